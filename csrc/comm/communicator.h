@@ -1,0 +1,58 @@
+// The live links of one epoch, as the policy above sees every engine.
+//
+// Owner: the group's current epoch, alone; retired to its destructor, which never blocks. Rank and size never
+// change. Failing the lifecycle is the one way to end it early: the engine subscribes to it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "comm/op_state.h"
+#include "rendezvous/rendezvous.h"
+
+namespace torchft_ext {
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;  // marks, cuts, hands over; never waits
+
+  // Any thread; never blocks. Operations of one communicator run in the order of issue, except send
+  // and recv, which hold up nothing and are held up by nothing. The state is completed when the engine is out of
+  // its buffers. Arguments have been checked. Once the lifecycle is over: completed with its failure, no buffer touched.
+  virtual void issue(std::shared_ptr<OpState> state, Operation operation) = 0;
+
+  // After the lifecycle failed: waits until no engine thread is inside a user buffer and every operation
+  // is completed. False: not by the deadline. Any thread but the engine's own, which gets true at once.
+  virtual bool drain(Deadline deadline) = 0;
+
+  // Says goodbye after everything issued has been sent, and ends the lifecycle. False: not by the deadline.
+  virtual bool leave(Deadline deadline) = 0;
+
+  virtual uint64_t bytesSent() const = 0;
+  virtual uint64_t bytesReceived() const = 0;
+};
+
+// Makes communicators. Owner: the process. Threads: any.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual const char* name() const = 0;
+  // Named counters for stats(): "links", "monitor_lines", "refused_connections", ...
+  virtual std::vector<std::pair<std::string, int64_t>> counters() const = 0;
+
+  // Where this process's members can be reached, for its record. Opens the listener at first use.
+  virtual std::variant<MemberRecord, Failure> describeSelf() = 0;
+
+  // One attempt to link up with the roster's members and to pass a barrier over the links; blocks until done, until
+  // the lifecycle is over, the deadline, or `superseded` returns true (polled about every 20 ms, on this thread): then
+  // std::monostate, and the attempt has left nothing behind.
+  virtual std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) = 0;
+};
+
+}  // namespace torchft_ext

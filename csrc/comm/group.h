@@ -1,0 +1,95 @@
+// One group's life through its epochs: the policy that every engine shares, written once.
+//
+// Owner: the c10d backend. Threads: every method from any thread at any time. No lock is held while
+// anything blocks. States: idle (no epoch yet), configuring, active, failed, shut down.
+//   configure  idle/active/failed -> configuring -> active | failed; one at a time, a second raises
+//   abort      in configuring: that attempt fails; active: the epoch fails; else nothing
+//   issue      active: runs; else: an operation that has already failed
+//   shutdown   final; configure after it raises
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/watchdog.h"
+
+namespace torchft_ext {
+
+struct GroupStats {
+  uint64_t epochs = 0;
+  uint64_t failed_configures = 0;
+  uint64_t operations = 0;
+  uint64_t failures[10] = {};  // by FailureKind
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  FailurePtr last_failure;
+  // Phases of the last configure, in order: end_previous, rendezvous, links, activate.
+  std::vector<std::pair<std::string, Duration>> last_configure;
+};
+
+// The calls of a group that has been shut down, or a second configure() at the same time.
+class GroupStateError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+class Group {
+ public:
+  Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog, Duration timeout);
+  ~Group();  // fails the epoch, cuts; does not wait
+
+  // Begins a new epoch. Null: success. Otherwise why not: the group is failed with it, and whole.
+  // Blocks until the deadline at most (the default timeout's, if timeout is nullopt); calls the wait hook.
+  FailurePtr configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank, int size,
+                       std::optional<Duration> timeout = std::nullopt);
+
+  // Idempotent. Releases every waiter at once, then waits until no engine thread is inside a user buffer (50 ms).
+  void abort(const std::string& why);
+  std::shared_ptr<OpState> issue(Operation operation);
+  // Says goodbye and ends the epoch. True: everything sent by the deadline.
+  bool shutdown(Deadline deadline);
+
+  FailurePtr errored() const;  // the current epoch's (or last configure's) failure
+  int64_t epoch() const;       // 0: none yet
+  int rank() const;            // of the last epoch that was active
+  int size() const;
+  Duration timeout() const;
+  void setTimeout(Duration timeout);  // of later operations and configures
+  GroupStats stats() const;
+  const std::string& name() const { return name_; }
+
+ private:
+  struct Epoch {
+    std::shared_ptr<Lifecycle> lifecycle;
+    std::shared_ptr<Communicator> communicator;
+    int64_t next_seq = 0;
+  };
+
+  FailurePtr beginEpoch(StoreThread& store, const std::string& prefix, int rank, int size, Deadline deadline);
+  void endCurrent(const std::string& why, Deadline deadline);
+  void drain(const std::shared_ptr<Communicator>& communicator, Deadline deadline);
+
+  const std::string name_;
+  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Watchdog> watchdog_;
+
+  mutable Mutex mutex_;
+  Mutex issue_mutex_;  // taken before mutex_: the order of sequence numbers is the order of issue
+  Epoch current_ GUARDED_BY(mutex_);
+  std::shared_ptr<Lifecycle> forming_ GUARDED_BY(mutex_);
+  FailurePtr failure_ GUARDED_BY(mutex_);
+  bool configuring_ GUARDED_BY(mutex_) = false;
+  bool shut_down_ GUARDED_BY(mutex_) = false;
+  int64_t epoch_ GUARDED_BY(mutex_) = 0;
+  int rank_ GUARDED_BY(mutex_) = 0;
+  int size_ GUARDED_BY(mutex_) = 1;
+  Duration timeout_ GUARDED_BY(mutex_);
+  GroupStats stats_ GUARDED_BY(mutex_);
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,60 @@
+// The state of one epoch and its first error. Small and shared: held by communicator, works,
+// watchdog and peer monitor, none of which holds another through it.
+//
+// States: forming -> active -> ended; forming or active -> failed. failed and ended are final.
+// Threads: any. Never blocks, never throws, takes no lock while it calls a subscriber.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "base/mutex.h"
+#include "torchft_ext/failure.h"
+
+namespace torchft_ext {
+
+struct EpochIdentity {
+  std::string group;
+  int64_t epoch = 0;
+  int rank = 0;
+  int size = 1;
+};
+
+class Lifecycle {
+ public:
+  enum class State { kForming, kActive, kFailed, kEnded };
+  using Subscription = uint64_t;
+  using OnFailed = std::function<void(const FailurePtr&)>;
+
+  explicit Lifecycle(EpochIdentity identity) : identity_(std::move(identity)) {}
+
+  const EpochIdentity& identity() const { return identity_; }
+  State state() const { return state_.load(std::memory_order_acquire); }
+  bool over() const { return state() >= State::kFailed; }
+  // Set at once with kFailed; null in every other state.
+  FailurePtr failure() const;
+
+  bool activate();           // forming -> active; false: it is already over
+  // The first failure wins and is kept, completed with this epoch's identity; subscribers are called on this thread.
+  // False: the epoch was already over; the failure is dropped.
+  bool fail(Failure failure);
+  bool end();                // a clean end (goodbye said); false: it had already failed
+
+  // Called once, on the failing thread; at once if it has failed already (then returns 0).
+  // unsubscribe() does not wait for a call that is under way: capture weak_ptrs.
+  Subscription subscribe(OnFailed on_failed);
+  void unsubscribe(Subscription id);
+
+ private:
+  const EpochIdentity identity_;
+  std::atomic<State> state_{State::kForming};  // written under mutex_
+  mutable Mutex mutex_;
+  FailurePtr failure_ GUARDED_BY(mutex_);
+  std::map<Subscription, OnFailed> subscribers_ GUARDED_BY(mutex_);
+  Subscription next_ GUARDED_BY(mutex_) = 1;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,67 @@
+// The completion of one operation, separate from its buffers: what a Work waits on.
+//
+// Owner: shared by the engine (until it completes it) and any number of Works. Completed exactly
+// once; later attempts are ignored. Completed only when the engine is out of the operation's buffers (promise 6),
+// or, past the grace after its deadline, by a waiter that gives up: then the buffers stay with the engine.
+// Threads: any. wait() is the only call that blocks.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "comm/lifecycle.h"
+#include "comm/operation.h"
+
+namespace torchft_ext {
+
+// Called by waits every 50 ms or so on the waiting thread, with no lock held. May throw (a pending
+// signal): the exception leaves the wait.
+using WaitHook = void (*)();
+void setWaitHook(WaitHook hook);  // nullptr: none
+WaitHook waitHook();
+
+class OpState {
+ public:
+  OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout);
+
+  OpKind kind() const { return kind_; }
+  int64_t seq() const { return seq_; }
+  Deadline deadline() const { return deadline_; }
+  Clock::time_point issuedAt() const { return issued_at_; }
+  Duration timeout() const { return timeout_; }
+  const std::shared_ptr<Lifecycle>& lifecycle() const { return lifecycle_; }
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  FailurePtr failure() const;      // null: not done, or success
+  int sourceRank() const { return source_rank_.load(std::memory_order_acquire); }
+  void setSourceRank(int rank) { source_rank_.store(rank, std::memory_order_release); }
+
+  // Null: success. The failure is completed with op, seq, elapsed and limit.
+  void complete(FailurePtr failure);
+  // True: done. Returns false at the deadline.
+  bool wait(Deadline deadline);
+  // Runs on the callback thread once done (also when done already). No order between callbacks of different operations.
+  void onDone(std::function<void()> callback);
+
+  // A failure as seen from this operation: the epoch's, with this operation's place filled in.
+  FailurePtr inPlace(const FailurePtr& epoch_failure) const;
+
+ private:
+  const std::shared_ptr<Lifecycle> lifecycle_;
+  const OpKind kind_;
+  const int64_t seq_;
+  const Duration timeout_;
+  const Clock::time_point issued_at_;
+  const Deadline deadline_;
+  std::atomic<bool> done_{false};  // written under mutex_
+  std::atomic<int> source_rank_{-1};
+  mutable Mutex mutex_;
+  CondVar changed_;
+  FailurePtr failure_ GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> callbacks_ GUARDED_BY(mutex_);
+};
+
+}  // namespace torchft_ext

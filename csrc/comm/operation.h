@@ -1,0 +1,55 @@
+// One operation as every engine sees it: a kind and buffers. No torch types below c10d/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/deadline.h"
+
+namespace torchft_ext {
+
+enum class OpKind : uint8_t {
+  kAllreduce, kBroadcast, kAllgather, kReduceScatter, kReduce, kGather, kScatter, kAlltoall, kSend, kRecv, kBarrier,
+};
+const char* toString(OpKind kind);  // torch's names: "allreduce", "reduce_scatter", ...
+
+enum class DType : uint8_t { kFloat, kDouble, kHalf, kBFloat16, kInt8, kInt16, kInt32, kInt64, kUint8, kBool };
+size_t itemSize(DType dtype);
+const char* toString(DType dtype);
+
+enum class ReduceKind : uint8_t { kSum, kAvg, kProduct, kMin, kMax };
+const char* toString(ReduceKind kind);
+
+struct Buffer {
+  uint8_t* data = nullptr;
+  size_t bytes = 0;
+};
+
+// Which buffers a kind has (W = world size; all contiguous; inputs are never written unless they are
+// also outputs; an input may be the same memory as an output only where "in place" stands):
+//   allreduce       outputs[0], in place
+//   broadcast       outputs[0], in place; the root's is the source
+//   allgather       inputs[0] -> outputs[W]; outputs[rank] may be the input; sizes may differ by rank
+//   reduce_scatter  inputs[W] -> outputs[0] = reduction of everyone's inputs[rank]; outputs[0] may be inputs[rank]
+//   reduce          inputs[0] -> root's outputs[0], which may be its input; others have no output
+//   gather          inputs[0] -> root's outputs[W]
+//   scatter         root's inputs[W] -> outputs[0]
+//   alltoall        inputs[W] -> outputs[W], inputs[i] goes to rank i; sizes may differ
+//   send / recv     inputs[0] to `peer` / outputs[0] from `peer` (recv: -1 any)
+//   barrier         none
+struct Operation {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kUint8;
+  ReduceKind reduce = ReduceKind::kSum;
+  int root = 0;
+  int peer = -1;
+  uint64_t tag = 0;
+  std::vector<Buffer> inputs;
+  std::vector<Buffer> outputs;
+  Duration timeout{0};                // its limit, counted from issue
+  std::shared_ptr<void> keep_alive;   // whatever owns the buffers; released after completion
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,40 @@
+// The CPU engine: one network thread, one listener and one peer monitor per process and address, shared by all groups.
+//
+// Owner: groups share it; the process-wide registry keeps it until processExit(). Threads: any.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/communicator.h"
+#include "host/schedule.h"
+#include "net/event_loop.h"
+#include "net/listener.h"
+
+namespace torchft_ext {
+
+struct HostEngineOptions {
+  SocketAddress bind_address;  // where to listen and what to publish; the port is ignored
+  PortRange ports;
+  Duration heartbeat_limit = std::chrono::seconds(5);  // 0: off
+  ScheduleTuning tuning;
+
+  std::string key() const;  // equal: may share one engine
+};
+
+std::string hostName();  // for records and messages
+
+// The engine for these options; made at first use. Failure: no port, no thread.
+std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOptions& options);
+// A separate one, for tests that play several processes in one. incarnation: drawn anew for it.
+std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(const HostEngineOptions& options);
+// Ends threads of all engines, by the deadline. After it hostEngine() starts afresh.
+bool stopHostEngines(Deadline deadline);
+
+struct HostEngineStats {
+  int links = 0;
+  Listener::Counts listener;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,14 @@
+// Element-wise reductions on spans of memory, by ATen's vectorised kernels. Single-threaded (they run on the
+// loop thread; ATen's own thread pool is not entered). bool: SUM, MAX = or; PRODUCT, MIN = and.
+#pragma once
+
+#include "comm/operation.h"
+
+namespace torchft_ext {
+
+// into = into (op) from; kAvg adds. bytes is a multiple of the item size.
+void reduceInto(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype, ReduceKind op);
+// data = data / divisor; integers truncate towards zero. kBool is refused above.
+void divideBy(uint8_t* data, size_t bytes, DType dtype, int divisor);
+
+}  // namespace torchft_ext

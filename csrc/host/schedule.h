@@ -1,0 +1,54 @@
+// What one rank does in one collective: steps with dependencies. Pure data made by pure functions, so that
+// every algorithm is tested without a socket, over every world size.
+//
+// Rules. Sends to one peer go out in list order; receives from one peer are matched in list order; the frames of
+// one pair match one to one, with the same bytes. A step begins when the steps in `after` are done: a send is
+// done when the kernel has its bytes, a receive when its bytes are placed (and reduced). No step with zero bytes.
+// Results are bit-identical on all ranks: each element is reduced in one fixed order by one owner, or by
+// commutative pairwise exchange.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/operation.h"
+
+namespace torchft_ext {
+
+struct Step {
+  enum class Kind : uint8_t {
+    kSend,        // data -> peer
+    kRecv,        // peer -> data
+    kRecvReduce,  // peer -> staging, then data = data (op) staging
+    kCopy,        // from -> data
+    kReduce,      // data = data (op) from
+    kAverage,     // data = data / world size
+  };
+  Kind kind = Kind::kCopy;
+  int peer = -1;
+  uint8_t* data = nullptr;
+  const uint8_t* from = nullptr;
+  size_t bytes = 0;
+  std::array<int32_t, 3> after{-1, -1, -1};  // indices of earlier steps
+};
+
+struct Schedule {
+  std::vector<Step> steps;
+  std::vector<std::unique_ptr<uint8_t[]>> scratch;  // lives as long as the schedule
+};
+
+struct ScheduleTuning {
+  size_t chunk_bytes = 512 * 1024;       // of pipelined steps
+  size_t small_allreduce_bytes = 32 * 1024;  // up to here: logarithmic steps
+  int direct_world = 8;                  // up to here: owner-direct; above: ring
+};
+
+// For every kind but send and recv.
+Schedule makeSchedule(const Operation& operation, int rank, int size, const ScheduleTuning& tuning);
+// Equal on all ranks that issued the same operation: kind, dtype, reduction, root and total bytes where the
+// kind fixes them. Sent with every frame, so that desynchronised ranks get an error instead of a wrong sum.
+uint64_t signatureOf(const Operation& operation, int rank, int size);
+
+}  // namespace torchft_ext

@@ -1,0 +1,42 @@
+// Runs schedules over the collective lanes, one after the other, in issue order.
+//
+// Loop thread only. Owner: the host communicator. Frames that arrive ahead of their operation wait in the link (it is
+// not read). A frame of another operation than the one that is due (seq, signature, step or length differ) fails the epoch with
+// kMismatch. cancelAll() leaves every buffer untouched from then on and completes nothing: it returns what was pending.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/op_state.h"
+#include "host/link.h"
+#include "host/schedule.h"
+
+namespace torchft_ext {
+
+class ScheduleRunner {
+ public:
+  struct Callbacks {
+    std::function<void(Failure)> failed;             // a mismatch; the runner does nothing more
+    std::function<void(int peer, const std::string& why, bool clean)> broken;  // a link's end
+    std::function<void(int peer)> left;              // kGoodbye on this lane
+  };
+
+  // links: by rank, null at own rank; borrowed, they outlive the runner.
+  ScheduleRunner(EventLoop& loop, int rank, int size, std::vector<Link*> links, ScheduleTuning tuning, Callbacks callbacks);
+  ~ScheduleRunner();
+
+  // Collective number n of the epoch has index n on every rank.
+  void add(std::shared_ptr<OpState> state, Operation operation);
+  bool idle() const;
+  bool needs(int peer) const;  // a pending operation still waits for bytes from this peer
+  std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace torchft_ext

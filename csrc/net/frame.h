@@ -1,0 +1,90 @@
+// The wire format: little-endian, a fixed header of 40 bytes, then `length` bytes of payload.
+//
+//   0 magic u32 | 4 version u16 | 6 type u16 | 8 length u64 | 16 seq u64 | 24 tag u64 | 32 aux u64
+//
+// The meaning of seq, tag and aux depends on the type. Parsing is total: any bytes give a header or
+// a reason why not, nothing is allocated from a length that was not bounded first.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace torchft_ext {
+
+inline constexpr uint32_t kFrameMagic = 0x54465831;  // "1XFT"
+inline constexpr uint16_t kWireVersion = 1;
+inline constexpr size_t kFrameHeaderBytes = 40;
+
+enum class FrameType : uint16_t {
+  kHello = 1,      // connector -> acceptor, first frame of a connection
+  kWelcome = 2,    // acceptor -> connector, its answer
+  kRefused = 3,    // acceptor -> connector: not admitted; payload: a reason (text, bounded)
+  kData = 10,      // part of a collective: seq = operation, tag = its signature, aux = step
+  kAnnounce = 11,  // a send is waiting: seq = its number, tag = user's tag, aux = bytes
+  kClear = 12,     // the matching recv is posted: seq = the announced number
+  kMessage = 13,   // the send's bytes: seq = the announced number
+  kBarrier = 14,   // forming an epoch: this end's links are up
+  kFailed = 20,    // the epoch failed: payload: encoded Failure
+  kGoodbye = 21,   // this process leaves; everything it had to send has been sent
+  kBeat = 30,      // liveness line: alive
+};
+
+struct FrameHeader {
+  FrameType type = FrameType::kHello;
+  uint64_t length = 0;
+  uint64_t seq = 0;
+  uint64_t tag = 0;
+  uint64_t aux = 0;
+};
+
+using FrameBytes = std::array<uint8_t, kFrameHeaderBytes>;
+FrameBytes encodeHeader(const FrameHeader& header);
+// Refuses a wrong magic or version and an unknown type; *why says which, with what was found.
+std::optional<FrameHeader> decodeHeader(const FrameBytes& bytes, std::string* why);
+// The longest payload a type may have; kData and kMessage: no bound here, the receiver compares the
+// length with what it expects before it reads a byte.
+uint64_t longestPayload(FrameType type);
+
+// Payload fields: integers little-endian, strings and byte runs with a u32 length in front.
+class ByteWriter {
+ public:
+  void u8(uint8_t value);
+  void u16(uint16_t value);
+  void u32(uint32_t value);
+  void u64(uint64_t value);
+  void i64(int64_t value) { u64(static_cast<uint64_t>(value)); }
+  void text(std::string_view value);
+  void raw(std::span<const uint8_t> bytes);  // no length in front
+  std::string take() { return std::move(out_); }
+
+ private:
+  std::string out_;
+};
+
+// Reads what ByteWriter wrote. After the first read past the end everything returns zero or empty
+// and ok() is false: check once, at the end.
+class ByteReader {
+ public:
+  explicit ByteReader(std::string_view bytes) : rest_(bytes) {}
+  uint8_t u8();
+  uint16_t u16();
+  uint32_t u32();
+  uint64_t u64();
+  int64_t i64() { return static_cast<int64_t>(u64()); }
+  std::string text(size_t longest);
+  void raw(std::span<uint8_t> into);
+  bool ok() const { return ok_; }
+  bool atEnd() const { return ok_ && rest_.empty(); }
+
+ private:
+  std::string_view takeBytes(size_t count);
+  std::string_view rest_;
+  bool ok_ = true;
+};
+
+}  // namespace torchft_ext

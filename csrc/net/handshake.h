@@ -1,0 +1,44 @@
+// Who a connection belongs to, and the proof that it may. The connector says hello; the acceptor
+// looks the nonce up, compares the secret and answers. Used by listener and connector only.
+//
+// A member of an epoch is (nonce, rank, incarnation); a pair of members may have several lanes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/identity.h"
+
+namespace torchft_ext {
+
+struct Hello {
+  Nonce nonce;
+  Identity<struct ConnectorHalf> proof;
+  Incarnation from;
+  Incarnation to;  // a port may have been taken over by another process: refused then
+  int32_t rank = -1;
+  uint8_t lane = 0;
+};
+std::string encodeHello(const Hello& hello);                   // a whole frame
+std::optional<Hello> decodeHello(std::string_view payload);    // nullopt: malformed
+
+struct Welcome {
+  Identity<struct AcceptorHalf> proof;
+  Incarnation from;
+};
+std::string encodeWelcome(const Welcome& welcome);             // a whole frame
+std::optional<Welcome> decodeWelcome(std::string_view payload);
+
+// A refusal that will not change (wrong secret, wrong process) ends the attempt to connect; one that
+// may (the epoch is unknown here: behind or ahead) does not.
+enum class RefusalCode : uint8_t { kUnknownEpoch = 1, kWrongSecret = 2, kWrongProcess = 3, kDuplicate = 4 };
+struct Refusal {
+  RefusalCode code;
+  std::string reason;  // at most 200 bytes
+};
+std::string encodeRefusal(const Refusal& refusal);             // a whole frame
+std::optional<Refusal> decodeRefusal(std::string_view payload);
+
+}  // namespace torchft_ext

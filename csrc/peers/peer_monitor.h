@@ -1,0 +1,78 @@
+// Learns within milliseconds that another process died or froze, and fails the epochs it was in.
+// One per process, however many groups; deaths are keyed by incarnation.
+//
+// A killed process closes its ordinary sockets only after the kernel has freed its memory. So the liveness lines
+// live in the private descriptor tables of two threads, `ft-monitor` and `ft-witness`: whichever of the two ends first
+// closes its lines at once. Main lines go to every member of an epoch, witness lines to its two ring neighbours; the engine's own
+// failure frames carry the news on.
+//
+// Threads: any, never blocking (posts to the monitor's loop). Owner: the process.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/identity.h"
+#include "net/socket_address.h"
+#include "torchft_ext/failure.h"
+
+namespace torchft_ext {
+
+// A member of an epoch as the monitor needs it.
+struct MonitoredPeer {
+  int rank = -1;
+  Incarnation incarnation;
+  std::string host;
+  int64_t pid = -1;
+  std::vector<SocketAddress> line_addresses;  // [main, witness]; empty: it has no monitor, it is not watched
+};
+
+struct MonitorOptions {
+  SocketAddress bind_address;  // ip to listen on; the port is ignored
+  PortRange ports;
+  // A peer that has not been heard of for so long counts as frozen. 0: heartbeats are off (debuggers).
+  Duration heartbeat_limit = std::chrono::seconds(5);
+  std::string host;  // this host's name, to know which peers' /proc can be read
+};
+
+struct MonitorStats {
+  bool private_tables = false;
+  bool realtime = false;
+  int lines = 0;
+  int watches = 0;
+  uint64_t deaths = 0;
+  uint64_t freezes = 0;
+  uint64_t lost_links = 0;
+};
+
+class PeerMonitor {
+ public:
+  // Called at most once, on the monitor's thread, with kind and cause set: kPeerLost or kLinkLost. Must not block.
+  using OnFailure = std::function<void(Failure)>;
+  // Watching ends when this is destroyed (any thread; a call under way may still finish: capture weak_ptrs).
+  class Watch {
+   public:
+    virtual ~Watch() = default;
+    virtual void peerLeft(int rank) = 0;  // it said goodbye: its end is no death
+  };
+
+  // nullptr and *error when no listener can be opened.
+  static std::shared_ptr<PeerMonitor> start(const MonitorOptions& options, std::string* error);
+  virtual ~PeerMonitor() = default;
+
+  virtual std::vector<SocketAddress> lineAddresses() const = 0;  // for this process's record
+  // An epoch begins: lines to its members are made where they do not stand yet; a member with a tombstone
+  // fails it at once. The secret admits the lines between its members. nonce: identifies the epoch on the wire.
+  virtual std::unique_ptr<Watch> watch(const Nonce& nonce, const EpochSecret& secret, int self_rank,
+                                       std::vector<MonitoredPeer> peers, OnFailure on_failure) = 0;
+  virtual MonitorStats stats() const = 0;
+  // Tells all peers that this process leaves, then ends both threads. False: not by the deadline.
+  virtual bool stop(Deadline deadline) = 0;
+};
+
+}  // namespace torchft_ext

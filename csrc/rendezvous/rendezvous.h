@@ -1,0 +1,81 @@
+// How the members of an attempt find each other: the protocol over the store, and nothing else.
+//
+// Rank r writes P/r = its record (with a fresh token). Rank 0 awaits all records and writes P/go/<r>
+// = {r's token, nonce, secret, all records}. r ignores a `go` with another token. While a member waits
+// it looks at its own record: one of another incarnation there means a duplicate rank. Rank 0 does so
+// too, and reissues under a new nonce when a record changed after it had been read (a member that tried again),
+// until every link is up: see RendezvousHost.
+// Threads: the caller's, which blocks until the deadline at most. Cancelled by the predicate.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/identity.h"
+#include "net/socket_address.h"
+#include "rendezvous/store_thread.h"
+#include "torchft_ext/failure.h"
+
+namespace torchft_ext {
+
+// What a member tells the others about itself.
+struct MemberRecord {
+  Incarnation incarnation;
+  Token token;
+  std::string host;  // for error messages
+  int64_t pid = -1;
+  std::vector<SocketAddress> addresses;       // of its listener, tried in turn
+  std::vector<SocketAddress> line_addresses;  // of its peer monitor; may be empty
+};
+std::string encodeRecord(const MemberRecord& record);
+std::optional<MemberRecord> decodeRecord(std::string_view bytes);
+
+// What everyone knows once an attempt has formed.
+struct Roster {
+  Nonce nonce;
+  EpochSecret secret;
+  std::vector<MemberRecord> members;  // by rank
+};
+std::string encodeGo(const Token& token, const Roster& roster);
+struct Go {
+  Token token;
+  Roster roster;
+};
+std::optional<Go> decodeGo(std::string_view bytes);
+
+// One rank's part in an attempt at P. Not thread-safe: used by the thread that runs configure.
+class Rendezvous {
+ public:
+  Rendezvous(std::shared_ptr<StoreThread> store, std::string prefix, int rank, int size, MemberRecord self,
+             Deadline deadline, Cancelled cancelled);
+
+  // Publishes the record and waits for the roster. Returns a Failure (kTimeout naming the missing ranks as far as
+  // rank 0 can see them, kStoreLost, kRendezvous for a duplicate rank or a malformed record, kAborted when
+  // cancelled) without group, epoch, op: the caller fills those in.
+  std::variant<Roster, Failure> enter();
+  // While links are being made: has the attempt been superseded? Rank 0: a member's record changed,
+  // so a new roster was issued. Others: a newer `go` with our token is there. nullopt: no change.
+  // Call it every few tens of milliseconds at most: each call is one store round trip.
+  std::variant<std::monostate, Roster, Failure> refresh();
+  // The epoch is up: rank 0 deletes the attempt's keys later, in the background.
+  void succeeded();
+
+ private:
+  std::variant<Roster, Failure> lead();
+  std::variant<Roster, Failure> follow();
+  std::string key(int rank) const;
+  std::string goKey(int rank) const;
+
+  const std::shared_ptr<StoreThread> store_;
+  const std::string prefix_;
+  const int rank_;
+  const int size_;
+  const MemberRecord self_;
+  const Deadline deadline_;
+  const Cancelled cancelled_;
+  Roster current_;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,34 @@
+// A key-value store as rendezvous needs it: few, small, bounded calls. The c10d one is in
+// c10d/store_adapter; tests use an in-memory one that counts calls and bytes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace torchft_ext {
+
+// The server cannot be reached or broke its protocol.
+class StoreError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Called by the store thread only. A call may block for as long as the server is stuck: that is why it has a
+// thread of its own. Each throws StoreError.
+class StoreClient {
+ public:
+  virtual ~StoreClient() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  // The values, or nullopt while any key is missing. One round trip or two.
+  virtual std::optional<std::vector<std::string>> getAll(const std::vector<std::string>& keys) = 0;
+  virtual void remove(const std::string& key) = 0;
+};
+
+// Makes a client of its own when called, on the store thread. Throws StoreError.
+using StoreFactory = std::function<std::unique_ptr<StoreClient>()>;
+
+}  // namespace torchft_ext
