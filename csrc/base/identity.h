@@ -13,13 +13,19 @@ namespace torchft_ext {
 // Fills from getrandom(2); throws std::system_error if the kernel has none.
 std::array<uint8_t, 16> randomBytes16();
 
+std::string hexOf(const std::array<uint8_t, 16>& bytes);                     // 32 lower-case digits
+std::optional<std::array<uint8_t, 16>> bytesFromHex(std::string_view text);  // nullopt if malformed
+
 template <typename Tag>
 struct Identity {
   std::array<uint8_t, 16> bytes{};
 
   static Identity random() { return Identity{randomBytes16()}; }
-  std::string hex() const;                                     // 32 lower-case digits
-  static std::optional<Identity> fromHex(std::string_view text);  // nullopt if malformed
+  std::string hex() const { return hexOf(bytes); }
+  static std::optional<Identity> fromHex(std::string_view text) {
+    const auto parsed = bytesFromHex(text);
+    return parsed ? std::optional<Identity>(Identity{*parsed}) : std::nullopt;
+  }
   bool isZero() const { return bytes == std::array<uint8_t, 16>{}; }
 
   friend bool operator==(const Identity&, const Identity&) = default;

@@ -8,8 +8,11 @@
 
 namespace torchft_ext {
 
+// Any thread, never blocks. After stopCallbackThread() the callback is dropped. What it throws is logged.
 void runOnCallbackThread(std::function<void()> callback);
 bool onCallbackThread();
-bool stopCallbackThread(Deadline deadline);  // at exit
+// At exit, for good: what is queued still runs. False: a callback had not returned by the deadline (at once if it is
+// the caller).
+bool stopCallbackThread(Deadline deadline);
 
 }  // namespace torchft_ext

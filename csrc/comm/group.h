@@ -8,6 +8,7 @@
 //   shutdown   final; configure after it raises
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -24,7 +25,7 @@ struct GroupStats {
   uint64_t epochs = 0;
   uint64_t failed_configures = 0;
   uint64_t operations = 0;
-  uint64_t failures[10] = {};  // by FailureKind
+  std::array<uint64_t, 10> failures{};  // by FailureKind
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   FailurePtr last_failure;
@@ -70,13 +71,30 @@ class Group {
     int64_t next_seq = 0;
   };
 
-  FailurePtr beginEpoch(StoreThread& store, const std::string& prefix, int rank, int size, Deadline deadline);
+  struct FailureCounts;
+  // What one configure() works with.
+  struct Attempt {
+    std::shared_ptr<StoreThread> store;
+    const std::string& prefix;
+    int rank;
+    int size;
+    Deadline deadline;
+    std::shared_ptr<Lifecycle> lifecycle;
+    std::vector<std::pair<std::string, Duration>> phases{};
+  };
+
+  std::variant<std::shared_ptr<Communicator>, Failure> beginEpoch(Attempt& attempt);
+  static bool lookForSuccessor(Rendezvous& rendezvous, std::variant<std::monostate, Roster, Failure>& refreshed);
+  FailurePtr configureFailed(const std::shared_ptr<Lifecycle>& lifecycle, Failure failure);
+  FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   void endCurrent(const std::string& why, Deadline deadline);
-  void drain(const std::shared_ptr<Communicator>& communicator, Deadline deadline);
+  void drain(Communicator& communicator, Deadline deadline);
+  FailurePtr whyNoEpoch() const REQUIRES(mutex_);
 
   const std::string name_;
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Watchdog> watchdog_;
+  const std::shared_ptr<FailureCounts> failure_counts_;
 
   mutable Mutex mutex_;
   Mutex issue_mutex_;  // taken before mutex_: the order of sequence numbers is the order of issue

@@ -46,6 +46,7 @@ struct Operation {
   int root = 0;
   int peer = -1;
   uint64_t tag = 0;
+  int64_t epoch = -1;  // the epoch whose rank and size the buffers are laid out for; in another one it fails. -1: any
   std::vector<Buffer> inputs;
   std::vector<Buffer> outputs;
   Duration timeout{0};                // its limit, counted from issue

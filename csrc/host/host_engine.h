@@ -4,13 +4,12 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
+#include <variant>
 
 #include "comm/communicator.h"
 #include "host/schedule.h"
-#include "net/event_loop.h"
-#include "net/listener.h"
+#include "net/socket_address.h"
 
 namespace torchft_ext {
 
@@ -31,10 +30,5 @@ std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOption
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(const HostEngineOptions& options);
 // Ends threads of all engines, by the deadline. After it hostEngine() starts afresh.
 bool stopHostEngines(Deadline deadline);
-
-struct HostEngineStats {
-  int links = 0;
-  Listener::Counts listener;
-};
 
 }  // namespace torchft_ext

@@ -1,41 +1,38 @@
-// All links of one epoch: two lanes to each other member. Lane kCollective carries kData and stops being read while
-// no operation wants its frames; lane kControl is always read and carries messages, failures and goodbyes.
+// Makes the links of one epoch: two lanes to each other member. Lane kCollective carries kData and stops
+// being read while no operation wants its frames; lane kControl is always read and carries messages, failures and
+// goodbyes, so that no news ever waits behind data.
 //
-// Loop thread only. Owner: the host communicator, or the attempt that forms it.
+// A member connects to every lower rank and admits every higher one. Loop thread only. Owner: the epoch that forms. It
+// never blocks; no callback runs after its destruction, which forgets the nonce at the listener.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "host/link.h"
 #include "net/connector.h"
 #include "net/listener.h"
 #include "rendezvous/rendezvous.h"
 
 namespace torchft_ext {
 
-enum Lane : int { kCollective = 0, kControl = 1, kLanes = 2 };
+enum Lane : int { kCollective = 0, kControl = 1 };
+inline constexpr int kLanes = 2;
 
-// Connects to every lower rank, admits every higher one; done when all lanes stand.
-class MeshBuilder {
+class Mesh {
  public:
-  using Sockets = std::vector<std::array<UniqueFd, kLanes>>;  // by rank; own rank: invalid
-  struct Result {
-    Sockets sockets;
-    std::string error;       // empty: all lanes stand
-    int culprit = -1;        // the rank that could not be reached
-    bool timed_out = false;
+  struct Callbacks {
+    std::function<void(int rank, Lane lane, UniqueFd fd)> arrived;
+    // A lane cannot be made: refused for good, or not by the deadline. May be called for several.
+    std::function<void(int rank, const std::string& why, bool timed_out)> failed;
   };
-  using Callback = std::function<void(Result)>;  // once, on the loop; never after destruction
 
-  MeshBuilder(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& roster, int rank,
-              Deadline deadline, Callback callback);
-  ~MeshBuilder();  // forgets the nonce at the listener, drops half-made connections
-
-  std::vector<int> missing() const;  // ranks of which a lane is not up yet
+  Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& roster, int rank,
+       Deadline deadline, Callbacks callbacks);
+  ~Mesh();
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
 
  private:
   struct Impl;

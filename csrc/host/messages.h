@@ -1,7 +1,8 @@
 // send and recv over the control lanes. A send is announced; when the matching recv is posted the
-// receiver clears it, and only then do the bytes travel, straight into the recv's buffer. So an outstanding send
-// or recv holds up nothing. Matching is per (peer, tag) in order of issue; recv from any takes the announcement
-// that arrived first. A send of another size than the recv's fails the epoch with kMismatch, naming both.
+// receiver clears it, and only then do the bytes travel, straight into the recv's buffer. So an
+// outstanding send or recv holds up nothing. Matching is per (peer, tag) in order of issue; recv
+// from any takes the announcement that arrived first. A send of another size than the recv's fails
+// the epoch with kMismatch, naming both.
 //
 // Loop thread only. Owner: the host communicator, which feeds it the frames of its types.
 #pragma once
@@ -18,17 +19,18 @@ namespace torchft_ext {
 class Messages {
  public:
   // links: control lanes by rank, null at own rank; borrowed. A send to oneself is matched locally.
-  Messages(int rank, std::vector<Link*> links, std::function<void(Failure)> failed);
+  Messages(int rank, const std::vector<Link*>& links, std::function<void(Failure)> failed);
   ~Messages();
 
   void send(std::shared_ptr<OpState> state, Operation operation);
   void recv(std::shared_ptr<OpState> state, Operation operation);
   Receipt onHeader(int peer, const FrameHeader& header);  // kAnnounce, kClear, kMessage
   void onFrame(int peer, const FrameHeader& header);
-  void onText(int peer, const FrameHeader& header);       // kAnnounce and kClear have no payload
+  void onText(int peer, const FrameHeader& header);  // kAnnounce and kClear have no payload
 
   bool idle() const;
-  bool needs(int peer) const;  // a pending send or recv (a recv from any, if it is the last peer left) waits for this peer
+  bool needs(int peer) const;  // a pending send or recv (a recv from any, if it is the last peer
+                               // left) waits for this peer
   void peerLeft(int peer);
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
 

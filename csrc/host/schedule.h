@@ -1,16 +1,17 @@
-// What one rank does in one collective: steps with dependencies. Pure data made by pure functions, so that
-// every algorithm is tested without a socket, over every world size.
+// What one rank does in one collective: steps with dependencies. Pure data made by pure functions,
+// so that every algorithm is tested without a socket, over every world size.
 //
-// Rules. Sends to one peer go out in list order; receives from one peer are matched in list order; the frames of
-// one pair match one to one, with the same bytes. A step begins when the steps in `after` are done: a send is
-// done when the kernel has its bytes, a receive when its bytes are placed (and reduced). No step with zero bytes.
-// Results are bit-identical on all ranks: each element is reduced in one fixed order by one owner, or by
-// commutative pairwise exchange.
+// Rules. Sends to one peer go out in list order; receives from one peer are matched in list order;
+// the frames of one pair match one to one, with the same bytes. A step begins when the steps in
+// `after` are done: a send is done when the kernel has its bytes, a receive when its bytes are
+// placed (and reduced). No step with zero bytes. Results are bit-identical on all ranks: each
+// element is reduced in one fixed order by one owner, or by commutative pairwise exchange.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/operation.h"
@@ -40,15 +41,18 @@ struct Schedule {
 };
 
 struct ScheduleTuning {
-  size_t chunk_bytes = 512 * 1024;       // of pipelined steps
+  size_t chunk_bytes = 512 * 1024;           // of pipelined steps
   size_t small_allreduce_bytes = 32 * 1024;  // up to here: logarithmic steps
-  int direct_world = 8;                  // up to here: owner-direct; above: ring
+  int direct_world = 8;                      // up to here: owner-direct; above: ring
 };
 
 // For every kind but send and recv.
 Schedule makeSchedule(const Operation& operation, int rank, int size, const ScheduleTuning& tuning);
-// Equal on all ranks that issued the same operation: kind, dtype, reduction, root and total bytes where the
-// kind fixes them. Sent with every frame, so that desynchronised ranks get an error instead of a wrong sum.
-uint64_t signatureOf(const Operation& operation, int rank, int size);
+// Equal on all ranks that issued the same operation: kind, dtype, reduction, root and total bytes
+// where the kind fixes them. Sent with every frame, so that desynchronised ranks get an error
+// instead of a wrong sum.
+uint64_t signatureOf(const Operation& operation);
+// What another rank's signature says: "allreduce (sum) of float32". Total: any bits give a text.
+std::string describeSignature(uint64_t signature);
 
 }  // namespace torchft_ext

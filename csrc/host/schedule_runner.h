@@ -1,8 +1,9 @@
 // Runs schedules over the collective lanes, one after the other, in issue order.
 //
-// Loop thread only. Owner: the host communicator. Frames that arrive ahead of their operation wait in the link (it is
-// not read). A frame of another operation than the one that is due (seq, signature, step or length differ) fails the epoch with
-// kMismatch. cancelAll() leaves every buffer untouched from then on and completes nothing: it returns what was pending.
+// Loop thread only. Owner: the host communicator. Frames that arrive ahead of their operation wait
+// in the link (it is not read). A frame of another operation than the one that is due (seq,
+// signature, step or length differ) fails the epoch with kMismatch. cancelAll() leaves every buffer
+// untouched from then on and completes nothing: it returns what was pending.
 #pragma once
 
 #include <deque>
@@ -19,13 +20,14 @@ namespace torchft_ext {
 class ScheduleRunner {
  public:
   struct Callbacks {
-    std::function<void(Failure)> failed;             // a mismatch; the runner does nothing more
+    std::function<void(Failure)> failed;  // a mismatch; the runner does nothing more
     std::function<void(int peer, const std::string& why, bool clean)> broken;  // a link's end
-    std::function<void(int peer)> left;              // kGoodbye on this lane
+    std::function<void(int peer)> left;  // kGoodbye on this lane
   };
 
   // links: by rank, null at own rank; borrowed, they outlive the runner.
-  ScheduleRunner(EventLoop& loop, int rank, int size, std::vector<Link*> links, ScheduleTuning tuning, Callbacks callbacks);
+  ScheduleRunner(EventLoop& loop, int rank, int size, std::vector<Link*> links,
+                 ScheduleTuning tuning, Callbacks callbacks);
   ~ScheduleRunner();
 
   // Collective number n of the epoch has index n on every rank.

@@ -1,10 +1,15 @@
 // Makes one connection and its handshake; tries again while the peer may yet come up.
 //
-// Loop thread only. The callback runs exactly once, on the loop, unless the Connector is destroyed first:
-// then never. Retries after 1, 2, 4 ... 50 ms on "connection refused", reset, and kUnknownEpoch, until the
-// deadline; gives up at once on a wrong secret, wrong process or wire version.
+// Owner: whoever waits for the connection; must not outlive the loop. Loop thread only (destroyed
+// elsewhere, a callback may be under way meanwhile). The callback runs exactly once, on the loop,
+// never from inside the constructor, unless the Connector is destroyed first: then never. It may
+// destroy the Connector. Retries after 1, 2, 4 ... 50 ms on "connection refused", reset, and
+// kUnknownEpoch, until the deadline; gives an address up at once on a wrong secret, wrong process
+// or wire version, and fails when no address is left. It never blocks and reads nothing beyond the
+// handshake.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,14 +30,20 @@ class Connector {
   };
   using Callback = std::function<void(Result)>;
 
-  // Addresses are tried in turn. expected is what the acceptor must answer.
-  Connector(EventLoop& loop, std::vector<SocketAddress> addresses, Hello hello, Welcome expected,
-            Deadline deadline, Callback callback);
+  // Addresses are tried in turn; where there are several, each for a bounded time. expected is what
+  // the acceptor must answer.
+  Connector(EventLoop& loop, const std::vector<SocketAddress>& addresses, Hello hello,
+            Welcome expected, Deadline deadline, Callback callback);
   ~Connector();
+  Connector(const Connector&) = delete;
+  Connector& operator=(const Connector&) = delete;
 
  private:
   struct Impl;
-  std::shared_ptr<Impl> impl_;
+  EventLoop& loop_;
+  std::shared_ptr<std::atomic<bool>> cancelled_;
+  std::weak_ptr<Impl>
+      impl_;  // the loop's handlers own it: its descriptor is always closed by the loop's thread
 };
 
 }  // namespace torchft_ext

@@ -1,32 +1,32 @@
 // One thread that waits for many descriptors (epoll), timers and posted tasks.
 //
-// Owner: whoever constructs it; the destructor stops and joins (a second at most, then the thread is
-// abandoned and logged). Threads: post(), runOnLoop(), inLoop(), wake-ups from any thread; everything marked
-// "loop" only on the loop's own thread (asserted). Handlers must not block and must not throw; an exception
-// from one is logged as an error. After stop(): post() returns false, runOnLoop() returns false.
-// Order in one turn: descriptors, then timers, then tasks posted before the turn began. So what a
-// peer sent before a deadline passed is read before the deadline is judged.
+// Owner: whoever constructs it; the destructor stops and joins (a second at most, then the thread
+// is abandoned and logged). Threads: post(), runOnLoop(), inLoop(), wake-ups from any thread;
+// everything marked "loop" only on the loop's own thread (asserted). Handlers must not block and
+// must not throw; an exception from one is logged as an error. After stop(): post() returns false,
+// runOnLoop() returns false; tasks whose post() returned true still run, then handlers and timers
+// are destroyed, all on the loop's thread. In a forked child the loop counts as stopped. Order in
+// one turn: descriptors, then timers that were due when the turn began, then the tasks posted so
+// far. So what a peer sent before a deadline passed is read before the deadline is judged.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 
-#include "base/mutex.h"
+#include "base/deadline.h"
 #include "base/threads.h"
 #include "base/unique_fd.h"
 
 namespace torchft_ext {
 
 struct LoopTraits {
-  // The thread has a descriptor table of its own (Linux 5.9 close_range, else unshare(CLONE_FILES)), which the
-  // kernel closes as soon as the thread ends, before it frees the process's memory. Every descriptor that
-  // is made on the loop is then known to the loop's thread alone, and must be closed there.
+  // The thread has a descriptor table of its own (Linux 5.9 close_range, else
+  // unshare(CLONE_FILES)), which the kernel closes as soon as the thread ends, before it frees the
+  // process's memory. Every descriptor that is made on the loop is then known to the loop's thread
+  // alone, and must be closed there. Never granted in builds for ThreadSanitizer, which knows a
+  // descriptor by its number alone and would see races between two tables.
   bool private_table = false;
   // SCHED_FIFO at the lowest priority where allowed; goes on without where not.
   bool realtime = false;
@@ -38,6 +38,8 @@ class EventLoop {
   using IoHandler = std::function<void(uint32_t epoll_events)>;
   using TimerId = uint64_t;  // 0 is never a valid id
 
+  // Returns when the thread is ready. Throws std::system_error if the kernel has no thread or
+  // descriptor left.
   explicit EventLoop(std::string name, LoopTraits traits = {});
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
@@ -52,10 +54,14 @@ class EventLoop {
   // Runs the task on the loop and waits for it; runs it at once when called on the loop. False: not
   // run or not finished by the deadline (it may still run later: capture by shared_ptr).
   bool runOnLoop(Task task, Deadline deadline);
+  // False: a handler had not returned by the deadline (or this is the loop's own thread); the loop
+  // ends when it has.
   bool stop(Deadline deadline);
 
   // Loop. A descriptor is watched by one handler; the caller keeps it open until unwatch(). After
   // unwatch() returns the handler is not called again, even if an event was already fetched.
+  // watch() throws std::system_error if the kernel refuses; watching a watched number again
+  // replaces the handler.
   void watch(int fd, uint32_t epoll_events, IoHandler handler);
   void modify(int fd, uint32_t epoll_events);
   void unwatch(int fd);
@@ -65,36 +71,14 @@ class EventLoop {
   void cancel(TimerId id);
 
  private:
-  struct Watch {
-    uint64_t generation = 0;
-    std::shared_ptr<IoHandler> handler;
-  };
+  struct Core;
+  bool onOwnLoop() const;
 
-  void prepareThread();
-  void run();
-  void handleEvents(int timeout_ms);
-  void runDueTimers();
-  void runPostedTasks();
-  int nextTimeoutMs();
-
-  const LoopTraits traits_;
-  UniqueFd wake_;  // eventfd; made in the shared table, kept open in the private one
-  std::atomic<bool> has_private_table_{false};  // written once by the loop's thread
-  std::atomic<bool> is_realtime_{false};
-
-  Mutex mutex_;
-  std::deque<Task> tasks_ GUARDED_BY(mutex_);
-  bool stopping_ GUARDED_BY(mutex_) = false;
-
-  // Loop thread only.
-  int epoll_ = -1;  // made and closed by the loop's thread
-  std::unordered_map<int, Watch> watches_;
-  uint64_t next_generation_ = 1;
-  std::multimap<Clock::time_point, std::pair<TimerId, Task>> timers_;
-  std::unordered_map<TimerId, std::multimap<Clock::time_point, std::pair<TimerId, Task>>::iterator> timer_index_;
-  TimerId next_timer_ = 1;
-
-  OwnedThread thread_;  // last: started when all of the above exists
+  UniqueFd wake_;  // eventfd in the owner's table; a private table has its own copy under the same
+                   // number
+  std::shared_ptr<Core>
+      core_;  // shared with the thread, which outlives this object if it is abandoned
+  OwnedThread thread_;
 };
 
 }  // namespace torchft_ext

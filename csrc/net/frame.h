@@ -46,6 +46,8 @@ using FrameBytes = std::array<uint8_t, kFrameHeaderBytes>;
 FrameBytes encodeHeader(const FrameHeader& header);
 // Refuses a wrong magic or version and an unknown type; *why says which, with what was found.
 std::optional<FrameHeader> decodeHeader(const FrameBytes& bytes, std::string* why);
+// The version a frame was made with, whichever it is; nullopt: this is no frame of ours at all.
+std::optional<uint16_t> versionOf(const FrameBytes& bytes);
 // The longest payload a type may have; kData and kMessage: no bound here, the receiver compares the
 // length with what it expects before it reads a byte.
 uint64_t longestPayload(FrameType type);

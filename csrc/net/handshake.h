@@ -21,24 +21,30 @@ struct Hello {
   int32_t rank = -1;
   uint8_t lane = 0;
 };
-std::string encodeHello(const Hello& hello);                   // a whole frame
-std::optional<Hello> decodeHello(std::string_view payload);    // nullopt: malformed
+std::string encodeHello(const Hello& hello);                 // a whole frame
+std::optional<Hello> decodeHello(std::string_view payload);  // nullopt: malformed
 
 struct Welcome {
   Identity<struct AcceptorHalf> proof;
   Incarnation from;
 };
-std::string encodeWelcome(const Welcome& welcome);             // a whole frame
+std::string encodeWelcome(const Welcome& welcome);  // a whole frame
 std::optional<Welcome> decodeWelcome(std::string_view payload);
 
-// A refusal that will not change (wrong secret, wrong process) ends the attempt to connect; one that
-// may (the epoch is unknown here: behind or ahead) does not.
-enum class RefusalCode : uint8_t { kUnknownEpoch = 1, kWrongSecret = 2, kWrongProcess = 3, kDuplicate = 4 };
+// A refusal that will not change (wrong secret, wrong process) ends the attempt to connect; one
+// that may (the epoch is unknown here: behind or ahead) does not.
+enum class RefusalCode : uint8_t {
+  kUnknownEpoch = 1,
+  kWrongSecret = 2,
+  kWrongProcess = 3,
+  kDuplicate = 4,  // follows a welcome: the epoch has that member, lane or rank already, or no such
+  kWrongVersion = 5,
+};
 struct Refusal {
   RefusalCode code;
-  std::string reason;  // at most 200 bytes
+  std::string reason;  // at most 200 bytes, printable once decoded
 };
-std::string encodeRefusal(const Refusal& refusal);             // a whole frame
+std::string encodeRefusal(const Refusal& refusal);  // a whole frame
 std::optional<Refusal> decodeRefusal(std::string_view payload);
 
 }  // namespace torchft_ext

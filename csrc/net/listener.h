@@ -1,16 +1,18 @@
 // The process's door: one listening socket, which admits only those who know an epoch's secret.
 //
-// Owned by the engine room; lives on one EventLoop. Threads: construct and destroy anywhere; the rest on the
-// loop. A connection has 2 s to say a well-formed hello and costs one descriptor meanwhile; at most
-// kMaxStrangers wait so at a time, the oldest is dropped for a newer one. One that names an epoch not
-// expected yet is parked (its hello kept, nothing answered) for at most kParkedFor, at most kMaxParked
-// of them; expect() then admits it. It never blocks, never reads more than a hello, never trusts a length.
+// Owned by the engine room; lives on one EventLoop, which it must not outlive. Threads: construct
+// and destroy anywhere; the rest on the loop. Destroyed on the loop, no handler is called any more;
+// destroyed elsewhere, one may still run until the loop has come to its clean-up. A connection has
+// 2 s to say a well-formed hello and costs one descriptor meanwhile; at most kMaxStrangers wait so
+// at a time, the oldest is dropped for a newer one. One that names an epoch not expected yet is
+// parked (its hello kept, nothing answered) for at most kParkedFor, at most kMaxParked of them;
+// expect() then admits it. It never blocks, never reads more than a hello, never trusts a length.
 #pragma once
 
+#include <cstdint>
 #include <functional>
-#include <list>
-#include <map>
 #include <memory>
+#include <string>
 
 #include "net/event_loop.h"
 #include "net/handshake.h"
@@ -33,19 +35,23 @@ class Listener {
   static constexpr std::chrono::seconds kHelloWithin{2};
   static constexpr std::chrono::seconds kParkedFor{30};
 
-  // The handler owns the connection; returning false refuses it (kDuplicate).
+  // The handler owns the connection, which has been welcomed; returning false ends it with a
+  // refusal (kDuplicate). It may call expect() and forget(), and may destroy the Listener.
   using Handler = std::function<bool(Arrival&)>;
 
   struct Counts {
     uint64_t accepted = 0;
     uint64_t admitted = 0;
     uint64_t refused = 0;  // wrong secret, malformed, too slow, too many
+    uint64_t parked = 0;   // now waiting for their epoch
   };
 
   // error is set and nullptr returned when no port can be had.
-  static std::shared_ptr<Listener> open(EventLoop& loop, const SocketAddress& address, PortRange ports,
-                                        std::string* error);
+  static std::shared_ptr<Listener> open(EventLoop& loop, const SocketAddress& address,
+                                        PortRange ports, std::string* error);
   ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
 
   const SocketAddress& address() const { return address_; }
   // Admits connections for this epoch until forget(); parked ones are admitted before it returns.
@@ -55,9 +61,15 @@ class Listener {
 
  private:
   struct Impl;
-  Listener(SocketAddress address, std::shared_ptr<Impl> impl);
-  SocketAddress address_;
-  std::shared_ptr<Impl> impl_;
+  struct AtomicCounts;
+  Listener(EventLoop& loop, SocketAddress address, const std::shared_ptr<Impl>& impl);
+
+  EventLoop& loop_;
+  const SocketAddress address_;
+  const std::shared_ptr<const AtomicCounts> counts_;
+  // The loop's handlers own it, so that its descriptors are always closed by the loop's thread.
+  // Locked there alone.
+  const std::weak_ptr<Impl> impl_;
 };
 
 }  // namespace torchft_ext

@@ -51,7 +51,8 @@ struct PortRange {
 };
 
 // The first usable address of an interface named like torch's users name it: "eth0", "eth" as a
-// prefix, a list "eth0,ib0", "=eth0" exact, "^docker,lo" all but. IPv4 before IPv6, link-local last.
+// prefix, a list "eth0,ib0", "=eth0" exact, "^docker,lo" all but. IPv4 before IPv6, link-local
+// last.
 std::optional<SocketAddress> addressOfInterface(std::string_view names);
 // The local address from which the kernel would reach host:port (UDP connect, nothing is sent).
 // Resolves the name; nullopt if it does not resolve or is unreachable.
@@ -63,9 +64,10 @@ struct ListeningSocket {
   SocketAddress address;  // with the port the kernel gave
 };
 // Binds to the address's ip and the first free port of the range. error is set on failure.
-std::optional<ListeningSocket> listenOn(const SocketAddress& address, PortRange ports, std::string* error);
-UniqueFd acceptOne(int listener_fd);                         // invalid: nothing to accept
+std::optional<ListeningSocket> listenOn(const SocketAddress& address, PortRange ports,
+                                        std::string* error);
+UniqueFd acceptOne(int listener_fd);                                 // invalid: nothing to accept
 UniqueFd startConnect(const SocketAddress& to, std::string* error);  // completes with EPOLLOUT
-int pendingSocketError(int fd);                              // SO_ERROR
+int pendingSocketError(int fd);                                      // SO_ERROR
 
 }  // namespace torchft_ext

@@ -1,10 +1,11 @@
 // Learns within milliseconds that another process died or froze, and fails the epochs it was in.
 // One per process, however many groups; deaths are keyed by incarnation.
 //
-// A killed process closes its ordinary sockets only after the kernel has freed its memory. So the liveness lines
-// live in the private descriptor tables of two threads, `ft-monitor` and `ft-witness`: whichever of the two ends first
-// closes its lines at once. Main lines go to every member of an epoch, witness lines to its two ring neighbours; the engine's own
-// failure frames carry the news on.
+// A killed process closes its ordinary sockets only after the kernel has freed its memory. So the
+// liveness lines live in the private descriptor tables of two threads, `ft-monitor` and
+// `ft-witness`: whichever of the two ends first closes its lines at once. Main lines go to every
+// member of an epoch, witness lines to its two ring neighbours; the engine's own failure frames
+// carry the news on.
 //
 // Threads: any, never blocking (posts to the monitor's loop). Owner: the process.
 #pragma once
@@ -29,15 +30,20 @@ struct MonitoredPeer {
   Incarnation incarnation;
   std::string host;
   int64_t pid = -1;
-  std::vector<SocketAddress> line_addresses;  // [main, witness]; empty: it has no monitor, it is not watched
+  std::vector<SocketAddress>
+      line_addresses;  // [main, witness]; empty: it has no monitor, it is not watched
 };
 
 struct MonitorOptions {
   SocketAddress bind_address;  // ip to listen on; the port is ignored
   PortRange ports;
-  // A peer that has not been heard of for so long counts as frozen. 0: heartbeats are off (debuggers).
+  // A peer that has not been heard of for so long counts as frozen. 0: heartbeats are off
+  // (debuggers).
   Duration heartbeat_limit = std::chrono::seconds(5);
   std::string host;  // this host's name, to know which peers' /proc can be read
+  // A line that no epoch needs any more is kept for so long, since the next epoch mostly wants it
+  // again.
+  Duration idle_line_grace = std::chrono::seconds(10);
 };
 
 struct MonitorStats {
@@ -52,9 +58,12 @@ struct MonitorStats {
 
 class PeerMonitor {
  public:
-  // Called at most once, on the monitor's thread, with kind and cause set: kPeerLost or kLinkLost. Must not block.
+  // Called at most once, on the monitor's relay thread (which has the process's ordinary
+  // descriptors, unlike the other two), with kind and cause set: kPeerLost or kLinkLost. Must not
+  // block.
   using OnFailure = std::function<void(Failure)>;
-  // Watching ends when this is destroyed (any thread; a call under way may still finish: capture weak_ptrs).
+  // Watching ends when this is destroyed (any thread; a call under way may still finish: capture
+  // weak_ptrs).
   class Watch {
    public:
     virtual ~Watch() = default;
@@ -66,12 +75,13 @@ class PeerMonitor {
   virtual ~PeerMonitor() = default;
 
   virtual std::vector<SocketAddress> lineAddresses() const = 0;  // for this process's record
-  // An epoch begins: lines to its members are made where they do not stand yet; a member with a tombstone
-  // fails it at once. The secret admits the lines between its members. nonce: identifies the epoch on the wire.
+  // An epoch begins: lines to its members are made where they do not stand yet; a member with a
+  // tombstone fails it at once. The secret admits the lines between its members. nonce: identifies
+  // the epoch on the wire.
   virtual std::unique_ptr<Watch> watch(const Nonce& nonce, const EpochSecret& secret, int self_rank,
                                        std::vector<MonitoredPeer> peers, OnFailure on_failure) = 0;
   virtual MonitorStats stats() const = 0;
-  // Tells all peers that this process leaves, then ends both threads. False: not by the deadline.
+  // Tells all peers that this process leaves, then ends the threads. False: not by the deadline.
   virtual bool stop(Deadline deadline) = 0;
 };
 

@@ -17,8 +17,8 @@ class StoreError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Called by the store thread only. A call may block for as long as the server is stuck: that is why it has a
-// thread of its own. Each throws StoreError.
+// Called by the store thread only. A call may block for as long as the server is stuck: that is why
+// it has a thread of its own. Each throws StoreError.
 class StoreClient {
  public:
   virtual ~StoreClient() = default;

@@ -1,21 +1,26 @@
 // The one thread that talks to one store server, for every group that uses it.
 //
-// Owner: a process-wide registry, by server address; kept while any group holds it. Callers never block in the
-// store: they post a request and wait for its answer with their own deadline, and may walk away. A call
-// that does not return is noticed by the next caller (older than kStuckAfter past its deadline): the thread is
-// abandoned, reported once and replaced by a fresh one with a fresh client.
-// Threads: any. Never throws StoreError: errors are in the result.
+// Owner: whoever uses it; forServer() gives all of them the same one while any holds it. Callers
+// never block in the store: they post a request and wait for its answer with their own deadline,
+// and may walk away. A call that has not returned for kStuckAfter, while a caller has given up on
+// it, makes the thread be abandoned, reported and replaced by a fresh one with a fresh client,
+// which takes over the waiting requests (not more than kMostStuck times before one returns: a
+// frozen server must not cost a thread per attempt). Waiting for keys occupies the thread only
+// while it looks: other requests run between two looks. Threads: any. Never throws (but for what
+// `cancelled` throws, which leaves the call): errors are in the reply. Destruction does not block;
+// removals posted before are still done.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/task_thread.h"
 #include "rendezvous/store.h"
 
 namespace torchft_ext {
@@ -31,18 +36,35 @@ struct StoreReply {
 // True: the caller gives up (abort, signal). Called every few milliseconds on the waiting thread.
 using Cancelled = std::function<bool()>;
 
+struct StoreRequest;
+class StoreWorker;
+
 class StoreThread {
  public:
+  static constexpr milliseconds kStuckAfter{1000};
+  static constexpr int kMostStuck = 4;
+  // Looks at the values, on the store thread: true ends the wait. Must not block or throw.
+  using Acceptable = std::function<bool(const std::vector<std::string>&)>;
+
   // The same factory key gives the same object. key: "host:port", or unique for in-process stores.
   static std::shared_ptr<StoreThread> forServer(const std::string& key, StoreFactory factory);
   explicit StoreThread(std::string key, StoreFactory factory);
   ~StoreThread();
 
-  StoreReply set(const std::string& key, const std::string& value, Deadline deadline, const Cancelled& cancelled);
+  StoreReply set(const std::string& key, const std::string& value, Deadline deadline,
+                 const Cancelled& cancelled);
+  // One after the other; other requests wait meanwhile.
+  StoreReply setAll(std::vector<std::pair<std::string, std::string>> pairs, Deadline deadline,
+                    const Cancelled& cancelled);
   // Waits until every key exists. Polls (first at once, then after 0.1, 0.2 ... 5 ms).
-  StoreReply awaitAll(const std::vector<std::string>& keys, Deadline deadline, const Cancelled& cancelled);
+  StoreReply awaitAll(const std::vector<std::string>& keys, Deadline deadline,
+                      const Cancelled& cancelled);
+  // As awaitAll, until the values are acceptable too.
+  StoreReply awaitWhere(const std::vector<std::string>& keys, Acceptable acceptable,
+                        Deadline deadline, const Cancelled& cancelled);
   // One look. Ok with empty values: a key is missing.
-  StoreReply getAll(const std::vector<std::string>& keys, Deadline deadline, const Cancelled& cancelled);
+  StoreReply getAll(const std::vector<std::string>& keys, Deadline deadline,
+                    const Cancelled& cancelled);
   // Not waited for; errors are dropped (the keys are rubbish already).
   void removeLater(std::vector<std::string> keys);
 
@@ -50,14 +72,19 @@ class StoreThread {
   static bool stopAll(Deadline deadline);
 
  private:
-  struct Worker;
-  struct Request;
-  StoreReply submit(std::function<void(StoreClient&, StoreReply&)> call, Deadline deadline, const Cancelled& cancelled);
+  StoreReply submit(const std::shared_ptr<StoreRequest>& request, const Cancelled& cancelled);
+  bool post(const std::shared_ptr<StoreRequest>& request);
+  std::shared_ptr<StoreWorker> worker();
+  bool inForkedChild() const;
+  void replaceIfStuck(bool caller_gave_up);
 
   const std::string key_;
   const StoreFactory factory_;
+  const uint64_t generation_;  // of forks: a child has no such thread
+  const std::shared_ptr<std::atomic<int>>
+      stuck_;  // abandoned workers that are still in a call; they count down
   Mutex mutex_;
-  std::shared_ptr<Worker> worker_ GUARDED_BY(mutex_);
+  std::shared_ptr<StoreWorker> worker_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchft_ext

@@ -50,6 +50,9 @@ struct Failure {
   std::string describe() const;
 };
 
+// "0.013 s", "30 s": as messages give times.
+std::string formatSeconds(std::chrono::nanoseconds duration);
+
 using FailurePtr = std::shared_ptr<const Failure>;  // null: no failure
 
 }  // namespace torchft_ext

@@ -1,0 +1,50 @@
+# `make demo` and `make test` do all the set-up on a fresh Debian machine with Python 3.11 to 3.13.
+# Variables: VENV (default .venv), PYTHON, TORCH_VERSION (default 2.13.0), ARGS (for pytest, the demo, the benchmarks).
+SHELL := /bin/bash
+VENV ?= .venv
+export VENV
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint format tidy sanitize matrix bench clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+
+setup: ## the development environment in .venv
+	@scripts/setup.sh
+
+build: setup ## the package, in place
+	@scripts/build.sh
+
+demo: build ## trains on four processes, kills one, trains on; writes demo.png
+	@$(VENV)/bin/python examples/train_digits.py $(ARGS)
+
+test: setup ## builds; C++ tests, then Python tests
+	@scripts/test.sh $(ARGS)
+
+lint: build ## formatting, lint, types, include direction
+	@scripts/lint.sh
+
+format: setup ## rewrites what clang-format and ruff can
+	@scripts/lint.sh --fix
+
+tidy: ## clang's thread-safety analysis and clang-tidy
+	@scripts/setup.sh --all
+	@scripts/tidy.sh
+
+sanitize: ## the C++ tests under ASan + UBSan, then TSan
+	@scripts/setup.sh --all
+	@scripts/sanitize.sh address
+	@scripts/sanitize.sh thread
+
+matrix: setup ## kills, freezes and cuts ranks in every operation (default ARGS: a 3-minute sample)
+	@scripts/matrix.sh $(if $(filter undefined,$(origin ARGS)),--sample --minutes 3,$(ARGS))
+
+bench: build ## allreduce, configure, recovery: quick by default (ARGS= for the full length)
+	@for name in allreduce configure recovery; do \
+	  echo "== $$name"; $(VENV)/bin/python benchmarks/$$name.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS)) || exit 1; \
+	done
+
+clean: ## everything built, not the environment
+	rm -rf build dist torchft_ext.egg-info torchft_ext/lib torchft_ext/include torchft_ext/share torchft_ext/_C*.so \
+	  torchft_ext/_build_info.py .mypy_cache .ruff_cache .pytest_cache demo.png
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 -r rm -rf

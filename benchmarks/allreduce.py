@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""How long one allreduce takes: ft beside gloo, in the same processes and the same minutes.
+
+Both groups stand side by side in every rank. For each size they take turns in random order. One
+turn is a barrier, one untimed allreduce, and a block of timed ones, issued one after the other. A
+time counts from the call to wait()'s return on the slowest rank. One ft turn and one gloo turn make
+a pair; the ratio of their medians is taken pair by pair, so that what the machine does meanwhile
+touches both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import bench_ranks as ranks
+import bench_report as report
+import torch
+import torch.distributed as dist
+
+DEFAULT_SIZES = "4,1K,32K,256K,1M,4M,16M,64M"
+QUICK_SIZES = "4,64K,4M"
+TURN_LIMIT_S = 120.0
+
+
+def block_length(size: int) -> int:
+    """Operations per turn: more of the short ones, whose single times are noisy."""
+    return 30 if size <= 64 * 2**10 else 10 if size <= 4 * 2**20 else 2
+
+
+# ---- in a rank ----
+
+
+def timed_block(group: dist.ProcessGroup, tensor: torch.Tensor, count: int) -> list[float]:
+    dist.barrier(group)
+    dist.all_reduce(tensor, group=group)
+    times = []
+    for _ in range(count):
+        begin = time.monotonic()
+        dist.all_reduce(tensor, group=group)
+        times.append(time.monotonic() - begin)
+    return times
+
+
+def check_sum(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
+    tensor.fill_(dist.get_rank() + 1)
+    dist.all_reduce(tensor, group=group)
+    world = dist.get_world_size()
+    if not bool((tensor == world * (world + 1) / 2).all()):
+        raise RuntimeError(f"wrong sum over {tensor.numel()} elements")
+    tensor.zero_()  # sums of zeros stay zeros, however often they are summed
+
+
+def measure(
+    groups: dict[str, dist.ProcessGroup], size: int, pairs: int, seed: int
+) -> dict[str, list[list[float]]]:
+    tensor = torch.zeros(max(1, size // 4), dtype=torch.float32)
+    for group in groups.values():
+        check_sum(group, tensor)
+    order = random.Random(seed)  # the same on every rank
+    turns: dict[str, list[list[float]]] = {name: [] for name in groups}
+    for _ in range(pairs):
+        names = list(groups)
+        order.shuffle(names)
+        for name in names:
+            turns[name].append(timed_block(groups[name], tensor, block_length(size)))
+    return turns
+
+
+def rank_main() -> None:
+    store = ranks.connect_store()
+    for command in ranks.commands():
+        if command["cmd"] == "init":
+            limit = timedelta(seconds=TURN_LIMIT_S)
+            dist.init_process_group(
+                "ft", store=store, rank=command["rank"], world_size=command["world"], timeout=limit
+            )
+            assert dist.group.WORLD is not None
+            groups = {"ft": dist.group.WORLD, "gloo": dist.new_group(backend="gloo", timeout=limit)}
+            ranks.reply("ready")
+        else:
+            turns = measure(groups, command["size"], command["pairs"], command["seed"])
+            ranks.reply("measured", turns=turns)
+    dist.destroy_process_group()
+
+
+# ---- in the launcher ----
+
+
+def slowest_rank(answers: list[dict[str, Any]], name: str) -> list[list[float]]:
+    """By turn and operation, the longest time of any rank."""
+    by_rank = [answer["turns"][name] for answer in answers]
+    return [
+        [max(times) for times in zip(*same_turn, strict=True)]
+        for same_turn in zip(*by_rank, strict=True)
+    ]
+
+
+def evaluate(answers: list[dict[str, Any]], world: int, size: int, seed: int) -> dict[str, Any]:
+    turns = {name: slowest_rank(answers, name) for name in ("ft", "gloo")}
+    ratios = [
+        statistics.median(ft) / statistics.median(gloo)
+        for ft, gloo in zip(turns["ft"], turns["gloo"], strict=True)
+    ]
+    seconds = {name: report.summary([t for turn in turns[name] for t in turn]) for name in turns}
+    return {
+        "world": world,
+        "bytes": size,
+        "pairs": len(ratios),
+        "operations_per_turn": block_length(size),
+        "seconds": seconds,
+        "ratio_ft_to_gloo": {
+            "median": statistics.median(ratios),
+            "interval95": report.bootstrap_median(ratios, seed),
+        },
+    }
+
+
+def measure_world(world: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    results = []
+    with ranks.Pool(__file__) as pool:
+        processes = pool.start(world)
+        for rank, process in enumerate(processes):
+            process.send("init", rank=rank, world=world)
+        pool.gather(processes, "ready", 120)
+        for size in arguments.sizes:
+            ranks.progress(f"world {world}: {report.format_bytes(size)}, {arguments.pairs} pairs")
+            for process in processes:
+                process.send("measure", size=size, pairs=arguments.pairs, seed=arguments.seed)
+            answers = pool.gather(processes, "measured", TURN_LIMIT_S * 5)
+            results.append(evaluate(answers, world, size, arguments.seed))
+        pool.finish(processes)
+    return results
+
+
+def print_results(results: list[dict[str, Any]]) -> None:
+    rows = []
+    for r in results:
+        ft, gloo, ratio = r["seconds"]["ft"], r["seconds"]["gloo"], r["ratio_ft_to_gloo"]
+        low, high = ratio["interval95"]
+        cells = [f"{r['world']} x {report.format_bytes(r['bytes'])}"]
+        cells += [
+            report.format_ms(v) for v in (ft["median"], gloo["median"], ft["p99"], gloo["p99"])
+        ]
+        rows.append([*cells, f"{ratio['median']:.2f}", f"{low:.2f} to {high:.2f}"])
+    head = ["world x size", "ft ms", "gloo ms", "ft p99", "gloo p99", "ft/gloo", "95 % of it"]
+    report.print_table(head, rows)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = report.make_parser(__doc__, quick="three sizes, 5 pairs")
+    sizes = report.comma_list(report.parse_bytes)
+    parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 4], help="default 2,4")
+    parser.add_argument(
+        "--sizes", type=sizes, help=f"in bytes, with K, M, G; default {DEFAULT_SIZES}"
+    )
+    parser.add_argument("--pairs", type=int, help="pairs of turns per size; default 40")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the order of turns and of the resampling"
+    )
+    arguments = parser.parse_args()
+    arguments.sizes = arguments.sizes or sizes(QUICK_SIZES if arguments.quick else DEFAULT_SIZES)
+    arguments.pairs = arguments.pairs or (5 if arguments.quick else 40)
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.rank_process:
+        rank_main()
+        return 0
+    run = report.describe_run(arguments)
+    results = [result for world in arguments.worlds for result in measure_world(world, arguments)]
+    report.print_machine(run)
+    print_results(results)
+    report.write_json(arguments.json, {"benchmark": "allreduce", **run, "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""How long live processes take to begin a new epoch: configure() beside gloo's destroy and init.
+
+The processes and their store clients stand; before each epoch all ranks meet in a barrier. A time
+is that of the slowest rank, from its call to its return. The phases are that rank's, from
+stats()["last_configure_ms"]. Both libraries run in processes of their own, in alternate rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import bench_ranks as ranks
+import bench_report as report
+import torch
+import torch.distributed as dist
+
+LIMIT = timedelta(seconds=60)
+WARM_UP = 3
+SETTLE_S = 0.02  # after the barrier, so that its last bytes are read before the links go
+
+Begin = Callable[[str], None]  # begins the epoch of that name
+
+
+# ---- in a rank ----
+
+
+def begin_with_ft(store: dist.Store, address: str, rank: int, world: int) -> Begin:
+    import torchft_ext
+
+    first = dist.PrefixStore("first", store)
+    dist.init_process_group("ft", store=first, rank=rank, world_size=world, timeout=LIMIT)
+    backend = torchft_ext.backend()
+
+    def begin(name: str) -> None:
+        backend.configure(f"{address}/{name}", rank, world, timeout=LIMIT)
+
+    return begin
+
+
+def begin_with_gloo(store: dist.Store, rank: int, world: int) -> Begin:
+    def init(name: str) -> None:
+        prefixed = dist.PrefixStore(name, store)
+        dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=world, timeout=LIMIT)
+
+    def begin(name: str) -> None:
+        dist.destroy_process_group()
+        init(name)
+
+    init("first")
+    return begin
+
+
+def phases_of(engine: str) -> dict[str, float]:
+    if engine != "ft":
+        return {}
+    import torchft_ext
+
+    return dict(torchft_ext.backend().stats()["last_configure_ms"])
+
+
+def time_epochs(begin: Begin, engine: str, count: int) -> list[dict[str, Any]]:
+    epochs = []
+    for number in range(WARM_UP + count):
+        dist.barrier()
+        time.sleep(SETTLE_S)
+        start = time.monotonic()
+        begin(f"epoch{number}")
+        seconds = time.monotonic() - start
+        epochs.append({"seconds": seconds, "phases_ms": phases_of(engine)})
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        if ones.item() != dist.get_world_size():
+            raise RuntimeError(f"epoch {number}: the sum of ones is {ones.item()}")
+    return epochs[WARM_UP:]
+
+
+def rank_main() -> None:
+    store = ranks.connect_store()
+    for command in ranks.commands():
+        rank, world, engine = command["rank"], command["world"], command["engine"]
+        if engine == "ft":
+            begin = begin_with_ft(store, command["address"], rank, world)
+        else:
+            begin = begin_with_gloo(store, rank, world)
+        ranks.reply("measured", epochs=time_epochs(begin, engine, command["epochs"]))
+    dist.destroy_process_group()
+
+
+# ---- in the launcher ----
+
+
+def run_round(engine: str, world: int, epochs: int) -> list[dict[str, Any]]:
+    """By epoch, what the slowest rank measured."""
+    with ranks.Pool(__file__) as pool:
+        processes = pool.start(world)
+        for rank, process in enumerate(processes):
+            process.send(
+                "run", engine=engine, rank=rank, world=world, epochs=epochs, address=pool.address
+            )
+        answers = pool.gather(processes, "measured", 120 + 2.0 * epochs)
+        pool.finish(processes)
+    by_epoch = zip(*(answer["epochs"] for answer in answers), strict=True)
+    return [max(same_epoch, key=lambda e: e["seconds"]) for same_epoch in by_epoch]
+
+
+def evaluate(engine: str, world: int, epochs: list[dict[str, Any]]) -> dict[str, Any]:
+    names = list(epochs[0]["phases_ms"])
+    return {
+        "engine": engine,
+        "world": world,
+        "seconds": report.summary([e["seconds"] for e in epochs]),
+        "phases_ms_median": {
+            n: statistics.median(e["phases_ms"].get(n, 0.0) for e in epochs) for n in names
+        },
+    }
+
+
+def measure_world(world: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    epochs: dict[str, list[dict[str, Any]]] = {"ft": [], "gloo": []}
+    for number in range(arguments.rounds):
+        for engine in epochs:
+            ranks.progress(f"world {world}: {engine}, round {number + 1} of {arguments.rounds}")
+            epochs[engine] += run_round(engine, world, arguments.epochs)
+    return [evaluate(engine, world, epochs[engine]) for engine in epochs]
+
+
+def print_results(results: list[dict[str, Any]]) -> None:
+    rows = []
+    for r in results:
+        s = r["seconds"]
+        phases = ", ".join(f"{name} {ms:.2f}" for name, ms in r["phases_ms_median"].items())
+        what = "configure()" if r["engine"] == "ft" else "destroy + init"
+        row = [f"{r['engine']}: {what}", str(r["world"]), str(s["count"])]
+        rows.append(
+            [*row, *(report.format_ms(s[k]) for k in ("median", "p99", "max")), phases or "-"]
+        )
+    head = ["engine", "world", "epochs", "median ms", "p99 ms", "max ms", "phases, median ms"]
+    report.print_table(head, rows)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = report.make_parser(__doc__, quick="one round of 10 epochs")
+    parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 4], help="default 2,4")
+    parser.add_argument("--epochs", type=int, help="per round; default 100")
+    parser.add_argument("--rounds", type=int, help="of each library; default 3")
+    arguments = parser.parse_args()
+    arguments.epochs = arguments.epochs or (10 if arguments.quick else 100)
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.rank_process:
+        rank_main()
+        return 0
+    run = report.describe_run(arguments)
+    results = [result for world in arguments.worlds for result in measure_world(world, arguments)]
+    report.print_machine(run)
+    print_results(results)
+    report.write_json(arguments.json, {"benchmark": "configure", **run, "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""From a process's death to its survivors' release, and to their next good allreduce.
+
+Scenarios (each in a fresh round with a fresh victim; the survivors stay):
+  running   SIGKILL while all ranks exchange one allreduce after the other
+  blocked   SIGKILL while the survivors wait in an allreduce that the victim has not entered
+  frozen    SIGSTOP, with a heartbeat limit of 0.3 s
+  gloo      as `running`, with gloo and a timeout of 5 s: destroy and init instead of configure()
+
+The victim holds --ballast bytes of resident memory on top of its own, since the kernel frees a dead
+process's memory before it closes its ordinary sockets. The clock is CLOCK_MONOTONIC, which all
+processes of a host share; it starts just before the signal. Who belongs to the next epoch is
+decided by the caller; here everyone knows the victim beforehand, so that no launcher stands between
+the error and configure().
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import bench_ranks as ranks
+import bench_report as report
+import torch
+import torch.distributed as dist
+
+LIMIT = timedelta(seconds=60)
+GLOO_TIMEOUT = timedelta(seconds=5)
+HEARTBEAT_S = 0.3
+WARM_UP = 5
+SCENARIOS = ("running", "blocked", "frozen", "gloo")
+Message = dict[str, Any]
+
+
+# ---- in a rank ----
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class FtMember:
+    """Begins epochs by configure(), on one group for life that starts with itself alone."""
+
+    def __init__(self, store: dist.Store, address: str) -> None:
+        import torchft_ext
+
+        alone = dist.PrefixStore(f"alone/{os.getpid()}", store)
+        dist.init_process_group("ft", store=alone, rank=0, world_size=1, timeout=LIMIT)
+        self._backend = torchft_ext.backend()
+        self._address = address
+        self.error: type[Exception] = torchft_ext.CommError
+
+    def begin(self, prefix: str, rank: int, size: int) -> None:
+        self._backend.configure(f"{self._address}/{prefix}", rank, size, timeout=LIMIT)
+
+
+class GlooMember:
+    """Begins epochs by destroying the group and making another."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+        self.error: type[Exception] = RuntimeError
+
+    def begin(self, prefix: str, rank: int, size: int) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        prefixed = dist.PrefixStore(prefix, self._store)
+        dist.init_process_group(
+            "gloo", store=prefixed, rank=rank, world_size=size, timeout=GLOO_TIMEOUT
+        )
+
+
+Member = FtMember | GlooMember
+
+
+def reduce_until_failure(command: Message, error_type: type[Exception]) -> tuple[float, Exception]:
+    """Allreduce on and on; the time and the error when one fails. A victim does not return."""
+    tensor = torch.zeros(command["bytes"] // 4)
+    done = 0
+    try:
+        while True:
+            dist.all_reduce(tensor)
+            done += 1
+            if done == WARM_UP:
+                ranks.reply("busy")
+                while command["blocked"] and command["rank"] == command["victim"]:
+                    time.sleep(1)
+    except error_type as error:
+        return time.monotonic(), error
+
+
+def take_part(member: Member, command: Message) -> None:
+    rank, size, victim = command["rank"], command["size"], command["victim"]
+    member.begin(command["prefix"], rank, size)
+    released, error = reduce_until_failure(command, member.error)
+    member.begin(command["prefix"] + "-after", rank - (rank > victim), size - 1)
+    configured = time.monotonic()
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    good = time.monotonic()
+    if ones.item() != size - 1:
+        raise RuntimeError(f"the sum of ones over {size - 1} survivors is {ones.item()}")
+    cause = getattr(getattr(error, "cause", None), "rank", None)
+    times = {"released": released, "configured": configured, "good": good}
+    ranks.reply("recovered", **times, error=type(error).__name__, cause_rank=cause, text=str(error))
+
+
+def rank_main() -> None:
+    store = ranks.connect_store()
+    member: Member | None = None
+    ballast = torch.empty(0)
+    for command in ranks.commands():
+        if command["cmd"] == "start":
+            member = (
+                FtMember(store, command["address"])
+                if command["engine"] == "ft"
+                else GlooMember(store)
+            )
+            ballast = torch.ones(command["ballast"], dtype=torch.uint8)
+            ranks.reply("started", resident=resident_bytes())
+        else:
+            assert member is not None
+            take_part(member, command)
+    del ballast
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+# ---- in the launcher ----
+
+
+class Scenario:
+    """The rounds of one scenario, in one pool of processes."""
+
+    def __init__(self, name: str, pool: ranks.Pool, arguments: argparse.Namespace) -> None:
+        self._name = name
+        self._pool = pool
+        self._arguments = arguments
+        self._chance = random.Random(arguments.seed)
+        self._survivors: list[ranks.RankProcess] = []
+
+    def run(self, kills: int) -> list[Message]:
+        self._survivors, _ = self._start(self._arguments.world - 1, 0)
+        rounds = []
+        for number in range(kills):
+            ranks.progress(f"{self._name}: {number + 1} of {kills}")
+            rounds.append(self._round(number))
+        self._pool.finish(self._survivors)
+        return rounds
+
+    def _start(self, count: int, ballast: int) -> tuple[list[ranks.RankProcess], list[Message]]:
+        processes = self._pool.start(count)
+        engine = "gloo" if self._name == "gloo" else "ft"
+        for process in processes:
+            process.send("start", engine=engine, ballast=ballast, address=self._pool.address)
+        return processes, self._pool.gather(processes, "started", 120)
+
+    def _round(self, number: int) -> Message:
+        [victim], [answer] = self._start(1, self._arguments.ballast)
+        place = self._chance.randrange(self._arguments.world)
+        members = [*self._survivors[:place], victim, *self._survivors[place:]]
+        for rank, process in enumerate(members):
+            process.send(
+                "round",
+                prefix=f"round{number}",
+                rank=rank,
+                size=len(members),
+                victim=place,
+                bytes=self._arguments.size,
+                blocked=self._name == "blocked",
+            )
+        self._pool.gather(members, "busy", 60)
+        time.sleep(self._chance.uniform(0.05, 0.15))
+        killed = victim.signal(signal.SIGSTOP if self._name == "frozen" else signal.SIGKILL)
+        answers = self._pool.gather(self._survivors, "recovered", 60)
+        self._pool.drop(victim)
+        return self._evaluate(killed, place, answer["resident"], answers)
+
+    @staticmethod
+    def _evaluate(killed: float, place: int, resident: int, answers: list[Message]) -> Message:
+        return {
+            "victim_rank": place,
+            "victim_resident_bytes": resident,
+            "first_released_s": min(a["released"] for a in answers) - killed,
+            "last_released_s": max(a["released"] for a in answers) - killed,
+            "last_good_s": max(a["good"] for a in answers) - killed,
+            "configure_s": max(a["configured"] - a["released"] for a in answers),
+            "errors": sorted({a["error"] for a in answers}),
+            "cause_named_by_all": all(a["cause_rank"] == place for a in answers),
+            "example": answers[0]["text"],
+        }
+
+
+def run_scenario(name: str, arguments: argparse.Namespace) -> Message:
+    kills = arguments.gloo_kills if name == "gloo" else arguments.kills
+    heartbeat = {"TORCHFT_EXT_HEARTBEAT": str(HEARTBEAT_S)} if name == "frozen" else {}
+    with ranks.Pool(__file__, heartbeat) as pool:
+        rounds = Scenario(name, pool, arguments).run(kills)
+    times = ("first_released_s", "last_released_s", "configure_s", "last_good_s")
+    return {
+        "scenario": name,
+        "world": arguments.world,
+        "summary": {key: report.summary([r[key] for r in rounds]) for key in times},
+        "causes_named": sum(r["cause_named_by_all"] for r in rounds),
+        "rounds": rounds,
+    }
+
+
+def print_results(results: list[Message]) -> None:
+    rows = []
+    for r in results:
+        released, good = r["summary"]["last_released_s"], r["summary"]["last_good_s"]
+        cells = [report.format_ms(s[k]) for s in (released, good) for k in ("median", "p99", "max")]
+        errors = ",".join(sorted({e for one in r["rounds"] for e in one["errors"]}))
+        named = "-" if r["scenario"] == "gloo" else f"{r['causes_named']}/{released['count']}"
+        rows.append([r["scenario"], str(released["count"]), *cells, named, errors])
+    times = ["released ms", "p99", "max", "next good ms", "p99", "max"]
+    head = ["scenario", "n", *times, "cause named", "errors"]
+    print(
+        "From the signal to the last survivor's release, and to the next good allreduce on all:\n"
+    )
+    report.print_table(head, rows)
+
+
+def draw(results: list[Message], world: int, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.8 * len(results)), layout="constrained")
+    kinds: list[tuple[str, str, str, float]] = [
+        ("last_released_s", "last survivor released", "tab:blue", 0.15),
+        ("last_good_s", "next good allreduce on all survivors", "tab:orange", -0.15),
+    ]
+    for key, label, colour, shift in kinds:
+        for row, result in enumerate(results):
+            values = [r[key] * 1e3 for r in result["rounds"]]
+            axes.plot(
+                values,
+                [row + shift] * len(values),
+                "o",
+                color=colour,
+                alpha=0.4,
+                ms=5,
+                mew=0,
+                label=label if row == 0 else None,
+            )
+            axes.plot(report.percentile(values, 50), row + shift, "|", color=colour, ms=18, mew=2)
+    largest = max(r["last_good_s"] for result in results for r in result["rounds"]) * 1e3
+    axes.set_xscale("log")
+    axes.set_xlim(0.3, max(100.0, 2 * largest))
+    axes.set_ylim(-0.5, len(results) - 0.5)
+    axes.set_xlabel("ms after the signal (bar: median)")
+    axes.set_yticks(range(len(results)), [r["scenario"] for r in results])
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_title(f"One of {world} processes dies")
+    axes.legend(loc="best")
+    figure.savefig(path, dpi=120)
+    print(f"written: {path}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = report.make_parser(__doc__, quick="3 kills per scenario")
+    parse = report.parse_bytes
+    parser.add_argument("--world", type=int, default=4, help="default 4")
+    parser.add_argument("--kills", type=int, help="per scenario; default 50")
+    parser.add_argument("--gloo-kills", type=int, default=1, help="default 1; each takes 5 s")
+    parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="default %(default)s")
+    parser.add_argument(
+        "--size", type=parse, default=4 * 2**20, help="of the allreduces; default 4M"
+    )
+    ballast = "the victim's; default 250M; try 4G"
+    parser.add_argument("--ballast", type=parse, default=250 * 2**20, help=ballast)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw all rounds there (PNG or SVG)"
+    )
+    arguments = parser.parse_args()
+    arguments.kills = arguments.kills or (3 if arguments.quick else 50)
+    unknown = set(arguments.scenarios.split(",")) - set(SCENARIOS)
+    if unknown or arguments.world < 2:
+        parser.error(
+            f"unknown scenarios: {sorted(unknown)}" if unknown else "--world must be at least 2"
+        )
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.rank_process:
+        rank_main()
+        return 0
+    run = report.describe_run(arguments)
+    names = arguments.scenarios.split(",")
+    if arguments.gloo_kills == 0:
+        names = [name for name in names if name != "gloo"]
+    results = [run_scenario(name, arguments) for name in names]
+    report.print_machine(run)
+    print_results(results)
+    report.write_json(arguments.json, {"benchmark": "recovery", **run, "results": results})
+    if arguments.picture is not None:
+        draw(results, arguments.world, arguments.picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

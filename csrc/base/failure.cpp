@@ -1,0 +1,136 @@
+#include "torchft_ext/failure.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string_view>
+
+namespace torchft_ext {
+namespace {
+
+std::string nameOfOperation(const Failure& failure) {
+  if (failure.seq < 0) return failure.op;
+  return failure.op + " #" + std::to_string(failure.seq);
+}
+
+std::string whereNoticed(const Failure& failure) {
+  std::string text = nameOfOperation(failure);
+  if (!failure.group.empty()) {
+    text += (text.empty() ? "group '" : " on '") + failure.group + "'";
+  }
+  if (failure.rank >= 0) {
+    text += text.empty() ? "(rank " : " (rank ";
+    text += std::to_string(failure.rank) + "/" + std::to_string(failure.size);
+    if (failure.epoch >= 0) text += ", epoch " + std::to_string(failure.epoch);
+    text += ")";
+  }
+  return text;
+}
+
+// "rank 6 (host b, pid 812)", with as much of it as is known.
+std::string nameOfProcess(const Cause& cause) {
+  std::string place;
+  if (!cause.host.empty()) place = "host " + cause.host;
+  if (cause.pid >= 0) place += (place.empty() ? "pid " : ", pid ") + std::to_string(cause.pid);
+  if (cause.rank < 0) return place;
+  const std::string name = "rank " + std::to_string(cause.rank);
+  return place.empty() ? name : name + " (" + place + ")";
+}
+
+// Empty where the cause lies with this rank: the message has named it already.
+std::string whoCaused(const Failure& failure) {
+  const Cause& cause = failure.cause;
+  if (failure.kind == FailureKind::kLinkLost && cause.other_rank >= 0) {
+    const std::string near = nameOfProcess(cause);
+    const std::string far = "rank " + std::to_string(cause.other_rank);
+    return near.empty() ? "the link to " + far : "the link between " + near + " and " + far;
+  }
+  if (cause.rank >= 0 && cause.rank == failure.rank) return "";
+  return nameOfProcess(cause);
+}
+
+std::string how(const Failure& failure, bool names_someone) {
+  std::string_view clause = failure.cause.how;
+  const std::string own = nameOfOperation(failure) + " ";
+  if (!names_someone && own.size() > 1 && clause.starts_with(own)) clause.remove_prefix(own.size());
+  return clause.empty() ? toString(failure.kind) : std::string(clause);
+}
+
+std::string when(const Failure& failure) {
+  std::string text;
+  if (failure.elapsed.count() > 0) text = ", noticed after " + formatSeconds(failure.elapsed);
+  if (failure.kind == FailureKind::kTimeout && failure.limit.count() > 0) {
+    text += " (limit " + formatSeconds(failure.limit) + ")";
+  }
+  return text;
+}
+
+std::string nextStep(const Failure& failure) {
+  const std::string again = "begin a new epoch with configure()";
+  switch (failure.kind) {
+    case FailureKind::kPeerLost:
+    case FailureKind::kPeerLeft:
+      if (failure.cause.rank < 0 || failure.cause.rank == failure.rank) return again;
+      return again + ", without rank " + std::to_string(failure.cause.rank);
+    case FailureKind::kStoreLost:
+      return "call configure() again, with a store that can be reached";
+    case FailureKind::kMismatch:
+      return "make all ranks issue the same operations in the same order, then " + again;
+    case FailureKind::kRendezvous:
+      return "correct this, then call configure() again";
+    case FailureKind::kInternal:
+      return "this is a fault in torchft_ext: please report it; " + again;
+    case FailureKind::kLinkLost:
+    case FailureKind::kTimeout:
+    case FailureKind::kAborted:
+      break;
+  }
+  return again;
+}
+
+}  // namespace
+
+const char* toString(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::kPeerLost:
+      return "peer lost";
+    case FailureKind::kPeerLeft:
+      return "peer left";
+    case FailureKind::kLinkLost:
+      return "link lost";
+    case FailureKind::kTimeout:
+      return "timeout";
+    case FailureKind::kAborted:
+      return "aborted";
+    case FailureKind::kStoreLost:
+      return "store lost";
+    case FailureKind::kMismatch:
+      return "operations do not match";
+    case FailureKind::kRendezvous:
+      return "rendezvous refused";
+    case FailureKind::kInternal:
+      return "internal error";
+  }
+  return "unknown failure";  // a number from the wire that this version does not know
+}
+
+std::string formatSeconds(std::chrono::nanoseconds duration) {
+  double seconds = std::chrono::duration<double>(duration).count();
+  if (duration.count() > 0) seconds = std::max(seconds, 0.001);
+  char text[64];
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-vararg): std::format is not in gcc 12
+  const int length = std::snprintf(text, sizeof text, "%.3f", seconds);
+  std::string result(text, static_cast<size_t>(std::max(length, 0)));
+  result.erase(result.find_last_not_of('0') + 1);
+  if (result.ends_with('.')) result.pop_back();
+  return result + " s";
+}
+
+std::string Failure::describe() const {
+  const std::string where = whereNoticed(*this);
+  const std::string who = whoCaused(*this);
+  std::string text = where.empty() ? "" : where + ": ";
+  if (!who.empty()) text += who + ": ";
+  return text + how(*this, !who.empty()) + when(*this) + "; " + nextStep(*this);
+}
+
+}  // namespace torchft_ext

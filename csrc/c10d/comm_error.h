@@ -1,0 +1,32 @@
+// Where a failure, which is a value everywhere below, becomes an exception.
+//
+// C++ callers get CommErrorCxx. Where Python is loaded, python/ installs a thrower whose exceptions
+// become the Python classes PeerLostError and so on: torch's binding code would turn any C++
+// exception into plain DistBackendError. Any thread.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+
+#include "torchft_ext/failure.h"
+
+namespace torchft_ext {
+
+class CommErrorCxx : public c10::DistBackendError {
+ public:
+  explicit CommErrorCxx(FailurePtr failure);
+  const FailurePtr& failure() const { return failure_; }
+
+ private:
+  FailurePtr failure_;
+};
+
+// Must throw. May be called on any thread, with or without the GIL.
+using Thrower = void (*)(const FailurePtr&);
+void setThrower(Thrower thrower);  // nullptr: CommErrorCxx
+
+[[noreturn]] void throwFailure(const FailurePtr& failure);
+std::exception_ptr exceptionPtr(const FailurePtr& failure);
+
+}  // namespace torchft_ext

@@ -1,0 +1,58 @@
+#include "c10d/environment.h"
+
+#include <c10/util/Exception.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+namespace torchft_ext {
+namespace {
+
+// An empty variable counts as unset, as shells have it.
+std::optional<std::string> read(const char* name) {
+  const char* value =
+      std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here calls setenv
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+std::chrono::milliseconds parseSeconds(const char* name, const std::string& text) {
+  constexpr double kMost = 24 * 3600;
+  double seconds = -1;
+  const char* end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, seconds);
+  const bool good = error == std::errc() && stopped == end && std::isfinite(seconds) &&
+                    seconds >= 0 && seconds <= kMost;
+  TORCH_CHECK_VALUE(good, name, ": expected seconds from 0 (off) to ", kMost, ", found '", text,
+                    "'");
+  return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
+}
+
+}  // namespace
+
+PortRange parsePortRange(const std::string& source, const std::string& text) {
+  const std::optional<PortRange> range = PortRange::parse(text);
+  TORCH_CHECK_VALUE(range.has_value(), source,
+                    ": expected a range of ports such as '7000-7100' or one port, found '", text,
+                    "'");
+  return *range;
+}
+
+Environment readEnvironment() {
+  Environment environment;
+  for (const char* name : {"TORCHFT_EXT_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}) {
+    if (environment.interface) break;
+    environment.interface = read(name);
+    if (environment.interface) environment.interface_variable = name;
+  }
+  if (const auto text = read("TORCHFT_EXT_PORT_RANGE")) {
+    environment.ports = parsePortRange("TORCHFT_EXT_PORT_RANGE", *text);
+  }
+  if (const auto text = read("TORCHFT_EXT_HEARTBEAT")) {
+    environment.heartbeat = parseSeconds("TORCHFT_EXT_HEARTBEAT", *text);
+  }
+  return environment;
+}
+
+}  // namespace torchft_ext

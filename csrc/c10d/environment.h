@@ -1,0 +1,25 @@
+// The TORCHFT_EXT_* variables, read once per call. A bad value is a ValueError that names the
+// variable, what was expected and what was found. Any thread (as far as nobody changes the
+// environment meanwhile).
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "net/socket_address.h"
+
+namespace torchft_ext {
+
+struct Environment {
+  std::optional<std::string> interface;  // TORCHFT_EXT_SOCKET_IFNAME, else GLOO_SOCKET_IFNAME
+  std::optional<std::string> interface_variable;       // which of the two it came from
+  std::optional<PortRange> ports;                      // TORCHFT_EXT_PORT_RANGE
+  std::optional<std::chrono::milliseconds> heartbeat;  // TORCHFT_EXT_HEARTBEAT, seconds; 0: off
+};
+Environment readEnvironment();
+
+// ValueError naming `source` where the text is no port range.
+PortRange parsePortRange(const std::string& source, const std::string& text);
+
+}  // namespace torchft_ext

@@ -1,0 +1,221 @@
+// The backend's own life: creation, epochs, settings. Operations are in ft_backend_collectives.cpp
+// and ft_backend_transfers.cpp.
+#include "c10d/ft_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "c10d/comm_error.h"
+#include "c10d/engines.h"
+#include "c10d/store_adapter.h"
+#include "comm/callbacks.h"
+
+namespace torchft_ext {
+namespace {
+
+// destroy_process_group() waits so long for what was issued to be sent.
+constexpr std::chrono::seconds kShutdownWithin{5};
+
+FtBackend::Milliseconds chosenTimeout(const FtBackend::Creation& creation) {
+  const bool own = creation.options->timeout_chosen || creation.timeout.count() <= 0;
+  return own ? creation.options->timeout : creation.timeout;
+}
+
+// Assigns where torch allows it (2.14 and later).
+template <typename T>
+void assignIfMutable(T& field, int value) {
+  if constexpr (!std::is_const_v<T>) field = value;
+}
+
+using TensorVector = std::vector<at::Tensor>;
+
+// The engine lets go of tensors on its own thread, and the last reference to one may need the GIL
+// to go: that must not hold up the network.
+std::shared_ptr<void> keepAlive(TensorVector tensors) {
+  return {new TensorVector(std::move(tensors)), [](TensorVector* kept) {
+            const bool shared =
+                std::all_of(kept->begin(), kept->end(),
+                            [](const at::Tensor& tensor) { return tensor.use_count() > 1; });
+            if (shared) {
+              delete kept;
+            } else {
+              runOnCallbackThread([owner = std::shared_ptr<TensorVector>(kept)] {});
+            }
+          }};
+}
+
+}  // namespace
+
+c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
+  TORCH_CHECK_VALUE(creation.size > 0, "world_size: expected at least 1, found ", creation.size);
+  checkRank({"init_process_group", "rank"}, creation.rank, creation.size);
+  auto backend = c10::make_intrusive<FtBackend>(
+      creation, makeEngine(creation.engine, *creation.options, creation.store));
+  backend->begin(storeThreadFor(creation.store), "", creation.rank, creation.size, std::nullopt);
+  return backend;
+}
+
+FtBackend::FtBackend(const Creation& creation, std::shared_ptr<Engine> engine)
+    : c10d::Backend(creation.rank, creation.size),
+      options_(creation.options),
+      engine_(std::move(engine)),
+      may_resize_(creation.may_resize || kTorchFollowsBackend),
+      fixed_rank_(creation.rank),
+      fixed_size_(creation.size),
+      group_(std::make_shared<Group>(creation.group_name, engine_, sharedWatchdog(),
+                                     chosenTimeout(creation))) {
+  options_->timeout = chosenTimeout(creation);
+  options_->group_name = creation.group_name;
+  rememberGroup(group_);
+}
+
+FtBackend::~FtBackend() {
+  // The threads and locks under an inherited group belong to the parent: let it leak.
+  if (guard_.inherited()) new std::shared_ptr<Group>(std::move(group_));
+}
+
+void FtBackend::configure(const std::string& store_address, int rank, int size,
+                          std::optional<Milliseconds> timeout) {
+  guard_.check("this process group");
+  const StoreAddress address = parseStoreAddress(store_address);
+  TORCH_CHECK_VALUE(size > 0, "configure: world_size: expected at least 1, found ", size);
+  checkRank({"configure", "rank"}, rank, size);
+  TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
+                    "configure: timeout: expected a positive time, found ",
+                    timeout.value_or(Milliseconds(0)).count(), " ms");
+  TORCH_CHECK(may_resize_ || (rank == fixed_rank_ && size == fixed_size_),
+              "configure: this group has backends of several ",
+              "kinds (a spec such as 'cpu:ft_host,cuda:nccl') or was split from another group, and "
+              "this torch fixes its rank and "
+              "size when it is made: expected rank ",
+              fixed_rank_, " of ", fixed_size_, ", found rank ", rank, " of ", size,
+              "; use a group with the single backend 'ft', or torch 2.14 or later");
+  begin(storeThreadFor(address), address.prefix, rank, size, timeout);
+}
+
+void FtBackend::begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix,
+                      int rank, int size, std::optional<Milliseconds> timeout) {
+  std::optional<Duration> limit;
+  if (timeout) limit = *timeout;
+  FailurePtr failure;
+  try {
+    failure = group_->configure(store, prefix, rank, size, limit);
+  } catch (const std::logic_error&) {
+    throw;  // shut down, or configuring already: the running attempt is not ours to end
+  } catch (...) {
+    group_->abort("a signal interrupted configure()");
+    throw;
+  }
+  if (failure) throwFailure(failure);
+  followEpoch();
+}
+
+void FtBackend::followEpoch() {
+  const Place place = enter();
+  sequence_.store(0, std::memory_order_relaxed);
+  assignIfMutable(rank_, place.rank);
+  assignIfMutable(size_, place.size);
+}
+
+void FtBackend::abort(const std::string& why) {
+  guard_.check("this process group");
+  group_->abort(why);
+}
+
+void FtBackend::shutdown() {
+  guard_.check("this process group");
+  group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));
+}
+
+void FtBackend::setTimeout(Milliseconds timeout) {
+  guard_.check("this process group");
+  TORCH_CHECK_VALUE(timeout.count() > 0, "set_timeout: expected a positive time, found ",
+                    timeout.count(), " ms");
+  options_->timeout = timeout;
+  group_->setTimeout(timeout);
+}
+
+FailurePtr FtBackend::errored() const {
+  guard_.check("this process group");
+  return group_->errored();
+}
+
+int64_t FtBackend::epoch() const {
+  guard_.check("this process group");
+  return group_->epoch();
+}
+
+int FtBackend::currentRank() const {
+  guard_.check("this process group");
+  return group_->rank();
+}
+
+int FtBackend::currentSize() const {
+  guard_.check("this process group");
+  return group_->size();
+}
+
+GroupStats FtBackend::stats() const {
+  guard_.check("this process group");
+  return group_->stats();
+}
+
+const std::string& FtBackend::groupName() const {
+  return group_->name();
+}
+
+c10d::ErrorType FtBackend::getError() {
+  const FailurePtr failure = errored();
+  if (!failure) return c10d::ErrorType::SUCCESS;
+  switch (failure->kind) {
+    case FailureKind::kTimeout:
+      return c10d::ErrorType::TIMEOUT;
+    case FailureKind::kPeerLost:
+    case FailureKind::kPeerLeft:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+FtBackend::Place FtBackend::enter() const {
+  guard_.check("this process group");
+  while (true) {
+    const int64_t epoch = group_->epoch();
+    const Place place{epoch, group_->rank(), group_->size()};
+    if (group_->epoch() == epoch) return place;
+  }
+}
+
+FtBackend::Prepared FtBackend::prepare(const Place& place, OpKind kind,
+                                       Milliseconds timeout) const {
+  Prepared prepared;
+  prepared.operation.kind = kind;
+  prepared.operation.epoch = place.epoch;
+  prepared.operation.timeout = timeout.count() > 0 ? Duration(timeout) : group_->timeout();
+  return prepared;
+}
+
+std::shared_ptr<OpState> FtBackend::issue(Prepared prepared) {
+  const OpKind kind = prepared.operation.kind;
+  if (kind != OpKind::kSend && kind != OpKind::kRecv)
+    sequence_.fetch_add(1, std::memory_order_relaxed);
+  prepared.operation.keep_alive = keepAlive(std::move(prepared.tensors));
+  return group_->issue(std::move(prepared.operation));
+}
+
+FtBackend::WorkPtr FtBackend::submit(Prepared prepared, Described described) {
+  std::vector<Prepared> one;
+  one.push_back(std::move(prepared));
+  return submitAll(std::move(one), std::move(described));
+}
+
+FtBackend::WorkPtr FtBackend::submitAll(std::vector<Prepared> prepared, Described described) {
+  FtWork::States states;
+  states.reserve(prepared.size());
+  for (Prepared& one : prepared) states.push_back(issue(std::move(one)));
+  return c10::make_intrusive<FtWork>(described.type, described.title, described.inputs,
+                                     std::move(states), std::move(described.outputs));
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,166 @@
+// The c10d backend "ft": tensors in, operations of a Group out. Arguments are checked completely
+// before anything is sent.
+//
+// Owner: the ProcessGroup, and Python handles. Threads: any. After a failure of the epoch every
+// operation returns a Work that has already failed; only bad arguments raise. Destruction fails the
+// epoch and does not wait; in a forked child it touches nothing. Rank and size follow the epoch. It
+// never takes the GIL.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <type_traits>
+#include <vector>
+
+#include "c10d/arguments.h"
+#include "c10d/ft_work.h"
+#include "c10d/options.h"
+#include "c10d/process.h"
+#include "comm/group.h"
+
+namespace torchft_ext {
+
+class FtBackend : public c10d::Backend {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
+
+  struct Creation {
+    c10::intrusive_ptr<c10d::Store> store;
+    int rank = 0;
+    int size = 1;
+    std::string engine = "host";
+    std::string group_name;
+    c10::intrusive_ptr<FtOptions> options;
+    Milliseconds timeout{0};  // of init_process_group(); Options' own goes before it
+    bool may_resize = true;   // false: the ProcessGroup above reports a fixed rank and size
+  };
+  // Makes the backend and its first epoch over the creator's store. Blocks up to the timeout.
+  // Raises what configure() raises, and what makeEngine() raises.
+  static c10::intrusive_ptr<FtBackend> create(const Creation& creation);
+
+  FtBackend(const Creation& creation, std::shared_ptr<Engine> engine);
+  ~FtBackend() override;
+
+  // Begins an epoch over the store at "host:port/prefix". ValueError for bad arguments,
+  // RuntimeError for a group that is shut down or configuring already or cannot be resized; else
+  // the failure, and the group is failed with it.
+  void configure(const std::string& store_address, int rank, int size,
+                 std::optional<Milliseconds> timeout);
+  void abort(const std::string& why);
+  FailurePtr errored() const;
+  int64_t epoch() const;
+  int currentRank() const;  // getRank() is fixed at construction before torch 2.14
+  int currentSize() const;
+  GroupStats stats() const;
+  const Engine& engine() const { return *engine_; }
+  const std::string& groupName() const;
+
+  const std::string getBackendName() const override { return "ft"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  void setTimeout(Milliseconds timeout) override;
+  void abort() override { abort("abort() was called"); }
+  void shutdown() override;
+  c10d::ErrorType getError() override;
+  void setSequenceNumberForGroup() override {}
+  // Collectives issued in this epoch.
+  uint64_t getSequenceNumberForGroup() override {
+    return sequence_.load(std::memory_order_relaxed);
+  }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  static constexpr bool kTorchFollowsBackend = !std::is_const_v<decltype(rank_)>;
+
+  // One consistent look at the epoch: what buffers are laid out for. The group refuses an operation
+  // whose epoch is over.
+  struct Place {
+    int64_t epoch = 0;
+    int rank = 0;
+    int size = 1;
+  };
+  // An operation that is ready to go, with the tensors that its buffers lie in.
+  struct Prepared {
+    Operation operation;
+    Tensors tensors;
+  };
+  // What a Work needs beside its operations.
+  struct Described {
+    c10d::OpType type;
+    const char* title;
+    std::optional<Tensors> inputs;
+    TensorLists outputs;
+  };
+
+  Place enter() const;
+  Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout) const;
+  std::shared_ptr<OpState> issue(Prepared prepared);
+  WorkPtr submit(Prepared prepared, Described described);
+  WorkPtr submitAll(std::vector<Prepared> prepared, Described described);
+  void begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix, int rank,
+             int size, std::optional<Milliseconds> timeout);
+  void followEpoch();
+
+  Prepared prepareAllreduce(const Argument& argument, const at::Tensor& tensor,
+                            const c10d::AllreduceOptions& options) const;
+  Prepared prepareAllgather(const Argument& outs, const Tensors& outputs, const Argument& in,
+                            const at::Tensor& input, const c10d::AllgatherOptions& options) const;
+  Prepared prepareAllgatherInto(const Argument& out, const at::Tensor& output, const Argument& in,
+                                const at::Tensor& input,
+                                const c10d::AllgatherOptions& options) const;
+  Prepared prepareReduceScatterFrom(const Argument& out, const at::Tensor& output,
+                                    const Argument& in, const at::Tensor& input,
+                                    const c10d::ReduceScatterOptions& options) const;
+  WorkPtr receive(Tensors& tensors, std::optional<int> source, int tag);
+
+  const ForkGuard guard_;
+  const c10::intrusive_ptr<FtOptions> options_;
+  const std::shared_ptr<Engine> engine_;
+  const bool may_resize_;
+  const int fixed_rank_;  // what a ProcessGroup that cannot follow reports
+  const int fixed_size_;
+  std::shared_ptr<Group> group_;       // constant; let go of in a forked child
+  std::atomic<uint64_t> sequence_{0};  // any thread
+};
+
+}  // namespace torchft_ext

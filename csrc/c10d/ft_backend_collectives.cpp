@@ -1,0 +1,251 @@
+// The collectives of the backend that reduce or gather. Each checks, lays out buffers, issues.
+#include <utility>
+
+#include "c10d/ft_backend.h"
+
+namespace torchft_ext {
+namespace {
+
+using c10d::OpType;
+
+std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& tensors) {
+  return tensors;
+}
+
+}  // namespace
+
+FtBackend::WorkPtr FtBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const Place place = enter();
+  checkOutputs({"broadcast", "tensors"}, tensors, 1);
+  checkRank({"broadcast", "root rank"}, options.rootRank, place.size);
+  TORCH_CHECK_VALUE(options.rootTensor == 0, "broadcast: root tensor: expected 0, found ",
+                    options.rootTensor);
+  Prepared prepared = prepare(place, OpKind::kBroadcast, options.timeout);
+  prepared.operation.dtype = dtypeOfData(tensors[0]);
+  prepared.operation.root = static_cast<int>(options.rootRank);
+  prepared.operation.outputs = {writable(tensors[0])};
+  prepared.tensors = tensors;
+  return submit(std::move(prepared),
+                {OpType::BROADCAST, "ft:broadcast", profiled(tensors), {tensors}});
+}
+
+FtBackend::Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor& tensor,
+                                                const c10d::AllreduceOptions& options) const {
+  checkOutput(argument, tensor);
+  const Reduction reduction = reductionOf(argument, tensor, options.reduceOp);
+  Prepared prepared = prepare(enter(), OpKind::kAllreduce, options.timeout);
+  prepared.operation.dtype = reduction.dtype;
+  prepared.operation.reduce = reduction.kind;
+  prepared.operation.outputs = {writable(tensor)};
+  prepared.tensors = {tensor};
+  return prepared;
+}
+
+FtBackend::WorkPtr FtBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const Argument argument{"allreduce", "tensors"};
+  checkCount(argument, tensors.size(), 1);
+  return submit(prepareAllreduce(argument.at(0), tensors[0], options),
+                {OpType::ALLREDUCE, "ft:all_reduce", profiled(tensors), {tensors}});
+}
+
+FtBackend::WorkPtr FtBackend::allreduce_coalesced(Tensors& tensors,
+                                                  const c10d::AllreduceCoalescedOptions& options) {
+  const Argument argument{"allreduce_coalesced", "tensors"};
+  TORCH_CHECK_VALUE(!tensors.empty(), argument.text(),
+                    ": expected at least one tensor, found none");
+  std::vector<Prepared> prepared;
+  prepared.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    prepared.push_back(prepareAllreduce(argument.at(i), tensors[i], options));
+  }
+  return submitAll(
+      std::move(prepared),
+      {OpType::ALLREDUCE_COALESCED, "ft:all_reduce_coalesced", profiled(tensors), {tensors}});
+}
+
+FtBackend::WorkPtr FtBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const Place place = enter();
+  const Argument argument{"reduce", "tensors"};
+  checkOutputs(argument, tensors, 1);
+  checkRank({"reduce", "root rank"}, options.rootRank, place.size);
+  TORCH_CHECK_VALUE(options.rootTensor == 0, "reduce: root tensor: expected 0, found ",
+                    options.rootTensor);
+  const Reduction reduction = reductionOf(argument.at(0), tensors[0], options.reduceOp);
+  Prepared prepared = prepare(place, OpKind::kReduce, options.timeout);
+  prepared.operation.dtype = reduction.dtype;
+  prepared.operation.reduce = reduction.kind;
+  prepared.operation.root = static_cast<int>(options.rootRank);
+  prepared.operation.inputs = {readable(tensors[0])};
+  if (place.rank == options.rootRank) prepared.operation.outputs = {writable(tensors[0])};
+  prepared.tensors = tensors;
+  return submit(std::move(prepared), {OpType::REDUCE, "ft:reduce", profiled(tensors), {tensors}});
+}
+
+FtBackend::Prepared FtBackend::prepareAllgather(const Argument& outs, const Tensors& outputs,
+                                                const Argument& in, const at::Tensor& input,
+                                                const c10d::AllgatherOptions& options) const {
+  const Place place = enter();
+  checkOutputs(outs, outputs, static_cast<size_t>(place.size));
+  at::Tensor own = asInput(in, input);
+  const at::Tensor& mine = outputs[static_cast<size_t>(place.rank)];
+  checkSameDtype(outs.at(0), outputs[0], in, own);
+  checkNumel(outs.at(static_cast<size_t>(place.rank)), mine, own.numel(),
+             "as this rank's input has");
+  // In place into its own output is what the engine knows; any other overlap gets a copy.
+  if (own.const_data_ptr() != mine.const_data_ptr()) own = apartFrom(own, outputs);
+  Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout);
+  prepared.operation.dtype = dtypeOfData(own);
+  prepared.operation.inputs = {readable(own)};
+  for (const at::Tensor& output : outputs) prepared.operation.outputs.push_back(writable(output));
+  prepared.tensors = outputs;
+  prepared.tensors.push_back(own);
+  return prepared;
+}
+
+FtBackend::WorkPtr FtBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                        const c10d::AllgatherOptions& options) {
+  const Argument out{"allgather", "outputs"};
+  const Argument in{"allgather", "inputs"};
+  checkCount(in, inputs.size(), 1);
+  checkCount(out, outputs.size(), 1);
+  return submit(prepareAllgather(out.at(0), outputs[0], in.at(0), inputs[0], options),
+                {OpType::ALLGATHER, "ft:all_gather", profiled(inputs), outputs});
+}
+
+FtBackend::WorkPtr FtBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                  const c10d::AllgatherOptions& options) {
+  // c10d has one list per rank here: outputs[rank][i] is what `rank` gave as inputs[i].
+  const Argument out{"allgather_coalesced", "outputs"};
+  const Argument in{"allgather_coalesced", "inputs"};
+  const Place place = enter();
+  TORCH_CHECK_VALUE(!inputs.empty(), in.text(), ": expected at least one tensor, found none");
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(place.size), out.text(), ": expected ",
+                    place.size, " lists (one for each rank), found ", outputs.size());
+  for (size_t rank = 0; rank < outputs.size(); ++rank)
+    checkCount(out.at(rank), outputs[rank].size(), inputs.size());
+  std::vector<Prepared> prepared;
+  prepared.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensors from_ranks;
+    for (const Tensors& of_rank : outputs) from_ranks.push_back(of_rank[i]);
+    prepared.push_back(prepareAllgather(out, from_ranks, in.at(i), inputs[i], options));
+  }
+  return submitAll(std::move(prepared),
+                   {OpType::ALLGATHER_COALESCED, "ft:all_gather", profiled(inputs), outputs});
+}
+
+FtBackend::Prepared FtBackend::prepareAllgatherInto(const Argument& out, const at::Tensor& output,
+                                                    const Argument& in, const at::Tensor& input,
+                                                    const c10d::AllgatherOptions& options) const {
+  const Place place = enter();
+  checkOutput(out, output);
+  at::Tensor own = asInput(in, input);
+  checkSameDtype(out, output, in, own);
+  checkNumel(out, output, own.numel() * place.size, "world size times the input's");
+  Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout);
+  prepared.operation.outputs = cut(writable(output), place.size);
+  const Buffer& mine = prepared.operation.outputs[static_cast<size_t>(place.rank)];
+  if (own.const_data_ptr() != mine.data) own = apartFrom(own, {output});
+  prepared.operation.dtype = dtypeOfData(own);
+  prepared.operation.inputs = {readable(own)};
+  prepared.tensors = {output, own};
+  return prepared;
+}
+
+FtBackend::WorkPtr FtBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                              const c10d::AllgatherOptions& options) {
+  return submit(prepareAllgatherInto({"_allgather_base", "output"}, output,
+                                     {"_allgather_base", "input"}, input, options),
+                {OpType::_ALLGATHER_BASE, "ft:_all_gather_base", profiled({input}), {{output}}});
+}
+
+FtBackend::WorkPtr FtBackend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  const Argument out{"allgather_into_tensor_coalesced", "outputs"};
+  const Argument in{"allgather_into_tensor_coalesced", "inputs"};
+  TORCH_CHECK_VALUE(!inputs.empty(), in.text(), ": expected at least one tensor, found none");
+  checkCount(out, outputs.size(), inputs.size());
+  std::vector<Prepared> prepared;
+  prepared.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    prepared.push_back(prepareAllgatherInto(out.at(i), outputs[i], in.at(i), inputs[i], options));
+  }
+  return submitAll(std::move(prepared),
+                   {OpType::COALESCED, "ft:_all_gather_base", profiled(inputs), {outputs}});
+}
+
+FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                             const c10d::ReduceScatterOptions& options) {
+  const Place place = enter();
+  const Argument out{"reduce_scatter", "outputs"};
+  const Argument in{"reduce_scatter", "inputs"};
+  checkOutputs(out, outputs, 1);
+  checkCount(in, inputs.size(), 1);
+  checkCount(in.at(0), inputs[0].size(), static_cast<size_t>(place.size));
+  const Reduction reduction = reductionOf(out.at(0), outputs[0], options.reduceOp);
+  Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout);
+  prepared.operation.dtype = reduction.dtype;
+  prepared.operation.reduce = reduction.kind;
+  prepared.operation.outputs = {writable(outputs[0])};
+  prepared.tensors = outputs;
+  for (size_t i = 0; i < inputs[0].size(); ++i) {
+    at::Tensor input = asInput(in.at(0).at(i), inputs[0][i]);
+    checkSameDtype(in.at(0).at(i), input, out.at(0), outputs[0]);
+    checkNumel(in.at(0).at(i), input, outputs[0].numel(), "as the output has");
+    const bool own = i == static_cast<size_t>(place.rank) &&
+                     input.const_data_ptr() == outputs[0].const_data_ptr();
+    if (!own) input = apartFrom(input, outputs);
+    prepared.operation.inputs.push_back(readable(input));
+    prepared.tensors.push_back(std::move(input));
+  }
+  return submit(std::move(prepared),
+                {OpType::REDUCE_SCATTER, "ft:reduce_scatter", profiled(inputs[0]), {outputs}});
+}
+
+FtBackend::Prepared FtBackend::prepareReduceScatterFrom(
+    const Argument& out, const at::Tensor& output, const Argument& in, const at::Tensor& input,
+    const c10d::ReduceScatterOptions& options) const {
+  const Place place = enter();
+  checkOutput(out, output);
+  at::Tensor whole = asInput(in, input);
+  checkSameDtype(in, whole, out, output);
+  checkNumel(in, whole, output.numel() * place.size, "world size times the output's");
+  const Reduction reduction = reductionOf(out, output, options.reduceOp);
+  const size_t offset = static_cast<size_t>(place.rank) * output.nbytes();
+  const bool in_place =
+      static_cast<const uint8_t*>(whole.const_data_ptr()) + offset == output.const_data_ptr();
+  if (!in_place) whole = apartFrom(whole, {output});
+  Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout);
+  prepared.operation.dtype = reduction.dtype;
+  prepared.operation.reduce = reduction.kind;
+  prepared.operation.inputs = cut(readable(whole), place.size);
+  prepared.operation.outputs = {writable(output)};
+  prepared.tensors = {output, whole};
+  return prepared;
+}
+
+FtBackend::WorkPtr FtBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                   const c10d::ReduceScatterOptions& options) {
+  return submit(
+      prepareReduceScatterFrom({"_reduce_scatter_base", "output"}, output,
+                               {"_reduce_scatter_base", "input"}, input, options),
+      {OpType::_REDUCE_SCATTER_BASE, "ft:_reduce_scatter_base", profiled({input}), {{output}}});
+}
+
+FtBackend::WorkPtr FtBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  const Argument out{"reduce_scatter_tensor_coalesced", "outputs"};
+  const Argument in{"reduce_scatter_tensor_coalesced", "inputs"};
+  TORCH_CHECK_VALUE(!inputs.empty(), in.text(), ": expected at least one tensor, found none");
+  checkCount(out, outputs.size(), inputs.size());
+  std::vector<Prepared> prepared;
+  prepared.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    prepared.push_back(
+        prepareReduceScatterFrom(out.at(i), outputs[i], in.at(i), inputs[i], options));
+  }
+  return submitAll(std::move(prepared),
+                   {OpType::COALESCED, "ft:_reduce_scatter_base", profiled(inputs), {outputs}});
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,188 @@
+// The operations of the backend that move data between single ranks, and the barrier.
+#include <utility>
+
+#include "c10d/ft_backend.h"
+
+namespace torchft_ext {
+namespace {
+
+using c10d::OpType;
+
+std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& tensors) {
+  return tensors;
+}
+
+uint64_t checkedTag(const char* op, int tag) {
+  TORCH_CHECK_VALUE(tag >= 0, op, ": tag: expected at least 0, found ", tag);
+  return static_cast<uint64_t>(tag);
+}
+
+}  // namespace
+
+FtBackend::WorkPtr FtBackend::gather(TensorLists& outputs, Tensors& inputs,
+                                     const c10d::GatherOptions& options) {
+  const Place place = enter();
+  const Argument out{"gather", "outputs"};
+  const Argument in{"gather", "inputs"};
+  checkRank({"gather", "root rank"}, options.rootRank, place.size);
+  checkCount(in, inputs.size(), 1);
+  at::Tensor input = asInput(in.at(0), inputs[0]);
+  Prepared prepared = prepare(place, OpKind::kGather, options.timeout);
+  prepared.operation.dtype = dtypeOfData(input);
+  prepared.operation.root = static_cast<int>(options.rootRank);
+  if (place.rank == options.rootRank) {
+    checkCount(out, outputs.size(), 1);
+    checkOutputs(out.at(0), outputs[0], static_cast<size_t>(place.size));
+    checkSameDtype(out.at(0).at(0), outputs[0][0], in.at(0), input);
+    for (size_t i = 0; i < outputs[0].size(); ++i) {
+      checkNumel(out.at(0).at(i), outputs[0][i], input.numel(), "as the input has");
+      prepared.operation.outputs.push_back(writable(outputs[0][i]));
+    }
+    input = apartFrom(input, outputs[0]);
+    prepared.tensors = outputs[0];
+  } else {
+    TORCH_CHECK_VALUE(outputs.empty(), out.text(),
+                      ": expected an empty list on ranks other than the root, found ",
+                      outputs.size(), " lists");
+  }
+  prepared.operation.inputs = {readable(input)};
+  prepared.tensors.push_back(input);
+  return submit(std::move(prepared), {OpType::GATHER, "ft:gather", profiled(inputs), outputs});
+}
+
+FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, TensorLists& inputs,
+                                      const c10d::ScatterOptions& options) {
+  const Place place = enter();
+  const Argument out{"scatter", "outputs"};
+  const Argument in{"scatter", "inputs"};
+  checkRank({"scatter", "root rank"}, options.rootRank, place.size);
+  checkOutputs(out, outputs, 1);
+  Prepared prepared = prepare(place, OpKind::kScatter, options.timeout);
+  prepared.operation.dtype = dtypeOfData(outputs[0]);
+  prepared.operation.root = static_cast<int>(options.rootRank);
+  prepared.operation.outputs = {writable(outputs[0])};
+  prepared.tensors = outputs;
+  if (place.rank == options.rootRank) {
+    checkCount(in, inputs.size(), 1);
+    checkCount(in.at(0), inputs[0].size(), static_cast<size_t>(place.size));
+    for (size_t i = 0; i < inputs[0].size(); ++i) {
+      at::Tensor input = apartFrom(asInput(in.at(0).at(i), inputs[0][i]), outputs);
+      checkSameDtype(in.at(0).at(i), input, out.at(0), outputs[0]);
+      checkNumel(in.at(0).at(i), input, outputs[0].numel(), "as the output has");
+      prepared.operation.inputs.push_back(readable(input));
+      prepared.tensors.push_back(std::move(input));
+    }
+  } else {
+    TORCH_CHECK_VALUE(inputs.empty(), in.text(),
+                      ": expected an empty list on ranks other than the root, found ",
+                      inputs.size(), " lists");
+  }
+  const Tensors shown = inputs.empty() ? Tensors() : inputs[0];
+  return submit(std::move(prepared), {OpType::SCATTER, "ft:scatter", profiled(shown), {outputs}});
+}
+
+FtBackend::WorkPtr FtBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                            std::vector<int64_t>& output_splits,
+                                            std::vector<int64_t>& input_splits,
+                                            const c10d::AllToAllOptions& options) {
+  const Place place = enter();
+  const Argument out{"alltoall_base", "output"};
+  const Argument in{"alltoall_base", "input"};
+  checkOutput(out, output);
+  const at::Tensor whole = apartFrom(asInput(in, input), {output});
+  checkSameDtype(out, output, in, whole);
+  Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout);
+  prepared.operation.dtype = dtypeOfData(output);
+  prepared.operation.inputs = splitRows(in, whole, readable(whole), input_splits, place.size);
+  prepared.operation.outputs = splitRows(out, output, writable(output), output_splits, place.size);
+  const auto self = static_cast<size_t>(place.rank);
+  const size_t sent = prepared.operation.inputs[self].bytes;
+  TORCH_CHECK_VALUE(sent == prepared.operation.outputs[self].bytes, out.text(),
+                    ": expected room for ", sent,
+                    " bytes from this rank itself, as its input split has, found ",
+                    prepared.operation.outputs[self].bytes);
+  prepared.tensors = {output, whole};
+  return submit(std::move(prepared),
+                {OpType::ALLTOALL_BASE, "ft:all_to_all", profiled({input}), {{output}}});
+}
+
+FtBackend::WorkPtr FtBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                       const c10d::AllToAllOptions& options) {
+  const Place place = enter();
+  const Argument out{"alltoall", "outputs"};
+  const Argument in{"alltoall", "inputs"};
+  const auto size = static_cast<size_t>(place.size);
+  checkOutputs(out, outputs, size);
+  checkCount(in, inputs.size(), size);
+  Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout);
+  prepared.operation.dtype = dtypeOfData(outputs[0]);
+  prepared.tensors = outputs;
+  for (size_t i = 0; i < size; ++i) {
+    at::Tensor input = apartFrom(asInput(in.at(i), inputs[i]), outputs);
+    checkSameDtype(in.at(i), input, out.at(0), outputs[0]);
+    prepared.operation.inputs.push_back(readable(input));
+    prepared.operation.outputs.push_back(writable(outputs[i]));
+    prepared.tensors.push_back(std::move(input));
+  }
+  const auto self = static_cast<size_t>(place.rank);
+  checkNumel(out.at(self), outputs[self], inputs[self].numel(),
+             "as this rank's input for itself has");
+  return submit(std::move(prepared),
+                {OpType::ALLTOALL, "ft:all_to_all", profiled(inputs), {outputs}});
+}
+
+FtBackend::WorkPtr FtBackend::send(Tensors& tensors, int destination, int tag) {
+  const Place place = enter();
+  const Argument argument{"send", "tensors"};
+  checkCount(argument, tensors.size(), 1);
+  checkRank({"send", "destination rank"}, destination, place.size);
+  TORCH_CHECK_VALUE(destination != place.rank,
+                    "send: destination rank: expected another rank, found this one, ", destination);
+  const at::Tensor input = asInput(argument.at(0), tensors[0]);
+  Prepared prepared = prepare(place, OpKind::kSend, c10d::kUnsetTimeout);
+  prepared.operation.dtype = dtypeOfData(input);
+  prepared.operation.peer = destination;
+  prepared.operation.tag = checkedTag("send", tag);
+  prepared.operation.inputs = {readable(input)};
+  prepared.tensors = {input};
+  return submit(std::move(prepared), {OpType::SEND, "ft:send", profiled(tensors), {tensors}});
+}
+
+FtBackend::WorkPtr FtBackend::recv(Tensors& tensors, int source, int tag) {
+  return receive(tensors, source, tag);
+}
+
+FtBackend::WorkPtr FtBackend::recvAnysource(Tensors& tensors, int tag) {
+  return receive(tensors, std::nullopt, tag);
+}
+
+FtBackend::WorkPtr FtBackend::receive(Tensors& tensors, std::optional<int> source, int tag) {
+  const Place place = enter();
+  const char* op = source ? "recv" : "recv_anysource";
+  checkOutputs({op, "tensors"}, tensors, 1);
+  if (source) {
+    checkRank({op, "source rank"}, *source, place.size);
+    TORCH_CHECK_VALUE(*source != place.rank,
+                      "recv: source rank: expected another rank, found this one, ", *source);
+  }
+  Prepared prepared = prepare(place, OpKind::kRecv, c10d::kUnsetTimeout);
+  prepared.operation.dtype = dtypeOfData(tensors[0]);
+  prepared.operation.peer = source.value_or(-1);
+  prepared.operation.tag = checkedTag(op, tag);
+  prepared.operation.outputs = {writable(tensors[0])};
+  prepared.tensors = tensors;
+  const OpType type = source ? OpType::RECV : OpType::RECVANYSOURCE;
+  return submit(std::move(prepared),
+                {type, source ? "ft:recv" : "ft:recvAnySource", profiled(tensors), {tensors}});
+}
+
+FtBackend::WorkPtr FtBackend::barrier(const c10d::BarrierOptions& options) {
+  return submit(prepare(enter(), OpKind::kBarrier, options.timeout),
+                {OpType::BARRIER, "ft:barrier", std::nullopt, {}});
+}
+
+void FtBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
+  barrier(options)->wait();  // the failure names who did not come
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,256 @@
+#include "c10d/ft_work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "base/log.h"
+#include "c10d/comm_error.h"
+#include "host/host_engine.h"
+
+namespace torchft_ext {
+namespace {
+
+// Past its deadline an operation completes as soon as the engine is out of its buffers; this is how
+// long that may take.
+constexpr std::chrono::seconds kGrace{1};
+
+bool allDone(const FtWork::States& states) {
+  return std::all_of(states.begin(), states.end(), [](const auto& state) { return state->done(); });
+}
+
+FailurePtr firstFailure(const FtWork::States& states) {
+  for (const auto& state : states) {
+    if (FailurePtr failure = state->failure()) return failure;
+  }
+  return nullptr;
+}
+
+// Runs `then` at once where all are done, else on the callback thread.
+void whenAllDone(const FtWork::States& states, std::function<void()> then) {
+  if (allDone(states)) return then();
+  auto left = std::make_shared<std::atomic<size_t>>(states.size());
+  auto shared_then = std::make_shared<std::function<void()>>(std::move(then));
+  for (const auto& state : states) {
+    state->onDone([left, shared_then] {
+      if (left->fetch_sub(1) == 1) (*shared_then)();
+    });
+  }
+}
+
+// Waits for a state whose epoch has failed; pending signals have had their say.
+void settle(OpState& state) noexcept {
+  try {
+    state.wait(Deadline::after(kGrace));
+  } catch (...) {
+    // Another signal while the first is being answered: the first one's exception is on its way.
+  }
+}
+
+c10::TypePtr typeOf(const FtWork::Outputs& outputs) {
+  c10::TypePtr list = c10::ListType::create(c10::TensorType::get());
+  return outputs.size() > 1 ? c10::ListType::create(std::move(list)) : list;
+}
+
+c10::IValue valueOf(const FtWork::Outputs& outputs) {
+  if (outputs.empty()) return c10::IValue(std::vector<at::Tensor>());
+  return outputs.size() > 1 ? c10::IValue(outputs) : c10::IValue(outputs.front());
+}
+
+c10d::WorkResult resultOf(const FailurePtr& failure) {
+  if (!failure) return c10d::WorkResult::SUCCESS;
+  return failure->kind == FailureKind::kTimeout ? c10d::WorkResult::TIMEOUT
+                                                : c10d::WorkResult::COMM_ERROR;
+}
+
+// A user's callback that throws must not take the callback thread with it.
+template <typename Call>
+void guarded(const char* what, const Call& call) noexcept {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    log(LogLevel::kError, std::string(what) + " threw: " + error.what());
+  } catch (...) {
+    log(LogLevel::kError, std::string(what) + " threw");
+  }
+}
+
+}  // namespace
+
+// torch's profiler wants the end of the operation exactly once, before wait() returns or when it
+// completes unawaited.
+struct FtWork::EndOfProfile {
+  explicit EndOfProfile(std::function<void()> callback) : callback(std::move(callback)) {}
+  void run() {
+    if (!ran.exchange(true)) guarded("the profiler's callback", callback);
+  }
+  const std::function<void()> callback;
+  std::atomic<bool> ran{false};
+};
+
+FtWork::FtWork(c10d::OpType type, const char* title,
+               const std::optional<std::vector<at::Tensor>>& inputs, States states, Outputs outputs)
+    : c10d::Work(-1, type, title, inputs),
+      states_(std::move(states)),
+      outputs_(std::move(outputs)),
+      end_of_profile_(recordFunctionEndCallback_ ? std::make_shared<EndOfProfile>(std::exchange(
+                                                       recordFunctionEndCallback_, nullptr))
+                                                 : nullptr) {
+  if (end_of_profile_) whenAllDone(states_, [end = end_of_profile_] { end->run(); });
+}
+
+bool FtWork::isCompleted() {
+  return allDone(states_);
+}
+
+FailurePtr FtWork::failure() const {
+  return firstFailure(states_);
+}
+
+bool FtWork::isSuccess() const {
+  return failure() == nullptr;
+}
+
+std::exception_ptr FtWork::exception() const {
+  const FailurePtr failed = failure();
+  return failed ? exceptionPtr(failed) : nullptr;
+}
+
+int FtWork::sourceRank() const {
+  TORCH_CHECK(opType_ == c10d::OpType::RECVANYSOURCE,
+              "source_rank(): expected a receive from any source, found ",
+              c10d::opTypeToString(opType_));
+  return states_.front()->sourceRank();
+}
+
+std::vector<at::Tensor> FtWork::result() {
+  TORCH_CHECK(isCompleted(), "result(): the operation has not completed; call wait() first");
+  TORCH_CHECK(outputs_.size() <= 1,
+              "result(): the operation has a list of lists; use get_future().value()");
+  return outputs_.empty() ? std::vector<at::Tensor>() : outputs_.front();
+}
+
+void FtWork::synchronize() {
+  wait(kNoTimeout);
+}
+
+bool FtWork::wait(std::chrono::milliseconds timeout) {
+  guard_.check("this operation");
+  for (const auto& state : states_) finish(*state, timeout);
+  if (end_of_profile_) end_of_profile_->run();
+  if (const FailurePtr failed = failure()) throwFailure(failed);
+  return true;
+}
+
+void FtWork::finish(OpState& state, std::chrono::milliseconds timeout) const {
+  if (state.done()) return;
+  const bool own = timeout <= kNoTimeout;
+  if (own && state.deadline().isNever()) {
+    waitFor(state, Deadline::never());
+    return;
+  }
+  // The watchdog fails the epoch at the operation's own deadline, so that only explicit ones
+  // normally run out here.
+  const Deadline until =
+      own ? Deadline::at(state.deadline().at() + kGrace) : Deadline::after(timeout);
+  if (!waitFor(state, until)) giveUp(state, own ? std::chrono::milliseconds(0) : timeout);
+}
+
+void FtWork::giveUp(OpState& state, std::chrono::milliseconds timeout) const {
+  Failure failure;
+  failure.kind = FailureKind::kTimeout;
+  failure.op = toString(state.kind());
+  failure.seq = state.seq();
+  failure.elapsed = Clock::now() - state.issuedAt();
+  failure.limit = timeout.count() > 0 ? std::chrono::nanoseconds(timeout)
+                                      : std::chrono::nanoseconds(state.timeout());
+  const auto& lifecycle = state.lifecycle();
+  if (lifecycle) failure.cause.rank = lifecycle->identity().rank;
+  failure.cause.host = hostName();
+  failure.cause.pid = ::getpid();
+  failure.cause.how =
+      timeout.count() > 0 ? "the timeout given to wait() ran out" : "did not complete in time";
+  const auto own_failure = std::make_shared<const Failure>(failure);
+  const bool first = lifecycle && lifecycle->fail(std::move(failure));
+  settle(state);
+  if (!state.done())
+    state.complete(lifecycle && lifecycle->failure() ? lifecycle->failure() : own_failure);
+  // The state would name the operation's own limit, not the one that ran out.
+  if (first && state.failure() && timeout.count() > 0) throwFailure(lifecycle->failure());
+}
+
+bool FtWork::waitFor(OpState& state, Deadline deadline) const {
+  try {
+    return state.wait(deadline);
+  } catch (...) {
+    failEpoch(FailureKind::kAborted, "a signal interrupted wait()");
+    throw;
+  }
+}
+
+void FtWork::abort() {
+  guard_.check("this operation");
+  failEpoch(FailureKind::kAborted, "the operation's abort() was called");
+}
+
+void FtWork::failEpoch(FailureKind kind, const std::string& how) const {
+  const auto& lifecycle = states_.front()->lifecycle();
+  if (!lifecycle) return;
+  Failure failure;
+  failure.kind = kind;
+  failure.cause.rank = lifecycle->identity().rank;
+  failure.cause.host = hostName();
+  failure.cause.pid = ::getpid();
+  failure.cause.how = how;
+  lifecycle->fail(std::move(failure));
+  for (const auto& state : states_) settle(*state);
+}
+
+// Made under the lock, completed outside of it: completion may need the GIL.
+FtWork::FuturePtr FtWork::makeOnce(FuturePtr FtWork::*slot, const c10::TypePtr& type, bool* made) {
+  MutexLock lock(futures_mutex_);
+  FuturePtr& future = this->*slot;
+  *made = !future;
+  if (!future) future = c10::make_intrusive<c10::ivalue::Future>(type);
+  return future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFuture() {
+  guard_.check("this operation");
+  bool made = false;
+  FuturePtr future = makeOnce(&FtWork::future_, typeOf(outputs_), &made);
+  if (!made) return future;
+  whenAllDone(states_, [future, states = states_, outputs = outputs_] {
+    guarded("a future's callback", [&] {
+      if (const FailurePtr failed = firstFailure(states)) {
+        future->setError(exceptionPtr(failed));
+      } else {
+        future->markCompleted(valueOf(outputs));
+      }
+    });
+  });
+  return future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFutureResult() {
+  guard_.check("this operation");
+  bool made = false;
+  FuturePtr future = makeOnce(&FtWork::result_future_, c10::AnyEnumType::get(), &made);
+  if (!made) return future;
+  whenAllDone(states_, [future, states = states_] {
+    guarded("a future's callback", [&] {
+      future->markCompleted(c10::IValue(static_cast<uint8_t>(resultOf(firstFailure(states)))));
+    });
+  });
+  return future;
+}
+
+uint64_t FtWork::getSequencenumber() const {
+  return static_cast<uint64_t>(states_.front()->seq());
+}
+
+}  // namespace torchft_ext

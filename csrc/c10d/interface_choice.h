@@ -1,0 +1,20 @@
+// Which local address a group listens on and publishes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "c10d/environment.h"
+#include "c10d/options.h"
+#include "net/socket_address.h"
+
+namespace torchft_ext {
+
+// In this order: the option, TORCHFT_EXT_SOCKET_IFNAME, GLOO_SOCKET_IFNAME (a name that no
+// interface has is a ValueError); the address by which the store's host is reached; the address of
+// this host's name; loopback. May block in the resolver.
+SocketAddress chooseAddress(const FtOptions& options, const Environment& environment,
+                            const c10::intrusive_ptr<c10d::Store>& store);
+
+}  // namespace torchft_ext

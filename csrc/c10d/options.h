@@ -1,0 +1,23 @@
+// What a user chooses for one group. A plain value; unset fields fall back to the environment
+// (c10d/environment.h).
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace torchft_ext {
+
+struct FtOptions : c10d::Backend::Options {
+  explicit FtOptions(std::optional<std::chrono::milliseconds> timeout_option = std::nullopt)
+      : c10d::Backend::Options("ft", timeout_option.value_or(kBackendDefaultTimeout)),
+        timeout_chosen(timeout_option.has_value()) {}
+
+  bool timeout_chosen;                    // false: the timeout of init_process_group() holds
+  std::optional<std::string> interface;   // "eth0", "eth", "eth0,ib0", "=eth0", "^docker,lo"
+  std::optional<std::string> port_range;  // "7000-7100", "7000"; "" or "0": any free port
+  std::optional<std::chrono::milliseconds> heartbeat;  // 0: off
+};
+
+}  // namespace torchft_ext

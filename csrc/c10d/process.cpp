@@ -1,0 +1,116 @@
+#include "c10d/process.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <set>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "base/mutex.h"
+#include "comm/callbacks.h"
+#include "comm/group.h"
+#include "host/host_engine.h"
+#include "rendezvous/store_thread.h"
+
+namespace torchft_ext {
+namespace {
+
+// Never destroyed: threads may outlive static destruction.
+struct Process {
+  ForkGuard made_in;
+  Mutex mutex;
+  std::shared_ptr<Watchdog> watchdog GUARDED_BY(mutex);
+  std::vector<std::weak_ptr<Group>> groups GUARDED_BY(mutex);
+};
+
+Process& process() {
+  static auto* const instance = new Process;
+  return *instance;
+}
+
+std::vector<std::shared_ptr<Group>> takeGroups() {
+  std::vector<std::shared_ptr<Group>> groups;
+  MutexLock lock(process().mutex);
+  for (const auto& weak : process().groups) {
+    if (auto group = weak.lock()) groups.push_back(std::move(group));
+  }
+  process().groups.clear();
+  return groups;
+}
+
+std::shared_ptr<Watchdog> takeWatchdog() {
+  MutexLock lock(process().mutex);
+  return std::move(process().watchdog);
+}
+
+// "3 -> socket:[123]" for each descriptor of one table; those that lead into /proc are this
+// function's own.
+std::set<std::string> tableOf(const std::filesystem::path& directory) {
+  std::set<std::string> table;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry->path(), gone).string();
+    if (!gone && !target.starts_with("/proc/"))
+      table.insert(entry->path().filename().string() + " -> " + target);
+  }
+  return table;
+}
+
+}  // namespace
+
+std::shared_ptr<Watchdog> sharedWatchdog() {
+  MutexLock lock(process().mutex);
+  if (!process().watchdog) process().watchdog = std::make_shared<Watchdog>();
+  return process().watchdog;
+}
+
+void rememberGroup(const std::shared_ptr<Group>& group) {
+  MutexLock lock(process().mutex);
+  std::erase_if(process().groups, [](const auto& weak) { return weak.expired(); });
+  process().groups.push_back(group);
+}
+
+bool processExit(Deadline deadline) {
+  if (process().made_in.inherited()) return true;
+  // Goodbyes get half of the time, so that enough is left for the threads.
+  const Deadline goodbye =
+      deadline.isNever() ? deadline : deadline.orEarlier(deadline.remaining() / 2);
+  bool ended = true;
+  for (const auto& group : takeGroups()) ended &= group->shutdown(goodbye);
+  ended &= stopHostEngines(deadline);
+  ended &= StoreThread::stopAll(deadline);
+  if (const auto watchdog = takeWatchdog()) ended &= watchdog->stop(deadline);
+  ended &= stopCallbackThread(deadline);
+  return ended;
+}
+
+int openDescriptors() {
+  std::set<std::set<std::string>> tables;
+  std::error_code error;
+  for (std::filesystem::directory_iterator task("/proc/self/task", error), end;
+       !error && task != end; task.increment(error)) {
+    tables.insert(tableOf(task->path() / "fd"));
+  }
+  size_t count = 0;
+  for (const auto& table : tables) count += table.size();
+  return static_cast<int>(count);
+}
+
+ForkGuard::ForkGuard() : pid_(::getpid()) {}
+
+bool ForkGuard::inherited() const {
+  return ::getpid() != pid_;
+}
+
+void ForkGuard::check(const char* what) const {
+  TORCH_CHECK(!inherited(), what, " was made before fork(), in process ", pid_,
+              ", and cannot be used in process ", ::getpid(),
+              "; start workers with the 'spawn' method and make it there");
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,40 @@
+// What belongs to the process and not to a group: the watchdog, the list of groups that say goodbye
+// at exit, and the check that a handle is used in the process that made it. Any thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+
+#include "base/deadline.h"
+
+namespace torchft_ext {
+
+class Group;
+class Watchdog;
+
+std::shared_ptr<Watchdog> sharedWatchdog();
+
+// Known groups are shut down by processExit(). Holds no group alive.
+void rememberGroup(const std::shared_ptr<Group>& group);
+
+// Says goodbye for every group and ends all threads of the library, by the deadline; what does not
+// end is abandoned and reported. False: something was abandoned. Nothing happens in a forked child.
+bool processExit(Deadline deadline);
+
+// Descriptors open in this process, those in private tables of single threads included.
+int openDescriptors();
+
+// A handle made before fork() does not work in the child: its threads are not there.
+class ForkGuard {
+ public:
+  ForkGuard();
+  bool inherited() const;
+  // RuntimeError in a forked child. what: "this process group".
+  void check(const char* what) const;
+
+ private:
+  pid_t pid_;
+};
+
+}  // namespace torchft_ext

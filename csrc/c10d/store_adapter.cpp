@@ -1,0 +1,217 @@
+#include "c10d/store_adapter.h"
+
+#include <netdb.h>
+#include <poll.h>
+
+#include <atomic>
+#include <charconv>
+#include <exception>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+
+#include "net/socket_address.h"
+
+namespace torchft_ext {
+namespace {
+
+// How long a client tries to connect, and waits inside one call. Callers have deadlines of their
+// own, so this only bounds how long a thread stays with a server that does not answer.
+constexpr std::chrono::seconds kClientTimeout{5};
+// A server that refuses connections may be about to start; after this it counts as lost.
+constexpr std::chrono::seconds kRefusedFor{1};
+constexpr milliseconds kRetryAfter{50};
+
+std::string whatOf(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
+template <typename Call>
+auto translated(const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    throw StoreError(whatOf(error));
+  } catch (...) {
+    throw StoreError("the store threw something that is no std::exception");
+  }
+}
+
+// A client over any c10d store. Owner and only user: one store thread.
+class C10dStoreClient : public StoreClient {
+ public:
+  explicit C10dStoreClient(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    translated([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
+  }
+
+  std::optional<std::vector<std::string>> getAll(const std::vector<std::string>& keys) override {
+    return translated([&]() -> std::optional<std::vector<std::string>> {
+      if (!store_->check(keys)) return std::nullopt;
+      std::vector<std::string> values;
+      values.reserve(keys.size());
+      for (const std::vector<uint8_t>& value : read(keys))
+        values.emplace_back(value.begin(), value.end());
+      return values;
+    });
+  }
+
+  void remove(const std::string& key) override {
+    translated([&] { store_->deleteKey(key); });
+  }
+
+ private:
+  std::vector<std::vector<uint8_t>> read(const std::vector<std::string>& keys) {
+    if (store_->hasExtendedApi()) return store_->multiGet(keys);
+    std::vector<std::vector<uint8_t>> values;
+    values.reserve(keys.size());
+    for (const std::string& key : keys) values.push_back(store_->get(key));
+    return values;
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+};
+
+c10::intrusive_ptr<c10d::TCPStore> tcpStoreBehind(c10::intrusive_ptr<c10d::Store> store) {
+  while (auto prefix = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store)) {
+    store = prefix->getUnderlyingStore();
+  }
+  return c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
+}
+
+// Empty where something accepts connections at the address, else why not.
+std::string tryConnect(const addrinfo& address, Deadline deadline) {
+  std::string error;
+  const UniqueFd fd = startConnect(SocketAddress(address.ai_addr, address.ai_addrlen), &error);
+  if (!fd) return error;
+  pollfd wanted{fd.get(), POLLOUT, 0};
+  const auto patience = std::chrono::ceil<milliseconds>(deadline.remaining());
+  if (::poll(&wanted, 1, static_cast<int>(patience.count())) <= 0) return "no answer";
+  const int problem = pendingSocketError(fd.get());
+  return problem == 0 ? "" : std::generic_category().message(problem);
+}
+
+std::string tryConnect(const StoreAddress& address, Deadline deadline) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int problem =
+      ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &list);
+  if (problem != 0)
+    return std::string("its host's name does not resolve: ") + ::gai_strerror(problem);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
+  std::string why;
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+    why = tryConnect(*entry, deadline);
+    if (why.empty()) break;
+  }
+  return why;
+}
+
+// torch's own client goes on trying for its whole timeout and beyond, and logs a stack trace for
+// each try.
+void awaitServer(const StoreAddress& address) {
+  const Deadline deadline = Deadline::after(kClientTimeout);
+  const Deadline refused = Deadline::after(kRefusedFor);
+  std::string why = tryConnect(address, deadline);
+  while (!why.empty() && !refused.expired()) {
+    std::this_thread::sleep_for(kRetryAfter);
+    why = tryConnect(address, deadline);
+  }
+  if (!why.empty()) {
+    throw StoreError("cannot connect to the store at " + address.host + ":" +
+                     std::to_string(address.port) + ": " + why);
+  }
+}
+
+std::string serverKey(const StoreAddress& address) {
+  return address.host + ":" + std::to_string(address.port);
+}
+
+std::string unbracketed(const std::string& host) {
+  return host.size() > 2 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
+}
+
+// The host as written, brackets included; empty where it is malformed.
+std::string_view hostPart(std::string_view text) {
+  if (text.starts_with('[')) {
+    const size_t end = text.find(']');
+    return end == std::string_view::npos || end == 1 ? std::string_view() : text.substr(0, end + 1);
+  }
+  const size_t end = text.find(':');
+  return end == std::string_view::npos ? std::string_view() : text.substr(0, end);
+}
+
+std::optional<uint16_t> parsePort(std::string_view text) {
+  unsigned port = 0;
+  const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+  const bool good =
+      error == std::errc() && stopped == text.data() + text.size() && port > 0 && port <= 65535;
+  return good ? std::optional<uint16_t>(static_cast<uint16_t>(port)) : std::nullopt;
+}
+
+}  // namespace
+
+StoreAddress parseStoreAddress(const std::string& text) {
+  const auto refuse = [&text](const char* problem) {
+    TORCH_CHECK_VALUE(
+        false,
+        "configure: store_addr: expected 'host:port/prefix' or '[ipv6]:port/prefix', found '", text,
+        "': ", problem);
+  };
+  const std::string_view host = hostPart(text);
+  if (host.empty() || host.find_first_of("/ \t\n") != std::string_view::npos) refuse("no host");
+  std::string_view rest = std::string_view(text).substr(host.size());
+  const size_t slash = rest.find('/');
+  if (!rest.starts_with(':') || slash == std::string_view::npos)
+    refuse("no ':port/' after the host");
+  const std::optional<uint16_t> port = parsePort(rest.substr(1, slash - 1));
+  if (!port) refuse("the port is no number from 1 to 65535");
+  if (slash + 1 == rest.size())
+    refuse("the prefix is empty; each group and epoch needs one of its own");
+  return {unbracketed(std::string(host)), *port, std::string(rest.substr(slash + 1))};
+}
+
+std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
+  // The constructor looks the host up and connects, for as long as that takes: on the store thread.
+  return StoreThread::forServer(serverKey(address), [address] {
+    return translated([&]() -> std::unique_ptr<StoreClient> {
+      awaitServer(address);
+      c10d::TCPStoreOptions options;
+      options.port = address.port;
+      options.waitWorkers = false;
+      options.timeout = kClientTimeout;
+      return std::make_unique<C10dStoreClient>(
+          c10::make_intrusive<c10d::TCPStore>(address.host, options));
+    });
+  });
+}
+
+std::shared_ptr<StoreThread> storeThreadFor(const c10::intrusive_ptr<c10d::Store>& store) {
+  static std::atomic<uint64_t> next{0};
+  StoreAddress address;
+  const std::string server = serverAddress(store, &address) ? serverKey(address) : "in-process";
+  const std::string key = server + "#" + std::to_string(next.fetch_add(1));
+  return StoreThread::forServer(key, [store] {
+    return translated([&]() -> std::unique_ptr<StoreClient> {
+      c10::intrusive_ptr<c10d::Store> own = store->clone();
+      // Other stores' clones may be the store itself, whose timeout belongs to the user.
+      if (tcpStoreBehind(own) && tcpStoreBehind(own) != tcpStoreBehind(store))
+        own->setTimeout(kClientTimeout);
+      return std::make_unique<C10dStoreClient>(std::move(own));
+    });
+  });
+}
+
+bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address) {
+  const auto tcp = tcpStoreBehind(store);
+  if (!tcp) return false;
+  address->host = tcp->getHost();
+  address->port = tcp->getPort();
+  return true;
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,33 @@
+// c10d's stores behind rendezvous/store.h, and the addresses of stores.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "rendezvous/store.h"
+#include "rendezvous/store_thread.h"
+
+namespace torchft_ext {
+
+// "host:port/prefix", "[v6]:port/prefix". The prefix is used verbatim and may contain slashes.
+struct StoreAddress {
+  std::string host;  // without brackets
+  uint16_t port = 0;
+  std::string prefix;
+};
+// ValueError naming what was expected and what was found.
+StoreAddress parseStoreAddress(const std::string& text);
+
+// A thread with a client of its own to the TCPStore at this address: shared by all groups that name
+// it.
+std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address);
+// A thread with a clone of the creator's store, prefixes included. Not shared: prefixes cannot be
+// read back.
+std::shared_ptr<StoreThread> storeThreadFor(const c10::intrusive_ptr<c10d::Store>& store);
+
+// The address of the server behind any number of PrefixStores; false where it is no TCPStore.
+bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address);
+
+}  // namespace torchft_ext

@@ -1,0 +1,354 @@
+#include "comm/group.h"
+
+#include <utility>
+
+#include "base/log.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr Duration kDrainSoon = std::chrono::milliseconds(50);
+
+Failure aborted(int rank, std::string how) {
+  Failure failure;
+  failure.kind = FailureKind::kAborted;
+  failure.cause.rank = rank;
+  failure.cause.how = std::move(how);
+  return failure;
+}
+
+// The phases of one configure, for stats().
+class Stopwatch {
+ public:
+  void lap(std::string phase) {
+    const auto now = Clock::now();
+    laps_.emplace_back(std::move(phase), now - last_);
+    last_ = now;
+  }
+  std::vector<std::pair<std::string, Duration>> take() { return std::move(laps_); }
+
+ private:
+  Clock::time_point last_ = Clock::now();
+  std::vector<std::pair<std::string, Duration>> laps_;
+};
+
+}  // namespace
+
+// Failures by kind; shared with the subscribers of epochs, which may outlive the group.
+struct Group::FailureCounts {
+  Mutex mutex;
+  std::array<uint64_t, 10> by_kind GUARDED_BY(mutex){};
+  FailurePtr last GUARDED_BY(mutex);
+
+  void count(const FailurePtr& failure) {
+    MutexLock lock(mutex);
+    ++by_kind[static_cast<size_t>(failure->kind) % by_kind.size()];
+    last = failure;
+  }
+};
+
+Group::Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog, Duration timeout)
+    : name_(std::move(name)),
+      engine_(std::move(engine)),
+      watchdog_(std::move(watchdog)),
+      failure_counts_(std::make_shared<FailureCounts>()),
+      timeout_(timeout) {}
+
+Group::~Group() {
+  std::shared_ptr<Lifecycle> forming;
+  {
+    MutexLock lock(mutex_);
+    forming = forming_;
+  }
+  if (forming) forming->fail(aborted(forming->identity().rank, "its group object was destroyed"));
+}
+
+// ---------------------------------------------------------------- configure
+
+FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank, int size,
+                            std::optional<Duration> timeout) {
+  Deadline deadline = Deadline::never();
+  std::shared_ptr<Lifecycle> lifecycle;
+  {
+    MutexLock lock(mutex_);
+    if (shut_down_) throw GroupStateError("configure() of group '" + name_ + "' after shutdown(): make a new group");
+    if (configuring_) {
+      throw GroupStateError("configure() of group '" + name_ +
+                            "' while another thread configures it: abort() that one first, or wait for it");
+    }
+    configuring_ = true;
+    deadline = Deadline::after(timeout.value_or(timeout_));
+    lifecycle = std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_ + 1, rank, size});
+    forming_ = lifecycle;
+  }
+  // Also when the wait hook throws (a pending signal): the group is then failed, and whole.
+  struct Finally {
+    Group& group;
+    std::shared_ptr<Lifecycle> lifecycle;
+    bool done = false;
+    ~Finally() {
+      if (!done) group.configureFailed(lifecycle, aborted(lifecycle->identity().rank, "configure() was interrupted"));
+    }
+  } finally{*this, lifecycle};
+
+  Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle};
+  std::variant<std::shared_ptr<Communicator>, Failure> formed = beginEpoch(attempt);
+  finally.done = true;
+  if (auto* failure = std::get_if<Failure>(&formed)) return configureFailed(lifecycle, std::move(*failure));
+  return configureSucceeded(attempt, std::move(std::get<std::shared_ptr<Communicator>>(formed)));
+}
+
+std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& attempt) {
+  Stopwatch stopwatch;
+  endCurrent("rank " + std::to_string(rank()) + " began another epoch", attempt.deadline);
+  stopwatch.lap("end_previous");
+
+  auto described = engine_->describeSelf();
+  if (auto* failure = std::get_if<Failure>(&described)) return std::move(*failure);
+  MemberRecord self = std::move(std::get<MemberRecord>(described));
+  self.token = Token::random();
+
+  const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
+  const Cancelled cancelled = [&lifecycle] {
+    if (WaitHook hook = waitHook()) hook();
+    return lifecycle->over();
+  };
+  Rendezvous rendezvous(attempt.store, attempt.prefix, attempt.rank, attempt.size, std::move(self),
+                        attempt.deadline, cancelled);
+  auto entered = rendezvous.enter();
+  stopwatch.lap("rendezvous");
+  while (true) {
+    if (auto* failure = std::get_if<Failure>(&entered)) return std::move(*failure);
+    std::variant<std::monostate, Roster, Failure> refreshed;
+    auto formed = engine_->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
+                                [&] { return lookForSuccessor(rendezvous, refreshed); });
+    if (auto* failure = std::get_if<Failure>(&formed)) return std::move(*failure);
+    if (auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed)) {
+      stopwatch.lap("links");
+      rendezvous.succeeded();
+      stopwatch.lap("activate");
+      attempt.phases = stopwatch.take();
+      return std::move(*communicator);
+    }
+    if (auto* failure = std::get_if<Failure>(&refreshed)) return std::move(*failure);
+    entered = std::get<Roster>(std::move(refreshed));
+  }
+}
+
+// True: the links being made are for nothing; `refreshed` says why. A lost store does not end an
+// attempt whose links may stand any moment.
+bool Group::lookForSuccessor(Rendezvous& rendezvous, std::variant<std::monostate, Roster, Failure>& refreshed) {
+  if (WaitHook hook = waitHook()) hook();
+  refreshed = rendezvous.refresh();
+  if (const auto* failure = std::get_if<Failure>(&refreshed)) return failure->kind == FailureKind::kRendezvous;
+  return std::holds_alternative<Roster>(refreshed);
+}
+
+FailurePtr Group::configureFailed(const std::shared_ptr<Lifecycle>& lifecycle, Failure failure) {
+  failure.op = "configure";
+  lifecycle->fail(std::move(failure));
+  FailurePtr known = lifecycle->failure();
+  if (known->op.empty()) {
+    auto placed = std::make_shared<Failure>(*known);
+    placed->op = "configure";
+    known = std::move(placed);
+  }
+  log(LogLevel::kWarning, known->describe());
+  failure_counts_->count(known);
+  MutexLock lock(mutex_);
+  failure_ = known;
+  forming_.reset();
+  configuring_ = false;
+  ++stats_.failed_configures;
+  return known;
+}
+
+FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator) {
+  const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
+  if (!lifecycle->activate()) return configureFailed(lifecycle, *lifecycle->failure());
+  Duration total{0};
+  for (const auto& phase : attempt.phases) total += phase.second;
+  log(LogLevel::kInfo, "group '" + name_ + "': epoch " + std::to_string(lifecycle->identity().epoch) + " of " +
+                           std::to_string(attempt.size) + " ranks begins, this is rank " +
+                           std::to_string(attempt.rank) + " (" + std::to_string(toMilliseconds(total)) + " ms)");
+  {
+    MutexLock lock(mutex_);
+    current_ = Epoch{lifecycle, std::move(communicator), 0};
+    forming_.reset();
+    failure_.reset();
+    configuring_ = false;
+    ++epoch_;
+    rank_ = attempt.rank;
+    size_ = attempt.size;
+    ++stats_.epochs;
+    stats_.last_configure = std::move(attempt.phases);
+  }
+  lifecycle->subscribe([counts = failure_counts_](const FailurePtr& failure) {
+    counts->count(failure);
+    log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : LogLevel::kWarning, failure->describe());
+  });
+  return nullptr;
+}
+
+// ---------------------------------------------------------------- ends
+
+void Group::endCurrent(const std::string& why, Deadline deadline) {
+  Epoch ended;
+  {
+    MutexLock lock(mutex_);
+    ended = std::exchange(current_, Epoch{});
+  }
+  if (!ended.communicator) return;
+  ended.lifecycle->fail(aborted(ended.lifecycle->identity().rank, why));
+  drain(*ended.communicator, deadline);
+  const uint64_t sent = ended.communicator->bytesSent();
+  const uint64_t received = ended.communicator->bytesReceived();
+  MutexLock lock(mutex_);
+  stats_.bytes_sent += sent;
+  stats_.bytes_received += received;
+}
+
+void Group::drain(Communicator& communicator, Deadline deadline) {
+  if (communicator.drain(deadline.orEarlier(kDrainSoon))) return;
+  log(LogLevel::kWarning, "group '" + name_ + "': the engine is still inside an operation 50 ms after its end");
+  if (communicator.drain(deadline)) return;
+  log(LogLevel::kError, "group '" + name_ +
+                            "': the engine did not leave an operation by the deadline; its buffers stay alive");
+}
+
+void Group::abort(const std::string& why) {
+  std::shared_ptr<Lifecycle> forming;
+  Epoch current;
+  Duration limit{0};
+  {
+    MutexLock lock(mutex_);
+    forming = forming_;
+    current = current_;
+    limit = timeout_;
+  }
+  if (forming) forming->fail(aborted(forming->identity().rank, why));
+  if (!current.communicator) return;
+  current.lifecycle->fail(aborted(current.lifecycle->identity().rank, why));
+  drain(*current.communicator, Deadline::after(limit));
+}
+
+bool Group::shutdown(Deadline deadline) {
+  Epoch last;
+  std::shared_ptr<Lifecycle> forming;
+  {
+    MutexLock lock(mutex_);
+    shut_down_ = true;
+    forming = forming_;
+    last = current_;
+  }
+  if (forming) forming->fail(aborted(forming->identity().rank, "shutdown() was called"));
+  if (!last.communicator) return true;
+  const bool left = last.communicator->leave(deadline);
+  if (!left) {
+    last.lifecycle->fail(aborted(last.lifecycle->identity().rank, "shutdown() ran out of time with operations pending"));
+  }
+  drain(*last.communicator, Deadline::after(kDrainSoon));
+  return left;
+}
+
+// ---------------------------------------------------------------- operations
+
+FailurePtr Group::whyNoEpoch() const {
+  auto failure = std::make_shared<Failure>();
+  failure->kind = FailureKind::kAborted;
+  failure->group = name_;
+  failure->epoch = epoch_;
+  failure->rank = rank_;
+  failure->size = size_;
+  failure->cause.how = shut_down_      ? "the group was shut down"
+                       : configuring_  ? "another thread is configuring the group"
+                       : epoch_ == 0   ? "the group has no epoch yet"
+                       : current_.communicator ? "another epoch began while the operation was being issued"
+                                               : "the last configure() failed";
+  return failure;
+}
+
+std::shared_ptr<OpState> Group::issue(Operation operation) {
+  MutexLock order(issue_mutex_);
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<OpState> state;
+  FailurePtr no_epoch;
+  {
+    MutexLock lock(mutex_);
+    if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
+    communicator = shut_down_ ? nullptr : current_.communicator;
+    auto lifecycle = communicator ? current_.lifecycle
+                                  : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
+    if (!communicator) {
+      no_epoch = failure_ && !shut_down_ && !configuring_ ? failure_ : whyNoEpoch();
+    } else if (operation.epoch >= 0 && operation.epoch != epoch_) {
+      communicator = nullptr;  // its buffers have the layout of an epoch that is over
+      no_epoch = whyNoEpoch();
+    }
+    state = std::make_shared<OpState>(std::move(lifecycle), operation.kind, current_.next_seq++, operation.timeout);
+    ++stats_.operations;
+  }
+  if (!communicator) {
+    state->complete(no_epoch);
+  } else if (FailurePtr failure = state->lifecycle()->failure()) {
+    state->complete(state->inPlace(failure));
+  } else {
+    watchdog_->watch(state);
+    communicator->issue(state, std::move(operation));
+  }
+  return state;
+}
+
+// ---------------------------------------------------------------- state
+
+FailurePtr Group::errored() const {
+  MutexLock lock(mutex_);
+  return current_.lifecycle ? current_.lifecycle->failure() : failure_;
+}
+
+int64_t Group::epoch() const {
+  MutexLock lock(mutex_);
+  return epoch_;
+}
+
+int Group::rank() const {
+  MutexLock lock(mutex_);
+  return rank_;
+}
+
+int Group::size() const {
+  MutexLock lock(mutex_);
+  return size_;
+}
+
+Duration Group::timeout() const {
+  MutexLock lock(mutex_);
+  return timeout_;
+}
+
+void Group::setTimeout(Duration timeout) {
+  MutexLock lock(mutex_);
+  timeout_ = timeout;
+}
+
+GroupStats Group::stats() const {
+  GroupStats stats;
+  std::shared_ptr<Communicator> communicator;
+  {
+    MutexLock lock(mutex_);
+    stats = stats_;
+    communicator = current_.communicator;
+  }
+  {
+    MutexLock lock(failure_counts_->mutex);
+    stats.failures = failure_counts_->by_kind;
+    stats.last_failure = failure_counts_->last;
+  }
+  if (communicator) {
+    stats.bytes_sent += communicator->bytesSent();
+    stats.bytes_received += communicator->bytesReceived();
+  }
+  return stats;
+}
+
+}  // namespace torchft_ext

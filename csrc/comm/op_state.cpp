@@ -1,0 +1,93 @@
+#include "comm/op_state.h"
+
+#include <utility>
+
+#include "comm/callbacks.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr milliseconds kHookInterval{50};
+
+std::atomic<WaitHook> wait_hook{nullptr};  // written by setWaitHook() alone
+
+}  // namespace
+
+void setWaitHook(WaitHook hook) {
+  wait_hook.store(hook, std::memory_order_release);
+}
+WaitHook waitHook() {
+  return wait_hook.load(std::memory_order_acquire);
+}
+
+OpState::OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout)
+    : lifecycle_(std::move(lifecycle)),
+      kind_(kind),
+      seq_(seq),
+      timeout_(timeout),
+      issued_at_(Clock::now()),
+      deadline_(Deadline::after(timeout)) {}
+
+FailurePtr OpState::failure() const {
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
+void OpState::complete(FailurePtr failure) {
+  if (done()) return;
+  if (failure) failure = inPlace(failure);
+  std::vector<std::function<void()>> callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (done()) return;
+    failure_ = std::move(failure);
+    done_.store(true, std::memory_order_release);
+    callbacks.swap(callbacks_);
+    changed_.notifyAll();
+  }
+  for (auto& callback : callbacks) runOnCallbackThread(std::move(callback));
+}
+
+bool OpState::wait(Deadline deadline) {
+  while (!done()) {
+    const Deadline slice = deadline.orEarlier(Duration(kHookInterval));
+    {
+      MutexLock lock(mutex_);
+      while (!done() && !slice.expired()) changed_.waitUntil(mutex_, slice);
+    }
+    if (done()) return true;
+    if (deadline.expired()) return false;
+    if (const WaitHook hook = waitHook()) hook();
+  }
+  return true;
+}
+
+void OpState::onDone(std::function<void()> callback) {
+  {
+    MutexLock lock(mutex_);
+    if (!done()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  runOnCallbackThread(std::move(callback));
+}
+
+FailurePtr OpState::inPlace(const FailurePtr& epoch_failure) const {
+  if (!epoch_failure) return nullptr;
+  auto placed = std::make_shared<Failure>(*epoch_failure);
+  if (lifecycle_) {
+    const EpochIdentity& identity = lifecycle_->identity();
+    placed->group = identity.group;
+    placed->epoch = identity.epoch;
+    placed->rank = identity.rank;
+    placed->size = identity.size;
+  }
+  placed->op = toString(kind_);
+  placed->seq = seq_;
+  placed->elapsed = Clock::now() - issued_at_;
+  placed->limit = deadline_.isNever() ? Duration::zero() : timeout_;
+  return placed;
+}
+
+}  // namespace torchft_ext

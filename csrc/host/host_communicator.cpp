@@ -1,0 +1,74 @@
+#include "host/host_communicator.h"
+
+#include <utility>
+
+namespace torchft_ext {
+namespace {
+
+constexpr Duration kAskWithin = std::chrono::milliseconds(200);
+
+Failure aborted(const Lifecycle& lifecycle, const char* how) {
+  Failure failure;
+  failure.kind = FailureKind::kAborted;
+  failure.cause.rank = lifecycle.identity().rank;
+  failure.cause.how = how;
+  return failure;
+}
+
+}  // namespace
+
+HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> epoch,
+                                   std::shared_ptr<Lifecycle> lifecycle, std::shared_ptr<void> keep_alive)
+    : loop_(loop), epoch_(std::move(epoch)), lifecycle_(std::move(lifecycle)), keep_alive_(std::move(keep_alive)) {}
+
+HostCommunicator::~HostCommunicator() {
+  lifecycle_->fail(aborted(*lifecycle_, "its group object was destroyed"));
+  loop_.post([epoch = std::move(epoch_)] {});
+}
+
+void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation) {
+  auto shared_state = state;
+  const bool posted = loop_.post(
+      [epoch = epoch_, state = std::move(state), operation = std::move(operation)]() mutable {
+        epoch->issue(std::move(state), std::move(operation));
+      });
+  if (!posted) {
+    lifecycle_->fail(aborted(*lifecycle_, "its process is shutting down"));
+    shared_state->complete(shared_state->inPlace(lifecycle_->failure()));
+  }
+}
+
+bool HostCommunicator::drain(Deadline deadline) { return epoch_->waitDrained(deadline); }
+
+bool HostCommunicator::leave(Deadline deadline) {
+  struct Waiter {
+    Mutex mutex;
+    CondVar changed;
+    bool left GUARDED_BY(mutex) = false;
+  };
+  auto waiter = std::make_shared<Waiter>();
+  const bool posted = loop_.post([epoch = epoch_, waiter] {
+    epoch->leave([waiter] {
+      MutexLock lock(waiter->mutex);
+      waiter->left = true;
+      waiter->changed.notifyAll();
+    });
+  });
+  if (!posted) return false;
+  MutexLock lock(waiter->mutex);
+  while (!waiter->left && !deadline.expired()) waiter->changed.waitUntil(waiter->mutex, deadline);
+  return waiter->left;
+}
+
+std::pair<uint64_t, uint64_t> HostCommunicator::askBytes() const {
+  auto answer = std::make_shared<std::pair<uint64_t, uint64_t>>();
+  const bool asked = loop_.runOnLoop(
+      [epoch = epoch_, answer] { *answer = epoch->bytesSentAndReceived(); }, Deadline::after(kAskWithin));
+  // Not answered in time: the loop may still write to *answer, so it is not read.
+  return asked ? *answer : std::pair<uint64_t, uint64_t>{0, 0};
+}
+
+uint64_t HostCommunicator::bytesSent() const { return askBytes().first; }
+uint64_t HostCommunicator::bytesReceived() const { return askBytes().second; }
+
+}  // namespace torchft_ext

@@ -1,0 +1,33 @@
+// The host engine's communicator: posts to the epoch on the network thread, and waits for it.
+// Owner: the group. Threads: any. Destruction never waits: the epoch fails and closes on its thread.
+#pragma once
+
+#include <memory>
+
+#include "host/host_epoch.h"
+
+namespace torchft_ext {
+
+class HostCommunicator : public Communicator {
+ public:
+  // keep_alive: the engine, whose loop outlives the epoch.
+  HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> epoch, std::shared_ptr<Lifecycle> lifecycle,
+                   std::shared_ptr<void> keep_alive);
+  ~HostCommunicator() override;
+
+  void issue(std::shared_ptr<OpState> state, Operation operation) override;
+  bool drain(Deadline deadline) override;
+  bool leave(Deadline deadline) override;
+  uint64_t bytesSent() const override;
+  uint64_t bytesReceived() const override;
+
+ private:
+  std::pair<uint64_t, uint64_t> askBytes() const;
+
+  EventLoop& loop_;
+  std::shared_ptr<HostEpoch> epoch_;  // released on the loop
+  const std::shared_ptr<Lifecycle> lifecycle_;
+  const std::shared_ptr<void> keep_alive_;
+};
+
+}  // namespace torchft_ext

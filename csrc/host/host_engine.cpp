@@ -1,0 +1,311 @@
+#include "host/host_engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <list>
+#include <map>
+#include <utility>
+
+#include "base/log.h"
+#include "host/host_communicator.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr Duration kPoll = std::chrono::milliseconds(20);
+constexpr Duration kEagerPoll = std::chrono::milliseconds(5);
+// A member whose connection ended may be trying again under the same prefix: its successor is awaited so long.
+constexpr Duration kSuccessorWithin = std::chrono::milliseconds(200);
+
+Failure failureOf(FailureKind kind, std::string how) {
+  Failure failure;
+  failure.kind = kind;
+  failure.cause.how = std::move(how);
+  return failure;
+}
+
+// What the thread in form() and the loop tell each other.
+struct Attempt {
+  Mutex mutex;
+  CondVar changed;
+  bool up GUARDED_BY(mutex) = false;
+  bool superseded GUARDED_BY(mutex) = false;
+  std::optional<Failure> broken GUARDED_BY(mutex);
+
+  void wait(Deadline deadline, const Lifecycle& lifecycle) {
+    MutexLock lock(mutex);
+    while (!up && !broken && !lifecycle.over() && !deadline.expired()) changed.waitUntil(mutex, deadline);
+  }
+  void wake() {
+    MutexLock lock(mutex);
+    changed.notifyAll();
+  }
+};
+
+class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine> {
+ public:
+  HostEngine(HostEngineOptions options, Incarnation incarnation)
+      : options_(std::move(options)), incarnation_(incarnation), loop_("ft-loop") {}
+  ~HostEngine() override { stop(Deadline::after(std::chrono::seconds(1))); }
+
+  std::optional<Failure> open();
+  bool stop(Deadline deadline);
+
+  const char* name() const override { return "host"; }
+  std::vector<std::pair<std::string, int64_t>> counters() const override;
+  std::variant<MemberRecord, Failure> describeSelf() override;
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override;
+
+ private:
+  using Formed = std::variant<std::shared_ptr<Communicator>, Failure, std::monostate>;
+
+  std::shared_ptr<HostEpoch> startEpoch(const Roster& roster, const std::shared_ptr<Lifecycle>& lifecycle,
+                                        Deadline deadline, const std::shared_ptr<Attempt>& attempt);
+  Formed await(Attempt& attempt, const std::shared_ptr<HostEpoch>& epoch,
+               const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
+               const std::function<bool()>& superseded);
+  Failure timedOut(const std::shared_ptr<HostEpoch>& epoch, const Roster& roster);
+
+  const HostEngineOptions options_;
+  const Incarnation incarnation_;
+  EventLoop loop_;
+  std::shared_ptr<Listener> listener_;    // set by open()
+  std::shared_ptr<PeerMonitor> monitor_;  // set by open(); null: none could be started
+  using Epochs = std::list<std::weak_ptr<HostEpoch>>;
+  const std::shared_ptr<Epochs> epochs_ = std::make_shared<Epochs>();  // contents: loop thread only
+};
+
+std::optional<Failure> HostEngine::open() {
+  std::string error;
+  listener_ = Listener::open(loop_, options_.bind_address, options_.ports, &error);
+  if (!listener_) {
+    return failureOf(FailureKind::kRendezvous, "cannot listen on " + options_.bind_address.toString() + ": " +
+                                                   error + "; choose another interface or port range");
+  }
+  MonitorOptions monitor;
+  monitor.bind_address = options_.bind_address;
+  monitor.ports = options_.ports;
+  monitor.heartbeat_limit = options_.heartbeat_limit;
+  monitor.host = hostName();
+  monitor_ = PeerMonitor::start(monitor, &error);
+  if (!monitor_) {
+    log(LogLevel::kWarning, "the peer monitor cannot start (" + error +
+                                "): deaths are noticed by closing connections, frozen peers at timeouts only");
+  }
+  return std::nullopt;
+}
+
+bool HostEngine::stop(Deadline deadline) {
+  bool stopped = true;
+  if (monitor_) stopped = monitor_->stop(deadline);
+  loop_.runOnLoop(
+      [epochs = epochs_] {
+        for (const auto& weak : *epochs) {
+          if (auto epoch = weak.lock()) epoch->close();
+        }
+      },
+      deadline);
+  return loop_.stop(deadline) && stopped;
+}
+
+std::variant<MemberRecord, Failure> HostEngine::describeSelf() {
+  MemberRecord record;
+  record.incarnation = incarnation_;
+  record.host = hostName();
+  record.pid = ::getpid();
+  record.addresses = {listener_->address()};
+  if (monitor_) record.line_addresses = monitor_->lineAddresses();
+  return record;
+}
+
+std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
+  const Listener::Counts counts = listener_->counts();
+  std::vector<std::pair<std::string, int64_t>> all{
+      {"connections_accepted", static_cast<int64_t>(counts.accepted)},
+      {"connections_admitted", static_cast<int64_t>(counts.admitted)},
+      {"connections_refused", static_cast<int64_t>(counts.refused)},
+      {"monitor", monitor_ ? 1 : 0},
+  };
+  if (!monitor_) return all;
+  const MonitorStats stats = monitor_->stats();
+  all.emplace_back("monitor_private_tables", stats.private_tables ? 1 : 0);
+  all.emplace_back("monitor_realtime", stats.realtime ? 1 : 0);
+  all.emplace_back("monitor_lines", stats.lines);
+  all.emplace_back("monitor_watches", stats.watches);
+  all.emplace_back("monitor_deaths", static_cast<int64_t>(stats.deaths));
+  all.emplace_back("monitor_freezes", static_cast<int64_t>(stats.freezes));
+  all.emplace_back("monitor_lost_links", static_cast<int64_t>(stats.lost_links));
+  return all;
+}
+
+// ---------------------------------------------------------------- forming an epoch
+
+std::shared_ptr<HostEpoch> HostEngine::startEpoch(const Roster& roster,
+                                                  const std::shared_ptr<Lifecycle>& lifecycle,
+                                                  Deadline deadline, const std::shared_ptr<Attempt>& attempt) {
+  HostEpochSetup setup;
+  setup.loop = &loop_;
+  setup.listener = listener_;
+  setup.monitor = monitor_;
+  setup.roster = roster;
+  setup.lifecycle = lifecycle;
+  setup.tuning = options_.tuning;
+  setup.deadline = deadline;
+  auto epoch = std::make_shared<HostEpoch>(std::move(setup));
+
+  HostEpoch::FormingCallbacks callbacks;
+  callbacks.up = [attempt] {
+    MutexLock lock(attempt->mutex);
+    attempt->up = true;
+    attempt->changed.notifyAll();
+  };
+  callbacks.broken = [attempt](const Failure& failure, bool superseded) {
+    MutexLock lock(attempt->mutex);
+    if (!attempt->broken) attempt->broken = failure;
+    attempt->superseded = attempt->superseded || superseded;
+    attempt->changed.notifyAll();
+  };
+  loop_.post([epochs = epochs_, epoch, callbacks = std::move(callbacks)]() mutable {
+    epochs->remove_if([](const std::weak_ptr<HostEpoch>& weak) { return weak.expired(); });
+    epochs->push_back(epoch);
+    epoch->start(std::move(callbacks));
+  });
+  return epoch;
+}
+
+Failure HostEngine::timedOut(const std::shared_ptr<HostEpoch>& epoch, const Roster& roster) {
+  auto missing = std::make_shared<std::vector<int>>();
+  const bool asked = loop_.runOnLoop([epoch, missing] { *missing = epoch->missingRanks(); },
+                                     Deadline::after(std::chrono::milliseconds(200)));
+  Failure failure = failureOf(FailureKind::kTimeout, "the epoch's links did not come up in time");
+  if (!asked || missing->empty()) return failure;
+  const MemberRecord& first = roster.members[static_cast<size_t>(missing->front())];
+  failure.cause = {missing->front(), -1, first.host, first.pid, "its links did not come up in time"};
+  return failure;
+}
+
+HostEngine::Formed HostEngine::await(Attempt& attempt, const std::shared_ptr<HostEpoch>& epoch,
+                                     const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
+                                     const std::function<bool()>& superseded) {
+  std::optional<Deadline> successor_deadline;
+  while (true) {
+    attempt.wait(deadline.orEarlier(successor_deadline ? kEagerPoll : kPoll), *lifecycle);
+    if (FailurePtr failure = lifecycle->failure()) return *failure;
+    bool up = false;
+    bool awaits_successor = false;
+    std::optional<Failure> broken;
+    {
+      MutexLock lock(attempt.mutex);
+      up = attempt.up;
+      awaits_successor = attempt.superseded;
+      broken = attempt.broken;
+    }
+    if (up) {
+      return std::shared_ptr<Communicator>(
+          std::make_shared<HostCommunicator>(loop_, epoch, lifecycle, shared_from_this()));
+    }
+    if (superseded()) return std::monostate{};
+    if (deadline.expired()) return timedOut(epoch, epoch->roster());
+    if (!broken) continue;
+    if (!successor_deadline) {
+      successor_deadline = awaits_successor ? deadline : deadline.orEarlier(kSuccessorWithin);
+    }
+    if (successor_deadline->expired()) return *broken;
+    // wait() returns at once for a broken attempt: pace the polling here.
+    MutexLock lock(attempt.mutex);
+    if (!lifecycle->over()) attempt.changed.waitUntil(attempt.mutex, Deadline::after(kEagerPoll));
+  }
+}
+
+HostEngine::Formed HostEngine::form(const Roster& roster, std::shared_ptr<Lifecycle> lifecycle,
+                                    Deadline deadline, const std::function<bool()>& superseded) {
+  auto attempt = std::make_shared<Attempt>();
+  const Lifecycle::Subscription subscription =
+      lifecycle->subscribe([attempt](const FailurePtr&) { attempt->wake(); });
+  auto epoch = startEpoch(roster, lifecycle, deadline, attempt);
+  // If the hook in superseded() throws (a signal), the attempt must not stay behind.
+  struct Dissolve {
+    EventLoop& loop;
+    std::shared_ptr<HostEpoch> epoch;
+    ~Dissolve() {
+      if (epoch) loop.post([epoch = std::move(epoch)] { epoch->dissolve(); });
+    }
+  } dissolve{loop_, epoch};
+
+  Formed formed = await(*attempt, epoch, lifecycle, deadline, superseded);
+  lifecycle->unsubscribe(subscription);
+  if (std::holds_alternative<std::shared_ptr<Communicator>>(formed)) {
+    dissolve.epoch.reset();
+  } else if (auto* failure = std::get_if<Failure>(&formed)) {
+    // Told to the members that are linked already, by the epoch's own subscription.
+    lifecycle->fail(*failure);
+  }
+  return formed;
+}
+
+struct EngineRegistry {
+  Mutex mutex;
+  std::map<std::string, std::shared_ptr<HostEngine>> engines GUARDED_BY(mutex);
+  int64_t pid GUARDED_BY(mutex) = 0;
+};
+
+EngineRegistry& registry() {
+  static auto* instance = new EngineRegistry;  // outlives static destruction
+  return *instance;
+}
+
+}  // namespace
+
+std::string HostEngineOptions::key() const {
+  return bind_address.ip() + "|" + std::to_string(ports.first) + "-" + std::to_string(ports.last) + "|" +
+         std::to_string(heartbeat_limit.count()) + "|" + std::to_string(tuning.chunk_bytes) + "|" +
+         std::to_string(tuning.small_allreduce_bytes) + "|" + std::to_string(tuning.direct_world);
+}
+
+std::string hostName() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown-host";
+  return name.data();
+}
+
+std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(const HostEngineOptions& options) {
+  auto engine = std::make_shared<HostEngine>(options, Incarnation::random());
+  if (auto failure = engine->open()) return *failure;
+  return std::shared_ptr<Engine>(std::move(engine));
+}
+
+std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOptions& options) {
+  EngineRegistry& all = registry();
+  MutexLock lock(all.mutex);
+  if (all.pid != ::getpid()) {
+    // A forked child: the parent's threads are not here, so its engines must be neither used nor ended.
+    for (auto& [key, engine] : all.engines) new std::shared_ptr<HostEngine>(std::move(engine));
+    all.engines.clear();
+    all.pid = ::getpid();
+  }
+  std::shared_ptr<HostEngine>& slot = all.engines[options.key()];
+  if (!slot) {
+    auto engine = std::make_shared<HostEngine>(options, selfIncarnation());
+    if (auto failure = engine->open()) return *failure;
+    slot = std::move(engine);
+  }
+  return std::shared_ptr<Engine>(slot);
+}
+
+bool stopHostEngines(Deadline deadline) {
+  std::map<std::string, std::shared_ptr<HostEngine>> engines;
+  {
+    MutexLock lock(registry().mutex);
+    if (registry().pid != ::getpid()) return true;
+    engines.swap(registry().engines);
+  }
+  bool stopped = true;
+  for (auto& [key, engine] : engines) stopped = engine->stop(deadline) && stopped;
+  return stopped;
+}
+
+}  // namespace torchft_ext

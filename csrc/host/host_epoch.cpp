@@ -1,0 +1,474 @@
+#include "host/host_epoch.h"
+
+#include <utility>
+
+#include "host/failure_frame.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr Duration kLastWordsWithin = std::chrono::seconds(1);
+constexpr Duration kVerdictAfter = std::chrono::milliseconds(100);
+constexpr Duration kProbeWithin = std::chrono::seconds(1);
+constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
+
+FrameHeader textFrame(FrameType type, const std::string& payload = {}) {
+  FrameHeader header;
+  header.type = type;
+  header.length = payload.size();
+  return header;
+}
+
+}  // namespace
+
+// Receives one peer's control lane and tells the epoch. Never called after the link's close().
+class HostEpoch::ControlLane : public LinkReceiver {
+ public:
+  ControlLane(HostEpoch& epoch, int rank) : epoch_(epoch), rank_(rank) {}
+
+  Receipt onHeader(const FrameHeader& header) override {
+    switch (header.type) {
+      case FrameType::kBarrier:
+      case FrameType::kFailed:
+      case FrameType::kGoodbye:
+        return text();
+      case FrameType::kAnnounce:
+      case FrameType::kClear:
+      case FrameType::kMessage:
+        if (epoch_.messages_) return epoch_.messages_->onHeader(rank_, header);
+        return refuse("a message before the epoch has formed");
+      default:
+        return refuse("a frame of type " + std::to_string(static_cast<int>(header.type)) +
+                      " on a control lane");
+    }
+  }
+
+  void onFrame(const FrameHeader& header) override {
+    if (epoch_.messages_) epoch_.messages_->onFrame(rank_, header);
+  }
+
+  void onText(const FrameHeader& header, std::string payload) override {
+    epoch_.onControlText(rank_, header, payload);
+  }
+
+  void onBroken(const std::string& why, bool /*clean*/) override {
+    epoch_.onLaneEnded(rank_, kControl, why);
+  }
+
+ private:
+  static Receipt text() {
+    Receipt receipt;
+    receipt.kind = Receipt::Kind::kText;
+    return receipt;
+  }
+  static Receipt refuse(std::string why) {
+    Receipt receipt;
+    receipt.why = std::move(why);
+    return receipt;
+  }
+
+  HostEpoch& epoch_;
+  const int rank_;
+};
+
+HostEpoch::HostEpoch(HostEpochSetup setup) : setup_(std::move(setup)) {
+  peers_.resize(static_cast<size_t>(size()));
+}
+
+HostEpoch::~HostEpoch() = default;
+
+// ---------------------------------------------------------------- forming
+
+void HostEpoch::start(FormingCallbacks callbacks) {
+  forming_ = std::move(callbacks);
+  const std::weak_ptr<HostEpoch> weak = weak_from_this();
+  EventLoop* loop = setup_.loop;
+  subscription_ = setup_.lifecycle->subscribe([weak, loop](const FailurePtr& failure) {
+    loop->post([weak, failure] {
+      if (auto self = weak.lock()) self->onLifecycleFailed(failure);
+    });
+  });
+  if (size() == 1) {
+    allLanesStand();
+    return;
+  }
+  Mesh::Callbacks mesh_callbacks;
+  mesh_callbacks.arrived = [this](int rank, Lane lane, UniqueFd fd) {
+    laneArrived(rank, lane, std::move(fd));
+  };
+  mesh_callbacks.failed = [this](int rank, const std::string& why, bool timed_out) {
+    Failure failure;
+    failure.kind = timed_out ? FailureKind::kTimeout : FailureKind::kRendezvous;
+    failure.cause.rank = rank;
+    failure.cause.how = "it could not be reached: " + why;
+    breakAttempt(std::move(failure), false);
+  };
+  mesh_ = std::make_unique<Mesh>(*loop, setup_.listener, setup_.roster, rank(), setup_.deadline,
+                                 std::move(mesh_callbacks));
+}
+
+void HostEpoch::laneArrived(int rank, Lane lane, UniqueFd fd) {
+  if (state_ != State::kLinking) return;
+  Peer& from = peer(rank);
+  auto& link = from.links[static_cast<size_t>(lane)];
+  if (link) return;
+  link = makeTcpLink(*setup_.loop, std::move(fd));
+  if (lane == kControl) {
+    from.control = std::make_unique<ControlLane>(*this, rank);
+    link->setReceiver(from.control.get());
+  }
+  for (int other = 0; other < size(); ++other) {
+    if (other == this->rank()) continue;
+    for (const auto& standing : peer(other).links) {
+      if (!standing) return;
+    }
+  }
+  allLanesStand();
+}
+
+void HostEpoch::allLanesStand() {
+  state_ = State::kBarrier;
+  std::vector<Link*> collective(peers_.size());
+  std::vector<Link*> control(peers_.size());
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    collective[i] = peers_[i].links[kCollective].get();
+    control[i] = peers_[i].links[kControl].get();
+  }
+  ScheduleRunner::Callbacks callbacks;
+  callbacks.failed = [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); };
+  callbacks.broken = [this](int rank, const std::string& why, bool /*clean*/) {
+    onLaneEnded(rank, kCollective, why);
+  };
+  callbacks.left = [this](int rank) { onCollectivesLeft(rank); };
+  runner_ = std::make_unique<ScheduleRunner>(*setup_.loop, rank(), size(), std::move(collective),
+                                             setup_.tuning, std::move(callbacks));
+  messages_ = std::make_unique<Messages>(rank(), control, [this](Failure failure) {
+    setup_.lifecycle->fail(std::move(failure));
+  });
+  for (Link* link : control) {
+    if (link != nullptr) link->sendText(textFrame(FrameType::kBarrier), {});
+  }
+  maybeUp();
+}
+
+void HostEpoch::maybeUp() {
+  if (state_ != State::kBarrier) return;
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank() && !peer(other).barrier_seen) return;
+  }
+  state_ = State::kUp;
+  startMonitor();
+  if (forming_.up) forming_.up();
+  forming_ = {};
+}
+
+void HostEpoch::startMonitor() {
+  if (!setup_.monitor || size() == 1) return;
+  std::vector<MonitoredPeer> watched;
+  for (int other = 0; other < size(); ++other) {
+    const MemberRecord& member = setup_.roster.members[static_cast<size_t>(other)];
+    if (other == rank()) continue;
+    watched.push_back({other, member.incarnation, member.host, member.pid, member.line_addresses});
+  }
+  const std::weak_ptr<Lifecycle> weak = setup_.lifecycle;
+  watch_ = setup_.monitor->watch(setup_.roster.nonce, setup_.roster.secret, rank(),
+                                 std::move(watched), [weak](Failure failure) {
+                                   if (auto lifecycle = weak.lock()) lifecycle->fail(std::move(failure));
+                                 });
+}
+
+void HostEpoch::breakAttempt(Failure failure, bool superseded) {
+  if (forming_.broken) forming_.broken(failure, superseded);
+}
+
+std::vector<int> HostEpoch::missingRanks() const {
+  std::vector<int> missing;
+  for (int other = 0; other < size(); ++other) {
+    const Peer& candidate = peers_[static_cast<size_t>(other)];
+    if (other != rank() && !candidate.barrier_seen) missing.push_back(other);
+  }
+  return missing;
+}
+
+// ---------------------------------------------------------------- running
+
+void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
+  if (state_ != State::kUp) {
+    FailurePtr failure = setup_.lifecycle->failure();
+    if (!failure) {
+      Failure ended;
+      ended.kind = FailureKind::kAborted;
+      ended.cause.how = "the epoch has ended";
+      failure = std::make_shared<Failure>(std::move(ended));
+    }
+    state->complete(state->inPlace(failure));
+    return;
+  }
+  if (operation.kind == OpKind::kSend) {
+    messages_->send(std::move(state), std::move(operation));
+  } else if (operation.kind == OpKind::kRecv) {
+    messages_->recv(std::move(state), std::move(operation));
+  } else {
+    runner_->add(std::move(state), std::move(operation));
+  }
+  for (int other = 0; other < size() && state_ == State::kUp; ++other) {
+    const Peer& candidate = peer(other);
+    const bool needed = (candidate.left && messages_->needs(other)) ||
+                        (candidate.collectives_left && !runner_->idle());
+    if (needed) failPeer(other, FailureKind::kPeerLeft, "it left before this operation");
+  }
+}
+
+void HostEpoch::onControlText(int rank, const FrameHeader& header, const std::string& payload) {
+  if (state_ == State::kOver) return;
+  if (header.type == FrameType::kBarrier) {
+    peer(rank).barrier_seen = true;
+    maybeUp();
+  } else if (header.type == FrameType::kFailed) {
+    onFailedFrame(rank, payload);
+  } else if (header.type == FrameType::kGoodbye) {
+    onGoodbye(rank);
+  } else if (messages_) {
+    messages_->onText(rank, header);
+  }
+}
+
+void HostEpoch::onFailedFrame(int rank, const std::string& payload) {
+  std::optional<Failure> failure = decodeFailure(payload, size());
+  if (!failure) {
+    failPeer(rank, FailureKind::kInternal, "it sent a malformed failure notice");
+    return;
+  }
+  setup_.lifecycle->fail(std::move(*failure));
+}
+
+void HostEpoch::onGoodbye(int rank) {
+  if (state_ != State::kUp) {
+    Failure failure;
+    failure.kind = FailureKind::kPeerLeft;
+    failure.cause.rank = rank;
+    failure.cause.how = "it gave up this attempt to form the epoch";
+    breakAttempt(std::move(failure), true);
+    return;
+  }
+  peer(rank).left = true;
+  if (watch_) watch_->peerLeft(rank);
+  messages_->peerLeft(rank);
+  if (messages_->needs(rank)) {
+    failPeer(rank, FailureKind::kPeerLeft, "it left before its send or recv was done");
+  }
+}
+
+void HostEpoch::onCollectivesLeft(int rank) {
+  if (state_ != State::kUp) return;
+  peer(rank).collectives_left = true;
+  if (runner_->needs(rank)) {
+    failPeer(rank, FailureKind::kPeerLeft, "it left before it had done its part");
+  }
+}
+
+// ---------------------------------------------------------------- ends
+
+void HostEpoch::onLaneEnded(int rank, Lane lane, const std::string& why) {
+  if (state_ == State::kOver) return;
+  Peer& gone = peer(rank);
+  if (state_ != State::kUp) {
+    Failure failure;
+    failure.kind = FailureKind::kPeerLost;
+    failure.cause.rank = rank;
+    failure.cause.how = "its connection ended while the epoch formed (" + why + ")";
+    breakAttempt(std::move(failure), false);
+    return;
+  }
+  if (gone.left || gone.collectives_left) {
+    const bool needed = lane == kCollective ? !runner_->idle() : messages_->needs(rank);
+    if (needed) failPeer(rank, FailureKind::kPeerLeft, "it left before it had done its part");
+    return;
+  }
+  if (gone.probe || gone.verdict_timer != 0) {
+    if (lane == kControl && !gone.probe) judge(rank);
+    return;
+  }
+  if (lane == kControl) {
+    judge(rank);
+    return;
+  }
+  // Last words, if there are any, come over the control lane, which may be behind this one.
+  gone.verdict_timer =
+      setup_.loop->runAt(Clock::now() + kVerdictAfter, [this, rank] { judge(rank); });
+}
+
+void HostEpoch::judge(int rank) {
+  Peer& gone = peer(rank);
+  if (state_ != State::kUp || gone.probe) return;
+  const auto& addresses = setup_.roster.members[static_cast<size_t>(rank)].addresses;
+  if (addresses.empty()) {
+    failPeer(rank, FailureKind::kPeerLost, "its connections closed");
+    return;
+  }
+  gone.probe = std::make_unique<Probe>(*setup_.loop, addresses.front(), Deadline::after(kProbeWithin),
+                                       [this, rank](Probe::Answer answer, const std::string& detail) {
+                                         onVerdict(rank, answer, detail);
+                                       });
+}
+
+void HostEpoch::onVerdict(int rank, Probe::Answer answer, const std::string& detail) {
+  if (state_ != State::kUp) return;
+  if (answer == Probe::Answer::kRefused) {
+    failPeer(rank, FailureKind::kPeerLost, "its process ended");
+  } else if (answer == Probe::Answer::kAccepted) {
+    failPeer(rank, FailureKind::kLinkLost, "the connection broke although its process lives");
+  } else {
+    failPeer(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
+  }
+}
+
+void HostEpoch::failPeer(int rank, FailureKind kind, const std::string& how) {
+  const MemberRecord& member = setup_.roster.members[static_cast<size_t>(rank)];
+  Failure failure;
+  failure.kind = kind;
+  failure.cause = {rank, kind == FailureKind::kLinkLost ? this->rank() : -1, member.host, member.pid, how};
+  setup_.lifecycle->fail(std::move(failure));
+}
+
+void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
+  if (state_ == State::kOver) return;
+  const std::string payload = encodeFailure(*failure);
+  closeLinks(textFrame(FrameType::kFailed, payload), payload, false);
+  std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
+  if (runner_) pending = runner_->cancelAll();
+  if (messages_) {
+    for (auto& entry : messages_->cancelAll()) pending.push_back(std::move(entry));
+  }
+  for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
+  becomeOver();
+}
+
+// The last frame goes out on the control lanes (goodbyes on both): then nothing follows it.
+void HostEpoch::closeLinks(const FrameHeader& last_frame, const std::string& payload, bool on_both_lanes) {
+  for (Peer& each : peers_) {
+    if (Link* control = each.links[kControl].get()) {
+      control->sendText(last_frame, payload);
+      control->closeAfterTexts(kLastWordsWithin);
+    }
+    Link* collective = each.links[kCollective].get();
+    if (collective == nullptr) continue;
+    if (on_both_lanes) {
+      collective->sendText(last_frame, payload);
+      collective->closeAfterTexts(kLastWordsWithin);
+    } else {
+      collective->close();
+    }
+  }
+}
+
+void HostEpoch::becomeOver() {
+  state_ = State::kOver;
+  forming_ = {};
+  mesh_.reset();
+  watch_.reset();
+  for (Peer& each : peers_) {
+    each.probe.reset();
+    if (each.verdict_timer != 0) setup_.loop->cancel(std::exchange(each.verdict_timer, 0));
+  }
+  {
+    MutexLock lock(drained_mutex_);
+    drained_ = true;
+    drained_changed_.notifyAll();
+  }
+  // The links need this object until they have said their last words.
+  setup_.loop->runAt(Clock::now() + kLastWordsWithin + std::chrono::milliseconds(100),
+                     [self = shared_from_this()] { self->close(); });
+}
+
+bool HostEpoch::waitDrained(Deadline deadline) {
+  if (setup_.loop->inLoop()) return true;
+  MutexLock lock(drained_mutex_);
+  while (!drained_ && !deadline.expired()) drained_changed_.waitUntil(drained_mutex_, deadline);
+  return drained_;
+}
+
+bool HostEpoch::everythingSent() const {
+  if (!runner_->idle() || !messages_->idle()) return false;
+  for (const Peer& each : peers_) {
+    for (const auto& link : each.links) {
+      if (link && !link->sendQueueEmpty()) return false;
+    }
+  }
+  return true;
+}
+
+void HostEpoch::leave(std::function<void()> left) {
+  leaving_ = std::move(left);
+  leaveWhenIdle();
+}
+
+void HostEpoch::leaveWhenIdle() {
+  if (state_ == State::kOver) {
+    if (leaving_) std::exchange(leaving_, nullptr)();
+    return;
+  }
+  if (state_ == State::kUp && everythingSent()) {
+    sayGoodbye();
+    return;
+  }
+  setup_.loop->runAt(Clock::now() + kLeavePoll, [weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->leaveWhenIdle();
+  });
+}
+
+void HostEpoch::sayGoodbye() {
+  if (setup_.lifecycle->end()) {
+    closeLinks(textFrame(FrameType::kGoodbye), {}, true);
+    becomeOver();
+  }
+  if (leaving_) std::exchange(leaving_, nullptr)();
+}
+
+void HostEpoch::dissolve() {
+  if (state_ == State::kOver) return;
+  setup_.lifecycle->unsubscribe(subscription_);
+  closeLinks(textFrame(FrameType::kGoodbye), {}, false);
+  becomeOver();
+}
+
+void HostEpoch::close() {
+  if (state_ != State::kOver) {
+    Failure failure;
+    failure.kind = FailureKind::kAborted;
+    failure.cause.rank = rank();
+    failure.cause.how = "its process shut the engine down";
+    setup_.lifecycle->fail(std::move(failure));
+    if (FailurePtr known = setup_.lifecycle->failure()) onLifecycleFailed(known);
+  }
+  runner_.reset();
+  messages_.reset();
+  for (Peer& each : peers_) {
+    for (auto& link : each.links) {
+      if (link) link->close();
+      link.reset();
+    }
+  }
+}
+
+int HostEpoch::linkCount() const {
+  int count = 0;
+  for (const Peer& each : peers_) {
+    for (const auto& link : each.links) count += link ? 1 : 0;
+  }
+  return count;
+}
+
+std::pair<uint64_t, uint64_t> HostEpoch::bytesSentAndReceived() const {
+  std::pair<uint64_t, uint64_t> total{0, 0};
+  for (const Peer& each : peers_) {
+    for (const auto& link : each.links) {
+      if (!link) continue;
+      total.first += link->bytesSent();
+      total.second += link->bytesReceived();
+    }
+  }
+  return total;
+}
+
+}  // namespace torchft_ext

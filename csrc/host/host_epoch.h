@@ -1,0 +1,126 @@
+// One epoch on the network thread: its links, what runs over them, and how it ends.
+//
+// States (loop thread):
+//   linking   lanes arrive one by one; a lane's end here breaks the attempt, not yet the epoch
+//   barrier   all lanes stand; waits for every peer's kBarrier
+//   up        operations run
+//   over      nothing touches user memory any more; links say their last words and close
+// Transitions: linking -> barrier -> up -> over, and from each to over:
+//   the lifecycle failed (any thread; posted here)   every peer is told why (kFailed), operations complete with it
+//   leave()                                          everything issued has completed, goodbyes are said
+//   dissolve()                                       a forming attempt is given up quietly: peers wait for its successor
+//
+// Owner: the communicator (or the attempt that forms it), and tasks under way; destroyed after close(), on the loop. Threads: loop
+// only, but for waitDrained(). It never blocks.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "host/link.h"
+#include "host/mesh.h"
+#include "host/messages.h"
+#include "host/schedule_runner.h"
+#include "net/probe.h"
+#include "peers/peer_monitor.h"
+
+namespace torchft_ext {
+
+struct HostEpochSetup {
+  EventLoop* loop = nullptr;
+  std::shared_ptr<Listener> listener;
+  std::shared_ptr<PeerMonitor> monitor;  // may be null
+  Roster roster;
+  std::shared_ptr<Lifecycle> lifecycle;
+  ScheduleTuning tuning;
+  Deadline deadline = Deadline::never();  // of forming
+};
+
+class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
+ public:
+  // Told to the attempt, on the loop. up(): once. broken(): a forming attempt cannot succeed any more.
+  struct FormingCallbacks {
+    std::function<void()> up;
+    std::function<void(const Failure&, bool superseded)> broken;
+  };
+
+  explicit HostEpoch(HostEpochSetup setup);
+  ~HostEpoch();
+
+  void start(FormingCallbacks callbacks);
+  const Roster& roster() const { return setup_.roster; }  // constant: any thread
+  std::vector<int> missingRanks() const;  // of which a lane or the barrier is missing
+  void issue(std::shared_ptr<OpState> state, Operation operation);
+  void leave(std::function<void()> left);
+  void dissolve();
+  void close();  // over, at once; fails the lifecycle if it is not over yet
+  int linkCount() const;
+
+  std::pair<uint64_t, uint64_t> bytesSentAndReceived() const;
+
+  // Any thread. True: over, every operation completed.
+  bool waitDrained(Deadline deadline);
+
+ private:
+  class ControlLane;
+  enum class State { kLinking, kBarrier, kUp, kOver };
+  struct Peer {
+    std::array<std::unique_ptr<Link>, kLanes> links;
+    std::unique_ptr<ControlLane> control;
+    std::unique_ptr<Probe> probe;
+    EventLoop::TimerId verdict_timer = 0;
+    bool barrier_seen = false;
+    bool left = false;             // said goodbye on the control lane
+    bool collectives_left = false;  // said goodbye on the collective lane, after all its data
+  };
+
+  int rank() const { return setup_.lifecycle->identity().rank; }
+  int size() const { return setup_.lifecycle->identity().size; }
+  Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
+
+  void laneArrived(int rank, Lane lane, UniqueFd fd);
+  void allLanesStand();
+  void startMonitor();
+  void maybeUp();
+  void breakAttempt(Failure failure, bool superseded);
+
+  // From the control lane.
+  void onControlText(int rank, const FrameHeader& header, const std::string& payload);
+  void onFailedFrame(int rank, const std::string& payload);
+  void onGoodbye(int rank);
+  // From either lane.
+  void onLaneEnded(int rank, Lane lane, const std::string& why);
+  void judge(int rank);
+  void onVerdict(int rank, Probe::Answer answer, const std::string& detail);
+  void failPeer(int rank, FailureKind kind, const std::string& how);
+  void onCollectivesLeft(int rank);
+
+  void onLifecycleFailed(const FailurePtr& failure);
+  void closeLinks(const FrameHeader& last_frame, const std::string& payload, bool on_both_lanes);
+  void becomeOver();
+  void leaveWhenIdle();
+  void sayGoodbye();
+  bool everythingSent() const;
+
+  HostEpochSetup setup_;
+  FormingCallbacks forming_;
+  State state_ = State::kLinking;
+  std::unique_ptr<Mesh> mesh_;
+  std::vector<Peer> peers_;
+  std::unique_ptr<ScheduleRunner> runner_;
+  std::unique_ptr<Messages> messages_;
+  std::unique_ptr<PeerMonitor::Watch> watch_;
+  Lifecycle::Subscription subscription_ = 0;
+  std::function<void()> leaving_;
+
+  Mutex drained_mutex_;
+  CondVar drained_changed_;
+  bool drained_ GUARDED_BY(drained_mutex_) = false;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,265 @@
+#include "host/messages.h"
+
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "host/message_table.h"
+
+namespace torchft_ext {
+namespace {
+
+// Sends that nobody receives cost memory here: far more than a program that works has outstanding.
+constexpr size_t kMostAnnounced = size_t{1} << 20;
+
+FrameHeader headerOf(FrameType type, uint64_t number) {
+  FrameHeader header;
+  header.type = type;
+  header.seq = number;
+  return header;
+}
+
+Receipt breakWith(std::string why) {
+  Receipt receipt;
+  receipt.kind = Receipt::Kind::kBreak;
+  receipt.why = std::move(why);
+  return receipt;
+}
+
+Receipt receiptOf(Receipt::Kind kind, uint8_t* into = nullptr) {
+  Receipt receipt;
+  receipt.kind = kind;
+  receipt.into = into;
+  return receipt;
+}
+
+}  // namespace
+
+struct Messages::Impl {
+  struct Peer {
+    Link* link = nullptr;
+    std::map<uint64_t, PendingOp> sends;     // by number: announced, and perhaps under way
+    std::set<uint64_t> cleared;              // of these: the receiver has asked for the bytes
+    std::map<uint64_t, PendingOp> expected;  // by the sender's number: recvs that were cleared
+    uint64_t next_number = 0;
+    uint64_t next_announced = 0;
+    bool left = false;
+  };
+
+  Impl(int own_rank, const std::vector<Link*>& links, std::function<void(Failure)> on_failed)
+      : rank(own_rank), peers(links.size()), failed(std::move(on_failed)) {
+    for (size_t i = 0; i < links.size(); ++i) peers[i].link = links[i];
+  }
+
+  Peer& peer(int index) { return peers[static_cast<size_t>(index)]; }
+  const Peer& peer(int index) const { return peers[static_cast<size_t>(index)]; }
+
+  void announced(const Announced& announcement, uint64_t tag);
+  void match(PendingOp recv, const Announced& announcement);
+  void handOver(PendingOp recv, const Announced& announcement);
+  void startSending(int to, uint64_t number);
+  void failSizes(const PendingOp& recv, const Announced& announcement);
+  void fail(int culprit, const PendingOp* op, std::string how);
+  bool isLastLeft(int index) const;
+
+  const int rank;
+  std::vector<Peer> peers;
+  MessageTable table;
+  std::function<void(Failure)> failed;
+  bool over = false;  // failed or cancelled: nothing more is done
+};
+
+void Messages::Impl::announced(const Announced& announcement, uint64_t tag) {
+  if (auto recv = table.takePostedFor(announcement, tag)) {
+    match(std::move(*recv), announcement);
+  } else if (table.announcedBy(announcement.peer) >= kMostAnnounced) {
+    fail(announcement.peer, nullptr,
+         "it announced " + std::to_string(kMostAnnounced) +
+             " sends that this rank does not receive");
+  } else {
+    table.keep(announcement, tag);
+  }
+}
+
+void Messages::Impl::match(PendingOp recv, const Announced& announcement) {
+  if (recv.operation.outputs[0].bytes != announcement.bytes) return failSizes(recv, announcement);
+  recv.state->setSourceRank(announcement.peer);
+  if (announcement.peer == rank) return handOver(std::move(recv), announcement);
+  Peer& from = peer(announcement.peer);
+  from.expected.emplace(announcement.number, std::move(recv));
+  from.link->sendText(headerOf(FrameType::kClear, announcement.number), {});
+}
+
+// A send to oneself.
+void Messages::Impl::handOver(PendingOp recv, const Announced& announcement) {
+  const auto found = peer(rank).sends.find(announcement.number);
+  const PendingOp send = std::move(found->second);
+  peer(rank).sends.erase(found);
+  const Buffer& to = recv.operation.outputs[0];
+  if (to.bytes > 0) std::memmove(to.data, send.operation.inputs[0].data, to.bytes);
+  send.state->complete(nullptr);
+  recv.state->complete(nullptr);
+}
+
+void Messages::Impl::startSending(int to, uint64_t number) {
+  const Buffer& payload = peer(to).sends.at(number).operation.inputs[0];
+  FrameHeader header = headerOf(FrameType::kMessage, number);
+  header.length = payload.bytes;
+  peer(to).link->send(header, payload.data, [this, to, number] {
+    Peer& receiver = peer(to);
+    const auto found = receiver.sends.find(number);
+    if (found == receiver.sends.end()) return;
+    const PendingOp done = std::move(found->second);
+    receiver.sends.erase(found);
+    receiver.cleared.erase(number);
+    done.state->complete(nullptr);
+  });
+}
+
+void Messages::Impl::failSizes(const PendingOp& recv, const Announced& announcement) {
+  fail(announcement.peer, &recv,
+       "it sends " + std::to_string(announcement.bytes) + " bytes (tag " +
+           std::to_string(recv.operation.tag) + "), but the matching recv on rank " +
+           std::to_string(rank) + " expects " + std::to_string(recv.operation.outputs[0].bytes) +
+           " bytes");
+  table.post(recv);  // for cancelAll(): it is still pending
+}
+
+void Messages::Impl::fail(int culprit, const PendingOp* op, std::string how) {
+  over = true;
+  Failure failure;
+  failure.kind = FailureKind::kMismatch;
+  failure.cause.rank = culprit;
+  failure.cause.how = std::move(how);
+  if (op != nullptr) {
+    failure.op = toString(op->operation.kind);
+    failure.seq = op->state->seq();
+  }
+  failed(std::move(failure));
+}
+
+bool Messages::Impl::isLastLeft(int index) const {
+  for (size_t other = 0; other < peers.size(); ++other) {
+    const bool may_send = peers[other].link != nullptr && !peers[other].left;
+    if (may_send && static_cast<int>(other) != index) return false;
+  }
+  return true;
+}
+
+Messages::Messages(int rank, const std::vector<Link*>& links, std::function<void(Failure)> failed)
+    : impl_(std::make_unique<Impl>(rank, links, std::move(failed))) {}
+
+Messages::~Messages() = default;
+
+void Messages::send(std::shared_ptr<OpState> state, Operation operation) {
+  const int to = operation.peer;
+  Impl::Peer& receiver = impl_->peer(to);
+  const uint64_t number = receiver.next_number++;
+  const uint64_t tag = operation.tag;
+  const uint64_t bytes = operation.inputs[0].bytes;
+  receiver.sends.emplace(number, PendingOp{std::move(state), std::move(operation)});
+  if (impl_->over) return;
+  if (to == impl_->rank) {
+    impl_->announced({to, number, bytes}, tag);
+    return;
+  }
+  FrameHeader header = headerOf(FrameType::kAnnounce, number);
+  header.tag = tag;
+  header.aux = bytes;
+  receiver.link->sendText(header, {});
+}
+
+void Messages::recv(std::shared_ptr<OpState> state, Operation operation) {
+  PendingOp recv{std::move(state), std::move(operation)};
+  std::optional<Announced> announcement;
+  if (!impl_->over) announcement = impl_->table.takeAnnouncedFor(recv.operation);
+  if (announcement) {
+    impl_->match(std::move(recv), *announcement);
+  } else {
+    impl_->table.post(std::move(recv));
+  }
+}
+
+Receipt Messages::onHeader(int peer, const FrameHeader& header) {
+  if (impl_->over) return receiptOf(Receipt::Kind::kWait);
+  Impl::Peer& from = impl_->peer(peer);
+  if (header.type == FrameType::kMessage) {
+    const auto found = from.expected.find(header.seq);
+    if (found == from.expected.end()) return breakWith("a message that was not asked for");
+    const Buffer& into = found->second.operation.outputs[0];
+    if (header.length != into.bytes) return breakWith("a message of another size than announced");
+    return receiptOf(Receipt::Kind::kInto, into.data);
+  }
+  if (header.length != 0) return breakWith("an announcement with a payload");
+  if (header.type == FrameType::kAnnounce && header.seq != from.next_announced) {
+    return breakWith("send " + std::to_string(header.seq) + " was announced instead of " +
+                     std::to_string(from.next_announced));
+  }
+  if (header.type == FrameType::kClear &&
+      (from.sends.count(header.seq) == 0 || from.cleared.count(header.seq) != 0)) {
+    return breakWith("it asks for a send that is not waiting");
+  }
+  return receiptOf(Receipt::Kind::kText);
+}
+
+void Messages::onFrame(int peer, const FrameHeader& header) {
+  if (impl_->over) return;
+  Impl::Peer& from = impl_->peer(peer);
+  const auto found = from.expected.find(header.seq);
+  if (found == from.expected.end()) return;
+  const PendingOp done = std::move(found->second);
+  from.expected.erase(found);
+  done.state->complete(nullptr);
+}
+
+void Messages::onText(int peer, const FrameHeader& header) {
+  if (impl_->over) return;
+  Impl::Peer& from = impl_->peer(peer);
+  if (header.type == FrameType::kAnnounce) {
+    ++from.next_announced;
+    impl_->announced({peer, header.seq, header.aux}, header.tag);
+  } else if (header.type == FrameType::kClear) {
+    from.cleared.insert(header.seq);
+    impl_->startSending(peer, header.seq);
+  }
+}
+
+bool Messages::idle() const {
+  if (!impl_->table.nothingPosted()) return false;
+  for (const Impl::Peer& peer : impl_->peers) {
+    if (!peer.sends.empty() || !peer.expected.empty()) return false;
+  }
+  return true;
+}
+
+bool Messages::needs(int peer) const {
+  const Impl::Peer& from = impl_->peer(peer);
+  if (!from.sends.empty() || !from.expected.empty()) return true;
+  if (impl_->table.hasPostedFor(peer)) return true;
+  return impl_->table.hasPostedForAny() && impl_->isLastLeft(peer);
+}
+
+void Messages::peerLeft(int peer) {
+  impl_->peer(peer).left = true;
+  impl_->table.forgetAnnouncedBy(peer);
+}
+
+std::vector<std::pair<std::shared_ptr<OpState>, Operation>> Messages::cancelAll() {
+  impl_->over = true;
+  std::vector<std::pair<std::shared_ptr<OpState>, Operation>> all;
+  const auto take = [&all](PendingOp& op) {
+    all.emplace_back(std::move(op.state), std::move(op.operation));
+  };
+  for (PendingOp& op : impl_->table.takeAllPosted()) take(op);
+  for (Impl::Peer& peer : impl_->peers) {
+    for (auto& [number, op] : peer.sends) take(op);
+    for (auto& [number, op] : peer.expected) take(op);
+    peer.sends.clear();
+    peer.expected.clear();
+    peer.cleared.clear();
+  }
+  return all;
+}
+
+}  // namespace torchft_ext

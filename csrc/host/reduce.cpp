@@ -1,0 +1,116 @@
+#include "host/reduce.h"
+
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace torchft_ext {
+namespace {
+
+at::ScalarType scalarTypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat:
+      return at::kFloat;
+    case DType::kDouble:
+      return at::kDouble;
+    case DType::kHalf:
+      return at::kHalf;
+    case DType::kBFloat16:
+      return at::kBFloat16;
+    case DType::kInt8:
+      return at::kChar;
+    case DType::kInt16:
+      return at::kShort;
+    case DType::kInt32:
+      return at::kInt;
+    case DType::kInt64:
+      return at::kLong;
+    case DType::kUint8:
+      return at::kByte;
+    case DType::kBool:
+      return at::kBool;
+  }
+  throw std::logic_error("no ATen type for item type " + std::to_string(static_cast<int>(dtype)));
+}
+
+at::Tensor spanOf(const uint8_t* data, size_t bytes, DType dtype) {
+  // from_blob has no const; the callers pass only what ATen reads.
+  return at::from_blob(const_cast<uint8_t*>(data), {static_cast<int64_t>(bytes / itemSize(dtype))},
+                       at::TensorOptions().dtype(scalarTypeOf(dtype)));
+}
+
+// ATen hands spans of more than GRAIN_SIZE items to an OpenMP pool, which the loop's thread would
+// get one of its own of and which would compete with the training's threads for the cores. In
+// shorter pieces everything runs on this thread. (c10::ParallelGuard does not keep it from the
+// pool: at::in_parallel_region() asks OpenMP.)
+template <typename Body>
+void inPieces(size_t bytes, DType dtype, Body body) {
+  const c10::InferenceMode without_autograd;
+  const size_t longest = static_cast<size_t>(at::internal::GRAIN_SIZE) * itemSize(dtype);
+  for (size_t begin = 0; begin < bytes; begin += longest) {
+    body(begin, std::min(longest, bytes - begin));
+  }
+}
+
+void reduceBools(at::Tensor& into, const at::Tensor& from, ReduceKind op) {
+  const bool any = op == ReduceKind::kSum || op == ReduceKind::kMax || op == ReduceKind::kAvg;
+  if (any) {
+    at::bitwise_or_out(into, into, from);
+  } else {
+    at::bitwise_and_out(into, into, from);
+  }
+}
+
+void reducePiece(at::Tensor target, const at::Tensor& other, ReduceKind op) {
+  if (target.scalar_type() == at::kBool) return reduceBools(target, other, op);
+  switch (op) {
+    case ReduceKind::kSum:
+    case ReduceKind::kAvg:
+      at::add_out(target, target, other);
+      return;
+    case ReduceKind::kProduct:
+      at::mul_out(target, target, other);
+      return;
+    case ReduceKind::kMin:
+      at::minimum_out(target, target, other);
+      return;
+    case ReduceKind::kMax:
+      at::maximum_out(target, target, other);
+      return;
+  }
+}
+
+void dividePiece(at::Tensor target, int divisor) {
+  if (at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
+    target.div_(divisor, "trunc");
+  } else {
+    target.div_(divisor);
+  }
+}
+
+}  // namespace
+
+void reduceInto(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype, ReduceKind op) {
+  inPieces(bytes, dtype, [&](size_t begin, size_t length) {
+    reducePiece(spanOf(into + begin, length, dtype), spanOf(from + begin, length, dtype), op);
+  });
+}
+
+void divideBy(uint8_t* data, size_t bytes, DType dtype, int divisor) {
+  inPieces(bytes, dtype, [&](size_t begin, size_t length) {
+    dividePiece(spanOf(data + begin, length, dtype), divisor);
+  });
+}
+
+}  // namespace torchft_ext

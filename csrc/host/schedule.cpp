@@ -1,0 +1,109 @@
+#include "host/schedule.h"
+
+#include "host/schedule_builder.h"
+
+namespace torchft_ext {
+namespace {
+
+// With one rank every kind is a copy at most: the sum, the mean, the concatenation of one is
+// itself.
+void buildAlone(ScheduleBuilder& builder) {
+  const Operation& operation = builder.operation();
+  if (operation.inputs.empty() || operation.outputs.empty()) return;
+  builder.copyInChunks(operation.outputs[0], operation.inputs[0].data);
+}
+
+void build(ScheduleBuilder& builder) {
+  if (builder.size() == 1) return buildAlone(builder);
+  switch (builder.operation().kind) {
+    case OpKind::kAllreduce:
+      return buildAllreduce(builder);
+    case OpKind::kBroadcast:
+      return buildBroadcast(builder);
+    case OpKind::kAllgather:
+      return buildAllgather(builder);
+    case OpKind::kReduceScatter:
+      return buildReduceScatter(builder);
+    case OpKind::kReduce:
+      return buildReduce(builder);
+    case OpKind::kGather:
+      return buildGather(builder);
+    case OpKind::kScatter:
+      return buildScatter(builder);
+    case OpKind::kAlltoall:
+      return buildAlltoall(builder);
+    case OpKind::kBarrier:
+      return buildBarrier(builder);
+    case OpKind::kSend:
+    case OpKind::kRecv:
+      return;  // not collectives: see messages.h
+  }
+}
+
+bool reduces(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
+}
+
+bool hasRoot(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
+
+// FNV-1a over the sizes that every rank knows alike.
+uint32_t hashOfSizes(const std::vector<Buffer>& buffers) {
+  uint32_t hash = 2166136261U;
+  for (const Buffer& buffer : buffers) {
+    for (unsigned shift = 0; shift < 64; shift += 8) {
+      hash =
+          (hash ^ static_cast<uint8_t>(static_cast<uint64_t>(buffer.bytes) >> shift)) * 16777619U;
+    }
+  }
+  return hash;
+}
+
+uint32_t hashOfSharedSizes(const Operation& operation) {
+  switch (operation.kind) {
+    case OpKind::kAllreduce:
+    case OpKind::kBroadcast:
+    case OpKind::kAllgather:
+      return hashOfSizes(operation.outputs);
+    case OpKind::kReduceScatter:
+    case OpKind::kReduce:
+      return hashOfSizes(operation.inputs);
+    default:
+      return 0;  // only the two ends of a transfer know its size: its frame's length is compared
+  }
+}
+
+}  // namespace
+
+Schedule makeSchedule(const Operation& operation, int rank, int size,
+                      const ScheduleTuning& tuning) {
+  ScheduleBuilder builder(operation, rank, size, tuning);
+  build(builder);
+  return builder.take();
+}
+
+// kind 8 bits | dtype 4 | reduction 4 | root 16 | hash of the sizes 32
+uint64_t signatureOf(const Operation& operation) {
+  uint64_t signature = static_cast<uint64_t>(operation.kind) << 56;
+  if (operation.kind != OpKind::kBarrier) signature |= static_cast<uint64_t>(operation.dtype) << 52;
+  if (reduces(operation.kind)) signature |= static_cast<uint64_t>(operation.reduce) << 48;
+  if (hasRoot(operation.kind)) signature |= (static_cast<uint64_t>(operation.root) & 0xffffU) << 32;
+  return signature | hashOfSharedSizes(operation);
+}
+
+std::string describeSignature(uint64_t signature) {
+  const auto kind = static_cast<OpKind>(signature >> 56);
+  if (kind > OpKind::kBarrier) return "an unknown operation";
+  std::string text = toString(kind);
+  if (kind == OpKind::kBarrier) return text;
+  if (reduces(kind)) {
+    text += std::string(" (") + toString(static_cast<ReduceKind>(signature >> 48 & 0xfU)) + ")";
+  }
+  text += std::string(" of ") + toString(static_cast<DType>(signature >> 52 & 0xfU));
+  if (hasRoot(kind)) text += " with root " + std::to_string(signature >> 32 & 0xffffU);
+  return text;
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,431 @@
+#include "host/schedule_runner.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "host/reduce.h"
+#include "host/schedule_progress.h"
+
+namespace torchft_ext {
+namespace {
+
+// Copying and reducing local memory stops here, for the loop to look at its other descriptors.
+constexpr size_t kLocalBytesPerTurn = size_t{4} << 20;
+
+std::string bytesText(uint64_t bytes) {
+  return std::to_string(bytes) + " bytes";
+}
+
+}  // namespace
+
+struct ScheduleRunner::Impl {
+  struct Pending {
+    std::shared_ptr<OpState> state;
+    Operation operation;
+  };
+  struct Running {
+    Pending pending;
+    uint64_t signature;
+    ScheduleProgress progress;
+  };
+  // A mismatch has a text; else the frame is wanted now, or not yet.
+  struct Verdict {
+    enum class Kind { kTake, kWait, kMismatch } kind;
+    std::string text;
+  };
+
+  // One peer's collective lane.
+  struct Lane : LinkReceiver {
+    Lane(Impl& owner, int rank, Link* its_link) : runner(owner), peer(rank), link(its_link) {}
+
+    Receipt onHeader(const FrameHeader& header) override { return runner.onHeader(*this, header); }
+    void onFrame(const FrameHeader& /*header*/) override { runner.onFrame(*this); }
+    void onText(const FrameHeader& /*header*/, std::string /*payload*/) override {
+      if (runner.callbacks.left) runner.callbacks.left(peer);
+    }
+    void onBroken(const std::string& why, bool clean) override {
+      receiving = ScheduleProgress::kNone;
+      if (runner.callbacks.broken) runner.callbacks.broken(peer, why, clean);
+    }
+    uint8_t* stagingFor(size_t bytes) {
+      // Uninitialised: the link fills it before it is read.
+      if (staging_bytes < bytes) staging.reset(new uint8_t[bytes]);
+      staging_bytes = std::max(staging_bytes, bytes);
+      return staging.get();
+    }
+
+    Impl& runner;
+    const int peer;
+    Link* const link;
+    std::optional<FrameHeader> waiting;  // offered, and answered with kWait
+    int receiving = ScheduleProgress::kNone;
+    size_t sends_under_way = 0;
+    uint64_t frames_sent = 0;  // of the running operation
+    uint64_t frames_received = 0;
+    std::unique_ptr<uint8_t[]> staging;
+    size_t staging_bytes = 0;
+  };
+
+  Impl(EventLoop& event_loop, int own_rank, int world, ScheduleTuning its_tuning, Callbacks calls)
+      : loop(event_loop),
+        rank(own_rank),
+        size(world),
+        tuning(its_tuning),
+        callbacks(std::move(calls)) {}
+
+  Receipt onHeader(Lane& lane, const FrameHeader& header);
+  void onFrame(Lane& lane);
+  void onSent(int peer, int step, uint32_t operation);
+
+  Verdict judge(const Lane& lane, const FrameHeader& header) const;
+  Verdict judgeOther(const Lane& lane, const FrameHeader& header) const;
+  std::string describeDifference(const FrameHeader& header) const;
+
+  void advance();
+  void start();
+  void complete();
+  bool runLocal();
+  void compute(const Step& step);
+  void finish(int step);
+  void pumpSends(Lane& lane);
+  void reconsider(Lane& lane);
+  Lane* laneOf(int peer) const { return lanes[static_cast<size_t>(peer)].get(); }
+
+  void fail(FailureKind kind, int culprit, std::string how);
+  template <typename Body>
+  void guarded(Body body);
+  void later(std::function<void()> body);
+
+  EventLoop& loop;
+  const int rank;
+  const int size;
+  const ScheduleTuning tuning;
+  const Callbacks callbacks;
+  std::vector<std::unique_ptr<Lane>> lanes;  // null at own rank
+  std::deque<Pending> queue;
+  std::unique_ptr<Running> running;
+  uint64_t due = 0;   // the index of the running operation, or of the next one
+  bool over = false;  // failed or cancelled: nothing more is done
+  std::vector<int> may_begin;
+  const std::shared_ptr<bool> alive =
+      std::make_shared<bool>(true);  // for tasks that may outlive this
+};
+
+// ---------------------------------------------------------------- frames
+
+Receipt ScheduleRunner::Impl::onHeader(Lane& lane, const FrameHeader& header) {
+  Receipt receipt;
+  receipt.kind = Receipt::Kind::kWait;
+  if (over) return receipt;
+  if (header.type == FrameType::kGoodbye) {
+    receipt.kind = Receipt::Kind::kText;
+    return receipt;
+  }
+  if (header.type != FrameType::kData) {
+    receipt.kind = Receipt::Kind::kBreak;
+    receipt.why = "a frame of type " + std::to_string(static_cast<int>(header.type)) +
+                  " on a collective lane";
+    return receipt;
+  }
+  const Verdict verdict = judge(lane, header);
+  if (verdict.kind == Verdict::Kind::kMismatch) {
+    fail(FailureKind::kMismatch, lane.peer, verdict.text);
+  } else if (verdict.kind == Verdict::Kind::kWait) {
+    lane.waiting = header;
+  } else {
+    const Step& step = running->progress.step(running->progress.nextReceive(lane.peer));
+    receipt.into = step.kind == Step::Kind::kRecvReduce ? lane.stagingFor(step.bytes) : step.data;
+    receipt.kind = Receipt::Kind::kInto;
+    lane.receiving = running->progress.nextReceive(lane.peer);
+  }
+  return receipt;
+}
+
+ScheduleRunner::Impl::Verdict ScheduleRunner::Impl::judge(const Lane& lane,
+                                                          const FrameHeader& header) const {
+  if (header.seq != due || !running) return judgeOther(lane, header);
+  const ScheduleProgress& progress = running->progress;
+  const int next = progress.nextReceive(lane.peer);
+  if (header.tag != running->signature)
+    return {Verdict::Kind::kMismatch, describeDifference(header)};
+  if (next == ScheduleProgress::kNone) {
+    return {Verdict::Kind::kMismatch, "it sent " + bytesText(header.length) + " in " +
+                                          describeSignature(header.tag) + ", of which rank " +
+                                          std::to_string(rank) + " expects none"};
+  }
+  if (header.length != progress.step(next).bytes || header.aux != lane.frames_received) {
+    return {Verdict::Kind::kMismatch,
+            "it sent " + bytesText(header.length) + " in " + describeSignature(header.tag) +
+                " (part " + std::to_string(header.aux) + "), where rank " + std::to_string(rank) +
+                " expects " + bytesText(progress.step(next).bytes) + " (part " +
+                std::to_string(lane.frames_received) + ")"};
+  }
+  return {progress.mayBegin(next) ? Verdict::Kind::kTake : Verdict::Kind::kWait, {}};
+}
+
+// A frame of an operation that is not the running one.
+ScheduleRunner::Impl::Verdict ScheduleRunner::Impl::judgeOther(const Lane& lane,
+                                                               const FrameHeader& header) const {
+  const std::string theirs = describeSignature(header.tag) + " (collective " +
+                             std::to_string(header.seq) + " of the epoch)";
+  if (header.seq < due) {
+    return {Verdict::Kind::kMismatch, "it sent " + bytesText(header.length) + " in " + theirs +
+                                          ", which is over on rank " + std::to_string(rank)};
+  }
+  const bool owes = running && running->progress.nextReceive(lane.peer) != ScheduleProgress::kNone;
+  if (!owes) return {Verdict::Kind::kWait, {}};
+  return {Verdict::Kind::kMismatch,
+          "it went on to " + theirs + " while rank " + std::to_string(rank) + " expects " +
+              bytesText(running->progress.step(running->progress.nextReceive(lane.peer)).bytes) +
+              " from it in " + describeSignature(running->signature) + " (collective " +
+              std::to_string(due) + ")"};
+}
+
+std::string ScheduleRunner::Impl::describeDifference(const FrameHeader& header) const {
+  const std::string theirs = describeSignature(header.tag);
+  const std::string ours = describeSignature(running->signature);
+  const std::string place = " as collective " + std::to_string(due) + " of the epoch";
+  if (theirs == ours) {
+    return "it issued " + theirs + place + " with other sizes than rank " + std::to_string(rank);
+  }
+  return "it issued " + theirs + place + ", where rank " + std::to_string(rank) + " issued " + ours;
+}
+
+void ScheduleRunner::Impl::onFrame(Lane& lane) {
+  const int index = std::exchange(lane.receiving, ScheduleProgress::kNone);
+  if (over || index == ScheduleProgress::kNone) return;
+  guarded([&] {
+    const Step& step = running->progress.step(index);
+    if (step.kind == Step::Kind::kRecvReduce) {
+      const Operation& operation = running->pending.operation;
+      reduceInto(step.data, lane.staging.get(), step.bytes, operation.dtype, operation.reduce);
+    }
+    running->progress.takeReceive(lane.peer);
+    ++lane.frames_received;
+    finish(index);
+    advance();
+  });
+}
+
+// An operation is not over while a send of it is under way: the check only guards against a faulty
+// link.
+void ScheduleRunner::Impl::onSent(int peer, int step, uint32_t operation) {
+  if (over || !running || operation != static_cast<uint32_t>(due)) return;
+  --laneOf(peer)->sends_under_way;
+  guarded([&] {
+    finish(step);
+    advance();
+  });
+}
+
+// ---------------------------------------------------------------- running
+
+void ScheduleRunner::Impl::advance() {
+  while (!over) {
+    if (!running) {
+      if (queue.empty()) return;
+      start();
+    }
+    if (!runLocal()) {
+      later([this] { guarded([this] { advance(); }); });
+      return;
+    }
+    if (over || !running->progress.done()) return;
+    complete();
+  }
+}
+
+void ScheduleRunner::Impl::start() {
+  const Operation& operation = queue.front().operation;
+  ScheduleProgress progress(makeSchedule(operation, rank, size, tuning), size);
+  const uint64_t signature = signatureOf(operation);
+  running.reset(new Running{std::move(queue.front()), signature, std::move(progress)});
+  queue.pop_front();
+  for (const auto& lane : lanes) {
+    if (!lane) continue;
+    lane->frames_sent = 0;
+    lane->frames_received = 0;
+    pumpSends(*lane);
+    reconsider(*lane);
+  }
+}
+
+void ScheduleRunner::Impl::complete() {
+  const std::unique_ptr<Running> done = std::move(running);
+  ++due;
+  done->pending.state->complete(nullptr);
+}
+
+// False: there is more to do, in another turn.
+bool ScheduleRunner::Impl::runLocal() {
+  size_t bytes = 0;
+  while (running->progress.hasLocal()) {
+    if (bytes >= kLocalBytesPerTurn) return false;
+    const int index = running->progress.takeLocal();
+    const Step& step = running->progress.step(index);
+    compute(step);
+    bytes += step.bytes;
+    finish(index);
+  }
+  return true;
+}
+
+void ScheduleRunner::Impl::compute(const Step& step) {
+  const Operation& operation = running->pending.operation;
+  switch (step.kind) {
+    case Step::Kind::kCopy:
+      std::memcpy(step.data, step.from, step.bytes);
+      return;
+    case Step::Kind::kReduce:
+      reduceInto(step.data, step.from, step.bytes, operation.dtype, operation.reduce);
+      return;
+    case Step::Kind::kAverage:
+      divideBy(step.data, step.bytes, operation.dtype, size);
+      return;
+    case Step::Kind::kSend:
+    case Step::Kind::kRecv:
+    case Step::Kind::kRecvReduce:
+      return;  // not local
+  }
+}
+
+void ScheduleRunner::Impl::finish(int step) {
+  may_begin.clear();
+  running->progress.finish(step, &may_begin);
+  for (const int index : may_begin) {
+    const Step& next = running->progress.step(index);
+    if (next.kind == Step::Kind::kSend) {
+      pumpSends(*laneOf(next.peer));
+    } else {
+      reconsider(*laneOf(next.peer));
+    }
+  }
+}
+
+void ScheduleRunner::Impl::pumpSends(Lane& lane) {
+  for (int index = running->progress.nextSend(lane.peer);
+       index != ScheduleProgress::kNone && running->progress.mayBegin(index);
+       index = running->progress.nextSend(lane.peer)) {
+    running->progress.takeSend(lane.peer);
+    const Step& step = running->progress.step(index);
+    FrameHeader header;
+    header.type = FrameType::kData;
+    header.length = step.bytes;
+    header.seq = due;
+    header.tag = running->signature;
+    header.aux = lane.frames_sent++;
+    ++lane.sends_under_way;
+    lane.link->send(header, step.data,
+                    [this, peer = lane.peer, index, operation = static_cast<uint32_t>(due)] {
+                      onSent(peer, index, operation);
+                    });
+  }
+}
+
+// Called whenever what a waiting frame waits for may have happened: its step may begin, or its
+// operation does.
+void ScheduleRunner::Impl::reconsider(Lane& lane) {
+  if (!lane.waiting || judge(lane, *lane.waiting).kind == Verdict::Kind::kWait) return;
+  lane.waiting.reset();
+  lane.link->resume();
+}
+
+// ---------------------------------------------------------------- failing
+
+void ScheduleRunner::Impl::fail(FailureKind kind, int culprit, std::string how) {
+  if (std::exchange(over, true)) return;
+  Failure failure;
+  failure.kind = kind;
+  failure.cause.rank = culprit;
+  failure.cause.how = std::move(how);
+  if (running) {
+    failure.op = toString(running->pending.operation.kind);
+    failure.seq = running->pending.state->seq();
+  }
+  // Not from within a link's call: the owner ends the links, and this runner, when it hears of it.
+  later([this, failure] {
+    if (callbacks.failed) callbacks.failed(failure);
+  });
+}
+
+template <typename Body>
+void ScheduleRunner::Impl::guarded(Body body) {
+  try {
+    body();
+  } catch (const std::exception& thrown) {
+    fail(FailureKind::kInternal, rank, std::string("its collective threw: ") + thrown.what());
+  }
+}
+
+void ScheduleRunner::Impl::later(std::function<void()> body) {
+  loop.post([body = std::move(body), weak = std::weak_ptr<bool>(alive)] {
+    if (!weak.expired()) body();
+  });
+}
+
+// ---------------------------------------------------------------- the runner
+
+ScheduleRunner::ScheduleRunner(EventLoop& loop, int rank, int size, std::vector<Link*> links,
+                               ScheduleTuning tuning, Callbacks callbacks)
+    : impl_(std::make_unique<Impl>(loop, rank, size, tuning, std::move(callbacks))) {
+  for (size_t peer = 0; peer < links.size(); ++peer) {
+    impl_->lanes.push_back(
+        links[peer] == nullptr
+            ? nullptr
+            : std::make_unique<Impl::Lane>(*impl_, static_cast<int>(peer), links[peer]));
+  }
+  for (const auto& lane : impl_->lanes) {
+    if (lane) lane->link->setReceiver(lane.get());
+  }
+}
+
+ScheduleRunner::~ScheduleRunner() = default;
+
+void ScheduleRunner::add(std::shared_ptr<OpState> state, Operation operation) {
+  impl_->queue.push_back({std::move(state), std::move(operation)});
+  if (impl_->running) return;
+  impl_->guarded([this] { impl_->advance(); });
+}
+
+bool ScheduleRunner::idle() const {
+  return !impl_->running && impl_->queue.empty();
+}
+
+bool ScheduleRunner::needs(int peer) const {
+  if (impl_->running && impl_->running->progress.undoneWith(peer) > 0) return true;
+  for (const Impl::Pending& pending : impl_->queue) {
+    const Schedule schedule =
+        makeSchedule(pending.operation, impl_->rank, impl_->size, impl_->tuning);
+    for (const Step& step : schedule.steps) {
+      if (step.peer == peer) return true;
+    }
+  }
+  return false;
+}
+
+std::vector<std::pair<std::shared_ptr<OpState>, Operation>> ScheduleRunner::cancelAll() {
+  impl_->over = true;
+  for (const auto& lane : impl_->lanes) {
+    if (!lane) continue;
+    const bool in_user_memory =
+        lane->receiving != ScheduleProgress::kNone || lane->sends_under_way > 0;
+    if (in_user_memory) lane->link->close();
+  }
+  std::vector<std::pair<std::shared_ptr<OpState>, Operation>> all;
+  if (impl_->running) {
+    Impl::Pending& pending = impl_->running->pending;
+    all.emplace_back(std::move(pending.state), std::move(pending.operation));
+    impl_->running.reset();
+  }
+  for (Impl::Pending& pending : impl_->queue) {
+    all.emplace_back(std::move(pending.state), std::move(pending.operation));
+  }
+  impl_->queue.clear();
+  return all;
+}
+
+}  // namespace torchft_ext

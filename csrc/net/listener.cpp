@@ -1,0 +1,298 @@
+#include "net/listener.h"
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "net/waiting_room.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr int kAcceptsPerTurn = 16;  // so that a flood of strangers does not hold up admitted links
+constexpr milliseconds kPauseWithoutDescriptors{100};
+constexpr std::chrono::seconds kOpenWithin{30};
+constexpr std::chrono::minutes kBetweenWarnings{1};
+
+}  // namespace
+
+struct Listener::AtomicCounts {
+  std::atomic<uint64_t> accepted{0};
+  std::atomic<uint64_t> admitted{0};
+  std::atomic<uint64_t> refused{0};
+  std::atomic<uint64_t> parked{0};
+};
+
+// Loop thread only. Owned by the handler of its listening socket, and by each handler or timer
+// while that runs.
+struct Listener::Impl : std::enable_shared_from_this<Impl> {
+  struct Epoch {
+    EpochSecret secret;
+    std::shared_ptr<const Handler> handler;
+  };
+  using Guest = WaitingRoom::Guest;
+  using Place = WaitingRoom::Place;
+
+  Impl(EventLoop& event_loop, ListeningSocket listening);
+
+  void start();
+  void close();
+  void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler);
+
+  void acceptSome();
+  void pauseAccepting(int error);
+  void receive(UniqueFd fd);
+  void readHello(Place place);
+  void judge(Guest guest);
+  void park(Guest guest);
+  void admit(Guest guest, const Epoch& epoch);
+  void refuse(const Guest& guest, RefusalCode code, const std::string& reason);
+  bool callHandler(const Handler& handler, Arrival& arrival) noexcept;
+
+  EventLoop& loop;
+  UniqueFd socket;
+  const SocketAddress address;
+  const std::shared_ptr<AtomicCounts> counts = std::make_shared<AtomicCounts>();
+  bool closed = false;
+  EventLoop::TimerId pause = 0;
+  Clock::time_point next_warning{};
+  WaitingRoom strangers;
+  WaitingRoom parked;
+  std::map<Nonce, Epoch> epochs;
+};
+
+Listener::Impl::Impl(EventLoop& event_loop, ListeningSocket listening)
+    : loop(event_loop),
+      socket(std::move(listening.fd)),
+      address(listening.address),
+      strangers(
+          event_loop, kMaxStrangers, kHelloWithin, [this](const Guest&) { ++counts->refused; },
+          [this] { return shared_from_this(); }),
+      parked(
+          event_loop, kMaxParked, kParkedFor,
+          [this](const Guest& guest) {
+            counts->parked = parked.guests().size();
+            refuse(guest, RefusalCode::kUnknownEpoch, "this process does not know that epoch");
+          },
+          [this] { return shared_from_this(); }) {}
+
+void Listener::Impl::start() {
+  loop.watch(socket.get(), EPOLLIN, [self = shared_from_this()](uint32_t) { self->acceptSome(); });
+}
+
+void Listener::Impl::close() {
+  if (std::exchange(closed, true)) return;
+  const auto self = shared_from_this();
+  loop.cancel(pause);
+  loop.unwatch(socket.get());
+  socket.reset();
+  strangers.clear();
+  parked.clear();
+  const auto ended = std::exchange(epochs, {});
+}
+
+void Listener::Impl::acceptSome() {
+  for (int i = 0; i < kAcceptsPerTurn && !closed; ++i) {
+    UniqueFd fd = acceptOne(socket.get());
+    if (!fd) {
+      if (errno != EAGAIN && errno != EWOULDBLOCK) pauseAccepting(errno);
+      return;
+    }
+    ++counts->accepted;
+    receive(std::move(fd));
+  }
+}
+
+// The connection stays in the kernel's queue and the socket readable: without a pause the loop
+// would spin.
+void Listener::Impl::pauseAccepting(int error) {
+  loop.modify(socket.get(), 0);
+  loop.cancel(pause);
+  pause = loop.runAt(Clock::now() + kPauseWithoutDescriptors, [self = shared_from_this()] {
+    self->pause = 0;
+    self->loop.modify(self->socket.get(), EPOLLIN);
+  });
+  if (Clock::now() < next_warning) return;
+  next_warning = Clock::now() + kBetweenWarnings;
+  log(LogLevel::kWarning,
+      "cannot accept connections on " + address.toString() + ": " +
+          std::error_code(error, std::generic_category()).message() +
+          "; trying again every 0.1 s. Raise the limit of open files (ulimit -n).");
+}
+
+void Listener::Impl::receive(UniqueFd fd) {
+  Guest guest;
+  guest.fd = std::move(fd);
+  const Place place = strangers.add(std::move(guest));
+  loop.watch(place->fd.get(), EPOLLIN,
+             [self = shared_from_this(), place](uint32_t) { self->readHello(place); });
+  readHello(place);  // as a rule it has arrived with the connection
+}
+
+void Listener::Impl::readHello(Place place) {
+  using State = FrameInbox::State;
+  const State state = place->inbox.readFrom(place->fd.get());
+  if (state == State::kMore) return;
+  Guest guest = strangers.remove(place);
+  if (state == State::kWhole) {
+    judge(std::move(guest));
+  } else if (state == State::kWrongVersion) {
+    refuse(guest, RefusalCode::kWrongVersion, guest.inbox.why());
+  } else {
+    ++counts->refused;
+  }
+}
+
+void Listener::Impl::judge(Guest guest) {
+  const auto hello = decodeHello(guest.inbox.payload());
+  if (!hello) {
+    ++counts->refused;
+    return;
+  }
+  guest.hello = *hello;
+  if (hello->to != selfIncarnation()) {
+    refuse(guest, RefusalCode::kWrongProcess, "another process has taken over this port");
+    return;
+  }
+  const auto found = epochs.find(hello->nonce);
+  if (found == epochs.end()) {
+    park(std::move(guest));
+  } else {
+    admit(std::move(guest), Epoch(found->second));  // a copy: the handler may forget the epoch
+  }
+}
+
+void Listener::Impl::park(Guest guest) {
+  const Place place = parked.add(std::move(guest));
+  // It has nothing to say before it is welcomed: whatever comes means that it has gone, or is no
+  // peer.
+  loop.watch(place->fd.get(), EPOLLIN | EPOLLRDHUP, [self = shared_from_this(), place](uint32_t) {
+    self->parked.remove(place);
+    self->counts->parked = self->parked.guests().size();
+    ++self->counts->refused;
+  });
+  counts->parked = parked.guests().size();
+}
+
+void Listener::Impl::admit(Guest guest, const Epoch& epoch) {
+  const Hello& hello = guest.hello;
+  if (!equalInConstantTime(hello.proof.bytes, epoch.secret.connector.bytes)) {
+    refuse(guest, RefusalCode::kWrongSecret, "the epoch's secret is another one");
+    return;
+  }
+  if (!sendWhole(guest.fd.get(), encodeWelcome({epoch.secret.acceptor, selfIncarnation()}))) {
+    ++counts->refused;
+    return;
+  }
+  Arrival arrival{std::move(guest.fd), hello.rank, hello.lane, hello.from};
+  if (callHandler(*epoch.handler, arrival)) {
+    ++counts->admitted;
+    return;
+  }
+  guest.fd = std::move(arrival.fd);
+  refuse(guest, RefusalCode::kDuplicate,
+         "the epoch does not take that rank and lane, or has it already");
+}
+
+bool Listener::Impl::callHandler(const Handler& handler, Arrival& arrival) noexcept {
+  try {
+    return handler(arrival);
+  } catch (const std::exception& error) {
+    log(LogLevel::kError,
+        "admitting a connection at " + address.toString() + " threw: " + error.what());
+  } catch (...) {
+    log(LogLevel::kError, "admitting a connection at " + address.toString() + " threw");
+  }
+  return false;
+}
+
+void Listener::Impl::refuse(const Guest& guest, RefusalCode code, const std::string& reason) {
+  ++counts->refused;
+  if (guest.fd) sendWhole(guest.fd.get(), encodeRefusal({code, reason}));
+}
+
+void Listener::Impl::expect(const Nonce& nonce, const EpochSecret& secret, Handler handler) {
+  const Epoch epoch{secret, std::make_shared<const Handler>(std::move(handler))};
+  epochs[nonce] = epoch;
+  std::vector<Guest> waiting;
+  for (Place place = parked.guests().begin(); place != parked.guests().end();) {
+    const Place current = place++;
+    if (current->hello.nonce == nonce) waiting.push_back(parked.remove(current));
+  }
+  counts->parked = parked.guests().size();
+  for (Guest& guest : waiting) {
+    if (closed) return;
+    const auto found = epochs.find(nonce);
+    if (found == epochs.end()) {
+      park(std::move(guest));  // a handler has forgotten the epoch
+    } else {
+      admit(std::move(guest), Epoch(found->second));
+    }
+  }
+}
+
+std::shared_ptr<Listener> Listener::open(EventLoop& loop, const SocketAddress& address,
+                                         PortRange ports, std::string* error) {
+  struct Opening {  // shared with the loop, which may come to it too late
+    std::string error;
+    std::shared_ptr<Listener> listener;
+  };
+  auto opening = std::make_shared<Opening>();
+  const auto open = [opening, &loop, address, ports] {
+    try {
+      auto listening = listenOn(address, ports, &opening->error);
+      if (!listening) return;
+      auto impl = std::make_shared<Impl>(loop, std::move(*listening));
+      impl->start();
+      opening->listener.reset(new Listener(loop, impl->address, impl));
+    } catch (const std::system_error& refused) {
+      opening->error = "cannot listen on " + address.ip() + ": " + refused.what();
+    }
+  };
+  if (!loop.runOnLoop(open, Deadline::after(kOpenWithin))) {
+    if (error != nullptr)
+      *error = "cannot listen on " + address.ip() + ": the event loop does not answer";
+    return nullptr;
+  }
+  if (opening->listener == nullptr && error != nullptr) *error = opening->error;
+  return std::move(opening->listener);
+}
+
+Listener::Listener(EventLoop& loop, SocketAddress address, const std::shared_ptr<Impl>& impl)
+    : loop_(loop), address_(address), counts_(impl->counts), impl_(impl) {}
+
+Listener::~Listener() {
+  const auto close = [weak = impl_] {
+    if (const auto impl = weak.lock()) impl->close();
+  };
+  if (loop_.inLoop()) {
+    close();
+  } else {
+    loop_.post(close);  // false: the loop has ended, or is ending, and takes Impl with it
+  }
+}
+
+void Listener::expect(const Nonce& nonce, const EpochSecret& secret, Handler handler) {
+  if (const auto impl = impl_.lock()) impl->expect(nonce, secret, std::move(handler));
+}
+
+void Listener::forget(const Nonce& nonce) {
+  const auto impl = impl_.lock();
+  if (impl == nullptr) return;
+  const auto found = impl->epochs.find(nonce);
+  if (found == impl->epochs.end()) return;
+  const Impl::Epoch ended = std::move(found->second);  // what its handler holds may end here
+  impl->epochs.erase(found);
+}
+
+Listener::Counts Listener::counts() const {
+  return {counts_->accepted, counts_->admitted, counts_->refused, counts_->parked};
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,64 @@
+// One attempt to connect to a peer's port and to get an answer to a hello. Unlike Connector it
+// tries once and says how the attempt ended, since for the peer monitor "refused" and "silent" are
+// verdicts.
+//
+// Loop thread only. The callback runs once, on the loop, never from the constructor nor after
+// destruction; it may destroy the Dial. Never reads a byte beyond the answer.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "net/event_loop.h"
+#include "net/frame.h"
+#include "net/handshake.h"
+#include "net/socket_address.h"
+
+namespace torchft_ext {
+
+class Dial {
+ public:
+  enum class End {
+    kWelcomed,     // fd is the connection
+    kAnswered,     // a refusal: code
+    kRefused,      // nobody listens at the port
+    kUnreachable,  // no connection by connect_by, or the network's error
+    kBroken,       // connected, then closed or reset or nonsense
+    kSilent,       // connected, no answer by answer_by
+    kNoSocket,     // this process can have no descriptor now: says nothing of the peer
+  };
+  struct Result {
+    End end = End::kBroken;
+    UniqueFd fd;
+    RefusalCode code = RefusalCode::kUnknownEpoch;
+    std::string detail;
+  };
+  using Callback = std::function<void(Result)>;
+
+  Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello, const Welcome& expected,
+       Deadline connect_by, Deadline answer_by, Callback callback);
+  ~Dial();
+  Dial(const Dial&) = delete;
+  Dial& operator=(const Dial&) = delete;
+
+ private:
+  void onEvent();
+  void onConnected();
+  void readAnswer();
+  bool readUpTo(size_t size);  // false: not all there yet, or finished
+  void onAnswer(FrameType type, std::string_view payload);
+  void onTime();
+  void finish(End end, std::string detail, RefusalCode code = RefusalCode::kUnknownEpoch);
+
+  EventLoop& loop_;
+  const std::string hello_;
+  const Welcome expected_;
+  const Deadline answer_by_;
+  Callback callback_;
+  UniqueFd fd_;
+  bool connected_ = false;
+  EventLoop::TimerId timer_ = 0;
+  std::string answer_;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,38 @@
+// Words that the peer monitor's parts share. Values only.
+#pragma once
+
+#include <cstdint>
+
+#include "base/deadline.h"
+#include "base/identity.h"
+
+namespace torchft_ext {
+
+// Which of the monitor's two threads a line belongs to; also its lane in the handshake.
+enum class LineKind : uint8_t { kMain = 2, kWitness = 3 };
+
+// How a line that stood came to its end.
+enum class LineEnd {
+  kIdle,     // the peer closed it, since no watch of its needs it
+  kLeft,     // the peer's process leaves
+  kAccused,  // the peer had declared this process dead
+  kBroken,   // without a word
+};
+
+// What a peer's published port said.
+enum class ProbeEnd {
+  kAlive,        // its monitor answered
+  kGone,         // nobody listens there, or another process does
+  kUnreachable,  // no connection
+  kSilent,       // connected, but no answer
+};
+
+struct ProbePatience {
+  Duration connect{};
+  Duration answer{};  // from the start; negative: for as long as it takes
+};
+
+// The nonce of probes: known to all and always refused, so that any monitor answers any other.
+inline constexpr Nonce kProbeNonce{};
+
+}  // namespace torchft_ext

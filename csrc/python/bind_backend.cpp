@@ -1,0 +1,161 @@
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "c10d/ft_backend.h"
+#include "c10d/ft_process_group.h"
+#include "python/bindings.h"
+#include "python/error_objects.h"
+#include "python/limits.h"
+
+namespace py = pybind11;
+
+namespace torchft_ext {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+using BackendPtr = c10::intrusive_ptr<FtBackend>;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+BackendPtr createBackend(const StorePtr& store, int rank, int size,
+                         std::optional<Milliseconds> timeout, const std::string& engine,
+                         const std::string& name, c10::intrusive_ptr<FtOptions> options,
+                         bool may_resize) {
+  FtBackend::Creation creation;
+  creation.store = store;
+  creation.rank = rank;
+  creation.size = size;
+  creation.engine = engine;
+  creation.group_name = name;
+  creation.options = options ? std::move(options) : c10::make_intrusive<FtOptions>();
+  creation.timeout = timeout.value_or(Milliseconds(0));
+  creation.may_resize = may_resize;
+  return FtBackend::create(creation);
+}
+
+c10::intrusive_ptr<FtProcessGroup> createGroup(const StorePtr& store, const BackendPtr& backend,
+                                               const std::vector<std::string>& devices) {
+  std::vector<c10::DeviceType> types;
+  types.reserve(devices.size());
+  for (const std::string& device : devices) types.push_back(c10::Device(device).type());
+  return c10::make_intrusive<FtProcessGroup>(store, backend, types);
+}
+
+// The tables of torch.distributed are Python's, so Python brings them up to date.
+void configure(const py::object& self, const std::string& store_addr, int rank, int world_size,
+               const py::object& timeout) {
+  const std::optional<Milliseconds> limit = optionalLimitOf("configure: timeout", timeout);
+  auto backend = self.cast<BackendPtr>();
+  {
+    const py::gil_scoped_release no_gil;
+    backend->configure(store_addr, rank, world_size, limit);
+  }
+  py::module_::import("torchft_ext._groups").attr("follow_epoch")(self);
+}
+
+py::object errored(FtBackend& backend) {
+  FailurePtr failure;
+  {
+    const py::gil_scoped_release no_gil;
+    failure = backend.errored();
+  }
+  return errorObject(failure);
+}
+
+py::dict failuresOf(const GroupStats& stats) {
+  py::dict counts;
+  for (int kind = static_cast<int>(FailureKind::kPeerLost);
+       kind <= static_cast<int>(FailureKind::kInternal); ++kind) {
+    counts[nameOf(static_cast<FailureKind>(kind))] = stats.failures[kind];
+  }
+  return counts;
+}
+
+// The engine's counters; those of the monitor apart, without their prefix, or None where it has
+// none.
+void addCounters(const Engine& engine, py::dict& result) {
+  const std::string prefix = "monitor_";
+  py::dict monitor;
+  py::dict counters;
+  for (const auto& [name, value] : engine.counters()) {
+    if (name.starts_with(prefix)) {
+      monitor[py::str(name.substr(prefix.size()))] = value;
+    } else {
+      counters[py::str(name)] = value;
+    }
+  }
+  result["engine"] = engine.name();
+  result["counters"] = counters;
+  result["monitor"] = monitor.empty() ? py::object(py::none()) : py::object(monitor);
+}
+
+py::dict statsOf(FtBackend& backend) {
+  GroupStats stats;
+  ThreadCensus census;
+  int descriptors = 0;
+  {
+    const py::gil_scoped_release no_gil;
+    stats = backend.stats();
+    census = threadCensus();
+    descriptors = openDescriptors();
+  }
+  py::dict phases;
+  for (const auto& [phase, duration] : stats.last_configure)
+    phases[py::str(phase)] = toMilliseconds(duration);
+  py::dict result;
+  result["epochs"] = stats.epochs;
+  result["failed_configures"] = stats.failed_configures;
+  result["operations"] = stats.operations;
+  result["bytes_sent"] = stats.bytes_sent;
+  result["bytes_received"] = stats.bytes_received;
+  result["failures"] = failuresOf(stats);
+  result["last_error"] = stats.last_failure ? py::object(py::str(stats.last_failure->describe()))
+                                            : py::object(py::none());
+  result["last_configure_ms"] = phases;
+  result["threads"] = census.running;
+  result["stuck_threads"] = census.stuck;
+  result["descriptors"] = descriptors;
+  addCounters(backend.engine(), result);
+  return result;
+}
+
+}  // namespace
+
+void bind_backend(py::module_& module) {
+  py::class_<FtBackend, c10d::Backend, BackendPtr>(
+      module, "Backend",
+      "The fault-tolerant backend of one group: torchft_ext.backend(group) finds it.")
+      .def("configure", &configure, py::arg("store_addr"), py::arg("rank"), py::arg("world_size"),
+           py::kw_only(), py::arg("timeout") = py::none())
+      .def(
+          "abort", [](FtBackend& self, const std::string& why) { self.abort(why); },
+          py::arg("why") = "abort() was called", NoGil())
+      .def("errored", &errored)
+      .def(
+          "set_timeout",
+          [](FtBackend& self, const py::object& timeout) {
+            const Milliseconds limit = limitOf("set_timeout: timeout", timeout);
+            const py::gil_scoped_release no_gil;
+            self.setTimeout(limit);
+          },
+          py::arg("timeout"))
+      .def("shutdown", &FtBackend::shutdown, NoGil())
+      .def("rank", &FtBackend::currentRank, NoGil())
+      .def("size", &FtBackend::currentSize, NoGil())
+      .def("stats", &statsOf)
+      .def_property_readonly("epoch", &FtBackend::epoch)
+      .def_property_readonly("group_name", [](const FtBackend& self) { return self.groupName(); });
+
+  py::class_<FtProcessGroup, c10d::ProcessGroup, c10::intrusive_ptr<FtProcessGroup>>(
+      module, "ProcessGroup",
+      "A group whose one backend is torchft_ext's: its rank and size follow the epoch.");
+
+  module.def("_create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"),
+             py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
+             py::arg("options"), py::arg("may_resize"), NoGil());
+  module.def("_create_group", &createGroup, py::arg("store"), py::arg("backend"),
+             py::arg("devices"), NoGil());
+}
+
+}  // namespace torchft_ext

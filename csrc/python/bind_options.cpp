@@ -1,0 +1,58 @@
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "c10d/environment.h"
+#include "c10d/options.h"
+#include "python/bindings.h"
+#include "python/limits.h"
+
+namespace py = pybind11;
+
+namespace torchft_ext {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
+                                          std::optional<std::string> interface,
+                                          std::optional<std::string> port_range,
+                                          const py::object& heartbeat_limit) {
+  const std::optional<Milliseconds> timeout = optionalLimitOf("Options: timeout", timeout_limit);
+  const std::optional<Milliseconds> heartbeat =
+      optionalLimitOf("Options: heartbeat", heartbeat_limit);
+  TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
+                    "Options: timeout: expected a positive time, found ",
+                    timeout.value_or(Milliseconds(0)).count(), " ms");
+  TORCH_CHECK_VALUE(!heartbeat || heartbeat->count() >= 0,
+                    "Options: heartbeat: expected zero (off) or a positive time, found ",
+                    heartbeat.value_or(Milliseconds(0)).count(), " ms");
+  TORCH_CHECK_VALUE(!interface || !interface->empty(),
+                    "Options: interface: expected a name, found ''");
+  if (port_range) parsePortRange("Options: port_range", *port_range);
+  auto options = c10::make_intrusive<FtOptions>(timeout);
+  options->interface = std::move(interface);
+  options->port_range = std::move(port_range);
+  options->heartbeat = heartbeat;
+  return options;
+}
+
+}  // namespace
+
+void bind_options(py::module_& module) {
+  py::class_<FtOptions, c10d::Backend::Options, c10::intrusive_ptr<FtOptions>>(
+      module, "Options",
+      "What one group may choose; None leaves the choice to the environment or to "
+      "init_process_group().")
+      .def(py::init(&makeOptions), py::kw_only(), py::arg("timeout") = py::none(),
+           py::arg("interface") = py::none(), py::arg("port_range") = py::none(),
+           py::arg("heartbeat") = py::none())
+      .def_readonly("interface", &FtOptions::interface)
+      .def_readonly("port_range", &FtOptions::port_range)
+      .def_readonly("heartbeat", &FtOptions::heartbeat)
+      .def_property_readonly("timeout", [](const FtOptions& options) {
+        return options.timeout_chosen ? std::optional<Milliseconds>(options.timeout) : std::nullopt;
+      });
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,30 @@
+#include <pybind11/chrono.h>
+
+#include "c10d/comm_error.h"
+#include "c10d/log_sink.h"
+#include "c10d/process.h"
+#include "comm/op_state.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace torchft_ext {
+namespace {
+
+// After it nothing of the library calls into Python any more.
+bool exitProcess(std::chrono::milliseconds within) {
+  const bool ended = processExit(Deadline::after(within));
+  setWaitHook(nullptr);
+  setThrower(nullptr);
+  return ended;
+}
+
+}  // namespace
+
+void bind_process(py::module_& module) {
+  logThroughTorch();
+  module.def("_process_exit", &exitProcess, py::arg("within"),
+             py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,10 @@
+// torchft_ext._C. Import torch.distributed first: its classes are the bases of ours.
+#include "python/bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "Native part of torchft_ext; use the names that torchft_ext exports.";
+  torchft_ext::bind_errors(module);
+  torchft_ext::bind_options(module);
+  torchft_ext::bind_backend(module);
+  torchft_ext::bind_process(module);
+}

@@ -1,0 +1,95 @@
+// The bytes under a rendezvous' keys. Strangers to the store's prefix cannot write them, but a
+// member of another version can: decoding is total and bounded.
+#include <algorithm>
+#include <utility>
+
+#include "net/frame.h"
+#include "rendezvous/rendezvous.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr uint8_t kRecordVersion = 1;
+constexpr size_t kMostAddresses = 16;
+constexpr size_t kLongestAddress = 96;
+constexpr size_t kLongestHost = 255;
+constexpr size_t kLongestRecord = 4096;
+constexpr size_t kLongestGo = size_t{1} << 20;
+
+void writeAddresses(ByteWriter& writer, const std::vector<SocketAddress>& addresses) {
+  const size_t count = std::min(addresses.size(), kMostAddresses);
+  writer.u8(static_cast<uint8_t>(count));
+  for (size_t i = 0; i < count; ++i) writer.text(addresses[i].toString());
+}
+
+bool readAddresses(ByteReader& reader, std::vector<SocketAddress>& addresses) {
+  const size_t count = reader.u8();
+  if (!reader.ok() || count > kMostAddresses) return false;
+  for (size_t i = 0; i < count; ++i) {
+    const auto address = SocketAddress::parse(reader.text(kLongestAddress));
+    if (!reader.ok() || !address) return false;
+    addresses.push_back(*address);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string encodeRecord(const MemberRecord& record) {
+  ByteWriter writer;
+  writer.u8(kRecordVersion);
+  writer.raw(record.incarnation.bytes);
+  writer.raw(record.token.bytes);
+  writer.text(record.host.substr(0, kLongestHost));
+  writer.i64(record.pid);
+  writeAddresses(writer, record.addresses);
+  writeAddresses(writer, record.line_addresses);
+  return writer.take();
+}
+
+std::optional<MemberRecord> decodeRecord(std::string_view bytes) {
+  if (bytes.size() > kLongestRecord) return std::nullopt;
+  ByteReader reader(bytes);
+  if (reader.u8() != kRecordVersion) return std::nullopt;
+  MemberRecord record;
+  reader.raw(record.incarnation.bytes);
+  reader.raw(record.token.bytes);
+  record.host = reader.text(kLongestHost);
+  record.pid = reader.i64();
+  if (!readAddresses(reader, record.addresses)) return std::nullopt;
+  if (!readAddresses(reader, record.line_addresses) || !reader.atEnd()) return std::nullopt;
+  return record;
+}
+
+std::string encodeGo(const Token& token, const Roster& roster) {
+  ByteWriter writer;
+  writer.u8(kRecordVersion);
+  writer.raw(token.bytes);
+  writer.raw(roster.nonce.bytes);
+  writer.raw(roster.secret.connector.bytes);
+  writer.raw(roster.secret.acceptor.bytes);
+  writer.u32(static_cast<uint32_t>(roster.members.size()));
+  for (const MemberRecord& member : roster.members) writer.text(encodeRecord(member));
+  return writer.take();
+}
+
+std::optional<Go> decodeGo(std::string_view bytes) {
+  if (bytes.size() > kLongestGo) return std::nullopt;
+  ByteReader reader(bytes);
+  if (reader.u8() != kRecordVersion) return std::nullopt;
+  Go go;
+  reader.raw(go.token.bytes);
+  reader.raw(go.roster.nonce.bytes);
+  reader.raw(go.roster.secret.connector.bytes);
+  reader.raw(go.roster.secret.acceptor.bytes);
+  const uint32_t count = reader.u32();
+  for (uint32_t i = 0; i < count; ++i) {
+    auto member = decodeRecord(reader.text(kLongestRecord));
+    if (!reader.ok() || !member) return std::nullopt;
+    go.roster.members.push_back(std::move(*member));
+  }
+  if (!reader.atEnd()) return std::nullopt;
+  return go;
+}
+
+}  // namespace torchft_ext

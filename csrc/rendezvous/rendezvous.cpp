@@ -1,0 +1,317 @@
+#include "rendezvous/rendezvous.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace torchft_ext {
+namespace {
+
+// How often a waiting member makes sure of its own record: at first, and at most. Also how long
+// rank 0 bears with records that contradict each other (they may be left over from an earlier
+// attempt).
+constexpr milliseconds kFirstOwnCheck{10};
+constexpr milliseconds kOwnCheck{1000};
+// Kept back for finding out who is missing; a fifth of a short timeout.
+constexpr milliseconds kNamingTime{500};
+constexpr size_t kMostMissingNamed = 8;
+
+Failure failureOf(FailureKind kind, std::string how) {
+  Failure failure;
+  failure.kind = kind;
+  failure.cause.how = std::move(how);
+  return failure;
+}
+
+std::string nameRanks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string nameProcess(const MemberRecord& record) {
+  return "host " + record.host + ", pid " + std::to_string(record.pid);
+}
+
+// The first two ranks that have the same incarnation.
+std::optional<std::pair<int, int>> findTwins(const std::vector<MemberRecord>& members) {
+  std::map<Incarnation, int> seen;
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    const auto [entry, fresh] = seen.emplace(members[rank].incarnation, static_cast<int>(rank));
+    if (!fresh) return std::pair(entry->second, static_cast<int>(rank));
+  }
+  return std::nullopt;
+}
+
+// Empty if a record is malformed; *malformed says whose.
+std::vector<MemberRecord> decodeAll(const std::vector<std::string>& records, int* malformed) {
+  std::vector<MemberRecord> members;
+  for (const std::string& bytes : records) {
+    auto member = decodeRecord(bytes);
+    if (!member) {
+      *malformed = static_cast<int>(members.size());
+      return {};
+    }
+    members.push_back(std::move(*member));
+  }
+  return members;
+}
+
+// Malformed records are let through: waiting does not mend them, the reader says what is wrong.
+bool withoutTwins(const std::vector<std::string>& records) {
+  int malformed = -1;
+  return !findTwins(decodeAll(records, &malformed));
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(std::shared_ptr<StoreThread> store, std::string prefix, int rank, int size,
+                       MemberRecord self, Deadline deadline, Cancelled cancelled)
+    : store_(std::move(store)),
+      prefix_(std::move(prefix)),
+      rank_(rank),
+      size_(size),
+      self_(std::move(self)),
+      deadline_(deadline),
+      cancelled_(std::move(cancelled)) {}
+
+Rendezvous::~Rendezvous() {
+  succeeded();
+}
+
+void Rendezvous::succeeded() {
+  std::vector<std::string> rubbish;
+  if (published_ && !usurped_) rubbish.push_back(key(rank_));
+  for (const Token& token : issued_) rubbish.push_back(goKey(token));
+  published_ = false;
+  issued_.clear();
+  store_->removeLater(std::move(rubbish));
+}
+
+std::variant<Roster, Failure> Rendezvous::enter() {
+  if (auto failure = publish()) return *failure;
+  if (size_ == 1) return issue({encodeRecord(self_)});
+  return rank_ == 0 ? lead() : follow();
+}
+
+std::variant<std::monostate, Roster, Failure> Rendezvous::refresh() {
+  return rank_ == 0 ? refreshLeader() : refreshFollower();
+}
+
+std::optional<Failure> Rendezvous::publish() {
+  published_ = true;  // maybe, even if the call fails
+  const auto reply = store_->set(key(rank_), encodeRecord(self_), deadline_, cancelled_);
+  if (reply.status != StoreStatus::kOk) return failed(reply);
+  return std::nullopt;
+}
+
+std::optional<Failure> Rendezvous::checkOwnRecord() {
+  const auto reply = store_->getAll({key(rank_)}, deadline_, cancelled_);
+  if (reply.status != StoreStatus::kOk) return failed(reply);
+  if (reply.values.empty()) {
+    vanished_ = true;
+    return publish();
+  }
+  return judgeOwnRecord(reply.values[0]);
+}
+
+std::optional<Failure> Rendezvous::judgeOwnRecord(const std::string& bytes) {
+  if (bytes == encodeRecord(self_)) return std::nullopt;
+  usurped_ = true;
+  const std::string rank = std::to_string(rank_);
+  const auto other = decodeRecord(bytes);
+  if (!other) {
+    return failureOf(FailureKind::kRendezvous,
+                     "the record of rank " + rank + " was overwritten with " +
+                         std::to_string(bytes.size()) + " bytes of another kind");
+  }
+  if (other->incarnation == self_.incarnation) {
+    return failureOf(FailureKind::kRendezvous,
+                     "this process entered '" + prefix_ + "' again as rank " + rank);
+  }
+  Failure failure =
+      failureOf(FailureKind::kRendezvous, "duplicate rank " + rank + ": another process (" +
+                                              nameProcess(*other) + ") uses this rank");
+  failure.cause.rank = rank_;
+  failure.cause.host = other->host;
+  failure.cause.pid = other->pid;
+  return failure;
+}
+
+std::variant<Roster, Failure> Rendezvous::lead() {
+  const auto everyone = keys(0, size_);
+  const Deadline last_look = lastLook();
+  for (Duration pause = kFirstOwnCheck;; pause = std::min<Duration>(2 * pause, kOwnCheck)) {
+    const auto reply =
+        store_->awaitWhere(everyone, withoutTwins, last_look.orEarlier(pause), cancelled_);
+    if (reply.status == StoreStatus::kOk) return issue(reply.values);
+    if (reply.status != StoreStatus::kTimedOut) return failed(reply);
+    if (auto failure = checkOwnRecord()) return *failure;
+    if (pause < kOwnCheck && !last_look.expired()) continue;
+    const auto contradictory = store_->getAll(everyone, deadline_, cancelled_);
+    if (contradictory.status != StoreStatus::kOk) return failed(contradictory);
+    if (!contradictory.values.empty()) return issue(contradictory.values);
+    if (last_look.expired()) return membersMissing();
+  }
+}
+
+std::variant<Roster, Failure> Rendezvous::follow() {
+  const std::vector<std::string> awaited{goKey(self_.token), key(rank_)};
+  const Deadline last_look = lastLook();
+  for (Duration pause = kFirstOwnCheck;; pause = std::min<Duration>(2 * pause, kOwnCheck)) {
+    const auto reply = store_->awaitAll(awaited, last_look.orEarlier(pause), cancelled_);
+    if (reply.status == StoreStatus::kOk) return accept(reply.values[0]);
+    if (reply.status != StoreStatus::kTimedOut) return failed(reply);
+    if (auto failure = checkOwnRecord()) return *failure;
+    if (last_look.expired()) return leaderMissing();
+  }
+}
+
+std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
+  const auto reply = store_->getAll(keys(0, size_), deadline_, cancelled_);
+  if (reply.status != StoreStatus::kOk) return failed(reply);
+  if (reply.values
+          .empty()) {  // somebody is up already, or tries again just now, or deleted ours late
+    if (auto failure = checkOwnRecord()) return *failure;
+    return std::monostate{};
+  }
+  if (auto failure = judgeOwnRecord(reply.values[0])) return *failure;
+  bool changed = false;
+  for (size_t rank = 0; rank < current_.members.size(); ++rank) {
+    changed = changed || reply.values[rank] != encodeRecord(current_.members[rank]);
+  }
+  if (!changed || !withoutTwins(reply.values)) return std::monostate{};
+  auto issued = issue(reply.values);
+  if (auto* failure = std::get_if<Failure>(&issued)) return std::move(*failure);
+  return std::get<Roster>(std::move(issued));
+}
+
+std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
+  const auto reply = store_->getAll({goKey(self_.token), key(rank_)}, deadline_, cancelled_);
+  if (reply.status != StoreStatus::kOk) return failed(reply);
+  if (reply.values.empty()) return std::monostate{};
+  if (auto failure = judgeOwnRecord(reply.values[1])) return *failure;
+  const Nonce before = current_.nonce;
+  auto accepted = accept(reply.values[0]);
+  if (auto* failure = std::get_if<Failure>(&accepted)) return std::move(*failure);
+  if (current_.nonce == before) return std::monostate{};
+  return current_;
+}
+
+std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& records) {
+  if (auto failure = judgeOwnRecord(records[0])) return *failure;
+  int malformed = -1;
+  Roster roster{Nonce::random(), EpochSecret::random(), decodeAll(records, &malformed)};
+  if (malformed >= 0) {
+    return failureOf(FailureKind::kRendezvous,
+                     "the record of rank " + std::to_string(malformed) +
+                         " is malformed: all ranks must run the same version of torchft_ext");
+  }
+  if (const auto twins = findTwins(roster.members)) {
+    return failureOf(FailureKind::kRendezvous,
+                     "ranks " + std::to_string(twins->first) + " and " +
+                         std::to_string(twins->second) + " are the same process (" +
+                         nameProcess(roster.members[static_cast<size_t>(twins->first)]) + ")");
+  }
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (int rank = 1; rank < size_; ++rank) {
+    const Token& token = roster.members[static_cast<size_t>(rank)].token;
+    pairs.emplace_back(goKey(token), encodeGo(token, roster));
+    issued_.insert(token);
+  }
+  const auto reply = store_->setAll(std::move(pairs), deadline_, cancelled_);
+  if (reply.status != StoreStatus::kOk) return failed(reply);
+  current_ = roster;
+  return roster;
+}
+
+std::variant<Roster, Failure> Rendezvous::accept(const std::string& go) {
+  auto decoded = decodeGo(go);
+  if (!decoded || decoded->token != self_.token) {
+    return failureOf(FailureKind::kRendezvous, "the roster that rank 0 sent is malformed (" +
+                                                   std::to_string(go.size()) + " bytes)");
+  }
+  const auto& members = decoded->roster.members;
+  if (members.size() != static_cast<size_t>(size_)) {
+    return failureOf(FailureKind::kRendezvous,
+                     "rank 0 forms an epoch of " + std::to_string(members.size()) +
+                         " ranks, this rank was given " + std::to_string(size_));
+  }
+  if (encodeRecord(members[static_cast<size_t>(rank_)]) != encodeRecord(self_)) {
+    return failureOf(
+        FailureKind::kRendezvous,
+        "the roster that rank 0 sent has another process as rank " + std::to_string(rank_));
+  }
+  current_ = std::move(decoded->roster);
+  return current_;
+}
+
+Failure Rendezvous::membersMissing() {
+  std::vector<int> missing;
+  findMissing(1, size_, missing);
+  if (missing.empty()) return failureOf(FailureKind::kTimeout, "not all ranks came in time");
+  std::string how = nameRanks(missing) + " did not come";
+  if (missing.size() == kMostMissingNamed) how += " (and maybe others)";
+  return failureOf(FailureKind::kTimeout, std::move(how));
+}
+
+Failure Rendezvous::leaderMissing() {
+  const auto reply = store_->getAll({key(0)}, deadline_, cancelled_);
+  std::string how = "rank 0 sent no roster: other ranks may not have come to it";
+  if (reply.status == StoreStatus::kOk && reply.values.empty()) how = "rank 0 did not come";
+  if (vanished_) {
+    how += " (this rank's record vanished meanwhile: does another process use rank " +
+           std::to_string(rank_) + " of '" + prefix_ + "' too?)";
+  }
+  return failureOf(FailureKind::kTimeout, std::move(how));
+}
+
+void Rendezvous::findMissing(int first, int last, std::vector<int>& missing) {
+  if (first == last || missing.size() >= kMostMissingNamed) return;
+  const auto reply = store_->getAll(keys(first, last), deadline_, cancelled_);
+  if (reply.status != StoreStatus::kOk || !reply.values.empty()) return;
+  if (last - first == 1) {
+    missing.push_back(first);
+    return;
+  }
+  const int middle = first + (last - first) / 2;
+  findMissing(first, middle, missing);
+  findMissing(middle, last, missing);
+}
+
+Failure Rendezvous::failed(const StoreReply& reply) const {
+  switch (reply.status) {
+    case StoreStatus::kCancelled:
+      return failureOf(FailureKind::kAborted, "the attempt was cancelled");
+    case StoreStatus::kTimedOut:
+      return failureOf(FailureKind::kTimeout, reply.error);
+    case StoreStatus::kLost:
+      return failureOf(FailureKind::kStoreLost, reply.error);
+    case StoreStatus::kOk:
+      break;
+  }
+  return failureOf(FailureKind::kInternal, "a store call failed without a reason");
+}
+
+Deadline Rendezvous::lastLook() const {
+  if (deadline_.isNever()) return deadline_;
+  return Deadline::at(deadline_.at() - std::min<Duration>(kNamingTime, deadline_.remaining() / 5));
+}
+
+std::string Rendezvous::key(int rank) const {
+  return prefix_ + "/" + std::to_string(rank);
+}
+std::string Rendezvous::goKey(const Token& token) const {
+  return prefix_ + "/go/" + token.hex();
+}
+
+std::vector<std::string> Rendezvous::keys(int first, int last) const {
+  std::vector<std::string> all;
+  for (int rank = first; rank < last; ++rank) all.push_back(key(rank));
+  return all;
+}
+
+}  // namespace torchft_ext

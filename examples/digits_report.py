@@ -1,0 +1,181 @@
+"""What the demonstration shows: progress, the table of the failure, the picture, the verdict."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from digits_launcher import Event, Run
+
+BAR = 30
+PLAIN_LINES = 5  # per training, when stdout is not a terminal
+LARGEST_ACCURACY_LOSS = 0.01
+LARGEST_GRADIENT_DIFFERENCE = 1e-4
+
+
+class Progress:
+    """A live bar on a terminal, a few lines elsewhere."""
+
+    def __init__(self, title: str, steps: int) -> None:
+        self._steps = steps
+        self._live = sys.stdout.isatty()
+        self._on_bar = False  # the cursor stands at the end of the bar
+        self._line(f"\n{title}")
+
+    def step(self, step: int, loss: float, world: int) -> None:
+        text = f"step {step:4d}/{self._steps}   world {world}   loss {loss:6.4f}"
+        if self._live:
+            filled = BAR * step // self._steps
+            print(f"\r  [{'#' * filled}{'.' * (BAR - filled)}] {text} ", end="", flush=True)
+            self._on_bar = True
+        elif step == 1 or step % max(1, self._steps // PLAIN_LINES) == 0:
+            self._line(f"  {text}")
+
+    def happened(self, event: Event) -> None:
+        who = f"worker {event['worker']}"
+        if event["event"] == "killed":
+            self._line(f"  {who}: SIGKILL")
+        elif event["event"] == "error":
+            self._line(f"  {who}: {event['kind']}: {event['text'].splitlines()[0]}")
+        else:
+            self._line(f"  {who}: is rank {event['rank']} of {event['world']} now")
+
+    def finish(self) -> None:
+        if self._on_bar:
+            self._line("")
+
+    def _line(self, text: str) -> None:
+        if self._on_bar and text:
+            print()
+        self._on_bar = False
+        print(text, flush=True)
+
+
+def _after(killed: float, events: list[Event]) -> list[float]:
+    return sorted((event["time"] - killed) * 1e3 for event in events)
+
+
+def timeline(run: Run) -> list[tuple[float, str]]:
+    """(ms after the kill, what happened), in order."""
+    [killed] = run.of("killed")
+    start = killed["time"]
+    errors, configured = _after(start, run.of("error")), _after(start, run.of("configured"))
+    agreed, resumed = _after(start, run.of("agreed")), _after(start, run.of("resumed"))
+    kinds = ", ".join(sorted({event["kind"] for event in run.of("error")}))
+    world = run.of("configured")[0]["world"]
+    done = run.of("agreed")[0]["steps_done"]
+    rows = [
+        (0.0, f"worker {killed['worker']} is killed in the middle of step {done + 1}"),
+        (errors[0], f"the first survivor has its error ({kinds})"),
+        (errors[-1], "the last survivor has its error"),
+        (
+            _after(start, run.of("published"))[0],
+            "the launcher has seen the death and says who is left",
+        ),
+        (configured[0], f"the first survivor is in a group of {world}"),
+        (configured[-1], f"the last survivor is in a group of {world}"),
+        (agreed[-1], "all hold the same parameters, buffers and optimizer state"),
+        (resumed[-1], f"step {done + 1} is done on all survivors, gradients averaged over {world}"),
+    ]
+    return sorted(rows, key=lambda row: row[0])
+
+
+def evaluate(undisturbed: Run, disturbed: Run, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures, and whether all is as it should be."""
+    [killed] = disturbed.of("killed")
+    finished = disturbed.of("done")
+    accuracies = [run.of("done")[0]["accuracy"] for run in (undisturbed, disturbed)]
+    difference = max(event["difference"] for event in disturbed.of("resumed"))
+    checks = {
+        "accuracy_within_one_point": accuracies[1] >= accuracies[0] - LARGEST_ACCURACY_LOSS,
+        "survivors_finished": len(finished) == arguments.world - 1,
+        "survivors_hold_the_same_model": len({event["digest"] for event in finished}) == 1,
+        "gradients_averaged_over_the_new_size": difference < LARGEST_GRADIENT_DIFFERENCE,
+    }
+    milliseconds = {
+        f"{name}_ms": round(_after(killed["time"], disturbed.of(kind))[-1], 2)
+        for name, kind in (
+            ("last_error", "error"),
+            ("membership_published", "published"),
+            ("last_configured", "configured"),
+            ("last_resumed", "resumed"),
+        )
+    }
+    return {
+        "ok": all(checks.values()),
+        "world": [arguments.world, arguments.world - 1],
+        "steps": arguments.steps,
+        "accuracy": round(accuracies[1], 4),
+        "accuracy_without_failure": round(accuracies[0], 4),
+        "gradient_difference": difference,
+        "after_kill": milliseconds,
+        "checks": checks,
+    }
+
+
+def print_report(disturbed: Run, outcome: dict[str, Any]) -> None:
+    print("\nafter the kill   what happened")
+    for milliseconds, text in timeline(disturbed):
+        print(f"  {milliseconds:9.1f} ms   {text}")
+    print("\ntest accuracy")
+    print(f"  {outcome['accuracy_without_failure']:12.2%}   without a failure")
+    print(f"  {outcome['accuracy']:12.2%}   with one worker killed half-way")
+    for check, passed in outcome["checks"].items():
+        if not passed:
+            print(f"NOT AS PROMISED: {check.replace('_', ' ')}")
+
+
+def _losses(run: Run) -> tuple[list[float], list[float], list[int]]:
+    steps = run.of("step")
+    start = steps[0]["time"]
+    return (
+        [event["time"] - start for event in steps],
+        [event["loss"] for event in steps],
+        [event["world"] for event in steps],
+    )
+
+
+def draw(undisturbed: Run, disturbed: Run, path: Path) -> None:
+    """Loss and world size over time, the failure marked."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(
+        2, 1, sharex=True, figsize=(9, 5.5), height_ratios=[3, 1], layout="constrained"
+    )
+    times, losses, _ = _losses(undisturbed)
+    above.semilogy(times, losses, color="0.7", lw=1, label="without a failure")
+    times, losses, worlds = _losses(disturbed)
+    above.semilogy(times, losses, color="tab:blue", lw=1.2, label="one worker killed")
+    below.step(times, worlds, where="post", color="tab:blue", lw=2)
+
+    killed = disturbed.of("killed")[0]["time"] - disturbed.of("step")[0]["time"]
+    recovery = max(event["time"] for event in disturbed.of("resumed"))
+    recovery -= disturbed.of("killed")[0]["time"]
+    for axes in (above, below):
+        axes.axvline(killed, color="tab:red", ls="--", lw=1.2)
+        axes.grid(alpha=0.25)
+    above.annotate(
+        f"worker killed in mid-step;\nnext good step {recovery * 1e3:.0f} ms later",
+        xy=(killed, 0.97),
+        xycoords=("data", "axes fraction"),
+        xytext=(8, 0),
+        textcoords="offset points",
+        va="top",
+        color="tab:red",
+    )
+    above.set_ylabel("training loss")
+    above.legend(loc="lower left")
+    above.set_title(
+        "Digits, DistributedDataParallel on torchft_ext: a worker dies, training goes on"
+    )
+    below.set_ylabel("world size")
+    below.set_ylim(0, max(worlds) + 0.6)
+    below.set_yticks(range(max(worlds) + 1))
+    below.set_xlabel("seconds since the first step")
+    figure.savefig(path, dpi=120)

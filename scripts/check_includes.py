@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Refuses an #include that points up the layers, or lets torch or Python in below their layer.
+
+    python -> c10d -> host -> comm -> {peers, rendezvous} -> net -> base
+
+A layer may include itself and those to its right; the public headers (torchft_ext/...) count as
+base, and include nothing but each other, since they are installed alone. torch's headers belong to
+c10d and python (and to host/reduce.cpp, for ATen's kernels); Python's and pybind11's to python
+alone.
+
+    python scripts/check_includes.py [csrc]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+LEVEL = {
+    "base": 0,
+    "net": 1,
+    "peers": 2,
+    "rendezvous": 2,
+    "comm": 3,
+    "host": 4,
+    "c10d": 5,
+    "python": 6,
+}
+PUBLIC = "torchft_ext"
+TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
+PYTHON = re.compile(r"pybind11/|torch/csrc/utils/pybind\.h|Python\.h$|torch/(extension|python)\.h$")
+TORCH_BELOW_C10D = {"host/reduce.cpp"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def layer_of(path: str) -> str | None:
+    """The layer of a path as an include writes it; None: not one of ours."""
+    first, slash, _ = path.partition("/")
+    return first if slash and (first in LEVEL or first == PUBLIC) else None
+
+
+def own_include_problem(source: str, target: str, root: Path) -> str | None:
+    """What is wrong with a quoted include of `target` in `source` (both relative to csrc)."""
+    from_layer, to_layer = layer_of(source), layer_of(target)
+    if to_layer is None:
+        return f'"{target}": expected a path from csrc, such as "net/frame.h"'
+    if not any((base / target).is_file() for base in (root, root / "include")):
+        return f'"{target}": no such file under csrc or csrc/include'
+    if to_layer == PUBLIC:
+        return None
+    if from_layer == PUBLIC:
+        return f'"{target}": a public header includes only public headers'
+    assert from_layer is not None
+    same_or_below = to_layer == from_layer or LEVEL[to_layer] < LEVEL[from_layer]
+    return None if same_or_below else f'"{target}": {from_layer} must not know {to_layer}'
+
+
+def foreign_include_problem(source: str, target: str) -> str | None:
+    layer = layer_of(source)
+    if PYTHON.match(target) and layer != "python":
+        return f"<{target}>: only python/ sees Python"
+    if TORCH.match(target) and layer not in {"c10d", "python"} and source not in TORCH_BELOW_C10D:
+        return f"<{target}>: torch belongs to c10d/ and python/"
+    return None
+
+
+def problems_in(file: Path, root: Path) -> list[str]:
+    source = file.relative_to(root).as_posix().removeprefix("include/")
+    if layer_of(source) is None:
+        return [f"{file}: not in a known layer ({', '.join(LEVEL)}, include/{PUBLIC})"]
+    found = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match is None:
+            continue
+        quote, target = match.groups()
+        if quote == '"' and not TORCH.match(target):
+            problem = own_include_problem(source, target, root)
+        else:
+            problem = foreign_include_problem(source, target)
+        if problem is not None:
+            found.append(f"{file}:{number}: {problem}")
+    return found
+
+
+def check(root: Path) -> list[str]:
+    files = sorted(path for path in root.rglob("*") if path.suffix in {".h", ".cpp"})
+    if not files:
+        return [f"{root}: no C++ files found"]
+    return [problem for file in files for problem in problems_in(file, root)]
+
+
+def main() -> int:
+    default = Path(__file__).resolve().parent.parent / "csrc"
+    problems = check(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
+    print("\n".join(problems) if problems else "includes point one way")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Compiles and links everything against another torch than the one installed; runs nothing, so a CUDA wheel will do.
+#   scripts/check_other_torch.sh 2.11.0 [DIRECTORY for the wheel's headers and libraries]
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+version=${1:?usage: scripts/check_other_torch.sh VERSION [DIRECTORY]}
+where=$(realpath -m "${2:-$BUILD_ROOT/torch-$version}")
+
+if [ ! -f "$where/complete" ]; then
+  rm -rf "$where"
+  mkdir -p "$where"
+  say "downloading torch $version"
+  retry python -m pip download --quiet --retries 10 --no-deps --dest "$where" "torch==$version"
+  python - "$where" <<'PY'
+import pathlib, sys, zipfile
+
+where = pathlib.Path(sys.argv[1])
+(wheel,) = where.glob("torch-*.whl")
+libraries = {f"torch/lib/lib{name}.so" for name in ("c10", "torch", "torch_cpu", "torch_python")}
+with zipfile.ZipFile(wheel) as archive:
+    for name in archive.namelist():
+        if name.startswith("torch/include/") or name in libraries | {"torch/version.py"}:
+            archive.extract(name, where)
+wheel.unlink()
+PY
+  touch "$where/complete"
+fi
+
+directory="$BUILD_ROOT/with-torch-$version"
+configure "$directory" -DTORCHFT_EXT_TORCH_DIR="$where/torch" >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
+cmake --build "$directory" -j "$JOBS"

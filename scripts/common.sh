@@ -1,0 +1,54 @@
+# Sourced by every script here: the project's root as working directory, the environment's paths, and helpers.
+#   VENV                    the virtual environment (default .venv)
+#   TORCHFT_EXT_BUILD_ROOT  where build directories are made (default build)
+#   TORCH_VERSION           the torch to install (default 2.13.0)
+#   PYTHON                  the interpreter that makes the virtual environment
+# shellcheck shell=bash
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+ROOT=$PWD
+VENV=$(realpath -m "${VENV:-.venv}")
+BUILD_ROOT=$(realpath -m "${TORCHFT_EXT_BUILD_ROOT:-build}")
+TORCH_VERSION=${TORCH_VERSION:-2.13.0}
+JOBS=${MAX_JOBS:-$(nproc)}
+WERROR=$([ "${CI:-}" = true ] && echo ON || echo OFF)
+export PATH="$VENV/bin:$PATH"
+# A file compiled in one build directory is recognised in another one of the same depth.
+export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$ROOT/csrc}" CCACHE_NOHASHDIR=1
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# Networks have hiccups: three tries, further apart each time.
+retry() {
+  local try
+  for try in 1 2 3; do
+    "$@" && return 0
+    say "try $try of 3 failed: $*"
+    [ "$try" = 3 ] || sleep $((try * 5))
+  done
+  return 1
+}
+
+pip_install() { retry "$VENV/bin/python" -m pip install --quiet --retries 10 "$@"; }
+
+# apt_install PACKAGE...: as root installs them, otherwise says what to run.
+apt_install() {
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    die "missing on this machine: $*
+Install them, on Debian:  sudo apt-get install $*"
+  fi
+  say "installing Debian packages: $*"
+  retry apt-get -o Acquire::Retries=5 -qq update >&2
+  DEBIAN_FRONTEND=noninteractive retry apt-get -o Acquire::Retries=5 -qq -y --no-install-recommends install "$@" >&2
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# configure DIRECTORY [-D...]: a CMake build directory for core and C++ tests.
+configure() {
+  local directory=$1
+  shift
+  cmake -S . -B "$directory" -G Ninja -DPython3_EXECUTABLE="$VENV/bin/python" -DTORCHFT_EXT_BUILD_TESTS=ON \
+    -DTORCHFT_EXT_WERROR="$WERROR" "$@"
+}

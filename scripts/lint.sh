@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Formatting, lint, types, include direction. --fix rewrites what can be rewritten.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+mapfile -t cpp_files < <(find csrc tests/cpp examples/cpp \( -name '*.h' -o -name '*.cpp' \) | sort)
+if [ "${1:-}" = --fix ]; then
+  clang-format -i "${cpp_files[@]}"
+  ruff check --quiet --fix .
+  ruff format --quiet .
+fi
+clang-format --version
+clang-format --dry-run -Werror "${cpp_files[@]}"
+ruff check .
+ruff format --check .
+mypy --strict torchft_ext torchft_ext_autoload.py scripts
+python scripts/check_includes.py

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Makes the development environment in $VENV: torch, then requirements-dev.txt. Does nothing where that is done already.
+#   scripts/setup.sh        what building, testing and the demo need
+#   scripts/setup.sh --all  also what lint, analysis and sanitizers need (clang, clang-tidy, ccache)
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+choose_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    if have "$candidate" &&
+      "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.11, 3.12 or 3.13 found (looked for: ${PYTHON:-python3 python3.13 python3.12 python3.11})"
+}
+
+missing_packages() {
+  have g++ || echo g++
+  have make || echo make
+  [ -f /usr/include/gtest/gtest.h ] || echo libgtest-dev
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+  "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))' || echo python3-dev
+  [ "${1:-}" = --all ] || return 0
+  have clang++ || echo clang
+  have clang-tidy || echo clang-tidy
+  have ccache || echo ccache
+}
+
+python=$(choose_python)
+mapfile -t missing < <(missing_packages "${1:-}")
+[ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
+
+stamp="$VENV/.torchft_ext-$(cat requirements-dev.txt scripts/setup.sh <(echo "$TORCH_VERSION") | sha256sum | cut -c1-16)"
+if [ ! -f "$stamp" ]; then
+  say "setting up $VENV with $("$python" --version), torch $TORCH_VERSION"
+  [ -x "$VENV/bin/python" ] || "$python" -m venv --prompt torchft_ext "$VENV"
+  pip_install "torch==$TORCH_VERSION"
+  pip_install -r requirements-dev.txt
+  rm -f "$VENV"/.torchft_ext-*
+  touch "$stamp"
+fi

@@ -1,0 +1,201 @@
+// The connector: what it tries again, what ends it, and whom it believes.
+#include "net/connector.h"
+
+#include <gtest/gtest.h>
+
+#include "net_support.h"
+
+namespace torchft_ext {
+namespace {
+
+using namespace net_test;  // NOLINT(google-build-using-namespace)
+
+struct Epoch {
+  Nonce nonce = Nonce::random();
+  EpochSecret secret = EpochSecret::random();
+  Incarnation acceptor = Incarnation::random();
+
+  Hello hello() const { return {nonce, secret.connector, selfIncarnation(), acceptor, 1, 0}; }
+  Welcome welcome() const { return {secret.acceptor, acceptor}; }
+};
+
+// A port that nobody listens on, and that nobody else can take meanwhile.
+struct ClosedPort {
+  UniqueFd holder{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  SocketAddress address;
+  ClosedPort() {
+    EXPECT_EQ(::bind(holder.get(), loopbackAddress().raw(), loopbackAddress().rawLength()), 0);
+    address = *localAddressOfSocket(holder.get());
+  }
+};
+
+void flush(Caller& caller) {
+  onLoop(caller.loop, [] {});
+  onLoop(caller.loop, [] {});
+}
+
+TEST(Connector, SaysItsHelloAndBelievesTheRightWelcome) {
+  const Epoch epoch;
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  RawPeer peer = acceptor.accept();
+  const std::string hello = encodeHello(epoch.hello());
+  EXPECT_EQ(peer.readBytes(hello.size()), hello);
+  peer.say(encodeWelcome(epoch.welcome()) + "data");
+  ASSERT_TRUE(caller.result().fd) << caller.result().error;
+  RawPeer connected(std::move(caller.result().fd));
+  EXPECT_EQ(connected.readBytes(4), "data");
+}
+
+TEST(Connector, KeepsTryingUntilSomebodyListens) {
+  const Epoch epoch;
+  const ClosedPort port;
+  Caller caller;
+  caller.connect({port.address}, epoch.hello(), epoch.welcome());
+  flush(caller);  // refused at least once by now
+  EXPECT_FALSE(caller.ended());
+  ASSERT_EQ(::listen(port.holder.get(), 8), 0);
+  ASSERT_TRUE(waitReady(port.holder.get(), POLLIN));
+  RawPeer(acceptOne(port.holder.get())).say(encodeWelcome(epoch.welcome()));
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+}
+
+TEST(Connector, TimesOutAndNamesTheLastError) {
+  const Epoch epoch;
+  const ClosedPort port;
+  Caller caller;
+  caller.connect({port.address}, epoch.hello(), epoch.welcome(), Deadline::after(milliseconds(30)));
+  const auto& result = caller.result();
+  EXPECT_FALSE(result.fd);
+  EXPECT_TRUE(result.timed_out);
+  EXPECT_NE(result.error.find(port.address.toString()), std::string::npos) << result.error;
+  EXPECT_NE(result.error.find("refused"), std::string::npos) << result.error;
+}
+
+TEST(Connector, TimesOutOnAPeerThatNeverAnswers) {
+  const Epoch epoch;
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome(),
+                 Deadline::after(milliseconds(100)));
+  EXPECT_FALSE(caller.result().fd);
+  EXPECT_TRUE(caller.result().timed_out);
+}
+
+TEST(Connector, TriesAgainWhenTheEpochIsUnknownOrTheConnectionBreaks) {
+  const Epoch epoch;
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  acceptor.accept().say(encodeRefusal({RefusalCode::kUnknownEpoch, "not yet"}));
+  acceptor.accept().close();
+  RawPeer third = acceptor.accept();
+  third.say(encodeWelcome(epoch.welcome()));
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+}
+
+TEST(Connector, GivesUpAtOnceOnARefusalThatWillNotChange) {
+  for (const RefusalCode code : {RefusalCode::kWrongSecret, RefusalCode::kWrongProcess,
+                                 RefusalCode::kDuplicate, RefusalCode::kWrongVersion}) {
+    const Epoch epoch;
+    RawAcceptor acceptor;
+    Caller caller;
+    caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+    RawPeer peer = acceptor.accept();
+    peer.say(encodeRefusal({code, "the reason"}));
+    EXPECT_FALSE(caller.result().fd);
+    EXPECT_FALSE(caller.result().timed_out);
+    EXPECT_NE(caller.result().error.find("the reason"), std::string::npos) << caller.result().error;
+  }
+}
+
+TEST(Connector, DoesNotBelieveAWrongAnswer) {
+  const Epoch epoch;
+  Welcome wrong_secret = epoch.welcome();
+  wrong_secret.proof = EpochSecret::random().acceptor;
+  Welcome wrong_process = epoch.welcome();
+  wrong_process.from = Incarnation::random();
+  std::string wrong_version = encodeWelcome(epoch.welcome());
+  wrong_version[4] = 9;
+  const std::vector<std::pair<std::string, std::string>> answers{
+      {encodeWelcome(wrong_secret), "secret"},
+      {encodeWelcome(wrong_process), wrong_process.from.hex()},
+      {wrong_version, "found 9"},
+      {"HTTP/1.1 400 Bad Request, and more than a header's worth", "not a frame"},
+      {encodeHello(epoch.hello()), "unexpected frame"}};
+  for (const auto& [answer, word] : answers) {
+    RawAcceptor acceptor;
+    Caller caller;
+    caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+    RawPeer peer = acceptor.accept();
+    peer.say(answer);
+    EXPECT_FALSE(caller.result().fd);
+    EXPECT_FALSE(caller.result().timed_out);
+    EXPECT_NE(caller.result().error.find(word), std::string::npos) << caller.result().error;
+  }
+}
+
+TEST(Connector, TakesTheNextAddressWhenOneRefuses) {
+  const Epoch epoch;
+  const ClosedPort closed;
+  RawAcceptor stranger;
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.connect({closed.address, stranger.address(), acceptor.address()}, epoch.hello(),
+                 epoch.welcome());
+  RawPeer wrong = stranger.accept();
+  wrong.say(encodeRefusal({RefusalCode::kWrongProcess, "somebody else"}));
+  RawPeer right = acceptor.accept();
+  right.say(encodeWelcome(epoch.welcome()));
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+}
+
+TEST(Connector, FailsWithoutAnyAddress) {
+  const Epoch epoch;
+  Caller caller;
+  caller.connect({}, epoch.hello(), epoch.welcome());
+  EXPECT_FALSE(caller.result().fd);
+  EXPECT_FALSE(caller.result().timed_out);
+  EXPECT_FALSE(caller.result().error.empty());
+}
+
+TEST(Connector, NeverCallsBackOnceDestroyed) {
+  const Epoch epoch;
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  RawPeer peer = acceptor.accept();
+  caller.cancel();
+  const std::string hello = encodeHello(epoch.hello());
+  EXPECT_LE(peer.readToEnd().size(), hello.size()) << "and the connection is closed";
+  flush(caller);
+  EXPECT_EQ(caller.calls(), 0);
+}
+
+TEST(Connector, MayBeDestroyedByItsCallback) {
+  const Epoch epoch;
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.destroy_in_callback = true;
+  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  RawPeer peer = acceptor.accept();
+  peer.say(encodeWelcome(epoch.welcome()));
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+  flush(caller);
+  EXPECT_EQ(caller.calls(), 1);
+}
+
+TEST(Connector, EndsQuietlyWithItsLoop) {
+  const Epoch epoch;
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  RawPeer peer = acceptor.accept();
+  ASSERT_TRUE(caller.loop.stop(testDeadline()));
+  peer.readToEnd();
+  EXPECT_EQ(caller.calls(), 0);
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,63 @@
+// The orders of a Detector under test, written down.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "peers/detector.h"
+
+namespace torchft_ext {
+
+inline constexpr milliseconds kLimit{300};
+inline const std::string kHost = "here";
+inline constexpr int64_t kPid = 77;
+
+inline Incarnation peerNumber(int number) {
+  Incarnation id;
+  id.bytes[0] = static_cast<uint8_t>(number);
+  return id;
+}
+
+inline WatchedPeer member(int number, bool witness = false) {
+  return {number, peerNumber(number), "there", 1000 + number, witness};
+}
+
+struct Probe {
+  Incarnation peer;
+  LineKind kind;
+  ProbePatience patience;
+};
+
+class Recorder : public DetectorOrders {
+ public:
+  void fail(WatchId watch, Failure failure) override {
+    EXPECT_TRUE(failures.emplace(watch, std::move(failure)).second) << "told twice: " << watch;
+  }
+  void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override {
+    EXPECT_TRUE(wanted.emplace(watch, peer, kind).second);
+  }
+  void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override {
+    EXPECT_EQ(wanted.erase({watch, peer, kind}), 1U);
+  }
+  void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override {
+    probes.push_back({peer, kind, patience});
+  }
+  void accuse(const Incarnation& peer, const std::string&) override { accused.push_back(peer); }
+  void warn(const std::string& line) override { warnings.push_back(line); }
+  std::string processState(const std::string& host, int64_t) override {
+    return host == "there" ? "state T: stopped by a signal" : "";
+  }
+
+  std::map<WatchId, Failure> failures;
+  std::set<std::tuple<WatchId, Incarnation, LineKind>> wanted;
+  std::vector<Probe> probes;
+  std::vector<Incarnation> accused;
+  std::vector<std::string> warnings;
+};
+
+}  // namespace torchft_ext

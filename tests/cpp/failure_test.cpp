@@ -1,0 +1,107 @@
+#include "torchft_ext/failure.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace torchft_ext {
+namespace {
+
+using std::chrono::milliseconds;
+
+Failure lostPeer() {
+  Failure failure;
+  failure.kind = FailureKind::kPeerLost;
+  failure.cause = {6, -1, "b", 812, "its process ended"};
+  failure.group = "dp0";
+  failure.epoch = 5;
+  failure.rank = 3;
+  failure.size = 8;
+  failure.op = "allreduce";
+  failure.seq = 42;
+  failure.elapsed = milliseconds(13);
+  failure.limit = std::chrono::seconds(30);
+  return failure;
+}
+
+TEST(Failure, NamesOperationPlaceCauseTimeAndNextStep) {
+  EXPECT_EQ(lostPeer().describe(),
+            "allreduce #42 on 'dp0' (rank 3/8, epoch 5): rank 6 (host b, pid 812): its process "
+            "ended, noticed "
+            "after 0.013 s; begin a new epoch with configure(), without rank 6");
+}
+
+TEST(Failure, LeavesOutWhatIsNotKnown) {
+  Failure failure;
+  failure.kind = FailureKind::kPeerLost;
+  failure.cause.rank = 6;
+  EXPECT_EQ(failure.describe(),
+            "rank 6: peer lost; begin a new epoch with configure(), without rank 6");
+}
+
+TEST(Failure, NamesTheGroupWhenNoticedBetweenOperations) {
+  Failure failure = lostPeer();
+  failure.op.clear();
+  failure.seq = -1;
+  EXPECT_TRUE(failure.describe().starts_with("group 'dp0' (rank 3/8, epoch 5): rank 6"))
+      << failure.describe();
+}
+
+TEST(Failure, NamesTheLimitOfATimeoutAndTheOperationOnce) {
+  Failure failure = lostPeer();
+  failure.kind = FailureKind::kTimeout;
+  failure.cause = {3, -1, "", 7, "allreduce #42 did not complete within 30 s"};
+  failure.elapsed = milliseconds(30004);
+  EXPECT_EQ(failure.describe(),
+            "allreduce #42 on 'dp0' (rank 3/8, epoch 5): did not complete within 30 s, noticed "
+            "after 30.004 s "
+            "(limit 30 s); begin a new epoch with configure()");
+}
+
+TEST(Failure, KeepsTheOperationThatTimedOutWhenSeenFromAnotherOne) {
+  Failure failure = lostPeer();
+  failure.kind = FailureKind::kTimeout;
+  failure.cause.how = "send #41 did not complete within 5 s";
+  EXPECT_NE(
+      failure.describe().find("rank 6 (host b, pid 812): send #41 did not complete within 5 s"),
+      std::string::npos);
+}
+
+TEST(Failure, NamesBothEndsOfALostLink) {
+  Failure failure = lostPeer();
+  failure.kind = FailureKind::kLinkLost;
+  failure.cause.other_rank = 2;
+  failure.cause.how = "connection reset";
+  const std::string text = failure.describe();
+  EXPECT_NE(text.find("the link between rank 6 (host b, pid 812) and rank 2: connection reset"),
+            std::string::npos);
+  EXPECT_EQ(text.find("without rank"), std::string::npos);
+}
+
+TEST(Failure, EveryKindHasANameAndANextStep) {
+  std::set<std::string> names;
+  for (uint8_t number = 1; number <= 9; ++number) {
+    Failure failure;
+    failure.kind = static_cast<FailureKind>(number);
+    names.insert(toString(failure.kind));
+    EXPECT_NE(failure.describe().find("configure()"), std::string::npos) << failure.describe();
+  }
+  EXPECT_EQ(names.size(), 9U);
+}
+
+TEST(Failure, AKindFromALaterVersionIsStillDescribed) {
+  Failure failure;
+  failure.kind = static_cast<FailureKind>(200);
+  EXPECT_EQ(failure.describe(), "unknown failure; begin a new epoch with configure()");
+}
+
+TEST(FormatSeconds, GivesMillisecondsWithoutTrailingZeros) {
+  EXPECT_EQ(formatSeconds(milliseconds(13)), "0.013 s");
+  EXPECT_EQ(formatSeconds(milliseconds(1500)), "1.5 s");
+  EXPECT_EQ(formatSeconds(std::chrono::seconds(30)), "30 s");
+  EXPECT_EQ(formatSeconds(std::chrono::seconds(0)), "0 s");
+  EXPECT_EQ(formatSeconds(std::chrono::microseconds(3)), "0.001 s");
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,149 @@
+// A peer's monitor played by a test, byte by byte: one main line, on the test's own thread, with
+// blocking sockets.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <string>
+
+#include "net/frame.h"
+#include "net/handshake.h"
+#include "net/socket_address.h"
+#include "peers/peer_monitor.h"
+#include "wait_for.h"
+
+namespace torchft_ext {
+
+// One end of a connection. Reads wait for the test's patience and then give kHello, which no test
+// expects.
+class RawLine {
+ public:
+  struct Frame {
+    FrameHeader header;
+    std::string payload;
+  };
+
+  RawLine() = default;
+  explicit RawLine(UniqueFd fd) : fd_(std::move(fd)) {}
+
+  void write(const std::string& bytes) {
+    ASSERT_TRUE(ready(POLLOUT));
+    ASSERT_EQ(::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  void write(FrameType type, uint64_t tag, uint64_t aux, const std::string& payload = "") {
+    FrameHeader header;
+    header.type = type;
+    header.tag = tag;
+    header.aux = aux;
+    header.length = payload.size();
+    const FrameBytes bytes = encodeHeader(header);
+    write(std::string(bytes.begin(), bytes.end()) + payload);
+  }
+  void beat(Duration limit = Duration::zero()) {
+    write(
+        FrameType::kBeat,
+        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(limit).count()),
+        0);
+  }
+
+  Frame read() {
+    Frame frame;
+    const std::string header = readBytes(kFrameHeaderBytes);
+    if (header.size() < kFrameHeaderBytes) return frame;
+    FrameBytes bytes;
+    std::copy_n(header.begin(), bytes.size(), bytes.begin());
+    frame.header = decodeHeader(bytes, nullptr).value_or(FrameHeader{});
+    frame.payload = readBytes(frame.header.length);
+    return frame;
+  }
+  // The next frame that is no beat.
+  Frame readNews() {
+    Frame frame = read();
+    while (frame.header.type == FrameType::kBeat) frame = read();
+    return frame;
+  }
+  bool isEnded() { return readNews().header.type == FrameType::kHello && ended_; }
+  void close() { fd_.reset(); }
+
+ private:
+  bool ready(short events) const {
+    pollfd entry{fd_.get(), events, 0};
+    return ::poll(&entry, 1, static_cast<int>(milliseconds(kTestPatience).count())) == 1;
+  }
+  std::string readBytes(size_t size) {
+    std::string bytes(size, '\0');
+    size_t have = 0;
+    while (have < size && ready(POLLIN)) {
+      const ssize_t got = ::recv(fd_.get(), bytes.data() + have, size - have, 0);
+      if (got <= 0) {
+        ended_ = true;
+        break;
+      }
+      have += static_cast<size_t>(got);
+    }
+    bytes.resize(have);
+    return bytes;
+  }
+
+  UniqueFd fd_;
+  bool ended_ = false;
+};
+
+class FakePeer {
+ public:
+  // The greater incarnation connects.
+  enum class Role { kConnects, kAccepts };
+  static constexpr int kRank = 5;
+
+  explicit FakePeer(Role role) {
+    incarnation_.bytes.fill(role == Role::kConnects ? 0xff : 0x00);
+    incarnation_.bytes[15] = 1;
+    std::string error;
+    door_ = listenOn(*SocketAddress::fromNumeric("127.0.0.1", 0), {}, &error);
+  }
+
+  MonitoredPeer record() const { return {kRank, incarnation_, "fake", 4711, {door_->address}}; }
+  void closePort() { door_->fd.reset(); }
+
+  RawLine connect(const SocketAddress& to, const Nonce& nonce, const EpochSecret& secret) const {
+    std::string error;
+    RawLine line(startConnect(to, &error));
+    Hello hello;
+    hello.nonce = nonce;
+    hello.proof = secret.connector;
+    hello.from = incarnation_;
+    hello.to = selfIncarnation();
+    hello.rank = kRank;
+    hello.lane = 2;
+    line.write(encodeHello(hello));
+    return line;
+  }
+
+  // The next connection to this peer's port, and what it says.
+  RawLine accept(Hello* hello) const {
+    pollfd entry{door_->fd.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&entry, 1, static_cast<int>(milliseconds(kTestPatience).count())), 1);
+    RawLine line(acceptOne(door_->fd.get()));
+    const RawLine::Frame frame = line.read();
+    *hello = decodeHello(frame.payload).value_or(Hello{});
+    return line;
+  }
+  void answerProbe(RefusalCode code) const {
+    Hello hello;
+    RawLine line = accept(&hello);
+    while (!hello.nonce.isZero()) line = accept(&hello);  // a dial, not a probe
+    line.write(encodeRefusal({code, "test"}));
+  }
+  std::string welcome(const EpochSecret& secret) const {
+    return encodeWelcome({secret.acceptor, incarnation_});
+  }
+
+ private:
+  Incarnation incarnation_;
+  std::optional<ListeningSocket> door_;
+};
+
+}  // namespace torchft_ext

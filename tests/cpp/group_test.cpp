@@ -1,0 +1,257 @@
+// Groups through their epochs, over the host engine.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "cluster.h"
+
+namespace torchft_ext {
+namespace {
+
+void expectSum(Cluster& cluster, const std::vector<int>& which) {
+  Cluster::on(which, [&](int i) {
+    std::vector<float> values(1000, static_cast<float>(i + 1));
+    float expected = 0;
+    for (int other : which) expected += static_cast<float>(other + 1);
+    FailurePtr failure = finish(cluster.group(i).issue(allreduceOf(values)));
+    ASSERT_EQ(failure, nullptr) << failure->describe();
+    for (float value : values) ASSERT_EQ(value, expected);
+  });
+}
+
+TEST(Group, SumsOverWorldsOneToFive) {
+  for (int world = 1; world <= 5; ++world) {
+    Cluster cluster(world);
+    cluster.form(cluster.all(), "sum");
+    expectSum(cluster, cluster.all());
+  }
+}
+
+TEST(Group, ChangesSizeThroughEpochs) {
+  Cluster cluster(4);
+  cluster.form({0, 1, 2, 3}, "a");
+  expectSum(cluster, {0, 1, 2, 3});
+  cluster.form({3, 1}, "b");
+  expectSum(cluster, {3, 1});
+  EXPECT_EQ(cluster.group(3).rank(), 0);
+  EXPECT_EQ(cluster.group(1).size(), 2);
+  EXPECT_EQ(cluster.group(1).epoch(), 2);
+  cluster.form({0, 1, 2, 3}, "c");
+  expectSum(cluster, {0, 1, 2, 3});
+}
+
+TEST(Group, OneHundredEpochsUnderOnePrefix) {
+  Cluster cluster(2);
+  for (int i = 0; i < 100; ++i) cluster.form({0, 1}, "same");
+  expectSum(cluster, {0, 1});
+  EXPECT_EQ(cluster.group(0).stats().epochs, 100u);
+}
+
+TEST(Group, AbortReleasesEveryRankAndNamesTheOriginator) {
+  Cluster cluster(4);
+  cluster.form(cluster.all(), "abort");
+  std::vector<std::vector<float>> values(4, std::vector<float>(1 << 20, 1.0F));
+  std::vector<std::shared_ptr<OpState>> states;
+  for (int i = 0; i < 3; ++i) states.push_back(cluster.group(i).issue(allreduceOf(values[static_cast<size_t>(i)])));
+  cluster.group(3).abort("a test said so");
+  for (auto& state : states) {
+    FailurePtr failure = finish(state);
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kAborted);
+    EXPECT_EQ(failure->cause.rank, 3);
+    EXPECT_EQ(failure->op, "allreduce");
+    EXPECT_NE(failure->describe().find("a test said so"), std::string::npos) << failure->describe();
+  }
+  cluster.form(cluster.all(), "again");
+  expectSum(cluster, cluster.all());
+}
+
+TEST(Group, AbortIsIdempotentAndHarmlessWithoutAnEpoch) {
+  Cluster cluster(1);
+  cluster.group(0).abort("idle");
+  EXPECT_EQ(cluster.group(0).errored(), nullptr);
+  cluster.form({0}, "a");
+  cluster.group(0).abort("first");
+  cluster.group(0).abort("second");
+  ASSERT_NE(cluster.group(0).errored(), nullptr);
+  EXPECT_EQ(cluster.group(0).errored()->cause.how.find("second"), std::string::npos);
+}
+
+TEST(Group, BuffersAreUntouchedAfterAbortReturns) {
+  Cluster cluster(3);
+  for (int round = 0; round < 20; ++round) {
+    cluster.form(cluster.all(), "late" + std::to_string(round));
+    std::vector<std::vector<float>> values(3, std::vector<float>(1 << 19, 1.0F));
+    Cluster::on(cluster.all(), [&](int i) {
+      auto& mine = values[static_cast<size_t>(i)];
+      auto state = cluster.group(i).issue(allreduceOf(mine));
+      if (i == round % 3) {
+        state->wait(Deadline::after(std::chrono::microseconds(200 * round)));
+        cluster.group(i).abort("round");
+      }
+      finish(state);
+      if (state->failure() == nullptr) return;
+      std::fill(mine.begin(), mine.end(), -7.0F);
+    });
+    // Everyone is out: whatever is still under way in sockets must not land anywhere.
+    cluster.form(cluster.all(), "settle" + std::to_string(round));
+    for (const auto& mine : values) {
+      if (mine[0] != -7.0F) continue;
+      for (float value : mine) ASSERT_EQ(value, -7.0F);
+    }
+  }
+}
+
+TEST(Group, IssueAfterFailureFailsAndTouchesNothing) {
+  Cluster cluster(2);
+  cluster.form({0, 1}, "a");
+  cluster.group(0).abort("over");
+  std::vector<float> values(10, 3.0F);
+  FailurePtr failure = finish(cluster.group(0).issue(allreduceOf(values)));
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kAborted);
+  EXPECT_EQ(values, std::vector<float>(10, 3.0F));
+}
+
+TEST(Group, AnOperationsTimeoutFailsEveryRankAndNamesTheOriginator) {
+  Cluster cluster(3);
+  cluster.form(cluster.all(), "timeout");
+  std::vector<float> first(10, 1.0F);
+  Operation hurried = allreduceOf(first);
+  hurried.timeout = std::chrono::milliseconds(100);
+  FailurePtr failure = finish(cluster.group(1).issue(hurried));
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kTimeout);
+  std::vector<float> second(10, 1.0F);
+  FailurePtr told = finish(cluster.group(0).issue(allreduceOf(second)));
+  ASSERT_NE(told, nullptr);
+  EXPECT_EQ(told->kind, FailureKind::kTimeout);
+  EXPECT_EQ(told->cause.rank, 1);
+}
+
+TEST(Group, DifferentOperationsAreAMismatchNotAWrongSum) {
+  Cluster cluster(2);
+  cluster.form({0, 1}, "mismatch");
+  std::vector<float> floats(64, 1.0F);
+  std::vector<int64_t> integers(64, 1);
+  auto a = cluster.group(0).issue(allreduceOf(floats));
+  auto b = cluster.group(1).issue(allreduceOf(integers));
+  for (const auto& state : {a, b}) {
+    FailurePtr failure = finish(state);
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kMismatch) << failure->describe();
+  }
+}
+
+TEST(Group, AnOutstandingRecvHoldsUpNothing) {
+  Cluster cluster(2);
+  cluster.form({0, 1}, "p2p");
+  std::vector<float> received(300000);
+  auto recv = cluster.group(1).issue(recvOf(received, 0, 7));
+  expectSum(cluster, {0, 1});
+  EXPECT_FALSE(recv->done());
+  std::vector<float> sent(300000, 5.0F);
+  EXPECT_EQ(finish(cluster.group(0).issue(sendOf(sent, 1, 7))), nullptr);
+  EXPECT_EQ(finish(recv), nullptr);
+  EXPECT_EQ(received, sent);
+}
+
+TEST(Group, GoodbyeFailsOnlyWhoNeedsMore) {
+  Cluster cluster(3);
+  cluster.form(cluster.all(), "leave");
+  expectSum(cluster, cluster.all());
+  EXPECT_TRUE(cluster.group(2).shutdown(Deadline::after(kTestLimit)));
+  EXPECT_EQ(cluster.group(0).errored(), nullptr);
+  std::vector<float> sent(10, 5.0F);
+  std::vector<float> received(10);
+  auto recv = cluster.group(1).issue(recvOf(received, 0));
+  EXPECT_EQ(finish(cluster.group(0).issue(sendOf(sent, 1))), nullptr);
+  EXPECT_EQ(finish(recv), nullptr);
+  std::vector<float> values(10, 1.0F);
+  FailurePtr failure = finish(cluster.group(0).issue(allreduceOf(values)));
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kPeerLeft) << failure->describe();
+  EXPECT_EQ(failure->cause.rank, 2);
+}
+
+TEST(Group, ALostEngineIsAPeerLostOnEverySurvivor) {
+  Cluster cluster(4);
+  cluster.form(cluster.all(), "lost");
+  std::vector<std::vector<float>> values(4, std::vector<float>(100, 1.0F));
+  std::vector<std::shared_ptr<OpState>> states;
+  for (int i : {0, 1, 3}) states.push_back(cluster.group(i).issue(allreduceOf(values[static_cast<size_t>(i)])));
+  cluster.members[2].reset();  // its group fails its epoch, its engine closes everything
+  for (auto& state : states) {
+    FailurePtr failure = finish(state);
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->cause.rank, 2) << failure->describe();
+  }
+  cluster.form({0, 1, 3}, "rest");
+  expectSum(cluster, {0, 1, 3});
+}
+
+// ---- configure that fails
+
+TEST(Configure, NamesTheMemberThatNeverComesAndTheNextOneWorks) {
+  Cluster cluster(3);
+  Cluster::on({0, 1}, [&](int i) {
+    FailurePtr failure =
+        cluster.members[static_cast<size_t>(i)]->configure("late", i, 3, std::chrono::milliseconds(300));
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kTimeout) << failure->describe();
+    EXPECT_EQ(failure->op, "configure");
+    if (i == 0) EXPECT_NE(failure->describe().find("rank 2"), std::string::npos) << failure->describe();
+  });
+  cluster.form(cluster.all(), "late");
+  expectSum(cluster, cluster.all());
+}
+
+TEST(Configure, AbortFromAnotherThreadReleasesIt) {
+  Cluster cluster(2);
+  std::atomic<bool> released{false};
+  FailurePtr failure;
+  std::thread configuring([&] {
+    failure = cluster.members[1]->configure("never", 1, 2);
+    released = true;
+  });
+  const Deadline limit = Deadline::after(kTestLimit);
+  while (!released && !limit.expired()) {
+    cluster.group(1).abort("enough");
+    std::this_thread::yield();
+  }
+  configuring.join();
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kAborted);
+  cluster.form({0, 1}, "never");
+  expectSum(cluster, {0, 1});
+}
+
+TEST(Configure, AMemberThatTriesAgainUnderTheSamePrefixIsAdmitted) {
+  Cluster cluster(2);
+  FailurePtr first = cluster.members[1]->configure("again", 1, 2, std::chrono::milliseconds(50));
+  ASSERT_NE(first, nullptr);
+  cluster.form({0, 1}, "again");
+  expectSum(cluster, {0, 1});
+}
+
+TEST(Configure, TwoProcessesWithOneRankAreToldSo) {
+  Cluster cluster(3);
+  std::atomic<int> duplicates{0};
+  Cluster::on({1, 2}, [&](int i) {
+    FailurePtr failure = cluster.members[static_cast<size_t>(i)]->configure("twice", 1, 3, std::chrono::seconds(2));
+    ASSERT_NE(failure, nullptr);
+    if (failure->kind == FailureKind::kRendezvous) ++duplicates;
+  });
+  EXPECT_GE(duplicates.load(), 1);
+}
+
+TEST(Configure, AfterShutdownRaises) {
+  Cluster cluster(1);
+  cluster.form({0}, "a");
+  cluster.group(0).shutdown(Deadline::after(kTestLimit));
+  EXPECT_THROW(cluster.members[0]->configure("b", 0, 1), GroupStateError);
+}
+
+}  // namespace
+}  // namespace torchft_ext

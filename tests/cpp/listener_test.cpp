@@ -1,0 +1,378 @@
+// The listener: whom it admits, and the strangers it turns away.
+#include "net/listener.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <filesystem>
+#include <thread>
+
+#include "base/log.h"
+#include "net_support.h"
+
+namespace torchft_ext {
+namespace {
+
+using namespace net_test;  // NOLINT(google-build-using-namespace)
+
+std::string bytesOf(const FrameBytes& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string headerOf(FrameType type, uint64_t length) {
+  FrameHeader header;
+  header.type = type;
+  header.length = length;
+  return bytesOf(encodeHeader(header));
+}
+
+// Reads the one refusal that a frame holds.
+std::optional<Refusal> refusalIn(const std::string& frame) {
+  if (frame.size() < kFrameHeaderBytes) return std::nullopt;
+  return decodeRefusal(std::string_view(frame).substr(kFrameHeaderBytes));
+}
+
+TEST(Listener, AdmitsAPeerThatKnowsTheSecret) {
+  Door door;
+  Caller caller;
+  door.expect();
+  caller.connect(door, 3);
+  ASSERT_TRUE(caller.result().fd) << caller.result().error;
+  ASSERT_TRUE(door.waitForAdmitted(1));
+  EXPECT_EQ(door.admittedRanks(), std::vector<int>{3});
+  EXPECT_EQ(door.listener->counts().admitted, 1U);
+  EXPECT_EQ(door.listener->counts().refused, 0U);
+}
+
+TEST(Listener, NothingBeyondTheHandshakeIsReadByEitherSide) {
+  Door door;
+  door.expect();
+  RawPeer peer(door.address());
+  peer.say(encodeHello(door.hello()) + "data");
+  ASSERT_TRUE(door.waitForAdmitted(1));
+  door.sendFromFirst("answer");
+  const std::string welcome = encodeWelcome(door.welcome());
+  EXPECT_EQ(peer.readBytes(welcome.size()), welcome);
+  EXPECT_EQ(peer.readBytes(6), "answer");
+}
+
+TEST(Listener, AdmitsOverAPrivateTable) {
+  Door door({.private_table = true});
+  Caller caller;
+  door.expect();
+  caller.connect(door);
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+  EXPECT_TRUE(door.waitForAdmitted(1));
+}
+
+TEST(Listener, RefusesAWrongSecret) {
+  Door door;
+  Caller caller;
+  door.expect();
+  Hello hello = door.hello();
+  hello.proof = EpochSecret::random().connector;
+  caller.connect({door.address()}, hello, door.welcome());
+  EXPECT_FALSE(caller.result().fd);
+  EXPECT_FALSE(caller.result().timed_out);
+  EXPECT_NE(caller.result().error.find("secret"), std::string::npos) << caller.result().error;
+  EXPECT_EQ(door.listener->counts().refused, 1U);
+  EXPECT_TRUE(door.admittedRanks().empty());
+}
+
+TEST(Listener, RefusesAHelloForAnotherProcess) {
+  Door door;
+  Caller caller;
+  door.expect();
+  Hello hello = door.hello();
+  hello.to = Incarnation::random();
+  caller.connect({door.address()}, hello, door.welcome());
+  EXPECT_FALSE(caller.result().fd);
+  EXPECT_FALSE(caller.result().timed_out);
+  EXPECT_NE(caller.result().error.find("another process"), std::string::npos)
+      << caller.result().error;
+}
+
+TEST(Listener, TellsAnotherWireVersionWhyItIsRefused) {
+  Door door;
+  door.expect();
+  RawPeer peer(door.address());
+  std::string hello = encodeHello(door.hello());
+  hello[4] = 9;
+  peer.say(hello);
+  const auto refusal = refusalIn(peer.readBytes(kFrameHeaderBytes) + peer.readToEnd());
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->code, RefusalCode::kWrongVersion);
+  EXPECT_NE(refusal->reason.find("found 9"), std::string::npos) << refusal->reason;
+}
+
+TEST(Listener, ClosesOnGarbageWithoutAnAnswer) {
+  Door door;
+  door.expect();
+  for (const std::string& bytes :
+       {std::string("GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n"), std::string(4000, '\0'),
+        headerOf(FrameType::kData, 8), headerOf(FrameType::kHello, ~0ULL),
+        headerOf(FrameType::kHello, 4) + "abcd"}) {
+    RawPeer peer(door.address());
+    peer.say(bytes);
+    EXPECT_EQ(peer.readToEnd(), "");
+  }
+  EXPECT_EQ(door.listener->counts().refused, 5U);
+  EXPECT_TRUE(door.admittedRanks().empty());
+}
+
+TEST(Listener, ClosesOnPeersThatAreSilentOrTooSlow) {
+  Door door;
+  door.expect();
+  RawPeer silent(door.address());
+  RawPeer slow(door.address());
+  const auto began = Clock::now();
+  const std::string hello = encodeHello(door.hello());
+  slow.say(hello.substr(0, hello.size() - 1));
+  EXPECT_EQ(silent.readToEnd(), "");
+  EXPECT_EQ(slow.readToEnd(), "");
+  EXPECT_GE(Clock::now() - began, Listener::kHelloWithin - milliseconds(500));
+  EXPECT_EQ(door.listener->counts().refused, 2U);
+}
+
+TEST(Listener, AdmitsAHelloThatComesInPieces) {
+  Door door;
+  door.expect();
+  const std::string hello = encodeHello(door.hello());
+  const std::string welcome = encodeWelcome(door.welcome());
+  bool admitted = false;
+  for (int attempt = 0; attempt < 5 && !admitted;
+       ++attempt) {  // the machine may stall beyond kHelloWithin
+    RawPeer peer(door.address());
+    peer.say(hello.substr(0, 10));
+    door.admittedRanks();  // the loop has gone round meanwhile
+    sendWhole(peer.fd(), hello.substr(10));
+    admitted = peer.readBytes(welcome.size()) == welcome;
+  }
+  EXPECT_TRUE(admitted);
+}
+
+TEST(Listener, ParksAConnectionAheadOfItsEpoch) {
+  Door door;
+  Caller caller;
+  caller.connect(door, 5);
+  ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
+  EXPECT_TRUE(door.admittedRanks().empty());
+  EXPECT_FALSE(caller.ended());
+  // The hello has been read once the listener expects the epoch, or soon after: admitted either
+  // way.
+  door.expect();
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+  EXPECT_TRUE(door.waitForAdmitted(1));
+}
+
+TEST(Listener, AdmitsParkedConnectionsBeforeExpectReturns) {
+  Door door;
+  RawPeer early(door.address());
+  early.say(encodeHello(door.hello(7)));
+  ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
+  size_t admitted_inside = 0;
+  onLoop(door.loop, [&] {
+    door.listener->expect(door.nonce, door.secret, [&](Arrival&) {
+      ++admitted_inside;
+      return true;
+    });
+    EXPECT_EQ(admitted_inside, 1U);
+  });
+}
+
+TEST(Listener, ParkedConnectionWithAWrongSecretIsRefusedWhenTheEpochBegins) {
+  Door door;
+  RawPeer peer(door.address());
+  Hello hello = door.hello();
+  hello.proof = EpochSecret::random().connector;
+  peer.say(encodeHello(hello));
+  ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
+  door.expect();
+  const auto refusal = refusalIn(peer.readToEnd());
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->code, RefusalCode::kWrongSecret);
+}
+
+TEST(Listener, ParkedConnectionThatLeavesIsDropped) {
+  Door door;
+  RawPeer peer(door.address());
+  peer.say(encodeHello(door.hello()));
+  ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
+  peer.close();
+  EXPECT_TRUE(door.waitForRefused(1));
+  EXPECT_EQ(door.listener->counts().parked, 0U);
+  door.expect();
+  EXPECT_TRUE(door.admittedRanks().empty());
+}
+
+TEST(Listener, ForgottenEpochIsNotAdmitted) {
+  Door door;
+  Caller caller;
+  door.expect();
+  door.forget();
+  caller.connect(door, 1, Deadline::after(milliseconds(100)));
+  EXPECT_FALSE(caller.result().fd);
+  EXPECT_TRUE(caller.result().timed_out);
+  EXPECT_TRUE(door.admittedRanks().empty());
+}
+
+TEST(Listener, RefusesWhatItsHandlerDoesNotTake) {
+  Door door;
+  door.take = false;
+  door.expect();
+  RawPeer peer(door.address());
+  peer.say(encodeHello(door.hello()));
+  const std::string welcome = encodeWelcome(door.welcome());
+  EXPECT_EQ(peer.readBytes(welcome.size()), welcome);
+  const auto refusal = refusalIn(peer.readToEnd());
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->code, RefusalCode::kDuplicate);
+}
+
+TEST(Listener, SurvivesAHandlerThatThrows) {
+  setLogSink([](LogLevel, const std::string&) {});
+  Door door;
+  onLoop(door.loop, [&] {
+    door.listener->expect(door.nonce, door.secret,
+                          [](Arrival&) -> bool { throw std::runtime_error("handler"); });
+  });
+  RawPeer peer(door.address());
+  peer.say(encodeHello(door.hello()));
+  peer.readToEnd();
+  door.expect();
+  RawPeer second(door.address());
+  second.say(encodeHello(door.hello()));
+  EXPECT_TRUE(door.waitForAdmitted(1));
+  setLogSink(nullptr);
+}
+
+TEST(Listener, OldestStrangerMakesRoomForANewerOne) {
+  Door door;
+  std::vector<RawPeer> strangers;
+  for (int i = 0; i < Listener::kMaxStrangers + 1; ++i) strangers.emplace_back(door.address());
+  EXPECT_EQ(strangers.front().readToEnd(), "");
+  door.expect();
+  strangers.emplace_back(door.address());
+  strangers.back().say(encodeHello(door.hello()));
+  EXPECT_TRUE(door.waitForAdmitted(1));
+}
+
+TEST(Listener, ThousandsOfStrangersDoNotDisturbAnAdmittedConnection) {
+  Door door;
+  door.expect();
+  RawPeer admitted(door.address());
+  const std::string welcome = encodeWelcome(door.welcome());
+  admitted.say(encodeHello(door.hello()));
+  ASSERT_EQ(admitted.readBytes(welcome.size()), welcome);
+  ASSERT_TRUE(door.waitForAdmitted(1));
+
+  constexpr uint64_t kStrangers = 3000;
+  std::thread flood([&] {
+    for (uint64_t i = 0; i < kStrangers; ++i) {
+      RawPeer stranger(door.address());
+      sendWhole(stranger.fd(), i % 2 == 0 ? std::string(200, 'x') : std::string("1XFT"));
+    }
+  });
+  uint64_t exchanges = 0;
+  while (door.listener->counts().accepted < kStrangers / 2 || exchanges < 100) {
+    door.sendFromFirst("ping");
+    ASSERT_EQ(admitted.readBytes(4), "ping");
+    ++exchanges;
+  }
+  Caller caller;
+  caller.connect(door, 2);
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+  flood.join();
+  EXPECT_TRUE(admitted.stillOpen());
+  EXPECT_EQ(door.listener->counts().admitted, 2U);
+  EXPECT_TRUE(door.waitForRefused(kStrangers));
+}
+
+std::atomic<int> accept_warnings{0};
+
+TEST(Listener, GoesOnAcceptingOnceDescriptorsAreFreeAgain) {
+  accept_warnings = 0;
+  setLogSink([](LogLevel, const std::string& line) {
+    if (line.find("cannot accept") != std::string::npos) ++accept_warnings;
+  });
+  Door door;
+  door.expect();
+  RawPeer peer(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  {
+    const UniqueFd lowest_free(::dup(peer.fd()));
+    none.rlim_cur = static_cast<rlim_t>(lowest_free.get());
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const SocketAddress address = door.address();
+  EXPECT_EQ(::connect(peer.fd(), address.raw(), address.rawLength()), 0);
+  const bool warned = waitFor([] { return accept_warnings == 1; });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(warned);
+  peer.say(encodeHello(door.hello()));
+  EXPECT_TRUE(door.waitForAdmitted(1));
+  setLogSink(nullptr);
+}
+
+size_t openDescriptors() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(Listener, ClosesAllItsDescriptorsWhenDestroyedOnAnyThread) {
+  const size_t without_door = openDescriptors();
+  {
+    Door door;
+    RawPeer silent(door.address());
+    RawPeer parked(door.address());
+    parked.say(encodeHello(door.hello()));
+    ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
+    door.listener.reset();
+    EXPECT_EQ(silent.readToEnd(), "");
+    EXPECT_EQ(parked.readToEnd(), "");
+  }
+  EXPECT_EQ(openDescriptors(), without_door);
+}
+
+TEST(Listener, MayBeDestroyedByItsHandler) {
+  Door door;
+  std::atomic<bool> destroyed{false};
+  onLoop(door.loop, [&] {
+    door.listener->expect(door.nonce, door.secret, [&](Arrival&) {
+      door.listener.reset();
+      destroyed = true;
+      return true;
+    });
+  });
+  RawPeer peer(door.address());
+  peer.say(encodeHello(door.hello()));
+  EXPECT_TRUE(waitFor([&] { return destroyed.load(); }));
+  peer.readToEnd();
+}
+
+TEST(Listener, MayBeDestroyedAfterItsLoopHasStopped) {
+  Door door({.private_table = true});
+  RawPeer stranger(door.address());
+  ASSERT_TRUE(door.loop.stop(testDeadline()));
+  EXPECT_EQ(stranger.readToEnd(), "");
+  door.listener.reset();
+}
+
+TEST(Listener, TellsWhyNoPortCanBeHad) {
+  Door door;
+  const uint16_t taken = door.address().port();
+  std::string error;
+  EXPECT_FALSE(Listener::open(door.loop, loopbackAddress(), {taken, taken}, &error));
+  EXPECT_NE(error.find(std::to_string(taken)), std::string::npos) << error;
+  ASSERT_TRUE(door.loop.stop(testDeadline()));
+  EXPECT_FALSE(Listener::open(door.loop, loopbackAddress(), {}, &error));
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,318 @@
+// The decisions of the peer monitor, in simulated time: no sockets, no threads, no waiting.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "detector_recorder.h"
+#include "peers/detector.h"
+
+namespace torchft_ext {
+namespace {
+
+using std::chrono::seconds;
+
+class DetectorTest : public ::testing::Test {
+ protected:
+  void begin(WatchId id, const std::vector<WatchedPeer>& peers) {
+    detector.addWatch(now, id, 0, peers);
+    detector.nextDue(now);
+  }
+  void beginWithLine(WatchId id, int peer) {
+    begin(id, {member(peer)});
+    detector.lineUp(now, peerNumber(peer), LineKind::kMain);
+    detector.nextDue(now);
+  }
+  void breakLine(int peer, LineKind kind = LineKind::kMain) {
+    detector.lineEnded(now, peerNumber(peer), kind, LineEnd::kBroken);
+  }
+  void probeSays(int peer, ProbeEnd end, LineKind kind = LineKind::kMain) {
+    detector.probed(now, peerNumber(peer), kind, end);
+  }
+  // As the loop does it: a tick whenever one is due.
+  void pass(Duration time) {
+    const auto until = now + time;
+    for (auto due = detector.nextDue(now); due && *due <= until; due = detector.nextDue(now)) {
+      now = std::max(now, *due);
+      detector.tick(now);
+    }
+    now = until;
+    detector.nextDue(now);
+  }
+
+  Clock::time_point now{seconds(1000)};
+  Recorder orders;
+  Detector detector{orders, kLimit, kHost, kPid};
+};
+
+TEST_F(DetectorTest, BrokenLineAndClosedPortAreADeath) {
+  beginWithLine(1, 3);
+  breakLine(3);
+  ASSERT_EQ(orders.probes.size(), 1U);
+  EXPECT_TRUE(orders.failures.empty()) << "judged before the probe had answered";
+  probeSays(3, ProbeEnd::kGone);
+  const Failure& failure = orders.failures.at(1);
+  EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
+  EXPECT_EQ(failure.cause.rank, 3);
+  EXPECT_EQ(failure.cause.host, "there");
+  EXPECT_EQ(failure.cause.pid, 1003);
+  EXPECT_EQ(failure.cause.how, "its process ended");
+  EXPECT_EQ(detector.counts().deaths, 1U);
+}
+
+TEST_F(DetectorTest, BrokenWitnessLineSaysTheSame) {
+  begin(1, {member(3, true)});
+  detector.lineUp(now, peerNumber(3), LineKind::kMain);
+  detector.lineUp(now, peerNumber(3), LineKind::kWitness);
+  breakLine(3, LineKind::kWitness);
+  ASSERT_EQ(orders.probes.size(), 1U);
+  EXPECT_EQ(orders.probes[0].kind, LineKind::kWitness);
+  probeSays(3, ProbeEnd::kGone, LineKind::kWitness);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
+}
+
+TEST_F(DetectorTest, BrokenLineToALivingProcessIsALostLink) {
+  beginWithLine(1, 3);
+  breakLine(3);
+  probeSays(3, ProbeEnd::kAlive);
+  const Failure& failure = orders.failures.at(1);
+  EXPECT_EQ(failure.kind, FailureKind::kLinkLost);
+  EXPECT_EQ(failure.cause.rank, 0);
+  EXPECT_EQ(failure.cause.other_rank, 3);
+  EXPECT_EQ(failure.cause.host, kHost);
+  EXPECT_EQ(detector.counts().lost_links, 1U);
+  EXPECT_EQ(detector.counts().deaths, 0U);
+}
+
+TEST_F(DetectorTest, NewLineInPlaceOfABrokenOneIsALostLinkToo) {
+  beginWithLine(1, 3);
+  breakLine(3);
+  detector.lineUp(now, peerNumber(3), LineKind::kMain);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kLinkLost);
+}
+
+TEST_F(DetectorTest, UnreachableHostIsADeath) {
+  beginWithLine(1, 3);
+  breakLine(3);
+  EXPECT_EQ(orders.probes[0].patience.connect, Duration(kLimit));
+  probeSays(3, ProbeEnd::kUnreachable);
+  EXPECT_EQ(orders.failures.at(1).cause.how, "its host cannot be reached");
+}
+
+TEST_F(DetectorTest, DeathFailsEveryWatchWithThatProcessAndNoOther) {
+  beginWithLine(1, 3);
+  begin(2, {member(2), member(3)});
+  begin(3, {member(2)});
+  breakLine(3);
+  probeSays(3, ProbeEnd::kGone);
+  EXPECT_EQ(orders.failures.count(1), 1U);
+  EXPECT_EQ(orders.failures.count(2), 1U);
+  EXPECT_EQ(orders.failures.count(3), 0U);
+  EXPECT_EQ(detector.counts().deaths, 1U);
+  EXPECT_EQ(orders.wanted.size(), 1U) << "a failed watch wants nothing any more";
+}
+
+TEST_F(DetectorTest, WatchOnADeadProcessFailsAtOnce) {
+  beginWithLine(1, 3);
+  breakLine(3);
+  probeSays(3, ProbeEnd::kGone);
+  begin(2, {member(2), member(3)});
+  EXPECT_EQ(orders.failures.at(2).cause.rank, 3);
+  EXPECT_EQ(orders.failures.at(2).cause.how, "its process ended");
+}
+
+TEST_F(DetectorTest, TombstonesDoNotPileUp) {
+  beginWithLine(1, 3);
+  breakLine(3);
+  probeSays(3, ProbeEnd::kGone);
+  EXPECT_EQ(detector.tombstones(), 1U);
+  now += Detector::kTombstoneFor;
+  begin(2, {member(2)});
+  EXPECT_EQ(detector.tombstones(), 0U);
+}
+
+TEST_F(DetectorTest, SilenceForTheLimitIsAFreeze) {
+  beginWithLine(1, 3);
+  pass(kLimit - milliseconds(1));
+  EXPECT_TRUE(orders.failures.empty());
+  pass(milliseconds(2));
+  const Failure& failure = orders.failures.at(1);
+  EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
+  EXPECT_EQ(failure.cause.how,
+            "its process has not answered for 0.3 s (state T: stopped by a signal)");
+  EXPECT_EQ(orders.accused, std::vector{peerNumber(3)}) << "it would not know when it thaws";
+  EXPECT_EQ(detector.counts().freezes, 1U);
+}
+
+TEST_F(DetectorTest, BeatsKeepAPeerAlive) {
+  beginWithLine(1, 3);
+  for (int i = 0; i < 100; ++i) {
+    pass(kLimit / 2);
+    detector.heard(now, peerNumber(3));
+  }
+  EXPECT_TRUE(orders.failures.empty());
+}
+
+TEST_F(DetectorTest, WithoutHeartbeatsSilenceIsNotJudged) {
+  Detector patient(orders, Duration::zero(), kHost, kPid);
+  patient.addWatch(now, 1, 0, {member(3)});
+  patient.lineUp(now, peerNumber(3), LineKind::kMain);
+  patient.tick(now + std::chrono::hours(5));
+  EXPECT_TRUE(orders.failures.empty());
+  patient.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kBroken);
+  EXPECT_LT(orders.probes.at(0).patience.answer, Duration::zero());
+  patient.probed(now, peerNumber(3), LineKind::kMain, ProbeEnd::kSilent);
+  EXPECT_TRUE(orders.failures.empty());
+}
+
+TEST_F(DetectorTest, FrozenPeerMayJoinALaterEpoch) {
+  beginWithLine(1, 3);
+  pass(kLimit * 2);
+  ASSERT_EQ(orders.failures.count(1), 1U);
+  begin(2, {member(3)});
+  EXPECT_EQ(orders.failures.count(2), 0U);
+  pass(milliseconds(1));
+  ASSERT_EQ(orders.probes.size(), 1U) << "who was frozen is looked at, at once";
+  probeSays(3, ProbeEnd::kAlive);
+  EXPECT_EQ(orders.failures.count(2), 0U);
+  EXPECT_EQ(detector.tombstones(), 0U);
+}
+
+TEST_F(DetectorTest, PeerThatIsStillFrozenFailsALaterWatch) {
+  beginWithLine(1, 3);
+  pass(kLimit * 2);
+  begin(2, {member(3)});
+  pass(kLimit);
+  probeSays(3, ProbeEnd::kSilent);
+  EXPECT_EQ(orders.failures.at(2).kind, FailureKind::kPeerLost);
+}
+
+TEST_F(DetectorTest, ThawedProcessAccusesNobody) {
+  beginWithLine(1, 3);
+  now += seconds(100);  // nothing ran
+  detector.tick(now);
+  detector.nextDue(now);
+  EXPECT_TRUE(orders.failures.empty());
+  pass(kLimit / 2 - milliseconds(1));
+  EXPECT_TRUE(orders.failures.empty()) << "a fresh half limit";
+  pass(kLimit);
+  EXPECT_EQ(orders.failures.count(1), 1U);
+}
+
+TEST_F(DetectorTest, OtherEventsOfAThawDoNotHideThatItWasOne) {
+  beginWithLine(1, 3);
+  begin(2, {member(2)});
+  detector.lineUp(now, peerNumber(2), LineKind::kMain);
+  detector.nextDue(now);
+  now += seconds(100);
+  detector.lineEnded(now, peerNumber(2), LineKind::kMain, LineEnd::kIdle);
+  detector.nextDue(now);
+  detector.tick(now);
+  EXPECT_TRUE(orders.failures.empty());
+}
+
+TEST_F(DetectorTest, TimeInWhichThisProcessDidNotRunIsNoSilence) {
+  beginWithLine(1, 3);
+  pass(kLimit / 2);
+  now += kLimit * 45 / 100;  // less than half a limit late
+  detector.tick(now);
+  detector.nextDue(now);
+  pass(kLimit / 4);
+  EXPECT_TRUE(orders.failures.empty());
+  pass(kLimit / 2);
+  EXPECT_EQ(orders.failures.count(1), 1U);
+}
+
+TEST_F(DetectorTest, AccusedProcessNamesItself) {
+  beginWithLine(1, 3);
+  begin(2, {member(2)});
+  detector.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kAccused);
+  const Failure& failure = orders.failures.at(1);
+  EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
+  EXPECT_EQ(failure.cause.rank, 0);
+  EXPECT_EQ(failure.cause.pid, kPid);
+  EXPECT_EQ(failure.cause.how.rfind("this process was frozen and left out", 0), 0U);
+  EXPECT_EQ(orders.failures.count(2), 0U) << "that epoch's members have not said so";
+}
+
+TEST_F(DetectorTest, AccusationOnALineOfAnEarlierEpochIsOld) {
+  beginWithLine(1, 3);
+  detector.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kAccused);
+  begin(2, {member(3, true)});
+  detector.lineEnded(now, peerNumber(3), LineKind::kWitness, LineEnd::kAccused);
+  EXPECT_EQ(orders.failures.count(2), 0U);
+}
+
+TEST_F(DetectorTest, GoodbyeIsNoDeath) {
+  beginWithLine(1, 3);
+  detector.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kLeft);
+  pass(seconds(60));
+  EXPECT_TRUE(orders.failures.empty());
+  EXPECT_TRUE(orders.wanted.empty());
+}
+
+TEST_F(DetectorTest, EndOfAPeerThatLeftTheEpochIsNoDeath) {
+  beginWithLine(1, 3);
+  begin(2, {member(3)});
+  detector.peerLeft(1, 3);
+  breakLine(3);
+  probeSays(3, ProbeEnd::kGone);
+  EXPECT_EQ(orders.failures.count(1), 0U);
+  EXPECT_EQ(orders.failures.count(2), 1U) << "it had left only one of the two epochs";
+}
+
+TEST_F(DetectorTest, AbsentPeerIsLookedAtNowAndThen) {
+  begin(1, {member(3)});
+  pass(milliseconds(199));
+  EXPECT_TRUE(orders.probes.empty());
+  for (size_t looks = 1; looks < 20; ++looks) {
+    pass(seconds(6));
+    ASSERT_EQ(orders.probes.size(), looks) << "one at a time, 5 s apart at most";
+    probeSays(3, ProbeEnd::kAlive);
+  }
+  EXPECT_TRUE(orders.failures.empty()) << "alive and not yet linked up is no failure";
+  pass(seconds(6));
+  probeSays(3, ProbeEnd::kGone);
+  EXPECT_EQ(orders.failures.at(1).cause.how, "its process ended");
+}
+
+TEST_F(DetectorTest, WarnsOnceOfAPeerThatIsSilentForASecond) {
+  Detector slow(orders, seconds(5), kHost, kPid);
+  slow.addWatch(now, 1, 0, {member(3)});
+  slow.lineUp(now, peerNumber(3), LineKind::kMain);
+  const auto until = now + seconds(4);
+  for (auto due = slow.nextDue(now); due && *due < until; due = slow.nextDue(now)) {
+    now = *due;
+    slow.tick(now);
+  }
+  EXPECT_EQ(orders.warnings.size(), 1U);
+  EXPECT_TRUE(orders.failures.empty());
+}
+
+TEST_F(DetectorTest, LineThatCameUpSaysMoreThanAnOlderProbe) {
+  begin(1, {member(3)});
+  pass(milliseconds(201));
+  ASSERT_EQ(orders.probes.size(), 1U);
+  detector.lineUp(now, peerNumber(3), LineKind::kMain);
+  probeSays(3, ProbeEnd::kGone);
+  EXPECT_TRUE(orders.failures.empty()) << "it may just be saying goodbye";
+  breakLine(3);
+  EXPECT_EQ(orders.probes.size(), 2U);
+  probeSays(3, ProbeEnd::kGone);
+  EXPECT_EQ(orders.failures.count(1), 1U);
+}
+
+TEST_F(DetectorTest, NothingIsKeptOfWatchesThatEnded) {
+  for (WatchId id = 1; id <= 1000; ++id) {
+    begin(id, {member(2, true), member(3, true)});
+    detector.lineUp(now, peerNumber(2), LineKind::kMain);
+    pass(milliseconds(10));
+    detector.removeWatch(id);
+  }
+  EXPECT_EQ(detector.watchedPeers(), 0U);
+  EXPECT_EQ(detector.counts().watches, 0);
+  EXPECT_TRUE(orders.wanted.empty());
+  EXPECT_EQ(detector.nextDue(now), std::nullopt);
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,388 @@
+// The peer monitor against a peer that the test plays: what it says on the wire, and what it makes
+// of what it hears.
+#include "peers/peer_monitor.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "base/mutex.h"
+#include "fake_peer.h"
+#include "peers/monitor_for_test.h"
+#include "peers/process_state.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr int kSelfRank = 2;
+constexpr std::chrono::seconds kNoFreeze{3600};
+
+// What a watch was told. Shared with the monitor's thread.
+class Verdict {
+ public:
+  PeerMonitor::OnFailure sink() {
+    return [shared = shared_](Failure failure) {
+      MutexLock lock(shared->mutex);
+      shared->failures.push_back(std::move(failure));
+    };
+  }
+  bool arrives() {
+    return waitFor([this] { return count() > 0; });
+  }
+  size_t count() {
+    MutexLock lock(shared_->mutex);
+    return shared_->failures.size();
+  }
+  Failure failure() {
+    MutexLock lock(shared_->mutex);
+    return shared_->failures.at(0);
+  }
+
+ private:
+  struct Shared {
+    Mutex mutex;
+    std::vector<Failure> failures GUARDED_BY(mutex);
+  };
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+};
+
+class PeerMonitorTest : public ::testing::Test {
+ protected:
+  void start(Duration heartbeat_limit) {
+    MonitorOptions options;
+    options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
+    options.heartbeat_limit = heartbeat_limit;
+    options.host = "here";
+    options.idle_line_grace = milliseconds(1);
+    std::string error;
+    monitor = PeerMonitor::start(options, &error);
+    ASSERT_NE(monitor, nullptr) << error;
+  }
+  std::unique_ptr<PeerMonitor::Watch> watch(const FakePeer& peer) {
+    return monitor->watch(nonce, secret, kSelfRank, {peer.record()}, verdict.sink());
+  }
+  RawLine standingLine(const FakePeer& peer) {
+    RawLine line = peer.connect(monitor->lineAddresses()[0], nonce, secret);
+    EXPECT_EQ(line.read().header.type, FrameType::kWelcome);
+    line.beat();
+    EXPECT_EQ(line.read().header.type, FrameType::kBeat);
+    return line;
+  }
+  bool linesBecome(int count) {
+    return waitFor([&] { return monitor->stats().lines == count; });
+  }
+  // Nothing that has happened up to now was held for a failure.
+  void expectNoFailure() {
+    EXPECT_TRUE(monitor->stop(testDeadline()));
+    EXPECT_EQ(verdict.count(), 0U) << verdict.failure().describe();
+  }
+  void expectPeerLost(const std::string& how) {
+    ASSERT_TRUE(verdict.arrives());
+    const Failure failure = verdict.failure();
+    EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
+    EXPECT_EQ(failure.cause.rank, FakePeer::kRank);
+    EXPECT_EQ(failure.cause.pid, 4711);
+    EXPECT_EQ(failure.cause.how, how);
+  }
+
+  const Nonce nonce = Nonce::random();
+  const EpochSecret secret = EpochSecret::random();
+  Verdict verdict;
+  std::shared_ptr<PeerMonitor> monitor;
+};
+
+using Role = FakePeer::Role;
+
+TEST_F(PeerMonitorTest, RefusesAWrongSecret) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  EpochSecret wrong = EpochSecret::random();
+  wrong.acceptor = secret.acceptor;
+  RawLine line = peer.connect(monitor->lineAddresses()[0], nonce, wrong);
+  const RawLine::Frame answer = line.read();
+  ASSERT_EQ(answer.header.type, FrameType::kRefused);
+  EXPECT_EQ(decodeRefusal(answer.payload)->code, RefusalCode::kWrongSecret);
+  EXPECT_EQ(monitor->stats().lines, 0);
+}
+
+TEST_F(PeerMonitorTest, GivesUpAnAcceptorThatDoesNotKnowTheSecret) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kAccepts);
+  const auto watching = watch(peer);
+  Hello hello;
+  RawLine line = peer.accept(&hello);
+  EXPECT_EQ(hello.proof, secret.connector);
+  line.write(peer.welcome(EpochSecret::random()));
+  EXPECT_TRUE(line.isEnded());
+  EXPECT_EQ(monitor->stats().lines, 0);
+}
+
+TEST_F(PeerMonitorTest, ClosedPortAtTheStartIsADeath) {
+  start(kNoFreeze);
+  FakePeer peer(Role::kAccepts);
+  peer.closePort();
+  const auto watching = watch(peer);
+  expectPeerLost("its process ended");
+  EXPECT_EQ(monitor->stats().deaths, 1U);
+}
+
+TEST_F(PeerMonitorTest, AcceptingEndNoticesADeathBeforeAnyLineStood) {
+  start(kNoFreeze);
+  FakePeer peer(Role::kConnects);
+  peer.closePort();
+  const auto watching = watch(peer);
+  expectPeerLost("its process ended");
+}
+
+TEST_F(PeerMonitorTest, EndOfFileAndClosedPortAreADeath) {
+  start(kNoFreeze);
+  FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  peer.closePort();
+  line.close();
+  expectPeerLost("its process ended");
+}
+
+TEST_F(PeerMonitorTest, PortTakenOverByAnotherProcessIsADeath) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  standingLine(peer).close();
+  peer.answerProbe(RefusalCode::kWrongProcess);
+  expectPeerLost("its process ended");
+}
+
+TEST_F(PeerMonitorTest, EndOfFileFromALivingProcessIsALostLink) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  standingLine(peer).close();
+  peer.answerProbe(RefusalCode::kDuplicate);
+  ASSERT_TRUE(verdict.arrives());
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kLinkLost);
+  EXPECT_EQ(verdict.failure().cause.rank, kSelfRank);
+  EXPECT_EQ(verdict.failure().cause.other_rank, FakePeer::kRank);
+  EXPECT_EQ(monitor->stats().lost_links, 1U);
+}
+
+TEST_F(PeerMonitorTest, CutLineIsALostLink) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  cutLineForTest(*monitor, peer.record().incarnation);
+  peer.answerProbe(RefusalCode::kDuplicate);
+  ASSERT_TRUE(verdict.arrives());
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kLinkLost);
+}
+
+TEST_F(PeerMonitorTest, MalformedFrameEndsTheLine) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  line.write(std::string(64, 'x'));
+  EXPECT_TRUE(line.isEnded());
+  EXPECT_TRUE(linesBecome(0));
+}
+
+TEST_F(PeerMonitorTest, OverlongFrameEndsTheLineUnread) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  FrameHeader header;
+  header.type = FrameType::kFailed;
+  header.length = uint64_t{1} << 60U;
+  const FrameBytes bytes = encodeHeader(header);
+  line.write(std::string(bytes.begin(), bytes.end()));
+  EXPECT_TRUE(line.isEnded());
+}
+
+TEST_F(PeerMonitorTest, SilentPeerIsFrozenAndIsToldSo) {
+  start(milliseconds(100));
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  ASSERT_TRUE(verdict.arrives());
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kPeerLost);
+  EXPECT_EQ(verdict.failure().cause.how.rfind("its process has not answered for ", 0), 0U);
+  EXPECT_EQ(line.readNews().header.type, FrameType::kFailed);
+  EXPECT_TRUE(line.isEnded());
+  EXPECT_EQ(monitor->stats().freezes, 1U);
+}
+
+TEST_F(PeerMonitorTest, PortThatConnectsButNeverAnswersIsFrozen) {
+  start(milliseconds(100));
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);  // the kernel takes connections, nobody reads
+  ASSERT_TRUE(verdict.arrives());
+  EXPECT_EQ(verdict.failure().cause.how.rfind("its process has not answered for ", 0), 0U);
+}
+
+TEST_F(PeerMonitorTest, BeatsAsOftenAsThePeerAsks) {
+  start(Duration::zero());
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  line.beat(milliseconds(200));
+  for (int i = 0; i < 5; ++i) {
+    const RawLine::Frame frame = line.read();
+    ASSERT_EQ(frame.header.type, FrameType::kBeat);
+    EXPECT_EQ(frame.header.tag, 0U) << "it asks for none itself";
+  }
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, GoodbyeIsNoDeath) {
+  start(kNoFreeze);
+  FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  line.write(FrameType::kGoodbye, 0, 1);
+  line.close();
+  peer.closePort();
+  EXPECT_TRUE(linesBecome(0));
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, EndOfAPeerThatLeftTheEpochIsNoDeath) {
+  start(kNoFreeze);
+  FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  watching->peerLeft(FakePeer::kRank);
+  peer.closePort();
+  line.close();
+  EXPECT_TRUE(linesBecome(0));
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, AccusedProcessNamesItself) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  line.write(FrameType::kFailed, 0, 0, "declared dead");
+  line.close();
+  ASSERT_TRUE(verdict.arrives());
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kPeerLost);
+  EXPECT_EQ(verdict.failure().cause.rank, kSelfRank);
+  EXPECT_EQ(verdict.failure().cause.pid, ::getpid());
+}
+
+TEST_F(PeerMonitorTest, ConnectionThatWasNeverConfirmedIsNoLine) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine dropped = peer.connect(monitor->lineAddresses()[0], nonce, secret);
+  EXPECT_EQ(dropped.read().header.type, FrameType::kWelcome);
+  EXPECT_EQ(monitor->stats().lines, 0);
+  dropped.close();
+  const RawLine line = standingLine(peer);
+  EXPECT_EQ(monitor->stats().lines, 1);
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, NewestLineOfAPeerIsItsOnlyOne) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine first = standingLine(peer);
+  const RawLine second = standingLine(peer);
+  EXPECT_TRUE(first.isEnded());
+  EXPECT_EQ(monitor->stats().lines, 1);
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, ConnectingEndTriesAgainAfterARefusal) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kAccepts);
+  const auto watching = watch(peer);
+  Hello hello;
+  RawLine refused = peer.accept(&hello);
+  EXPECT_EQ(hello.nonce, nonce);
+  refused.write(peer.welcome(secret) + encodeRefusal({RefusalCode::kDuplicate, "test"}));
+  refused.close();
+  RawLine line = peer.accept(&hello);
+  while (hello.nonce.isZero()) line = peer.accept(&hello);  // a probe
+  line.write(peer.welcome(secret));
+  EXPECT_EQ(line.read().header.type, FrameType::kBeat);
+  line.beat();
+  EXPECT_TRUE(linesBecome(1));
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, LineThatNoWatchNeedsIsClosedWithAGoodbye) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kAccepts);
+  auto watching = watch(peer);
+  Hello hello;
+  RawLine line = peer.accept(&hello);
+  line.write(peer.welcome(secret));
+  line.beat();
+  ASSERT_TRUE(linesBecome(1));
+  watching.reset();
+  const RawLine::Frame last = line.readNews();
+  EXPECT_EQ(last.header.type, FrameType::kGoodbye);
+  EXPECT_EQ(last.header.aux, 0U);
+  EXPECT_TRUE(linesBecome(0));
+  EXPECT_EQ(monitor->stats().watches, 0);
+}
+
+TEST_F(PeerMonitorTest, StopSaysThatTheProcessLeaves) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  EXPECT_TRUE(monitor->stop(testDeadline()));
+  const RawLine::Frame last = line.readNews();
+  EXPECT_EQ(last.header.type, FrameType::kGoodbye);
+  EXPECT_EQ(last.header.aux, 1U);
+  EXPECT_TRUE(monitor->stop(testDeadline())) << "stopping twice";
+}
+
+TEST_F(PeerMonitorTest, WatchesMayOutliveTheMonitor) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  auto watching = watch(peer);
+  monitor.reset();
+  watching->peerLeft(FakePeer::kRank);
+  watching.reset();
+  EXPECT_EQ(verdict.count(), 0U);
+}
+
+TEST_F(PeerMonitorTest, WatchAfterStopIsHarmless) {
+  start(kNoFreeze);
+  ASSERT_TRUE(monitor->stop(testDeadline()));
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  EXPECT_NE(watching, nullptr);
+}
+
+TEST_F(PeerMonitorTest, PeersWithoutAddressesAndThisProcessItselfAreNotWatched) {
+  start(kNoFreeze);
+  const MonitoredPeer self{kSelfRank, selfIncarnation(), "here", 1, monitor->lineAddresses()};
+  const MonitoredPeer bare{0, Incarnation::random(), "there", 1, {}};
+  const auto watching = monitor->watch(nonce, secret, kSelfRank, {self, bare}, verdict.sink());
+  EXPECT_TRUE(waitFor([this] { return monitor->stats().watches == 1; }));
+  EXPECT_EQ(monitor->stats().lines, 0);
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, AddressThatIsNotOurOwnIsAnError) {
+  MonitorOptions options;
+  options.bind_address = *SocketAddress::fromNumeric("192.0.2.1", 0);  // RFC 5737: nobody's
+  std::string error;
+  EXPECT_EQ(PeerMonitor::start(options, &error), nullptr);
+  EXPECT_NE(error.find("192.0.2.1"), std::string::npos) << error;
+}
+
+TEST(ProcessState, SaysNothingOfAProcessThatRunsOrIsUnknown) {
+  EXPECT_EQ(describeProcessState(::getpid()), "");
+  EXPECT_EQ(describeProcessState(-1), "");
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,132 @@
+#include "host/reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+namespace torchft_ext {
+namespace {
+
+template <typename T>
+std::vector<T> reduced(std::vector<T> into, const std::vector<T>& from, DType dtype,
+                       ReduceKind op) {
+  reduceInto(reinterpret_cast<uint8_t*>(into.data()), reinterpret_cast<const uint8_t*>(from.data()),
+             into.size() * sizeof(T), dtype, op);
+  return into;
+}
+
+template <typename T>
+std::vector<T> divided(std::vector<T> values, DType dtype, int divisor) {
+  divideBy(reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(T), dtype, divisor);
+  return values;
+}
+
+template <typename T>
+void checkAllReductions(DType dtype) {
+  SCOPED_TRACE(toString(dtype));
+  const std::vector<T> a{1, 2, 3, 5};
+  const std::vector<T> b{4, 2, 1, 6};
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kSum), (std::vector<T>{5, 4, 4, 11}));
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kAvg), (std::vector<T>{5, 4, 4, 11}));
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kProduct), (std::vector<T>{4, 4, 3, 30}));
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kMin), (std::vector<T>{1, 2, 1, 5}));
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kMax), (std::vector<T>{4, 2, 3, 6}));
+}
+
+TEST(Reduce, AllNativeTypesByAllReductions) {
+  checkAllReductions<float>(DType::kFloat);
+  checkAllReductions<double>(DType::kDouble);
+  checkAllReductions<int8_t>(DType::kInt8);
+  checkAllReductions<int16_t>(DType::kInt16);
+  checkAllReductions<int32_t>(DType::kInt32);
+  checkAllReductions<int64_t>(DType::kInt64);
+  checkAllReductions<uint8_t>(DType::kUint8);
+}
+
+TEST(Reduce, HalfPrecisionSums) {
+  // 1.0 + 2.0 == 3.0 as bit patterns of the two formats.
+  EXPECT_EQ(reduced<uint16_t>({0x3c00}, {0x4000}, DType::kHalf, ReduceKind::kSum),
+            std::vector<uint16_t>{0x4200});
+  EXPECT_EQ(reduced<uint16_t>({0x3f80}, {0x4000}, DType::kBFloat16, ReduceKind::kSum),
+            std::vector<uint16_t>{0x4040});
+}
+
+TEST(Reduce, BoolSumIsOrAndProductIsAnd) {
+  const std::vector<uint8_t> a{0, 0, 1, 1};
+  const std::vector<uint8_t> b{0, 1, 0, 1};
+  const std::vector<uint8_t> any{0, 1, 1, 1};
+  const std::vector<uint8_t> all{0, 0, 0, 1};
+  EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kSum), any);
+  EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kMax), any);
+  EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kProduct), all);
+  EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kMin), all);
+}
+
+TEST(Reduce, NanWinsInMinAndMax) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(reduced<float>({nan}, {1}, DType::kFloat, ReduceKind::kMax)[0]));
+  EXPECT_TRUE(std::isnan(reduced<float>({1}, {nan}, DType::kFloat, ReduceKind::kMin)[0]));
+}
+
+TEST(Reduce, NothingHappensToNoBytes) {
+  reduceInto(nullptr, nullptr, 0, DType::kFloat, ReduceKind::kSum);
+  divideBy(nullptr, 0, DType::kFloat, 3);
+}
+
+TEST(Reduce, DivisionTruncatesIntegersTowardsZero) {
+  EXPECT_EQ(divided<int32_t>({7, -7, 6, -1}, DType::kInt32, 3),
+            (std::vector<int32_t>{2, -2, 2, 0}));
+  EXPECT_EQ(divided<uint8_t>({255, 2}, DType::kUint8, 2), (std::vector<uint8_t>{127, 1}));
+  // 2^53 + 1 would lose its last bit on the way through a double.
+  EXPECT_EQ(divided<int64_t>({(int64_t{1} << 53) + 1}, DType::kInt64, 1),
+            std::vector<int64_t>{(int64_t{1} << 53) + 1});
+}
+
+TEST(Reduce, DivisionOfFloatsIsExact) {
+  EXPECT_EQ(divided<float>({1, 3, -2}, DType::kFloat, 4),
+            (std::vector<float>{0.25F, 0.75F, -0.5F}));
+  EXPECT_EQ(divided<uint16_t>({0x4000}, DType::kHalf, 2), std::vector<uint16_t>{0x3c00});
+}
+
+size_t threadsOfThisProcess() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    ++count;
+  }
+  return count;
+}
+
+template <typename T>
+void checkLongSpan(DType dtype) {
+  SCOPED_TRACE(toString(dtype));
+  constexpr size_t kItems = 100'003;
+  const std::vector<T> a(kItems, T{6});
+  const std::vector<T> b(kItems, T{2});
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kSum), std::vector<T>(kItems, T{8}));
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kProduct), std::vector<T>(kItems, T{12}));
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kMin), b);
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kMax), a);
+  EXPECT_EQ(divided(a, dtype, 3), std::vector<T>(kItems, T{2}));
+}
+
+TEST(Reduce, LongSpansAreReducedWholeAndStartNoThreads) {
+  const size_t before = threadsOfThisProcess();
+  checkLongSpan<float>(DType::kFloat);
+  checkLongSpan<double>(DType::kDouble);
+  checkLongSpan<int8_t>(DType::kInt8);
+  checkLongSpan<int64_t>(DType::kInt64);
+  std::vector<uint16_t> halves(100'003, 0x3c00);
+  reduced(halves, halves, DType::kHalf, ReduceKind::kSum);
+  divided(halves, DType::kBFloat16, 2);
+  const std::vector<uint8_t> bools(100'003, 1);
+  reduced(bools, bools, DType::kBool, ReduceKind::kSum);
+  EXPECT_LE(threadsOfThisProcess(), before);  // threads of other tests may have ended
+}
+
+}  // namespace
+}  // namespace torchft_ext

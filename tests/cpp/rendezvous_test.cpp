@@ -1,0 +1,496 @@
+#include "rendezvous/rendezvous.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include "memory_store.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+using Outcome = std::variant<Roster, Failure>;
+
+Deadline soon() {
+  return Deadline::after(kPatience);
+}
+
+bool eventually(const std::function<bool()>& condition) {
+  const Deadline deadline = soon();
+  while (!condition()) {
+    if (deadline.expired()) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+MemberRecord record(int pid) {
+  MemberRecord made;
+  made.incarnation = Incarnation::random();
+  made.token = Token::random();
+  made.host = "host-" + std::to_string(pid);
+  made.pid = pid;
+  made.addresses = {*SocketAddress::fromNumeric("10.0.0.1", 4000)};
+  made.line_addresses = {*SocketAddress::fromNumeric("::1", 4001),
+                         *SocketAddress::fromNumeric("10.0.0.1", 4002)};
+  return made;
+}
+
+// One process: its own store thread, counted by its name.
+struct Process {
+  Process(const std::shared_ptr<MemoryStore>& server, int pid)
+      : self(record(pid)),
+        name("p" + std::to_string(pid)),
+        store(std::make_shared<StoreThread>(name, server->factory(name))) {}
+
+  std::unique_ptr<Rendezvous> at(const std::string& prefix, int rank, int size,
+                                 Deadline deadline = soon(), Cancelled cancelled = nullptr) {
+    self.token = Token::random();
+    return std::make_unique<Rendezvous>(store, prefix, rank, size, self, deadline,
+                                        std::move(cancelled));
+  }
+
+  MemberRecord self;
+  std::string name;
+  std::shared_ptr<StoreThread> store;
+};
+
+struct RendezvousTest : testing::Test {
+  std::shared_ptr<MemoryStore> server = std::make_shared<MemoryStore>();
+  std::vector<std::unique_ptr<Process>> processes;
+  std::vector<std::unique_ptr<Rendezvous>> attempts;
+
+  ~RendezvousTest() override { server->release(); }
+  Process& addProcess() {
+    processes.push_back(
+        std::make_unique<Process>(server, static_cast<int>(processes.size()) + 100));
+    return *processes.back();
+  }
+  // Rank r of `size` is a new process.
+  void prepare(int size, const std::string& prefix = "run") {
+    for (int rank = 0; rank < size; ++rank) attempts.push_back(addProcess().at(prefix, rank, size));
+  }
+  std::vector<Outcome> enterAll() {
+    std::vector<std::future<Outcome>> entering;
+    for (auto& attempt : attempts) {
+      entering.push_back(std::async(std::launch::async, [&attempt] { return attempt->enter(); }));
+    }
+    std::vector<Outcome> outcomes;
+    for (auto& each : entering) outcomes.push_back(each.get());
+    return outcomes;
+  }
+  // As an engine does: everyone refreshes until all hold the same roster. False: a member failed.
+  bool formAll() {
+    Mutex mutex;
+    std::vector<Nonce> nonces(attempts.size());
+    std::atomic<bool> failed{false};
+    const auto agreed = [&] {
+      MutexLock lock(mutex);
+      const bool same =
+          std::all_of(nonces.begin(), nonces.end(), [&](const Nonce& n) { return n == nonces[0]; });
+      return same && !nonces[0].isZero();
+    };
+    const auto run = [&](size_t rank) {
+      auto outcome = attempts[rank]->enter();
+      while (auto* roster = std::get_if<Roster>(&outcome)) {
+        {
+          MutexLock lock(mutex);
+          nonces[rank] = roster->nonce;
+        }
+        std::variant<std::monostate, Roster, Failure> refreshed;
+        while (std::holds_alternative<std::monostate>(refreshed)) {
+          if (agreed() || failed) return;
+          refreshed = attempts[rank]->refresh();
+        }
+        if (auto* next = std::get_if<Roster>(&refreshed))
+          outcome = std::move(*next);
+        else
+          outcome = std::get<Failure>(std::move(refreshed));
+      }
+      failed = true;
+      ADD_FAILURE() << "rank " << rank << ": " << std::get<Failure>(outcome).describe();
+    };
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < attempts.size(); ++rank) threads.emplace_back(run, rank);
+    for (auto& thread : threads) thread.join();
+    return !failed;
+  }
+  std::future<Outcome> enter(Rendezvous& attempt) {
+    return std::async(std::launch::async, [&attempt] { return attempt.enter(); });
+  }
+};
+
+Failure failureIn(Outcome outcome) {
+  if (auto* failure = std::get_if<Failure>(&outcome)) return *failure;
+  ADD_FAILURE() << "formed an epoch";
+  return {};
+}
+
+// What a timeout says. A machine that stalls in the last moments costs the message its names: then
+// once more.
+std::string messageOfTimeout(const std::string& expected,
+                             const std::function<std::unique_ptr<Rendezvous>(Deadline)>& make) {
+  std::string how;
+  for (int round = 0; round < 10 && how != expected; ++round) {
+    const Failure failure = failureIn(make(Deadline::after(milliseconds(1000)))->enter());
+    EXPECT_EQ(failure.kind, FailureKind::kTimeout);
+    how = failure.cause.how;
+  }
+  return how;
+}
+
+TEST(Records, ARecordSurvivesTheRoundTrip) {
+  const MemberRecord before = record(7);
+  const auto after = decodeRecord(encodeRecord(before));
+  ASSERT_TRUE(after);
+  EXPECT_EQ(after->incarnation, before.incarnation);
+  EXPECT_EQ(after->token, before.token);
+  EXPECT_EQ(after->host, before.host);
+  EXPECT_EQ(after->pid, before.pid);
+  EXPECT_EQ(after->addresses, before.addresses);
+  EXPECT_EQ(after->line_addresses, before.line_addresses);
+}
+
+TEST(Records, ARosterSurvivesTheRoundTrip) {
+  const Roster before{Nonce::random(), EpochSecret::random(), {record(1), record(2), record(3)}};
+  const Token token = Token::random();
+  const std::string bytes = encodeGo(token, before);
+  const auto after = decodeGo(bytes);
+  ASSERT_TRUE(after);
+  EXPECT_EQ(after->token, token);
+  EXPECT_EQ(after->roster.nonce, before.nonce);
+  EXPECT_EQ(after->roster.secret, before.secret);
+  ASSERT_EQ(after->roster.members.size(), 3U);
+  EXPECT_EQ(after->roster.members[2].incarnation, before.members[2].incarnation);
+}
+
+TEST(Records, TruncatedExtendedAndOversizedBytesAreRefused) {
+  const std::string good = encodeRecord(record(7));
+  const std::string go =
+      encodeGo(Token::random(), {Nonce::random(), EpochSecret::random(), {record(1)}});
+  for (size_t length = 0; length < good.size(); ++length)
+    EXPECT_FALSE(decodeRecord(good.substr(0, length)));
+  for (size_t length = 0; length < go.size(); ++length)
+    EXPECT_FALSE(decodeGo(go.substr(0, length)));
+  EXPECT_FALSE(decodeRecord(good + "x"));
+  EXPECT_FALSE(decodeGo(go + "x"));
+  EXPECT_FALSE(decodeRecord(std::string(5000, '\1')));
+  EXPECT_FALSE(decodeGo(std::string((size_t{1} << 20) + 1, '\1')));
+}
+
+TEST(Records, EveryChangedByteIsSurvived) {
+  const std::string go =
+      encodeGo(Token::random(), {Nonce::random(), EpochSecret::random(), {record(1), record(2)}});
+  for (size_t at = 0; at < go.size(); ++at) {
+    for (const char value : {'\0', '\x7f', '\xff'}) {
+      std::string changed = go;
+      changed[at] = value;
+      decodeGo(changed);  // the sanitizers judge
+    }
+  }
+}
+
+TEST(Records, AnEndlessHostNameAndAddressListAreCut) {
+  MemberRecord big = record(1);
+  big.host = std::string(100000, 'h');
+  big.addresses.assign(1000, *SocketAddress::fromNumeric("10.0.0.1", 1));
+  const auto after = decodeRecord(encodeRecord(big));
+  ASSERT_TRUE(after);
+  EXPECT_EQ(after->host.size(), 255U);
+  EXPECT_EQ(after->addresses.size(), 16U);
+}
+
+class RendezvousOfSize : public RendezvousTest, public testing::WithParamInterface<int> {};
+
+TEST_P(RendezvousOfSize, GivesEveryMemberTheSameRosterByRank) {
+  prepare(GetParam());
+  const auto outcomes = enterAll();
+  for (const Outcome& outcome : outcomes) {
+    ASSERT_TRUE(std::holds_alternative<Roster>(outcome)) << std::get<Failure>(outcome).describe();
+    const Roster& roster = std::get<Roster>(outcome);
+    EXPECT_EQ(roster.nonce, std::get<Roster>(outcomes[0]).nonce);
+    EXPECT_EQ(roster.secret, std::get<Roster>(outcomes[0]).secret);
+    ASSERT_EQ(roster.members.size(), processes.size());
+    for (size_t rank = 0; rank < processes.size(); ++rank) {
+      EXPECT_EQ(roster.members[rank].incarnation, processes[rank]->self.incarnation);
+    }
+  }
+}
+
+TEST_P(RendezvousOfSize, LeavesNoKeyBehind) {
+  prepare(GetParam());
+  enterAll();
+  for (auto& attempt : attempts) attempt->succeeded();
+  EXPECT_TRUE(eventually([&] { return server->size() == 0; }));
+}
+
+TEST_P(RendezvousOfSize, FormsAgainUnderTheSamePrefixWithOtherRanks) {
+  prepare(GetParam());
+  ASSERT_TRUE(formAll());
+  for (int round = 1; round <= 3; ++round) {
+    // Records of the last round are still being deleted, and contradict those of this one.
+    attempts.clear();
+    const int size = static_cast<int>(processes.size());
+    for (int rank = 0; rank < size; ++rank) {
+      attempts.push_back(
+          processes[static_cast<size_t>((rank + round) % size)]->at("run", rank, size));
+    }
+    ASSERT_TRUE(formAll()) << "round " << round;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, RendezvousOfSize, testing::Values(1, 2, 3, 4, 5, 8));
+
+TEST_F(RendezvousTest, CallsPerProcessAreBoundedAtAnySize) {
+  for (const int size : {4, 64}) {
+    processes.clear();
+    attempts.clear();
+    server = std::make_shared<MemoryStore>();
+    prepare(size);
+    const auto began = Clock::now();
+    enterAll();
+    const auto waited = static_cast<int>((Clock::now() - began) / milliseconds(5));
+    for (int rank = 0; rank < size; ++rank) {
+      const StoreUse use = server->use(processes[static_cast<size_t>(rank)]->name);
+      EXPECT_EQ(use.clients, 1);
+      EXPECT_EQ(use.sets,
+                rank == 0 ? size : 1);  // its record; rank 0: and a roster for each of the others
+      EXPECT_LE(use.looks, 40 + 2 * waited) << "rank " << rank << " of " << size;
+    }
+  }
+}
+
+TEST_F(RendezvousTest, AMemberThatComesLastNeedsAHandfulOfCalls) {
+  prepare(2);
+  auto leader = enter(*attempts[0]);
+  ASSERT_TRUE(eventually([&] { return server->use("p100").looks >= 3; }));
+  const auto began = Clock::now();
+  EXPECT_TRUE(std::holds_alternative<Roster>(attempts[1]->enter()));
+  const auto waited = static_cast<int>((Clock::now() - began) / milliseconds(5));
+  EXPECT_LE(server->use("p101").calls(), 40 + 2 * waited);
+  EXPECT_TRUE(std::holds_alternative<Roster>(leader.get()));
+}
+
+TEST_F(RendezvousTest, ATimeoutOfRankZeroNamesTheMissingRanks) {
+  std::atomic<bool> cancel{false};
+  prepare(5);
+  std::vector<std::future<Outcome>> others;
+  for (const int rank : {1, 3}) {
+    attempts[static_cast<size_t>(rank)] = processes[static_cast<size_t>(rank)]->at(
+        "run", rank, 5, soon(), [&] { return cancel.load(); });
+    others.push_back(enter(*attempts[static_cast<size_t>(rank)]));
+  }
+  EXPECT_TRUE(eventually([&] { return server->size() == 2; }));
+  const std::string expected = "ranks 2, 4 did not come";
+  EXPECT_EQ(messageOfTimeout(expected,
+                             [&](Deadline limit) { return processes[0]->at("run", 0, 5, limit); }),
+            expected);
+  cancel = true;
+  for (auto& other : others) EXPECT_EQ(failureIn(other.get()).kind, FailureKind::kAborted);
+}
+
+TEST_F(RendezvousTest, ATimeoutOfAFollowerSaysWhetherRankZeroCame) {
+  auto& process = addProcess();
+  const auto make = [&](Deadline limit) { return process.at("run", 1, 3, limit); };
+  const std::string alone = "rank 0 did not come";
+  EXPECT_EQ(messageOfTimeout(alone, make), alone);
+  server->put("run/0", encodeRecord(record(9)));
+  const std::string unanswered = "rank 0 sent no roster: other ranks may not have come to it";
+  EXPECT_EQ(messageOfTimeout(unanswered, make), unanswered);
+}
+
+TEST_F(RendezvousTest, AFailedAttemptLeavesNoKeyBehind) {
+  addProcess().at("run", 0, 3, Deadline::after(milliseconds(50)))->enter();
+  EXPECT_TRUE(eventually([&] { return server->size() == 0; }));
+}
+
+TEST_F(RendezvousTest, CancellingEndsTheWaitOfEveryRole) {
+  for (const int rank : {0, 1}) {
+    std::atomic<bool> cancel{false};
+    auto& process = addProcess();
+    auto attempt =
+        process.at("run" + std::to_string(rank), rank, 3, soon(), [&] { return cancel.load(); });
+    auto waiting = enter(*attempt);
+    EXPECT_TRUE(eventually([&] { return server->use(process.name).looks >= 1; }));
+    cancel = true;
+    EXPECT_EQ(failureIn(waiting.get()).kind, FailureKind::kAborted);
+  }
+}
+
+TEST_F(RendezvousTest, ALostStoreIsNamedAsSuch) {
+  prepare(2);
+  auto leader = enter(*attempts[0]);
+  EXPECT_TRUE(eventually([&] { return server->use("p100").looks >= 1; }));
+  server->fail("connection refused");
+  const Failure failure = failureIn(leader.get());
+  EXPECT_EQ(failure.kind, FailureKind::kStoreLost);
+  EXPECT_NE(failure.cause.how.find("connection refused"), std::string::npos) << failure.cause.how;
+}
+
+TEST_F(RendezvousTest, TheOtherOwnerOfADuplicateRankIsNamed) {
+  prepare(2);
+  auto first = enter(*attempts[1]);
+  EXPECT_TRUE(eventually([&] { return server->use("p101").looks >= 1; }));
+  auto second_attempt = addProcess().at("run", 1, 2);
+  auto second = enter(*second_attempt);
+  EXPECT_TRUE(eventually([&] { return server->use("p102").looks >= 1; }));
+  EXPECT_TRUE(std::holds_alternative<Roster>(attempts[0]->enter()));
+  EXPECT_TRUE(std::holds_alternative<Roster>(second.get()));
+  const Failure failure = failureIn(first.get());
+  EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+  EXPECT_EQ(failure.cause.how,
+            "duplicate rank 1: another process (host host-102, pid 102) uses this rank");
+  EXPECT_EQ(failure.cause.pid, 102);
+}
+
+TEST_F(RendezvousTest, ADuplicateRankIsNoticedThoughRankZeroNeverComes) {
+  for (const int rank : {0, 1}) {
+    auto& process = addProcess();
+    auto attempt = process.at("run" + std::to_string(rank), rank, 3);
+    auto waiting = enter(*attempt);
+    EXPECT_TRUE(eventually([&] { return server->use(process.name).looks >= 1; }));
+    server->put("run" + std::to_string(rank) + "/" + std::to_string(rank), encodeRecord(record(7)));
+    const Failure failure = failureIn(waiting.get());
+    EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+    EXPECT_TRUE(failure.cause.how.starts_with("duplicate rank")) << failure.cause.how;
+  }
+}
+
+TEST_F(RendezvousTest, AProcessThatEntersAgainSupersedesItsOlderAttempt) {
+  prepare(2);
+  auto older = enter(*attempts[1]);
+  EXPECT_TRUE(eventually([&] { return server->use("p101").looks >= 1; }));
+  auto newer_attempt = processes[1]->at("run", 1, 2);
+  auto newer = enter(*newer_attempt);
+  EXPECT_TRUE(
+      eventually([&] { return server->peek("run/1") == encodeRecord(processes[1]->self); }));
+  EXPECT_TRUE(std::holds_alternative<Roster>(attempts[0]->enter()));
+  EXPECT_TRUE(std::holds_alternative<Roster>(newer.get()));
+  const Failure failure = failureIn(older.get());
+  EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+  EXPECT_EQ(failure.cause.how, "this process entered 'run' again as rank 1");
+}
+
+TEST_F(RendezvousTest, OneProcessCannotBeTwoRanks) {
+  prepare(3);
+  server->put("run/1", encodeRecord(processes[1]->self));
+  MemberRecord twin = processes[1]->self;
+  twin.token = Token::random();
+  server->put("run/2", encodeRecord(twin));
+  const Failure failure = failureIn(attempts[0]->enter());
+  EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+  EXPECT_EQ(failure.cause.how, "ranks 1 and 2 are the same process (host host-101, pid 101)");
+}
+
+TEST_F(RendezvousTest, AMalformedRecordIsRefusedWithItsRank) {
+  prepare(2);
+  server->put("run/1", "rubbish");
+  const Failure failure = failureIn(attempts[0]->enter());
+  EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+  EXPECT_NE(failure.cause.how.find("the record of rank 1 is malformed"), std::string::npos)
+      << failure.cause.how;
+}
+
+TEST_F(RendezvousTest, ARosterOfAnotherSizeIsRefused) {
+  auto& process = addProcess();
+  auto attempt = process.at("run", 1, 3);
+  const Roster roster{Nonce::random(), EpochSecret::random(), {record(1), process.self}};
+  server->put("run/go/" + process.self.token.hex(), encodeGo(process.self.token, roster));
+  const Failure failure = failureIn(attempt->enter());
+  EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+  EXPECT_EQ(failure.cause.how, "rank 0 forms an epoch of 2 ranks, this rank was given 3");
+}
+
+TEST_F(RendezvousTest, ARosterMeantForAnotherTokenIsRefused) {
+  auto& process = addProcess();
+  auto attempt = process.at("run", 1, 2);
+  const Roster roster{Nonce::random(), EpochSecret::random(), {record(1), process.self}};
+  server->put("run/go/" + process.self.token.hex(), encodeGo(Token::random(), roster));
+  const Failure failure = failureIn(attempt->enter());
+  EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+  EXPECT_NE(failure.cause.how.find("malformed"), std::string::npos) << failure.cause.how;
+}
+
+TEST_F(RendezvousTest, ARecordThatWasDeletedLateIsWrittenAgain) {
+  prepare(2);
+  auto follower = enter(*attempts[1]);
+  EXPECT_TRUE(eventually([&] { return server->use("p101").looks >= 1; }));
+  server->erase("run/1");
+  EXPECT_TRUE(std::holds_alternative<Roster>(attempts[0]->enter()));
+  EXPECT_TRUE(std::holds_alternative<Roster>(follower.get()));
+}
+
+TEST_F(RendezvousTest, ATimeoutAfterOnesRecordVanishedHintsAtADuplicate) {
+  auto& process = addProcess();
+  const std::string expected =
+      "rank 0 did not come (this rank's record vanished meanwhile: does another process use rank 1 "
+      "of 'run' too?)";
+  const auto make = [&](Deadline limit) { return process.at("run", 1, 2, limit); };
+  std::atomic<bool> over{false};
+  std::thread eraser([&] {
+    while (!over) {
+      server->erase("run/1");
+      std::this_thread::yield();
+    }
+  });
+  EXPECT_EQ(messageOfTimeout(expected, make), expected);
+  over = true;
+  eraser.join();
+}
+
+TEST_F(RendezvousTest, RefreshSaysNothingWhileNothingChanges) {
+  prepare(2);
+  enterAll();
+  for (auto& attempt : attempts) {
+    EXPECT_TRUE(std::holds_alternative<std::monostate>(attempt->refresh()));
+  }
+}
+
+TEST_F(RendezvousTest, RankZeroIssuesANewRosterWhenAMemberTriedAgain) {
+  prepare(3);
+  const auto outcomes = enterAll();
+  attempts[1] = processes[1]->at("run", 1, 3);
+  auto again = enter(*attempts[1]);
+  Roster reissued;
+  EXPECT_TRUE(eventually([&] {
+    auto refreshed = attempts[0]->refresh();
+    const auto* roster = std::get_if<Roster>(&refreshed);
+    if (roster != nullptr) reissued = *roster;
+    return roster != nullptr;
+  }));
+  EXPECT_NE(reissued.nonce, std::get<Roster>(outcomes[0]).nonce);
+  EXPECT_EQ(std::get<Roster>(again.get()).nonce, reissued.nonce);
+  auto bystander = attempts[2]->refresh();
+  ASSERT_TRUE(std::holds_alternative<Roster>(bystander));
+  EXPECT_EQ(std::get<Roster>(bystander).nonce, reissued.nonce);
+}
+
+TEST_F(RendezvousTest, RefreshNoticesThatTheRankWasTaken) {
+  prepare(2);
+  enterAll();
+  for (const int rank : {0, 1}) {
+    server->put("run/" + std::to_string(rank), encodeRecord(record(7)));
+    const auto refreshed = attempts[static_cast<size_t>(rank)]->refresh();
+    ASSERT_TRUE(std::holds_alternative<Failure>(refreshed));
+    EXPECT_EQ(std::get<Failure>(refreshed).kind, FailureKind::kRendezvous);
+  }
+}
+
+TEST_F(RendezvousTest, TheRecordOfAnotherProcessIsNotDeleted) {
+  prepare(2);
+  enterAll();
+  server->put("run/1", encodeRecord(record(7)));
+  attempts[1]->refresh();
+  attempts.clear();
+  EXPECT_TRUE(eventually([&] { return server->size() == 1; }));
+  EXPECT_TRUE(server->peek("run/1"));
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,474 @@
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <optional>
+#include <random>
+
+#include "host/link.h"
+#include "link_support.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr Duration kLong = std::chrono::seconds(60);
+
+// One link under test, with a raw socket or another link at its far end.
+class TcpLinkTest : public ::testing::Test {
+ protected:
+  void connect(int buffer_bytes = 0) {
+    SocketPair pair = tcpPair(buffer_bytes);
+    far_fd = std::move(pair.second);
+    test.on([&] { link = makeTcpLink(test.loop(), std::move(pair.first)); });
+    receiver.takeEverything();
+    far_receiver.takeEverything();
+  }
+  void connectLinks(int buffer_bytes = 0) {
+    connect(buffer_bytes);
+    test.on([&] { far_link = makeTcpLink(test.loop(), std::move(far_fd)); });
+  }
+  void TearDown() override {
+    test.on([&] {
+      link.reset();
+      far_link.reset();
+    });
+  }
+  void writeRaw(const void* data, size_t bytes) {
+    const auto* next = static_cast<const uint8_t*>(data);
+    ASSERT_TRUE(waitFor([&] {
+      const ssize_t count = ::send(far_fd.get(), next, bytes, MSG_NOSIGNAL);
+      if (count > 0) {
+        next += count;
+        bytes -= static_cast<size_t>(count);
+      }
+      return bytes == 0;
+    }));
+  }
+  // What the link wrote, until it closed its side.
+  std::string readRawToEnd() {
+    std::string all;
+    char buffer[4096];
+    EXPECT_TRUE(waitFor([&] {
+      ssize_t count = 0;
+      while ((count = ::recv(far_fd.get(), buffer, sizeof(buffer), 0)) > 0) {
+        all.append(buffer, static_cast<size_t>(count));
+      }
+      return count == 0 || errno == ECONNRESET;
+    }));
+    return all;
+  }
+
+  TestLoop test;
+  RecordingReceiver receiver;
+  RecordingReceiver far_receiver;
+  UniqueFd far_fd;
+  std::unique_ptr<Link> link;
+  std::unique_ptr<Link> far_link;
+};
+
+TEST_F(TcpLinkTest, DeliversFramesOfAllSizesInOrder) {
+  connectLinks();
+  std::vector<std::vector<uint8_t>> payloads;
+  for (const size_t bytes : {0UL, 1UL, 39UL, 4096UL, 5000UL, 100'003UL, 5UL << 20, 0UL, 7UL}) {
+    payloads.push_back(patternOf(bytes, static_cast<uint8_t>(bytes)));
+  }
+  size_t sent = 0;
+  test.on([&] {
+    link->setReceiver(&receiver);
+    for (size_t i = 0; i < payloads.size(); ++i) {
+      far_link->send(frameOf(FrameType::kData, payloads[i].size(), i), payloads[i].data(),
+                     [&sent] { ++sent; });
+    }
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.frames.size() == payloads.size(); }));
+  EXPECT_TRUE(test.eventually([&] { return sent == payloads.size(); }));
+  test.on([&] {
+    EXPECT_EQ(receiver.buffers, payloads);
+    for (size_t i = 0; i < payloads.size(); ++i) EXPECT_EQ(receiver.frames[i], i);
+    EXPECT_TRUE(far_link->sendQueueEmpty());
+    EXPECT_EQ(far_link->bytesSent(), link->bytesReceived());
+  });
+}
+
+TEST_F(TcpLinkTest, TextsAndPayloadsKeepTheirOrder) {
+  connectLinks();
+  const auto payload = patternOf(3 << 20);
+  test.on([&] {
+    link->setReceiver(&receiver);
+    far_link->sendText(frameOf(FrameType::kFailed, 5, 1), "first");
+    far_link->send(frameOf(FrameType::kData, payload.size(), 2), payload.data(), nullptr);
+    far_link->sendText(frameOf(FrameType::kGoodbye, 0, 3), "");
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.texts.size() == 2; }));
+  test.on([&] {
+    EXPECT_EQ(receiver.offered, (std::vector<uint64_t>{1, 2, 3}));
+    EXPECT_EQ(receiver.texts[0].second, "first");
+    EXPECT_EQ(receiver.buffers[0], payload);
+  });
+}
+
+TEST_F(TcpLinkTest, UnderstandsAStreamCutAnywhere) {
+  connect();
+  test.on([&] { link->setReceiver(&receiver); });
+  std::string stream;
+  std::vector<std::vector<uint8_t>> payloads;
+  for (size_t i = 0; i < 60; ++i) {
+    payloads.push_back(patternOf(i * i, static_cast<uint8_t>(i)));
+    const FrameBytes header = encodeHeader(frameOf(FrameType::kData, payloads[i].size(), i));
+    stream.append(header.begin(), header.end());
+    stream.append(payloads[i].begin(), payloads[i].end());
+  }
+  std::mt19937 random(3);
+  for (size_t begin = 0; begin < stream.size();) {
+    const size_t part = std::min<size_t>(stream.size() - begin, 1 + random() % 700);
+    writeRaw(stream.data() + begin, part);
+    begin += part;
+    if (random() % 2 == 0) test.settle();
+  }
+  EXPECT_TRUE(test.eventually([&] { return receiver.frames.size() == payloads.size(); }));
+  test.on([&] { EXPECT_EQ(receiver.buffers, payloads); });
+}
+
+TEST_F(TcpLinkTest, SentMeansThatTheKernelHasAllBytes) {
+  connectLinks(16 * 1024);
+  const auto payload = patternOf(8 << 20);
+  bool sent = false;
+  test.on([&] {
+    far_link->send(frameOf(FrameType::kData, payload.size()), payload.data(), [&] { sent = true; });
+  });
+  test.settle();
+  test.on([&] {
+    EXPECT_FALSE(sent) << "nobody has read yet";
+    EXPECT_FALSE(far_link->sendQueueEmpty());
+    link->setReceiver(&receiver);
+  });
+  EXPECT_TRUE(test.eventually([&] { return sent && !receiver.frames.empty(); }));
+  test.on([&] { EXPECT_EQ(receiver.buffers[0], payload); });
+}
+
+TEST_F(TcpLinkTest, CallsNobodyBackFromInsideSendOrResume) {
+  connectLinks();
+  bool inside = false;
+  bool called_inside = false;
+  int called = 0;
+  const uint8_t byte = 1;
+  receiver.answer = [&](const FrameHeader&) {
+    called_inside |= inside;
+    Receipt receipt;
+    receipt.kind = Receipt::Kind::kWait;
+    return receipt;
+  };
+  test.on([&] {
+    link->setReceiver(&receiver);
+    inside = true;
+    far_link->send(frameOf(FrameType::kData, 1), &byte, [&] {
+      called_inside |= inside;
+      ++called;
+    });
+    inside = false;
+  });
+  EXPECT_TRUE(test.eventually([&] { return called == 1 && receiver.offered.size() == 1; }));
+  test.on([&] {
+    inside = true;
+    link->resume();
+    inside = false;
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.offered.size() == 2; }));
+  test.on([&] { EXPECT_FALSE(called_inside); });
+}
+
+TEST_F(TcpLinkTest, AWaitingFrameIsOfferedAgainAfterEachResume) {
+  connectLinks();
+  const auto payload = patternOf(100);
+  bool ready = false;
+  const auto take = receiver.answer;
+  receiver.answer = [&, take](const FrameHeader& header) {
+    if (ready) return take(header);
+    Receipt receipt;
+    receipt.kind = Receipt::Kind::kWait;
+    return receipt;
+  };
+  test.on([&] {
+    link->setReceiver(&receiver);
+    for (uint64_t i = 0; i < 3; ++i) {
+      far_link->send(frameOf(FrameType::kData, payload.size(), i), payload.data(), nullptr);
+    }
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.offered.size() == 1; }));
+  test.on([&] { link->resume(); });
+  EXPECT_TRUE(test.eventually([&] { return receiver.offered.size() == 2; }));
+  test.settle();
+  test.on([&] {
+    EXPECT_EQ(receiver.offered, (std::vector<uint64_t>{0, 0})) << "offered without resume()";
+    EXPECT_TRUE(receiver.frames.empty());
+    ready = true;
+    link->resume();
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.frames.size() == 3; }));
+}
+
+TEST_F(TcpLinkTest, APausedLinkStillSends) {
+  connectLinks(16 * 1024);
+  const auto payload = patternOf(2 << 20);
+  bool sent = false;
+  receiver.answer = [](const FrameHeader&) {
+    Receipt receipt;
+    receipt.kind = Receipt::Kind::kWait;
+    return receipt;
+  };
+  test.on([&] {
+    link->setReceiver(&receiver);
+    far_link->sendText(frameOf(FrameType::kGoodbye, 0), "");
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.offered.size() == 1; }));
+  test.on([&] {
+    far_link->setReceiver(&far_receiver);
+    link->send(frameOf(FrameType::kData, payload.size()), payload.data(), [&] { sent = true; });
+  });
+  EXPECT_TRUE(test.eventually([&] { return sent && far_receiver.frames.size() == 1; }));
+}
+
+TEST_F(TcpLinkTest, BreaksOnGarbage) {
+  connect();
+  test.on([&] { link->setReceiver(&receiver); });
+  const std::string garbage(200, 'x');
+  writeRaw(garbage.data(), garbage.size());
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] {
+    EXPECT_FALSE(receiver.clean);
+    EXPECT_TRUE(receiver.offered.empty());
+  });
+}
+
+TEST_F(TcpLinkTest, BreaksOnATextLongerThanItsTypeMayBe) {
+  connect();
+  test.on([&] { link->setReceiver(&receiver); });
+  const FrameBytes header = encodeHeader(frameOf(FrameType::kFailed, uint64_t{1} << 40));
+  writeRaw(header.data(), header.size());
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] { EXPECT_FALSE(receiver.clean); });
+}
+
+TEST_F(TcpLinkTest, BreaksWithTheReceiversReason) {
+  connectLinks();
+  receiver.answer = [](const FrameHeader&) {
+    Receipt receipt;
+    receipt.why = "nobody wants this";
+    return receipt;
+  };
+  test.on([&] {
+    link->setReceiver(&receiver);
+    far_link->sendText(frameOf(FrameType::kGoodbye, 0), "");
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] { EXPECT_EQ(receiver.why, "nobody wants this"); });
+}
+
+TEST_F(TcpLinkTest, AnEndBetweenFramesIsClean) {
+  connect();
+  test.on([&] { link->setReceiver(&receiver); });
+  const FrameBytes header = encodeHeader(frameOf(FrameType::kGoodbye, 0, 9));
+  writeRaw(header.data(), header.size());
+  far_fd.reset();
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] {
+    EXPECT_TRUE(receiver.clean);
+    EXPECT_EQ(receiver.texts.size(), 1U) << "what came before the end was lost";
+  });
+}
+
+TEST_F(TcpLinkTest, AnEndInsideAHeaderIsNotClean) {
+  connect();
+  test.on([&] { link->setReceiver(&receiver); });
+  const FrameBytes header = encodeHeader(frameOf(FrameType::kGoodbye, 0));
+  writeRaw(header.data(), 11);
+  far_fd.reset();
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] { EXPECT_FALSE(receiver.clean); });
+}
+
+TEST_F(TcpLinkTest, AnEndInsideAPayloadIsNotClean) {
+  connect();
+  test.on([&] { link->setReceiver(&receiver); });
+  const FrameBytes header = encodeHeader(frameOf(FrameType::kData, 10));
+  writeRaw(header.data(), header.size());
+  writeRaw("abc", 3);
+  far_fd.reset();
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] {
+    EXPECT_FALSE(receiver.clean);
+    EXPECT_TRUE(receiver.frames.empty());
+  });
+}
+
+// The way a process with unread input dies: the kernel resets its connections.
+TEST_F(TcpLinkTest, AResetIsToldEvenWhilePaused) {
+  connect();
+  receiver.answer = [](const FrameHeader&) {
+    Receipt receipt;
+    receipt.kind = Receipt::Kind::kWait;
+    return receipt;
+  };
+  test.on([&] { link->setReceiver(&receiver); });
+  const FrameBytes header = encodeHeader(frameOf(FrameType::kData, 1));
+  writeRaw(header.data(), header.size());
+  EXPECT_TRUE(test.eventually([&] { return receiver.offered.size() == 1; }));
+  const linger at_once{1, 0};
+  ::setsockopt(far_fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  far_fd.reset();
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] { EXPECT_FALSE(receiver.clean); });
+}
+
+TEST_F(TcpLinkTest, WhatArrivedBeforeASendFailedIsStillDelivered) {
+  connect();
+  const FrameBytes header = encodeHeader(frameOf(FrameType::kFailed, 4, 5));
+  writeRaw(header.data(), header.size());
+  writeRaw("dead", 4);
+  far_fd.reset();
+  const auto payload = patternOf(1 << 20);
+  test.on([&] {
+    link->setReceiver(&receiver);
+    for (int i = 0; i < 4; ++i) {
+      link->send(frameOf(FrameType::kData, payload.size()), payload.data(), nullptr);
+    }
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] {
+    ASSERT_EQ(receiver.texts.size(), 1U);
+    EXPECT_EQ(receiver.texts[0].second, "dead");
+  });
+}
+
+TEST_F(TcpLinkTest, NothingIsCalledAfterClose) {
+  connectLinks();
+  const uint8_t byte = 1;
+  int called = 0;
+  test.on([&] {
+    link->setReceiver(&receiver);
+    far_link->setReceiver(&far_receiver);
+    far_link->send(frameOf(FrameType::kData, 1), &byte, [&] { ++called; });
+    link->send(frameOf(FrameType::kData, 1), &byte, [&] { ++called; });
+    link->close();
+    far_link->close();
+  });
+  test.settle();
+  test.on([&] {
+    EXPECT_EQ(called, 0);
+    EXPECT_EQ(receiver.broken + far_receiver.broken, 0);
+    EXPECT_TRUE(receiver.offered.empty());
+  });
+}
+
+TEST_F(TcpLinkTest, MayBeDestroyedByItsReceiver) {
+  connectLinks();
+  const uint8_t byte = 1;
+  receiver.on_frame = [&](const FrameHeader&) { link.reset(); };
+  test.on([&] {
+    link->setReceiver(&receiver);
+    for (uint64_t i = 0; i < 3; ++i)
+      far_link->send(frameOf(FrameType::kData, 1, i), &byte, nullptr);
+  });
+  EXPECT_TRUE(test.eventually([&] { return link == nullptr; }));
+  test.settle();
+  test.on([&] { EXPECT_EQ(receiver.frames.size(), 1U); });
+}
+
+TEST_F(TcpLinkTest, MayBeDestroyedByASentCallback) {
+  connectLinks();
+  const uint8_t byte = 1;
+  int called = 0;
+  test.on([&] {
+    for (int i = 0; i < 3; ++i) {
+      link->send(frameOf(FrameType::kData, 1), &byte, [&] {
+        ++called;
+        link.reset();
+      });
+    }
+  });
+  EXPECT_TRUE(test.eventually([&] { return link == nullptr; }));
+  test.settle();
+  test.on([&] { EXPECT_EQ(called, 1); });
+}
+
+TEST_F(TcpLinkTest, SaysItsLastTextsBeforeItCloses) {
+  connectLinks(16 * 1024);
+  const std::string text(16'000, 't');
+  test.on([&] {
+    for (uint64_t i = 0; i < 40; ++i)
+      link->sendText(frameOf(FrameType::kFailed, text.size(), i), text);
+    EXPECT_FALSE(link->sendQueueEmpty()) << "the test needs a full socket";
+    link->closeAfterTexts(kLong);
+  });
+  test.settle();
+  test.on([&] { far_link->setReceiver(&far_receiver); });
+  EXPECT_TRUE(test.eventually([&] { return far_receiver.broken == 1; }));
+  test.on([&] {
+    EXPECT_EQ(far_receiver.texts.size(), 40U);
+    EXPECT_TRUE(far_receiver.clean);
+  });
+}
+
+TEST_F(TcpLinkTest, LastTextsReachAPeerThatKeepsSending) {
+  connectLinks();
+  const auto payload = patternOf(4 << 20);
+  test.on([&] {
+    far_link->setReceiver(&far_receiver);
+    far_link->send(frameOf(FrameType::kData, payload.size()), payload.data(), nullptr);
+    link->sendText(frameOf(FrameType::kFailed, 2, 1), "no");
+    link->closeAfterTexts(kLong);
+  });
+  EXPECT_TRUE(test.eventually([&] { return far_receiver.broken == 1; }));
+  test.on([&] { EXPECT_EQ(far_receiver.texts.size(), 1U); });
+}
+
+TEST_F(TcpLinkTest, DropsUserPayloadsThatHaveNotBegunWhenItCloses) {
+  connect();
+  const std::string text(16'000, 't');
+  const auto payload = patternOf(100);
+  bool sent = false;
+  test.on([&] {
+    do {
+      link->sendText(frameOf(FrameType::kFailed, text.size()), text);
+    } while (link->sendQueueEmpty());
+    link->send(frameOf(FrameType::kData, payload.size(), 1), payload.data(), [&] { sent = true; });
+    link->sendText(frameOf(FrameType::kGoodbye, 0), "");
+    link->closeAfterTexts(kLong);
+  });
+  const std::string all = readRawToEnd();
+  const FrameBytes goodbye = encodeHeader(frameOf(FrameType::kGoodbye, 0));
+  EXPECT_EQ((all.size() - kFrameHeaderBytes) % (text.size() + kFrameHeaderBytes), 0U)
+      << "only texts and a goodbye";
+  EXPECT_EQ(all.substr(all.size() - kFrameHeaderBytes),
+            std::string(goodbye.begin(), goodbye.end()));
+  test.on([&] { EXPECT_FALSE(sent); });
+}
+
+TEST_F(TcpLinkTest, ClosesAtOnceInsideAUserPayload) {
+  connectLinks(16 * 1024);
+  const auto payload = patternOf(8 << 20);
+  test.on([&] {
+    link->send(frameOf(FrameType::kData, payload.size()), payload.data(), nullptr);
+    EXPECT_FALSE(link->sendQueueEmpty());
+    link->sendText(frameOf(FrameType::kGoodbye, 0), "");
+    link->closeAfterTexts(kLong);
+    far_link->setReceiver(&far_receiver);
+  });
+  EXPECT_TRUE(test.eventually([&] { return far_receiver.broken == 1; }));
+  test.on([&] {
+    EXPECT_FALSE(far_receiver.clean);
+    EXPECT_TRUE(far_receiver.texts.empty());
+  });
+}
+
+TEST_F(TcpLinkTest, GivesUpOnAPeerThatDoesNotCloseInTime) {
+  connect();
+  test.on([&] { link->closeAfterTexts(milliseconds(20)); });
+  EXPECT_EQ(readRawToEnd(), "");
+  // Closed for good: what is written to it now is answered with a reset.
+  EXPECT_TRUE(
+      waitFor([&] { return ::send(far_fd.get(), "x", 1, MSG_NOSIGNAL) < 0 && errno != EAGAIN; }));
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,111 @@
+#include "comm/watchdog.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+namespace torchft_ext {
+namespace {
+
+constexpr std::chrono::seconds kPatience{30};
+
+std::shared_ptr<Lifecycle> makeLifecycle() {
+  auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"dp0", 5, 3, 8});
+  lifecycle->activate();
+  return lifecycle;
+}
+
+std::shared_ptr<OpState> makeOp(const std::shared_ptr<Lifecycle>& lifecycle, Duration timeout,
+                                int64_t seq = 1) {
+  return std::make_shared<OpState>(lifecycle, OpKind::kBroadcast, seq, timeout);
+}
+
+FailurePtr awaitFailure(const std::shared_ptr<Lifecycle>& lifecycle) {
+  auto failed = std::make_shared<std::promise<FailurePtr>>();
+  lifecycle->subscribe([failed](const FailurePtr& failure) { failed->set_value(failure); });
+  auto result = failed->get_future();
+  return result.wait_for(kPatience) == std::future_status::ready ? result.get() : nullptr;
+}
+
+TEST(Watchdog, FailsTheEpochOfAnOperationThatRanPastItsDeadline) {
+  Watchdog watchdog;
+  const auto lifecycle = makeLifecycle();
+  const auto op = makeOp(lifecycle, milliseconds(20), 7);
+  watchdog.watch(op);
+  const FailurePtr failure = awaitFailure(lifecycle);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kTimeout);
+  EXPECT_EQ(failure->op, "broadcast");
+  EXPECT_EQ(failure->seq, 7);
+  EXPECT_EQ(failure->limit, std::chrono::nanoseconds(milliseconds(20)));
+  EXPECT_GE(failure->elapsed, failure->limit);
+  EXPECT_EQ(failure->cause.how, "broadcast #7 did not complete within 0.02 s");
+  EXPECT_FALSE(op->done());  // its engine has to leave the buffers first
+}
+
+TEST(Watchdog, AnEarlierDeadlineThatComesLaterIsKept) {
+  Watchdog watchdog;
+  const auto patient = makeLifecycle();
+  const auto hasty = makeLifecycle();
+  const auto long_op = makeOp(patient, std::chrono::hours(1));
+  const auto short_op = makeOp(hasty, milliseconds(10));
+  watchdog.watch(long_op);
+  watchdog.watch(short_op);
+  EXPECT_NE(awaitFailure(hasty), nullptr);
+  EXPECT_EQ(patient->failure(), nullptr);
+}
+
+TEST(Watchdog, LeavesCompletedOperationsAlone) {
+  Watchdog watchdog;
+  const auto done_epoch = makeLifecycle();
+  const auto late_epoch = makeLifecycle();
+  const auto done = makeOp(done_epoch, milliseconds(10));
+  const auto late = makeOp(late_epoch, milliseconds(30));
+  watchdog.watch(done);
+  watchdog.watch(late);
+  done->complete(nullptr);
+  EXPECT_NE(awaitFailure(late_epoch), nullptr);  // by now the first deadline has passed, too
+  EXPECT_EQ(done_epoch->failure(), nullptr);
+}
+
+TEST(Watchdog, DoesNotKeepOperationsAlive) {
+  Watchdog watchdog;
+  const auto lifecycle = makeLifecycle();
+  auto op = makeOp(lifecycle, std::chrono::hours(1));
+  const std::weak_ptr<OpState> alive = op;
+  watchdog.watch(op);
+  op.reset();
+  EXPECT_TRUE(alive.expired());
+}
+
+TEST(Watchdog, ForgetsCompletedOperationsLongBeforeTheirDeadline) {
+  Watchdog watchdog;
+  const auto lifecycle = makeLifecycle();
+  for (int64_t seq = 0; seq < 10000; ++seq) {
+    const auto op = makeOp(lifecycle, std::chrono::hours(1), seq);
+    watchdog.watch(op);
+    op->complete(nullptr);
+  }
+  EXPECT_LE(watchdog.watchedForTest(), 128U);
+}
+
+TEST(Watchdog, DoesNotWatchWhatHasNoDeadline) {
+  Watchdog watchdog;
+  const auto op = makeOp(makeLifecycle(), Duration(-1));
+  watchdog.watch(op);
+  EXPECT_EQ(watchdog.watchedForTest(), 0U);
+}
+
+TEST(Watchdog, StopsWhileDeadlinesAreOutstandingAndIgnoresLaterOnes) {
+  Watchdog watchdog;
+  const auto lifecycle = makeLifecycle();
+  const auto op = makeOp(lifecycle, std::chrono::hours(1));
+  watchdog.watch(op);
+  EXPECT_TRUE(watchdog.stop(Deadline::after(kPatience)));
+  watchdog.watch(op);
+  EXPECT_EQ(watchdog.watchedForTest(), 1U);
+  EXPECT_EQ(lifecycle->failure(), nullptr);
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,207 @@
+"""One case of the matrix: form an epoch, strike, look at what every survivor was told, go on without the victim."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+
+from matrix.process import Event, MatrixError, RankProcess, StoreProcess, monotonic_ns
+from matrix.strikes import CONFIGURE_LIMIT, FORMING, HEARTBEAT, STRIKES, Strike
+
+HANG = 60.0  # seconds; reached only when something hangs
+ELEMENTS = (257, 300_000)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell of the matrix."""
+
+    operation: str
+    world: int
+    victim: int
+    strike: str
+
+    def __str__(self) -> str:
+        """As printed in reports, and accepted on the command line."""
+        return f"{self.operation}/{self.world}/{self.victim}/{self.strike}"
+
+
+@dataclass
+class Pool:
+    """Ranks that are kept alive from case to case, and the store."""
+
+    executable: str
+    scale: float  # bounds are multiplied by it
+    rng: random.Random
+    store: StoreProcess = field(default_factory=StoreProcess)
+    ranks: list[RankProcess] = field(default_factory=list)
+    epochs: int = 0
+
+    def take(self, count: int) -> list[RankProcess]:
+        """Living ranks, started where there are too few."""
+        for rank in [r for r in self.ranks if not r.alive()]:
+            rank.end()
+        self.ranks = [r for r in self.ranks if r.alive()]
+        while len(self.ranks) < count:
+            self.ranks.append(RankProcess(self.executable, self.store.address, HEARTBEAT))
+        taken = self.ranks[:count]
+        for rank in taken:
+            rank.drain()
+        return taken
+
+    def configure(self, ranks: list[RankProcess]) -> None:
+        """Make them one epoch, in this order."""
+        self.epochs += 1
+        for index, rank in enumerate(ranks):
+            rank.say(f"configure epoch{self.epochs} {index} {len(ranks)} {int(HANG * 1000)}")
+        for rank in ranks:
+            event = rank.expect("configured", HANG)
+            if not event["ok"]:
+                raise MatrixError(f"an epoch of {len(ranks)} could not form: {event['text']}")
+
+    def drop(self) -> None:
+        """End every rank."""
+        for rank in self.ranks:
+            rank.end()
+        self.ranks = []
+
+    def new_store(self) -> None:
+        """Begin with another store, and so with other ranks."""
+        self.drop()
+        self.store.end()
+        self.store = StoreProcess()
+
+
+def run_case(pool: Pool, case: Case) -> float:
+    """Run it; the seconds from the strike to the last survivor's release.
+
+    Raises:
+        MatrixError: something went otherwise than the table says; ranks may be in any state.
+    """
+    strike = STRIKES[case.strike]
+    ranks = pool.take(case.world)
+    forming = case.operation == "configure"
+    pool.configure(ranks)
+    elements = pool.rng.choice(ELEMENTS)
+    if forming:
+        pool.epochs += 1
+        for index, rank in enumerate(ranks):
+            limit = int(CONFIGURE_LIMIT * 1000)
+            rank.say(f"configure epoch{pool.epochs} {index} {case.world} {limit}")
+            rank.say("loop configure 0")
+    else:
+        for rank in ranks:
+            rank.say(f"loop {case.operation} {elements}")
+    if forming:
+        for rank in ranks:
+            rank.expect("configured", HANG)
+    time.sleep(pool.rng.uniform(0.005, 0.03))
+
+    struck = _strike(case, strike, ranks)
+    gone = not strike.survives or strike.signal is not None
+    survivors = [r for i, r in enumerate(ranks) if i != case.victim] if gone else list(ranks)
+    released = _collect(pool, case, strike, survivors, struck, forming)
+    if gone:
+        _go_on_without(pool, case, strike, ranks, survivors)
+    else:
+        _expect_exact_sums(pool, ranks)
+    return released
+
+
+def _strike(case: Case, strike: Strike, ranks: list[RankProcess]) -> int:
+    victim = ranks[case.victim]
+    now = monotonic_ns()
+    if strike.signal is not None:
+        victim.signal(strike.signal)
+    elif strike.command is not None:
+        victim.say(strike.command)
+    else:  # the higher rank of a pair connects: it cuts its connections to the lower one's port
+        upper, lower = (ranks[1], ranks[0]) if case.victim == 0 else (victim, ranks[0])
+        upper.say(f"cut {lower.port}")
+    return now
+
+
+def _collect(
+    pool: Pool, case: Case, strike: Strike, survivors: list[RankProcess], struck: int, forming: bool
+) -> float:
+    last = 0.0
+    limit = strike.bound * pool.scale
+    for rank in survivors:
+        event = rank.expect("failed", HANG)
+        if event["ok"]:
+            raise MatrixError(f"a survivor was told of nothing: {event}")
+        _judge(case, strike, event, forming)
+        last = max(last, (event["t_ns"] - struck) / 1e9)
+    if forming:
+        limit = (CONFIGURE_LIMIT + 1.0) * max(1.0, pool.scale / 10)
+    if last > limit:
+        raise MatrixError(f"the last survivor was released after {last:.3f} s, allowed {limit:.3f} s")
+    return last
+
+
+def _judge(case: Case, strike: Strike, event: Event, forming: bool) -> None:
+    kinds = strike.kinds | FORMING if forming else strike.kinds
+    if event["kind"] not in kinds:
+        raise MatrixError(f"kind {event['kind']!r}, expected one of {sorted(kinds)}: {event['text']}")
+    if forming:
+        return
+    if strike.victim_named and event["cause"] != case.victim:
+        raise MatrixError(f"the cause is rank {event['cause']}, expected {case.victim}: {event['text']}")
+    ends = {case.victim, 1} if case.victim == 0 else {case.victim, 0}
+    if not strike.victim_named and {event["cause"], event["other"]} != ends:
+        raise MatrixError(f"the ends are {event['cause']} and {event['other']}, expected {ends}: {event['text']}")
+
+
+def _go_on_without(
+    pool: Pool, case: Case, strike: Strike, ranks: list[RankProcess], survivors: list[RankProcess]
+) -> None:
+    victim = ranks[case.victim]
+    if strike.signal == signal.SIGSTOP:
+        victim.signal(signal.SIGCONT)
+        told = victim.expect("failed", HANG)
+        if told["ok"]:
+            raise MatrixError(f"the thawed rank was told of nothing: {told}")
+        time.sleep(1.0)  # a late write would have come by now
+    for rank in survivors:
+        rank.say("check")
+    for rank in survivors:
+        if not rank.expect("checked", HANG)["unchanged"]:
+            raise MatrixError("a buffer changed after its operation had been released")
+    _expect_exact_sums(pool, survivors)
+    if strike.survives:
+        _expect_exact_sums(pool, ranks)
+    else:
+        victim.end()
+
+
+def _expect_exact_sums(pool: Pool, ranks: list[RankProcess]) -> None:
+    pool.configure(ranks)
+    for rank in ranks:
+        rank.say("once allreduce 1000")
+    for rank in ranks:
+        event = rank.expect("done", HANG)
+        if not event["ok"]:
+            raise MatrixError(f"the next epoch does not work: {event['text']}")
+
+
+def run_store_case(pool: Pool, operation: str, world: int, number: int) -> None:
+    """The store dies or freezes: operations succeed, configure() says so, a new store mends it."""
+    ranks = pool.take(world)
+    pool.configure(ranks)
+    pool.store.signal(number)
+    for rank in ranks:
+        rank.say(f"once {operation} 1000")
+    for rank in ranks:
+        event = rank.expect("done", HANG)
+        if not event["ok"]:
+            raise MatrixError(f"a lost store ended an operation: {event['text']}")
+    for index, rank in enumerate(ranks):
+        rank.say(f"configure lost {index} {world} 1500")
+    for rank in ranks:
+        event = rank.expect("configured", HANG)
+        allowed = {"store_lost"} if number == signal.SIGKILL else {"store_lost", "timeout"}
+        if event["ok"] or event["kind"] not in allowed:
+            raise MatrixError(f"configure() without a store: {event}, expected one of {sorted(allowed)}")
+    pool.new_store()

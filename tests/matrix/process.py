@@ -1,0 +1,132 @@
+"""Ranks and the store as processes, driven over their standard input and output."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+Event = dict[str, Any]
+
+
+class MatrixError(AssertionError):
+    """A case did not go as the table says."""
+
+
+class RankProcess:
+    """One rank. Events are read by a thread of its own; every wait has a deadline."""
+
+    def __init__(self, executable: str, store: str, heartbeat: float) -> None:
+        """Start it and wait until it is ready."""
+        self._process = subprocess.Popen(
+            [executable, store, str(heartbeat)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/tmp",
+            text=True,
+        )
+        self._events: queue.Queue[Event] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        ready = self.expect("ready", 60)
+        self.port: int = ready["port"]
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._events.put(json.loads(line))
+        self._events.put({"event": "eof"})
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def say(self, command: str) -> None:
+        """Send one command; a rank that is gone is not an error here."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(command + "\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            pass
+
+    def expect(self, name: str, seconds: float) -> Event:
+        """Wait for the event of that name; others than it are an error."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            raise MatrixError(f"rank (pid {self.pid}) did not say {name!r} within {seconds} s") from None
+        if event["event"] != name:
+            raise MatrixError(f"rank (pid {self.pid}) said {event}, expected {name!r}")
+        return event
+
+    def drain(self) -> None:
+        """Forget what was said so far."""
+        while not self._events.empty():
+            self._events.get_nowait()
+
+    def alive(self) -> bool:
+        """Whether the process runs (or is stopped)."""
+        return self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        if self.alive():
+            os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Kill it if it lives and collect it."""
+        self.signal(signal.SIGKILL)
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        self._process.wait(timeout=30)
+
+
+_STORE = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+class StoreProcess:
+    """A TCPStore server in a process of its own, which can be killed and frozen."""
+
+    def __init__(self) -> None:
+        """Start it and learn its address."""
+        environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _STORE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self._process.stdout is not None
+        self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the server."""
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        """Kill and collect it."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(timeout=30)
+
+
+def monotonic_ns() -> int:
+    """The clock of the ranks' time stamps."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)

@@ -1,0 +1,75 @@
+"""What can happen to a rank, and what the others must be told: the table of the failure matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEARTBEAT = 0.3  # seconds; of all ranks of the matrix
+DEATH = 0.1  # seconds from a strike to the last survivor's release, by the project's fourth promise
+FREEZE = HEARTBEAT + 0.1
+CONFIGURE_LIMIT = 2.0  # seconds; of every configure() that may fail
+
+LOST = frozenset({"peer_lost"})
+# Until an epoch has formed, the members that still wait in the store learn of a death by their deadline only.
+FORMING = frozenset({"peer_lost", "peer_left", "link_lost", "timeout", "rendezvous", "aborted"})
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One way in which a rank fails.
+
+    Attributes:
+        name: on the command line and in reports.
+        kinds: the kinds of failure a survivor may report.
+        bound: seconds from the strike to the last survivor's release.
+        signal: sent to the victim's process, or None.
+        command: said to the victim on its standard input, or None.
+        survives: the victim's process lives on and can come back (after a thaw, where it was stopped).
+        victim_named: the cause must name the victim (else: one of the two ends of the cut line).
+    """
+
+    name: str
+    kinds: frozenset[str]
+    bound: float
+    signal: int | None = None
+    command: str | None = None
+    survives: bool = False
+    victim_named: bool = True
+
+
+STRIKES: dict[str, Strike] = {
+    strike.name: strike
+    for strike in (
+        Strike("sigkill", LOST, DEATH, signal=9),
+        Strike("sigstop", LOST, FREEZE, signal=19, survives=True),
+        Strike("core_dump", LOST, FREEZE, command="die abort"),
+        Strike("os_exit", LOST, DEATH, command="die _exit"),
+        Strike("exec", LOST, DEATH, command="die exec"),
+        Strike("exception", LOST, FREEZE, command="die exception"),
+        Strike("exit", frozenset({"peer_lost", "aborted"}), DEATH, command="die exit"),
+        Strike("shutdown", frozenset({"peer_left"}), DEATH, command="shutdown"),
+        Strike("abort", frozenset({"aborted"}), DEATH, command="abort", survives=True),
+        Strike("timeout", frozenset({"timeout"}), DEATH + 0.05, command="timeout 50", survives=True),
+        Strike("cut_link", frozenset({"link_lost"}), DEATH + 0.1, survives=True, victim_named=False),
+    )
+}
+
+# The store fails, no rank does: running operations succeed, configure() raises.
+STORE_STRIKES: dict[str, int] = {"store_killed": 9, "store_frozen": 19}
+
+OPERATIONS = (
+    "allreduce",
+    "broadcast",
+    "allgather",
+    "reduce_scatter",
+    "alltoall",
+    "barrier",
+    "sendrecv",
+    "configure",
+)
+WORLDS = (2, 3, 4, 5, 8)
+
+
+def victims(world: int) -> tuple[int, ...]:
+    """First, last, and one between where there is one."""
+    return (0, world - 1) if world == 2 else (0, world // 2, world - 1)

@@ -1,0 +1,49 @@
+"""The ranks that all tests share, and what every test leaves behind: nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from ranks import Pool  # noqa: E402
+
+
+def rank_environment() -> dict[str, str]:
+    import torchft_ext
+
+    package_parent = str(Path(torchft_ext.__file__).parent.parent)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TORCHFT_EXT_")}
+    for name in ("GLOO_SOCKET_IFNAME", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    paths = [str(HERE), package_parent, env.get("PYTHONPATH")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    env["OMP_NUM_THREADS"] = "1"
+    # A rank of a busy machine may stall for seconds; the tests of freezing set limits of their own.
+    env["TORCHFT_EXT_HEARTBEAT"] = "30"
+    return env
+
+
+@pytest.fixture(scope="session")
+def rank_env() -> dict[str, str]:
+    return rank_environment()
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory, rank_env: dict[str, str]) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("ranks"), rank_env)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def ranks(pool: Pool) -> Iterator[Pool]:
+    """The pool; whatever a test did to its workers is made good after it."""
+    yield pool
+    pool.discard_unusable()

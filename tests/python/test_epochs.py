@@ -1,0 +1,350 @@
+"""configure(): sizes change, failed attempts leave nothing, and a thousand epochs leak nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import World, values_of
+from rankside import (
+    PATIENCE,
+    abort,
+    backend,
+    describe,
+    errored,
+    failure_of,
+    kept,
+    seconds,
+    wait_errored,
+    wait_until,
+)
+from values import check_sum
+
+
+def configure(address: str, rank: int, size: int, limit: float = PATIENCE) -> None:
+    backend().configure(address, rank, size, timeout=seconds(limit))
+
+
+def together(world: World, address: str) -> None:
+    """The world begins an epoch at this address, rather than at a fresh one."""
+    size = world.size
+    values_of([world.start(rank, configure, address, rank, size) for rank in range(size)])
+
+
+def identity() -> tuple[int, ...]:
+    group = dist.group.WORLD
+    ranks = dist.get_process_group_ranks(group)
+    assert ranks == list(range(dist.get_world_size())) == dist.get_process_group_ranks(None)
+    return (dist.get_rank(), group.rank(), backend().rank(), dist.get_world_size(), group.size())
+
+
+def test_rank_and_size_follow_the_epoch_everywhere(ranks):
+    world = ranks.world(4)
+    for order in ([0, 1, 2, 3], [2, 0], [3], [3, 1, 2, 0], [1, 0, 2]):
+        epoch = world.next(order)
+        for rank, found in enumerate(epoch.run(identity)):
+            assert found == (rank, rank, rank, len(order), len(order))
+        epoch.run(check_sum)
+
+
+def group_identity() -> int:
+    return id(dist.group.WORLD)
+
+
+def epoch_number() -> int:
+    return backend().epoch
+
+
+def test_the_group_object_stays_and_the_epoch_number_grows(ranks):
+    world = ranks.world(2)
+    before, number = world.run(group_identity), world.run(epoch_number)
+    world = world.next()
+    assert world.run(group_identity) == before
+    assert all(new > old for new, old in zip(world.run(epoch_number), number, strict=True))
+
+
+def test_a_new_rank_may_join_a_running_group(ranks):
+    pair = ranks.world(2)
+    pair.run(check_sum)
+    newcomer = ranks.borrow(1, besides=pair.workers)
+    ranks.epoch([*newcomer, *pair.workers]).run(check_sum)
+
+
+def test_configure_fails_at_its_limit_when_a_member_never_comes_and_names_it(ranks):
+    world, address = ranks.world(3), ranks.address()
+    calls = [world.start(rank, configure, address, rank, 3, 1.0) for rank in (0, 1)]
+    for call in calls:
+        error = call.error("CommTimeoutError")
+        assert error.fields["limit"] == 1.0 and error.fields["op"] == "configure"
+    assert "2" in calls[0].error("CommTimeoutError").text
+    assert world.side(0, errored).type == "CommTimeoutError"
+    together(world, address)
+    world.run(check_sum)
+
+
+def test_the_same_prefix_works_again_after_an_epoch_under_it(ranks):
+    world, address = ranks.world(2), ranks.address()
+    for _ in range(3):
+        together(world, address)
+        world.run(check_sum)
+
+
+def test_two_processes_with_one_rank_are_told_so(ranks):
+    world, address = ranks.world(3), ranks.address()
+    claims = [world.start(n, configure, address, rank, 3, 4.0) for n, rank in enumerate((0, 1, 1))]
+    errors = [call.error("CommError") for call in claims]
+    duplicates = [error for error in errors if error.type == "RendezvousError"]
+    assert duplicates and any("1" in error.text for error in duplicates)
+    world.next().run(check_sum)
+
+
+def test_configure_without_a_server_raises_store_lost(ranks):
+    world = ranks.world(1)
+    error = world.start(0, configure, "127.0.0.1:1/nobody", 0, 2, 5.0).error("CommError")
+    assert error.type in ("StoreLostError", "CommTimeoutError")
+    assert "127.0.0.1:1" in error.text
+    world.next().run(check_sum)
+
+
+def test_configure_with_an_unknown_host_raises_within_its_limit(ranks):
+    world = ranks.world(1)
+    call = world.start(0, configure, "no-such-host.invalid:1/nobody", 0, 2, 3.0)
+    assert "no-such-host.invalid" in call.error("CommError").text
+    world.next().run(check_sum)
+
+
+def serve_store() -> int:
+    kept["store"] = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return kept["store"].port
+
+
+def test_death_of_the_store_harms_no_epoch_and_fails_the_next_configure(ranks):
+    world = ranks.world(2)
+    server = ranks.borrow(1, besides=world.workers)[0]
+    address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/epoch"
+    together(world, address + "1")
+    server.kill()
+    world.run(check_sum)
+    for call in [world.start(rank, configure, address + "2", rank, 2, 4.0) for rank in range(2)]:
+        call.error("StoreLostError", "CommTimeoutError")
+    world.next().run(check_sum)
+
+
+def test_a_frozen_store_cannot_hold_configure_past_its_limit(ranks):
+    world = ranks.world(2)
+    server = ranks.borrow(1, besides=world.workers)[0]
+    address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/epoch"
+    together(world, address + "1")
+    server.freeze()
+    for call in [world.start(rank, configure, address + "2", rank, 2, 1.0) for rank in range(2)]:
+        call.error("StoreLostError", "CommTimeoutError", patience=20)
+    world.next().run(check_sum)
+    server.kill()
+
+
+def configure_until_aborted(address: str) -> None:
+    kept["configuring"] = True
+    configure(address, 0, 2)
+
+
+def abort_while_configuring() -> None:
+    wait_until(lambda: "configuring" in kept, "the start of configure()")
+    while kept.pop("configuring", None):
+        limit = time.monotonic() + PATIENCE
+        while backend().errored() is None and time.monotonic() < limit:
+            backend().abort("no longer wanted")  # before configure() has begun it may hit nothing
+            time.sleep(0.01)
+
+
+def test_abort_releases_a_rank_blocked_in_configure(ranks):
+    world = ranks.world(2)
+    blocked = world.start(0, configure_until_aborted, ranks.address())
+    world.side(0, abort_while_configuring)
+    blocked.error("CommAbortedError", patience=10)
+    world.next().run(check_sum)
+
+
+def test_death_of_a_member_during_configure_does_not_outlast_the_limit(ranks):
+    world, address = ranks.world(3), ranks.address()
+    calls = [world.start(rank, configure, address, rank, 3, 3.0) for rank in (0, 1)]
+    world.kill(2)
+    for call in calls:
+        call.error("CommTimeoutError", "PeerLostError", "RendezvousError")
+    world.next([0, 1]).run(check_sum)
+
+
+def configure_twice_at_once(address: str) -> str:
+    import threading
+
+    import torchft_ext
+
+    first = threading.Thread(target=failure_of, args=(lambda: configure(address, 0, 2, 20.0),))
+    first.start()
+    error = None
+    while error is None and first.is_alive():  # until the two overlap
+        try:
+            backend().configure(address, 0, 2, timeout=seconds(0.001))
+        except torchft_ext.CommError:
+            continue
+        except Exception as found:
+            error = found
+    backend().abort("enough")
+    first.join(PATIENCE)
+    assert not first.is_alive()
+    return "" if error is None else describe(error).type
+
+
+def test_concurrent_configure_is_refused_and_harms_nothing(ranks):
+    world = ranks.world(2)
+    assert world.on(0, configure_twice_at_once, ranks.address()) in ("RuntimeError", "ValueError")
+    world.next().run(check_sum)
+
+
+def own_resources() -> dict[str, int]:
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    threads = len(os.listdir("/proc/self/task"))
+    return {"threads": threads, "descriptors": len(os.listdir("/proc/self/fd")), "rss": resident}
+
+
+def epochs_alone(address: str, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        backend().configure(f"{address}/{number}", 0, 1)
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor)
+        if number % 10 == 0:
+            backend().abort("a failed epoch among them")
+            assert errored().type == "CommAbortedError"
+
+
+def assert_no_growth(before: dict[str, int], after: dict[str, int]) -> None:
+    assert after["threads"] <= before["threads"], (before, after)
+    assert after["descriptors"] <= before["descriptors"], (before, after)
+    assert after["rss"] - before["rss"] < 32 << 20, (before, after)
+
+
+def settled_resources(before: dict[str, int] | None = None) -> dict[str, int]:
+    """Resources now; what is released in the background gets time to go."""
+
+    def settled() -> bool:
+        now = own_resources()
+        return all(now[name] <= before[name] for name in ("threads", "descriptors"))
+
+    if before is not None:
+        limit = time.monotonic() + 15
+        while not settled() and time.monotonic() < limit:
+            time.sleep(0.05)
+    return own_resources()
+
+
+def test_a_thousand_epochs_alone_leak_nothing(ranks):
+    world, address = ranks.world(1), ranks.address()
+    world.on(0, epochs_alone, address, 0, 50)
+    before = world.on(0, settled_resources)
+    world.on(0, epochs_alone, address, 50, 1000)
+    assert_no_growth(before, world.on(0, settled_resources, before))
+    stats = world.on(0, all_stats)
+    assert stats["epochs"] >= 1050 and stats["stuck_threads"] == 0
+    world.next().run(check_sum)
+
+
+def epochs_together(address: str, rank: int, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        configure(f"{address}/{number}", rank, 2)
+        check_sum()
+        if number % 10 == 0 and rank == 0:
+            backend().abort("a failed epoch among them")
+        if number % 10 == 0 and rank == 1:
+            assert wait_errored().type == "CommAbortedError"
+        if number % 25 == 0:
+            error = failure_of(lambda n=number: configure(f"{address}/{n}/no", 0, 2, 0.02))
+            assert error is None or "CommError" in error.kinds
+
+
+def test_two_hundred_epochs_of_two_leak_nothing(ranks):
+    world, address = ranks.world(2), ranks.address()
+
+    def go(first: int, count: int) -> None:
+        calls = [
+            world.start(rank, epochs_together, address, rank, first, count) for rank in range(2)
+        ]
+        values_of(calls, patience=100)
+
+    go(0, 30)
+    before = world.run(settled_resources)
+    go(30, 200)
+    for rank in range(2):
+        assert_no_growth(before[rank], world.on(rank, settled_resources, before[rank]))
+    world.next().run(check_sum)
+
+
+def all_stats() -> dict[str, object]:
+    return backend().stats()
+
+
+def test_stats_tell_threads_phases_and_failures(ranks):
+    world = ranks.world(2)
+    world.on(0, abort, "for the record")
+    stats = world.on(0, all_stats)
+    assert stats["engine"] == "host" and stats["stuck_threads"] == 0
+    assert stats["threads"] and all(isinstance(name, str) for name in stats["threads"])
+    assert stats["descriptors"] > 0 and stats["epochs"] >= 1
+    assert "for the record" in stats["last_error"]
+    phases = stats["last_configure_ms"]
+    assert phases and all(duration >= 0 for duration in phases.values())
+
+
+def timeout_survives() -> float:
+    backend().set_timeout(seconds(0.4))
+    kept["limit_set"] = True
+    return 0.4
+
+
+def recv_at_group_limit() -> None:
+    dist.recv(torch.ones(1), 1)
+
+
+def test_set_timeout_survives_the_next_epoch(ranks):
+    world, address = ranks.world(2), ranks.address()
+    world.on(0, timeout_survives)
+    together(world, address)
+    error = world.start(0, recv_at_group_limit).error("CommTimeoutError")
+    assert error.fields["limit"] == 0.4
+    world.next().run(check_sum)
+
+
+def shut_down_twice() -> str:
+    backend().shutdown()
+    backend().shutdown()
+    error = failure_of(lambda: configure("127.0.0.1:1/x", 0, 1, 1.0))
+    dist.destroy_process_group()
+    return "" if error is None else error.type
+
+
+@pytest.mark.parametrize("size", (1, 2))
+def test_shutdown_is_final_and_idempotent(ranks, size):
+    world = ranks.fresh(size)
+    world.run(check_sum)
+    assert all(world.run(shut_down_twice))
+
+
+def last_epoch_of_many(address: str, rank: int) -> tuple[int, int]:
+    """An old epoch's work, waited for after the next epoch began, tells of its own epoch."""
+    work = dist.irecv(torch.ones(3), 1 - rank)
+    configure(address, rank, 2)
+    error = failure_of(work.wait)
+    assert error is not None and "CommError" in error.kinds
+    check_sum()
+    return error.fields["epoch"], backend().epoch
+
+
+def test_work_of_an_older_epoch_fails_with_its_own_epoch(ranks):
+    world, address = ranks.world(2), ranks.address()
+    calls = [world.start(rank, last_epoch_of_many, address, rank) for rank in range(2)]
+    for old, new in values_of(calls):
+        assert old < new

@@ -1,0 +1,77 @@
+"""scripts/check_includes.py finds includes that point up, and the project has none."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_checker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "check_includes", ROOT / "scripts" / "check_includes.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+checker = load_checker()
+
+
+def tree(root: Path, **files: str) -> Path:
+    """A csrc with one header in every layer, then `files` ("net__a_cpp" is net/a.cpp)."""
+    for layer in (*checker.LEVEL, "include/torchft_ext"):
+        (root / layer).mkdir(parents=True)
+        (root / layer / "x.h").write_text("#pragma once\n#include <string>\n")
+    for name, text in files.items():
+        path = name.replace("__", "/").replace("_cpp", ".cpp").replace("_h", ".h")
+        (root / path).write_text(text)
+    return root
+
+
+def test_the_project_has_no_include_that_points_up() -> None:
+    assert checker.check(ROOT / "csrc") == []
+
+
+def test_includes_of_the_same_and_lower_layers_pass(tmp_path: Path) -> None:
+    text = '#include "host/x.h"\n#include "rendezvous/x.h"\n#include "torchft_ext/x.h"\n'
+    assert checker.check(tree(tmp_path / "csrc", host__a_cpp=text)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "include", "complaint"),
+    [
+        ("net__a_cpp", '"comm/x.h"', "net must not know comm"),
+        ("peers__a_cpp", '"rendezvous/x.h"', "peers must not know rendezvous"),
+        ("comm__a_cpp", '"host/x.h"', "comm must not know host"),
+        ("base__a_cpp", '"net/absent.h"', "no such file"),
+        ("net__a_cpp", '"x.h"', "expected a path from csrc"),
+        ("host__a_cpp", "<torch/types.h>", "torch belongs to c10d/"),
+        ("c10d__a_cpp", "<pybind11/pybind11.h>", "only python/ sees Python"),
+        ("c10d__a_cpp", "<torch/csrc/utils/pybind.h>", "only python/ sees Python"),
+    ],
+)
+def test_a_forbidden_include_is_named(
+    tmp_path: Path, name: str, include: str, complaint: str
+) -> None:
+    problems = checker.check(tree(tmp_path / "csrc", **{name: f"\n#include {include}\n"}))
+    assert len(problems) == 1
+    assert complaint in problems[0]
+    assert "a.cpp:2" in problems[0]
+
+
+def test_public_headers_include_only_public_headers(tmp_path: Path) -> None:
+    root = tree(tmp_path / "csrc")
+    (root / "include" / "torchft_ext" / "y.h").write_text('#include "base/x.h"\n')
+    assert "a public header includes only public headers" in checker.check(root)[0]
+
+
+def test_an_empty_tree_is_a_problem_not_a_pass(tmp_path: Path) -> None:
+    assert checker.check(tmp_path) != []

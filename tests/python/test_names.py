@@ -1,0 +1,284 @@
+"""Every name of the backend resolves, by every way torch has to name one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fresh_process import run_cases
+from ranks import values_of
+from rankside import backend, connected_store, kept, leave_default_group, seconds
+from values import check_sum
+
+HERE = Path(__file__).parent
+NAMES = ["ft", "FT", "ft:host", "FT:HOST", "ft_host", "cpu:ft", "cpu:ft_host", "cpu:gloo,cuda:ft"]
+LATER_ENGINES = ["ft:nccl", "ft_nccl", "ft:gloo", "ft_gloo"]
+
+
+def init_alone(name: str, **options: object) -> None:
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1, **options)
+
+
+def loaded() -> bool:
+    return "torchft_ext._C" in sys.modules
+
+
+def name_without_import(name: str) -> str:
+    assert not loaded(), "import torch alone must not load the native module"
+    init_alone(name)
+    check_sum()
+    kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
+    dist.destroy_process_group()
+    return kind
+
+
+def name_with_import(name: str) -> str:
+    import torchft_ext
+
+    init_alone(name)
+    check_sum()
+    assert torchft_ext.backend().size() == 1
+    dist.destroy_process_group()
+    return name
+
+
+def test_names_resolve_without_an_import(rank_env):
+    kinds = run_cases("test_names", "name_without_import", NAMES, rank_env)
+    assert kinds.pop("cpu:gloo,cuda:ft") == "ProcessGroupGloo"
+    assert "ProcessGroupGloo" not in kinds.values()
+
+
+def test_names_resolve_with_an_import_and_without_autoload(rank_env):
+    env = {**rank_env, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    run_cases("test_names", "name_with_import", NAMES[:-1], env)
+
+
+def later_engine(name: str) -> str:
+    try:
+        init_alone(name)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    raise AssertionError("an engine that does not exist was accepted")
+
+
+def test_engines_that_do_not_exist_yet_say_what_to_use_instead(rank_env):
+    for name, text in run_cases("test_names", "later_engine", LATER_ENGINES, rank_env).items():
+        assert name[3:] in text.lower() and "use '" in text, text
+
+
+def disabled(name: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        init_alone(name)
+        dist.new_group(backend=name)
+    check_sum()
+    kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
+    assert kind == "ProcessGroupGloo", kind
+    return [str(w.message) for w in caught if "TORCHFT_EXT_DISABLE" in str(w.message)]
+
+
+def test_disabled_names_resolve_to_gloo_with_one_warning(rank_env):
+    env = {**rank_env, "TORCHFT_EXT_DISABLE": "1"}
+    for said in run_cases("test_names", "disabled", NAMES[:5], env).values():
+        assert len(said) == 1, said
+
+
+def special(case: str) -> None:
+    import torchft_ext
+
+    if case == "mixed":
+        init_alone("cpu:ft_host,cuda:gloo")
+        check_sum()
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            torchft_ext.backend().configure("127.0.0.1:1/x", 0, 2, timeout=seconds(1))
+        assert "size" in str(caught.value), caught.value
+        check_sum()
+    elif case == "debug":
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        init_alone("ft")
+        check_sum()
+        assert torchft_ext.backend().size() == 1
+
+
+def test_mixed_spec_works_and_refuses_another_size(rank_env):
+    run_cases("test_names", "special", ["mixed"], rank_env)
+
+
+def test_debug_level_detail_is_served(rank_env):
+    run_cases("test_names", "special", ["debug"], rank_env)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def init_by(method: str, where: str, rank: int, size: int) -> tuple[int, int]:
+    leave_default_group()
+    limit = seconds(60)
+    if method == "env":
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": where}
+        os.environ.update(place | {"RANK": str(rank), "WORLD_SIZE": str(size)})
+        dist.init_process_group("ft", timeout=limit)
+    elif method == "store":
+        store = dist.FileStore(where, size)
+        dist.init_process_group("ft", store=store, rank=rank, world_size=size, timeout=limit)
+    else:
+        url = f"{method}://{where}"
+        dist.init_process_group("ft", init_method=url, rank=rank, world_size=size, timeout=limit)
+    check_sum()
+    dist.barrier()
+    found = dist.get_rank(), dist.get_world_size()
+    leave_default_group()
+    return found
+
+
+@pytest.mark.parametrize("method", ["env", "tcp", "file", "store"])
+def test_init_process_group_by_every_method(ranks, tmp_path, method):
+    world = ranks.world(2)
+    port = free_port()
+    where = {"env": str(port), "tcp": f"127.0.0.1:{port}"}.get(method, str(tmp_path / "rendezvous"))
+    calls = [world.start(rank, init_by, method, where, rank, 2) for rank in range(2)]
+    assert values_of(calls) == [(0, 2), (1, 2)]
+
+
+def limit_of_operations(where: str) -> float:
+    import torchft_ext
+
+    store, options = kept["store"], None
+    rank, size = dist.get_rank(), dist.get_world_size()
+    leave_default_group()
+    if where == "pg_options":
+        options = torchft_ext.Options(timeout=seconds(0.7))
+    limit = seconds(0.7) if where == "timeout" else None
+    dist.init_process_group(
+        "ft", store=store, rank=rank, world_size=size, timeout=limit, pg_options=options
+    )
+    with pytest.raises(torchft_ext.CommTimeoutError) as caught:
+        dist.recv(torch.ones(1), 1 - rank)
+    return caught.value.limit.total_seconds()
+
+
+def connect_store(address: str) -> None:
+    kept["store"] = connected_store(address)
+
+
+@pytest.mark.parametrize("where", ["timeout", "pg_options"])
+def test_timeout_is_taken_from_init_and_from_options(ranks, where):
+    world = ranks.world(2)
+    world.run(connect_store, ranks.address())
+    assert world.run(limit_of_operations, where) == [0.7, 0.7]
+
+
+def subgroups(name: str) -> int:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    evens = dist.new_group(list(range(0, size, 2)), backend=name)
+    odds = dist.new_group(list(range(1, size, 2)), backend=name)
+    mine = odds if rank % 2 else evens
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=mine)
+    assert tensor.item() == sum(range(rank % 2, size, 2))
+    assert dist.get_rank(mine) == rank // 2
+    return dist.get_world_size(mine)
+
+
+@pytest.mark.parametrize("name", ["ft", "ft:host", "ft_host", None])
+def test_new_group_makes_independent_groups(ranks, name):
+    assert ranks.fresh(3).run(subgroups, name) == [2, 1, 2]
+
+
+def abort_subgroup() -> None:
+    import torchft_ext
+
+    group = dist.new_group(backend="ft")
+    if dist.get_rank() == 0:
+        torchft_ext.backend(group).abort("only this group")
+    with pytest.raises(torchft_ext.CommAbortedError):
+        dist.all_reduce(torch.ones(1), group=group)
+    assert torchft_ext.backend().errored() is None
+    check_sum()
+
+
+def test_abort_of_one_group_leaves_the_others_alone(ranks):
+    ranks.fresh(2).run(abort_subgroup)
+
+
+def mesh_with_override() -> None:
+    mesh = dist.init_device_mesh(
+        "cpu", (2, 2), mesh_dim_names=("replica", "shard"), backend_override={"shard": "ft:host"}
+    )
+    tensor = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(tensor, group=mesh.get_group("shard"))
+    first = dist.get_rank() // 2 * 2
+    assert tensor.item() == 2 * first + 1
+    dist.all_reduce(tensor, group=mesh.get_group("replica"))
+    assert tensor.item() == 6
+
+
+def test_device_mesh_takes_the_name_as_an_override(ranks):
+    ranks.fresh(4).run(mesh_with_override)
+
+
+TORCHRUN_SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("ft")
+tensor = torch.ones(3) * (dist.get_rank() + 1)
+dist.all_reduce(tensor)
+assert tensor.tolist() == [3.0] * 3, tensor
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_runs_a_script_that_names_ft(rank_env, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(TORCHRUN_SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script)], env=rank_env, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def names_of_the_group() -> tuple[str, str, str]:
+    return dist.get_backend(), backend().name(), dist.group.WORLD.name()
+
+
+def test_group_and_backend_carry_their_name(ranks):
+    (of_torch, of_backend, of_group) = ranks.fresh(1, backend_name="ft:host").on(
+        0, names_of_the_group
+    )
+    assert of_torch == "ft:host" and of_backend.startswith("ft") and of_group != "undefined"
+
+
+def test_stub_names_what_the_module_has():
+    import ast
+
+    from torchft_ext import _C
+
+    stub = ast.parse((Path(_C.__file__).parent / "_C.pyi").read_text())
+    classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+    functions = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
+    del classes["Stats"]  # the type of what stats() returns: a plain dict when it runs
+    assert classes.keys() | functions == {name for name in vars(_C) if not name.startswith("__")}
+    for name, node in classes.items():
+        members = {m.name for m in node.body if isinstance(m, ast.FunctionDef)}
+        members |= {m.target.id for m in node.body if isinstance(m, ast.AnnAssign)}
+        native = {m for m in vars(getattr(_C, name)) if not m.startswith("_")}
+        assert {m for m in members if not m.startswith("_")} == native, name
+
+
+def test_public_names_exist_and_the_package_is_typed():
+    import torchft_ext
+
+    assert (Path(torchft_ext.__file__).parent / "py.typed").exists()
+    for name in torchft_ext.__all__:
+        assert getattr(torchft_ext, name) is not None
+    assert {"backend", "Backend", "Options", "CommError", "Cause"} <= set(torchft_ext.__all__)

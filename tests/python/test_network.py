@@ -1,0 +1,124 @@
+"""Interfaces, ports and address families are as chosen."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from ranks import values_of
+from rankside import backend, init_fresh, seconds
+from values import check_sum
+
+
+def listening() -> dict[int, str]:
+    """This process's listening TCP sockets: port -> local address in hex, of every thread."""
+    own = set()
+    for entry in Path("/proc/self/task").glob("*/fd/*"):
+        try:
+            own.add(os.readlink(entry))
+        except OSError:
+            continue  # closed meanwhile
+    found = {}
+    for family in ("tcp", "tcp6"):
+        path = Path("/proc/net") / family
+        for line in path.read_text().splitlines()[1:] if path.exists() else []:
+            fields = line.split()
+            address, port = fields[1].split(":")
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found[int(port, 16)] = address
+    return found
+
+
+def test_listeners_lie_in_the_chosen_port_range(ranks):
+    first = random.randrange(20_000, 28_000)
+    before = ranks.world(2).run(listening)
+    world = ranks.world(2, port_range=f"{first}-{first + 300}")
+    world.run(check_sum)
+    for old, new in zip(before, world.run(listening), strict=True):
+        opened = set(new) - set(old)
+        assert opened and all(first <= port <= first + 300 for port in opened), opened
+
+
+def test_listeners_are_bound_to_the_chosen_interface_alone(ranks):
+    before = ranks.world(2).run(listening)
+    # A heartbeat of its own: groups with equal options share their listeners.
+    world = ranks.world(2, interface="lo", heartbeat=seconds(31))
+    world.run(check_sum)
+    for old, new in zip(before, world.run(listening), strict=True):
+        addresses = {new[port] for port in new.keys() - old.keys()}
+        assert addresses == {"0100007F"}, addresses  # 127.0.0.1
+
+
+def environment_chooses(name: str, value: str, address: str) -> str:
+    from rankside import join
+
+    os.environ[name] = value
+    try:
+        join(address, 0, 1, timeout=seconds(30 + len(name) / 10))  # options that no other test has
+        check_sum()
+        return ""
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    finally:
+        del os.environ[name]
+
+
+@pytest.mark.parametrize(
+    ("variable", "good", "bad"),
+    [
+        ("TORCHFT_EXT_SOCKET_IFNAME", "lo", "nonexistent9"),
+        ("GLOO_SOCKET_IFNAME", "lo", "nonexistent9"),
+        ("TORCHFT_EXT_PORT_RANGE", "20000-29999", "no-ports"),
+    ],
+)
+def test_environment_variable_is_followed_and_a_bad_value_named(ranks, variable, good, bad):
+    world = ranks.world(1)
+    assert world.on(0, environment_chooses, variable, good, ranks.address()) == ""
+    ranks.world(1)  # the default options again, so that the next group is made anew
+    text = world.on(0, environment_chooses, variable, bad, ranks.address())
+    assert variable in text and bad in text
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+        return True
+    except OSError:
+        return False
+
+
+def init_over_ipv6(address: str, rank: int) -> list[str]:
+    before = listening()
+    init_fresh(address, rank, 2)
+    check_sum()
+    now = listening()
+    return [now[port] for port in now.keys() - before.keys()]
+
+
+def configure_at(address: str, rank: int, size: int) -> None:
+    backend().configure(address, rank, size, timeout=seconds(30))
+    check_sum()
+
+
+@pytest.mark.skipif(not has_ipv6_loopback(), reason="this host has no ::1")
+def test_epochs_form_over_ipv6(ranks):
+    server = dist.TCPStore("::1", 0, is_master=True, wait_for_workers=False)
+    world = ranks.world(2)
+    address = f"[::1]:{server.port}/first"
+    calls = [world.start(rank, init_over_ipv6, address, rank) for rank in range(2)]
+    for addresses in values_of(calls):
+        assert addresses and all(len(hexadecimal) == 32 for hexadecimal in addresses), addresses
+    address = f"[::1]:{server.port}/second"
+    values_of([world.start(rank, configure_at, address, rank, 2) for rank in range(2)])
+    world.next().run(check_sum)
+
+
+def test_store_may_be_named_by_a_host_name(ranks):
+    world = ranks.world(2)
+    address = ranks.address().replace("127.0.0.1", "localhost")
+    values_of([world.start(rank, configure_at, address, rank, 2) for rank in range(2)])

@@ -1,0 +1,236 @@
+"""Forks, signals and exits: the library is a good citizen of its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Died
+from rankside import PATIENCE, backend, failure_of, wait_errored, wait_until
+from test_failures import blocking_all_reduce, blocking_barrier, blocking_recv
+from values import check_sum
+
+
+def child_answer(action) -> str:
+    """What a forked child gets from the action: "raised <type>" or "returned"."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer = b"nothing"
+        try:
+            error = failure_of(action)
+            answer = b"returned" if error is None else f"raised {error.type}".encode()
+        finally:
+            os.write(writing, answer)
+            os._exit(0)
+    os.close(writing)
+    limit = time.monotonic() + PATIENCE
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > limit:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError("the child hangs")
+        time.sleep(0.01)
+    with os.fdopen(reading) as pipe:
+        return pipe.read()
+
+
+def fork_and_use() -> list[str]:
+    tensor = torch.ones(4)
+    work = dist.barrier(async_op=True)
+    work.wait()
+    actions = [
+        lambda: dist.all_reduce(tensor),
+        lambda: dist.barrier(),
+        lambda: backend().configure("127.0.0.1:1/x", 0, 1),
+        lambda: backend().abort("in the child"),
+    ]
+    answers = [child_answer(action) for action in actions]
+    check_sum()
+    return answers
+
+
+def test_forked_child_gets_errors_and_the_parent_goes_on(ranks):
+    for answers in ranks.world(2).run(fork_and_use):
+        assert all(answer.startswith("raised") for answer in answers[:3]), answers
+        assert answers[3] != "nothing"
+
+
+def fork_and_exit() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    check_sum()
+
+
+def test_end_of_a_forked_child_is_no_death(ranks):
+    world = ranks.world(2)
+    for _ in range(3):
+        world.run(fork_and_exit)
+    world.run(check_sum)
+
+
+@pytest.mark.parametrize("operation", [blocking_all_reduce, blocking_recv, blocking_barrier])
+def test_interrupt_leaves_a_wait_and_aborts_the_epoch(ranks, operation):
+    world = ranks.world(3)
+    blocked = world.start_blocked(0, operation)
+    peer = world.start_blocked(1, blocking_all_reduce)
+    world.interrupt(0)
+    blocked.error("KeyboardInterrupt", patience=10)
+    assert peer.error("CommAbortedError", patience=10).cause["rank"] == 0
+    assert world.on(2, wait_errored).type == "CommAbortedError"
+    world.next().run(check_sum)
+
+
+def configure_noted(address: str) -> None:
+    import rankside
+
+    rankside.kept["configuring"] = True
+    backend().configure(address, 0, 2)
+
+
+def wait_configuring() -> None:
+    import rankside
+
+    wait_until(lambda: bool(rankside.kept.pop("configuring", None)), "the start of configure()")
+
+
+def test_interrupt_leaves_configure(ranks):
+    world = ranks.world(2)
+    blocked = world.start(0, configure_noted, ranks.address())
+    world.side(0, wait_configuring)
+    world.interrupt(0)
+    blocked.error("KeyboardInterrupt", patience=10)
+    world.next().run(check_sum)
+
+
+def signal_masks() -> dict[str, int]:
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
+        if status["Name"].startswith("ft-"):
+            masks[f"{status['Name']} {task.name}"] = int(status["SigBlk"], 16)
+    return masks
+
+
+def test_threads_of_the_library_block_signals(ranks):
+    world = ranks.world(2)
+    world.run(check_sum)
+    masks = world.on(0, signal_masks)
+    assert masks
+    for name, mask in masks.items():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+            assert mask >> (number - 1) & 1, (name, number)
+
+
+def test_rank_that_exits_cleanly_is_told_as_left(ranks):
+    world = ranks.world(3)
+    world.run(check_sum)
+    blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 2)]
+    assert world.workers[1].exit() == 0
+    for call in blocked:
+        assert call.error("PeerLeftError", patience=10).cause["rank"] == 1
+    assert "terminate" not in world.workers[1].log()
+    world.next([0, 2]).run(check_sum)
+
+
+def leave_operation_behind() -> None:
+    import rankside
+
+    rankside.kept["work"] = dist.irecv(torch.ones(10), 0)
+
+
+def test_rank_with_an_operation_under_way_can_exit(ranks):
+    world = ranks.world(2)
+    world.on(1, leave_operation_behind)
+    assert world.workers[1].exit() == 0
+    assert world.on(0, wait_errored).type in ("PeerLeftError", "CommAbortedError")
+    assert "terminate" not in world.workers[1].log()
+
+
+def root_and_leave() -> None:
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.full((1000,), 4.0), 0)
+        backend().shutdown()
+        return
+    time.sleep(0.2)  # not a synchronisation: it makes an early departure more likely
+    tensor = torch.zeros(1000)
+    dist.broadcast(tensor, 0)
+    assert bool((tensor == 4.0).all())
+
+
+def test_operation_whose_bytes_were_sent_before_leaving_completes(ranks):
+    world = ranks.fresh(2)
+    world.run(root_and_leave)
+
+
+def vanish() -> None:
+    os._exit(0)
+
+
+def test_exit_without_goodbye_is_a_death(ranks):
+    world = ranks.world(3)
+    blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (1, 2)]
+    gone = world.start(0, vanish)
+    for call in blocked:
+        assert call.error("PeerLostError", patience=10).cause["rank"] == 0
+    with pytest.raises(Died):
+        gone.outcome()
+    world.next([1, 2]).run(check_sum)
+
+
+def destroy_and_wait() -> str:
+    dist.destroy_process_group()
+    return "destroyed"
+
+
+def test_destroy_process_group_says_goodbye(ranks):
+    world = ranks.fresh(2)
+    blocked = world.start_blocked(0, blocking_all_reduce)
+    assert world.on(1, destroy_and_wait) == "destroyed"
+    assert blocked.error("PeerLeftError", patience=10).cause["rank"] == 1
+
+
+def exec_something_else() -> None:
+    os.execv("/bin/true", ["true"])
+
+
+def test_exec_of_another_program_is_a_death(ranks):
+    world = ranks.world(2)
+    blocked = world.start_blocked(0, blocking_all_reduce)
+    world.start(1, exec_something_else)
+    assert blocked.error("PeerLostError", patience=10).cause["rank"] == 1
+
+
+def two_groups() -> None:
+    from rankside import kept
+
+    import torchft_ext
+
+    kept["second"] = dist.new_group(backend="ft")
+    assert torchft_ext.backend(kept["second"]).size() == dist.get_world_size()
+
+
+def second_group_error() -> str:
+    from rankside import kept
+
+    import torchft_ext
+
+    second = torchft_ext.backend(kept["second"])
+    wait_until(lambda: second.errored() is not None, "the second group's failure")
+    return type(second.errored()).__name__
+
+
+def test_death_is_told_to_every_group_of_the_process(ranks):
+    world = ranks.fresh(3)
+    world.run(two_groups)
+    world.kill(2)
+    for rank in (0, 1):
+        assert world.on(rank, wait_errored).type == "PeerLostError"
+        assert world.on(rank, second_group_error) == "PeerLostError"

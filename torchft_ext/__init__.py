@@ -1,0 +1,88 @@
+"""Process groups that can be aborted at any moment and formed anew.
+
+    import torch.distributed as dist
+    import torchft_ext
+
+    dist.init_process_group("ft")
+    ...
+    try:
+        dist.all_reduce(tensor)
+    except torchft_ext.CommError:
+        torchft_ext.backend().configure("10.0.0.1:29500/epoch2", rank=new_rank, world_size=new_size)
+
+The group object that DDP or other code holds stays the same. ``init_process_group("ft")`` needs no
+import of this package.
+"""
+# ruff: noqa: E402 (the native module must not be loaded before torch's version has been checked)
+
+from __future__ import annotations
+
+import atexit
+import os
+from datetime import timedelta
+
+import torch
+
+from torchft_ext import _build_info
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
+
+
+if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
+    # Not left to the loader: such a build loads, and then calls the wrong virtual functions.
+    raise ImportError(
+        f"this torchft_ext was built for torch {'.'.join(_minor(_build_info.TORCH_VERSION))}, "
+        f"found torch {torch.__version__}: install it again with this torch present "
+        "(pip install --force-reinstall --no-deps --no-build-isolation .)"
+    )
+
+import torch.distributed
+
+import torchft_ext_autoload
+from torchft_ext import _C, errors
+from torchft_ext._C import Backend, Options
+from torchft_ext._groups import backend
+from torchft_ext.errors import (
+    Cause,
+    CommAbortedError,
+    CommError,
+    CommTimeoutError,
+    LinkLostError,
+    MismatchError,
+    PeerLeftError,
+    PeerLostError,
+    RendezvousError,
+    StoreLostError,
+)
+
+__all__ = [
+    "Backend",
+    "Cause",
+    "CommAbortedError",
+    "CommError",
+    "CommTimeoutError",
+    "LinkLostError",
+    "MismatchError",
+    "Options",
+    "PeerLeftError",
+    "PeerLostError",
+    "RendezvousError",
+    "StoreLostError",
+    "backend",
+]
+__version__ = _build_info.VERSION
+
+_EXIT_WITHIN = timedelta(seconds=1)
+
+
+def _at_exit(process: int = os.getpid()) -> None:
+    """Say goodbye and end the library's threads; a forked child has neither."""
+    if os.getpid() == process:
+        _C._process_exit(_EXIT_WITHIN)
+
+
+_C._install_error_factory(errors._from_native)
+atexit.register(_at_exit)
+torchft_ext_autoload.register()

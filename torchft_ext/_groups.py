@@ -1,0 +1,85 @@
+"""The tables of torch.distributed that hold ranks, kept in step with epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torchft_ext import _C
+
+
+def backends_of(group: dist.ProcessGroup) -> Iterator[_C.Backend]:
+    """Yield this package's backends in a group, from under torch's debug wrapper too."""
+    seen: list[_C.Backend] = []
+    for device in group._device_types:
+        found = group._get_backend(torch.device(device))
+        found = getattr(found, "wrapped_pg", found)
+        if isinstance(found, _C.Backend) and found not in seen:
+            seen.append(found)
+            yield found
+
+
+def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:
+    """Return the fault-tolerant backend of a group.
+
+    Does not block.
+
+    Args:
+        group: a process group; None: the default group.
+
+    Raises:
+        ValueError: the group has no backend of this package, or there is no default group.
+        TypeError: `group` is no process group.
+    """
+    if group is None:
+        group = c10d._get_default_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"torchft_ext.backend(): expected a process group or None, found {type(group).__name__}"
+        )
+    for found in backends_of(group):
+        return found
+    raise ValueError(
+        "torchft_ext.backend(): expected a group made with the backend 'ft', found backend "
+        f"'{c10d._world.pg_backend_config.get(group, group.name())}'"
+    )
+
+
+def follow_epoch(changed: _C.Backend) -> None:
+    """Bring torch's rank tables up to date after `changed` has begun an epoch."""
+    for group in list(c10d._world.pg_group_ranks):
+        if any(found is changed for found in backends_of(group)):
+            if group is c10d.GroupMember.WORLD:
+                _follow_default_group(group, changed)
+            else:
+                _set_table(group, changed.rank(), changed.size())
+
+
+def _follow_default_group(group: dist.ProcessGroup, changed: _C.Backend) -> None:
+    tables = c10d._world.pg_group_ranks
+    tables[group] = {rank: rank for rank in range(changed.size())}
+    for other in list(tables):
+        if other is not group:
+            _set_table(other, other.rank(), other.size())
+
+
+def _set_table(group: dist.ProcessGroup, rank: int, size: int) -> None:
+    """Write global rank -> group rank for a subgroup whose membership or global ranks changed.
+
+    Only this process's global rank is known here. The others are entered under negative numbers, so
+    that asking for them by global rank is an error and no wrong answer; ``group_src`` and
+    ``group_dst`` work.
+    """
+    own = dist.get_rank()
+    tables = c10d._world.pg_group_ranks
+    table = tables[group]
+    if len(table) == size and table.get(own) == rank:
+        return
+    default = c10d._get_default_group()
+    if size == default.size() and rank == default.rank():
+        tables[group] = {member: member for member in range(size)}
+        return
+    tables[group] = {(own if member == rank else -1 - member): member for member in range(size)}

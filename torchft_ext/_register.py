@@ -1,0 +1,170 @@
+"""The names "ft", "ft:host" ... in torch.distributed, and what makes a group of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from datetime import timedelta
+from types import FrameType
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, PrefixStore, Store
+from torch.distributed import distributed_c10d as c10d
+
+from torchft_ext import _C
+
+_CREATOR = "_new_process_group_helper"
+
+
+class _CreationOptions(Protocol):
+    """What torch hands to an extended creator (c10d::DistributedBackendOptions)."""
+
+    store: Store
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+
+
+def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.ProcessGroup | Backend:
+    """Make what `init_process_group(name)` asks for; called by torch.
+
+    Returns a group whose rank and size follow the epoch where `name` is its only backend, else a
+    plain backend. Blocks until the first epoch stands, up to the timeout.
+
+    Raises:
+        CommError: the first epoch could not be formed.
+        NotImplementedError: the engine does not exist yet.
+        ValueError, TypeError: bad options, or a spec that torch cannot serve.
+    """
+    frame = _creators_frame()
+    spec = _spec(frame)
+    if _disabled():
+        return _plain(opts, name, frame)
+    if pg_options is not None and not isinstance(pg_options, _C.Options):
+        raise TypeError(
+            f"init_process_group('{name}'): pg_options: expected torchft_ext.Options, "
+            f"found {type(pg_options).__name__}"
+        )
+    _refuse_two_of_ours(spec)
+    single = spec is not None and len(set(spec.values())) == 1
+    made = _C._create_backend(
+        opts.store,
+        opts.group_rank,
+        opts.group_size,
+        timeout=opts.timeout,
+        engine=_engine(name),
+        name=opts.group_id,
+        options=pg_options,
+        may_resize=single,
+    )
+    if not single or spec is None:
+        _mend_default_backend(frame, spec)
+        return made
+    group = _C._create_group(opts.store, made, list(spec))
+    _copy_bound_device(frame, group)
+    return group
+
+
+def _engine(name: str) -> str:
+    """Return "host" for "ft", "ft:host", "ft_host"."""
+    return name[3:] or "host"
+
+
+def _creators_frame() -> FrameType | None:
+    """Return the frame of torch's function that called the creator; None where it is not there."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != _CREATOR:
+        frame = frame.f_back
+    return frame
+
+
+def _spec(frame: FrameType | None) -> dict[str, str] | None:
+    """Return {device: backend} of the group being made; None where it cannot be read.
+
+    The creator is told nothing of it, so it is read from torch's own local variable.
+    """
+    config = frame.f_locals.get("backend_config") if frame is not None else None
+    if not isinstance(config, c10d.BackendConfig):
+        return None
+    return {device: str(value) for device, value in config.get_device_backend_map().items()}
+
+
+def _refuse_two_of_ours(spec: dict[str, str] | None) -> None:
+    ours = {
+        value for value in (spec or {}).values() if value == "ft" or value[:3] in ("ft:", "ft_")
+    }
+    if len(ours) > 1:
+        raise ValueError(
+            "init_process_group: expected one backend of torchft_ext in a spec, found "
+            f"{sorted(ours)}: torch would serve both devices with the first of them; write 'ft', "
+            "which is one backend for all devices"
+        )
+
+
+def _mend_default_backend(frame: FrameType | None, spec: dict[str, str] | None) -> None:
+    """Make ours the default backend of a group for which torch found none, or one it has not."""
+    group = frame.f_locals.get("pg") if frame is not None else None
+    if isinstance(group, dist.ProcessGroup) and group.name() not in (spec or {}).values():
+        group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+
+
+def _copy_bound_device(frame: FrameType | None, group: dist.ProcessGroup) -> None:
+    """Carry over what torch noted on the group that ours takes the place of."""
+    replaced = frame.f_locals.get("pg") if frame is not None else None
+    device = replaced.bound_device_id if isinstance(replaced, dist.ProcessGroup) else None
+    if device is not None:
+        group.bound_device_id = device
+
+
+def _disabled() -> bool:
+    value = os.environ.get("TORCHFT_EXT_DISABLE", "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"TORCHFT_EXT_DISABLE: expected '0' or '1', found '{value}'")
+    return value == "1"
+
+
+_warned = False
+
+
+def _plain(
+    opts: _CreationOptions, name: str, frame: FrameType | None
+) -> dist.ProcessGroup | Backend:
+    """Make what torch itself would use in place of `name` (TORCHFT_EXT_DISABLE=1)."""
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"TORCHFT_EXT_DISABLE=1: '{name}' is plain gloo (CPU) and nccl (CUDA), "
+            "without fault tolerance",
+            stacklevel=2,
+        )
+    spec = _spec(frame)
+    if spec is not None and len(set(spec.values())) > 1:
+        device = cast(FrameType, frame).f_locals.get("device", "cpu")
+        return _plain_backend(opts, device)
+    group = dist.ProcessGroup(opts.store, opts.group_rank, opts.group_size)
+    types = dist.ProcessGroup.BackendType
+    for device in spec or {"cpu": name}:
+        if device != "cuda":
+            group._register_backend(torch.device(device), types.GLOO, _plain_backend(opts, device))
+            group._set_default_backend(types.GLOO)
+        elif dist.is_nccl_available() and torch.cuda.is_available():
+            group._register_backend(torch.device(device), types.NCCL, _plain_backend(opts, device))
+            group._set_default_backend(types.NCCL)
+    return group
+
+
+def _plain_backend(opts: _CreationOptions, device: str) -> Backend:
+    store = PrefixStore(f"plain_{device}", opts.store)
+    if device != "cuda":
+        made: Backend = dist.ProcessGroupGloo(
+            store, opts.group_rank, opts.group_size, timeout=opts.timeout
+        )
+        return made
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = opts.timeout
+    return dist.ProcessGroupNCCL(store, opts.group_rank, opts.group_size, options)

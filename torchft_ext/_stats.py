@@ -1,0 +1,40 @@
+"""What `Backend.stats()` returns."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Stats(TypedDict):
+    """Counts since the group was made; threads and descriptors are the whole process's.
+
+    Keys:
+        epochs: that became active.
+        failed_configures: that did not.
+        operations: issued.
+        bytes_sent, bytes_received: by the engine for this group.
+        failures: number by kind: "peer_lost", "timeout" ...
+        last_error: the last failure's message.
+        last_configure_ms: milliseconds of each phase of the last successful configure().
+        threads: names of the library's running threads.
+        stuck_threads: those that were given up because they did not end.
+        descriptors: open in the process, those in single threads' private tables included.
+        counters: the engine's own.
+        monitor: the peer monitor's counters; None where the engine has none.
+        engine: "host".
+    """
+
+    epochs: int
+    failed_configures: int
+    operations: int
+    bytes_sent: int
+    bytes_received: int
+    failures: dict[str, int]
+    last_error: str | None
+    last_configure_ms: dict[str, float]
+    threads: list[str]
+    stuck_threads: int
+    descriptors: int
+    counters: dict[str, int]
+    monitor: dict[str, int] | None
+    engine: str
