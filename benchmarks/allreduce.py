@@ -73,6 +73,8 @@ def measure(
 
 
 def rank_main() -> None:
+    import torchft_ext  # noqa: F401  ("ft" is known without it once the package is installed)
+
     store = ranks.connect_store()
     for command in ranks.commands():
         if command["cmd"] == "init":

@@ -35,7 +35,7 @@ class RankProcess:
     """One rank's process, for the launcher's main thread; a thread reads its answers."""
 
     def __init__(self, pool: Pool, env: dict[str, str]) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()
         self._popen = subprocess.Popen(
             [sys.executable, pool.script, RANK_FLAG],
             stdin=subprocess.PIPE,

@@ -238,8 +238,8 @@ def draw(results: list[Message], world: int, path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.8 * len(results)), layout="constrained")
     kinds: list[tuple[str, str, str, float]] = [
-        ("last_released_s", "last survivor released", "tab:blue", 0.15),
-        ("last_good_s", "next good allreduce on all survivors", "tab:orange", -0.15),
+        ("last_released_s", "last survivor released", "tab:blue", -0.15),
+        ("last_good_s", "next good allreduce on all survivors", "tab:orange", 0.15),
     ]
     for key, label, colour, shift in kinds:
         for row, result in enumerate(results):

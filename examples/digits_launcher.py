@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(self, number: int, command: list[str], inbox: queue.SimpleQueue[Event]) -> None:
         self.number = number
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in end())
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

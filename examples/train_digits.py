@@ -12,6 +12,7 @@ Read worker_main() first: that is what a training script of your own would conta
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -53,7 +54,7 @@ def worker_main(arguments: argparse.Namespace) -> None:
     data = Digits(arguments.seed)
     # Small buckets, so that a step consists of several allreduces, as with a real model.
     ddp = DistributedDataParallel(DigitsNet(data.train[0]), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.04, momentum=0.9)
 
     step = 0
     healthy = True
@@ -64,13 +65,17 @@ def worker_main(arguments: argparse.Namespace) -> None:
                 step = digits_state.take_furthest(ddp.module, optimizer, step)
                 digits_state.compare(ddp.module, optimizer)
                 tell("agreed", steps_done=step)
-            expected = None if healthy else mean_gradients(ddp.module, *data.batch(step))
+            before = None if healthy else copy.deepcopy(ddp.module)
             if me == VICTIM and step + 1 == arguments.kill_step:
                 stop_in_backward(ddp.module)
             loss = train_step(ddp, optimizer, data.batch(step, dist.get_rank(), members.world))
             step += 1
-            report_step(step, loss, ddp.module, expected)
+            report_step(step, loss, healthy)
             healthy = True
+            if before is not None:
+                # Averages follow the new size: else these gradients would be off by a quarter.
+                alone = mean_gradients(before, *data.batch(step - 1))
+                tell("checked", difference=largest_difference(ddp.module, alone))
         except torchft_ext.CommError as error:
             # Whichever operation it was: this epoch is over, on every rank. The same group and the
             # same DDP object serve the next one.
@@ -113,12 +118,11 @@ def tell(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, "time": time.monotonic(), **fields}), flush=True)
 
 
-def report_step(step: int, loss: float, model: nn.Module, expected: list[Tensor] | None) -> None:
+def report_step(step: int, loss: float, healthy: bool) -> None:
     if dist.get_rank() == 0:
         tell("step", step=step, loss=loss, world=dist.get_world_size())
-    if expected is not None:
-        # DDP averages over the new size: else its gradients would be off by a quarter.
-        tell("resumed", step=step, difference=largest_difference(model, expected))
+    if not healthy:
+        tell("resumed", step=step)
 
 
 def stop_in_backward(model: DigitsNet) -> None:

@@ -81,7 +81,7 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
 
 std::optional<Failure> HostEngine::open() {
   std::string error;
-  listener_ = Listener::open(loop_, options_.bind_address, options_.ports, &error);
+  listener_ = Listener::open(loop_, options_.bind_address, options_.ports, &error, incarnation_);
   if (!listener_) {
     return failureOf(FailureKind::kRendezvous, "cannot listen on " + options_.bind_address.toString() + ": " +
                                                    error + "; choose another interface or port range");
@@ -90,6 +90,7 @@ std::optional<Failure> HostEngine::open() {
   monitor.bind_address = options_.bind_address;
   monitor.ports = options_.ports;
   monitor.heartbeat_limit = options_.heartbeat_limit;
+  monitor.self = incarnation_;
   monitor.host = hostName();
   monitor_ = PeerMonitor::start(monitor, &error);
   if (!monitor_) {

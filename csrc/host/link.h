@@ -51,7 +51,7 @@ class Link {
   virtual void close() = 0;
   // Sends what is queued without user memory (texts), tells the peer that no more comes, and closes when the peer
   // has closed too or after `at_most`. Frames with user payload that have not begun are dropped; one that has begun
-  // cannot be completed, so the link is then just closed.
+  // cannot be completed, so the link is then just closed. No callback after it; destruction closes at once.
   virtual void closeAfterTexts(Duration at_most) = 0;
   virtual uint64_t bytesSent() const = 0;
   virtual uint64_t bytesReceived() const = 0;

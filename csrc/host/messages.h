@@ -19,6 +19,7 @@ namespace torchft_ext {
 class Messages {
  public:
   // links: control lanes by rank, null at own rank; borrowed. A send to oneself is matched locally.
+  // failed: called from within send(), recv() or onText(), which must not destroy this object.
   Messages(int rank, const std::vector<Link*>& links, std::function<void(Failure)> failed);
   ~Messages();
 
@@ -32,6 +33,8 @@ class Messages {
   bool needs(int peer) const;  // a pending send or recv (a recv from any, if it is the last peer
                                // left) waits for this peer
   void peerLeft(int peer);
+  // What was pending; nothing is completed. The owner has closed the links before (closeAfterTexts
+  // will do): this class shares them and cannot.
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
 
  private:

@@ -33,7 +33,9 @@ class ScheduleRunner {
   // Collective number n of the epoch has index n on every rank.
   void add(std::shared_ptr<OpState> state, Operation operation);
   bool idle() const;
-  bool needs(int peer) const;  // a pending operation still waits for bytes from this peer
+  bool needs(
+      int peer) const;  // a pending operation has something to receive from or send to this peer
+  // Closes the links that still have user memory in hand, unless the owner has closed them before.
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
 
  private:

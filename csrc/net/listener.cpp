@@ -39,7 +39,7 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   using Guest = WaitingRoom::Guest;
   using Place = WaitingRoom::Place;
 
-  Impl(EventLoop& event_loop, ListeningSocket listening);
+  Impl(EventLoop& event_loop, ListeningSocket listening, const Incarnation& self);
 
   void start();
   void close();
@@ -56,6 +56,7 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   bool callHandler(const Handler& handler, Arrival& arrival) noexcept;
 
   EventLoop& loop;
+  const Incarnation incarnation;  // of the process, or of the one that a test plays
   UniqueFd socket;
   const SocketAddress address;
   const std::shared_ptr<AtomicCounts> counts = std::make_shared<AtomicCounts>();
@@ -67,8 +68,9 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   std::map<Nonce, Epoch> epochs;
 };
 
-Listener::Impl::Impl(EventLoop& event_loop, ListeningSocket listening)
+Listener::Impl::Impl(EventLoop& event_loop, ListeningSocket listening, const Incarnation& self)
     : loop(event_loop),
+      incarnation(self),
       socket(std::move(listening.fd)),
       address(listening.address),
       strangers(
@@ -156,7 +158,7 @@ void Listener::Impl::judge(Guest guest) {
     return;
   }
   guest.hello = *hello;
-  if (hello->to != selfIncarnation()) {
+  if (hello->to != incarnation) {
     refuse(guest, RefusalCode::kWrongProcess, "another process has taken over this port");
     return;
   }
@@ -186,7 +188,7 @@ void Listener::Impl::admit(Guest guest, const Epoch& epoch) {
     refuse(guest, RefusalCode::kWrongSecret, "the epoch's secret is another one");
     return;
   }
-  if (!sendWhole(guest.fd.get(), encodeWelcome({epoch.secret.acceptor, selfIncarnation()}))) {
+  if (!sendWhole(guest.fd.get(), encodeWelcome({epoch.secret.acceptor, incarnation}))) {
     ++counts->refused;
     return;
   }
@@ -238,17 +240,18 @@ void Listener::Impl::expect(const Nonce& nonce, const EpochSecret& secret, Handl
 }
 
 std::shared_ptr<Listener> Listener::open(EventLoop& loop, const SocketAddress& address,
-                                         PortRange ports, std::string* error) {
+                                         PortRange ports, std::string* error,
+                                         const Incarnation& self) {
   struct Opening {  // shared with the loop, which may come to it too late
     std::string error;
     std::shared_ptr<Listener> listener;
   };
   auto opening = std::make_shared<Opening>();
-  const auto open = [opening, &loop, address, ports] {
+  const auto open = [opening, &loop, address, ports, self] {
     try {
       auto listening = listenOn(address, ports, &opening->error);
       if (!listening) return;
-      auto impl = std::make_shared<Impl>(loop, std::move(*listening));
+      auto impl = std::make_shared<Impl>(loop, std::move(*listening), self);
       impl->start();
       opening->listener.reset(new Listener(loop, impl->address, impl));
     } catch (const std::system_error& refused) {

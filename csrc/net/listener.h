@@ -48,7 +48,8 @@ class Listener {
 
   // error is set and nullptr returned when no port can be had.
   static std::shared_ptr<Listener> open(EventLoop& loop, const SocketAddress& address,
-                                        PortRange ports, std::string* error);
+                                        PortRange ports, std::string* error,
+                                        const Incarnation& self = selfIncarnation());
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;

@@ -44,7 +44,7 @@ LineTable::LineTable(EventLoop& loop, const LineTableOptions& options, LineListe
 std::unique_ptr<LineTable> LineTable::open(EventLoop& loop, const LineTableOptions& options,
                                            LineListener& listener, std::string* error) {
   std::unique_ptr<LineTable> table(new LineTable(loop, options, listener));
-  table->door_ = Listener::open(loop, options.bind_address, options.ports, error);
+  table->door_ = Listener::open(loop, options.bind_address, options.ports, error, options.self);
   if (!table->door_) return nullptr;
   table->door_->expect(kProbeNonce, EpochSecret{}, [](Arrival&) { return false; });
   return table;

@@ -86,6 +86,7 @@ MonitorCore::MonitorCore(EventLoop& loop, const MonitorOptions& options,
       detector_(*this, options.heartbeat_limit, options.host, ::getpid()) {}
 
 bool MonitorCore::open(const LineTableOptions& options, std::string* error) {
+  incarnation_ = options.self;
   table_ = LineTable::open(loop_, options, *this, error);
   return table_ != nullptr;
 }
@@ -106,11 +107,10 @@ void MonitorCore::dropElsewhere(Watch watch) {
 
 std::vector<WatchedPeer> MonitorCore::watchable(const WatchRequest& request) const {
   const std::set<int> neighbours = ringNeighbours(request.self_rank, request.peers);
-  const Incarnation self = selfIncarnation();
   std::vector<WatchedPeer> watched;
   std::set<Incarnation> seen;
   for (const MonitoredPeer& peer : request.peers) {
-    const bool own = peer.rank == request.self_rank || peer.incarnation == self;
+    const bool own = peer.rank == request.self_rank || peer.incarnation == incarnation_;
     if (own || peer.line_addresses.empty() || !seen.insert(peer.incarnation).second) continue;
     WatchedPeer entry;
     entry.rank = peer.rank;

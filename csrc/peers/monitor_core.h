@@ -110,6 +110,7 @@ class MonitorCore : public LineListener, private DetectorOrders {
   void afterChange();
   void onTick();
 
+  Incarnation incarnation_;  // set by open()
   EventLoop& loop_;
   const std::string host_;
   const std::shared_ptr<Relay> relay_;

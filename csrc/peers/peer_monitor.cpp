@@ -88,7 +88,7 @@ class Monitor : public PeerMonitor {
 LineTableOptions Monitor::tableOptions(LineKind kind) const {
   LineTableOptions options;
   options.kind = kind;
-  options.self = selfIncarnation();
+  options.self = options_.self;
   options.bind_address = options_.bind_address;
   options.ports = options_.ports;
   options.idle_grace = options_.idle_line_grace;

@@ -40,6 +40,7 @@ struct MonitorOptions {
   // A peer that has not been heard of for so long counts as frozen. 0: heartbeats are off
   // (debuggers).
   Duration heartbeat_limit = std::chrono::seconds(5);
+  Incarnation self = selfIncarnation();
   std::string host;  // this host's name, to know which peers' /proc can be read
   // A line that no epoch needs any more is kept for so long, since the next epoch mostly wants it
   // again.

@@ -80,7 +80,7 @@ def test_end_of_a_forked_child_is_no_death(ranks):
 def test_interrupt_leaves_a_wait_and_aborts_the_epoch(ranks, operation):
     world = ranks.world(3)
     blocked = world.start_blocked(0, operation)
-    peer = world.start_blocked(1, blocking_all_reduce)
+    peer = world.start_blocked(1, operation)
     world.interrupt(0)
     blocked.error("KeyboardInterrupt", patience=10)
     assert peer.error("CommAbortedError", patience=10).cause["rank"] == 0
