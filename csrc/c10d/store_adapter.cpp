@@ -19,8 +19,9 @@ namespace {
 // How long a client tries to connect, and waits inside one call. Callers have deadlines of their
 // own, so this only bounds how long a thread stays with a server that does not answer.
 constexpr std::chrono::seconds kClientTimeout{5};
-// A server that refuses connections may be about to start; after this it counts as lost.
-constexpr std::chrono::seconds kRefusedFor{1};
+// A server that refuses connections may be about to start; after this it counts as lost. Well below the time after
+// which a store thread counts as stuck.
+constexpr milliseconds kRefusedFor{500};
 constexpr milliseconds kRetryAfter{50};
 
 std::string whatOf(const std::exception& error) {

@@ -93,7 +93,11 @@ void Rendezvous::succeeded() {
 
 std::variant<Roster, Failure> Rendezvous::enter() {
   if (auto failure = publish()) return *failure;
-  if (size_ == 1) return issue({encodeRecord(self_)});
+  if (size_ == 1) {
+    // A set alone does not wait for the server: without an answer a lost store would go unnoticed.
+    if (auto failure = checkOwnRecord()) return *failure;
+    return issue({encodeRecord(self_)});
+  }
   return rank_ == 0 ? lead() : follow();
 }
 

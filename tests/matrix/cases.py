@@ -198,10 +198,10 @@ def run_store_case(pool: Pool, operation: str, world: int, number: int) -> None:
         if not event["ok"]:
             raise MatrixError(f"a lost store ended an operation: {event['text']}")
     for index, rank in enumerate(ranks):
-        rank.say(f"configure lost {index} {world} 1500")
+        rank.say(f"configure lost {index} {world} 5000")
     for rank in ranks:
         event = rank.expect("configured", HANG)
-        allowed = {"store_lost"} if number == signal.SIGKILL else {"store_lost", "timeout"}
+        allowed = {"store lost"} if number == signal.SIGKILL else {"store lost", "timeout"}
         if event["ok"] or event["kind"] not in allowed:
             raise MatrixError(f"configure() without a store: {event}, expected one of {sorted(allowed)}")
     pool.new_store()

@@ -9,9 +9,9 @@ DEATH = 0.1  # seconds from a strike to the last survivor's release, by the proj
 FREEZE = HEARTBEAT + 0.1
 CONFIGURE_LIMIT = 2.0  # seconds; of every configure() that may fail
 
-LOST = frozenset({"peer_lost"})
+LOST = frozenset({"peer lost"})
 # Until an epoch has formed, the members that still wait in the store learn of a death by their deadline only.
-FORMING = frozenset({"peer_lost", "peer_left", "link_lost", "timeout", "rendezvous", "aborted"})
+FORMING = frozenset({"peer lost", "peer left", "link lost", "timeout", "rendezvous", "aborted"})
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ STRIKES: dict[str, Strike] = {
         Strike("os_exit", LOST, DEATH, command="die _exit"),
         Strike("exec", LOST, DEATH, command="die exec"),
         Strike("exception", LOST, FREEZE, command="die exception"),
-        Strike("exit", frozenset({"peer_lost", "aborted"}), DEATH, command="die exit"),
-        Strike("shutdown", frozenset({"peer_left"}), DEATH, command="shutdown"),
+        Strike("exit", frozenset({"peer lost", "aborted", "internal error"}), 1.0, command="die exit"),
+        Strike("shutdown", frozenset({"peer left"}), DEATH, command="shutdown"),
         Strike("abort", frozenset({"aborted"}), DEATH, command="abort", survives=True),
         Strike("timeout", frozenset({"timeout"}), DEATH + 0.05, command="timeout 50", survives=True),
-        Strike("cut_link", frozenset({"link_lost"}), DEATH + 0.1, survives=True, victim_named=False),
+        Strike("cut_link", frozenset({"link lost"}), DEATH + 0.1, survives=True, victim_named=False),
     )
 }
 
