@@ -154,9 +154,9 @@ class Pool:
             if sender not in processes:
                 continue
             if message["event"] == "ended":
-                raise RankFailed(
-                    f"process {sender.pid} ended; awaited {event!r}\n{sender.errors()}"
-                )
+                time.sleep(1)  # others may be about to fail for the same reason
+                said = "\n".join(f"process {p.pid}: {p.errors()}" for p in processes)
+                raise RankFailed(f"process {sender.pid} ended; awaited {event!r}\n{said}")
             if message["event"] == event:
                 answers[sender] = message
         return [answers[p] for p in processes]

@@ -18,7 +18,6 @@ import of this package.
 from __future__ import annotations
 
 import atexit
-import os
 from datetime import timedelta
 
 import torch
@@ -41,7 +40,7 @@ if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
 import torch.distributed
 
 import torchft_ext_autoload
-from torchft_ext import _C, errors
+from torchft_ext import _C, _ddp, errors
 from torchft_ext._C import Backend, Options
 from torchft_ext._groups import backend
 from torchft_ext.errors import (
@@ -77,12 +76,12 @@ __version__ = _build_info.VERSION
 _EXIT_WITHIN = timedelta(seconds=1)
 
 
-def _at_exit(process: int = os.getpid()) -> None:
-    """Say goodbye and end the library's threads; a forked child has neither."""
-    if os.getpid() == process:
-        _C._process_exit(_EXIT_WITHIN)
+def _at_exit() -> None:
+    """Say goodbye and end the library's threads."""
+    _C._process_exit(_EXIT_WITHIN)
 
 
 _C._install_error_factory(errors._from_native)
 atexit.register(_at_exit)
+_ddp.watch()
 torchft_ext_autoload.register()

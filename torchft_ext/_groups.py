@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchft_ext import _C
+from torchft_ext import _C, _ddp
 
 
 def backends_of(group: dist.ProcessGroup) -> Iterator[_C.Backend]:
@@ -56,6 +56,7 @@ def follow_epoch(changed: _C.Backend) -> None:
                 _follow_default_group(group, changed)
             else:
                 _set_table(group, changed.rank(), changed.size())
+            _ddp.follow_epoch(group)
 
 
 def _follow_default_group(group: dist.ProcessGroup, changed: _C.Backend) -> None:

@@ -1,6 +1,7 @@
 // Every thread of the library is started here: named, all signals blocked, counted, and known to
-// stats(). A thread that could not be ended within its bound is abandoned: reported once in the log,
-// kept in the count of stuck threads, and never joined (it may sit in a foreign library for good).
+// stats(). A thread that could not be ended within its bound is abandoned: reported once in the
+// log, kept in the count of stuck threads, and never joined (it may sit in a foreign library for
+// good).
 #pragma once
 
 #include <functional>

@@ -90,7 +90,14 @@ void FtBackend::configure(const std::string& store_address, int rank, int size,
               "size when it is made: expected rank ",
               fixed_rank_, " of ", fixed_size_, ", found rank ", rank, " of ", size,
               "; use a group with the single backend 'ft', or torch 2.14 or later");
-  begin(storeThreadFor(address), address.prefix, rank, size, timeout);
+  const std::shared_ptr<StoreThread> store = storeThreadFor(address);
+  keep(store);
+  begin(store, address.prefix, rank, size, timeout);
+}
+
+void FtBackend::keep(std::shared_ptr<StoreThread> store) {
+  const MutexLock lock(store_mutex_);
+  store_.swap(store);  // the previous one is let go of after the lock
 }
 
 void FtBackend::begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix,

@@ -140,6 +140,7 @@ class FtBackend : public c10d::Backend {
   void begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix, int rank,
              int size, std::optional<Milliseconds> timeout);
   void followEpoch();
+  void keep(std::shared_ptr<StoreThread> store);
 
   Prepared prepareAllreduce(const Argument& argument, const at::Tensor& tensor,
                             const c10d::AllreduceOptions& options) const;
@@ -159,6 +160,9 @@ class FtBackend : public c10d::Backend {
   const bool may_resize_;
   const int fixed_rank_;  // what a ProcessGroup that cannot follow reports
   const int fixed_size_;
+  Mutex store_mutex_;
+  // Of the last configure(): kept, since making a client may take seconds.
+  std::shared_ptr<StoreThread> store_ GUARDED_BY(store_mutex_);
   std::shared_ptr<Group> group_;       // constant; let go of in a forked child
   std::atomic<uint64_t> sequence_{0};  // any thread
 };

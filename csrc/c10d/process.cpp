@@ -9,6 +9,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/mutex.h"
 #include "comm/callbacks.h"
 #include "comm/group.h"
@@ -18,17 +19,15 @@
 namespace torchft_ext {
 namespace {
 
-// Never destroyed: threads may outlive static destruction.
 struct Process {
-  ForkGuard made_in;
   Mutex mutex;
   std::shared_ptr<Watchdog> watchdog GUARDED_BY(mutex);
   std::vector<std::weak_ptr<Group>> groups GUARDED_BY(mutex);
 };
 
+PerProcess<Process> per_process;
 Process& process() {
-  static auto* const instance = new Process;
-  return *instance;
+  return per_process.get();
 }
 
 std::vector<std::shared_ptr<Group>> takeGroups() {
@@ -76,7 +75,6 @@ void rememberGroup(const std::shared_ptr<Group>& group) {
 }
 
 bool processExit(Deadline deadline) {
-  if (process().made_in.inherited()) return true;
   // Goodbyes get half of the time, so that enough is left for the threads.
   const Deadline goodbye =
       deadline.isNever() ? deadline : deadline.orEarlier(deadline.remaining() / 2);
@@ -101,10 +99,10 @@ int openDescriptors() {
   return static_cast<int>(count);
 }
 
-ForkGuard::ForkGuard() : pid_(::getpid()) {}
+ForkGuard::ForkGuard() : pid_(::getpid()), generation_(forkGeneration()) {}
 
 bool ForkGuard::inherited() const {
-  return ::getpid() != pid_;
+  return forkGeneration() != generation_;
 }
 
 void ForkGuard::check(const char* what) const {

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "base/deadline.h"
@@ -19,7 +20,8 @@ std::shared_ptr<Watchdog> sharedWatchdog();
 void rememberGroup(const std::shared_ptr<Group>& group);
 
 // Says goodbye for every group and ends all threads of the library, by the deadline; what does not
-// end is abandoned and reported. False: something was abandoned. Nothing happens in a forked child.
+// end is abandoned and reported. False: something was abandoned. In a forked child: for what was
+// made there.
 bool processExit(Deadline deadline);
 
 // Descriptors open in this process, those in private tables of single threads included.
@@ -35,6 +37,7 @@ class ForkGuard {
 
  private:
   pid_t pid_;
+  uint64_t generation_;
 };
 
 }  // namespace torchft_ext

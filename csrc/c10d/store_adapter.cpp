@@ -16,11 +16,14 @@
 namespace torchft_ext {
 namespace {
 
-// How long a client tries to connect, and waits inside one call. Callers have deadlines of their
-// own, so this only bounds how long a thread stays with a server that does not answer.
+// How long a client waits inside one call, and tries to connect: torch looks the peer's name up
+// when it connects, which takes over 5 s where a name server does not answer. Callers have
+// deadlines of their own, so this only bounds how long a thread stays with a server that does not
+// answer.
 constexpr std::chrono::seconds kClientTimeout{5};
-// A server that refuses connections may be about to start; after this it counts as lost. Well below the time after
-// which a store thread counts as stuck.
+constexpr std::chrono::seconds kConnectTimeout{30};
+// A server that refuses connections may be about to start; after this it counts as lost. Well below
+// the time after which a store thread counts as stuck.
 constexpr milliseconds kRefusedFor{500};
 constexpr milliseconds kRetryAfter{50};
 
@@ -54,8 +57,11 @@ class C10dStoreClient : public StoreClient {
       if (!store_->check(keys)) return std::nullopt;
       std::vector<std::string> values;
       values.reserve(keys.size());
-      for (const std::vector<uint8_t>& value : read(keys))
+      for (const std::vector<uint8_t>& value : read(keys)) {
+        // A key that was deleted after check() reads as empty; nobody here writes an empty value.
+        if (value.empty()) return std::nullopt;
         values.emplace_back(value.begin(), value.end());
+      }
       return values;
     });
   }
@@ -115,7 +121,7 @@ std::string tryConnect(const StoreAddress& address, Deadline deadline) {
 // torch's own client goes on trying for its whole timeout and beyond, and logs a stack trace for
 // each try.
 void awaitServer(const StoreAddress& address) {
-  const Deadline deadline = Deadline::after(kClientTimeout);
+  const Deadline deadline = Deadline::after(kConnectTimeout);
   const Deadline refused = Deadline::after(kRefusedFor);
   std::string why = tryConnect(address, deadline);
   while (!why.empty() && !refused.expired()) {
@@ -184,9 +190,10 @@ std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
       c10d::TCPStoreOptions options;
       options.port = address.port;
       options.waitWorkers = false;
-      options.timeout = kClientTimeout;
-      return std::make_unique<C10dStoreClient>(
-          c10::make_intrusive<c10d::TCPStore>(address.host, options));
+      options.timeout = kConnectTimeout;
+      auto store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
+      store->setTimeout(kClientTimeout);
+      return std::make_unique<C10dStoreClient>(std::move(store));
     });
   });
 }

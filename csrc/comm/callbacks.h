@@ -8,11 +8,12 @@
 
 namespace torchft_ext {
 
-// Any thread, never blocks. After stopCallbackThread() the callback is dropped. What it throws is logged.
+// Any thread, never blocks. After stopCallbackThread() the callback is dropped. What it throws is
+// logged.
 void runOnCallbackThread(std::function<void()> callback);
 bool onCallbackThread();
-// At exit, for good: what is queued still runs. False: a callback had not returned by the deadline (at once if it is
-// the caller).
+// At exit, for good: what is queued still runs. False: a callback had not returned by the deadline
+// (at once if it is the caller).
 bool stopCallbackThread(Deadline deadline);
 
 }  // namespace torchft_ext

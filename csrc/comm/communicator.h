@@ -1,7 +1,8 @@
 // The live links of one epoch, as the policy above sees every engine.
 //
-// Owner: the group's current epoch, alone; retired to its destructor, which never blocks. Rank and size never
-// change. Failing the lifecycle is the one way to end it early: the engine subscribes to it.
+// Owner: the group's current epoch, alone; retired to its destructor, which never blocks. Rank and
+// size never change. Failing the lifecycle is the one way to end it early: the engine subscribes to
+// it.
 #pragma once
 
 #include <functional>
@@ -21,15 +22,18 @@ class Communicator {
   virtual ~Communicator() = default;  // marks, cuts, hands over; never waits
 
   // Any thread; never blocks. Operations of one communicator run in the order of issue, except send
-  // and recv, which hold up nothing and are held up by nothing. The state is completed when the engine is out of
-  // its buffers. Arguments have been checked. Once the lifecycle is over: completed with its failure, no buffer touched.
+  // and recv, which hold up nothing and are held up by nothing. The state is completed when the
+  // engine is out of its buffers. Arguments have been checked. Once the lifecycle is over:
+  // completed with its failure, no buffer touched.
   virtual void issue(std::shared_ptr<OpState> state, Operation operation) = 0;
 
-  // After the lifecycle failed: waits until no engine thread is inside a user buffer and every operation
-  // is completed. False: not by the deadline. Any thread but the engine's own, which gets true at once.
+  // After the lifecycle failed: waits until no engine thread is inside a user buffer and every
+  // operation is completed. False: not by the deadline. Any thread but the engine's own, which gets
+  // true at once.
   virtual bool drain(Deadline deadline) = 0;
 
-  // Says goodbye after everything issued has been sent, and ends the lifecycle. False: not by the deadline.
+  // Says goodbye after everything issued has been sent, and ends the lifecycle. False: not by the
+  // deadline.
   virtual bool leave(Deadline deadline) = 0;
 
   virtual uint64_t bytesSent() const = 0;
@@ -47,9 +51,10 @@ class Engine {
   // Where this process's members can be reached, for its record. Opens the listener at first use.
   virtual std::variant<MemberRecord, Failure> describeSelf() = 0;
 
-  // One attempt to link up with the roster's members and to pass a barrier over the links; blocks until done, until
-  // the lifecycle is over, the deadline, or `superseded` returns true (polled about every 20 ms, on this thread): then
-  // std::monostate, and the attempt has left nothing behind.
+  // One attempt to link up with the roster's members and to pass a barrier over the links; blocks
+  // until done, until the lifecycle is over, the deadline, or `superseded` returns true (polled
+  // about every 20 ms, on this thread): then std::monostate, and the attempt has left nothing
+  // behind.
   virtual std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) = 0;

@@ -47,7 +47,8 @@ struct Group::FailureCounts {
   }
 };
 
-Group::Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog, Duration timeout)
+Group::Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
+             Duration timeout)
     : name_(std::move(name)),
       engine_(std::move(engine)),
       watchdog_(std::move(watchdog)),
@@ -65,19 +66,24 @@ Group::~Group() {
 
 // ---------------------------------------------------------------- configure
 
-FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank, int size,
-                            std::optional<Duration> timeout) {
+FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
+                            int size, std::optional<Duration> timeout) {
   Deadline deadline = Deadline::never();
   std::shared_ptr<Lifecycle> lifecycle;
   {
     MutexLock lock(mutex_);
-    if (shut_down_) throw GroupStateError("configure() of group '" + name_ + "' after shutdown(): make a new group");
-    if (configuring_) {
+    if (shut_down_)
       throw GroupStateError("configure() of group '" + name_ +
-                            "' while another thread configures it: abort() that one first, or wait for it");
+                            "' after shutdown(): make a new group");
+    if (configuring_) {
+      throw GroupStateError(
+          "configure() of group '" + name_ +
+          "' while another thread configures it: abort() that one first, or wait for it");
     }
     configuring_ = true;
-    deadline = Deadline::after(timeout.value_or(timeout_));
+    configure_began_ = Clock::now();
+    configure_limit_ = timeout.value_or(timeout_);
+    deadline = Deadline::after(configure_limit_);
     lifecycle = std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_ + 1, rank, size});
     forming_ = lifecycle;
   }
@@ -87,14 +93,17 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     std::shared_ptr<Lifecycle> lifecycle;
     bool done = false;
     ~Finally() {
-      if (!done) group.configureFailed(lifecycle, aborted(lifecycle->identity().rank, "configure() was interrupted"));
+      if (!done)
+        group.configureFailed(lifecycle,
+                              aborted(lifecycle->identity().rank, "configure() was interrupted"));
     }
   } finally{*this, lifecycle};
 
   Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle};
   std::variant<std::shared_ptr<Communicator>, Failure> formed = beginEpoch(attempt);
   finally.done = true;
-  if (auto* failure = std::get_if<Failure>(&formed)) return configureFailed(lifecycle, std::move(*failure));
+  if (auto* failure = std::get_if<Failure>(&formed))
+    return configureFailed(lifecycle, std::move(*failure));
   return configureSucceeded(attempt, std::move(std::get<std::shared_ptr<Communicator>>(formed)));
 }
 
@@ -109,12 +118,14 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
   self.token = Token::random();
 
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
-  const Cancelled cancelled = [&lifecycle] {
+  const Cancelled cancelled = [lifecycle] {
     if (WaitHook hook = waitHook()) hook();
     return lifecycle->over();
   };
-  Rendezvous rendezvous(attempt.store, attempt.prefix, attempt.rank, attempt.size, std::move(self),
-                        attempt.deadline, cancelled);
+  attempt.rendezvous =
+      std::make_unique<Rendezvous>(attempt.store, attempt.prefix, attempt.rank, attempt.size,
+                                   std::move(self), attempt.deadline, cancelled);
+  Rendezvous& rendezvous = *attempt.rendezvous;
   auto entered = rendezvous.enter();
   stopwatch.lap("rendezvous");
   while (true) {
@@ -125,8 +136,6 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
     if (auto* failure = std::get_if<Failure>(&formed)) return std::move(*failure);
     if (auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed)) {
       stopwatch.lap("links");
-      rendezvous.succeeded();
-      stopwatch.lap("activate");
       attempt.phases = stopwatch.take();
       return std::move(*communicator);
     }
@@ -137,20 +146,31 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
 
 // True: the links being made are for nothing; `refreshed` says why. A lost store does not end an
 // attempt whose links may stand any moment.
-bool Group::lookForSuccessor(Rendezvous& rendezvous, std::variant<std::monostate, Roster, Failure>& refreshed) {
+bool Group::lookForSuccessor(Rendezvous& rendezvous,
+                             std::variant<std::monostate, Roster, Failure>& refreshed) {
   if (WaitHook hook = waitHook()) hook();
   refreshed = rendezvous.refresh();
-  if (const auto* failure = std::get_if<Failure>(&refreshed)) return failure->kind == FailureKind::kRendezvous;
+  if (const auto* failure = std::get_if<Failure>(&refreshed))
+    return failure->kind == FailureKind::kRendezvous;
   return std::holds_alternative<Roster>(refreshed);
 }
 
 FailurePtr Group::configureFailed(const std::shared_ptr<Lifecycle>& lifecycle, Failure failure) {
   failure.op = "configure";
+  {
+    MutexLock lock(mutex_);
+    failure.elapsed = Clock::now() - configure_began_;
+    failure.limit =
+        Deadline::after(configure_limit_).isNever() ? Duration::zero() : configure_limit_;
+  }
+  const Failure own = failure;
   lifecycle->fail(std::move(failure));
   FailurePtr known = lifecycle->failure();
   if (known->op.empty()) {
     auto placed = std::make_shared<Failure>(*known);
-    placed->op = "configure";
+    placed->op = own.op;
+    placed->elapsed = own.elapsed;
+    placed->limit = own.limit;
     known = std::move(placed);
   }
   log(LogLevel::kWarning, known->describe());
@@ -168,12 +188,15 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
   if (!lifecycle->activate()) return configureFailed(lifecycle, *lifecycle->failure());
   Duration total{0};
   for (const auto& phase : attempt.phases) total += phase.second;
-  log(LogLevel::kInfo, "group '" + name_ + "': epoch " + std::to_string(lifecycle->identity().epoch) + " of " +
-                           std::to_string(attempt.size) + " ranks begins, this is rank " +
-                           std::to_string(attempt.rank) + " (" + std::to_string(toMilliseconds(total)) + " ms)");
+  log(LogLevel::kInfo,
+      "group '" + name_ + "': epoch " + std::to_string(lifecycle->identity().epoch) + " of " +
+          std::to_string(attempt.size) + " ranks begins, this is rank " +
+          std::to_string(attempt.rank) + " (" + std::to_string(toMilliseconds(total)) + " ms)");
   {
     MutexLock lock(mutex_);
     current_ = Epoch{lifecycle, std::move(communicator), 0};
+    rendezvous_.swap(
+        attempt.rendezvous);  // the previous one ends with the attempt, without the lock
     forming_.reset();
     failure_.reset();
     configuring_ = false;
@@ -185,7 +208,8 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
   }
   lifecycle->subscribe([counts = failure_counts_](const FailurePtr& failure) {
     counts->count(failure);
-    log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : LogLevel::kWarning, failure->describe());
+    log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : LogLevel::kWarning,
+        failure->describe());
   });
   return nullptr;
 }
@@ -210,10 +234,12 @@ void Group::endCurrent(const std::string& why, Deadline deadline) {
 
 void Group::drain(Communicator& communicator, Deadline deadline) {
   if (communicator.drain(deadline.orEarlier(kDrainSoon))) return;
-  log(LogLevel::kWarning, "group '" + name_ + "': the engine is still inside an operation 50 ms after its end");
+  log(LogLevel::kWarning,
+      "group '" + name_ + "': the engine is still inside an operation 50 ms after its end");
   if (communicator.drain(deadline)) return;
-  log(LogLevel::kError, "group '" + name_ +
-                            "': the engine did not leave an operation by the deadline; its buffers stay alive");
+  log(LogLevel::kError,
+      "group '" + name_ +
+          "': the engine did not leave an operation by the deadline; its buffers stay alive");
 }
 
 void Group::abort(const std::string& why) {
@@ -245,9 +271,15 @@ bool Group::shutdown(Deadline deadline) {
   if (!last.communicator) return true;
   const bool left = last.communicator->leave(deadline);
   if (!left) {
-    last.lifecycle->fail(aborted(last.lifecycle->identity().rank, "shutdown() ran out of time with operations pending"));
+    last.lifecycle->fail(aborted(last.lifecycle->identity().rank,
+                                 "shutdown() ran out of time with operations pending"));
   }
   drain(*last.communicator, Deadline::after(kDrainSoon));
+  std::unique_ptr<Rendezvous> ended;
+  {
+    MutexLock lock(mutex_);
+    ended = std::move(rendezvous_);
+  }
   return left;
 }
 
@@ -260,11 +292,12 @@ FailurePtr Group::whyNoEpoch() const {
   failure->epoch = epoch_;
   failure->rank = rank_;
   failure->size = size_;
-  failure->cause.how = shut_down_      ? "the group was shut down"
-                       : configuring_  ? "another thread is configuring the group"
-                       : epoch_ == 0   ? "the group has no epoch yet"
-                       : current_.communicator ? "another epoch began while the operation was being issued"
-                                               : "the last configure() failed";
+  failure->cause.how = shut_down_     ? "the group was shut down"
+                       : configuring_ ? "another thread is configuring the group"
+                       : epoch_ == 0  ? "the group has no epoch yet"
+                       : current_.communicator
+                           ? "another epoch began while the operation was being issued"
+                           : "the last configure() failed";
   return failure;
 }
 
@@ -277,15 +310,17 @@ std::shared_ptr<OpState> Group::issue(Operation operation) {
     MutexLock lock(mutex_);
     if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
     communicator = shut_down_ ? nullptr : current_.communicator;
-    auto lifecycle = communicator ? current_.lifecycle
-                                  : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
+    auto lifecycle = communicator
+                         ? current_.lifecycle
+                         : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
     if (!communicator) {
       no_epoch = failure_ && !shut_down_ && !configuring_ ? failure_ : whyNoEpoch();
     } else if (operation.epoch >= 0 && operation.epoch != epoch_) {
       communicator = nullptr;  // its buffers have the layout of an epoch that is over
       no_epoch = whyNoEpoch();
     }
-    state = std::make_shared<OpState>(std::move(lifecycle), operation.kind, current_.next_seq++, operation.timeout);
+    state = std::make_shared<OpState>(std::move(lifecycle), operation.kind, current_.next_seq++,
+                                      operation.timeout);
     ++stats_.operations;
   }
   if (!communicator) {

@@ -29,7 +29,7 @@ struct GroupStats {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   FailurePtr last_failure;
-  // Phases of the last configure, in order: end_previous, rendezvous, links, activate.
+  // Phases of the last configure, in order: end_previous, rendezvous, links.
   std::vector<std::pair<std::string, Duration>> last_configure;
 };
 
@@ -41,15 +41,18 @@ class GroupStateError : public std::logic_error {
 
 class Group {
  public:
-  Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog, Duration timeout);
+  Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
+        Duration timeout);
   ~Group();  // fails the epoch, cuts; does not wait
 
   // Begins a new epoch. Null: success. Otherwise why not: the group is failed with it, and whole.
-  // Blocks until the deadline at most (the default timeout's, if timeout is nullopt); calls the wait hook.
-  FailurePtr configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank, int size,
-                       std::optional<Duration> timeout = std::nullopt);
+  // Blocks until the deadline at most (the default timeout's, if timeout is nullopt); calls the
+  // wait hook.
+  FailurePtr configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
+                       int size, std::optional<Duration> timeout = std::nullopt);
 
-  // Idempotent. Releases every waiter at once, then waits until no engine thread is inside a user buffer (50 ms).
+  // Idempotent. Releases every waiter at once, then waits until no engine thread is inside a user
+  // buffer (50 ms).
   void abort(const std::string& why);
   std::shared_ptr<OpState> issue(Operation operation);
   // Says goodbye and ends the epoch. True: everything sent by the deadline.
@@ -81,10 +84,12 @@ class Group {
     Deadline deadline;
     std::shared_ptr<Lifecycle> lifecycle;
     std::vector<std::pair<std::string, Duration>> phases{};
+    std::unique_ptr<Rendezvous> rendezvous{};
   };
 
   std::variant<std::shared_ptr<Communicator>, Failure> beginEpoch(Attempt& attempt);
-  static bool lookForSuccessor(Rendezvous& rendezvous, std::variant<std::monostate, Roster, Failure>& refreshed);
+  static bool lookForSuccessor(Rendezvous& rendezvous,
+                               std::variant<std::monostate, Roster, Failure>& refreshed);
   FailurePtr configureFailed(const std::shared_ptr<Lifecycle>& lifecycle, Failure failure);
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   void endCurrent(const std::string& why, Deadline deadline);
@@ -101,6 +106,11 @@ class Group {
   Epoch current_ GUARDED_BY(mutex_);
   std::shared_ptr<Lifecycle> forming_ GUARDED_BY(mutex_);
   FailurePtr failure_ GUARDED_BY(mutex_);
+  // Of the last epoch that formed: its keys are deleted when the next one has, since slower members
+  // may still read them.
+  std::unique_ptr<Rendezvous> rendezvous_ GUARDED_BY(mutex_);
+  Clock::time_point configure_began_ GUARDED_BY(mutex_);
+  Duration configure_limit_ GUARDED_BY(mutex_){0};
   bool configuring_ GUARDED_BY(mutex_) = false;
   bool shut_down_ GUARDED_BY(mutex_) = false;
   int64_t epoch_ GUARDED_BY(mutex_) = 0;

@@ -37,11 +37,11 @@ class Lifecycle {
   // Set at once with kFailed; null in every other state.
   FailurePtr failure() const;
 
-  bool activate();           // forming -> active; false: it is already over
-  // The first failure wins and is kept, completed with this epoch's identity; subscribers are called on this thread.
-  // False: the epoch was already over; the failure is dropped.
+  bool activate();  // forming -> active; false: it is already over
+  // The first failure wins and is kept, completed with this epoch's identity; subscribers are
+  // called on this thread. False: the epoch was already over; the failure is dropped.
   bool fail(Failure failure);
-  bool end();                // a clean end (goodbye said); false: it had already failed
+  bool end();  // a clean end (goodbye said); false: it had already failed
 
   // Called once, on the failing thread; at once if it has failed already (then returns 0).
   // unsubscribe() does not wait for a call that is under way: capture weak_ptrs.

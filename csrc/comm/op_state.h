@@ -1,9 +1,9 @@
 // The completion of one operation, separate from its buffers: what a Work waits on.
 //
 // Owner: shared by the engine (until it completes it) and any number of Works. Completed exactly
-// once; later attempts are ignored. Completed only when the engine is out of the operation's buffers (promise 6),
-// or, past the grace after its deadline, by a waiter that gives up: then the buffers stay with the engine.
-// Threads: any. wait() is the only call that blocks.
+// once; later attempts are ignored. Completed only when the engine is out of the operation's
+// buffers (promise 6), or, past the grace after its deadline, by a waiter that gives up: then the
+// buffers stay with the engine. Threads: any. wait() is the only call that blocks.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class OpState {
   const std::shared_ptr<Lifecycle>& lifecycle() const { return lifecycle_; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  FailurePtr failure() const;      // null: not done, or success
+  FailurePtr failure() const;  // null: not done, or success
   int sourceRank() const { return source_rank_.load(std::memory_order_acquire); }
   void setSourceRank(int rank) { source_rank_.store(rank, std::memory_order_release); }
 
@@ -43,7 +43,8 @@ class OpState {
   void complete(FailurePtr failure);
   // True: done. Returns false at the deadline.
   bool wait(Deadline deadline);
-  // Runs on the callback thread once done (also when done already). No order between callbacks of different operations.
+  // Runs on the callback thread once done (also when done already). No order between callbacks of
+  // different operations.
   void onDone(std::function<void()> callback);
 
   // A failure as seen from this operation: the epoch's, with this operation's place filled in.

@@ -11,11 +11,32 @@
 namespace torchft_ext {
 
 enum class OpKind : uint8_t {
-  kAllreduce, kBroadcast, kAllgather, kReduceScatter, kReduce, kGather, kScatter, kAlltoall, kSend, kRecv, kBarrier,
+  kAllreduce,
+  kBroadcast,
+  kAllgather,
+  kReduceScatter,
+  kReduce,
+  kGather,
+  kScatter,
+  kAlltoall,
+  kSend,
+  kRecv,
+  kBarrier,
 };
 const char* toString(OpKind kind);  // torch's names: "allreduce", "reduce_scatter", ...
 
-enum class DType : uint8_t { kFloat, kDouble, kHalf, kBFloat16, kInt8, kInt16, kInt32, kInt64, kUint8, kBool };
+enum class DType : uint8_t {
+  kFloat,
+  kDouble,
+  kHalf,
+  kBFloat16,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUint8,
+  kBool
+};
 size_t itemSize(DType dtype);
 const char* toString(DType dtype);
 
@@ -27,17 +48,16 @@ struct Buffer {
   size_t bytes = 0;
 };
 
-// Which buffers a kind has (W = world size; all contiguous; inputs are never written unless they are
-// also outputs; an input may be the same memory as an output only where "in place" stands):
+// Which buffers a kind has (W = world size; all contiguous; inputs are never written unless they
+// are also outputs; an input may be the same memory as an output only where "in place" stands):
 //   allreduce       outputs[0], in place
 //   broadcast       outputs[0], in place; the root's is the source
-//   allgather       inputs[0] -> outputs[W]; outputs[rank] may be the input; sizes may differ by rank
-//   reduce_scatter  inputs[W] -> outputs[0] = reduction of everyone's inputs[rank]; outputs[0] may be inputs[rank]
-//   reduce          inputs[0] -> root's outputs[0], which may be its input; others have no output
-//   gather          inputs[0] -> root's outputs[W]
-//   scatter         root's inputs[W] -> outputs[0]
-//   alltoall        inputs[W] -> outputs[W], inputs[i] goes to rank i; sizes may differ
-//   send / recv     inputs[0] to `peer` / outputs[0] from `peer` (recv: -1 any)
+//   allgather       inputs[0] -> outputs[W]; outputs[rank] may be the input; sizes may differ by
+//   rank reduce_scatter  inputs[W] -> outputs[0] = reduction of everyone's inputs[rank]; outputs[0]
+//   may be inputs[rank] reduce          inputs[0] -> root's outputs[0], which may be its input;
+//   others have no output gather          inputs[0] -> root's outputs[W] scatter         root's
+//   inputs[W] -> outputs[0] alltoall        inputs[W] -> outputs[W], inputs[i] goes to rank i;
+//   sizes may differ send / recv     inputs[0] to `peer` / outputs[0] from `peer` (recv: -1 any)
 //   barrier         none
 struct Operation {
   OpKind kind = OpKind::kBarrier;
@@ -46,11 +66,12 @@ struct Operation {
   int root = 0;
   int peer = -1;
   uint64_t tag = 0;
-  int64_t epoch = -1;  // the epoch whose rank and size the buffers are laid out for; in another one it fails. -1: any
+  int64_t epoch = -1;  // the epoch whose rank and size the buffers are laid out for; in another one
+                       // it fails. -1: any
   std::vector<Buffer> inputs;
   std::vector<Buffer> outputs;
-  Duration timeout{0};                // its limit, counted from issue
-  std::shared_ptr<void> keep_alive;   // whatever owns the buffers; released after completion
+  Duration timeout{0};               // its limit, counted from issue
+  std::shared_ptr<void> keep_alive;  // whatever owns the buffers; released after completion
 };
 
 }  // namespace torchft_ext

@@ -1,8 +1,9 @@
 // The thread that enforces deadlines. It sees lifecycles and operation states through weak pointers
 // only, never communicators: it can never become the last owner of one.
 //
-// Owner: the process (created at first use). Threads: watch() from any; it never blocks, and wakes the thread only when
-// the new deadline is the earliest. At a deadline: the epoch fails with kTimeout in the operation's name.
+// Owner: the process (created at first use). Threads: watch() from any; it never blocks, and wakes
+// the thread only when the new deadline is the earliest. At a deadline: the epoch fails with
+// kTimeout in the operation's name.
 #pragma once
 
 #include <memory>

@@ -18,8 +18,12 @@ Failure aborted(const Lifecycle& lifecycle, const char* how) {
 }  // namespace
 
 HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> epoch,
-                                   std::shared_ptr<Lifecycle> lifecycle, std::shared_ptr<void> keep_alive)
-    : loop_(loop), epoch_(std::move(epoch)), lifecycle_(std::move(lifecycle)), keep_alive_(std::move(keep_alive)) {}
+                                   std::shared_ptr<Lifecycle> lifecycle,
+                                   std::shared_ptr<void> keep_alive)
+    : loop_(loop),
+      epoch_(std::move(epoch)),
+      lifecycle_(std::move(lifecycle)),
+      keep_alive_(std::move(keep_alive)) {}
 
 HostCommunicator::~HostCommunicator() {
   lifecycle_->fail(aborted(*lifecycle_, "its group object was destroyed"));
@@ -38,7 +42,9 @@ void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation
   }
 }
 
-bool HostCommunicator::drain(Deadline deadline) { return epoch_->waitDrained(deadline); }
+bool HostCommunicator::drain(Deadline deadline) {
+  return epoch_->waitDrained(deadline);
+}
 
 bool HostCommunicator::leave(Deadline deadline) {
   struct Waiter {
@@ -62,13 +68,18 @@ bool HostCommunicator::leave(Deadline deadline) {
 
 std::pair<uint64_t, uint64_t> HostCommunicator::askBytes() const {
   auto answer = std::make_shared<std::pair<uint64_t, uint64_t>>();
-  const bool asked = loop_.runOnLoop(
-      [epoch = epoch_, answer] { *answer = epoch->bytesSentAndReceived(); }, Deadline::after(kAskWithin));
+  const bool asked =
+      loop_.runOnLoop([epoch = epoch_, answer] { *answer = epoch->bytesSentAndReceived(); },
+                      Deadline::after(kAskWithin));
   // Not answered in time: the loop may still write to *answer, so it is not read.
   return asked ? *answer : std::pair<uint64_t, uint64_t>{0, 0};
 }
 
-uint64_t HostCommunicator::bytesSent() const { return askBytes().first; }
-uint64_t HostCommunicator::bytesReceived() const { return askBytes().second; }
+uint64_t HostCommunicator::bytesSent() const {
+  return askBytes().first;
+}
+uint64_t HostCommunicator::bytesReceived() const {
+  return askBytes().second;
+}
 
 }  // namespace torchft_ext

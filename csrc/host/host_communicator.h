@@ -1,5 +1,6 @@
 // The host engine's communicator: posts to the epoch on the network thread, and waits for it.
-// Owner: the group. Threads: any. Destruction never waits: the epoch fails and closes on its thread.
+// Owner: the group. Threads: any. Destruction never waits: the epoch fails and closes on its
+// thread.
 #pragma once
 
 #include <memory>
@@ -11,8 +12,8 @@ namespace torchft_ext {
 class HostCommunicator : public Communicator {
  public:
   // keep_alive: the engine, whose loop outlives the epoch.
-  HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> epoch, std::shared_ptr<Lifecycle> lifecycle,
-                   std::shared_ptr<void> keep_alive);
+  HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> epoch,
+                   std::shared_ptr<Lifecycle> lifecycle, std::shared_ptr<void> keep_alive);
   ~HostCommunicator() override;
 
   void issue(std::shared_ptr<OpState> state, Operation operation) override;

@@ -16,7 +16,8 @@ namespace {
 
 constexpr Duration kPoll = std::chrono::milliseconds(20);
 constexpr Duration kEagerPoll = std::chrono::milliseconds(5);
-// A member whose connection ended may be trying again under the same prefix: its successor is awaited so long.
+// A member whose connection ended may be trying again under the same prefix: its successor is
+// awaited so long.
 constexpr Duration kSuccessorWithin = std::chrono::milliseconds(200);
 
 Failure failureOf(FailureKind kind, std::string how) {
@@ -36,7 +37,8 @@ struct Attempt {
 
   void wait(Deadline deadline, const Lifecycle& lifecycle) {
     MutexLock lock(mutex);
-    while (!up && !broken && !lifecycle.over() && !deadline.expired()) changed.waitUntil(mutex, deadline);
+    while (!up && !broken && !lifecycle.over() && !deadline.expired())
+      changed.waitUntil(mutex, deadline);
   }
   void wake() {
     MutexLock lock(mutex);
@@ -63,7 +65,8 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
  private:
   using Formed = std::variant<std::shared_ptr<Communicator>, Failure, std::monostate>;
 
-  std::shared_ptr<HostEpoch> startEpoch(const Roster& roster, const std::shared_ptr<Lifecycle>& lifecycle,
+  std::shared_ptr<HostEpoch> startEpoch(const Roster& roster,
+                                        const std::shared_ptr<Lifecycle>& lifecycle,
                                         Deadline deadline, const std::shared_ptr<Attempt>& attempt);
   Formed await(Attempt& attempt, const std::shared_ptr<HostEpoch>& epoch,
                const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
@@ -83,8 +86,9 @@ std::optional<Failure> HostEngine::open() {
   std::string error;
   listener_ = Listener::open(loop_, options_.bind_address, options_.ports, &error, incarnation_);
   if (!listener_) {
-    return failureOf(FailureKind::kRendezvous, "cannot listen on " + options_.bind_address.toString() + ": " +
-                                                   error + "; choose another interface or port range");
+    return failureOf(FailureKind::kRendezvous, "cannot listen on " +
+                                                   options_.bind_address.toString() + ": " + error +
+                                                   "; choose another interface or port range");
   }
   MonitorOptions monitor;
   monitor.bind_address = options_.bind_address;
@@ -94,8 +98,9 @@ std::optional<Failure> HostEngine::open() {
   monitor.host = hostName();
   monitor_ = PeerMonitor::start(monitor, &error);
   if (!monitor_) {
-    log(LogLevel::kWarning, "the peer monitor cannot start (" + error +
-                                "): deaths are noticed by closing connections, frozen peers at timeouts only");
+    log(LogLevel::kWarning,
+        "the peer monitor cannot start (" + error +
+            "): deaths are noticed by closing connections, frozen peers at timeouts only");
   }
   return std::nullopt;
 }
@@ -147,7 +152,8 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
 
 std::shared_ptr<HostEpoch> HostEngine::startEpoch(const Roster& roster,
                                                   const std::shared_ptr<Lifecycle>& lifecycle,
-                                                  Deadline deadline, const std::shared_ptr<Attempt>& attempt) {
+                                                  Deadline deadline,
+                                                  const std::shared_ptr<Attempt>& attempt) {
   HostEpochSetup setup;
   setup.loop = &loop_;
   setup.listener = listener_;
@@ -185,7 +191,8 @@ Failure HostEngine::timedOut(const std::shared_ptr<HostEpoch>& epoch, const Rost
   Failure failure = failureOf(FailureKind::kTimeout, "the epoch's links did not come up in time");
   if (!asked || missing->empty()) return failure;
   const MemberRecord& first = roster.members[static_cast<size_t>(missing->front())];
-  failure.cause = {missing->front(), -1, first.host, first.pid, "its links did not come up in time"};
+  failure.cause = {missing->front(), -1, first.host, first.pid,
+                   "its links did not come up in time"};
   return failure;
 }
 
@@ -262,9 +269,10 @@ EngineRegistry& registry() {
 }  // namespace
 
 std::string HostEngineOptions::key() const {
-  return bind_address.ip() + "|" + std::to_string(ports.first) + "-" + std::to_string(ports.last) + "|" +
-         std::to_string(heartbeat_limit.count()) + "|" + std::to_string(tuning.chunk_bytes) + "|" +
-         std::to_string(tuning.small_allreduce_bytes) + "|" + std::to_string(tuning.direct_world);
+  return bind_address.ip() + "|" + std::to_string(ports.first) + "-" + std::to_string(ports.last) +
+         "|" + std::to_string(heartbeat_limit.count()) + "|" + std::to_string(tuning.chunk_bytes) +
+         "|" + std::to_string(tuning.small_allreduce_bytes) + "|" +
+         std::to_string(tuning.direct_world);
 }
 
 std::string hostName() {
@@ -273,7 +281,8 @@ std::string hostName() {
   return name.data();
 }
 
-std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(const HostEngineOptions& options) {
+std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
+    const HostEngineOptions& options) {
   auto engine = std::make_shared<HostEngine>(options, Incarnation::random());
   if (auto failure = engine->open()) return *failure;
   return std::shared_ptr<Engine>(std::move(engine));
@@ -283,7 +292,8 @@ std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOption
   EngineRegistry& all = registry();
   MutexLock lock(all.mutex);
   if (all.pid != ::getpid()) {
-    // A forked child: the parent's threads are not here, so its engines must be neither used nor ended.
+    // A forked child: the parent's threads are not here, so its engines must be neither used nor
+    // ended.
     for (auto& [key, engine] : all.engines) new std::shared_ptr<HostEngine>(std::move(engine));
     all.engines.clear();
     all.pid = ::getpid();

@@ -1,4 +1,5 @@
-// The CPU engine: one network thread, one listener and one peer monitor per process and address, shared by all groups.
+// The CPU engine: one network thread, one listener and one peer monitor per process and address,
+// shared by all groups.
 //
 // Owner: groups share it; the process-wide registry keeps it until processExit(). Threads: any.
 #pragma once
@@ -27,7 +28,8 @@ std::string hostName();  // for records and messages
 // The engine for these options; made at first use. Failure: no port, no thread.
 std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOptions& options);
 // A separate one, for tests that play several processes in one. incarnation: drawn anew for it.
-std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(const HostEngineOptions& options);
+std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
+    const HostEngineOptions& options);
 // Ends threads of all engines, by the deadline. After it hostEngine() starts afresh.
 bool stopHostEngines(Deadline deadline);
 

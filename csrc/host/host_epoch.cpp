@@ -142,9 +142,8 @@ void HostEpoch::allLanesStand() {
   callbacks.left = [this](int rank) { onCollectivesLeft(rank); };
   runner_ = std::make_unique<ScheduleRunner>(*setup_.loop, rank(), size(), std::move(collective),
                                              setup_.tuning, std::move(callbacks));
-  messages_ = std::make_unique<Messages>(rank(), control, [this](Failure failure) {
-    setup_.lifecycle->fail(std::move(failure));
-  });
+  messages_ = std::make_unique<Messages>(
+      rank(), control, [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); });
   for (Link* link : control) {
     if (link != nullptr) link->sendText(textFrame(FrameType::kBarrier), {});
   }
@@ -173,7 +172,8 @@ void HostEpoch::startMonitor() {
   const std::weak_ptr<Lifecycle> weak = setup_.lifecycle;
   watch_ = setup_.monitor->watch(setup_.roster.nonce, setup_.roster.secret, rank(),
                                  std::move(watched), [weak](Failure failure) {
-                                   if (auto lifecycle = weak.lock()) lifecycle->fail(std::move(failure));
+                                   if (auto lifecycle = weak.lock())
+                                     lifecycle->fail(std::move(failure));
                                  });
 }
 
@@ -306,10 +306,11 @@ void HostEpoch::judge(int rank) {
     failPeer(rank, FailureKind::kPeerLost, "its connections closed");
     return;
   }
-  gone.probe = std::make_unique<Probe>(*setup_.loop, addresses.front(), Deadline::after(kProbeWithin),
-                                       [this, rank](Probe::Answer answer, const std::string& detail) {
-                                         onVerdict(rank, answer, detail);
-                                       });
+  gone.probe =
+      std::make_unique<Probe>(*setup_.loop, addresses.front(), Deadline::after(kProbeWithin),
+                              [this, rank](Probe::Answer answer, const std::string& detail) {
+                                onVerdict(rank, answer, detail);
+                              });
 }
 
 void HostEpoch::onVerdict(int rank, Probe::Answer answer, const std::string& detail) {
@@ -327,7 +328,8 @@ void HostEpoch::failPeer(int rank, FailureKind kind, const std::string& how) {
   const MemberRecord& member = setup_.roster.members[static_cast<size_t>(rank)];
   Failure failure;
   failure.kind = kind;
-  failure.cause = {rank, kind == FailureKind::kLinkLost ? this->rank() : -1, member.host, member.pid, how};
+  failure.cause = {rank, kind == FailureKind::kLinkLost ? this->rank() : -1, member.host,
+                   member.pid, how};
   setup_.lifecycle->fail(std::move(failure));
 }
 
@@ -345,7 +347,8 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
 }
 
 // The last frame goes out on the control lanes (goodbyes on both): then nothing follows it.
-void HostEpoch::closeLinks(const FrameHeader& last_frame, const std::string& payload, bool on_both_lanes) {
+void HostEpoch::closeLinks(const FrameHeader& last_frame, const std::string& payload,
+                           bool on_both_lanes) {
   for (Peer& each : peers_) {
     if (Link* control = each.links[kControl].get()) {
       control->sendText(last_frame, payload);

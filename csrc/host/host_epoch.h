@@ -6,12 +6,13 @@
 //   up        operations run
 //   over      nothing touches user memory any more; links say their last words and close
 // Transitions: linking -> barrier -> up -> over, and from each to over:
-//   the lifecycle failed (any thread; posted here)   every peer is told why (kFailed), operations complete with it
-//   leave()                                          everything issued has completed, goodbyes are said
-//   dissolve()                                       a forming attempt is given up quietly: peers wait for its successor
+//   the lifecycle failed (any thread; posted here)   every peer is told why (kFailed), operations
+//   complete with it leave()                                          everything issued has
+//   completed, goodbyes are said dissolve()                                       a forming attempt
+//   is given up quietly: peers wait for its successor
 //
-// Owner: the communicator (or the attempt that forms it), and tasks under way; destroyed after close(), on the loop. Threads: loop
-// only, but for waitDrained(). It never blocks.
+// Owner: the communicator (or the attempt that forms it), and tasks under way; destroyed after
+// close(), on the loop. Threads: loop only, but for waitDrained(). It never blocks.
 #pragma once
 
 #include <array>
@@ -43,7 +44,8 @@ struct HostEpochSetup {
 
 class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
  public:
-  // Told to the attempt, on the loop. up(): once. broken(): a forming attempt cannot succeed any more.
+  // Told to the attempt, on the loop. up(): once. broken(): a forming attempt cannot succeed any
+  // more.
   struct FormingCallbacks {
     std::function<void()> up;
     std::function<void(const Failure&, bool superseded)> broken;
@@ -75,7 +77,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
     std::unique_ptr<Probe> probe;
     EventLoop::TimerId verdict_timer = 0;
     bool barrier_seen = false;
-    bool left = false;             // said goodbye on the control lane
+    bool left = false;              // said goodbye on the control lane
     bool collectives_left = false;  // said goodbye on the collective lane, after all its data
   };
 

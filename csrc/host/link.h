@@ -1,8 +1,9 @@
 // One ordered, reliable stream of frames to one peer. TCP here; shared memory fits behind the same
 // interface: collectives and messages see nothing else.
 //
-// Loop thread only, construction included. Owner: the Mesh of one epoch. No callback runs from inside send(), resume() or
-// close(): they run from the loop's next turn, and never after close(). It never blocks.
+// Loop thread only, construction included. Owner: the Mesh of one epoch. No callback runs from
+// inside send(), resume() or close(): they run from the loop's next turn, and never after close().
+// It never blocks.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ class LinkReceiver {
  public:
   virtual ~LinkReceiver() = default;
   virtual Receipt onHeader(const FrameHeader& header) = 0;
-  virtual void onFrame(const FrameHeader& header) = 0;                     // kInto: payload complete
+  virtual void onFrame(const FrameHeader& header) = 0;  // kInto: payload complete
   virtual void onText(const FrameHeader& header, std::string payload) = 0;  // kText
   // Once, the last call. clean: the peer closed between two frames.
   virtual void onBroken(const std::string& why, bool clean) = 0;
@@ -41,17 +42,20 @@ class LinkReceiver {
 class Link {
  public:
   virtual ~Link() = default;
-  virtual void setReceiver(LinkReceiver* receiver) = 0;  // starts reading; outlives the link or close()
+  virtual void setReceiver(
+      LinkReceiver* receiver) = 0;  // starts reading; outlives the link or close()
   // Payload bytes are the caller's until `sent` (may be null) runs: then the kernel has them all.
-  virtual void send(const FrameHeader& header, const uint8_t* payload, std::function<void()> sent) = 0;
+  virtual void send(const FrameHeader& header, const uint8_t* payload,
+                    std::function<void()> sent) = 0;
   virtual void sendText(const FrameHeader& header, std::string payload) = 0;
   virtual void resume() = 0;
   virtual bool sendQueueEmpty() const = 0;
   // Drops everything at once; user memory is not touched again. Pending `sent` never run.
   virtual void close() = 0;
-  // Sends what is queued without user memory (texts), tells the peer that no more comes, and closes when the peer
-  // has closed too or after `at_most`. Frames with user payload that have not begun are dropped; one that has begun
-  // cannot be completed, so the link is then just closed. No callback after it; destruction closes at once.
+  // Sends what is queued without user memory (texts), tells the peer that no more comes, and closes
+  // when the peer has closed too or after `at_most`. Frames with user payload that have not begun
+  // are dropped; one that has begun cannot be completed, so the link is then just closed. No
+  // callback after it; destruction closes at once.
   virtual void closeAfterTexts(Duration at_most) = 0;
   virtual uint64_t bytesSent() const = 0;
   virtual uint64_t bytesReceived() const = 0;

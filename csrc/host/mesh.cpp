@@ -16,7 +16,8 @@ struct Mesh::Impl {
   std::vector<std::unique_ptr<Connector>> connectors;
 
   bool admit(Arrival& arrival) {
-    const bool expected = arrival.rank > rank && arrival.rank < static_cast<int>(incarnations.size()) &&
+    const bool expected = arrival.rank > rank &&
+                          arrival.rank < static_cast<int>(incarnations.size()) &&
                           arrival.lane >= 0 && arrival.lane < kLanes;
     if (!expected) return false;
     const auto index = static_cast<size_t>(arrival.rank);
@@ -51,7 +52,8 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
   impl_->nonce = roster.nonce;
   impl_->callbacks = std::move(callbacks);
   impl_->rank = rank;
-  for (const MemberRecord& member : roster.members) impl_->incarnations.push_back(member.incarnation);
+  for (const MemberRecord& member : roster.members)
+    impl_->incarnations.push_back(member.incarnation);
   impl_->taken.resize(roster.members.size());
 
   const std::weak_ptr<Impl> weak = impl_;
@@ -78,6 +80,8 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
   });
 }
 
-Mesh::~Mesh() { impl_->listener->forget(impl_->nonce); }
+Mesh::~Mesh() {
+  impl_->listener->forget(impl_->nonce);
+}
 
 }  // namespace torchft_ext

@@ -1,5 +1,6 @@
-// Element-wise reductions on spans of memory, by ATen's vectorised kernels. Single-threaded (they run on the
-// loop thread; ATen's own thread pool is not entered). bool: SUM, MAX = or; PRODUCT, MIN = and.
+// Element-wise reductions on spans of memory, by ATen's vectorised kernels. Single-threaded (they
+// run on the loop thread; ATen's own thread pool is not entered). bool: SUM, MAX = or; PRODUCT, MIN
+// = and.
 #pragma once
 
 #include "comm/operation.h"

@@ -1,5 +1,5 @@
-// Does anybody listen there? One TCP connection attempt, closed at once. Used to tell a dead process
-// (its listener is gone: refused) from a cut connection (its kernel accepts: it lives).
+// Does anybody listen there? One TCP connection attempt, closed at once. Used to tell a dead
+// process (its listener is gone: refused) from a cut connection (its kernel accepts: it lives).
 //
 // Loop thread only. The callback runs once, on the loop, never after destruction.
 #pragma once

@@ -41,7 +41,7 @@ class WatchHandle : public PeerMonitor::Watch {
   const WatchId id_;
 };
 
-class Monitor : public PeerMonitor {
+class Monitor final : public PeerMonitor {
  public:
   explicit Monitor(const MonitorOptions& options)
       : options_(options),
@@ -53,7 +53,7 @@ class Monitor : public PeerMonitor {
         witness_(std::make_shared<WitnessDesk>(witness_loop_,
                                                MonitorPaths{relay_, door_, witness_door_})),
         core_(std::make_shared<MonitorCore>(main_loop_, options, relay_, witness_)) {}
-  ~Monitor() override { stop(Deadline::after(kDestroyWithin)); }
+  ~Monitor() override { Monitor::stop(Deadline::after(kDestroyWithin)); }
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
 

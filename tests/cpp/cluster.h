@@ -1,4 +1,5 @@
-// Several members in one process: an engine, a group and a thread each, over real sockets and one store in memory.
+// Several members in one process: an engine, a group and a thread each, over real sockets and one
+// store in memory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,12 +26,14 @@ inline HostEngineOptions loopbackOptions() {
 
 class Member {
  public:
-  Member(const std::string& name, const std::shared_ptr<MemoryStore>& data, const HostEngineOptions& options)
+  Member(const std::string& name, const std::shared_ptr<MemoryStore>& data,
+         const HostEngineOptions& options)
       : engine(std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(options))),
         store(std::make_shared<StoreThread>("memory:" + name, [data] { return data->client(); })),
         group(std::make_unique<Group>("test", engine, std::make_shared<Watchdog>(), kTestLimit)) {}
 
-  FailurePtr configure(const std::string& prefix, int rank, int size, Duration timeout = kTestLimit) {
+  FailurePtr configure(const std::string& prefix, int rank, int size,
+                       Duration timeout = kTestLimit) {
     return group->configure(store, prefix, rank, size, timeout);
   }
 
@@ -43,7 +46,8 @@ class Cluster {
  public:
   explicit Cluster(int size, const HostEngineOptions& options = loopbackOptions())
       : data(std::make_shared<MemoryStore>()) {
-    for (int i = 0; i < size; ++i) members.push_back(std::make_unique<Member>(std::to_string(i), data, options));
+    for (int i = 0; i < size; ++i)
+      members.push_back(std::make_unique<Member>(std::to_string(i), data, options));
   }
 
   // body(member index) on a thread each, all joined.
@@ -60,8 +64,8 @@ class Cluster {
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < which.size(); ++rank) {
       threads.emplace_back([&, rank] {
-        failures[rank] = members[static_cast<size_t>(which[rank])]->configure(prefix, static_cast<int>(rank),
-                                                                              static_cast<int>(which.size()));
+        failures[rank] = members[static_cast<size_t>(which[rank])]->configure(
+            prefix, static_cast<int>(rank), static_cast<int>(which.size()));
       });
     }
     for (auto& thread : threads) thread.join();
@@ -83,9 +87,13 @@ class Cluster {
 template <typename T>
 DType dtypeOf();
 template <>
-inline DType dtypeOf<float>() { return DType::kFloat; }
+inline DType dtypeOf<float>() {
+  return DType::kFloat;
+}
 template <>
-inline DType dtypeOf<int64_t>() { return DType::kInt64; }
+inline DType dtypeOf<int64_t>() {
+  return DType::kInt64;
+}
 
 template <typename T>
 Buffer bufferOf(std::vector<T>& values) {

@@ -27,7 +27,7 @@ inline WatchedPeer member(int number, bool witness = false) {
   return {number, peerNumber(number), "there", 1000 + number, witness};
 }
 
-struct Probe {
+struct DetectorProbe {
   Incarnation peer;
   LineKind kind;
   ProbePatience patience;
@@ -55,7 +55,7 @@ class Recorder : public DetectorOrders {
 
   std::map<WatchId, Failure> failures;
   std::set<std::tuple<WatchId, Incarnation, LineKind>> wanted;
-  std::vector<Probe> probes;
+  std::vector<DetectorProbe> probes;
   std::vector<Incarnation> accused;
   std::vector<std::string> warnings;
 };

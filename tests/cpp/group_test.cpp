@@ -53,7 +53,8 @@ TEST(Group, AbortReleasesEveryRankAndNamesTheOriginator) {
   cluster.form(cluster.all(), "abort");
   std::vector<std::vector<float>> values(4, std::vector<float>(1 << 20, 1.0F));
   std::vector<std::shared_ptr<OpState>> states;
-  for (int i = 0; i < 3; ++i) states.push_back(cluster.group(i).issue(allreduceOf(values[static_cast<size_t>(i)])));
+  for (int i = 0; i < 3; ++i)
+    states.push_back(cluster.group(i).issue(allreduceOf(values[static_cast<size_t>(i)])));
   cluster.group(3).abort("a test said so");
   for (auto& state : states) {
     FailurePtr failure = finish(state);
@@ -180,7 +181,8 @@ TEST(Group, ALostEngineIsAPeerLostOnEverySurvivor) {
   cluster.form(cluster.all(), "lost");
   std::vector<std::vector<float>> values(4, std::vector<float>(100, 1.0F));
   std::vector<std::shared_ptr<OpState>> states;
-  for (int i : {0, 1, 3}) states.push_back(cluster.group(i).issue(allreduceOf(values[static_cast<size_t>(i)])));
+  for (int i : {0, 1, 3})
+    states.push_back(cluster.group(i).issue(allreduceOf(values[static_cast<size_t>(i)])));
   cluster.members[2].reset();  // its group fails its epoch, its engine closes everything
   for (auto& state : states) {
     FailurePtr failure = finish(state);
@@ -196,8 +198,8 @@ TEST(Group, ALostEngineIsAPeerLostOnEverySurvivor) {
 TEST(Configure, NamesTheMemberThatNeverComesAndTheNextOneWorks) {
   Cluster cluster(3);
   Cluster::on({0, 1}, [&](int i) {
-    FailurePtr failure =
-        cluster.members[static_cast<size_t>(i)]->configure("late", i, 3, std::chrono::milliseconds(300));
+    FailurePtr failure = cluster.members[static_cast<size_t>(i)]->configure(
+        "late", i, 3, std::chrono::milliseconds(300));
     ASSERT_NE(failure, nullptr);
     EXPECT_EQ(failure->kind, FailureKind::kTimeout) << failure->describe();
     EXPECT_EQ(failure->op, "configure");
@@ -240,7 +242,8 @@ TEST(Configure, TwoProcessesWithOneRankAreToldSo) {
   Cluster cluster(3);
   std::atomic<int> duplicates{0};
   Cluster::on({1, 2}, [&](int i) {
-    FailurePtr failure = cluster.members[static_cast<size_t>(i)]->configure("twice", 1, 3, std::chrono::seconds(2));
+    FailurePtr failure =
+        cluster.members[static_cast<size_t>(i)]->configure("twice", 1, 3, std::chrono::seconds(2));
     ASSERT_NE(failure, nullptr);
     if (failure->kind == FailureKind::kRendezvous) ++duplicates;
   });

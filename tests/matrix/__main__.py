@@ -45,12 +45,20 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="matrix", description=__doc__)
     parser.add_argument("--rank", required=True, help="the built torchft_ext_rank")
-    parser.add_argument("--sample", action="store_true", help="a random part that holds every value of every axis")
+    parser.add_argument(
+        "--sample", action="store_true", help="a random part that holds every value of every axis"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="of a sample (default 8)")
-    parser.add_argument("--cases", type=int, default=0, help="of a sample: at most so many (0: no limit)")
+    parser.add_argument(
+        "--cases", type=int, default=0, help="of a sample: at most so many (0: no limit)"
+    )
     parser.add_argument("--seed", type=int, default=None, help="of a sample; printed")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on all time bounds (sanitizers: 10)")
-    parser.add_argument("--only", default="", help="cases whose name OPERATION/WORLD/VICTIM/STRIKE contains this")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor on all time bounds (sanitizers: 10)"
+    )
+    parser.add_argument(
+        "--only", default="", help="cases whose name OPERATION/WORLD/VICTIM/STRIKE contains this"
+    )
     parser.add_argument("--json", default="", help="write the result to this file")
     return parser.parse_args()
 
@@ -75,7 +83,11 @@ class Report:
             print(f"FAILED {case}: {error}", file=sys.stderr, flush=True)
         done = self.passed + len(self.failed)
         if done % 50 == 0 or done == self._total:
-            print(f"matrix: {done} of {self._total}, {len(self.failed)} failed", file=sys.stderr, flush=True)
+            print(
+                f"matrix: {done} of {self._total}, {len(self.failed)} failed",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def table(self) -> str:
         """Strike by strike: cases, median and worst release."""
@@ -126,7 +138,15 @@ def main() -> int:
     print(f"{report.passed} passed, {len(report.failed)} failed")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"seed": seed, "passed": report.passed, "failed": report.failed, "releases": report.releases}, file)
+            json.dump(
+                {
+                    "seed": seed,
+                    "passed": report.passed,
+                    "failed": report.failed,
+                    "releases": report.releases,
+                },
+                file,
+            )
     return 1 if report.failed else 0
 
 

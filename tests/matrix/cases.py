@@ -137,21 +137,29 @@ def _collect(
     if forming:
         limit = (CONFIGURE_LIMIT + 1.0) * max(1.0, pool.scale / 10)
     if last > limit:
-        raise MatrixError(f"the last survivor was released after {last:.3f} s, allowed {limit:.3f} s")
+        raise MatrixError(
+            f"the last survivor was released after {last:.3f} s, allowed {limit:.3f} s"
+        )
     return last
 
 
 def _judge(case: Case, strike: Strike, event: Event, forming: bool) -> None:
     kinds = strike.kinds | FORMING if forming else strike.kinds
     if event["kind"] not in kinds:
-        raise MatrixError(f"kind {event['kind']!r}, expected one of {sorted(kinds)}: {event['text']}")
+        raise MatrixError(
+            f"kind {event['kind']!r}, expected one of {sorted(kinds)}: {event['text']}"
+        )
     if forming:
         return
     if strike.victim_named and event["cause"] != case.victim:
-        raise MatrixError(f"the cause is rank {event['cause']}, expected {case.victim}: {event['text']}")
+        raise MatrixError(
+            f"the cause is rank {event['cause']}, expected {case.victim}: {event['text']}"
+        )
     ends = {case.victim, 1} if case.victim == 0 else {case.victim, 0}
     if not strike.victim_named and {event["cause"], event["other"]} != ends:
-        raise MatrixError(f"the ends are {event['cause']} and {event['other']}, expected {ends}: {event['text']}")
+        raise MatrixError(
+            f"the ends are {event['cause']} and {event['other']}, expected {ends}: {event['text']}"
+        )
 
 
 def _go_on_without(
@@ -203,5 +211,7 @@ def run_store_case(pool: Pool, operation: str, world: int, number: int) -> None:
         event = rank.expect("configured", HANG)
         allowed = {"store lost"} if number == signal.SIGKILL else {"store lost", "timeout"}
         if event["ok"] or event["kind"] not in allowed:
-            raise MatrixError(f"configure() without a store: {event}, expected one of {sorted(allowed)}")
+            raise MatrixError(
+                f"configure() without a store: {event}, expected one of {sorted(allowed)}"
+            )
     pool.new_store()

@@ -62,7 +62,9 @@ class RankProcess:
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
-            raise MatrixError(f"rank (pid {self.pid}) did not say {name!r} within {seconds} s") from None
+            raise MatrixError(
+                f"rank (pid {self.pid}) did not say {name!r} within {seconds} s"
+            ) from None
         if event["event"] != name:
             raise MatrixError(f"rank (pid {self.pid}) said {event}, expected {name!r}")
         return event

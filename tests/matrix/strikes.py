@@ -46,11 +46,17 @@ STRIKES: dict[str, Strike] = {
         Strike("os_exit", LOST, DEATH, command="die _exit"),
         Strike("exec", LOST, DEATH, command="die exec"),
         Strike("exception", LOST, FREEZE, command="die exception"),
-        Strike("exit", frozenset({"peer lost", "aborted", "internal error"}), 1.0, command="die exit"),
+        Strike(
+            "exit", frozenset({"peer lost", "aborted", "internal error"}), 1.0, command="die exit"
+        ),
         Strike("shutdown", frozenset({"peer left"}), DEATH, command="shutdown"),
         Strike("abort", frozenset({"aborted"}), DEATH, command="abort", survives=True),
-        Strike("timeout", frozenset({"timeout"}), DEATH + 0.05, command="timeout 50", survives=True),
-        Strike("cut_link", frozenset({"link lost"}), DEATH + 0.1, survives=True, victim_named=False),
+        Strike(
+            "timeout", frozenset({"timeout"}), DEATH + 0.05, command="timeout 50", survives=True
+        ),
+        Strike(
+            "cut_link", frozenset({"link lost"}), DEATH + 0.1, survives=True, victim_named=False
+        ),
     )
 }
 

@@ -22,7 +22,7 @@ import rankside
 import torch.distributed as dist
 from rankside import PATIENCE, ErrorInfo
 
-HERE = Path(__file__).parent
+START_PATIENCE = 100.0  # seconds; importing torch takes some of them, on a busy machine many
 
 
 class Hang(AssertionError):
@@ -269,7 +269,7 @@ class Pool:
             worker.call(rankside.join, (address, rank, size), options)
             for rank, worker in enumerate(workers)
         ]
-        values_of(calls)
+        values_of(calls, START_PATIENCE)
         return World(self, workers)
 
     def world(self, size: int, **options: object) -> World:
@@ -283,7 +283,7 @@ class Pool:
             world.start(rank, rankside.init_fresh, address, rank, size, backend_name)
             for rank in range(size)
         ]
-        values_of(calls)
+        values_of(calls, START_PATIENCE)
         return world
 
     def discard_unusable(self) -> None:

@@ -182,7 +182,12 @@ def configure_twice_at_once(address: str) -> str:
 
     import torchft_ext
 
-    first = threading.Thread(target=failure_of, args=(lambda: configure(address, 0, 2, 20.0),))
+    firsts: list[str] = []  # whichever of the two comes second is refused
+
+    def configure_first() -> None:
+        firsts.append(failure_of(lambda: configure(address, 0, 2, 20.0)).type)
+
+    first = threading.Thread(target=configure_first)
     first.start()
     error = None
     while error is None and first.is_alive():  # until the two overlap
@@ -195,7 +200,7 @@ def configure_twice_at_once(address: str) -> str:
     backend().abort("enough")
     first.join(PATIENCE)
     assert not first.is_alive()
-    return "" if error is None else describe(error).type
+    return firsts[0] if error is None else describe(error).type
 
 
 def test_concurrent_configure_is_refused_and_harms_nothing(ranks):

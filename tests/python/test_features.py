@@ -71,12 +71,6 @@ def test_ddp_divides_by_the_new_size_after_configure(ranks):
     world.next([1]).run(train_ddp, 2, first=6)
 
 
-def forget_failed_backward() -> None:
-    """torch's reducer keeps the divisor of a failed backward until it is told to start anew."""
-    model = kept["ddp"]
-    model._update_process_group(model.process_group)
-
-
 def one_backward() -> None:
     loss_of(kept["ddp"], me()[0], 9).backward()
 
@@ -99,7 +93,6 @@ def test_except_around_backward_sees_the_death_and_ddp_goes_on_with_fewer(ranks)
     world.kill(2)
     assert [call.value(patience=20) for call in blocked] == ["lost 2"] * 3
     world = world.next([0, 1, 3])
-    world.run(forget_failed_backward)
     world.run(train_ddp, 3, first=3)
 
 
@@ -111,7 +104,6 @@ def test_ddp_goes_on_after_an_abort_in_its_first_backward(ranks):
     blocked.error("CommAbortedError", patience=20)
     world.start(1, one_backward).error("CommAbortedError", patience=20)
     world = world.next()
-    world.run(forget_failed_backward)
     world.run(train_ddp, 3)
 
 

@@ -200,6 +200,7 @@ def abort_subgroup() -> None:
     import torchft_ext
 
     group = dist.new_group(backend="ft")
+    dist.barrier()  # until then a rank may still be about to return from new_group()
     if dist.get_rank() == 0:
         torchft_ext.backend(group).abort("only this group")
     with pytest.raises(torchft_ext.CommAbortedError):

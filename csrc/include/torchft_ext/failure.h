@@ -9,7 +9,8 @@
 
 namespace torchft_ext {
 
-// What the caller must do next is decided by the kind; the numbers travel on the wire (append only).
+// What the caller must do next is decided by the kind; the numbers travel on the wire (append
+// only).
 enum class FailureKind : uint8_t {
   kPeerLost = 1,    // a process died or froze: begin an epoch without it
   kPeerLeft = 2,    // a process left cleanly before doing its part: begin an epoch without it

@@ -1,14 +1,15 @@
-// One rank as a process without Python, driven over stdin by the failure matrix; one JSON object a line on stdout.
+// One rank as a process without Python, driven over stdin by the failure matrix; one JSON object a
+// line on stdout.
 //
 //   configure PREFIX RANK SIZE TIMEOUT_MS     configured {ok, failure...}
-//   loop OP ELEMENTS                          runs until it fails: failed {t_ns, kind, cause, ...}; OP configure: PREFIX/k
-//   once OP ELEMENTS                          done {ok}
-//   check                                     checked {unchanged}: buffers, marked after release, still carry the mark
-//   abort | shutdown | timeout MS | cut PORT  strikes by the rank itself; cut: shuts its connections to that port down
-//   die HOW                                   _exit | abort | exec | exception | exit
-//   stats | quit
+//   loop OP ELEMENTS                          runs until it fails: failed {t_ns, kind, cause, ...};
+//   OP configure: PREFIX/k once OP ELEMENTS                          done {ok} check checked
+//   {unchanged}: buffers, marked after release, still carry the mark abort | shutdown | timeout MS
+//   | cut PORT  strikes by the rank itself; cut: shuts its connections to that port down die HOW
+//   _exit | abort | exec | exception | exit stats | quit
 //
-// Commands run in order on a worker thread; strikes run at once, on the main thread, so that they hit what runs.
+// Commands run in order on a worker thread; strikes run at once, on the main thread, so that they
+// hit what runs.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
@@ -45,7 +46,8 @@ std::string quoted(const std::string& text) {
 void say(const std::string& event, const std::string& fields) {
   static Mutex mutex;
   MutexLock lock(mutex);
-  std::cout << "{\"event\":" << quoted(event) << (fields.empty() ? "" : ",") << fields << "}" << std::endl;
+  std::cout << "{\"event\":" << quoted(event) << (fields.empty() ? "" : ",") << fields << "}"
+            << std::endl;
 }
 
 std::string nowField() {
@@ -54,8 +56,9 @@ std::string nowField() {
 
 std::string failureFields(const FailurePtr& failure) {
   if (!failure) return "\"ok\":true";
-  return "\"ok\":false,\"kind\":" + quoted(toString(failure->kind)) + ",\"cause\":" +
-         std::to_string(failure->cause.rank) + ",\"other\":" + std::to_string(failure->cause.other_rank) +
+  return "\"ok\":false,\"kind\":" + quoted(toString(failure->kind)) +
+         ",\"cause\":" + std::to_string(failure->cause.rank) +
+         ",\"other\":" + std::to_string(failure->cause.other_rank) +
          ",\"pid\":" + std::to_string(failure->cause.pid) + ",\"op\":" + quoted(failure->op) +
          ",\"text\":" + quoted(failure->describe());
 }
@@ -65,15 +68,17 @@ class Rank {
   Rank(const std::string& store, const HostEngineOptions& options)
       : store_(storeThreadFor(parseStoreAddress(store + "/unused"))), worker_("rank-worker") {
     auto engine = hostEngine(options);
-    if (auto* failure = std::get_if<Failure>(&engine)) throw std::runtime_error(failure->describe());
+    if (auto* failure = std::get_if<Failure>(&engine))
+      throw std::runtime_error(failure->describe());
     engine_ = std::get<std::shared_ptr<Engine>>(engine);
-    group_ = std::make_unique<Group>("matrix", engine_, std::make_shared<Watchdog>(), std::chrono::seconds(60));
+    group_ = std::make_unique<Group>("matrix", engine_, std::make_shared<Watchdog>(),
+                                     std::chrono::seconds(60));
   }
 
   void serve() {
     const auto record = std::get<MemberRecord>(engine_->describeSelf());
-    say("ready", "\"pid\":" + std::to_string(::getpid()) + ",\"port\":" +
-                     std::to_string(record.addresses.front().port()));
+    say("ready", "\"pid\":" + std::to_string(::getpid()) +
+                     ",\"port\":" + std::to_string(record.addresses.front().port()));
     std::string line;
     while (std::getline(std::cin, line)) {
       std::istringstream words(line);
@@ -123,8 +128,11 @@ class Rank {
   }
 
   void leave() {
-    worker_.post([this] { say("left", std::string("\"ok\":") + (group_->shutdown(Deadline::after(
-                                          std::chrono::seconds(10))) ? "true" : "false")); });
+    worker_.post([this] {
+      say("left",
+          std::string("\"ok\":") +
+              (group_->shutdown(Deadline::after(std::chrono::seconds(10))) ? "true" : "false"));
+    });
   }
 
   static void cut(std::istringstream& words) {
@@ -173,7 +181,8 @@ class Rank {
     } else if (command == "loop" || command == "once") {
       operate(command == "loop", words);
     } else if (command == "check") {
-      say("checked", std::string("\"unchanged\":") + (!operations_ || operations_->unchanged() ? "true" : "false"));
+      say("checked", std::string("\"unchanged\":") +
+                         (!operations_ || operations_->unchanged() ? "true" : "false"));
     } else if (command == "stats") {
       say("stats", "\"threads\":" + std::to_string(threadCensus().running.size()));
     } else {
@@ -186,7 +195,8 @@ class Rank {
     words >> prefix_ >> rank_ >> size_ >> timeout_ms;
     stop_loop_ = false;
     limit_ = milliseconds(timeout_ms);
-    say("configured", failureFields(group_->configure(store_, prefix_, rank_, size_, limit_)) + "," + nowField());
+    say("configured",
+        failureFields(group_->configure(store_, prefix_, rank_, size_, limit_)) + "," + nowField());
   }
 
   void operate(bool loop, std::istringstream& words) {
@@ -206,7 +216,8 @@ class Rank {
     } while (loop && !failure && !stop_loop_);
     const std::string when = nowField();
     operations_->mark();
-    say(loop ? "failed" : "done", failureFields(failure) + "," + when + ",\"rounds\":" + std::to_string(rounds));
+    say(loop ? "failed" : "done",
+        failureFields(failure) + "," + when + ",\"rounds\":" + std::to_string(rounds));
   }
 
   void configureAgainAndAgain() {
@@ -242,7 +253,8 @@ int main(int argc, char** argv) {
   }
   HostEngineOptions options;
   options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
-  options.heartbeat_limit = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::atof(argv[2])));
+  options.heartbeat_limit =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::atof(argv[2])));
   Rank(argv[1], options).serve();
   return 0;
 }

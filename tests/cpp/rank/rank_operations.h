@@ -1,4 +1,5 @@
-// The operations that a rank of the failure matrix runs, each with buffers of its own and a check of every value.
+// The operations that a rank of the failure matrix runs, each with buffers of its own and a check
+// of every value.
 #pragma once
 
 #include <cstring>
@@ -16,14 +17,16 @@ class RankOperations {
   RankOperations(Group& group, std::string name, size_t elements)
       : group_(group), name_(std::move(name)), elements_(elements) {}
 
-  // Issues it (send/recv: both of a ring), waits. Null: success, and every value was right; throws if one was wrong.
+  // Issues it (send/recv: both of a ring), waits. Null: success, and every value was right; throws
+  // if one was wrong.
   FailurePtr runOnce() {
     prepare();
     std::vector<std::shared_ptr<OpState>> states;
     for (Operation& operation : operations()) states.push_back(group_.issue(std::move(operation)));
     FailurePtr failure;
     for (auto& state : states) {
-      if (!state->wait(Deadline::after(std::chrono::seconds(120)))) throw std::runtime_error("an operation hangs");
+      if (!state->wait(Deadline::after(std::chrono::seconds(120))))
+        throw std::runtime_error("an operation hangs");
       if (!failure) failure = state->failure();
     }
     if (!failure) verify();
@@ -57,12 +60,14 @@ class RankOperations {
     const bool wide_input = name_ == "reduce_scatter" || name_ == "alltoall";
     const bool wide_output = name_ == "allgather" || name_ == "alltoall";
     input_.assign(wide_input ? elements_ * size : elements_, mine());
-    output_.assign(wide_output ? elements_ * size : elements_, name_ == "allreduce" ? mine() : 0.0F);
+    output_.assign(wide_output ? elements_ * size : elements_,
+                   name_ == "allreduce" ? mine() : 0.0F);
     if (name_ == "broadcast" && group_.rank() == 0) output_ = input_;
   }
 
   Buffer slice(std::vector<float>& values, size_t index) const {
-    return {reinterpret_cast<uint8_t*>(values.data() + index * elements_), elements_ * sizeof(float)};
+    return {reinterpret_cast<uint8_t*>(values.data() + index * elements_),
+            elements_ * sizeof(float)};
   }
   std::vector<Buffer> slices(std::vector<float>& values) const {
     std::vector<Buffer> all;
@@ -118,7 +123,8 @@ class RankOperations {
   float expected(size_t index) const {
     if (name_ == "allreduce" || name_ == "reduce_scatter") return sum();
     if (name_ == "broadcast") return 1.0F;
-    if (name_ == "allgather" || name_ == "alltoall") return static_cast<float>(index / elements_ + 1);
+    if (name_ == "allgather" || name_ == "alltoall")
+      return static_cast<float>(index / elements_ + 1);
     if (name_ == "sendrecv") {
       const int size = group_.size();
       return static_cast<float>((group_.rank() + size - 1) % size + 1);
@@ -129,8 +135,9 @@ class RankOperations {
   void verify() const {
     for (size_t i = 0; i < output_.size(); ++i) {
       if (output_[i] == expected(i)) continue;
-      throw std::runtime_error(name_ + " succeeded with a wrong value: element " + std::to_string(i) + " is " +
-                               std::to_string(output_[i]) + ", expected " + std::to_string(expected(i)));
+      throw std::runtime_error(name_ + " succeeded with a wrong value: element " +
+                               std::to_string(i) + " is " + std::to_string(output_[i]) +
+                               ", expected " + std::to_string(expected(i)));
     }
   }
 
