@@ -29,7 +29,8 @@ struct Identity {
   bool isZero() const { return bytes == std::array<uint8_t, 16>{}; }
 
   friend bool operator==(const Identity&, const Identity&) = default;
-  friend auto operator<=>(const Identity&, const Identity&) = default;
+  friend auto operator<=>(const Identity&, const Identity&) =
+      default;  // NOLINT(modernize-use-nullptr): a false positive
 };
 
 using Incarnation = Identity<struct IncarnationTag>;  // one process's life

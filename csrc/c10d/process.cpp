@@ -75,6 +75,8 @@ void rememberGroup(const std::shared_ptr<Group>& group) {
 }
 
 bool processExit(Deadline deadline) {
+  const auto watchdog = takeWatchdog();
+  if (!watchdog) return true;  // no group was made here: in a forked child, say
   // Goodbyes get half of the time, so that enough is left for the threads.
   const Deadline goodbye =
       deadline.isNever() ? deadline : deadline.orEarlier(deadline.remaining() / 2);
@@ -82,7 +84,7 @@ bool processExit(Deadline deadline) {
   for (const auto& group : takeGroups()) ended &= group->shutdown(goodbye);
   ended &= stopHostEngines(deadline);
   ended &= StoreThread::stopAll(deadline);
-  if (const auto watchdog = takeWatchdog()) ended &= watchdog->stop(deadline);
+  ended &= watchdog->stop(deadline);
   ended &= stopCallbackThread(deadline);
   return ended;
 }

@@ -87,23 +87,22 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     lifecycle = std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_ + 1, rank, size});
     forming_ = lifecycle;
   }
+  Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle};
   // Also when the wait hook throws (a pending signal): the group is then failed, and whole.
   struct Finally {
     Group& group;
-    std::shared_ptr<Lifecycle> lifecycle;
+    Attempt& attempt;
     bool done = false;
     ~Finally() {
       if (!done)
-        group.configureFailed(lifecycle,
-                              aborted(lifecycle->identity().rank, "configure() was interrupted"));
+        group.configureFailed(attempt, aborted(attempt.rank, "configure() was interrupted"));
     }
-  } finally{*this, lifecycle};
+  } finally{*this, attempt};
 
-  Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle};
   std::variant<std::shared_ptr<Communicator>, Failure> formed = beginEpoch(attempt);
   finally.done = true;
   if (auto* failure = std::get_if<Failure>(&formed))
-    return configureFailed(lifecycle, std::move(*failure));
+    return configureFailed(attempt, std::move(*failure));
   return configureSucceeded(attempt, std::move(std::get<std::shared_ptr<Communicator>>(formed)));
 }
 
@@ -155,7 +154,8 @@ bool Group::lookForSuccessor(Rendezvous& rendezvous,
   return std::holds_alternative<Roster>(refreshed);
 }
 
-FailurePtr Group::configureFailed(const std::shared_ptr<Lifecycle>& lifecycle, Failure failure) {
+FailurePtr Group::configureFailed(Attempt& attempt, Failure failure) {
+  const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
   failure.op = "configure";
   {
     MutexLock lock(mutex_);
@@ -177,6 +177,7 @@ FailurePtr Group::configureFailed(const std::shared_ptr<Lifecycle>& lifecycle, F
   failure_counts_->count(known);
   MutexLock lock(mutex_);
   failure_ = known;
+  rendezvous_.swap(attempt.rendezvous);
   forming_.reset();
   configuring_ = false;
   ++stats_.failed_configures;
@@ -185,7 +186,7 @@ FailurePtr Group::configureFailed(const std::shared_ptr<Lifecycle>& lifecycle, F
 
 FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator) {
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
-  if (!lifecycle->activate()) return configureFailed(lifecycle, *lifecycle->failure());
+  if (!lifecycle->activate()) return configureFailed(attempt, *lifecycle->failure());
   Duration total{0};
   for (const auto& phase : attempt.phases) total += phase.second;
   log(LogLevel::kInfo,

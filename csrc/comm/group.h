@@ -90,7 +90,7 @@ class Group {
   std::variant<std::shared_ptr<Communicator>, Failure> beginEpoch(Attempt& attempt);
   static bool lookForSuccessor(Rendezvous& rendezvous,
                                std::variant<std::monostate, Roster, Failure>& refreshed);
-  FailurePtr configureFailed(const std::shared_ptr<Lifecycle>& lifecycle, Failure failure);
+  FailurePtr configureFailed(Attempt& attempt, Failure failure);
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   void endCurrent(const std::string& why, Deadline deadline);
   void drain(Communicator& communicator, Deadline deadline);
@@ -106,8 +106,8 @@ class Group {
   Epoch current_ GUARDED_BY(mutex_);
   std::shared_ptr<Lifecycle> forming_ GUARDED_BY(mutex_);
   FailurePtr failure_ GUARDED_BY(mutex_);
-  // Of the last epoch that formed: its keys are deleted when the next one has, since slower members
-  // may still read them.
+  // Of the last attempt, success or not: its keys are deleted when the next one is over, since
+  // slower members may still read them.
   std::unique_ptr<Rendezvous> rendezvous_ GUARDED_BY(mutex_);
   Clock::time_point configure_began_ GUARDED_BY(mutex_);
   Duration configure_limit_ GUARDED_BY(mutex_){0};
