@@ -54,8 +54,8 @@ class Link {
   virtual void close() = 0;
   // Sends what is queued without user memory (texts), tells the peer that no more comes, and closes
   // when the peer has closed too or after `at_most`. Frames with user payload that have not begun
-  // are dropped; one that has begun cannot be completed, so the link is then just closed. No
-  // callback after it; destruction closes at once.
+  // are dropped; one that has begun is completed from a copy of its payload if that is at most 1
+  // MiB (else the link is just closed). No callback after it; destruction closes at once.
   virtual void closeAfterTexts(Duration at_most) = 0;
   virtual uint64_t bytesSent() const = 0;
   virtual uint64_t bytesReceived() const = 0;

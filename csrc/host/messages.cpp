@@ -1,5 +1,6 @@
 #include "host/messages.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <set>
@@ -12,6 +13,10 @@ namespace {
 
 // Sends that nobody receives cost memory here: far more than a program that works has outstanding.
 constexpr size_t kMostAnnounced = size_t{1} << 20;
+
+// Messages travel in pieces: one that has begun when the epoch fails is completed from a copy, so
+// that the notice of the failure can follow it (link.h, closeAfterTexts).
+constexpr size_t kPieceBytes = size_t{256} << 10;
 
 FrameHeader headerOf(FrameType type, uint64_t number) {
   FrameHeader header;
@@ -37,11 +42,15 @@ Receipt receiptOf(Receipt::Kind kind, uint8_t* into = nullptr) {
 }  // namespace
 
 struct Messages::Impl {
+  struct Expected {
+    PendingOp op;
+    uint64_t arrived = 0;  // bytes
+  };
   struct Peer {
     Link* link = nullptr;
-    std::map<uint64_t, PendingOp> sends;     // by number: announced, and perhaps under way
-    std::set<uint64_t> cleared;              // of these: the receiver has asked for the bytes
-    std::map<uint64_t, PendingOp> expected;  // by the sender's number: recvs that were cleared
+    std::map<uint64_t, PendingOp> sends;    // by number: announced, and perhaps under way
+    std::set<uint64_t> cleared;             // of these: the receiver has asked for the bytes
+    std::map<uint64_t, Expected> expected;  // by the sender's number: recvs that were cleared
     uint64_t next_number = 0;
     uint64_t next_announced = 0;
     bool left = false;
@@ -59,6 +68,7 @@ struct Messages::Impl {
   void match(PendingOp recv, const Announced& announcement);
   void handOver(PendingOp recv, const Announced& announcement);
   void startSending(int to, uint64_t number);
+  void hasSent(int to, uint64_t number);
   void failSizes(const PendingOp& recv, const Announced& announcement);
   void fail(int culprit, const PendingOp* op, std::string how);
   bool isLastLeft(int index) const;
@@ -87,7 +97,7 @@ void Messages::Impl::match(PendingOp recv, const Announced& announcement) {
   recv.state->setSourceRank(announcement.peer);
   if (announcement.peer == rank) return handOver(std::move(recv), announcement);
   Peer& from = peer(announcement.peer);
-  from.expected.emplace(announcement.number, std::move(recv));
+  from.expected.emplace(announcement.number, Expected{std::move(recv)});
   from.link->sendText(headerOf(FrameType::kClear, announcement.number), {});
 }
 
@@ -103,18 +113,28 @@ void Messages::Impl::handOver(PendingOp recv, const Announced& announcement) {
 }
 
 void Messages::Impl::startSending(int to, uint64_t number) {
-  const Buffer& payload = peer(to).sends.at(number).operation.inputs[0];
+  const Buffer payload = peer(to).sends.at(number).operation.inputs[0];
   FrameHeader header = headerOf(FrameType::kMessage, number);
-  header.length = payload.bytes;
-  peer(to).link->send(header, payload.data, [this, to, number] {
-    Peer& receiver = peer(to);
-    const auto found = receiver.sends.find(number);
-    if (found == receiver.sends.end()) return;
-    const PendingOp done = std::move(found->second);
-    receiver.sends.erase(found);
-    receiver.cleared.erase(number);
-    done.state->complete(nullptr);
-  });
+  uint64_t offset = 0;
+  do {
+    header.aux = offset;
+    header.length = std::min<uint64_t>(kPieceBytes, payload.bytes - offset);
+    const bool last = offset + header.length == payload.bytes;
+    peer(to).link->send(
+        header, payload.data + offset,
+        last ? std::function<void()>([this, to, number] { hasSent(to, number); }) : nullptr);
+    offset += header.length;
+  } while (offset < payload.bytes);
+}
+
+void Messages::Impl::hasSent(int to, uint64_t number) {
+  Peer& receiver = peer(to);
+  const auto found = receiver.sends.find(number);
+  if (found == receiver.sends.end()) return;
+  const PendingOp done = std::move(found->second);
+  receiver.sends.erase(found);
+  receiver.cleared.erase(number);
+  done.state->complete(nullptr);
 }
 
 void Messages::Impl::failSizes(const PendingOp& recv, const Announced& announcement) {
@@ -187,9 +207,13 @@ Receipt Messages::onHeader(int peer, const FrameHeader& header) {
   if (header.type == FrameType::kMessage) {
     const auto found = from.expected.find(header.seq);
     if (found == from.expected.end()) return breakWith("a message that was not asked for");
-    const Buffer& into = found->second.operation.outputs[0];
-    if (header.length != into.bytes) return breakWith("a message of another size than announced");
-    return receiptOf(Receipt::Kind::kInto, into.data);
+    const Buffer& into = found->second.op.operation.outputs[0];
+    const uint64_t arrived = found->second.arrived;
+    const uint64_t expected = std::min<uint64_t>(kPieceBytes, into.bytes - arrived);
+    if (header.aux != arrived || header.length != expected) {
+      return breakWith("a message of another size than announced");
+    }
+    return receiptOf(Receipt::Kind::kInto, into.data + arrived);
   }
   if (header.length != 0) return breakWith("an announcement with a payload");
   if (header.type == FrameType::kAnnounce && header.seq != from.next_announced) {
@@ -208,7 +232,9 @@ void Messages::onFrame(int peer, const FrameHeader& header) {
   Impl::Peer& from = impl_->peer(peer);
   const auto found = from.expected.find(header.seq);
   if (found == from.expected.end()) return;
-  const PendingOp done = std::move(found->second);
+  found->second.arrived += header.length;
+  if (found->second.arrived < found->second.op.operation.outputs[0].bytes) return;
+  const PendingOp done = std::move(found->second.op);
   from.expected.erase(found);
   done.state->complete(nullptr);
 }
@@ -254,7 +280,7 @@ std::vector<std::pair<std::shared_ptr<OpState>, Operation>> Messages::cancelAll(
   for (PendingOp& op : impl_->table.takeAllPosted()) take(op);
   for (Impl::Peer& peer : impl_->peers) {
     for (auto& [number, op] : peer.sends) take(op);
-    for (auto& [number, op] : peer.expected) take(op);
+    for (auto& [number, expected] : peer.expected) take(expected.op);
     peer.sends.clear();
     peer.expected.clear();
     peer.cleared.clear();

@@ -87,6 +87,16 @@ bool SendQueue::isInsideUserPayload() const {
   return !frames_.empty() && !frames_.front().is_text && frames_.front().done > 0;
 }
 
+bool SendQueue::ownBegunPayload(size_t at_most) {
+  if (!isInsideUserPayload()) return true;
+  OutgoingFrame& front = frames_.front();
+  if (front.length > at_most) return false;
+  front.text.assign(reinterpret_cast<const char*>(front.user_payload), front.length);
+  front.is_text = true;
+  front.sent = nullptr;
+  return true;
+}
+
 void SendQueue::dropUserPayloads() {
   std::erase_if(frames_, [](const OutgoingFrame& frame) { return !frame.is_text; });
 }

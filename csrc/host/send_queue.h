@@ -46,6 +46,8 @@ class SendQueue {
   void forgetFinished() { finished_.clear(); }
 
   bool isInsideUserPayload() const;  // part of a frame with user payload has gone out
+  // Goes on with that frame from a copy of its payload. False: it is longer than that.
+  bool ownBegunPayload(size_t at_most);
   void dropUserPayloads();
 
   uint64_t bytesWritten() const { return bytes_written_; }

@@ -19,6 +19,7 @@ namespace {
 
 constexpr size_t kBytesPerTurn = size_t{1} << 20;  // then the other links have their turn
 constexpr size_t kInboxBytes = 4096;
+constexpr size_t kLongestCopy = size_t{1} << 20;
 
 std::string textOf(int error) {
   return std::error_code(error, std::generic_category()).message();
@@ -74,7 +75,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
 
   void closeAfterTexts(Duration at_most) {
     if (stopped()) return;
-    if (queue_.isInsideUserPayload()) return close();
+    if (!queue_.ownBegunPayload(kLongestCopy)) return close();
     receiver_ = nullptr;
     queue_.dropUserPayloads();
     queue_.forgetFinished();

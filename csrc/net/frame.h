@@ -27,7 +27,7 @@ enum class FrameType : uint16_t {
   kData = 10,      // part of a collective: seq = operation, tag = its signature, aux = step
   kAnnounce = 11,  // a send is waiting: seq = its number, tag = user's tag, aux = bytes
   kClear = 12,     // the matching recv is posted: seq = the announced number
-  kMessage = 13,   // the send's bytes: seq = the announced number
+  kMessage = 13,   // a piece of the send's bytes: seq = the announced number, aux = offset
   kBarrier = 14,   // forming an epoch: this end's links are up
   kFailed = 20,    // the epoch failed: payload: encoded Failure
   kGoodbye = 21,   // this process leaves; everything it had to send has been sent

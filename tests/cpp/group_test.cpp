@@ -158,6 +158,26 @@ TEST(Group, AnOutstandingRecvHoldsUpNothing) {
   EXPECT_EQ(received, sent);
 }
 
+TEST(Group, AbortInsideALongMessageNamesTheOriginator) {
+  Cluster cluster(2);
+  for (int round = 0; round < 5; ++round) {
+    cluster.form({0, 1}, "long" + std::to_string(round));
+    std::vector<float> sent(size_t{16} << 20, 5.0F);
+    std::vector<float> received(sent.size());
+    auto recv = cluster.group(1).issue(recvOf(received, 0));
+    auto send = cluster.group(0).issue(sendOf(sent, 1));
+    const Deadline limit = Deadline::after(kTestLimit);
+    while (cluster.group(1).stats().bytes_received < 1000 && !limit.expired()) {
+    }
+    cluster.group(0).abort("inside the message");
+    finish(send);
+    FailurePtr failure = finish(recv);
+    if (!failure) continue;  // it was all through already
+    EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
+    EXPECT_EQ(failure->cause.rank, 0);
+  }
+}
+
 TEST(Group, GoodbyeFailsOnlyWhoNeedsMore) {
   Cluster cluster(3);
   cluster.form(cluster.all(), "leave");

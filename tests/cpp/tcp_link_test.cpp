@@ -444,6 +444,23 @@ TEST_F(TcpLinkTest, DropsUserPayloadsThatHaveNotBegunWhenItCloses) {
   test.on([&] { EXPECT_FALSE(sent); });
 }
 
+TEST_F(TcpLinkTest, CompletesABegunPayloadFromACopyBeforeItsLastWords) {
+  connect(16 * 1024);
+  const auto original = patternOf(512 << 10);
+  auto payload = original;
+  test.on([&] {
+    link->send(frameOf(FrameType::kMessage, payload.size()), payload.data(), nullptr);
+    EXPECT_FALSE(link->sendQueueEmpty());
+    link->sendText(frameOf(FrameType::kGoodbye, 0), "");
+    link->closeAfterTexts(kLong);
+    std::fill(payload.begin(), payload.end(), uint8_t{0});  // the user's again
+  });
+  const std::string all = readRawToEnd();
+  ASSERT_EQ(all.size(), 2 * kFrameHeaderBytes + original.size());
+  EXPECT_EQ(all.substr(kFrameHeaderBytes, original.size()),
+            std::string(original.begin(), original.end()));
+}
+
 TEST_F(TcpLinkTest, ClosesAtOnceInsideAUserPayload) {
   connectLinks(16 * 1024);
   const auto payload = patternOf(8 << 20);
