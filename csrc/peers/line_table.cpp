@@ -11,6 +11,8 @@ using std::chrono::seconds;
 constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kLongestPause{1000};
 constexpr milliseconds kShortestBeat{20};
+// Several times in the second of silence after which a peer is warned about.
+constexpr milliseconds kLongestBeat{300};
 constexpr int kBeatsPerLimit = 5;
 // An unanswered dial is parked at the peer's listener (Listener::kParkedFor at most) until its
 // epoch begins there.
@@ -25,7 +27,7 @@ Duration nextPause(Duration pause) {
 }
 
 Duration beatPause(Duration limit) {
-  return std::max<Duration>(limit / kBeatsPerLimit, kShortestBeat);
+  return std::clamp<Duration>(limit / kBeatsPerLimit, kShortestBeat, kLongestBeat);
 }
 
 // An answer that only the incarnation asked for gives.
