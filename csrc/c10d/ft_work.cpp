@@ -8,6 +8,7 @@
 #include <atomic>
 #include <utility>
 
+#include "base/host_name.h"
 #include "base/log.h"
 #include "c10d/comm_error.h"
 #include "host/host_engine.h"

@@ -1,7 +1,10 @@
 #include "comm/group.h"
 
+#include <unistd.h>
+
 #include <utility>
 
+#include "base/host_name.h"
 #include "base/log.h"
 
 namespace torchft_ext {
@@ -13,6 +16,8 @@ Failure aborted(int rank, std::string how) {
   Failure failure;
   failure.kind = FailureKind::kAborted;
   failure.cause.rank = rank;
+  failure.cause.host = hostName();
+  failure.cause.pid = ::getpid();
   failure.cause.how = std::move(how);
   return failure;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/fork.h"
+#include "base/host_name.h"
 
 namespace torchft_ext {
 namespace {
@@ -31,6 +32,7 @@ void failEpochOf(const OpState& op) {
   failure.elapsed = Clock::now() - op.issuedAt();
   failure.limit = op.timeout();
   failure.cause.rank = op.lifecycle()->identity().rank;
+  failure.cause.host = hostName();
   failure.cause.pid = ::getpid();
   failure.cause.how = failure.op + " #" + std::to_string(failure.seq) +
                       " did not complete within " + formatSeconds(failure.limit);

@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <list>
 #include <map>
 #include <utility>
 
+#include "base/host_name.h"
 #include "base/log.h"
 #include "host/host_communicator.h"
 
@@ -273,12 +273,6 @@ std::string HostEngineOptions::key() const {
          "|" + std::to_string(heartbeat_limit.count()) + "|" + std::to_string(tuning.chunk_bytes) +
          "|" + std::to_string(tuning.small_allreduce_bytes) + "|" +
          std::to_string(tuning.direct_world);
-}
-
-std::string hostName() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown-host";
-  return name.data();
 }
 
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(

@@ -23,8 +23,6 @@ struct HostEngineOptions {
   std::string key() const;  // equal: may share one engine
 };
 
-std::string hostName();  // for records and messages
-
 // The engine for these options; made at first use. Failure: no port, no thread.
 std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOptions& options);
 // A separate one, for tests that play several processes in one. incarnation: drawn anew for it.

@@ -25,6 +25,9 @@ def rank_environment() -> dict[str, str]:
     paths = [str(HERE), package_parent, env.get("PYTHONPATH")]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     env["OMP_NUM_THREADS"] = "1"
+    # torch looks the peer up when a store client connects: no test waits 5 s for a name server
+    # that does not answer (resolv.conf(5)).
+    env["RES_OPTIONS"] = "timeout:1 attempts:1"
     # A rank of a busy machine may stall for seconds; the tests of freezing set limits of their own.
     env["TORCHFT_EXT_HEARTBEAT"] = "30"
     return env

@@ -158,8 +158,8 @@ def limit_of_operations(where: str) -> float:
     rank, size = dist.get_rank(), dist.get_world_size()
     leave_default_group()
     if where == "pg_options":
-        options = torchft_ext.Options(timeout=seconds(0.7))
-    limit = seconds(0.7) if where == "timeout" else None
+        options = torchft_ext.Options(timeout=seconds(4.0))
+    limit = seconds(4.0) if where == "timeout" else None
     dist.init_process_group(
         "ft", store=store, rank=rank, world_size=size, timeout=limit, pg_options=options
     )
@@ -176,7 +176,7 @@ def connect_store(address: str) -> None:
 def test_timeout_is_taken_from_init_and_from_options(ranks, where):
     world = ranks.world(2)
     world.run(connect_store, ranks.address())
-    assert world.run(limit_of_operations, where) == [0.7, 0.7]
+    assert world.run(limit_of_operations, where) == [4.0, 4.0]
 
 
 def subgroups(name: str) -> int:
