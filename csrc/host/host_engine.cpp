@@ -48,8 +48,8 @@ struct Attempt {
 
 class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine> {
  public:
-  HostEngine(HostEngineOptions options, Incarnation incarnation)
-      : options_(std::move(options)), incarnation_(incarnation), loop_("ft-loop") {}
+  HostEngine(const HostEngineOptions& options, const Incarnation& incarnation)
+      : options_(options), incarnation_(incarnation), loop_("ft-loop") {}
   ~HostEngine() override { stop(Deadline::after(std::chrono::seconds(1))); }
 
   std::optional<Failure> open();

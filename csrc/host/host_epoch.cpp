@@ -101,7 +101,7 @@ void HostEpoch::start(FormingCallbacks callbacks) {
     failure.kind = timed_out ? FailureKind::kTimeout : FailureKind::kRendezvous;
     failure.cause.rank = rank;
     failure.cause.how = "it could not be reached: " + why;
-    breakAttempt(std::move(failure), false);
+    breakAttempt(failure, false);
   };
   mesh_ = std::make_unique<Mesh>(*loop, setup_.listener, setup_.roster, rank(), setup_.deadline,
                                  std::move(mesh_callbacks));
@@ -177,7 +177,7 @@ void HostEpoch::startMonitor() {
                                  });
 }
 
-void HostEpoch::breakAttempt(Failure failure, bool superseded) {
+void HostEpoch::breakAttempt(const Failure& failure, bool superseded) {
   if (forming_.broken) forming_.broken(failure, superseded);
 }
 
@@ -248,7 +248,7 @@ void HostEpoch::onGoodbye(int rank) {
     failure.kind = FailureKind::kPeerLeft;
     failure.cause.rank = rank;
     failure.cause.how = "it gave up this attempt to form the epoch";
-    breakAttempt(std::move(failure), true);
+    breakAttempt(failure, true);
     return;
   }
   peer(rank).left = true;
@@ -277,7 +277,7 @@ void HostEpoch::onLaneEnded(int rank, Lane lane, const std::string& why) {
     failure.kind = FailureKind::kPeerLost;
     failure.cause.rank = rank;
     failure.cause.how = "its connection ended while the epoch formed (" + why + ")";
-    breakAttempt(std::move(failure), false);
+    breakAttempt(failure, false);
     return;
   }
   if (gone.left || gone.collectives_left) {

@@ -89,7 +89,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void allLanesStand();
   void startMonitor();
   void maybeUp();
-  void breakAttempt(Failure failure, bool superseded);
+  void breakAttempt(const Failure& failure, bool superseded);
 
   // From the control lane.
   void onControlText(int rank, const FrameHeader& header, const std::string& payload);
