@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 export VENV
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint format tidy sanitize matrix bench clean
+.PHONY: help setup build demo test lint format tidy sanitize matrix fuzz bench clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -38,6 +38,10 @@ sanitize: ## the C++ tests under ASan + UBSan, then TSan
 
 matrix: setup ## kills, freezes and cuts ranks in every operation (default ARGS: a 3-minute sample)
 	@scripts/matrix.sh $(if $(filter undefined,$(origin ARGS)),--sample --minutes 3,$(ARGS))
+
+fuzz: ## the parsers under libFuzzer (ARGS: seconds, default 60)
+	@scripts/setup.sh --all
+	@scripts/fuzz.sh $(ARGS)
 
 bench: build ## allreduce, configure, recovery: quick by default (ARGS= for the full length)
 	@for name in allreduce configure recovery; do \
