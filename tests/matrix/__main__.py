@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -121,7 +122,7 @@ def main() -> int:
         cases = cases[: options.cases] if options.cases else cases
         print(f"matrix: a sample with --seed {seed}", file=sys.stderr)
     report = Report(len(cases))
-    pool = Pool(options.rank, options.scale, rng)
+    pool = Pool(os.path.abspath(options.rank), options.scale, rng)
     until = time.monotonic() + options.minutes * 60
     for case in cases:
         if options.sample and time.monotonic() > until:
