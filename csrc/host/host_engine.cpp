@@ -292,6 +292,8 @@ std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOption
     all.engines.clear();
     all.pid = ::getpid();
   }
+  // Opened under the lock, so that two groups that begin at once share one engine. That may take as
+  // long as its threads need to start (bounded); nothing of ours waits for this lock meanwhile.
   std::shared_ptr<HostEngine>& slot = all.engines[options.key()];
   if (!slot) {
     auto engine = std::make_shared<HostEngine>(options, selfIncarnation());
