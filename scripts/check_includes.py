@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Refuses an #include that points up the layers, or lets torch or Python in below their layer.
 
-    python -> c10d -> host -> comm -> {peers, rendezvous} -> net -> base
+    python -> c10d -> {host, nccl} -> comm -> {peers, rendezvous} -> net -> base
 
 A layer may include itself and those to its right; the public headers (torchft_ext/...) count as
 base, and include nothing but each other, since they are installed alone. torch's headers belong to
-c10d and python (and to host/reduce.cpp, for ATen's kernels); Python's and pybind11's to python
+c10d, nccl and python (and to host/reduce.cpp, for ATen's kernels); Python's and pybind11's to python
 alone.
 
     python scripts/check_includes.py [csrc]
@@ -24,6 +24,7 @@ LEVEL = {
     "rendezvous": 2,
     "comm": 3,
     "host": 4,
+    "nccl": 4,
     "c10d": 5,
     "python": 6,
 }
@@ -60,8 +61,8 @@ def foreign_include_problem(source: str, target: str) -> str | None:
     layer = layer_of(source)
     if PYTHON.match(target) and layer != "python":
         return f"<{target}>: only python/ sees Python"
-    if TORCH.match(target) and layer not in {"c10d", "python"} and source not in TORCH_BELOW_C10D:
-        return f"<{target}>: torch belongs to c10d/ and python/"
+    if TORCH.match(target) and layer not in {"c10d", "nccl", "python"} and source not in TORCH_BELOW_C10D:
+        return f"<{target}>: torch belongs to c10d/, nccl/ and python/"
     return None
 
 

@@ -27,6 +27,20 @@ class Communicator {
   // completed with its failure, no buffer touched.
   virtual void issue(std::shared_ptr<OpState> state, Operation operation) = 0;
 
+  struct Issue {
+    std::shared_ptr<OpState> state;
+    Operation operation;
+  };
+  // Operations that begin as one: a coalesced group, a batch of sends and receives. In this order
+  // where the engine cannot do better.
+  virtual void issueTogether(std::vector<Issue> issues) {
+    for (Issue& one : issues) issue(std::move(one.state), std::move(one.operation));
+  }
+
+  // Waits until everything issued before this call is complete, successfully or not. False: not by
+  // the deadline. Engines whose Works block their caller need nothing here.
+  virtual bool awaitIssued(Deadline /*deadline*/) { return true; }
+
   // After the lifecycle failed: waits until no engine thread is inside a user buffer and every
   // operation is completed. False: not by the deadline. Any thread but the engine's own, which gets
   // true at once.

@@ -307,37 +307,76 @@ FailurePtr Group::whyNoEpoch() const {
   return failure;
 }
 
+std::shared_ptr<OpState> Group::enterLocked(Operation& operation,
+                                            std::shared_ptr<Communicator>& communicator) {
+  if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
+  communicator = shut_down_ ? nullptr : current_.communicator;
+  auto lifecycle = communicator
+                       ? current_.lifecycle
+                       : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
+  FailurePtr no_epoch;
+  if (!communicator) {
+    no_epoch = failure_ && !shut_down_ && !configuring_ ? failure_ : whyNoEpoch();
+  } else if (operation.epoch >= 0 && operation.epoch != epoch_) {
+    communicator = nullptr;  // its buffers have the layout of an epoch that is over
+    no_epoch = whyNoEpoch();
+  } else {
+    no_epoch = lifecycle->failure();
+  }
+  auto state = std::make_shared<OpState>(std::move(lifecycle), operation.kind, current_.next_seq++,
+                                         operation.timeout);
+  ++stats_.operations;
+  if (no_epoch) state->complete(no_epoch);
+  return state;
+}
+
 std::shared_ptr<OpState> Group::issue(Operation operation) {
   MutexLock order(issue_mutex_);
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<OpState> state;
-  FailurePtr no_epoch;
   {
     MutexLock lock(mutex_);
-    if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
-    communicator = shut_down_ ? nullptr : current_.communicator;
-    auto lifecycle = communicator
-                         ? current_.lifecycle
-                         : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
-    if (!communicator) {
-      no_epoch = failure_ && !shut_down_ && !configuring_ ? failure_ : whyNoEpoch();
-    } else if (operation.epoch >= 0 && operation.epoch != epoch_) {
-      communicator = nullptr;  // its buffers have the layout of an epoch that is over
-      no_epoch = whyNoEpoch();
-    }
-    state = std::make_shared<OpState>(std::move(lifecycle), operation.kind, current_.next_seq++,
-                                      operation.timeout);
-    ++stats_.operations;
+    state = enterLocked(operation, communicator);
   }
-  if (!communicator) {
-    state->complete(no_epoch);
-  } else if (FailurePtr failure = state->lifecycle()->failure()) {
-    state->complete(state->inPlace(failure));
-  } else {
-    watchdog_->watch(state);
-    communicator->issue(state, std::move(operation));
-  }
+  if (state->done()) return state;
+  watchdog_->watch(state);
+  communicator->issue(state, std::move(operation));
   return state;
+}
+
+std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation> operations) {
+  MutexLock order(issue_mutex_);
+  std::shared_ptr<Communicator> communicator;
+  std::vector<std::shared_ptr<OpState>> states;
+  std::vector<Communicator::Issue> issues;
+  {
+    MutexLock lock(mutex_);
+    for (Operation& operation : operations) {
+      states.push_back(enterLocked(operation, communicator));
+      if (!states.back()->done()) issues.push_back({states.back(), std::move(operation)});
+    }
+  }
+  if (issues.empty()) return states;
+  for (const auto& one : issues) watchdog_->watch(one.state);
+  communicator->issueTogether(std::move(issues));
+  return states;
+}
+
+FailurePtr Group::check(Deadline deadline) {
+  Epoch current;
+  {
+    MutexLock lock(mutex_);
+    if (!current_.communicator) return failure_ ? failure_ : whyNoEpoch();
+    current = current_;
+  }
+  if (!current.communicator->awaitIssued(deadline)) {
+    Failure failure = aborted(current.lifecycle->identity().rank,
+                              "check() ran out of time with operations pending");
+    failure.kind = FailureKind::kTimeout;
+    failure.op = "check";
+    current.lifecycle->fail(std::move(failure));
+  }
+  return current.lifecycle->failure();
 }
 
 // ---------------------------------------------------------------- state

@@ -55,6 +55,11 @@ class Group {
   // buffer (50 ms).
   void abort(const std::string& why);
   std::shared_ptr<OpState> issue(Operation operation);
+  // Operations that begin as one, in this order. All or none belong to the current epoch.
+  std::vector<std::shared_ptr<OpState>> issueTogether(std::vector<Operation> operations);
+  // Waits until everything issued in the current epoch is complete. Null: it is, and the epoch
+  // stands. Otherwise the epoch's failure, or a timeout by the deadline (which fails the epoch).
+  FailurePtr check(Deadline deadline);
   // Says goodbye and ends the epoch. True: everything sent by the deadline.
   bool shutdown(Deadline deadline);
 
@@ -95,6 +100,11 @@ class Group {
   void endCurrent(const std::string& why, Deadline deadline);
   void drain(Communicator& communicator, Deadline deadline);
   FailurePtr whyNoEpoch() const REQUIRES(mutex_);
+  // The state of an operation about to be issued, already complete where no epoch takes it; the
+  // communicator that does.
+  std::shared_ptr<OpState> enterLocked(Operation& operation,
+                                       std::shared_ptr<Communicator>& communicator)
+      REQUIRES(mutex_);
 
   const std::string name_;
   const std::shared_ptr<Engine> engine_;

@@ -45,6 +45,8 @@ size_t itemSize(DType dtype) {
     case DType::kInt8:
     case DType::kUint8:
     case DType::kBool:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
       return 1;
   }
   return 1;
@@ -72,6 +74,10 @@ const char* toString(DType dtype) {
       return "uint8";
     case DType::kBool:
       return "bool";
+    case DType::kFloat8E4M3:
+      return "float8_e4m3fn";
+    case DType::kFloat8E5M2:
+      return "float8_e5m2";
   }
   return "unknown type";
 }

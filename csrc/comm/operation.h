@@ -35,7 +35,9 @@ enum class DType : uint8_t {
   kInt32,
   kInt64,
   kUint8,
-  kBool
+  kBool,
+  kFloat8E4M3,  // device engines only, as the next
+  kFloat8E5M2,
 };
 size_t itemSize(DType dtype);
 const char* toString(DType dtype);
@@ -46,6 +48,13 @@ const char* toString(ReduceKind kind);
 struct Buffer {
   uint8_t* data = nullptr;
   size_t bytes = 0;
+};
+
+// What an operation on device memory has beside its buffers: streams and events. Its engine knows
+// what it is; nobody else looks inside.
+class DeviceSide {
+ public:
+  virtual ~DeviceSide() = default;
 };
 
 // Which buffers a kind has (W = world size; all contiguous; inputs are never written unless they
@@ -70,8 +79,9 @@ struct Operation {
                        // it fails. -1: any
   std::vector<Buffer> inputs;
   std::vector<Buffer> outputs;
-  Duration timeout{0};               // its limit, counted from issue
-  std::shared_ptr<void> keep_alive;  // whatever owns the buffers; released after completion
+  Duration timeout{0};                 // its limit, counted from issue
+  std::shared_ptr<DeviceSide> device;  // null: host memory
+  std::shared_ptr<void> keep_alive;    // whatever owns the buffers; released after completion
 };
 
 }  // namespace torchft_ext

@@ -40,6 +40,9 @@ at::ScalarType scalarTypeOf(DType dtype) {
       return at::kByte;
     case DType::kBool:
       return at::kBool;
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+      break;
   }
   throw std::logic_error("no ATen type for item type " + std::to_string(static_cast<int>(dtype)));
 }

@@ -1,0 +1,33 @@
+// What c10's device-generic streams, events and guards lack, and the NCCL engine needs. Two
+// implementations: the CUDA runtime, found at run time, and the simulator of tests/sim.
+//
+// Threads: any. Nothing here throws or blocks, except synchronize(), which says so.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <memory>
+
+#include "nccl/nccl_types.h"
+
+namespace torchft_ext {
+
+class CudaApi {
+ public:
+  virtual ~CudaApi() = default;
+
+  // cudaStream_t of a c10 stream.
+  virtual NativeStream native(const c10::Stream& stream) const = 0;
+  // Whether a graph is being captured on it. False where that cannot be asked.
+  virtual bool capturing(const c10::Stream& stream) const = 0;
+
+  // While it lives, this thread's queries (event, stream) do not disturb a capture in another
+  // thread (cudaThreadExchangeStreamCaptureMode, relaxed).
+  class RelaxedCapture {
+   public:
+    virtual ~RelaxedCapture() = default;
+  };
+  virtual std::unique_ptr<RelaxedCapture> relaxCapture() const = 0;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,86 @@
+// The seam to NCCL: the one interface through which anything here calls nccl*. Two implementations:
+// the library that is found at run time, and the simulator of tests/sim.
+//
+// Threads: any, with NCCL's own rules, which are the caller's to keep: group calls nest per thread;
+// one thread at a time per communicator, asyncError() and abort() serialised with each other too;
+// after kInProgress no call on that communicator but asyncError(), abort() and revoke(). Nothing
+// here throws, logs or takes locks. Communicators are created non-blocking.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nccl/nccl_types.h"
+
+namespace torchft_ext {
+
+// By the version that brought it; asked at run time.
+enum class NcclFeature {
+  kSplit,           // 2.18
+  kScalableInit,    // 2.23
+  kFloat8,          // 2.24
+  kSafeAbort,       // 2.26.2: before it an abort can hang
+  kShrink,          // 2.27.3
+  kNativeAlltoall,  // 2.28.3: AlltoAll, Gather, Scatter
+  kRevoke,          // 2.28.7
+  kGrow,            // 2.29.2
+};
+
+struct NcclInit {
+  int rank = 0;
+  int size = 1;
+  std::vector<NcclUniqueId> ids;  // one; several with kScalableInit
+  std::string name;               // for NCCL's own logs
+};
+
+class NcclApi {
+ public:
+  virtual ~NcclApi() = default;
+
+  virtual int version() const = 0;  // 22809: 2.28.9
+  virtual bool has(NcclFeature feature) const = 0;
+  virtual std::string lastError(NcclComm comm) = 0;  // comm may be null
+
+  virtual NcclResult getUniqueId(NcclUniqueId* id) = 0;
+  // Non-blocking: mostly kInProgress, with *comm set; asyncError() tells when it is ready.
+  virtual NcclResult init(NcclComm* comm, const NcclInit& init) = 0;
+  virtual NcclResult split(NcclComm comm, int color, int key, NcclComm* out) = 0;
+  // abort: the parent's operations are given up. excluded: ranks of the parent.
+  virtual NcclResult shrink(NcclComm comm, const std::vector<int>& excluded, bool abort,
+                            NcclComm* out) = 0;
+  virtual NcclResult asyncError(NcclComm comm, NcclResult* state) = 0;
+  virtual NcclResult finalize(NcclComm comm) = 0;
+  virtual NcclResult destroy(NcclComm comm) = 0;
+  virtual NcclResult abort(NcclComm comm) = 0;   // frees it; inside a group at its end
+  virtual NcclResult revoke(NcclComm comm) = 0;  // stops its kernels, frees nothing
+
+  virtual NcclResult groupStart() = 0;
+  virtual NcclResult groupEnd() = 0;
+
+  // Buffers are device memory; counts are elements, as in nccl.h.
+  virtual NcclResult allReduce(const void* in, void* out, size_t count, NcclType type, NcclRedOp op,
+                               NcclComm comm, NativeStream stream) = 0;
+  virtual NcclResult broadcast(const void* in, void* out, size_t count, NcclType type, int root,
+                               NcclComm comm, NativeStream stream) = 0;
+  virtual NcclResult reduce(const void* in, void* out, size_t count, NcclType type, NcclRedOp op,
+                            int root, NcclComm comm, NativeStream stream) = 0;
+  virtual NcclResult allGather(const void* in, void* out, size_t count, NcclType type,
+                               NcclComm comm, NativeStream stream) = 0;
+  virtual NcclResult reduceScatter(const void* in, void* out, size_t count, NcclType type,
+                                   NcclRedOp op, NcclComm comm, NativeStream stream) = 0;
+  virtual NcclResult send(const void* in, size_t count, NcclType type, int peer, NcclComm comm,
+                          NativeStream stream) = 0;
+  virtual NcclResult recv(void* out, size_t count, NcclType type, int peer, NcclComm comm,
+                          NativeStream stream) = 0;
+
+  // An operation that multiplies by *scalar (of that type, host memory) before it sums.
+  virtual NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, NcclType type,
+                                     NcclComm comm) = 0;
+  virtual NcclResult destroyRedOp(NcclRedOp op, NcclComm comm) = 0;
+
+  virtual NcclResult registerBuffer(NcclComm comm, void* data, size_t bytes, void** handle) = 0;
+  virtual NcclResult deregisterBuffer(NcclComm comm, void* handle) = 0;
+};
+
+}  // namespace torchft_ext

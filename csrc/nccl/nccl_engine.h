@@ -1,0 +1,34 @@
+// The NCCL engine: communicators for device memory, under the same epochs, deadlines and failure
+// notices as the CPU engine.
+//
+// Every epoch has a control communicator, made by another engine (the CPU's): it carries what NCCL
+// cannot, the news of failures and the unique ids, and in a group for all devices the operations on
+// host memory too. NCCL's own communicators are made when a device is first used, or at once for
+// a bound one.
+//
+// Owner: groups share it. Threads: any. form() blocks as the control engine's does.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <optional>
+
+#include "comm/communicator.h"
+#include "nccl/nccl_platform.h"
+
+namespace torchft_ext {
+
+struct NcclEngineOptions {
+  std::optional<c10::Device> bound_device;  // its communicator is made with the epoch (device_id=)
+  bool high_priority = false;               // of the communicators' streams
+};
+
+std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,
+                                       std::shared_ptr<Engine> control,
+                                       const NcclEngineOptions& options);
+// Ends the threads that all NCCL engines share (event poller, reaper). False: one did not end by
+// the deadline; it is registered as stuck.
+bool stopNcclEngines(Deadline deadline);
+
+}  // namespace torchft_ext

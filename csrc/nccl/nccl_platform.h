@@ -1,0 +1,30 @@
+// The device, CUDA and NCCL of this process: the real ones, or a test's.
+//
+// Threads: any. The platform is found once, at first use, and kept until the process ends.
+#pragma once
+
+#include <c10/core/DeviceType.h>
+
+#include <memory>
+#include <string>
+#include <variant>
+
+#include "nccl/cuda_api.h"
+#include "nccl/nccl_api.h"
+
+namespace torchft_ext {
+
+struct NcclPlatform {
+  c10::DeviceType device_type = c10::DeviceType::CUDA;
+  std::shared_ptr<NcclApi> nccl;
+  std::shared_ptr<CudaApi> cuda;
+};
+
+// The platform, or why there is none: no CUDA in this torch, no device, no libnccl (where it was
+// looked for), a version too old.
+std::variant<std::shared_ptr<const NcclPlatform>, std::string> ncclPlatform();
+
+// Takes the place of the real one, for all engines made later.
+void setNcclPlatformForTest(std::shared_ptr<const NcclPlatform> platform);
+
+}  // namespace torchft_ext

@@ -1,0 +1,27 @@
+#include "nccl/nccl_types.h"
+
+namespace torchft_ext {
+
+const char* toString(NcclResult result) {
+  switch (result) {
+    case NcclResult::kSuccess:
+      return "success";
+    case NcclResult::kUnhandledCudaError:
+      return "unhandled CUDA error";
+    case NcclResult::kSystemError:
+      return "system error";
+    case NcclResult::kInternalError:
+      return "internal error";
+    case NcclResult::kInvalidArgument:
+      return "invalid argument";
+    case NcclResult::kInvalidUsage:
+      return "invalid usage";
+    case NcclResult::kRemoteError:
+      return "remote error";
+    case NcclResult::kInProgress:
+      return "in progress";
+  }
+  return "unknown result";
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,38 @@
+// An operation's place among its device's streams. Made by c10d/ for each operation on device
+// memory, completed by the NCCL engine at issue, read by the Work.
+//
+// Owner: shared by operation, engine and Work. Threads: fields of the first group are constant once
+// issued; those of the second are written by the issuing thread before issue() returns, then
+// constant.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "comm/operation.h"
+
+namespace torchft_ext {
+
+struct StreamSide : DeviceSide {
+  explicit StreamSide(const c10::Stream& current) : current(current) {}
+
+  // What the caller wants.
+  const c10::Stream current;  // the caller's current stream at issue: what it waits for first
+  bool on_current = false;    // run on `current` itself (async_op=False), not beside it
+  bool timed = false;         // `start` is wanted too, with timing
+  // Enqueued on the operation's stream behind it, before `end` (poison). May be empty. Must only
+  // enqueue.
+  std::function<void(const c10::Stream&)> behind;
+
+  // What the engine did. Empty where nothing was enqueued (the operation failed at once).
+  std::optional<c10::Stream> stream;  // where it runs
+  std::shared_ptr<c10::Event> start;
+  std::shared_ptr<c10::Event> end;  // recorded behind it and `behind`
+  bool captured = false;  // into a graph: nobody watches it, its state is complete at once
+};
+
+}  // namespace torchft_ext
