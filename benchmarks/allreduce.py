@@ -6,6 +6,9 @@ turn is a barrier, one untimed allreduce, and a block of timed ones, issued one 
 time counts from the call to wait()'s return on the slowest rank. One ft turn and one gloo turn make
 a pair; the ratio of their medians is taken pair by pair, so that what the machine does meanwhile
 touches both alike.
+
+A size is measured until the 95 % interval of that ratio is narrow enough (--width), in rounds of
+--pairs pairs, or until --most pairs have been taken: the last column says which.
 """
 
 from __future__ import annotations
@@ -103,12 +106,18 @@ def slowest_rank(answers: list[dict[str, Any]], name: str) -> list[list[float]]:
     ]
 
 
-def evaluate(answers: list[dict[str, Any]], world: int, size: int, seed: int) -> dict[str, Any]:
-    turns = {name: slowest_rank(answers, name) for name in ("ft", "gloo")}
-    ratios = [
+def ratios_of(turns: dict[str, list[list[float]]]) -> list[float]:
+    return [
         statistics.median(ft) / statistics.median(gloo)
         for ft, gloo in zip(turns["ft"], turns["gloo"], strict=True)
     ]
+
+
+def evaluate(
+    turns: dict[str, list[list[float]]], world: int, size: int, seed: int
+) -> dict[str, Any]:
+    ratios = ratios_of(turns)
+    low, high = report.bootstrap_median(ratios, seed)
     seconds = {name: report.summary([t for turn in turns[name] for t in turn]) for name in turns}
     return {
         "world": world,
@@ -118,24 +127,44 @@ def evaluate(answers: list[dict[str, Any]], world: int, size: int, seed: int) ->
         "seconds": seconds,
         "ratio_ft_to_gloo": {
             "median": statistics.median(ratios),
-            "interval95": report.bootstrap_median(ratios, seed),
+            "interval95": [low, high],
+            "relative_width": (high - low) / statistics.median(ratios),
         },
     }
 
 
+def measure_size(
+    pool: ranks.Pool,
+    processes: list[Any],
+    world: int,
+    size: int,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    turns: dict[str, list[list[float]]] = {"ft": [], "gloo": []}
+    while True:
+        taken = len(turns["ft"])
+        ranks.progress(f"world {world}: {report.format_bytes(size)}, {taken} pairs so far")
+        for process in processes:
+            seed = arguments.seed + taken
+            process.send("measure", size=size, pairs=arguments.pairs, seed=seed)
+        answers = pool.gather(processes, "measured", TURN_LIMIT_S * 5)
+        for name, more in turns.items():
+            more.extend(slowest_rank(answers, name))
+        result = evaluate(turns, world, size, arguments.seed)
+        narrow = result["ratio_ft_to_gloo"]["relative_width"] <= arguments.width
+        if narrow or result["pairs"] >= arguments.most:
+            return result
+
+
 def measure_world(world: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    results = []
     with ranks.Pool(__file__) as pool:
         processes = pool.start(world)
         for rank, process in enumerate(processes):
             process.send("init", rank=rank, world=world)
         pool.gather(processes, "ready", 120)
-        for size in arguments.sizes:
-            ranks.progress(f"world {world}: {report.format_bytes(size)}, {arguments.pairs} pairs")
-            for process in processes:
-                process.send("measure", size=size, pairs=arguments.pairs, seed=arguments.seed)
-            answers = pool.gather(processes, "measured", TURN_LIMIT_S * 5)
-            results.append(evaluate(answers, world, size, arguments.seed))
+        results = [
+            measure_size(pool, processes, world, size, arguments) for size in arguments.sizes
+        ]
         pool.finish(processes)
     return results
 
@@ -149,8 +178,10 @@ def print_results(results: list[dict[str, Any]]) -> None:
         cells += [
             report.format_ms(v) for v in (ft["median"], gloo["median"], ft["p99"], gloo["p99"])
         ]
-        rows.append([*cells, f"{ratio['median']:.2f}", f"{low:.2f} to {high:.2f}"])
-    head = ["world x size", "ft ms", "gloo ms", "ft p99", "gloo p99", "ft/gloo", "95 % of it"]
+        cells += [f"{ratio['median']:.2f}", f"{low:.2f} to {high:.2f}"]
+        rows.append([*cells, f"{ratio['relative_width'] * 100:.0f} %", str(r["pairs"])])
+    head = ["world x size", "ft ms", "gloo ms", "ft p99", "gloo p99"]
+    head += ["ft/gloo", "95 % of it", "width", "pairs"]
     report.print_table(head, rows)
 
 
@@ -161,13 +192,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", type=sizes, help=f"in bytes, with K, M, G; default {DEFAULT_SIZES}"
     )
-    parser.add_argument("--pairs", type=int, help="pairs of turns per size; default 40")
+    parser.add_argument("--pairs", type=int, help="pairs of turns per round; default 40")
+    parser.add_argument("--most", type=int, help="pairs per size at most; default 1200")
+    parser.add_argument(
+        "--width", type=float, default=0.10, help="of the interval, relative; default 0.10"
+    )
     parser.add_argument(
         "--seed", type=int, default=1, help="of the order of turns and of the resampling"
     )
     arguments = parser.parse_args()
     arguments.sizes = arguments.sizes or sizes(QUICK_SIZES if arguments.quick else DEFAULT_SIZES)
     arguments.pairs = arguments.pairs or (5 if arguments.quick else 40)
+    arguments.most = arguments.most or (5 if arguments.quick else 1200)
     return arguments
 
 
