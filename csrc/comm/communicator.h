@@ -41,6 +41,11 @@ class Communicator {
   // the deadline. Engines whose Works block their caller need nothing here.
   virtual bool awaitIssued(Deadline /*deadline*/) { return true; }
 
+  // Called once for each member that says goodbye, and for those that have said it already: any
+  // thread, not inside this call. It must not block. For engines that ride on this one; operations
+  // of its own that need the member fail anyway.
+  virtual void onPeerLeft(std::function<void(int rank)> /*told*/) {}
+
   // After the lifecycle failed: waits until no engine thread is inside a user buffer and every
   // operation is completed. False: not by the deadline. Any thread but the engine's own, which gets
   // true at once.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/host_name.h"
@@ -307,59 +308,71 @@ FailurePtr Group::whyNoEpoch() const {
   return failure;
 }
 
-std::shared_ptr<OpState> Group::enterLocked(Operation& operation,
-                                            std::shared_ptr<Communicator>& communicator) {
-  if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
-  communicator = shut_down_ ? nullptr : current_.communicator;
-  auto lifecycle = communicator
+// Judged once for all of them: a batch that straddles two epochs, or the end of one, is refused as
+// a whole, since the half of it would leave other ranks waiting.
+Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
+  Entry entry;
+  entry.communicator = shut_down_ ? nullptr : current_.communicator;
+  auto lifecycle = entry.communicator
                        ? current_.lifecycle
                        : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
-  FailurePtr no_epoch;
-  if (!communicator) {
-    no_epoch = failure_ && !shut_down_ && !configuring_ ? failure_ : whyNoEpoch();
-  } else if (operation.epoch >= 0 && operation.epoch != epoch_) {
-    communicator = nullptr;  // its buffers have the layout of an epoch that is over
-    no_epoch = whyNoEpoch();
+  const bool laid_out_for_another =
+      std::any_of(operations.begin(), operations.end(), [this](const Operation& operation) {
+        return operation.epoch >= 0 && operation.epoch != epoch_;
+      });
+  FailurePtr refusal;
+  if (!entry.communicator) {
+    refusal = failure_ && !shut_down_ && !configuring_ ? failure_ : whyNoEpoch();
+  } else if (laid_out_for_another) {
+    refusal = whyNoEpoch();
   } else {
-    no_epoch = lifecycle->failure();
+    refusal = lifecycle->failure();
   }
-  auto state = std::make_shared<OpState>(std::move(lifecycle), operation.kind, current_.next_seq++,
-                                         operation.timeout);
-  ++stats_.operations;
-  if (no_epoch) state->complete(no_epoch);
-  return state;
+  if (refusal) entry.communicator = nullptr;
+  for (Operation& operation : operations) {
+    if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
+    entry.states.push_back(std::make_shared<OpState>(lifecycle, operation.kind, current_.next_seq++,
+                                                     operation.timeout));
+    if (refusal) entry.states.back()->complete(refusal);
+  }
+  stats_.operations += operations.size();
+  return entry;
+}
+
+std::shared_ptr<Mutex> Group::orderOfIssue() const {
+  MutexLock lock(mutex_);
+  return current_.order;
 }
 
 std::shared_ptr<OpState> Group::issue(Operation operation) {
-  MutexLock order(issue_mutex_);
-  std::shared_ptr<Communicator> communicator;
-  std::shared_ptr<OpState> state;
-  {
-    MutexLock lock(mutex_);
-    state = enterLocked(operation, communicator);
-  }
-  if (state->done()) return state;
-  watchdog_->watch(state);
-  communicator->issue(state, std::move(operation));
-  return state;
+  std::vector<Operation> one;
+  one.push_back(std::move(operation));
+  return issueTogether(std::move(one)).front();
 }
 
 std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation> operations) {
-  MutexLock order(issue_mutex_);
-  std::shared_ptr<Communicator> communicator;
-  std::vector<std::shared_ptr<OpState>> states;
-  std::vector<Communicator::Issue> issues;
-  {
-    MutexLock lock(mutex_);
-    for (Operation& operation : operations) {
-      states.push_back(enterLocked(operation, communicator));
-      if (!states.back()->done()) issues.push_back({states.back(), std::move(operation)});
+  while (true) {
+    const std::shared_ptr<Mutex> order = orderOfIssue();
+    MutexLock in_order(*order);
+    Entry entry;
+    {
+      MutexLock lock(mutex_);
+      if (order != current_.order) continue;  // another epoch began meanwhile
+      entry = enterLocked(operations);
     }
+    if (!entry.communicator) return std::move(entry.states);
+    for (const auto& state : entry.states) watchdog_->watch(state);
+    if (operations.size() == 1) {
+      entry.communicator->issue(entry.states.front(), std::move(operations.front()));
+      return std::move(entry.states);
+    }
+    std::vector<Communicator::Issue> issues;
+    for (size_t i = 0; i < operations.size(); ++i) {
+      issues.push_back({entry.states[i], std::move(operations[i])});
+    }
+    entry.communicator->issueTogether(std::move(issues));
+    return std::move(entry.states);
   }
-  if (issues.empty()) return states;
-  for (const auto& one : issues) watchdog_->watch(one.state);
-  communicator->issueTogether(std::move(issues));
-  return states;
 }
 
 FailurePtr Group::check(Deadline deadline) {

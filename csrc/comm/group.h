@@ -77,6 +77,10 @@ class Group {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<Communicator> communicator;
     int64_t next_seq = 0;
+    // Held while operations are handed to the communicator, so that the order of sequence numbers
+    // is the order of issue. One per epoch: an issue that hangs holds up no later epoch. Taken
+    // before mutex_.
+    std::shared_ptr<Mutex> order = std::make_shared<Mutex>();
   };
 
   struct FailureCounts;
@@ -100,11 +104,14 @@ class Group {
   void endCurrent(const std::string& why, Deadline deadline);
   void drain(Communicator& communicator, Deadline deadline);
   FailurePtr whyNoEpoch() const REQUIRES(mutex_);
-  // The state of an operation about to be issued, already complete where no epoch takes it; the
-  // communicator that does.
-  std::shared_ptr<OpState> enterLocked(Operation& operation,
-                                       std::shared_ptr<Communicator>& communicator)
-      REQUIRES(mutex_);
+  // The states of operations about to be issued as one, already complete where no epoch takes them,
+  // and the communicator that does take them.
+  struct Entry {
+    std::vector<std::shared_ptr<OpState>> states;
+    std::shared_ptr<Communicator> communicator;  // null: none takes them
+  };
+  Entry enterLocked(std::vector<Operation>& operations) REQUIRES(mutex_);
+  std::shared_ptr<Mutex> orderOfIssue() const;
 
   const std::string name_;
   const std::shared_ptr<Engine> engine_;
@@ -112,7 +119,6 @@ class Group {
   const std::shared_ptr<FailureCounts> failure_counts_;
 
   mutable Mutex mutex_;
-  Mutex issue_mutex_;  // taken before mutex_: the order of sequence numbers is the order of issue
   Epoch current_ GUARDED_BY(mutex_);
   std::shared_ptr<Lifecycle> forming_ GUARDED_BY(mutex_);
   FailurePtr failure_ GUARDED_BY(mutex_);

@@ -42,6 +42,12 @@ void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation
   }
 }
 
+void HostCommunicator::onPeerLeft(std::function<void(int rank)> told) {
+  loop_.post([epoch = epoch_, told = std::move(told)]() mutable {
+    epoch->tellOfLeavers(std::move(told));
+  });
+}
+
 bool HostCommunicator::drain(Deadline deadline) {
   return epoch_->waitDrained(deadline);
 }

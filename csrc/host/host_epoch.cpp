@@ -254,8 +254,17 @@ void HostEpoch::onGoodbye(int rank) {
   peer(rank).left = true;
   if (watch_) watch_->peerLeft(rank);
   messages_->peerLeft(rank);
+  if (told_of_leavers_) told_of_leavers_(rank);
   if (messages_->needs(rank)) {
     failPeer(rank, FailureKind::kPeerLeft, "it left before its send or recv was done");
+  }
+}
+
+void HostEpoch::tellOfLeavers(std::function<void(int rank)> told) {
+  if (state_ == State::kOver) return;
+  told_of_leavers_ = std::move(told);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (peer(rank).left) told_of_leavers_(rank);
   }
 }
 
@@ -368,6 +377,7 @@ void HostEpoch::closeLinks(const FrameHeader& last_frame, const std::string& pay
 void HostEpoch::becomeOver() {
   state_ = State::kOver;
   forming_ = {};
+  told_of_leavers_ = nullptr;
   mesh_.reset();
   watch_.reset();
   for (Peer& each : peers_) {

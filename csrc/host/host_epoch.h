@@ -58,6 +58,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   const Roster& roster() const { return setup_.roster; }  // constant: any thread
   std::vector<int> missingRanks() const;  // of which a lane or the barrier is missing
   void issue(std::shared_ptr<OpState> state, Operation operation);
+  void tellOfLeavers(std::function<void(int rank)> told);  // at once of those who have left
   void leave(std::function<void()> left);
   void dissolve();
   void close();  // over, at once; fails the lifecycle if it is not over yet
@@ -119,6 +120,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   std::unique_ptr<PeerMonitor::Watch> watch_;
   Lifecycle::Subscription subscription_ = 0;
   std::function<void()> leaving_;
+  std::function<void(int rank)> told_of_leavers_;
 
   Mutex drained_mutex_;
   CondVar drained_changed_;
