@@ -5,8 +5,8 @@
 
 A layer may include itself and those to its right; the public headers (torchft_ext/...) count as
 base, and include nothing but each other, since they are installed alone. torch's headers belong to
-c10d, nccl and python (and to host/reduce.cpp, for ATen's kernels); Python's and pybind11's to python
-alone.
+c10d, nccl and python (and to host/reduce.cpp, for ATen's kernels); Python's and pybind11's to
+python alone.
 
     python scripts/check_includes.py [csrc]
 """
@@ -61,7 +61,11 @@ def foreign_include_problem(source: str, target: str) -> str | None:
     layer = layer_of(source)
     if PYTHON.match(target) and layer != "python":
         return f"<{target}>: only python/ sees Python"
-    if TORCH.match(target) and layer not in {"c10d", "nccl", "python"} and source not in TORCH_BELOW_C10D:
+    if (
+        TORCH.match(target)
+        and layer not in {"c10d", "nccl", "python"}
+        and source not in TORCH_BELOW_C10D
+    ):
         return f"<{target}>: torch belongs to c10d/, nccl/ and python/"
     return None
 
