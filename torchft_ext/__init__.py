@@ -40,7 +40,7 @@ if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
 import torch.distributed
 
 import torchft_ext_autoload
-from torchft_ext import _C, _ddp, errors
+from torchft_ext import _C, _ddp, _interrupts, errors
 from torchft_ext._C import Backend, Options
 from torchft_ext._groups import backend
 from torchft_ext.errors import (
@@ -78,6 +78,7 @@ _EXIT_WITHIN = timedelta(seconds=1)
 
 def _at_exit() -> None:
     """Say goodbye and end the library's threads."""
+    _interrupts.release()
     _C._process_exit(_EXIT_WITHIN)
 
 

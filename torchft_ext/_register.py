@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
-from torchft_ext import _C
+from torchft_ext import _C, _interrupts
 
 _CREATOR = "_new_process_group_helper"
 
@@ -61,6 +61,7 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         options=pg_options,
         may_resize=single,
     )
+    _interrupts.watch()
     if not single or spec is None:
         _mend_default_backend(frame, spec)
         return made

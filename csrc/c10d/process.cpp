@@ -7,9 +7,11 @@
 #include <set>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "base/fork.h"
+#include "base/host_name.h"
 #include "base/mutex.h"
 #include "comm/callbacks.h"
 #include "comm/group.h"
@@ -72,6 +74,24 @@ void rememberGroup(const std::shared_ptr<Group>& group) {
   MutexLock lock(process().mutex);
   std::erase_if(process().groups, [](const auto& weak) { return weak.expired(); });
   process().groups.push_back(group);
+}
+
+void failOutstanding(const std::string& how) {
+  std::shared_ptr<Watchdog> watchdog;
+  {
+    MutexLock lock(process().mutex);
+    watchdog = process().watchdog;
+  }
+  if (!watchdog) return;
+  for (const auto& lifecycle : watchdog->outstanding()) {
+    Failure failure;
+    failure.kind = FailureKind::kAborted;
+    failure.cause.rank = lifecycle->identity().rank;
+    failure.cause.host = hostName();
+    failure.cause.pid = ::getpid();
+    failure.cause.how = how;
+    lifecycle->fail(std::move(failure));
+  }
 }
 
 bool processExit(Deadline deadline) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/deadline.h"
 
@@ -18,6 +19,10 @@ std::shared_ptr<Watchdog> sharedWatchdog();
 
 // Known groups are shut down by processExit(). Holds no group alive.
 void rememberGroup(const std::shared_ptr<Group>& group);
+
+// Fails every epoch that has unfinished operations, so that whoever waits for them is released.
+// how: the cause that the error gives. Does not wait.
+void failOutstanding(const std::string& how);
 
 // Says goodbye for every group and ends all threads of the library, by the deadline; what does not
 // end is abandoned and reported. False: something was abandoned. In a forked child: for what was

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -108,7 +109,7 @@ Watchdog::~Watchdog() {
 
 void Watchdog::watch(const std::shared_ptr<OpState>& op) {
   const Deadline deadline = op->deadline();
-  if (deadline.isNever() || op->done() || shared_->inherited()) return;
+  if (op->done() || shared_->inherited()) return;
   Shared::Owners released;
   MutexLock lock(shared_->mutex);
   if (shared_->stopping) return;
@@ -117,6 +118,22 @@ void Watchdog::watch(const std::shared_ptr<OpState>& op) {
   shared_->heap.push_back({deadline.at(), op});
   std::push_heap(shared_->heap.begin(), shared_->heap.end(), later);
   if (earliest) shared_->changed.notifyAll();
+}
+
+std::vector<std::shared_ptr<Lifecycle>> Watchdog::outstanding() {
+  Shared::Owners operations;  // maybe the last owners: destroyed without the lock
+  if (shared_->inherited()) return {};
+  {
+    MutexLock lock(shared_->mutex);
+    for (const Entry& entry : shared_->heap) {
+      if (auto op = entry.op.lock()) operations.push_back(std::move(op));
+    }
+  }
+  std::set<std::shared_ptr<Lifecycle>> epochs;
+  for (const auto& op : operations) {
+    if (!op->done() && op->lifecycle()) epochs.insert(op->lifecycle());
+  }
+  return {epochs.begin(), epochs.end()};
 }
 
 bool Watchdog::stop(Deadline deadline) {

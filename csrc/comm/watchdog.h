@@ -19,7 +19,9 @@ class Watchdog {
  public:
   Watchdog();
   ~Watchdog();
-  void watch(const std::shared_ptr<OpState>& op);  // nothing for a deadline that is "never"
+  void watch(const std::shared_ptr<OpState>& op);
+  // The epochs of operations that are watched and have not ended, each once. Never blocks.
+  std::vector<std::shared_ptr<Lifecycle>> outstanding();
   bool stop(Deadline deadline);
   size_t watchedForTest();
 

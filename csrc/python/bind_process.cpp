@@ -5,6 +5,7 @@
 #include "c10d/process.h"
 #include "comm/op_state.h"
 #include "python/bindings.h"
+#include "python/interrupts.h"
 
 namespace py = pybind11;
 
@@ -13,7 +14,9 @@ namespace {
 
 // After it nothing of the library calls into Python any more.
 bool exitProcess(std::chrono::milliseconds within) {
-  const bool ended = processExit(Deadline::after(within));
+  const Deadline deadline = Deadline::after(within);
+  const bool signals_ended = stopInterruptWatch(deadline);
+  const bool ended = processExit(deadline) && signals_ended;
   setWaitHook(nullptr);
   setThrower(nullptr);
   return ended;
@@ -23,6 +26,7 @@ bool exitProcess(std::chrono::milliseconds within) {
 
 void bind_process(py::module_& module) {
   logThroughTorch();
+  module.def("_interrupt_pipe", &interruptPipe);
   module.def("_process_exit", &exitProcess, py::arg("within"),
              py::call_guard<py::gil_scoped_release>());
 }

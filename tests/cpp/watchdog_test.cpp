@@ -89,11 +89,32 @@ TEST(Watchdog, ForgetsCompletedOperationsLongBeforeTheirDeadline) {
   EXPECT_LE(watchdog.watchedForTest(), 128U);
 }
 
-TEST(Watchdog, DoesNotWatchWhatHasNoDeadline) {
+TEST(Watchdog, WhatHasNoDeadlineDoesNotHoldUpWhatHasOne) {
   Watchdog watchdog;
-  const auto op = makeOp(makeLifecycle(), Duration(-1));
-  watchdog.watch(op);
-  EXPECT_EQ(watchdog.watchedForTest(), 0U);
+  const auto patient = makeLifecycle();
+  const auto hasty = makeLifecycle();
+  const auto endless_op = makeOp(patient, Duration(-1));
+  const auto short_op = makeOp(hasty, milliseconds(10));
+  watchdog.watch(endless_op);
+  watchdog.watch(short_op);
+  EXPECT_NE(awaitFailure(hasty), nullptr);
+  EXPECT_EQ(patient->failure(), nullptr);
+}
+
+TEST(Watchdog, TellsTheEpochsOfUnfinishedOperations) {
+  Watchdog watchdog;
+  const auto busy = makeLifecycle();
+  const auto idle = makeLifecycle();
+  const auto first = makeOp(busy, std::chrono::hours(1), 1);
+  const auto second = makeOp(busy, Duration(-1), 2);
+  const auto done = makeOp(idle, std::chrono::hours(1));
+  for (const auto& op : {first, second, done}) watchdog.watch(op);
+  done->complete(nullptr);
+  EXPECT_EQ(watchdog.outstanding(), std::vector{busy});
+  first->complete(nullptr);
+  EXPECT_EQ(watchdog.outstanding(), std::vector{busy});
+  second->complete(nullptr);
+  EXPECT_TRUE(watchdog.outstanding().empty());
 }
 
 TEST(Watchdog, StopsWhileDeadlinesAreOutstandingAndIgnoresLaterOnes) {
