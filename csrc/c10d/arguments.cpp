@@ -47,6 +47,20 @@ void checkTensor(const Argument& argument, const at::Tensor& tensor) {
                     ": expected a CPU tensor, found one on ", tensor.device());
 }
 
+// ReduceOps that work on bits; nullopt for all others.
+std::optional<ReduceKind> bitwiseKindOf(const c10d::ReduceOp& reduce_op) {
+  switch (reduce_op.op_) {
+    case c10d::ReduceOp::BAND:
+      return ReduceKind::kBand;
+    case c10d::ReduceOp::BOR:
+      return ReduceKind::kBor;
+    case c10d::ReduceOp::BXOR:
+      return ReduceKind::kBxor;
+    default:
+      return std::nullopt;
+  }
+}
+
 ReduceKind kindOf(const Argument& argument, const c10d::ReduceOp& reduce_op, bool is_bool) {
   switch (reduce_op.op_) {
     case c10d::ReduceOp::SUM:
@@ -61,17 +75,11 @@ ReduceKind kindOf(const Argument& argument, const c10d::ReduceOp& reduce_op, boo
       return ReduceKind::kMin;
     case c10d::ReduceOp::MAX:
       return ReduceKind::kMax;
-    case c10d::ReduceOp::BAND:
-      if (is_bool) return ReduceKind::kMin;
-      break;
-    case c10d::ReduceOp::BOR:
-      if (is_bool) return ReduceKind::kMax;
-      break;
     default:
       break;
   }
   TORCH_CHECK_VALUE(false, argument.text(),
-                    ": expected ReduceOp SUM, AVG, PRODUCT, MIN or MAX (BAND, BOR for bool), found "
+                    ": expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR, found "
                     "ReduceOp number ",
                     static_cast<int>(reduce_op.op_));
 }
@@ -171,6 +179,14 @@ Reduction reductionOf(const Argument& argument, const at::Tensor& tensor,
                    "int64, uint8, bool; "
                    "complex for SUM and AVG), found ",
                    tensor.scalar_type());
+  if (const std::optional<ReduceKind> bitwise = bitwiseKindOf(reduce_op)) {
+    TORCH_CHECK_TYPE(c10::isIntegralType(type, /*includeBool=*/true), argument.text(),
+                     ": ReduceOp ", toString(*bitwise), ": expected integers or bool, found ",
+                     tensor.scalar_type());
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu(), argument.text(), ": ReduceOp ", toString(*bitwise),
+                                ": expected a CPU tensor, found one on ", tensor.device());
+    return {*dtype, *bitwise};
+  }
   return {*dtype, kindOf(argument, reduce_op, *dtype == DType::kBool)};
 }
 

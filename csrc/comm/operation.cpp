@@ -94,6 +94,12 @@ const char* toString(ReduceKind kind) {
       return "min";
     case ReduceKind::kMax:
       return "max";
+    case ReduceKind::kBand:
+      return "band";
+    case ReduceKind::kBor:
+      return "bor";
+    case ReduceKind::kBxor:
+      return "bxor";
   }
   return "unknown reduction";
 }

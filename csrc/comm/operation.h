@@ -42,7 +42,8 @@ enum class DType : uint8_t {
 size_t itemSize(DType dtype);
 const char* toString(DType dtype);
 
-enum class ReduceKind : uint8_t { kSum, kAvg, kProduct, kMin, kMax };
+// The last three: integers and bool, host memory only.
+enum class ReduceKind : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor };
 const char* toString(ReduceKind kind);
 
 struct Buffer {
@@ -61,12 +62,14 @@ class DeviceSide {
 // are also outputs; an input may be the same memory as an output only where "in place" stands):
 //   allreduce       outputs[0], in place
 //   broadcast       outputs[0], in place; the root's is the source
-//   allgather       inputs[0] -> outputs[W]; outputs[rank] may be the input; sizes may differ by
-//   rank reduce_scatter  inputs[W] -> outputs[0] = reduction of everyone's inputs[rank]; outputs[0]
-//   may be inputs[rank] reduce          inputs[0] -> root's outputs[0], which may be its input;
-//   others have no output gather          inputs[0] -> root's outputs[W] scatter         root's
-//   inputs[W] -> outputs[0] alltoall        inputs[W] -> outputs[W], inputs[i] goes to rank i;
-//   sizes may differ send / recv     inputs[0] to `peer` / outputs[0] from `peer` (recv: -1 any)
+//   allgather       inputs[0] -> outputs[W]; outputs[rank] may be the input; sizes may differ
+//   reduce_scatter  inputs[W] -> outputs[0] = reduction of everyone's inputs[rank]; outputs[0] may
+//                   be inputs[rank]; host memory: the inputs' sizes may differ, the same on all
+//   reduce          inputs[0] -> root's outputs[0], which may be its input; others have no output
+//   gather          inputs[0] -> root's outputs[W]
+//   scatter         root's inputs[W] -> outputs[0]
+//   alltoall        inputs[W] -> outputs[W], inputs[i] goes to rank i; sizes may differ
+//   send / recv     inputs[0] to `peer` / outputs[0] from `peer` (recv: -1 any)
 //   barrier         none
 struct Operation {
   OpKind kind = OpKind::kBarrier;

@@ -4,6 +4,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/bitwise_xor.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/maximum.h>
@@ -67,8 +68,11 @@ void inPieces(size_t bytes, DType dtype, Body body) {
 }
 
 void reduceBools(at::Tensor& into, const at::Tensor& from, ReduceKind op) {
-  const bool any = op == ReduceKind::kSum || op == ReduceKind::kMax || op == ReduceKind::kAvg;
-  if (any) {
+  const bool any = op == ReduceKind::kSum || op == ReduceKind::kMax || op == ReduceKind::kAvg ||
+                   op == ReduceKind::kBor;
+  if (op == ReduceKind::kBxor) {
+    at::bitwise_xor_out(into, into, from);
+  } else if (any) {
     at::bitwise_or_out(into, into, from);
   } else {
     at::bitwise_and_out(into, into, from);
@@ -90,6 +94,15 @@ void reducePiece(at::Tensor target, const at::Tensor& other, ReduceKind op) {
       return;
     case ReduceKind::kMax:
       at::maximum_out(target, target, other);
+      return;
+    case ReduceKind::kBand:
+      at::bitwise_and_out(target, target, other);
+      return;
+    case ReduceKind::kBor:
+      at::bitwise_or_out(target, target, other);
+      return;
+    case ReduceKind::kBxor:
+      at::bitwise_xor_out(target, target, other);
       return;
   }
 }

@@ -1,6 +1,6 @@
 // Element-wise reductions on spans of memory, by ATen's vectorised kernels. Single-threaded (they
-// run on the loop thread; ATen's own thread pool is not entered). bool: SUM, MAX = or; PRODUCT, MIN
-// = and.
+// run on the loop thread; ATen's own thread pool is not entered). bool: SUM, MAX, BOR = or;
+// PRODUCT, MIN, BAND = and. BAND, BOR and BXOR are for integers and bool.
 #pragma once
 
 #include "comm/operation.h"

@@ -47,6 +47,24 @@ TEST(Reduce, AllNativeTypesByAllReductions) {
   checkAllReductions<uint8_t>(DType::kUint8);
 }
 
+template <typename T>
+void checkBitwiseReductions(DType dtype) {
+  SCOPED_TRACE(toString(dtype));
+  const std::vector<T> a{0, 1, 6, static_cast<T>(-1)};
+  const std::vector<T> b{1, 1, 3, 5};
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kBand), (std::vector<T>{0, 1, 2, 5}));
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kBor), (std::vector<T>{1, 1, 7, static_cast<T>(-1)}));
+  EXPECT_EQ(reduced(a, b, dtype, ReduceKind::kBxor), (std::vector<T>{1, 0, 5, static_cast<T>(-6)}));
+}
+
+TEST(Reduce, IntegersByBitwiseReductions) {
+  checkBitwiseReductions<int8_t>(DType::kInt8);
+  checkBitwiseReductions<int16_t>(DType::kInt16);
+  checkBitwiseReductions<int32_t>(DType::kInt32);
+  checkBitwiseReductions<int64_t>(DType::kInt64);
+  checkBitwiseReductions<uint8_t>(DType::kUint8);
+}
+
 TEST(Reduce, HalfPrecisionSums) {
   // 1.0 + 2.0 == 3.0 as bit patterns of the two formats.
   EXPECT_EQ(reduced<uint16_t>({0x3c00}, {0x4000}, DType::kHalf, ReduceKind::kSum),
@@ -64,6 +82,9 @@ TEST(Reduce, BoolSumIsOrAndProductIsAnd) {
   EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kMax), any);
   EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kProduct), all);
   EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kMin), all);
+  EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kBor), any);
+  EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kBand), all);
+  EXPECT_EQ(reduced(a, b, DType::kBool, ReduceKind::kBxor), (std::vector<uint8_t>{0, 1, 1, 0}));
 }
 
 TEST(Reduce, NanWinsInMinAndMax) {

@@ -31,6 +31,10 @@ T combine(T a, T b, ReduceKind op) {
       return a < b ? a : b;
     case ReduceKind::kMax:
       return a > b ? a : b;
+    case ReduceKind::kBand:
+    case ReduceKind::kBor:
+    case ReduceKind::kBxor:
+      break;  // to a schedule one reduction is like another
   }
   return a;
 }

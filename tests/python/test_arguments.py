@@ -68,6 +68,7 @@ COLLECTIVES = {
     "reduce_scatter_into_another_size": lambda: group().reduce_scatter(
         [ones(4)], [[ones(3), ones(3)]]
     ),
+    "premultiplied_sum": lambda: all_reduce([ones(3)], dist._make_nccl_premul_sum(0.5)),
     "reduce_scatter_base_of_wrong_size": lambda: group()._reduce_scatter_base(ones(3), ones(7)),
     "alltoall_of_too_few": lambda: group().alltoall([ones(3)], [ones(3)]),
     "alltoall_base_with_wrong_splits": lambda: group().alltoall_base(

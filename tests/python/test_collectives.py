@@ -62,8 +62,10 @@ def broadcast() -> None:
 
 def reduce() -> None:
     rank, world = me()
-    cases = itertools.product(range(world), FLOATS, REDUCTIONS, SIZES)
+    cases = itertools.product(range(world), (*FLOATS, torch.int16), REDUCTIONS, SIZES)
     for root, dtype, op, size in cases:
+        if not allowed(op, dtype):
+            continue
         tensor = pattern(rank, size, dtype)
         dist.reduce(tensor, root, reduce_op(op))
         if rank == root:
@@ -136,6 +138,17 @@ def reduce_scatter() -> None:
             check(output, expected, (whole, dtype, op, size), exact=op != "AVG")
 
 
+def reduce_scatter_of_different_sizes() -> None:
+    rank, world = me()
+    for unit in (1, 7, 70_001):
+        sizes = [unit * ((target + 1) % 3) for target in range(world)]  # some are empty
+        inputs = [pattern(rank, sizes[to], torch.float32, salt=to) for to in range(world)]
+        output = torch.full((sizes[rank],), -9.0)
+        dist.reduce_scatter(output, inputs)
+        expected = reduced_patterns("SUM", world, sizes[rank], torch.float32, salt=rank)
+        check(output, expected, unit)
+
+
 def all_to_all() -> None:
     rank, world = me()
     for dtype, size in (*itertools.product(DTYPES, SIZES), (torch.float32, LARGE // 4)):
@@ -178,6 +191,7 @@ OPERATIONS = (
     all_gather_into_tensor,
     gather_and_scatter,
     reduce_scatter,
+    reduce_scatter_of_different_sizes,
     all_to_all,
     all_to_all_of_different_sizes,
 )

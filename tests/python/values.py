@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import torch
@@ -13,7 +14,8 @@ NUMBERS = FLOATS + INTEGERS
 DTYPES = (*NUMBERS, torch.bool)
 SIZES = (0, 1, 7, 1025)
 LARGE = 1_048_583  # a prime: more than one chunk, and divisible by no world size
-REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
+BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", *BITWISE)
 
 
 def pattern(rank: int, size: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
@@ -33,6 +35,8 @@ def noise(rank: int, size: int, dtype: torch.dtype = torch.float32) -> torch.Ten
 
 
 def reduced(op: str, contributions: list[torch.Tensor]) -> torch.Tensor:
+    if op in BITWISE:
+        return functools.reduce(BITWISE[op], contributions)
     dtype = contributions[0].dtype
     wide = torch.float64 if dtype.is_floating_point else torch.int64
     stacked = torch.stack([c.to(wide) for c in contributions])
@@ -53,6 +57,8 @@ def reduced_patterns(op: str, world: int, size: int, dtype: torch.dtype, salt: i
 
 
 def allowed(op: str, dtype: torch.dtype) -> bool:
+    if op in BITWISE:
+        return not dtype.is_floating_point
     return not (op == "AVG" and dtype == torch.bool)
 
 
