@@ -60,6 +60,7 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         name=opts.group_id,
         options=pg_options,
         may_resize=single,
+        begin=not getattr(opts, "enable_reconfigure", False),
     )
     _interrupts.watch()
     if not single or spec is None:

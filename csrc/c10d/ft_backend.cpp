@@ -2,11 +2,18 @@
 // and ft_backend_transfers.cpp.
 #include "c10d/ft_backend.h"
 
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
 #include <algorithm>
+#include <atomic>
+#include <unordered_set>
 #include <utility>
+#include <variant>
 
 #include "c10d/comm_error.h"
 #include "c10d/engines.h"
+#include "c10d/reconfigure.h"
 #include "c10d/store_adapter.h"
 #include "comm/callbacks.h"
 
@@ -15,6 +22,8 @@ namespace {
 
 // destroy_process_group() waits so long for what was issued to be sent.
 constexpr std::chrono::seconds kShutdownWithin{5};
+
+std::atomic<uint64_t> next_serial{0};  // any thread
 
 FtBackend::Milliseconds chosenTimeout(const FtBackend::Creation& creation) {
   const bool own = creation.options->timeout_chosen || creation.timeout.count() <= 0;
@@ -44,6 +53,26 @@ std::shared_ptr<void> keepAlive(TensorVector tensors) {
           }};
 }
 
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+
+std::vector<std::string> orderedHandles(const c10d::ReconfigureOptions& options) {
+  if (const auto* ordered = std::get_if<std::vector<std::string>>(&options.handles))
+    return *ordered;
+  const auto& unordered = std::get<std::unordered_set<std::string>>(options.handles);
+  std::vector<std::string> handles(unordered.begin(), unordered.end());
+  std::sort(handles.begin(), handles.end());
+  return handles;
+}
+
+FtBackend::WorkPtr completedWork() {
+  auto future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  future->markCompleted(c10::IValue(TensorVector()));
+  return c10d::Work::create_from_future(future);
+}
+
+#endif
+
 }  // namespace
 
 c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
@@ -51,7 +80,10 @@ c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
   checkRank({"init_process_group", "rank"}, creation.rank, creation.size);
   auto backend = c10::make_intrusive<FtBackend>(
       creation, makeEngine(creation.engine, *creation.options, creation.store));
-  backend->begin(storeThreadFor(creation.store), "", creation.rank, creation.size, std::nullopt);
+  if (!creation.begin) return backend;
+  const StorePlace place = storePlaceOf(creation.store);
+  backend->keep(place.thread);
+  backend->begin(place.thread, place.prefix, creation.rank, creation.size, std::nullopt);
   return backend;
 }
 
@@ -62,6 +94,8 @@ FtBackend::FtBackend(const Creation& creation, std::shared_ptr<Engine> engine)
       may_resize_(creation.may_resize || kTorchFollowsBackend),
       fixed_rank_(creation.rank),
       fixed_size_(creation.size),
+      creators_store_(creation.store),
+      serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
       group_(std::make_shared<Group>(creation.group_name, engine_, sharedWatchdog(),
                                      chosenTimeout(creation))) {
   options_->timeout = chosenTimeout(creation);
@@ -70,8 +104,10 @@ FtBackend::FtBackend(const Creation& creation, std::shared_ptr<Engine> engine)
 }
 
 FtBackend::~FtBackend() {
-  // The threads and locks under an inherited group belong to the parent: let it leak.
-  if (guard_.inherited()) new std::shared_ptr<Group>(std::move(group_));
+  if (!guard_.inherited()) return;
+  // The threads and locks under an inherited group or store belong to the parent: let them leak.
+  new std::shared_ptr<Group>(std::move(group_));
+  creators_store_.release();
 }
 
 void FtBackend::configure(const std::string& store_address, int rank, int size,
@@ -94,6 +130,45 @@ void FtBackend::configure(const std::string& store_address, int rank, int size,
   keep(store);
   begin(store, address.prefix, rank, size, timeout);
 }
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+
+bool FtBackend::supportsReconfigure() const {
+  return true;
+}
+
+c10d::ReconfigureHandle FtBackend::get_reconfigure_handle() const {
+  guard_.check("this process group");
+  auto described = engine_->describeSelf();
+  if (auto* failure = std::get_if<Failure>(&described))
+    throwFailure(std::make_shared<Failure>(std::move(*failure)));
+  return makeHandle(std::get<MemberRecord>(described), serial_);
+}
+
+FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& options) {
+  const HandledMembership membership =
+      membershipOf(orderedHandles(options), get_reconfigure_handle(), options.uuid);
+  TORCH_CHECK_VALUE(!options.timeout || options.timeout->count() > 0,
+                    "reconfigure: timeout: expected a positive time, found ",
+                    options.timeout.value_or(Milliseconds(0)).count(), " ms");
+  {
+    const MutexLock lock(store_mutex_);
+    TORCH_CHECK_VALUE(used_uuids_.count(options.uuid) == 0, "reconfigure: uuid: ", options.uuid,
+                      " was already used for an epoch of this group; give each one its own");
+  }
+  const StorePlace place = storePlaceOf(creators_store_);
+  keep(place.thread);
+  const std::string prefix = place.prefix.empty() ? "" : place.prefix + "/";
+  begin(place.thread, prefix + membership.prefix, membership.rank, membership.size,
+        options.timeout);
+  {
+    const MutexLock lock(store_mutex_);
+    used_uuids_.insert(options.uuid);
+  }
+  return completedWork();
+}
+
+#endif
 
 void FtBackend::keep(std::shared_ptr<StoreThread> store) {
   const MutexLock lock(store_mutex_);
@@ -154,12 +229,12 @@ int64_t FtBackend::epoch() const {
 
 int FtBackend::currentRank() const {
   guard_.check("this process group");
-  return group_->rank();
+  return group_->epoch() == 0 ? fixed_rank_ : group_->rank();
 }
 
 int FtBackend::currentSize() const {
   guard_.check("this process group");
-  return group_->size();
+  return group_->epoch() == 0 ? fixed_size_ : group_->size();
 }
 
 GroupStats FtBackend::stats() const {
@@ -189,7 +264,7 @@ FtBackend::Place FtBackend::enter() const {
   guard_.check("this process group");
   while (true) {
     const int64_t epoch = group_->epoch();
-    const Place place{epoch, group_->rank(), group_->size()};
+    const Place place{epoch, currentRank(), currentSize()};
     if (group_->epoch() == epoch) return place;
   }
 }

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -41,6 +42,7 @@ class FtBackend : public c10d::Backend {
     c10::intrusive_ptr<FtOptions> options;
     Milliseconds timeout{0};  // of init_process_group(); Options' own goes before it
     bool may_resize = true;   // false: the ProcessGroup above reports a fixed rank and size
+    bool begin = true;        // false: the first epoch comes with configure() or reconfigure()
   };
   // Makes the backend and its first epoch over the creator's store. Blocks up to the timeout.
   // Raises what configure() raises, and what makeEngine() raises.
@@ -57,7 +59,9 @@ class FtBackend : public c10d::Backend {
   void abort(const std::string& why);
   FailurePtr errored() const;
   int64_t epoch() const;
-  int currentRank() const;  // getRank() is fixed at construction before torch 2.14
+  // Before the first epoch: what the creator was told. getRank() is fixed at construction before
+  // torch 2.14.
+  int currentRank() const;
   int currentSize() const;
   GroupStats stats() const;
   const Engine& engine() const { return *engine_; }
@@ -108,6 +112,16 @@ class FtBackend : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  // As configure(), over the creator's store, with members named by their handles. A vector gives
+  // the ranks, a set is put in alphabetical order. Blocks up to the timeout; the Work has
+  // completed. Raises as configure() does, and ValueError for a uuid that has begun an epoch here
+  // before. An attempt that failed may be repeated with its uuid. Hints are ignored.
+  WorkPtr reconfigure(const c10d::ReconfigureOptions& options) override;
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  bool supportsReconfigure() const override;
+#endif
 
  private:
   static constexpr bool kTorchFollowsBackend = !std::is_const_v<decltype(rank_)>;
@@ -160,9 +174,13 @@ class FtBackend : public c10d::Backend {
   const bool may_resize_;
   const int fixed_rank_;  // what a ProcessGroup that cannot follow reports
   const int fixed_size_;
+  c10::intrusive_ptr<c10d::Store> creators_store_;  // constant; let go of in a forked child
+  const uint64_t serial_;                           // of this object within the process
   Mutex store_mutex_;
-  // Of the last configure(): kept, since making a client may take seconds.
+  // Of the last epoch: kept, since making a client may take seconds.
   std::shared_ptr<StoreThread> store_ GUARDED_BY(store_mutex_);
+  // Of every reconfigure() that succeeded.
+  std::set<int64_t> used_uuids_ GUARDED_BY(store_mutex_);
   std::shared_ptr<Group> group_;       // constant; let go of in a forked child
   std::atomic<uint64_t> sequence_{0};  // any thread
 };

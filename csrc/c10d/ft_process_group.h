@@ -19,6 +19,7 @@ class FtProcessGroup : public c10d::ProcessGroup {
                  c10::intrusive_ptr<FtBackend> backend,
                  const std::vector<c10::DeviceType>& devices);
 
+  const c10::intrusive_ptr<FtBackend>& backend() const { return backend_; }
   int getRank() const override { return backend_->currentRank(); }
   int getSize() const override { return backend_->currentSize(); }
   const std::string getBackendName() const override { return backend_->getBackendName(); }

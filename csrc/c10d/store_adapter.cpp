@@ -82,6 +82,24 @@ class C10dStoreClient : public StoreClient {
   const c10::intrusive_ptr<c10d::Store> store_;
 };
 
+// torch has no accessor for the prefix.
+struct PrefixReader : c10d::PrefixStore {
+  static const std::string& prefixOf(const c10d::PrefixStore& store) {
+    return store.*(&PrefixReader::prefix_);
+  }
+};
+
+// What PrefixStores put before a key, in their way: outermost last.
+std::string prefixOf(c10::intrusive_ptr<c10d::Store> store) {
+  std::string prefix;
+  while (auto layer = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store)) {
+    const std::string& own = PrefixReader::prefixOf(*layer);
+    prefix = prefix.empty() ? own : own + "/" + prefix;
+    store = layer->getUnderlyingStore();
+  }
+  return prefix;
+}
+
 c10::intrusive_ptr<c10d::TCPStore> tcpStoreBehind(c10::intrusive_ptr<c10d::Store> store) {
   while (auto prefix = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store)) {
     store = prefix->getUnderlyingStore();
@@ -198,20 +216,18 @@ std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
   });
 }
 
-std::shared_ptr<StoreThread> storeThreadFor(const c10::intrusive_ptr<c10d::Store>& store) {
-  static std::atomic<uint64_t> next{0};
+StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {
   StoreAddress address;
-  const std::string server = serverAddress(store, &address) ? serverKey(address) : "in-process";
-  const std::string key = server + "#" + std::to_string(next.fetch_add(1));
-  return StoreThread::forServer(key, [store] {
+  if (serverAddress(store, &address)) return {storeThreadFor(address), prefixOf(store)};
+  static std::atomic<uint64_t> next{0};
+  const std::string key = "in-process#" + std::to_string(next.fetch_add(1));
+  auto thread = StoreThread::forServer(key, [store] {
+    // Its timeout is left alone: the clone may be the store itself, which belongs to the user.
     return translated([&]() -> std::unique_ptr<StoreClient> {
-      c10::intrusive_ptr<c10d::Store> own = store->clone();
-      // Other stores' clones may be the store itself, whose timeout belongs to the user.
-      if (tcpStoreBehind(own) && tcpStoreBehind(own) != tcpStoreBehind(store))
-        own->setTimeout(kClientTimeout);
-      return std::make_unique<C10dStoreClient>(std::move(own));
+      return std::make_unique<C10dStoreClient>(store->clone());
     });
   });
+  return {std::move(thread), ""};
 }
 
 bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address) {

@@ -23,9 +23,14 @@ StoreAddress parseStoreAddress(const std::string& text);
 // A thread with a client of its own to the TCPStore at this address: shared by all groups that name
 // it.
 std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address);
-// A thread with a clone of the creator's store, prefixes included. Not shared: prefixes cannot be
-// read back.
-std::shared_ptr<StoreThread> storeThreadFor(const c10::intrusive_ptr<c10d::Store>& store);
+// Where the keys of a store handed in by a caller lie.
+struct StorePlace {
+  std::shared_ptr<StoreThread> thread;
+  std::string prefix;  // of every key; empty: none
+};
+// A TCPStore under any number of PrefixStores: the thread of its address, which a later epoch at
+// that address then finds connected. Other stores: a thread with a clone of the store, not shared.
+StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store);
 
 // The address of the server behind any number of PrefixStores; false where it is no TCPStore.
 bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address);

@@ -21,7 +21,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 BackendPtr createBackend(const StorePtr& store, int rank, int size,
                          std::optional<Milliseconds> timeout, const std::string& engine,
                          const std::string& name, c10::intrusive_ptr<FtOptions> options,
-                         bool may_resize) {
+                         bool may_resize, bool begin) {
   FtBackend::Creation creation;
   creation.store = store;
   creation.rank = rank;
@@ -31,6 +31,7 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size,
   creation.options = options ? std::move(options) : c10::make_intrusive<FtOptions>();
   creation.timeout = timeout.value_or(Milliseconds(0));
   creation.may_resize = may_resize;
+  creation.begin = begin;
   return FtBackend::create(creation);
 }
 
@@ -53,6 +54,20 @@ void configure(const py::object& self, const std::string& store_addr, int rank, 
   }
   py::module_::import("torchft_ext._groups").attr("follow_epoch")(self);
 }
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+c10::intrusive_ptr<c10d::Work> reconfigure(const py::object& backend,
+                                           const c10d::ReconfigureOptions& options) {
+  auto native = backend.cast<BackendPtr>();
+  c10::intrusive_ptr<c10d::Work> work;
+  {
+    const py::gil_scoped_release no_gil;
+    work = native->reconfigure(options);
+  }
+  py::module_::import("torchft_ext._groups").attr("follow_epoch")(backend);
+  return work;
+}
+#endif
 
 py::object errored(FtBackend& backend) {
   FailurePtr failure;
@@ -123,9 +138,10 @@ py::dict statsOf(FtBackend& backend) {
 }  // namespace
 
 void bind_backend(py::module_& module) {
-  py::class_<FtBackend, c10d::Backend, BackendPtr>(
+  py::class_<FtBackend, c10d::Backend, BackendPtr> backend(
       module, "Backend",
-      "The fault-tolerant backend of one group: torchft_ext.backend(group) finds it.")
+      "The fault-tolerant backend of one group: torchft_ext.backend(group) finds it.");
+  backend
       .def("configure", &configure, py::arg("store_addr"), py::arg("rank"), py::arg("world_size"),
            py::kw_only(), py::arg("timeout") = py::none())
       .def(
@@ -147,13 +163,24 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("epoch", &FtBackend::epoch)
       .def_property_readonly("group_name", [](const FtBackend& self) { return self.groupName(); });
 
-  py::class_<FtProcessGroup, c10d::ProcessGroup, c10::intrusive_ptr<FtProcessGroup>>(
+  py::class_<FtProcessGroup, c10d::ProcessGroup, c10::intrusive_ptr<FtProcessGroup>> group(
       module, "ProcessGroup",
       "A group whose one backend is torchft_ext's: its rank and size follow the epoch.");
 
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  // c10d's own, and the tables of torch.distributed after it.
+  backend.def("reconfigure", &reconfigure, py::arg("opts"));
+  group.def(
+      "reconfigure",
+      [](const FtProcessGroup& self, const c10d::ReconfigureOptions& options) {
+        return reconfigure(py::cast(self.backend()), options);
+      },
+      py::arg("opts"));
+#endif
+
   module.def("_create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
-             py::arg("options"), py::arg("may_resize"), NoGil());
+             py::arg("options"), py::arg("may_resize"), py::arg("begin"), NoGil());
   module.def("_create_group", &createGroup, py::arg("store"), py::arg("backend"),
              py::arg("devices"), NoGil());
 }
