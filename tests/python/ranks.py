@@ -256,6 +256,10 @@ class Pool:
         """A store address with a prefix that nobody has used."""
         return f"127.0.0.1:{self._store.port}/test/{next(self._prefixes)}"
 
+    def store_keys(self) -> int:
+        """How many keys lie in the store now."""
+        return self._store.num_keys()
+
     def borrow(self, count: int, besides: Sequence[Worker] = ()) -> list[Worker]:
         """Living, idle workers; the missing ones are started."""
         free = [w for w in self._workers if w.alive() and not w.busy() and w not in besides]

@@ -139,7 +139,7 @@ def descriptor_case(case: str) -> object:
         init_alone()
         assert descriptor_in_use() == before and threads().count("ft-signals") == 1
     elif case == "taken":
-        ours, theirs = socket.socketpair()
+        ours, _theirs = socket.socketpair()
         ours.setblocking(False)
         signal.set_wakeup_fd(ours.fileno())
         init_alone()
