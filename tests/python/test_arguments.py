@@ -150,6 +150,8 @@ def refuse_timeouts() -> None:
     for bad in (seconds(0), seconds(-1)):
         with pytest.raises(ValueError):
             backend().set_timeout(bad)
+    with pytest.raises(TypeError, match=r"set_timeout: timeout: .*datetime\.timedelta.* float"):
+        backend().set_timeout(1.5)
     with pytest.raises(TypeError):
         backend().configure("127.0.0.1:1/x", 0, 1, timeout=5)
     with pytest.raises(ValueError):
@@ -160,6 +162,17 @@ def test_timeouts_must_be_positive_timedeltas(ranks):
     world = ranks.world(2)
     world.run(refuse_timeouts)
     world.run(check_sum)
+
+
+def refuse_what_is_no_group() -> None:
+    import torchft_ext
+
+    with pytest.raises(TypeError, match="expected a process group or None, found str"):
+        torchft_ext.backend("text")
+
+
+def test_backend_of_something_else_than_a_group_is_refused(ranks):
+    ranks.world(1).run(refuse_what_is_no_group)
 
 
 def refuse_options() -> None:
