@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from fresh_process import run_cases
-from rankside import PATIENCE, errored, kept, wait_errored
+from rankside import PATIENCE, errored, kept, wait_errored, wait_until
 from test_failures import blocking_future
 from test_features import one_backward, wrap_in_ddp
 from values import check_sum
@@ -38,6 +39,22 @@ def interrupted_in(wait: str) -> None:
             pass
 
 
+def main_thread_waits_in_c() -> None:
+    """Return once the main thread sleeps and nothing wakes it, as waiting for the GIL would."""
+    path = Path(f"/proc/self/task/{os.getpid()}/status")
+
+    def activity() -> list[str]:
+        lines = path.read_text().splitlines()
+        return [line for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
+
+    def asleep() -> bool:
+        before = activity()
+        time.sleep(0.03)  # below the 50 ms after which our own waits look for signals
+        return before[0].endswith("S (sleeping)") and before == activity()
+
+    wait_until(asleep, "the main thread's sleep")
+
+
 WAITS = {
     "backward": one_backward,
     "future": blocking_future,
@@ -51,6 +68,7 @@ def test_interrupt_leaves_torchs_wait_for_a_frozen_peer(ranks, wait):
     world.run(wrap_in_ddp)
     world.freeze(1)
     blocked = world.start_blocked(0, interrupted_in, wait)
+    world.side(0, main_thread_waits_in_c)
     world.interrupt(0)
     blocked.error("KeyboardInterrupt", patience=10)
     error = world.on(2, wait_errored)
@@ -71,6 +89,7 @@ def wait_under_handler_of_its_own() -> list[int]:
 def test_handler_of_the_users_that_does_not_raise_keeps_the_operation(ranks):
     world = ranks.world(2)
     blocked = world.start_blocked(0, wait_under_handler_of_its_own)
+    world.side(0, main_thread_waits_in_c)
     world.interrupt(0)
     time.sleep(LONGER_THAN_THE_WATCH_WAITS)
     world.on(1, blocking_future)
@@ -85,6 +104,9 @@ def run_python_meanwhile() -> None:
             pass
     except KeyboardInterrupt:
         kept["interrupted"] = True
+    limit = time.monotonic() + LONGER_THAN_THE_WATCH_WAITS
+    while time.monotonic() < limit:
+        pass  # still Python: the question may come late on a busy machine
 
 
 def finish_work() -> None:
@@ -97,7 +119,6 @@ def test_interrupt_of_a_rank_that_runs_python_keeps_the_epoch(ranks):
     running = world.start_blocked(0, run_python_meanwhile)
     world.interrupt(0)
     running.value()
-    time.sleep(LONGER_THAN_THE_WATCH_WAITS)
     assert world.side(0, errored) is None
     peer = world.start(1, blocking_future)
     world.on(0, finish_work)
@@ -193,6 +214,7 @@ def fork_and_interrupt() -> None:
 def test_interrupt_of_a_forked_child_keeps_the_parents_wait(ranks):
     world = ranks.world(2)
     blocked = world.start_blocked(0, blocking_future)
+    world.side(0, main_thread_waits_in_c)
     world.side(0, fork_and_interrupt)
     time.sleep(LONGER_THAN_THE_WATCH_WAITS)
     assert world.side(0, errored) is None
