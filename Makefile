@@ -39,7 +39,7 @@ sanitize: ## the C++ tests under ASan + UBSan, then TSan
 matrix: setup ## kills, freezes and cuts ranks in every operation (default ARGS: a 3-minute sample)
 	@scripts/matrix.sh $(if $(filter undefined,$(origin ARGS)),--sample --minutes 3,$(ARGS))
 
-fuzz: ## the parsers under libFuzzer (ARGS: seconds, default 60)
+fuzz: ## the parsers under libFuzzer (ARGS: --seconds 60)
 	@scripts/setup.sh --all
 	@scripts/fuzz.sh $(ARGS)
 
