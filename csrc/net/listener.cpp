@@ -173,10 +173,12 @@ void Listener::Impl::judge(Guest guest) {
     return;
   }
   const auto found = epochs.find(hello->nonce);
-  if (found == epochs.end()) {
-    park(std::move(guest));
-  } else {
+  if (found != epochs.end()) {
     admit(std::move(guest), Epoch(found->second));  // a copy: the handler may forget the epoch
+  } else if (hello->nonce.isZero()) {
+    refuse(guest, RefusalCode::kUnknownEpoch, "this process lives");  // a Probe asks
+  } else {
+    park(std::move(guest));
   }
 }
 

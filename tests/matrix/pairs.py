@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from matrix.cases import ELEMENTS, HANG, Pool, expect_exact_sums, expect_unchanged
 from matrix.process import MatrixError, RankProcess, monotonic_ns
-from matrix.strikes import CONFIGURE_LIMIT, DEATH, FORMING, LOST
+from matrix.strikes import CONFIGURE_LIMIT, DEATH, LOST
 
 # Neighbours on the ring of witness lines, and ranks with others between them on both sides.
 VICTIMS: dict[int, tuple[tuple[int, int], ...]] = {
@@ -16,6 +16,8 @@ VICTIMS: dict[int, tuple[tuple[int, int], ...]] = {
     5: ((0, 1), (2, 3), (4, 1)),
     8: ((0, 1), (3, 4), (7, 0), (0, 4), (2, 6)),
 }
+# What a configure() may say whose member dies, by how far it has come.
+FORMING = frozenset({"peer lost", "link lost", "timeout", "rendezvous", "aborted"})
 COMBINATIONS = ("kill_and_kill", "kill_and_stop", "stop_and_kill", "kill_then_kill")
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <thread>
 
 #include "rank/rank_report.h"
 
@@ -37,9 +38,8 @@ void RankMember::command(const std::string& name, std::istringstream& words) {
 
 bool RankMember::actAtOnce(const std::string& name, std::istringstream& words) {
   if (name == "abort") {
-    group_->abort("the matrix said so");
+    abortEvenBetween();
   } else if (name == "shutdown") {
-    stop_loop_ = true;
     leave();
   } else if (name == "timeout") {
     timeOut(words);
@@ -64,7 +64,20 @@ void RankMember::timeOut(std::istringstream& words) {
   group_->issue(std::move(recv));
 }
 
+// In a loop of configure() it may fall between two of them: then once more.
+void RankMember::abortEvenBetween() {
+  do {
+    group_->abort("the matrix said so");
+    std::this_thread::sleep_for(milliseconds(1));
+  } while (configuring_);
+}
+
 void RankMember::leave() {
+  if (configuring_) {
+    group_->shutdown(Deadline::after(std::chrono::seconds(10)));
+    return;
+  }
+  stop_loop_ = true;
   worker_.post([this] {
     const bool left = group_->shutdown(Deadline::after(std::chrono::seconds(10)));
     say(name_, "left", std::string("\"ok\":") + (left ? "true" : "false"));
@@ -128,13 +141,27 @@ FailurePtr RankMember::runOnce() {
   return nullptr;
 }
 
+// An epoch that is lost as soon as it began counts too.
 void RankMember::configureAgainAndAgain() {
+  configuring_ = true;
   FailurePtr failure;
   for (int k = 0; !failure && !stop_loop_; ++k) {
-    failure = group_->configure(store_, prefix_ + "/" + std::to_string(k), rank_, size_, limit_);
+    failure = lossOfEpoch();
+    if (failure) break;
+    try {
+      failure = group_->configure(store_, prefix_ + "/" + std::to_string(k), rank_, size_, limit_);
+    } catch (const GroupStateError&) {  // shut down between two of them
+      break;
+    }
   }
+  configuring_ = false;
   operations_.reset();
   say(name_, "failed", failureFields(failure) + "," + nowField());
+}
+
+FailurePtr RankMember::lossOfEpoch() const {
+  FailurePtr failure = group_->errored();
+  return failure && failure->kind == FailureKind::kPeerLost ? failure : nullptr;
 }
 
 }  // namespace torchft_ext

@@ -27,6 +27,7 @@ class RankMember {
  private:
   bool actAtOnce(const std::string& name, std::istringstream& words);
   void timeOut(std::istringstream& words);
+  void abortEvenBetween();
   void leave();
   void progress();
   void run(const std::string& name, std::istringstream& words);
@@ -34,6 +35,7 @@ class RankMember {
   void operate(bool loop, std::istringstream& words);
   FailurePtr runOnce();
   void configureAgainAndAgain();
+  FailurePtr lossOfEpoch() const;
 
   const std::string name_;
   const std::shared_ptr<StoreThread> store_;
@@ -43,7 +45,8 @@ class RankMember {
   int rank_ = 0;
   int size_ = 1;
   Duration limit_{0};
-  std::atomic<bool> stop_loop_{false};  // written by both threads
+  std::atomic<bool> stop_loop_{false};    // written by both threads
+  std::atomic<bool> configuring_{false};  // in a loop; written by the worker
   // Of the current loop; written by the worker.
   std::atomic<uint64_t> rounds_{0};
   std::atomic<int64_t> longest_us_{0};
