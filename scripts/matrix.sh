@@ -17,11 +17,12 @@ fi
 sanitizer_setup "${2:-}"
 shift 2
 cmake --build "$directory" -j "$JOBS" --target torchft_ext_rank
-# Ranks are killed and their stderr is nobody's: what a sanitizer finds goes to files.
+# Ranks are killed and their stderr is nobody's: what a sanitizer finds goes to files. ThreadSanitizer would let an
+# exiting process linger for a second.
 reports="$directory/matrix-reports"
 rm -rf "$reports"
 mkdir -p "$reports"
-export ASAN_OPTIONS="$ASAN_OPTIONS:log_path=$reports/rank" TSAN_OPTIONS="$TSAN_OPTIONS:log_path=$reports/rank" \
+export ASAN_OPTIONS="$ASAN_OPTIONS:log_path=$reports/rank" TSAN_OPTIONS="$TSAN_OPTIONS:atexit_sleep_ms=0:log_path=$reports/rank" \
   UBSAN_OPTIONS="$UBSAN_OPTIONS:log_path=$reports/rank"
 status=0
 PYTHONPATH=tests "${unrandomised[@]}" python -m matrix --rank "$directory/tests/cpp/torchft_ext_rank" --scale 10 "$@" || status=$?
