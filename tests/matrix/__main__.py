@@ -1,7 +1,8 @@
 """The failure matrix: what can happen to ranks x when x in which world, on ranks without Python.
 
 Run as ``python -m matrix --rank EXECUTABLE`` with tests/ on the path. Exit status 1 if a case failed.
-The whole takes a good hour on two idle cores: --shard divides it, --done lets it be interrupted.
+The whole takes about three quarters of an hour on two cores: --shard divides it, --done lets it be
+interrupted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="of all chance; printed")
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="this part of N like ones")
     parser.add_argument(
-        "--done", type=Path, metavar="FILE", help="note passed cases there; skip those noted there"
+        "--done",
+        type=Path,
+        metavar="FILE",
+        help="note passed cases there; skip those noted there; removed once all have passed",
     )
     parser.add_argument(
         "--scale", type=float, default=1.0, help="factor on all time bounds (sanitizers: 10)"
@@ -98,6 +102,8 @@ def run_cases(options: argparse.Namespace, pool: Pool, seed: int) -> Report:
     print(report.text())
     if options.json:
         report.write(options.json, seed)
+    if options.done is not None and not options.sample and not report.failed:
+        options.done.unlink(missing_ok=True)
     return report
 
 
