@@ -36,10 +36,11 @@ sanitize: ## the C++ tests under ASan + UBSan, then TSan
 	@scripts/sanitize.sh address
 	@scripts/sanitize.sh thread
 
-matrix: setup ## kills, freezes and cuts ranks in every operation (default ARGS: a 3-minute sample)
-	@scripts/matrix.sh $(if $(filter undefined,$(origin ARGS)),--sample --minutes 3,$(ARGS))
+matrix: setup ## kills, freezes and cuts ranks in every operation; goes on where it was interrupted (ARGS: --sample --minutes 3)
+	@mkdir -p build
+	@scripts/matrix.sh $(if $(filter undefined,$(origin ARGS)),--done build/matrix.done,$(ARGS))
 
-fuzz: ## the parsers under libFuzzer (ARGS: seconds, default 60)
+fuzz: ## the parsers under libFuzzer (ARGS: --seconds 60)
 	@scripts/setup.sh --all
 	@scripts/fuzz.sh $(ARGS)
 

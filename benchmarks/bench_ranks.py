@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import IO, Any
 
 import torch.distributed as dist
+from bench_hosts import SecondHost
 
 RANK_FLAG = "--rank-process"
 Message = dict[str, Any]
@@ -34,10 +35,13 @@ class RankFailed(RuntimeError):
 class RankProcess:
     """One rank's process, for the launcher's main thread; a thread reads its answers."""
 
-    def __init__(self, pool: Pool, env: dict[str, str]) -> None:
+    def __init__(self, pool: Pool, env: dict[str, str], host: SecondHost | None) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        command = [sys.executable, pool.script, RANK_FLAG]
+        if host is not None:
+            command, env = host.command(command), {**env, "GLOO_SOCKET_IFNAME": host.far}
         self._popen = subprocess.Popen(
-            [sys.executable, pool.script, RANK_FLAG],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -93,10 +97,15 @@ class RankProcess:
 class Pool:
     """The launcher's side: a store server, and the processes that use it. A context manager."""
 
-    def __init__(self, script: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, script: str, env: dict[str, str] | None = None, second: SecondHost | None = None
+    ) -> None:
         self.script = script
+        self._second = second
+        self._host = "127.0.0.1" if second is None else second.address
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo") if second is None else second.near
         self.store = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+            self._host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
         )
         self.inbox: queue.SimpleQueue[tuple[RankProcess, Message]] = queue.SimpleQueue()
         self._processes: list[RankProcess] = []
@@ -104,8 +113,8 @@ class Pool:
             **os.environ,
             # One thread per rank: ranks share the cores. One interface for both libraries.
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-            "BENCH_STORE_PORT": str(self.store.port),
+            "GLOO_SOCKET_IFNAME": interface,
+            "BENCH_STORE": self.address,
             **(env or {}),
         }
 
@@ -124,10 +133,12 @@ class Pool:
     @property
     def address(self) -> str:
         """The store's, as configure() takes it, without a prefix."""
-        return f"127.0.0.1:{self.store.port}"
+        return f"{self._host}:{self.store.port}"
 
-    def start(self, count: int) -> list[RankProcess]:
-        started = [RankProcess(self, self._env) for _ in range(count)]
+    def start(self, count: int, elsewhere: bool = False) -> list[RankProcess]:
+        """Start ranks; elsewhere: on the second host, where there is one."""
+        host = self._second if elsewhere else None
+        started = [RankProcess(self, self._env, host) for _ in range(count)]
         self._processes += started
         return started
 
@@ -173,8 +184,8 @@ class Pool:
 
 def connect_store() -> dist.TCPStore:
     """A rank's client to the launcher's store."""
-    port = int(os.environ["BENCH_STORE_PORT"])
-    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    host, port = os.environ["BENCH_STORE"].split(":")
+    return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=60))
 
 
 def commands() -> Iterator[Message]:

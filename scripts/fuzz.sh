@@ -1,14 +1,52 @@
 #!/usr/bin/env bash
-# Everything that parses bytes of others, under libFuzzer with ASan and UBSan.
-#   scripts/fuzz.sh [SECONDS]   default 60; the corpus is kept in build/fuzz/corpus, a crash in build/fuzz
+# Everything that parses bytes of others, under libFuzzer with ASan and UBSan. Starts from tests/fuzz/corpus.
+#   scripts/fuzz.sh [--seconds N]   default 60, for all parsers together; what is found beyond the corpus is kept
+#                                   in build/fuzz/corpus, an input that crashes in build/fuzz
+#   scripts/fuzz.sh --seconds N --reseed   afterwards tests/fuzz/corpus is made anew: the fewest inputs that reach as
+#                                   much; to be committed, after a change of a parser
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-seconds=${1:-60}
+seconds=60 reseed=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --seconds) seconds=${2:?} && shift ;;
+    --reseed) reseed=yes ;;
+    *) die "usage: scripts/fuzz.sh [--seconds N] [--reseed]" ;;
+  esac
+  shift
+done
 have clang++ || die "clang++ not found: run scripts/setup.sh --all"
-work="$BUILD_ROOT/fuzz"
-mkdir -p "$work/corpus"
-clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Icsrc -Icsrc/include \
-  tests/fuzz/parsers_fuzz.cpp csrc/base/*.cpp csrc/host/failure_frame.cpp csrc/rendezvous/records.cpp \
-  csrc/net/{frame,handshake,socket_address,sockets,interfaces}.cpp -o "$work/parsers" -lpthread
-cd "$work"
-./parsers -max_total_time="$seconds" -max_len=4096 -print_final_stats=1 corpus
+parsers=(header failure hello welcome refusal record go address)
+export work="$BUILD_ROOT/fuzz" corpus="$ROOT/tests/fuzz/corpus" each=$((1 + seconds * JOBS / ${#parsers[@]}))
+mkdir -p "${parsers[@]/#/$work/corpus/}" "${parsers[@]/#/$corpus/}"
+
+sources=(csrc/base/*.cpp csrc/host/failure_frame.cpp csrc/rendezvous/records.cpp
+  csrc/net/{frame,handshake,socket_address,sockets,interfaces}.cpp)
+build() {
+  clang++ -std=c++20 -g -O1 -Icsrc -Icsrc/include -fsanitize="$1" -fno-sanitize-recover=undefined "$2" "${sources[@]}" \
+    -o "$3" -lpthread
+}
+build address,undefined tests/fuzz/seeds.cpp "$work/seeds" &
+build fuzzer,address,undefined tests/fuzz/parsers_fuzz.cpp "$work/parsers"
+wait $! # the seeds
+"$work/seeds" "$work/corpus"
+
+fuzz() {
+  local log="$work/$1.log"
+  if ! TORCHFT_EXT_FUZZ=$1 "$work/parsers" -max_total_time="$each" -max_len=4096 -artifact_prefix="$work/$1-" \
+    "$work/corpus/$1" "$corpus/$1" >"$log" 2>&1; then
+    tail -n 40 "$log"
+    return 1
+  fi
+  printf '%-9s %s\n' "$1" "$(grep -E '^Done [0-9]+ runs' "$log"), $(find "$work/corpus/$1" -type f | wc -l) inputs kept"
+}
+export -f fuzz
+printf '%s\0' "${parsers[@]}" | xargs -0 -n 1 -P "$JOBS" bash -c 'fuzz "$1"' _
+[ -n "$reseed" ] || exit 0
+
+for parser in "${parsers[@]}"; do
+  rm -f "$corpus/$parser"/*
+  TORCHFT_EXT_FUZZ=$parser "$work/parsers" -merge=1 -max_len=4096 "$corpus/$parser" "$work/corpus/$parser" >"$work/merge.log" 2>&1 ||
+    { cat "$work/merge.log"; exit 1; }
+done
+du -sh --apparent-size "$corpus"

@@ -310,26 +310,33 @@ void HostEpoch::onLaneEnded(int rank, Lane lane, const std::string& why) {
 void HostEpoch::judge(int rank) {
   Peer& gone = peer(rank);
   if (state_ != State::kUp || gone.probe) return;
-  const auto& addresses = setup_.roster.members[static_cast<size_t>(rank)].addresses;
-  if (addresses.empty()) {
+  const MemberRecord& member = setup_.roster.members[static_cast<size_t>(rank)];
+  if (member.addresses.empty()) {
     failPeer(rank, FailureKind::kPeerLost, "its connections closed");
     return;
   }
-  gone.probe =
-      std::make_unique<Probe>(*setup_.loop, addresses.front(), Deadline::after(kProbeWithin),
-                              [this, rank](Probe::Answer answer, const std::string& detail) {
-                                onVerdict(rank, answer, detail);
-                              });
+  gone.probe = std::make_unique<Probe>(
+      *setup_.loop, member.addresses.front(), member.incarnation, Deadline::after(kProbeWithin),
+      [this, rank](Probe::Answer answer, const std::string& detail) {
+        onVerdict(rank, answer, detail);
+      });
 }
 
 void HostEpoch::onVerdict(int rank, Probe::Answer answer, const std::string& detail) {
   if (state_ != State::kUp) return;
-  if (answer == Probe::Answer::kRefused) {
-    failPeer(rank, FailureKind::kPeerLost, "its process ended");
-  } else if (answer == Probe::Answer::kAccepted) {
-    failPeer(rank, FailureKind::kLinkLost, "the connection broke although its process lives");
-  } else {
-    failPeer(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
+  switch (answer) {
+    case Probe::Answer::kAnswered:
+      failPeer(rank, FailureKind::kLinkLost, "the connection broke although its process lives");
+      break;
+    case Probe::Answer::kGone:
+      failPeer(rank, FailureKind::kPeerLost, "its process ended");
+      break;
+    case Probe::Answer::kSilent:
+      failPeer(rank, FailureKind::kPeerLost, "its connection broke and it does not answer");
+      break;
+    case Probe::Answer::kUnreachable:
+      failPeer(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
+      break;
   }
 }
 

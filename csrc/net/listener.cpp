@@ -1,7 +1,9 @@
 #include "net/listener.h"
 
 #include <sys/epoll.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <map>
@@ -19,6 +21,14 @@ constexpr int kAcceptsPerTurn = 16;  // so that a flood of strangers does not ho
 constexpr milliseconds kPauseWithoutDescriptors{100};
 constexpr std::chrono::seconds kOpenWithin{30};
 constexpr std::chrono::minutes kBetweenWarnings{1};
+constexpr rlim_t kStrangersShare = 8;  // of the limit of open files, one part in so many
+constexpr rlim_t kParkedShare = 4;
+
+size_t capacity(int most, rlim_t share) {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return static_cast<size_t>(most);
+  return static_cast<size_t>(std::clamp<rlim_t>(files.rlim_cur / share, 1, most));
+}
 
 }  // namespace
 
@@ -74,10 +84,10 @@ Listener::Impl::Impl(EventLoop& event_loop, ListeningSocket listening, const Inc
       socket(std::move(listening.fd)),
       address(listening.address),
       strangers(
-          event_loop, kMaxStrangers, kHelloWithin, [this](const Guest&) { ++counts->refused; },
-          [this] { return shared_from_this(); }),
+          event_loop, capacity(kMaxStrangers, kStrangersShare), kHelloWithin,
+          [this](const Guest&) { ++counts->refused; }, [this] { return shared_from_this(); }),
       parked(
-          event_loop, kMaxParked, kParkedFor,
+          event_loop, capacity(kMaxParked, kParkedShare), kParkedFor,
           [this](const Guest& guest) {
             counts->parked = parked.guests().size();
             refuse(guest, RefusalCode::kUnknownEpoch, "this process does not know that epoch");
@@ -163,10 +173,12 @@ void Listener::Impl::judge(Guest guest) {
     return;
   }
   const auto found = epochs.find(hello->nonce);
-  if (found == epochs.end()) {
-    park(std::move(guest));
-  } else {
+  if (found != epochs.end()) {
     admit(std::move(guest), Epoch(found->second));  // a copy: the handler may forget the epoch
+  } else if (hello->nonce.isZero()) {
+    refuse(guest, RefusalCode::kUnknownEpoch, "this process lives");  // a Probe asks
+  } else {
+    park(std::move(guest));
   }
 }
 

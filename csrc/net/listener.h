@@ -6,7 +6,10 @@
 // 2 s to say a well-formed hello and costs one descriptor meanwhile; at most kMaxStrangers wait so
 // at a time, the oldest is dropped for a newer one. One that names an epoch not expected yet is
 // parked (its hello kept, nothing answered) for at most kParkedFor, at most kMaxParked of them;
-// expect() then admits it. It never blocks, never reads more than a hello, never trusts a length.
+// expect() then admits it; a nonce of zero is a Probe's, and answered. Where the limit of open
+// files is low, fewer may wait: an eighth and a quarter of what it was at open(), so that no
+// stranger takes the process's own descriptors. It never blocks, never reads more than a hello,
+// never trusts a length.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,9 @@
-// Does anybody listen there? One TCP connection attempt, closed at once. Used to tell a dead
-// process (its listener is gone: refused) from a cut connection (its kernel accepts: it lives).
+// Does that process still live? One connection attempt, and a hello that is a question: a living
+// process's listener answers it with a refusal. That the kernel accepts says nothing: it also does
+// for a process that is ending, whose sockets close one after the other, and for a stopped one.
 //
-// Loop thread only. The callback runs once, on the loop, never after destruction.
+// Loop thread only. The callback runs once, on the loop, never after destruction; it may destroy
+// the Probe. It never blocks and reads nothing beyond the answer.
 #pragma once
 
 #include <functional>
@@ -9,26 +11,39 @@
 #include <string>
 
 #include "net/event_loop.h"
+#include "net/frame_inbox.h"
+#include "net/handshake.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
 
 class Probe {
  public:
-  enum class Answer { kAccepted, kRefused, kUnreachable };
+  enum class Answer {
+    kAnswered,     // it lives
+    kGone,         // nobody listens, the connection ended without a word, or the port is another's
+    kSilent,       // connected, no answer by the deadline
+    kUnreachable,  // no connection by the deadline, or the network's error
+  };
   using Callback = std::function<void(Answer, const std::string& detail)>;
 
-  Probe(EventLoop& loop, const SocketAddress& address, Deadline deadline, Callback callback);
+  // who: the life that is asked about.
+  Probe(EventLoop& loop, const SocketAddress& address, const Incarnation& who, Deadline deadline,
+        Callback callback);
   ~Probe();
   Probe(const Probe&) = delete;
   Probe& operator=(const Probe&) = delete;
 
  private:
+  void onConnected();
+  void onReadable();
   void finish(Answer answer, const std::string& detail);
-  void onWritable();
 
   EventLoop& loop_;
+  const Incarnation who_;
   UniqueFd fd_;
+  bool connected_ = false;
+  FrameInbox inbox_{{FrameType::kRefused}};
   EventLoop::TimerId timer_ = 0;
   Callback callback_;
 };

@@ -258,6 +258,26 @@ TEST(Listener, OldestStrangerMakesRoomForANewerOne) {
   EXPECT_TRUE(door.waitForAdmitted(1));
 }
 
+TEST(Listener, FewerMayWaitWhereTheLimitOfOpenFilesIsLow) {
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+  const rlimit low{256, usual.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  Door door;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+  constexpr uint64_t kMayWait = 256 / 4;
+  const auto began = Clock::now();
+  std::vector<RawPeer> early;
+  for (uint64_t i = 0; i < kMayWait + 1; ++i) {
+    early.emplace_back(door.address());
+    early.back().say(encodeHello(door.hello()));
+    ASSERT_TRUE(waitFor([&] { return door.listener->counts().accepted == i + 1; }));
+  }
+  EXPECT_TRUE(refusalIn(early.front().readToEnd()));
+  EXPECT_EQ(door.listener->counts().parked, kMayWait);
+  EXPECT_LT(Clock::now() - began, Listener::kParkedFor) << "it was dismissed for its age";
+}
+
 TEST(Listener, ThousandsOfStrangersDoNotDisturbAnAdmittedConnection) {
   Door door;
   door.expect();

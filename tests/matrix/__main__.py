@@ -1,114 +1,110 @@
-"""The failure matrix: every operation x world size x victim x strike, on ranks without Python.
+"""The failure matrix: what can happen to ranks x when x in which world, on ranks without Python.
 
 Run as ``python -m matrix --rank EXECUTABLE`` with tests/ on the path. Exit status 1 if a case failed.
+The whole takes about three quarters of an hour on two cores: --shard divides it, --done lets it be
+interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import sys
 import time
+from pathlib import Path
 
-from matrix.cases import Case, Pool, run_case, run_store_case
-from matrix.process import MatrixError
-from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, victims
-
-
-def all_cases() -> list[Case]:
-    """The whole matrix."""
-    return [
-        Case(operation, world, victim, strike)
-        for operation in OPERATIONS
-        for world in WORLDS
-        for victim in victims(world)
-        for strike in STRIKES
-    ]
-
-
-def sample(cases: list[Case], rng: random.Random) -> list[Case]:
-    """All cases in an order whose beginning holds every value of every axis."""
-    shuffled = rng.sample(cases, len(cases))
-    first: list[Case] = []
-    seen: set[object] = set()
-    for case in shuffled:
-        values = {case.operation, case.world, (case.world, case.victim), case.strike}
-        if not values <= seen:
-            seen |= values
-            first.append(case)
-    rest = [case for case in shuffled if case not in set(first)]
-    return first + rest
+from matrix.cases import Pool
+from matrix.plan import Entry, axes_of, cover, everything, shard
+from matrix.process import MatrixError, SkippedError
+from matrix.report import Report
+from matrix.strangers import run_strangers
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="matrix", description=__doc__)
-    parser.add_argument("--rank", required=True, help="the built torchft_ext_rank")
+    parser = argparse.ArgumentParser(
+        prog="matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rank", required=True, type=Path, help="the built torchft_ext_rank")
     parser.add_argument(
         "--sample", action="store_true", help="a random part that holds every value of every axis"
     )
-    parser.add_argument("--minutes", type=float, default=8.0, help="of a sample (default 8)")
     parser.add_argument(
-        "--cases", type=int, default=0, help="of a sample: at most so many (0: no limit)"
+        "--minutes",
+        type=float,
+        default=8.0,
+        help="of a sample (default 8); what holds every value is run in any case",
     )
-    parser.add_argument("--seed", type=int, default=None, help="of a sample; printed")
+    parser.add_argument("--seed", type=int, default=None, help="of all chance; printed")
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="this part of N like ones")
+    parser.add_argument(
+        "--done",
+        type=Path,
+        metavar="FILE",
+        help="note passed cases there; skip those noted there; removed once all have passed",
+    )
     parser.add_argument(
         "--scale", type=float, default=1.0, help="factor on all time bounds (sanitizers: 10)"
     )
     parser.add_argument(
         "--only", default="", help="cases whose name OPERATION/WORLD/VICTIM/STRIKE contains this"
     )
-    parser.add_argument("--json", default="", help="write the result to this file")
+    parser.add_argument("--world", type=int, default=0, help="cases of this world size only")
+    parser.add_argument(
+        "--strangers", type=int, default=0, metavar="N", help="instead: N hostile connections"
+    )
+    parser.add_argument("--list", action="store_true", help="print the cases' names, run none")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     return parser.parse_args()
 
 
-class Report:
-    """What went how, for people on stderr and for machines in a file."""
-
-    def __init__(self, total: int) -> None:
-        """Count up to total."""
-        self._total = total
-        self.releases: dict[str, list[float]] = {}
-        self.failed: list[str] = []
-        self.passed = 0
-
-    def add(self, case: str, strike: str, seconds: float, error: str | None) -> None:
-        """Count one case and print progress now and then."""
-        if error is None:
-            self.passed += 1
-            self.releases.setdefault(strike, []).append(seconds)
-        else:
-            self.failed.append(f"{case}: {error}")
-            print(f"FAILED {case}: {error}", file=sys.stderr, flush=True)
-        done = self.passed + len(self.failed)
-        if done % 50 == 0 or done == self._total:
-            print(
-                f"matrix: {done} of {self._total}, {len(self.failed)} failed",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def table(self) -> str:
-        """Strike by strike: cases, median and worst release."""
-        lines = [f"{'strike':<14}{'cases':>6}{'median ms':>11}{'worst ms':>10}"]
-        for strike, times in sorted(self.releases.items()):
-            ordered = sorted(times)
-            middle = ordered[len(ordered) // 2] * 1000
-            lines.append(f"{strike:<14}{len(times):>6}{middle:>11.1f}{ordered[-1] * 1000:>10.1f}")
-        return "\n".join(lines)
+def chosen(options: argparse.Namespace, rng: random.Random) -> tuple[list[Entry], int]:
+    """The cases to run, and how many of them, from the first, must run whatever the time."""
+    entries = [e for e in everything() if options.only in e.name]
+    entries = [e for e in entries if options.world in (0, e.world)]
+    entries = shard(entries, options.shard)
+    if options.sample:
+        first = cover(entries, rng)
+        rest = [e for e in rng.sample(entries, len(entries)) if e not in set(first)]
+        return first + rest, len(first)
+    if options.done is not None and options.done.exists():
+        done = set(options.done.read_text(encoding="utf-8").split("\n"))
+        entries = [e for e in entries if e.name not in done]
+    return entries, len(entries)
 
 
-def attempt(pool: Pool, report: Report, name: str, strike: str, body: object) -> None:
+def attempt(pool: Pool, report: Report, entry: Entry) -> None:
     """One case; after a failure the next one begins with fresh ranks."""
-    assert callable(body)
     try:
-        seconds = body()
-        report.add(name, strike, seconds or 0.0, None)
-    except MatrixError as error:
-        report.add(name, strike, 0.0, str(error))
+        report.add_passed(entry.name, entry.strike, entry.run(pool))
+    except SkippedError as reason:
+        report.add_skipped(entry.name, str(reason))
         pool.new_store()
+    except MatrixError as error:
+        report.add_failed(entry.name, str(error))
+        pool.new_store()
+
+
+def run_cases(options: argparse.Namespace, pool: Pool, seed: int) -> Report:
+    """What the command line says, but for strangers."""
+    entries, needed = chosen(options, pool.rng)
+    report = Report(len(entries), options.done)
+    until = time.monotonic() + options.minutes * 60
+    for number, entry in enumerate(entries):
+        if number >= needed and time.monotonic() > until:
+            break
+        attempt(pool, report, entry)
+    if options.sample:
+        values, all_values = axes_of(entries[: report.done]), axes_of(entries)
+        print(f"the sample holds {len(values)} of {len(all_values)} values of the axes")
+        if values != all_values:
+            report.add_failed("sample", f"lacks {sorted(map(str, all_values - values))}")
+    print(report.text())
+    if options.json:
+        report.write(options.json, seed)
+    if options.done is not None and not options.sample and not report.failed:
+        options.done.unlink(missing_ok=True)
+    return report
 
 
 def main() -> int:
@@ -116,39 +112,21 @@ def main() -> int:
     options = arguments()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
     rng = random.Random(seed)
-    cases = [case for case in all_cases() if options.only in str(case)]
-    if options.sample:
-        cases = sample(cases, rng)
-        cases = cases[: options.cases] if options.cases else cases
-        print(f"matrix: a sample with --seed {seed}", file=sys.stderr)
-    report = Report(len(cases))
-    pool = Pool(os.path.abspath(options.rank), options.scale, rng)
-    until = time.monotonic() + options.minutes * 60
-    for case in cases:
-        if options.sample and time.monotonic() > until:
-            break
-        attempt(pool, report, str(case), case.strike, lambda case=case: run_case(pool, case))
-    if not options.only:
-        for name, number in STORE_STRIKES.items():
-            for operation in ("allreduce",) if options.sample else OPERATIONS[:-1]:
-                body = lambda o=operation, n=number: run_store_case(pool, o, 3, n)  # noqa: E731
-                attempt(pool, report, f"{operation}/3/-/{name}", name, body)
-    pool.drop()
-    pool.store.end()
-    print(report.table())
-    print(f"{report.passed} passed, {len(report.failed)} failed")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(
-                {
-                    "seed": seed,
-                    "passed": report.passed,
-                    "failed": report.failed,
-                    "releases": report.releases,
-                },
-                file,
-            )
-    return 1 if report.failed else 0
+    if options.list:
+        print("\n".join(entry.name for entry in chosen(options, rng)[0]))
+        return 0
+    print(f"matrix: --seed {seed}", file=sys.stderr)
+    pool = Pool(str(options.rank.resolve()), options.scale, rng)
+    try:
+        if options.strangers:
+            return run_strangers(pool, options.strangers)
+        return 1 if run_cases(options, pool, seed).failed else 0
+    except MatrixError as error:
+        print(f"FAILED {error}", file=sys.stderr)
+        return 1
+    finally:
+        pool.drop()
+        pool.store.end()
 
 
 if __name__ == "__main__":

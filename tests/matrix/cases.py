@@ -45,7 +45,8 @@ class Pool:
             rank.end()
         self.ranks = [r for r in self.ranks if r.alive()]
         while len(self.ranks) < count:
-            self.ranks.append(RankProcess(self.executable, self.store.address, HEARTBEAT))
+            heartbeat = HEARTBEAT * max(1.0, self.scale)  # bounds of freezes contain it
+            self.ranks.append(RankProcess(self.executable, self.store.address, heartbeat))
         taken = self.ranks[:count]
         for rank in taken:
             rank.drain()
@@ -106,7 +107,7 @@ def run_case(pool: Pool, case: Case) -> float:
     if gone:
         _go_on_without(pool, case, strike, ranks, survivors)
     else:
-        _expect_exact_sums(pool, ranks)
+        expect_exact_sums(pool, ranks)
     return released
 
 
@@ -172,19 +173,25 @@ def _go_on_without(
         if told["ok"]:
             raise MatrixError(f"the thawed rank was told of nothing: {told}")
         time.sleep(1.0)  # a late write would have come by now
-    for rank in survivors:
-        rank.say("check")
-    for rank in survivors:
-        if not rank.expect("checked", HANG)["unchanged"]:
-            raise MatrixError("a buffer changed after its operation had been released")
-    _expect_exact_sums(pool, survivors)
+    expect_unchanged(survivors)
+    expect_exact_sums(pool, survivors)
     if strike.survives:
-        _expect_exact_sums(pool, ranks)
+        expect_exact_sums(pool, ranks)
     else:
         victim.end()
 
 
-def _expect_exact_sums(pool: Pool, ranks: list[RankProcess]) -> None:
+def expect_unchanged(ranks: list[RankProcess]) -> None:
+    """No buffer was written to after its operation had been released."""
+    for rank in ranks:
+        rank.say("check")
+    for rank in ranks:
+        if not rank.expect("checked", HANG)["unchanged"]:
+            raise MatrixError("a buffer changed after its operation had been released")
+
+
+def expect_exact_sums(pool: Pool, ranks: list[RankProcess]) -> None:
+    """They form the next epoch, and it works."""
     pool.configure(ranks)
     for rank in ranks:
         rank.say("once allreduce 1000")

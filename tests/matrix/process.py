@@ -8,6 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -19,48 +20,75 @@ class MatrixError(AssertionError):
     """A case did not go as the table says."""
 
 
+class SkippedError(Exception):
+    """A case cannot run on this machine; the message says why."""
+
+
 class RankProcess:
-    """One rank. Events are read by a thread of its own; every wait has a deadline."""
+    """One rank. Events are read by a thread of its own; every wait has a deadline.
+
+    Attributes:
+        port: of its links.
+        line_ports: of its liveness lines.
+        directory: its working directory, which goes with it; a core is written there by default.
+    """
 
     def __init__(self, executable: str, store: str, heartbeat: float) -> None:
         """Start it and wait until it is ready."""
+        self._directory = tempfile.TemporaryDirectory(prefix="rank-")
+        self.directory = self._directory.name
         self._process = subprocess.Popen(
             [executable, store, str(heartbeat)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd="/tmp",
+            cwd=self.directory,
             text=True,
         )
-        self._events: queue.Queue[Event] = queue.Queue()
+        self._lock = threading.Lock()
+        self._ended = False  # guarded by _lock, as is _events
+        self._events: dict[str, queue.Queue[Event]] = {}
         threading.Thread(target=self._read, daemon=True).start()
         ready = self.expect("ready", 60)
         self.port: int = ready["port"]
+        self.line_ports: list[int] = ready["line_ports"]
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._events.put(json.loads(line))
-        self._events.put({"event": "eof"})
+            event = json.loads(line)
+            self._of(event["group"]).put(event)
+        with self._lock:
+            self._ended = True
+            for events in self._events.values():
+                events.put({"event": "eof"})
+
+    def _of(self, group: str) -> queue.Queue[Event]:
+        with self._lock:
+            if group not in self._events:
+                self._events[group] = queue.Queue()
+                if self._ended:
+                    self._events[group].put({"event": "eof"})
+            return self._events[group]
 
     @property
     def pid(self) -> int:
         """The process's id."""
         return self._process.pid
 
-    def say(self, command: str) -> None:
-        """Send one command; a rank that is gone is not an error here."""
+    def say(self, command: str, group: str = "") -> None:
+        """Send one command, to one of its groups; a rank that is gone is not an error here."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(command + "\n")
+            self._process.stdin.write((f"@{group} " if group else "") + command + "\n")
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):
             pass
 
-    def expect(self, name: str, seconds: float) -> Event:
-        """Wait for the event of that name; others than it are an error."""
+    def expect(self, name: str, seconds: float, group: str = "") -> Event:
+        """Wait for that group's next event, which must be the one of that name."""
         try:
-            event = self._events.get(timeout=seconds)
+            event = self._of(group).get(timeout=seconds)
         except queue.Empty:
             raise MatrixError(
                 f"rank (pid {self.pid}) did not say {name!r} within {seconds} s"
@@ -71,8 +99,10 @@ class RankProcess:
 
     def drain(self) -> None:
         """Forget what was said so far."""
-        while not self._events.empty():
-            self._events.get_nowait()
+        with self._lock:
+            for events in self._events.values():
+                while not events.empty():
+                    events.get_nowait()
 
     def alive(self) -> bool:
         """Whether the process runs (or is stopped)."""
@@ -92,6 +122,7 @@ class RankProcess:
         except BrokenPipeError:
             pass
         self._process.wait(timeout=30)
+        self._directory.cleanup()
 
 
 _STORE = """

@@ -64,6 +64,8 @@ def work(connection: Connection) -> None:
     reader.start()
     while (request := next_request(main)) is not None:
         run_call(connection, lock, request)
+        if (ending := rankside.kept.get("ending")) is not None:
+            raise ending  # nobody catches it: the interpreter ends with it
 
 
 if __name__ == "__main__":

@@ -140,6 +140,26 @@ def test_rank_that_exits_cleanly_is_told_as_left(ranks):
     world.next([0, 2]).run(check_sum)
 
 
+def end_with(error: BaseException) -> None:
+    import rankside
+
+    rankside.kept["ending"] = error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(SystemExit(3), 3), (RuntimeError("nobody catches this"), 1)]
+)
+def test_rank_whose_interpreter_ends_by_an_exception_is_told_as_left(ranks, error, status):
+    world = ranks.world(3)
+    blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 2)]
+    world.on(1, end_with, error)
+    assert world.workers[1].process.wait(PATIENCE) == status
+    for call in blocked:
+        assert call.error("PeerLeftError", patience=10).cause["rank"] == 1
+    assert "terminate" not in world.workers[1].log()
+    world.next([0, 2]).run(check_sum)
+
+
 def leave_operation_behind() -> None:
     import rankside
 

@@ -1,245 +1,112 @@
 // One rank as a process without Python, driven over stdin by the failure matrix; one JSON object a
-// line on stdout.
+// line on stdout. It may be in several groups: "@NAME " in front of a command addresses the group
+// of that name, which is made at its first command; without it, the default group. Events say
+// which group they are about ("group", empty for the default one and for the process).
 //
-//   configure PREFIX RANK SIZE TIMEOUT_MS     configured {ok, failure...}
-//   loop OP ELEMENTS                          runs until it fails: failed {t_ns, kind, cause, ...};
-//   OP configure: PREFIX/k once OP ELEMENTS                          done {ok} check checked
-//   {unchanged}: buffers, marked after release, still carry the mark abort | shutdown | timeout MS
-//   | cut PORT  strikes by the rank itself; cut: shuts its connections to that port down die HOW
-//   _exit | abort | exec | exception | exit stats | quit
-//
-// Commands run in order on a worker thread; strikes run at once, on the main thread, so that they
-// hit what runs.
-#include <arpa/inet.h>
-#include <dirent.h>
-#include <netinet/in.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
+//   to a group, in order:
+//     configure PREFIX RANK SIZE TIMEOUT_MS   configured {ok, failure..., t_ns}
+//     loop OP ELEMENTS        until it fails: failed {ok, failure..., t_ns}; OP configure: begins
+//                             PREFIX/0, PREFIX/1, ...
+//     once OP ELEMENTS        done {ok, failure..., t_ns}
+//     check                   checked {unchanged}: the buffers, marked after release, are as marked
+//   to a group, at once:
+//     abort | shutdown | timeout MS           strikes by the rank itself
+//     progress                progress {rounds, longest_us}: successes of the current loop
+//   to the process, at once:
+//     cut PORT                shuts its connections to that port down
+//     die HOW                 see rank_ends.h
+//     ballast MEBIBYTES       holding {}
+//     quit
 #include <unistd.h>
 
-#include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include <stdexcept>
 
-#include "base/mutex.h"
-#include "base/task_thread.h"
 #include "c10d/store_adapter.h"
 #include "comm/callbacks.h"
 #include "host/host_engine.h"
-#include "rank/rank_operations.h"
+#include "rank/rank_ends.h"
+#include "rank/rank_member.h"
+#include "rank/rank_report.h"
 
 namespace torchft_ext {
 namespace {
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + "\"";
-}
-
-void say(const std::string& event, const std::string& fields) {
-  static Mutex mutex;
-  MutexLock lock(mutex);
-  std::cout << "{\"event\":" << quoted(event) << (fields.empty() ? "" : ",") << fields << "}"
-            << std::endl;
-}
-
-std::string nowField() {
-  return "\"t_ns\":" + std::to_string(Clock::now().time_since_epoch().count());
-}
-
-std::string failureFields(const FailurePtr& failure) {
-  if (!failure) return "\"ok\":true";
-  return "\"ok\":false,\"kind\":" + quoted(toString(failure->kind)) +
-         ",\"cause\":" + std::to_string(failure->cause.rank) +
-         ",\"other\":" + std::to_string(failure->cause.other_rank) +
-         ",\"pid\":" + std::to_string(failure->cause.pid) + ",\"op\":" + quoted(failure->op) +
-         ",\"text\":" + quoted(failure->describe());
-}
-
+// The process: its engine, its store, its groups. Main thread only.
 class Rank {
  public:
   Rank(const std::string& store, const HostEngineOptions& options)
-      : store_(storeThreadFor(parseStoreAddress(store + "/unused"))), worker_("rank-worker") {
+      : store_(storeThreadFor(parseStoreAddress(store + "/unused"))),
+        watchdog_(std::make_shared<Watchdog>()) {
     auto engine = hostEngine(options);
     if (auto* failure = std::get_if<Failure>(&engine))
       throw std::runtime_error(failure->describe());
     engine_ = std::get<std::shared_ptr<Engine>>(engine);
-    group_ = std::make_unique<Group>("matrix", engine_, std::make_shared<Watchdog>(),
-                                     std::chrono::seconds(60));
   }
 
   void serve() {
-    const auto record = std::get<MemberRecord>(engine_->describeSelf());
-    say("ready", "\"pid\":" + std::to_string(::getpid()) +
-                     ",\"port\":" + std::to_string(record.addresses.front().port()));
+    sayReady();
     std::string line;
     while (std::getline(std::cin, line)) {
       std::istringstream words(line);
+      std::string group;
       std::string command;
+      if (line.starts_with('@')) words.ignore() >> group;
       words >> command;
       if (command == "quit") break;
-      if (!strike(command, words)) queue(command, line);
+      if (!ownCommand(command, words)) member(group).command(command, words);
     }
-    group_->abort("the rank quits");
-    worker_.stop(Deadline::after(std::chrono::seconds(2)));
-    group_.reset();
+    members_.clear();
     stopHostEngines(Deadline::after(std::chrono::seconds(2)));
     StoreThread::stopAll(Deadline::after(std::chrono::seconds(2)));
     stopCallbackThread(Deadline::after(std::chrono::seconds(2)));
   }
 
  private:
-  bool strike(const std::string& command, std::istringstream& words) {
-    if (command == "abort") {
-      group_->abort("the matrix said so");
-    } else if (command == "shutdown") {
-      stop_loop_ = true;
-      leave();
-    } else if (command == "timeout") {
-      timeOut(words);
-    } else if (command == "cut") {
-      cut(words);
+  void sayReady() {
+    const auto record = std::get<MemberRecord>(engine_->describeSelf());
+    std::string lines;
+    for (const SocketAddress& address : record.line_addresses) {
+      lines += (lines.empty() ? "" : ",") + std::to_string(address.port());
+    }
+    say("", "ready",
+        "\"pid\":" + std::to_string(::getpid()) + ",\"port\":" +
+            std::to_string(record.addresses.front().port()) + ",\"line_ports\":[" + lines + "]");
+  }
+
+  static bool ownCommand(const std::string& command, std::istringstream& words) {
+    if (command == "cut") {
+      int port = 0;
+      words >> port;
+      cutConnectionsTo(port);
     } else if (command == "die") {
-      die(words);
+      std::string how;
+      words >> how;
+      endProcess(how);
+    } else if (command == "ballast") {
+      size_t mebibytes = 0;
+      words >> mebibytes;
+      takeMemory(mebibytes);
+      say("", "holding", "");
     } else {
       return false;
     }
     return true;
   }
 
-  // A recv that nobody answers, with a limit of its own: its timeout is this rank's doing.
-  void timeOut(std::istringstream& words) {
-    int ms = 0;
-    words >> ms;
-    Operation recv;
-    recv.kind = OpKind::kRecv;
-    recv.peer = -1;
-    recv.tag = 987654;
-    recv.timeout = milliseconds(ms);
-    recv.outputs = {{&never_, sizeof never_}};
-    group_->issue(std::move(recv));
+  RankMember& member(const std::string& name) {
+    const auto made =
+        members_.try_emplace(name, name, engine_, watchdog_, store_);  // nothing if it is there
+    return made.first->second;
   }
 
-  void leave() {
-    worker_.post([this] {
-      say("left",
-          std::string("\"ok\":") +
-              (group_->shutdown(Deadline::after(std::chrono::seconds(10))) ? "true" : "false"));
-    });
-  }
-
-  static void cut(std::istringstream& words) {
-    int port = 0;
-    words >> port;
-    for (int fd = 3; fd < 4096; ++fd) {
-      sockaddr_in peer{};
-      socklen_t length = sizeof peer;
-      if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
-      if (peer.sin_family == AF_INET && ntohs(peer.sin_port) == port) ::shutdown(fd, SHUT_RDWR);
-    }
-  }
-
-  static void die(std::istringstream& words) {
-    std::string how;
-    words >> how;
-    if (how == "abort") {
-      rlimit limit{};
-      ::getrlimit(RLIMIT_CORE, &limit);
-      limit.rlim_cur = limit.rlim_max;
-      ::setrlimit(RLIMIT_CORE, &limit);
-      std::abort();
-    }
-    if (how == "exec") ::execl("/bin/sleep", "sleep", "30", static_cast<char*>(nullptr));
-    if (how == "exception") throw std::runtime_error("an exception that nobody catches");
-    if (how == "exit") std::exit(3);  // runs static destructors, says no goodbye
-    ::_exit(7);
-  }
-
-  void queue(const std::string& command, const std::string& line) {
-    worker_.post([this, command, line] {
-      std::istringstream words(line);
-      std::string skipped;
-      words >> skipped;
-      try {
-        run(command, words);
-      } catch (const std::exception& error) {
-        say("error", "\"text\":" + quoted(error.what()));
-      }
-    });
-  }
-
-  void run(const std::string& command, std::istringstream& words) {
-    if (command == "configure") {
-      configure(words);
-    } else if (command == "loop" || command == "once") {
-      operate(command == "loop", words);
-    } else if (command == "check") {
-      say("checked", std::string("\"unchanged\":") +
-                         (!operations_ || operations_->unchanged() ? "true" : "false"));
-    } else if (command == "stats") {
-      say("stats", "\"threads\":" + std::to_string(threadCensus().running.size()));
-    } else {
-      say("error", "\"text\":" + quoted("unknown command " + command));
-    }
-  }
-
-  void configure(std::istringstream& words) {
-    int timeout_ms = 0;
-    words >> prefix_ >> rank_ >> size_ >> timeout_ms;
-    stop_loop_ = false;
-    limit_ = milliseconds(timeout_ms);
-    say("configured",
-        failureFields(group_->configure(store_, prefix_, rank_, size_, limit_)) + "," + nowField());
-  }
-
-  void operate(bool loop, std::istringstream& words) {
-    std::string name;
-    size_t elements = 0;
-    words >> name >> elements;
-    if (name == "configure") {
-      configureAgainAndAgain();
-      return;
-    }
-    operations_ = std::make_unique<RankOperations>(*group_, name, elements);
-    FailurePtr failure;
-    uint64_t rounds = 0;
-    do {
-      failure = operations_->runOnce();
-      ++rounds;
-    } while (loop && !failure && !stop_loop_);
-    const std::string when = nowField();
-    operations_->mark();
-    say(loop ? "failed" : "done",
-        failureFields(failure) + "," + when + ",\"rounds\":" + std::to_string(rounds));
-  }
-
-  void configureAgainAndAgain() {
-    FailurePtr failure;
-    for (int k = 0; !failure && !stop_loop_; ++k) {
-      failure = group_->configure(store_, prefix_ + "/" + std::to_string(k), rank_, size_, limit_);
-    }
-    operations_.reset();
-    say("failed", failureFields(failure) + "," + nowField());
-  }
-
+  const std::shared_ptr<StoreThread> store_;
+  const std::shared_ptr<Watchdog> watchdog_;
   std::shared_ptr<Engine> engine_;
-  std::shared_ptr<StoreThread> store_;
-  std::unique_ptr<Group> group_;
-  std::unique_ptr<RankOperations> operations_;  // worker thread only
-  std::string prefix_;                          // worker thread only, as are the next three
-  int rank_ = 0;
-  int size_ = 1;
-  milliseconds limit_{0};
-  std::atomic<bool> stop_loop_{false};  // written by both threads
-  uint8_t never_ = 0;
-  TaskThread worker_;  // last: its tasks use all of the above
+  std::map<std::string, RankMember> members_;
 };
 
 }  // namespace

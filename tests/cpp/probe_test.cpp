@@ -1,0 +1,76 @@
+// The question whether a process lives, and whose words count as an answer.
+#include "net/probe.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <future>
+#include <thread>
+
+#include "net_support.h"
+
+namespace torchft_ext {
+namespace {
+
+using namespace net_test;  // NOLINT(google-build-using-namespace)
+
+// Asks and waits; the probe is destroyed on its loop, as it has to be.
+Probe::Answer ask(EventLoop& loop, const SocketAddress& address, const Incarnation& who,
+                  Duration limit = std::chrono::seconds(30)) {
+  std::promise<Probe::Answer> answer;
+  std::unique_ptr<Probe> probe;
+  onLoop(loop, [&] {
+    probe = std::make_unique<Probe>(
+        loop, address, who, Deadline::after(limit),
+        [&](Probe::Answer given, const std::string& /*detail*/) { answer.set_value(given); });
+  });
+  const Probe::Answer given = answer.get_future().get();
+  onLoop(loop, [&] { probe.reset(); });
+  return given;
+}
+
+TEST(Probe, ALivingProcessAnswers) {
+  Door door;
+  EXPECT_EQ(ask(door.loop, door.address(), selfIncarnation()), Probe::Answer::kAnswered);
+  EXPECT_EQ(door.listener->counts().parked, 0U);
+}
+
+TEST(Probe, AnotherProcessAtThePortMeansGone) {
+  Door door;
+  EXPECT_EQ(ask(door.loop, door.address(), Incarnation::random()), Probe::Answer::kGone);
+}
+
+TEST(Probe, AClosedPortMeansGone) {
+  Door door;
+  std::string error;
+  auto listening = listenOn(loopbackAddress(), {}, &error);
+  ASSERT_TRUE(listening) << error;
+  listening->fd.reset();
+  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
+}
+
+// A process that ends: its kernel has accepted, and then closes one socket after the other.
+TEST(Probe, AConnectionThatEndsWithoutAWordMeansGone) {
+  Door door;
+  std::string error;
+  auto listening = listenOn(loopbackAddress(), {}, &error);
+  ASSERT_TRUE(listening) << error;
+  std::thread ending([&] {
+    ASSERT_TRUE(waitReady(listening->fd.get(), POLLIN));
+    acceptOne(listening->fd.get());
+  });
+  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
+  ending.join();
+}
+
+TEST(Probe, AKernelThatAcceptsForAStoppedProcessMeansSilent) {
+  Door door;
+  std::string error;
+  auto listening = listenOn(loopbackAddress(), {}, &error);
+  ASSERT_TRUE(listening) << error;
+  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation(), milliseconds(300)),
+            Probe::Answer::kSilent);
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,162 @@
+"""Several groups in the same processes: what happens to one of them, and what must not.
+
+The default group holds all ranks; "low" and "high" hold its first and last ones and overlap in the
+middle. All are in operations at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+
+from matrix.cases import ELEMENTS, HANG, Pool, expect_exact_sums
+from matrix.process import MatrixError, RankProcess, monotonic_ns
+from matrix.strikes import STRIKES, Strike
+
+OPERATIONS = ("allreduce", "allgather", "sendrecv")
+WORLDS = (4, 5, 8)
+STRIKES_HERE = ("sigkill", "sigstop", "os_exit", "exec", "abort", "timeout", "shutdown")
+OF_THE_GROUP = frozenset({"abort", "timeout", "shutdown"})  # strike one group, not its process
+PLACES = ("low", "both", "high")
+ROUNDS = 5  # more of them in an undisturbed group show that it goes on
+
+
+@dataclass(frozen=True)
+class GroupsCase:
+    """A cell of the matrix with three groups; the victim is in the group(s) named by place."""
+
+    operation: str
+    world: int
+    place: str
+    strike: str
+
+    def __str__(self) -> str:
+        """As printed in reports, and accepted on the command line."""
+        return f"{self.operation}/{self.world}/groups-{self.place}/{self.strike}"
+
+    def groups(self) -> dict[str, list[int]]:
+        """The members of each group, as ranks of the default group."""
+        middle = self.world // 2
+        return {
+            "": list(range(self.world)),
+            "low": list(range(middle + 1)),
+            "high": list(range(middle, self.world)),
+        }
+
+    def victim(self) -> int:
+        """Its rank in the default group."""
+        return {"low": 0, "both": self.world // 2, "high": self.world - 1}[self.place]
+
+
+def run_groups_case(pool: Pool, case: GroupsCase) -> float:
+    """Run it; the seconds from the strike to the last release in a struck group.
+
+    Raises:
+        MatrixError: something went otherwise than it must; ranks may be in any state.
+    """
+    strike = STRIKES[case.strike]
+    ranks = pool.take(case.world)
+    groups = case.groups()
+    _begin(pool, case, ranks, groups)
+    time.sleep(pool.rng.uniform(0.005, 0.03))  # so that it strikes anywhere in a round
+
+    struck_groups, struck = _strike(case, strike, ranks[case.victim()], groups)
+    gone = strike.signal is not None or not strike.survives
+    released = 0.0
+    for name in struck_groups:
+        members = [i for i in groups[name] if not (gone and i == case.victim())]
+        cause = groups[name].index(case.victim())
+        released = max(released, _collect(ranks, name, members, strike, cause, struck))
+    limit = strike.bound * pool.scale
+    if released > limit:
+        raise MatrixError(f"the last one was released after {released:.3f} s, allowed {limit} s")
+    for name in groups.keys() - struck_groups:
+        _expect_undisturbed([ranks[i] for i in groups[name]], name)
+    _go_on(pool, case, strike, ranks, groups)
+    return released
+
+
+def _begin(
+    pool: Pool, case: GroupsCase, ranks: list[RankProcess], groups: dict[str, list[int]]
+) -> None:
+    pool.epochs += 1
+    elements = pool.rng.choice(ELEMENTS)
+    for name, members in groups.items():
+        for index, rank in enumerate(members):
+            prefix = f"epoch{pool.epochs}{name}"
+            ranks[rank].say(f"configure {prefix} {index} {len(members)} {int(HANG * 1000)}", name)
+    for name, members in groups.items():
+        for rank in members:
+            event = ranks[rank].expect("configured", HANG, name)
+            if not event["ok"]:
+                raise MatrixError(f"group {name!r} could not form: {event['text']}")
+            ranks[rank].say(f"loop {case.operation} {elements}", name)
+
+
+def _strike(
+    case: GroupsCase, strike: Strike, victim: RankProcess, groups: dict[str, list[int]]
+) -> tuple[set[str], int]:
+    containing = {name for name, members in groups.items() if case.victim() in members}
+    now = monotonic_ns()
+    if case.strike in OF_THE_GROUP:
+        struck = "high" if case.place == "high" else "low"
+        victim.say(strike.command or "", struck)
+        return {struck}, now
+    if strike.signal is not None:
+        victim.signal(strike.signal)
+    else:
+        victim.say(strike.command or "")
+    return containing, now
+
+
+def _collect(
+    ranks: list[RankProcess], name: str, members: list[int], strike: Strike, cause: int, struck: int
+) -> float:
+    last = 0.0
+    for member in members:
+        event = ranks[member].expect("failed", HANG, name)
+        if event["ok"] or event["kind"] not in strike.kinds or event["cause"] != cause:
+            raise MatrixError(
+                f"group {name!r}: expected {sorted(strike.kinds)} of rank {cause}: {event}"
+            )
+        last = max(last, (event["t_ns"] - struck) / 1e9)
+    return last
+
+
+def _rounds(rank: RankProcess, name: str) -> int:
+    rank.say("progress", name)
+    rounds: int = rank.expect("progress", HANG, name)["rounds"]
+    return rounds
+
+
+def _expect_undisturbed(members: list[RankProcess], name: str) -> None:
+    """They go on, every further round with exact results, until one of them ends it."""
+    before = {rank: _rounds(rank, name) for rank in members}
+    until = time.monotonic() + HANG
+    while any(_rounds(rank, name) < before[rank] + ROUNDS for rank in members):
+        if time.monotonic() > until:
+            raise MatrixError(f"group {name!r} stands still; the strike was not its affair")
+    members[0].say("abort", name)
+    for rank in members:
+        event = rank.expect("failed", HANG, name)
+        if event["ok"] or event["kind"] != "aborted":
+            raise MatrixError(f"group {name!r} was told of the strike: {event}")
+
+
+def _go_on(
+    pool: Pool,
+    case: GroupsCase,
+    strike: Strike,
+    ranks: list[RankProcess],
+    groups: dict[str, list[int]],
+) -> None:
+    victim = ranks[case.victim()]
+    if strike.signal == signal.SIGSTOP:
+        victim.signal(signal.SIGCONT)
+        for name, members in groups.items():
+            if case.victim() in members and victim.expect("failed", HANG, name)["ok"]:
+                raise MatrixError(f"the thawed rank was told of nothing in group {name!r}")
+    if not strike.survives:  # a group that was shut down stays so
+        victim.end()
+    expect_exact_sums(pool, [rank for rank in ranks if strike.survives or rank is not victim])

@@ -1,0 +1,185 @@
+"""Ends that the kernel gives: out of memory in a cgroup, and a core that takes long to write."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from matrix.cases import HANG, Pool, expect_exact_sums
+from matrix.process import MatrixError, RankProcess, SkippedError, monotonic_ns
+from matrix.strikes import DEATH, FREEZE, LOST
+
+ROOM = 32 * 2**20  # bytes that the victim may still take
+FILLING = 0.9  # seconds until the kernel gives up reclaiming and kills
+CORE_MIB = 1024
+WORLDS = (2, 4, 8)
+STRIKES_HERE = ("oom", "big_core")
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """A cell of the matrix: the last rank of an allreduce ends so."""
+
+    world: int
+    strike: str  # "oom" or "big_core"
+
+    def __str__(self) -> str:
+        """As printed in reports, and accepted on the command line."""
+        return f"allreduce/{self.world}/{self.world - 1}/{self.strike}"
+
+
+def run_kernel_case(pool: Pool, case: KernelCase) -> float:
+    """Run it; the seconds from the strike to the last survivor's release.
+
+    Raises:
+        MatrixError: something went otherwise than it must; ranks may be in any state.
+        SkippedError: this machine cannot do that.
+    """
+    return {"oom": _out_of_memory, "big_core": _big_core}[case.strike](pool, case.world)
+
+
+def _begin(pool: Pool, world: int) -> tuple[RankProcess, list[RankProcess]]:
+    ranks = pool.take(world)
+    pool.configure(ranks)
+    for rank in ranks:
+        rank.say("loop allreduce 100000")
+    return ranks[-1], ranks[:-1]
+
+
+def _collect(survivors: list[RankProcess], struck: int, limit: float) -> tuple[float, str]:
+    """The last release, and what one of them was told."""
+    last, text = 0.0, ""
+    for rank in survivors:
+        event = rank.expect("failed", HANG)
+        if event["ok"] or event["kind"] not in LOST or event["cause"] != len(survivors):
+            raise MatrixError(f"expected the loss of rank {len(survivors)}: {event}")
+        last, text = max(last, (event["t_ns"] - struck) / 1e9), event["text"]
+    if last > limit:
+        raise MatrixError(
+            f"the last survivor was released after {last:.3f} s, allowed {limit} s: {text}"
+        )
+    return last, text
+
+
+# ---- out of memory ----
+
+
+def _memory_group() -> Path:
+    """Where a cgroup with a memory limit can be made: below our own (v1), or at the root (v2)."""
+    root = Path("/sys/fs/cgroup")
+    if (root / "memory").is_dir():
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "memory" in controllers.split(","):
+                return root / "memory" / path.lstrip("/")
+    if "memory" in _read(root / "cgroup.subtree_control").split():
+        return root
+    raise SkippedError("no cgroup with a memory controller can be made under /sys/fs/cgroup")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def _limited(pid: int) -> Iterator[Path]:
+    """The process in a cgroup of its own that lets it take little more memory."""
+    group = _memory_group() / f"torchft_ext_matrix_{pid}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise SkippedError(f"no cgroup can be made at {group}: {error.strerror}") from None
+    try:
+        limit = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+        (group / limit).write_text(str(ROOM))
+        (group / "cgroup.procs").write_text(str(pid))
+        yield group
+    except OSError as error:
+        raise SkippedError(f"{group} cannot be used: {error.strerror}") from None
+    finally:
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    until = time.monotonic() + HANG
+    while True:
+        try:
+            group.rmdir()
+            return
+        except OSError:  # busy until its last process has been collected
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
+def _kills(group: Path) -> int:
+    """How often the kernel has killed in it for want of memory."""
+    events = _read(group / "memory.events") or _read(group / "memory.oom_control")
+    counts = dict(line.split() for line in events.splitlines())
+    return int(counts.get("oom_kill", "0"))
+
+
+def _out_of_memory(pool: Pool, world: int) -> float:
+    _memory_group()
+    victim, survivors = _begin(pool, world)
+    with _limited(victim.pid) as group:
+        struck = monotonic_ns()
+        victim.say("die oom")
+        released, _ = _collect(survivors, struck, (FILLING + DEATH) * pool.scale)
+        _await_end(victim)
+        if _kills(group) != 1:
+            raise MatrixError("the victim ended, but not for want of memory")
+        victim.end()
+    expect_exact_sums(pool, survivors)
+    return released
+
+
+# ---- a long core ----
+
+
+def _core_is_written_to_directory() -> None:
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
+    if pattern.startswith("|") or "/" in pattern:
+        raise SkippedError(f"cores go elsewhere: core_pattern is {pattern!r}")
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if hard != resource.RLIM_INFINITY and hard < CORE_MIB * 2**20:
+        raise SkippedError(f"the hard limit of cores is {hard} bytes")
+
+
+def _big_core(pool: Pool, world: int) -> float:
+    """While a core is written nothing is closed: the heartbeat limit tells, and the error says why."""
+    if pool.scale > 1:
+        raise SkippedError("under a sanitizer a core holds its shadow memory too")
+    _core_is_written_to_directory()
+    victim, survivors = _begin(pool, world)
+    victim.say(f"ballast {CORE_MIB}")
+    victim.expect("holding", HANG)
+    struck = monotonic_ns()
+    victim.say("die abort")
+    released, text = _collect(survivors, struck, FREEZE * pool.scale)
+    dumping = victim.alive()
+    _await_end(victim)
+    written = sum(os.stat(core).st_size for core in Path(victim.directory).glob("core*"))
+    if written < CORE_MIB * 2**20:
+        raise MatrixError(f"the core has {written} bytes: it held nobody up")
+    if dumping and "dumping core" not in text:
+        raise MatrixError(f"the error does not say that a core is written: {text}")
+    victim.end()
+    expect_exact_sums(pool, survivors)
+    return released
+
+
+def _await_end(victim: RankProcess) -> None:
+    until = time.monotonic() + HANG
+    while victim.alive():
+        if time.monotonic() > until:
+            raise MatrixError(f"the victim (pid {victim.pid}) does not end")
+        time.sleep(0.01)

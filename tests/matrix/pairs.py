@@ -1,0 +1,117 @@
+"""Two victims of one epoch: at once, or the second while the survivors of the first begin anew."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+
+from matrix.cases import ELEMENTS, HANG, Pool, expect_exact_sums, expect_unchanged
+from matrix.process import MatrixError, RankProcess, monotonic_ns
+from matrix.strikes import CONFIGURE_LIMIT, DEATH, LOST
+
+# Neighbours on the ring of witness lines, and ranks with others between them on both sides.
+VICTIMS: dict[int, tuple[tuple[int, int], ...]] = {
+    4: ((0, 1), (3, 0), (0, 2), (1, 3)),
+    5: ((0, 1), (2, 3), (4, 1)),
+    8: ((0, 1), (3, 4), (7, 0), (0, 4), (2, 6)),
+}
+# What a configure() may say whose member dies, by how far it has come.
+FORMING = frozenset({"peer lost", "link lost", "timeout", "rendezvous", "aborted"})
+COMBINATIONS = ("kill_and_kill", "kill_and_stop", "stop_and_kill", "kill_then_kill")
+
+
+@dataclass(frozen=True)
+class PairCase:
+    """A cell of the matrix with two victims, struck in this order."""
+
+    operation: str
+    world: int
+    victims: tuple[int, int]
+    combination: str
+
+    def __str__(self) -> str:
+        """As printed in reports, and accepted on the command line."""
+        first, second = self.victims
+        return f"{self.operation}/{self.world}/{first}+{second}/{self.combination}"
+
+
+def run_pair_case(pool: Pool, case: PairCase) -> float:
+    """Run it; the seconds from the first strike to the last survivor's release.
+
+    Raises:
+        MatrixError: something went otherwise than it must; ranks may be in any state.
+    """
+    ranks = pool.take(case.world)
+    pool.configure(ranks)
+    elements = pool.rng.choice(ELEMENTS)
+    for rank in ranks:
+        rank.say(f"loop {case.operation} {elements}")
+    time.sleep(pool.rng.uniform(0.005, 0.03))  # so that it strikes anywhere in a round
+
+    first, second = (ranks[victim] for victim in case.victims)
+    survivors = [rank for rank in ranks if rank not in (first, second)]
+    struck = monotonic_ns()
+    if case.combination == "kill_then_kill":
+        first.signal(signal.SIGKILL)
+        released = _collect(pool, case, [*survivors, second], struck)
+        _kill_while_forming(pool, second, [rank for rank in ranks if rank is not first])
+    else:
+        before, after = case.combination.split("_and_")
+        first.signal(signal.SIGSTOP if before == "stop" else signal.SIGKILL)
+        second.signal(signal.SIGSTOP if after == "stop" else signal.SIGKILL)
+        released = _collect(pool, case, survivors, struck)
+    _go_on(pool, case, ranks, survivors)
+    return released
+
+
+def _collect(pool: Pool, case: PairCase, survivors: list[RankProcess], struck: int) -> float:
+    last = 0.0
+    for rank in survivors:
+        event = rank.expect("failed", HANG)
+        if event["ok"] or event["kind"] not in LOST or event["cause"] not in case.victims:
+            raise MatrixError(f"expected the loss of one of {case.victims}: {event}")
+        last = max(last, (event["t_ns"] - struck) / 1e9)
+    limit = DEATH * pool.scale  # a death is among the strikes, and one failure releases everybody
+    if last > limit:
+        raise MatrixError(f"the last survivor was released after {last:.3f} s, allowed {limit} s")
+    return last
+
+
+def _kill_while_forming(pool: Pool, second: RankProcess, members: list[RankProcess]) -> None:
+    """The epoch without the first victim does not form, or fails as soon as it has."""
+    pool.epochs += 1
+    limit = CONFIGURE_LIMIT * max(1.0, pool.scale / 10)
+    place = members.index(second)
+    for index, rank in enumerate(members):
+        rank.say(f"configure epoch{pool.epochs} {index} {len(members)} {int(limit * 1000)}")
+        rank.say("loop allreduce 1000")
+    time.sleep(pool.rng.uniform(0.0, 0.006))  # anywhere from the first store call to the first sum
+    second.signal(signal.SIGKILL)
+    for rank in members:
+        if rank is second:
+            continue
+        configured = rank.expect("configured", limit + HANG)
+        failed = rank.expect("failed", HANG)
+        if not configured["ok"] and configured["kind"] not in FORMING:
+            raise MatrixError(f"an epoch with a dead member: {configured}")
+        if failed["ok"] or (configured["ok"] and failed["cause"] != place):
+            raise MatrixError(f"expected the loss of rank {place}: {failed}")
+
+
+def _go_on(
+    pool: Pool, case: PairCase, ranks: list[RankProcess], survivors: list[RankProcess]
+) -> None:
+    order = case.combination.split("_and_")
+    for index, victim in enumerate(case.victims):
+        rank = ranks[victim]
+        if order[index % len(order)] != "stop":
+            rank.end()
+            continue
+        rank.signal(signal.SIGCONT)
+        told = rank.expect("failed", HANG)
+        if told["ok"]:
+            raise MatrixError(f"the thawed rank was told of nothing: {told}")
+    expect_unchanged(survivors)
+    expect_exact_sums(pool, survivors)
+    expect_exact_sums(pool, [rank for rank in ranks if rank.alive()])

@@ -1,0 +1,176 @@
+"""Every case of the matrix under one form, and which of them a run takes, in which order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from matrix import groups, kernel, pairs
+from matrix.cases import Case, Pool, run_case, run_store_case
+from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, victims
+
+STORE_WORLD = 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One case.
+
+    Attributes:
+        name: as printed, and accepted by --only.
+        strike: under which the table of the report counts it.
+        world: how many ranks it takes.
+        axes: the values that it stands for; a sample holds each at least once.
+        run: runs it; seconds from strike to release. Raises MatrixError or SkippedError.
+    """
+
+    name: str
+    strike: str
+    world: int
+    axes: frozenset[tuple[object, ...]]
+    run: Callable[[Pool], float]
+
+
+def _entry(
+    family: str,
+    name: str,
+    strike: str,
+    world: int,
+    axes: Iterable[tuple[object, ...]],
+    run: Callable[[Pool], float],
+) -> Entry:
+    values = {(family, *value) for value in axes} | {(family, "strike", strike)}
+    return Entry(name, strike, world, frozenset(values), run)
+
+
+def _single() -> list[Entry]:
+    return [
+        _entry(
+            "single",
+            f"{operation}/{world}/{victim}/{strike}",
+            strike,
+            world,
+            [("operation", operation), ("victim", world, victim)],
+            partial(run_case, case=Case(operation, world, victim, strike)),
+        )
+        for operation in OPERATIONS
+        for world in WORLDS
+        for victim in victims(world)
+        for strike in STRIKES
+    ]
+
+
+def _pairs() -> list[Entry]:
+    cases = [
+        pairs.PairCase(operation, world, two, combination)
+        for operation in OPERATIONS
+        if operation != "configure"
+        for world, all_pairs in pairs.VICTIMS.items()
+        for two in all_pairs
+        for combination in pairs.COMBINATIONS
+    ]
+    return [
+        _entry(
+            "pairs",
+            str(case),
+            case.combination,
+            case.world,
+            [("operation", case.operation), ("victims", case.world, case.victims)],
+            partial(pairs.run_pair_case, case=case),
+        )
+        for case in cases
+    ]
+
+
+def _groups() -> list[Entry]:
+    cases = [
+        groups.GroupsCase(operation, world, place, strike)
+        for operation in groups.OPERATIONS
+        for world in groups.WORLDS
+        for place in groups.PLACES
+        for strike in groups.STRIKES_HERE
+    ]
+    return [
+        _entry(
+            "groups",
+            str(case),
+            f"groups: {case.strike}",
+            case.world,
+            [("operation", case.operation), ("place", case.world, case.place)],
+            partial(groups.run_groups_case, case=case),
+        )
+        for case in cases
+    ]
+
+
+def _kernel() -> list[Entry]:
+    cases = [kernel.KernelCase(w, strike) for w in kernel.WORLDS for strike in kernel.STRIKES_HERE]
+    return [
+        _entry(
+            "kernel",
+            str(case),
+            case.strike,
+            case.world,
+            [("world", case.world)],
+            partial(kernel.run_kernel_case, case=case),
+        )
+        for case in cases
+    ]
+
+
+def _run_store(pool: Pool, operation: str, number: int) -> float:
+    run_store_case(pool, operation, STORE_WORLD, number)
+    return 0.0
+
+
+def _store() -> list[Entry]:
+    return [
+        _entry(
+            "store",
+            f"{operation}/{STORE_WORLD}/-/{strike}",
+            strike,
+            STORE_WORLD,
+            [("operation", operation)],
+            partial(_run_store, operation=operation, number=number),
+        )
+        for strike, number in STORE_STRIKES.items()
+        for operation in OPERATIONS
+        if operation != "configure"
+    ]
+
+
+def everything() -> list[Entry]:
+    """The whole matrix."""
+    return [*_single(), *_pairs(), *_groups(), *_kernel(), *_store()]
+
+
+def axes_of(entries: Iterable[Entry]) -> frozenset[tuple[object, ...]]:
+    """All values that occur in them."""
+    return frozenset().union(*(entry.axes for entry in entries))
+
+
+def cover(entries: list[Entry], rng: random.Random) -> list[Entry]:
+    """A random part of them, small, in which every value of every axis occurs."""
+    left = rng.sample(entries, len(entries))
+    missing = set(axes_of(entries))
+    chosen: list[Entry] = []
+    while missing:
+        best = max(left, key=lambda entry: len(entry.axes & missing))
+        chosen.append(best)
+        left.remove(best)
+        missing -= best.axes
+    return chosen
+
+
+def shard(entries: list[Entry], which: str) -> list[Entry]:
+    """The i-th of n parts, given as "i/n"; the parts are of a kind.
+
+    Raises:
+        ValueError: that is no "i/n" with 1 <= i <= n.
+    """
+    index, _, count = which.partition("/")
+    if not 1 <= int(index) <= int(count):
+        raise ValueError(f"expected a shard like 2/4, found {which!r}")
+    return entries[int(index) - 1 :: int(count)]

@@ -1,0 +1,288 @@
+"""Thousands of hostile connections against a live epoch, which must not notice.
+
+While four ranks reduce without pause, every port of theirs (links, main lines, witness lines) is
+scanned, fed garbage, held half-open, fed byte by byte, and lied to by those who know the wire
+format, the incarnation and even the epoch's nonce, but not its secret. The ranks run under the
+common limit of 1,024 open files, and hundreds of the connections are held open.
+
+Must hold: no operation fails, every sum is exact, no operation takes as long as the heartbeat
+limit, another epoch forms in the midst of it, and afterwards each thread's descriptors and the
+process's memory are where they stood.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import struct
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from matrix.cases import HANG, Pool, expect_exact_sums
+from matrix.process import MatrixError, RankProcess
+
+WORLD = 4
+HEARTBEAT = 2.0  # seconds; the longest operation must stay below it
+OPEN_FILES = 1024  # of a rank: what most systems allow by default
+HELD = 2_000  # connections held open at a time, over all ports
+MEMORY = 16 * 2**20  # bytes; what a rank may grow by, for its allocator's sake
+SETTLED = 60.0  # seconds until the last of a siege must be forgotten: parked ones stay 30
+
+MAGIC, VERSION = 0x54465831, 1
+HELLO, REFUSED, DATA = 1, 3, 10
+WRONG_SECRET, WRONG_VERSION = 2, 5
+HEADER = struct.Struct("<IHHQQQQ")
+
+
+@dataclass
+class Target:
+    """A port, and what a well-informed stranger knows of who listens there."""
+
+    port: int
+    incarnation: bytes
+    nonce: bytes
+
+
+@dataclass
+class Siege:
+    """The strangers. Attributes: targets; held: open connections, the oldest first; kinds: counts."""
+
+    targets: list[Target]
+    pool: Pool
+    held: deque[socket.socket] = field(default_factory=deque)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    def everywhere(self, count: int) -> None:
+        """Make so many connections, of all kinds, to all ports."""
+        for _ in range(count):
+            self._connect(self.pool.rng.choice(list(KINDS)), self.pool.rng.choice(self.targets))
+
+    def at_one_port(self, target: Target) -> None:
+        """Make as many as are held, all to one port, all of those that wait there the longest."""
+        self.end()
+        for _ in range(HELD):
+            self._connect(self.pool.rng.choice(("silent", "unknown epoch")), target)
+
+    def _connect(self, name: str, target: Target) -> None:
+        self.kinds[name] += 1
+        connection = socket.create_connection(("127.0.0.1", target.port), timeout=HANG)
+        with suppress(BrokenPipeError, ConnectionResetError):  # turned away already
+            KINDS[name](self, target, connection)
+        if connection.fileno() >= 0:
+            self.held.append(connection)
+        while len(self.held) > HELD:
+            self.held.popleft().close()
+
+    def end(self) -> None:
+        """Close what is open."""
+        while self.held:
+            self.held.popleft().close()
+
+    def hello(self, target: Target, nonce: bytes) -> bytes:
+        """A well-formed one with a made-up proof."""
+        rng = self.pool.rng
+        proof, sender = rng.randbytes(16), rng.randbytes(16)
+        lane = struct.pack("<iB", rng.randrange(WORLD), rng.randrange(2))
+        payload = nonce + proof + sender + target.incarnation + lane
+        return frame(HELLO, len(payload)) + payload
+
+
+def frame(kind: int, length: int, version: int = VERSION) -> bytes:
+    """A header."""
+    return HEADER.pack(MAGIC, version, kind, length, 0, 0, 0)
+
+
+def _expect_refusal(connection: socket.socket, code: int) -> None:
+    with connection:
+        answer = b""
+        while len(answer) <= HEADER.size:
+            more = connection.recv(4096)
+            if not more:
+                break
+            answer += more
+    if len(answer) <= HEADER.size:
+        raise MatrixError(f"expected a refusal with code {code}, found {answer!r}")
+    kind, found = HEADER.unpack_from(answer)[2], answer[HEADER.size]
+    if (kind, found) != (REFUSED, code):
+        raise MatrixError(f"expected a refusal with code {code}, found frame {kind}, code {found}")
+
+
+def _scan(_siege: Siege, _target: Target, connection: socket.socket) -> None:
+    connection.close()
+
+
+def _reset(_siege: Siege, _target: Target, connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def _garbage(siege: Siege, _target: Target, connection: socket.socket) -> None:
+    connection.sendall(siege.pool.rng.randbytes(siege.pool.rng.randrange(1, 4096)))
+
+
+def _silent(_siege: Siege, _target: Target, _connection: socket.socket) -> None:
+    pass
+
+
+def _slow(siege: Siege, target: Target, connection: socket.socket) -> None:
+    hello = siege.hello(target, target.nonce)
+    connection.sendall(hello[: siege.pool.rng.randrange(1, len(hello))])
+    for older in list(siege.held)[-3:]:  # and others get one more byte, of whatever kind they are
+        older.sendall(b"\0")
+
+
+def _oversized(_siege: Siege, _target: Target, connection: socket.socket) -> None:
+    connection.sendall(frame(HELLO, 2**40) + b"x" * 1000)
+
+
+def _out_of_turn(_siege: Siege, _target: Target, connection: socket.socket) -> None:
+    connection.sendall(frame(DATA, 64) + b"x" * 64)
+
+
+def _wrong_version(_siege: Siege, _target: Target, connection: socket.socket) -> None:
+    connection.sendall(frame(HELLO, 69, VERSION + 1) + b"x" * 69)
+    _expect_refusal(connection, WRONG_VERSION)
+
+
+def _unknown_epoch(siege: Siege, target: Target, connection: socket.socket) -> None:
+    connection.sendall(siege.hello(target, siege.pool.rng.randbytes(16)))
+
+
+def _wrong_secret(siege: Siege, target: Target, connection: socket.socket) -> None:
+    connection.sendall(siege.hello(target, target.nonce))
+    _expect_refusal(connection, WRONG_SECRET)
+
+
+KINDS = {
+    "scan": _scan,
+    "reset": _reset,
+    "garbage": _garbage,
+    "silent": _silent,
+    "slow": _slow,
+    "oversized": _oversized,
+    "out of turn": _out_of_turn,
+    "wrong version": _wrong_version,
+    "unknown epoch": _unknown_epoch,
+    "wrong secret": _wrong_secret,
+}
+
+
+@dataclass
+class Standing:
+    """What a rank holds: descriptors by thread (some have tables of their own), resident bytes."""
+
+    descriptors: dict[str, int]
+    resident: int
+
+    @staticmethod
+    def of(rank: RankProcess) -> Standing:
+        """As it is now."""
+        process = Path(f"/proc/{rank.pid}")
+        descriptors = {
+            (task / "comm").read_text().strip(): len(list((task / "fd").iterdir()))
+            for task in (process / "task").iterdir()
+        }
+        pages = int((process / "statm").read_text().split()[1])
+        return Standing(descriptors, pages * resource.getpagesize())
+
+
+def _start(pool: Pool) -> list[RankProcess]:
+    """Ranks with few descriptors; this process itself needs many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+    limit = HEARTBEAT * pool.scale
+    pool.ranks = [RankProcess(pool.executable, pool.store.address, limit) for _ in range(WORLD)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return list(pool.ranks)
+
+
+def _targets(pool: Pool, ranks: list[RankProcess]) -> list[Target]:
+    """What the store says of the epoch that was begun last."""
+    import torch.distributed as dist
+
+    host, port = pool.store.address.split(":")
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=HANG))
+    records = [store.get(f"epoch{pool.epochs}/{index}") for index in range(len(ranks))]
+    incarnations = [record[1:17] for record in records]  # after the version; then the token
+    token = records[-1][17:33]
+    nonce = store.get(f"epoch{pool.epochs}/go/{token.hex()}")[17:33]  # after version and token
+    return [
+        Target(port, incarnation, nonce)
+        for rank, incarnation in zip(ranks, incarnations, strict=True)
+        for port in (rank.port, *rank.line_ports)
+    ]
+
+
+def _progress(ranks: list[RankProcess]) -> list[tuple[int, float]]:
+    """Rounds and the longest one's seconds; a rank whose loop has failed answers that instead."""
+    for rank in ranks:
+        rank.say("progress")
+    answers = [rank.expect("progress", HANG) for rank in ranks]
+    return [(answer["rounds"], answer["longest_us"] / 1e6) for answer in answers]
+
+
+def _expect_settled(pool: Pool, ranks: list[RankProcess], before: list[Standing]) -> None:
+    until = time.monotonic() + SETTLED * max(1.0, pool.scale / 10)
+    for rank, was in zip(ranks, before, strict=True):
+        while (now := Standing.of(rank)).descriptors != was.descriptors:
+            if time.monotonic() > until:
+                raise MatrixError(
+                    f"descriptors by thread: {was.descriptors}, now {now.descriptors}"
+                )
+            time.sleep(0.1)
+        if now.resident > was.resident + MEMORY:
+            raise MatrixError(f"resident bytes: {was.resident}, now {now.resident}")
+
+
+def run_strangers(pool: Pool, count: int) -> int:
+    """The siege; 0.
+
+    Raises:
+        MatrixError: the epoch noticed.
+    """
+    ranks = _start(pool)
+    pool.configure(ranks)
+    siege = Siege(_targets(pool, ranks), pool)
+    for rank in ranks:
+        rank.say("loop allreduce 10000")
+    siege.everywhere(200)  # what is made at first use is there now
+    siege.end()
+    time.sleep(3)  # their two seconds for a hello are over
+    before, rounds = [Standing.of(rank) for rank in ranks], _progress(ranks)
+
+    began = time.monotonic()
+    while sum(siege.kinds.values()) < count:
+        siege.everywhere(250)
+        _progress(ranks)
+    most = 0
+    for target in siege.targets:
+        siege.at_one_port(target)
+        _progress(ranks)
+        most = max(most, *(max(Standing.of(rank).descriptors.values()) for rank in ranks))
+    took = time.monotonic() - began
+    after = _progress(ranks)
+    longest = max(seconds for _, seconds in after)
+    if any(now <= then for (now, _), (then, _) in zip(after, rounds, strict=True)):
+        raise MatrixError("the epoch stood still")
+    if longest > HEARTBEAT * pool.scale:
+        raise MatrixError(f"an operation took {longest:.3f} s")
+    if most > OPEN_FILES // 2:
+        raise MatrixError(f"strangers hold descriptors: {most} of {OPEN_FILES} are in use")
+    ranks[0].say("abort")
+    for rank in ranks:
+        rank.expect("failed", HANG)
+    expect_exact_sums(pool, ranks)  # an epoch forms while the held ones are still there
+    siege.end()
+    _expect_settled(pool, ranks, before)
+    print(
+        f"{sum(siege.kinds.values())} strangers in {took:.1f} s: {dict(sorted(siege.kinds.items()))}"
+    )
+    print(
+        f"{min(n - t for (n, _), (t, _) in zip(after, rounds, strict=True))} allreduces meanwhile, "
+        f"the longest {longest * 1000:.1f} ms; at most {most} descriptors in a table"
+    )
+    return 0
