@@ -14,7 +14,7 @@ import time
 
 from matrix.cases import Case, Pool, run_case, run_store_case
 from matrix.process import MatrixError
-from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, victims
+from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, applies, victims
 
 
 def all_cases() -> list[Case]:
@@ -25,6 +25,7 @@ def all_cases() -> list[Case]:
         for world in WORLDS
         for victim in victims(world)
         for strike in STRIKES
+        if applies(operation, strike)
     ]
 
 

@@ -20,9 +20,11 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 
 #include "base/mutex.h"
 #include "base/task_thread.h"
@@ -98,8 +100,12 @@ class Rank {
  private:
   bool strike(const std::string& command, std::istringstream& words) {
     if (command == "abort") {
-      group_->abort("the matrix said so");
+      strikeConfigure([this] { group_->abort("the matrix said so"); });
     } else if (command == "shutdown") {
+      if (configuring_) {
+        group_->shutdown(Deadline::after(std::chrono::seconds(10)));
+        return true;
+      }
       stop_loop_ = true;
       leave();
     } else if (command == "timeout") {
@@ -112,6 +118,14 @@ class Rank {
       return false;
     }
     return true;
+  }
+
+  // In a loop of configure() the strike may fall between two of them: then once more.
+  void strikeConfigure(const std::function<void()>& strike) {
+    do {
+      strike();
+      std::this_thread::sleep_for(milliseconds(1));
+    } while (configuring_);
   }
 
   // A recv that nobody answers, with a limit of its own: its timeout is this rank's doing.
@@ -220,13 +234,38 @@ class Rank {
         failureFields(failure) + "," + when + ",\"rounds\":" + std::to_string(rounds));
   }
 
+  // configure() and a barrier, so that nobody begins anew before all are up.
   void configureAgainAndAgain() {
+    configuring_ = true;
     FailurePtr failure;
     for (int k = 0; !failure && !stop_loop_; ++k) {
-      failure = group_->configure(store_, prefix_ + "/" + std::to_string(k), rank_, size_, limit_);
+      try {
+        failure =
+            group_->configure(store_, prefix_ + "/" + std::to_string(k), rank_, size_, limit_);
+      } catch (const GroupStateError&) {  // shut down between two of them
+        break;
+      }
+      if (!failure) failure = barrier();
+      if (failure && isNextConfigure(*failure)) failure = nullptr;
     }
+    configuring_ = false;
     operations_.reset();
     say("failed", failureFields(failure) + "," + nowField());
+  }
+
+  FailurePtr barrier() {
+    Operation operation;
+    operation.kind = OpKind::kBarrier;
+    const auto state = group_->issue(std::move(operation));
+    if (!state->wait(Deadline::after(std::chrono::seconds(120))))
+      throw std::runtime_error("a barrier hangs");
+    return state->failure();
+  }
+
+  // A member that was through the barrier first ended the epoch for those who were not.
+  static bool isNextConfigure(const Failure& failure) {
+    return failure.kind == FailureKind::kAborted &&
+           failure.cause.how.find("began another epoch") != std::string::npos;
   }
 
   std::shared_ptr<Engine> engine_;
@@ -237,7 +276,8 @@ class Rank {
   int rank_ = 0;
   int size_ = 1;
   milliseconds limit_{0};
-  std::atomic<bool> stop_loop_{false};  // written by both threads
+  std::atomic<bool> stop_loop_{false};    // written by both threads
+  std::atomic<bool> configuring_{false};  // in a loop; written by the worker thread
   uint8_t never_ = 0;
   TaskThread worker_;  // last: its tasks use all of the above
 };
