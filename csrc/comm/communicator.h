@@ -70,7 +70,8 @@ class Engine {
 
   // Where this process's members can be reached, for its record. Opens the listener at first use.
   virtual std::variant<MemberRecord, Failure> describeSelf() = 0;
-  // For an attempt of a world of that size: asks such addresses as describeSelf() gives. Null: none.
+  // For an attempt of a world of that size: asks such addresses as describeSelf() gives. Null:
+  // none.
   virtual std::unique_ptr<Vigil> keepVigil(int size) = 0;
 
   // One attempt to link up with the roster's members and to pass a barrier over the links; blocks

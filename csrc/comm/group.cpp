@@ -99,8 +99,7 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     forming_ = lifecycle;
     memory = std::exchange(memory_, AttemptMemory{});
   }
-  Attempt attempt{std::move(store), prefix,    rank,
-                  size,             deadline, lifecycle, std::move(memory)};
+  Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle, std::move(memory)};
   // Also when the wait hook throws (a pending signal): the group is then failed, and whole.
   struct Finally {
     Group& group;
@@ -135,10 +134,9 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
     if (WaitHook hook = waitHook()) hook();
     return lifecycle->over();
   };
-  attempt.rendezvous =
-      std::make_unique<Rendezvous>(attempt.store, attempt.prefix, attempt.rank, attempt.size,
-                                   std::move(self), attempt.deadline, cancelled,
-                                   attempt.memory, engine_->keepVigil(attempt.size));
+  attempt.rendezvous = std::make_unique<Rendezvous>(
+      attempt.store, attempt.prefix, attempt.rank, attempt.size, std::move(self), attempt.deadline,
+      cancelled, attempt.memory, engine_->keepVigil(attempt.size));
   Rendezvous& rendezvous = *attempt.rendezvous;
   auto entered = rendezvous.enter();
   stopwatch.lap("rendezvous");

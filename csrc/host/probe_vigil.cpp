@@ -44,8 +44,8 @@ class Board {
   std::atomic<bool> news_{false};  // written under mutex_
 };
 
-// Loop thread only, but for construction. Kept by a timer of the loop from start() to stop(), so that
-// it always ends there.
+// Loop thread only, but for construction. Kept by a timer of the loop from start() to stop(), so
+// that it always ends there.
 class Rounds : public std::enable_shared_from_this<Rounds> {
  public:
   Rounds(EventLoop& loop, VigilOptions options, std::shared_ptr<Board> board)

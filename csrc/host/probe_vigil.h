@@ -1,10 +1,11 @@
 // A vigil by probes: small connections to the processes' ports, under the nonce that every listener
 // knows and always refuses.
 //
-// The ports of the peer monitors are asked, each in turn: they live in private descriptor tables, of
-// which at least one is closed within milliseconds of a death, before the process's memory is freed.
-// Lives on the engine's loop, which must outlive it; has no thread of its own. Each process is asked
-// every 25 ms, in large worlds less often, so that neither end sees more than 400 probes a second.
+// The ports of the peer monitors are asked, each in turn: they live in private descriptor tables,
+// of which at least one is closed within milliseconds of a death, before the process's memory is
+// freed. Lives on the engine's loop, which must outlive it; has no thread of its own. Each process
+// is asked every 25 ms, in large worlds less often, so that neither end sees more than 400 probes a
+// second.
 #pragma once
 
 #include <memory>

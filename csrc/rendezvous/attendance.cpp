@@ -24,11 +24,7 @@ void AttemptMemory::noteFailure(const Failure& failure) {
 
 Attendance::Attendance(int rank, int size, const MemberRecord& self, AttemptMemory memory,
                        std::unique_ptr<Vigil> vigil)
-    : rank_(rank),
-      size_(size),
-      self_(self),
-      memory_(std::move(memory)),
-      vigil_(std::move(vigil)) {
+    : rank_(rank), size_(size), self_(self), memory_(std::move(memory)), vigil_(std::move(vigil)) {
   updateVigil();
 }
 
@@ -102,8 +98,7 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
   }
   const Whom whom = find(incarnation);
   if (whom.record == nullptr) return std::nullopt;
-  const bool met = met_.count(incarnation) > 0 ||
-                   (memory_.healthy && inLastEpoch(incarnation)) ||
+  const bool met = met_.count(incarnation) > 0 || (memory_.healthy && inLastEpoch(incarnation)) ||
                    (whom.came && report.sight == Vigil::Sight::kFrozen);
   if (!met || memory_.told.count(incarnation) > 0) {
     left_over_.insert(incarnation);
@@ -111,9 +106,14 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
   }
   Ending ending;
   ending.failure.kind = FailureKind::kPeerLost;
-  ending.failure.cause = {whom.rank, -1, whom.record->host, whom.record->pid,
-                          report.how + (whom.came ? ", while the epoch formed"
-                                                  : ", before it came to the new epoch")};
+  ending.failure.cause = {
+      whom.rank, -1, whom.record->host, whom.record->pid,
+      report.how + (whom.came ? ", while the epoch formed" : ", before it came to the new epoch")};
+  if (whom.rank < 0) {
+    ending.failure.cause.how = "a member of the last epoch (host " + whom.record->host + ", pid " +
+                               std::to_string(whom.record->pid) +
+                               "): " + ending.failure.cause.how;
+  }
   if (whom.came) ending.origin = whom.record->token;
   ending.culprit = incarnation;
   return ending;
@@ -150,7 +150,8 @@ std::vector<MemberRecord> Attendance::presumed() const {
     });
     if (!came && member.incarnation != self_.incarnation) members.push_back(member);
   }
-  if (left > static_cast<size_t>(size_)) members.clear();  // some are to stay out: who, is not known
+  if (left > static_cast<size_t>(size_))
+    members.clear();  // some are to stay out: who, is not known
   return members;
 }
 
@@ -158,8 +159,8 @@ void Attendance::updateVigil() {
   if (!vigil_) return;
   std::vector<MemberRecord> watched;
   const auto leader = here_.find(0);
-  const bool led = rank_ != 0 && leader != here_.end() &&
-                   left_over_.count(leader->second.incarnation) == 0;
+  const bool led =
+      rank_ != 0 && leader != here_.end() && left_over_.count(leader->second.incarnation) == 0;
   if (led) {
     watched.push_back(leader->second);
   } else {

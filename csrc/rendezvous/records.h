@@ -31,8 +31,8 @@ std::optional<MemberRecord> decodeRecord(std::string_view bytes);
 
 // Why an attempt ended, and where that began, so that those who know it already are not told again.
 struct Ending {
-  Failure failure;  // kind and cause
-  Token origin;     // of the attempt that was the first to end; zero: its member had not come
+  Failure failure;      // kind and cause
+  Token origin;         // of the attempt that was the first to end; zero: its member had not come
   Incarnation culprit;  // the process that the cause names; zero: not known
 };
 struct Withdrawal {

@@ -120,8 +120,8 @@ AttemptMemory Rendezvous::formed() {
 AttemptMemory Rendezvous::withdraw(const Failure& why) {
   const Ending ending = attendance_.endingOf(why);
   if (published_ && !usurped_) {
-    auto inPlace = [own = encodeRecord(self_), words = encodeWithdrawal({self_, ending})](
-                       const std::string& found) {
+    auto inPlace = [own = encodeRecord(self_),
+                    words = encodeWithdrawal({self_, ending})](const std::string& found) {
       return found == own ? std::optional(words) : std::nullopt;
     };
     store_->editLater(key(rank_), std::move(inPlace));
@@ -283,8 +283,8 @@ std::variant<Roster, Failure> Rendezvous::follow() {
   const Deadline last_look = lastLook();
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
-    const auto reply = store_->awaitWhere(awaited, anything, last_look.orEarlier(kLook),
-                                          newsOrCancelled(), pause);
+    const auto reply =
+        store_->awaitWhere(awaited, anything, last_look.orEarlier(kLook), newsOrCancelled(), pause);
     if (reply.status == StoreStatus::kOk) return accept(reply.values[0]);
     if (!interrupted(reply)) return failed(reply);
     if (auto failure = judgeNews()) return *failure;

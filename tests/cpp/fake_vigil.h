@@ -58,9 +58,7 @@ class FakeVigil : public Vigil {
     }
     return reports;
   }
-  bool watches(const MemberRecord& member) const {
-    return watched_.count(member.incarnation) > 0;
-  }
+  bool watches(const MemberRecord& member) const { return watched_.count(member.incarnation) > 0; }
 
  private:
   const std::shared_ptr<FakeWorld> world_;

@@ -10,7 +10,9 @@ FREEZE = HEARTBEAT + 0.1
 CONFIGURE_LIMIT = 2.0  # seconds; of every configure() that may fail
 
 LOST = frozenset({"peer lost"})
-PROBING = 0.1  # seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms,
+PROBING = (
+    0.1  # seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms,
+)
 # and what one member sees travels through the store
 
 

@@ -239,18 +239,32 @@ class Rank {
     configuring_ = true;
     FailurePtr failure;
     for (int k = 0; !failure && !stop_loop_; ++k) {
+      failure = lossOfEpoch();
+      if (failure) break;
       try {
         failure =
             group_->configure(store_, prefix_ + "/" + std::to_string(k), rank_, size_, limit_);
       } catch (const GroupStateError&) {  // shut down between two of them
         break;
       }
-      if (!failure) failure = barrier();
+      if (!failure) {
+        failure = barrier();
+        if (failure && isOwnAbort(*failure)) failure = nullptr;
+      }
       if (failure && isNextConfigure(*failure)) failure = nullptr;
     }
     configuring_ = false;
     operations_.reset();
     say("failed", failureFields(failure) + "," + nowField());
+  }
+
+  // A strike between two configure(): the next one is to be struck.
+  bool isOwnAbort(const Failure& failure) const {
+    return failure.kind == FailureKind::kAborted && failure.cause.rank == rank_;
+  }
+  FailurePtr lossOfEpoch() const {
+    FailurePtr failure = group_->errored();
+    return failure && failure->kind != FailureKind::kAborted ? failure : nullptr;
   }
 
   FailurePtr barrier() {
