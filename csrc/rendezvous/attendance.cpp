@@ -111,8 +111,7 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
       report.how + (whom.came ? ", while the epoch formed" : ", before it came to the new epoch")};
   if (whom.rank < 0) {
     ending.failure.cause.how = "a member of the last epoch (host " + whom.record->host + ", pid " +
-                               std::to_string(whom.record->pid) +
-                               "): " + ending.failure.cause.how;
+                               std::to_string(whom.record->pid) + "): " + ending.failure.cause.how;
   }
   if (whom.came) ending.origin = whom.record->token;
   ending.culprit = incarnation;
