@@ -14,6 +14,7 @@
 
 #include "comm/op_state.h"
 #include "rendezvous/rendezvous.h"
+#include "rendezvous/vigil.h"
 
 namespace torchft_ext {
 
@@ -69,6 +70,9 @@ class Engine {
 
   // Where this process's members can be reached, for its record. Opens the listener at first use.
   virtual std::variant<MemberRecord, Failure> describeSelf() = 0;
+  // For an attempt of a world of that size: asks such addresses as describeSelf() gives. Null:
+  // none.
+  virtual std::unique_ptr<Vigil> keepVigil(int size) = 0;
 
   // One attempt to link up with the roster's members and to pass a barrier over the links; blocks
   // until done, until the lifecycle is over, the deadline, or `superseded` returns true (polled

@@ -12,6 +12,8 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kDrainSoon = std::chrono::milliseconds(50);
+// An epoch that ended so recently, and not by a loss, was ended by a member that began anew.
+constexpr Duration kJustEnded = std::chrono::seconds(1);
 
 Failure aborted(int rank, std::string how) {
   Failure failure;
@@ -45,11 +47,13 @@ struct Group::FailureCounts {
   Mutex mutex;
   std::array<uint64_t, 10> by_kind GUARDED_BY(mutex){};
   FailurePtr last GUARDED_BY(mutex);
+  Clock::time_point last_at GUARDED_BY(mutex);
 
   void count(const FailurePtr& failure) {
     MutexLock lock(mutex);
     ++by_kind[static_cast<size_t>(failure->kind) % by_kind.size()];
     last = failure;
+    last_at = Clock::now();
   }
 };
 
@@ -76,6 +80,7 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
                             int size, std::optional<Duration> timeout) {
   Deadline deadline = Deadline::never();
   std::shared_ptr<Lifecycle> lifecycle;
+  AttemptMemory memory;
   {
     MutexLock lock(mutex_);
     if (shut_down_)
@@ -92,8 +97,9 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     deadline = Deadline::after(configure_limit_);
     lifecycle = std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_ + 1, rank, size});
     forming_ = lifecycle;
+    memory = std::exchange(memory_, AttemptMemory{});
   }
-  Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle};
+  Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle, std::move(memory)};
   // Also when the wait hook throws (a pending signal): the group is then failed, and whole.
   struct Finally {
     Group& group;
@@ -114,6 +120,7 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
 
 std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& attempt) {
   Stopwatch stopwatch;
+  lookBack(attempt.memory);
   endCurrent("rank " + std::to_string(rank()) + " began another epoch", attempt.deadline);
   stopwatch.lap("end_previous");
 
@@ -127,9 +134,9 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
     if (WaitHook hook = waitHook()) hook();
     return lifecycle->over();
   };
-  attempt.rendezvous =
-      std::make_unique<Rendezvous>(attempt.store, attempt.prefix, attempt.rank, attempt.size,
-                                   std::move(self), attempt.deadline, cancelled);
+  attempt.rendezvous = std::make_unique<Rendezvous>(
+      attempt.store, attempt.prefix, attempt.rank, attempt.size, std::move(self), attempt.deadline,
+      cancelled, attempt.memory, engine_->keepVigil(attempt.size));
   Rendezvous& rendezvous = *attempt.rendezvous;
   auto entered = rendezvous.enter();
   stopwatch.lap("rendezvous");
@@ -137,7 +144,7 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
     if (auto* failure = std::get_if<Failure>(&entered)) return std::move(*failure);
     std::variant<std::monostate, Roster, Failure> refreshed;
     auto formed = engine_->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
-                                [&] { return lookForSuccessor(rendezvous, refreshed); });
+                                [&] { return lookForSuccessor(attempt, refreshed); });
     if (auto* failure = std::get_if<Failure>(&formed)) return std::move(*failure);
     if (auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed)) {
       stopwatch.lap("links");
@@ -149,15 +156,51 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
   }
 }
 
-// True: the links being made are for nothing; `refreshed` says why. A lost store does not end an
-// attempt whose links may stand any moment.
-bool Group::lookForSuccessor(Rendezvous& rendezvous,
+// True: the links being made are for nothing; `refreshed` says why. An end that all members of the
+// attempt have to learn of fails it, so that those who are linked already are told over the links.
+bool Group::lookForSuccessor(Attempt& attempt,
                              std::variant<std::monostate, Roster, Failure>& refreshed) {
   if (WaitHook hook = waitHook()) hook();
-  refreshed = rendezvous.refresh();
-  if (const auto* failure = std::get_if<Failure>(&refreshed))
-    return failure->kind == FailureKind::kRendezvous;
+  refreshed = attempt.rendezvous->refresh();
+  if (const auto* failure = std::get_if<Failure>(&refreshed)) {
+    if (failure->kind == FailureKind::kRendezvous) return true;
+    attempt.lifecycle->fail(*failure);
+    return false;
+  }
   return std::holds_alternative<Roster>(refreshed);
+}
+
+// What the last epoch, or else the last attempt, says about the members.
+void Group::lookBack(AttemptMemory& memory) const {
+  FailurePtr failure;
+  bool active = false;
+  bool formed = false;
+  {
+    MutexLock lock(mutex_);
+    formed = current_.lifecycle != nullptr;
+    active = formed && current_.lifecycle->state() == Lifecycle::State::kActive;
+    failure = formed ? current_.lifecycle->failure() : failure_;
+  }
+  bool just_ended = false;
+  if (failure) {
+    if (formed) memory.noteFailure(*failure);
+    MutexLock lock(failure_counts_->mutex);
+    just_ended = !isLoss(failure->kind) && failure_counts_->last == failure &&
+                 Clock::now() - failure_counts_->last_at < kJustEnded;
+  }
+  memory.healthy = active || (just_ended && (formed || memory.healthy));
+}
+
+// For the other members, shutdown() here is a departure.
+Failure Group::asTold(const Failure& failure) const {
+  Failure told = failure;
+  MutexLock lock(mutex_);
+  const bool own = failure.cause.rank == failure.rank;
+  if (shut_down_ && own && failure.kind == FailureKind::kAborted) {
+    told.kind = FailureKind::kPeerLeft;
+    told.cause.how = "it shut its group down while the epoch formed";
+  }
+  return told;
 }
 
 FailurePtr Group::configureFailed(Attempt& attempt, Failure failure) {
@@ -181,7 +224,9 @@ FailurePtr Group::configureFailed(Attempt& attempt, Failure failure) {
   }
   log(LogLevel::kWarning, known->describe());
   failure_counts_->count(known);
+  if (attempt.rendezvous) attempt.memory = attempt.rendezvous->withdraw(asTold(*known));
   MutexLock lock(mutex_);
+  memory_ = std::move(attempt.memory);
   failure_ = known;
   rendezvous_.swap(attempt.rendezvous);
   forming_.reset();
@@ -199,8 +244,10 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
       "group '" + name_ + "': epoch " + std::to_string(lifecycle->identity().epoch) + " of " +
           std::to_string(attempt.size) + " ranks begins, this is rank " +
           std::to_string(attempt.rank) + " (" + std::to_string(toMilliseconds(total)) + " ms)");
+  attempt.memory = attempt.rendezvous->formed();
   {
     MutexLock lock(mutex_);
+    memory_ = std::move(attempt.memory);
     current_ = Epoch{lifecycle, std::move(communicator), 0};
     rendezvous_.swap(
         attempt.rendezvous);  // the previous one ends with the attempt, without the lock

@@ -92,14 +92,17 @@ class Group {
     int size;
     Deadline deadline;
     std::shared_ptr<Lifecycle> lifecycle;
+    AttemptMemory memory{};
     std::vector<std::pair<std::string, Duration>> phases{};
     std::unique_ptr<Rendezvous> rendezvous{};
   };
 
   std::variant<std::shared_ptr<Communicator>, Failure> beginEpoch(Attempt& attempt);
-  static bool lookForSuccessor(Rendezvous& rendezvous,
+  static bool lookForSuccessor(Attempt& attempt,
                                std::variant<std::monostate, Roster, Failure>& refreshed);
+  void lookBack(AttemptMemory& memory) const;
   FailurePtr configureFailed(Attempt& attempt, Failure failure);
+  Failure asTold(const Failure& failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   void endCurrent(const std::string& why, Deadline deadline);
   void drain(Communicator& communicator, Deadline deadline);
@@ -125,6 +128,7 @@ class Group {
   // Of the last attempt, success or not: its keys are deleted when the next one is over, since
   // slower members may still read them.
   std::unique_ptr<Rendezvous> rendezvous_ GUARDED_BY(mutex_);
+  AttemptMemory memory_ GUARDED_BY(mutex_);  // empty while configure() works with it
   Clock::time_point configure_began_ GUARDED_BY(mutex_);
   Duration configure_limit_ GUARDED_BY(mutex_){0};
   bool configuring_ GUARDED_BY(mutex_) = false;

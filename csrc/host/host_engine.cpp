@@ -10,6 +10,8 @@
 #include "base/host_name.h"
 #include "base/log.h"
 #include "host/host_communicator.h"
+#include "host/probe_vigil.h"
+#include "peers/line_kind.h"
 
 namespace torchft_ext {
 namespace {
@@ -58,6 +60,7 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
   const char* name() const override { return "host"; }
   std::vector<std::pair<std::string, int64_t>> counters() const override;
   std::variant<MemberRecord, Failure> describeSelf() override;
+  std::unique_ptr<Vigil> keepVigil(int size) override;
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override;
@@ -90,6 +93,10 @@ std::optional<Failure> HostEngine::open() {
                                                    options_.bind_address.toString() + ": " + error +
                                                    "; choose another interface or port range");
   }
+  // Answers the vigils of others where there is no monitor that would.
+  loop_.post([listener = listener_] {
+    listener->expect(kProbeNonce, EpochSecret{}, [](Arrival&) { return false; });
+  });
   MonitorOptions monitor;
   monitor.bind_address = options_.bind_address;
   monitor.ports = options_.ports;
@@ -126,6 +133,15 @@ std::variant<MemberRecord, Failure> HostEngine::describeSelf() {
   record.addresses = {listener_->address()};
   if (monitor_) record.line_addresses = monitor_->lineAddresses();
   return record;
+}
+
+std::unique_ptr<Vigil> HostEngine::keepVigil(int size) {
+  VigilOptions options;
+  options.self = incarnation_;
+  options.host = hostName();
+  options.heartbeat_limit = options_.heartbeat_limit;
+  options.world = size;
+  return makeProbeVigil(loop_, options);
 }
 
 std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "host/failure_frame.h"
+#include "net/failure_frame.h"
 
 namespace torchft_ext {
 namespace {

@@ -1,19 +1,23 @@
-// The bytes under a rendezvous' keys. Strangers to the store's prefix cannot write them, but a
-// member of another version can: decoding is total and bounded.
+#include "rendezvous/records.h"
+
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "net/failure_frame.h"
 #include "net/frame.h"
-#include "rendezvous/rendezvous.h"
 
 namespace torchft_ext {
 namespace {
 
 constexpr uint8_t kRecordVersion = 1;
+constexpr uint8_t kWithdrawn = 0x81;  // in the place of a record's version
 constexpr size_t kMostAddresses = 16;
 constexpr size_t kLongestAddress = 96;
 constexpr size_t kLongestHost = 255;
 constexpr size_t kLongestRecord = 4096;
+constexpr size_t kLongestFailure = 1024;
+constexpr size_t kLongestWithdrawal = 6000;
 constexpr size_t kLongestGo = size_t{1} << 20;
 
 void writeAddresses(ByteWriter& writer, const std::vector<SocketAddress>& addresses) {
@@ -59,6 +63,31 @@ std::optional<MemberRecord> decodeRecord(std::string_view bytes) {
   if (!readAddresses(reader, record.addresses)) return std::nullopt;
   if (!readAddresses(reader, record.line_addresses) || !reader.atEnd()) return std::nullopt;
   return record;
+}
+
+std::string encodeWithdrawal(const Withdrawal& withdrawal) {
+  ByteWriter writer;
+  writer.u8(kWithdrawn);
+  writer.text(encodeRecord(withdrawal.member));
+  writer.text(encodeFailure(withdrawal.ending.failure));
+  writer.raw(withdrawal.ending.origin.bytes);
+  writer.raw(withdrawal.ending.culprit.bytes);
+  return writer.take();
+}
+
+std::optional<Withdrawal> decodeWithdrawal(std::string_view bytes) {
+  if (bytes.size() > kLongestWithdrawal) return std::nullopt;
+  ByteReader reader(bytes);
+  if (reader.u8() != kWithdrawn) return std::nullopt;
+  auto member = decodeRecord(reader.text(kLongestRecord));
+  auto failure = decodeFailure(reader.text(kLongestFailure), std::numeric_limits<int>::max());
+  Withdrawal withdrawal;
+  reader.raw(withdrawal.ending.origin.bytes);
+  reader.raw(withdrawal.ending.culprit.bytes);
+  if (!reader.atEnd() || !member || !failure) return std::nullopt;
+  withdrawal.member = std::move(*member);
+  withdrawal.ending.failure = std::move(*failure);
+  return withdrawal;
 }
 
 std::string encodeGo(const Token& token, const Roster& roster) {

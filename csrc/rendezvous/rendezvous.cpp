@@ -12,6 +12,11 @@ namespace {
 // attempt).
 constexpr milliseconds kFirstOwnCheck{10};
 constexpr milliseconds kOwnCheck{1000};
+// How often a waiting member looks at what others have put in the store, and between such looks at
+// what it waits for; and at how many records in one go.
+constexpr milliseconds kLook{15};
+constexpr milliseconds kSteadyPause{5};
+constexpr int kCensus = 8;
 // Kept back for finding out who is missing; a fifth of a short timeout.
 constexpr milliseconds kNamingTime{500};
 constexpr size_t kMostMissingNamed = 8;
@@ -66,25 +71,73 @@ bool withoutTwins(const std::vector<std::string>& records) {
   return !findTwins(decodeAll(records, &malformed));
 }
 
+bool allHere(const std::vector<std::string>& records, const std::set<Incarnation>& left_over) {
+  return std::none_of(records.begin(), records.end(), [&](const std::string& bytes) {
+    if (decodeWithdrawal(bytes)) return true;
+    const auto record = decodeRecord(bytes);
+    return record && left_over.count(record->incarnation) > 0;
+  });
+}
+
+// When a waiting member makes sure of its own record.
+class OwnCheck {
+ public:
+  bool due() {
+    if (!next_.expired()) return false;
+    next_ = Deadline::after(pause_);
+    pause_ = std::min<Duration>(2 * pause_, kOwnCheck);
+    return true;
+  }
+  bool patient() const { return pause_ >= kOwnCheck; }
+
+ private:
+  Duration pause_ = 2 * kFirstOwnCheck;
+  Deadline next_ = Deadline::after(kFirstOwnCheck);
+};
+
 }  // namespace
 
 Rendezvous::Rendezvous(std::shared_ptr<StoreThread> store, std::string prefix, int rank, int size,
-                       MemberRecord self, Deadline deadline, Cancelled cancelled)
+                       MemberRecord self, Deadline deadline, Cancelled cancelled,
+                       AttemptMemory memory, std::unique_ptr<Vigil> vigil)
     : store_(std::move(store)),
       prefix_(std::move(prefix)),
       rank_(rank),
       size_(size),
       self_(std::move(self)),
       deadline_(deadline),
-      cancelled_(std::move(cancelled)) {}
+      cancelled_(std::move(cancelled)),
+      attendance_(rank, size, self_, std::move(memory), std::move(vigil)) {}
 
 Rendezvous::~Rendezvous() {
   succeeded();
 }
 
+AttemptMemory Rendezvous::formed() {
+  return attendance_.formed(current_.members);
+}
+
+AttemptMemory Rendezvous::withdraw(const Failure& why) {
+  const Ending ending = attendance_.endingOf(why);
+  if (published_ && !usurped_) {
+    auto inPlace = [own = encodeRecord(self_),
+                    words = encodeWithdrawal({self_, ending})](const std::string& found) {
+      return found == own ? std::optional(words) : std::nullopt;
+    };
+    store_->editLater(key(rank_), std::move(inPlace));
+  }
+  return attendance_.failed(ending);
+}
+
 void Rendezvous::succeeded() {
+  if (published_ && !usurped_) {
+    store_->editLater(key(rank_), [token = self_.token](const std::string& found) {
+      const auto withdrawal = decodeWithdrawal(found);
+      const auto record = withdrawal ? withdrawal->member : decodeRecord(found);
+      return record && record->token == token ? std::optional(std::string()) : std::nullopt;
+    });
+  }
   std::vector<std::string> rubbish;
-  if (published_ && !usurped_) rubbish.push_back(key(rank_));
   for (const Token& token : issued_) rubbish.push_back(goKey(token));
   published_ = false;
   issued_.clear();
@@ -124,6 +177,10 @@ std::optional<Failure> Rendezvous::checkOwnRecord() {
 
 std::optional<Failure> Rendezvous::judgeOwnRecord(const std::string& bytes) {
   if (bytes == encodeRecord(self_)) return std::nullopt;
+  if (decodeWithdrawal(bytes)) {  // of an earlier attempt, late
+    vanished_ = true;
+    return publish();
+  }
   usurped_ = true;
   const std::string rank = std::to_string(rank_);
   const auto other = decodeRecord(bytes);
@@ -145,59 +202,127 @@ std::optional<Failure> Rendezvous::judgeOwnRecord(const std::string& bytes) {
   return failure;
 }
 
+// Who else has come, and who has gone.
+
+Cancelled Rendezvous::newsOrCancelled() {
+  return [this] {
+    gave_up_ = gave_up_ || (cancelled_ && cancelled_());
+    return gave_up_ || attendance_.hasNews();
+  };
+}
+
+// Nothing is wrong: the wait was over, or there is news to judge.
+bool Rendezvous::interrupted(const StoreReply& reply) {
+  return reply.status == StoreStatus::kTimedOut ||
+         (reply.status == StoreStatus::kCancelled && !gave_up_);
+}
+
+std::optional<Failure> Rendezvous::judgeNews() {
+  auto ending = attendance_.judgeNews();
+  return ending ? std::optional(std::move(ending->failure)) : std::nullopt;
+}
+
+// Empty ones are of ranks that have not come.
+std::optional<Failure> Rendezvous::judgeRecords(int first,
+                                                const std::vector<std::string>& records) {
+  for (size_t i = 0; i < records.size(); ++i) {
+    auto ending = attendance_.judgeRecord(first + static_cast<int>(i), records[i]);
+    if (!ending) continue;
+    Failure& failure = ending->failure;
+    if (rank_ == 0 && failure.kind == FailureKind::kTimeout) {
+      if (const std::string missing = nameMissing(); !missing.empty())
+        failure.cause.how += "; " + missing;
+    }
+    return std::move(failure);
+  }
+  return std::nullopt;
+}
+
+// A few of the others' records at a time.
+std::optional<Failure> Rendezvous::census() {
+  const int first = rank_ == 0 ? next_in_census_ : 0;
+  const int last = rank_ == 0 ? std::min(size_, first + kCensus) : 1;
+  const auto reply = store_->getEach(keys(first, last), deadline_, newsOrCancelled());
+  if (reply.status == StoreStatus::kCancelled && !gave_up_) return std::nullopt;
+  if (reply.status != StoreStatus::kOk) return failed(reply);
+  next_in_census_ = last == size_ ? 1 : last;
+  return judgeRecords(first, reply.values);
+}
+
+StoreThread::Acceptable Rendezvous::usable() const {
+  return [left_over = attendance_.leftOver()](const std::vector<std::string>& records) {
+    return allHere(records, left_over) && withoutTwins(records);
+  };
+}
+
 std::variant<Roster, Failure> Rendezvous::lead() {
   const auto everyone = keys(0, size_);
   const Deadline last_look = lastLook();
-  for (Duration pause = kFirstOwnCheck;; pause = std::min<Duration>(2 * pause, kOwnCheck)) {
-    const auto reply =
-        store_->awaitWhere(everyone, withoutTwins, last_look.orEarlier(pause), cancelled_);
+  OwnCheck own_check;
+  for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
+    const auto reply = store_->awaitWhere(everyone, usable(), last_look.orEarlier(kLook),
+                                          newsOrCancelled(), pause);
     if (reply.status == StoreStatus::kOk) return issue(reply.values);
-    if (reply.status != StoreStatus::kTimedOut) return failed(reply);
+    if (!interrupted(reply)) return failed(reply);
+    if (auto failure = judgeNews()) return *failure;
+    if (last_look.expired()) return membersMissing();
+    if (auto failure = census()) return *failure;
+    if (!own_check.due()) continue;
     if (auto failure = checkOwnRecord()) return *failure;
-    if (pause < kOwnCheck && !last_look.expired()) continue;
+    if (!own_check.patient()) continue;
     const auto contradictory = store_->getAll(everyone, deadline_, cancelled_);
     if (contradictory.status != StoreStatus::kOk) return failed(contradictory);
-    if (!contradictory.values.empty()) return issue(contradictory.values);
-    if (last_look.expired()) return membersMissing();
+    if (!contradictory.values.empty() && allHere(contradictory.values, attendance_.leftOver()))
+      return issue(contradictory.values);
   }
 }
 
 std::variant<Roster, Failure> Rendezvous::follow() {
   const std::vector<std::string> awaited{goKey(self_.token), key(rank_)};
+  const auto anything = [](const std::vector<std::string>&) { return true; };
   const Deadline last_look = lastLook();
-  for (Duration pause = kFirstOwnCheck;; pause = std::min<Duration>(2 * pause, kOwnCheck)) {
-    const auto reply = store_->awaitAll(awaited, last_look.orEarlier(pause), cancelled_);
+  OwnCheck own_check;
+  for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
+    const auto reply =
+        store_->awaitWhere(awaited, anything, last_look.orEarlier(kLook), newsOrCancelled(), pause);
     if (reply.status == StoreStatus::kOk) return accept(reply.values[0]);
-    if (reply.status != StoreStatus::kTimedOut) return failed(reply);
-    if (auto failure = checkOwnRecord()) return *failure;
+    if (!interrupted(reply)) return failed(reply);
+    if (auto failure = judgeNews()) return *failure;
+    if (auto failure = census()) return *failure;
     if (last_look.expired()) return leaderMissing();
+    if (!own_check.due()) continue;
+    if (auto failure = checkOwnRecord()) return *failure;
   }
 }
 
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
-  const auto reply = store_->getAll(keys(0, size_), deadline_, cancelled_);
-  if (reply.status != StoreStatus::kOk) return failed(reply);
+  if (auto failure = judgeNews()) return *failure;
+  const auto reply = store_->getAll(keys(0, size_), deadline_, newsOrCancelled());
+  if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values
           .empty()) {  // somebody is up already, or tries again just now, or deleted ours late
     if (auto failure = checkOwnRecord()) return *failure;
     return std::monostate{};
   }
   if (auto failure = judgeOwnRecord(reply.values[0])) return *failure;
+  if (auto failure = judgeRecords(0, reply.values)) return *failure;
   bool changed = false;
   for (size_t rank = 0; rank < current_.members.size(); ++rank) {
     changed = changed || reply.values[rank] != encodeRecord(current_.members[rank]);
   }
-  if (!changed || !withoutTwins(reply.values)) return std::monostate{};
+  if (!changed || !usable()(reply.values)) return std::monostate{};
   auto issued = issue(reply.values);
   if (auto* failure = std::get_if<Failure>(&issued)) return std::move(*failure);
   return std::get<Roster>(std::move(issued));
 }
 
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
-  const auto reply = store_->getAll({goKey(self_.token), key(rank_)}, deadline_, cancelled_);
-  if (reply.status != StoreStatus::kOk) return failed(reply);
-  if (reply.values.empty()) return std::monostate{};
+  if (auto failure = judgeNews()) return *failure;
+  const auto reply =
+      store_->getAll({goKey(self_.token), key(rank_), key(0)}, deadline_, newsOrCancelled());
+  if (reply.status != StoreStatus::kOk || reply.values.empty()) return std::monostate{};
   if (auto failure = judgeOwnRecord(reply.values[1])) return *failure;
+  if (auto failure = judgeRecords(0, {reply.values[2]})) return *failure;
   const Nonce before = current_.nonce;
   auto accepted = accept(reply.values[0]);
   if (auto* failure = std::get_if<Failure>(&accepted)) return std::move(*failure);
@@ -207,6 +332,7 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
 
 std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& records) {
   if (auto failure = judgeOwnRecord(records[0])) return *failure;
+  if (auto failure = judgeRecords(0, records)) return *failure;
   int malformed = -1;
   Roster roster{Nonce::random(), EpochSecret::random(), decodeAll(records, &malformed)};
   if (malformed >= 0) {
@@ -228,6 +354,7 @@ std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& 
   }
   const auto reply = store_->setAll(std::move(pairs), deadline_, cancelled_);
   if (reply.status != StoreStatus::kOk) return failed(reply);
+  attendance_.noteRoster(roster.members);
   current_ = roster;
   return roster;
 }
@@ -250,22 +377,51 @@ std::variant<Roster, Failure> Rendezvous::accept(const std::string& go) {
         "the roster that rank 0 sent has another process as rank " + std::to_string(rank_));
   }
   current_ = std::move(decoded->roster);
+  attendance_.noteRoster(current_.members);
   return current_;
 }
 
 Failure Rendezvous::membersMissing() {
+  std::string how = nameMissing();
+  if (how.empty()) how = "not all ranks came in time";
+  return failureOf(FailureKind::kTimeout, std::move(how));
+}
+
+// Empty: nobody is missing, as far as can be seen.
+std::string Rendezvous::nameMissing() {
   std::vector<int> missing;
   findMissing(1, size_, missing);
-  if (missing.empty()) return failureOf(FailureKind::kTimeout, "not all ranks came in time");
+  if (missing.empty()) {
+    const auto reply = store_->getAll(keys(0, size_), deadline_, cancelled_);
+    return nameLeftOver(reply.values);
+  }
   std::string how = nameRanks(missing) + " did not come";
   if (missing.size() == kMostMissingNamed) how += " (and maybe others)";
-  return failureOf(FailureKind::kTimeout, std::move(how));
+  return how;
+}
+
+// The first record that does not count. Empty: all do.
+std::string Rendezvous::nameLeftOver(const std::vector<std::string>& records) const {
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const std::string who = "rank " + std::to_string(rank) + " did not come: ";
+    if (const auto withdrawal = decodeWithdrawal(records[rank])) {
+      return who + "an earlier attempt of its process (" + nameProcess(withdrawal->member) +
+             ") failed, and it has not tried again";
+    }
+    const auto record = decodeRecord(records[rank]);
+    if (record && attendance_.leftOver().count(record->incarnation) > 0) {
+      return who + "its record is an earlier one, of a process that does not answer (" +
+             nameProcess(*record) + ")";
+    }
+  }
+  return {};
 }
 
 Failure Rendezvous::leaderMissing() {
   const auto reply = store_->getAll({key(0)}, deadline_, cancelled_);
   std::string how = "rank 0 sent no roster: other ranks may not have come to it";
   if (reply.status == StoreStatus::kOk && reply.values.empty()) how = "rank 0 did not come";
+  if (const std::string left = nameLeftOver(reply.values); !left.empty()) how = left;
   if (vanished_) {
     how += " (this rank's record vanished meanwhile: does another process use rank " +
            std::to_string(rank_) + " of '" + prefix_ + "' too?)";

@@ -7,6 +7,10 @@
 // (deleted late by an earlier attempt) is written again. Rank 0 does so too, and reissues under a
 // new nonce when a record changed after it had been read (a member that tried again), until every
 // link is up.
+//
+// Meanwhile everyone looks out for the end of others. Rank 0 reads the records one by one as they
+// come, each other member reads rank 0's; a member whose attempt ends puts a withdrawal in its
+// record's place. Whose withdrawal, or death, ends this attempt too is the Attendance's to judge.
 // Threads: the caller's, which blocks until the deadline at most. Cancelled by the predicate.
 #pragma once
 
@@ -14,47 +18,22 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
-#include "base/identity.h"
-#include "net/socket_address.h"
+#include "rendezvous/attendance.h"
+#include "rendezvous/records.h"
 #include "rendezvous/store_thread.h"
-#include "torchft_ext/failure.h"
 
 namespace torchft_ext {
-
-// What a member tells the others about itself.
-struct MemberRecord {
-  Incarnation incarnation;
-  Token token;
-  std::string host;  // for error messages
-  int64_t pid = -1;
-  std::vector<SocketAddress> addresses;       // of its listener, tried in turn
-  std::vector<SocketAddress> line_addresses;  // of its peer monitor; may be empty
-};
-std::string encodeRecord(const MemberRecord& record);
-std::optional<MemberRecord> decodeRecord(std::string_view bytes);
-
-// What everyone knows once an attempt has formed.
-struct Roster {
-  Nonce nonce;
-  EpochSecret secret;
-  std::vector<MemberRecord> members;  // by rank
-};
-std::string encodeGo(const Token& token, const Roster& roster);
-struct Go {
-  Token token;
-  Roster roster;
-};
-std::optional<Go> decodeGo(std::string_view bytes);
 
 // One rank's part in an attempt at P. Not thread-safe: used by the thread that runs configure.
 class Rendezvous {
  public:
+  // vigil: null: nobody is watched.
   Rendezvous(std::shared_ptr<StoreThread> store, std::string prefix, int rank, int size,
-             MemberRecord self, Deadline deadline, Cancelled cancelled);
+             MemberRecord self, Deadline deadline, Cancelled cancelled, AttemptMemory memory = {},
+             std::unique_ptr<Vigil> vigil = nullptr);
 
   ~Rendezvous();  // as succeeded(), success or not
   Rendezvous(const Rendezvous&) = delete;
@@ -62,14 +41,20 @@ class Rendezvous {
 
   // Publishes the record and waits for the roster. Returns a Failure (kTimeout naming the missing
   // ranks as far as rank 0 can see them, kStoreLost, kRendezvous for a duplicate rank or a
-  // malformed record, kAborted when cancelled) without group, epoch, op: the caller fills those in.
+  // malformed record, kAborted when cancelled; kPeerLost, and whatever a member withdrew with)
+  // without group, epoch, op: the caller fills those in.
   std::variant<Roster, Failure> enter();
   // While links are being made: has the attempt been superseded? Rank 0: a member's record changed,
-  // so a new roster was issued. Others: a newer `go` with our token is there. nullopt: no change.
-  // Call it every few tens of milliseconds at most: each call is one store round trip.
+  // so a new roster was issued. Others: a newer `go` with our token is there. Failure: the attempt
+  // has ended (a store that does not answer is no reason). nullopt: no change. Call it every few
+  // tens of milliseconds at most: each call is one store round trip.
   std::variant<std::monostate, Roster, Failure> refresh();
-  // The epoch is up. Each rank deletes what it wrote, in the background: a later attempt at P by
-  // this process comes after that. Not the record if another process has taken its place.
+  // The attempt is over, with an epoch of the last roster, or with this failure: then that is told,
+  // in the background, to those who wait for this member. Once; ends the vigil.
+  AttemptMemory formed();
+  AttemptMemory withdraw(const Failure& why);
+  // Each rank deletes what it wrote, in the background: a later attempt at P by this process comes
+  // after that. Not the record if another one has taken its place.
   void succeeded();
 
  private:
@@ -79,6 +64,12 @@ class Rendezvous {
   std::optional<Failure> publish();
   std::optional<Failure> checkOwnRecord();
   std::optional<Failure> judgeOwnRecord(const std::string& bytes);
+  std::optional<Failure> judgeNews();
+  std::optional<Failure> judgeRecords(int first, const std::vector<std::string>& records);
+  std::optional<Failure> census();
+  StoreThread::Acceptable usable() const;
+  bool interrupted(const StoreReply& reply);
+  Cancelled newsOrCancelled();
   Outcome lead();
   Outcome follow();
   Refreshed refreshLeader();
@@ -87,6 +78,8 @@ class Rendezvous {
   Outcome accept(const std::string& go);
   Failure membersMissing();
   Failure leaderMissing();
+  std::string nameMissing();
+  std::string nameLeftOver(const std::vector<std::string>& records) const;
   void findMissing(int first, int last, std::vector<int>& missing);
   Failure failed(const StoreReply& reply) const;
   Deadline lastLook() const;
@@ -101,7 +94,10 @@ class Rendezvous {
   const MemberRecord self_;
   const Deadline deadline_;
   const Cancelled cancelled_;
+  Attendance attendance_;
   Roster current_;
+  int next_in_census_ = 1;
+  bool gave_up_ = false;  // `cancelled` said so
   bool published_ = false;
   std::set<Token> issued_;  // rank 0: for whom it wrote a roster
   bool vanished_ = false;   // our record was once gone

@@ -154,7 +154,7 @@ StoreReply StoreThread::awaitAll(const std::vector<std::string>& keys, Deadline 
 }
 
 StoreReply StoreThread::awaitWhere(const std::vector<std::string>& keys, Acceptable acceptable,
-                                   Deadline deadline, const Cancelled& cancelled) {
+                                   Deadline deadline, const Cancelled& cancelled, Duration pause) {
   auto attempt = [keys, acceptable = std::move(acceptable)](StoreClient& client,
                                                             StoreReply& reply) {
     auto values = client.getAll(keys);
@@ -162,8 +162,9 @@ StoreReply StoreThread::awaitWhere(const std::vector<std::string>& keys, Accepta
     reply.values = std::move(*values);
     return Progress::kDone;
   };
-  return submit(std::make_shared<StoreRequest>(std::move(attempt), deadline, nameKeys(keys)),
-                cancelled);
+  auto request = std::make_shared<StoreRequest>(std::move(attempt), deadline, nameKeys(keys));
+  request->pause = pause;
+  return submit(request, cancelled);
 }
 
 StoreReply StoreThread::getAll(const std::vector<std::string>& keys, Deadline deadline,
@@ -174,6 +175,36 @@ StoreReply StoreThread::getAll(const std::vector<std::string>& keys, Deadline de
   };
   return submit(std::make_shared<StoreRequest>(std::move(attempt), deadline, nameKeys(keys)),
                 cancelled);
+}
+
+StoreReply StoreThread::getEach(const std::vector<std::string>& keys, Deadline deadline,
+                                const Cancelled& cancelled) {
+  auto attempt = [keys](StoreClient& client, StoreReply& reply) {
+    reply.values.clear();
+    for (const std::string& key : keys) {
+      auto values = client.getAll({key});
+      reply.values.push_back(values ? std::move(values->front()) : std::string());
+    }
+    return Progress::kDone;
+  };
+  return submit(std::make_shared<StoreRequest>(std::move(attempt), deadline, nameKeys(keys)),
+                cancelled);
+}
+
+void StoreThread::editLater(const std::string& key, Edit edit) {
+  auto attempt = [key, edit = std::move(edit)](StoreClient& client, StoreReply&) {
+    const auto values = client.getAll({key});
+    const auto wanted = values ? edit(values->front()) : std::nullopt;
+    if (!wanted) return Progress::kDone;
+    if (wanted->empty()) {
+      client.remove(key);
+    } else {
+      client.set(key, *wanted);
+    }
+    return Progress::kDone;
+  };
+  post(std::make_shared<StoreRequest>(std::move(attempt), Deadline::after(kRemovalLimit), "edit",
+                                      false));
 }
 
 void StoreThread::removeLater(std::vector<std::string> keys) {

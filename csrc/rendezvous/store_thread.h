@@ -43,6 +43,7 @@ class StoreThread {
  public:
   static constexpr milliseconds kStuckAfter{1000};
   static constexpr int kMostStuck = 4;
+  static constexpr std::chrono::microseconds kFirstPause{100};
   // Looks at the values, on the store thread: true ends the wait. Must not block or throw.
   using Acceptable = std::function<bool(const std::vector<std::string>&)>;
 
@@ -59,14 +60,24 @@ class StoreThread {
   // Waits until every key exists. Polls (first at once, then after 0.1, 0.2 ... 5 ms).
   StoreReply awaitAll(const std::vector<std::string>& keys, Deadline deadline,
                       const Cancelled& cancelled);
-  // As awaitAll, until the values are acceptable too.
+  // As awaitAll, until the values are acceptable too. pause: between the first two looks; who asks
+  // for the same again and again has no need of quick ones.
   StoreReply awaitWhere(const std::vector<std::string>& keys, Acceptable acceptable,
-                        Deadline deadline, const Cancelled& cancelled);
+                        Deadline deadline, const Cancelled& cancelled,
+                        Duration pause = kFirstPause);
   // One look. Ok with empty values: a key is missing.
   StoreReply getAll(const std::vector<std::string>& keys, Deadline deadline,
                     const Cancelled& cancelled);
+  // One look at each. Ok with an empty value for a key that is missing.
+  StoreReply getEach(const std::vector<std::string>& keys, Deadline deadline,
+                     const Cancelled& cancelled);
   // Not waited for; errors are dropped (the keys are rubbish already).
   void removeLater(std::vector<std::string> keys);
+  // Given the value that stands there, what is to stand there: nullopt leaves it, empty removes it.
+  // Runs on the store thread; must not block or throw. A key that is missing stays so. Another
+  // process's write between look and change is lost. Not waited for; errors are dropped.
+  using Edit = std::function<std::optional<std::string>(const std::string&)>;
+  void editLater(const std::string& key, Edit edit);
 
   // Ends every store thread of the process; true if all ended by the deadline (else abandoned).
   static bool stopAll(Deadline deadline);

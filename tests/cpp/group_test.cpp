@@ -258,6 +258,75 @@ TEST(Configure, AMemberThatTriesAgainUnderTheSamePrefixIsAdmitted) {
   expectSum(cluster, {0, 1});
 }
 
+// Waits until so many members of an attempt have come.
+void awaitRecords(Cluster& cluster, const std::string& prefix, const std::vector<int>& ranks) {
+  const Deadline limit = Deadline::after(kTestLimit);
+  for (const int rank : ranks) {
+    const std::string key = prefix + "/" + std::to_string(rank);
+    while (!decodeRecord(cluster.data->peek(key).value_or("")) && !limit.expired())
+      std::this_thread::yield();
+  }
+  ASSERT_FALSE(limit.expired());
+}
+
+TEST(Configure, AMemberThatEndsBeforeItComesIsToldToAllOthers) {
+  for (const int victim : {0, 2}) {
+    Cluster cluster(3);
+    cluster.form(cluster.all(), "first");
+    std::vector<int> others{0, 1, 2};
+    std::erase(others, victim);
+    std::thread killer([&] {
+      awaitRecords(cluster, "next", others);
+      cluster.members[static_cast<size_t>(victim)].reset();
+    });
+    Cluster::on(others, [&](int i) {
+      FailurePtr failure = cluster.members[static_cast<size_t>(i)]->configure("next", i, 3);
+      ASSERT_NE(failure, nullptr);
+      EXPECT_EQ(failure->kind, FailureKind::kPeerLost) << failure->describe();
+      EXPECT_EQ(failure->cause.rank, victim) << failure->describe();
+    });
+    killer.join();
+    cluster.form(others, "without");
+    expectSum(cluster, others);
+  }
+}
+
+TEST(Configure, AnAbortWhileOthersWaitIsToldToThemAndThePrefixWorksAgain) {
+  for (const int aborter : {0, 1, 2}) {
+    Cluster cluster(4);
+    cluster.form(cluster.all(), "first");
+    std::thread abort([&] {
+      awaitRecords(cluster, "next", {0, 1, 2});
+      cluster.group(aborter).abort("enough");
+    });
+    Cluster::on({0, 1, 2}, [&](int i) {
+      FailurePtr failure = cluster.members[static_cast<size_t>(i)]->configure("next", i, 4);
+      ASSERT_NE(failure, nullptr);
+      EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
+      EXPECT_EQ(failure->cause.rank, aborter) << failure->describe();
+    });
+    abort.join();
+    cluster.form(cluster.all(), "next");
+    expectSum(cluster, cluster.all());
+  }
+}
+
+TEST(Configure, ShutdownWhileOthersWaitIsToldAsADeparture) {
+  Cluster cluster(3);
+  cluster.form(cluster.all(), "first");
+  std::thread leaver([&] {
+    awaitRecords(cluster, "next", {0, 1});
+    cluster.group(1).shutdown(Deadline::after(kTestLimit));
+  });
+  Cluster::on({0, 1}, [&](int i) {
+    FailurePtr failure = cluster.members[static_cast<size_t>(i)]->configure("next", i, 3);
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, i == 1 ? FailureKind::kAborted : FailureKind::kPeerLeft);
+    EXPECT_EQ(failure->cause.rank, 1) << failure->describe();
+  });
+  leaver.join();
+}
+
 TEST(Configure, TwoProcessesWithOneRankAreToldSo) {
   Cluster cluster(3);
   std::atomic<int> duplicates{0};

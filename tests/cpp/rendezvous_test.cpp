@@ -7,8 +7,10 @@
 #include <functional>
 #include <future>
 #include <optional>
+#include <random>
 #include <thread>
 
+#include "fake_vigil.h"
 #include "memory_store.h"
 
 namespace torchft_ext {
@@ -52,13 +54,23 @@ struct Process {
   std::unique_ptr<Rendezvous> at(const std::string& prefix, int rank, int size,
                                  Deadline deadline = soon(), Cancelled cancelled = nullptr) {
     self.token = Token::random();
+    auto vigil = world ? std::make_unique<FakeVigil>(world) : nullptr;
     return std::make_unique<Rendezvous>(store, prefix, rank, size, self, deadline,
-                                        std::move(cancelled));
+                                        std::move(cancelled), std::exchange(memory, {}),
+                                        std::move(vigil));
+  }
+  Failure failure(FailureKind kind, int rank) const {
+    Failure made;
+    made.kind = kind;
+    made.cause = {rank, -1, self.host, self.pid, "a test said so"};
+    return made;
   }
 
   MemberRecord self;
   std::string name;
   std::shared_ptr<StoreThread> store;
+  std::shared_ptr<FakeWorld> world;  // null: its attempts keep no vigil
+  AttemptMemory memory;              // for the next attempt
 };
 
 struct RendezvousTest : testing::Test {
@@ -121,6 +133,20 @@ struct RendezvousTest : testing::Test {
     for (auto& thread : threads) thread.join();
     return !failed;
   }
+  // Everybody has come, and has looked often enough since to have seen the others.
+  bool allHaveLooked() {
+    std::vector<int> before;
+    for (auto& process : processes) {
+      if (!eventually([&] { return server->use(process->name).looks >= 1; })) return false;
+    }
+    for (auto& process : processes) before.push_back(server->use(process->name).looks);
+    for (size_t i = 0; i < processes.size(); ++i) {
+      const int enough = before[i] + 20;
+      if (!eventually([&] { return server->use(processes[i]->name).looks >= enough; }))
+        return false;
+    }
+    return true;
+  }
   std::future<Outcome> enter(Rendezvous& attempt) {
     return std::async(std::launch::async, [&attempt] { return attempt.enter(); });
   }
@@ -168,6 +194,28 @@ TEST(Records, ARosterSurvivesTheRoundTrip) {
   EXPECT_EQ(after->roster.secret, before.secret);
   ASSERT_EQ(after->roster.members.size(), 3U);
   EXPECT_EQ(after->roster.members[2].incarnation, before.members[2].incarnation);
+}
+
+TEST(Records, AWithdrawalSurvivesTheRoundTripAndIsNoRecord) {
+  Withdrawal before{record(7), {}};
+  before.ending.failure.kind = FailureKind::kPeerLost;
+  before.ending.failure.cause = {2, -1, "host-9", 9, "its process ended"};
+  before.ending.origin = Token::random();
+  before.ending.culprit = Incarnation::random();
+  const std::string bytes = encodeWithdrawal(before);
+  const auto after = decodeWithdrawal(bytes);
+  ASSERT_TRUE(after);
+  EXPECT_EQ(after->member.token, before.member.token);
+  EXPECT_EQ(after->ending.failure.kind, FailureKind::kPeerLost);
+  EXPECT_EQ(after->ending.failure.cause.rank, 2);
+  EXPECT_EQ(after->ending.failure.cause.how, "its process ended");
+  EXPECT_EQ(after->ending.origin, before.ending.origin);
+  EXPECT_EQ(after->ending.culprit, before.ending.culprit);
+  EXPECT_FALSE(decodeRecord(bytes));
+  EXPECT_FALSE(decodeWithdrawal(encodeRecord(before.member)));
+  for (size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_FALSE(decodeWithdrawal(bytes.substr(0, length)));
+  EXPECT_FALSE(decodeWithdrawal(bytes + "x"));
 }
 
 TEST(Records, TruncatedExtendedAndOversizedBytesAreRefused) {
@@ -261,7 +309,8 @@ TEST_F(RendezvousTest, CallsPerProcessAreBoundedAtAnySize) {
       EXPECT_EQ(use.clients, 1);
       EXPECT_EQ(use.sets,
                 rank == 0 ? size : 1);  // its record; rank 0: and a roster for each of the others
-      EXPECT_LE(use.looks, 40 + 2 * waited) << "rank " << rank << " of " << size;
+      // Polling: rank 0 reads records one by one too, a few every 15 ms.
+      EXPECT_LE(use.looks, 40 + (rank == 0 ? 4 : 2) * waited) << "rank " << rank << " of " << size;
     }
   }
 }
@@ -490,6 +539,233 @@ TEST_F(RendezvousTest, TheRecordOfAnotherProcessIsNotDeleted) {
   attempts.clear();
   EXPECT_TRUE(eventually([&] { return server->size() == 1; }));
   EXPECT_TRUE(server->peek("run/1"));
+}
+
+// ---- ends of others while one waits
+
+TEST_F(RendezvousTest, AWithdrawalOfAnyMemberReachesAllOthersWithItsCause) {
+  for (const int quitter : {0, 1, 2}) {
+    const std::string prefix = "run" + std::to_string(quitter);
+    attempts.clear();
+    processes.clear();
+    // Rank 3 never comes.
+    for (int rank = 0; rank < 3; ++rank) attempts.push_back(addProcess().at(prefix, rank, 4));
+    std::atomic<bool> cancel{false};
+    auto& leaving = *processes[static_cast<size_t>(quitter)];
+    attempts[static_cast<size_t>(quitter)] =
+        leaving.at(prefix, quitter, 4, soon(), [&] { return cancel.load(); });
+    std::vector<std::future<Outcome>> waiting;
+    for (auto& attempt : attempts) waiting.push_back(enter(*attempt));
+    EXPECT_TRUE(allHaveLooked());
+    cancel = true;
+    EXPECT_EQ(failureIn(waiting[static_cast<size_t>(quitter)].get()).kind, FailureKind::kAborted);
+    attempts[static_cast<size_t>(quitter)]->withdraw(
+        leaving.failure(FailureKind::kAborted, quitter));
+    for (const size_t rank : {0U, 1U, 2U}) {
+      if (static_cast<int>(rank) == quitter) continue;
+      const Failure failure = failureIn(waiting[rank].get());
+      EXPECT_EQ(failure.kind, FailureKind::kAborted);
+      EXPECT_EQ(failure.cause.rank, quitter);
+      EXPECT_EQ(failure.cause.pid, leaving.self.pid);
+      attempts[rank]->withdraw(failure);
+    }
+  }
+}
+
+TEST_F(RendezvousTest, ADeathReachesThoseWhoDoNotWatchTheVictim) {
+  auto world = std::make_shared<FakeWorld>();
+  for (int rank = 0; rank < 3; ++rank) {
+    addProcess().world = world;
+    attempts.push_back(processes.back()->at("run", rank, 4));  // rank 3 never comes
+  }
+  std::vector<std::future<Outcome>> waiting;
+  for (auto& attempt : attempts) waiting.push_back(enter(*attempt));
+  EXPECT_TRUE(allHaveLooked());
+  world->set(processes[1]->self.incarnation, Vigil::Sight::kGone);
+  const Failure first = failureIn(waiting[0].get());
+  EXPECT_EQ(first.kind, FailureKind::kPeerLost);
+  EXPECT_EQ(first.cause.rank, 1);
+  EXPECT_EQ(first.cause.pid, 101);
+  attempts[0]->withdraw(first);
+  for (const size_t rank : {1U, 2U}) {
+    const Failure told = failureIn(waiting[rank].get());
+    EXPECT_EQ(told.kind, FailureKind::kPeerLost);
+    EXPECT_EQ(told.cause.pid, 101);
+  }
+}
+
+TEST_F(RendezvousTest, ADeadLeaderIsNoticedByAllOthers) {
+  auto world = std::make_shared<FakeWorld>();
+  for (int rank = 0; rank < 3; ++rank) {
+    addProcess().world = world;
+    attempts.push_back(processes.back()->at("run", rank, 4));
+  }
+  server->put("run/0", encodeRecord(processes[0]->self));
+  std::vector<std::future<Outcome>> waiting;
+  for (const size_t rank : {1U, 2U}) waiting.push_back(enter(*attempts[rank]));
+  for (const size_t rank : {1U, 2U}) {
+    EXPECT_TRUE(eventually([&] { return server->use(processes[rank]->name).looks >= 20; }));
+  }
+  world->set(processes[0]->self.incarnation, Vigil::Sight::kGone);
+  for (auto& each : waiting) {
+    const Failure failure = failureIn(each.get());
+    EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
+    EXPECT_EQ(failure.cause.rank, 0);
+  }
+}
+
+TEST_F(RendezvousTest, AStaleRecordOfADeadProcessWaitsForItsSuccessor) {
+  auto world = std::make_shared<FakeWorld>();
+  const MemberRecord stale = record(7);
+  world->set(stale.incarnation, Vigil::Sight::kGone);
+  for (const int replaced : {0, 1}) {
+    const std::string prefix = "run" + std::to_string(replaced);
+    server->put(prefix + "/" + std::to_string(replaced), encodeRecord(stale));
+    auto& survivor = addProcess();
+    survivor.world = world;
+    auto attempt = survivor.at(prefix, 1 - replaced, 3);
+    auto waiting = enter(*attempt);
+    EXPECT_TRUE(eventually([&] { return server->use(survivor.name).looks >= 20; }));
+    auto successor = addProcess().at(prefix, replaced, 3);
+    auto third = addProcess().at(prefix, 2, 3);
+    auto successor_waits = enter(*successor);
+    auto third_waits = enter(*third);
+    EXPECT_TRUE(std::holds_alternative<Roster>(waiting.get()));
+    EXPECT_TRUE(std::holds_alternative<Roster>(successor_waits.get()));
+    EXPECT_TRUE(std::holds_alternative<Roster>(third_waits.get()));
+  }
+}
+
+TEST_F(RendezvousTest, ATimeoutNamesTheRankThatWithdrewAndDidNotTryAgain) {
+  server->put("run/1", encodeWithdrawal({record(7), {}}));
+  auto& process = addProcess();
+  const std::string expected =
+      "rank 1 did not come: an earlier attempt of its process (host host-7, pid 7) failed, and it "
+      "has not tried again";
+  EXPECT_EQ(
+      messageOfTimeout(expected, [&](Deadline limit) { return process.at("run", 0, 2, limit); }),
+      expected);
+}
+
+TEST_F(RendezvousTest, AWithdrawalFoundInOnesOwnPlaceIsWrittenOver) {
+  prepare(2);
+  auto follower = enter(*attempts[1]);
+  EXPECT_TRUE(eventually([&] { return server->use("p101").looks >= 1; }));
+  MemberRecord older = processes[1]->self;
+  older.token = Token::random();
+  server->put("run/1", encodeWithdrawal({older, {}}));
+  EXPECT_TRUE(std::holds_alternative<Roster>(attempts[0]->enter()));
+  EXPECT_TRUE(std::holds_alternative<Roster>(follower.get()));
+}
+
+TEST_F(RendezvousTest, AnOlderAttemptsEndDoesNotDeleteTheNewerOnesRecord) {
+  auto& process = addProcess();
+  auto older = process.at("run", 1, 2, Deadline::after(milliseconds(20)));
+  older->enter();
+  older->withdraw(process.failure(FailureKind::kTimeout, 1));
+  auto newer = process.at("run", 1, 2);
+  auto waiting = enter(*newer);
+  const std::string bytes = encodeRecord(process.self);
+  EXPECT_TRUE(eventually([&] { return server->peek("run/1") == bytes; }));
+  older.reset();
+  process.store->getAll({"run/1"}, soon(), nullptr);  // after it
+  EXPECT_EQ(server->peek("run/1"), bytes);
+  auto leader = addProcess().at("run", 0, 2);
+  EXPECT_TRUE(std::holds_alternative<Roster>(leader->enter()));
+  waiting.get();
+}
+
+// Members that abort at random moments and try again at once, under one prefix.
+class Regroup {
+ public:
+  Regroup(std::vector<std::unique_ptr<Process>>& processes, unsigned seed)
+      : processes_(processes), seed_(seed), nonces_(processes.size()), told_(processes.size()) {}
+
+  void run() {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < processes_.size(); ++rank)
+      threads.emplace_back([this, rank] { member(rank); });
+    for (auto& thread : threads) thread.join();
+  }
+  // Each abort may be told to every member once.
+  void verify() const {
+    for (const int told : told_) EXPECT_LE(told, aborts_.load()) << "seed " << seed_;
+    EXPECT_FALSE(late_.load()) << "seed " << seed_;
+  }
+
+ private:
+  bool agreed(size_t rank, const Nonce& nonce) {
+    MutexLock lock(mutex_);
+    nonces_[rank] = nonce;
+    const bool same = std::all_of(nonces_.begin(), nonces_.end(),
+                                  [this](const Nonce& each) { return each == nonces_[0]; });
+    done_ = done_ || (same && !nonces_[0].isZero());
+    return done_;
+  }
+
+  // Null: an epoch has formed.
+  std::optional<Failure> attempt(size_t rank, Rendezvous& rendezvous, const Cancelled& cancelled) {
+    auto outcome = rendezvous.enter();
+    for (;;) {
+      if (auto* failure = std::get_if<Failure>(&outcome)) return *failure;
+      std::variant<std::monostate, Roster, Failure> refreshed;
+      while (std::holds_alternative<std::monostate>(refreshed)) {
+        if (agreed(rank, std::get<Roster>(outcome).nonce)) return std::nullopt;
+        if (cancelled()) return processes_[rank]->failure(FailureKind::kAborted, 0);
+        refreshed = rendezvous.refresh();
+      }
+      if (auto* failure = std::get_if<Failure>(&refreshed)) return *failure;
+      outcome = std::get<Roster>(std::move(refreshed));
+    }
+  }
+
+  void member(size_t rank) {
+    std::mt19937 random(seed_ * 31 + static_cast<unsigned>(rank));
+    int aborts_left = static_cast<int>(random() % 3);
+    std::unique_ptr<Rendezvous> previous;
+    Process& process = *processes_[rank];
+    const Deadline limit = soon();
+    while (!limit.expired()) {
+      unsigned patience = aborts_left > 0 ? 1 + random() % 12 : ~0U;
+      bool aborted = false;
+      const Cancelled cancelled = [&] { return aborted = aborted || --patience == 0; };
+      auto rendezvous = process.at("run", static_cast<int>(rank),
+                                   static_cast<int>(processes_.size()), soon(), cancelled);
+      std::optional<Failure> failure = attempt(rank, *rendezvous, cancelled);
+      if (!failure) return;
+      agreed(rank, Nonce{});
+      ++told_[rank];
+      if (aborted) {
+        --aborts_left;
+        ++aborts_;
+        failure = process.failure(FailureKind::kAborted, static_cast<int>(rank));
+      }
+      process.memory = rendezvous->withdraw(*failure);
+      previous = std::move(rendezvous);
+    }
+    late_ = true;
+  }
+
+  std::vector<std::unique_ptr<Process>>& processes_;
+  const unsigned seed_;
+  Mutex mutex_;
+  std::vector<Nonce> nonces_ GUARDED_BY(mutex_);
+  bool done_ GUARDED_BY(mutex_) = false;
+  std::vector<int> told_;  // each member's own
+  std::atomic<int> aborts_{0};
+  std::atomic<bool> late_{false};
+};
+
+TEST_F(RendezvousTest, RandomAbortsAndRetriesUnderOnePrefixConvergeAndAreToldOnce) {
+  for (unsigned seed = 1; seed <= 25; ++seed) {
+    processes.clear();
+    server = std::make_shared<MemoryStore>();
+    for (unsigned i = 0; i < 2 + seed % 4; ++i) addProcess();
+    Regroup regroup(processes, seed);
+    regroup.run();
+    regroup.verify();
+    if (HasFailure()) return;
+  }
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "host/failure_frame.h"
+#include "net/failure_frame.h"
 #include "net/frame.h"
 #include "net/handshake.h"
 #include "net/socket_address.h"

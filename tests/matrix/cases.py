@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from matrix.process import Event, MatrixError, RankProcess, StoreProcess, monotonic_ns
-from matrix.strikes import CONFIGURE_LIMIT, FORMING, HEARTBEAT, STRIKES, Strike
+from matrix.strikes import CONFIGURE_LIMIT, FORMING, HEARTBEAT, PROBING, STRIKES, Strike
 
 HANG = 60.0  # seconds; reached only when something hangs
 ELEMENTS = (257, 300_000)
@@ -128,15 +128,15 @@ def _collect(
     pool: Pool, case: Case, strike: Strike, survivors: list[RankProcess], struck: int, forming: bool
 ) -> float:
     last = 0.0
-    limit = strike.bound * pool.scale
+    limit = (strike.bound + PROBING if forming else strike.bound) * pool.scale
+    if forming and case.strike in FORMING:
+        limit = FORMING[case.strike][1] * max(1.0, pool.scale / 10)
     for rank in survivors:
         event = rank.expect("failed", HANG)
         if event["ok"]:
             raise MatrixError(f"a survivor was told of nothing: {event}")
         _judge(case, strike, event, forming)
         last = max(last, (event["t_ns"] - struck) / 1e9)
-    if forming:
-        limit = (CONFIGURE_LIMIT + 1.0) * max(1.0, pool.scale / 10)
     if last > limit:
         raise MatrixError(
             f"the last survivor was released after {last:.3f} s, allowed {limit:.3f} s"
@@ -145,13 +145,14 @@ def _collect(
 
 
 def _judge(case: Case, strike: Strike, event: Event, forming: bool) -> None:
-    kinds = strike.kinds | FORMING if forming else strike.kinds
+    wider = forming and case.strike in FORMING
+    kinds = FORMING[case.strike][0] if wider else strike.kinds
     if event["kind"] not in kinds:
         raise MatrixError(
             f"kind {event['kind']!r}, expected one of {sorted(kinds)}: {event['text']}"
         )
-    if forming:
-        return
+    if event["kind"] == "timeout" and wider:
+        return  # the deadline names who did not come, in words
     if strike.victim_named and event["cause"] != case.victim:
         raise MatrixError(
             f"the cause is rank {event['cause']}, expected {case.victim}: {event['text']}"

@@ -9,7 +9,7 @@ from functools import partial
 
 from matrix import groups, kernel, pairs
 from matrix.cases import Case, Pool, run_case, run_store_case
-from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, victims
+from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, applies, victims
 
 STORE_WORLD = 3
 
@@ -59,6 +59,7 @@ def _single() -> list[Entry]:
         for world in WORLDS
         for victim in victims(world)
         for strike in STRIKES
+        if applies(operation, strike)
     ]
 
 

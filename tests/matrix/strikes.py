@@ -10,8 +10,10 @@ FREEZE = HEARTBEAT + 0.1
 CONFIGURE_LIMIT = 2.0  # seconds; of every configure() that may fail
 
 LOST = frozenset({"peer lost"})
-# Until an epoch has formed, the members that still wait in the store learn of a death by their deadline only.
-FORMING = frozenset({"peer lost", "peer left", "link lost", "timeout", "rendezvous", "aborted"})
+PROBING = (
+    0.1  # seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms,
+)
+# and what one member sees travels through the store
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,11 @@ class Strike:
 #   timeout    50 ms of it are the operation's own limit
 #   cut_link   the process is asked whether it lives before the link is blamed
 #   exception, core_dump    a core may be written before anything is closed: only heartbeats tell
-# Cases of `configure` accept any kind in FORMING, from any culprit, until the deadline: see limits.md.
+# Cases of `configure` have PROBING added. Two differ more:
+#   exit       also the deadline's timeout: an exit handler says goodbye, and who waits in the store has no link
+#              that would carry it
+#   shutdown   it falls between two configure() as a rule, or into one; between them nobody is told that the
+#              member will not come, until the deadline: see limits.md
 STRIKES: dict[str, Strike] = {
     strike.name: strike
     for strike in (
@@ -69,6 +75,20 @@ STRIKES: dict[str, Strike] = {
 
 # The store fails, no rank does: running operations succeed, configure() raises.
 STORE_STRIKES: dict[str, int] = {"store_killed": 9, "store_frozen": 19}
+
+# What the members may be told while an epoch forms, where that is not the table's: kinds, and seconds.
+FORMING: dict[str, tuple[frozenset[str], float]] = {
+    "exit": (frozenset({"peer lost", "aborted", "timeout"}), CONFIGURE_LIMIT + 0.5),
+    "shutdown": (frozenset({"peer left", "aborted", "timeout"}), CONFIGURE_LIMIT + 0.5),
+}
+# They strike operations and links of an epoch; a configure() has neither until it succeeds.
+NOT_FORMING = frozenset({"timeout", "cut_link"})
+
+
+def applies(operation: str, strike: str) -> bool:
+    """Whether the matrix has cases of this operation and this strike."""
+    return operation != "configure" or strike not in NOT_FORMING
+
 
 OPERATIONS = (
     "allreduce",

@@ -141,7 +141,8 @@ FailurePtr RankMember::runOnce() {
   return nullptr;
 }
 
-// An epoch that is lost as soon as it began counts too.
+// configure() and a barrier, so that nobody begins anew before all are up. An epoch that is lost as
+// soon as it began counts too.
 void RankMember::configureAgainAndAgain() {
   configuring_ = true;
   FailurePtr failure;
@@ -153,15 +154,40 @@ void RankMember::configureAgainAndAgain() {
     } catch (const GroupStateError&) {  // shut down between two of them
       break;
     }
+    if (!failure) {
+      failure = barrier();
+      if (failure && isOwnAbort(*failure)) failure = nullptr;
+    }
+    if (failure && isNextConfigure(*failure)) failure = nullptr;
   }
   configuring_ = false;
   operations_.reset();
   say(name_, "failed", failureFields(failure) + "," + nowField());
 }
 
+FailurePtr RankMember::barrier() {
+  Operation operation;
+  operation.kind = OpKind::kBarrier;
+  const auto state = group_->issue(std::move(operation));
+  if (!state->wait(Deadline::after(std::chrono::seconds(120))))
+    throw std::runtime_error("a barrier hangs");
+  return state->failure();
+}
+
+// A strike between two configure(): the next one is to be struck.
+bool RankMember::isOwnAbort(const Failure& failure) const {
+  return failure.kind == FailureKind::kAborted && failure.cause.rank == rank_;
+}
+
+// A member that was through the barrier first ended the epoch for those who were not.
+bool RankMember::isNextConfigure(const Failure& failure) {
+  return failure.kind == FailureKind::kAborted &&
+         failure.cause.how.find("began another epoch") != std::string::npos;
+}
+
 FailurePtr RankMember::lossOfEpoch() const {
   FailurePtr failure = group_->errored();
-  return failure && failure->kind == FailureKind::kPeerLost ? failure : nullptr;
+  return failure && failure->kind != FailureKind::kAborted ? failure : nullptr;
 }
 
 }  // namespace torchft_ext

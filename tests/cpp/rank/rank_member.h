@@ -35,6 +35,9 @@ class RankMember {
   void operate(bool loop, std::istringstream& words);
   FailurePtr runOnce();
   void configureAgainAndAgain();
+  FailurePtr barrier();
+  bool isOwnAbort(const Failure& failure) const;
+  static bool isNextConfigure(const Failure& failure);
   FailurePtr lossOfEpoch() const;
 
   const std::string name_;

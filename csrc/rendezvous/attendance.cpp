@@ -1,0 +1,223 @@
+#include "rendezvous/attendance.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace torchft_ext {
+namespace {
+
+bool isCausedBy(const Failure& failure, const MemberRecord& record) {
+  return failure.cause.pid == record.pid && failure.cause.host == record.host;
+}
+
+}  // namespace
+
+bool isLoss(FailureKind kind) {
+  return kind == FailureKind::kPeerLost || kind == FailureKind::kPeerLeft;
+}
+
+void AttemptMemory::noteFailure(const Failure& failure) {
+  if (!isLoss(failure.kind)) return;
+  const auto rank = static_cast<size_t>(failure.cause.rank);
+  if (failure.cause.rank >= 0 && rank < members.size()) told.insert(members[rank].incarnation);
+}
+
+Attendance::Attendance(int rank, int size, const MemberRecord& self, AttemptMemory memory,
+                       std::unique_ptr<Vigil> vigil)
+    : rank_(rank), size_(size), self_(self), memory_(std::move(memory)), vigil_(std::move(vigil)) {
+  updateVigil();
+}
+
+// Records.
+
+std::optional<Ending> Attendance::judgeRecord(int rank, const std::string& bytes) {
+  if (rank == rank_) return std::nullopt;
+  if (const auto withdrawal = decodeWithdrawal(bytes)) return judgeWithdrawal(rank, *withdrawal);
+  auto record = decodeRecord(bytes);
+  if (!record || record->incarnation == self_.incarnation) return std::nullopt;
+  const auto known = here_.find(rank);
+  if (known != here_.end() && known->second.token == record->token) return std::nullopt;
+  seen_.insert(record->token);
+  here_.insert_or_assign(rank, std::move(*record));
+  updateVigil();
+  return std::nullopt;
+}
+
+std::optional<Ending> Attendance::judgeWithdrawal(int rank, const Withdrawal& withdrawal) {
+  const MemberRecord& member = withdrawal.member;
+  if (here_.erase(rank) > 0) updateVigil();
+  const Ending& ending = withdrawal.ending;
+  if (member.incarnation == self_.incarnation || ownDoing(ending) || toldBefore(ending))
+    return std::nullopt;
+  const bool faster = memory_.healthy && inLastEpoch(member.incarnation) &&
+                      ending.failure.kind != FailureKind::kTimeout;
+  if (seen_.count(member.token) == 0 && !faster) return std::nullopt;
+  ending_ = ending;
+  Cause& cause = ending_->failure.cause;
+  if (cause.rank >= size_) cause.rank = -1;
+  if (cause.rank < 0 && cause.pid < 0) {
+    cause.rank = rank;
+    cause.host = member.host;
+    cause.pid = member.pid;
+    cause.how = "its configure() failed: " + cause.how;
+  }
+  return ending_;
+}
+
+bool Attendance::toldBefore(const Ending& ending) const {
+  if (memory_.settled.count(ending.origin) > 0) return true;
+  return isLoss(ending.failure.kind) && memory_.told.count(ending.culprit) > 0;
+}
+
+// An earlier attempt of this process, which it ended itself.
+bool Attendance::ownDoing(const Ending& ending) const {
+  return ending.failure.kind != FailureKind::kPeerLost && ending.culprit == self_.incarnation;
+}
+
+// Sights.
+
+std::optional<Ending> Attendance::judgeNews() {
+  if (!hasNews()) return std::nullopt;
+  std::optional<Ending> first;
+  for (const Vigil::Report& report : vigil_->news()) {
+    auto ending = judgeSight(report);
+    if (ending && !first) first = std::move(ending);
+  }
+  updateVigil();
+  if (first) ending_ = first;
+  return first;
+}
+
+std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
+  const Incarnation& incarnation = report.incarnation;
+  if (report.sight == Vigil::Sight::kAlive) {
+    met_.insert(incarnation);
+    memory_.told.erase(incarnation);  // it was frozen, or cut off, and is back
+    left_over_.erase(incarnation);
+    return std::nullopt;
+  }
+  const Whom whom = find(incarnation);
+  if (whom.record == nullptr) return std::nullopt;
+  const bool met = met_.count(incarnation) > 0 || (memory_.healthy && inLastEpoch(incarnation)) ||
+                   (whom.came && report.sight == Vigil::Sight::kFrozen);
+  if (!met || memory_.told.count(incarnation) > 0) {
+    left_over_.insert(incarnation);
+    return std::nullopt;
+  }
+  Ending ending;
+  ending.failure.kind = FailureKind::kPeerLost;
+  ending.failure.cause = {
+      whom.rank, -1, whom.record->host, whom.record->pid,
+      report.how + (whom.came ? ", while the epoch formed" : ", before it came to the new epoch")};
+  if (whom.rank < 0) {
+    ending.failure.cause.how = "a member of the last epoch (host " + whom.record->host + ", pid " +
+                               std::to_string(whom.record->pid) + "): " + ending.failure.cause.how;
+  }
+  if (whom.came) ending.origin = whom.record->token;
+  ending.culprit = incarnation;
+  return ending;
+}
+
+Attendance::Whom Attendance::find(const Incarnation& incarnation) const {
+  for (const auto& [rank, record] : here_) {
+    if (record.incarnation == incarnation) return {rank, &record, true};
+  }
+  for (size_t rank = 0; rank < memory_.members.size(); ++rank) {
+    const MemberRecord& member = memory_.members[rank];
+    if (member.incarnation != incarnation) continue;
+    const bool same_size = memory_.members.size() == static_cast<size_t>(size_);
+    return {same_size ? static_cast<int>(rank) : -1, &member, false};
+  }
+  return {};
+}
+
+bool Attendance::inLastEpoch(const Incarnation& incarnation) const {
+  return std::any_of(memory_.members.begin(), memory_.members.end(),
+                     [&](const MemberRecord& each) { return each.incarnation == incarnation; });
+}
+
+// Whom to watch.
+
+std::vector<MemberRecord> Attendance::presumed() const {
+  std::vector<MemberRecord> members;
+  size_t left = 0;
+  for (const MemberRecord& member : memory_.members) {
+    if (memory_.told.count(member.incarnation) > 0) continue;
+    ++left;
+    const bool came = std::any_of(here_.begin(), here_.end(), [&](const auto& entry) {
+      return entry.second.incarnation == member.incarnation;
+    });
+    if (!came && member.incarnation != self_.incarnation) members.push_back(member);
+  }
+  if (left > static_cast<size_t>(size_))
+    members.clear();  // some are to stay out: who, is not known
+  return members;
+}
+
+void Attendance::updateVigil() {
+  if (!vigil_) return;
+  std::vector<MemberRecord> watched;
+  const auto leader = here_.find(0);
+  const bool led =
+      rank_ != 0 && leader != here_.end() && left_over_.count(leader->second.incarnation) == 0;
+  if (led) {
+    watched.push_back(leader->second);
+  } else {
+    watched = presumed();
+    for (const auto& [rank, record] : here_) watched.push_back(record);
+  }
+  vigil_->watch(std::move(watched));
+}
+
+// The end.
+
+Ending Attendance::endingOf(const Failure& failure) const {
+  if (ending_ && ending_->failure.kind == failure.kind &&
+      ending_->failure.cause.pid == failure.cause.pid &&
+      ending_->failure.cause.rank == failure.cause.rank) {
+    return *ending_;
+  }
+  Ending ending;
+  ending.failure.kind = failure.kind;
+  ending.failure.cause = failure.cause;
+  ending.origin = self_.token;
+  if (const MemberRecord* culprit = whoCaused(failure)) {
+    ending.origin = culprit->token;
+    ending.culprit = culprit->incarnation;
+  }
+  return ending;
+}
+
+const MemberRecord* Attendance::whoCaused(const Failure& failure) const {
+  const int rank = failure.cause.rank;
+  if (rank == rank_ && isCausedBy(failure, self_)) return &self_;
+  const auto here = here_.find(rank);
+  if (here != here_.end() && isCausedBy(failure, here->second)) return &here->second;
+  const auto index = static_cast<size_t>(std::max(rank, 0));
+  if (index < roster_.size() && isCausedBy(failure, roster_[index])) return &roster_[index];
+  for (const MemberRecord& member : memory_.members) {
+    if (isCausedBy(failure, member)) return &member;
+  }
+  return nullptr;
+}
+
+AttemptMemory Attendance::failed(const Ending& ending) {
+  vigil_.reset();
+  // Another member, up already, began anew before this one was: its epoch counts as the last.
+  memory_.healthy = !roster_.empty() && ending.failure.kind == FailureKind::kAborted &&
+                    ending.culprit != self_.incarnation;
+  if (memory_.healthy) memory_.members = std::move(roster_);
+  memory_.settled.insert(self_.token);
+  if (!ending.origin.isZero()) memory_.settled.insert(ending.origin);
+  if (isLoss(ending.failure.kind) && !ending.culprit.isZero()) memory_.told.insert(ending.culprit);
+  return std::move(memory_);
+}
+
+AttemptMemory Attendance::formed(std::vector<MemberRecord> members) {
+  vigil_.reset();
+  AttemptMemory memory;
+  memory.members = std::move(members);
+  return memory;
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,112 @@
+// Who has come to an attempt, and whose end ends it: judges what the store and the vigil show. It
+// knows no store, no clock and no socket, so tests play any interleaving.
+//
+// Rank 0 watches everyone who has come, the others watch rank 0. Until their rank has come, the
+// members of the last epoch are watched too, if the new one has room for all of them: they are
+// presumed to come. Rank 0's place in the store is the notice board: when its attempt ends, for
+// whatever reason, it says there why, and whoever waits for it ends too. A prefix can be tried
+// again at once, so what is found may belong to another attempt:
+//
+//   found                                        it ends this attempt if
+//   a process is gone or cannot be reached       it was met: it answered during this attempt, or
+//   was
+//                                                in the last epoch, which was healthy until now
+//   a process is frozen                          its record is here, or it was met
+//   a withdrawal whose record was seen here      always
+//   a withdrawal, its record never seen          by a member of the last, healthy epoch, unless it
+//                                                only ran out of time: it was faster than we are
+// but never if this group has been told before: of that process's end, or of that attempt's (our
+// own earlier ones included). So every end is told once, and the next attempt is not harmed by it.
+// What does not end the attempt is left over from another one: it counts as "not there yet", and
+// its member is awaited until the deadline, then named.
+//
+// Interleavings that this settles (each is a test):
+//   rank 0 tries again first        the others, not told yet, meet its fresh record and go on with
+//   it another tries again first       rank 0 sees its fresh record and goes on; or it saw the
+//   withdrawal
+//                                   and fails: then the new attempt knows the origin, its own, and
+//                                   waits
+//   a new process at the victim's   its record replaces the dead one's; until then the dead one's
+//   is rank                            left over, since its end was told a member comes after the
+//   end    it waits for the next attempt, unless it comes from the same epoch a prefix with old
+//   records       their processes were never met: they are left over
+//
+// Owner: a Rendezvous. Threads: that of its configure() only, but hasNews().
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "rendezvous/vigil.h"
+
+namespace torchft_ext {
+
+bool isLoss(FailureKind kind);  // of a member
+
+// What a group remembers from one attempt to the next.
+struct AttemptMemory {
+  std::vector<MemberRecord> members;  // of the last epoch, by rank
+  bool healthy = false;               // all of them lived when this attempt began
+  std::set<Incarnation> told;         // processes of whose end the group has been told
+  std::set<Token> settled;            // attempts whose end it has been told of, its own included
+
+  // A failure of the last epoch.
+  void noteFailure(const Failure& failure);
+};
+
+class Attendance {
+ public:
+  Attendance(int rank, int size, const MemberRecord& self, AttemptMemory memory,
+             std::unique_ptr<Vigil> vigil);
+
+  // What stands under a rank's key. Malformed bytes are nobody's.
+  std::optional<Ending> judgeRecord(int rank, const std::string& bytes);
+  // What the vigil has seen since.
+  std::optional<Ending> judgeNews();
+  bool hasNews() const { return vigil_ && vigil_->hasNews(); }
+
+  // Everyone's records, once rank 0 has answered.
+  void noteRoster(const std::vector<MemberRecord>& members) { roster_ = members; }
+  // Processes whose records do not count.
+  const std::set<Incarnation>& leftOver() const { return left_over_; }
+  // How this attempt's failure is told: as the ending that was judged, if it was one.
+  Ending endingOf(const Failure& failure) const;
+  // The attempt is over: with this ending, or with an epoch of these members. Ends the vigil.
+  AttemptMemory failed(const Ending& ending);
+  AttemptMemory formed(std::vector<MemberRecord> members);
+
+ private:
+  struct Whom {
+    int rank = -1;  // in this attempt; -1: not known
+    const MemberRecord* record = nullptr;
+    bool came = false;
+  };
+
+  std::optional<Ending> judgeWithdrawal(int rank, const Withdrawal& withdrawal);
+  std::optional<Ending> judgeSight(const Vigil::Report& report);
+  bool inLastEpoch(const Incarnation& incarnation) const;
+  bool toldBefore(const Ending& ending) const;
+  bool ownDoing(const Ending& ending) const;
+  const MemberRecord* whoCaused(const Failure& failure) const;
+  Whom find(const Incarnation& incarnation) const;
+  std::vector<MemberRecord> presumed() const;
+  void updateVigil();
+
+  const int rank_;
+  const int size_;
+  const MemberRecord self_;
+  AttemptMemory memory_;
+  std::unique_ptr<Vigil> vigil_;  // null: nobody is watched
+  std::vector<MemberRecord> roster_;
+  std::map<int, MemberRecord> here_;  // by rank
+  std::set<Token> seen_;              // of all records that were here
+  std::set<Incarnation> met_;         // answered
+  std::set<Incarnation> left_over_;
+  std::optional<Ending> ending_;  // the one that was judged
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,37 @@
+// Whether some processes live, asked again and again while an epoch forms: there is no line to them
+// yet that would tell.
+//
+// Owner: one attempt's Attendance. Threads: any. Never blocks, never throws. Destroyed, it asks
+// nobody any more; destruction does not wait.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rendezvous/records.h"
+
+namespace torchft_ext {
+
+class Vigil {
+ public:
+  enum class Sight {
+    kAlive,
+    kGone,         // its port is closed, or another process's
+    kUnreachable,  // no connection within its bound
+    kFrozen,       // connected, and silent for the heartbeat limit
+  };
+  struct Report {
+    Incarnation incarnation;
+    Sight sight = Sight::kAlive;
+    std::string how;  // one clause; empty: alive
+  };
+
+  virtual ~Vigil() = default;
+  // These from now on, and nobody else. Of those watched already what is known is kept.
+  virtual void watch(std::vector<MemberRecord> members) = 0;
+  virtual bool hasNews() const = 0;
+  // Changes of what is known since the last call, in order; the first answer of each is one.
+  virtual std::vector<Report> news() = 0;
+};
+
+}  // namespace torchft_ext
