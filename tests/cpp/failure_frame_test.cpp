@@ -1,4 +1,4 @@
-#include "host/failure_frame.h"
+#include "net/failure_frame.h"
 
 #include <gtest/gtest.h>
 

@@ -6,10 +6,11 @@
 #include <string>
 #include <string_view>
 
-#include "host/failure_frame.h"
+#include "net/failure_frame.h"
 #include "net/frame.h"
 #include "net/handshake.h"
 #include "net/socket_address.h"
+#include "peers/notice.h"
 #include "rendezvous/rendezvous.h"
 
 namespace {
@@ -35,6 +36,10 @@ void failure(std::string_view bytes) {
   if (parsed) require(encodeFailure(*parsed) == bytes);
 }
 
+void notice(std::string_view bytes) {
+  if (const auto parsed = decodeNotice(bytes)) require(encodeNotice(*parsed) == bytes);
+}
+
 void handshake(std::string_view bytes) {
   if (const auto hello = decodeHello(bytes)) require(encodeHello(*hello).size() == kFrameHeaderBytes + bytes.size());
   if (const auto welcome = decodeWelcome(bytes)) {
@@ -58,11 +63,12 @@ void addresses(std::string_view bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data + 1), size - 1);
-  switch (data[0] % 5) {
+  switch (data[0] % 6) {
     case 0: header(bytes); break;
     case 1: failure(bytes); break;
     case 2: handshake(bytes); break;
     case 3: records(bytes); break;
+    case 4: notice(bytes); break;
     default: addresses(bytes); break;
   }
   return 0;
