@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "monitor_world.h"
+#include "peers/overlay.h"
 
 namespace torchft_ext {
 namespace {
@@ -16,7 +17,9 @@ namespace {
 using std::chrono::seconds;
 
 constexpr milliseconds kLimit{300};
-constexpr seconds kPatience{90};  // in simulated time; beyond the last resort of the detector
+// In simulated time: a few freezes, limits and delays; far less than the detector's last resort, so
+// that this hides nothing.
+constexpr seconds kPatience{10};
 
 uint32_t numberFrom(const char* variable, uint32_t otherwise) {
   const char* text = std::getenv(variable);
@@ -164,6 +167,75 @@ TEST(MonitorSchedules, NoSurvivorStaysBlockedAndNobodyIsNamedWrongly) {
     Schedule(seed).run();
     if (HasFailure()) break;
   }
+}
+
+class MonitorStories : public ::testing::Test {
+ protected:
+  void begin(int size) {
+    WorldOptions options;
+    options.processes = size;
+    options.heartbeat_limit = kLimit;
+    world = std::make_unique<MonitorWorld>(options);
+    std::vector<int> members;
+    for (int i = 0; i < size; ++i) members.push_back(i);
+    epoch = world->beginEpoch(members);
+    world->pass(milliseconds(200));
+  }
+  std::vector<int> neighboursOfZero() const {
+    return overlayNeighbours(0, world->membersOf(epoch));
+  }
+  void expectEveryoneTold(Duration within) {
+    world->pass(within);
+    EXPECT_TRUE(world->blocked().empty());
+    EXPECT_NE(world->toldOf(epoch, 0), nullptr);
+  }
+
+  std::unique_ptr<MonitorWorld> world;
+  int epoch = -1;
+};
+
+TEST_F(MonitorStories, MemberWhoseNeighboursAllLeftIsStillTold) {
+  begin(32);
+  for (const int neighbour : neighboursOfZero()) world->leaveEpoch(epoch, neighbour);
+  world->pass(Detector::kRewireAfter + milliseconds(500));
+  EXPECT_EQ(world->toldOf(epoch, 0), nullptr);
+  world->kill(5);
+  expectEveryoneTold(milliseconds(100));
+}
+
+TEST_F(MonitorStories, MemberWhoseNeighboursAllFreezeWhenOneDiesIsTold) {
+  begin(32);
+  world->kill(5);
+  for (const int neighbour : neighboursOfZero()) world->freeze(neighbour);
+  expectEveryoneTold(kLimit * 2);
+}
+
+TEST_F(MonitorStories, MemberWhoseLinesAreAllCutWhenOneDiesIsTold) {
+  begin(32);
+  world->kill(5);
+  for (const int neighbour : neighboursOfZero()) world->cutLine(0, neighbour);
+  expectEveryoneTold(milliseconds(100));
+}
+
+TEST_F(MonitorStories, NoticeThatDiesWithItsBearerIsReplacedByTheNewsOfThatDeath) {
+  begin(32);
+  world->abort(epoch, 16);  // some hops from 0
+  world->pass(milliseconds(1));
+  for (const int neighbour : neighboursOfZero()) world->kill(neighbour);
+  expectEveryoneTold(milliseconds(100));
+}
+
+TEST_F(MonitorStories, EpochThatFailsBeforeItsLinesStandIsToldAll) {
+  WorldOptions options;
+  options.processes = 8;
+  options.longest_delay = milliseconds(40);
+  world = std::make_unique<MonitorWorld>(options);
+  epoch = world->beginEpoch({0, 1, 2, 3, 4, 5, 6, 7}, milliseconds(100));
+  while (world->survivorsOf(epoch).empty()) world->pass(milliseconds(1));
+  const int first = world->survivorsOf(epoch).front();
+  world->abort(epoch, first);
+  world->leaveEpoch(epoch, first);
+  expectEveryoneTold(milliseconds(1000));
 }
 
 }  // namespace
