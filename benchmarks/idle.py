@@ -8,7 +8,6 @@ together: medians over the ranks, and the largest.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time

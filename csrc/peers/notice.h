@@ -1,7 +1,7 @@
 // What members of an epoch tell each other over their lines: a value, and its bytes.
 //
-// Parsing is total, and every text is bounded (net/failure_frame.h). Ranks are not compared with the
-// epoch's size here: whoever gets a notice may not know the epoch yet.
+// Parsing is total, and every text is bounded (net/failure_frame.h). Ranks are not compared with
+// the epoch's size here: whoever gets a notice may not know the epoch yet.
 #pragma once
 
 #include <cstdint>

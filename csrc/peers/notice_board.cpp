@@ -38,9 +38,8 @@ void NoticeBoard::end(Time now, const Notice& outcome) {
 }
 
 const Notice* NoticeBoard::outcomeOf(const Nonce& epoch) const {
-  const auto found = std::find_if(over_.begin(), over_.end(), [&](const Entry& entry) {
-    return entry.notice.epoch == epoch;
-  });
+  const auto found = std::find_if(over_.begin(), over_.end(),
+                                  [&](const Entry& entry) { return entry.notice.epoch == epoch; });
   return found == over_.end() ? nullptr : &found->notice;
 }
 

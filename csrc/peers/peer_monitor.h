@@ -84,8 +84,8 @@ class PeerMonitor {
 
   virtual std::vector<SocketAddress> lineAddresses() const = 0;  // for this process's record
   // An epoch begins: lines to its neighbours are made where they do not stand yet; a member with a
-  // tombstone, or a notice that came ahead, fails it at once. The secret admits the lines between its members. nonce: identifies
-  // the epoch on the wire.
+  // tombstone, or a notice that came ahead, fails it at once. The secret admits the lines between
+  // its members. nonce: identifies the epoch on the wire.
   virtual std::unique_ptr<Watch> watch(const Nonce& nonce, const EpochSecret& secret, int self_rank,
                                        std::vector<MonitoredPeer> peers, OnFailure on_failure) = 0;
   virtual MonitorStats stats() const = 0;

@@ -19,7 +19,8 @@ void Sentry::addWatch(Time now, WatchId id, const Nonce& nonce, int self_rank,
   epoch.nonce = nonce;
   epoch.self_rank = self_rank;
   epoch.rank_bound = self_rank + 1;
-  for (const WatchedPeer& peer : peers) epoch.rank_bound = std::max(epoch.rank_bound, peer.rank + 1);
+  for (const WatchedPeer& peer : peers)
+    epoch.rank_bound = std::max(epoch.rank_bound, peer.rank + 1);
   detector_.addWatch(now, id, self_rank, peers);
   for (const Notice& early : board_.begin(now, nonce)) hear(early);
 }

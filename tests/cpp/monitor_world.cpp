@@ -198,13 +198,15 @@ void MonitorWorld::Process::end() {
       if (world_.random(2) == 0) end.out->lost = true;
       Process& other = world_.at(peer);
       const std::shared_ptr<Channel> channel = end.out;
-      world_.later(world_.delay() + (channel->lost ? Duration::zero() : std::max(
-                       Duration::zero(), Duration(channel->last - world_.now_))),
-                   [&other, channel, self = number_, kind] {
-        other.receive([&other, channel, self, kind] {
-          other.lineEnded(self, kind, channel, LineEnd::kBroken);
-        });
-      });
+      world_.later(
+          world_.delay() +
+              (channel->lost ? Duration::zero()
+                             : std::max(Duration::zero(), Duration(channel->last - world_.now_))),
+          [&other, channel, self = number_, kind] {
+            other.receive([&other, channel, self, kind] {
+              other.lineEnded(self, kind, channel, LineEnd::kBroken);
+            });
+          });
     }
   }
 }
@@ -230,15 +232,13 @@ void MonitorWorld::Process::beat() {
   if (limit == Duration::zero()) return;
   for (const auto& [peer, ends] : ends_[0]) {
     Process& other = world_.at(peer);
-    transmit(ends.out, peer, [&other, from = incarnation_] {
-      other.sentry_.heard(other.world_.now_, from);
-    });
+    transmit(ends.out, peer,
+             [&other, from = incarnation_] { other.sentry_.heard(other.world_.now_, from); });
   }
   world_.later(limit / kBeatsPerLimit, [this] { receive([this] { beat(); }); });
 }
 
-void MonitorWorld::Process::transmit(const std::shared_ptr<Channel>& channel, int to,
-                                     Event event) {
+void MonitorWorld::Process::transmit(const std::shared_ptr<Channel>& channel, int to, Event event) {
   Process& other = world_.at(to);
   channel->last = std::max(channel->last, world_.now_ + world_.delay());
   world_.later(channel->last - world_.now_, [&other, channel, event = std::move(event)] {
@@ -309,9 +309,8 @@ void MonitorWorld::Process::connect(int peer, LineKind kind) {
   });
   const bool blocked = world_.isBlocked(number_, peer);
   if (blocked || other.state_ != State::kRuns || !welcome) {
-    world_.later(kRedial, [this, peer, kind] {
-      receive([this, peer, kind] { dial(peer, kind); });
-    });
+    world_.later(kRedial,
+                 [this, peer, kind] { receive([this, peer, kind] { dial(peer, kind); }); });
     if (blocked || other.state_ != State::kEnded) return;
     return act([&](Sentry& sentry) {
       sentry.probed(world_.now_, other.incarnation(), kind, ProbeEnd::kGone);
@@ -329,9 +328,7 @@ void MonitorWorld::Process::connect(int peer, LineKind kind) {
 
 void MonitorWorld::Process::stand(int peer, LineKind kind, Ends ends) {
   ends_[indexOf(kind)][peer] = std::move(ends);
-  act([&](Sentry& sentry) {
-    sentry.lineUp(world_.now_, world_.at(peer).incarnation(), kind);
-  });
+  act([&](Sentry& sentry) { sentry.lineUp(world_.now_, world_.at(peer).incarnation(), kind); });
 }
 
 void MonitorWorld::Process::lineEnded(int peer, LineKind kind, const std::shared_ptr<Channel>& in,
@@ -362,13 +359,13 @@ bool MonitorWorld::Process::send(const Incarnation& to, const Notice& notice) {
   EXPECT_TRUE(read.has_value());
   if (!read) return false;
   Process& other = world_.at(peer);
-  transmit(ends->out, peer, [&other, channel = ends->out, from = incarnation_, self = number_,
-                             notice = *read] {
-    const Ends* there = other.endsOf(self, LineKind::kMain);
-    const bool stands = there != nullptr && there->in == channel;
-    if (!stands && other.closing_.count(channel) == 0) return;
-    other.act([&](Sentry& sentry) { sentry.noticed(other.world_.now_, from, notice); });
-  });
+  transmit(ends->out, peer,
+           [&other, channel = ends->out, from = incarnation_, self = number_, notice = *read] {
+             const Ends* there = other.endsOf(self, LineKind::kMain);
+             const bool stands = there != nullptr && there->in == channel;
+             if (!stands && other.closing_.count(channel) == 0) return;
+             other.act([&](Sentry& sentry) { sentry.noticed(other.world_.now_, from, notice); });
+           });
   return true;
 }
 
@@ -396,10 +393,9 @@ void MonitorWorld::Process::probe(const Incarnation& id, LineKind kind,
   const uint64_t number = next_number_++;
   if (!probes_.emplace(std::pair{peer, kind}, number).second) return;
   const Time began = world_.now_;
-  world_.later(world_.delay(),
-               [this, peer, kind, number, began, patience] {
-                 look(peer, kind, number, began, patience);
-               });
+  world_.later(world_.delay(), [this, peer, kind, number, began, patience] {
+    look(peer, kind, number, began, patience);
+  });
 }
 
 // Runs in the network: this process may be frozen meanwhile.
@@ -631,7 +627,8 @@ bool MonitorWorld::isTrue(const Epoch& epoch, const Failure& failure) const {
     return pair.first == culprit || pair.second == culprit;
   });
   return failure.kind == FailureKind::kPeerLost &&
-         (ever_killed_.count(culprit) > 0 || ever_exited_.count(culprit) > 0 || ever_frozen_.count(culprit) > 0 || cut_off);
+         (ever_killed_.count(culprit) > 0 || ever_exited_.count(culprit) > 0 ||
+          ever_frozen_.count(culprit) > 0 || cut_off);
 }
 
 }  // namespace torchft_ext

@@ -361,7 +361,8 @@ TEST_F(PeerMonitorTest, LineThatIsNoLongerNeededIsReadUntilThePeerClosesItToo) {
   line.write(crossing);
   line.close();
   ASSERT_TRUE(waitFor([this] { return monitor->stats().notices_heard == 1; }));
-  const auto next = monitor->watch(crossing.epoch, secret, kSelfRank, {peer.record()}, verdict.sink());
+  const auto next =
+      monitor->watch(crossing.epoch, secret, kSelfRank, {peer.record()}, verdict.sink());
   ASSERT_TRUE(verdict.arrives()) << "it was told ahead of the epoch";
   EXPECT_EQ(verdict.failure().kind, FailureKind::kAborted);
 }
