@@ -9,7 +9,6 @@ together: medians over the ranks, and the largest.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -59,13 +58,12 @@ def run_rank() -> None:
         time.sleep(command["seconds"])
         after, seconds = _thread_costs(), time.monotonic() - start
         monitor = torchft_ext.backend().stats()["monitor"]
-        dist.barrier()
-        dist.destroy_process_group()
         rates = {
             name: {key: (cost[key] - before[name][key]) / seconds for key in cost}
             for name, cost in after.items()
         }
         ranks.reply("idle", rates=rates, lines=0 if monitor is None else monitor["lines"])
+    dist.destroy_process_group()  # once all have answered
 
 
 # ---- in the launcher ----
@@ -110,7 +108,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of rest; default 20")
     arguments = parser.parse_args()
     if arguments.rank_process:
-        return run_rank()
+        run_rank()
+        return
     if arguments.quick:
         arguments.worlds, arguments.seconds = [2], 2.0
     run = report.describe_run(arguments)
@@ -121,8 +120,7 @@ def main() -> None:
             results.append(measure(pool, world, arguments.seconds))
             show(results[-1])
     report.write_json(arguments.json, {**run, "results": results})
-    return None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
