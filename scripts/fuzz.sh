@@ -16,12 +16,12 @@ while [ $# -gt 0 ]; do
   shift
 done
 have clang++ || die "clang++ not found: run scripts/setup.sh --all"
-parsers=(header failure hello welcome refusal record go address)
+parsers=(header failure notice hello welcome refusal record go address)
 export work="$BUILD_ROOT/fuzz" corpus="$ROOT/tests/fuzz/corpus" each=$((1 + seconds * JOBS / ${#parsers[@]}))
 mkdir -p "${parsers[@]/#/$work/corpus/}" "${parsers[@]/#/$corpus/}"
 
-sources=(csrc/base/*.cpp csrc/host/failure_frame.cpp csrc/rendezvous/records.cpp
-  csrc/net/{frame,handshake,socket_address,sockets,interfaces}.cpp)
+sources=(csrc/base/*.cpp csrc/peers/notice.cpp csrc/rendezvous/records.cpp
+  csrc/net/{failure_frame,frame,handshake,socket_address,sockets,interfaces}.cpp)
 build() {
   clang++ -std=c++20 -g -O1 -Icsrc -Icsrc/include -fsanitize="$1" -fno-sanitize-recover=undefined "$2" "${sources[@]}" \
     -o "$3" -lpthread

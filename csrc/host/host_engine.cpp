@@ -161,6 +161,8 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
   all.emplace_back("monitor_deaths", static_cast<int64_t>(stats.deaths));
   all.emplace_back("monitor_freezes", static_cast<int64_t>(stats.freezes));
   all.emplace_back("monitor_lost_links", static_cast<int64_t>(stats.lost_links));
+  all.emplace_back("monitor_notices_sent", static_cast<int64_t>(stats.notices_sent));
+  all.emplace_back("monitor_notices_heard", static_cast<int64_t>(stats.notices_heard));
   return all;
 }
 

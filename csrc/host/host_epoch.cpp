@@ -353,6 +353,7 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
   if (state_ == State::kOver) return;
   const std::string payload = encodeFailure(*failure);
   closeLinks(textFrame(FrameType::kFailed, payload), payload, false);
+  if (watch_) watch_->announce(*failure);  // a second, independent way; the first to arrive wins
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
   if (runner_) pending = runner_->cancelAll();
   if (messages_) {

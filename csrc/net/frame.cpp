@@ -44,6 +44,7 @@ bool isKnown(uint16_t type) {
     case FrameType::kFailed:
     case FrameType::kGoodbye:
     case FrameType::kBeat:
+    case FrameType::kNotice:
       return true;
   }
   return false;
@@ -108,6 +109,8 @@ uint64_t longestPayload(FrameType type) {
       return 512;
     case FrameType::kFailed:
       return 16384;
+    case FrameType::kNotice:
+      return 1024;
     case FrameType::kGoodbye:
     case FrameType::kBeat:
       return 64;

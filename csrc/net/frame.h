@@ -32,6 +32,7 @@ enum class FrameType : uint16_t {
   kFailed = 20,    // the epoch failed: payload: encoded Failure
   kGoodbye = 21,   // this process leaves; everything it had to send has been sent
   kBeat = 30,      // liveness line: alive
+  kNotice = 31,    // liveness line: news of an epoch: payload: encoded Notice
 };
 
 struct FrameHeader {

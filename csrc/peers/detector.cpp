@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "peers/overlay.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -16,6 +18,17 @@ constexpr milliseconds kShortestTick{10};
 constexpr int kTicksPerLimit = 10;
 
 constexpr std::array<LineKind, 2> kLineKinds{LineKind::kMain, LineKind::kWitness};
+
+constexpr size_t indexOf(LineKind kind) {
+  return kind == LineKind::kMain ? 0 : 1;
+}
+
+bool contains(const std::vector<int>& ascending, int value) {
+  return std::binary_search(ascending.begin(), ascending.end(), value);
+}
+
+constexpr const char* kConnectionCut = "its connection was cut";
+constexpr const char* kNeverConnected = "no liveness line could be made";
 
 Cause causeBy(const WatchedPeer& peer, const std::string& how) {
   Cause cause;
@@ -38,8 +51,9 @@ Failure peerLost(const WatchedPeer& peer, const std::string& how) {
 Detector::Detector(DetectorOrders& orders, Duration heartbeat_limit, std::string host, int64_t pid)
     : orders_(orders), limit_(heartbeat_limit), host_(std::move(host)), pid_(pid) {}
 
-Detector::LineView& Detector::view(Peer& peer, LineKind kind) {
-  return peer.lines[kind == LineKind::kMain ? 0 : 1];
+Detector::LineView* Detector::viewOf(const Incarnation& id, LineKind kind) {
+  const auto found = neighbours_.find(id);
+  return found == neighbours_.end() ? nullptr : &found->second.lines[indexOf(kind)];
 }
 
 // Watches.
@@ -49,141 +63,199 @@ void Detector::addWatch(Time now, WatchId id, int self_rank,
   dropOldTombstones(now);
   Watch& watch = watches_[id];
   watch.self_rank = self_rank;
-  for (const WatchedPeer& peer : peers) attach(now, id, peer);
+  for (const WatchedPeer& peer : peers) watch.members[peer.incarnation].who = peer;
+  rewire(now, id, watch);
   for (const WatchedPeer& peer : peers) {
     const auto tombstone = tombstones_.find(peer.incarnation);
     if (tombstone == tombstones_.end() || !tombstone->second.ended) continue;
-    return failWatch(id, peerLost(peer, tombstone->second.how));
+    failWatch(id, peerLost(peer, tombstone->second.how));
+    return;
   }
 }
 
-void Detector::attach(Time now, WatchId id, const WatchedPeer& watched) {
-  Peer& peer = peers_[watched.incarnation];
-  peer.host = watched.host;
-  peer.pid = watched.pid;
-  peer.watches[id] = watched.rank;
-  watches_.at(id).peers.insert_or_assign(watched.incarnation, watched);
-  const bool suspect = tombstones_.count(watched.incarnation) > 0;
-  for (const LineKind kind : kLineKinds) {
-    if (kind == LineKind::kWitness && !watched.witness) continue;
-    LineView& line = view(peer, kind);
-    if (!std::exchange(line.wanted, true)) {
-      line.pause = kFirstCheck;
-      line.next_check = suspect ? now : now + kFirstCheck;
-    }
-    orders_.wantLine(id, watched.incarnation, kind);
+void Detector::rewire(Time now, WatchId id, Watch& watch) {
+  watch.rewire_at.reset();
+  std::vector<int> ranks{watch.self_rank};
+  for (const auto& [incarnation, member] : watch.members) ranks.push_back(member.who.rank);
+  std::sort(ranks.begin(), ranks.end());
+  const std::vector<int> neighbours = overlayNeighbours(watch.self_rank, ranks);
+  const std::vector<int> ring = ringNeighbours(watch.self_rank, ranks);
+  for (auto& [incarnation, member] : watch.members) {
+    setWanted(now, id, member, LineKind::kMain, contains(neighbours, member.who.rank));
+    setWanted(now, id, member, LineKind::kWitness,
+              member.who.witness && contains(ring, member.who.rank));
   }
 }
 
-void Detector::detach(WatchId id, const Incarnation& incarnation) {
-  Watch& watch = watches_.at(id);
-  const auto counted = watch.peers.find(incarnation);
-  if (counted == watch.peers.end()) return;
-  const bool witness = counted->second.witness;
-  watch.peers.erase(counted);
-  Peer& peer = peers_.at(incarnation);
-  peer.watches.erase(id);
-  if (peer.watches.empty()) peers_.erase(incarnation);
-  orders_.unwantLine(id, incarnation, LineKind::kMain);
-  if (witness) orders_.unwantLine(id, incarnation, LineKind::kWitness);
+void Detector::setWanted(Time now, WatchId id, Member& member, LineKind kind, bool wanted) {
+  if (std::exchange(member.wanted[indexOf(kind)], wanted) == wanted) return;
+  if (wanted) {
+    want(now, id, member.who, kind);
+  } else {
+    unwant(id, member.who.incarnation, kind);
+  }
+}
+
+void Detector::want(Time now, WatchId id, const WatchedPeer& peer, LineKind kind) {
+  Neighbour& neighbour = neighbours_[peer.incarnation];
+  neighbour.who = peer;
+  LineView& line = neighbour.lines[indexOf(kind)];
+  if (line.wanted++ == 0) {
+    line.pause = kFirstCheck;
+    line.next_check = tombstones_.count(peer.incarnation) > 0 ? now : now + kFirstCheck;
+  }
+  line.looks = 0;
+  orders_.wantLine(id, peer.incarnation, kind);
+}
+
+void Detector::unwant(WatchId id, const Incarnation& peer, LineKind kind) {
+  const auto found = neighbours_.find(peer);
+  LineView& line = found->second.lines[indexOf(kind)];
+  if (--line.wanted == 0) line = LineView{};
+  const auto& lines = found->second.lines;
+  if (lines[0].wanted == 0 && lines[1].wanted == 0) neighbours_.erase(found);
+  orders_.unwantLine(id, peer, kind);
+}
+
+void Detector::dropMembers(WatchId id, Watch& watch) {
+  for (auto& [incarnation, member] : watch.members) {
+    for (const LineKind kind : kLineKinds) setWanted({}, id, member, kind, false);
+  }
+  watch.members.clear();
+  watch.rewire_at.reset();
+}
+
+void Detector::dropMember(Time now, WatchId id, Watch& watch, const Incarnation& peer) {
+  const auto found = watch.members.find(peer);
+  if (found == watch.members.end()) return;
+  const int rank = found->second.who.rank;
+  for (const LineKind kind : kLineKinds) setWanted(now, id, found->second, kind, false);
+  watch.members.erase(found);
+  if (!watch.rewire_at) watch.rewire_at = now + kRewireAfter;
+  orders_.left(id, peer, rank);
 }
 
 void Detector::removeWatch(WatchId id) {
   const auto found = watches_.find(id);
   if (found == watches_.end()) return;
-  while (!found->second.peers.empty()) {
-    const Incarnation incarnation = found->second.peers.begin()->first;
-    detach(id, incarnation);
-  }
+  dropMembers(id, found->second);
   watches_.erase(found);
 }
 
-void Detector::peerLeft(WatchId id, int rank) {
+void Detector::peerLeft(Time now, WatchId id, int rank) {
+  const std::optional<Incarnation> leaver = memberAt(id, rank);
+  if (leaver) dropMember(now, id, watches_.at(id), *leaver);
+}
+
+bool Detector::failWatch(WatchId id, Failure failure) {
   const auto found = watches_.find(id);
-  if (found == watches_.end()) return;
-  for (const auto& [incarnation, peer] : found->second.peers) {
-    if (peer.rank != rank) continue;
-    const Incarnation leaver = incarnation;
-    return detach(id, leaver);
-  }
-}
-
-void Detector::failWatch(WatchId id, Failure failure) {
-  Watch& watch = watches_.at(id);
-  if (std::exchange(watch.failed, true)) return;
-  while (!watch.peers.empty()) {
-    const Incarnation incarnation = watch.peers.begin()->first;
-    detach(id, incarnation);
-  }
+  if (found == watches_.end() || std::exchange(found->second.failed, true)) return false;
   orders_.fail(id, std::move(failure));
+  dropMembers(id, found->second);
+  return true;
 }
 
-void Detector::failAllWith(
-    const Incarnation& id,
-    const std::function<Failure(const Watch&, const WatchedPeer&)>& failure) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end()) return;
-  const std::map<WatchId, int> told = found->second.watches;  // failing edits the original
-  for (const auto& [watch_id, rank] : told) {
-    const Watch& watch = watches_.at(watch_id);
-    failWatch(watch_id, failure(watch, watch.peers.at(id)));
+void Detector::failAllWith(const Incarnation& id, const Describe& describe) {
+  for (auto& [watch_id, watch] : watches_) {
+    const auto member = watch.members.find(id);
+    if (member != watch.members.end()) failWatch(watch_id, describe(watch, member->second.who));
   }
+}
+
+const Detector::Member* Detector::findMember(WatchId id, const Incarnation& peer) const {
+  const auto watch = watches_.find(id);
+  if (watch == watches_.end()) return nullptr;
+  const auto member = watch->second.members.find(peer);
+  return member == watch->second.members.end() ? nullptr : &member->second;
+}
+
+std::vector<Incarnation> Detector::membersOf(WatchId id) const {
+  std::vector<Incarnation> found;
+  const auto watch = watches_.find(id);
+  if (watch == watches_.end()) return found;
+  found.reserve(watch->second.members.size());
+  for (const auto& [incarnation, member] : watch->second.members) found.push_back(incarnation);
+  return found;
+}
+
+bool Detector::countsOn(WatchId id, const Incarnation& peer) const {
+  return findMember(id, peer) != nullptr;
+}
+
+bool Detector::isNeighbour(WatchId id, const Incarnation& peer) const {
+  const Member* member = findMember(id, peer);
+  return member != nullptr && member->wanted[indexOf(LineKind::kMain)];
+}
+
+std::optional<Incarnation> Detector::memberAt(WatchId id, int rank) const {
+  const auto watch = watches_.find(id);
+  if (watch == watches_.end()) return std::nullopt;
+  for (const auto& [incarnation, member] : watch->second.members) {
+    if (member.who.rank == rank) return incarnation;
+  }
+  return std::nullopt;
+}
+
+bool Detector::hasEnded(const Incarnation& peer) const {
+  const auto tombstone = tombstones_.find(peer);
+  return tombstone != tombstones_.end() && tombstone->second.ended;
 }
 
 // What happens to lines.
 
 void Detector::lineUp(Time now, const Incarnation& id, LineKind kind) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end()) return;
+  LineView* line = viewOf(id, kind);
+  if (line == nullptr || line->wanted == 0) return;
   tombstones_.erase(id);
-  Peer& peer = found->second;
-  LineView& line = view(peer, kind);
-  const bool was_cut = line.state == LineState::kDoubted;
-  line.state = LineState::kUp;
-  line.pause = kFirstCheck;
+  const bool was_cut = line->state == LineState::kDoubted;
+  line->state = LineState::kUp;
+  line->pause = kFirstCheck;
+  line->looks = 0;
   if (kind == LineKind::kMain) heard(now, id);
-  if (was_cut) declareCut(id);
+  if (was_cut) declareCut(id, kConnectionCut);
 }
 
 void Detector::heard(Time now, const Incarnation& id) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end()) return;
+  const auto found = neighbours_.find(id);
+  if (found == neighbours_.end()) return;
   found->second.last_heard = now;
   found->second.warned = false;
 }
 
 void Detector::lineEnded(Time now, const Incarnation& id, LineKind kind, LineEnd end) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end()) return;
-  LineView& line = view(found->second, kind);
-  if (end == LineEnd::kLeft) return dropLeaver(id);
+  if (end == LineEnd::kLeft) return dropLeaver(now, id);
+  LineView* line = viewOf(id, kind);
   // News of a line that stood for watches of the past: it may come late, from the other loop.
-  if (line.state != LineState::kUp) return;
+  if (line == nullptr || line->state != LineState::kUp) return;
   if (end == LineEnd::kAccused) return acceptAccusation(id);
   if (end == LineEnd::kIdle) {
-    line.state = LineState::kAbsent;
-    line.pause = kFirstCheck;
-    line.next_check = now + kFirstCheck;
-  } else if (line.wanted) {
-    line.state = LineState::kDoubted;
-    startProbe(now, id, kind, line);
+    line->state = LineState::kAbsent;
+    line->pause = kFirstCheck;
+    line->next_check = now + kFirstCheck;
+  } else {
+    line->state = LineState::kDoubted;
+    line->doubted = now;
+    startProbe(now, id, kind, *line);
   }
 }
 
 void Detector::probed(Time now, const Incarnation& id, LineKind kind, ProbeEnd end) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end()) return;
-  LineView& line = view(found->second, kind);
+  LineView* line = viewOf(id, kind);
   // A dial tells of a closed port unasked; any other answer to no question is one to an earlier
   // watch's.
-  if (!line.wanted || (!line.probing && end != ProbeEnd::kGone)) return;
-  line.probing = false;
-  line.next_check = now + line.pause;
-  line.pause = std::min<Duration>(line.pause * 2, kLongestCheck);
-  judgeProbe(now, id, line, end);
+  if (line == nullptr || line->wanted == 0) return;
+  if (!line->probing && end != ProbeEnd::kGone) return;
+  line->probing = false;
+  // An answer from before the line ended does not say why it did.
+  const bool stale = line->state == LineState::kDoubted && line->probe_began < line->doubted;
+  if (stale && end == ProbeEnd::kAlive) return startProbe(now, id, kind, *line);
+  line->next_check = now + line->pause;
+  line->pause = std::min<Duration>(line->pause * 2, kLongestCheck);
+  judgeProbe(now, id, kind, *line, end);
 }
 
-void Detector::judgeProbe(Time now, const Incarnation& id, LineView& line, ProbeEnd end) {
+void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineView& line,
+                          ProbeEnd end) {
   // A line that came up meanwhile says more than the probe: should the process end, so will the
   // line.
   if (line.state == LineState::kUp && end != ProbeEnd::kAlive) return;
@@ -196,10 +268,15 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LineView& line, Probe
       if (limit_ > Duration::zero()) declareFrozen(now, id, now - line.probe_began);
       return;
     case ProbeEnd::kAlive:
-      tombstones_.erase(id);
-      if (line.state == LineState::kDoubted) declareCut(id);
-      return;
+      return judgeAlive(id, kind, line);
   }
+}
+
+void Detector::judgeAlive(const Incarnation& id, LineKind kind, LineView& line) {
+  tombstones_.erase(id);
+  if (line.state == LineState::kDoubted) return declareCut(id, kConnectionCut);
+  if (line.state != LineState::kAbsent || kind != LineKind::kMain) return;
+  if (++line.looks >= kLooksForALine) declareCut(id, kNeverConnected);
 }
 
 void Detector::startProbe(Time now, const Incarnation& id, LineKind kind, LineView& line) {
@@ -218,34 +295,44 @@ void Detector::startProbe(Time now, const Incarnation& id, LineKind kind, LineVi
 void Detector::declareDead(Time now, const Incarnation& id, bool ended, const std::string& how) {
   ++counts_.deaths;
   tombstones_[id] = Tombstone{now + kTombstoneFor, ended, how};
-  if (!ended) orders_.accuse(id, how);
   failAllWith(id, [&](const Watch&, const WatchedPeer& peer) { return peerLost(peer, how); });
+  if (!ended) orders_.accuse(id, how);
+}
+
+void Detector::hearOfDeath(Time now, const Incarnation& id, const std::string& how) {
+  if (!hasEnded(id)) declareDead(now, id, true, how);
 }
 
 void Detector::declareFrozen(Time now, const Incarnation& id, Duration silence) {
-  const Peer& peer = peers_.at(id);
+  const WatchedPeer& peer = neighbours_.at(id).who;
   std::string how = "its process has not answered for " + formatSeconds(silence);
   const std::string state = orders_.processState(peer.host, peer.pid);
   if (!state.empty()) how += " (" + state + ")";
   ++counts_.freezes;
   tombstones_[id] = Tombstone{now + kTombstoneFor, false, how};
-  orders_.accuse(id, how);
   failAllWith(id, [&](const Watch&, const WatchedPeer& lost) { return peerLost(lost, how); });
+  // Last, since it closes the line, over which the peer is told first which epochs it is out of.
+  orders_.accuse(id, how);
 }
 
-void Detector::declareCut(const Incarnation& id) {
+// Of the epochs with that process, those that do not need this link are unharmed.
+void Detector::declareCut(const Incarnation& id, const std::string& how) {
   ++counts_.lost_links;
-  failAllWith(id, [this](const Watch& watch, const WatchedPeer& peer) {
+  for (auto& [watch_id, watch] : watches_) {
+    const auto member = watch.members.find(id);
+    if (member == watch.members.end()) continue;
+    const Member& peer = member->second;
+    if (!peer.wanted[0] && !peer.wanted[1]) continue;
     Failure failure;
     failure.kind = FailureKind::kLinkLost;
     failure.cause.rank = watch.self_rank;
-    failure.cause.other_rank = peer.rank;
+    failure.cause.other_rank = peer.who.rank;
     failure.cause.host = host_;
     failure.cause.pid = pid_;
-    failure.cause.how = "its connection was cut, while the process at the far end (host " +
-                        peer.host + ", pid " + std::to_string(peer.pid) + ") lives";
-    return failure;
-  });
+    failure.cause.how = how + ", while the process at the far end (host " + peer.who.host +
+                        ", pid " + std::to_string(peer.who.pid) + ") lives";
+    failWatch(watch_id, std::move(failure));
+  }
 }
 
 void Detector::acceptAccusation(const Incarnation& id) {
@@ -259,18 +346,20 @@ void Detector::acceptAccusation(const Incarnation& id) {
   });
 }
 
-void Detector::dropLeaver(const Incarnation& id) {
-  const std::map<WatchId, int> watches = peers_.at(id).watches;  // detaching edits the original
-  for (const auto& [watch, rank] : watches) detach(watch, id);
+void Detector::dropLeaver(Time now, const Incarnation& id) {
+  for (auto& [watch_id, watch] : watches_) dropMember(now, watch_id, watch, id);
 }
 
 // Time.
 
 void Detector::tick(Time now) {
   creditLateness(now);
-  std::vector<Incarnation> ids;  // judging edits peers_
-  ids.reserve(peers_.size());
-  for (const auto& [id, peer] : peers_) ids.push_back(id);
+  for (auto& [id, watch] : watches_) {
+    if (watch.rewire_at && *watch.rewire_at <= now) rewire(now, id, watch);
+  }
+  std::vector<Incarnation> ids;  // judging edits neighbours_
+  ids.reserve(neighbours_.size());
+  for (const auto& [id, neighbour] : neighbours_) ids.push_back(id);
   for (const Incarnation& id : ids) {
     check(now, id);
     judgeSilence(now, id);
@@ -280,7 +369,7 @@ void Detector::tick(Time now) {
 void Detector::creditLateness(Time now) {
   const Duration late = due_ ? now - *std::exchange(due_, std::nullopt) : Duration::zero();
   if (limit_ == Duration::zero() || late <= beatCheckPause()) return;
-  for (auto& [id, peer] : peers_) {
+  for (auto& [id, peer] : neighbours_) {
     peer.last_heard = std::min(now, peer.last_heard + late);
     if (late > limit_ / 2) peer.last_heard = std::max(peer.last_heard, now - limit_ / 2);
   }
@@ -288,26 +377,25 @@ void Detector::creditLateness(Time now) {
 
 void Detector::check(Time now, const Incarnation& id) {
   for (const LineKind kind : kLineKinds) {
-    const auto found = peers_.find(id);
-    if (found == peers_.end()) return;
-    LineView& line = view(found->second, kind);
-    if (line.wanted && line.state == LineState::kAbsent && !line.probing &&
-        line.next_check <= now) {
-      startProbe(now, id, kind, line);
+    LineView* line = viewOf(id, kind);
+    if (line == nullptr) return;
+    if (line->wanted > 0 && line->state == LineState::kAbsent && !line->probing &&
+        line->next_check <= now) {
+      startProbe(now, id, kind, *line);
     }
   }
 }
 
 void Detector::judgeSilence(Time now, const Incarnation& id) {
-  const auto found = peers_.find(id);
-  if (found == peers_.end() || limit_ == Duration::zero()) return;
-  Peer& peer = found->second;
-  if (view(peer, LineKind::kMain).state != LineState::kUp) return;
+  const auto found = neighbours_.find(id);
+  if (found == neighbours_.end() || limit_ == Duration::zero()) return;
+  Neighbour& peer = found->second;
+  if (peer.lines[indexOf(LineKind::kMain)].state != LineState::kUp) return;
   const Duration silence = now - peer.last_heard;
   if (silence >= limit_) return declareFrozen(now, id, silence);
   if (limit_ <= kWarnAfter || silence < kWarnAfter || std::exchange(peer.warned, true)) return;
-  orders_.warn("peer monitor: rank " + std::to_string(peer.watches.begin()->second) + " (host " +
-               peer.host + ", pid " + std::to_string(peer.pid) + ") has not been heard of for " +
+  orders_.warn("peer monitor: rank " + std::to_string(peer.who.rank) + " (host " + peer.who.host +
+               ", pid " + std::to_string(peer.who.pid) + ") has not been heard of for " +
                formatSeconds(silence) + "; it counts as lost after " + formatSeconds(limit_));
 }
 
@@ -319,9 +407,12 @@ Duration Detector::beatCheckPause() const {
 std::optional<Detector::Time> Detector::nextDue(Time now) {
   creditLateness(now);
   const auto consider = [this](Time when) { due_ = due_ ? std::min(*due_, when) : when; };
-  for (const auto& [id, peer] : peers_) {
+  for (const auto& [id, watch] : watches_) {
+    if (watch.rewire_at) consider(*watch.rewire_at);
+  }
+  for (const auto& [id, peer] : neighbours_) {
     for (const LineView& line : peer.lines) {
-      if (line.wanted && line.state == LineState::kAbsent && !line.probing)
+      if (line.wanted > 0 && line.state == LineState::kAbsent && !line.probing)
         consider(line.next_check);
     }
     if (limit_ == Duration::zero() || peer.lines[0].state != LineState::kUp) continue;

@@ -1,21 +1,27 @@
 // Decides who is dead. Knows incarnations, watches and times; no sockets, no clock, no thread of
 // its own.
 //
-// Owner: PeerMonitor. Threads: the monitor's loop only. Orders are given from inside its methods;
-// they must not call back into the detector. Every method takes the time, so tests can play any
-// schedule.
+// Owner: Sentry. Threads: the monitor's loop only. Orders are given from inside its methods; they
+// must not call back into the detector, but for what is const. Every method takes the time, so
+// tests can play any schedule.
 //
-// Per peer that some watch counts on, and for each of its lines (main, and witness for ring
-// neighbours):
+// A watch counts on all members of its epoch, and wants lines to the few that are its neighbours
+// (peers/overlay.h): main lines along the overlay, witness lines along the ring. A member that
+// leaves is counted on no more; kRewireAfter later the overlay of those that remain is taken up, so
+// that members which all leave together cost nobody a new line.
+//
+// Per neighbour, and for each of its lines:
 //   absent   looked at now and then (0.2 s, 0.4 s ... 5 s after it was wanted) by a probe:
 //              kGone -> dead; kUnreachable -> dead; kSilent -> frozen (never with heartbeats off);
-//              kAlive -> wait on
+//              kAlive -> wait on; main line only: after kLooksForALine looks -> link lost
 //   up       main line only: nothing heard for the limit -> frozen
 //   doubted  the line ended without a word, a probe is under way:
 //              as above, but kAlive, or a new line -> link lost
-// Verdicts: dead and frozen fail every watch with the peer (kPeerLost), lost links too (kLinkLost).
-// A failed watch wants nothing any more. An accusation by the peer fails them with this process as
-// the culprit. A peer that leaves is dropped from its watches without a word.
+// So a line that is wanted and not up ends in a verdict within a bounded time, whatever the cause:
+// where heartbeats are on, no member waits for ever for a neighbour (peers/sentry.h builds on it).
+// Verdicts: dead and frozen fail every watch that counts on the peer (kPeerLost), lost links those
+// that want the line (kLinkLost). A failed watch wants nothing any more. An accusation by the peer
+// fails the watches that count on it, with this process as the culprit.
 //
 // A dead process stays dead: a watch with it fails at once (for kTombstoneFor, then the probe says
 // it again). A frozen or unreachable one may come back and join anew: a watch with it begins with a
@@ -48,13 +54,13 @@ struct WatchedPeer {
   Incarnation incarnation;
   std::string host;
   int64_t pid = -1;
-  bool witness = false;  // a ring neighbour: its witness line is wanted too
+  bool witness = false;  // it takes witness lines
 };
 
-class DetectorOrders {
+// What a decision may ask of the world.
+class LineOrders {
  public:
-  virtual ~DetectorOrders() = default;
-  virtual void fail(WatchId watch, Failure failure) = 0;  // at most once for a watch
+  virtual ~LineOrders() = default;
   virtual void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) = 0;
   virtual void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) = 0;
   virtual void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) = 0;
@@ -62,6 +68,13 @@ class DetectorOrders {
   virtual void warn(const std::string& line) = 0;
   // "state T: stopped by a signal", or empty.
   virtual std::string processState(const std::string& host, int64_t pid) = 0;
+};
+
+class DetectorOrders : public LineOrders {
+ public:
+  // At most once for a watch, which still has its members then.
+  virtual void fail(WatchId watch, Failure failure) = 0;
+  virtual void left(WatchId watch, const Incarnation& peer, int rank) = 0;
 };
 
 struct DetectorCounts {
@@ -75,12 +88,18 @@ class Detector {
  public:
   using Time = Clock::time_point;
   static constexpr std::chrono::seconds kTombstoneFor{60};
+  static constexpr std::chrono::seconds kRewireAfter{1};
+  static constexpr int kLooksForALine = 12;  // some 36 s
 
   Detector(DetectorOrders& orders, Duration heartbeat_limit, std::string host, int64_t pid);
 
   void addWatch(Time now, WatchId id, int self_rank, const std::vector<WatchedPeer>& peers);
   void removeWatch(WatchId id);
-  void peerLeft(WatchId id, int rank);
+  void peerLeft(Time now, WatchId id, int rank);
+  // For a reason from elsewhere. False: it had failed before, or is unknown.
+  bool failWatch(WatchId id, Failure failure);
+  // Somebody found that this process has ended.
+  void hearOfDeath(Time now, const Incarnation& peer, const std::string& how);
 
   void lineUp(Time now, const Incarnation& peer, LineKind kind);
   void heard(Time now, const Incarnation& peer);
@@ -91,51 +110,68 @@ class Detector {
   // When tick() is to be called next; nullopt while nothing is watched.
   std::optional<Time> nextDue(Time now);
 
+  std::vector<Incarnation> membersOf(WatchId id) const;  // that are counted on
+  bool countsOn(WatchId id, const Incarnation& peer) const;
+  bool isNeighbour(WatchId id, const Incarnation& peer) const;  // its main line is wanted
+  std::optional<Incarnation> memberAt(WatchId id, int rank) const;
+  bool hasEnded(const Incarnation& peer) const;
+
   DetectorCounts counts() const;
-  size_t watchedPeers() const { return peers_.size(); }
+  size_t neighbours() const { return neighbours_.size(); }
   size_t tombstones() const { return tombstones_.size(); }
 
  private:
   enum class LineState { kAbsent, kUp, kDoubted };
   struct LineView {
-    bool wanted = false;
+    int wanted = 0;  // by so many watches
     LineState state = LineState::kAbsent;
     bool probing = false;
+    int looks = 0;  // that found it alive, without a line
     Time probe_began;
+    Time doubted;
     Time next_check;
     Duration pause{};
   };
-  struct Peer {
-    std::string host;
-    int64_t pid = -1;
-    std::map<WatchId, int> watches;  // that count on it, with its rank there
+  // A process to which some watch wants a line.
+  struct Neighbour {
+    WatchedPeer who;  // its rank in one of the epochs, for warnings
     std::array<LineView, 2> lines;
     Time last_heard;
     bool warned = false;
   };
+  struct Member {
+    WatchedPeer who;
+    std::array<bool, 2> wanted{};  // lines, by kind
+  };
   struct Watch {
     int self_rank = -1;
     bool failed = false;
-    std::map<Incarnation, WatchedPeer> peers;  // still counted on
+    std::map<Incarnation, Member> members;  // still counted on
+    std::optional<Time> rewire_at;
   };
   struct Tombstone {
     Time until;
     bool ended = false;  // false: frozen or unreachable, it may come back
     std::string how;
   };
+  using Describe = std::function<Failure(const Watch&, const WatchedPeer&)>;
 
-  static LineView& view(Peer& peer, LineKind kind);
-  void attach(Time now, WatchId id, const WatchedPeer& watched);
-  void detach(WatchId id, const Incarnation& peer);
-  void failWatch(WatchId id, Failure failure);
+  LineView* viewOf(const Incarnation& id, LineKind kind);
+  const Member* findMember(WatchId id, const Incarnation& peer) const;
+  void rewire(Time now, WatchId id, Watch& watch);
+  void setWanted(Time now, WatchId id, Member& member, LineKind kind, bool wanted);
+  void want(Time now, WatchId id, const WatchedPeer& peer, LineKind kind);
+  void unwant(WatchId id, const Incarnation& peer, LineKind kind);
+  void dropMembers(WatchId id, Watch& watch);
+  void dropMember(Time now, WatchId id, Watch& watch, const Incarnation& peer);
   void declareDead(Time now, const Incarnation& id, bool ended, const std::string& how);
   void declareFrozen(Time now, const Incarnation& id, Duration silence);
-  void declareCut(const Incarnation& id);
+  void declareCut(const Incarnation& id, const std::string& how);
   void acceptAccusation(const Incarnation& id);
-  void dropLeaver(const Incarnation& id);
-  void failAllWith(const Incarnation& id,
-                   const std::function<Failure(const Watch&, const WatchedPeer&)>& failure);
-  void judgeProbe(Time now, const Incarnation& id, LineView& line, ProbeEnd end);
+  void dropLeaver(Time now, const Incarnation& id);
+  void failAllWith(const Incarnation& id, const Describe& describe);
+  void judgeProbe(Time now, const Incarnation& id, LineKind kind, LineView& line, ProbeEnd end);
+  void judgeAlive(const Incarnation& id, LineKind kind, LineView& line);
   void startProbe(Time now, const Incarnation& id, LineKind kind, LineView& line);
   void check(Time now, const Incarnation& id);
   void judgeSilence(Time now, const Incarnation& id);
@@ -148,7 +184,7 @@ class Detector {
   const std::string host_;
   const int64_t pid_;
   std::map<WatchId, Watch> watches_;
-  std::map<Incarnation, Peer> peers_;
+  std::map<Incarnation, Neighbour> neighbours_;
   std::map<Incarnation, Tombstone> tombstones_;
   std::optional<Time> due_;  // what nextDue() said last
   DetectorCounts counts_;

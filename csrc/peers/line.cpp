@@ -19,6 +19,10 @@ uint64_t toMicroseconds(Duration duration) {
       std::chrono::duration_cast<std::chrono::microseconds>(duration).count());
 }
 
+uint64_t longestOnALine(FrameType type) {
+  return type == FrameType::kNotice ? longestPayload(type) : Line::kLongestText;
+}
+
 // What a peer says is bounded, so that no arithmetic overflows.
 Duration limitFromWire(uint64_t microseconds) {
   constexpr uint64_t kDay = 24ULL * 3600 * 1000 * 1000;
@@ -82,7 +86,7 @@ void Line::parse(News& news) {
     std::copy_n(in_.begin() + static_cast<std::ptrdiff_t>(at), bytes.size(), bytes.begin());
     std::string why;
     const std::optional<FrameHeader> header = decodeHeader(bytes, &why);
-    if (!header || header->length > kLongestText) {
+    if (!header || header->length > longestOnALine(header->type)) {
       news.end = LineEnd::kBroken;
       news.why = header ? "a frame is too long" : why;
       break;
@@ -106,6 +110,14 @@ void Line::onFrame(const FrameHeader& header, std::string_view payload, News& ne
     case FrameType::kFailed:
       news.end = LineEnd::kAccused;
       news.why = std::string(payload);
+      return;
+    case FrameType::kNotice:
+      if (std::optional<Notice> notice = decodeNotice(payload)) {
+        news.notices.push_back(std::move(*notice));
+        return;
+      }
+      news.end = LineEnd::kBroken;
+      news.why = "a malformed notice";
       return;
     default:
       news.end = LineEnd::kBroken;
@@ -139,6 +151,22 @@ void Line::beat(Duration own_limit) {
   FrameHeader header;
   header.type = FrameType::kBeat;
   header.tag = toMicroseconds(own_limit);
+  send(header, {});
+}
+
+bool Line::tell(const Notice& notice) {
+  if (!fd_ || out_.size() > kMostUnsent) return false;
+  const std::string payload = encodeNotice(notice);
+  FrameHeader header;
+  header.type = FrameType::kNotice;
+  header.length = payload.size();
+  send(header, payload);
+  return true;
+}
+
+void Line::sayNotNeeded() {
+  FrameHeader header;
+  header.type = FrameType::kGoodbye;
   send(header, {});
 }
 

@@ -19,6 +19,7 @@ constexpr int kBeatsPerLimit = 5;
 constexpr seconds kConnectWithin{5};
 constexpr seconds kAnswerWithin{20};
 constexpr seconds kConfirmWithin{10};
+constexpr seconds kCloseWithin{10};
 constexpr size_t kMostUnconfirmed = 4;
 
 Duration nextPause(Duration pause) {
@@ -196,10 +197,10 @@ bool LineTable::admit(Arrival& arrival) {
 
 void LineTable::holdUnconfirmed(const Incarnation& id, UniqueFd fd) {
   auto line = std::make_unique<Line>(loop_, std::move(fd));
-  const uint64_t number = next_unconfirmed_++;
+  const uint64_t number = next_passing_++;
   line->listen([this, id, number](const Line::News& news) { onUnconfirmed(id, number, news); });
   if (connectsTo(id)) line->beat(options_.heartbeat_limit);
-  Unconfirmed& kept = peers_[id].unconfirmed[number];
+  Passing& kept = peers_[id].unconfirmed[number];
   kept.line = std::move(line);
   kept.drop = runAfter(kConfirmWithin, [this, id, number] { onConfirmTimeout(id, number); });
 }
@@ -208,10 +209,10 @@ void LineTable::onUnconfirmed(const Incarnation& id, uint64_t number, const Line
   if (!news.beat && !news.end) return;  // a part of the first beat
   Peer& peer = peers_.at(id);
   std::unique_ptr<Line> line = std::move(peer.unconfirmed.at(number).line);
-  dropUnconfirmed(peer, number);
+  drop(peer.unconfirmed, number);
   if (news.beat) {
     stand(id, std::move(line));
-    if (news.end) onNews(id, news);
+    if (news.end || !news.notices.empty()) onNews(id, news);
   } else {
     redialLater(id);
   }
@@ -222,16 +223,16 @@ void LineTable::onUnconfirmed(const Incarnation& id, uint64_t number, const Line
 void LineTable::onConfirmTimeout(const Incarnation& id, uint64_t number) {
   Peer& peer = peers_.at(id);
   peer.unconfirmed.at(number).line->sayGoodbye(false);
-  dropUnconfirmed(peer, number);
+  drop(peer.unconfirmed, number);
   redialLater(id);
   forgetIfUnused(id);
 }
 
-void LineTable::dropUnconfirmed(Peer& peer, uint64_t number) {
-  const auto found = peer.unconfirmed.find(number);
-  if (found == peer.unconfirmed.end()) return;
+void LineTable::drop(std::map<uint64_t, Passing>& lines, uint64_t number) {
+  const auto found = lines.find(number);
+  if (found == lines.end()) return;
   loop_.cancel(found->second.drop);
-  peer.unconfirmed.erase(found);
+  lines.erase(found);
 }
 
 // Standing lines.
@@ -254,10 +255,16 @@ void LineTable::onNews(const Incarnation& id, const Line::News& news) {
   Peer& peer = peers_.at(id);
   if (news.beat && peer.line) considerBeats(*peer.line);
   if (news.heard && !news.end) listener_.lineHeard(options_.kind, id);
-  if (!news.end) return;
-  const std::unique_ptr<Line> ended = takeLine(peer);
-  loop_.cancel(std::exchange(peer.grace, 0));
-  listener_.lineEnded(options_.kind, id, *news.end);
+  for (const Notice& notice : news.notices) listener_.noticed(options_.kind, id, notice);
+  if (news.end) endLine(id, *news.end);
+}
+
+void LineTable::endLine(const Incarnation& id, LineEnd end) {
+  Peer* peer = find(id);
+  if (peer == nullptr || !peer->line) return;  // ended by what the notices led to
+  const std::unique_ptr<Line> ended = takeLine(*peer);
+  loop_.cancel(std::exchange(peer->grace, 0));
+  listener_.lineEnded(options_.kind, id, end);
   dialAll(id);
   forgetIfUnused(id);
 }
@@ -277,7 +284,26 @@ void LineTable::onGraceOver(const Incarnation& id) {
   if (peer == nullptr) return;
   peer->grace = 0;
   if (!peer->wishes.empty()) return;
-  if (const std::unique_ptr<Line> line = takeLine(*peer)) line->sayGoodbye(false);
+  if (std::unique_ptr<Line> line = takeLine(*peer)) closeInPeace(id, std::move(line));
+  forgetIfUnused(id);
+}
+
+// The other end may be telling something at this moment, and count it as told.
+void LineTable::closeInPeace(const Incarnation& id, std::unique_ptr<Line> line) {
+  const uint64_t number = next_passing_++;
+  line->listen([this, id, number](const Line::News& news) { onClosing(id, number, news); });
+  line->sayNotNeeded();
+  Passing& kept = peers_.at(id).closing[number];
+  kept.line = std::move(line);
+  kept.drop = runAfter(kCloseWithin, [this, id, number] {
+    drop(peers_.at(id).closing, number);
+    forgetIfUnused(id);
+  });
+}
+
+void LineTable::onClosing(const Incarnation& id, uint64_t number, const Line::News& news) {
+  if (news.end) drop(peers_.at(id).closing, number);
+  for (const Notice& notice : news.notices) listener_.noticed(options_.kind, id, notice);
   forgetIfUnused(id);
 }
 
@@ -285,7 +311,8 @@ void LineTable::forgetIfUnused(const Incarnation& id) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   Peer& peer = found->second;
-  if (!peer.wishes.empty() || peer.line || !peer.unconfirmed.empty()) return;
+  if (!peer.wishes.empty() || peer.line) return;
+  if (!peer.unconfirmed.empty() || !peer.closing.empty()) return;
   dropPeer(peer);
   peers_.erase(found);
 }
@@ -293,10 +320,17 @@ void LineTable::forgetIfUnused(const Incarnation& id) {
 void LineTable::dropPeer(Peer& peer) {
   dropDials(peer);
   for (auto& [number, unconfirmed] : peer.unconfirmed) loop_.cancel(unconfirmed.drop);
+  for (auto& [number, closing] : peer.closing) loop_.cancel(closing.drop);
   peer.unconfirmed.clear();
+  peer.closing.clear();
   loop_.cancel(std::exchange(peer.grace, 0));
   dropProbe(peer);
   takeLine(peer);
+}
+
+bool LineTable::tell(const Incarnation& id, const Notice& notice) {
+  const Peer* peer = find(id);
+  return peer != nullptr && peer->line && peer->line->tell(notice);
 }
 
 void LineTable::accuse(const Incarnation& id, const std::string& why) {
@@ -310,6 +344,8 @@ void LineTable::accuse(const Incarnation& id, const std::string& why) {
 void LineTable::leave() {
   for (auto& [id, peer] : peers_) {
     if (const std::unique_ptr<Line> line = takeLine(peer)) line->sayGoodbye(true);
+    // The other end may hold these for confirmed.
+    for (auto& [number, unconfirmed] : peer.unconfirmed) unconfirmed.line->sayGoodbye(true);
     dropPeer(peer);
   }
   peers_.clear();

@@ -28,8 +28,8 @@
 //     kFailed from the peer          -> absent, ended(kAccused)
 //     end of file, error, bad frame  -> absent, ended(kBroken); who decides what it meant asks for
 //     a probe accuse()                       -> absent; kFailed is sent, nothing reported no watch
-//     wants it for the grace-> the connecting end says kGoodbye: absent, nothing reported. The
-//     accepting end keeps it
+//     wants it for the grace-> the connecting end says kGoodbye: absent, nothing reported. It reads
+//     on until the other end closes too, so that no notice is lost. The accepting end keeps it
 // A peer that is absent and not wanted is forgotten.
 //
 // Probe: a connection to the peer's published port, under a nonce that every listener of a monitor
@@ -59,6 +59,7 @@ class LineListener {
   virtual ~LineListener() = default;
   virtual void lineUp(LineKind kind, const Incarnation& peer) = 0;
   virtual void lineHeard(LineKind kind, const Incarnation& peer) = 0;
+  virtual void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) = 0;
   virtual void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) = 0;
   virtual void probed(LineKind kind, const Incarnation& peer, ProbeEnd end) = 0;
   virtual void warn(const std::string& line) = 0;  // for the log
@@ -101,6 +102,8 @@ class LineTable {
   void unwant(const Incarnation& peer, uint64_t watch);
   // Of a wanted peer; one at a time, a second is ignored.
   void probe(const Incarnation& peer, const ProbePatience& patience);
+  // Over the line that stands. False: there is none, or the peer does not read.
+  bool tell(const Incarnation& peer, const Notice& notice);
   // Tells the peer that it has been declared dead, and closes its line.
   void accuse(const Incarnation& peer, const std::string& why);
   // This process leaves: says goodbye on all lines and closes them and the port.
@@ -124,7 +127,7 @@ class LineTable {
     EventLoop::TimerId retry = 0;
     Duration pause{0};
   };
-  struct Unconfirmed {
+  struct Passing {  // a line that does not stand yet, or no more
     std::unique_ptr<Line> line;
     EventLoop::TimerId drop = 0;
   };
@@ -132,7 +135,8 @@ class LineTable {
     SocketAddress address;
     std::map<uint64_t, Wish> wishes;  // by watch
     std::unique_ptr<Line> line;
-    std::map<uint64_t, Unconfirmed> unconfirmed;
+    std::map<uint64_t, Passing> unconfirmed;
+    std::map<uint64_t, Passing> closing;
     std::unique_ptr<ProbeRun> probe;
     EventLoop::TimerId grace = 0;
   };
@@ -153,14 +157,17 @@ class LineTable {
   void onConfirmTimeout(const Incarnation& id, uint64_t number);
   void redialLater(const Incarnation& id);
   void onUnconfirmed(const Incarnation& id, uint64_t number, const Line::News& news);
-  void dropUnconfirmed(Peer& peer, uint64_t number);
+  void drop(std::map<uint64_t, Passing>& lines, uint64_t number);
 
   void stand(const Incarnation& id, std::unique_ptr<Line> line);
   void onNews(const Incarnation& id, const Line::News& news);
+  void endLine(const Incarnation& id, LineEnd end);
   std::unique_ptr<Line> takeLine(Peer& peer);
   void dropPeer(Peer& peer);
   void startGrace(const Incarnation& id, Peer& peer);
   void onGraceOver(const Incarnation& id);
+  void closeInPeace(const Incarnation& id, std::unique_ptr<Line> line);
+  void onClosing(const Incarnation& id, uint64_t number, const Line::News& news);
   void forgetIfUnused(const Incarnation& id);
 
   void runProbe(const Incarnation& id, ProbeRun& run);
@@ -179,7 +186,7 @@ class LineTable {
   std::shared_ptr<Listener> door_;
   std::map<Nonce, int> expected_;
   std::map<Incarnation, Peer> peers_;
-  uint64_t next_unconfirmed_ = 1;
+  uint64_t next_passing_ = 1;
   EventLoop::TimerId beat_timer_ = 0;
   Clock::time_point beat_due_;
 };

@@ -12,16 +12,6 @@
 namespace torchft_ext {
 namespace {
 
-// The ranks next to self_rank on the ring of an epoch's ranks.
-std::set<int> ringNeighbours(int self_rank, const std::vector<MonitoredPeer>& peers) {
-  std::set<int> ranks{self_rank};
-  for (const MonitoredPeer& peer : peers) ranks.insert(peer.rank);
-  const auto self = ranks.find(self_rank);
-  const auto next = std::next(self) == ranks.end() ? ranks.begin() : std::next(self);
-  const auto previous = self == ranks.begin() ? std::prev(ranks.end()) : std::prev(self);
-  return {*previous, *next};
-}
-
 size_t indexOf(LineKind kind) {
   return kind == LineKind::kMain ? 0 : 1;
 }
@@ -62,6 +52,9 @@ void WitnessDesk::lineUp(LineKind kind, const Incarnation& peer) {
 // No beats are asked for on witness lines.
 void WitnessDesk::lineHeard(LineKind, const Incarnation&) {}
 
+// They go along main lines.
+void WitnessDesk::noticed(LineKind, const Incarnation&, const Notice&) {}
+
 void WitnessDesk::lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) {
   tell([kind, peer, end](MonitorCore& core) { core.lineEnded(kind, peer, end); });
 }
@@ -78,15 +71,15 @@ void WitnessDesk::warn(const std::string& line) {
 
 MonitorCore::MonitorCore(EventLoop& loop, const MonitorOptions& options,
                          std::shared_ptr<Relay> relay, std::shared_ptr<WitnessDesk> witness)
-    : loop_(loop),
+    : incarnation_(options.self),
+      loop_(loop),
       host_(options.host),
       relay_(std::move(relay)),
       witness_(std::move(witness)),
       self_(std::make_shared<MonitorCore*>(this)),
-      detector_(*this, options.heartbeat_limit, options.host, ::getpid()) {}
+      sentry_(*this, options.heartbeat_limit, {options.self, options.host, ::getpid()}) {}
 
 bool MonitorCore::open(const LineTableOptions& options, std::string* error) {
-  incarnation_ = options.self;
   table_ = LineTable::open(loop_, options, *this, error);
   return table_ != nullptr;
 }
@@ -96,17 +89,16 @@ void MonitorCore::leave() {
   loop_.cancel(std::exchange(timer_, 0));
   table_->leave();
   table_.reset();
-  for (auto& [id, watch] : watches_) dropElsewhere(std::move(watch));
+  for (auto& [id, watch] : watches_) dropElsewhere(watch);
   watches_.clear();
 }
 
 // What on_failure captured is foreign: it may close descriptors when it ends.
-void MonitorCore::dropElsewhere(Watch watch) {
-  relay_->run([ended = std::move(watch.on_failure)] {});
+void MonitorCore::dropElsewhere(Watch& watch) {
+  if (watch.on_failure) relay_->run([ended = std::exchange(watch.on_failure, nullptr)] {});
 }
 
 std::vector<WatchedPeer> MonitorCore::watchable(const WatchRequest& request) const {
-  const std::set<int> neighbours = ringNeighbours(request.self_rank, request.peers);
   std::vector<WatchedPeer> watched;
   std::set<Incarnation> seen;
   for (const MonitoredPeer& peer : request.peers) {
@@ -117,7 +109,7 @@ std::vector<WatchedPeer> MonitorCore::watchable(const WatchRequest& request) con
     entry.incarnation = peer.incarnation;
     entry.host = peer.host;
     entry.pid = peer.pid;
-    entry.witness = peer.line_addresses.size() > 1 && neighbours.count(peer.rank) > 0;
+    entry.witness = peer.line_addresses.size() > 1;
     watched.push_back(std::move(entry));
   }
   return watched;
@@ -137,24 +129,34 @@ void MonitorCore::addWatch(WatchRequest request) {
   witness_->ask([nonce = watch.nonce, secret = watch.secret](LineTable& table) {
     table.expect(nonce, secret);
   });
-  detector_.addWatch(Clock::now(), request.id, request.self_rank, watchable(request));
+  sentry_.addWatch(Clock::now(), request.id, request.nonce, request.self_rank, watchable(request));
   afterChange();
 }
 
 void MonitorCore::removeWatch(WatchId id) {
   const auto found = watches_.find(id);
   if (!table_ || found == watches_.end()) return;
-  detector_.removeWatch(id);
+  dropElsewhere(found->second);
+  sentry_.removeWatch(Clock::now(), id);
+  afterChange();
+}
+
+void MonitorCore::retire(WatchId id) {
+  const auto found = watches_.find(id);
   table_->forget(found->second.nonce);
   witness_->ask([nonce = found->second.nonce](LineTable& table) { table.forget(nonce); });
-  dropElsewhere(std::move(found->second));
   watches_.erase(found);
-  afterChange();
 }
 
 void MonitorCore::peerLeft(WatchId id, int rank) {
   if (!table_) return;
-  detector_.peerLeft(id, rank);
+  sentry_.peerLeft(Clock::now(), id, rank);
+  afterChange();
+}
+
+void MonitorCore::announce(WatchId id, const Failure& failure) {
+  if (!table_) return;
+  sentry_.announce(Clock::now(), id, failure);
   afterChange();
 }
 
@@ -165,26 +167,31 @@ void MonitorCore::cutForTest(const Incarnation& peer) {
 // Reports of the tables.
 
 void MonitorCore::lineUp(LineKind kind, const Incarnation& peer) {
-  detector_.lineUp(Clock::now(), peer, kind);
+  sentry_.lineUp(Clock::now(), peer, kind);
   afterChange();
 }
 
 // Not worth a new timer: the one that stands is too early now, and finds that out itself.
 void MonitorCore::lineHeard(LineKind, const Incarnation& peer) {
-  detector_.heard(Clock::now(), peer);
+  sentry_.heard(Clock::now(), peer);
+}
+
+void MonitorCore::noticed(LineKind, const Incarnation& peer, const Notice& notice) {
+  sentry_.noticed(Clock::now(), peer, notice);
+  afterChange();
 }
 
 void MonitorCore::lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) {
-  detector_.lineEnded(Clock::now(), peer, kind, end);
+  sentry_.lineEnded(Clock::now(), peer, kind, end);
   afterChange();
 }
 
 void MonitorCore::probed(LineKind kind, const Incarnation& peer, ProbeEnd end) {
-  detector_.probed(Clock::now(), peer, kind, end);
+  sentry_.probed(Clock::now(), peer, kind, end);
   afterChange();
 }
 
-// Orders of the detector.
+// Orders of the sentry.
 
 void MonitorCore::fail(WatchId watch, Failure failure) {
   PeerMonitor::OnFailure tell = std::exchange(watches_.at(watch).on_failure, nullptr);
@@ -207,6 +214,10 @@ std::optional<LineWish> MonitorCore::wishFor(WatchId id, const Incarnation& peer
   wish.secret = watch.secret;
   wish.self_rank = watch.self_rank;
   return wish;
+}
+
+bool MonitorCore::send(const Incarnation& to, const Notice& notice) {
+  return table_->tell(to, notice);
 }
 
 void MonitorCore::wantLine(WatchId watch, const Incarnation& peer, LineKind kind) {
@@ -252,22 +263,22 @@ std::string MonitorCore::processState(const std::string& host, int64_t pid) {
 
 void MonitorCore::afterChange() {
   loop_.cancel(std::exchange(timer_, 0));
-  if (const std::optional<Clock::time_point> due = detector_.nextDue(Clock::now())) {
+  if (const std::optional<Clock::time_point> due = sentry_.nextDue(Clock::now())) {
     timer_ = loop_.runAt(*due, [this, weak = std::weak_ptr(self_)] {
       if (weak.lock()) onTick();
     });
   }
   MutexLock lock(mutex_);
-  published_ = detector_.counts();
+  published_ = sentry_.counts();
 }
 
 void MonitorCore::onTick() {
   timer_ = 0;
-  detector_.tick(Clock::now());
+  sentry_.tick(Clock::now());
   afterChange();
 }
 
-DetectorCounts MonitorCore::counts() const {
+SentryCounts MonitorCore::counts() const {
   MutexLock lock(mutex_);
   return published_;
 }

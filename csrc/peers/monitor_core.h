@@ -1,5 +1,5 @@
-// The monitor's part that lives on its loop: ties the detector's orders to the two line tables, and
-// the tables' reports to the detector.
+// The monitor's part that lives on its loop: ties the sentry's orders to the two line tables, and
+// the tables' reports to the sentry.
 //
 // Owner: PeerMonitor's implementation; tasks on the loops hold weak_ptrs. Threads: MonitorCore the
 // monitor's loop only, WitnessDesk the witness's loop only; each talks to the other, and to the
@@ -16,10 +16,10 @@
 
 #include "base/mutex.h"
 #include "net/event_loop.h"
-#include "peers/detector.h"
 #include "peers/line_table.h"
 #include "peers/peer_monitor.h"
 #include "peers/relay.h"
+#include "peers/sentry.h"
 
 namespace torchft_ext {
 
@@ -45,6 +45,7 @@ class WitnessDesk : public LineListener, public std::enable_shared_from_this<Wit
 
   void lineUp(LineKind kind, const Incarnation& peer) override;
   void lineHeard(LineKind kind, const Incarnation& peer) override;
+  void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) override;
   void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) override;
   void probed(LineKind kind, const Incarnation& peer, ProbeEnd end) override;
   void warn(const std::string& line) override;
@@ -58,7 +59,7 @@ class WitnessDesk : public LineListener, public std::enable_shared_from_this<Wit
   std::unique_ptr<LineTable> table_;
 };
 
-class MonitorCore : public LineListener, private DetectorOrders {
+class MonitorCore : public LineListener, private SentryOrders {
  public:
   struct WatchRequest {
     WatchId id = 0;
@@ -79,12 +80,14 @@ class MonitorCore : public LineListener, private DetectorOrders {
   void addWatch(WatchRequest request);
   void removeWatch(WatchId id);
   void peerLeft(WatchId id, int rank);
+  void announce(WatchId id, const Failure& failure);
   void cutForTest(const Incarnation& peer);
 
-  DetectorCounts counts() const;  // any thread
+  SentryCounts counts() const;  // any thread
 
   void lineUp(LineKind kind, const Incarnation& peer) override;
   void lineHeard(LineKind kind, const Incarnation& peer) override;
+  void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) override;
   void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) override;
   void probed(LineKind kind, const Incarnation& peer, ProbeEnd end) override;
   void warn(const std::string& line) override;
@@ -101,28 +104,30 @@ class MonitorCore : public LineListener, private DetectorOrders {
   std::vector<WatchedPeer> watchable(const WatchRequest& request) const;
   std::optional<LineWish> wishFor(WatchId watch, const Incarnation& peer, LineKind kind) const;
   void fail(WatchId watch, Failure failure) override;
+  bool send(const Incarnation& to, const Notice& notice) override;
+  void retire(WatchId watch) override;
   void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
   void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
   void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override;
   void accuse(const Incarnation& peer, const std::string& why) override;
   std::string processState(const std::string& host, int64_t pid) override;
-  void dropElsewhere(Watch watch);
+  void dropElsewhere(Watch& watch);
   void afterChange();
   void onTick();
 
-  Incarnation incarnation_;  // set by open()
+  const Incarnation incarnation_;
   EventLoop& loop_;
   const std::string host_;
   const std::shared_ptr<Relay> relay_;
   const std::shared_ptr<WitnessDesk> witness_;
   const std::shared_ptr<MonitorCore*> self_;  // expires with this object: for timers
-  Detector detector_;
+  Sentry sentry_;
   std::unique_ptr<LineTable> table_;  // null before open() and after leave()
   std::map<WatchId, Watch> watches_;
   EventLoop::TimerId timer_ = 0;
 
   mutable Mutex mutex_;
-  DetectorCounts published_ GUARDED_BY(mutex_);
+  SentryCounts published_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchft_ext

@@ -28,6 +28,9 @@ class WatchHandle : public PeerMonitor::Watch {
   void peerLeft(int rank) override {
     tell([id = id_, rank](MonitorCore& core) { core.peerLeft(id, rank); });
   }
+  void announce(const Failure& failure) override {
+    tell([id = id_, failure](MonitorCore& core) { core.announce(id, failure); });
+  }
 
  private:
   void tell(std::function<void(MonitorCore&)> call) {
@@ -145,16 +148,18 @@ std::unique_ptr<PeerMonitor::Watch> Monitor::watch(const Nonce& nonce, const Epo
 }
 
 MonitorStats Monitor::stats() const {
-  const DetectorCounts counts = core_->counts();
+  const SentryCounts counts = core_->counts();
   MonitorStats stats;
   stats.private_tables = main_loop_.hasPrivateTable() && witness_loop_.hasPrivateTable();
   stats.realtime = main_loop_.isRealtime() && witness_loop_.isRealtime();
   stats.lines = main_lines_->load(std::memory_order_relaxed) +
                 witness_lines_->load(std::memory_order_relaxed);
-  stats.watches = counts.watches;
-  stats.deaths = counts.deaths;
-  stats.freezes = counts.freezes;
-  stats.lost_links = counts.lost_links;
+  stats.watches = counts.detector.watches;
+  stats.deaths = counts.detector.deaths;
+  stats.freezes = counts.detector.freezes;
+  stats.lost_links = counts.detector.lost_links;
+  stats.notices_sent = counts.notices_sent;
+  stats.notices_heard = counts.notices_heard;
   return stats;
 }
 

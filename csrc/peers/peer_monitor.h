@@ -3,9 +3,10 @@
 //
 // A killed process closes its ordinary sockets only after the kernel has freed its memory. So the
 // liveness lines live in the private descriptor tables of two threads, `ft-monitor` and
-// `ft-witness`: whichever of the two ends first closes its lines at once. Main lines go to every
-// member of an epoch, witness lines to its two ring neighbours; the engine's own failure frames
-// carry the news on.
+// `ft-witness`: whichever of the two ends first closes its lines at once. Main lines go to some
+// 2 log2(n) members of an epoch (peers/overlay.h), witness lines to its two ring neighbours.
+// Notices along the main lines tell everybody else, of failures that the monitor did not find
+// itself too (announce()). An engine that tells its peers on its own ways as well makes them two.
 //
 // Threads: any, never blocking (posts to the monitor's loop). Owner: the process.
 #pragma once
@@ -55,20 +56,26 @@ struct MonitorStats {
   uint64_t deaths = 0;
   uint64_t freezes = 0;
   uint64_t lost_links = 0;
+  uint64_t notices_sent = 0;
+  uint64_t notices_heard = 0;
 };
 
 class PeerMonitor {
  public:
   // Called at most once, on the monitor's relay thread (which has the process's ordinary
-  // descriptors, unlike the other two), with kind and cause set: kPeerLost or kLinkLost. Must not
-  // block.
+  // descriptors, unlike the other two), with kind and cause set: kPeerLost or kLinkLost as found
+  // here, or whatever another member announced. Must not block.
   using OnFailure = std::function<void(Failure)>;
   // Watching ends when this is destroyed (any thread; a call under way may still finish: capture
-  // weak_ptrs).
+  // weak_ptrs). Unless it has failed, that tells the other members that this process leaves the
+  // epoch.
   class Watch {
    public:
     virtual ~Watch() = default;
     virtual void peerLeft(int rank) = 0;  // it said goodbye: its end is no death
+    // The epoch failed for a reason that the monitor did not report: tells all members (once; the
+    // first failure is the one that counts). OnFailure is not called for it.
+    virtual void announce(const Failure& failure) = 0;
   };
 
   // nullptr and *error when no listener can be opened.
@@ -76,9 +83,9 @@ class PeerMonitor {
   virtual ~PeerMonitor() = default;
 
   virtual std::vector<SocketAddress> lineAddresses() const = 0;  // for this process's record
-  // An epoch begins: lines to its members are made where they do not stand yet; a member with a
-  // tombstone fails it at once. The secret admits the lines between its members. nonce: identifies
-  // the epoch on the wire.
+  // An epoch begins: lines to its neighbours are made where they do not stand yet; a member with a
+  // tombstone, or a notice that came ahead, fails it at once. The secret admits the lines between
+  // its members. nonce: identifies the epoch on the wire.
   virtual std::unique_ptr<Watch> watch(const Nonce& nonce, const EpochSecret& secret, int self_rank,
                                        std::vector<MonitoredPeer> peers, OnFailure on_failure) = 0;
   virtual MonitorStats stats() const = 0;

@@ -38,6 +38,9 @@ class Recorder : public DetectorOrders {
   void fail(WatchId watch, Failure failure) override {
     EXPECT_TRUE(failures.emplace(watch, std::move(failure)).second) << "told twice: " << watch;
   }
+  void left(WatchId watch, const Incarnation& peer, int) override {
+    EXPECT_TRUE(leavers.emplace(watch, peer).second);
+  }
   void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override {
     EXPECT_TRUE(wanted.emplace(watch, peer, kind).second);
   }
@@ -55,6 +58,7 @@ class Recorder : public DetectorOrders {
 
   std::map<WatchId, Failure> failures;
   std::set<std::tuple<WatchId, Incarnation, LineKind>> wanted;
+  std::set<std::pair<WatchId, Incarnation>> leavers;
   std::vector<DetectorProbe> probes;
   std::vector<Incarnation> accused;
   std::vector<std::string> warnings;

@@ -11,6 +11,7 @@
 #include "net/frame.h"
 #include "net/handshake.h"
 #include "net/socket_address.h"
+#include "peers/notice.h"
 #include "peers/peer_monitor.h"
 #include "wait_for.h"
 
@@ -49,7 +50,35 @@ class RawLine {
         0);
   }
 
+  void write(const Notice& notice) { write(FrameType::kNotice, 0, 0, encodeNotice(notice)); }
+
+  // The next frame, but for questions about an epoch.
   Frame read() {
+    Frame frame = readFrame();
+    while (isQuestion(frame)) frame = readFrame();
+    return frame;
+  }
+  // The next frame that is no beat.
+  Frame readNews() {
+    Frame frame = read();
+    while (frame.header.type == FrameType::kBeat) frame = read();
+    return frame;
+  }
+  // The next notice; one without an epoch if something else comes.
+  Notice readNotice() {
+    const Frame frame = readNews();
+    const bool notice = frame.header.type == FrameType::kNotice;
+    return notice ? decodeNotice(frame.payload).value_or(Notice{}) : Notice{};
+  }
+  bool isEnded() { return readNews().header.type == FrameType::kHello && ended_; }
+  void close() { fd_.reset(); }
+
+ private:
+  bool ready(short events) const {
+    pollfd entry{fd_.get(), events, 0};
+    return ::poll(&entry, 1, static_cast<int>(milliseconds(kTestPatience).count())) == 1;
+  }
+  Frame readFrame() {
     Frame frame;
     const std::string header = readBytes(kFrameHeaderBytes);
     if (header.size() < kFrameHeaderBytes) return frame;
@@ -59,19 +88,10 @@ class RawLine {
     frame.payload = readBytes(frame.header.length);
     return frame;
   }
-  // The next frame that is no beat.
-  Frame readNews() {
-    Frame frame = read();
-    while (frame.header.type == FrameType::kBeat) frame = read();
-    return frame;
-  }
-  bool isEnded() { return readNews().header.type == FrameType::kHello && ended_; }
-  void close() { fd_.reset(); }
-
- private:
-  bool ready(short events) const {
-    pollfd entry{fd_.get(), events, 0};
-    return ::poll(&entry, 1, static_cast<int>(milliseconds(kTestPatience).count())) == 1;
+  static bool isQuestion(const Frame& frame) {
+    if (frame.header.type != FrameType::kNotice) return false;
+    const std::optional<Notice> notice = decodeNotice(frame.payload);
+    return notice && notice->type == Notice::Type::kAsk;
   }
   std::string readBytes(size_t size) {
     std::string bytes(size, '\0');

@@ -253,7 +253,7 @@ TEST_F(DetectorTest, GoodbyeIsNoDeath) {
 TEST_F(DetectorTest, EndOfAPeerThatLeftTheEpochIsNoDeath) {
   beginWithLine(1, 3);
   begin(2, {member(3)});
-  detector.peerLeft(1, 3);
+  detector.peerLeft(now, 1, 3);
   breakLine(3);
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.count(1), 0U);
@@ -264,7 +264,7 @@ TEST_F(DetectorTest, AbsentPeerIsLookedAtNowAndThen) {
   begin(1, {member(3)});
   pass(milliseconds(199));
   EXPECT_TRUE(orders.probes.empty());
-  for (size_t looks = 1; looks < 20; ++looks) {
+  for (size_t looks = 1; looks < Detector::kLooksForALine; ++looks) {
     pass(seconds(6));
     ASSERT_EQ(orders.probes.size(), looks) << "one at a time, 5 s apart at most";
     probeSays(3, ProbeEnd::kAlive);
@@ -273,6 +273,76 @@ TEST_F(DetectorTest, AbsentPeerIsLookedAtNowAndThen) {
   pass(seconds(6));
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.at(1).cause.how, "its process ended");
+}
+
+TEST_F(DetectorTest, LivingNeighbourWithoutALineIsALostLinkInTheEnd) {
+  begin(1, {member(3)});
+  for (int looks = 0; looks < Detector::kLooksForALine; ++looks) {
+    EXPECT_TRUE(orders.failures.empty());
+    pass(seconds(6));
+    probeSays(3, ProbeEnd::kAlive);
+  }
+  const Failure& failure = orders.failures.at(1);
+  EXPECT_EQ(failure.kind, FailureKind::kLinkLost);
+  EXPECT_EQ(failure.cause.how.rfind("no liveness line could be made", 0), 0U);
+}
+
+TEST_F(DetectorTest, LongStopOfThisProcessIsNoReasonToGiveALineUp) {
+  begin(1, {member(3)});
+  now += seconds(1000);
+  detector.tick(now);
+  probeSays(3, ProbeEnd::kAlive);
+  EXPECT_TRUE(orders.failures.empty());
+}
+
+TEST_F(DetectorTest, AnswerFromBeforeTheLineEndedDoesNotExcuseIt) {
+  begin(1, {member(3)});
+  pass(milliseconds(201));
+  ASSERT_EQ(orders.probes.size(), 1U);
+  detector.lineUp(now, peerNumber(3), LineKind::kMain);
+  now += milliseconds(1);
+  breakLine(3);
+  probeSays(3, ProbeEnd::kAlive);
+  EXPECT_TRUE(orders.failures.empty());
+  ASSERT_EQ(orders.probes.size(), 2U);
+  probeSays(3, ProbeEnd::kGone);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
+}
+
+TEST_F(DetectorTest, LinesAreWantedToTheNeighboursOnTheOverlayAlone) {
+  std::vector<WatchedPeer> peers;
+  for (int rank = 1; rank < 16; ++rank) peers.push_back(member(rank, true));
+  begin(1, peers);
+  std::set<int> main;
+  std::set<int> witness;
+  for (const auto& [watch, peer, kind] : orders.wanted) {
+    (kind == LineKind::kMain ? main : witness).insert(peer.bytes[0]);
+  }
+  EXPECT_EQ(main, (std::set<int>{1, 2, 4, 8, 12, 14, 15}));
+  EXPECT_EQ(witness, (std::set<int>{1, 15}));
+}
+
+TEST_F(DetectorTest, RanksCloseAroundALeaverAfterAWhile) {
+  std::vector<WatchedPeer> peers;
+  for (int rank = 1; rank < 16; ++rank) peers.push_back(member(rank, true));
+  begin(1, peers);
+  detector.peerLeft(now, 1, 1);
+  EXPECT_EQ(orders.leavers.count({1, peerNumber(1)}), 1U);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(1), LineKind::kMain}), 0U);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(2), LineKind::kWitness}), 0U) << "not at once";
+  pass(Detector::kRewireAfter);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(2), LineKind::kWitness}), 1U);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(3), LineKind::kMain}), 1U);
+}
+
+TEST_F(DetectorTest, DeathFailsWatchesInWhichItIsNoNeighbourToo) {
+  std::vector<WatchedPeer> peers;
+  for (int rank = 1; rank < 16; ++rank) peers.push_back(member(rank));
+  begin(1, peers);
+  detector.hearOfDeath(now, peerNumber(7), "its process ended");
+  EXPECT_EQ(orders.failures.at(1).cause.rank, 7);
+  begin(2, peers);
+  EXPECT_EQ(orders.failures.at(2).cause.rank, 7) << "and stays dead";
 }
 
 TEST_F(DetectorTest, WarnsOnceOfAPeerThatIsSilentForASecond) {
@@ -308,7 +378,7 @@ TEST_F(DetectorTest, NothingIsKeptOfWatchesThatEnded) {
     pass(milliseconds(10));
     detector.removeWatch(id);
   }
-  EXPECT_EQ(detector.watchedPeers(), 0U);
+  EXPECT_EQ(detector.neighbours(), 0U);
   EXPECT_EQ(detector.counts().watches, 0);
   EXPECT_TRUE(orders.wanted.empty());
   EXPECT_EQ(detector.nextDue(now), std::nullopt);

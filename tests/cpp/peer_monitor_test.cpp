@@ -92,6 +92,16 @@ class PeerMonitorTest : public ::testing::Test {
 
 using Role = FakePeer::Role;
 
+Notice abortOf(const Nonce& epoch) {
+  Notice notice;
+  notice.type = Notice::Type::kFailed;
+  notice.epoch = epoch;
+  notice.failure.kind = FailureKind::kAborted;
+  notice.failure.cause.rank = FakePeer::kRank;
+  notice.failure.cause.how = "abort() was called";
+  return notice;
+}
+
 TEST_F(PeerMonitorTest, RefusesAWrongSecret) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
@@ -208,6 +218,7 @@ TEST_F(PeerMonitorTest, SilentPeerIsFrozenAndIsToldSo) {
   ASSERT_TRUE(verdict.arrives());
   EXPECT_EQ(verdict.failure().kind, FailureKind::kPeerLost);
   EXPECT_EQ(verdict.failure().cause.how.rfind("its process has not answered for ", 0), 0U);
+  EXPECT_EQ(line.readNotice().failure.cause.rank, FakePeer::kRank);
   EXPECT_EQ(line.readNews().header.type, FrameType::kFailed);
   EXPECT_TRUE(line.isEnded());
   EXPECT_EQ(monitor->stats().freezes, 1U);
@@ -324,11 +335,93 @@ TEST_F(PeerMonitorTest, LineThatNoWatchNeedsIsClosedWithAGoodbye) {
   line.beat();
   ASSERT_TRUE(linesBecome(1));
   watching.reset();
+  const Notice leaving = line.readNotice();
+  EXPECT_EQ(leaving.type, Notice::Type::kLeft);
+  EXPECT_EQ(leaving.rank, kSelfRank);
   const RawLine::Frame last = line.readNews();
   EXPECT_EQ(last.header.type, FrameType::kGoodbye);
   EXPECT_EQ(last.header.aux, 0U);
   EXPECT_TRUE(linesBecome(0));
   EXPECT_EQ(monitor->stats().watches, 0);
+}
+
+TEST_F(PeerMonitorTest, LineThatIsNoLongerNeededIsReadUntilThePeerClosesItToo) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kAccepts);
+  auto watching = watch(peer);
+  Hello hello;
+  RawLine line = peer.accept(&hello);
+  line.write(peer.welcome(secret));
+  line.beat();
+  ASSERT_TRUE(linesBecome(1));
+  watching.reset();
+  line.readNotice();
+  ASSERT_EQ(line.readNews().header.type, FrameType::kGoodbye);
+  Notice crossing = abortOf(Nonce::random());
+  line.write(crossing);
+  line.close();
+  ASSERT_TRUE(waitFor([this] { return monitor->stats().notices_heard == 1; }));
+  const auto next =
+      monitor->watch(crossing.epoch, secret, kSelfRank, {peer.record()}, verdict.sink());
+  ASSERT_TRUE(verdict.arrives()) << "it was told ahead of the epoch";
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kAborted);
+}
+
+TEST_F(PeerMonitorTest, NoticeFailsTheEpochWithWhatItSays) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  line.write(abortOf(nonce));
+  ASSERT_TRUE(verdict.arrives());
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kAborted);
+  EXPECT_EQ(verdict.failure().cause.rank, FakePeer::kRank);
+  EXPECT_EQ(verdict.failure().cause.how, "abort() was called");
+}
+
+TEST_F(PeerMonitorTest, NoticeOfAnotherEpochOrOfARankOutsideHarmsNobody) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  line.write(abortOf(Nonce::random()));
+  Notice outside = abortOf(nonce);
+  outside.failure.cause.rank = FakePeer::kRank + 1;
+  line.write(outside);
+  EXPECT_TRUE(waitFor([this] { return monitor->stats().notices_heard == 2; }));
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, MalformedNoticeEndsTheLine) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  line.write(FrameType::kNotice, 0, 0, encodeNotice(abortOf(nonce)).substr(0, 20));
+  EXPECT_TRUE(line.isEnded());
+}
+
+TEST_F(PeerMonitorTest, AnnouncedFailureIsToldToPeersAndNotToItsOwner) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  const auto watching = watch(peer);
+  RawLine line = standingLine(peer);
+  watching->announce(abortOf(nonce).failure);
+  const Notice told = line.readNotice();
+  EXPECT_EQ(told.type, Notice::Type::kFailed);
+  EXPECT_EQ(told.epoch, nonce);
+  EXPECT_EQ(told.failure.kind, FailureKind::kAborted);
+  expectNoFailure();
+}
+
+TEST_F(PeerMonitorTest, LineThatComesUpAfterTheFailureStillBringsTheNews) {
+  start(kNoFreeze);
+  const FakePeer peer(Role::kConnects);
+  auto watching = watch(peer);
+  watching->announce(abortOf(nonce).failure);
+  watching.reset();
+  RawLine line = standingLine(peer);
+  EXPECT_EQ(line.readNotice().failure.kind, FailureKind::kAborted);
 }
 
 TEST_F(PeerMonitorTest, StopSaysThatTheProcessLeaves) {

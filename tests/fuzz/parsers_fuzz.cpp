@@ -12,6 +12,7 @@
 #include "net/frame.h"
 #include "net/handshake.h"
 #include "net/socket_address.h"
+#include "peers/notice.h"
 #include "rendezvous/rendezvous.h"
 
 namespace {
@@ -40,6 +41,11 @@ void header(std::string_view bytes) {
 void failure(std::string_view bytes) {
   const auto parsed = decodeFailure(bytes, 8);
   if (parsed) require(encodeFailure(*parsed) == bytes);
+}
+
+void notice(std::string_view bytes) {
+  const auto parsed = decodeNotice(bytes);
+  if (parsed) require(encodeNotice(*parsed) == bytes);
 }
 
 void hello(std::string_view bytes) {
@@ -89,7 +95,7 @@ struct Parser {
   const char* name;
   void (*run)(std::string_view);
 };
-constexpr Parser kParsers[] = {{"header", header},   {"failure", failure}, {"hello", hello},
+constexpr Parser kParsers[] = {{"header", header},   {"failure", failure}, {"notice", notice}, {"hello", hello},
                                {"welcome", welcome}, {"refusal", refusal}, {"record", record},
                                {"go", go},           {"address", address}};
 const Parser* chosen = nullptr;

@@ -5,10 +5,11 @@
 #include <iostream>
 #include <string>
 
-#include "host/failure_frame.h"
+#include "net/failure_frame.h"
 #include "net/frame.h"
 #include "net/handshake.h"
 #include "net/socket_address.h"
+#include "peers/notice.h"
 #include "rendezvous/rendezvous.h"
 
 namespace {
@@ -34,7 +35,7 @@ void headers() {
   for (const auto type : {FrameType::kHello, FrameType::kWelcome, FrameType::kRefused,
                           FrameType::kData, FrameType::kAnnounce, FrameType::kClear,
                           FrameType::kMessage, FrameType::kBarrier, FrameType::kFailed,
-                          FrameType::kGoodbye, FrameType::kBeat}) {
+                          FrameType::kGoodbye, FrameType::kBeat, FrameType::kNotice}) {
     const FrameBytes bytes = encodeHeader({type, 64, 3, 2, 1});
     seed("header", std::to_string(static_cast<int>(type)), {bytes.begin(), bytes.end()});
   }
@@ -56,6 +57,22 @@ void failures() {
     seed("failure", std::to_string(kind), encodeFailure(failure));
   }
   seed("failure", "empty", encodeFailure({}));
+}
+
+void notices() {
+  for (const auto type : {Notice::Type::kFailed, Notice::Type::kLeft, Notice::Type::kAsk}) {
+    Notice notice;
+    notice.type = type;
+    notice.epoch = numbered<Nonce>(1);
+    if (type == Notice::Type::kFailed) {
+      notice.failure.kind = FailureKind::kPeerLost;
+      notice.failure.cause = {3, -1, "host-b", 812, "its process ended"};
+      notice.dead = numbered<Incarnation>(2);
+    } else if (type == Notice::Type::kLeft) {
+      notice.rank = 3;
+    }
+    seed("notice", std::to_string(static_cast<int>(type)), encodeNotice(notice));
+  }
 }
 
 void handshakes() {
@@ -115,6 +132,7 @@ int main(int argc, char** argv) {
   directory = argv[1];
   headers();
   failures();
+  notices();
   handshakes();
   rosters();
   addresses();

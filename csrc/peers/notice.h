@@ -1,0 +1,34 @@
+// What members of an epoch tell each other over their lines: a value, and its bytes.
+//
+// Parsing is total, and every text is bounded (net/failure_frame.h). Ranks are not compared with
+// the epoch's size here: whoever gets a notice may not know the epoch yet.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/identity.h"
+#include "torchft_ext/failure.h"
+
+namespace torchft_ext {
+
+struct Notice {
+  enum class Type : uint8_t {
+    kFailed = 1,  // the epoch failed
+    kLeft = 2,    // a member left the epoch, which goes on without it
+    kAsk = 3,     // the sender takes part in the epoch: whoever knows more is to say so
+  };
+
+  Type type = Type::kAsk;
+  Nonce epoch;
+  Failure failure;   // kFailed: kind and cause
+  Incarnation dead;  // kFailed: the process that ended, where that is the cause; else zero
+  int rank = -1;     // kLeft: who
+};
+
+std::string encodeNotice(const Notice& notice);  // the payload of a kNotice frame
+std::optional<Notice> decodeNotice(std::string_view payload);
+
+}  // namespace torchft_ext

@@ -1,0 +1,55 @@
+#include "peers/notice_board.h"
+
+#include <algorithm>
+
+namespace torchft_ext {
+namespace {
+
+// The first failure of an epoch is the one that counts; of leavers, each.
+bool saysTheSame(const Notice& a, const Notice& b) {
+  return a.epoch == b.epoch && a.type == b.type && a.rank == b.rank;
+}
+
+}  // namespace
+
+void NoticeBoard::keep(Time now, const Notice& notice) {
+  expire(ahead_, now);
+  if (outcomeOf(notice.epoch) != nullptr) return;
+  const bool known = std::any_of(ahead_.begin(), ahead_.end(), [&](const Entry& entry) {
+    return saysTheSame(entry.notice, notice);
+  });
+  if (!known) add(ahead_, kMostAhead, now + kAheadFor, notice);
+}
+
+std::vector<Notice> NoticeBoard::begin(Time now, const Nonce& epoch) {
+  expire(ahead_, now);
+  expire(over_, now);
+  std::vector<Notice> found;
+  for (const Entry& entry : ahead_) {
+    if (entry.notice.epoch == epoch) found.push_back(entry.notice);
+  }
+  std::erase_if(ahead_, [&](const Entry& entry) { return entry.notice.epoch == epoch; });
+  return found;
+}
+
+void NoticeBoard::end(Time now, const Notice& outcome) {
+  expire(over_, now);
+  add(over_, kMostOver, now + kOverFor, outcome);
+}
+
+const Notice* NoticeBoard::outcomeOf(const Nonce& epoch) const {
+  const auto found = std::find_if(over_.begin(), over_.end(),
+                                  [&](const Entry& entry) { return entry.notice.epoch == epoch; });
+  return found == over_.end() ? nullptr : &found->notice;
+}
+
+void NoticeBoard::add(Entries& entries, size_t most, Time until, const Notice& notice) {
+  if (entries.size() >= most) entries.pop_front();
+  entries.push_back({until, notice});
+}
+
+void NoticeBoard::expire(Entries& entries, Time now) {
+  while (!entries.empty() && entries.front().until <= now) entries.pop_front();
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,282 @@
+#include "peers/sentry.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace torchft_ext {
+
+Sentry::Sentry(SentryOrders& orders, Duration heartbeat_limit, Identity self)
+    : orders_(orders),
+      self_(std::move(self)),
+      detector_(*this, heartbeat_limit, self_.host, self_.pid) {}
+
+// Watches.
+
+void Sentry::addWatch(Time now, WatchId id, const Nonce& nonce, int self_rank,
+                      const std::vector<WatchedPeer>& peers) {
+  now_ = now;
+  Epoch& epoch = epochs_[id];
+  epoch.nonce = nonce;
+  epoch.self_rank = self_rank;
+  epoch.rank_bound = self_rank + 1;
+  for (const WatchedPeer& peer : peers)
+    epoch.rank_bound = std::max(epoch.rank_bound, peer.rank + 1);
+  detector_.addWatch(now, id, self_rank, peers);
+  for (const Notice& early : board_.begin(now, nonce)) hear(early);
+}
+
+void Sentry::removeWatch(Time now, WatchId id) {
+  now_ = now;
+  const auto found = epochs_.find(id);
+  if (found == epochs_.end()) return;
+  Epoch& epoch = found->second;
+  if (!epoch.outcome) {
+    Notice leaving;
+    leaving.type = Notice::Type::kLeft;
+    leaving.epoch = epoch.nonce;
+    leaving.rank = epoch.self_rank;
+    end(id, epoch, std::move(leaving));
+  }
+  detector_.removeWatch(id);
+  epoch.removed = true;
+  retireFinished();
+}
+
+void Sentry::peerLeft(Time now, WatchId id, int rank) {
+  now_ = now;
+  detector_.peerLeft(now, id, rank);
+}
+
+void Sentry::announce(Time now, WatchId id, Failure failure) {
+  now_ = now;
+  announced_ = id;
+  detector_.failWatch(id, std::move(failure));
+  announced_.reset();
+}
+
+// Notices that go out.
+
+bool Sentry::send(const Incarnation& to, const Notice& notice) {
+  if (!orders_.send(to, notice)) return false;
+  if (notice.type != Notice::Type::kAsk) ++notices_sent_;
+  return true;
+}
+
+void Sentry::fail(WatchId id, Failure failure) {
+  Epoch& epoch = epochs_.at(id);
+  end(id, epoch, failureOf(id, epoch, failure));
+  if (id != announced_) orders_.fail(id, std::move(failure));
+}
+
+Notice Sentry::failureOf(WatchId id, const Epoch& epoch, const Failure& failure) const {
+  Notice notice;
+  notice.type = Notice::Type::kFailed;
+  notice.epoch = epoch.nonce;
+  notice.failure = failure;
+  const std::optional<Incarnation> culprit = detector_.memberAt(id, failure.cause.rank);
+  const bool death = failure.kind == FailureKind::kPeerLost && culprit;
+  if (death && detector_.hasEnded(*culprit)) notice.dead = *culprit;
+  return notice;
+}
+
+void Sentry::end(WatchId id, Epoch& epoch, Notice outcome) {
+  epoch.outcome = std::move(outcome);
+  epoch.kept_until = now_ + kKeptFor;
+  board_.end(now_, *epoch.outcome);
+  for (const Incarnation& member : detector_.membersOf(id)) {
+    if (member == source_ || send(member, *epoch.outcome)) continue;
+    if (detector_.isNeighbour(id, member) && !detector_.hasEnded(member)) {
+      epoch.untold.insert(member);
+    }
+  }
+}
+
+void Sentry::left(WatchId id, const Incarnation& peer, int rank) {
+  Epoch& epoch = epochs_.at(id);
+  Notice notice;
+  notice.type = Notice::Type::kLeft;
+  notice.epoch = epoch.nonce;
+  notice.rank = rank;
+  for (const Incarnation& member : detector_.membersOf(id)) {
+    if (member != source_ && member != peer) send(member, notice);
+  }
+  epoch.leavers.push_back(std::move(notice));
+}
+
+void Sentry::ask(WatchId id, Epoch& epoch, const Incarnation& peer) {
+  if (!detector_.countsOn(id, peer) || epoch.asked.count(peer) > 0) return;
+  Notice question;
+  question.type = Notice::Type::kAsk;
+  question.epoch = epoch.nonce;
+  if (send(peer, question)) epoch.asked.insert(peer);
+}
+
+// Notices that come in.
+
+void Sentry::noticed(Time now, const Incarnation& from, const Notice& notice) {
+  now_ = now;
+  if (notice.type == Notice::Type::kAsk) return answer(from, notice.epoch);
+  ++notices_heard_;
+  source_ = from;
+  hear(notice);
+  source_ = {};
+}
+
+void Sentry::hear(const Notice& notice) {
+  // That a process has ended is true of all its epochs.
+  if (!notice.dead.isZero() && notice.dead != self_.incarnation) {
+    detector_.hearOfDeath(now_, notice.dead, notice.failure.cause.how);
+    releaseEverywhere(notice.dead);
+  }
+  bool known = false;
+  for (auto& [id, epoch] : epochs_) {
+    if (epoch.nonce != notice.epoch) continue;
+    known = true;
+    if (!epoch.outcome) hearIn(id, epoch, notice);
+  }
+  if (!known) board_.keep(now_, notice);
+}
+
+void Sentry::hearIn(WatchId id, Epoch& epoch, const Notice& notice) {
+  if (notice.type == Notice::Type::kLeft) return detector_.peerLeft(now_, id, notice.rank);
+  const Cause& cause = notice.failure.cause;
+  if (cause.rank >= epoch.rank_bound || cause.other_rank >= epoch.rank_bound) return;
+  detector_.failWatch(id, inOwnWords(epoch, notice.failure));
+}
+
+Failure Sentry::inOwnWords(const Epoch& epoch, Failure failure) const {
+  if (failure.kind != FailureKind::kPeerLost || failure.cause.rank != epoch.self_rank) {
+    return failure;
+  }
+  failure.cause.host = self_.host;
+  failure.cause.pid = self_.pid;
+  failure.cause.how =
+      "this process was frozen and left out, or cut off: others found that " + failure.cause.how;
+  return failure;
+}
+
+void Sentry::answer(const Incarnation& from, const Nonce& nonce) {
+  if (const Notice* outcome = board_.outcomeOf(nonce)) {
+    send(from, *outcome);
+    return;
+  }
+  for (const auto& [id, epoch] : epochs_) {
+    if (epoch.nonce != nonce) continue;
+    for (const Notice& leaver : epoch.leavers) send(from, leaver);
+  }
+}
+
+// What happens to lines.
+
+void Sentry::lineUp(Time now, const Incarnation& peer, LineKind kind) {
+  now_ = now;
+  detector_.lineUp(now, peer, kind);
+  if (kind != LineKind::kMain) return;
+  for (auto& [id, epoch] : epochs_) {
+    if (!epoch.outcome) {
+      ask(id, epoch, peer);
+    } else if (epoch.untold.count(peer) > 0 && send(peer, *epoch.outcome)) {
+      release(id, epoch, peer);
+    }
+  }
+  retireFinished();
+}
+
+void Sentry::lineEnded(Time now, const Incarnation& peer, LineKind kind, LineEnd end) {
+  now_ = now;
+  if (kind == LineKind::kMain) {
+    for (auto& [id, epoch] : epochs_) epoch.asked.erase(peer);
+  }
+  detector_.lineEnded(now, peer, kind, end);
+  if (end == LineEnd::kLeft) releaseEverywhere(peer);
+}
+
+void Sentry::probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end) {
+  now_ = now;
+  detector_.probed(now, peer, kind, end);
+  if (end == ProbeEnd::kGone) releaseEverywhere(peer);
+}
+
+// Which lines are wanted: those to the untold beyond the end of their epoch.
+
+void Sentry::wantLine(WatchId watch, const Incarnation& peer, LineKind kind) {
+  if (kind == LineKind::kMain) epochs_.at(watch).asked.erase(peer);
+  orders_.wantLine(watch, peer, kind);
+}
+
+void Sentry::unwantLine(WatchId id, const Incarnation& peer, LineKind kind) {
+  Epoch& epoch = epochs_.at(id);
+  if (kind == LineKind::kMain && epoch.untold.count(peer) > 0) {
+    epoch.kept.insert(peer);
+  } else {
+    orders_.unwantLine(id, peer, kind);
+  }
+}
+
+void Sentry::release(WatchId id, Epoch& epoch, const Incarnation& peer) {
+  epoch.untold.erase(peer);
+  if (epoch.kept.erase(peer) > 0) orders_.unwantLine(id, peer, LineKind::kMain);
+}
+
+void Sentry::releaseEverywhere(const Incarnation& peer) {
+  for (auto& [id, epoch] : epochs_) release(id, epoch, peer);
+  retireFinished();
+}
+
+void Sentry::retireFinished() {
+  for (auto entry = epochs_.begin(); entry != epochs_.end();) {
+    const Epoch& epoch = entry->second;
+    if (!epoch.removed || !epoch.untold.empty()) {
+      ++entry;
+      continue;
+    }
+    orders_.retire(entry->first);
+    entry = epochs_.erase(entry);
+  }
+}
+
+// Time.
+
+void Sentry::tick(Time now) {
+  now_ = now;
+  detector_.tick(now);
+  for (auto& [id, epoch] : epochs_) {
+    if (!epoch.outcome || epoch.kept_until > now) continue;
+    const std::set<Incarnation> given_up = epoch.untold;  // releasing edits the original
+    for (const Incarnation& peer : given_up) release(id, epoch, peer);
+  }
+  retireFinished();
+}
+
+std::optional<Sentry::Time> Sentry::nextDue(Time now) {
+  std::optional<Time> due = detector_.nextDue(now);
+  for (const auto& [id, epoch] : epochs_) {
+    if (epoch.untold.empty()) continue;
+    due = due ? std::min(*due, epoch.kept_until) : epoch.kept_until;
+  }
+  return due;
+}
+
+SentryCounts Sentry::counts() const {
+  return {detector_.counts(), notices_sent_, notices_heard_};
+}
+
+// Orders of the detector that are passed on as they are.
+
+void Sentry::probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) {
+  orders_.probe(peer, kind, patience);
+}
+
+void Sentry::accuse(const Incarnation& peer, const std::string& why) {
+  orders_.accuse(peer, why);
+}
+
+void Sentry::warn(const std::string& line) {
+  orders_.warn(line);
+}
+
+std::string Sentry::processState(const std::string& host, int64_t pid) {
+  return orders_.processState(host, pid);
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,146 @@
+// All that the peer monitor decides: joins the detector, which watches this process's own lines,
+// with the notices by which members tell each other what their lines told them. No sockets, no
+// clock, no thread of its own: whole worlds of sentries run in the tests, in simulated time.
+//
+// Per epoch (a watch here):
+//   unknown  notices about it wait on the NoticeBoard
+//   live     fails with the first news of any source, or is left when its watch is removed
+//   over     its outcome has been sent, once, to each member to which a line stands. Main lines to
+//              neighbours that could not be told stay wanted until they stand and have been told,
+//              the process is gone, or kKeptFor is over. Then, and when the watch has been removed,
+//              it is retired: from now on only the NoticeBoard knows its outcome
+// A failure is sent on by every member that had not known of one: at most one notice each way on
+// each line, over at most log2(n) + 1 hops. A member that leaves is spread in the same way; it is
+// no failure. Whenever a line comes up, both ends ask each other about the epochs they share, so a
+// line that is late misses nothing.
+//
+// Why no survivor stays blocked. Let something be broken in an epoch: a member dead or frozen, or a
+// line of the overlay cut. The overlay of the members present is connected, so from every survivor
+// a path leads to a broken member or line. Take the first broken one on it: the member before it is
+// its neighbour and alive, so its own line ends, falls silent or never comes up, each of which the
+// detector ends in a verdict; and whatever lies between that member and the survivor is whole, so
+// the notice comes along. That holds for any number and order of breaks, since every one of them
+// is a cause, not only an obstacle: a notice lost with the process or line that carried it is
+// replaced by the news of that very loss. A survivor that has moved on to another epoch has been
+// told, and has told its neighbours (or keeps trying, as above); one that left has said so, and the
+// others close their ranks around it. The last resort of a member whose neighbour is alive but has
+// no line to it is the detector's: kLooksForALine.
+// The exception: with heartbeats off a frozen member is not noticed, and passes nothing on.
+//
+// Trust: a notice comes over an admitted line, hence from a fellow member of some epoch, and is
+// believed. Its ranks are checked; a failure that names this process is put into its own words.
+//
+// Owner: MonitorCore. Threads: the monitor's loop only. Orders are given from inside its methods;
+// they must not call back. After the last retire() nothing is kept but the board and tombstones.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "peers/detector.h"
+#include "peers/notice.h"
+#include "peers/notice_board.h"
+
+namespace torchft_ext {
+
+class SentryOrders : public LineOrders {
+ public:
+  virtual void fail(WatchId watch, Failure failure) = 0;  // at most once for a watch
+  // Over the standing main line to that process. False: there is none.
+  virtual bool send(const Incarnation& to, const Notice& notice) = 0;
+  virtual void retire(WatchId watch) = 0;  // the last order about it
+};
+
+struct SentryCounts {
+  DetectorCounts detector;
+  uint64_t notices_sent = 0;  // failures and leavers, not questions
+  uint64_t notices_heard = 0;
+};
+
+class Sentry : private DetectorOrders {
+ public:
+  using Time = Clock::time_point;
+  static constexpr std::chrono::seconds kKeptFor{30};
+
+  struct Identity {
+    Incarnation incarnation;
+    std::string host;
+    int64_t pid = -1;
+  };
+
+  Sentry(SentryOrders& orders, Duration heartbeat_limit, Identity self);
+
+  void addWatch(Time now, WatchId id, const Nonce& epoch, int self_rank,
+                const std::vector<WatchedPeer>& peers);
+  void removeWatch(Time now, WatchId id);  // unless it has failed: this process leaves the epoch
+  void peerLeft(Time now, WatchId id, int rank);
+  // The epoch failed here for a reason of its own; the watch's owner knows.
+  void announce(Time now, WatchId id, Failure failure);
+
+  void lineUp(Time now, const Incarnation& peer, LineKind kind);
+  void heard(Time now, const Incarnation& peer) { detector_.heard(now, peer); }
+  void noticed(Time now, const Incarnation& from, const Notice& notice);
+  void lineEnded(Time now, const Incarnation& peer, LineKind kind, LineEnd end);
+  void probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end);
+
+  void tick(Time now);
+  std::optional<Time> nextDue(Time now);  // as Detector's
+
+  SentryCounts counts() const;
+  size_t epochs() const { return epochs_.size(); }
+
+ private:
+  struct Epoch {
+    Nonce nonce;
+    int self_rank = -1;
+    int rank_bound = 0;  // above every member's rank
+    bool removed = false;
+    std::optional<Notice> outcome;  // set: over
+    std::vector<Notice> leavers;
+    std::set<Incarnation> asked;  // over the line that stands
+    std::set<Incarnation> untold;
+    std::set<Incarnation> kept;  // lines that the detector wants no more
+    Time kept_until;
+  };
+
+  // Orders of the detector.
+  void fail(WatchId watch, Failure failure) override;
+  void left(WatchId watch, const Incarnation& peer, int rank) override;
+  void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
+  void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
+  void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override;
+  void accuse(const Incarnation& peer, const std::string& why) override;
+  void warn(const std::string& line) override;
+  std::string processState(const std::string& host, int64_t pid) override;
+
+  bool send(const Incarnation& to, const Notice& notice);
+  void end(WatchId id, Epoch& epoch, Notice outcome);
+  Notice failureOf(WatchId id, const Epoch& epoch, const Failure& failure) const;
+  void hear(const Notice& notice);
+  void hearIn(WatchId id, Epoch& epoch, const Notice& notice);
+  void answer(const Incarnation& from, const Nonce& nonce);
+  void ask(WatchId id, Epoch& epoch, const Incarnation& peer);
+  Failure inOwnWords(const Epoch& epoch, Failure failure) const;
+  // Of lines kept for the untold.
+  void release(WatchId id, Epoch& epoch, const Incarnation& peer);
+  void releaseEverywhere(const Incarnation& peer);
+  void retireFinished();
+
+  SentryOrders& orders_;
+  const Identity self_;
+  Detector detector_;
+  NoticeBoard board_;
+  std::map<WatchId, Epoch> epochs_;
+  uint64_t notices_sent_ = 0;
+  uint64_t notices_heard_ = 0;
+  // Of the call under way.
+  Time now_;
+  Incarnation source_;  // who sent the notice that is being handled: need not be told it
+  std::optional<WatchId> announced_;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,242 @@
+// The peer monitor's promise under random schedules: whatever dies, freezes, is cut, leaves or
+// moves on, in whatever order, no survivor of a broken epoch stays blocked, and nobody is named who
+// did nothing.
+//
+//   TORCHFT_EXT_TEST_SEEDS=5000   so many schedules instead of a sample
+//   TORCHFT_EXT_TEST_SEED=123     that one first
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "monitor_world.h"
+#include "peers/overlay.h"
+
+namespace torchft_ext {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr milliseconds kLimit{300};
+// In simulated time: a few freezes, limits and delays; far less than the detector's last resort, so
+// that this hides nothing.
+constexpr seconds kPatience{10};
+
+uint32_t numberFrom(const char* variable, uint32_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : static_cast<uint32_t>(std::strtoul(text, nullptr, 10));
+}
+
+WorldOptions optionsFor(uint32_t seed) {
+  WorldOptions options;
+  options.processes = 3 + static_cast<int>(seed % 14);
+  options.heartbeat_limit = kLimit;
+  options.shortest_delay = std::chrono::microseconds(100);
+  options.longest_delay = milliseconds(40);
+  options.seed = seed;
+  return options;
+}
+
+class Schedule {
+ public:
+  explicit Schedule(uint32_t seed) : world_(optionsFor(seed)), size_(optionsFor(seed).processes) {}
+
+  void run() {
+    begin();
+    const uint32_t steps = 5 + world_.random(60);
+    for (uint32_t step = 0; step < steps; ++step) {
+      world_.pass(milliseconds(world_.random(40)));
+      act();
+    }
+    settle();
+    for (const auto& [epoch, member] : world_.blocked()) {
+      ADD_FAILURE() << "epoch " << epoch << ": process " << member << " was never told";
+    }
+    expectNothingKept();
+  }
+
+ private:
+  bool oneIn(uint32_t n) { return world_.random(n) == 0; }
+  int anyone() { return static_cast<int>(world_.random(static_cast<uint32_t>(size_))); }
+  int anyEpoch() { return static_cast<int>(world_.random(static_cast<uint32_t>(epochs_))); }
+  int anyMemberOf(int epoch) {
+    const auto& members = world_.membersOf(epoch);
+    return members[world_.random(static_cast<uint32_t>(members.size()))];
+  }
+
+  // Of those that run, in any order; sometimes so that they begin long after each other.
+  void begin() {
+    std::vector<int> members;
+    for (int i = 0; i < size_; ++i) {
+      if (world_.runs(i) && (epochs_ == 0 || !oneIn(4))) members.push_back(i);
+    }
+    if (members.size() < 2) return;
+    for (size_t i = members.size(); i > 1; --i) {
+      std::swap(members[i - 1], members[world_.random(static_cast<uint32_t>(i))]);
+    }
+    world_.beginEpoch(members, milliseconds(oneIn(3) ? 400 : 10));
+    ++epochs_;
+  }
+
+  void act() {
+    const int one = anyone();
+    const int other = anyone();
+    const int epoch = anyEpoch();
+    switch (world_.random(16)) {
+      case 0:
+      case 1:
+        return world_.kill(one);
+      case 2:
+        world_.kill(one);
+        return world_.kill(other);
+      case 3:
+      case 4:
+        return freezeFor(one, milliseconds(world_.random(4) * kLimit.count() / 2 + 10));
+      case 5:
+        if (one != other) world_.cutLine(one, other);
+        return;
+      case 6:
+        if (one != other) blockFor(one, other, milliseconds(world_.random(3000)));
+        return;
+      case 7:
+      case 8:
+        return world_.leaveEpoch(epoch, anyMemberOf(epoch));
+      case 9:
+        return world_.abort(epoch, anyMemberOf(epoch));
+      case 10:
+        return oneIn(3) ? world_.exit(one) : begin();
+      case 11:
+        return begin();
+      case 12:
+        return moveOn(epoch);
+      default:
+        return;  // time passes
+    }
+  }
+
+  // As configure() does it: each ends the epoch before in its own time, and begins the next.
+  void moveOn(int epoch) {
+    for (const int member : world_.membersOf(epoch)) {
+      world_.later(milliseconds(world_.random(50)), [this, epoch, member] {
+        world_.abort(epoch, member);
+        world_.leaveEpoch(epoch, member);
+      });
+    }
+    begin();
+  }
+
+  void freezeFor(int process, Duration time) {
+    world_.freeze(process);
+    world_.later(time, [this, process] { world_.thaw(process); });
+  }
+
+  void blockFor(int a, int b, Duration time) {
+    world_.blockPair(a, b);
+    world_.later(time, [this, a, b] { world_.unblockPair(a, b); });
+  }
+
+  void settle() {
+    const auto until = world_.now() + kPatience;
+    world_.pass(seconds(4));
+    while (world_.now() < until && !world_.blocked().empty()) world_.pass(seconds(1));
+  }
+
+  // Once the owners have removed their watches, and nobody is left to be told.
+  void expectNothingKept() {
+    for (int epoch = 0; epoch < epochs_; ++epoch) {
+      for (const int member : world_.membersOf(epoch)) world_.leaveEpoch(epoch, member);
+    }
+    world_.pass(Sentry::kKeptFor + seconds(1));
+    for (int i = 0; i < size_; ++i) {
+      if (world_.runs(i)) {
+        EXPECT_EQ(world_.epochsKept(i), 0U) << "process " << i;
+        EXPECT_EQ(world_.lines(i), 0) << "process " << i;
+      }
+    }
+  }
+
+  MonitorWorld world_;
+  const int size_;
+  int epochs_ = 0;
+};
+
+TEST(MonitorSchedules, NoSurvivorStaysBlockedAndNobodyIsNamedWrongly) {
+  const uint32_t first = numberFrom("TORCHFT_EXT_TEST_SEED", std::random_device{}());
+  const uint32_t seeds = numberFrom("TORCHFT_EXT_TEST_SEEDS", 200);
+  for (uint32_t seed = first; seed != first + seeds; ++seed) {
+    SCOPED_TRACE("TORCHFT_EXT_TEST_SEED=" + std::to_string(seed));
+    Schedule(seed).run();
+    if (HasFailure()) break;
+  }
+}
+
+class MonitorStories : public ::testing::Test {
+ protected:
+  void begin(int size) {
+    WorldOptions options;
+    options.processes = size;
+    options.heartbeat_limit = kLimit;
+    world = std::make_unique<MonitorWorld>(options);
+    std::vector<int> members;
+    for (int i = 0; i < size; ++i) members.push_back(i);
+    epoch = world->beginEpoch(members);
+    world->pass(milliseconds(200));
+  }
+  std::vector<int> neighboursOfZero() const {
+    return overlayNeighbours(0, world->membersOf(epoch));
+  }
+  void expectEveryoneTold(Duration within) {
+    world->pass(within);
+    EXPECT_TRUE(world->blocked().empty());
+    EXPECT_NE(world->toldOf(epoch, 0), nullptr);
+  }
+
+  std::unique_ptr<MonitorWorld> world;
+  int epoch = -1;
+};
+
+TEST_F(MonitorStories, MemberWhoseNeighboursAllLeftIsStillTold) {
+  begin(32);
+  for (const int neighbour : neighboursOfZero()) world->leaveEpoch(epoch, neighbour);
+  world->pass(Detector::kRewireAfter + milliseconds(500));
+  EXPECT_EQ(world->toldOf(epoch, 0), nullptr);
+  world->kill(5);
+  expectEveryoneTold(milliseconds(100));
+}
+
+TEST_F(MonitorStories, MemberWhoseNeighboursAllFreezeWhenOneDiesIsTold) {
+  begin(32);
+  world->kill(5);
+  for (const int neighbour : neighboursOfZero()) world->freeze(neighbour);
+  expectEveryoneTold(kLimit * 2);
+}
+
+TEST_F(MonitorStories, MemberWhoseLinesAreAllCutWhenOneDiesIsTold) {
+  begin(32);
+  world->kill(5);
+  for (const int neighbour : neighboursOfZero()) world->cutLine(0, neighbour);
+  expectEveryoneTold(milliseconds(100));
+}
+
+TEST_F(MonitorStories, NoticeThatDiesWithItsBearerIsReplacedByTheNewsOfThatDeath) {
+  begin(32);
+  world->abort(epoch, 16);  // some hops from 0
+  world->pass(milliseconds(1));
+  for (const int neighbour : neighboursOfZero()) world->kill(neighbour);
+  expectEveryoneTold(milliseconds(100));
+}
+
+TEST_F(MonitorStories, EpochThatFailsBeforeItsLinesStandIsToldAll) {
+  WorldOptions options;
+  options.processes = 8;
+  options.longest_delay = milliseconds(40);
+  world = std::make_unique<MonitorWorld>(options);
+  epoch = world->beginEpoch({0, 1, 2, 3, 4, 5, 6, 7}, milliseconds(100));
+  while (world->survivorsOf(epoch).empty()) world->pass(milliseconds(1));
+  const int first = world->survivorsOf(epoch).front();
+  world->abort(epoch, first);
+  world->leaveEpoch(epoch, first);
+  expectEveryoneTold(milliseconds(1000));
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,634 @@
+#include "monitor_world.h"
+
+#include <algorithm>
+
+namespace torchft_ext {
+namespace {
+
+constexpr milliseconds kRedial{20};
+constexpr milliseconds kGrace{500};
+constexpr milliseconds kProbeLook{5};
+constexpr int kBeatsPerLimit = 5;
+
+constexpr size_t indexOf(LineKind kind) {
+  return kind == LineKind::kMain ? 0 : 1;
+}
+
+}  // namespace
+
+// One direction of a line. Whoever holds the pointer can tell whether it is still the same line.
+struct MonitorWorld::Channel {
+  bool lost = false;  // nothing on its way arrives any more
+  Time last;          // arrivals keep their order
+};
+
+// A process: its sentry, and what LineTable does for it.
+class MonitorWorld::Process : private SentryOrders {
+ public:
+  enum class State { kRuns, kFrozen, kEnded };
+
+  Process(MonitorWorld& world, int number, const Incarnation& incarnation)
+      : world_(world),
+        number_(number),
+        incarnation_(incarnation),
+        sentry_(*this, world.options_.heartbeat_limit,
+                {incarnation, "host" + std::to_string(number), number}) {}
+
+  State state() const { return state_; }
+  const Incarnation& incarnation() const { return incarnation_; }
+  Sentry& sentry() { return sentry_; }
+  const Sentry& sentry() const { return sentry_; }
+  bool expects(const Nonce& nonce) const { return expected_.count(nonce) > 0; }
+  int mainLines() const { return static_cast<int>(ends_[0].size()); }
+  bool takesPart(int epoch) const { return watches_.count(static_cast<WatchId>(epoch)) > 0; }
+
+  void beginEpoch(int epoch);
+  void removeWatch(int epoch);
+  void exit();
+  void end();
+  void freeze() { state_ = State::kFrozen; }
+  void thaw();
+  void cut(int peer, LineKind kind);
+  // Whatever reaches the process; a frozen one comes to it when it thaws.
+  void receive(Event event);
+
+ private:
+  struct Ends {  // this process's end of a line
+    std::shared_ptr<Channel> in;
+    std::shared_ptr<Channel> out;
+  };
+  using Wishes = std::map<int, std::set<WatchId>>;  // by peer
+
+  void fail(WatchId watch, Failure failure) override;
+  bool send(const Incarnation& to, const Notice& notice) override;
+  void retire(WatchId watch) override;
+  void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
+  void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
+  void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override;
+  void accuse(const Incarnation& peer, const std::string& why) override;
+  void warn(const std::string&) override {}
+  std::string processState(const std::string&, int64_t) override { return ""; }
+
+  Ends* endsOf(int peer, LineKind kind) {
+    const auto found = ends_[indexOf(kind)].find(peer);
+    return found == ends_[indexOf(kind)].end() ? nullptr : &found->second;
+  }
+  void act(const std::function<void(Sentry&)>& call);
+  void arm();
+  void transmit(const std::shared_ptr<Channel>& channel, int to, Event event);
+  void dial(int peer, LineKind kind);
+  void connect(int peer, LineKind kind);
+  void stand(int peer, LineKind kind, Ends ends);
+  void lineEnded(int peer, LineKind kind, const std::shared_ptr<Channel>& in, LineEnd end);
+  void closeWith(int peer, LineKind kind, LineEnd last_word);
+  void look(int peer, LineKind kind, uint64_t number, Time began, ProbePatience patience);
+  void finishProbe(int peer, LineKind kind, uint64_t number, ProbeEnd end);
+  void beat();
+  void confirmAll();
+
+  MonitorWorld& world_;
+  const int number_;
+  const Incarnation incarnation_;
+  Sentry sentry_;
+  State state_ = State::kRuns;
+  std::deque<Event> deferred_;
+  std::set<WatchId> watches_;
+  std::set<Nonce> expected_;
+  std::array<Wishes, 2> wishes_;
+  std::array<std::map<int, Ends>, 2> ends_;
+  std::array<std::map<int, Ends>, 2> unconfirmed_;  // stand at the other end already
+  std::set<std::pair<int, LineKind>> dialling_;
+  std::map<std::pair<int, LineKind>, uint64_t> probes_;
+  std::map<std::pair<int, LineKind>, uint64_t> grace_;
+  std::set<std::shared_ptr<Channel>> closing_;  // said goodbye to, read from still
+  uint64_t next_number_ = 1;
+  uint64_t alarm_ = 0;
+  bool beating_ = false;
+};
+
+// ---------------------------------------------------------------- a process
+
+void MonitorWorld::Process::act(const std::function<void(Sentry&)>& call) {
+  call(sentry_);
+  arm();
+}
+
+void MonitorWorld::Process::arm() {
+  const uint64_t number = ++alarm_;
+  const std::optional<Time> due = sentry_.nextDue(world_.now_);
+  if (!due) return;
+  world_.later(std::max(Duration::zero(), Duration(*due - world_.now_)), [this, number] {
+    receive([this, number] {
+      if (number == alarm_) act([this](Sentry& sentry) { sentry.tick(world_.now_); });
+    });
+  });
+}
+
+void MonitorWorld::Process::receive(Event event) {
+  if (state_ == State::kEnded) return;
+  if (state_ == State::kFrozen) {
+    deferred_.push_back(std::move(event));
+  } else {
+    event();
+  }
+}
+
+void MonitorWorld::Process::thaw() {
+  state_ = State::kRuns;
+  while (!deferred_.empty() && state_ == State::kRuns) {
+    const Event event = std::move(deferred_.front());
+    deferred_.pop_front();
+    event();
+  }
+}
+
+void MonitorWorld::Process::beginEpoch(int number) {
+  const Epoch& epoch = world_.epochs_[static_cast<size_t>(number)];
+  std::vector<WatchedPeer> peers;
+  int self_rank = -1;
+  for (size_t rank = 0; rank < epoch.members.size(); ++rank) {
+    const int member = epoch.members[rank];
+    if (member == number_) {
+      self_rank = static_cast<int>(rank);
+    } else {
+      peers.push_back(
+          {static_cast<int>(rank), world_.at(member).incarnation(), "there", member, true});
+    }
+  }
+  const auto id = static_cast<WatchId>(number);
+  watches_.insert(id);
+  expected_.insert(epoch.nonce);
+  act([&](Sentry& sentry) { sentry.addWatch(world_.now_, id, epoch.nonce, self_rank, peers); });
+  if (!std::exchange(beating_, true)) beat();
+}
+
+void MonitorWorld::Process::removeWatch(int epoch) {
+  const auto id = static_cast<WatchId>(epoch);
+  watches_.erase(id);
+  act([&](Sentry& sentry) { sentry.removeWatch(world_.now_, id); });
+}
+
+void MonitorWorld::Process::exit() {
+  const std::set<WatchId> watches = watches_;
+  for (const WatchId id : watches) removeWatch(static_cast<int>(id));
+  confirmAll();
+  for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
+    while (!ends_[indexOf(kind)].empty()) {
+      closeWith(ends_[indexOf(kind)].begin()->first, kind, LineEnd::kLeft);
+    }
+  }
+  state_ = State::kEnded;
+}
+
+// For the other ends, those that are under way are lines as any other.
+void MonitorWorld::Process::confirmAll() {
+  for (size_t kind = 0; kind < ends_.size(); ++kind) {
+    ends_[kind].merge(unconfirmed_[kind]);
+    unconfirmed_[kind].clear();
+  }
+}
+
+// The kernel ends its lines; bytes that had not left may be lost with it.
+void MonitorWorld::Process::end() {
+  state_ = State::kEnded;
+  confirmAll();
+  for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
+    const auto ends = std::exchange(ends_[indexOf(kind)], {});
+    for (const auto& [peer, end] : ends) {
+      if (world_.random(2) == 0) end.out->lost = true;
+      Process& other = world_.at(peer);
+      const std::shared_ptr<Channel> channel = end.out;
+      world_.later(
+          world_.delay() +
+              (channel->lost ? Duration::zero()
+                             : std::max(Duration::zero(), Duration(channel->last - world_.now_))),
+          [&other, channel, self = number_, kind] {
+            other.receive([&other, channel, self, kind] {
+              other.lineEnded(self, kind, channel, LineEnd::kBroken);
+            });
+          });
+    }
+  }
+}
+
+void MonitorWorld::Process::cut(int peer, LineKind kind) {
+  auto& unconfirmed = unconfirmed_[indexOf(kind)];
+  if (const auto found = unconfirmed.find(peer); found != unconfirmed.end()) {
+    found->second.out->lost = true;
+    unconfirmed.erase(found);
+    return dial(peer, kind);
+  }
+  const Ends* ends = endsOf(peer, kind);
+  if (ends == nullptr) return;
+  ends->out->lost = true;
+  const std::shared_ptr<Channel> in = ends->in;
+  world_.later(world_.delay(), [this, peer, kind, in] {
+    receive([this, peer, kind, in] { lineEnded(peer, kind, in, LineEnd::kBroken); });
+  });
+}
+
+void MonitorWorld::Process::beat() {
+  const Duration limit = world_.options_.heartbeat_limit;
+  if (limit == Duration::zero()) return;
+  for (const auto& [peer, ends] : ends_[0]) {
+    Process& other = world_.at(peer);
+    transmit(ends.out, peer,
+             [&other, from = incarnation_] { other.sentry_.heard(other.world_.now_, from); });
+  }
+  world_.later(limit / kBeatsPerLimit, [this] { receive([this] { beat(); }); });
+}
+
+void MonitorWorld::Process::transmit(const std::shared_ptr<Channel>& channel, int to, Event event) {
+  Process& other = world_.at(to);
+  channel->last = std::max(channel->last, world_.now_ + world_.delay());
+  world_.later(channel->last - world_.now_, [&other, channel, event = std::move(event)] {
+    if (channel->lost) return;
+    other.receive(event);
+  });
+}
+
+// ---------------------------------------------------------------- its lines
+
+void MonitorWorld::Process::wantLine(WatchId watch, const Incarnation& id, LineKind kind) {
+  const int peer = world_.processOf(id);
+  wishes_[indexOf(kind)][peer].insert(watch);
+  grace_.erase({peer, kind});
+  if (endsOf(peer, kind) != nullptr) {
+    world_.later(Duration::zero(), [this, peer, kind, id] {
+      receive([this, peer, kind, id] {
+        if (endsOf(peer, kind) == nullptr) return;
+        act([&](Sentry& sentry) { sentry.lineUp(world_.now_, id, kind); });
+      });
+    });
+  } else {
+    dial(peer, kind);
+  }
+}
+
+void MonitorWorld::Process::unwantLine(WatchId watch, const Incarnation& id, LineKind kind) {
+  const int peer = world_.processOf(id);
+  Wishes& wishes = wishes_[indexOf(kind)];
+  const auto found = wishes.find(peer);
+  ASSERT_TRUE(found != wishes.end() && found->second.erase(watch) == 1);
+  if (!found->second.empty()) return;
+  wishes.erase(found);
+  probes_.erase({peer, kind});
+  if (!(incarnation_ > id)) return;
+  const uint64_t number = next_number_++;
+  grace_[{peer, kind}] = number;
+  world_.later(kGrace, [this, peer, kind, number] {
+    receive([this, peer, kind, number] {
+      const auto grace = grace_.find({peer, kind});
+      if (grace == grace_.end() || grace->second != number) return;
+      const Ends* ends = endsOf(peer, kind);
+      if (ends == nullptr) return;
+      closing_.insert(ends->in);
+      closeWith(peer, kind, LineEnd::kIdle);
+    });
+  });
+}
+
+void MonitorWorld::Process::dial(int peer, LineKind kind) {
+  const bool connects = incarnation_ > world_.at(peer).incarnation();
+  if (!connects || !dialling_.insert({peer, kind}).second) return;
+  world_.later(world_.delay(), [this, peer, kind] {
+    receive([this, peer, kind] {
+      dialling_.erase({peer, kind});
+      connect(peer, kind);
+    });
+  });
+}
+
+void MonitorWorld::Process::connect(int peer, LineKind kind) {
+  const auto wishes = wishes_[indexOf(kind)].find(peer);
+  if (wishes == wishes_[indexOf(kind)].end() || endsOf(peer, kind) != nullptr) return;
+  if (unconfirmed_[indexOf(kind)].count(peer) > 0) return;
+  Process& other = world_.at(peer);
+  const bool welcome = std::any_of(wishes->second.begin(), wishes->second.end(), [&](WatchId id) {
+    return other.expects(world_.epochs_[id].nonce);
+  });
+  const bool blocked = world_.isBlocked(number_, peer);
+  if (blocked || other.state_ != State::kRuns || !welcome) {
+    world_.later(kRedial,
+                 [this, peer, kind] { receive([this, peer, kind] { dial(peer, kind); }); });
+    if (blocked || other.state_ != State::kEnded) return;
+    return act([&](Sentry& sentry) {
+      sentry.probed(world_.now_, other.incarnation(), kind, ProbeEnd::kGone);
+    });
+  }
+  const auto there = std::make_shared<Channel>();
+  const auto back = std::make_shared<Channel>();
+  unconfirmed_[indexOf(kind)][peer] = {back, there};
+  other.stand(number_, kind, {there, back});
+  other.transmit(back, number_, [this, peer, kind] {
+    auto line = unconfirmed_[indexOf(kind)].extract(peer);
+    if (!line.empty()) stand(peer, kind, std::move(line.mapped()));
+  });
+}
+
+void MonitorWorld::Process::stand(int peer, LineKind kind, Ends ends) {
+  ends_[indexOf(kind)][peer] = std::move(ends);
+  act([&](Sentry& sentry) { sentry.lineUp(world_.now_, world_.at(peer).incarnation(), kind); });
+}
+
+void MonitorWorld::Process::lineEnded(int peer, LineKind kind, const std::shared_ptr<Channel>& in,
+                                      LineEnd end) {
+  const Ends* ends = endsOf(peer, kind);
+  if (ends == nullptr || ends->in != in) return;  // an earlier line
+  ends_[indexOf(kind)].erase(peer);
+  act([&](Sentry& sentry) {
+    sentry.lineEnded(world_.now_, world_.at(peer).incarnation(), kind, end);
+  });
+  dial(peer, kind);
+}
+
+void MonitorWorld::Process::closeWith(int peer, LineKind kind, LineEnd last_word) {
+  const Ends ends = *endsOf(peer, kind);
+  ends_[indexOf(kind)].erase(peer);
+  Process& other = world_.at(peer);
+  transmit(ends.out, peer, [&other, channel = ends.out, self = number_, kind, last_word] {
+    other.lineEnded(self, kind, channel, last_word);
+  });
+}
+
+bool MonitorWorld::Process::send(const Incarnation& to, const Notice& notice) {
+  const int peer = world_.processOf(to);
+  const Ends* ends = endsOf(peer, LineKind::kMain);
+  if (ends == nullptr) return false;
+  const std::optional<Notice> read = decodeNotice(encodeNotice(notice));
+  EXPECT_TRUE(read.has_value());
+  if (!read) return false;
+  Process& other = world_.at(peer);
+  transmit(ends->out, peer,
+           [&other, channel = ends->out, from = incarnation_, self = number_, notice = *read] {
+             const Ends* there = other.endsOf(self, LineKind::kMain);
+             const bool stands = there != nullptr && there->in == channel;
+             if (!stands && other.closing_.count(channel) == 0) return;
+             other.act([&](Sentry& sentry) { sentry.noticed(other.world_.now_, from, notice); });
+           });
+  return true;
+}
+
+void MonitorWorld::Process::accuse(const Incarnation& id, const std::string&) {
+  const int peer = world_.processOf(id);
+  for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
+    if (endsOf(peer, kind) != nullptr) closeWith(peer, kind, LineEnd::kAccused);
+  }
+}
+
+void MonitorWorld::Process::fail(WatchId watch, Failure failure) {
+  world_.judge(static_cast<int>(watch), number_, failure);
+}
+
+void MonitorWorld::Process::retire(WatchId watch) {
+  EXPECT_EQ(watches_.count(watch), 0U);
+  expected_.erase(world_.epochs_[watch].nonce);
+}
+
+// ---------------------------------------------------------------- its probes
+
+void MonitorWorld::Process::probe(const Incarnation& id, LineKind kind,
+                                  const ProbePatience& patience) {
+  const int peer = world_.processOf(id);
+  const uint64_t number = next_number_++;
+  if (!probes_.emplace(std::pair{peer, kind}, number).second) return;
+  const Time began = world_.now_;
+  world_.later(world_.delay(), [this, peer, kind, number, began, patience] {
+    look(peer, kind, number, began, patience);
+  });
+}
+
+// Runs in the network: this process may be frozen meanwhile.
+void MonitorWorld::Process::look(int peer, LineKind kind, uint64_t number, Time began,
+                                 ProbePatience patience) {
+  const bool blocked = world_.isBlocked(number_, peer);
+  const State there = world_.at(peer).state_;
+  const Duration waited = world_.now_ - began;
+  const Duration bound = blocked ? patience.connect : patience.answer;
+  const bool no_answer = blocked || there == State::kFrozen;
+  if (no_answer && (bound < Duration::zero() || waited < bound)) {
+    world_.later(kProbeLook, [this, peer, kind, number, began, patience] {
+      look(peer, kind, number, began, patience);
+    });
+    return;
+  }
+  ProbeEnd end = blocked ? ProbeEnd::kUnreachable : ProbeEnd::kSilent;
+  if (!no_answer) end = there == State::kEnded ? ProbeEnd::kGone : ProbeEnd::kAlive;
+  world_.later(world_.delay(), [this, peer, kind, number, end] {
+    receive([this, peer, kind, number, end] { finishProbe(peer, kind, number, end); });
+  });
+}
+
+void MonitorWorld::Process::finishProbe(int peer, LineKind kind, uint64_t number, ProbeEnd end) {
+  const auto found = probes_.find({peer, kind});
+  if (found == probes_.end() || found->second != number) return;
+  probes_.erase(found);
+  act([&](Sentry& sentry) {
+    sentry.probed(world_.now_, world_.at(peer).incarnation(), kind, end);
+  });
+}
+
+// ---------------------------------------------------------------- the world
+
+MonitorWorld::MonitorWorld(const WorldOptions& options) : options_(options), random_(options.seed) {
+  for (int number = 0; number < options.processes; ++number) {
+    Incarnation id;
+    for (uint8_t& byte : id.bytes) byte = static_cast<uint8_t>(random(256));
+    numbers_[id] = number;
+    processes_.push_back(std::make_unique<Process>(*this, number, id));
+  }
+}
+
+MonitorWorld::~MonitorWorld() = default;
+
+Duration MonitorWorld::delay() {
+  const Duration range = options_.longest_delay - options_.shortest_delay;
+  if (range == Duration::zero()) return options_.shortest_delay;
+  // Mostly short, now and then long: so that news overtake each other on different ways.
+  const double part = static_cast<double>(random(1000)) / 1000;
+  return options_.shortest_delay + std::chrono::duration_cast<Duration>(range * part * part * part);
+}
+
+void MonitorWorld::pass(Duration time) {
+  const Time until = now_ + time;
+  while (!events_.empty() && events_.begin()->first <= until) {
+    now_ = std::max(now_, events_.begin()->first);
+    const Event event = std::move(events_.begin()->second);
+    events_.erase(events_.begin());
+    event();
+  }
+  now_ = until;
+}
+
+int MonitorWorld::beginEpoch(const std::vector<int>& members, Duration spread) {
+  const int number = static_cast<int>(epochs_.size());
+  Epoch epoch;
+  for (uint8_t& byte : epoch.nonce.bytes) byte = static_cast<uint8_t>(random(256));
+  epoch.members = members;
+  for (const int member : members) epoch.broken = epoch.broken || !runs(member);
+  epochs_.push_back(std::move(epoch));
+  for (const int member : members) {
+    const double part = static_cast<double>(random(1000)) / 1000;
+    later(std::chrono::duration_cast<Duration>(spread * part), [this, number, member] {
+      at(member).receive([this, number, member] { at(member).beginEpoch(number); });
+    });
+  }
+  return number;
+}
+
+void MonitorWorld::abort(int number, int member) {
+  Process& process = at(member);
+  if (!runs(member) || !process.takesPart(number) || toldOf(number, member) != nullptr) return;
+  Epoch& epoch = epochs_[static_cast<size_t>(number)];
+  epoch.broken = true;
+  epoch.aborters.insert(member);
+  Failure failure;
+  failure.kind = FailureKind::kAborted;
+  const auto place = std::find(epoch.members.begin(), epoch.members.end(), member);
+  failure.cause.rank = static_cast<int>(place - epoch.members.begin());
+  failure.cause.how = "abort() was called";
+  told_[{number, member}] = {failure, now_};
+  process.sentry().announce(now_, static_cast<WatchId>(number), failure);
+}
+
+void MonitorWorld::leaveEpoch(int epoch, int member) {
+  if (runs(member) && at(member).takesPart(epoch)) at(member).removeWatch(epoch);
+}
+
+void MonitorWorld::exit(int process) {
+  if (!runs(process)) return;
+  ever_exited_.insert(process);
+  at(process).exit();
+}
+
+void MonitorWorld::breakEpochsWith(int process) {
+  for (size_t number = 0; number < epochs_.size(); ++number) {
+    Epoch& epoch = epochs_[number];
+    if (at(process).takesPart(static_cast<int>(number))) epoch.broken = true;
+  }
+}
+
+void MonitorWorld::kill(int process) {
+  if (at(process).state() == Process::State::kEnded) return;
+  breakEpochsWith(process);
+  ever_killed_.insert(process);
+  at(process).end();
+}
+
+void MonitorWorld::freeze(int process) {
+  if (!runs(process)) return;
+  ever_frozen_.insert(process);
+  at(process).freeze();
+}
+
+void MonitorWorld::thaw(int process) {
+  if (frozen(process)) at(process).thaw();
+}
+
+void MonitorWorld::cutLine(int a, int b) {
+  ever_cut_.insert(pairOf(a, b));
+  for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
+    at(a).cut(b, kind);
+    at(b).cut(a, kind);
+  }
+}
+
+void MonitorWorld::blockPair(int a, int b) {
+  blocked_.insert(pairOf(a, b));
+  cutLine(a, b);
+}
+
+void MonitorWorld::unblockPair(int a, int b) {
+  blocked_.erase(pairOf(a, b));
+}
+
+bool MonitorWorld::runs(int process) const {
+  return at(process).state() == Process::State::kRuns;
+}
+
+bool MonitorWorld::frozen(int process) const {
+  return at(process).state() == Process::State::kFrozen;
+}
+
+int MonitorWorld::lines(int process) const {
+  return at(process).mainLines();
+}
+
+uint64_t MonitorWorld::noticesSent() const {
+  uint64_t sent = 0;
+  for (const auto& process : processes_) sent += process->sentry().counts().notices_sent;
+  return sent;
+}
+
+const std::vector<int>& MonitorWorld::membersOf(int epoch) const {
+  return epochs_[static_cast<size_t>(epoch)].members;
+}
+
+const Failure* MonitorWorld::toldOf(int epoch, int member) const {
+  const auto found = told_.find({epoch, member});
+  return found == told_.end() ? nullptr : &found->second.failure;
+}
+
+std::optional<MonitorWorld::Time> MonitorWorld::toldAt(int epoch, int member) const {
+  const auto found = told_.find({epoch, member});
+  return found == told_.end() ? std::nullopt : std::optional<Time>(found->second.when);
+}
+
+std::vector<int> MonitorWorld::survivorsOf(int epoch) const {
+  std::vector<int> survivors;
+  for (const int member : membersOf(epoch)) {
+    if (runs(member) && at(member).takesPart(epoch)) survivors.push_back(member);
+  }
+  return survivors;
+}
+
+bool MonitorWorld::isBroken(int epoch) const {
+  const std::vector<int> survivors = survivorsOf(epoch);
+  return epochs_[static_cast<size_t>(epoch)].broken ||
+         std::any_of(survivors.begin(), survivors.end(),
+                     [&](int member) { return toldOf(epoch, member) != nullptr; });
+}
+
+std::vector<MonitorWorld::Pair> MonitorWorld::blocked() const {
+  std::vector<Pair> blocked;
+  for (int epoch = 0; epoch < static_cast<int>(epochs_.size()); ++epoch) {
+    if (!isBroken(epoch)) continue;
+    for (const int member : survivorsOf(epoch)) {
+      if (toldOf(epoch, member) == nullptr) blocked.emplace_back(epoch, member);
+    }
+  }
+  return blocked;
+}
+
+size_t MonitorWorld::epochsKept(int process) const {
+  return at(process).sentry().epochs();
+}
+
+// ---------------------------------------------------------------- the truth
+
+void MonitorWorld::judge(int number, int member, const Failure& failure) {
+  const bool first = told_.emplace(Pair{number, member}, Told{failure, now_}).second;
+  EXPECT_TRUE(first) << "told twice";
+  EXPECT_TRUE(isTrue(epochs_[static_cast<size_t>(number)], failure))
+      << "epoch " << number << ", process " << member << " was told: " << failure.describe();
+}
+
+bool MonitorWorld::isTrue(const Epoch& epoch, const Failure& failure) const {
+  const auto size = static_cast<int>(epoch.members.size());
+  const Cause& cause = failure.cause;
+  if (cause.rank < 0 || cause.rank >= size || cause.other_rank >= size) return false;
+  const int culprit = epoch.members[static_cast<size_t>(cause.rank)];
+  if (failure.kind == FailureKind::kAborted) return epoch.aborters.count(culprit) > 0;
+  if (failure.kind == FailureKind::kLinkLost) {
+    const int other = epoch.members[static_cast<size_t>(cause.other_rank)];
+    return ever_cut_.count(pairOf(culprit, other)) > 0;
+  }
+  const bool cut_off = std::any_of(ever_cut_.begin(), ever_cut_.end(), [&](const Pair& pair) {
+    return pair.first == culprit || pair.second == culprit;
+  });
+  return failure.kind == FailureKind::kPeerLost &&
+         (ever_killed_.count(culprit) > 0 || ever_exited_.count(culprit) > 0 ||
+          ever_frozen_.count(culprit) > 0 || cut_off);
+}
+
+}  // namespace torchft_ext

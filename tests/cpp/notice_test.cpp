@@ -1,0 +1,127 @@
+// What members tell each other: the bytes, and what is remembered of epochs that are not live.
+#include "peers/notice.h"
+
+#include <gtest/gtest.h>
+
+#include "net/frame.h"
+#include "peers/notice_board.h"
+
+namespace torchft_ext {
+namespace {
+
+using std::chrono::seconds;
+
+Nonce epochNumber(int number) {
+  Nonce nonce;
+  nonce.bytes[0] = static_cast<uint8_t>(number);
+  nonce.bytes[1] = static_cast<uint8_t>(number >> 8);
+  return nonce;
+}
+
+Notice failed(int epoch) {
+  Notice notice;
+  notice.type = Notice::Type::kFailed;
+  notice.epoch = epochNumber(epoch);
+  notice.dead.bytes.fill(7);
+  notice.failure.kind = FailureKind::kPeerLost;
+  notice.failure.cause = {3, -1, "host-b", 812, "its process ended"};
+  return notice;
+}
+
+Notice left(int epoch, int rank) {
+  Notice notice;
+  notice.type = Notice::Type::kLeft;
+  notice.epoch = epochNumber(epoch);
+  notice.rank = rank;
+  return notice;
+}
+
+TEST(Notice, ComesOutAsItWentIn) {
+  const auto failure = decodeNotice(encodeNotice(failed(5)));
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->type, Notice::Type::kFailed);
+  EXPECT_EQ(failure->epoch, epochNumber(5));
+  EXPECT_EQ(failure->dead, failed(5).dead);
+  EXPECT_EQ(failure->failure.kind, FailureKind::kPeerLost);
+  EXPECT_EQ(failure->failure.cause.rank, 3);
+  EXPECT_EQ(failure->failure.cause.host, "host-b");
+  EXPECT_EQ(failure->failure.cause.how, "its process ended");
+  const auto leaver = decodeNotice(encodeNotice(left(5, 9)));
+  ASSERT_TRUE(leaver);
+  EXPECT_EQ(leaver->rank, 9);
+  EXPECT_TRUE(decodeNotice(encodeNotice(Notice{})));
+}
+
+TEST(Notice, RefusesEveryTruncationAndTrailingBytes) {
+  for (const std::string& whole : {encodeNotice(failed(1)), encodeNotice(left(1, 2))}) {
+    for (size_t length = 0; length < whole.size(); ++length) {
+      EXPECT_FALSE(decodeNotice(whole.substr(0, length))) << length;
+    }
+    EXPECT_FALSE(decodeNotice(whole + "x"));
+  }
+}
+
+TEST(Notice, RefusesUnknownTypesAndImpossibleRanks) {
+  std::string bytes = encodeNotice(failed(1));
+  bytes[0] = 99;
+  EXPECT_FALSE(decodeNotice(bytes));
+  EXPECT_FALSE(decodeNotice(encodeNotice(left(1, -1))));
+}
+
+TEST(Notice, FitsIntoItsFrameHoweverLongItsTexts) {
+  Notice notice = failed(1);
+  notice.failure.cause.host = std::string(100000, 'h');
+  notice.failure.cause.how = std::string(100000, 'x');
+  EXPECT_LE(encodeNotice(notice).size(), longestPayload(FrameType::kNotice));
+}
+
+class NoticeBoardTest : public ::testing::Test {
+ protected:
+  Clock::time_point now{seconds(1000)};
+  NoticeBoard board;
+};
+
+TEST_F(NoticeBoardTest, KeepsWhatComesAheadUntilTheEpochBegins) {
+  board.keep(now, left(1, 4));
+  board.keep(now, failed(2));
+  board.keep(now, failed(1));
+  const std::vector<Notice> found = board.begin(now, epochNumber(1));
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[0].rank, 4);
+  EXPECT_EQ(found[1].type, Notice::Type::kFailed);
+  EXPECT_EQ(board.ahead(), 1U);
+  EXPECT_TRUE(board.begin(now, epochNumber(1)).empty());
+}
+
+TEST_F(NoticeBoardTest, SaysTheSameOnceAndEachLeaver) {
+  for (int i = 0; i < 10; ++i) board.keep(now, failed(1));
+  board.keep(now, left(1, 4));
+  board.keep(now, left(1, 5));
+  EXPECT_EQ(board.ahead(), 3U);
+}
+
+TEST_F(NoticeBoardTest, DropsWhatIsBehind) {
+  board.end(now, left(1, 0));
+  board.keep(now, failed(1));
+  EXPECT_EQ(board.ahead(), 0U);
+  ASSERT_NE(board.outcomeOf(epochNumber(1)), nullptr);
+  EXPECT_EQ(board.outcomeOf(epochNumber(1))->type, Notice::Type::kLeft);
+  EXPECT_EQ(board.outcomeOf(epochNumber(2)), nullptr);
+}
+
+TEST_F(NoticeBoardTest, IsBoundedInNumberAndTime) {
+  for (int i = 0; i < 2000; ++i) {
+    board.keep(now, failed(i));
+    board.end(now, failed(3000 + i));
+  }
+  EXPECT_EQ(board.ahead(), NoticeBoard::kMostAhead);
+  EXPECT_EQ(board.over(), NoticeBoard::kMostOver);
+  EXPECT_TRUE(board.begin(now, epochNumber(0)).empty()) << "the oldest go first";
+  EXPECT_FALSE(board.begin(now, epochNumber(1999)).empty());
+  now += NoticeBoard::kOverFor;
+  board.begin(now, epochNumber(9999));
+  EXPECT_EQ(board.ahead() + board.over(), 0U);
+}
+
+}  // namespace
+}  // namespace torchft_ext
