@@ -18,7 +18,7 @@ namespace {
 // After an interrupted call the streams are ordered behind what NCCL may still launch, if it is
 // through by then.
 constexpr Duration kCutWithin = std::chrono::seconds(12);
-constexpr Duration kGoneWithin = std::chrono::milliseconds(500);
+constexpr Duration kGoneWithin = std::chrono::seconds(2);
 
 Failure ownFailure(const Lifecycle& lifecycle, FailureKind kind, std::string how) {
   Failure failure;
@@ -241,13 +241,10 @@ void Launch::handOverInterrupted() {
   for (const auto& comm : used_) comm->awaitCut(cut_by);
   const Deadline gone_by = Deadline::after(kGoneWithin);
   const FailurePtr failure = whyOver();
-  for (Op& op : ops_) op.issue.state->complete(failure);
+  for (Op& op : ops_) complete(op, failure);
   for (const auto& comm : used_) comm->awaitGone(gone_by);
   for (Op& op : ops_) {
-    if (!op.comm || !op.side->stream) {
-      complete(op, failure);
-      continue;
-    }
+    if (!op.side->stream) continue;
     try {
       recordEnd(op);
     } catch (const c10::Error& error) {

@@ -13,7 +13,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kCallerLeavesWithin = std::chrono::seconds(1);
-constexpr Duration kRevokedWithin = std::chrono::milliseconds(500);
+constexpr Duration kRevokedWithin = std::chrono::milliseconds(100);
 constexpr Duration kRootReachedWithin = std::chrono::milliseconds(250);
 constexpr Duration kLook = std::chrono::microseconds(100);
 
@@ -61,7 +61,9 @@ void ReapBatch::run() {
   const Comms rest = how_ == How::kRetire ? retire(free) : free;
   if (!rest.empty() || !busy.empty()) callHooks();
   cut(rest);
-  giveUp();  // of those whose caller does not come back: their waiters are released all the same
+  // Whose caller does not come back is not told to stop: its waiters are released all the same.
+  for (const auto& comm : busy) comm->markCut();
+  on_cut_();
   abort(rest);
   Comms late;
   for (const auto& comm : busy) {
