@@ -77,6 +77,7 @@ TEST_F(NcclFailureTest, AbortWhileRanksAwaitTheOneThatNeverComes) {
   NcclCluster cluster(3);
   cluster.form(cluster.all(), "a");
   abortReleases(cluster, {0, 1}, 2, [&] { return counted("inits") == 2; });
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().roots == 0; }));
   cluster.form(cluster.all(), "b");
   expectSum(cluster, cluster.all());
 }

@@ -69,9 +69,13 @@ NcclResult SimCommunicator::join(const std::vector<NcclUniqueId>& ids) {
   exchange_ = Exchange::open(ids.front());
   if (!exchange_) {
     error_ = NcclResult::kRemoteError;  // connection refused, told by asyncError
-  } else if (!exchange_->join(rank_, size_)) {
-    violation("init: rank " + std::to_string(rank_) + " joined twice, or sizes differ");
-    error_ = NcclResult::kInvalidUsage;
+  } else {
+    const Exchange::Joined joined = exchange_->join(rank_, size_);
+    if (joined == Exchange::Joined::kTwice) {
+      violation("init: rank " + std::to_string(rank_) + " joined twice");
+      error_ = NcclResult::kInvalidUsage;
+    }
+    if (joined == Exchange::Joined::kDisagrees) error_ = NcclResult::kRemoteError;
   }
   for (size_t i = 1; rank_ == 0 && i < ids.size(); ++i) {
     if (const auto other = Exchange::open(ids[i])) other->dismiss();

@@ -69,9 +69,11 @@ struct Exchange::Region {  // fresh shared memory is all zero: that is its first
   std::atomic<int> size;
   std::atomic<uint32_t> joined;  // one bit a rank
   std::atomic<bool> dismissed;
+  std::atomic<bool> broken;  // ranks disagreed about their number: the root has ended
   SplitRow splits[kMaxSplits];
   Ring rings[2][kMaxRanks][kMaxRanks];  // channel, from, to
 
+  bool over() const { return broken || complete(); }
   bool complete() const {
     const int ranks = size.load();
     return dismissed || (ranks > 0 && joined.load() == (1U << static_cast<unsigned>(ranks)) - 1);
@@ -91,8 +93,7 @@ class Exchange::Roots {
   }
   int sweep() {
     MutexLock lock(mutex_);
-    std::erase_if(roots_,
-                  [](const auto& entry) { return entry.second.exchange->region_->complete(); });
+    std::erase_if(roots_, [](const auto& entry) { return entry.second.exchange->region_->over(); });
     return static_cast<int>(roots_.size());
   }
 
@@ -157,11 +158,14 @@ int Exchange::liveRoots() {
   return Roots::instance().sweep();
 }
 
-bool Exchange::join(int rank, int size) {
+Exchange::Joined Exchange::join(int rank, int size) {
   int before = 0;
-  if (!region_->size.compare_exchange_strong(before, size) && before != size) return false;
+  if (!region_->size.compare_exchange_strong(before, size) && before != size) {
+    region_->broken = true;
+    return Joined::kDisagrees;
+  }
   const uint32_t bit = 1U << static_cast<unsigned>(rank);
-  return (region_->joined.fetch_or(bit) & bit) == 0;
+  return (region_->joined.fetch_or(bit) & bit) == 0 ? Joined::kYes : Joined::kTwice;
 }
 
 bool Exchange::complete() const {

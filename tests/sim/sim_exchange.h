@@ -51,8 +51,10 @@ class Exchange {
   static int liveRoots();
   ~Exchange();
 
-  // False: another one is this rank already.
-  bool join(int rank, int size);
+  // kTwice: another one is this rank already. kDisagrees: others have come with another size, upon
+  // which the real library's root gives up; so this one does.
+  enum class Joined { kYes, kTwice, kDisagrees };
+  Joined join(int rank, int size);
   bool complete() const;  // everyone has joined
   // Lets the root go although nobody joined: one of several ids of one communicator.
   void dismiss();
