@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -64,7 +65,7 @@ void Launch::run() {
 
 void Launch::begin() {
   refuseUnsupported();
-  if (context_.lifecycle->over() || !findComms()) return completeAll();
+  if (context_.lifecycle->over() || !everyoneIsThere() || !findComms()) return completeAll();
   for (Op& op : ops_) order(op);
   switch (call()) {
     case Called::kNothing:
@@ -86,6 +87,20 @@ void Launch::refuseUnsupported() {
             ": expected another rank than this one, found " + std::to_string(own);
     if (!why.empty()) throw std::invalid_argument(why);
   }
+}
+
+bool Launch::everyoneIsThere() {
+  for (const Op& op : ops_) {
+    const std::optional<int> left = context_.left->neededBy(op.peer);
+    if (!left) continue;
+    Failure failure;
+    failure.kind = FailureKind::kPeerLeft;
+    failure.cause.rank = *left;
+    failure.cause.how = "it left before this operation";
+    context_.lifecycle->fail(std::move(failure));
+    return false;
+  }
+  return true;
 }
 
 // All ranks of a batch come to its communicators in the same order, so that none waits for another

@@ -13,6 +13,7 @@
 #include "nccl/epoch_comms.h"
 #include "nccl/nccl_threads.h"
 #include "nccl/outstanding.h"
+#include "nccl/peers_left.h"
 #include "nccl/stream_side.h"
 
 namespace torchft_ext {
@@ -25,6 +26,7 @@ class Launch {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<EpochComms> comms;
     std::shared_ptr<Outstanding> outstanding;
+    std::shared_ptr<PeersLeft> left;
   };
 
   Launch(const Context& context, std::vector<Communicator::Issue> issues);
@@ -46,6 +48,7 @@ class Launch {
 
   void refuseUnsupported();
   void begin();
+  bool everyoneIsThere();
   bool findComms();
   void order(Op& op);
   Called call();

@@ -18,8 +18,13 @@ Lifecycle::Subscription reapOnFailure(const Launch::Context& context) {
 }
 
 Launch::Context contextOf(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads) {
-  Launch::Context context{setup.platform, std::move(threads), setup.lifecycle, nullptr,
-                          std::make_shared<Outstanding>()};
+  Launch::Context context{setup.platform,
+                          std::move(threads),
+                          setup.lifecycle,
+                          nullptr,
+                          std::make_shared<Outstanding>(),
+                          std::make_shared<PeersLeft>()};
+  setup.control->onPeerLeft([left = context.left](int rank) { left->add(rank); });
   context.comms = std::make_shared<EpochComms>(std::move(setup));
   return context;
 }

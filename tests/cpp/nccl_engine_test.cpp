@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "nccl/nccl_communicator.h"
 #include "nccl_cluster.h"
 
 namespace torchft_ext {
@@ -405,6 +406,35 @@ TEST_F(NcclEngineTest, AGoodbyeFinalizesAndDestroys) {
   EXPECT_EQ(counted("finalizes"), 2);
   EXPECT_EQ(counted("destroys"), 2);
   EXPECT_EQ(counted("aborts"), 0);
+}
+
+// A control communicator that only tells of goodbyes.
+class TellingControl : public Communicator {
+ public:
+  void issue(std::shared_ptr<OpState>, Operation) override {}
+  void onPeerLeft(std::function<void(int)> told) override { tell = std::move(told); }
+  bool drain(Deadline) override { return true; }
+  bool leave(Deadline) override { return true; }
+  uint64_t bytesSent() const override { return 0; }
+  uint64_t bytesReceived() const override { return 0; }
+  std::function<void(int)> tell;
+};
+
+TEST_F(NcclEngineTest, WhatNeedsAMemberThatSaidGoodbyeFailsAtOnceAndCallsNothing) {
+  const auto control = std::make_shared<TellingControl>();
+  const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"left", 1, 0, 3});
+  NcclCommunicator communicator({sim::platform(), control, lifecycle, {}}, sharedNcclThreads());
+  control->tell(2);
+  const auto state =
+      std::make_shared<OpState>(lifecycle, OpKind::kAllreduce, 0, Duration(kTestLimit));
+  communicator.issue(state, deviceAllreduce(floats(0, {1})));
+  ASSERT_TRUE(state->done());
+  EXPECT_EQ(state->failure()->kind, FailureKind::kPeerLeft) << state->failure()->describe();
+  EXPECT_EQ(state->failure()->cause.rank, 2);
+  EXPECT_EQ(counted("unique_ids"), 0);
+  PeersLeft left;
+  left.add(2);
+  EXPECT_EQ(left.neededBy(1), std::nullopt);
 }
 
 }  // namespace
