@@ -257,6 +257,8 @@ TEST_F(NcclFailureTest, BuffersAreKeptUntilTheStreamHasDrained) {
   const auto state = cluster.group(0).issue(std::move(operation));
   cluster.group(0).abort("with work queued before it");
   EXPECT_NE(finish(state), nullptr);
+  // The poller has looked at it again since, and kept it.
+  EXPECT_TRUE(waitFor([] { return sharedNcclThreads()->poller->counts().draining == 1; }));
   EXPECT_FALSE(watched.expired());
   gate->open();
   EXPECT_TRUE(waitFor([&] { return watched.expired(); }));
