@@ -15,7 +15,7 @@ analyse() {
   local file=$1 status=0
   # shellcheck disable=SC2086
   case $file in
-    csrc/c10d/* | csrc/python/* | csrc/host/reduce.cpp)
+    csrc/c10d/* | csrc/nccl/* | csrc/python/* | csrc/host/reduce.cpp)
       clang++ -fsyntax-only -Werror $own_flags $torch_flags -Wno-attributes "$file" || status=1
       ;;
     *)

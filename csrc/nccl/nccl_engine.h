@@ -11,6 +11,7 @@
 
 #include <c10/core/Device.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -22,6 +23,10 @@ namespace torchft_ext {
 struct NcclEngineOptions {
   std::optional<c10::Device> bound_device;  // its communicator is made with the epoch (device_id=)
   bool high_priority = false;               // of the communicators' streams
+  // Called once for a failed epoch that has NCCL communicators, on a thread of the engine's, before
+  // they are revoked: what is on the device when it returns is there before any stream is freed
+  // (poison's flags). Must not take longer than some milliseconds: waiters are released after it.
+  std::function<void(const std::shared_ptr<Lifecycle>&)> before_revoke;
 };
 
 std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,

@@ -24,6 +24,11 @@ struct StreamSide : DeviceSide {
   const c10::Stream current;  // the caller's current stream at issue: what it waits for first
   bool on_current = false;    // run on `current` itself (async_op=False), not beside it
   bool timed = false;         // `start` is wanted too, with timing
+  // The W inputs (reduce_scatter) or outputs (allgather) are one piece of memory of W equal parts,
+  // in order, on every rank: one NCCL call does. Said by the form that was called (the _base ones),
+  // never found out from addresses: neighbours by chance on one rank only would pair different
+  // calls.
+  bool flat = false;
   // Enqueued on the operation's stream behind it, before `end` (poison). May be empty. Must only
   // enqueue.
   std::function<void(const c10::Stream&)> behind;

@@ -24,13 +24,17 @@ inline HostEngineOptions loopbackOptions() {
   return options;
 }
 
+// Another engine around a member's host engine.
+using WrapEngine = std::function<std::shared_ptr<Engine>(std::shared_ptr<Engine>)>;
+
 class Member {
  public:
   Member(const std::string& name, const std::shared_ptr<MemoryStore>& data,
-         const HostEngineOptions& options)
+         const HostEngineOptions& options, const WrapEngine& wrap = nullptr)
       : engine(std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(options))),
         store(std::make_shared<StoreThread>("memory:" + name, [data] { return data->client(); })),
-        group(std::make_unique<Group>("test", engine, std::make_shared<Watchdog>(), kTestLimit)) {}
+        group(std::make_unique<Group>("test", wrap ? wrap(engine) : engine,
+                                      std::make_shared<Watchdog>(), kTestLimit)) {}
 
   FailurePtr configure(const std::string& prefix, int rank, int size,
                        Duration timeout = kTestLimit) {
@@ -44,10 +48,11 @@ class Member {
 
 class Cluster {
  public:
-  explicit Cluster(int size, const HostEngineOptions& options = loopbackOptions())
+  explicit Cluster(int size, const HostEngineOptions& options = loopbackOptions(),
+                   const WrapEngine& wrap = nullptr)
       : data(std::make_shared<MemoryStore>()) {
     for (int i = 0; i < size; ++i)
-      members.push_back(std::make_unique<Member>(std::to_string(i), data, options));
+      members.push_back(std::make_unique<Member>(std::to_string(i), data, options, wrap));
   }
 
   // body(member index) on a thread each, all joined.

@@ -1,0 +1,230 @@
+#include "nccl/comm_reaper.h"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "base/fork.h"
+#include "base/log.h"
+#include "nccl/reap_batch.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr Duration kHelperEndsWithin = std::chrono::seconds(10);  // its last lines
+
+struct Request {
+  CommReaper::Comms comms;
+  ReapBatch::How how = ReapBatch::How::kAbort;
+  Deadline retire_by = Deadline::never();
+};
+
+struct Helper {
+  std::shared_ptr<ReapBatch> batch;
+  std::shared_ptr<std::atomic<bool>> done;  // set by the helper, under the reaper's mutex
+  OwnedThread thread;
+};
+
+// Without kRevoke an abort of a captured communicator may never end: alone, so that it holds up no
+// other.
+bool mustGoAlone(const DeviceComm& comm) {
+  return comm.captured() && !comm.api().has(NcclFeature::kRevoke);
+}
+
+}  // namespace
+
+struct CommReaper::Shared : std::enable_shared_from_this<CommReaper::Shared> {
+  Shared(std::function<void()> cut, Duration batch_limit)
+      : on_cut(std::move(cut)), limit(batch_limit) {}
+
+  const std::function<void()> on_cut;
+  const Duration limit;
+  const uint64_t generation = forkGeneration();
+  Mutex mutex;
+  CondVar changed;
+  std::vector<Request> requests GUARDED_BY(mutex);
+  bool finished GUARDED_BY(mutex) = false;  // some helper has
+  bool stopping GUARDED_BY(mutex) = false;
+  Deadline stop_by GUARDED_BY(mutex) = Deadline::never();
+  std::vector<std::weak_ptr<DeviceComm>> handed_over GUARDED_BY(mutex);
+  std::vector<std::shared_ptr<DeviceComm>> kept GUARDED_BY(mutex);  // cannot be freed
+  ReaperCounts counts GUARDED_BY(mutex);
+  std::vector<Helper> helpers;  // the reaper thread's
+
+  bool inherited() const { return generation != forkGeneration(); }
+  void submit(Request request);
+  void run();
+  std::vector<Request> await(Deadline deadline);
+  void collect(bool give_up_all);
+  void account(const ReapBatch& batch);
+  void start(Comms comms, ReapBatch::How how, Deadline retire_by);
+  void startAll(std::vector<Request> requests);
+  Deadline nextLimit() const;
+};
+
+void CommReaper::Shared::submit(Request request) {
+  for (const auto& comm : request.comms) comm->close();
+  if (request.comms.empty() || inherited()) return;
+  MutexLock lock(mutex);
+  std::erase_if(handed_over, [](const auto& weak) { return weak.expired(); });
+  std::erase_if(kept, [](const auto& comm) { return comm->gone(); });
+  handed_over.insert(handed_over.end(), request.comms.begin(), request.comms.end());
+  if (stopping) {
+    kept.insert(kept.end(), request.comms.begin(), request.comms.end());
+    return;
+  }
+  requests.push_back(std::move(request));
+  changed.notifyAll();
+}
+
+// What has been handed over, or nothing: a helper is through, one is overdue, or it is the end.
+std::vector<Request> CommReaper::Shared::await(Deadline deadline) {
+  MutexLock lock(mutex);
+  while (requests.empty() && !finished && !stopping && !deadline.expired())
+    changed.waitUntil(mutex, deadline);
+  finished = false;
+  return std::exchange(requests, {});
+}
+
+Deadline CommReaper::Shared::nextLimit() const {
+  Deadline next = Deadline::never();
+  // The helper ends its waits at the batch's deadline: a second more shows that it is in NCCL.
+  for (const Helper& helper : helpers)
+    next = next.orEarlier(Deadline::at(helper.batch->deadline().at() + std::chrono::seconds(1)));
+  return next;
+}
+
+void CommReaper::Shared::run() {
+  while (true) {
+    startAll(await(nextLimit()));
+    collect(false);
+    MutexLock lock(mutex);
+    if (stopping && requests.empty()) break;
+  }
+  Deadline by = Deadline::never();
+  {
+    MutexLock lock(mutex);
+    by = stop_by;
+  }
+  for (Helper& helper : helpers) helper.thread.join(by);
+  collect(true);
+}
+
+void CommReaper::Shared::startAll(std::vector<Request> requests_taken) {
+  Comms together;
+  for (Request& request : requests_taken) {
+    if (request.how == ReapBatch::How::kRetire) {
+      start(std::move(request.comms), request.how, request.retire_by);
+      continue;
+    }
+    for (auto& comm : request.comms) {
+      if (mustGoAlone(*comm)) {
+        start({std::move(comm)}, request.how, request.retire_by);
+      } else {
+        together.push_back(std::move(comm));
+      }
+    }
+  }
+  if (!together.empty()) start(std::move(together), ReapBatch::How::kAbort, Deadline::never());
+}
+
+void CommReaper::Shared::start(Comms comms, ReapBatch::How how, Deadline retire_by) {
+  auto batch = std::make_shared<ReapBatch>(std::move(comms), how, retire_by, limit, on_cut);
+  auto done = std::make_shared<std::atomic<bool>>(false);
+  // A helper that is left to itself may outlive the reaper, not what it uses.
+  const auto body = [shared = shared_from_this(), batch, done] {
+    batch->run();
+    MutexLock lock(shared->mutex);
+    done->store(true);
+    shared->finished = true;
+    shared->changed.notifyAll();
+  };
+  try {
+    helpers.push_back({batch, done, OwnedThread("ft-nccl-abort", body)});
+  } catch (const std::system_error& error) {
+    log(LogLevel::kError, std::string("no thread to abort NCCL communicators on (") + error.what() +
+                              "): they are left as they are");
+    batch->giveUp();
+    account(*batch);
+  }
+}
+
+void CommReaper::Shared::collect(bool give_up_all) {
+  std::vector<Helper> waiting;
+  for (Helper& helper : helpers) {
+    const bool overdue =
+        helper.batch->deadline().at() + std::chrono::seconds(1) < Clock::now() || give_up_all;
+    if (helper.done->load()) {
+      helper.thread.join(Deadline::after(kHelperEndsWithin));
+    } else if (overdue) {
+      helper.batch->giveUp();
+      helper.thread.abandon(
+          "NCCL did not finish aborting " + std::to_string(helper.batch->comms().size()) +
+          " communicators, among them " + helper.batch->comms().front()->setup().name);
+      MutexLock lock(mutex);
+      ++counts.stuck;
+    } else {
+      waiting.push_back(std::move(helper));
+      continue;
+    }
+    account(*helper.batch);
+  }
+  helpers.swap(waiting);
+}
+
+void CommReaper::Shared::account(const ReapBatch& batch) {
+  MutexLock lock(mutex);
+  for (const auto& comm : batch.comms()) {
+    if (comm->gone()) {
+      ++(batch.how() == ReapBatch::How::kRetire ? counts.retired : counts.aborted);
+    } else {
+      kept.push_back(comm);
+      if (comm->captured()) ++counts.held_by_graphs;
+    }
+  }
+}
+
+CommReaper::CommReaper(std::function<void()> on_cut, Duration limit)
+    : shared_(std::make_shared<Shared>(std::move(on_cut), limit)),
+      thread_("ft-nccl-reaper", [shared = shared_] { shared->run(); }) {}
+
+CommReaper::~CommReaper() {
+  stop(Deadline::after(std::chrono::seconds(1)));
+}
+
+void CommReaper::abort(Comms comms) {
+  shared_->submit({std::move(comms), ReapBatch::How::kAbort, Deadline::never()});
+}
+
+void CommReaper::retire(Comms comms, Deadline deadline) {
+  shared_->submit({std::move(comms), ReapBatch::How::kRetire, deadline});
+}
+
+ReaperCounts CommReaper::counts() const {
+  MutexLock lock(shared_->mutex);
+  ReaperCounts counts = shared_->counts;
+  for (const auto& weak : shared_->handed_over) {
+    const auto comm = weak.lock();
+    if (comm && !comm->gone()) ++counts.live;
+  }
+  return counts;
+}
+
+bool CommReaper::stop(Deadline deadline) {
+  if (shared_->inherited()) return true;
+  {
+    MutexLock lock(shared_->mutex);
+    shared_->stopping = true;
+    shared_->stop_by = deadline;
+    shared_->changed.notifyAll();
+  }
+  // It gives its helpers up at the deadline itself.
+  const bool ended =
+      thread_.join(deadline.isNever() ? deadline : Deadline::at(deadline.at() + milliseconds(200)));
+  MutexLock lock(shared_->mutex);
+  return ended && shared_->counts.stuck == 0;
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,156 @@
+#include "nccl/device_comm.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/host_name.h"
+#include "nccl/pause.h"
+
+namespace torchft_ext {
+namespace {
+
+FailureKind kindOf(NcclResult result) {
+  return result == NcclResult::kRemoteError ? FailureKind::kLinkLost : FailureKind::kInternal;
+}
+
+bool isError(NcclResult result) {
+  return result != NcclResult::kSuccess && result != NcclResult::kInProgress;
+}
+
+c10::Stream ownStream(const DeviceCommSetup& setup) {
+  return c10::impl::getDeviceGuardImpl(setup.device.type())
+      ->getStreamFromGlobalPool(setup.device, setup.high_priority);
+}
+
+}  // namespace
+
+OnDevice::OnDevice(c10::Device device)
+    : before_(c10::impl::getDeviceGuardImpl(device.type())->exchangeDevice(device)) {}
+OnDevice::~OnDevice() {
+  c10::impl::getDeviceGuardImpl(before_.type())->uncheckedSetDevice(before_);
+}
+
+DeviceComm::DeviceComm(DeviceCommSetup setup)
+    : setup_(std::move(setup)), stream_(ownStream(setup_)) {}
+
+bool DeviceComm::initialise(const NcclUniqueId& id, Deadline deadline) {
+  const OnDevice on_device(setup_.device);
+  NcclResult begun = NcclResult::kSuccess;
+  {
+    const GateEntry entry(gate_, deadline);
+    if (!entry.entered()) return false;
+    begun = api().init(&handle_, {setup_.rank, setup_.size, {id}, setup_.name});
+  }
+  if (isError(begun)) {
+    fail(begun, "beginning");
+    return false;
+  }
+  if (!settle(deadline)) return false;
+  ready_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool DeviceComm::settle(Deadline deadline) {
+  Pause pause;
+  while (!setup_.lifecycle->over()) {
+    NcclResult state = NcclResult::kInProgress;
+    {
+      const GateEntry entry(gate_, deadline);
+      if (!entry.entered()) return false;
+      const NcclResult asked = api().asyncError(handle_, &state);
+      if (isError(asked)) state = asked;
+    }
+    if (state == NcclResult::kSuccess) return true;
+    if (isError(state)) {
+      fail(state, ready() ? "running an operation" : "initialising");
+      return false;
+    }
+    if (deadline.expired()) return false;
+    pause.next();
+  }
+  return false;
+}
+
+void DeviceComm::fail(NcclResult result, const std::string& doing) {
+  // NCCL's text for no communicator in particular: this one may be closed by now.
+  const std::string text = api().lastError(nullptr);
+  Failure failure;
+  failure.kind = kindOf(result);
+  failure.cause.rank = setup_.lifecycle->identity().rank;
+  failure.cause.host = hostName();
+  failure.cause.pid = ::getpid();
+  failure.cause.how = std::string("NCCL reported '") + toString(result) + "' while " + doing +
+                      " its communicator (" + setup_.name + ")" + (text.empty() ? "" : ": " + text);
+  setup_.lifecycle->fail(std::move(failure));
+}
+
+std::shared_ptr<void> DeviceComm::scratch() {
+  if (!scratch_) {
+    const OnDevice on_device(setup_.device);
+    scratch_ = std::make_shared<c10::DataPtr>(c10::GetAllocator(setup_.device.type())->allocate(1));
+  }
+  return {scratch_, scratch_->get()};
+}
+
+void DeviceComm::lookForError() {
+  if (!ready()) return;
+  NcclResult state = NcclResult::kSuccess;
+  {
+    if (!gate_.tryEnter()) return;
+    const NcclResult asked = api().asyncError(handle_, &state);
+    if (isError(asked)) state = asked;
+    gate_.leave();
+  }
+  if (isError(state)) fail(state, "watching");
+}
+
+void DeviceComm::markCut() {
+  MutexLock lock(mutex_);
+  cut_.store(true, std::memory_order_release);
+  changed_.notifyAll();
+}
+
+bool DeviceComm::awaitCut(Deadline deadline) {
+  MutexLock lock(mutex_);
+  while (!cut()) {
+    if (deadline.expired()) return false;
+    changed_.waitUntil(mutex_, deadline);
+  }
+  return true;
+}
+
+bool DeviceComm::awaitGone(Deadline deadline) {
+  MutexLock lock(mutex_);
+  while (!gone_) {
+    if (deadline.expired()) return false;
+    changed_.waitUntil(mutex_, deadline);
+  }
+  return true;
+}
+
+bool DeviceComm::gone() const {
+  MutexLock lock(mutex_);
+  return gone_;
+}
+
+void DeviceComm::markGone() {
+  handle_ = nullptr;
+  MutexLock lock(mutex_);
+  gone_ = true;
+  changed_.notifyAll();
+}
+
+void DeviceComm::madeRoot(const NcclUniqueId& id) {
+  MutexLock lock(mutex_);
+  root_ = id;
+}
+
+std::optional<NcclUniqueId> DeviceComm::abandonedRoot() const {
+  if (ready()) return std::nullopt;
+  MutexLock lock(mutex_);
+  return root_;
+}
+
+}  // namespace torchft_ext

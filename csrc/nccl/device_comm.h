@@ -1,0 +1,119 @@
+// One NCCL communicator: of an epoch's ranks on one device, or of a pair of them.
+//
+// States: new -> initialising -> ready -> closed -> cut -> gone; from each of the first three
+// straight to closed.
+//   closed  its epoch is over (or it is being retired): no call into NCCL begins any more
+//   cut     revoked or aborted, so that its kernels end and streams get on; or given up
+//   gone    NCCL has freed it
+//
+// Owner: its epoch until it is closed, then the reaper until it is gone; operations under way hold
+// it too. Destruction calls nothing: whoever owns it last has seen it gone, or has reported why
+// not. Threads: the issuing thread (one at a time per epoch) initialises and calls; the poller asks
+// for asynchronous errors; the reaper cuts. All calls into NCCL go through the gate. close() and
+// what only reads: any thread, never blocks.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/lifecycle.h"
+#include "nccl/call_gate.h"
+#include "nccl/nccl_platform.h"
+
+namespace torchft_ext {
+
+struct DeviceCommSetup {
+  std::shared_ptr<const NcclPlatform> platform;
+  std::shared_ptr<Lifecycle> lifecycle;
+  c10::Device device;
+  int rank = 0;
+  int size = 1;
+  std::string name;  // "dp0 epoch 3 cuda:0"
+  bool high_priority = false;
+  std::function<void(const std::shared_ptr<Lifecycle>&)> before_revoke;  // may be empty
+};
+
+class DeviceComm {
+ public:
+  explicit DeviceComm(DeviceCommSetup setup);
+
+  const DeviceCommSetup& setup() const { return setup_; }
+  NcclApi& api() const { return *setup_.platform->nccl; }
+  const c10::Stream& stream() const { return stream_; }  // its own
+  bool ready() const { return ready_.load(std::memory_order_acquire); }
+  bool closed() const { return gate_.closed(); }
+  bool cut() const { return cut_.load(std::memory_order_acquire); }
+  bool captured() const { return captured_.load(std::memory_order_acquire); }
+
+  // ---- issuing thread
+
+  // This process made its id, and so NCCL's root for it. Before initialise().
+  void madeRoot(const NcclUniqueId& id);
+  // Blocks until NCCL says that it is ready. False: the epoch is over (and has failed, if this call
+  // is what ended it), or the deadline has passed. The wait hook may throw.
+  bool initialise(const NcclUniqueId& id, Deadline deadline);
+  // To be called inside the gate.
+  NcclComm handle() const { return handle_; }
+  CallGate& gate() { return gate_; }
+  // Waits until NCCL is no longer at work on this communicator's last call. False: as above.
+  bool settle(Deadline deadline);
+  // Fails the epoch in NCCL's words.
+  void fail(NcclResult result, const std::string& doing);
+  void markCaptured() { captured_.store(true, std::memory_order_release); }
+  // One byte on the device, for barriers; kept as long as anyone holds it.
+  std::shared_ptr<void> scratch();
+
+  // ---- poller
+
+  // Asks for an asynchronous error, unless someone is calling; an error fails the epoch.
+  void lookForError();
+
+  // ---- any thread
+
+  void close() { gate_.close(); }
+  // Waits until it is cut, or NCCL has freed it. False: not by the deadline.
+  bool awaitCut(Deadline deadline);
+  bool awaitGone(Deadline deadline);
+  bool gone() const;
+
+  // ---- reaper, once the gate is closed and empty
+
+  void markCut();
+  void markGone();
+  // The id that this process made for it, where other ranks may still be awaited under it.
+  std::optional<NcclUniqueId> abandonedRoot() const;
+
+ private:
+  const DeviceCommSetup setup_;
+  const c10::Stream stream_;
+  CallGate gate_;
+  NcclComm handle_ = nullptr;              // whoever is inside the gate, or closed and emptied it
+  std::shared_ptr<c10::DataPtr> scratch_;  // the issuing thread's
+  std::atomic<bool> ready_{false};         // written by the issuing thread
+  std::atomic<bool> cut_{false};           // written by the reaper, under mutex_
+  std::atomic<bool> captured_{false};      // written by the issuing thread
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool gone_ GUARDED_BY(mutex_) = false;
+  std::optional<NcclUniqueId> root_ GUARDED_BY(mutex_);
+};
+
+// Sets the calling thread's device, and puts back the one before.
+class OnDevice {
+ public:
+  explicit OnDevice(c10::Device device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  c10::Device before_;
+};
+
+}  // namespace torchft_ext

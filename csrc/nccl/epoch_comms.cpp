@@ -1,0 +1,88 @@
+#include "nccl/epoch_comms.h"
+
+#include <string>
+
+#include "nccl/bootstrap.h"
+
+namespace torchft_ext {
+
+std::shared_ptr<DeviceComm> EpochComms::find(const Key& key) const {
+  MutexLock lock(mutex_);
+  const auto found = comms_.find(key);
+  return found == comms_.end() ? nullptr : found->second;
+}
+
+bool EpochComms::has(c10::Device device, int peer) const {
+  const auto comm = find({device.index(), peer});
+  return comm && comm->ready();
+}
+
+std::shared_ptr<DeviceComm> EpochComms::get(c10::Device device, int peer, const Need& need) {
+  auto comm = find({device.index(), peer});
+  if (comm && comm->ready()) return comm;
+  if (!comm) comm = make(device, peer);
+  return comm && bringUp(*comm, peer, need) ? comm : nullptr;
+}
+
+// Known from the start, so that the end of the epoch also ends one that is being initialised.
+std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
+  const EpochIdentity& identity = setup_.lifecycle->identity();
+  DeviceCommSetup comm{setup_.platform,
+                       setup_.lifecycle,
+                       device,
+                       identity.rank,
+                       identity.size,
+                       nameOf(device, peer),
+                       setup_.options.high_priority,
+                       setup_.options.before_revoke};
+  if (peer >= 0) {
+    comm.rank = identity.rank < peer ? 0 : 1;
+    comm.size = 2;
+  }
+  auto made = std::make_shared<DeviceComm>(std::move(comm));
+  MutexLock lock(mutex_);
+  if (over_) return nullptr;
+  comms_[{device.index(), peer}] = made;
+  return made;
+}
+
+bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
+  const DeviceCommSetup& setup = comm.setup();
+  NcclUniqueId id;
+  if (setup.rank == 0) {
+    const OnDevice on_device(setup.device);
+    const NcclResult made = comm.api().getUniqueId(&id);
+    if (made != NcclResult::kSuccess) {
+      comm.fail(made, "making an id for");
+      return false;
+    }
+    comm.madeRoot(id);
+  }
+  if (setup.size > 1) {
+    const Bootstrap bootstrap{*setup_.control,   setup_.lifecycle,
+                              need.kind,         need.seq,
+                              need.deadline,     static_cast<int>(setup.device.type()),
+                              ordinals_[peer]++, peer};
+    const auto spread = spreadUniqueId(bootstrap, setup.rank == 0 ? &id : nullptr);
+    if (!spread) return false;
+    id = *spread;
+  }
+  return comm.initialise(id, need.deadline);
+}
+
+std::vector<std::shared_ptr<DeviceComm>> EpochComms::takeAll() {
+  std::vector<std::shared_ptr<DeviceComm>> taken;
+  MutexLock lock(mutex_);
+  over_ = true;
+  for (auto& [key, comm] : comms_) taken.push_back(std::move(comm));
+  comms_.clear();
+  return taken;
+}
+
+std::string EpochComms::nameOf(c10::Device device, int peer) const {
+  const EpochIdentity& identity = setup_.lifecycle->identity();
+  return "'" + identity.group + "' epoch " + std::to_string(identity.epoch) + " on " +
+         device.str() + (peer < 0 ? "" : " with rank " + std::to_string(peer));
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,242 @@
+#include "nccl/event_poller.h"
+
+#include <algorithm>
+#include <deque>
+#include <exception>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/fork.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr Duration kShortest = std::chrono::microseconds(100);
+constexpr Duration kLongest = std::chrono::milliseconds(2);
+constexpr Duration kErrorInterval = std::chrono::milliseconds(50);
+
+FailurePtr failureOf(const Lifecycle& lifecycle) {
+  if (FailurePtr failure = lifecycle.failure()) return failure;
+  auto ended = std::make_shared<Failure>();
+  ended->kind = FailureKind::kAborted;
+  ended->cause.how = "the epoch has ended";
+  return ended;
+}
+
+void finish(const WatchedOp& op, FailurePtr failure) {
+  op.state->complete(std::move(failure));
+  op.outstanding->end(op.number);
+}
+
+bool fired(const WatchedOp& op) {
+  try {
+    return op.end->query();
+  } catch (const std::exception& error) {
+    // The device is in error: it will not tell better later.
+    Failure failure;
+    failure.kind = FailureKind::kInternal;
+    failure.cause.how = std::string("the device reported an error: ") + error.what();
+    op.state->lifecycle()->fail(std::move(failure));
+    return true;
+  }
+}
+
+// Operations in the order in which their streams run them.
+class Watched {
+ public:
+  void add(WatchedOp op) {
+    const Key key{op.stream.device_index(), op.stream.id()};
+    streams_[key].push_back(std::move(op));
+  }
+  bool empty() const { return streams_.empty() && draining_.empty(); }
+  size_t draining() const { return draining_.size(); }
+  size_t size() const {
+    size_t count = 0;
+    for (const auto& [key, ops] : streams_) count += ops.size();
+    return count;
+  }
+
+  bool look();
+  void lookForErrors();
+
+ private:
+  using Key = std::pair<c10::DeviceIndex, c10::StreamId>;
+  static std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> relax(
+      const std::set<const CudaApi*>& apis);
+  std::set<const CudaApi*> apis() const;
+  bool completeFired(std::deque<WatchedOp>& ops);
+  bool releaseCut(std::deque<WatchedOp>& ops);
+  bool letGoDrained();
+
+  std::map<Key, std::deque<WatchedOp>> streams_;  // states not complete
+  std::vector<WatchedOp> draining_;
+};
+
+std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> Watched::relax(
+    const std::set<const CudaApi*>& apis) {
+  std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> relaxed;
+  for (const CudaApi* api : apis) relaxed.push_back(api->relaxCapture());
+  return relaxed;
+}
+
+std::set<const CudaApi*> Watched::apis() const {
+  std::set<const CudaApi*> apis;
+  for (const auto& [key, ops] : streams_)
+    apis.insert(ops.front().comm->setup().platform->cuda.get());
+  for (const auto& op : draining_) apis.insert(op.comm->setup().platform->cuda.get());
+  return apis;
+}
+
+// True: something completed or was let go.
+bool Watched::look() {
+  const auto relaxed = relax(apis());
+  bool any = false;
+  for (auto stream = streams_.begin(); stream != streams_.end();) {
+    any |= completeFired(stream->second);
+    any |= releaseCut(stream->second);
+    stream = stream->second.empty() ? streams_.erase(stream) : std::next(stream);
+  }
+  any |= letGoDrained();
+  return any;
+}
+
+bool Watched::completeFired(std::deque<WatchedOp>& ops) {
+  bool any = false;
+  while (!ops.empty()) {
+    const WatchedOp& op = ops.front();
+    // In this order: an event that had fired before the communicator was closed was not freed by an
+    // abort, which comes after.
+    if (op.interrupted || !fired(op) || op.comm->closed()) break;
+    const FailurePtr failure = op.state->lifecycle()->failure();
+    finish(op, failure);
+    ops.pop_front();
+    any = true;
+  }
+  return any;
+}
+
+bool Watched::releaseCut(std::deque<WatchedOp>& ops) {
+  const auto cut = [](const WatchedOp& op) { return op.comm->cut(); };
+  const auto first =
+      std::stable_partition(ops.begin(), ops.end(), [&](const WatchedOp& op) { return !cut(op); });
+  if (first == ops.end()) return false;
+  for (auto op = first; op != ops.end(); ++op) {
+    finish(*op, failureOf(*op->state->lifecycle()));
+    draining_.push_back(std::move(*op));
+  }
+  ops.erase(first, ops.end());
+  return true;
+}
+
+bool Watched::letGoDrained() {
+  return std::erase_if(draining_, [](const WatchedOp& op) {
+           return (!op.interrupted || op.comm->gone()) && fired(op);
+         }) > 0;
+}
+
+void Watched::lookForErrors() {
+  std::set<DeviceComm*> busy;
+  for (const auto& [key, ops] : streams_)
+    for (const auto& op : ops)
+      if (busy.insert(op.comm.get()).second) op.comm->lookForError();
+}
+
+}  // namespace
+
+struct EventPoller::Shared {
+  const uint64_t generation = forkGeneration();
+  mutable Mutex mutex;
+  CondVar changed;
+  std::vector<WatchedOp> incoming GUARDED_BY(mutex);
+  bool idle GUARDED_BY(mutex) = false;
+  bool woken GUARDED_BY(mutex) = false;
+  bool stopping GUARDED_BY(mutex) = false;
+  Counts counts GUARDED_BY(mutex);
+
+  bool inherited() const { return generation != forkGeneration(); }
+  bool await(Duration pause, const Watched& watched, std::vector<WatchedOp>& arrived);
+  void run();
+};
+
+// Sleeps for `pause`, or while there is nothing to watch. False: stopping.
+bool EventPoller::Shared::await(Duration pause, const Watched& watched,
+                                std::vector<WatchedOp>& arrived) {
+  const Deadline deadline = watched.empty() ? Deadline::never() : Deadline::after(pause);
+  MutexLock lock(mutex);
+  counts = {static_cast<int64_t>(watched.size()), static_cast<int64_t>(watched.draining())};
+  idle = watched.empty();
+  while (!woken && !stopping && !deadline.expired() && (!idle || incoming.empty()))
+    changed.waitUntil(mutex, deadline);
+  idle = false;
+  woken = false;
+  arrived.swap(incoming);
+  return !stopping;
+}
+
+void EventPoller::Shared::run() {
+  Watched watched;
+  Duration pause = kShortest;
+  auto errors_looked_for = Clock::now();
+  std::vector<WatchedOp> arrived;
+  while (await(pause, watched, arrived)) {
+    bool busy = !arrived.empty();
+    for (auto& op : arrived) watched.add(std::move(op));
+    arrived.clear();
+    busy |= watched.look();
+    pause = busy ? kShortest : std::min(2 * pause, kLongest);
+    if (Clock::now() - errors_looked_for < kErrorInterval) continue;
+    watched.lookForErrors();
+    errors_looked_for = Clock::now();
+  }
+  for (auto& op : arrived) watched.add(std::move(op));
+  watched.look();
+}
+
+EventPoller::EventPoller()
+    : shared_(std::make_shared<Shared>()),
+      thread_("ft-events", [shared = shared_] { shared->run(); }) {}
+
+EventPoller::~EventPoller() {
+  stop(Deadline::after(std::chrono::seconds(1)));
+}
+
+void EventPoller::watch(WatchedOp op) {
+  if (shared_->inherited()) return;
+  MutexLock lock(shared_->mutex);
+  shared_->incoming.push_back(std::move(op));
+  if (shared_->idle) shared_->changed.notifyAll();
+}
+
+void EventPoller::wake() {
+  if (shared_->inherited()) return;
+  MutexLock lock(shared_->mutex);
+  shared_->woken = true;
+  shared_->changed.notifyAll();
+}
+
+bool EventPoller::stop(Deadline deadline) {
+  if (shared_->inherited()) return true;
+  {
+    MutexLock lock(shared_->mutex);
+    shared_->stopping = true;
+    shared_->changed.notifyAll();
+  }
+  if (thread_.join(deadline)) return true;
+  thread_.abandon("a query of the device does not return");
+  return false;
+}
+
+bool EventPoller::isSelf() const {
+  return thread_.isSelf();
+}
+
+EventPoller::Counts EventPoller::counts() const {
+  MutexLock lock(shared_->mutex);
+  Counts counts = shared_->counts;
+  counts.watched += static_cast<int64_t>(shared_->incoming.size());
+  return counts;
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,64 @@
+// Learns that operations on the device are through, and completes them.
+//
+// An operation is watched from the moment its `end` event is recorded. It is complete when the
+// event has fired before its communicator was closed: success; or when its epoch has failed and the
+// communicator has been cut: the epoch's failure. What owns its buffers is kept until the event has
+// fired in either case, so after an abort until the stream has drained.
+//
+// Only queries, never waits on the device, and under relaxCapture(): safe beside a graph capture of
+// another thread. Looks every 100 us while operations complete, down to every 2 ms while none does,
+// and sleeps while there is nothing to watch. Every 50 ms it asks busy communicators for
+// asynchronous errors.
+//
+// Owner: the process's NCCL threads. Threads: watch(), wake() from any, never block; everything
+// else happens on "ft-events", which also releases keep_alive there. After stop(): what is watched
+// is completed as failed where its epoch is over, and otherwise left to its epoch's end.
+#pragma once
+
+#include <c10/core/Event.h>
+
+#include <memory>
+
+#include "base/threads.h"
+#include "comm/op_state.h"
+#include "nccl/device_comm.h"
+#include "nccl/outstanding.h"
+
+namespace torchft_ext {
+
+struct WatchedOp {
+  std::shared_ptr<OpState> state;
+  std::shared_ptr<DeviceComm> comm;
+  c10::Stream stream;
+  std::shared_ptr<c10::Event> end;
+  std::shared_ptr<void> keep_alive;
+  std::shared_ptr<Outstanding> outstanding;
+  uint64_t number = 0;
+  // NCCL was still at work on the call when the epoch ended: the event alone proves nothing, the
+  // communicator must be gone too before the buffers are let go.
+  bool interrupted = false;
+};
+
+class EventPoller {
+ public:
+  EventPoller();
+  ~EventPoller();  // must have been stopped
+
+  void watch(WatchedOp op);
+  void wake();  // a communicator was cut, or is gone
+  bool stop(Deadline deadline);
+  bool isSelf() const;  // the calling thread is "ft-events"
+
+  struct Counts {
+    int64_t watched = 0;   // not complete
+    int64_t draining = 0;  // complete, buffers still held
+  };
+  Counts counts() const;
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+  OwnedThread thread_;
+};
+
+}  // namespace torchft_ext

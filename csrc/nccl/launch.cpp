@@ -1,0 +1,301 @@
+#include "nccl/launch.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/host_name.h"
+#include "base/log.h"
+#include "nccl/nccl_calls.h"
+
+namespace torchft_ext {
+namespace {
+
+// After an interrupted call the streams are ordered behind what NCCL may still launch, if it is
+// through by then.
+constexpr Duration kCutWithin = std::chrono::seconds(12);
+constexpr Duration kGoneWithin = std::chrono::seconds(2);
+
+Failure ownFailure(const Lifecycle& lifecycle, FailureKind kind, std::string how) {
+  Failure failure;
+  failure.kind = kind;
+  failure.cause.rank = lifecycle.identity().rank;
+  failure.cause.host = hostName();
+  failure.cause.pid = ::getpid();
+  failure.cause.how = std::move(how);
+  return failure;
+}
+
+bool isTransfer(OpKind kind) {
+  return kind == OpKind::kSend || kind == OpKind::kRecv;
+}
+
+}  // namespace
+
+Launch::Launch(const Context& context, std::vector<Communicator::Issue> issues)
+    : context_(context) {
+  for (auto& issue : issues) {
+    Op op{std::move(issue)};
+    op.side = static_cast<StreamSide*>(op.issue.operation.device.get());
+    op.number = context_.outstanding->begin();
+    if (isTransfer(op.issue.operation.kind)) op.peer = op.issue.operation.peer;
+    deadline_ = deadline_.orEarlier(op.issue.state->deadline());
+    ops_.push_back(std::move(op));
+  }
+}
+
+void Launch::run() {
+  try {
+    begin();
+  } catch (const std::invalid_argument&) {
+    completeAll();
+    throw;
+  } catch (const c10::Error& error) {
+    interrupted(error.what_without_backtrace());
+  } catch (...) {
+    interrupted("the call was interrupted");
+    throw;
+  }
+}
+
+void Launch::begin() {
+  refuseUnsupported();
+  if (context_.lifecycle->over() || !everyoneIsThere() || !findComms()) return completeAll();
+  for (Op& op : ops_) order(op);
+  switch (call()) {
+    case Called::kNothing:
+      return completeAll();
+    case Called::kDone:
+      for (Op& op : ops_) handOver(op);
+      return;
+    case Called::kInterrupted:
+      return handOverInterrupted();
+  }
+}
+
+void Launch::refuseUnsupported() {
+  const int own = context_.lifecycle->identity().rank;
+  for (const Op& op : ops_) {
+    std::string why = whyUnsupported(op.issue.operation, *context_.platform->nccl);
+    if (why.empty() && op.peer == own)
+      why = std::string(toString(op.issue.operation.kind)) +
+            ": expected another rank than this one, found " + std::to_string(own);
+    if (!why.empty()) throw std::invalid_argument(why);
+  }
+}
+
+bool Launch::everyoneIsThere() {
+  for (const Op& op : ops_) {
+    const std::optional<int> left = context_.left->neededBy(op.peer);
+    if (!left) continue;
+    Failure failure;
+    failure.kind = FailureKind::kPeerLeft;
+    failure.cause.rank = *left;
+    failure.cause.how = "it left before this operation";
+    context_.lifecycle->fail(std::move(failure));
+    return false;
+  }
+  return true;
+}
+
+// All ranks of a batch come to its communicators in the same order, so that none waits for another
+// in a circle: the one for all ranks first, then the pairs by (lower rank, higher rank).
+bool Launch::findComms() {
+  capturing_ = context_.platform->cuda->capturing(ops_.front().side->current);
+  const int own = context_.lifecycle->identity().rank;
+  std::vector<Op*> sorted;
+  for (Op& op : ops_) sorted.push_back(&op);
+  const auto pairOf = [own](const Op* op) {
+    return op->peer < 0 ? std::make_pair(-1, -1)
+                        : std::make_pair(std::min(own, op->peer), std::max(own, op->peer));
+  };
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [&](const Op* a, const Op* b) { return pairOf(a) < pairOf(b); });
+  for (Op* op : sorted) {
+    const c10::Device device = op->side->current.device();
+    if (capturing_ && !context_.comms->has(device, op->peer))
+      throw std::invalid_argument(
+          std::string(toString(op->issue.operation.kind)) + " on " + device.str() +
+          ": the first such operation of an epoch cannot be captured into a graph, since its "
+          "communicator has to be made; run one before the capture begins");
+    op->comm = context_.comms->get(
+        device, op->peer,
+        {op->issue.operation.kind, op->issue.state->seq(), op->issue.state->deadline()});
+    if (!op->comm) {
+      endIfLate(*op);
+      return false;
+    }
+    if (op->issue.operation.kind == OpKind::kBarrier) op->scratch = op->comm->scratch();
+    if (std::find(used_.begin(), used_.end(), op->comm) == used_.end()) used_.push_back(op->comm);
+  }
+  return true;
+}
+
+std::shared_ptr<c10::Event> Launch::event(const Op& op, bool timed) {
+  const c10::Device device = op.side->current.device();
+  return capturing_ ? EventPool::fresh(device, timed)
+                    : context_.threads->events->take(device, timed);
+}
+
+// The operation's stream waits for what the caller has enqueued so far.
+void Launch::order(Op& op) {
+  StreamSide& side = *op.side;
+  side.stream = side.on_current ? side.current : op.comm->stream();
+  if (!side.on_current) {
+    const auto ready = event(op, false);
+    ready->record(side.current);
+    ready->block(*side.stream);
+  }
+  if (!side.timed) return;
+  side.start = event(op, true);
+  side.start->record(*side.stream);
+}
+
+Launch::Called Launch::call() {
+  const NcclResult result = callAll();
+  if (!called_) return Called::kNothing;
+  if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
+    used_.front()->fail(result, "running an operation on");
+    return Called::kInterrupted;
+  }
+  if (result == NcclResult::kInProgress && !settleAll()) return Called::kInterrupted;
+  return Called::kDone;
+}
+
+// kInProgress: NCCL goes on in a thread of its own, and until it is through nothing else may be
+// called on these communicators or enqueued on their streams.
+NcclResult Launch::callAll() {
+  std::vector<std::unique_ptr<GateEntry>> entries;
+  for (const auto& comm : used_) {
+    entries.push_back(std::make_unique<GateEntry>(comm->gate(), deadline_));
+    if (!entries.back()->entered()) return NcclResult::kSuccess;
+  }
+  const OnDevice on_device(used_.front()->setup().device);
+  NcclApi& nccl = *context_.platform->nccl;
+  if (capturing_)
+    for (const auto& comm : used_) comm->markCaptured();
+  const NcclResult started = nccl.groupStart();
+  called_ = true;
+  if (started != NcclResult::kSuccess) return started;
+  NcclResult first_error = NcclResult::kSuccess;
+  for (const Op& op : ops_) {
+    const DeviceCommSetup& comm = op.comm->setup();
+    const CallTarget target{nccl,
+                            op.comm->handle(),
+                            context_.platform->cuda->native(*op.side->stream),
+                            comm.rank,
+                            comm.size,
+                            1 - comm.rank,
+                            op.scratch.get()};
+    first_error = makeCalls(op.issue.operation, op.side->flat, target);
+    if (first_error != NcclResult::kSuccess) break;
+  }
+  const NcclResult ended = nccl.groupEnd();
+  return first_error == NcclResult::kSuccess ? ended : first_error;
+}
+
+bool Launch::settleAll() {
+  for (const auto& comm : used_) {
+    if (comm->settle(deadline_)) continue;
+    endIfLate(ops_.front());
+    return false;
+  }
+  return true;
+}
+
+// The watchdog says the same at about this time; this thread must not leave before it is said.
+void Launch::endIfLate(const Op& op) {
+  if (context_.lifecycle->over() || !op.issue.state->deadline().expired()) return;
+  Failure failure =
+      ownFailure(*context_.lifecycle, FailureKind::kTimeout,
+                 std::string(toString(op.issue.operation.kind)) + " #" +
+                     std::to_string(op.issue.state->seq()) + " was not under way within " +
+                     formatSeconds(op.issue.state->timeout()));
+  failure.op = toString(op.issue.operation.kind);
+  failure.seq = op.issue.state->seq();
+  failure.elapsed = Clock::now() - op.issue.state->issuedAt();
+  failure.limit = op.issue.state->timeout();
+  context_.lifecycle->fail(std::move(failure));
+}
+
+void Launch::recordEnd(Op& op) {
+  StreamSide& side = *op.side;
+  if (side.behind) side.behind(*side.stream);
+  auto end = event(op, side.timed);
+  end->record(*side.stream);
+  side.end = std::move(end);
+}
+
+void Launch::handOver(Op& op) {
+  recordEnd(op);
+  if (!capturing_) return watch(op, false);
+  op.side->captured = true;
+  complete(op, nullptr);
+}
+
+void Launch::watch(Op& op, bool interrupted) {
+  Operation& operation = op.issue.operation;
+  // What the barrier's byte and the user's buffers are owned by.
+  auto owners = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
+      std::move(operation.keep_alive), std::move(op.scratch));
+  context_.threads->poller->watch({std::move(op.issue.state), op.comm, *op.side->stream,
+                                   op.side->end, std::move(owners), context_.outstanding, op.number,
+                                   interrupted});
+}
+
+// The epoch has failed while NCCL was at work on the calls, or because of them. Waiters are
+// released as soon as the communicators are cut. `end` is recorded all the same, when NCCL has let
+// go of the stream, so that whoever orders a stream behind the operation is behind its last kernel.
+void Launch::handOverInterrupted() {
+  const Deadline cut_by = Deadline::after(kCutWithin);
+  for (const auto& comm : used_) comm->awaitCut(cut_by);
+  const Deadline gone_by = Deadline::after(kGoneWithin);
+  const FailurePtr failure = whyOver();
+  for (Op& op : ops_) complete(op, failure);
+  for (const auto& comm : used_) comm->awaitGone(gone_by);
+  for (Op& op : ops_) {
+    if (!op.side->stream) continue;
+    try {
+      recordEnd(op);
+    } catch (const c10::Error& error) {
+      log(LogLevel::kError, std::string("no event can be recorded behind a failed operation: ") +
+                                error.what_without_backtrace());
+      op.side->end = EventPool::fresh(op.side->current.device(), false);  // counts as fired
+    }
+    watch(op, true);
+  }
+}
+
+void Launch::interrupted(const char* how) {
+  context_.lifecycle->fail(ownFailure(*context_.lifecycle, FailureKind::kAborted, how));
+  if (called_) return handOverInterrupted();
+  completeAll();
+}
+
+FailurePtr Launch::whyOver() const {
+  if (FailurePtr failure = context_.lifecycle->failure()) return failure;
+  return std::make_shared<Failure>(
+      ownFailure(*context_.lifecycle, FailureKind::kAborted,
+                 context_.lifecycle->over() ? "the epoch has ended" : "the operation was refused"));
+}
+
+void Launch::complete(Op& op, FailurePtr failure) {
+  if (op.issue.state) op.issue.state->complete(std::move(failure));
+  context_.outstanding->end(op.number);
+}
+
+void Launch::completeAll() {
+  const FailurePtr failure = whyOver();
+  for (Op& op : ops_) {
+    op.side->stream.reset();
+    op.side->start.reset();
+    complete(op, failure);
+  }
+}
+
+}  // namespace torchft_ext

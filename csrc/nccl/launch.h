@@ -1,0 +1,76 @@
+// Operations that begin together, from arguments to the device: finds their communicators, orders
+// their streams, makes NCCL's calls in one group, and hands each over to the poller.
+//
+// Owner: the stack of the issuing thread; one at a time per communicator. Every operation given to
+// it is completed, or in the poller's hands, when run() returns or throws. run() blocks while a
+// communicator is made or while NCCL is at work on the calls, until the first deadline at most, and
+// ends with the epoch.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "nccl/epoch_comms.h"
+#include "nccl/nccl_threads.h"
+#include "nccl/outstanding.h"
+#include "nccl/peers_left.h"
+#include "nccl/stream_side.h"
+
+namespace torchft_ext {
+
+class Launch {
+ public:
+  struct Context {
+    std::shared_ptr<const NcclPlatform> platform;
+    std::shared_ptr<NcclThreads> threads;
+    std::shared_ptr<Lifecycle> lifecycle;
+    std::shared_ptr<EpochComms> comms;
+    std::shared_ptr<Outstanding> outstanding;
+    std::shared_ptr<PeersLeft> left;
+  };
+
+  Launch(const Context& context, std::vector<Communicator::Issue> issues);
+
+  // Throws std::invalid_argument where NCCL cannot do one of them: nothing was sent, the epoch is
+  // unharmed. Throws what the wait hook throws: the epoch has failed.
+  void run();
+
+ private:
+  struct Op {
+    Communicator::Issue issue;
+    StreamSide* side = nullptr;
+    uint64_t number = 0;
+    int peer = -1;  // of send and recv
+    std::shared_ptr<DeviceComm> comm{};
+    std::shared_ptr<void> scratch{};
+  };
+  enum class Called { kNothing, kDone, kInterrupted };
+
+  void refuseUnsupported();
+  void begin();
+  bool everyoneIsThere();
+  bool findComms();
+  void order(Op& op);
+  Called call();
+  NcclResult callAll();
+  bool settleAll();
+  void handOver(Op& op);
+  void handOverInterrupted();
+  void watch(Op& op, bool interrupted);
+  void recordEnd(Op& op);
+  void complete(Op& op, FailurePtr failure);
+  void completeAll();
+  void interrupted(const char* how);
+  void endIfLate(const Op& op);
+  FailurePtr whyOver() const;
+  std::shared_ptr<c10::Event> event(const Op& op, bool timed);
+
+  const Context& context_;
+  std::vector<Op> ops_;
+  std::vector<std::shared_ptr<DeviceComm>> used_;  // each once
+  Deadline deadline_ = Deadline::never();
+  bool capturing_ = false;
+  bool called_ = false;
+};
+
+}  // namespace torchft_ext

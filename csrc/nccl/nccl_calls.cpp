@@ -1,0 +1,259 @@
+#include "nccl/nccl_calls.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace torchft_ext {
+namespace {
+
+bool reduces(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
+}
+
+// The dtype in which NCCL reduces it. nullopt: none.
+std::optional<NcclType> reducedAs(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat:
+      return NcclType::kFloat32;
+    case DType::kDouble:
+      return NcclType::kFloat64;
+    case DType::kHalf:
+      return NcclType::kFloat16;
+    case DType::kBFloat16:
+      return NcclType::kBFloat16;
+    case DType::kInt8:
+      return NcclType::kInt8;
+    case DType::kInt32:
+      return NcclType::kInt32;
+    case DType::kInt64:
+      return NcclType::kInt64;
+    case DType::kUint8:
+    case DType::kBool:
+      return NcclType::kUint8;
+    case DType::kFloat8E4M3:
+      return NcclType::kFloat8E4M3;
+    case DType::kFloat8E5M2:
+      return NcclType::kFloat8E5M2;
+    case DType::kInt16:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+NcclRedOp redOp(ReduceKind reduce, DType dtype) {
+  const bool flags = dtype == DType::kBool;
+  switch (reduce) {
+    case ReduceKind::kSum:
+      return flags ? kNcclMax : kNcclSum;
+    case ReduceKind::kProduct:
+      return flags ? kNcclMin : kNcclProd;
+    case ReduceKind::kAvg:
+      return kNcclAvg;
+    case ReduceKind::kMin:
+      return kNcclMin;
+    case ReduceKind::kMax:
+      return kNcclMax;
+  }
+  return kNcclSum;
+}
+
+bool isFloat8(DType dtype) {
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+}
+
+bool allEqual(const std::vector<Buffer>& buffers) {
+  return std::all_of(buffers.begin(), buffers.end(),
+                     [&](const Buffer& buffer) { return buffer.bytes == buffers.front().bytes; });
+}
+
+// One operation's calls. The first error is kept, and ends them.
+class Caller {
+ public:
+  Caller(const Operation& operation, const CallTarget& target)
+      : operation_(operation),
+        target_(target),
+        type_(reducedAs(operation.dtype).value_or(NcclType::kUint8)),
+        op_(redOp(operation.reduce, operation.dtype)) {}
+
+  NcclResult run(bool flat);
+
+ private:
+  size_t rank() const { return static_cast<size_t>(target_.rank); }
+  bool isRoot() const { return target_.rank == operation_.root; }
+  size_t elements(const Buffer& buffer) const { return buffer.bytes / itemSize(operation_.dtype); }
+  bool good() const { return result_ == NcclResult::kSuccess; }
+  void note(NcclResult result) {
+    if (good() && result != NcclResult::kInProgress) result_ = result;
+  }
+
+  void send(const Buffer& from, int peer) {
+    if (good() && from.bytes > 0)
+      note(target_.nccl.send(from.data, from.bytes, NcclType::kUint8, peer, target_.comm,
+                             target_.stream));
+  }
+  void recv(const Buffer& into, int peer) {
+    if (good() && into.bytes > 0)
+      note(target_.nccl.recv(into.data, into.bytes, NcclType::kUint8, peer, target_.comm,
+                             target_.stream));
+  }
+  // Its own part goes the same way, as a copy that NCCL makes in stream order.
+  void copyOwn(const Buffer& from, const Buffer& into) {
+    if (from.data == into.data) return;
+    send(from, target_.rank);
+    recv(into, target_.rank);
+  }
+  void broadcast(const Buffer& from, const Buffer& into, int root) {
+    if (good())
+      note(target_.nccl.broadcast(from.data, into.data, into.bytes, NcclType::kUint8, root,
+                                  target_.comm, target_.stream));
+  }
+  void reduce(const Buffer& from, void* into, int root) {
+    if (good())
+      note(target_.nccl.reduce(from.data, into, elements(from), type_, op_, root, target_.comm,
+                               target_.stream));
+  }
+
+  void allreduce();
+  void allgather(bool flat);
+  void reduceScatter(bool flat);
+  void gather();
+  void scatter();
+  void alltoall();
+  void barrier();
+
+  const Operation& operation_;
+  const CallTarget& target_;
+  const NcclType type_;
+  const NcclRedOp op_;
+  NcclResult result_ = NcclResult::kSuccess;
+};
+
+void Caller::allreduce() {
+  const Buffer& values = operation_.outputs[0];
+  note(target_.nccl.allReduce(values.data, values.data, elements(values), type_, op_, target_.comm,
+                              target_.stream));
+}
+
+void Caller::allgather(bool flat) {
+  const Buffer& own = operation_.inputs[0];
+  const auto& outputs = operation_.outputs;
+  if (flat && allEqual(outputs)) {
+    note(target_.nccl.allGather(own.data, outputs[0].data, own.bytes, NcclType::kUint8,
+                                target_.comm, target_.stream));
+    return;
+  }
+  for (size_t from = 0; from < outputs.size(); ++from) {
+    if (outputs[from].bytes == 0) continue;  // on every rank
+    broadcast(from == rank() ? own : outputs[from], outputs[from], static_cast<int>(from));
+  }
+}
+
+void Caller::reduceScatter(bool flat) {
+  const auto& inputs = operation_.inputs;
+  const Buffer& own = operation_.outputs[0];
+  if (flat && allEqual(inputs)) {
+    note(target_.nccl.reduceScatter(inputs[0].data, own.data, elements(own), type_, op_,
+                                    target_.comm, target_.stream));
+    return;
+  }
+  for (size_t to = 0; to < inputs.size(); ++to) {
+    if (inputs[to].bytes == 0) continue;
+    reduce(inputs[to], to == rank() ? own.data : nullptr, static_cast<int>(to));
+  }
+}
+
+void Caller::gather() {
+  const Buffer& own = operation_.inputs[0];
+  if (!isRoot()) return send(own, operation_.root);
+  for (size_t from = 0; from < operation_.outputs.size(); ++from) {
+    const Buffer& into = operation_.outputs[from];
+    from == rank() ? copyOwn(own, into) : recv(into, static_cast<int>(from));
+  }
+}
+
+void Caller::scatter() {
+  const Buffer& own = operation_.outputs[0];
+  if (!isRoot()) return recv(own, operation_.root);
+  for (size_t to = 0; to < operation_.inputs.size(); ++to) {
+    const Buffer& from = operation_.inputs[to];
+    to == rank() ? copyOwn(from, own) : send(from, static_cast<int>(to));
+  }
+}
+
+void Caller::alltoall() {
+  for (size_t other = 0; other < operation_.inputs.size(); ++other) {
+    if (other == rank()) {
+      copyOwn(operation_.inputs[other], operation_.outputs[other]);
+    } else {
+      send(operation_.inputs[other], static_cast<int>(other));
+      recv(operation_.outputs[other], static_cast<int>(other));
+    }
+  }
+}
+
+void Caller::barrier() {
+  note(target_.nccl.allReduce(target_.scratch, target_.scratch, 1, NcclType::kUint8, kNcclMax,
+                              target_.comm, target_.stream));
+}
+
+NcclResult Caller::run(bool flat) {
+  switch (operation_.kind) {
+    case OpKind::kAllreduce:
+      allreduce();
+      break;
+    case OpKind::kBroadcast:
+      broadcast(operation_.outputs[0], operation_.outputs[0], operation_.root);
+      break;
+    case OpKind::kAllgather:
+      allgather(flat);
+      break;
+    case OpKind::kReduceScatter:
+      reduceScatter(flat);
+      break;
+    case OpKind::kReduce:
+      reduce(operation_.inputs[0], isRoot() ? operation_.outputs[0].data : nullptr,
+             operation_.root);
+      break;
+    case OpKind::kGather:
+      gather();
+      break;
+    case OpKind::kScatter:
+      scatter();
+      break;
+    case OpKind::kAlltoall:
+      alltoall();
+      break;
+    case OpKind::kSend:
+      send(operation_.inputs[0], target_.peer);
+      break;
+    case OpKind::kRecv:
+      recv(operation_.outputs[0], target_.peer);
+      break;
+    case OpKind::kBarrier:
+      barrier();
+      break;
+  }
+  return result_;
+}
+
+}  // namespace
+
+std::string whyUnsupported(const Operation& operation, const NcclApi& nccl) {
+  const std::string what =
+      std::string(toString(operation.kind)) + " of " + toString(operation.dtype);
+  if (operation.kind == OpKind::kRecv && operation.peer < 0)
+    return "recv from any source: NCCL needs to know the source";
+  if (!reduces(operation.kind)) return {};
+  if (!reducedAs(operation.dtype)) return what + ": NCCL cannot reduce this dtype";
+  if (operation.dtype == DType::kBool && operation.reduce == ReduceKind::kAvg)
+    return what + ": flags have no average";
+  if (isFloat8(operation.dtype) && !nccl.has(NcclFeature::kFloat8))
+    return what + ": needs NCCL 2.24 or later, found version " + std::to_string(nccl.version());
+  return {};
+}
+
+NcclResult makeCalls(const Operation& operation, bool flat, const CallTarget& target) {
+  return Caller(operation, target).run(flat);
+}
+
+}  // namespace torchft_ext

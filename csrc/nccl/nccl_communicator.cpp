@@ -1,0 +1,104 @@
+#include "nccl/nccl_communicator.h"
+
+#include <utility>
+
+namespace torchft_ext {
+namespace {
+
+constexpr Duration kHookInterval = std::chrono::milliseconds(50);
+
+Lifecycle::Subscription reapOnFailure(const Launch::Context& context) {
+  return context.lifecycle->subscribe(
+      [comms = std::weak_ptr<EpochComms>(context.comms),
+       threads = std::weak_ptr<NcclThreads>(context.threads)](const FailurePtr&) {
+        const auto epoch = comms.lock();
+        const auto alive = threads.lock();
+        if (epoch && alive) alive->reaper.abort(epoch->takeAll());
+      });
+}
+
+Launch::Context contextOf(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads) {
+  Launch::Context context{setup.platform,
+                          std::move(threads),
+                          setup.lifecycle,
+                          nullptr,
+                          std::make_shared<Outstanding>(),
+                          std::make_shared<PeersLeft>()};
+  setup.control->onPeerLeft([left = context.left](int rank) { left->add(rank); });
+  context.comms = std::make_shared<EpochComms>(std::move(setup));
+  return context;
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads)
+    : control_(setup.control),
+      context_(contextOf(std::move(setup), std::move(threads))),
+      subscription_(reapOnFailure(context_)) {}
+
+NcclCommunicator::~NcclCommunicator() {
+  Failure failure;
+  failure.kind = FailureKind::kAborted;
+  failure.cause.rank = context_.lifecycle->identity().rank;
+  failure.cause.how = "its group object was destroyed";
+  context_.lifecycle->fail(std::move(failure));
+  context_.lifecycle->unsubscribe(subscription_);
+  context_.threads->reaper.abort(context_.comms->takeAll());  // if it had ended instead
+}
+
+bool NcclCommunicator::bindDevice(c10::Device device, Deadline deadline) {
+  const MutexLock order(issue_mutex_);
+  return context_.comms->get(device, -1, {OpKind::kBarrier, -1, deadline}) != nullptr;
+}
+
+void NcclCommunicator::issue(std::shared_ptr<OpState> state, Operation operation) {
+  std::vector<Issue> one;
+  one.push_back({std::move(state), std::move(operation)});
+  issueTogether(std::move(one));
+}
+
+void NcclCommunicator::issueTogether(std::vector<Issue> issues) {
+  std::vector<Issue> on_device;
+  for (Issue& one : issues) {
+    if (one.operation.device) {
+      on_device.push_back(std::move(one));
+    } else {
+      control_->issue(std::move(one.state), std::move(one.operation));
+    }
+  }
+  if (on_device.empty()) return;
+  const MutexLock order(issue_mutex_);
+  Launch(context_, std::move(on_device)).run();
+}
+
+bool NcclCommunicator::awaitIssued(Deadline deadline) {
+  const uint64_t issued = context_.outstanding->mark();
+  while (!context_.outstanding->awaitBelow(issued, deadline.orEarlier(kHookInterval))) {
+    if (deadline.expired()) return false;
+    if (const WaitHook hook = waitHook()) hook();
+  }
+  return control_->awaitIssued(deadline);
+}
+
+bool NcclCommunicator::drain(Deadline deadline) {
+  if (context_.threads->poller->isSelf()) return true;
+  const bool host = control_->drain(deadline);
+  return context_.outstanding->awaitBelow(context_.outstanding->mark(), deadline) && host;
+}
+
+bool NcclCommunicator::leave(Deadline deadline) {
+  const bool complete = awaitIssued(deadline);
+  const bool retired = complete && retireAll(deadline);
+  return control_->leave(deadline) && retired;
+}
+
+bool NcclCommunicator::retireAll(Deadline deadline) {
+  if (context_.lifecycle->failure()) return false;
+  auto comms = context_.comms->takeAll();
+  context_.threads->reaper.retire(comms, deadline);
+  bool all = true;
+  for (const auto& comm : comms) all &= comm->captured() || comm->awaitGone(deadline);
+  return all;
+}
+
+}  // namespace torchft_ext

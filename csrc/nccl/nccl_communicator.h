@@ -1,0 +1,51 @@
+// The NCCL engine's communicator: an epoch's control communicator with NCCL beside it. Operations
+// on host memory go to the former, those on device memory to the latter.
+//
+// Owner: the group's current epoch. Threads: any. States follow the lifecycle:
+//   forming, active  operations run; communicators are made as they are needed
+//   failed           whoever fails the lifecycle hands all NCCL communicators to the reaper, on its
+//                    own thread and without waiting; they are cut within milliseconds, and then
+//                    everything under way is completed with the failure
+//   ended            after leave(): they were finalized, or aborted where that took too long
+// issue() blocks while a communicator is made (all its ranks have to come) and while NCCL is at
+// work on the calls; bounded by the operation's deadline, ended by the epoch's end. Destruction
+// never waits: the epoch fails.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "nccl/launch.h"
+
+namespace torchft_ext {
+
+class NcclCommunicator : public Communicator {
+ public:
+  NcclCommunicator(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads);
+  ~NcclCommunicator() override;
+
+  // Makes the communicator of the bound device, together with all other ranks. False: the epoch is
+  // over, or the deadline has passed.
+  bool bindDevice(c10::Device device, Deadline deadline);
+
+  void issue(std::shared_ptr<OpState> state, Operation operation) override;
+  void issueTogether(std::vector<Issue> issues) override;
+  bool awaitIssued(Deadline deadline) override;
+  bool drain(Deadline deadline) override;
+  bool leave(Deadline deadline) override;
+  uint64_t bytesSent() const override { return control_->bytesSent(); }
+  uint64_t bytesReceived() const override { return control_->bytesReceived(); }
+
+ private:
+  bool retireAll(Deadline deadline);
+
+  const std::shared_ptr<Communicator> control_;
+  const Launch::Context context_;
+  const Lifecycle::Subscription subscription_;
+  // Of NCCL's calls. Issuing threads alone take it, and hold it while they block: nobody who
+  // aborts, polls or reaps ever waits for it.
+  Mutex issue_mutex_;
+};
+
+}  // namespace torchft_ext

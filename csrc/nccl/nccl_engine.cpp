@@ -1,0 +1,93 @@
+#include "nccl/nccl_engine.h"
+
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "nccl/nccl_communicator.h"
+
+namespace torchft_ext {
+namespace {
+
+std::atomic<bool> warned_of_unsafe_abort{false};  // once per process
+
+void warnOfUnsafeAbort(const NcclApi& nccl) {
+  if (nccl.has(NcclFeature::kSafeAbort) || warned_of_unsafe_abort.exchange(true)) return;
+  log(LogLevel::kWarning, "NCCL " + std::to_string(nccl.version()) +
+                              " may hang in an abort; failures are told all the same, but device "
+                              "memory and streams may "
+                              "not come back: use NCCL 2.26.2 or later");
+}
+
+class NcclEngine : public Engine {
+ public:
+  NcclEngine(std::shared_ptr<const NcclPlatform> platform, std::shared_ptr<Engine> control,
+             NcclEngineOptions options)
+      : platform_(std::move(platform)),
+        control_(std::move(control)),
+        options_(std::move(options)) {}
+
+  const char* name() const override { return "nccl"; }
+  std::vector<std::pair<std::string, int64_t>> counters() const override;
+  std::variant<MemberRecord, Failure> describeSelf() override { return control_->describeSelf(); }
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override;
+
+ private:
+  const std::shared_ptr<const NcclPlatform> platform_;
+  const std::shared_ptr<Engine> control_;
+  const NcclEngineOptions options_;
+};
+
+std::vector<std::pair<std::string, int64_t>> NcclEngine::counters() const {
+  auto counters = control_->counters();
+  const auto threads = sharedNcclThreads();
+  const EventPoller::Counts watched = threads->poller->counts();
+  const ReaperCounts reaped = threads->reaper.counts();
+  counters.emplace_back("nccl_version", platform_->nccl->version());
+  counters.emplace_back("nccl_operations_watched", watched.watched);
+  counters.emplace_back("nccl_operations_draining", watched.draining);
+  counters.emplace_back("nccl_ending", reaped.live);
+  counters.emplace_back("nccl_aborted", reaped.aborted);
+  counters.emplace_back("nccl_retired", reaped.retired);
+  counters.emplace_back("nccl_stuck_aborts", reaped.stuck);
+  counters.emplace_back("nccl_held_by_graphs", reaped.held_by_graphs);
+  return counters;
+}
+
+std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> NcclEngine::form(
+    const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+    const std::function<bool()>& superseded) {
+  auto formed = control_->form(roster, lifecycle, deadline, superseded);
+  auto* control = std::get_if<std::shared_ptr<Communicator>>(&formed);
+  if (control == nullptr) return formed;
+  auto communicator = std::make_shared<NcclCommunicator>(
+      EpochComms::Setup{platform_, std::move(*control), lifecycle, options_}, sharedNcclThreads());
+  // All members have passed the control engine's barrier: nobody starts anew from here on.
+  if (options_.bound_device && !communicator->bindDevice(*options_.bound_device, deadline)) {
+    if (const FailurePtr failure = lifecycle->failure()) return *failure;
+    Failure late;
+    late.kind = FailureKind::kTimeout;
+    late.cause.how = "the NCCL communicator of " + options_.bound_device->str() +
+                     " was not ready in time: does every rank bind a device?";
+    return late;
+  }
+  return std::shared_ptr<Communicator>(std::move(communicator));
+}
+
+}  // namespace
+
+std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,
+                                       std::shared_ptr<Engine> control,
+                                       const NcclEngineOptions& options) {
+  warnOfUnsafeAbort(*platform->nccl);
+  return std::make_shared<NcclEngine>(std::move(platform), std::move(control), options);
+}
+
+bool stopNcclEngines(Deadline deadline) {
+  return stopNcclThreads(deadline);
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,307 @@
+#include "nccl/nccl_library.h"
+
+#include <dlfcn.h>
+
+#include <climits>
+#include <cstdlib>
+
+namespace torchft_ext {
+namespace {
+
+constexpr int kOldestVersion = 21801;  // ncclConfig_t as below; non-blocking since 2.14
+constexpr const char* kOverride = "TORCHFT_EXT_NCCL_LIB";
+constexpr const char* kLibrary = "libnccl.so.2";
+
+// ncclConfig_t as 2.18 had it. Later versions append fields and take the caller's `size` and
+// `version` to know which are there, so this one is accepted by all of them (nccl.h and
+// parseCommConfig() in init.cc, 2.18 to 2.31).
+struct Config {
+  static constexpr int kUnset = INT_MIN;
+
+  size_t size = sizeof(Config);
+  unsigned int magic = 0xcafebeef;
+  unsigned int version = kOldestVersion;
+  int blocking = 0;
+  int cga_cluster_size = kUnset;
+  int min_ctas = kUnset;
+  int max_ctas = kUnset;
+  const char* net_name = nullptr;
+  int split_share = 0;  // shared resources would share the abort flag
+};
+
+constexpr int kScalarHostImmediate = 1;  // ncclScalarHostImmediate
+constexpr int kShrinkAbort = 1;          // NCCL_SHRINK_ABORT
+constexpr int kRevokeDefault = 0;        // NCCL_REVOKE_DEFAULT
+
+// nccl.h's declarations, by name. Enumerations travel as int.
+struct EntryPoints {
+  using Stream = NativeStream;
+  int (*GetVersion)(int*) = nullptr;
+  const char* (*GetErrorString)(int) = nullptr;
+  const char* (*GetLastError)(NcclComm) = nullptr;
+  int (*GetUniqueId)(NcclUniqueId*) = nullptr;
+  int (*CommInitRankConfig)(NcclComm*, int, NcclUniqueId, int, Config*) = nullptr;
+  int (*CommInitRankScalable)(NcclComm*, int, int, int, NcclUniqueId*, Config*) = nullptr;
+  int (*CommSplit)(NcclComm, int, int, NcclComm*, Config*) = nullptr;
+  int (*CommShrink)(NcclComm, int*, int, NcclComm*, Config*, int) = nullptr;
+  int (*CommGetAsyncError)(NcclComm, int*) = nullptr;
+  int (*CommFinalize)(NcclComm) = nullptr;
+  int (*CommDestroy)(NcclComm) = nullptr;
+  int (*CommAbort)(NcclComm) = nullptr;
+  int (*CommRevoke)(NcclComm, int) = nullptr;
+  int (*CommGrow)(NcclComm, int, const NcclUniqueId*, int, NcclComm*, Config*) = nullptr;
+  int (*CommRegister)(NcclComm, void*, size_t, void**) = nullptr;
+  int (*CommDeregister)(NcclComm, void*) = nullptr;
+  int (*GroupStart)() = nullptr;
+  int (*GroupEnd)() = nullptr;
+  int (*AllReduce)(const void*, void*, size_t, int, int, NcclComm, Stream) = nullptr;
+  int (*Broadcast)(const void*, void*, size_t, int, int, NcclComm, Stream) = nullptr;
+  int (*Reduce)(const void*, void*, size_t, int, int, int, NcclComm, Stream) = nullptr;
+  int (*AllGather)(const void*, void*, size_t, int, NcclComm, Stream) = nullptr;
+  int (*ReduceScatter)(const void*, void*, size_t, int, int, NcclComm, Stream) = nullptr;
+  int (*Send)(const void*, size_t, int, int, NcclComm, Stream) = nullptr;
+  int (*Recv)(void*, size_t, int, int, NcclComm, Stream) = nullptr;
+  int (*AlltoAll)(const void*, void*, size_t, int, NcclComm, Stream) = nullptr;
+  int (*RedOpCreatePreMulSum)(int*, void*, int, int, NcclComm) = nullptr;
+  int (*RedOpDestroy)(int, NcclComm) = nullptr;
+};
+
+// Looks names up in one library, and remembers the required ones that are not there.
+class Lookup {
+ public:
+  explicit Lookup(void* library) : library_(library) {}
+  template <typename Function>
+  void optional(Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(::dlsym(library_, name));
+  }
+  template <typename Function>
+  void required(Function*& function, const char* name) {
+    optional(function, name);
+    if (function == nullptr) missing_ += std::string(missing_.empty() ? "" : ", ") + name;
+  }
+  const std::string& missing() const { return missing_; }
+
+ private:
+  void* library_;
+  std::string missing_;
+};
+
+#define TFT_REQUIRED(name) lookup.required(entry.name, "nccl" #name)
+#define TFT_OPTIONAL(name) lookup.optional(entry.name, "nccl" #name)
+
+void lookUpRequired(Lookup& lookup, EntryPoints& entry) {
+  TFT_REQUIRED(GetVersion);
+  TFT_REQUIRED(GetErrorString);
+  TFT_REQUIRED(GetLastError);
+  TFT_REQUIRED(GetUniqueId);
+  TFT_REQUIRED(CommInitRankConfig);
+  TFT_REQUIRED(CommGetAsyncError);
+  TFT_REQUIRED(CommFinalize);
+  TFT_REQUIRED(CommDestroy);
+  TFT_REQUIRED(CommAbort);
+  TFT_REQUIRED(GroupStart);
+  TFT_REQUIRED(GroupEnd);
+  TFT_REQUIRED(AllReduce);
+  TFT_REQUIRED(Broadcast);
+  TFT_REQUIRED(Reduce);
+  TFT_REQUIRED(AllGather);
+  TFT_REQUIRED(ReduceScatter);
+  TFT_REQUIRED(Send);
+  TFT_REQUIRED(Recv);
+  TFT_REQUIRED(RedOpCreatePreMulSum);
+  TFT_REQUIRED(RedOpDestroy);
+}
+
+void lookUpOptional(Lookup& lookup, EntryPoints& entry) {
+  TFT_OPTIONAL(CommInitRankScalable);
+  TFT_OPTIONAL(CommSplit);
+  TFT_OPTIONAL(CommShrink);
+  TFT_OPTIONAL(CommRevoke);
+  TFT_OPTIONAL(CommGrow);
+  TFT_OPTIONAL(CommRegister);
+  TFT_OPTIONAL(CommDeregister);
+  TFT_OPTIONAL(AlltoAll);
+}
+
+#undef TFT_REQUIRED
+#undef TFT_OPTIONAL
+
+NcclResult result(int code) {
+  return static_cast<NcclResult>(code);
+}
+int code(NcclType type) {
+  return static_cast<int>(type);
+}
+
+class NcclLibrary : public NcclApi {
+ public:
+  NcclLibrary(const EntryPoints& entry, int version) : entry_(entry), version_(version) {}
+
+  int version() const override { return version_; }
+
+  bool has(NcclFeature feature) const override {
+    switch (feature) {
+      case NcclFeature::kSplit:
+        return entry_.CommSplit != nullptr && version_ >= 21801;
+      case NcclFeature::kScalableInit:
+        return entry_.CommInitRankScalable != nullptr && version_ >= 22304;
+      case NcclFeature::kFloat8:
+        return version_ >= 22403;
+      case NcclFeature::kSafeAbort:
+        return version_ >= 22602;
+      case NcclFeature::kShrink:
+        return entry_.CommShrink != nullptr && version_ >= 22703;
+      case NcclFeature::kNativeAlltoall:
+        return entry_.AlltoAll != nullptr && version_ >= 22803;
+      case NcclFeature::kRevoke:
+        return entry_.CommRevoke != nullptr && version_ >= 22807;
+      case NcclFeature::kGrow:
+        return entry_.CommGrow != nullptr && version_ >= 22902;
+    }
+    return false;
+  }
+
+  std::string lastError(NcclComm comm) override {
+    const char* text = entry_.GetLastError(comm);
+    return text == nullptr ? std::string() : std::string(text);
+  }
+
+  NcclResult getUniqueId(NcclUniqueId* id) override { return result(entry_.GetUniqueId(id)); }
+
+  NcclResult init(NcclComm* comm, const NcclInit& init) override {
+    Config config;
+    if (init.ids.size() == 1)
+      return result(
+          entry_.CommInitRankConfig(comm, init.size, init.ids.front(), init.rank, &config));
+    if (init.ids.empty() || !has(NcclFeature::kScalableInit)) return NcclResult::kInvalidArgument;
+    std::vector<NcclUniqueId> ids = init.ids;
+    return result(entry_.CommInitRankScalable(comm, init.size, init.rank,
+                                              static_cast<int>(ids.size()), ids.data(), &config));
+  }
+
+  NcclResult split(NcclComm comm, int color, int key, NcclComm* out) override {
+    if (!has(NcclFeature::kSplit)) return NcclResult::kInvalidUsage;
+    Config config;
+    return result(entry_.CommSplit(comm, color, key, out, &config));
+  }
+
+  NcclResult shrink(NcclComm comm, const std::vector<int>& excluded, bool abort,
+                    NcclComm* out) override {
+    if (!has(NcclFeature::kShrink)) return NcclResult::kInvalidUsage;
+    Config config;
+    std::vector<int> ranks = excluded;
+    return result(entry_.CommShrink(comm, ranks.data(), static_cast<int>(ranks.size()), out,
+                                    &config, abort ? kShrinkAbort : 0));
+  }
+
+  NcclResult asyncError(NcclComm comm, NcclResult* state) override {
+    int read = 0;
+    const NcclResult asked = result(entry_.CommGetAsyncError(comm, &read));
+    *state = result(read);
+    return asked;
+  }
+
+  NcclResult finalize(NcclComm comm) override { return result(entry_.CommFinalize(comm)); }
+  NcclResult destroy(NcclComm comm) override { return result(entry_.CommDestroy(comm)); }
+  NcclResult abort(NcclComm comm) override { return result(entry_.CommAbort(comm)); }
+
+  NcclResult revoke(NcclComm comm) override {
+    if (!has(NcclFeature::kRevoke)) return NcclResult::kInvalidUsage;
+    return result(entry_.CommRevoke(comm, kRevokeDefault));
+  }
+
+  NcclResult groupStart() override { return result(entry_.GroupStart()); }
+  NcclResult groupEnd() override { return result(entry_.GroupEnd()); }
+
+  NcclResult allReduce(const void* in, void* out, size_t count, NcclType type, NcclRedOp op,
+                       NcclComm comm, NativeStream stream) override {
+    return result(entry_.AllReduce(in, out, count, code(type), op, comm, stream));
+  }
+  NcclResult broadcast(const void* in, void* out, size_t count, NcclType type, int root,
+                       NcclComm comm, NativeStream stream) override {
+    return result(entry_.Broadcast(in, out, count, code(type), root, comm, stream));
+  }
+  NcclResult reduce(const void* in, void* out, size_t count, NcclType type, NcclRedOp op, int root,
+                    NcclComm comm, NativeStream stream) override {
+    return result(entry_.Reduce(in, out, count, code(type), op, root, comm, stream));
+  }
+  NcclResult allGather(const void* in, void* out, size_t count, NcclType type, NcclComm comm,
+                       NativeStream stream) override {
+    return result(entry_.AllGather(in, out, count, code(type), comm, stream));
+  }
+  NcclResult reduceScatter(const void* in, void* out, size_t count, NcclType type, NcclRedOp op,
+                           NcclComm comm, NativeStream stream) override {
+    return result(entry_.ReduceScatter(in, out, count, code(type), op, comm, stream));
+  }
+  NcclResult send(const void* in, size_t count, NcclType type, int peer, NcclComm comm,
+                  NativeStream stream) override {
+    return result(entry_.Send(in, count, code(type), peer, comm, stream));
+  }
+  NcclResult recv(void* out, size_t count, NcclType type, int peer, NcclComm comm,
+                  NativeStream stream) override {
+    return result(entry_.Recv(out, count, code(type), peer, comm, stream));
+  }
+
+  NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, NcclType type,
+                             NcclComm comm) override {
+    return result(entry_.RedOpCreatePreMulSum(op, const_cast<void*>(scalar), code(type),
+                                              kScalarHostImmediate, comm));
+  }
+  NcclResult destroyRedOp(NcclRedOp op, NcclComm comm) override {
+    return result(entry_.RedOpDestroy(op, comm));
+  }
+
+  NcclResult registerBuffer(NcclComm comm, void* data, size_t bytes, void** handle) override {
+    if (entry_.CommRegister == nullptr) return NcclResult::kInvalidUsage;
+    return result(entry_.CommRegister(comm, data, bytes, handle));
+  }
+  NcclResult deregisterBuffer(NcclComm comm, void* handle) override {
+    if (entry_.CommDeregister == nullptr) return NcclResult::kInvalidUsage;
+    return result(entry_.CommDeregister(comm, handle));
+  }
+
+ private:
+  const EntryPoints entry_;
+  const int version_;
+};
+
+// The handle is never closed: threads of NCCL's own may be in the library until the process ends.
+void* openLibrary(std::string& where) {
+  if (const char* path = std::getenv(kOverride); path != nullptr && *path != '\0') {
+    where = std::string(kOverride) + "=" + path;
+    return ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  }
+  where = std::string(kLibrary) + ", as loaded by torch or found by the dynamic linker";
+  if (void* loaded = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD)) return loaded;
+  return ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+}
+
+std::string dotted(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+}  // namespace
+
+std::variant<std::shared_ptr<NcclApi>, std::string> loadNcclLibrary() {
+  std::string where;
+  void* library = openLibrary(where);
+  if (library == nullptr) {
+    const char* why = ::dlerror();
+    return "NCCL was not found (" + where + "): " + (why == nullptr ? "no reason given" : why);
+  }
+  EntryPoints entry;
+  Lookup lookup(library);
+  lookUpRequired(lookup, entry);
+  lookUpOptional(lookup, entry);
+  if (!lookup.missing().empty()) return "NCCL (" + where + ") has no " + lookup.missing();
+  int version = 0;
+  if (result(entry.GetVersion(&version)) != NcclResult::kSuccess)
+    return "NCCL (" + where + ") does not tell its version";
+  if (version < kOldestVersion)
+    return "NCCL " + dotted(version) + " (" + where + ") is too old: expected " +
+           dotted(kOldestVersion) + " or later";
+  return std::make_shared<NcclLibrary>(entry, version);
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,61 @@
+#include "nccl/nccl_platform.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <utility>
+
+#include "base/fork.h"
+#include "base/mutex.h"
+#include "nccl/cuda_runtime.h"
+#include "nccl/nccl_library.h"
+
+namespace torchft_ext {
+namespace {
+
+struct Found {
+  Mutex mutex;
+  std::shared_ptr<const NcclPlatform> platform GUARDED_BY(mutex);
+};
+PerProcess<Found> found;
+
+using Platform = std::variant<std::shared_ptr<const NcclPlatform>, std::string>;
+
+Platform find() {
+  auto cuda = loadCudaRuntime();
+  if (auto* why = std::get_if<std::string>(&cuda)) return std::move(*why);
+  const auto* guard =
+      c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].load();
+  if (guard == nullptr) return std::string("this torch was built without CUDA");
+  if (guard->deviceCount() == 0) return std::string("torch sees no CUDA device");
+  auto nccl = loadNcclLibrary();
+  if (auto* why = std::get_if<std::string>(&nccl)) return std::move(*why);
+  auto platform = std::make_shared<NcclPlatform>();
+  platform->nccl = std::get<std::shared_ptr<NcclApi>>(std::move(nccl));
+  platform->cuda = std::get<std::shared_ptr<CudaApi>>(std::move(cuda));
+  return std::shared_ptr<const NcclPlatform>(std::move(platform));
+}
+
+}  // namespace
+
+std::variant<std::shared_ptr<const NcclPlatform>, std::string> ncclPlatform() {
+  Found& kept = found.get();
+  {
+    MutexLock lock(kept.mutex);
+    if (kept.platform) return kept.platform;
+  }
+  Platform searched = find();  // without the lock: it may load libraries
+  if (auto* platform = std::get_if<std::shared_ptr<const NcclPlatform>>(&searched)) {
+    MutexLock lock(kept.mutex);
+    if (!kept.platform) kept.platform = *platform;
+    return kept.platform;
+  }
+  return searched;
+}
+
+void setNcclPlatformForTest(std::shared_ptr<const NcclPlatform> platform) {
+  Found& kept = found.get();
+  MutexLock lock(kept.mutex);
+  kept.platform.swap(platform);
+}
+
+}  // namespace torchft_ext

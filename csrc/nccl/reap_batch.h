@@ -1,0 +1,43 @@
+// The communicators that one helper of the reaper ends, and how. See comm_reaper.h.
+//
+// Owner: the reaper and the helper that runs it. Threads: run() on the helper; giveUp() on the
+// reaper's when it takes too long.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "nccl/device_comm.h"
+
+namespace torchft_ext {
+
+class ReapBatch {
+ public:
+  using Comms = std::vector<std::shared_ptr<DeviceComm>>;
+  enum class How { kAbort, kRetire };
+
+  ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit, std::function<void()> on_cut);
+
+  void run();     // blocks in NCCL
+  void giveUp();  // releases those who wait for the cut, though NCCL may be at work still
+
+  const Comms& comms() const { return comms_; }
+  How how() const { return how_; }
+  Deadline deadline() const { return deadline_; }
+
+ private:
+  void callHooks() const;
+  Comms retire(const Comms& comms) const;
+  void cut(const Comms& comms) const;
+  void abort(const Comms& comms) const;
+  void releaseRoots(const Comms& comms) const;
+
+  const Comms comms_;
+  const How how_;
+  const Deadline retire_by_;
+  const Deadline deadline_;
+  const std::function<void()> on_cut_;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,221 @@
+// One communicator and its end, against a scripted NCCL: order of calls, blocked calls, limits.
+#include <gtest/gtest.h>
+
+#include "nccl/comm_reaper.h"
+#include "scripted_nccl.h"
+#include "sim.h"
+#include "wait_for.h"
+
+namespace torchft_ext {
+namespace {
+
+using Calls = std::vector<std::string>;
+
+class NcclReaper : public testing::Test {
+ protected:
+  std::shared_ptr<DeviceComm> comm(const std::string& name = "c") {
+    auto platform = std::make_shared<NcclPlatform>(*sim::platform());
+    platform->nccl = nccl;
+    return std::make_shared<DeviceComm>(
+        DeviceCommSetup{platform, lifecycle, c10::Device(c10::DeviceType::PrivateUse1, 0), 0, 2,
+                        name, false, before_revoke});
+  }
+  std::shared_ptr<DeviceComm> readyComm(const std::string& name = "c") {
+    auto made = comm(name);
+    EXPECT_TRUE(made->initialise({}, testDeadline()));
+    return made;
+  }
+  std::unique_ptr<CommReaper> reaper(Duration limit = kTestPatience) {
+    return std::make_unique<CommReaper>([this] { ++cuts; }, limit);
+  }
+  // What ends communicators, without what looks at them.
+  Calls ending() const { return nccl->callsBut({"init", "asyncError", "getUniqueId"}); }
+  void TearDown() override { nccl->unblock(); }
+
+  std::shared_ptr<ScriptedNccl> nccl = std::make_shared<ScriptedNccl>();
+  std::shared_ptr<Lifecycle> lifecycle =
+      std::make_shared<Lifecycle>(EpochIdentity{"scripted", 1, 0, 2});
+  std::function<void(const std::shared_ptr<Lifecycle>&)> before_revoke;
+  std::atomic<int> cuts{0};
+};
+
+TEST_F(NcclReaper, RevokesAllBeforeItAbortsAllInOneGroup) {
+  const auto first = readyComm();
+  const auto second = readyComm();
+  auto ends = reaper();
+  ends->abort({first, second});
+  ASSERT_TRUE(first->awaitGone(testDeadline()));
+  ASSERT_TRUE(second->awaitGone(testDeadline()));
+  EXPECT_EQ(ending(),
+            Calls({"revoke 1", "revoke 2", "groupStart", "abort 1", "abort 2", "groupEnd"}));
+  EXPECT_TRUE(ends->stop(testDeadline()));
+  EXPECT_EQ(ends->counts().aborted, 2);
+}
+
+TEST_F(NcclReaper, CallsTheHookOnceForAnEpochBeforeAnythingIsRevoked) {
+  int told = 0;
+  before_revoke = [&](const std::shared_ptr<Lifecycle>&) {
+    ++told;
+    EXPECT_FALSE(nccl->called("revoke 1"));
+  };
+  const auto first = readyComm();
+  const auto second = readyComm();
+  lifecycle->fail({});
+  auto ends = reaper();
+  ends->abort({first, second});
+  ASSERT_TRUE(second->awaitGone(testDeadline()));
+  EXPECT_EQ(told, 1);
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, WithoutRevokeWaitersAreReleasedWhileTheAbortIsUnderWay) {
+  nccl->lack(NcclFeature::kRevoke);
+  const auto only = readyComm();
+  nccl->block("groupEnd");
+  auto ends = reaper();
+  ends->abort({only});
+  EXPECT_TRUE(only->awaitCut(testDeadline()));
+  EXPECT_FALSE(only->gone());
+  EXPECT_EQ(ending().at(1), "abort 1");
+  nccl->unblock();
+  EXPECT_TRUE(only->awaitGone(testDeadline()));
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, AStuckAbortIsReportedAndHoldsUpNobody) {
+  nccl->block("groupEnd");
+  const auto stuck = readyComm();
+  auto ends = reaper(milliseconds(50));
+  const int before = threadCensus().stuck;
+  ends->abort({stuck});
+  ASSERT_TRUE(waitFor([&] { return ends->counts().stuck == 1; }));
+  EXPECT_EQ(threadCensus().stuck, before + 1);
+  EXPECT_TRUE(stuck->cut());
+  const auto next = readyComm();
+  ends->abort({next});
+  EXPECT_TRUE(next->awaitCut(testDeadline()));
+  nccl->unblock();
+  EXPECT_TRUE(next->awaitGone(testDeadline()));
+  EXPECT_TRUE(stuck->awaitGone(testDeadline()));
+  EXPECT_TRUE(waitFor([&] { return threadCensus().stuck == before; }));
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, ACallThatDoesNotReturnHoldsUpItsOwnCommunicatorAlone) {
+  const auto busy = readyComm();
+  const auto idle = readyComm();
+  ASSERT_TRUE(busy->gate().tryEnter());  // as a call that does not return
+  auto ends = reaper();
+  ends->abort({busy, idle});
+  EXPECT_TRUE(idle->awaitGone(testDeadline()));
+  EXPECT_TRUE(busy->awaitCut(testDeadline()));
+  EXPECT_FALSE(nccl->called("abort 1"));
+  busy->gate().leave();
+  EXPECT_TRUE(busy->awaitGone(testDeadline()));
+  EXPECT_TRUE(nccl->called("abort 1"));
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, ACapturedCommunicatorIsRevokedAndKept) {
+  const auto captured = readyComm();
+  captured->markCaptured();
+  auto ends = reaper();
+  ends->abort({captured});
+  EXPECT_TRUE(captured->awaitCut(testDeadline()));
+  EXPECT_TRUE(ends->stop(testDeadline()));
+  EXPECT_EQ(ending(), Calls({"revoke 1"}));
+  EXPECT_EQ(ends->counts().held_by_graphs, 1);
+}
+
+TEST_F(NcclReaper, WithoutRevokeACapturedCommunicatorIsAbortedAlone) {
+  nccl->lack(NcclFeature::kRevoke);
+  const auto captured = readyComm();
+  captured->markCaptured();
+  const auto other = readyComm();
+  auto ends = reaper();
+  ends->abort({captured, other});
+  EXPECT_TRUE(other->awaitGone(testDeadline()));
+  EXPECT_TRUE(captured->awaitGone(testDeadline()));
+  EXPECT_EQ(ending().size(), 6u);  // two groups
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, RetiringFinalizesThenDestroys) {
+  const auto only = readyComm();
+  nccl->answer("asyncError", {NcclResult::kInProgress, NcclResult::kInProgress});
+  auto ends = reaper();
+  ends->retire({only}, testDeadline());
+  EXPECT_TRUE(only->awaitGone(testDeadline()));
+  EXPECT_EQ(ending(), Calls({"finalize 1", "destroy 1"}));
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, AfterAFailureRetiringAbortsAndNeverFinalizes) {
+  const auto only = readyComm();
+  lifecycle->fail({});
+  auto ends = reaper();
+  ends->retire({only}, testDeadline());
+  EXPECT_TRUE(only->awaitGone(testDeadline()));
+  EXPECT_EQ(ending(), Calls({"revoke 1", "groupStart", "abort 1", "groupEnd"}));
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, AnInitThatHangsIsLeftByItsThreadAndAborted) {
+  const auto hanging = comm();
+  nccl->answer("asyncError", std::deque<NcclResult>(1'000'000, NcclResult::kInProgress));
+  bool ready = true;
+  std::thread initialising([&] { ready = hanging->initialise({}, testDeadline()); });
+  ASSERT_TRUE(waitFor([&] { return nccl->called("asyncError 1"); }));
+  auto ends = reaper();
+  ends->abort({hanging});
+  initialising.join();
+  EXPECT_FALSE(ready);
+  EXPECT_TRUE(hanging->awaitGone(testDeadline()));
+  EXPECT_EQ(ending(), Calls({"groupStart", "abort 1", "groupEnd"}));  // nothing runs: no revoke
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, AnInitThatFailsFailsTheEpochInNcclsWords) {
+  const auto failing = comm("'dp0' on cuda:3");
+  nccl->answer("asyncError", {NcclResult::kInProgress, NcclResult::kSystemError});
+  EXPECT_FALSE(failing->initialise({}, testDeadline()));
+  ASSERT_NE(lifecycle->failure(), nullptr);
+  const std::string text = lifecycle->failure()->describe();
+  EXPECT_NE(text.find("system error"), std::string::npos) << text;
+  EXPECT_NE(text.find("'dp0' on cuda:3"), std::string::npos) << text;
+  EXPECT_NE(text.find("scripted"), std::string::npos) << text;
+}
+
+TEST_F(NcclReaper, AnInitEndsAtItsDeadline) {
+  const auto hanging = comm();
+  nccl->answer("asyncError", std::deque<NcclResult>(1'000'000, NcclResult::kInProgress));
+  EXPECT_FALSE(hanging->initialise({}, Deadline::after(milliseconds(20))));
+  EXPECT_EQ(lifecycle->failure(), nullptr);  // its caller's to say
+}
+
+// The root of an id waits for all ranks and hears of no abort: ranks that disagree end it.
+TEST_F(NcclReaper, TheRootOfAnAbandonedIdIsReleased) {
+  const auto hanging = comm();
+  hanging->madeRoot({});
+  nccl->answer("asyncError", {NcclResult::kInProgress, NcclResult::kSystemError});
+  EXPECT_FALSE(hanging->initialise({}, testDeadline()));
+  auto ends = reaper();
+  ends->abort({hanging});
+  EXPECT_TRUE(hanging->awaitGone(testDeadline()));
+  EXPECT_TRUE(ends->stop(testDeadline()));
+  EXPECT_TRUE(nccl->called("init 0/3"));
+  EXPECT_TRUE(nccl->called("init 0/4"));
+  EXPECT_EQ(ending(), Calls({"groupStart", "abort 1", "groupEnd", "groupStart", "abort 2",
+                             "abort 3", "groupEnd"}));
+}
+
+TEST_F(NcclReaper, AnAsynchronousErrorFailsTheEpoch) {
+  const auto watched = readyComm();
+  nccl->answer("asyncError", {NcclResult::kRemoteError});
+  watched->lookForError();
+  ASSERT_NE(lifecycle->failure(), nullptr);
+  EXPECT_EQ(lifecycle->failure()->kind, FailureKind::kLinkLost);
+}
+
+}  // namespace
+}  // namespace torchft_ext

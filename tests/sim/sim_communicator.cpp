@@ -1,0 +1,433 @@
+#include "sim_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <thread>
+
+#include "sim_device.h"
+#include "sim_faults.h"
+#include "sim_reduce.h"
+
+namespace torchft_ext::sim {
+namespace {
+
+bool isMessage(const NcclCall& call) {
+  return call.kind == CallKind::kSend || call.kind == CallKind::kRecv;
+}
+
+// What ranks must agree on.
+uint32_t fingerprint(const NcclCall& call) {
+  const auto op = static_cast<uint32_t>(std::min(call.op, kNcclAvg + 1));
+  if (isMessage(call)) return 1;  // NCCL compares bytes only
+  return static_cast<uint32_t>(call.kind) << 24 | static_cast<uint32_t>(call.type) << 16 | op << 8;
+}
+
+size_t inBytes(const NcclCall& call, int size) {
+  const size_t bytes = call.count * sizeOf(call.type);
+  return call.kind == CallKind::kReduceScatter ? bytes * static_cast<size_t>(size) : bytes;
+}
+
+size_t outBytes(const NcclCall& call, int size) {
+  const size_t bytes = call.count * sizeOf(call.type);
+  return call.kind == CallKind::kAllgather ? bytes * static_cast<size_t>(size) : bytes;
+}
+
+// Its buffers, pinned; nullopt: one of them is not alive.
+std::optional<std::vector<Pin>> pinBuffers(const NcclCall& call, int rank, int size) {
+  std::vector<Pin> pins;
+  const bool rooted = call.kind == CallKind::kBroadcast || call.kind == CallKind::kReduce;
+  const bool reads =
+      call.kind != CallKind::kRecv && (call.kind != CallKind::kBroadcast || rank == call.peer);
+  const bool writes = call.kind != CallKind::kSend &&
+                      (!rooted || call.kind == CallKind::kBroadcast || rank == call.peer);
+  if (reads) pins.emplace_back(call.in, inBytes(call, size), toString(call.kind));
+  if (writes) pins.emplace_back(call.out, outBytes(call, size), toString(call.kind));
+  for (const Pin& pin : pins) {
+    if (!pin.ok()) return std::nullopt;
+  }
+  return pins;
+}
+
+}  // namespace
+
+const char* toString(CallKind kind) {
+  static constexpr std::array<const char*, 7> kNames = {
+      "allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "send", "recv"};
+  return kNames.at(static_cast<size_t>(kind));
+}
+
+// ---- beginning
+
+NcclResult SimCommunicator::join(const std::vector<NcclUniqueId>& ids) {
+  MutexLock lock(mutex_);
+  if (Faults::instance().take(FaultAction::kHang, "init", rank_)) never_ready_ = true;
+  if (const auto delay = Faults::instance().take(FaultAction::kDelay, "init", rank_))
+    ready_not_before_ = Clock::now() + milliseconds(delay->ms);
+  if (const auto slow = Faults::instance().take(FaultAction::kInProgress, "init", rank_))
+    polls_left_ = slow->polls;
+  exchange_ = Exchange::open(ids.front());
+  if (!exchange_) {
+    error_ = NcclResult::kRemoteError;  // connection refused, told by asyncError
+  } else {
+    const Exchange::Joined joined = exchange_->join(rank_, size_);
+    if (joined == Exchange::Joined::kTwice) {
+      violation("init: rank " + std::to_string(rank_) + " joined twice");
+      error_ = NcclResult::kInvalidUsage;
+    }
+    if (joined == Exchange::Joined::kDisagrees) error_ = NcclResult::kRemoteError;
+  }
+  for (size_t i = 1; rank_ == 0 && i < ids.size(); ++i) {
+    if (const auto other = Exchange::open(ids[i])) other->dismiss();
+  }
+  return NcclResult::kInProgress;
+}
+
+NcclResult SimCommunicator::splitFrom(SimCommunicator& parent, int color, int key,
+                                      const std::vector<int>& excluded) {
+  MutexLock lock(mutex_);
+  Splitting splitting;
+  {
+    MutexLock parent_lock(parent.mutex_);  // a child is locked before its parent
+    if (parent.splits_ == kMaxSplits) return NcclResult::kInternalError;
+    splitting.parent = parent.exchange_;
+    splitting.row = parent.splits_++;
+  }
+  splitting.parent_rank = parent.rank_;
+  splitting.color = color;
+  for (int rank = 0; rank < parent.size_; ++rank) {
+    if (std::find(excluded.begin(), excluded.end(), rank) == excluded.end())
+      splitting.members.push_back(rank);
+  }
+  splitting.parent->wish(splitting.row, parent.rank_, {color, key});
+  splitting_ = std::move(splitting);
+  if (const auto slow = Faults::instance().take(FaultAction::kInProgress, "split", parent.rank_))
+    polls_left_ = slow->polls;
+  return NcclResult::kInProgress;
+}
+
+// True: this rank's part is known and joined.
+bool SimCommunicator::progressSplit() {
+  std::vector<std::pair<int, int>> part;  // key, rank of the parent
+  for (int member : splitting_->members) {
+    const auto wish = splitting_->parent->wishOf(splitting_->row, member);
+    if (!wish) return false;
+    if (wish->color == splitting_->color) part.emplace_back(wish->key, member);
+  }
+  std::sort(part.begin(), part.end());
+  const int leader = part.front().second;
+  size_ = static_cast<int>(part.size());
+  for (int i = 0; i < size_; ++i) {
+    if (part[static_cast<size_t>(i)].second == splitting_->parent_rank) rank_ = i;
+  }
+  auto id = splitting_->parent->published(splitting_->row, leader);
+  if (!id && leader == splitting_->parent_rank) {
+    id.emplace();
+    if (!Exchange::create(&*id)) return false;
+    splitting_->parent->publish(splitting_->row, leader, *id);
+  }
+  if (!id) return false;
+  exchange_ = Exchange::open(*id);
+  if (exchange_) exchange_->join(rank_, size_);
+  splitting_.reset();
+  return exchange_ != nullptr;
+}
+
+// ---- state
+
+NcclResult SimCommunicator::poll() {
+  MutexLock lock(mutex_);
+  if (error_ != NcclResult::kSuccess) return error_;
+  if (polls_left_ > 0) {
+    --polls_left_;
+    return NcclResult::kInProgress;
+  }
+  if (revoked_) return NcclResult::kSuccess;
+  if (!ready_) becomeReady();
+  if (!ready_) return NcclResult::kInProgress;
+  for (std::vector<NcclCall>& calls : deferred_) {
+    for (const NcclCall& call : calls) call.stream->launchPending(false);
+    enqueueLocked(std::move(calls));
+  }
+  deferred_.clear();
+  return finalizing_ && outstanding_ > 0 ? NcclResult::kInProgress : NcclResult::kSuccess;
+}
+
+void SimCommunicator::becomeReady() {
+  if (never_ready_ || Clock::now() < ready_not_before_) return;
+  if (splitting_ && !progressSplit()) return;
+  ready_ = exchange_->complete();
+}
+
+bool SimCommunicator::inProgress() const {
+  MutexLock lock(mutex_);
+  if (error_ != NcclResult::kSuccess) return false;
+  return polls_left_ > 0 || !deferred_.empty() || (!ready_ && !revoked_);
+}
+
+bool SimCommunicator::failed() const {
+  MutexLock lock(mutex_);
+  return revoked_ || error_ != NcclResult::kSuccess;
+}
+
+bool SimCommunicator::revoked() const {
+  MutexLock lock(mutex_);
+  return revoked_;
+}
+
+void SimCommunicator::revoke() {
+  MutexLock lock(mutex_);
+  revoked_ = true;
+  stop_ = true;
+}
+
+void SimCommunicator::beginFinalize() {
+  MutexLock lock(mutex_);
+  finalizing_ = true;
+}
+
+void SimCommunicator::awaitIdle() {
+  MutexLock lock(mutex_);
+  for (const std::vector<NcclCall>& calls : deferred_) {
+    for (const NcclCall& call : calls) call.stream->launchPending(false);
+  }
+  deferred_.clear();  // never launched
+  while (outstanding_ > 0 || graphs_ > 0) idle_.waitUntil(mutex_, Deadline::never());
+}
+
+bool SimCommunicator::capturedByGraph() const {
+  MutexLock lock(mutex_);
+  return graphs_ > 0;
+}
+
+void SimCommunicator::stayInProgress(int polls) {
+  MutexLock lock(mutex_);
+  polls_left_ += polls;
+}
+
+NcclRedOp SimCommunicator::addPreMulSum(double factor) {
+  MutexLock lock(mutex_);
+  factors_[next_op_] = factor;
+  return next_op_++;
+}
+
+bool SimCommunicator::dropPreMulSum(NcclRedOp op) {
+  MutexLock lock(mutex_);
+  return factors_.erase(op) > 0;
+}
+
+// ---- operations
+
+NcclResult SimCommunicator::launch(std::vector<NcclCall> calls) {
+  for (const NcclCall& call : calls) {
+    if (call.stream != calls.front().stream)
+      violation("a group uses several streams for one communicator");
+    Faults::instance().count(toString(call.kind));
+  }
+  MutexLock lock(mutex_);
+  const std::string point = toString(calls.front().kind);
+  if (const auto slow = Faults::instance().take(FaultAction::kInProgress, point, rank_))
+    polls_left_ += slow->polls;
+  if (polls_left_ == 0) {
+    enqueueLocked(std::move(calls));
+    return NcclResult::kSuccess;
+  }
+  for (const NcclCall& call : calls) call.stream->launchPending(true);
+  deferred_.push_back(std::move(calls));
+  return NcclResult::kInProgress;
+}
+
+void SimCommunicator::enqueueLocked(std::vector<NcclCall> calls) {
+  SimStream* const stream = calls.front().stream;
+  auto self = shared_from_this();
+  if (const auto graph = stream->capture()) {
+    ++graphs_;
+    graph->atEnd([self] {
+      MutexLock lock(self->mutex_);
+      --self->graphs_;
+      self->idle_.notifyAll();
+    });
+    stream->enqueue([self, calls] { self->run(calls); });
+    return;
+  }
+  ++outstanding_;
+  stream->enqueue([self, calls = std::move(calls)] {
+    self->run(calls);
+    MutexLock lock(self->mutex_);
+    --self->outstanding_;
+    self->idle_.notifyAll();
+  });
+}
+
+void SimCommunicator::run(const std::vector<NcclCall>& calls) {
+  std::vector<NcclCall> messages;
+  for (const NcclCall& call : calls) {
+    if (isMessage(call)) messages.push_back(call);
+  }
+  if (stop_ || (!messages.empty() && !runMessages(messages))) return;
+  for (const NcclCall& call : calls) {
+    if (!isMessage(call) && (stop_ || !runCollective(call))) return;
+  }
+}
+
+// An injected fault of the operation. True: it ends here, unfinished.
+bool SimCommunicator::strike(const NcclCall& call) {
+  Faults& faults = Faults::instance();
+  const std::string point = toString(call.kind);
+  if (const auto delay = faults.take(FaultAction::kDelay, point, rank_)) {
+    const Deadline deadline = Deadline::after(milliseconds(delay->ms));
+    while (!stop_ && !deadline.expired())
+      std::this_thread::sleep_for(std::min<Duration>(deadline.remaining(), milliseconds(1)));
+  }
+  const auto error = faults.take(FaultAction::kAsyncError, point, rank_);
+  if (error) {
+    MutexLock lock(mutex_);
+    error_ = static_cast<NcclResult>(error->code);
+  }
+  if (error || faults.take(FaultAction::kHang, point, rank_)) hangUntilStopped();
+  return stop_;
+}
+
+void SimCommunicator::hangUntilStopped() {
+  while (!stop_) std::this_thread::sleep_for(std::chrono::microseconds(200));
+}
+
+Transfer SimCommunicator::part(const NcclCall& call, bool sending, int peer, const void* data,
+                               size_t bytes) const {
+  Transfer transfer;
+  transfer.channel = isMessage(call) ? Transfer::Channel::kMessage : Transfer::Channel::kCollective;
+  transfer.sending = sending;
+  transfer.peer = peer;
+  transfer.header = {fingerprint(call), isMessage(call) ? 0 : sequence_, bytes};
+  transfer.data = static_cast<char*>(const_cast<void*>(data));
+  return transfer;
+}
+
+bool SimCommunicator::runMessages(const std::vector<NcclCall>& calls) {
+  std::vector<std::vector<Pin>> pins;
+  std::vector<Transfer> transfers;
+  for (const NcclCall& call : calls) {
+    if (strike(call)) return false;
+    auto pinned = pinBuffers(call, rank_, size_);
+    if (!pinned) return false;
+    pins.push_back(std::move(*pinned));
+    const bool sending = call.kind == CallKind::kSend;
+    transfers.push_back(part(call, sending, call.peer, sending ? call.in : call.out,
+                             call.count * sizeOf(call.type)));
+  }
+  return exchange()->transfer(rank_, transfers, stop_);
+}
+
+bool SimCommunicator::runCollective(const NcclCall& call) {
+  ++sequence_;
+  if (strike(call)) return false;
+  const auto pins = pinBuffers(call, rank_, size_);
+  if (!pins) return false;
+  switch (call.kind) {
+    case CallKind::kAllreduce:
+      return allreduce(call);
+    case CallKind::kBroadcast:
+      return broadcast(call);
+    case CallKind::kReduce:
+      return reduce(call);
+    case CallKind::kAllgather:
+      return allgather(call);
+    default:
+      return reduceScatter(call);
+  }
+}
+
+std::shared_ptr<Exchange> SimCommunicator::exchange() const {
+  MutexLock lock(mutex_);
+  return exchange_;
+}
+
+std::optional<std::vector<std::vector<char>>> SimCommunicator::gatherParts(
+    const NcclCall& call, std::vector<Transfer> sends, const void* own, size_t bytes) {
+  std::vector<std::vector<char>> parts(static_cast<size_t>(size_), std::vector<char>(bytes));
+  if (bytes > 0) std::memcpy(parts[static_cast<size_t>(rank_)].data(), own, bytes);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_)
+      sends.push_back(part(call, false, peer, parts[static_cast<size_t>(peer)].data(), bytes));
+  }
+  if (!exchange()->transfer(rank_, sends, stop_)) return std::nullopt;
+  return parts;
+}
+
+void SimCommunicator::reduceParts(const NcclCall& call, std::vector<std::vector<char>>& parts,
+                                  void* out, size_t count) {
+  std::optional<double> factor;
+  {
+    MutexLock lock(mutex_);
+    const auto found = factors_.find(call.op);
+    if (found != factors_.end()) factor = found->second;
+  }
+  reduceBytes(parts, out, count, call.type, call.op, factor);
+}
+
+bool SimCommunicator::allreduce(const NcclCall& call) {
+  const size_t bytes = call.count * sizeOf(call.type);
+  std::vector<Transfer> sends;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) sends.push_back(part(call, true, peer, call.in, bytes));
+  }
+  auto parts = gatherParts(call, std::move(sends), call.in, bytes);
+  if (!parts) return false;
+  reduceParts(call, *parts, call.out, call.count);
+  return true;
+}
+
+bool SimCommunicator::broadcast(const NcclCall& call) {
+  const size_t bytes = call.count * sizeOf(call.type);
+  std::vector<Transfer> transfers;
+  if (rank_ != call.peer) {
+    transfers.push_back(part(call, false, call.peer, call.out, bytes));
+    return exchange()->transfer(rank_, transfers, stop_);
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) transfers.push_back(part(call, true, peer, call.in, bytes));
+  }
+  if (bytes > 0) std::memmove(call.out, call.in, bytes);
+  return exchange()->transfer(rank_, transfers, stop_);
+}
+
+bool SimCommunicator::reduce(const NcclCall& call) {
+  const size_t bytes = call.count * sizeOf(call.type);
+  if (rank_ != call.peer) {
+    std::vector<Transfer> send = {part(call, true, call.peer, call.in, bytes)};
+    return exchange()->transfer(rank_, send, stop_);
+  }
+  auto parts = gatherParts(call, {}, call.in, bytes);
+  if (!parts) return false;
+  reduceParts(call, *parts, call.out, call.count);
+  return true;
+}
+
+bool SimCommunicator::allgather(const NcclCall& call) {
+  const size_t bytes = call.count * sizeOf(call.type);
+  std::vector<Transfer> sends;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) sends.push_back(part(call, true, peer, call.in, bytes));
+  }
+  const auto parts = gatherParts(call, std::move(sends), call.in, bytes);
+  if (!parts) return false;
+  for (size_t rank = 0; rank < parts->size() && bytes > 0; ++rank)
+    std::memcpy(static_cast<char*>(call.out) + rank * bytes, (*parts)[rank].data(), bytes);
+  return true;
+}
+
+bool SimCommunicator::reduceScatter(const NcclCall& call) {
+  const size_t bytes = call.count * sizeOf(call.type);
+  const auto* in = static_cast<const char*>(call.in);
+  std::vector<Transfer> sends;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_)
+      sends.push_back(part(call, true, peer, in + static_cast<size_t>(peer) * bytes, bytes));
+  }
+  auto parts = gatherParts(call, std::move(sends), in + static_cast<size_t>(rank_) * bytes, bytes);
+  if (!parts) return false;
+  reduceParts(call, *parts, call.out, call.count);
+  return true;
+}
+
+}  // namespace torchft_ext::sim

@@ -1,0 +1,131 @@
+// One simulated communicator: its state between calls, and what runs on streams for it.
+//
+// Owner: the table in sim_nccl.cpp until it is aborted or destroyed; tasks on streams share it.
+// Threads: methods from one calling thread at a time (CallScope records it where that is broken),
+// run() on stream threads. Only awaitIdle() blocks.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/mutex.h"
+#include "nccl/nccl_types.h"
+#include "sim_exchange.h"
+#include "sim_stream.h"
+
+namespace torchft_ext::sim {
+
+enum class CallKind { kAllreduce, kBroadcast, kReduce, kAllgather, kReduceScatter, kSend, kRecv };
+const char* toString(CallKind kind);
+size_t sizeOf(NcclType type);
+
+struct NcclCall {
+  CallKind kind = CallKind::kAllreduce;
+  const void* in = nullptr;
+  void* out = nullptr;
+  size_t count = 0;
+  NcclType type = NcclType::kInt8;
+  NcclRedOp op = kNcclSum;
+  int peer = 0;  // or root
+  SimStream* stream = nullptr;
+};
+
+class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
+ public:
+  SimCommunicator(int rank, int size) : rank_(rank), size_(size) {}
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // ---- beginning
+  NcclResult join(const std::vector<NcclUniqueId>& ids);
+  // Part of `parent`'s members: those whose color is this one's, ordered by key.
+  NcclResult splitFrom(SimCommunicator& parent, int color, int key,
+                       const std::vector<int>& excluded);
+
+  // ---- state
+  // One asyncError(): what is in progress gets on.
+  NcclResult poll();
+  bool inProgress() const;
+  bool failed() const;  // asynchronous error, or revoked
+  bool revoked() const;
+  void revoke();
+  void beginFinalize();
+  void raiseStop() { stop_ = true; }
+  // Until the operations enqueued so far have ended, and no graph holds this.
+  void awaitIdle();
+
+  // ---- operations
+  // Enqueued at once, or when it is no longer in progress: then kInProgress.
+  NcclResult launch(std::vector<NcclCall> calls);
+  // The next `polls` polls say kInProgress.
+  void stayInProgress(int polls);
+  NcclRedOp addPreMulSum(double factor);
+  bool dropPreMulSum(NcclRedOp op);
+
+  std::atomic<int> callers{0};        // threads inside a call; more than one is a violation
+  std::atomic<bool> aborting{false};  // by abort(): nothing may be called any more
+  bool capturedByGraph() const;
+
+ private:
+  struct Splitting {
+    std::shared_ptr<Exchange> parent;
+    int parent_rank = 0;
+    int row = 0;
+    int color = 0;
+    std::vector<int> members;  // ranks of the parent that take part, all colors
+  };
+
+  bool progressSplit() REQUIRES(mutex_);
+  void becomeReady() REQUIRES(mutex_);
+  void enqueueLocked(std::vector<NcclCall> calls) REQUIRES(mutex_);
+  std::shared_ptr<Exchange> exchange() const;
+  void run(const std::vector<NcclCall>& calls);
+  bool strike(const NcclCall& call);
+  void hangUntilStopped();
+  bool runMessages(const std::vector<NcclCall>& calls);
+  bool runCollective(const NcclCall& call);
+  bool allreduce(const NcclCall& call);
+  bool broadcast(const NcclCall& call);
+  bool reduce(const NcclCall& call);
+  bool allgather(const NcclCall& call);
+  bool reduceScatter(const NcclCall& call);
+  Transfer part(const NcclCall& call, bool sending, int peer, const void* data, size_t bytes) const;
+  // Everyone's contributions of `bytes`, in rank order; nullopt: stopped.
+  std::optional<std::vector<std::vector<char>>> gatherParts(const NcclCall& call,
+                                                            std::vector<Transfer> sends,
+                                                            const void* own, size_t bytes);
+  void reduceParts(const NcclCall& call, std::vector<std::vector<char>>& parts, void* out,
+                   size_t count);
+
+  int rank_;
+  int size_;
+  uint32_t sequence_ = 0;          // of collectives; run() only, hence one stream at a time
+  std::atomic<bool> stop_{false};  // by revoke() and abort(): operations end, unfinished
+
+  mutable Mutex mutex_;
+  CondVar idle_;
+  std::shared_ptr<Exchange> exchange_ GUARDED_BY(mutex_);
+  std::optional<Splitting> splitting_ GUARDED_BY(mutex_);
+  bool ready_ GUARDED_BY(mutex_) = false;
+  Clock::time_point ready_not_before_ GUARDED_BY(mutex_){};
+  bool never_ready_ GUARDED_BY(mutex_) = false;
+  bool revoked_ GUARDED_BY(mutex_) = false;
+  bool finalizing_ GUARDED_BY(mutex_) = false;
+  NcclResult error_ GUARDED_BY(mutex_) = NcclResult::kSuccess;
+  int polls_left_ GUARDED_BY(mutex_) = 0;
+  std::vector<std::vector<NcclCall>> deferred_ GUARDED_BY(mutex_);
+  int outstanding_ GUARDED_BY(mutex_) = 0;
+  int graphs_ GUARDED_BY(mutex_) = 0;
+  int splits_ GUARDED_BY(mutex_) = 0;
+  std::map<NcclRedOp, double> factors_ GUARDED_BY(mutex_);
+  NcclRedOp next_op_ GUARDED_BY(mutex_) = kNcclAvg + 1;
+};
+
+}  // namespace torchft_ext::sim

@@ -1,0 +1,359 @@
+#include "sim_nccl.h"
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim_communicator.h"
+#include "sim_device.h"
+#include "sim_faults.h"
+#include "sim_reduce.h"
+
+namespace torchft_ext::sim {
+namespace {
+
+using CommPtr = std::shared_ptr<SimCommunicator>;
+
+// Handles are numbers that are never used twice, so that a stale one is known.
+class Table {
+ public:
+  static Table& instance() {
+    static auto* const table = new Table;
+    return *table;
+  }
+  NcclComm add(CommPtr comm) {
+    MutexLock lock(mutex_);
+    comms_[++last_] = std::move(comm);
+    return reinterpret_cast<NcclComm>(last_);
+  }
+  CommPtr find(NcclComm handle) const {
+    MutexLock lock(mutex_);
+    const auto found = comms_.find(reinterpret_cast<uintptr_t>(handle));
+    return found == comms_.end() ? nullptr : found->second;
+  }
+  void remove(NcclComm handle) {
+    CommPtr last;
+    MutexLock lock(mutex_);
+    const auto found = comms_.find(reinterpret_cast<uintptr_t>(handle));
+    if (found == comms_.end()) return;
+    last = std::move(found->second);
+    comms_.erase(found);
+  }
+  NcclCensus census() const {
+    NcclCensus census;
+    MutexLock lock(mutex_);
+    census.communicators = static_cast<int>(comms_.size());
+    for (const auto& [handle, comm] : comms_) census.captured += comm->capturedByGraph() ? 1 : 0;
+    return census;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  uintptr_t last_ GUARDED_BY(mutex_) = 0xC000;
+  std::map<uintptr_t, CommPtr> comms_ GUARDED_BY(mutex_);
+};
+
+// One thread's group: what waits for the outermost groupEnd().
+struct ThreadGroup {
+  int depth = 0;
+  std::vector<std::pair<CommPtr, std::vector<NcclCall>>> launches;  // in order of first use
+  std::vector<std::pair<NcclComm, CommPtr>> aborts;
+};
+thread_local ThreadGroup group;
+
+enum Allowed : unsigned {
+  kWhenInProgress = 1,
+  kWhenRevoked = 2,
+  kWhenFailed = 4,
+};
+
+// One call on a communicator. comm is null where it must not be made: the call is refused.
+class CallScope {
+ public:
+  CallScope(NcclComm handle, const char* call, unsigned allowed) {
+    comm = Table::instance().find(handle);
+    if (!comm || comm->aborting) {
+      refuse(call, "was called on a communicator that is aborted, destroyed or none");
+      return;
+    }
+    counted_ = comm;
+    if (comm->callers++ > 0) violation(std::string(call) + ": two threads in one communicator");
+    if (comm->inProgress() && (allowed & kWhenInProgress) == 0)
+      refuse(call, "was called on a communicator that is in progress");
+    else if (comm->revoked() && (allowed & kWhenRevoked) == 0)
+      refuse(call, "was called on a revoked communicator");
+    else if (comm->failed() && !comm->revoked() && (allowed & kWhenFailed) == 0)
+      refuse(call, "was called on a communicator with an asynchronous error");
+  }
+  ~CallScope() {
+    if (counted_) --counted_->callers;
+  }
+  CallScope(const CallScope&) = delete;
+  CommPtr comm;
+
+ private:
+  void refuse(const char* call, const char* why) {
+    violation(std::string(call) + " " + why);
+    comm = nullptr;
+  }
+  CommPtr counted_;
+};
+
+class SimNccl final : public NcclApi {
+ public:
+  int version() const override { return Faults::instance().version(); }
+
+  bool has(NcclFeature feature) const override {
+    static const std::map<NcclFeature, int> since = {
+        {NcclFeature::kSplit, 21800},  {NcclFeature::kScalableInit, 22300},
+        {NcclFeature::kFloat8, 22400}, {NcclFeature::kSafeAbort, 22602},
+        {NcclFeature::kShrink, 22703}, {NcclFeature::kNativeAlltoall, 22803},
+        {NcclFeature::kRevoke, 22807}, {NcclFeature::kGrow, 22902},
+    };
+    return version() >= since.at(feature);
+  }
+
+  std::string lastError(NcclComm /*comm*/) override { return "simulated NCCL error"; }
+
+  NcclResult getUniqueId(NcclUniqueId* id) override {
+    if (const auto failure = enter("unique_id", -1)) return *failure;
+    Faults::instance().count("unique_ids");
+    return Exchange::create(id) ? NcclResult::kSuccess : NcclResult::kSystemError;
+  }
+
+  NcclResult init(NcclComm* comm, const NcclInit& init) override {
+    *comm = nullptr;
+    if (const auto failure = enter("init", init.rank)) return *failure;
+    if (init.rank < 0 || init.rank >= init.size || init.size > kMaxRanks || init.ids.empty())
+      return NcclResult::kInvalidArgument;
+    Faults::instance().count("inits");
+    auto fresh = std::make_shared<SimCommunicator>(init.rank, init.size);
+    const NcclResult result = fresh->join(init.ids);
+    *comm = Table::instance().add(std::move(fresh));
+    return result;
+  }
+
+  NcclResult split(NcclComm comm, int color, int key, NcclComm* out) override {
+    return part(comm, "split", color, key, {}, out);
+  }
+
+  NcclResult shrink(NcclComm comm, const std::vector<int>& excluded, bool abort,
+                    NcclComm* out) override {
+    const CommPtr parent = Table::instance().find(comm);
+    if (parent && abort) parent->raiseStop();
+    return part(comm, "shrink", 0, parent ? parent->rank() : 0, excluded, out);
+  }
+
+  NcclResult asyncError(NcclComm comm, NcclResult* state) override {
+    const CallScope scope(comm, "asyncError", kWhenInProgress | kWhenRevoked | kWhenFailed);
+    if (!scope.comm) return NcclResult::kInvalidArgument;
+    *state = scope.comm->poll();
+    return NcclResult::kSuccess;
+  }
+
+  NcclResult finalize(NcclComm comm) override {
+    const CallScope scope(comm, "finalize", 0);
+    if (!scope.comm) return NcclResult::kInvalidUsage;
+    if (const auto failure = enter("finalize", scope.comm->rank())) return *failure;
+    Faults::instance().count("finalizes");
+    scope.comm->beginFinalize();
+    return slow(*scope.comm, "finalize", NcclResult::kInProgress);
+  }
+
+  NcclResult destroy(NcclComm comm) override {
+    const CallScope scope(comm, "destroy", kWhenRevoked);
+    if (!scope.comm) return NcclResult::kInvalidUsage;
+    if (group.depth > 0) {
+      violation("destroy inside a group");
+      return NcclResult::kInvalidUsage;
+    }
+    if (const auto failure = enter("destroy", scope.comm->rank())) return *failure;
+    Faults::instance().count("destroys");
+    scope.comm->awaitIdle();
+    Table::instance().remove(comm);
+    return NcclResult::kSuccess;
+  }
+
+  NcclResult abort(NcclComm comm) override {
+    const CallScope scope(comm, "abort", kWhenInProgress | kWhenRevoked | kWhenFailed);
+    if (!scope.comm) return NcclResult::kInvalidArgument;
+    Faults::instance().count("aborts");
+    scope.comm->raiseStop();
+    scope.comm->aborting = true;
+    if (const auto failure = enter("abort", scope.comm->rank())) return *failure;
+    group.aborts.emplace_back(comm, scope.comm);
+    if (group.depth == 0) cleanUp();
+    return NcclResult::kSuccess;
+  }
+
+  NcclResult revoke(NcclComm comm) override {
+    const CallScope scope(comm, "revoke", kWhenInProgress | kWhenRevoked | kWhenFailed);
+    if (!scope.comm) return NcclResult::kInvalidArgument;
+    if (!has(NcclFeature::kRevoke)) {
+      violation("revoke: this version has none");
+      return NcclResult::kInvalidUsage;
+    }
+    if (const auto failure = enter("revoke", scope.comm->rank())) return *failure;
+    Faults::instance().count("revokes");
+    scope.comm->revoke();
+    return slow(*scope.comm, "revoke", NcclResult::kSuccess);
+  }
+
+  NcclResult groupStart() override {
+    ++group.depth;
+    return NcclResult::kSuccess;
+  }
+
+  NcclResult groupEnd() override {
+    if (group.depth == 0) {
+      violation("groupEnd without groupStart");
+      return NcclResult::kInvalidUsage;
+    }
+    if (--group.depth > 0) return NcclResult::kSuccess;
+    NcclResult result = NcclResult::kSuccess;
+    if (const auto failure = enter("group_end", -1)) result = *failure;
+    auto launches = std::exchange(group.launches, {});
+    for (auto& [comm, calls] : launches) {
+      if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) break;
+      if (comm->launch(std::move(calls)) == NcclResult::kInProgress)
+        result = NcclResult::kInProgress;
+    }
+    cleanUp();
+    return result;
+  }
+
+  NcclResult allReduce(const void* in, void* out, size_t count, NcclType type, NcclRedOp op,
+                       NcclComm comm, NativeStream stream) override {
+    return call(comm, {CallKind::kAllreduce, in, out, count, type, op, 0, streamFrom(stream)});
+  }
+  NcclResult broadcast(const void* in, void* out, size_t count, NcclType type, int root,
+                       NcclComm comm, NativeStream stream) override {
+    return call(comm,
+                {CallKind::kBroadcast, in, out, count, type, kNcclSum, root, streamFrom(stream)});
+  }
+  NcclResult reduce(const void* in, void* out, size_t count, NcclType type, NcclRedOp op, int root,
+                    NcclComm comm, NativeStream stream) override {
+    return call(comm, {CallKind::kReduce, in, out, count, type, op, root, streamFrom(stream)});
+  }
+  NcclResult allGather(const void* in, void* out, size_t count, NcclType type, NcclComm comm,
+                       NativeStream stream) override {
+    return call(comm,
+                {CallKind::kAllgather, in, out, count, type, kNcclSum, 0, streamFrom(stream)});
+  }
+  NcclResult reduceScatter(const void* in, void* out, size_t count, NcclType type, NcclRedOp op,
+                           NcclComm comm, NativeStream stream) override {
+    return call(comm, {CallKind::kReduceScatter, in, out, count, type, op, 0, streamFrom(stream)});
+  }
+  NcclResult send(const void* in, size_t count, NcclType type, int peer, NcclComm comm,
+                  NativeStream stream) override {
+    return call(comm,
+                {CallKind::kSend, in, nullptr, count, type, kNcclSum, peer, streamFrom(stream)});
+  }
+  NcclResult recv(void* out, size_t count, NcclType type, int peer, NcclComm comm,
+                  NativeStream stream) override {
+    return call(comm,
+                {CallKind::kRecv, nullptr, out, count, type, kNcclSum, peer, streamFrom(stream)});
+  }
+
+  NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, NcclType type,
+                             NcclComm comm) override {
+    const CallScope scope(comm, "createPreMulSum", 0);
+    if (!scope.comm) return NcclResult::kInvalidUsage;
+    *op = scope.comm->addPreMulSum(numberAt(scalar, type));
+    Faults::instance().count("live_reductions");
+    return NcclResult::kSuccess;
+  }
+  NcclResult destroyRedOp(NcclRedOp op, NcclComm comm) override {
+    const CallScope scope(comm, "destroyRedOp", kWhenRevoked | kWhenFailed);
+    if (!scope.comm || !scope.comm->dropPreMulSum(op)) return NcclResult::kInvalidArgument;
+    Faults::instance().count("live_reductions", -1);
+    return NcclResult::kSuccess;
+  }
+
+  NcclResult registerBuffer(NcclComm comm, void* data, size_t bytes, void** handle) override {
+    const CallScope scope(comm, "registerBuffer", 0);
+    if (!scope.comm || !Pin(data, bytes, "registerBuffer").ok()) return NcclResult::kInvalidUsage;
+    Faults::instance().count("live_registrations");
+    *handle = data;
+    return NcclResult::kSuccess;
+  }
+  NcclResult deregisterBuffer(NcclComm comm, void* /*handle*/) override {
+    const CallScope scope(comm, "deregisterBuffer", kWhenRevoked | kWhenFailed);
+    if (!scope.comm) return NcclResult::kInvalidUsage;
+    Faults::instance().count("live_registrations", -1);
+    return NcclResult::kSuccess;
+  }
+
+ private:
+  static SimStream* streamFrom(NativeStream stream) { return static_cast<SimStream*>(stream); }
+
+  // A call begins: it may be injected to block, or to fail.
+  static std::optional<NcclResult> enter(const std::string& point, int rank) {
+    Faults::instance().pause(point, rank);
+    const auto fault = Faults::instance().take(FaultAction::kFail, point, rank);
+    if (!fault) return std::nullopt;
+    return static_cast<NcclResult>(fault->code);
+  }
+
+  static NcclResult slow(SimCommunicator& comm, const char* point, NcclResult otherwise) {
+    const auto fault = Faults::instance().take(FaultAction::kInProgress, point, comm.rank());
+    if (!fault) return otherwise;
+    comm.stayInProgress(fault->polls);
+    return NcclResult::kInProgress;
+  }
+
+  static NcclResult call(NcclComm handle, NcclCall what) {
+    const char* const name = toString(what.kind);
+    const CallScope scope(handle, name, 0);
+    if (!scope.comm) return NcclResult::kInvalidUsage;
+    if (what.stream == nullptr || what.peer < 0 || what.peer >= scope.comm->size())
+      return NcclResult::kInvalidArgument;
+    if (const auto failure = enter(name, scope.comm->rank())) return *failure;
+    if (group.depth == 0) return scope.comm->launch({what});
+    for (auto& [comm, calls] : group.launches) {
+      if (comm != scope.comm) continue;
+      calls.push_back(what);
+      return NcclResult::kSuccess;
+    }
+    group.launches.push_back({scope.comm, {what}});
+    return NcclResult::kSuccess;
+  }
+
+  static NcclResult part(NcclComm handle, const char* name, int color, int key,
+                         const std::vector<int>& excluded, NcclComm* out) {
+    *out = nullptr;
+    const CallScope scope(handle, name, kWhenRevoked | (excluded.empty() ? 0U : kWhenFailed));
+    if (!scope.comm) return NcclResult::kInvalidUsage;
+    if (const auto failure = enter(name, scope.comm->rank())) return *failure;
+    Faults::instance().count(std::string(name) + "s");
+    auto child = std::make_shared<SimCommunicator>(0, 1);
+    const NcclResult result = child->splitFrom(*scope.comm, color, key, excluded);
+    if (result != NcclResult::kInProgress) return result;
+    if (color >= 0) *out = Table::instance().add(std::move(child));
+    return color >= 0 ? result : NcclResult::kSuccess;
+  }
+
+  // Aborted ones go when what they have enqueued is over. Blocks.
+  static void cleanUp() {
+    auto aborts = std::exchange(group.aborts, {});
+    for (auto& [handle, comm] : aborts) {
+      comm->awaitIdle();
+      Table::instance().remove(handle);
+    }
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<NcclApi> makeSimNccl() {
+  return std::make_shared<SimNccl>();
+}
+
+NcclCensus ncclCensus() {
+  NcclCensus census = Table::instance().census();
+  census.roots = Exchange::liveRoots();
+  return census;
+}
+
+}  // namespace torchft_ext::sim
