@@ -16,7 +16,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 have clang++ || die "clang++ not found: run scripts/setup.sh --all"
-parsers=(header failure notice hello welcome refusal record go address)
+parsers=(header failure notice hello welcome refusal record withdrawal go address)
 export work="$BUILD_ROOT/fuzz" corpus="$ROOT/tests/fuzz/corpus" each=$((1 + seconds * JOBS / ${#parsers[@]}))
 mkdir -p "${parsers[@]/#/$work/corpus/}" "${parsers[@]/#/$corpus/}"
 

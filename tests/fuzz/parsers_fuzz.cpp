@@ -13,7 +13,7 @@
 #include "net/handshake.h"
 #include "net/socket_address.h"
 #include "peers/notice.h"
-#include "rendezvous/rendezvous.h"
+#include "rendezvous/records.h"
 
 namespace {
 
@@ -77,6 +77,14 @@ void record(std::string_view bytes) {
   require(parsed_again && encodeRecord(*parsed_again) == again);
 }
 
+void withdrawal(std::string_view bytes) {
+  const auto parsed = decodeWithdrawal(bytes);
+  if (!parsed) return;
+  const std::string again = encodeWithdrawal(*parsed);
+  const auto parsed_again = decodeWithdrawal(again);
+  require(parsed_again && encodeWithdrawal(*parsed_again) == again);
+}
+
 void go(std::string_view bytes) {
   const auto parsed = decodeGo(bytes);
   if (!parsed) return;
@@ -95,9 +103,10 @@ struct Parser {
   const char* name;
   void (*run)(std::string_view);
 };
-constexpr Parser kParsers[] = {{"header", header},   {"failure", failure}, {"notice", notice}, {"hello", hello},
-                               {"welcome", welcome}, {"refusal", refusal}, {"record", record},
-                               {"go", go},           {"address", address}};
+constexpr Parser kParsers[] = {
+    {"header", header},   {"failure", failure}, {"notice", notice}, {"hello", hello},
+    {"welcome", welcome}, {"refusal", refusal}, {"record", record}, {"withdrawal", withdrawal},
+    {"go", go},           {"address", address}};
 const Parser* chosen = nullptr;
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "net/handshake.h"
 #include "net/socket_address.h"
 #include "peers/notice.h"
-#include "rendezvous/rendezvous.h"
+#include "rendezvous/records.h"
 
 namespace {
 
@@ -32,10 +32,10 @@ Identity numbered(uint8_t number) {
 }
 
 void headers() {
-  for (const auto type : {FrameType::kHello, FrameType::kWelcome, FrameType::kRefused,
-                          FrameType::kData, FrameType::kAnnounce, FrameType::kClear,
-                          FrameType::kMessage, FrameType::kBarrier, FrameType::kFailed,
-                          FrameType::kGoodbye, FrameType::kBeat, FrameType::kNotice}) {
+  for (const auto type :
+       {FrameType::kHello, FrameType::kWelcome, FrameType::kRefused, FrameType::kData,
+        FrameType::kAnnounce, FrameType::kClear, FrameType::kMessage, FrameType::kBarrier,
+        FrameType::kFailed, FrameType::kGoodbye, FrameType::kBeat, FrameType::kNotice}) {
     const FrameBytes bytes = encodeHeader({type, 64, 3, 2, 1});
     seed("header", std::to_string(static_cast<int>(type)), {bytes.begin(), bytes.end()});
   }
@@ -107,6 +107,12 @@ MemberRecord member(uint8_t number) {
 void rosters() {
   seed("record", "usual", encodeRecord(member(1)));
   seed("record", "empty", encodeRecord({}));
+  Withdrawal withdrawal;
+  withdrawal.member = member(2);
+  withdrawal.ending.failure.kind = FailureKind::kAborted;
+  withdrawal.ending.failure.cause = {1, -1, "host-b", 812, "abort() was called"};
+  withdrawal.ending.origin = numbered<Token>(3);
+  seed("withdrawal", "aborted", encodeWithdrawal(withdrawal));
   Roster roster;
   for (uint8_t size : {0, 1, 2, 4}) {
     while (roster.members.size() < size) roster.members.push_back(member(size));
