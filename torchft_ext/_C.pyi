@@ -4,6 +4,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Backend as _Backend
 from torch._C._distributed_c10d import ProcessGroup as _ProcessGroup
 from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Work as _Work
 
 from torchft_ext._stats import Stats
 from torchft_ext.errors import CommError
@@ -18,6 +19,9 @@ class Options(_Backend.Options):
         interface: str | None = None,
         port_range: str | None = None,
         heartbeat: timedelta | None = None,
+        poison: bool = False,
+        high_priority_stream: bool = False,
+        blocking_wait: bool = False,
     ) -> None: ...
     @property
     def timeout(self) -> timedelta | None: ...
@@ -27,6 +31,12 @@ class Options(_Backend.Options):
     def port_range(self) -> str | None: ...
     @property
     def heartbeat(self) -> timedelta | None: ...
+    @property
+    def poison(self) -> bool: ...
+    @property
+    def high_priority_stream(self) -> bool: ...
+    @property
+    def blocking_wait(self) -> bool: ...
 
 class Backend(_Backend):
     """The fault-tolerant backend of one group: torchft_ext.backend(group) finds it."""
@@ -36,6 +46,23 @@ class Backend(_Backend):
     ) -> None: ...
     def abort(self, why: str = "abort() was called") -> None: ...
     def errored(self) -> CommError | None: ...
+    def check(self, timeout: timedelta | None = None) -> None:
+        """Wait until everything issued on device tensors is complete, then raise what failed.
+
+        A result on a device counts only after this: wait() does not block the host, and after a
+        failure the stream goes on. Blocks, without the GIL. Host tensors need no check(): their
+        wait() is one.
+
+        Args:
+            timeout: None: the group's timeout.
+
+        Raises:
+            CommError: the epoch failed, or fails now because the time ran out.
+            ValueError, TypeError: the timeout is not a positive timedelta.
+
+        Threads: any.
+        """
+
     def set_timeout(self, timeout: timedelta) -> None: ...
     def shutdown(self) -> None: ...
     def rank(self) -> int: ...
@@ -46,8 +73,19 @@ class Backend(_Backend):
     @property
     def group_name(self) -> str: ...
 
-class ProcessGroup(_ProcessGroup):
-    """A group whose one backend is torchft_ext's: its rank and size follow the epoch."""
+class Work(_Work):
+    """One operation of an 'ft' group."""
+
+    def check(self) -> None:
+        """Wait until the operation is complete, on its device too, then raise its failure.
+
+        Blocks, without the GIL, until the operation's deadline at most.
+
+        Raises:
+            CommError: it failed.
+
+        Threads: any.
+        """
 
 def _create_backend(
     store: Store,
@@ -60,8 +98,9 @@ def _create_backend(
     options: Options | None,
     may_resize: bool,
     begin: bool,
+    bound_device: str | None = None,
 ) -> Backend: ...
-def _create_group(store: Store, backend: Backend, devices: list[str]) -> ProcessGroup: ...
+def _create_group(store: Store, backend: Backend, devices: list[str]) -> _ProcessGroup: ...
 def _interrupt_pipe() -> int: ...
 def _install_error_factory(factory: Callable[..., CommError]) -> None: ...
 def _process_exit(within: timedelta) -> bool: ...

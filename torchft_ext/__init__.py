@@ -41,7 +41,7 @@ import torch.distributed
 
 import torchft_ext_autoload
 from torchft_ext import _C, _ddp, _interrupts, errors
-from torchft_ext._C import Backend, Options
+from torchft_ext._C import Backend, Options, Work
 from torchft_ext._groups import backend
 from torchft_ext.errors import (
     Cause,
@@ -69,6 +69,7 @@ __all__ = [
     "PeerLostError",
     "RendezvousError",
     "StoreLostError",
+    "Work",
     "backend",
 ]
 __version__ = _build_info.VERSION

@@ -37,7 +37,7 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
 
     Raises:
         CommError: the first epoch could not be formed.
-        NotImplementedError: the engine does not exist yet.
+        NotImplementedError: there is no such engine, or none for this process's devices.
         ValueError, TypeError: bad options, or a spec that torch cannot serve.
     """
     frame = _creators_frame()
@@ -61,6 +61,7 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         options=pg_options,
         may_resize=single,
         begin=not getattr(opts, "enable_reconfigure", False),
+        bound_device=_bound_device(frame),
     )
     _interrupts.watch()
     if not single or spec is None:
@@ -72,8 +73,8 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
 
 
 def _engine(name: str) -> str:
-    """Return "host" for "ft", "ft:host", "ft_host"."""
-    return name[3:] or "host"
+    """Return "ft" for "ft", "host" for "ft:host" and "ft_host"."""
+    return name[3:] or "ft"
 
 
 def _creators_frame() -> FrameType | None:
@@ -114,12 +115,20 @@ def _mend_default_backend(frame: FrameType | None, spec: dict[str, str] | None) 
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 
+def _bound_device(frame: FrameType | None) -> str | None:
+    """Return the device given as device_id=, of which the creator is not told."""
+    group = frame.f_locals.get("pg") if frame is not None else None
+    device = group.bound_device_id if isinstance(group, dist.ProcessGroup) else None
+    if device is None and frame is not None:
+        device = frame.f_locals.get("device_id")
+    return None if device is None else str(device)
+
+
 def _copy_bound_device(frame: FrameType | None, group: dist.ProcessGroup) -> None:
     """Carry over what torch noted on the group that ours takes the place of."""
-    replaced = frame.f_locals.get("pg") if frame is not None else None
-    device = replaced.bound_device_id if isinstance(replaced, dist.ProcessGroup) else None
+    device = _bound_device(frame)
     if device is not None:
-        group.bound_device_id = device
+        group.bound_device_id = torch.device(device)
 
 
 def _disabled() -> bool:

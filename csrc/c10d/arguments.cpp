@@ -39,12 +39,10 @@ void checkTensor(const Argument& argument, const at::Tensor& tensor) {
                     ": expected a tensor, found an undefined one");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, argument.text(),
                     ": expected a dense tensor, found layout ", tensor.layout());
-  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_cuda(), argument.text(),
-                              ": expected a CPU tensor, found one on ", tensor.device(),
-                              "; torchft_ext has no NCCL engine yet: use the backend "
-                              "'cpu:ft_host,cuda:nccl' or move the tensor to the CPU");
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), argument.text(),
-                    ": expected a CPU tensor, found one on ", tensor.device());
+  // Which of them this group serves is Devices' to say.
+  TORCH_CHECK_VALUE(
+      tensor.device().is_cpu() || tensor.is_cuda() || tensor.is_privateuseone(), argument.text(),
+      ": expected a tensor on the CPU or an accelerator, found one on ", tensor.device());
 }
 
 // ReduceOps that work on bits; nullopt for all others.

@@ -30,11 +30,11 @@ void checkSameDtype(const Argument& argument, const at::Tensor& tensor, const Ar
 // 0 <= rank < size
 void checkRank(const Argument& argument, int64_t rank, int size);
 
-// A dense, contiguous CPU tensor that can be written as it lies.
+// A dense, contiguous tensor of the CPU or a device that can be written as it lies.
 void checkOutput(const Argument& argument, const at::Tensor& tensor);
 void checkOutputs(const Argument& argument, const std::vector<at::Tensor>& tensors,
                   size_t expected);
-// A dense CPU tensor; a contiguous copy where it is not contiguous itself.
+// A dense tensor of the CPU or a device; a contiguous copy where it is not contiguous itself.
 at::Tensor asInput(const Argument& argument, const at::Tensor& tensor);
 
 Buffer writable(const at::Tensor& tensor);

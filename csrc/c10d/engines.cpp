@@ -1,11 +1,14 @@
 #include "c10d/engines.h"
 
+#include <utility>
 #include <variant>
 
 #include "c10d/comm_error.h"
 #include "c10d/environment.h"
 #include "c10d/interface_choice.h"
+#include "c10d/poison.h"
 #include "host/host_engine.h"
+#include "nccl/nccl_engine.h"
 
 namespace torchft_ext {
 namespace {
@@ -31,22 +34,44 @@ HostEngineOptions hostOptions(const FtOptions& options,
   return host;
 }
 
-}  // namespace
-
-std::shared_ptr<Engine> makeEngine(const std::string& name, const FtOptions& options,
-                                   const c10::intrusive_ptr<c10d::Store>& store) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      name != "nccl",
-      "torchft_ext has no NCCL engine yet: use 'ft:host' for CPU tensors, or "
-      "'cpu:ft_host,cuda:nccl' for both, where NCCL is torch's own");
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      name != "gloo", "torchft_ext has no gloo engine yet: use 'ft:host', its own CPU engine");
-  TORCH_CHECK_VALUE(name == "host", "engine: expected 'host', 'nccl' or 'gloo', found '", name,
-                    "'");
+std::shared_ptr<Engine> makeHostEngine(const FtOptions& options,
+                                       const c10::intrusive_ptr<c10d::Store>& store) {
   auto made = hostEngine(hostOptions(options, store));
   if (auto* failure = std::get_if<Failure>(&made))
     throwFailure(std::make_shared<Failure>(std::move(*failure)));
   return std::get<std::shared_ptr<Engine>>(std::move(made));
+}
+
+}  // namespace
+
+EngineChoice makeEngine(const std::string& name, const FtOptions& options,
+                        const c10::intrusive_ptr<c10d::Store>& store,
+                        const std::optional<c10::Device>& bound_device) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      name != "gloo", "torchft_ext has no gloo engine yet: use 'ft:host', its own CPU engine");
+  TORCH_CHECK_VALUE(name == "ft" || name == "host" || name == "nccl",
+                    "engine: expected 'ft', 'host', 'nccl' or 'gloo', found '", name, "'");
+  if (name == "host") {
+    return {makeHostEngine(options, store), nullptr,
+            Devices(true, nullptr, "use the backend 'ft', which serves both")};
+  }
+  const auto found = ncclPlatform();
+  const auto* why_none = std::get_if<std::string>(&found);
+  TORCH_CHECK_NOT_IMPLEMENTED(name == "ft" || !why_none,
+                              "the backend 'ft:nccl' needs NCCL: ", why_none ? *why_none : "",
+                              "; use 'ft:host' for CPU tensors");
+  auto host = makeHostEngine(options, store);
+  if (why_none) return {std::move(host), nullptr, Devices(true, nullptr, *why_none)};
+  const auto& platform = std::get<std::shared_ptr<const NcclPlatform>>(found);
+  NcclEngineOptions nccl;
+  if (bound_device && bound_device->type() == platform->device_type)
+    nccl.bound_device = bound_device;
+  nccl.high_priority = options.high_priority_stream;
+  auto engine = makeNcclEngine(platform, std::move(host), nccl);
+  Devices devices(name == "ft", platform, "");
+  if (!options.poison) return {std::move(engine), nullptr, std::move(devices)};
+  auto poison = std::make_shared<PoisonEngine>(std::move(engine), platform->device_type);
+  return {poison, poison, std::move(devices)};
 }
 
 }  // namespace torchft_ext

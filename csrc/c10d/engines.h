@@ -2,18 +2,32 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "c10d/devices.h"
 #include "c10d/options.h"
 #include "comm/communicator.h"
 
 namespace torchft_ext {
 
-// "host": the CPU engine, shared by all groups with equal options. "nccl", "gloo":
-// NotImplementedError, with what to use instead. ValueError for other names and for bad options;
-// RuntimeError where no port or thread can be had.
-std::shared_ptr<Engine> makeEngine(const std::string& name, const FtOptions& options,
-                                   const c10::intrusive_ptr<c10d::Store>& store);
+class PoisonEngine;
+
+// An engine, and which tensors it serves.
+struct EngineChoice {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<PoisonEngine> poison;  // the same, or null: Options.poison is off
+  Devices devices;
+};
+
+// "host": the CPU engine, shared by all groups with equal options. "nccl": device tensors, by
+// NCCL; NotImplementedError with the reason where this process has none. "ft": both, or the CPU's
+// alone where there is no NCCL. "gloo": NotImplementedError, with what to use instead. ValueError
+// for other names and for bad options; RuntimeError where no port or thread can be had.
+// bound_device: its communicator is made with each epoch.
+EngineChoice makeEngine(const std::string& name, const FtOptions& options,
+                        const c10::intrusive_ptr<c10d::Store>& store,
+                        const std::optional<c10::Device>& bound_device);
 
 }  // namespace torchft_ext

@@ -4,6 +4,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +13,10 @@
 #include <variant>
 
 #include "c10d/comm_error.h"
+#include "c10d/device_arguments.h"
+#include "c10d/device_completion.h"
 #include "c10d/engines.h"
+#include "c10d/poison.h"
 #include "c10d/reconfigure.h"
 #include "c10d/store_adapter.h"
 #include "comm/callbacks.h"
@@ -73,13 +77,25 @@ FtBackend::WorkPtr completedWork() {
 
 #endif
 
+TensorVector allTensors(const std::vector<Prepared>& prepared) {
+  TensorVector all;
+  for (const Prepared& one : prepared)
+    all.insert(all.end(), one.tensors.begin(), one.tensors.end());
+  return all;
+}
+
+bool reduces(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
+}
+
 }  // namespace
 
 c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
   TORCH_CHECK_VALUE(creation.size > 0, "world_size: expected at least 1, found ", creation.size);
   checkRank({"init_process_group", "rank"}, creation.rank, creation.size);
   auto backend = c10::make_intrusive<FtBackend>(
-      creation, makeEngine(creation.engine, *creation.options, creation.store));
+      creation,
+      makeEngine(creation.engine, *creation.options, creation.store, creation.bound_device));
   if (!creation.begin) return backend;
   const StorePlace place = storePlaceOf(creation.store);
   backend->keep(place.thread);
@@ -87,10 +103,13 @@ c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
   return backend;
 }
 
-FtBackend::FtBackend(const Creation& creation, std::shared_ptr<Engine> engine)
+FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
     : c10d::Backend(creation.rank, creation.size),
       options_(creation.options),
-      engine_(std::move(engine)),
+      engine_(std::move(choice.engine)),
+      poison_(std::move(choice.poison)),
+      devices_(std::move(choice.devices)),
+      bound_device_(creation.bound_device),
       may_resize_(creation.may_resize || kTorchFollowsBackend),
       fixed_rank_(creation.rank),
       fixed_size_(creation.size),
@@ -204,6 +223,22 @@ void FtBackend::abort(const std::string& why) {
   group_->abort(why);
 }
 
+void FtBackend::check(std::optional<Milliseconds> timeout) {
+  guard_.check("this process group");
+  TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
+                    "check: timeout: expected a positive time, found ",
+                    timeout.value_or(Milliseconds(0)).count(), " ms");
+  const Duration limit = timeout ? Duration(*timeout) : group_->timeout();
+  FailurePtr failure;
+  try {
+    failure = group_->check(Deadline::after(limit));
+  } catch (...) {
+    group_->abort("a signal interrupted check()");
+    throw;
+  }
+  if (failure) throwFailure(failure);
+}
+
 void FtBackend::shutdown() {
   guard_.check("this process group");
   group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));
@@ -269,21 +304,29 @@ FtBackend::Place FtBackend::enter() const {
   }
 }
 
-FtBackend::Prepared FtBackend::prepare(const Place& place, OpKind kind,
-                                       Milliseconds timeout) const {
+Prepared FtBackend::prepare(const Place& place, OpKind kind, Milliseconds timeout,
+                            bool async) const {
   Prepared prepared;
+  prepared.async = async;
   prepared.operation.kind = kind;
   prepared.operation.epoch = place.epoch;
   prepared.operation.timeout = timeout.count() > 0 ? Duration(timeout) : group_->timeout();
   return prepared;
 }
 
-std::shared_ptr<OpState> FtBackend::issue(Prepared prepared) {
-  const OpKind kind = prepared.operation.kind;
-  if (kind != OpKind::kSend && kind != OpKind::kRecv)
-    sequence_.fetch_add(1, std::memory_order_relaxed);
-  prepared.operation.keep_alive = keepAlive(std::move(prepared.tensors));
-  return group_->issue(std::move(prepared.operation));
+void FtBackend::setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
+                             const c10d::ReduceOp& reduce_op) const {
+  if (tensor.device().is_cpu() || !devices_.platform()) {
+    const Reduction reduction = reductionOf(argument, tensor, reduce_op);
+    prepared.operation.dtype = reduction.dtype;
+    prepared.operation.reduce = reduction.kind;
+    return;
+  }
+  const DeviceReduction reduction =
+      deviceReductionOf(argument, tensor, reduce_op, *devices_.platform()->nccl);
+  prepared.operation.dtype = reduction.dtype;
+  prepared.operation.reduce = reduction.kind;
+  prepared.low_bit = reduction.low_bit;
 }
 
 FtBackend::WorkPtr FtBackend::submit(Prepared prepared, Described described) {
@@ -293,11 +336,92 @@ FtBackend::WorkPtr FtBackend::submit(Prepared prepared, Described described) {
 }
 
 FtBackend::WorkPtr FtBackend::submitAll(std::vector<Prepared> prepared, Described described) {
+  const c10::Device device =
+      devices_.of(toString(prepared.front().operation.kind), allTensors(prepared));
+  if (WorkPtr work = coalescing_.collect(prepared, described)) return work;
+  return issueAll(std::move(prepared), std::move(described), device);
+}
+
+FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described described,
+                                       const c10::Device& device) {
+  std::vector<Operation> operations;
+  DeviceCompletion::Sides sides;
+  std::vector<std::shared_ptr<void>> tensors;
+  operations.reserve(prepared.size());
+  for (Prepared& one : prepared) {
+    if (!one.side && !device.is_cpu()) placeOn(device, one);
+    if (one.side) sides.push_back(one.side);
+    const OpKind kind = one.operation.kind;
+    if (kind != OpKind::kSend && kind != OpKind::kRecv)
+      sequence_.fetch_add(1, std::memory_order_relaxed);
+    one.operation.keep_alive = keepAlive(std::move(one.tensors));
+    if (one.side) tensors.push_back(one.operation.keep_alive);
+    operations.push_back(std::move(one.operation));
+  }
   FtWork::States states;
-  states.reserve(prepared.size());
-  for (Prepared& one : prepared) states.push_back(issue(std::move(one)));
-  return c10::make_intrusive<FtWork>(described.type, described.title, described.inputs,
-                                     std::move(states), std::move(described.outputs));
+  if (operations.size() == 1) {
+    states.push_back(group_->issue(std::move(operations.front())));
+  } else {
+    states = group_->issueTogether(std::move(operations));
+  }
+  std::optional<DeviceCompletion> completion;
+  if (!sides.empty()) {
+    const bool host_waits = described.type == c10d::OpType::BARRIER || options_->blocking_wait;
+    const c10::Device where = sides.front()->current.device();
+    completion.emplace(where, std::move(sides), host_waits);
+    completion->keepIfCaptured(std::move(tensors));
+  }
+  return c10::make_intrusive<FtWork>(std::move(described), std::move(states),
+                                     std::move(completion));
+}
+
+// ---------------------------------------------------------------- device tensors
+
+void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
+  Operation& operation = prepared.operation;
+  if (!reduces(operation.kind)) operation.dtype = movable(operation.dtype);
+  at::Tensor flag;
+  if (poison_ && !operation.outputs.empty()) flag = poison_->flagOf(operation.epoch);
+  auto side = std::make_shared<StreamSide>(currentStream(device));
+  side->on_current = !prepared.async;
+  side->timed = timed_.load(std::memory_order_relaxed);
+  side->flat = prepared.flat;
+  side->behind = behind(device, prepared, flag);
+  if (flag.defined()) prepared.tensors.push_back(std::move(flag));
+  prepared.side = side;
+  operation.device = std::move(side);
+}
+
+std::function<void(const c10::Stream&)> FtBackend::behind(const c10::Device& device,
+                                                          const Prepared& prepared,
+                                                          const at::Tensor& poison_flag) const {
+  const bool low_bit = prepared.low_bit;
+  if (!low_bit && !poison_flag.defined()) return {};
+  return [device, outputs = prepared.operation.outputs, low_bit,
+          poison_flag](const c10::Stream& stream) {
+    const c10::StreamGuard guard(stream);
+    if (low_bit) enqueueLowBits(outputs, device);
+    if (poison_flag.defined()) enqueuePoison(outputs, poison_flag, device);
+  };
+}
+
+void FtBackend::startCoalescing() {
+  guard_.check("this process group");
+  coalescing_.start();
+}
+
+FtBackend::WorkPtr FtBackend::endCoalescing() {
+  guard_.check("this process group");
+  Coalescing::Collected collected = coalescing_.end();
+  if (collected.operations.empty()) return nullptr;
+  const c10::Device device = devices_.of("coalesced block", allTensors(collected.operations));
+  Described described{c10d::OpType::COALESCED, "ft:coalesced", std::nullopt, {}};
+  for (Described& one : collected.described) {
+    for (Tensors& outputs : one.outputs) described.outputs.push_back(std::move(outputs));
+  }
+  WorkPtr work = issueAll(std::move(collected.operations), std::move(described), device);
+  collected.block->set(work);
+  return work;
 }
 
 }  // namespace torchft_ext

@@ -1,5 +1,6 @@
 // The c10d backend "ft": tensors in, operations of a Group out. Arguments are checked completely
-// before anything is sent.
+// before anything is sent. Host and device tensors take the same way; what a device adds (streams,
+// events, NCCL's types) is put to an operation just before it is issued.
 //
 // Owner: the ProcessGroup, and Python handles. Threads: any. After a failure of the epoch every
 // operation returns a Work that has already failed; only bad arguments raise. Destruction fails the
@@ -9,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -19,8 +21,11 @@
 #include <vector>
 
 #include "c10d/arguments.h"
+#include "c10d/coalescing.h"
+#include "c10d/engines.h"
 #include "c10d/ft_work.h"
 #include "c10d/options.h"
+#include "c10d/prepared.h"
 #include "c10d/process.h"
 #include "comm/group.h"
 
@@ -38,6 +43,7 @@ class FtBackend : public c10d::Backend {
     int rank = 0;
     int size = 1;
     std::string engine = "host";
+    std::optional<c10::Device> bound_device;  // init_process_group(device_id=)
     std::string group_name;
     c10::intrusive_ptr<FtOptions> options;
     Milliseconds timeout{0};  // of init_process_group(); Options' own goes before it
@@ -48,7 +54,7 @@ class FtBackend : public c10d::Backend {
   // Raises what configure() raises, and what makeEngine() raises.
   static c10::intrusive_ptr<FtBackend> create(const Creation& creation);
 
-  FtBackend(const Creation& creation, std::shared_ptr<Engine> engine);
+  FtBackend(const Creation& creation, EngineChoice choice);
   ~FtBackend() override;
 
   // Begins an epoch over the store at "host:port/prefix". ValueError for bad arguments,
@@ -57,6 +63,9 @@ class FtBackend : public c10d::Backend {
   void configure(const std::string& store_address, int rank, int size,
                  std::optional<Milliseconds> timeout);
   void abort(const std::string& why);
+  // Blocks until everything issued on device tensors is complete, then raises the epoch's failure.
+  // Running out of time (nullopt: the group's timeout) fails the epoch.
+  void check(std::optional<Milliseconds> timeout);
   FailurePtr errored() const;
   int64_t epoch() const;
   // Before the first epoch: what the creator was told. getRank() is fixed at construction before
@@ -73,11 +82,18 @@ class FtBackend : public c10d::Backend {
   void abort() override { abort("abort() was called"); }
   void shutdown() override;
   c10d::ErrorType getError() override;
+  void enableCollectivesTiming() override { timed_.store(true, std::memory_order_relaxed); }
   void setSequenceNumberForGroup() override {}
   // Collectives issued in this epoch.
   uint64_t getSequenceNumberForGroup() override {
     return sequence_.load(std::memory_order_relaxed);
   }
+
+  // Operations that this thread issues in between begin as one, with one Work. On the CPU they
+  // begin one after the other.
+  bool supportsCoalescing() const override { return devices_.platform() != nullptr; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;  // null: there was none
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -133,24 +149,19 @@ class FtBackend : public c10d::Backend {
     int rank = 0;
     int size = 1;
   };
-  // An operation that is ready to go, with the tensors that its buffers lie in.
-  struct Prepared {
-    Operation operation;
-    Tensors tensors;
-  };
-  // What a Work needs beside its operations.
-  struct Described {
-    c10d::OpType type;
-    const char* title;
-    std::optional<Tensors> inputs;
-    TensorLists outputs;
-  };
 
   Place enter() const;
-  Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout) const;
-  std::shared_ptr<OpState> issue(Prepared prepared);
+  Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout, bool async) const;
+  void setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
+                    const c10d::ReduceOp& reduce_op) const;
   WorkPtr submit(Prepared prepared, Described described);
   WorkPtr submitAll(std::vector<Prepared> prepared, Described described);
+  // Where they run has been checked.
+  WorkPtr issueAll(std::vector<Prepared> prepared, Described described, const c10::Device& device);
+  void placeOn(const c10::Device& device, Prepared& prepared) const;
+  std::function<void(const c10::Stream&)> behind(const c10::Device& device,
+                                                 const Prepared& prepared,
+                                                 const at::Tensor& poison_flag) const;
   void begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix, int rank,
              int size, std::optional<Milliseconds> timeout);
   void followEpoch();
@@ -171,6 +182,9 @@ class FtBackend : public c10d::Backend {
   const ForkGuard guard_;
   const c10::intrusive_ptr<FtOptions> options_;
   const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<PoisonEngine> poison_;  // null: Options.poison is off
+  const Devices devices_;
+  const std::optional<c10::Device> bound_device_;
   const bool may_resize_;
   const int fixed_rank_;  // what a ProcessGroup that cannot follow reports
   const int fixed_size_;
@@ -183,6 +197,8 @@ class FtBackend : public c10d::Backend {
   std::set<int64_t> used_uuids_ GUARDED_BY(store_mutex_);
   std::shared_ptr<Group> group_;       // constant; let go of in a forked child
   std::atomic<uint64_t> sequence_{0};  // any thread
+  std::atomic<bool> timed_{false};     // by enableCollectivesTiming()
+  Coalescing coalescing_;
 };
 
 }  // namespace torchft_ext

@@ -20,7 +20,7 @@ FtBackend::WorkPtr FtBackend::broadcast(Tensors& tensors, const c10d::BroadcastO
   checkRank({"broadcast", "root rank"}, options.rootRank, place.size);
   TORCH_CHECK_VALUE(options.rootTensor == 0, "broadcast: root tensor: expected 0, found ",
                     options.rootTensor);
-  Prepared prepared = prepare(place, OpKind::kBroadcast, options.timeout);
+  Prepared prepared = prepare(place, OpKind::kBroadcast, options.timeout, options.asyncOp);
   prepared.operation.dtype = dtypeOfData(tensors[0]);
   prepared.operation.root = static_cast<int>(options.rootRank);
   prepared.operation.outputs = {writable(tensors[0])};
@@ -29,13 +29,11 @@ FtBackend::WorkPtr FtBackend::broadcast(Tensors& tensors, const c10d::BroadcastO
                 {OpType::BROADCAST, "ft:broadcast", profiled(tensors), {tensors}});
 }
 
-FtBackend::Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor& tensor,
-                                                const c10d::AllreduceOptions& options) const {
+Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor& tensor,
+                                     const c10d::AllreduceOptions& options) const {
   checkOutput(argument, tensor);
-  const Reduction reduction = reductionOf(argument, tensor, options.reduceOp);
-  Prepared prepared = prepare(enter(), OpKind::kAllreduce, options.timeout);
-  prepared.operation.dtype = reduction.dtype;
-  prepared.operation.reduce = reduction.kind;
+  Prepared prepared = prepare(enter(), OpKind::kAllreduce, options.timeout, options.asyncOp);
+  setReduction(prepared, argument, tensor, options.reduceOp);
   prepared.operation.outputs = {writable(tensor)};
   prepared.tensors = {tensor};
   return prepared;
@@ -70,10 +68,8 @@ FtBackend::WorkPtr FtBackend::reduce(Tensors& tensors, const c10d::ReduceOptions
   checkRank({"reduce", "root rank"}, options.rootRank, place.size);
   TORCH_CHECK_VALUE(options.rootTensor == 0, "reduce: root tensor: expected 0, found ",
                     options.rootTensor);
-  const Reduction reduction = reductionOf(argument.at(0), tensors[0], options.reduceOp);
-  Prepared prepared = prepare(place, OpKind::kReduce, options.timeout);
-  prepared.operation.dtype = reduction.dtype;
-  prepared.operation.reduce = reduction.kind;
+  Prepared prepared = prepare(place, OpKind::kReduce, options.timeout, options.asyncOp);
+  setReduction(prepared, argument.at(0), tensors[0], options.reduceOp);
   prepared.operation.root = static_cast<int>(options.rootRank);
   prepared.operation.inputs = {readable(tensors[0])};
   if (place.rank == options.rootRank) prepared.operation.outputs = {writable(tensors[0])};
@@ -81,9 +77,9 @@ FtBackend::WorkPtr FtBackend::reduce(Tensors& tensors, const c10d::ReduceOptions
   return submit(std::move(prepared), {OpType::REDUCE, "ft:reduce", profiled(tensors), {tensors}});
 }
 
-FtBackend::Prepared FtBackend::prepareAllgather(const Argument& outs, const Tensors& outputs,
-                                                const Argument& in, const at::Tensor& input,
-                                                const c10d::AllgatherOptions& options) const {
+Prepared FtBackend::prepareAllgather(const Argument& outs, const Tensors& outputs,
+                                     const Argument& in, const at::Tensor& input,
+                                     const c10d::AllgatherOptions& options) const {
   const Place place = enter();
   checkOutputs(outs, outputs, static_cast<size_t>(place.size));
   at::Tensor own = asInput(in, input);
@@ -93,7 +89,7 @@ FtBackend::Prepared FtBackend::prepareAllgather(const Argument& outs, const Tens
              "as this rank's input has");
   // In place into its own output is what the engine knows; any other overlap gets a copy.
   if (own.const_data_ptr() != mine.const_data_ptr()) own = apartFrom(own, outputs);
-  Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout);
+  Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout, options.asyncOp);
   prepared.operation.dtype = dtypeOfData(own);
   prepared.operation.inputs = {readable(own)};
   for (const at::Tensor& output : outputs) prepared.operation.outputs.push_back(writable(output));
@@ -134,21 +130,22 @@ FtBackend::WorkPtr FtBackend::allgather_coalesced(TensorLists& outputs, Tensors&
                    {OpType::ALLGATHER_COALESCED, "ft:all_gather", profiled(inputs), outputs});
 }
 
-FtBackend::Prepared FtBackend::prepareAllgatherInto(const Argument& out, const at::Tensor& output,
-                                                    const Argument& in, const at::Tensor& input,
-                                                    const c10d::AllgatherOptions& options) const {
+Prepared FtBackend::prepareAllgatherInto(const Argument& out, const at::Tensor& output,
+                                         const Argument& in, const at::Tensor& input,
+                                         const c10d::AllgatherOptions& options) const {
   const Place place = enter();
   checkOutput(out, output);
   at::Tensor own = asInput(in, input);
   checkSameDtype(out, output, in, own);
   checkNumel(out, output, own.numel() * place.size, "world size times the input's");
-  Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout);
+  Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout, options.asyncOp);
   prepared.operation.outputs = cut(writable(output), place.size);
   const Buffer& mine = prepared.operation.outputs[static_cast<size_t>(place.rank)];
   if (own.const_data_ptr() != mine.data) own = apartFrom(own, {output});
   prepared.operation.dtype = dtypeOfData(own);
   prepared.operation.inputs = {readable(own)};
   prepared.tensors = {output, own};
+  prepared.flat = true;
   return prepared;
 }
 
@@ -182,10 +179,8 @@ FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, TensorLists& inpu
   checkOutputs(out, outputs, 1);
   checkCount(in, inputs.size(), 1);
   checkCount(in.at(0), inputs[0].size(), static_cast<size_t>(place.size));
-  const Reduction reduction = reductionOf(out.at(0), outputs[0], options.reduceOp);
-  Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout);
-  prepared.operation.dtype = reduction.dtype;
-  prepared.operation.reduce = reduction.kind;
+  Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout, options.asyncOp);
+  setReduction(prepared, out.at(0), outputs[0], options.reduceOp);
   prepared.operation.outputs = {writable(outputs[0])};
   prepared.tensors = outputs;
   for (size_t i = 0; i < inputs[0].size(); ++i) {
@@ -204,25 +199,24 @@ FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, TensorLists& inpu
                 {OpType::REDUCE_SCATTER, "ft:reduce_scatter", profiled(inputs[0]), {outputs}});
 }
 
-FtBackend::Prepared FtBackend::prepareReduceScatterFrom(
-    const Argument& out, const at::Tensor& output, const Argument& in, const at::Tensor& input,
-    const c10d::ReduceScatterOptions& options) const {
+Prepared FtBackend::prepareReduceScatterFrom(const Argument& out, const at::Tensor& output,
+                                             const Argument& in, const at::Tensor& input,
+                                             const c10d::ReduceScatterOptions& options) const {
   const Place place = enter();
   checkOutput(out, output);
   at::Tensor whole = asInput(in, input);
   checkSameDtype(in, whole, out, output);
   checkNumel(in, whole, output.numel() * place.size, "world size times the output's");
-  const Reduction reduction = reductionOf(out, output, options.reduceOp);
   const size_t offset = static_cast<size_t>(place.rank) * output.nbytes();
   const bool in_place =
       static_cast<const uint8_t*>(whole.const_data_ptr()) + offset == output.const_data_ptr();
   if (!in_place) whole = apartFrom(whole, {output});
-  Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout);
-  prepared.operation.dtype = reduction.dtype;
-  prepared.operation.reduce = reduction.kind;
+  Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout, options.asyncOp);
+  setReduction(prepared, out, output, options.reduceOp);
   prepared.operation.inputs = cut(readable(whole), place.size);
   prepared.operation.outputs = {writable(output)};
   prepared.tensors = {output, whole};
+  prepared.flat = true;
   return prepared;
 }
 

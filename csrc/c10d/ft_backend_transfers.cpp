@@ -27,7 +27,7 @@ FtBackend::WorkPtr FtBackend::gather(TensorLists& outputs, Tensors& inputs,
   checkRank({"gather", "root rank"}, options.rootRank, place.size);
   checkCount(in, inputs.size(), 1);
   at::Tensor input = asInput(in.at(0), inputs[0]);
-  Prepared prepared = prepare(place, OpKind::kGather, options.timeout);
+  Prepared prepared = prepare(place, OpKind::kGather, options.timeout, options.asyncOp);
   prepared.operation.dtype = dtypeOfData(input);
   prepared.operation.root = static_cast<int>(options.rootRank);
   if (place.rank == options.rootRank) {
@@ -57,7 +57,7 @@ FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, TensorLists& inputs,
   const Argument in{"scatter", "inputs"};
   checkRank({"scatter", "root rank"}, options.rootRank, place.size);
   checkOutputs(out, outputs, 1);
-  Prepared prepared = prepare(place, OpKind::kScatter, options.timeout);
+  Prepared prepared = prepare(place, OpKind::kScatter, options.timeout, options.asyncOp);
   prepared.operation.dtype = dtypeOfData(outputs[0]);
   prepared.operation.root = static_cast<int>(options.rootRank);
   prepared.operation.outputs = {writable(outputs[0])};
@@ -91,7 +91,7 @@ FtBackend::WorkPtr FtBackend::alltoall_base(at::Tensor& output, at::Tensor& inpu
   checkOutput(out, output);
   const at::Tensor whole = apartFrom(asInput(in, input), {output});
   checkSameDtype(out, output, in, whole);
-  Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout);
+  Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout, options.asyncOp);
   prepared.operation.dtype = dtypeOfData(output);
   prepared.operation.inputs = splitRows(in, whole, readable(whole), input_splits, place.size);
   prepared.operation.outputs = splitRows(out, output, writable(output), output_splits, place.size);
@@ -114,7 +114,7 @@ FtBackend::WorkPtr FtBackend::alltoall(Tensors& outputs, Tensors& inputs,
   const auto size = static_cast<size_t>(place.size);
   checkOutputs(out, outputs, size);
   checkCount(in, inputs.size(), size);
-  Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout);
+  Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout, options.asyncOp);
   prepared.operation.dtype = dtypeOfData(outputs[0]);
   prepared.tensors = outputs;
   for (size_t i = 0; i < size; ++i) {
@@ -139,7 +139,7 @@ FtBackend::WorkPtr FtBackend::send(Tensors& tensors, int destination, int tag) {
   TORCH_CHECK_VALUE(destination != place.rank,
                     "send: destination rank: expected another rank, found this one, ", destination);
   const at::Tensor input = asInput(argument.at(0), tensors[0]);
-  Prepared prepared = prepare(place, OpKind::kSend, c10d::kUnsetTimeout);
+  Prepared prepared = prepare(place, OpKind::kSend, c10d::kUnsetTimeout, true);
   prepared.operation.dtype = dtypeOfData(input);
   prepared.operation.peer = destination;
   prepared.operation.tag = checkedTag("send", tag);
@@ -160,12 +160,15 @@ FtBackend::WorkPtr FtBackend::receive(Tensors& tensors, std::optional<int> sourc
   const Place place = enter();
   const char* op = source ? "recv" : "recv_anysource";
   checkOutputs({op, "tensors"}, tensors, 1);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      source || tensors[0].is_cpu(), op, ": tensors[0]: expected a CPU tensor, found one on ",
+      tensors[0].device(), ": NCCL receives from a named rank only; give the source rank");
   if (source) {
     checkRank({op, "source rank"}, *source, place.size);
     TORCH_CHECK_VALUE(*source != place.rank,
                       "recv: source rank: expected another rank, found this one, ", *source);
   }
-  Prepared prepared = prepare(place, OpKind::kRecv, c10d::kUnsetTimeout);
+  Prepared prepared = prepare(place, OpKind::kRecv, c10d::kUnsetTimeout, true);
   prepared.operation.dtype = dtypeOfData(tensors[0]);
   prepared.operation.peer = source.value_or(-1);
   prepared.operation.tag = checkedTag(op, tag);
@@ -177,8 +180,10 @@ FtBackend::WorkPtr FtBackend::receive(Tensors& tensors, std::optional<int> sourc
 }
 
 FtBackend::WorkPtr FtBackend::barrier(const c10d::BarrierOptions& options) {
-  return submit(prepare(enter(), OpKind::kBarrier, options.timeout),
-                {OpType::BARRIER, "ft:barrier", std::nullopt, {}});
+  Prepared prepared = prepare(enter(), OpKind::kBarrier, options.timeout, options.asyncOp);
+  if (const auto device = devices_.forBarrier(options.device_ids, bound_device_))
+    placeOn(*device, prepared);
+  return submit(std::move(prepared), {OpType::BARRIER, "ft:barrier", std::nullopt, {}});
 }
 
 void FtBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {

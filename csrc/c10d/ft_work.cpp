@@ -93,11 +93,11 @@ struct FtWork::EndOfProfile {
   std::atomic<bool> ran{false};
 };
 
-FtWork::FtWork(c10d::OpType type, const char* title,
-               const std::optional<std::vector<at::Tensor>>& inputs, States states, Outputs outputs)
-    : c10d::Work(-1, type, title, inputs),
+FtWork::FtWork(Described described, States states, std::optional<DeviceCompletion> device)
+    : c10d::Work(-1, described.type, described.title, described.inputs),
       states_(std::move(states)),
-      outputs_(std::move(outputs)),
+      outputs_(std::move(described.outputs)),
+      device_(std::move(device)),
       end_of_profile_(recordFunctionEndCallback_ ? std::make_shared<EndOfProfile>(std::exchange(
                                                        recordFunctionEndCallback_, nullptr))
                                                  : nullptr) {
@@ -129,7 +129,9 @@ int FtWork::sourceRank() const {
 }
 
 std::vector<at::Tensor> FtWork::result() {
-  TORCH_CHECK(isCompleted(), "result(): the operation has not completed; call wait() first");
+  // On a device the tensors are good in stream order, whether or not the host can tell.
+  TORCH_CHECK(device_ || isCompleted(),
+              "result(): the operation has not completed; call wait() first");
   TORCH_CHECK(outputs_.size() <= 1,
               "result(): the operation has a list of lists; use get_future().value()");
   return outputs_.empty() ? std::vector<at::Tensor>() : outputs_.front();
@@ -141,10 +143,22 @@ void FtWork::synchronize() {
 
 bool FtWork::wait(std::chrono::milliseconds timeout) {
   guard_.check("this operation");
-  for (const auto& state : states_) finish(*state, timeout);
+  // Of a failed operation too: it may still be in its stream, and what follows must come after it.
+  if (device_) device_->blockCurrentStream();
+  if (!device_ || device_->hostWaits() || timeout > kNoTimeout) finishAll(timeout);
   if (end_of_profile_) end_of_profile_->run();
   if (const FailurePtr failed = failure()) throwFailure(failed);
   return true;
+}
+
+void FtWork::check() {
+  guard_.check("this operation");
+  finishAll(kNoTimeout);
+  if (const FailurePtr failed = failure()) throwFailure(failed);
+}
+
+void FtWork::finishAll(std::chrono::milliseconds timeout) const {
+  for (const auto& state : states_) finish(*state, timeout);
 }
 
 void FtWork::finish(OpState& state, std::chrono::milliseconds timeout) const {
@@ -212,18 +226,22 @@ void FtWork::failEpoch(FailureKind kind, const std::string& how) const {
 }
 
 // Made under the lock, completed outside of it: completion may need the GIL.
-FtWork::FuturePtr FtWork::makeOnce(FuturePtr FtWork::*slot, const c10::TypePtr& type, bool* made) {
+FtWork::FuturePtr FtWork::makeOnce(FuturePtr FtWork::*slot, const std::function<FuturePtr()>& make,
+                                   bool* made) {
   MutexLock lock(futures_mutex_);
   FuturePtr& future = this->*slot;
   *made = !future;
-  if (!future) future = c10::make_intrusive<c10::ivalue::Future>(type);
+  if (!future) future = make();
   return future;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFuture() {
   guard_.check("this operation");
+  if (device_) return deviceFuture();
   bool made = false;
-  FuturePtr future = makeOnce(&FtWork::future_, typeOf(outputs_), &made);
+  FuturePtr future = makeOnce(
+      &FtWork::future_,
+      [this] { return c10::make_intrusive<c10::ivalue::Future>(typeOf(outputs_)); }, &made);
   if (!made) return future;
   whenAllDone(states_, [future, states = states_, outputs = outputs_] {
     guarded("a future's callback", [&] {
@@ -237,10 +255,31 @@ c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFuture() {
   return future;
 }
 
+FtWork::FuturePtr FtWork::deviceFuture() {
+  bool made = false;
+  FuturePtr future = makeOnce(
+      &FtWork::future_, [this] { return device_->makeFuture(typeOf(outputs_)); }, &made);
+  if (!made) return future;
+  if (const FailurePtr failed = failure()) {
+    future->setError(exceptionPtr(failed));
+  } else {
+    device_->complete(*future, valueOf(outputs_));
+  }
+  return future;
+}
+
+float FtWork::getDuration() const {
+  guard_.check("this operation");
+  TORCH_CHECK(device_, "get_duration(): expected an operation on device tensors");
+  return device_->milliseconds();
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFutureResult() {
   guard_.check("this operation");
   bool made = false;
-  FuturePtr future = makeOnce(&FtWork::result_future_, c10::AnyEnumType::get(), &made);
+  FuturePtr future = makeOnce(
+      &FtWork::result_future_,
+      [] { return c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get()); }, &made);
   if (!made) return future;
   whenAllDone(states_, [future, states = states_] {
     guarded("a future's callback", [&] {

@@ -2,8 +2,12 @@
 //
 // Owner: the caller (and torch's future callbacks through what they captured, never through this
 // object). Threads: any. After a failure of the epoch: completed with it. Destruction without
-// wait() is safe: the engine keeps the tensors. Only wait() blocks, without the GIL as its callers
-// have it; it ends by the operation's deadline plus a second at the latest.
+// wait() is safe: the engine keeps the tensors. Only wait() and check() block, without the GIL as
+// their callers have it; they end by the operation's deadline plus a second at the latest.
+//
+// On device tensors: wait() makes the current stream wait, and blocks its caller only for a
+// barrier, an explicit timeout or Options(blocking_wait=True). It raises what is known by then;
+// check() what becomes of the operation. The future is completed at once, in stream order.
 #pragma once
 
 #include <functional>
@@ -13,6 +17,8 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "c10d/device_completion.h"
+#include "c10d/prepared.h"
 #include "c10d/process.h"
 #include "comm/op_state.h"
 
@@ -23,9 +29,8 @@ class FtWork : public c10d::Work {
   using States = std::vector<std::shared_ptr<OpState>>;
   using Outputs = std::vector<std::vector<at::Tensor>>;
 
-  // states: at least one. title: a literal such as "ft:all_reduce".
-  FtWork(c10d::OpType type, const char* title, const std::optional<std::vector<at::Tensor>>& inputs,
-         States states, Outputs outputs);
+  // states: at least one. device: of operations on device tensors.
+  FtWork(Described described, States states, std::optional<DeviceCompletion> device);
 
   bool isCompleted() override;
   bool isSuccess() const override;  // false only once it has failed, as torch's own
@@ -37,9 +42,13 @@ class FtWork : public c10d::Work {
   // that runs out fails the epoch in this operation's name. Raises the failure; an exception from
   // the wait hook (a signal) ends the epoch first.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  // Blocks until the operation is complete, on the device too, then raises its failure.
+  void check();
   void abort() override;
   // A list of tensors (of lists of tensors where there are several), or the failure.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  // In milliseconds, of operations on device tensors with timing turned on; RuntimeError else.
+  float getDuration() const override;
   // A WorkResult; never an error.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override;
@@ -49,15 +58,18 @@ class FtWork : public c10d::Work {
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
   FailurePtr failure() const;  // the first failed state's
+  void finishAll(std::chrono::milliseconds timeout) const;
   void finish(OpState& state, std::chrono::milliseconds timeout) const;
   void giveUp(OpState& state, std::chrono::milliseconds timeout) const;
   bool waitFor(OpState& state, Deadline deadline) const;
   void failEpoch(FailureKind kind, const std::string& how) const;
-  FuturePtr makeOnce(FuturePtr FtWork::*slot, const c10::TypePtr& type, bool* made);
+  FuturePtr makeOnce(FuturePtr FtWork::*slot, const std::function<FuturePtr()>& make, bool* made);
+  FuturePtr deviceFuture();
 
   const ForkGuard guard_;
   const States states_;
   const Outputs outputs_;
+  const std::optional<DeviceCompletion> device_;
   const std::shared_ptr<EndOfProfile> end_of_profile_;  // null: nobody profiles
   mutable Mutex futures_mutex_;
   FuturePtr future_;  // both under futures_mutex_, by makeOnce() alone

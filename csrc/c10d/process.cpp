@@ -16,6 +16,7 @@
 #include "comm/callbacks.h"
 #include "comm/group.h"
 #include "host/host_engine.h"
+#include "nccl/nccl_engine.h"
 #include "rendezvous/store_thread.h"
 
 namespace torchft_ext {
@@ -102,6 +103,7 @@ bool processExit(Deadline deadline) {
       deadline.isNever() ? deadline : deadline.orEarlier(deadline.remaining() / 2);
   bool ended = true;
   for (const auto& group : takeGroups()) ended &= group->shutdown(goodbye);
+  ended &= stopNcclEngines(deadline);
   ended &= stopHostEngines(deadline);
   ended &= StoreThread::stopAll(deadline);
   ended &= watchdog->stop(deadline);

@@ -21,7 +21,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 BackendPtr createBackend(const StorePtr& store, int rank, int size,
                          std::optional<Milliseconds> timeout, const std::string& engine,
                          const std::string& name, c10::intrusive_ptr<FtOptions> options,
-                         bool may_resize, bool begin) {
+                         bool may_resize, bool begin,
+                         const std::optional<std::string>& bound_device) {
   FtBackend::Creation creation;
   creation.store = store;
   creation.rank = rank;
@@ -32,11 +33,13 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size,
   creation.timeout = timeout.value_or(Milliseconds(0));
   creation.may_resize = may_resize;
   creation.begin = begin;
+  if (bound_device) creation.bound_device = c10::Device(*bound_device);
   return FtBackend::create(creation);
 }
 
-c10::intrusive_ptr<FtProcessGroup> createGroup(const StorePtr& store, const BackendPtr& backend,
-                                               const std::vector<std::string>& devices) {
+// As torch's own class, which torch.distributed asks for by identity (batch_isend_irecv does).
+c10::intrusive_ptr<c10d::ProcessGroup> createGroup(const StorePtr& store, const BackendPtr& backend,
+                                                   const std::vector<std::string>& devices) {
   std::vector<c10::DeviceType> types;
   types.reserve(devices.size());
   for (const std::string& device : devices) types.push_back(c10::Device(device).type());
@@ -149,6 +152,14 @@ void bind_backend(py::module_& module) {
           py::arg("why") = "abort() was called", NoGil())
       .def("errored", &errored)
       .def(
+          "check",
+          [](FtBackend& self, const py::object& timeout) {
+            const auto limit = optionalLimitOf("check: timeout", timeout);
+            const py::gil_scoped_release no_gil;
+            self.check(limit);
+          },
+          py::arg("timeout") = py::none())
+      .def(
           "set_timeout",
           [](FtBackend& self, const py::object& timeout) {
             const Milliseconds limit = limitOf("set_timeout: timeout", timeout);
@@ -163,13 +174,17 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("epoch", &FtBackend::epoch)
       .def_property_readonly("group_name", [](const FtBackend& self) { return self.groupName(); });
 
-  py::class_<FtProcessGroup, c10d::ProcessGroup, c10::intrusive_ptr<FtProcessGroup>> group(
-      module, "ProcessGroup",
-      "A group whose one backend is torchft_ext's: its rank and size follow the epoch.");
+  py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(module, "Work",
+                                                             "One operation of an 'ft' group.")
+      .def("check", &FtWork::check, NoGil());
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-  // c10d's own, and the tables of torch.distributed after it.
+  // c10d's own, and the tables of torch.distributed after it. Before, the group is torch's own class
+  // to Python: batch_isend_irecv() asks for exactly that.
   backend.def("reconfigure", &reconfigure, py::arg("opts"));
+  py::class_<FtProcessGroup, c10d::ProcessGroup, c10::intrusive_ptr<FtProcessGroup>> group(
+      module, "_ReconfigurableGroup",
+      "A group whose one backend is torchft_ext's: its rank and size follow the epoch.");
   group.def(
       "reconfigure",
       [](const FtProcessGroup& self, const c10d::ReconfigureOptions& options) {
@@ -180,7 +195,8 @@ void bind_backend(py::module_& module) {
 
   module.def("_create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
-             py::arg("options"), py::arg("may_resize"), py::arg("begin"), NoGil());
+             py::arg("options"), py::arg("may_resize"), py::arg("begin"),
+             py::arg("bound_device") = py::none(), NoGil());
   module.def("_create_group", &createGroup, py::arg("store"), py::arg("backend"),
              py::arg("devices"), NoGil());
 }

@@ -17,7 +17,8 @@ using Milliseconds = std::chrono::milliseconds;
 c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
                                           std::optional<std::string> interface,
                                           std::optional<std::string> port_range,
-                                          const py::object& heartbeat_limit) {
+                                          const py::object& heartbeat_limit, bool poison,
+                                          bool high_priority_stream, bool blocking_wait) {
   const std::optional<Milliseconds> timeout = optionalLimitOf("Options: timeout", timeout_limit);
   const std::optional<Milliseconds> heartbeat =
       optionalLimitOf("Options: heartbeat", heartbeat_limit);
@@ -34,6 +35,9 @@ c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
   options->interface = std::move(interface);
   options->port_range = std::move(port_range);
   options->heartbeat = heartbeat;
+  options->poison = poison;
+  options->high_priority_stream = high_priority_stream;
+  options->blocking_wait = blocking_wait;
   return options;
 }
 
@@ -46,10 +50,14 @@ void bind_options(py::module_& module) {
       "init_process_group().")
       .def(py::init(&makeOptions), py::kw_only(), py::arg("timeout") = py::none(),
            py::arg("interface") = py::none(), py::arg("port_range") = py::none(),
-           py::arg("heartbeat") = py::none())
+           py::arg("heartbeat") = py::none(), py::arg("poison") = false,
+           py::arg("high_priority_stream") = false, py::arg("blocking_wait") = false)
       .def_readonly("interface", &FtOptions::interface)
       .def_readonly("port_range", &FtOptions::port_range)
       .def_readonly("heartbeat", &FtOptions::heartbeat)
+      .def_readonly("poison", &FtOptions::poison)
+      .def_readonly("high_priority_stream", &FtOptions::high_priority_stream)
+      .def_readonly("blocking_wait", &FtOptions::blocking_wait)
       .def_property_readonly("timeout", [](const FtOptions& options) {
         return options.timeout_chosen ? std::optional<Milliseconds>(options.timeout) : std::nullopt;
       });

@@ -47,7 +47,7 @@ class DeviceModule(ModuleType):
         return False
 
     def device_count(self) -> int:
-        return torch.accelerator.device_count()
+        return int(torch._C._accelerator_hooks_device_count())  # the public one asks this module
 
     def current_device(self) -> int:
         return torch.accelerator.current_device_index()

@@ -1,0 +1,77 @@
+#include "c10d/coalescing.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace torchft_ext {
+
+c10::intrusive_ptr<c10d::Work> CoalescedWork::Block::get() {
+  const MutexLock lock(mutex);
+  return work;
+}
+
+void CoalescedWork::Block::set(c10::intrusive_ptr<c10d::Work> issued) {
+  const MutexLock lock(mutex);
+  work = std::move(issued);
+}
+
+bool CoalescedWork::isCompleted() {
+  const auto work = block_->get();
+  return work && work->isCompleted();
+}
+
+bool CoalescedWork::isSuccess() const {
+  const auto work = block_->get();
+  return !work || work->isSuccess();
+}
+
+std::exception_ptr CoalescedWork::exception() const {
+  const auto work = block_->get();
+  return work ? work->exception() : nullptr;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  const auto work = block_->get();
+  return !work || work->wait(timeout);
+}
+
+void CoalescedWork::abort() {
+  if (const auto work = block_->get()) work->abort();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  const auto work = block_->get();
+  TORCH_CHECK(work,
+              "get_future(): the operation begins with its coalesced block, which has not "
+              "ended yet");
+  return work->getFuture();
+}
+
+void Coalescing::start() {
+  Collected stale;  // left by a block that an exception ended; its tensors go after the lock
+  const MutexLock lock(mutex_);
+  std::swap(stale, by_thread_[std::this_thread::get_id()]);
+}
+
+c10::intrusive_ptr<c10d::Work> Coalescing::collect(std::vector<Prepared>& operations,
+                                                   Described& described) {
+  const MutexLock lock(mutex_);
+  if (by_thread_.empty()) return nullptr;
+  const auto own = by_thread_.find(std::this_thread::get_id());
+  if (own == by_thread_.end()) return nullptr;
+  Collected& collected = own->second;
+  for (Prepared& one : operations) collected.operations.push_back(std::move(one));
+  auto work = c10::make_intrusive<CoalescedWork>(described.type, collected.block);
+  collected.described.push_back(std::move(described));
+  return work;
+}
+
+Coalescing::Collected Coalescing::end() {
+  const MutexLock lock(mutex_);
+  auto own = by_thread_.extract(std::this_thread::get_id());
+  TORCH_CHECK(!own.empty(), "end of a coalesced block that this thread did not start");
+  return std::move(own.mapped());
+}
+
+}  // namespace torchft_ext

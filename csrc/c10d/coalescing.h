@@ -1,0 +1,68 @@
+// Operations between startCoalescing() and endCoalescing(), collected to begin as one.
+//
+// Owner: the backend. Threads: any; what one thread collects is its own, and operations that other
+// threads issue meanwhile are not touched. After an abort: nothing changes, the operations fail
+// when they are issued. It never blocks. What is collected and never ended goes with the next start
+// on that thread, or with the backend.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "base/mutex.h"
+#include "c10d/prepared.h"
+
+namespace torchft_ext {
+
+// What an operation inside a coalesced block gives its caller: the block's Work, once there is one.
+// Until then wait() does nothing, since torch's synchronous calls wait at once.
+class CoalescedWork : public c10d::Work {
+ public:
+  // The block's Work; empty until it has been issued.
+  struct Block {
+    Mutex mutex;
+    c10::intrusive_ptr<c10d::Work> work GUARDED_BY(mutex);
+    c10::intrusive_ptr<c10d::Work> get();
+    void set(c10::intrusive_ptr<c10d::Work> issued);
+  };
+
+  CoalescedWork(c10d::OpType type, std::shared_ptr<Block> block)
+      : c10d::Work(-1, type), block_(std::move(block)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  // RuntimeError before the block has ended.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  const std::shared_ptr<Block> block_;
+};
+
+class Coalescing {
+ public:
+  struct Collected {
+    std::vector<Prepared> operations;
+    std::vector<Described> described;
+    std::shared_ptr<CoalescedWork::Block> block = std::make_shared<CoalescedWork::Block>();
+  };
+
+  void start();
+  // Null: this thread is not collecting; nothing was moved from.
+  c10::intrusive_ptr<c10d::Work> collect(std::vector<Prepared>& operations, Described& described);
+  // RuntimeError without start().
+  Collected end();
+
+ private:
+  Mutex mutex_;
+  std::map<std::thread::id, Collected> by_thread_ GUARDED_BY(mutex_);
+};
+
+}  // namespace torchft_ext

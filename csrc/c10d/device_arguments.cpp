@@ -1,0 +1,127 @@
+#include "c10d/device_arguments.h"
+
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+namespace torchft_ext {
+namespace {
+
+std::optional<DType> numberType(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat;
+    case at::kDouble:
+      return DType::kDouble;
+    case at::kHalf:
+      return DType::kHalf;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kLong:
+      return DType::kInt64;
+    case at::kByte:
+      return DType::kUint8;
+    case at::kFloat8_e4m3fn:
+      return DType::kFloat8E4M3;
+    case at::kFloat8_e5m2:
+      return DType::kFloat8E5M2;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<ReduceKind> numberKind(c10d::ReduceOp::RedOpType op) {
+  switch (op) {
+    case c10d::ReduceOp::SUM:
+      return ReduceKind::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceKind::kAvg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceKind::kProduct;
+    case c10d::ReduceOp::MIN:
+      return ReduceKind::kMin;
+    case c10d::ReduceOp::MAX:
+      return ReduceKind::kMax;
+    default:
+      return std::nullopt;
+  }
+}
+
+DeviceReduction boolReduction(const Argument& argument, c10d::ReduceOp::RedOpType op) {
+  switch (op) {
+    case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::MAX:
+    case c10d::ReduceOp::BOR:
+      return {DType::kUint8, ReduceKind::kMax};
+    case c10d::ReduceOp::PRODUCT:
+    case c10d::ReduceOp::MIN:
+    case c10d::ReduceOp::BAND:
+      return {DType::kUint8, ReduceKind::kMin};
+    case c10d::ReduceOp::BXOR:
+      return {DType::kUint8, ReduceKind::kSum, true};  // a byte's overflow keeps its parity
+    default:
+      break;
+  }
+  TORCH_CHECK_TYPE(op != c10d::ReduceOp::AVG, argument.text(),
+                   ": ReduceOp.AVG: expected a number type, found bool");
+  TORCH_CHECK_VALUE(false, argument.text(),
+                    ": expected ReduceOp SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR for a bool "
+                    "device tensor, found ReduceOp number ",
+                    static_cast<int>(op));
+}
+
+// The type under which NCCL gives the same bits.
+at::ScalarType standIn(at::ScalarType type, c10d::ReduceOp::RedOpType op) {
+  const bool additive = op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG;
+  if (at::isComplexType(type) && additive) return c10::toRealValueType(type);
+  const bool modular = op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::PRODUCT;
+  if (type == at::kUInt32 && modular) return at::kInt;
+  if (type == at::kUInt64 && modular) return at::kLong;
+  return type;
+}
+
+bool isFloat8(DType dtype) {
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+}
+
+}  // namespace
+
+DeviceReduction deviceReductionOf(const Argument& argument, const at::Tensor& tensor,
+                                  const c10d::ReduceOp& reduce_op, const NcclApi& nccl) {
+  const c10d::ReduceOp::RedOpType op = reduce_op.op_;
+  const at::ScalarType type = tensor.scalar_type();
+  if (type == at::kBool) return boolReduction(argument, op);
+  const std::optional<ReduceKind> kind = numberKind(op);
+  TORCH_CHECK_VALUE(kind.has_value(), argument.text(),
+                    ": expected ReduceOp SUM, AVG, PRODUCT, MIN or MAX for a device tensor (BAND, "
+                    "BOR, BXOR for bool), found ReduceOp number ",
+                    static_cast<int>(op));
+  const std::optional<DType> dtype = numberType(standIn(type, op));
+  TORCH_CHECK_TYPE(dtype.has_value(), argument.text(),
+                   ": expected a dtype that NCCL can reduce (float, double, half, bfloat16, "
+                   "float8, int8, int32, int64, uint8, bool; complex for SUM and AVG; uint32 and "
+                   "uint64 for SUM and PRODUCT), found ",
+                   type);
+  TORCH_CHECK_TYPE(!isFloat8(*dtype) || nccl.has(NcclFeature::kFloat8), argument.text(),
+                   ": reductions of ", type, " need NCCL 2.24 or later, found version ",
+                   nccl.version());
+  return {*dtype, *kind};
+}
+
+DType movable(DType dtype) {
+  switch (dtype) {
+    case DType::kInt16:
+    case DType::kBool:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+      return DType::kUint8;
+    default:
+      return dtype;
+  }
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,59 @@
+#include "c10d/device_completion.h"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace torchft_ext {
+
+c10::Stream currentStream(const c10::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+void DeviceCompletion::keepIfCaptured(std::vector<std::shared_ptr<void>> tensors) {
+  const bool captured =
+      std::any_of(sides_.begin(), sides_.end(), [](const auto& side) { return side->captured; });
+  if (captured) captured_tensors_ = std::move(tensors);
+}
+
+void DeviceCompletion::blockCurrentStream() const {
+  const c10::Stream current = currentStream(device_);
+  for (const auto& side : sides_) {
+    if (side->end) side->end->block(current);
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DeviceCompletion::makeFuture(
+    const c10::TypePtr& type) const {
+  return c10::make_intrusive<Future>(type, std::vector<c10::Device>{device_});
+}
+
+void DeviceCompletion::complete(Future& future, c10::IValue value) const {
+  const auto last = std::find_if(sides_.rbegin(), sides_.rend(),
+                                 [](const auto& side) { return side->stream.has_value(); });
+  if (last == sides_.rend()) {  // nothing was enqueued: there is nothing to wait for
+    future.markCompleted(std::move(value));
+    return;
+  }
+  const c10::Stream stream = *(*last)->stream;
+  for (const auto& side : sides_) {
+    if (side->end && side->stream != stream) side->end->block(stream);
+  }
+  const c10::StreamGuard guard(stream);
+  future.markCompleted(std::move(value));
+}
+
+float DeviceCompletion::milliseconds() const {
+  const auto& first = sides_.front()->start;
+  const auto& last = sides_.back()->end;
+  TORCH_CHECK(first && last,
+              "get_duration(): timing was off when the operation was issued; turn it on with the "
+              "group's _enable_collectives_timing()");
+  last->synchronize();
+  return static_cast<float>(first->elapsedTime(*last));
+}
+
+}  // namespace torchft_ext

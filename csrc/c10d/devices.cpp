@@ -1,0 +1,52 @@
+#include "c10d/devices.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+namespace torchft_ext {
+
+c10::Device Devices::of(const char* op, const std::vector<at::Tensor>& tensors) const {
+  if (tensors.empty()) return c10::kCPU;
+  const c10::Device device = tensors.front().device();
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.device() == device, op, ": tensors: expected all on one device, ",
+                      device, ", found one on ", tensor.device());
+  }
+  checkServed(op, device);
+  return device;
+}
+
+void Devices::checkServed(const char* op, const c10::Device& device) const {
+  if (device.is_cpu()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        host_, op, ": tensors: this group serves ", c10::DeviceTypeName(platform_->device_type),
+        " tensors only, found CPU tensors: use the backend 'ft' for both, or a spec such as "
+        "'cpu:gloo,cuda:ft_nccl'");
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(platform_, op,
+                              ": tensors: this group serves CPU tensors only, found tensors on ",
+                              device, ": ", why_none_);
+  TORCH_CHECK_NOT_IMPLEMENTED(device.type() == platform_->device_type, op,
+                              ": tensors: expected tensors on ",
+                              c10::DeviceTypeName(platform_->device_type), host_ ? " or CPU" : "",
+                              ", found tensors on ", device);
+}
+
+std::optional<c10::Device> Devices::forBarrier(const std::vector<int64_t>& chosen,
+                                               const std::optional<c10::Device>& bound) const {
+  if (!platform_) return std::nullopt;
+  const c10::DeviceType type = platform_->device_type;
+  if (!chosen.empty()) {
+    const c10::impl::VirtualGuardImpl impl(type);
+    TORCH_CHECK_VALUE(chosen[0] >= 0 && chosen[0] < impl.deviceCount(),
+                      "barrier: device_ids: expected a device index from 0 to ",
+                      impl.deviceCount() - 1, ", found ", chosen[0]);
+    return c10::Device(type, static_cast<c10::DeviceIndex>(chosen[0]));
+  }
+  if (bound) return bound;
+  if (host_) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(type).getDevice();
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,41 @@
+// Which tensors a group serves: the CPU's, a device's, or both. Immutable; any thread.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nccl/nccl_platform.h"
+
+namespace torchft_ext {
+
+class Devices {
+ public:
+  // platform: null where device tensors are not served; why_none then says why.
+  Devices(bool host, std::shared_ptr<const NcclPlatform> platform, std::string why_none)
+      : host_(host), platform_(std::move(platform)), why_none_(std::move(why_none)) {}
+
+  bool host() const { return host_; }
+  const NcclPlatform* platform() const { return platform_.get(); }
+
+  // The one device of all these tensors; the CPU where there are none. ValueError where they are
+  // on several; NotImplementedError, with what to do, where it is not served.
+  c10::Device of(const char* op, const std::vector<at::Tensor>& tensors) const;
+  // Where a barrier is held; nullopt: between the processes alone. chosen: by the caller, as an
+  // index. bound: the group's own. Else the CPU's, or, in a group for device tensors alone, the
+  // calling thread's current device.
+  std::optional<c10::Device> forBarrier(const std::vector<int64_t>& chosen,
+                                        const std::optional<c10::Device>& bound) const;
+
+ private:
+  void checkServed(const char* op, const c10::Device& device) const;
+
+  bool host_;
+  std::shared_ptr<const NcclPlatform> platform_;
+  std::string why_none_;
+};
+
+}  // namespace torchft_ext

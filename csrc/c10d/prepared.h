@@ -1,0 +1,34 @@
+// An operation whose arguments have been checked, on its way from a collective of the backend to
+// its Group. Plain values.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "comm/operation.h"
+#include "nccl/stream_side.h"
+
+namespace torchft_ext {
+
+struct Prepared {
+  Operation operation;
+  std::vector<at::Tensor> tensors;  // those that its buffers lie in
+  bool async = true;                // false: device tensors are served on the current stream itself
+  bool flat = false;                // the parts of its inputs or outputs are one tensor
+  bool low_bit = false;             // BXOR of bools: the results are the lowest bits of a sum
+  std::shared_ptr<StreamSide> side;  // null: host memory, or not issued yet
+};
+
+// What a Work needs beside its operations.
+struct Described {
+  c10d::OpType type;
+  const char* title;  // a literal: "ft:all_reduce"
+  std::optional<std::vector<at::Tensor>> inputs;
+  std::vector<std::vector<at::Tensor>> outputs;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,283 @@
+"""Operations on device tensors give what the CPU engine gives; on the simulated device."""
+
+from __future__ import annotations
+
+import pytest
+import test_collectives
+import torch
+import torch.distributed as dist
+import values
+from device_side import check_sum, device, no_violation, ones, simulator
+from rankside import backend
+from values import check, me, pattern, reduced_patterns
+
+WORLDS = (1, 2, 3, 4)
+TABLE = [operation.__name__ for operation in test_collectives.OPERATIONS]
+
+
+def allowed_on_device(op: str, dtype: torch.dtype) -> bool:
+    return values.allowed(op, dtype) and dtype != torch.int16  # NCCL has none
+
+
+def run_table(name: str) -> None:
+    """A function of the CPU's table, with every tensor made on the device."""
+    test_collectives.allowed = allowed_on_device
+    with torch.device(device()):
+        getattr(test_collectives, name)()
+    backend().check()
+    no_violation()
+
+
+@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("name", TABLE)
+def test_device_collective_gives_the_reference_result(devices, name, size):
+    devices.world(size).run(run_table, name)
+
+
+OTHERS = ("special_values", "many_in_flight", "futures_carry_results", "barrier_orders")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_device_operation_behaves_as_the_cpus(devices, name):
+    devices.world(3).run(run_other, name)
+
+
+def run_other(name: str) -> None:
+    if name == "many_in_flight":
+        return many_in_flight()
+    run_table(name)
+
+
+def many_in_flight() -> None:
+    rank, world = me()
+    tensors = [pattern(rank, 1 + 97 * n, torch.float32, salt=n).to(device()) for n in range(20)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    works[-1].check()
+    assert works[-1].is_completed()
+    for n, tensor in enumerate(tensors):
+        expected = reduced_patterns("SUM", world, 1 + 97 * n, torch.float32, salt=n)
+        check(tensor.cpu(), expected, n)
+    no_violation()
+
+
+def bools() -> None:
+    rank, world = me()
+    for op, expected in (
+        ("BAND", [False, False, True]),
+        ("BOR", [False, True, True]),
+        ("BXOR", [False, True, world % 2 == 1]),
+        ("SUM", [False, True, True]),
+        ("PRODUCT", [False, False, True]),
+    ):
+        tensor = torch.tensor([False, rank == 1, True], device=device())
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+        check(tensor.cpu(), torch.tensor(expected), op)
+    no_violation()
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_bools_are_reduced_by_every_bitwise_operation(devices, size):
+    devices.world(size).run(bools)
+
+
+def wide_types() -> None:
+    rank, world = me()
+    tensor = torch.complex(torch.arange(5.0) + rank, torch.ones(5)).to(device())
+    dist.all_reduce(tensor)
+    real = torch.arange(5.0) * world + world * (world - 1) / 2
+    check(tensor.cpu(), torch.complex(real, torch.full((5,), float(world))), "complex")
+    bits = [torch.full((24,), source + 1, dtype=torch.uint8) for source in range(world)]
+    for dtype in (torch.complex64, torch.int16, torch.bool, torch.float8_e5m2):
+        own = torch.zeros(24, dtype=torch.uint8) + (1 if dtype == torch.bool else bits[rank])
+        outputs = [torch.zeros(24, dtype=torch.uint8).view(dtype).to(device()) for _ in bits]
+        dist.group.WORLD.allgather([outputs], [own.view(dtype).to(device())]).wait()
+        for source, output in enumerate(outputs):
+            expected = torch.ones(24, dtype=torch.uint8) if dtype == torch.bool else bits[source]
+            check(output.cpu().view(torch.uint8), expected, (dtype, source))
+    no_violation()
+
+
+def test_complex_numbers_are_summed_and_any_dtype_is_moved(devices):
+    devices.world(3).run(wide_types)
+
+
+def on_the_current_stream() -> None:
+    _, world = me()
+    stream = torch.Stream(device=device())
+    tensor = ones(1000)
+    torch.accelerator.synchronize()
+    torch.accelerator.set_stream(stream)
+    tensor.mul_(3)
+    dist.all_reduce(tensor)  # behind the product, before the next one, with no wait in between
+    tensor.mul_(2)
+    check(tensor.cpu(), torch.full((1000,), 6.0 * world), "in stream order")
+    no_violation()
+
+
+def test_synchronous_operation_runs_in_the_order_of_the_current_stream(devices):
+    devices.world(2).run(on_the_current_stream)
+
+
+def wait_does_not_block() -> None:
+    _, world = me()
+    tensor = ones(10)
+    with simulator().stalled():  # nothing on the current stream moves
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work.wait()
+        future = work.get_future()
+        assert future.done() and not work.is_completed()
+    tensor.add_(1)
+    work.check()
+    assert work.is_completed() and work.is_success()
+    check(future.value()[0].cpu(), torch.full((10,), world + 1.0), "after the stream moved")
+    no_violation()
+
+
+def test_wait_blocks_the_stream_and_not_the_host(devices):
+    devices.world(2).run(wait_does_not_block)
+
+
+def durations() -> None:
+    dist.group.WORLD._enable_collectives_timing()
+    work = dist.all_reduce(ones(10), async_op=True)
+    work.check()
+    assert work._get_duration() >= 0
+    no_violation()
+
+
+def test_duration_is_told_when_timing_is_on(devices):
+    devices.world(2).run(durations)
+
+
+def coalesced() -> None:
+    rank, world = me()
+    many = [ones(5, value=rank + n) for n in range(3)]
+    with dist._coalescing_manager(device=device(), async_ops=True) as manager:
+        for tensor in many:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for n, tensor in enumerate(many):
+        expected = float(sum(source + n for source in range(world)))
+        check(tensor.cpu(), torch.full((5,), expected), n)
+    roots = [ones(3, value=rank) for _ in range(world)]
+    with dist._coalescing_manager(device=device()):
+        for root, tensor in enumerate(roots):
+            dist.broadcast(tensor, root)
+    for root, tensor in enumerate(roots):
+        check(tensor.cpu(), torch.full((3,), float(root)), root)
+    backend().check()
+    no_violation()
+
+
+def test_coalesced_operations_begin_as_one(devices):
+    devices.world(3).run(coalesced)
+
+
+def exchange_with_everyone() -> None:
+    rank, world = me()
+    received = {peer: ones(7, value=-1) for peer in range(world) if peer != rank}
+    batch = []
+    for peer, tensor in received.items():
+        batch.append(dist.P2POp(dist.isend, ones(7, value=10 * rank + peer), peer))
+        batch.append(dist.P2POp(dist.irecv, tensor, peer))
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    for peer, tensor in received.items():
+        check(tensor.cpu(), torch.full((7,), 10.0 * peer + rank), peer)
+    backend().check()
+    no_violation()
+
+
+@pytest.mark.parametrize("size", (2, 4))
+def test_batch_of_sends_and_receives_with_everyone_completes(devices, size):
+    devices.world(size).run(exchange_with_everyone)
+
+
+def send_and_receive() -> None:
+    rank, _ = me()
+    for source in (0, 1):
+        tensor = ones(9, value=rank)
+        if rank == source:
+            dist.send(tensor, 1 - rank)
+        else:
+            dist.recv(tensor, source)
+            check(tensor.cpu(), torch.full((9,), float(source)), source)
+    backend().check()
+    no_violation()
+
+
+def test_send_and_recv_deliver(devices):
+    devices.world(2).run(send_and_receive)
+
+
+def both_kinds() -> None:
+    rank, world = me()
+    host, other = torch.full((5,), rank + 1.0), ones(5, value=rank + 1)
+    works = [dist.all_reduce(host, async_op=True), dist.all_reduce(other, async_op=True)]
+    for work in works:
+        work.wait()
+    expected = torch.full((5,), world * (world + 1) / 2)
+    check(host, expected, "host")
+    check(other.cpu(), expected, "device")
+    dist.barrier()
+    no_violation()
+
+
+def test_one_group_serves_host_and_device_tensors(devices):
+    devices.world(2).run(both_kinds)
+
+
+def refused() -> dict[str, str]:
+    def text(action) -> str:
+        try:
+            action()
+        except (ValueError, TypeError, NotImplementedError) as error:
+            return f"{type(error).__name__}: {error}"
+        raise AssertionError("it was not refused")
+
+    group, world = dist.group.WORLD, me()[1]
+    texts = {
+        "int16": text(lambda: dist.all_reduce(torch.ones(3, dtype=torch.int16, device=device()))),
+        "complex": text(
+            lambda: dist.all_reduce(ones(3).to(torch.complex64), dist.ReduceOp.PRODUCT)
+        ),
+        "band": text(lambda: dist.all_reduce(ones(3), dist.ReduceOp.BAND)),
+        "mixed": text(lambda: group.allgather([[torch.ones(3)] * world], [ones(3)]).wait()),
+        "strided": text(lambda: dist.all_reduce(ones(4, 4).t()[1:])),
+        "anyone": text(lambda: backend().recv_anysource([ones(3)], 0)),
+    }
+    assert backend().errored() is None
+    check_sum()
+    return texts
+
+
+def test_bad_device_arguments_are_refused_and_the_epoch_goes_on(devices):
+    for texts in devices.world(2).run(refused):
+        assert "int16" in texts["int16"] or "Short" in texts["int16"]
+        assert "found" in texts["band"] and "one device" in texts["mixed"]
+        assert "NotImplementedError" in texts["anyone"] and "source rank" in texts["anyone"]
+
+
+def refuse_host_tensors() -> str:
+    with pytest.raises(NotImplementedError) as caught:
+        backend().allreduce([torch.ones(3)])
+    check_sum()
+    dist.barrier()
+    return str(caught.value)
+
+
+def test_group_for_device_tensors_refuses_the_cpus(devices):
+    for text in devices.world(2, name="ft:nccl").run(refuse_host_tensors):
+        assert "'ft'" in text and "CPU" in text
+
+
+def check_waits() -> list[bool]:
+    work = dist.all_reduce(ones(10), async_op=True)
+    backend().check()
+    return [work.is_completed(), work.is_success()]
+
+
+def test_check_returns_when_everything_is_complete(devices):
+    assert devices.world(2).run(check_waits) == [[True, True]] * 2

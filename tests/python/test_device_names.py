@@ -1,0 +1,75 @@
+"""What groups for device tensors are made by, and what is said where there is no device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from device_side import check_sum, device, prepare
+from fresh_process import run_cases
+from rankside import backend, connected_store, leave_default_group, seconds
+from values import me
+
+
+def init(spec: str, address: str, rank: int, size: int, bound: bool = False) -> None:
+    prepare()
+    leave_default_group()
+    torch.accelerator.set_device_index(rank)
+    dist.init_process_group(
+        spec,
+        store=connected_store(address),
+        rank=rank,
+        world_size=size,
+        timeout=seconds(40),
+        device_id=device() if bound else None,
+    )
+
+
+def init_and_sum(spec: str, address: str, rank: int, size: int, bound: bool = False) -> bool:
+    init(spec, address, rank, size, bound)
+    assert me() == (rank, size)
+    check_sum()
+    dist.barrier()
+    return dist.group.WORLD._get_backend(device()).supports_coalescing
+
+
+SPECS = (
+    "ft",
+    "FT",
+    "ft:nccl",
+    "ft_nccl",
+    "cpu:gloo,privateuseone:ft_nccl",
+    "cpu:ft,privateuseone:ft",
+)
+
+
+@pytest.mark.parametrize("bound", (False, True), ids=("lazy", "device_id"))
+@pytest.mark.parametrize("spec", SPECS)
+def test_spec_serves_device_tensors(devices, spec, bound):
+    pool = devices.pool
+    address, workers = pool.address(), pool.borrow(2)
+    calls = [
+        worker.call(init_and_sum, (spec, address, rank, 2, bound), {})
+        for rank, worker in enumerate(workers)
+    ]
+    assert [call.value() for call in calls] == [True, True]
+
+
+def without_device(name: str) -> str:
+    from test_names import init_alone
+
+    if name == "ft":
+        init_alone(name)
+        dist.all_reduce(torch.ones(3))
+        assert backend().stats()["engine"] == "host"
+        return "CPU tensors are served"
+    with pytest.raises(NotImplementedError) as caught:
+        init_alone(name)
+    return str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this process has a CUDA device")
+def test_without_a_device_nccl_says_why_and_ft_serves_the_cpu(rank_env):
+    cases = run_cases("test_device_names", "without_device", ["ft", "ft:nccl", "ft_nccl"], rank_env)
+    for name in ("ft:nccl", "ft_nccl"):
+        assert "needs NCCL: " in cases[name] and "use 'ft:host'" in cases[name], cases[name]
