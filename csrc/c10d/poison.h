@@ -34,6 +34,7 @@ class PoisonEngine : public Engine {
     return inner_->counters();
   }
   std::variant<MemberRecord, Failure> describeSelf() override { return inner_->describeSelf(); }
+  std::unique_ptr<Vigil> keepVigil(int size) override { return inner_->keepVigil(size); }
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override;

@@ -53,6 +53,10 @@ NcclRedOp redOp(ReduceKind reduce, DType dtype) {
       return kNcclMin;
     case ReduceKind::kMax:
       return kNcclMax;
+    case ReduceKind::kBand:  // whyUnsupported() refuses these
+    case ReduceKind::kBor:
+    case ReduceKind::kBxor:
+      break;
   }
   return kNcclSum;
 }
@@ -245,6 +249,7 @@ std::string whyUnsupported(const Operation& operation, const NcclApi& nccl) {
     return "recv from any source: NCCL needs to know the source";
   if (!reduces(operation.kind)) return {};
   if (!reducedAs(operation.dtype)) return what + ": NCCL cannot reduce this dtype";
+  if (operation.reduce >= ReduceKind::kBand) return what + ": NCCL has no bitwise reductions";
   if (operation.dtype == DType::kBool && operation.reduce == ReduceKind::kAvg)
     return what + ": flags have no average";
   if (isFloat8(operation.dtype) && !nccl.has(NcclFeature::kFloat8))
