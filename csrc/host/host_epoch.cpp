@@ -290,7 +290,7 @@ void HostEpoch::onLaneEnded(int rank, Lane lane, const std::string& why) {
     return;
   }
   if (gone.left || gone.collectives_left) {
-    const bool needed = lane == kCollective ? !runner_->idle() : messages_->needs(rank);
+    const bool needed = lane == kCollective ? runner_->needs(rank) : messages_->needs(rank);
     if (needed) failPeer(rank, FailureKind::kPeerLeft, "it left before it had done its part");
     return;
   }
