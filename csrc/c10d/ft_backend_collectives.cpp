@@ -186,8 +186,8 @@ FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, TensorLists& inpu
   for (size_t i = 0; i < inputs[0].size(); ++i) {
     at::Tensor input = asInput(in.at(0).at(i), inputs[0][i]);
     checkSameDtype(in.at(0).at(i), input, out.at(0), outputs[0]);
-    // Parts of different sizes, the same on every rank, are for the host engine only.
-    if (i == static_cast<size_t>(place.rank) || !input.is_cpu())
+    // Parts may differ in size, the same on every rank.
+    if (i == static_cast<size_t>(place.rank))
       checkNumel(in.at(0).at(i), input, outputs[0].numel(), "as the output has");
     const bool own = i == static_cast<size_t>(place.rank) &&
                      input.const_data_ptr() == outputs[0].const_data_ptr();

@@ -179,8 +179,8 @@ void bind_backend(py::module_& module) {
       .def("check", &FtWork::check, NoGil());
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-  // c10d's own, and the tables of torch.distributed after it. Before, the group is torch's own class
-  // to Python: batch_isend_irecv() asks for exactly that.
+  // c10d's own, and the tables of torch.distributed after it. Before, the group is torch's own
+  // class to Python: batch_isend_irecv() asks for exactly that.
   backend.def("reconfigure", &reconfigure, py::arg("opts"));
   py::class_<FtProcessGroup, c10d::ProcessGroup, c10::intrusive_ptr<FtProcessGroup>> group(
       module, "_ReconfigurableGroup",

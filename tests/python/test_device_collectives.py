@@ -16,7 +16,10 @@ TABLE = [operation.__name__ for operation in test_collectives.OPERATIONS]
 
 
 def allowed_on_device(op: str, dtype: torch.dtype) -> bool:
-    return values.allowed(op, dtype) and dtype != torch.int16  # NCCL has none
+    """NCCL has neither 16 bit integers nor bitwise reductions; flags are reduced as bytes."""
+    if op in values.BITWISE and dtype != torch.bool:
+        return False
+    return values.allowed(op, dtype) and dtype != torch.int16
 
 
 def run_table(name: str) -> None:
