@@ -52,7 +52,7 @@ def join(address: str, rank: int, size: int, name: str = "ft", **options: object
         # For as long as the group lives: models that outlive an epoch stay on it.
         torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
     backend().set_timeout(seconds(OPERATION_LIMIT))
-    backend().configure(address, rank, size)
+    rankside.configure_next(address, rank, size)
 
 
 def device() -> torch.device:
