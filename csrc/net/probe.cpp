@@ -7,17 +7,42 @@
 #include <utility>
 
 namespace torchft_ext {
+namespace {
+
+constexpr Duration kRetryAfter = std::chrono::milliseconds(5);
+
+}  // namespace
 
 Probe::Probe(EventLoop& loop, const SocketAddress& address, const Incarnation& who,
              Deadline deadline, Callback callback)
-    : loop_(loop), who_(who), callback_(std::move(callback)) {
+    : loop_(loop), address_(address), who_(who), callback_(std::move(callback)) {
+  if (!deadline.isNever()) {
+    timer_ = loop_.runAt(deadline.at(), [this] {
+      timer_ = 0;
+      finish(connected_ ? Answer::kSilent : Answer::kUnreachable, "no answer");
+    });
+  }
+  connect();
+}
+
+Probe::~Probe() {
+  if (timer_ != 0) loop_.cancel(timer_);
+  if (retry_ != 0) loop_.cancel(retry_);
+  if (fd_) loop_.unwatch(fd_.get());
+}
+
+void Probe::connect() {
   std::string error;
-  fd_ = startConnect(address, &error);
+  fd_ = startConnect(address_, &error);
   if (!fd_) {
     // Refused at once (loopback): tell it from the loop's next turn, as every other answer.
-    timer_ = loop_.runAt(Clock::now(), [this, error] { finish(Answer::kGone, error); });
+    retry_ = loop_.runAt(Clock::now(), [this, error] {
+      retry_ = 0;
+      finish(Answer::kGone, error);
+    });
     return;
   }
+  inbox_.emplace(std::vector<FrameType>{FrameType::kRefused});
   loop_.watch(fd_.get(), EPOLLOUT, [this](uint32_t) {
     if (connected_) {
       onReadable();
@@ -25,15 +50,6 @@ Probe::Probe(EventLoop& loop, const SocketAddress& address, const Incarnation& w
       onConnected();
     }
   });
-  if (deadline.isNever()) return;
-  timer_ = loop_.runAt(deadline.at(), [this] {
-    finish(connected_ ? Answer::kSilent : Answer::kUnreachable, "no answer");
-  });
-}
-
-Probe::~Probe() {
-  if (timer_ != 0) loop_.cancel(timer_);
-  if (fd_) loop_.unwatch(fd_.get());
 }
 
 void Probe::onConnected() {
@@ -52,7 +68,7 @@ void Probe::onConnected() {
   question.to = who_;
   question.rank = 0;
   if (!sendWhole(fd_.get(), encodeHello(question))) {
-    finish(Answer::kGone, "the connection ended at once");
+    onNoWord("the connection ended at once");
     return;
   }
   connected_ = true;
@@ -60,11 +76,15 @@ void Probe::onConnected() {
 }
 
 void Probe::onReadable() {
-  const FrameInbox::State state = inbox_.readFrom(fd_.get());
+  const FrameInbox::State state = inbox_->readFrom(fd_.get());
   if (state == FrameInbox::State::kMore) return;
-  const auto refusal = decodeRefusal(inbox_.payload());
+  if (state == FrameInbox::State::kClosed) {
+    onNoWord(inbox_->why());
+    return;
+  }
+  const auto refusal = decodeRefusal(inbox_->payload());
   if (state != FrameInbox::State::kWhole || !refusal) {
-    finish(Answer::kGone, inbox_.why());
+    finish(Answer::kGone, inbox_->why());
   } else if (refusal->code == RefusalCode::kWrongProcess) {
     finish(Answer::kGone, refusal->reason);
   } else {
@@ -72,12 +92,29 @@ void Probe::onReadable() {
   }
 }
 
-void Probe::finish(Answer answer, const std::string& detail) {
-  if (fd_) {
-    loop_.unwatch(fd_.get());
-    fd_.reset();
+void Probe::onNoWord(const std::string& detail) {
+  if (--tries_left_ == 0) {
+    finish(Answer::kGone, detail);
+    return;
   }
+  closeConnection();
+  retry_ = loop_.runAt(Clock::now() + kRetryAfter, [this] {
+    retry_ = 0;
+    connect();
+  });
+}
+
+void Probe::closeConnection() {
+  connected_ = false;
+  if (!fd_) return;
+  loop_.unwatch(fd_.get());
+  fd_.reset();
+}
+
+void Probe::finish(Answer answer, const std::string& detail) {
+  closeConnection();
   if (timer_ != 0) loop_.cancel(std::exchange(timer_, 0));
+  if (retry_ != 0) loop_.cancel(std::exchange(retry_, 0));
   // The callback may destroy this object: nothing is touched after it.
   Callback callback = std::exchange(callback_, nullptr);
   if (callback) callback(answer, detail);

@@ -1,6 +1,8 @@
-// Does that process still live? One connection attempt, and a hello that is a question: a living
-// process's listener answers it with a refusal. That the kernel accepts says nothing: it also does
-// for a process that is ending, whose sockets close one after the other, and for a stopped one.
+// Does that process still live? A connection, and a hello that is a question: a living process's
+// listener answers it with a refusal. That the kernel accepts says nothing: it also does for a
+// process that is ending, whose sockets close one after the other, and for a stopped one. A
+// connection that ends without a word is tried again twice, a few milliseconds later: the process
+// may be ending, or something cuts connections, of which this was one.
 //
 // Loop thread only. The callback runs once, on the loop, never after destruction; it may destroy
 // the Probe. It never blocks and reads nothing beyond the answer.
@@ -8,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "net/event_loop.h"
@@ -20,9 +23,9 @@ namespace torchft_ext {
 class Probe {
  public:
   enum class Answer {
-    kAnswered,     // it lives
-    kGone,         // nobody listens, the connection ended without a word, or the port is another's
-    kSilent,       // connected, no answer by the deadline
+    kAnswered,  // it lives
+    kGone,      // nobody listens, three connections ended without a word, or the port is another's
+    kSilent,    // connected, no answer by the deadline
     kUnreachable,  // no connection by the deadline, or the network's error
   };
   using Callback = std::function<void(Answer, const std::string& detail)>;
@@ -35,16 +38,22 @@ class Probe {
   Probe& operator=(const Probe&) = delete;
 
  private:
+  void connect();
   void onConnected();
   void onReadable();
+  void onNoWord(const std::string& detail);
+  void closeConnection();
   void finish(Answer answer, const std::string& detail);
 
   EventLoop& loop_;
+  const SocketAddress address_;
   const Incarnation who_;
   UniqueFd fd_;
   bool connected_ = false;
-  FrameInbox inbox_{{FrameType::kRefused}};
-  EventLoop::TimerId timer_ = 0;
+  int tries_left_ = 3;
+  std::optional<FrameInbox> inbox_;  // of this connection
+  EventLoop::TimerId timer_ = 0;     // the deadline
+  EventLoop::TimerId retry_ = 0;
   Callback callback_;
 };
 

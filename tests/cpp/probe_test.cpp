@@ -50,17 +50,37 @@ TEST(Probe, AClosedPortMeansGone) {
 }
 
 // A process that ends: its kernel has accepted, and then closes one socket after the other.
-TEST(Probe, AConnectionThatEndsWithoutAWordMeansGone) {
+TEST(Probe, ConnectionsThatAllEndWithoutAWordMeanGone) {
   Door door;
   std::string error;
   auto listening = listenOn(loopbackAddress(), {}, &error);
   ASSERT_TRUE(listening) << error;
   std::thread ending([&] {
-    ASSERT_TRUE(waitReady(listening->fd.get(), POLLIN));
-    acceptOne(listening->fd.get());
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(waitReady(listening->fd.get(), POLLIN));
+      acceptOne(listening->fd.get());
+    }
   });
   EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
   ending.join();
+}
+
+// Something cuts a connection: the next one is answered.
+TEST(Probe, OneConnectionThatEndsWithoutAWordIsNoDeath) {
+  Door door;
+  std::string error;
+  auto listening = listenOn(loopbackAddress(), {}, &error);
+  ASSERT_TRUE(listening) << error;
+  std::thread living([&] {
+    ASSERT_TRUE(waitReady(listening->fd.get(), POLLIN));
+    acceptOne(listening->fd.get());
+    ASSERT_TRUE(waitReady(listening->fd.get(), POLLIN));
+    const UniqueFd second = acceptOne(listening->fd.get());
+    ASSERT_TRUE(sendWhole(second.get(), encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"})));
+    ASSERT_TRUE(waitReady(second.get(), POLLHUP | POLLIN));
+  });
+  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation()), Probe::Answer::kAnswered);
+  living.join();
 }
 
 TEST(Probe, AKernelThatAcceptsForAStoppedProcessMeansSilent) {

@@ -52,15 +52,29 @@ class Pool:
             rank.drain()
         return taken
 
+    @property
+    def configure_limit(self) -> float:
+        """Seconds; of every configure() that may fail: long enough to notice a freeze."""
+        return max(CONFIGURE_LIMIT, 2 * HEARTBEAT * self.scale)
+
     def configure(self, ranks: list[RankProcess]) -> None:
-        """Make them one epoch, in this order."""
+        """Make them one epoch, in this order.
+
+        A process that the last case left to be ended has died since: who did not know it yet is told
+        by the first configure(), once.
+        """
+        failed = self._try_to_configure(ranks)
+        if failed is not None and "before it came to the new epoch" in failed["text"]:
+            failed = self._try_to_configure(ranks)
+        if failed is not None:
+            raise MatrixError(f"an epoch of {len(ranks)} could not form: {failed['text']}")
+
+    def _try_to_configure(self, ranks: list[RankProcess]) -> Event | None:
         self.epochs += 1
         for index, rank in enumerate(ranks):
             rank.say(f"configure epoch{self.epochs} {index} {len(ranks)} {int(HANG * 1000)}")
-        for rank in ranks:
-            event = rank.expect("configured", HANG)
-            if not event["ok"]:
-                raise MatrixError(f"an epoch of {len(ranks)} could not form: {event['text']}")
+        events = [rank.expect("configured", HANG) for rank in ranks]
+        return next((event for event in events if not event["ok"]), None)
 
     def drop(self) -> None:
         """End every rank."""
@@ -89,7 +103,7 @@ def run_case(pool: Pool, case: Case) -> float:
     if forming:
         pool.epochs += 1
         for index, rank in enumerate(ranks):
-            limit = int(CONFIGURE_LIMIT * 1000)
+            limit = int(pool.configure_limit * 1000)
             rank.say(f"configure epoch{pool.epochs} {index} {case.world} {limit}")
             rank.say("loop configure 0")
     else:
@@ -130,7 +144,7 @@ def _collect(
     last = 0.0
     limit = (strike.bound + PROBING if forming else strike.bound) * pool.scale
     if forming and case.strike in FORMING:
-        limit = FORMING[case.strike][1] * max(1.0, pool.scale / 10)
+        limit = pool.configure_limit + 0.5 * max(1.0, pool.scale / 10)
     for rank in survivors:
         event = rank.expect("failed", HANG)
         if event["ok"]:
@@ -146,7 +160,7 @@ def _collect(
 
 def _judge(case: Case, strike: Strike, event: Event, forming: bool) -> None:
     wider = forming and case.strike in FORMING
-    kinds = FORMING[case.strike][0] if wider else strike.kinds
+    kinds = FORMING[case.strike] if wider else strike.kinds
     if event["kind"] not in kinds:
         raise MatrixError(
             f"kind {event['kind']!r}, expected one of {sorted(kinds)}: {event['text']}"

@@ -43,6 +43,10 @@ class RankProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=self.directory,
+            env={
+                **os.environ,
+                "RES_OPTIONS": "timeout:1 attempts:1",
+            },  # torch looks its peers' names up
             text=True,
         )
         self._lock = threading.Lock()

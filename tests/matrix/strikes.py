@@ -76,10 +76,10 @@ STRIKES: dict[str, Strike] = {
 # The store fails, no rank does: running operations succeed, configure() raises.
 STORE_STRIKES: dict[str, int] = {"store_killed": 9, "store_frozen": 19}
 
-# What the members may be told while an epoch forms, where that is not the table's: kinds, and seconds.
-FORMING: dict[str, tuple[frozenset[str], float]] = {
-    "exit": (frozenset({"peer lost", "aborted", "timeout"}), CONFIGURE_LIMIT + 0.5),
-    "shutdown": (frozenset({"peer left", "aborted", "timeout"}), CONFIGURE_LIMIT + 0.5),
+# What the members may be told while an epoch forms, where that is not the table's; by configure()'s deadline.
+FORMING: dict[str, frozenset[str]] = {
+    "exit": frozenset({"peer lost", "aborted", "timeout"}),
+    "shutdown": frozenset({"peer left", "aborted", "timeout"}),
 }
 # They strike operations and links of an epoch; a configure() has neither until it succeeds.
 NOT_FORMING = frozenset({"timeout", "cut_link"})
