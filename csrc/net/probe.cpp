@@ -55,8 +55,12 @@ void Probe::connect() {
 void Probe::onConnected() {
   const int error = pendingSocketError(fd_.get());
   const std::string detail = std::generic_category().message(error);
-  if (error == ECONNREFUSED || error == ECONNRESET) {
+  if (error == ECONNREFUSED) {
     finish(Answer::kGone, detail);
+    return;
+  }
+  if (error == ECONNRESET) {
+    onNoWord(detail);
     return;
   }
   if (error != 0) {
