@@ -140,7 +140,8 @@ void CommReaper::Shared::start(Comms comms, ReapBatch::How how, Deadline retire_
     try {
       batch->run();
     } catch (const std::exception& error) {
-      log(LogLevel::kError, std::string("ending NCCL communicators was cut short: ") + error.what());
+      log(LogLevel::kError,
+          std::string("ending NCCL communicators was cut short: ") + error.what());
       batch->giveUp();
     }
     MutexLock lock(shared->mutex);

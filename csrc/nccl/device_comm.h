@@ -38,7 +38,7 @@ struct DeviceCommSetup {
   std::string name;  // "dp0 epoch 3 cuda:0"
   bool high_priority = false;
   std::function<void(const std::shared_ptr<Lifecycle>&)> before_revoke;  // may be empty
-  int peer = -1;  // the epoch's rank at the other end; -1: all ranks
+  int peer = -1;                            // the epoch's rank at the other end; -1: all ranks
   std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
 };
 

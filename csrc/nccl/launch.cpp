@@ -266,9 +266,9 @@ void Launch::watch(Op& op, bool interrupted) {
 }
 
 // The epoch has failed while NCCL was at work on the calls, or because of them. Waiters are
-// released as soon as the communicators are cut. `end` is recorded all the same once NCCL has let go
-// of the stream, so that whoever orders a stream behind the operation is behind its last kernel. If
-// that takes too long there is none: nothing may be enqueued there while NCCL is at work.
+// released as soon as the communicators are cut. `end` is recorded all the same once NCCL has let
+// go of the stream, so that whoever orders a stream behind the operation is behind its last kernel.
+// If that takes too long there is none: nothing may be enqueued there while NCCL is at work.
 void Launch::handOverInterrupted() {
   const Deadline cut_by = Deadline::after(kCutWithin);
   for (const auto& comm : used_) comm->awaitCut(cut_by);

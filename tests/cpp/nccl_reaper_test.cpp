@@ -1,10 +1,9 @@
 // One communicator and its end, against a scripted NCCL: order of calls, blocked calls, limits.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <stdexcept>
-
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "nccl/comm_reaper.h"
 #include "scripted_nccl.h"
