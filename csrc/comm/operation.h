@@ -58,6 +58,9 @@ class DeviceSide {
   virtual ~DeviceSide() = default;
 };
 
+// Tags with this bit are for what engines send among themselves, never for a user's messages.
+constexpr uint64_t kEngineTag = uint64_t{1} << 63;
+
 // Which buffers a kind has (W = world size; all contiguous; inputs are never written unless they
 // are also outputs; an input may be the same memory as an output only where "in place" stands):
 //   allreduce       outputs[0], in place

@@ -1,21 +1,24 @@
 // How the ranks of a new NCCL communicator get its unique id: over the epoch's control
-// communicator, from the lowest rank. A broadcast for all ranks; a message under a reserved tag for
-// two, so that nobody else has to come.
+// communicator, from the lowest rank, by messages along a tree of its ranks.
 //
-// Threads: the issuing thread. Blocks until the deadline at most, calls the wait hook (which may
-// throw), and ends with the epoch.
+// Messages alone, under tags that no user's operation can have (operation.h): an id never enters
+// the sequence of the user's own collectives on host memory, which other threads issue in another
+// order on each rank. Tag and message both say for which communicator an id is: for all ranks or
+// for two, and the how-manyeth of its kind.
+//
+// Threads: the issuing thread. Blocks until the id has come, until the deadline at most, calls the
+// wait hook (which may throw), and ends with the epoch. What has still to be passed on when it
+// returns is sent by the control communicator, which fails the epoch where that cannot be done.
 #pragma once
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "nccl/nccl_types.h"
 
 namespace torchft_ext {
-
-// Of messages; never the tag of a user's.
-constexpr uint64_t kBootstrapTag = uint64_t{1} << 63;
 
 struct Bootstrap {
   Communicator& control;
@@ -32,5 +35,15 @@ struct Bootstrap {
 // own: the id, on the lowest rank; null elsewhere. nullopt: the epoch is over (it has failed if the
 // ranks did not agree), or the deadline has passed.
 std::optional<NcclUniqueId> spreadUniqueId(const Bootstrap& bootstrap, const NcclUniqueId* own);
+
+// The tag of its messages.
+uint64_t tagOf(const Bootstrap& bootstrap);
+
+// Whom rank r of `size` gets the id from (-1: nobody, it is the root), and to whom it passes it on.
+struct TreePlace {
+  int parent = -1;
+  std::vector<int> children;
+};
+TreePlace placeInTree(int rank, int size);
 
 }  // namespace torchft_ext

@@ -13,6 +13,7 @@
 namespace torchft_ext {
 namespace {
 
+constexpr Duration kGraphAtStop = milliseconds(200);
 constexpr Duration kHelperEndsWithin = std::chrono::seconds(10);  // its last lines
 
 struct Request {
@@ -25,13 +26,14 @@ struct Helper {
   std::shared_ptr<ReapBatch> batch;
   std::shared_ptr<std::atomic<bool>> done;  // set by the helper, under the reaper's mutex
   OwnedThread thread;
-};
+  bool given_up = false;  // waits for a graph's end: no longer looked at
 
-// Without kRevoke an abort of a captured communicator may never end: alone, so that it holds up no
-// other.
-bool mustGoAlone(const DeviceComm& comm) {
-  return comm.captured() && !comm.api().has(NcclFeature::kRevoke);
-}
+  Deadline overdue() const {
+    // It ends its own waits at the batch's deadline: a second more shows that it is in NCCL.
+    return Deadline::at(batch->deadline().at() + std::chrono::seconds(1));
+  }
+  bool waitsForGraph() const { return batch->comms().front()->captured(); }
+};
 
 }  // namespace
 
@@ -60,6 +62,7 @@ struct CommReaper::Shared : std::enable_shared_from_this<CommReaper::Shared> {
   void collect(bool give_up_all);
   void account(const ReapBatch& batch);
   void start(Comms comms, ReapBatch::How how, Deadline retire_by);
+  bool endingOn(c10::Device device, Comms& seen) const REQUIRES(mutex);
   void startAll(std::vector<Request> requests);
   Deadline nextLimit() const;
 };
@@ -90,9 +93,8 @@ std::vector<Request> CommReaper::Shared::await(Deadline deadline) {
 
 Deadline CommReaper::Shared::nextLimit() const {
   Deadline next = Deadline::never();
-  // The helper ends its waits at the batch's deadline: a second more shows that it is in NCCL.
   for (const Helper& helper : helpers)
-    next = next.orEarlier(Deadline::at(helper.batch->deadline().at() + std::chrono::seconds(1)));
+    if (!helper.given_up) next = next.orEarlier(helper.overdue());
   return next;
 }
 
@@ -108,24 +110,24 @@ void CommReaper::Shared::run() {
     MutexLock lock(mutex);
     by = stop_by;
   }
-  for (Helper& helper : helpers) helper.thread.join(by);
+  for (Helper& helper : helpers)
+    helper.thread.join(helper.waitsForGraph() ? by.orEarlier(kGraphAtStop) : by);
   collect(true);
 }
 
 void CommReaper::Shared::startAll(std::vector<Request> requests_taken) {
   Comms together;
   for (Request& request : requests_taken) {
-    if (request.how == ReapBatch::How::kRetire) {
-      start(std::move(request.comms), request.how, request.retire_by);
-      continue;
-    }
+    const bool retires = request.how == ReapBatch::How::kRetire;
+    Comms retired;
     for (auto& comm : request.comms) {
-      if (mustGoAlone(*comm)) {
+      if (comm->captured()) {
         start({std::move(comm)}, request.how, request.retire_by);
       } else {
-        together.push_back(std::move(comm));
+        (retires ? retired : together).push_back(std::move(comm));
       }
     }
+    if (!retired.empty()) start(std::move(retired), request.how, request.retire_by);
   }
   if (!together.empty()) start(std::move(together), ReapBatch::How::kAbort, Deadline::never());
 }
@@ -135,7 +137,13 @@ void CommReaper::Shared::start(Comms comms, ReapBatch::How how, Deadline retire_
   auto done = std::make_shared<std::atomic<bool>>(false);
   // A helper that is left to itself may outlive the reaper, not what it uses.
   const auto body = [shared = shared_from_this(), batch, done] {
-    batch->run();
+    try {
+      batch->run();
+    } catch (const std::exception& error) {
+      log(LogLevel::kError,
+          std::string("ending NCCL communicators was cut short: ") + error.what());
+      batch->giveUp();
+    }
     MutexLock lock(shared->mutex);
     done->store(true);
     shared->finished = true;
@@ -154,10 +162,18 @@ void CommReaper::Shared::start(Comms comms, ReapBatch::How how, Deadline retire_
 void CommReaper::Shared::collect(bool give_up_all) {
   std::vector<Helper> waiting;
   for (Helper& helper : helpers) {
-    const bool overdue =
-        helper.batch->deadline().at() + std::chrono::seconds(1) < Clock::now() || give_up_all;
+    const bool overdue = helper.overdue().expired() || give_up_all;
     if (helper.done->load()) {
       helper.thread.join(Deadline::after(kHelperEndsWithin));
+    } else if (overdue && helper.waitsForGraph()) {
+      if (!helper.given_up) helper.batch->giveUp();
+      helper.given_up = true;
+      if (!give_up_all) {
+        waiting.push_back(std::move(helper));
+        continue;
+      }
+      helper.thread.abandon("a CUDA graph that captured it is alive: " +
+                            helper.batch->comms().front()->setup().name);
     } else if (overdue) {
       helper.batch->giveUp();
       helper.thread.abandon(
@@ -181,9 +197,21 @@ void CommReaper::Shared::account(const ReapBatch& batch) {
       ++(batch.how() == ReapBatch::How::kRetire ? counts.retired : counts.aborted);
     } else {
       kept.push_back(comm);
-      if (comm->captured()) ++counts.held_by_graphs;
     }
   }
+  changed.notifyAll();
+}
+
+// seen: what it looked at, to be let go of without the lock.
+bool CommReaper::Shared::endingOn(c10::Device device, Comms& seen) const {
+  for (const auto& weak : handed_over) {
+    const auto comm = weak.lock();
+    if (!comm) continue;
+    seen.push_back(comm);
+    const bool ending = !comm->gone() && !comm->captured() && comm->setup().device == device;
+    if (ending && std::find(kept.begin(), kept.end(), comm) == kept.end()) return true;
+  }
+  return false;
 }
 
 CommReaper::CommReaper(std::function<void()> on_cut, Duration limit)
@@ -202,12 +230,25 @@ void CommReaper::retire(Comms comms, Deadline deadline) {
   shared_->submit({std::move(comms), ReapBatch::How::kRetire, deadline});
 }
 
+bool CommReaper::awaitEnded(c10::Device device, Deadline deadline) const {
+  if (shared_->inherited()) return true;
+  Comms seen;
+  MutexLock lock(shared_->mutex);
+  while (shared_->endingOn(device, seen)) {
+    if (deadline.expired()) return false;
+    shared_->changed.waitUntil(shared_->mutex, deadline);
+  }
+  return true;
+}
+
 ReaperCounts CommReaper::counts() const {
   MutexLock lock(shared_->mutex);
   ReaperCounts counts = shared_->counts;
   for (const auto& weak : shared_->handed_over) {
     const auto comm = weak.lock();
-    if (comm && !comm->gone()) ++counts.live;
+    if (!comm || comm->gone()) continue;
+    ++counts.live;
+    if (comm->captured() && comm->cut()) ++counts.held_by_graphs;
   }
   return counts;
 }

@@ -4,7 +4,9 @@
 //
 // All communicators handed over at a time go together: all are revoked before any is aborted (where
 // NCCL can revoke), and all are aborted in one group, since aborts one after the other wait for
-// each other's kernels. A batch never waits for the one before it.
+// each other's kernels. A batch never waits for the one before it. One that a CUDA graph may have
+// captured goes alone: its replays exit at once, but NCCL frees it only when the graph is gone, and
+// a helper waits for that as long as it takes, counted in held_by_graphs.
 //
 // Owner: the process's NCCL threads; everyone shares it. Threads: abort() and retire() from any,
 // never block. The reaper's own ("ft-nccl-reaper") starts and joins the helpers ("ft-nccl-abort").
@@ -25,7 +27,7 @@ struct ReaperCounts {
   int64_t aborted = 0;         // gone after a failure
   int64_t retired = 0;         // gone after a goodbye
   int64_t stuck = 0;           // batches that did not end within their limit, ever
-  int64_t held_by_graphs = 0;  // revoked, and kept because a captured graph may refer to them
+  int64_t held_by_graphs = 0;  // told to stop, and not gone before the graph that captured them is
 };
 
 class CommReaper {
@@ -39,6 +41,10 @@ class CommReaper {
   void abort(Comms comms);
   // After a goodbye: finalize and destroy; what is not through by the deadline is aborted.
   void retire(Comms comms, Deadline deadline);
+
+  // Waits until no communicator on that device is being ended, but those that are stuck or held by
+  // graphs. False: not by the deadline.
+  bool awaitEnded(c10::Device device, Deadline deadline) const;
 
   ReaperCounts counts() const;
   bool stop(Deadline deadline);  // false: a helper was left to itself

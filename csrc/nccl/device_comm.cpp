@@ -7,6 +7,7 @@
 
 #include "base/host_name.h"
 #include "nccl/pause.h"
+#include "nccl/stream_pool.h"
 
 namespace torchft_ext {
 namespace {
@@ -19,11 +20,6 @@ bool isError(NcclResult result) {
   return result != NcclResult::kSuccess && result != NcclResult::kInProgress;
 }
 
-c10::Stream ownStream(const DeviceCommSetup& setup) {
-  return c10::impl::getDeviceGuardImpl(setup.device.type())
-      ->getStreamFromGlobalPool(setup.device, setup.high_priority);
-}
-
 }  // namespace
 
 OnDevice::OnDevice(c10::Device device)
@@ -33,7 +29,7 @@ OnDevice::~OnDevice() {
 }
 
 DeviceComm::DeviceComm(DeviceCommSetup setup)
-    : setup_(std::move(setup)), stream_(ownStream(setup_)) {}
+    : setup_(std::move(setup)), stream_(takeStream(setup_.device, setup_.high_priority)) {}
 
 bool DeviceComm::initialise(const NcclUniqueId& id, Deadline deadline) {
   const OnDevice on_device(setup_.device);
@@ -54,6 +50,7 @@ bool DeviceComm::initialise(const NcclUniqueId& id, Deadline deadline) {
 
 bool DeviceComm::settle(Deadline deadline) {
   Pause pause;
+  LeaverWatch leavers;
   while (!setup_.lifecycle->over()) {
     NcclResult state = NcclResult::kInProgress;
     {
@@ -68,6 +65,8 @@ bool DeviceComm::settle(Deadline deadline) {
       return false;
     }
     if (deadline.expired()) return false;
+    if (setup_.left && leavers.look(*setup_.left, setup_.peer, true, *setup_.lifecycle))
+      return false;
     pause.next();
   }
   return false;

@@ -25,6 +25,7 @@
 #include "comm/lifecycle.h"
 #include "nccl/call_gate.h"
 #include "nccl/nccl_platform.h"
+#include "nccl/peers_left.h"
 
 namespace torchft_ext {
 
@@ -37,6 +38,8 @@ struct DeviceCommSetup {
   std::string name;  // "dp0 epoch 3 cuda:0"
   bool high_priority = false;
   std::function<void(const std::shared_ptr<Lifecycle>&)> before_revoke;  // may be empty
+  int peer = -1;                            // the epoch's rank at the other end; -1: all ranks
+  std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
 };
 
 class DeviceComm {
@@ -45,7 +48,7 @@ class DeviceComm {
 
   const DeviceCommSetup& setup() const { return setup_; }
   NcclApi& api() const { return *setup_.platform->nccl; }
-  const c10::Stream& stream() const { return stream_; }  // its own
+  const c10::Stream& stream() const { return *stream_; }  // its own
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   bool closed() const { return gate_.closed(); }
   bool cut() const { return cut_.load(std::memory_order_acquire); }
@@ -61,7 +64,8 @@ class DeviceComm {
   // To be called inside the gate.
   NcclComm handle() const { return handle_; }
   CallGate& gate() { return gate_; }
-  // Waits until NCCL is no longer at work on this communicator's last call. False: as above.
+  // Waits until NCCL is no longer at work on this communicator's last call. False: as above. A
+  // member that leaves meanwhile and is needed ends the epoch, after the grace.
   bool settle(Deadline deadline);
   // Fails the epoch in NCCL's words.
   void fail(NcclResult result, const std::string& doing);
@@ -91,9 +95,11 @@ class DeviceComm {
 
  private:
   const DeviceCommSetup setup_;
-  const c10::Stream stream_;
+  const std::shared_ptr<const c10::Stream> stream_;
   CallGate gate_;
-  NcclComm handle_ = nullptr;              // whoever is inside the gate, or closed and emptied it
+  // Whoever is inside the gate, or closed and emptied it. NCCL may write it until init is through
+  // or the communicator is gone (nccl_api.h): so it is here, not on the stack of who initialises.
+  NcclComm handle_ = nullptr;
   std::shared_ptr<c10::DataPtr> scratch_;  // the issuing thread's
   std::atomic<bool> ready_{false};         // written by the issuing thread
   std::atomic<bool> cut_{false};           // written by the reaper, under mutex_

@@ -2,9 +2,16 @@
 
 #include <string>
 
+#include "base/log.h"
 #include "nccl/bootstrap.h"
 
 namespace torchft_ext {
+namespace {
+
+constexpr Duration kRoomWithin = std::chrono::seconds(2);
+constexpr Duration kHookInterval = std::chrono::milliseconds(50);
+
+}  // namespace
 
 std::shared_ptr<DeviceComm> EpochComms::find(const Key& key) const {
   MutexLock lock(mutex_);
@@ -34,7 +41,9 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
                        identity.size,
                        nameOf(device, peer),
                        setup_.options.high_priority,
-                       setup_.options.before_revoke};
+                       setup_.options.before_revoke,
+                       peer,
+                       setup_.left};
   if (peer >= 0) {
     comm.rank = identity.rank < peer ? 0 : 1;
     comm.size = 2;
@@ -48,6 +57,9 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
 
 bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
   const DeviceCommSetup& setup = comm.setup();
+  awaitRoom(setup.device, need.deadline);
+  // What NCCL allocates must not end a capture of another thread's.
+  const auto relaxed = setup.platform->cuda->relaxCapture();
   NcclUniqueId id;
   if (setup.rank == 0) {
     const OnDevice on_device(setup.device);
@@ -68,6 +80,31 @@ bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
     id = *spread;
   }
   return comm.initialise(id, need.deadline);
+}
+
+// While communicators of an earlier epoch are being freed, making new ones would hold two epochs'
+// device memory at once, and their initialisation would wait inside the driver for the others'
+// end. Bounded: what cannot be freed must not hold up the next epoch.
+void EpochComms::awaitRoom(c10::Device device, Deadline deadline) const {
+  const Deadline until = Deadline::after(kRoomWithin).orEarlier(deadline);
+  while (!setup_.threads->reaper.awaitEnded(device, until.orEarlier(kHookInterval))) {
+    if (setup_.lifecycle->over()) return;
+    if (until.expired()) {
+      log(LogLevel::kWarning, "NCCL communicators on " + device.str() +
+                                  " are still being ended; new ones are made beside them");
+      return;
+    }
+    if (const WaitHook hook = waitHook()) hook();
+  }
+}
+
+void EpochComms::lookForErrors() const {
+  std::vector<std::shared_ptr<DeviceComm>> comms;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [key, comm] : comms_) comms.push_back(comm);
+  }
+  for (const auto& comm : comms) comm->lookForError();
 }
 
 std::vector<std::shared_ptr<DeviceComm>> EpochComms::takeAll() {

@@ -13,6 +13,7 @@
 #include "comm/communicator.h"
 #include "nccl/device_comm.h"
 #include "nccl/nccl_engine.h"
+#include "nccl/nccl_threads.h"
 
 namespace torchft_ext {
 
@@ -23,6 +24,8 @@ class EpochComms {
     std::shared_ptr<Communicator> control;
     std::shared_ptr<Lifecycle> lifecycle;
     NcclEngineOptions options;
+    std::shared_ptr<NcclThreads> threads{};  // these two by the communicator
+    std::shared_ptr<PeersLeft> left{};
   };
   // For whom one is made: what messages name, and how long it may take.
   struct Need {
@@ -38,12 +41,15 @@ class EpochComms {
   bool has(c10::Device device, int peer) const;
 
   std::vector<std::shared_ptr<DeviceComm>> takeAll();
+  // Asks each that nobody is calling for an asynchronous error. Any thread.
+  void lookForErrors() const;
 
  private:
   using Key = std::pair<c10::DeviceIndex, int>;
   std::shared_ptr<DeviceComm> find(const Key& key) const;
   std::shared_ptr<DeviceComm> make(c10::Device device, int peer);
   bool bringUp(DeviceComm& comm, int peer, const Need& need);
+  void awaitRoom(c10::Device device, Deadline deadline) const;
   std::string nameOf(c10::Device device, int peer) const;
 
   const Setup setup_;

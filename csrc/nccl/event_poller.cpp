@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/fork.h"
+#include "base/log.h"
+#include "nccl/event_pool.h"
 
 namespace torchft_ext {
 namespace {
@@ -30,17 +34,39 @@ void finish(const WatchedOp& op, FailurePtr failure) {
   op.outstanding->end(op.number);
 }
 
-bool fired(const WatchedOp& op) {
+enum class Fired { kNo, kYes, kUnknown };
+
+// Unknown: the device is in error, and will not tell better later; the epoch has failed.
+Fired fired(const c10::Event& event, Lifecycle& lifecycle) {
   try {
-    return op.end->query();
+    return event.query() ? Fired::kYes : Fired::kNo;
   } catch (const std::exception& error) {
-    // The device is in error: it will not tell better later.
     Failure failure;
     failure.kind = FailureKind::kInternal;
     failure.cause.how = std::string("the device reported an error: ") + error.what();
-    op.state->lifecycle()->fail(std::move(failure));
-    return true;
+    lifecycle.fail(std::move(failure));
+    return Fired::kUnknown;
   }
+}
+
+// Of one whose state is complete: whether the device is through with its buffers.
+Fired drained(WatchedOp& op, Lifecycle& lifecycle) {
+  if (!op.interrupted) return fired(*op.end, lifecycle);
+  if (!op.comm->gone()) return Fired::kNo;
+  if (!op.behind_all) {
+    if (op.comm->setup().platform->cuda->capturing(op.stream)) return Fired::kNo;
+    try {
+      auto event = EventPool::fresh(op.stream.device(), false);
+      event->record(op.stream);
+      op.behind_all = std::move(event);
+    } catch (const std::exception& error) {
+      log(LogLevel::kError, std::string("no event can be recorded behind an aborted operation: its "
+                                        "buffers are kept: ") +
+                                error.what());
+      return Fired::kUnknown;
+    }
+  }
+  return fired(*op.behind_all, lifecycle);
 }
 
 // Operations in the order in which their streams run them.
@@ -51,7 +77,7 @@ class Watched {
     streams_[key].push_back(std::move(op));
   }
   bool empty() const { return streams_.empty() && draining_.empty(); }
-  size_t draining() const { return draining_.size(); }
+  size_t draining() const { return draining_.size() + kept_.size(); }
   size_t size() const {
     size_t count = 0;
     for (const auto& [key, ops] : streams_) count += ops.size();
@@ -60,6 +86,7 @@ class Watched {
 
   bool look();
   void lookForErrors();
+  void lookForLeavers();
 
  private:
   using Key = std::pair<c10::DeviceIndex, c10::StreamId>;
@@ -72,6 +99,7 @@ class Watched {
 
   std::map<Key, std::deque<WatchedOp>> streams_;  // states not complete
   std::vector<WatchedOp> draining_;
+  std::vector<WatchedOp> kept_;  // the device cannot tell whether it is through
 };
 
 std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> Watched::relax(
@@ -108,8 +136,9 @@ bool Watched::completeFired(std::deque<WatchedOp>& ops) {
     const WatchedOp& op = ops.front();
     // In this order: an event that had fired before the communicator was closed was not freed by an
     // abort, which comes after.
-    if (op.interrupted || !fired(op) || op.comm->closed()) break;
-    const FailurePtr failure = op.state->lifecycle()->failure();
+    Lifecycle& lifecycle = *op.state->lifecycle();
+    if (op.interrupted || fired(*op.end, lifecycle) != Fired::kYes || op.comm->closed()) break;
+    const FailurePtr failure = lifecycle.failure();
     finish(op, failure);
     ops.pop_front();
     any = true;
@@ -131,9 +160,34 @@ bool Watched::releaseCut(std::deque<WatchedOp>& ops) {
 }
 
 bool Watched::letGoDrained() {
-  return std::erase_if(draining_, [](const WatchedOp& op) {
-           return (!op.interrupted || op.comm->gone()) && fired(op);
-         }) > 0;
+  std::vector<WatchedOp> waiting;
+  const size_t before = draining_.size();
+  for (WatchedOp& op : draining_) {
+    switch (drained(op, *op.comm->setup().lifecycle)) {
+      case Fired::kNo:
+        waiting.push_back(std::move(op));
+        break;
+      case Fired::kUnknown:
+        kept_.push_back(std::move(op));
+        break;
+      case Fired::kYes:
+        break;
+    }
+  }
+  draining_.swap(waiting);  // the buffers of the others go with `waiting`
+  return draining_.size() < before;
+}
+
+// Of each stream only the first can be waiting for other ranks; what comes after it waits for that.
+void Watched::lookForLeavers() {
+  const auto relaxed = relax(apis());
+  for (auto& [key, ops] : streams_) {
+    WatchedOp& op = ops.front();
+    const auto& setup = op.comm->setup();
+    if (!setup.left || !op.begun || op.interrupted) continue;
+    Lifecycle& lifecycle = *op.state->lifecycle();
+    op.leavers.look(*setup.left, setup.peer, fired(*op.begun, lifecycle) == Fired::kYes, lifecycle);
+  }
 }
 
 void Watched::lookForErrors() {
@@ -143,6 +197,18 @@ void Watched::lookForErrors() {
       if (busy.insert(op.comm.get()).second) op.comm->lookForError();
 }
 
+// All waits hang on this thread: nothing may end it.
+bool guarded(const std::function<bool()>& look) noexcept {
+  try {
+    return look();
+  } catch (const std::exception& error) {
+    log(LogLevel::kError, std::string("a look at operations on devices failed: ") + error.what());
+  } catch (...) {
+    log(LogLevel::kError, "a look at operations on devices failed");
+  }
+  return false;
+}
+
 }  // namespace
 
 struct EventPoller::Shared {
@@ -150,7 +216,7 @@ struct EventPoller::Shared {
   mutable Mutex mutex;
   CondVar changed;
   std::vector<WatchedOp> incoming GUARDED_BY(mutex);
-  bool idle GUARDED_BY(mutex) = false;
+  bool idle GUARDED_BY(mutex) = false;  // or sleeping for long: a new operation wakes it
   bool woken GUARDED_BY(mutex) = false;
   bool stopping GUARDED_BY(mutex) = false;
   Counts counts GUARDED_BY(mutex);
@@ -166,7 +232,7 @@ bool EventPoller::Shared::await(Duration pause, const Watched& watched,
   const Deadline deadline = watched.empty() ? Deadline::never() : Deadline::after(pause);
   MutexLock lock(mutex);
   counts = {static_cast<int64_t>(watched.size()), static_cast<int64_t>(watched.draining())};
-  idle = watched.empty();
+  idle = watched.empty() || pause > 2 * kShortest;
   while (!woken && !stopping && !deadline.expired() && (!idle || incoming.empty()))
     changed.waitUntil(mutex, deadline);
   idle = false;
@@ -184,14 +250,18 @@ void EventPoller::Shared::run() {
     bool busy = !arrived.empty();
     for (auto& op : arrived) watched.add(std::move(op));
     arrived.clear();
-    busy |= watched.look();
+    busy |= guarded([&] { return watched.look(); });
     pause = busy ? kShortest : std::min(2 * pause, kLongest);
     if (Clock::now() - errors_looked_for < kErrorInterval) continue;
-    watched.lookForErrors();
+    guarded([&] {
+      watched.lookForErrors();
+      watched.lookForLeavers();
+      return true;
+    });
     errors_looked_for = Clock::now();
   }
   for (auto& op : arrived) watched.add(std::move(op));
-  watched.look();
+  guarded([&] { return watched.look(); });
 }
 
 EventPoller::EventPoller()

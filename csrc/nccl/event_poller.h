@@ -3,12 +3,16 @@
 // An operation is watched from the moment its `end` event is recorded. It is complete when the
 // event has fired before its communicator was closed: success; or when its epoch has failed and the
 // communicator has been cut: the epoch's failure. What owns its buffers is kept until the event has
-// fired in either case, so after an abort until the stream has drained.
+// fired in either case, so after an abort until the stream has drained. Where NCCL was still at
+// work on the call when the epoch ended, that event proves nothing: they are kept until NCCL has
+// freed the communicator, and then until an event that is recorded behind it has fired. Where the
+// device cannot tell, they are kept for good.
 //
-// Only queries, never waits on the device, and under relaxCapture(): safe beside a graph capture of
+// Never waits on the device, and asks it under relaxCapture(): safe beside a graph capture of
 // another thread. Looks every 100 us while operations complete, down to every 2 ms while none does,
-// and sleeps while there is nothing to watch. Every 50 ms it asks busy communicators for
-// asynchronous errors.
+// at once when one is added, and sleeps while there is nothing to watch. Every 50 ms it asks busy
+// communicators for asynchronous errors, and fails epochs whose first operation on a stream has
+// waited too long for a member that said goodbye. Nothing that goes wrong ends the thread.
 //
 // Owner: the process's NCCL threads. Threads: watch(), wake() from any, never block; everything
 // else happens on "ft-events", which also releases keep_alive there. After stop(): what is watched
@@ -30,13 +34,18 @@ struct WatchedOp {
   std::shared_ptr<OpState> state;
   std::shared_ptr<DeviceComm> comm;
   c10::Stream stream;
-  std::shared_ptr<c10::Event> end;
+  std::shared_ptr<c10::Event> begun;  // fired: what its caller had enqueued before is through
+  std::shared_ptr<c10::Event> end;    // null only where interrupted
   std::shared_ptr<void> keep_alive;
   std::shared_ptr<Outstanding> outstanding;
   uint64_t number = 0;
   // NCCL was still at work on the call when the epoch ended: the event alone proves nothing, the
   // communicator must be gone too before the buffers are let go.
   bool interrupted = false;
+
+  // The poller's own.
+  std::shared_ptr<c10::Event> behind_all{};  // of an interrupted one, once its communicator is gone
+  LeaverWatch leavers{};
 };
 
 class EventPoller {

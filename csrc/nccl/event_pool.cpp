@@ -2,6 +2,8 @@
 
 #include <tuple>
 
+#include "base/fork.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -30,13 +32,18 @@ std::shared_ptr<c10::Event> EventPool::take(c10::Device device, bool timed) {
     }
   }
   if (!event) event = std::make_unique<c10::Event>(device.type(), flagFor(timed));
-  return {event.release(), [pool = shared_from_this(), key](c10::Event* used) {
-            pool->giveBack(key, std::unique_ptr<c10::Event>(used));
+  return {event.release(),
+          [pool = shared_from_this(), key, generation = forkGeneration()](c10::Event* used) {
+            if (generation == forkGeneration())
+              pool->giveBack(key, std::unique_ptr<c10::Event>(used));
           }};
 }
 
 std::shared_ptr<c10::Event> EventPool::fresh(c10::Device device, bool timed) {
-  return std::make_shared<c10::Event>(device.type(), flagFor(timed));
+  return {new c10::Event(device.type(), flagFor(timed)),
+          [generation = forkGeneration()](c10::Event* used) {
+            if (generation == forkGeneration()) delete used;
+          }};
 }
 
 void EventPool::giveBack(const Key& key, std::unique_ptr<c10::Event> event) {

@@ -2,7 +2,8 @@
 // and some drivers wait for the device when one is destroyed.
 //
 // Owner: the process's NCCL threads. An event returns when its last owner lets go, on that owner's
-// thread; the pool itself lives until no event is out. Threads: any. Never blocks.
+// thread; the pool itself lives until no event is out. In a forked child events are left alone:
+// they are the parent's. Threads: any. Never blocks.
 #pragma once
 
 #include <c10/core/Event.h>

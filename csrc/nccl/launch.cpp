@@ -12,6 +12,7 @@
 #include "base/host_name.h"
 #include "base/log.h"
 #include "nccl/nccl_calls.h"
+#include "nccl/nccl_group.h"
 
 namespace torchft_ext {
 namespace {
@@ -130,10 +131,26 @@ bool Launch::findComms() {
       endIfLate(*op);
       return false;
     }
+    checkCapture(*op);
     if (op->issue.operation.kind == OpKind::kBarrier) op->scratch = op->comm->scratch();
     if (std::find(used_.begin(), used_.end(), op->comm) == used_.end()) used_.push_back(op->comm);
   }
   return true;
+}
+
+// A stream that one graph captures can neither wait for work outside of it nor run any.
+void Launch::checkCapture(const Op& op) const {
+  const CudaApi& cuda = *context_.platform->cuda;
+  const std::string name = toString(op.issue.operation.kind);
+  if (cuda.capturing(op.side->current) != capturing_)
+    throw std::invalid_argument(name +
+                                ": expected all operations of a batch in one graph capture, or all "
+                                "outside, found both");
+  if (!capturing_ && cuda.capturing(op.comm->stream()))
+    throw std::invalid_argument(
+        name +
+        ": a graph capture has this group's operations in it and has not ended: issue others in "
+        "the capture, after its end, or on another group");
 }
 
 std::shared_ptr<c10::Event> Launch::event(const Op& op, bool timed) {
@@ -146,11 +163,9 @@ std::shared_ptr<c10::Event> Launch::event(const Op& op, bool timed) {
 void Launch::order(Op& op) {
   StreamSide& side = *op.side;
   side.stream = side.on_current ? side.current : op.comm->stream();
-  if (!side.on_current) {
-    const auto ready = event(op, false);
-    ready->record(side.current);
-    ready->block(*side.stream);
-  }
+  op.begun = event(op, false);
+  op.begun->record(side.current);
+  if (!side.on_current) op.begun->block(*side.stream);
   if (!side.timed) return;
   side.start = event(op, true);
   side.start->record(*side.stream);
@@ -179,9 +194,9 @@ NcclResult Launch::callAll() {
   NcclApi& nccl = *context_.platform->nccl;
   if (capturing_)
     for (const auto& comm : used_) comm->markCaptured();
-  const NcclResult started = nccl.groupStart();
   called_ = true;
-  if (started != NcclResult::kSuccess) return started;
+  NcclGroup group(nccl);
+  if (group.started() != NcclResult::kSuccess) return group.started();
   NcclResult first_error = NcclResult::kSuccess;
   for (const Op& op : ops_) {
     const DeviceCommSetup& comm = op.comm->setup();
@@ -195,7 +210,7 @@ NcclResult Launch::callAll() {
     first_error = makeCalls(op.issue.operation, op.side->flat, target);
     if (first_error != NcclResult::kSuccess) break;
   }
-  const NcclResult ended = nccl.groupEnd();
+  const NcclResult ended = group.end();
   return first_error == NcclResult::kSuccess ? ended : first_error;
 }
 
@@ -235,40 +250,59 @@ void Launch::handOver(Op& op) {
   recordEnd(op);
   if (!capturing_) return watch(op, false);
   op.side->captured = true;
+  op.handed_over = true;  // to the graph
   complete(op, nullptr);
 }
 
 void Launch::watch(Op& op, bool interrupted) {
   Operation& operation = op.issue.operation;
+  op.handed_over = true;
   // What the barrier's byte and the user's buffers are owned by.
   auto owners = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       std::move(operation.keep_alive), std::move(op.scratch));
-  context_.threads->poller->watch({std::move(op.issue.state), op.comm, *op.side->stream,
+  context_.threads->poller->watch({std::move(op.issue.state), op.comm, *op.side->stream, op.begun,
                                    op.side->end, std::move(owners), context_.outstanding, op.number,
                                    interrupted});
 }
 
 // The epoch has failed while NCCL was at work on the calls, or because of them. Waiters are
-// released as soon as the communicators are cut. `end` is recorded all the same, when NCCL has let
+// released as soon as the communicators are cut. `end` is recorded all the same once NCCL has let
 // go of the stream, so that whoever orders a stream behind the operation is behind its last kernel.
+// If that takes too long there is none: nothing may be enqueued there while NCCL is at work.
 void Launch::handOverInterrupted() {
   const Deadline cut_by = Deadline::after(kCutWithin);
   for (const auto& comm : used_) comm->awaitCut(cut_by);
   const Deadline gone_by = Deadline::after(kGoneWithin);
   const FailurePtr failure = whyOver();
-  for (Op& op : ops_) complete(op, failure);
+  for (Op& op : ops_)
+    if (!op.handed_over) complete(op, failure);
   for (const auto& comm : used_) comm->awaitGone(gone_by);
   for (Op& op : ops_) {
-    if (!op.side->stream) continue;
-    try {
-      recordEnd(op);
-    } catch (const c10::Error& error) {
-      log(LogLevel::kError, std::string("no event can be recorded behind a failed operation: ") +
-                                error.what_without_backtrace());
-      op.side->end = EventPool::fresh(op.side->current.device(), false);  // counts as fired
-    }
+    if (op.handed_over || !op.side->stream) continue;
+    if (op.comm->gone()) recordEndOfFailed(op);
     watch(op, true);
   }
+}
+
+// Whatever goes wrong here, the buffers must still reach the poller.
+void Launch::recordEndOfFailed(Op& op) {
+  const auto attempt = [](const auto& call) {
+    try {
+      call();
+      return true;
+    } catch (const std::exception& error) {
+      log(LogLevel::kError,
+          std::string("nothing can be enqueued behind a failed operation: ") + error.what());
+      return false;
+    }
+  };
+  StreamSide& side = *op.side;
+  if (side.end) return;
+  attempt([&] {
+    if (side.behind) side.behind(*side.stream);
+  });
+  auto end = event(op, side.timed);
+  if (attempt([&] { end->record(*side.stream); })) side.end = std::move(end);
 }
 
 void Launch::interrupted(const char* how) {

@@ -43,6 +43,8 @@ class Launch {
     int peer = -1;  // of send and recv
     std::shared_ptr<DeviceComm> comm{};
     std::shared_ptr<void> scratch{};
+    std::shared_ptr<c10::Event> begun{};  // what the caller had enqueued before is through
+    bool handed_over = false;             // to the poller: no longer ours to complete
   };
   enum class Called { kNothing, kDone, kInterrupted };
 
@@ -50,6 +52,7 @@ class Launch {
   void begin();
   bool everyoneIsThere();
   bool findComms();
+  void checkCapture(const Op& op) const;
   void order(Op& op);
   Called call();
   NcclResult callAll();
@@ -58,6 +61,7 @@ class Launch {
   void handOverInterrupted();
   void watch(Op& op, bool interrupted);
   void recordEnd(Op& op);
+  void recordEndOfFailed(Op& op);
   void complete(Op& op, FailurePtr failure);
   void completeAll();
   void interrupted(const char* how);

@@ -19,12 +19,14 @@ Lifecycle::Subscription reapOnFailure(const Launch::Context& context) {
 
 Launch::Context contextOf(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads) {
   Launch::Context context{setup.platform,
-                          std::move(threads),
+                          threads,
                           setup.lifecycle,
                           nullptr,
                           std::make_shared<Outstanding>(),
                           std::make_shared<PeersLeft>()};
   setup.control->onPeerLeft([left = context.left](int rank) { left->add(rank); });
+  setup.threads = std::move(threads);
+  setup.left = context.left;
   context.comms = std::make_shared<EpochComms>(std::move(setup));
   return context;
 }
@@ -77,6 +79,7 @@ bool NcclCommunicator::awaitIssued(Deadline deadline) {
     if (deadline.expired()) return false;
     if (const WaitHook hook = waitHook()) hook();
   }
+  context_.comms->lookForErrors();  // an error that the poller would find only some 50 ms later
   return control_->awaitIssued(deadline);
 }
 
@@ -88,7 +91,8 @@ bool NcclCommunicator::drain(Deadline deadline) {
 
 bool NcclCommunicator::leave(Deadline deadline) {
   const bool complete = awaitIssued(deadline);
-  const bool retired = complete && retireAll(deadline);
+  // NCCL may wait for other ranks there: the goodbye must be said all the same.
+  const bool retired = complete && retireAll(Deadline::after(deadline.remaining() / 2));
   return control_->leave(deadline) && retired;
 }
 

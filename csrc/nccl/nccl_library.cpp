@@ -283,7 +283,17 @@ std::string dotted(int version) {
 
 }  // namespace
 
+// NCCL prefers its environment to what a caller asks for (envConfigOverride() in init.cc), and then
+// blocks in init and operations, where an abort is a use after free.
+std::string refusedNcclEnvironment() {
+  const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
+  if (blocking == nullptr || *blocking == '\0' || std::string(blocking) == "0") return {};
+  return std::string("NCCL_COMM_BLOCKING=") + blocking +
+         " makes NCCL's communicators blocking, and those cannot be aborted safely: unset it";
+}
+
 std::variant<std::shared_ptr<NcclApi>, std::string> loadNcclLibrary() {
+  if (std::string refused = refusedNcclEnvironment(); !refused.empty()) return refused;
   std::string where;
   void* library = openLibrary(where);
   if (library == nullptr) {

@@ -15,4 +15,8 @@ namespace torchft_ext {
 // Any thread; may load a shared library.
 std::variant<std::shared_ptr<NcclApi>, std::string> loadNcclLibrary();
 
+// The variable of the environment that would turn the communicators into something that cannot be
+// aborted, with what to do about it. Empty: none is set.
+std::string refusedNcclEnvironment();
+
 }  // namespace torchft_ext

@@ -8,12 +8,13 @@
 #include <utility>
 
 #include "base/log.h"
+#include "nccl/nccl_group.h"
 
 namespace torchft_ext {
 namespace {
 
 constexpr Duration kCallerLeavesWithin = std::chrono::seconds(1);
-constexpr Duration kRevokedWithin = std::chrono::milliseconds(100);
+constexpr Duration kRevokedWithin = std::chrono::milliseconds(250);
 constexpr Duration kRootReachedWithin = std::chrono::milliseconds(250);
 constexpr Duration kLook = std::chrono::microseconds(100);
 
@@ -37,10 +38,6 @@ bool awaitQuiet(NcclApi& api, NcclComm comm, Deadline deadline,
 bool revokes(const DeviceComm& comm) {
   return comm.ready() && comm.api().has(NcclFeature::kRevoke);
 }
-// Freed by an abort, it would wait for the graph's end, which may never come. Stopped is enough.
-bool heldByGraph(const DeviceComm& comm) {
-  return comm.captured() && revokes(comm);
-}
 
 }  // namespace
 
@@ -53,6 +50,8 @@ ReapBatch::ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit,
       on_cut_(std::move(on_cut)) {}
 
 void ReapBatch::run() {
+  // What NCCL frees must not end a graph capture of another thread's.
+  const auto relaxed = comms_.front()->setup().platform->cuda->relaxCapture();
   for (const auto& comm : comms_) comm->close();
   Comms free;
   Comms busy;
@@ -89,7 +88,12 @@ void ReapBatch::callHooks() const {
   for (const auto& comm : comms_) {
     const auto& setup = comm->setup();
     if (!setup.before_revoke || !setup.lifecycle->failure()) continue;
-    if (told.insert(setup.lifecycle.get()).second) setup.before_revoke(setup.lifecycle);
+    if (!told.insert(setup.lifecycle.get()).second) continue;
+    try {
+      setup.before_revoke(setup.lifecycle);
+    } catch (const std::exception& error) {
+      log(LogLevel::kError, std::string("what comes before a revoke failed: ") + error.what());
+    }
   }
 }
 
@@ -118,18 +122,21 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
   return rest;
 }
 
+// A revoke goes on in a thread of NCCL's, and lowers the flag that stops kernels at its end: an
+// abort before that could be undone by it.
 void ReapBatch::cut(const Comms& comms) const {
-  for (const auto& comm : comms) {
-    const OnDevice on_device(comm->setup().device);
-    if (comm->handle() != nullptr && revokes(*comm)) comm->api().revoke(comm->handle());
-  }
-  const Deadline deadline = deadline_.orEarlier(kRevokedWithin);
+  Comms revoked;
   for (const auto& comm : comms) {
     if (comm->handle() == nullptr || !revokes(*comm)) continue;
+    const OnDevice on_device(comm->setup().device);
+    comm->api().revoke(comm->handle());
     comm->markCut();
-    on_cut_();
-    awaitQuiet(comm->api(), comm->handle(), deadline, [] { return false; });
+    revoked.push_back(comm);
   }
+  on_cut_();
+  const Deadline deadline = deadline_.orEarlier(kRevokedWithin);
+  for (const auto& comm : revoked)
+    awaitQuiet(comm->api(), comm->handle(), deadline, [] { return false; });
 }
 
 // In one group: all are told to stop when abort() is called, and freed when the group ends.
@@ -138,24 +145,23 @@ void ReapBatch::abort(const Comms& comms) const {
   for (const auto& comm : comms) {
     if (comm->handle() == nullptr) {
       comm->markGone();
-    } else if (heldByGraph(*comm)) {
-      log(LogLevel::kWarning, comm->setup().name +
-                                  " was captured by a graph: it is revoked, and kept until the "
-                                  "process ends; do not replay that graph");
     } else {
       aborted.push_back(comm);
     }
+    if (comm->captured() && comm->handle() != nullptr)
+      log(LogLevel::kWarning, comm->setup().name +
+                                  " was captured by a graph: it is aborted, and freed when that "
+                                  "graph is; do not replay it");
   }
   if (aborted.empty()) return on_cut_();
-  NcclApi& api = aborted.front()->api();
-  api.groupStart();
+  NcclGroup group(aborted.front()->api());
   for (const auto& comm : aborted) {
     const OnDevice on_device(comm->setup().device);
-    api.abort(comm->handle());
+    comm->api().abort(comm->handle());
     comm->markCut();
   }
   on_cut_();
-  api.groupEnd();
+  group.end();
   for (const auto& comm : aborted) comm->markGone();
   on_cut_();
 }
@@ -177,10 +183,9 @@ void ReapBatch::releaseRoots(const Comms& comms) const {
     const Deadline deadline = Deadline::after(kRootReachedWithin);
     for (NcclComm decoy : decoys)
       if (decoy != nullptr) awaitQuiet(api, decoy, deadline, [] { return false; });
-    api.groupStart();
+    NcclGroup group(api);
     for (NcclComm decoy : decoys)
       if (decoy != nullptr) api.abort(decoy);
-    api.groupEnd();
   }
 }
 

@@ -1,5 +1,9 @@
 // One communicator and its end, against a scripted NCCL: order of calls, blocked calls, limits.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <stdexcept>
 
 #include "nccl/comm_reaper.h"
 #include "scripted_nccl.h"
@@ -116,15 +120,81 @@ TEST_F(NcclReaper, ACallThatDoesNotReturnHoldsUpItsOwnCommunicatorAlone) {
   ends->stop(testDeadline());
 }
 
-TEST_F(NcclReaper, ACapturedCommunicatorIsRevokedAndKept) {
+// NCCL frees it when the graph is gone: until then its helper waits, which is not "stuck".
+TEST_F(NcclReaper, ACapturedCommunicatorIsAbortedAndWaitsForItsGraphAlone) {
   const auto captured = readyComm();
   captured->markCaptured();
-  auto ends = reaper();
+  nccl->block("groupEnd");
+  auto ends = reaper(milliseconds(50));
   ends->abort({captured});
-  EXPECT_TRUE(captured->awaitCut(testDeadline()));
+  ASSERT_TRUE(waitFor([&] { return nccl->called("groupEnd"); }));
+  EXPECT_EQ(ending(), Calls({"revoke 1", "groupStart", "abort 1", "groupEnd"}));
+  EXPECT_TRUE(captured->cut());
+  EXPECT_TRUE(waitFor([&] { return ends->counts().held_by_graphs == 1; }));
+  EXPECT_TRUE(ends->awaitEnded(captured->setup().device, testDeadline()));
+  nccl->unblock();  // the graph is gone
+  EXPECT_TRUE(captured->awaitGone(testDeadline()));
+  EXPECT_TRUE(waitFor([&] { return ends->counts().aborted == 1; }));
   EXPECT_TRUE(ends->stop(testDeadline()));
-  EXPECT_EQ(ending(), Calls({"revoke 1"}));
-  EXPECT_EQ(ends->counts().held_by_graphs, 1);
+  EXPECT_EQ(ends->counts().held_by_graphs, 0);
+  EXPECT_EQ(ends->counts().stuck, 0);
+}
+
+TEST_F(NcclReaper, ARevokeInProgressIsThroughBeforeTheAbort) {
+  const auto first = readyComm();
+  const auto second = readyComm();
+  nccl->answer("asyncError", std::deque<NcclResult>(20, NcclResult::kInProgress));
+  auto ends = reaper();
+  ends->abort({first, second});
+  ASSERT_TRUE(second->awaitGone(testDeadline()));
+  const auto calls = nccl->callsBut({"init", "getUniqueId"});
+  const auto abort = std::find(calls.begin(), calls.end(), "abort 1");
+  EXPECT_GE(std::count(calls.begin(), abort, "asyncError 1"), 21);
+  EXPECT_EQ(std::count(abort, calls.end(), "asyncError 1"), 0);
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, AHookThatThrowsEndsNothing) {
+  before_revoke = [](const std::shared_ptr<Lifecycle>&) { throw std::runtime_error("a hook"); };
+  const auto only = readyComm();
+  lifecycle->fail({});
+  auto ends = reaper();
+  ends->abort({only});
+  EXPECT_TRUE(only->awaitGone(testDeadline()));
+  EXPECT_TRUE(ends->stop(testDeadline()));
+}
+
+TEST_F(NcclReaper, WhoWantsRoomOnADeviceWaitsForWhatIsBeingEndedThere) {
+  const auto only = readyComm();
+  const c10::Device device = only->setup().device;
+  const c10::Device another(device.type(), 1);
+  nccl->block("groupEnd");
+  auto ends = reaper();
+  ends->abort({only});
+  ASSERT_TRUE(waitFor([&] { return nccl->called("groupEnd"); }));
+  EXPECT_FALSE(ends->awaitEnded(device, Deadline::after(milliseconds(20))));
+  EXPECT_TRUE(ends->awaitEnded(another, testDeadline()));
+  nccl->unblock();
+  EXPECT_TRUE(ends->awaitEnded(device, testDeadline()));
+  ends->stop(testDeadline());
+}
+
+// A stream that user code was given in between is nobody's here.
+TEST_F(NcclReaper, LiveCommunicatorsHaveStreamsOfTheirOwnAndGiveThemBack) {
+  auto first = comm();
+  const c10::Stream own = first->stream();
+  std::vector<std::shared_ptr<DeviceComm>> others;
+  const auto* guard = c10::impl::getDeviceGuardImpl(own.device_type());
+  // The pool comes around to the first one's.
+  while (!(guard->getStreamFromGlobalPool(own.device()) == own)) continue;
+  for (int i = 0; i < 7; ++i) {
+    others.push_back(comm());
+    EXPECT_NE(others.back()->stream(), own);
+    for (int j = 0; j < i; ++j)
+      EXPECT_NE(others.back()->stream(), others[static_cast<size_t>(j)]->stream());
+  }
+  first.reset();
+  EXPECT_EQ(comm()->stream(), own);
 }
 
 TEST_F(NcclReaper, WithoutRevokeACapturedCommunicatorIsAbortedAlone) {

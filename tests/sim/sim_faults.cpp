@@ -95,6 +95,12 @@ void Faults::pause(const std::string& point, int rank) {
   while (clears_ == clears && !deadline.expired()) cleared_.waitUntil(mutex_, deadline);
 }
 
+bool Faults::armed(const std::string& point) const {
+  MutexLock lock(mutex_);
+  return std::any_of(faults_.begin(), faults_.end(),
+                     [&](const Fault& fault) { return fault.point == point; });
+}
+
 int Faults::version() const {
   MutexLock lock(mutex_);
   return version_;

@@ -50,6 +50,7 @@ class Faults {
   std::optional<Fault> take(FaultAction action, const std::string& point, int rank);
   // Sits in an injected "block" of this call, if there is one.
   void pause(const std::string& point, int rank);
+  bool armed(const std::string& point) const;  // a fault for it waits
   int version() const;
 
   // Misuse of the library or the device: tests assert that there is none.

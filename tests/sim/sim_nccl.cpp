@@ -215,6 +215,10 @@ class SimNccl final : public NcclApi {
     if (const auto failure = enter("group_end", -1)) result = *failure;
     auto launches = std::exchange(group.launches, {});
     for (auto& [comm, calls] : launches) {
+      if (comm->aborting) {
+        violation("a communicator was aborted between a call on it and its group's end");
+        continue;
+      }
       if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) break;
       if (comm->launch(std::move(calls)) == NcclResult::kInProgress)
         result = NcclResult::kInProgress;
