@@ -185,10 +185,18 @@ TEST_F(NcclReaper, LiveCommunicatorsHaveStreamsOfTheirOwnAndGiveThemBack) {
   const c10::Stream own = first->stream();
   std::vector<std::shared_ptr<DeviceComm>> others;
   const auto* guard = c10::impl::getDeviceGuardImpl(own.device_type());
-  // The pool comes around to the first one's.
-  while (!(guard->getStreamFromGlobalPool(own.device()) == own)) continue;
+  // How many takes of the pool's streams until it gives out the first one's again.
+  const auto takesUntilOwn = [&] {
+    int takes = 1;
+    while (guard->getStreamFromGlobalPool(own.device()) != own) ++takes;
+    return takes;
+  };
+  takesUntilOwn();
+  const int around = takesUntilOwn();
   for (int i = 0; i < 7; ++i) {
-    others.push_back(comm());
+    takesUntilOwn();
+    for (int take = 1; take < around; ++take) guard->getStreamFromGlobalPool(own.device());
+    others.push_back(comm());  // whom the pool would give it to
     EXPECT_NE(others.back()->stream(), own);
     for (int j = 0; j < i; ++j)
       EXPECT_NE(others.back()->stream(), others[static_cast<size_t>(j)]->stream());
