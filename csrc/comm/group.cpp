@@ -364,8 +364,8 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
                        ? current_.lifecycle
                        : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
   const bool laid_out_for_another =
-      std::any_of(operations.begin(), operations.end(), [this](const Operation& operation) {
-        return operation.epoch >= 0 && operation.epoch != epoch_;
+      std::any_of(operations.begin(), operations.end(), [epoch = epoch_](const Operation& each) {
+        return each.epoch >= 0 && each.epoch != epoch;
       });
   FailurePtr refusal;
   if (!entry.communicator) {
