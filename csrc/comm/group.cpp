@@ -363,10 +363,9 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
   auto lifecycle = entry.communicator
                        ? current_.lifecycle
                        : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
-  const bool laid_out_for_another =
-      std::any_of(operations.begin(), operations.end(), [epoch = epoch_](const Operation& each) {
-        return each.epoch >= 0 && each.epoch != epoch;
-      });
+  const bool laid_out_for_another = std::any_of(
+      operations.begin(), operations.end(),
+      [epoch = epoch_](const Operation& each) { return each.epoch >= 0 && each.epoch != epoch; });
   FailurePtr refusal;
   if (!entry.communicator) {
     refusal = failure_ && !shut_down_ && !configuring_ ? failure_ : whyNoEpoch();
