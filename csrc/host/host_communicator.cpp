@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "comm/callbacks.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -28,6 +30,9 @@ HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> e
 HostCommunicator::~HostCommunicator() {
   lifecycle_->fail(aborted(*lifecycle_, "its group object was destroyed"));
   loop_.post([epoch = std::move(epoch_)] {});
+  // A subscriber of the lifecycle may have been the last owner, and runs on the loop: the engine
+  // must not end there, since its loop would go before what is still to be released on it.
+  if (loop_.inLoop()) runOnCallbackThread([engine = std::move(keep_alive_)] {});
 }
 
 void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation) {

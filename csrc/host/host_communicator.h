@@ -29,7 +29,7 @@ class HostCommunicator : public Communicator {
   EventLoop& loop_;
   std::shared_ptr<HostEpoch> epoch_;  // released on the loop
   const std::shared_ptr<Lifecycle> lifecycle_;
-  const std::shared_ptr<void> keep_alive_;
+  std::shared_ptr<void> keep_alive_;  // released last, never on the loop
 };
 
 }  // namespace torchft_ext
