@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -36,7 +37,7 @@ class DeviceArray {
       : device_(device), count_(values.size()) {
     const OnDevice on_device(device);
     memory_ = c10::GetAllocator(device.type())->allocate(std::max<size_t>(1, count_ * sizeof(T)));
-    std::memcpy(memory_.get(), values.data(), count_ * sizeof(T));
+    std::copy(values.begin(), values.end(), data());
   }
   c10::Device device() const { return device_; }
   T* data() const { return static_cast<T*>(memory_.get()); }
