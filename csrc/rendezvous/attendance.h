@@ -7,29 +7,30 @@
 // whatever reason, it says there why, and whoever waits for it ends too. A prefix can be tried
 // again at once, so what is found may belong to another attempt:
 //
+// clang-format off
 //   found                                        it ends this attempt if
-//   a process is gone or cannot be reached       it was met: it answered during this attempt, or
-//   was
+//   a process is gone or cannot be reached       it was met: it answered during this attempt, or was
 //                                                in the last epoch, which was healthy until now
 //   a process is frozen                          its record is here, or it was met
 //   a withdrawal whose record was seen here      always
 //   a withdrawal, its record never seen          by a member of the last, healthy epoch, unless it
 //                                                only ran out of time: it was faster than we are
+// clang-format on
 // but never if this group has been told before: of that process's end, or of that attempt's (our
 // own earlier ones included). So every end is told once, and the next attempt is not harmed by it.
 // What does not end the attempt is left over from another one: it counts as "not there yet", and
 // its member is awaited until the deadline, then named.
 //
 // Interleavings that this settles (each is a test):
-//   rank 0 tries again first        the others, not told yet, meet its fresh record and go on with
-//   it another tries again first       rank 0 sees its fresh record and goes on; or it saw the
-//   withdrawal
-//                                   and fails: then the new attempt knows the origin, its own, and
-//                                   waits
-//   a new process at the victim's   its record replaces the dead one's; until then the dead one's
-//   is rank                            left over, since its end was told a member comes after the
-//   end    it waits for the next attempt, unless it comes from the same epoch a prefix with old
-//   records       their processes were never met: they are left over
+// clang-format off
+//   rank 0 tries again first        the others, not told yet, meet its fresh record and go on with it
+//   another tries again first       rank 0 sees its fresh record and goes on; or it saw the withdrawal
+//                                   and fails: then the new attempt knows the origin, its own, and waits
+//   a new process at the victim's   its record replaces the dead one's; until then the dead one's is
+//   rank                            left over, since its end was told
+//   a member comes after the end    it waits for the next attempt, unless it comes from the same epoch
+//   a prefix with old records       their processes were never met: they are left over
+// clang-format on
 //
 // Owner: a Rendezvous. Threads: that of its configure() only, but hasNews().
 #pragma once
