@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "base/fork.h"
 #include "base/host_name.h"
+#include "base/log.h"
 #include "base/mutex.h"
 #include "comm/callbacks.h"
 #include "comm/group.h"
@@ -48,6 +50,13 @@ std::shared_ptr<Watchdog> takeWatchdog() {
   return std::move(process().watchdog);
 }
 
+constexpr Duration kExitWithin = std::chrono::seconds(1);
+
+// exit() of a program without Python; where Python ends first, nothing is left to do here.
+void leaveAtExit() {
+  processExit(Deadline::after(kExitWithin));
+}
+
 // "3 -> socket:[123]" for each descriptor of one table; those that lead into /proc are this
 // function's own.
 std::set<std::string> tableOf(const std::filesystem::path& directory) {
@@ -67,6 +76,9 @@ std::set<std::string> tableOf(const std::filesystem::path& directory) {
 
 std::shared_ptr<Watchdog> sharedWatchdog() {
   MutexLock lock(process().mutex);
+  // After torch's libraries were initialised, so it runs before their destructors do.
+  static const bool leaves = std::atexit(&leaveAtExit) == 0;
+  if (!leaves) log(LogLevel::kWarning, "no room for an exit handler: exit() says no goodbye");
   if (!process().watchdog) process().watchdog = std::make_shared<Watchdog>();
   return process().watchdog;
 }

@@ -26,7 +26,7 @@ void failOutstanding(const std::string& how);
 
 // Says goodbye for every group and ends all threads of the library, by the deadline; what does not
 // end is abandoned and reported. False: something was abandoned. In a forked child: for what was
-// made there.
+// made there. exit() calls it, with a second's time, wherever a watchdog was made.
 bool processExit(Deadline deadline);
 
 // Descriptors open in this process, those in private tables of single threads included.

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "host/host_communicator.h"
 #include "host/probe_vigil.h"
-#include "peers/line_kind.h"
+#include "net/handshake.h"
 
 namespace torchft_ext {
 namespace {

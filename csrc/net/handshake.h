@@ -24,6 +24,10 @@ struct Hello {
 std::string encodeHello(const Hello& hello);                 // a whole frame
 std::optional<Hello> decodeHello(std::string_view payload);  // nullopt: malformed
 
+// The nonce of a hello that asks whether a process lives: of no epoch. Whoever listens answers it,
+// with a welcome or a refusal, and closes the connection.
+inline constexpr Nonce kProbeNonce{};
+
 struct Welcome {
   Identity<struct AcceptorHalf> proof;
   Incarnation from;

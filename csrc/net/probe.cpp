@@ -42,7 +42,7 @@ void Probe::connect() {
     });
     return;
   }
-  inbox_.emplace(std::vector<FrameType>{FrameType::kRefused});
+  inbox_.emplace(std::vector<FrameType>{FrameType::kRefused, FrameType::kWelcome});
   loop_.watch(fd_.get(), EPOLLOUT, [this](uint32_t) {
     if (connected_) {
       onReadable();
@@ -67,7 +67,8 @@ void Probe::onConnected() {
     finish(Answer::kUnreachable, detail);
     return;
   }
-  Hello question;  // of no epoch, with no proof
+  Hello question;  // with no proof
+  question.nonce = kProbeNonce;
   question.from = selfIncarnation();
   question.to = who_;
   question.rank = 0;
@@ -86,14 +87,20 @@ void Probe::onReadable() {
     onNoWord(inbox_->why());
     return;
   }
-  const auto refusal = decodeRefusal(inbox_->payload());
-  if (state != FrameInbox::State::kWhole || !refusal) {
-    finish(Answer::kGone, inbox_->why());
-  } else if (refusal->code == RefusalCode::kWrongProcess) {
-    finish(Answer::kGone, refusal->reason);
-  } else {
+  if (state == FrameInbox::State::kWhole && isAnswerOfIts()) {
     finish(Answer::kAnswered, {});
+  } else {
+    finish(Answer::kGone, "another process answered");
   }
+}
+
+bool Probe::isAnswerOfIts() const {
+  if (inbox_->header().type == FrameType::kWelcome) {
+    const auto welcome = decodeWelcome(inbox_->payload());
+    return welcome && welcome->from == who_;
+  }
+  const auto refusal = decodeRefusal(inbox_->payload());
+  return refusal && refusal->code != RefusalCode::kWrongProcess;
 }
 
 void Probe::onNoWord(const std::string& detail) {

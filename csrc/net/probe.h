@@ -1,5 +1,5 @@
 // Does that process still live? A connection, and a hello that is a question: a living process's
-// listener answers it with a refusal. That the kernel accepts says nothing: it also does for a
+// listener answers it, with a refusal as a rule. That the kernel accepts says nothing: it also does for a
 // process that is ending, whose sockets close one after the other, and for a stopped one. A
 // connection that ends without a word is tried again twice, a few milliseconds later: the process
 // may be ending, or something cuts connections, of which this was one.
@@ -41,6 +41,7 @@ class Probe {
   void connect();
   void onConnected();
   void onReadable();
+  bool isAnswerOfIts() const;
   void onNoWord(const std::string& detail);
   void closeConnection();
   void finish(Answer answer, const std::string& detail);

@@ -32,7 +32,4 @@ struct ProbePatience {
   Duration answer{};  // from the start; negative: for as long as it takes
 };
 
-// The nonce of probes: known to all and always refused, so that any monitor answers any other.
-inline constexpr Nonce kProbeNonce{};
-
 }  // namespace torchft_ext

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "cluster.h"
+#include "cut_connections.h"
 
 namespace torchft_ext {
 namespace {
@@ -211,6 +212,26 @@ TEST(Group, ALostEngineIsAPeerLostOnEverySurvivor) {
   }
   cluster.form({0, 1, 3}, "rest");
   expectSum(cluster, {0, 1, 3});
+}
+
+// Both processes live, and say so when they are asked.
+TEST(Group, ACutConnectionIsALostLinkAndItsEndsAreNamed) {
+  Cluster cluster(2);
+  cluster.form(cluster.all(), "cut");
+  std::vector<std::vector<float>> values(2, std::vector<float>(10));
+  std::vector<std::shared_ptr<OpState>> states;
+  for (int i : {0, 1})
+    states.push_back(cluster.group(i).issue(recvOf(values[static_cast<size_t>(i)], 1 - i)));
+  const auto self = std::get<MemberRecord>(cluster.members[0]->engine->describeSelf());
+  cutConnectionsTo(self.addresses.front().port());
+  for (auto& state : states) {
+    const FailurePtr failure = finish(state);
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kLinkLost) << failure->describe();
+    EXPECT_EQ(failure->cause.rank + failure->cause.other_rank, 1) << failure->describe();
+  }
+  cluster.form({0, 1}, "again");
+  expectSum(cluster, {0, 1});
 }
 
 // ---- configure that fails

@@ -35,6 +35,16 @@ TEST(Probe, ALivingProcessAnswers) {
   EXPECT_EQ(door.listener->counts().parked, 0U);
 }
 
+// As an engine's listener does, which answers the vigils of others.
+TEST(Probe, AWelcomeIsAnAnswerToo) {
+  Door door;
+  onLoop(door.loop, [&] {
+    door.listener->expect(kProbeNonce, EpochSecret{}, [](Arrival&) { return false; });
+  });
+  EXPECT_EQ(ask(door.loop, door.address(), selfIncarnation()), Probe::Answer::kAnswered);
+  EXPECT_EQ(ask(door.loop, door.address(), Incarnation::random()), Probe::Answer::kGone);
+}
+
 TEST(Probe, AnotherProcessAtThePortMeansGone) {
   Door door;
   EXPECT_EQ(ask(door.loop, door.address(), Incarnation::random()), Probe::Answer::kGone);

@@ -10,10 +10,10 @@ FREEZE = HEARTBEAT + 0.1
 CONFIGURE_LIMIT = 2.0  # seconds; of every configure() that may fail
 
 LOST = frozenset({"peer lost"})
-PROBING = (
-    0.1  # seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms,
-)
-# and what one member sees travels through the store
+LEFT = frozenset({"peer left"})
+# Seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms, and what
+# one member sees travels through the store.
+PROBING = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,6 @@ class Strike:
 
 
 # Wider than the promise, each for a reason that is not hidden in a scale factor:
-#   exit       exit handlers and static destructors run before the process ends, with its threads still
-#              at work (0.12 to 0.26 s here); what they tear down may fail our reduction first
 #   timeout    50 ms of it are the operation's own limit
 #   cut_link   the process is asked whether it lives before the link is blamed
 #   exception, core_dump    a core may be written before anything is closed: only heartbeats tell
@@ -59,10 +57,8 @@ STRIKES: dict[str, Strike] = {
         Strike("os_exit", LOST, DEATH, command="die _exit"),
         Strike("exec", LOST, DEATH, command="die exec"),
         Strike("exception", LOST, FREEZE, command="die exception"),
-        Strike(
-            "exit", frozenset({"peer lost", "aborted", "internal error"}), 1.0, command="die exit"
-        ),
-        Strike("shutdown", frozenset({"peer left"}), DEATH, command="shutdown"),
+        Strike("exit", LEFT, DEATH, command="die exit"),
+        Strike("shutdown", LEFT, DEATH, command="shutdown"),
         Strike("abort", frozenset({"aborted"}), DEATH, command="abort", survives=True),
         Strike(
             "timeout", frozenset({"timeout"}), DEATH + 0.05, command="timeout 50", survives=True
@@ -78,7 +74,7 @@ STORE_STRIKES: dict[str, int] = {"store_killed": 9, "store_frozen": 19}
 
 # What the members may be told while an epoch forms, where that is not the table's; by configure()'s deadline.
 FORMING: dict[str, frozenset[str]] = {
-    "exit": frozenset({"peer lost", "aborted", "timeout"}),
+    "exit": frozenset({"peer lost", "peer left", "aborted", "timeout"}),
     "shutdown": frozenset({"peer left", "aborted", "timeout"}),
 }
 # They strike operations and links of an epoch; a configure() has neither until it succeeds.

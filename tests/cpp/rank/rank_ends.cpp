@@ -1,10 +1,7 @@
 #include "rank/rank_ends.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -44,15 +41,6 @@ void endProcess(const std::string& how) {
   if (how == "exit") std::exit(3);
   while (how == "oom") takeMemory(1);
   ::_exit(7);
-}
-
-void cutConnectionsTo(int port) {
-  for (int fd = 3; fd < 4096; ++fd) {
-    sockaddr_in peer{};
-    socklen_t length = sizeof peer;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
-    if (peer.sin_family == AF_INET && ntohs(peer.sin_port) == port) ::shutdown(fd, SHUT_RDWR);
-  }
 }
 
 }  // namespace torchft_ext

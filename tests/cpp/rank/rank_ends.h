@@ -5,12 +5,9 @@
 
 namespace torchft_ext {
 
-// _exit | exit (static destructors run, no goodbye) | exec | exception | abort (with a core, as
+// _exit | exit (its handlers run) | exec | exception | abort (with a core, as
 // large as the hard limit allows) | oom (takes memory until its cgroup's limit kills it).
 [[noreturn]] void endProcess(const std::string& how);
-
-// Shuts every connection down that leads to this port.
-void cutConnectionsTo(int port);
 
 // Makes so much memory resident, for good: what a core holds, and what the kernel frees first.
 void takeMemory(size_t mebibytes);

@@ -25,8 +25,9 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "c10d/process.h"
 #include "c10d/store_adapter.h"
-#include "comm/callbacks.h"
+#include "cut_connections.h"
 #include "host/host_engine.h"
 #include "rank/rank_ends.h"
 #include "rank/rank_member.h"
@@ -40,7 +41,7 @@ class Rank {
  public:
   Rank(const std::string& store, const HostEngineOptions& options)
       : store_(storeThreadFor(parseStoreAddress(store + "/unused"))),
-        watchdog_(std::make_shared<Watchdog>()) {
+        watchdog_(sharedWatchdog()) {
     auto engine = hostEngine(options);
     if (auto* failure = std::get_if<Failure>(&engine))
       throw std::runtime_error(failure->describe());
@@ -60,9 +61,7 @@ class Rank {
       if (!ownCommand(command, words)) member(group).command(command, words);
     }
     members_.clear();
-    stopHostEngines(Deadline::after(std::chrono::seconds(2)));
-    StoreThread::stopAll(Deadline::after(std::chrono::seconds(2)));
-    stopCallbackThread(Deadline::after(std::chrono::seconds(2)));
+    processExit(Deadline::after(std::chrono::seconds(2)));
   }
 
  private:

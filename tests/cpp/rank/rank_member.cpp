@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "c10d/process.h"
 #include "rank/rank_report.h"
 
 namespace torchft_ext {
@@ -12,9 +13,11 @@ RankMember::RankMember(const std::string& name, std::shared_ptr<Engine> engine,
                        std::shared_ptr<Watchdog> watchdog, std::shared_ptr<StoreThread> store)
     : name_(name),
       store_(std::move(store)),
-      group_(std::make_unique<Group>(name.empty() ? "matrix" : name, std::move(engine),
+      group_(std::make_shared<Group>(name.empty() ? "matrix" : name, std::move(engine),
                                      std::move(watchdog), std::chrono::seconds(60))),
-      worker_("rank-worker") {}
+      worker_("rank-worker") {
+  rememberGroup(group_);
+}
 
 RankMember::~RankMember() {
   stop_loop_ = true;

@@ -42,7 +42,7 @@ class RankMember {
 
   const std::string name_;
   const std::shared_ptr<StoreThread> store_;
-  const std::unique_ptr<Group> group_;
+  const std::shared_ptr<Group> group_;
   std::unique_ptr<RankOperations> operations_;  // worker thread only
   std::string prefix_;                          // worker thread only, as are the next three
   int rank_ = 0;
