@@ -732,7 +732,8 @@ class Regroup {
       auto rendezvous = process.at("run", static_cast<int>(rank),
                                    static_cast<int>(processes_.size()), soon(), cancelled);
       std::optional<Failure> failure = attempt(rank, *rendezvous, cancelled);
-      // The epoch may have formed between this member's last look and now: then nobody else is here.
+      // The epoch may have formed between this member's last look and now: then nobody else is
+      // here.
       if (!failure || agreed(rank, Nonce{})) return;
       ++told_[rank];
       if (aborted) {
