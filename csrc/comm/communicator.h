@@ -75,9 +75,9 @@ class Engine {
   virtual std::unique_ptr<Vigil> keepVigil(int size) = 0;
 
   // One attempt to link up with the roster's members and to pass a barrier over the links; blocks
-  // until done, until the lifecycle is over, the deadline, or `superseded` returns true (polled
-  // about every 20 ms, on this thread): then std::monostate, and the attempt has left nothing
-  // behind.
+  // until done (the lifecycle may have failed since), until the lifecycle is over, the deadline, or
+  // `superseded` returns true (polled about every 20 ms, on this thread): then std::monostate, and
+  // the attempt has left nothing behind.
   virtual std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) = 0;

@@ -25,6 +25,15 @@ Failure aborted(int rank, std::string how) {
   return failure;
 }
 
+// The epoch has formed, and a member that was faster has ended it, to begin the next one perhaps.
+// configure() has succeeded here too: members that do nothing but begin epoch after epoch would see
+// every other one fail.
+bool endedByAnother(const Lifecycle& epoch) {
+  const FailurePtr failure = epoch.failure();
+  return failure && failure->kind == FailureKind::kAborted && failure->cause.rank >= 0 &&
+         failure->cause.rank != epoch.identity().rank;
+}
+
 // The phases of one configure, for stats().
 class Stopwatch {
  public:
@@ -237,7 +246,8 @@ FailurePtr Group::configureFailed(Attempt& attempt, Failure failure) {
 
 FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator) {
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
-  if (!lifecycle->activate()) return configureFailed(attempt, *lifecycle->failure());
+  if (!lifecycle->activate() && !endedByAnother(*lifecycle))
+    return configureFailed(attempt, *lifecycle->failure());
   Duration total{0};
   for (const auto& phase : attempt.phases) total += phase.second;
   log(LogLevel::kInfo,

@@ -220,7 +220,7 @@ HostEngine::Formed HostEngine::await(Attempt& attempt, const std::shared_ptr<Hos
   std::optional<Deadline> successor_deadline;
   while (true) {
     attempt.wait(deadline.orEarlier(successor_deadline ? kEagerPoll : kPoll), *lifecycle);
-    if (FailurePtr failure = lifecycle->failure()) return *failure;
+    const FailurePtr failure = lifecycle->failure();  // before `up`: what fails later had formed
     bool up = false;
     bool awaits_successor = false;
     std::optional<Failure> broken;
@@ -234,6 +234,7 @@ HostEngine::Formed HostEngine::await(Attempt& attempt, const std::shared_ptr<Hos
       return std::shared_ptr<Communicator>(
           std::make_shared<HostCommunicator>(loop_, epoch, lifecycle, shared_from_this()));
     }
+    if (failure) return *failure;
     if (superseded()) return std::monostate{};
     if (deadline.expired()) return timedOut(epoch, epoch->roster());
     if (!broken) continue;

@@ -11,6 +11,7 @@ constexpr Duration kLastWordsWithin = std::chrono::seconds(1);
 constexpr Duration kVerdictAfter = std::chrono::milliseconds(100);
 constexpr Duration kProbeWithin = std::chrono::seconds(1);
 constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
+constexpr uint64_t kWasUp = 1;  // aux of kFailed and kGoodbye: the sender had passed the barrier
 
 FrameHeader textFrame(FrameType type, const std::string& payload = {}) {
   FrameHeader header;
@@ -155,10 +156,20 @@ void HostEpoch::maybeUp() {
   for (int other = 0; other < size(); ++other) {
     if (other != rank() && !peer(other).barrier_seen) return;
   }
+  becomeUp();
+}
+
+// Who was up had the barriers of all: the epoch has formed, though some are still on their way
+// here.
+void HostEpoch::passIfPassedBy(const FrameHeader& last_words) {
+  if (last_words.aux == kWasUp && state_ == State::kBarrier) becomeUp();
+}
+
+void HostEpoch::becomeUp() {
   state_ = State::kUp;
-  startMonitor();
-  if (forming_.up) forming_.up();
+  if (forming_.up) forming_.up();  // first: the monitor may know at once that the epoch has ended
   forming_ = {};
+  startMonitor();
 }
 
 void HostEpoch::startMonitor() {
@@ -225,24 +236,26 @@ void HostEpoch::onControlText(int rank, const FrameHeader& header, const std::st
     peer(rank).barrier_seen = true;
     maybeUp();
   } else if (header.type == FrameType::kFailed) {
-    onFailedFrame(rank, payload);
+    onFailedFrame(rank, header, payload);
   } else if (header.type == FrameType::kGoodbye) {
-    onGoodbye(rank);
+    onGoodbye(rank, header);
   } else if (messages_) {
     messages_->onText(rank, header);
   }
 }
 
-void HostEpoch::onFailedFrame(int rank, const std::string& payload) {
+void HostEpoch::onFailedFrame(int rank, const FrameHeader& header, const std::string& payload) {
   std::optional<Failure> failure = decodeFailure(payload, size());
   if (!failure) {
     failPeer(rank, FailureKind::kInternal, "it sent a malformed failure notice");
     return;
   }
+  passIfPassedBy(header);
   setup_.lifecycle->fail(std::move(*failure));
 }
 
-void HostEpoch::onGoodbye(int rank) {
+void HostEpoch::onGoodbye(int rank, const FrameHeader& header) {
+  passIfPassedBy(header);
   if (state_ != State::kUp) {
     Failure failure;
     failure.kind = FailureKind::kPeerLeft;
@@ -269,6 +282,7 @@ void HostEpoch::tellOfLeavers(std::function<void(int rank)> told) {
 }
 
 void HostEpoch::onCollectivesLeft(int rank) {
+  if (state_ == State::kBarrier) becomeUp();  // said on this lane by nobody who was not up
   if (state_ != State::kUp) return;
   peer(rank).collectives_left = true;
   if (runner_->needs(rank)) {
@@ -352,7 +366,9 @@ void HostEpoch::failPeer(int rank, FailureKind kind, const std::string& how) {
 void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
   if (state_ == State::kOver) return;
   const std::string payload = encodeFailure(*failure);
-  closeLinks(textFrame(FrameType::kFailed, payload), payload, false);
+  FrameHeader last_words = textFrame(FrameType::kFailed, payload);
+  if (state_ == State::kUp) last_words.aux = kWasUp;
+  closeLinks(last_words, payload, false);
   if (watch_) watch_->announce(*failure);  // a second, independent way; the first to arrive wins
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
   if (runner_) pending = runner_->cancelAll();
@@ -440,7 +456,9 @@ void HostEpoch::leaveWhenIdle() {
 
 void HostEpoch::sayGoodbye() {
   if (setup_.lifecycle->end()) {
-    closeLinks(textFrame(FrameType::kGoodbye), {}, true);
+    FrameHeader goodbye = textFrame(FrameType::kGoodbye);
+    goodbye.aux = kWasUp;
+    closeLinks(goodbye, {}, true);
     becomeOver();
   }
   if (leaving_) std::exchange(leaving_, nullptr)();

@@ -2,7 +2,7 @@
 //
 // States (loop thread):
 //   linking   lanes arrive one by one; a lane's end here breaks the attempt, not yet the epoch
-//   barrier   all lanes stand; waits for every peer's kBarrier
+//   barrier   all lanes stand; waits for every peer's kBarrier, or the last words of one who was up
 //   up        operations run
 //   over      nothing touches user memory any more; links say their last words and close
 // Transitions: linking -> barrier -> up -> over, and from each to over:
@@ -90,12 +90,14 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void allLanesStand();
   void startMonitor();
   void maybeUp();
+  void passIfPassedBy(const FrameHeader& last_words);
+  void becomeUp();
   void breakAttempt(const Failure& failure, bool superseded);
 
   // From the control lane.
   void onControlText(int rank, const FrameHeader& header, const std::string& payload);
-  void onFailedFrame(int rank, const std::string& payload);
-  void onGoodbye(int rank);
+  void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
+  void onGoodbye(int rank, const FrameHeader& header);
   // From either lane.
   void onLaneEnded(int rank, Lane lane, const std::string& why);
   void judge(int rank);

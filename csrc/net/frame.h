@@ -29,8 +29,8 @@ enum class FrameType : uint16_t {
   kClear = 12,     // the matching recv is posted: seq = the announced number
   kMessage = 13,   // a piece of the send's bytes: seq = the announced number, aux = offset
   kBarrier = 14,   // forming an epoch: this end's links are up
-  kFailed = 20,    // the epoch failed: payload: encoded Failure
-  kGoodbye = 21,   // this process leaves; everything it had to send has been sent
+  kFailed = 20,    // the epoch failed: payload: encoded Failure, aux 1: it had formed
+  kGoodbye = 21,   // this process leaves; everything it had to send has been sent; aux as kFailed
   kBeat = 30,      // liveness line: alive
   kNotice = 31,    // liveness line: news of an epoch: payload: encoded Notice
 };

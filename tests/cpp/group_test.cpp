@@ -1,6 +1,7 @@
 // Groups through their epochs, over the host engine.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -358,6 +359,34 @@ TEST(Configure, TwoProcessesWithOneRankAreToldSo) {
     if (failure->kind == FailureKind::kRendezvous) ++duplicates;
   });
   EXPECT_GE(duplicates.load(), 1);
+}
+
+TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesBeginTheNextEpochAtOnce) {
+  Cluster cluster(4);
+  std::array<FailurePtr, 4> failed;
+  cluster.onAll([&](int i) {
+    auto& first = failed[static_cast<size_t>(i)];
+    for (int epoch = 0; epoch < 30; ++epoch) {
+      const FailurePtr failure =
+          cluster.members[static_cast<size_t>(i)]->configure(std::to_string(epoch), i, 4);
+      if (!first) first = failure;
+    }
+  });
+  for (const FailurePtr& failure : failed) EXPECT_EQ(failure, nullptr) << failure->describe();
+  cluster.form({3, 1, 0, 2}, "last");
+}
+
+TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesShutDownAtOnce) {
+  for (int round = 0; round < 10; ++round) {
+    Cluster cluster(4);
+    std::array<FailurePtr, 4> failed;
+    cluster.onAll([&](int i) {
+      Member& member = *cluster.members[static_cast<size_t>(i)];
+      failed[static_cast<size_t>(i)] = member.configure("only", i, 4);
+      member.group->shutdown(Deadline::after(kTestLimit));
+    });
+    for (const FailurePtr& failure : failed) EXPECT_EQ(failure, nullptr) << failure->describe();
+  }
 }
 
 TEST(Configure, AfterShutdownRaises) {

@@ -93,6 +93,17 @@ def test_the_same_prefix_works_again_after_an_epoch_under_it(ranks):
         world.run(check_sum)
 
 
+def epochs_in_a_row(address: str, rank: int, size: int, count: int) -> None:
+    for number in range(count):
+        configure(f"{address}/{number}", rank, size)
+
+
+def test_epoch_may_follow_epoch_without_an_operation_between(ranks):
+    world, address = ranks.world(4), ranks.address()
+    values_of([world.start(rank, epochs_in_a_row, address, rank, 4, 30) for rank in range(4)])
+    world.run(check_sum)
+
+
 def test_two_processes_with_one_rank_are_told_so(ranks):
     world, address = ranks.world(3), ranks.address()
     claims = [world.start(n, configure, address, rank, 3, 4.0) for n, rank in enumerate((0, 1, 1))]
