@@ -20,7 +20,10 @@ from torch.distributed import distributed_c10d as c10d
 from values import check_sum
 
 HERE = Path(__file__).parent
-NAMES = ["ft", "FT", "ft:host", "FT:HOST", "ft_host", "cpu:ft", "cpu:ft_host", "cpu:gloo,cuda:ft"]
+NAMES = [
+    *("ft", "FT", "ft:host", "FT:HOST", "ft_host", "FT_HOST", "cpu:ft", "cpu:ft_host"),
+    "cpu:gloo,cuda:ft",
+]
 LATER_ENGINES = ["ft:nccl", "ft_nccl", "ft:gloo", "ft_gloo"]
 
 
@@ -60,6 +63,20 @@ def test_names_resolve_without_an_import(rank_env):
 def test_names_resolve_with_an_import_and_without_autoload(rank_env):
     env = {**rank_env, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     run_cases("test_names", "name_with_import", NAMES[:-1], env)
+
+
+def import_with_torch(version: str) -> str:
+    torch.__version__ = version
+    with pytest.raises(ImportError) as caught:
+        import torchft_ext  # noqa: F401
+    assert not loaded()
+    return str(caught.value)
+
+
+def test_torch_of_another_minor_is_refused_at_import_with_what_to_do(rank_env):
+    versions = ["2.99.1", "3.13.0"]
+    for version, text in run_cases("test_names", "import_with_torch", versions, rank_env).items():
+        assert version in text and "pip install" in text and "--no-build-isolation" in text
 
 
 def later_engine(name: str) -> str:

@@ -83,6 +83,42 @@ def test_environment_variable_is_followed_and_a_bad_value_named(ranks, variable,
     assert variable in text and bad in text
 
 
+def names_are_followed(address: str, names: dict[str, str]) -> str:
+    """Make a group under these variables, and "option"; what that was refused with."""
+    from rankside import join
+
+    option = names.pop("option", None)
+    chosen = {} if option is None else {"interface": option}
+    os.environ.update(names)
+    try:
+        join(address, 0, 1, timeout=seconds(35 + len(names) / 10), **chosen)
+        return ""
+    except ValueError as error:
+        return str(error)
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+OURS, GLOOS = "TORCHFT_EXT_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        ({"option": "lo", OURS: "none8", GLOOS: "none9"}, ""),
+        ({"option": "none7", OURS: "lo", GLOOS: "lo"}, "none7"),
+        ({OURS: "lo", GLOOS: "none9"}, ""),
+        ({OURS: "none8", GLOOS: "lo"}, "none8"),
+    ],
+    ids=["good_option", "bad_option", "good_variable", "bad_variable"],
+)
+def test_option_goes_before_our_variable_and_that_before_gloos(ranks, names, refused):
+    world = ranks.world(1)
+    text = world.on(0, names_are_followed, ranks.address(), names)
+    assert (refused in text) if refused else text == "", text
+
+
 def has_ipv6_loopback() -> bool:
     try:
         with socket.socket(socket.AF_INET6) as probe:
