@@ -1,6 +1,6 @@
 // Does that process still live? A connection, and a hello that is a question: a living process's
-// listener answers it, with a refusal as a rule. That the kernel accepts says nothing: it also does for a
-// process that is ending, whose sockets close one after the other, and for a stopped one. A
+// listener answers it, with a refusal as a rule. That the kernel accepts says nothing: it also does
+// for a process that is ending, whose sockets close one after the other, and for a stopped one. A
 // connection that ends without a word is tried again twice, a few milliseconds later: the process
 // may be ending, or something cuts connections, of which this was one.
 //

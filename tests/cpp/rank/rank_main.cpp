@@ -40,8 +40,7 @@ namespace {
 class Rank {
  public:
   Rank(const std::string& store, const HostEngineOptions& options)
-      : store_(storeThreadFor(parseStoreAddress(store + "/unused"))),
-        watchdog_(sharedWatchdog()) {
+      : store_(storeThreadFor(parseStoreAddress(store + "/unused"))), watchdog_(sharedWatchdog()) {
     auto engine = hostEngine(options);
     if (auto* failure = std::get_if<Failure>(&engine))
       throw std::runtime_error(failure->describe());
