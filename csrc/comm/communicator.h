@@ -55,6 +55,10 @@ class Communicator {
   // Says goodbye after everything issued has been sent, and ends the lifecycle. False: not by the
   // deadline.
   virtual bool leave(Deadline deadline) = 0;
+  // The same, to begin another epoch: a member that still needs this one is told so (kAborted), and
+  // one that does not completes what it has begun. False: something issued here is not complete, or
+  // was not sent by the deadline, or the engine cannot: fail the lifecycle instead.
+  virtual bool leaveForAnother(Deadline /*deadline*/) { return false; }
 
   virtual uint64_t bytesSent() const = 0;
   virtual uint64_t bytesReceived() const = 0;

@@ -12,6 +12,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kDrainSoon = std::chrono::milliseconds(50);
+constexpr Duration kFlushWithin = std::chrono::milliseconds(50);
 // An epoch that ended so recently, and not by a loss, was ended by a member that began anew.
 constexpr Duration kJustEnded = std::chrono::seconds(1);
 
@@ -130,7 +131,7 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
 std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& attempt) {
   Stopwatch stopwatch;
   lookBack(attempt.memory);
-  endCurrent("rank " + std::to_string(rank()) + " began another epoch", attempt.deadline);
+  endCurrent("it began another epoch", attempt.deadline);
   stopwatch.lap("end_previous");
 
   auto described = engine_->describeSelf();
@@ -287,7 +288,9 @@ void Group::endCurrent(const std::string& why, Deadline deadline) {
     ended = std::exchange(current_, Epoch{});
   }
   if (!ended.communicator) return;
-  ended.lifecycle->fail(aborted(ended.lifecycle->identity().rank, why));
+  // Others may still be at the last operation that succeeded here: they get its bytes.
+  if (!ended.communicator->leaveForAnother(deadline.orEarlier(kFlushWithin)))
+    ended.lifecycle->fail(aborted(ended.lifecycle->identity().rank, why));
   drain(*ended.communicator, deadline);
   const uint64_t sent = ended.communicator->bytesSent();
   const uint64_t received = ended.communicator->bytesReceived();

@@ -1,5 +1,6 @@
 #include "host/host_communicator.h"
 
+#include <optional>
 #include <utility>
 
 #include "comm/callbacks.h"
@@ -58,23 +59,31 @@ bool HostCommunicator::drain(Deadline deadline) {
 }
 
 bool HostCommunicator::leave(Deadline deadline) {
+  return depart(HostEpoch::Farewell::kForGood, deadline);
+}
+
+bool HostCommunicator::leaveForAnother(Deadline deadline) {
+  return depart(HostEpoch::Farewell::kForAnotherEpoch, deadline);
+}
+
+bool HostCommunicator::depart(HostEpoch::Farewell farewell, Deadline deadline) {
   struct Waiter {
     Mutex mutex;
     CondVar changed;
-    bool left GUARDED_BY(mutex) = false;
+    std::optional<bool> left GUARDED_BY(mutex);
   };
   auto waiter = std::make_shared<Waiter>();
-  const bool posted = loop_.post([epoch = epoch_, waiter] {
-    epoch->leave([waiter] {
+  const bool posted = loop_.post([epoch = epoch_, waiter, farewell] {
+    epoch->leave(farewell, [waiter](bool left) {
       MutexLock lock(waiter->mutex);
-      waiter->left = true;
+      waiter->left = left;
       waiter->changed.notifyAll();
     });
   });
   if (!posted) return false;
   MutexLock lock(waiter->mutex);
   while (!waiter->left && !deadline.expired()) waiter->changed.waitUntil(waiter->mutex, deadline);
-  return waiter->left;
+  return waiter->left.value_or(false);
 }
 
 std::pair<uint64_t, uint64_t> HostCommunicator::askBytes() const {

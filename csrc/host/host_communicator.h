@@ -20,10 +20,12 @@ class HostCommunicator : public Communicator {
   void onPeerLeft(std::function<void(int rank)> told) override;
   bool drain(Deadline deadline) override;
   bool leave(Deadline deadline) override;
+  bool leaveForAnother(Deadline deadline) override;
   uint64_t bytesSent() const override;
   uint64_t bytesReceived() const override;
 
  private:
+  bool depart(HostEpoch::Farewell farewell, Deadline deadline);
   std::pair<uint64_t, uint64_t> askBytes() const;
 
   EventLoop& loop_;

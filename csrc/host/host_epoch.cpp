@@ -11,7 +11,9 @@ constexpr Duration kLastWordsWithin = std::chrono::seconds(1);
 constexpr Duration kVerdictAfter = std::chrono::milliseconds(100);
 constexpr Duration kProbeWithin = std::chrono::seconds(1);
 constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
-constexpr uint64_t kWasUp = 1;  // aux of kFailed and kGoodbye: the sender had passed the barrier
+// Bits of aux in kFailed and kGoodbye.
+constexpr uint64_t kWasUp = 1;          // the sender had passed the barrier
+constexpr uint64_t kBeginsAnother = 2;  // it leaves to begin another epoch
 
 FrameHeader textFrame(FrameType type, const std::string& payload = {}) {
   FrameHeader header;
@@ -140,7 +142,9 @@ void HostEpoch::allLanesStand() {
   callbacks.broken = [this](int rank, const std::string& why, bool /*clean*/) {
     onLaneEnded(rank, kCollective, why);
   };
-  callbacks.left = [this](int rank) { onCollectivesLeft(rank); };
+  callbacks.left = [this](int rank, const FrameHeader& goodbye) {
+    onCollectivesLeft(rank, goodbye);
+  };
   runner_ = std::make_unique<ScheduleRunner>(*setup_.loop, rank(), size(), std::move(collective),
                                              setup_.tuning, std::move(callbacks));
   messages_ = std::make_unique<Messages>(
@@ -162,7 +166,7 @@ void HostEpoch::maybeUp() {
 // Who was up had the barriers of all: the epoch has formed, though some are still on their way
 // here.
 void HostEpoch::passIfPassedBy(const FrameHeader& last_words) {
-  if (last_words.aux == kWasUp && state_ == State::kBarrier) becomeUp();
+  if ((last_words.aux & kWasUp) != 0 && state_ == State::kBarrier) becomeUp();
 }
 
 void HostEpoch::becomeUp() {
@@ -226,7 +230,7 @@ void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
     const Peer& candidate = peer(other);
     const bool needed = (candidate.left && messages_->needs(other)) ||
                         (candidate.collectives_left && !runner_->idle());
-    if (needed) failPeer(other, FailureKind::kPeerLeft, "it left before this operation");
+    if (needed) failLeaver(other, "it left before this operation");
   }
 }
 
@@ -254,8 +258,8 @@ void HostEpoch::onFailedFrame(int rank, const FrameHeader& header, const std::st
   setup_.lifecycle->fail(std::move(*failure));
 }
 
-void HostEpoch::onGoodbye(int rank, const FrameHeader& header) {
-  passIfPassedBy(header);
+void HostEpoch::onGoodbye(int rank, const FrameHeader& goodbye) {
+  passIfPassedBy(goodbye);
   if (state_ != State::kUp) {
     Failure failure;
     failure.kind = FailureKind::kPeerLeft;
@@ -265,11 +269,12 @@ void HostEpoch::onGoodbye(int rank, const FrameHeader& header) {
     return;
   }
   peer(rank).left = true;
+  noteFarewell(rank, goodbye);
   if (watch_) watch_->peerLeft(rank);
   messages_->peerLeft(rank);
   if (told_of_leavers_) told_of_leavers_(rank);
   if (messages_->needs(rank)) {
-    failPeer(rank, FailureKind::kPeerLeft, "it left before its send or recv was done");
+    failLeaver(rank, "it left before its send or recv was done");
   }
 }
 
@@ -281,12 +286,23 @@ void HostEpoch::tellOfLeavers(std::function<void(int rank)> told) {
   }
 }
 
-void HostEpoch::onCollectivesLeft(int rank) {
-  if (state_ == State::kBarrier) becomeUp();  // said on this lane by nobody who was not up
+void HostEpoch::onCollectivesLeft(int rank, const FrameHeader& goodbye) {
+  passIfPassedBy(goodbye);
   if (state_ != State::kUp) return;
   peer(rank).collectives_left = true;
-  if (runner_->needs(rank)) {
-    failPeer(rank, FailureKind::kPeerLeft, "it left before it had done its part");
+  noteFarewell(rank, goodbye);
+  if (runner_->needs(rank)) failLeaver(rank, "it left before it had done its part");
+}
+
+void HostEpoch::noteFarewell(int rank, const FrameHeader& goodbye) {
+  if ((goodbye.aux & kBeginsAnother) != 0) peer(rank).begins_another = true;
+}
+
+void HostEpoch::failLeaver(int rank, const std::string& how) {
+  if (peer(rank).begins_another) {
+    failPeer(rank, FailureKind::kAborted, "it began another epoch");
+  } else {
+    failPeer(rank, FailureKind::kPeerLeft, how);
   }
 }
 
@@ -305,7 +321,7 @@ void HostEpoch::onLaneEnded(int rank, Lane lane, const std::string& why) {
   }
   if (gone.left || gone.collectives_left) {
     const bool needed = lane == kCollective ? runner_->needs(rank) : messages_->needs(rank);
-    if (needed) failPeer(rank, FailureKind::kPeerLeft, "it left before it had done its part");
+    if (needed) failLeaver(rank, "it left before it had done its part");
     return;
   }
   if (gone.probe || gone.verdict_timer != 0) {
@@ -435,16 +451,20 @@ bool HostEpoch::everythingSent() const {
   return true;
 }
 
-void HostEpoch::leave(std::function<void()> left) {
-  leaving_ = std::move(left);
+void HostEpoch::leave(Farewell farewell, std::function<void(bool left)> told) {
+  farewell_ = farewell;
+  leaving_ = std::move(told);
+  const bool waits = farewell == Farewell::kForGood || state_ == State::kOver;
+  if (!waits && !(runner_->idle() && messages_->idle())) return haveLeft(false);
   leaveWhenIdle();
 }
 
+void HostEpoch::haveLeft(bool left) {
+  if (const auto told = std::exchange(leaving_, nullptr)) told(left);
+}
+
 void HostEpoch::leaveWhenIdle() {
-  if (state_ == State::kOver) {
-    if (leaving_) std::exchange(leaving_, nullptr)();
-    return;
-  }
+  if (state_ == State::kOver) return haveLeft(true);
   if (state_ == State::kUp && everythingSent()) {
     sayGoodbye();
     return;
@@ -457,11 +477,11 @@ void HostEpoch::leaveWhenIdle() {
 void HostEpoch::sayGoodbye() {
   if (setup_.lifecycle->end()) {
     FrameHeader goodbye = textFrame(FrameType::kGoodbye);
-    goodbye.aux = kWasUp;
+    goodbye.aux = kWasUp | (farewell_ == Farewell::kForAnotherEpoch ? kBeginsAnother : 0);
     closeLinks(goodbye, {}, true);
     becomeOver();
   }
-  if (leaving_) std::exchange(leaving_, nullptr)();
+  haveLeft(true);
 }
 
 void HostEpoch::dissolve() {

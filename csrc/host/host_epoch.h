@@ -6,10 +6,10 @@
 //   up        operations run
 //   over      nothing touches user memory any more; links say their last words and close
 // Transitions: linking -> barrier -> up -> over, and from each to over:
-//   the lifecycle failed (any thread; posted here)   every peer is told why (kFailed), operations
-//   complete with it leave()                                          everything issued has
-//   completed, goodbyes are said dissolve()                                       a forming attempt
-//   is given up quietly: peers wait for its successor
+//   the lifecycle failed   (any thread; posted here) every peer is told why (kFailed), operations
+//                          complete with it
+//   leave()                everything issued has completed and is sent, goodbyes are said
+//   dissolve()             a forming attempt is given up quietly: peers wait for its successor
 //
 // Owner: the communicator (or the attempt that forms it), and tasks under way; destroyed after
 // close(), on the loop. Threads: loop only, but for waitDrained(). It never blocks.
@@ -59,7 +59,9 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   std::vector<int> missingRanks() const;  // of which a lane or the barrier is missing
   void issue(std::shared_ptr<OpState> state, Operation operation);
   void tellOfLeavers(std::function<void(int rank)> told);  // at once of those who have left
-  void leave(std::function<void()> left);
+  enum class Farewell { kForGood, kForAnotherEpoch };
+  // told(true): goodbye is said; false: not idle, and this goodbye does not wait for that.
+  void leave(Farewell farewell, std::function<void(bool left)> told);
   void dissolve();
   void close();  // over, at once; fails the lifecycle if it is not over yet
   int linkCount() const;
@@ -80,6 +82,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
     bool barrier_seen = false;
     bool left = false;              // said goodbye on the control lane
     bool collectives_left = false;  // said goodbye on the collective lane, after all its data
+    bool begins_another = false;    // its goodbye is not for good
   };
 
   int rank() const { return setup_.lifecycle->identity().rank; }
@@ -97,19 +100,22 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   // From the control lane.
   void onControlText(int rank, const FrameHeader& header, const std::string& payload);
   void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
-  void onGoodbye(int rank, const FrameHeader& header);
+  void onGoodbye(int rank, const FrameHeader& goodbye);
   // From either lane.
   void onLaneEnded(int rank, Lane lane, const std::string& why);
   void judge(int rank);
   void onVerdict(int rank, Probe::Answer answer, const std::string& detail);
   void failPeer(int rank, FailureKind kind, const std::string& how);
-  void onCollectivesLeft(int rank);
+  void onCollectivesLeft(int rank, const FrameHeader& goodbye);
+  void noteFarewell(int rank, const FrameHeader& goodbye);
+  void failLeaver(int rank, const std::string& how);
 
   void onLifecycleFailed(const FailurePtr& failure);
   void closeLinks(const FrameHeader& last_frame, const std::string& payload, bool on_both_lanes);
   void becomeOver();
   void leaveWhenIdle();
   void sayGoodbye();
+  void haveLeft(bool left);
   bool everythingSent() const;
 
   HostEpochSetup setup_;
@@ -121,7 +127,8 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   std::unique_ptr<Messages> messages_;
   std::unique_ptr<PeerMonitor::Watch> watch_;
   Lifecycle::Subscription subscription_ = 0;
-  std::function<void()> leaving_;
+  Farewell farewell_ = Farewell::kForGood;
+  std::function<void(bool left)> leaving_;  // null: nobody waits
   std::function<void(int rank)> told_of_leavers_;
 
   Mutex drained_mutex_;

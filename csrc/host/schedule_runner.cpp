@@ -44,8 +44,8 @@ struct ScheduleRunner::Impl {
 
     Receipt onHeader(const FrameHeader& header) override { return runner.onHeader(*this, header); }
     void onFrame(const FrameHeader& /*header*/) override { runner.onFrame(*this); }
-    void onText(const FrameHeader& /*header*/, std::string /*payload*/) override {
-      if (runner.callbacks.left) runner.callbacks.left(peer);
+    void onText(const FrameHeader& header, std::string /*payload*/) override {
+      if (runner.callbacks.left) runner.callbacks.left(peer, header);
     }
     void onBroken(const std::string& why, bool clean) override {
       receiving = ScheduleProgress::kNone;

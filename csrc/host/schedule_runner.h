@@ -22,7 +22,7 @@ class ScheduleRunner {
   struct Callbacks {
     std::function<void(Failure)> failed;  // a mismatch; the runner does nothing more
     std::function<void(int peer, const std::string& why, bool clean)> broken;  // a link's end
-    std::function<void(int peer)> left;  // kGoodbye on this lane
+    std::function<void(int peer, const FrameHeader& goodbye)> left;
   };
 
   // links: by rank, null at own rank; borrowed, they outlive the runner.

@@ -301,7 +301,9 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
     in_frame_ = false;
     const FrameHeader header = header_;
     if (in_text_) {
-      receiver_->onText(header, std::exchange(text_, {}));
+      // What the kernel took before these words counts as sent: the peer may have had it already.
+      runFinished();
+      if (!stopped()) receiver_->onText(header, std::exchange(text_, {}));
     } else {
       receiver_->onFrame(header);
     }

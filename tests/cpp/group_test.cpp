@@ -376,6 +376,39 @@ TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesBeginTheNextEpochAtOnce) 
   cluster.form({3, 1, 0, 2}, "last");
 }
 
+// The slower ones are still at the sum that the faster ones have.
+TEST(Configure, LeavesTheLastOperationToTheSlowerMembers) {
+  Cluster cluster(4);
+  cluster.form(cluster.all(), "first");
+  std::array<FailurePtr, 4> failed;
+  cluster.onAll([&](int i) {
+    auto& first = failed[static_cast<size_t>(i)];
+    for (int epoch = 0; epoch < 60 && !first; ++epoch) {
+      std::vector<float> values(50'000, 1.0F);
+      first = finish(cluster.group(i).issue(allreduceOf(values)));
+      if (first) break;
+      EXPECT_EQ(values.back(), 4.0F);
+      first = cluster.members[static_cast<size_t>(i)]->configure(std::to_string(epoch), i, 4);
+    }
+  });
+  for (const FailurePtr& failure : failed) EXPECT_EQ(failure, nullptr) << failure->describe();
+}
+
+TEST(Configure, TellsWhoStillNeedsTheEpochThatThisOneEndsIt) {
+  Cluster cluster(2);
+  cluster.form(cluster.all(), "first");
+  std::vector<float> values(1);
+  auto waiting = cluster.group(0).issue(recvOf(values, 1));
+  std::thread other([&] { cluster.members[1]->configure("second", 1, 2); });
+  const FailurePtr failure = finish(waiting);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
+  EXPECT_EQ(failure->cause.rank, 1);
+  EXPECT_EQ(failure->cause.how, "it began another epoch");
+  EXPECT_EQ(cluster.members[0]->configure("second", 0, 2), nullptr);
+  other.join();
+}
+
 TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesShutDownAtOnce) {
   for (int round = 0; round < 10; ++round) {
     Cluster cluster(4);

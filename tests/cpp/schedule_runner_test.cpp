@@ -49,7 +49,7 @@ class RunnerTest : public ::testing::Test {
     callbacks.broken = [&rank](int peer, const std::string&, bool clean) {
       rank.broken.emplace_back(peer, clean);
     };
-    callbacks.left = [&rank](int peer) { rank.left.push_back(peer); };
+    callbacks.left = [&rank](int peer, const FrameHeader&) { rank.left.push_back(peer); };
     rank.runner = std::make_unique<ScheduleRunner>(
         test.loop(), index, static_cast<int>(ranks.size()), links, tuning, callbacks);
   }
