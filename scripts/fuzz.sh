@@ -22,18 +22,25 @@ mkdir -p "${parsers[@]/#/$work/corpus/}" "${parsers[@]/#/$corpus/}"
 
 sources=(csrc/base/*.cpp csrc/peers/notice.cpp csrc/rendezvous/records.cpp
   csrc/net/{failure_frame,frame,handshake,socket_address,sockets,interfaces}.cpp)
-build() {
-  clang++ -std=c++20 -g -O1 -Icsrc -Icsrc/include -fsanitize="$1" -fno-sanitize-recover=undefined "$2" "${sources[@]}" \
-    -o "$3" -lpthread
+mkdir -p "$work/objects"
+compile() {
+  clang++ -std=c++20 -g -O1 -Icsrc -Icsrc/include -fsanitize=fuzzer-no-link,address,undefined \
+    -fno-sanitize-recover=undefined -c "$1" -o "$work/objects/${1//\//_}.o"
 }
-build address,undefined tests/fuzz/seeds.cpp "$work/seeds" &
-build fuzzer,address,undefined tests/fuzz/parsers_fuzz.cpp "$work/parsers"
-wait $! # the seeds
+export -f compile
+printf '%s\0' "${sources[@]}" tests/fuzz/{seeds,parsers_fuzz}.cpp |
+  xargs -0 -n 1 -P "$JOBS" bash -c 'compile "$1"' _
+link() { # NAME SANITIZERS: the program of tests/fuzz/NAME.cpp
+  local objects=("${sources[@]//\//_}" "tests_fuzz_$1.cpp")
+  (cd "$work/objects" && clang++ -fsanitize="$2" "${objects[@]/%/.o}" -o "$work/$1" -lpthread)
+}
+link seeds address,undefined
+link parsers_fuzz fuzzer,address,undefined
 "$work/seeds" "$work/corpus"
 
 fuzz() {
   local log="$work/$1.log"
-  if ! TORCHFT_EXT_FUZZ=$1 "$work/parsers" -max_total_time="$each" -max_len=4096 -artifact_prefix="$work/$1-" \
+  if ! TORCHFT_EXT_FUZZ=$1 "$work/parsers_fuzz" -max_total_time="$each" -max_len=4096 -artifact_prefix="$work/$1-" \
     "$work/corpus/$1" "$corpus/$1" >"$log" 2>&1; then
     tail -n 40 "$log"
     return 1
@@ -46,7 +53,7 @@ printf '%s\0' "${parsers[@]}" | xargs -0 -n 1 -P "$JOBS" bash -c 'fuzz "$1"' _
 
 for parser in "${parsers[@]}"; do
   rm -f "$corpus/$parser"/*
-  TORCHFT_EXT_FUZZ=$parser "$work/parsers" -merge=1 -max_len=4096 "$corpus/$parser" "$work/corpus/$parser" >"$work/merge.log" 2>&1 ||
+  TORCHFT_EXT_FUZZ=$parser "$work/parsers_fuzz" -merge=1 -max_len=4096 "$corpus/$parser" "$work/corpus/$parser" >"$work/merge.log" 2>&1 ||
     { cat "$work/merge.log"; exit 1; }
 done
 du -sh --apparent-size "$corpus"
