@@ -97,7 +97,7 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
     return std::nullopt;
   }
   const Whom whom = find(incarnation);
-  if (whom.record == nullptr) return std::nullopt;
+  if (whom.record == nullptr || !(whom.came || isPresumed(incarnation))) return std::nullopt;
   const bool met = met_.count(incarnation) > 0 || (memory_.healthy && inLastEpoch(incarnation)) ||
                    (whom.came && report.sight == Vigil::Sight::kFrozen);
   if (!met || memory_.told.count(incarnation) > 0) {
@@ -125,10 +125,17 @@ Attendance::Whom Attendance::find(const Incarnation& incarnation) const {
   for (size_t rank = 0; rank < memory_.members.size(); ++rank) {
     const MemberRecord& member = memory_.members[rank];
     if (member.incarnation != incarnation) continue;
-    const bool same_size = memory_.members.size() == static_cast<size_t>(size_);
-    return {same_size ? static_cast<int>(rank) : -1, &member, false};
+    return {ranksAreKept() && here_.count(static_cast<int>(rank)) == 0 ? static_cast<int>(rank) : -1,
+            &member, false};
   }
   return {};
+}
+
+// As far as this member can tell: who has not come yet is to have its old rank.
+bool Attendance::ranksAreKept() const {
+  const auto rank = static_cast<size_t>(rank_);
+  return memory_.members.size() == static_cast<size_t>(size_) &&
+         memory_.members[rank].incarnation == self_.incarnation;
 }
 
 bool Attendance::inLastEpoch(const Incarnation& incarnation) const {
@@ -140,18 +147,25 @@ bool Attendance::inLastEpoch(const Incarnation& incarnation) const {
 
 std::vector<MemberRecord> Attendance::presumed() const {
   std::vector<MemberRecord> members;
-  size_t left = 0;
+  size_t places = 0;  // that are taken if all of them come
+  for (const auto& [rank, record] : here_) places += inLastEpoch(record.incarnation) ? 0 : 1;
   for (const MemberRecord& member : memory_.members) {
     if (memory_.told.count(member.incarnation) > 0) continue;
-    ++left;
+    ++places;
     const bool came = std::any_of(here_.begin(), here_.end(), [&](const auto& entry) {
       return entry.second.incarnation == member.incarnation;
     });
     if (!came && member.incarnation != self_.incarnation) members.push_back(member);
   }
-  if (left > static_cast<size_t>(size_))
+  if (places > static_cast<size_t>(size_))
     members.clear();  // some are to stay out: who, is not known
   return members;
+}
+
+bool Attendance::isPresumed(const Incarnation& incarnation) const {
+  const auto members = presumed();
+  return std::any_of(members.begin(), members.end(),
+                     [&](const MemberRecord& each) { return each.incarnation == incarnation; });
 }
 
 void Attendance::updateVigil() {

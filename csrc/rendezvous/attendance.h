@@ -2,8 +2,8 @@
 // knows no store, no clock and no socket, so tests play any interleaving.
 //
 // Rank 0 watches everyone who has come, the others watch rank 0. Until their rank has come, the
-// members of the last epoch are watched too, if the new one has room for all of them: they are
-// presumed to come. Rank 0's place in the store is the notice board: when its attempt ends, for
+// members of the last epoch are watched too, if the new one has room for all of them beside those who
+// are new: they are presumed to come. Rank 0's place in the store is the notice board: when its attempt ends, for
 // whatever reason, it says there why, and whoever waits for it ends too. A prefix can be tried
 // again at once, so what is found may belong to another attempt:
 //
@@ -89,12 +89,14 @@ class Attendance {
 
   std::optional<Ending> judgeWithdrawal(int rank, const Withdrawal& withdrawal);
   std::optional<Ending> judgeSight(const Vigil::Report& report);
+  bool ranksAreKept() const;
   bool inLastEpoch(const Incarnation& incarnation) const;
   bool toldBefore(const Ending& ending) const;
   bool ownDoing(const Ending& ending) const;
   const MemberRecord* whoCaused(const Failure& failure) const;
   Whom find(const Incarnation& incarnation) const;
   std::vector<MemberRecord> presumed() const;
+  bool isPresumed(const Incarnation& incarnation) const;
   void updateVigil();
 
   const int rank_;

@@ -135,6 +135,24 @@ TEST_F(AttendanceTest, MembersThatMayStayOutAreNotWatched) {
   EXPECT_FALSE(vigil->watches(members[2]));
 }
 
+TEST_F(AttendanceTest, ANewProcessLeavesNoRoomForAMemberThatIsReplaced) {
+  Attendance attendance = at(0, lastEpoch(true));
+  attendance.judgeRecord(1, encodeRecord(processOf(7)));
+  world->set(members[1].incarnation, Sight::kGone);
+  EXPECT_FALSE(attendance.judgeNews());
+  EXPECT_TRUE(attendance.leftOver().empty());
+}
+
+// A new order of ranks is in the making: the old one's rank would name another, maybe oneself.
+TEST_F(AttendanceTest, AMemberThatDiesBeforeItComesHasNoRankIfRanksChange) {
+  Attendance attendance = of(again(members[2]), 0, lastEpoch(true));
+  world->set(members[0].incarnation, Sight::kGone);
+  const auto ending = attendance.judgeNews();
+  ASSERT_TRUE(ending);
+  EXPECT_EQ(ending->failure.cause.rank, -1);
+  EXPECT_EQ(ending->failure.cause.pid, 100);
+}
+
 TEST_F(AttendanceTest, AMemberOfABrokenEpochCountsOnlyOnceItAnswered) {
   world->set(members[1].incarnation, Sight::kGone);
   Attendance late = at(0, lastEpoch(false));
