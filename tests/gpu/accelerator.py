@@ -1,4 +1,4 @@
-"""The accelerator that device tests and benchmarks run on: CUDA's, or the simulated one (tests/sim).
+"""The accelerator that device tests and benchmarks run on: CUDA's or the simulated (tests/sim).
 
 TORCHFT_EXT_TEST_DEVICE=cuda or privateuseone (the default) chooses. Whoever uses it calls prepare()
 in every rank, before the first group is made. What the two do differently is here and nowhere else.
@@ -22,8 +22,9 @@ import torch.distributed as dist
 NAME = os.environ.get("TORCHFT_EXT_TEST_DEVICE", "privateuseone")
 SIM = Path(__file__).resolve().parents[1] / "sim"
 
-# Several ranks on one GPU. NCCL refuses two of one host on one device: prepare() gives each process a
-# host of its own, and all traffic goes over sockets. Contexts are time-sliced, so kernels stay small.
+# Several ranks on one GPU. NCCL refuses two of one host on one device: prepare() gives each
+# process a host of its own, and all traffic goes over sockets. Contexts are time-sliced, so kernels
+# stay small.
 SHARED_GPU = {
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_FAMILY": "AF_INET",
@@ -43,10 +44,10 @@ def simulated() -> bool:
     return NAME == "privateuseone"
 
 
-def environment() -> dict[str, str]:
-    """What a rank's process must be started with."""
+def environment(shared: bool = True) -> dict[str, str]:
+    """What a rank's process must be started with. shared: others may be on the same device."""
     if not simulated():
-        return {"TORCHFT_EXT_TEST_DEVICE": NAME, **SHARED_GPU}
+        return {"TORCHFT_EXT_TEST_DEVICE": NAME, **(SHARED_GPU if shared else {})}
     passed = ("TORCHFT_EXT_SIM_LIB", "TORCHFT_EXT_BUILD_ROOT")
     return {name: os.environ[name] for name in passed if name in os.environ}
 

@@ -1,5 +1,5 @@
-"""Every collective of the tests, in this one process as a world of one: for compute-sanitizer, which
-sees no process that is killed."""
+"""Every collective of the tests, in this one process as a world of one, which ends by itself: what
+compute-sanitizer can watch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if str(GPU) not in sys.path:
     sys.path.append(str(GPU))
 
 import accelerator  # noqa: E402
-from accelerator import device, stalled  # noqa: E402, F401  (for the tests)
+from accelerator import device, stalled  # noqa: E402  (for the tests)
 
 _made_for: tuple[object, ...] | None = None
 

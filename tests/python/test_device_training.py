@@ -157,8 +157,9 @@ def test_fsdp2_on_devices_trains_on_through_a_kill_with_fewer(devices):
 
 def hybrid_mesh() -> None:
     """Replicas of shards, over groups that torch makes by itself."""
-    import torchft_ext
     from torch.distributed.fsdp import fully_shard
+
+    import torchft_ext
 
     rank, world = me()
     mesh = dist.init_device_mesh(
