@@ -53,10 +53,8 @@ def init(spec: str, address: str, rank: int, size: int, bound: bool = False) -> 
     """Make a default group whose first epoch has this world; bound: to this rank's device."""
     import torchft_ext  # noqa: F401
 
-    global _made_for
     accelerator.prepare()
-    _made_for = None
-    rankside.leave_default_group()
+    leave()
     torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
     dist.init_process_group(
         spec,
@@ -66,6 +64,13 @@ def init(spec: str, address: str, rank: int, size: int, bound: bool = False) -> 
         timeout=seconds(OPERATION_LIMIT),
         device_id=device() if bound else None,
     )
+
+
+def leave() -> None:
+    """Have the next join() make its group anew."""
+    global _made_for
+    _made_for = None
+    rankside.leave_default_group()
 
 
 def ones(*shape: int, value: float = 1.0) -> torch.Tensor:

@@ -151,6 +151,31 @@ def replay_alone() -> tuple[ErrorInfo, float]:
     return error, freed
 
 
+def beside_a_capture(asynchronous: bool) -> str:
+    """What an operation outside of an open capture says that holds one of its group."""
+    check_sum()
+    inside, outside, graph = ones(10), ones(10), accelerator.Graph()
+    other = torch.Stream(device=device())
+    torch.accelerator.synchronize()
+    with graph.capture():
+        work = dist.all_reduce(inside, async_op=asynchronous)
+        with MODULE(accelerator.NAME).stream(other):
+            error = failure_of(lambda: dist.all_reduce(outside))
+        if asynchronous:
+            work.wait()
+    graph.free()
+    check_sum()
+    no_violation()
+    return "" if error is None else error.text
+
+
+def test_operation_beside_a_capture_is_refused_where_it_has_the_groups_stream(devices):
+    world = devices.world(2)
+    for text in world.run(beside_a_capture, True):
+        assert "graph capture" in text and "issue others" in text
+    assert world.run(beside_a_capture, False) == ["", ""]
+
+
 def free_graph() -> None:
     kept["graph"].free()
 

@@ -108,6 +108,23 @@ def test_complex_numbers_are_summed_and_any_dtype_is_moved(devices):
     devices.world(3).run(wide_types)
 
 
+def small_floats() -> None:
+    _, world = me()
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tensor = torch.full((16,), 0.5).to(dtype).to(device())
+        dist.all_reduce(tensor)
+        check(tensor.cpu().float(), torch.full((16,), 0.5 * world), dtype)
+    no_violation()
+
+
+def test_float8_is_summed(devices):
+    devices.world(2).run(small_floats)  # a GPU needs compute capability 9 for it
+
+
+def test_streams_of_high_priority_serve_an_epoch(devices):
+    devices.world(2, high_priority_stream=True).run(check_sum)
+
+
 def on_the_current_stream() -> None:
     _, world = me()
     stream = torch.Stream(device=device())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import device_side
 import pytest
 import torch
 import torch.distributed as dist
@@ -137,6 +138,24 @@ def test_sigkill_releases_a_rank_whose_communicator_is_being_made(devices):
     call = world.start_blocked(0, first_all_reduce)
     world.kill(1)
     call.error("PeerLostError", patience=NOTICE)
+
+
+def leave() -> None:
+    backend().shutdown()
+
+
+def test_goodbye_of_a_member_fails_operations_that_still_need_it(devices):
+    world = devices.world(2)
+    world.run(warm)
+    call = world.start_blocked(0, released_all_reduce)
+    world.start(1, leave).value()
+    error = call.value(NOTICE)
+    assert error.type == "PeerLeftError" and error.cause["rank"] == 1, error.text
+    world.run(leave_group)
+
+
+def leave_group() -> None:
+    device_side.leave()
 
 
 def late_all_reduce() -> None:
