@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from device_side import accelerator, device, no_violation, ones
+from device_side import accelerator, device, no_violation
 from rankside import ErrorInfo, backend, failure_of, kept
 from test_features import average_gradients, loss_of, make_model, train_ddp
 from torch import nn
@@ -155,31 +155,53 @@ def test_fsdp2_on_devices_trains_on_through_a_kill_with_fewer(devices):
     world.run(train_fsdp, 2, first=2)
 
 
-def hybrid_mesh() -> None:
+def wrap_in_hybrid() -> None:
     """Replicas of shards, over groups that torch makes by itself."""
     from torch.distributed.fsdp import fully_shard
 
+    mesh = dist.init_device_mesh(
+        accelerator.NAME, (2, me()[1] // 2), mesh_dim_names=("replica", "shard")
+    )
+    kept["mesh"], kept["hybrid"] = mesh, make_model().to(device())
+    fully_shard(kept["hybrid"], mesh=mesh)
+
+
+def check_hybrid(step: int) -> None:
     import torchft_ext
 
     rank, world = me()
-    mesh = dist.init_device_mesh(
-        accelerator.NAME, (2, world // 2), mesh_dim_names=("replica", "shard")
-    )
-    model, reference = make_model().to(device()), make_model()
-    fully_shard(model, mesh=mesh)
-    loss_of(model, rank, 0).backward()
+    model = kept["hybrid"]
+    model.zero_grad()
+    loss_of(model, rank, step).backward()
     backend().check()
-    for parameter, expected in zip(
-        model.parameters(), average_gradients(reference, world, 0), strict=True
-    ):
-        torch.testing.assert_close(parameter.grad.full_tensor().cpu(), expected)
-    total = ones(1)
-    dist.all_reduce(total, group=mesh.get_group("replica"))
-    torchft_ext.backend(mesh.get_group("replica")).check()
-    assert total.item() == 2
+    expected = average_gradients(make_model(), world, step)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor().cpu(), gradient)
+    for name in ("replica", "shard"):
+        torchft_ext.backend(kept["mesh"].get_group(name)).check()
     no_violation()
 
 
-def test_hybrid_mesh_of_devices_shards_and_replicates(devices):
+def next_epochs(address: str) -> None:
+    """The first replica goes on alone: every group of it begins an epoch of its own."""
+    import torchft_ext
+
+    rank, mesh = me()[0], kept["mesh"]
+    backend().configure(f"{address}/all", rank, 2)
+    replica, shard = (torchft_ext.backend(mesh.get_group(n)) for n in ("replica", "shard"))
+    replica.configure(f"{address}/replica{rank}", 0, 1)
+    shard.configure(f"{address}/shard", rank, 2)
+
+
+def test_hybrid_mesh_of_devices_goes_on_with_one_replica_fewer(devices):
     pool = devices.pool
-    devices.made_by_init("ft", pool.address(), pool.borrow(4)).run(hybrid_mesh)
+    world = devices.made_by_init("ft", pool.address(), pool.borrow(4))
+    world.run(wrap_in_hybrid)
+    world.run(check_hybrid, 0)
+    world.kill(3)
+    address = pool.address()
+    calls = [world.start(rank, next_epochs, address) for rank in (0, 1)]
+    for call in calls:
+        call.value()
+    for call in [world.start(rank, check_hybrid, 1) for rank in (0, 1)]:
+        call.value()
