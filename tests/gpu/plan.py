@@ -37,6 +37,7 @@ class Step:
         command: what it runs, in the project's root.
         env: besides the common environment.
         needs: a program without which it is skipped, or None.
+        without: what is said then.
         optional: runs only when it is named by --only.
     """
 
@@ -45,6 +46,7 @@ class Step:
     command: list[str]
     env: dict[str, str] = field(default_factory=dict)
     needs: str | None = None
+    without: str = "is not there"
     optional: bool = False
 
 
@@ -100,6 +102,8 @@ def steps(device: str) -> list[Step]:
             0,
             [str(BUILD / "tests/cpp/torchft_ext_tests"), "--gtest_filter=Nccl*", "--gtest_brief=1"],
             needs=str(BUILD / "tests/cpp/torchft_ext_tests"),
+            without="is not built: name the step build too; GoogleTest is "
+            + ("there" if has_googletest() else "missing (libgtest-dev, or its sources)"),
             optional=True,
         ),
     ]
@@ -138,7 +142,7 @@ def common_environment(device: str, records: Path, with_cpp: bool) -> dict[str, 
 def run_step(step: Step, limit: float, env: dict[str, str], log: Path) -> Result:
     """Run it, for `limit` seconds at most; its process group does not outlive it."""
     if step.needs is not None and shutil.which(step.needs, path=search_path()) is None:
-        return Result(step.name, "skipped", 0.0, detail=f"{step.needs} is not there")
+        return Result(step.name, "skipped", 0.0, detail=f"{step.needs} {step.without}")
     junit = log.with_suffix(".xml")
     junit.unlink(missing_ok=True)
     command = list(step.command)
