@@ -142,6 +142,26 @@ def test_synchronous_operation_runs_in_the_order_of_the_current_stream(devices):
     devices.world(2).run(on_the_current_stream)
 
 
+def on_several_streams() -> None:
+    """As FSDP2 does: gathers on one stream, reductions on another, nothing between the two."""
+    _, world = me()
+    streams = [torch.Stream(device=device()) for _ in range(2)]
+    tensors = [ones(5 + n) for n in range(20)]
+    torch.accelerator.synchronize()
+    for n, tensor in enumerate(tensors):
+        with torch.get_device_module(accelerator.NAME).stream(streams[n % 2]):
+            dist.all_reduce(tensor)
+    backend().check()
+    torch.accelerator.synchronize()
+    for n, tensor in enumerate(tensors):
+        check(tensor.cpu(), torch.full((5 + n,), float(world)), n)
+    no_violation()
+
+
+def test_operations_on_several_streams_keep_the_order_of_issue(devices):
+    devices.world(3).run(on_several_streams)
+
+
 def wait_does_not_block() -> None:
     _, world = me()
     tensor = ones(10)
