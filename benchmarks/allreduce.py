@@ -14,13 +14,12 @@ A size is measured until the 95 % interval of that ratio is narrow enough (--wid
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
 import sys
 import time
 from datetime import timedelta
 from typing import Any
 
+import bench_pairs as paired
 import bench_ranks as ranks
 import bench_report as report
 import torch
@@ -65,14 +64,11 @@ def measure(
     tensor = torch.zeros(max(1, size // 4), dtype=torch.float32)
     for group in groups.values():
         check_sum(group, tensor)
-    order = random.Random(seed)  # the same on every rank
-    turns: dict[str, list[list[float]]] = {name: [] for name in groups}
-    for _ in range(pairs):
-        names = list(groups)
-        order.shuffle(names)
-        for name in names:
-            turns[name].append(timed_block(groups[name], tensor, block_length(size)))
-    return turns
+
+    def turn(name: str) -> list[float]:
+        return timed_block(groups[name], tensor, block_length(size))
+
+    return paired.take_turns(list(groups), pairs, seed, turn)
 
 
 def rank_main() -> None:
@@ -97,39 +93,17 @@ def rank_main() -> None:
 # ---- in the launcher ----
 
 
-def slowest_rank(answers: list[dict[str, Any]], name: str) -> list[list[float]]:
-    """By turn and operation, the longest time of any rank."""
-    by_rank = [answer["turns"][name] for answer in answers]
-    return [
-        [max(times) for times in zip(*same_turn, strict=True)]
-        for same_turn in zip(*by_rank, strict=True)
-    ]
-
-
-def ratios_of(turns: dict[str, list[list[float]]]) -> list[float]:
-    return [
-        statistics.median(ft) / statistics.median(gloo)
-        for ft, gloo in zip(turns["ft"], turns["gloo"], strict=True)
-    ]
-
-
 def evaluate(
     turns: dict[str, list[list[float]]], world: int, size: int, seed: int
 ) -> dict[str, Any]:
-    ratios = ratios_of(turns)
-    low, high = report.bootstrap_median(ratios, seed)
     seconds = {name: report.summary([t for turn in turns[name] for t in turn]) for name in turns}
     return {
         "world": world,
         "bytes": size,
-        "pairs": len(ratios),
+        "pairs": len(turns["ft"]),
         "operations_per_turn": block_length(size),
         "seconds": seconds,
-        "ratio_ft_to_gloo": {
-            "median": statistics.median(ratios),
-            "interval95": [low, high],
-            "relative_width": (high - low) / statistics.median(ratios),
-        },
+        "ratio_ft_to_gloo": paired.compare(turns["ft"], turns["gloo"], seed),
     }
 
 
@@ -141,19 +115,19 @@ def measure_size(
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     turns: dict[str, list[list[float]]] = {"ft": [], "gloo": []}
-    while True:
-        taken = len(turns["ft"])
+
+    def round_of(taken: int) -> tuple[dict[str, Any], int, float]:
         ranks.progress(f"world {world}: {report.format_bytes(size)}, {taken} pairs so far")
         for process in processes:
             seed = arguments.seed + taken
             process.send("measure", size=size, pairs=arguments.pairs, seed=seed)
         answers = pool.gather(processes, "measured", TURN_LIMIT_S * 5)
         for name, more in turns.items():
-            more.extend(slowest_rank(answers, name))
+            more.extend(paired.slowest_rank([answer["turns"][name] for answer in answers]))
         result = evaluate(turns, world, size, arguments.seed)
-        narrow = result["ratio_ft_to_gloo"]["relative_width"] <= arguments.width
-        if narrow or result["pairs"] >= arguments.most:
-            return result
+        return result, result["pairs"], result["ratio_ft_to_gloo"]["relative_width"]
+
+    return paired.repeat_until_narrow(round_of, arguments)
 
 
 def measure_world(world: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -173,13 +147,11 @@ def print_results(results: list[dict[str, Any]]) -> None:
     rows = []
     for r in results:
         ft, gloo, ratio = r["seconds"]["ft"], r["seconds"]["gloo"], r["ratio_ft_to_gloo"]
-        low, high = ratio["interval95"]
         cells = [f"{r['world']} x {report.format_bytes(r['bytes'])}"]
         cells += [
             report.format_ms(v) for v in (ft["median"], gloo["median"], ft["p99"], gloo["p99"])
         ]
-        cells += [f"{ratio['median']:.2f}", f"{low:.2f} to {high:.2f}"]
-        rows.append([*cells, f"{ratio['relative_width'] * 100:.0f} %", str(r["pairs"])])
+        rows.append([*cells, *paired.cells_of(ratio), str(r["pairs"])])
     head = ["world x size", "ft ms", "gloo ms", "ft p99", "gloo p99"]
     head += ["ft/gloo", "95 % of it", "width", "pairs"]
     report.print_table(head, rows)
@@ -192,18 +164,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", type=sizes, help=f"in bytes, with K, M, G; default {DEFAULT_SIZES}"
     )
-    parser.add_argument("--pairs", type=int, help="pairs of turns per round; default 40")
-    parser.add_argument("--most", type=int, help="pairs per size at most; default 1200")
-    parser.add_argument(
-        "--width", type=float, default=0.10, help="of the interval, relative; default 0.10"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, help="of the order of turns and of the resampling"
-    )
+    paired.add_arguments(parser, pairs=40, most=1200)
     arguments = parser.parse_args()
     arguments.sizes = arguments.sizes or sizes(QUICK_SIZES if arguments.quick else DEFAULT_SIZES)
-    arguments.pairs = arguments.pairs or (5 if arguments.quick else 40)
-    arguments.most = arguments.most or (5 if arguments.quick else 1200)
+    paired.fill_in(arguments, pairs=40, most=1200)
     return arguments
 
 

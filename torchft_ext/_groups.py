@@ -50,7 +50,7 @@ def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:
 
 def follow_epoch(changed: _C.Backend) -> None:
     """Bring torch's rank tables up to date after `changed` has begun an epoch."""
-    for group in list(c10d._world.pg_group_ranks):
+    for group in _own_groups():
         if any(found is changed for found in backends_of(group)):
             if group is c10d.GroupMember.WORLD:
                 _follow_default_group(group, changed)
@@ -59,10 +59,18 @@ def follow_epoch(changed: _C.Backend) -> None:
             _ddp.follow_epoch(group)
 
 
+def _own_groups() -> list[dist.ProcessGroup]:
+    """Return the groups that this process is in.
+
+    torch enters a number, not a group, where new_group() was called for others (NON_GROUP_MEMBER).
+    """
+    return [g for g in c10d._world.pg_group_ranks if isinstance(g, dist.ProcessGroup)]
+
+
 def _follow_default_group(group: dist.ProcessGroup, changed: _C.Backend) -> None:
     tables = c10d._world.pg_group_ranks
     tables[group] = {rank: rank for rank in range(changed.size())}
-    for other in list(tables):
+    for other in _own_groups():
         if other is not group:
             _set_table(other, other.rank(), other.size())
 

@@ -16,6 +16,27 @@ from device_worlds import device_pool, devices  # noqa: E402, F401  (fixtures)
 from ranks import Pool  # noqa: E402
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "only tests of worlds of N ranks; 0: only those that are not run in several sizes"
+    parser.addoption("--ranks", type=int, metavar="N", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--ranks")
+    if wanted is None:
+        return
+    chosen = [item for item in items if size_of(item) == wanted]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def size_of(item: pytest.Item) -> int:
+    """The parameter `size` of a test; 0 where it has none."""
+    call = getattr(item, "callspec", None)
+    size = call.params.get("size", 0) if call is not None else 0
+    return int(size)
+
+
 def rank_environment() -> dict[str, str]:
     import torchft_ext
 

@@ -1,33 +1,26 @@
-"""What runs inside rank processes whose accelerator is simulated (tests/sim)."""
+"""What runs inside rank processes that have an accelerator: CUDA's or the simulated one."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
-from types import ModuleType
+from pathlib import Path
 
 import rankside
 import torch
 import torch.distributed as dist
-from rankside import OPERATION_LIMIT, backend, seconds
+from rankside import OPERATION_LIMIT, backend, kept, seconds, wait_until
 from values import check, me
 
+GPU = Path(__file__).resolve().parents[1] / "gpu"
+if str(GPU) not in sys.path:
+    sys.path.append(str(GPU))
+
+import accelerator  # noqa: E402
+from accelerator import device, stalled  # noqa: E402  (for the tests)
+
 _made_for: tuple[object, ...] | None = None
-
-
-def simulator() -> ModuleType:
-    """The simulator (tests/sim). Loaded in ranks alone: it stays in a process for good."""
-    import simulator
-
-    return simulator
-
-
-def prepare() -> None:
-    """Give "ft" and "ft:nccl" the simulated device, as a machine with one would."""
-    simulator().install()
-    for name, devices in dist.Backend.backend_capability.items():
-        if name in ("ft", "ft:nccl", "ft_nccl") and simulator().DEVICE not in devices:
-            devices.append(simulator().DEVICE)
 
 
 def join(address: str, rank: int, size: int, name: str = "ft", **options: object) -> None:
@@ -35,8 +28,9 @@ def join(address: str, rank: int, size: int, name: str = "ft", **options: object
     import torchft_ext
 
     global _made_for
-    prepare()
-    simulator().reset()
+    accelerator.prepare()
+    if accelerator.simulated():
+        accelerator.simulator().reset()
     key = (name, *sorted(options.items()))
     if _made_for != key or not dist.is_initialized():
         rankside.leave_default_group()
@@ -55,8 +49,28 @@ def join(address: str, rank: int, size: int, name: str = "ft", **options: object
     rankside.configure_next(address, rank, size)
 
 
-def device() -> torch.device:
-    return torch.device(simulator().DEVICE, torch.accelerator.current_device_index())
+def init(spec: str, address: str, rank: int, size: int, bound: bool = False) -> None:
+    """Make a default group whose first epoch has this world; bound: to this rank's device."""
+    import torchft_ext  # noqa: F401
+
+    accelerator.prepare()
+    leave()
+    torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
+    dist.init_process_group(
+        spec,
+        store=rankside.connected_store(address),
+        rank=rank,
+        world_size=size,
+        timeout=seconds(OPERATION_LIMIT),
+        device_id=device() if bound else None,
+    )
+
+
+def leave() -> None:
+    """Have the next join() make its group anew."""
+    global _made_for
+    _made_for = None
+    rankside.leave_default_group()
 
 
 def ones(*shape: int, value: float = 1.0) -> torch.Tensor:
@@ -73,8 +87,32 @@ def check_sum() -> None:
 
 
 def no_violation() -> None:
-    assert simulator().violations() == []
+    assert accelerator.violations() == []
 
 
-def inject(line: str) -> None:
-    simulator().inject(line)
+def hold(name: str = "gate") -> None:
+    """Nothing enqueued on the current stream from here on begins until let_go(name)."""
+    gate = stalled()
+    kept[name] = (gate, gate.__enter__())
+
+
+def let_go(name: str = "gate") -> None:
+    kept.pop(name)[0].__exit__(None, None, None)
+
+
+def keep_buffers(*tensors: torch.Tensor) -> None:
+    """Remember tensors of a dead epoch, and what they hold now."""
+    torch.accelerator.synchronize()
+    kept["buffers"] = [(tensor, tensor.cpu()) for tensor in tensors]
+
+
+def buffers_are_unchanged() -> None:
+    torch.accelerator.synchronize()
+    for tensor, before in kept["buffers"]:
+        now = tensor.cpu()
+        assert torch.equal(now.view(torch.uint8), before.view(torch.uint8)), "a late write"
+
+
+def reaped(patience: float = 20.0) -> None:
+    """Wait until the communicators that were aborted are gone, as far as can be seen."""
+    wait_until(lambda: "ft-nccl-abort" not in backend().stats()["threads"], "the reaper", patience)

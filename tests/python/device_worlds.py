@@ -1,29 +1,22 @@
-"""Worlds of rank processes with a simulated accelerator; a pool of their own, since the simulator
-stays in a process that has loaded it."""
+"""Worlds of rank processes with an accelerator; a pool of their own, since the simulator stays in a
+process that has loaded it, and a context on a GPU costs memory."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import device_side
 import pytest
+from device_side import accelerator
 from ranks import START_PATIENCE, Pool, Worker, World, values_of
-
-SIM = Path(__file__).resolve().parents[1] / "sim"
 
 
 def device_environment(rank_env: dict[str, str]) -> dict[str, str]:
-    env = {**rank_env, "PYTHONPATH": os.pathsep.join([rank_env["PYTHONPATH"], str(SIM)])}
-    for name in ("TORCHFT_EXT_SIM_LIB", "TORCHFT_EXT_BUILD_ROOT"):
-        if name in os.environ:
-            env[name] = os.environ[name]
-    return env
+    return {**rank_env, **accelerator.environment()}
 
 
 class DevicePool:
-    """Lends worlds whose default group serves the simulated device."""
+    """Lends worlds whose default group serves the device."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -39,6 +32,19 @@ class DevicePool:
         ]
         values_of(calls, START_PATIENCE)
         return World(self.pool, chosen)
+
+    def made_by_init(self, spec: str, address: str, workers: Sequence[Worker]) -> World:
+        """A world whose default group was made by init_process_group just now."""
+        calls = [
+            worker.call(device_side.init, (spec, address, rank, len(workers)), {})
+            for rank, worker in enumerate(workers)
+        ]
+        values_of(calls, START_PATIENCE)
+        return World(self.pool, list(workers))
+
+    def start_spare(self) -> None:
+        """Have a new rank ready when the next world needs one; returns at once."""
+        self.pool.start_spare()
 
     def next(self, world: World, ranks: Sequence[int], **options: object) -> World:
         return self.world(len(ranks), workers=[world.workers[rank] for rank in ranks], **options)

@@ -267,6 +267,10 @@ class Pool:
             free.append(self._start())
         return free[:count]
 
+    def start_spare(self) -> None:
+        """Start a worker for the next who borrows, while others are at work."""
+        self._start()
+
     def epoch(self, workers: list[Worker], **options: object) -> World:
         address, size = self.address(), len(workers)
         calls = [

@@ -1,4 +1,4 @@
-"""Operations on device tensors give what the CPU engine gives; on the simulated device."""
+"""Operations on device tensors give what the CPU engine gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import test_collectives
 import torch
 import torch.distributed as dist
 import values
-from device_side import check_sum, device, no_violation, ones, simulator
+from device_side import accelerator, check_sum, device, no_violation, ones, stalled
 from rankside import backend
 from values import check, me, pattern, reduced_patterns
 
@@ -25,6 +25,8 @@ def allowed_on_device(op: str, dtype: torch.dtype) -> bool:
 def run_table(name: str) -> None:
     """A function of the CPU's table, with every tensor made on the device."""
     test_collectives.allowed = allowed_on_device
+    if accelerator.shared_by(me()[1]):  # a small operation takes milliseconds there
+        test_collectives.SIZES, test_collectives.LARGE = (0, 1025), 131_101
     with torch.device(device()):
         getattr(test_collectives, name)()
     backend().check()
@@ -106,6 +108,23 @@ def test_complex_numbers_are_summed_and_any_dtype_is_moved(devices):
     devices.world(3).run(wide_types)
 
 
+def small_floats() -> None:
+    _, world = me()
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tensor = torch.full((16,), 0.5).to(dtype).to(device())
+        dist.all_reduce(tensor)
+        check(tensor.cpu().float(), torch.full((16,), 0.5 * world), dtype)
+    no_violation()
+
+
+def test_float8_is_summed(devices):
+    devices.world(2).run(small_floats)  # a GPU needs compute capability 9 for it
+
+
+def test_streams_of_high_priority_serve_an_epoch(devices):
+    devices.world(2, high_priority_stream=True).run(check_sum)
+
+
 def on_the_current_stream() -> None:
     _, world = me()
     stream = torch.Stream(device=device())
@@ -123,10 +142,30 @@ def test_synchronous_operation_runs_in_the_order_of_the_current_stream(devices):
     devices.world(2).run(on_the_current_stream)
 
 
+def on_several_streams() -> None:
+    """As FSDP2 does: gathers on one stream, reductions on another, nothing between the two."""
+    _, world = me()
+    streams = [torch.Stream(device=device()) for _ in range(2)]
+    tensors = [ones(5 + n) for n in range(20)]
+    torch.accelerator.synchronize()
+    for n, tensor in enumerate(tensors):
+        with torch.get_device_module(accelerator.NAME).stream(streams[n % 2]):
+            dist.all_reduce(tensor)
+    backend().check()
+    torch.accelerator.synchronize()
+    for n, tensor in enumerate(tensors):
+        check(tensor.cpu(), torch.full((5 + n,), float(world)), n)
+    no_violation()
+
+
+def test_operations_on_several_streams_keep_the_order_of_issue(devices):
+    devices.world(3).run(on_several_streams)
+
+
 def wait_does_not_block() -> None:
     _, world = me()
     tensor = ones(10)
-    with simulator().stalled():  # nothing on the current stream moves
+    with stalled():  # nothing on the current stream moves
         work = dist.all_reduce(tensor, async_op=True)
         assert work.wait()
         future = work.get_future()

@@ -5,24 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from device_side import check_sum, device, prepare
+from device_side import accelerator, check_sum, device, init
 from fresh_process import run_cases
-from rankside import backend, connected_store, leave_default_group, seconds
+from rankside import backend
 from values import me
-
-
-def init(spec: str, address: str, rank: int, size: int, bound: bool = False) -> None:
-    prepare()
-    leave_default_group()
-    torch.accelerator.set_device_index(rank)
-    dist.init_process_group(
-        spec,
-        store=connected_store(address),
-        rank=rank,
-        world_size=size,
-        timeout=seconds(40),
-        device_id=device() if bound else None,
-    )
 
 
 def init_and_sum(spec: str, address: str, rank: int, size: int, bound: bool = False) -> bool:
@@ -38,8 +24,8 @@ SPECS = (
     "FT",
     "ft:nccl",
     "ft_nccl",
-    "cpu:gloo,privateuseone:ft_nccl",
-    "cpu:ft,privateuseone:ft",
+    f"cpu:gloo,{accelerator.NAME}:ft_nccl",
+    f"cpu:ft,{accelerator.NAME}:ft",
 )
 
 

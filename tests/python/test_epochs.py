@@ -369,3 +369,16 @@ def test_work_of_an_older_epoch_fails_with_its_own_epoch(ranks):
     calls = [world.start(rank, last_epoch_of_many, address, rank) for rank in range(2)]
     for old, new in values_of(calls):
         assert old < new
+
+
+def make_groups_of_some() -> None:
+    for members in ([0], [1], [0, 1]):
+        dist.new_group(members)
+
+
+def test_process_that_is_left_out_of_a_group_begins_the_next_epoch(ranks):
+    world = ranks.fresh(2)
+    world.run(make_groups_of_some)
+    address = ranks.address()
+    together(world, address)
+    world.run(check_sum)

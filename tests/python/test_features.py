@@ -25,7 +25,8 @@ def batch_of(rank: int, step: int) -> torch.Tensor:
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    return model(batch_of(rank, step)).square().mean()
+    device = next(model.parameters()).device
+    return model(batch_of(rank, step).to(device)).square().mean()
 
 
 def average_gradients(model: nn.Module, world: int, step: int) -> list[torch.Tensor]:

@@ -251,12 +251,19 @@ void SimCommunicator::enqueueLocked(std::vector<NcclCall> calls) {
     return;
   }
   ++outstanding_;
-  stream->enqueue([self, calls = std::move(calls)] {
+  stream->enqueue([self, calls = std::move(calls), launch = launches_++] {
+    self->awaitTurn(launch);
     self->run(calls);
+    self->turn_ = launch + 1;
     MutexLock lock(self->mutex_);
     --self->outstanding_;
     self->idle_.notifyAll();
   });
+}
+
+// As the real library, whose launches of one communicator wait for each other across streams.
+void SimCommunicator::awaitTurn(uint64_t launch) const {
+  while (!stop_ && turn_ < launch) std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
 void SimCommunicator::run(const std::vector<NcclCall>& calls) {

@@ -86,6 +86,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   void becomeReady() REQUIRES(mutex_);
   void enqueueLocked(std::vector<NcclCall> calls) REQUIRES(mutex_);
   std::shared_ptr<Exchange> exchange() const;
+  void awaitTurn(uint64_t launch) const;
   void run(const std::vector<NcclCall>& calls);
   bool strike(const NcclCall& call);
   void hangUntilStopped();
@@ -107,6 +108,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   int rank_;
   int size_;
   uint32_t sequence_ = 0;          // of collectives; run() only, hence one stream at a time
+  std::atomic<uint64_t> turn_{0};  // by the task whose turn it was: launches that are done
   std::atomic<bool> stop_{false};  // by revoke() and abort(): operations end, unfinished
 
   mutable Mutex mutex_;
@@ -122,6 +124,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   int polls_left_ GUARDED_BY(mutex_) = 0;
   std::vector<std::vector<NcclCall>> deferred_ GUARDED_BY(mutex_);
   int outstanding_ GUARDED_BY(mutex_) = 0;
+  uint64_t launches_ GUARDED_BY(mutex_) = 0;
   int graphs_ GUARDED_BY(mutex_) = 0;
   int splits_ GUARDED_BY(mutex_) = 0;
   std::map<NcclRedOp, double> factors_ GUARDED_BY(mutex_);

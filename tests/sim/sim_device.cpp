@@ -309,13 +309,19 @@ struct SimHooks final : at::PrivateUse1HooksInterface {
     return device < 0 ? getCurrentDevice() : exchangeDevice(device);
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
-    currentStream(storage.device().index()).synchronize();
+    // In stream order, as on a real device: the caller may hold Python's lock.
     const int before = current_device;
     sim::setCurrentDevice(storage.device().index());
     c10::DataPtr fresh = storage.allocator()->allocate(bytes);
+    const size_t kept = std::min(bytes, storage.nbytes());
+    if (kept > 0) {
+      currentStream().enqueue([to = fresh.get(), from = storage.data(), kept] {
+        const Pin source(from, kept, "a resize");
+        const Pin target(to, kept, "a resize");
+        if (source.ok() && target.ok()) std::memcpy(to, from, kept);
+      });
+    }
     sim::setCurrentDevice(before);
-    if (bytes > 0 && storage.nbytes() > 0)
-      std::memcpy(fresh.get(), storage.data(), std::min(bytes, storage.nbytes()));
     c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
     impl->set_data_ptr_noswap(std::move(fresh));
     impl->set_nbytes(bytes);

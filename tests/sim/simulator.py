@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -130,13 +130,21 @@ def violations() -> list[str]:
 
 
 @contextmanager
-def stalled() -> Iterator[None]:
-    """The current stream does not get beyond this point while the block runs."""
-    gate = _ops.stall()
+def gate() -> Iterator[Callable[[], None]]:
+    """The current stream does not get beyond this point while the block runs.
+
+    The block may open it sooner, by calling what `with` gives.
+    """
+    standing = [_ops.stall()]
+
+    def release() -> None:
+        while standing:
+            _ops.release(standing.pop())
+
     try:
-        yield
+        yield release
     finally:
-        _ops.release(gate)
+        release()
 
 
 class Graph:

@@ -1,0 +1,155 @@
+"""The accelerator that device tests and benchmarks run on: CUDA's or the simulated (tests/sim).
+
+TORCHFT_EXT_TEST_DEVICE=cuda or privateuseone (the default) chooses. Whoever uses it calls prepare()
+in every rank, before the first group is made. What the two do differently is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+NAME = os.environ.get("TORCHFT_EXT_TEST_DEVICE", "privateuseone")
+SIM = Path(__file__).resolve().parents[1] / "sim"
+
+# Several ranks on one GPU. NCCL refuses two of one host on one device: prepare() gives each
+# process a host of its own, and all traffic goes over sockets. Contexts are time-sliced, so kernels
+# stay small.
+SHARED_GPU = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_FAMILY": "AF_INET",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NET": "Socket",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_CUMEM_HOST_ENABLE": "0",
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2",
+    "CUDA_MODULE_LOADING": "EAGER",
+}
+
+
+def simulated() -> bool:
+    return NAME == "privateuseone"
+
+
+def environment(shared: bool = True) -> dict[str, str]:
+    """What a rank's process must be started with. shared: others may be on the same device."""
+    if not simulated():
+        return {"TORCHFT_EXT_TEST_DEVICE": NAME, **(SHARED_GPU if shared else {})}
+    passed = ("TORCHFT_EXT_SIM_LIB", "TORCHFT_EXT_BUILD_ROOT")
+    return {name: os.environ[name] for name in passed if name in os.environ}
+
+
+def simulator() -> ModuleType:
+    """The simulator. Loaded in ranks alone: it stays in a process for good."""
+    if str(SIM) not in sys.path:
+        sys.path.append(str(SIM))
+    return importlib.import_module("simulator")
+
+
+def shared_by(ranks: int) -> bool:
+    """Whether so many ranks have to share real devices."""
+    return not simulated() and ranks > torch.accelerator.device_count()
+
+
+def prepare() -> None:
+    """Make this process a rank: give "ft" and "ft:nccl" their device. It may be called again."""
+    if not simulated():
+        os.environ.setdefault("NCCL_HOSTID", f"torchft-ext-{os.getpid()}")
+        return
+    simulator().install()
+    for name, devices in dist.Backend.backend_capability.items():
+        if name in ("ft", "ft:nccl", "ft_nccl") and NAME not in devices:
+            devices.append(NAME)
+
+
+def device() -> torch.device:
+    return torch.device(NAME, torch.accelerator.current_device_index())
+
+
+def violations() -> list[str]:
+    """What was done wrong on the device, as far as it tells. Waits until the device is idle."""
+    torch.accelerator.synchronize()  # CUDA raises here what a kernel did wrong
+    return list(simulator().violations()) if simulated() else []
+
+
+def device_bytes() -> int:
+    """Memory in use on the current device, by anybody; allocations where it is simulated."""
+    if simulated():
+        return int(simulator().report()["live_allocations"])
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def live_communicators() -> int:
+    """As far as it can be counted."""
+    return int(simulator().report()["live_communicators"]) if simulated() else 0
+
+
+def stalled() -> AbstractContextManager[Callable[[], None]]:
+    """The current stream does not get beyond this point while the block runs.
+
+    The block may open it sooner, by calling what `with` gives.
+    """
+    return _stalled_simulator() if simulated() else _stalled_cuda()
+
+
+@contextmanager
+def _stalled_simulator() -> Iterator[Callable[[], None]]:
+    with simulator().gate() as release:
+        yield release
+
+
+_words: list[torch.Tensor] = []  # never freed: the pool of pinned memory might reset one too soon
+
+
+@contextmanager
+def _stalled_cuda() -> Iterator[Callable[[], None]]:
+    word = torch.zeros(1, dtype=torch.int32).pin_memory()
+    _words.append(word)
+    wait_value = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+    wait_value.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
+    until_at_least = 0  # CU_STREAM_WAIT_VALUE_GEQ
+    stream = torch.cuda.current_stream().cuda_stream
+    status = wait_value(stream, word.data_ptr(), 1, until_at_least)
+    if status != 0:
+        raise RuntimeError(f"cuStreamWaitValue32 failed: CUresult {status}")
+
+    def release() -> None:
+        word[0] = 1
+
+    try:
+        yield release
+    finally:
+        release()
+
+
+class Graph:
+    """What is enqueued in `with graph.capture():`, to be enqueued again by replay()."""
+
+    def __init__(self) -> None:
+        self._graph: Any = simulator().Graph() if simulated() else torch.cuda.CUDAGraph()
+
+    def capture(self) -> AbstractContextManager[None]:
+        captured: AbstractContextManager[None]
+        captured = self._graph.capture() if simulated() else torch.cuda.graph(self._graph)
+        return captured
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def free(self) -> None:
+        self._graph.free() if simulated() else self._graph.reset()

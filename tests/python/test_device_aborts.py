@@ -1,0 +1,227 @@
+"""abort() in each state that an operation on a device can be in: the stream is freed, and the next
+kernel runs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from device_side import (
+    accelerator,
+    check_sum,
+    device,
+    hold,
+    let_go,
+    no_violation,
+    ones,
+    reaped,
+)
+from rankside import ErrorInfo, abort, backend, failure_of, kept, wait_errored
+from records import record
+from values import check, me
+
+NOTICE = 20.0  # seconds in which a failure must have reached everyone
+MODULE = torch.get_device_module
+
+
+def queue_behind() -> list[torch.Tensor]:
+    """Kernels on the current stream, and on another one that waits for it."""
+    tensors = [ones(1000), ones(1000)]
+    for _ in range(50):
+        tensors[0].add_(1)
+    other = torch.Stream(device=device())
+    other.wait_stream(torch.accelerator.current_stream())
+    with MODULE(accelerator.NAME).stream(other):
+        tensors[1].add_(1)
+    return tensors
+
+
+def stuck_with_work_behind() -> tuple[ErrorInfo, float]:
+    """The failure, and when the last kernel had run."""
+    begun = ones(1000)
+    work = dist.all_reduce(begun, async_op=True)
+    work.wait()
+    behind = queue_behind()
+    error = failure_of(work.check)
+    torch.accelerator.synchronize()
+    freed = time.monotonic()
+    check(behind[0].cpu(), torch.full((1000,), 51.0), "on the same stream")
+    check(behind[1].cpu(), torch.full((1000,), 2.0), "on another one")
+    no_violation()
+    return error, freed
+
+
+def abort_now() -> float:
+    began = time.monotonic()
+    abort()
+    return began
+
+
+def test_abort_in_mid_operation_frees_all_that_is_queued_behind_it(devices):
+    world = devices.world(2)
+    world.run(check_sum)
+    call = world.start_blocked(0, stuck_with_work_behind)
+    aborted = world.side(0, abort_now)
+    error, freed = call.value(NOTICE)
+    assert error.type == "CommAbortedError", error.text
+    record("abort to free stream, mid-operation", seconds=freed - aborted)
+    devices.next(world, range(2)).run(check_sum)
+
+
+def behind_a_stalled_stream() -> None:
+    tensor = ones(1000)
+    hold()
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    tensor.add_(1)
+    abort()
+    assert backend().errored() is not None
+    let_go()
+    torch.accelerator.synchronize()
+    assert failure_of(work.check).type == "CommAbortedError"
+    check(ones(3).add_(1).cpu(), torch.full((3,), 2.0), "the next kernel")
+    reaped()
+    no_violation()
+
+
+def test_abort_before_the_stream_has_reached_the_operation_lets_it_drain(devices):
+    world = devices.world(2)
+    world.run(check_sum)
+    world.start(0, behind_a_stalled_stream).value(NOTICE)
+    devices.next(world, range(2)).run(check_sum)
+
+
+def many_under_way() -> ErrorInfo:
+    tensors = [ones(1000 + n) for n in range(20)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    works[-1].wait()
+    error = failure_of(works[-1].check)
+    torch.accelerator.synchronize()
+    assert [failure_of(work.check).type for work in works] == [error.type] * 20
+    no_violation()
+    return error
+
+
+def test_abort_ends_every_one_of_many_operations_under_way(devices):
+    world = devices.world(2)
+    world.run(check_sum)
+    call = world.start_blocked(0, many_under_way)
+    world.side(0, abort)
+    assert call.value(NOTICE).type == "CommAbortedError"
+    devices.next(world, range(2)).run(check_sum)
+
+
+# ---- graphs
+
+
+def capture() -> None:
+    """A graph of a kernel, an all_reduce and another kernel, over the epoch of now."""
+    check_sum()  # the communicator is made outside of it
+    kept["tensor"], kept["graph"] = ones(100), accelerator.Graph()
+    torch.accelerator.synchronize()
+    with kept["graph"].capture():
+        kept["tensor"].mul_(2)
+        dist.all_reduce(kept["tensor"])
+        kept["tensor"].add_(1)
+
+
+def replay(times: int) -> None:
+    tensor, expected, world = kept["tensor"], 1.0, me()[1]
+    tensor.fill_(1)
+    for _ in range(times):
+        kept["graph"].replay()
+        expected = expected * 2 * world + 1
+    check(tensor.cpu(), torch.full((100,), expected), "after the replays")
+    no_violation()
+
+
+def replay_alone() -> tuple[ErrorInfo, float]:
+    """The others do not replay theirs: it hangs on the stream until the epoch ends."""
+    kept["graph"].replay()
+    after = ones(5).add_(1)
+    error = wait_errored()
+    torch.accelerator.synchronize()
+    freed = time.monotonic()
+    check(after.cpu(), torch.full((5,), 2.0), "the next kernel")
+    kept["graph"].free()
+    reaped()
+    no_violation()
+    return error, freed
+
+
+def beside_a_capture(asynchronous: bool) -> str:
+    """What an operation outside of an open capture says that holds one of its group."""
+    check_sum()
+    inside, outside, graph = ones(10), ones(10), accelerator.Graph()
+    other = torch.Stream(device=device())
+    torch.accelerator.synchronize()
+    with graph.capture():
+        work = dist.all_reduce(inside, async_op=asynchronous)
+        with MODULE(accelerator.NAME).stream(other):
+            error = failure_of(lambda: dist.all_reduce(outside))
+        if asynchronous:
+            work.wait()
+    graph.free()
+    check_sum()
+    no_violation()
+    return "" if error is None else error.text
+
+
+def test_operation_beside_a_capture_is_refused_where_it_has_the_groups_stream(devices):
+    world = devices.world(2)
+    for text in world.run(beside_a_capture, True):
+        assert "graph capture" in text and "issue others" in text
+    assert world.run(beside_a_capture, False) == ["", ""]
+
+
+def free_graph() -> None:
+    kept["graph"].free()
+
+
+@pytest.mark.parametrize("size", (1, 2))
+def test_captured_operation_is_replayed(devices, size):
+    world = devices.world(size)
+    world.run(capture)
+    world.run(replay, 3)
+    world.run(check_sum)  # and others run between replays
+    world.run(replay, 2)
+    world.run(free_graph)
+
+
+@pytest.mark.parametrize("strike", ("abort", "kill"))
+def test_end_of_the_epoch_frees_a_stream_stuck_in_a_replay(devices, strike):
+    world = devices.world(2)
+    world.run(capture)
+    world.run(replay, 2)
+    call = world.start(0, replay_alone)
+    if strike == "kill":
+        began = time.monotonic()
+        world.kill(1)
+    else:
+        began = world.side(0, abort_now)
+    error, freed = call.value(NOTICE)
+    assert error.type == {"abort": "CommAbortedError", "kill": "PeerLostError"}[strike]
+    record(f"{strike} to free stream, captured graph", seconds=freed - began)
+    if strike == "abort":
+        world.on(1, free_graph)
+        world = devices.next(world, range(2))
+        world.run(capture)
+        world.run(replay, 2)
+        world.run(free_graph)
+
+
+def abort_with_an_idle_graph() -> None:
+    abort()
+    torch.accelerator.synchronize()
+    kept["graph"].free()
+    reaped()
+
+
+def test_abort_with_a_graph_that_is_not_running_waits_for_nobody(devices):
+    world = devices.world(2)
+    world.run(capture)
+    world.start(0, abort_with_an_idle_graph).value(NOTICE)
+    world.run(free_graph)
+    devices.next(world, range(2)).run(check_sum)
