@@ -122,7 +122,8 @@ AttemptMemory Rendezvous::withdraw(const Failure& why) {
   if (published_ && !usurped_) {
     auto inPlace = [own = encodeRecord(self_),
                     words = encodeWithdrawal({self_, ending})](const std::string& found) {
-      return found == own ? std::optional(words) : std::nullopt;
+      // Nothing: the attempt ended before its record was written. They may be waiting for it.
+      return found == own || found.empty() ? std::optional(words) : std::nullopt;
     };
     store_->editLater(key(rank_), std::move(inPlace));
   }

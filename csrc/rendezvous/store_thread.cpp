@@ -194,7 +194,7 @@ StoreReply StoreThread::getEach(const std::vector<std::string>& keys, Deadline d
 void StoreThread::editLater(const std::string& key, Edit edit) {
   auto attempt = [key, edit = std::move(edit)](StoreClient& client, StoreReply&) {
     const auto values = client.getAll({key});
-    const auto wanted = values ? edit(values->front()) : std::nullopt;
+    const auto wanted = edit(values ? values->front() : std::string());
     if (!wanted) return Progress::kDone;
     if (wanted->empty()) {
       client.remove(key);

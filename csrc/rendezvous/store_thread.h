@@ -73,8 +73,8 @@ class StoreThread {
                      const Cancelled& cancelled);
   // Not waited for; errors are dropped (the keys are rubbish already).
   void removeLater(std::vector<std::string> keys);
-  // Given the value that stands there, what is to stand there: nullopt leaves it, empty removes it.
-  // Runs on the store thread; must not block or throw. A key that is missing stays so. Another
+  // Given the value that stands there (empty: none), what is to stand there: nullopt leaves it,
+  // empty removes it. Runs on the store thread; must not block or throw. Another
   // process's write between look and change is lost. Not waited for; errors are dropped.
   using Edit = std::function<std::optional<std::string>(const std::string&)>;
   void editLater(const std::string& key, Edit edit);

@@ -636,6 +636,21 @@ TEST_F(RendezvousTest, AStaleRecordOfADeadProcessWaitsForItsSuccessor) {
   }
 }
 
+TEST_F(RendezvousTest, AnAbortBeforeTheRecordIsWrittenIsToldAllTheSame) {
+  auto& waiting = addProcess();
+  auto& aborted = addProcess();
+  waiting.memory.members = {waiting.self, aborted.self};
+  waiting.memory.healthy = true;
+  auto leader = waiting.at("run", 0, 2);
+  auto entering = enter(*leader);
+  auto struck = aborted.at("run", 1, 2, soon(), [] { return true; });
+  EXPECT_EQ(failureIn(struck->enter()).kind, FailureKind::kAborted);
+  struck->withdraw(aborted.failure(FailureKind::kAborted, 1));
+  const Failure told = failureIn(entering.get());
+  EXPECT_EQ(told.kind, FailureKind::kAborted);
+  EXPECT_EQ(told.cause.rank, 1);
+}
+
 TEST_F(RendezvousTest, ATimeoutNamesTheRankThatWithdrewAndDidNotTryAgain) {
   server->put("run/1", encodeWithdrawal({record(7), {}}));
   auto& process = addProcess();

@@ -57,23 +57,24 @@ class Pool:
         """Seconds; of every configure() that may fail: long enough to notice a freeze."""
         return max(CONFIGURE_LIMIT, 2 * HEARTBEAT * self.scale)
 
-    def configure(self, ranks: list[RankProcess]) -> None:
-        """Make them one epoch, in this order.
+    def configure(self, ranks: list[RankProcess], group: str = "") -> None:
+        """Make them one epoch of that group, in this order.
 
         A process that the last case left to be ended has died since: who did not know it yet is told
         by the first configure(), once.
         """
-        failed = self._try_to_configure(ranks)
+        failed = self._try_to_configure(ranks, group)
         if failed is not None and "before it came to the new epoch" in failed["text"]:
-            failed = self._try_to_configure(ranks)
+            failed = self._try_to_configure(ranks, group)
         if failed is not None:
             raise MatrixError(f"an epoch of {len(ranks)} could not form: {failed['text']}")
 
-    def _try_to_configure(self, ranks: list[RankProcess]) -> Event | None:
+    def _try_to_configure(self, ranks: list[RankProcess], group: str) -> Event | None:
         self.epochs += 1
         for index, rank in enumerate(ranks):
-            rank.say(f"configure epoch{self.epochs} {index} {len(ranks)} {int(HANG * 1000)}")
-        events = [rank.expect("configured", HANG) for rank in ranks]
+            prefix = f"epoch{self.epochs}{group}"
+            rank.say(f"configure {prefix} {index} {len(ranks)} {int(HANG * 1000)}", group)
+        events = [rank.expect("configured", HANG, group) for rank in ranks]
         return next((event for event in events if not event["ok"]), None)
 
     def drop(self) -> None:

@@ -80,17 +80,11 @@ def run_groups_case(pool: Pool, case: GroupsCase) -> float:
 def _begin(
     pool: Pool, case: GroupsCase, ranks: list[RankProcess], groups: dict[str, list[int]]
 ) -> None:
-    pool.epochs += 1
     elements = pool.rng.choice(ELEMENTS)
     for name, members in groups.items():
-        for index, rank in enumerate(members):
-            prefix = f"epoch{pool.epochs}{name}"
-            ranks[rank].say(f"configure {prefix} {index} {len(members)} {int(HANG * 1000)}", name)
+        pool.configure([ranks[rank] for rank in members], name)
     for name, members in groups.items():
         for rank in members:
-            event = ranks[rank].expect("configured", HANG, name)
-            if not event["ok"]:
-                raise MatrixError(f"group {name!r} could not form: {event['text']}")
             ranks[rank].say(f"loop {case.operation} {elements}", name)
 
 
