@@ -161,7 +161,6 @@ void RankMember::configureAgainAndAgain() {
       failure = barrier();
       if (failure && isOwnAbort(*failure)) failure = nullptr;
     }
-    if (failure && isNextConfigure(*failure)) failure = nullptr;
   }
   configuring_ = false;
   operations_.reset();
@@ -180,12 +179,6 @@ FailurePtr RankMember::barrier() {
 // A strike between two configure(): the next one is to be struck.
 bool RankMember::isOwnAbort(const Failure& failure) const {
   return failure.kind == FailureKind::kAborted && failure.cause.rank == rank_;
-}
-
-// A member that was through the barrier first ended the epoch for those who were not.
-bool RankMember::isNextConfigure(const Failure& failure) {
-  return failure.kind == FailureKind::kAborted &&
-         failure.cause.how.find("began another epoch") != std::string::npos;
 }
 
 FailurePtr RankMember::lossOfEpoch() const {

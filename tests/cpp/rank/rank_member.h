@@ -37,7 +37,6 @@ class RankMember {
   void configureAgainAndAgain();
   FailurePtr barrier();
   bool isOwnAbort(const Failure& failure) const;
-  static bool isNextConfigure(const Failure& failure);
   FailurePtr lossOfEpoch() const;
 
   const std::string name_;
