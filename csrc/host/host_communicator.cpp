@@ -30,7 +30,7 @@ HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> e
 
 HostCommunicator::~HostCommunicator() {
   lifecycle_->fail(aborted(*lifecycle_, "its group object was destroyed"));
-  loop_.post([epoch = std::move(epoch_)] {});
+  loop_.post([epoch = std::move(epoch_)] { epoch->abandon(); });
   // A subscriber of the lifecycle may have been the last owner, and runs on the loop: the engine
   // must not end there, since its loop would go before what is still to be released on it.
   if (loop_.inLoop()) runOnCallbackThread([engine = std::move(keep_alive_)] {});

@@ -452,19 +452,20 @@ bool HostEpoch::everythingSent() const {
 }
 
 void HostEpoch::leave(Farewell farewell, std::function<void(bool left)> told) {
-  farewell_ = farewell;
-  leaving_ = std::move(told);
   const bool waits = farewell == Farewell::kForGood || state_ == State::kOver;
-  if (!waits && !(runner_->idle() && messages_->idle())) return haveLeft(false);
-  leaveWhenIdle();
+  if (!waits && !(runner_->idle() && messages_->idle())) return told(false);
+  // Who shuts down while another thread begins an epoch leaves for good.
+  if (leaving_.empty() || farewell == Farewell::kForGood) farewell_ = farewell;
+  leaving_.push_back(std::move(told));
+  if (leaving_.size() == 1 || state_ == State::kOver) leaveWhenIdle();
 }
 
-void HostEpoch::haveLeft(bool left) {
-  if (const auto told = std::exchange(leaving_, nullptr)) told(left);
+void HostEpoch::haveLeft() {
+  for (const auto& told : std::exchange(leaving_, {})) told(true);
 }
 
 void HostEpoch::leaveWhenIdle() {
-  if (state_ == State::kOver) return haveLeft(true);
+  if (state_ == State::kOver) return haveLeft();
   if (state_ == State::kUp && everythingSent()) {
     sayGoodbye();
     return;
@@ -481,10 +482,16 @@ void HostEpoch::sayGoodbye() {
     closeLinks(goodbye, {}, true);
     becomeOver();
   }
-  haveLeft(true);
+  haveLeft();
+}
+
+// News of the failure is on its way here, and may find nobody any more.
+void HostEpoch::abandon() {
+  if (const FailurePtr failure = setup_.lifecycle->failure()) onLifecycleFailed(failure);
 }
 
 void HostEpoch::dissolve() {
+  abandon();
   if (state_ == State::kOver) return;
   setup_.lifecycle->unsubscribe(subscription_);
   closeLinks(textFrame(FrameType::kGoodbye), {}, false);

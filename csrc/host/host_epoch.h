@@ -11,8 +11,8 @@
 //   leave()                everything issued has completed and is sent, goodbyes are said
 //   dissolve()             a forming attempt is given up quietly: peers wait for its successor
 //
-// Owner: the communicator (or the attempt that forms it), and tasks under way; destroyed after
-// close(), on the loop. Threads: loop only, but for waitDrained(). It never blocks.
+// Owner: the communicator (or the attempt that forms it), and tasks under way, the last words among
+// them; destroyed on the loop. Threads: loop only, but for waitDrained(). It never blocks.
 #pragma once
 
 #include <array>
@@ -63,6 +63,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   // told(true): goodbye is said; false: not idle, and this goodbye does not wait for that.
   void leave(Farewell farewell, std::function<void(bool left)> told);
   void dissolve();
+  void abandon();  // its owner goes: if the lifecycle has failed, the last words are said now
   void close();  // over, at once; fails the lifecycle if it is not over yet
   int linkCount() const;
 
@@ -115,7 +116,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void becomeOver();
   void leaveWhenIdle();
   void sayGoodbye();
-  void haveLeft(bool left);
+  void haveLeft();
   bool everythingSent() const;
 
   HostEpochSetup setup_;
@@ -128,7 +129,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   std::unique_ptr<PeerMonitor::Watch> watch_;
   Lifecycle::Subscription subscription_ = 0;
   Farewell farewell_ = Farewell::kForGood;
-  std::function<void(bool left)> leaving_;  // null: nobody waits
+  std::vector<std::function<void(bool left)>> leaving_;  // who waits for the goodbye
   std::function<void(int rank)> told_of_leavers_;
 
   Mutex drained_mutex_;

@@ -1,18 +1,18 @@
-// Who may own a host communicator last.
+// The end of a host communicator: who may own it last, and what is said then.
 #include <gtest/gtest.h>
 
 #include <future>
+#include <thread>
 
 #include "cluster.h"
 
 namespace torchft_ext {
 namespace {
 
-// Hands its communicators to subscribers of their lifecycles, which then are their last owners.
-class HandsOver : public Engine {
+// As any engine around another: what it does not change.
+class Around : public Engine {
  public:
-  HandsOver(std::shared_ptr<Engine> inner, std::shared_ptr<std::promise<void>> ended)
-      : inner_(std::move(inner)), ended_(std::move(ended)) {}
+  explicit Around(std::shared_ptr<Engine> inner) : inner_(std::move(inner)) {}
 
   const char* name() const override { return inner_->name(); }
   std::vector<std::pair<std::string, int64_t>> counters() const override {
@@ -20,6 +20,17 @@ class HandsOver : public Engine {
   }
   std::variant<MemberRecord, Failure> describeSelf() override { return inner_->describeSelf(); }
   std::unique_ptr<Vigil> keepVigil(int size) override { return inner_->keepVigil(size); }
+
+ protected:
+  const std::shared_ptr<Engine> inner_;
+};
+
+// Hands its communicators to subscribers of their lifecycles, which then are their last owners.
+class HandsOver : public Around {
+ public:
+  HandsOver(std::shared_ptr<Engine> inner, std::shared_ptr<std::promise<void>> ended)
+      : Around(std::move(inner)), ended_(std::move(ended)) {}
+
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override {
@@ -32,9 +43,60 @@ class HandsOver : public Engine {
   }
 
  private:
-  const std::shared_ptr<Engine> inner_;
   const std::shared_ptr<std::promise<void>> ended_;
 };
+
+// Its lifecycles fail as soon as they have formed, and the thread that fails them is held up before
+// it has told the host epoch.
+class FailsSlowly : public Around {
+ public:
+  FailsSlowly(std::shared_ptr<Engine> inner, std::shared_future<void> go_on)
+      : Around(std::move(inner)), go_on_(std::move(go_on)) {}
+  ~FailsSlowly() override {
+    for (std::thread& failing : failing_) failing.join();
+  }
+
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override {
+    lifecycle->subscribe([go_on = go_on_](const FailurePtr&) { go_on.wait(); });  // the first
+    auto formed = inner_->form(roster, lifecycle, deadline, superseded);
+    failing_.emplace_back([lifecycle] {
+      Failure failure;
+      failure.kind = FailureKind::kAborted;
+      failure.cause.rank = 0;
+      failure.cause.how = "a test said so";
+      lifecycle->fail(std::move(failure));
+    });
+    while (!lifecycle->over()) std::this_thread::yield();
+    return formed;
+  }
+
+ private:
+  const std::shared_future<void> go_on_;
+  std::vector<std::thread> failing_;
+};
+
+TEST(HostCommunicator, SaysItsLastWordsThoughItsOwnerIsFasterThanTheNews) {
+  std::promise<void> go_on;
+  Cluster cluster(2);
+  Member& member = *cluster.members[0];
+  auto engine = std::make_shared<FailsSlowly>(member.engine, go_on.get_future().share());
+  member.group = std::make_unique<Group>("test", engine, std::make_shared<Watchdog>(), kTestLimit);
+  FailurePtr struck;
+  std::vector<float> values(1);
+  FailurePtr told;
+  Cluster::on({0, 1}, [&](int i) {
+    const FailurePtr failure = cluster.members[static_cast<size_t>(i)]->configure("words", i, 2);
+    if (i == 0) struck = failure;
+    if (i == 1) told = failure ? failure : finish(cluster.group(1).issue(recvOf(values, 0)));
+  });
+  ASSERT_NE(struck, nullptr);
+  ASSERT_NE(told, nullptr);
+  EXPECT_EQ(told->kind, FailureKind::kAborted) << told->describe();
+  EXPECT_EQ(told->cause.how, "a test said so");
+  go_on.set_value();
+}
 
 TEST(HostCommunicator, MayHaveItsLastOwnerOnItsOwnLoop) {
   auto ended = std::make_shared<std::promise<void>>();
