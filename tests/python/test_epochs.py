@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from ranks import World, values_of
 from rankside import (
     PATIENCE,
     abort,
+    abort_from_many_threads,
     backend,
     describe,
     errored,
@@ -157,26 +159,29 @@ def test_a_frozen_store_cannot_hold_configure_past_its_limit(ranks):
     server.kill()
 
 
-def configure_until_aborted(address: str) -> None:
-    kept["configuring"] = True
-    configure(address, 0, 2)
+@pytest.mark.parametrize("aborter", (0, 1))
+def test_abort_releases_all_who_are_blocked_in_configure(ranks, aborter):
+    world, address = ranks.world(3), ranks.address()
+    blocked = [world.start(rank, configure, address, rank, 3) for rank in (0, 1)]
+    for rank in (0, 1):
+        ranks.await_key(address, str(rank))  # from here on the others know that it has come
+    world.side(aborter, abort, "no longer wanted")
+    for call in blocked:
+        error = call.error("CommAbortedError", patience=10)
+        assert error.cause["rank"] == aborter and "no longer wanted" in error.text, error.text
+        assert error.fields["op"] == "configure"
+    together(world, address)
+    world.run(check_sum)
 
 
-def abort_while_configuring() -> None:
-    wait_until(lambda: "configuring" in kept, "the start of configure()")
-    while kept.pop("configuring", None):
-        limit = time.monotonic() + PATIENCE
-        while backend().errored() is None and time.monotonic() < limit:
-            backend().abort("no longer wanted")  # before configure() has begun it may hit nothing
-            time.sleep(0.01)
-
-
-def test_abort_releases_a_rank_blocked_in_configure(ranks):
-    world = ranks.world(2)
-    blocked = world.start(0, configure_until_aborted, ranks.address())
-    world.side(0, abort_while_configuring)
-    blocked.error("CommAbortedError", patience=10)
-    world.next().run(check_sum)
+def test_aborts_at_the_same_moment_release_configure(ranks):
+    world, address = ranks.world(2), ranks.address()
+    blocked = world.start(0, configure, address, 0, 2)
+    ranks.await_key(address, "0")
+    world.side(0, abort_from_many_threads, 8)
+    assert blocked.error("CommAbortedError", patience=10).cause["rank"] == 0
+    together(world, address)
+    world.run(check_sum)
 
 
 def test_death_of_a_member_during_configure_does_not_outlast_the_limit(ranks):
@@ -189,8 +194,6 @@ def test_death_of_a_member_during_configure_does_not_outlast_the_limit(ranks):
 
 
 def configure_twice_at_once(address: str) -> str:
-    import threading
-
     import torchft_ext
 
     firsts: list[str] = []  # whichever of the two comes second is refused
