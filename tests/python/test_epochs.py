@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import threading
 import time
 
@@ -16,14 +17,17 @@ from rankside import (
     abort,
     abort_from_many_threads,
     backend,
+    connected_store,
     describe,
     errored,
     failure_of,
     kept,
+    leave_default_group,
     seconds,
     wait_errored,
     wait_until,
 )
+from test_network import listening
 from values import check_sum
 
 
@@ -340,6 +344,38 @@ def test_set_timeout_survives_the_next_epoch(ranks):
     error = world.start(0, recv_at_group_limit).error("CommTimeoutError")
     assert error.fields["limit"] == 0.4
     world.next().run(check_sum)
+
+
+def options_through_epochs(address: str, rank: int, first_port: int) -> list[int]:
+    """The ports opened by a group whose options must still hold in its third epoch."""
+    import torchft_ext
+
+    before = listening()
+    leave_default_group()
+    store = connected_store(f"{address}/alone/{rank}")
+    options = torchft_ext.Options(
+        timeout=seconds(3),
+        interface="lo",
+        port_range=f"{first_port}-{first_port + 300}",
+        heartbeat=seconds(32),  # of its own: groups with equal options share their listeners
+    )
+    dist.init_process_group("ft", store=store, rank=0, world_size=1, pg_options=options)
+    for epoch in (2, 3):
+        configure(f"{address}/{epoch}", rank, 2)
+        check_sum()
+    error = failure_of(lambda: dist.recv(torch.ones(1), 1 - rank))
+    assert error.type == "CommTimeoutError" and error.fields["limit"] == 3.0, error.text
+    opened = {port: where for port, where in listening().items() if port not in before}
+    assert set(opened.values()) == {"0100007F"}, opened  # 127.0.0.1
+    return sorted(opened)
+
+
+def test_options_survive_the_next_epochs(ranks):
+    world, address = ranks.world(2), ranks.address()
+    first = random.randrange(20_000, 28_000)
+    calls = [world.start(rank, options_through_epochs, address, rank, first) for rank in range(2)]
+    for ports in values_of(calls):
+        assert ports and all(first <= port <= first + 300 for port in ports), ports
 
 
 def shut_down_twice() -> str:
