@@ -92,11 +92,11 @@ class Launcher:
         self._store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
         )
-        self._members = Membership(1, list(range(arguments.world)))
+        self._members = Membership.first(arguments.world)
+        self._ranks = {number: number for number in range(arguments.world)}  # of living workers
         self.run = Run()
         self._workers = [
-            Worker(number, self._command(arguments, number), self._inbox)
-            for number in self._members.workers
+            Worker(number, self._command(arguments, number), self._inbox) for number in self._ranks
         ]
 
     def __enter__(self) -> Launcher:
@@ -121,7 +121,7 @@ class Launcher:
 
     def train(self) -> Run:
         """Returns when every worker has ended. Raises DemoFailed."""
-        running = set(self._members.workers)
+        running = set(self._ranks)
         deadline = time.monotonic() + RUN_LIMIT_S
         while running:
             event = self._next_event(deadline)
@@ -157,7 +157,8 @@ class Launcher:
             return
         if worker.number != self._victim:
             raise DemoFailed(f"worker {worker.number} ended with {status}\n{worker.errors()}")
-        self._members = self._members.without(worker.number)
+        self._members = self._members.without(self._ranks.pop(worker.number))
+        self._ranks = {who: self._members.ranks[rank] for who, rank in self._ranks.items()}
         publish(self._store, self._members)
         self.run.note("published", worker.number)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BAR = 30
 PLAIN_LINES = 5  # per training, when stdout is not a terminal
-LARGEST_ACCURACY_LOSS = 0.01
+LARGEST_ACCURACY_DIFFERENCE = 0.01
 LARGEST_GRADIENT_DIFFERENCE = 1e-4
 
 
@@ -91,7 +91,8 @@ def evaluate(undisturbed: Run, disturbed: Run, arguments: argparse.Namespace) ->
     accuracies = [run.of("done")[0]["accuracy"] for run in (undisturbed, disturbed)]
     difference = max(event["difference"] for event in disturbed.of("checked"))
     checks = {
-        "accuracy_within_one_point": accuracies[1] >= accuracies[0] - LARGEST_ACCURACY_LOSS,
+        "accuracy_within_one_point": abs(accuracies[1] - accuracies[0])
+        <= LARGEST_ACCURACY_DIFFERENCE,
         "survivors_finished": len(finished) == arguments.world - 1,
         "survivors_hold_the_same_model": len({event["digest"] for event in finished}) == 1,
         "gradients_averaged_over_the_new_size": difference < LARGEST_GRADIENT_DIFFERENCE,

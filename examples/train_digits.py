@@ -42,12 +42,12 @@ def worker_main(arguments: argparse.Namespace) -> None:
     me: int = arguments.worker
     torch.manual_seed(arguments.seed)
     store = dist.TCPStore("127.0.0.1", arguments.store_port, is_master=False)
-    members = Membership(1, list(range(arguments.world)))
+    members, rank = Membership.first(arguments.world), me
 
     dist.init_process_group(
         "ft",
         store=dist.PrefixStore(members.prefix, store),
-        rank=members.rank_of(me),
+        rank=rank,
         world_size=members.world,
         timeout=OPERATION_LIMIT,
     )
@@ -61,14 +61,14 @@ def worker_main(arguments: argparse.Namespace) -> None:
     while step < arguments.steps:
         try:
             if not healthy:
-                members = begin_next_epoch(store, members, me)
+                members, rank = begin_next_epoch(store, members, rank)
                 step = digits_state.take_furthest(ddp.module, optimizer, step)
                 digits_state.compare(ddp.module, optimizer)
                 tell("agreed", steps_done=step)
             before = None if healthy else copy.deepcopy(ddp.module)
             if me == VICTIM and step + 1 == arguments.kill_step:
                 stop_in_backward(ddp.module)
-            loss = train_step(ddp, optimizer, data.batch(step, dist.get_rank(), members.world))
+            loss = train_step(ddp, optimizer, data.batch(step, rank, members.world))
             step += 1
             report_step(step, loss, healthy)
             healthy = True
@@ -90,13 +90,12 @@ def worker_main(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def begin_next_epoch(store: dist.Store, old: Membership, me: int) -> Membership:
+def begin_next_epoch(store: dist.Store, old: Membership, old_rank: int) -> tuple[Membership, int]:
     """Wait until the launcher has decided who is left, and form the group anew."""
-    new = await_newer(store, old, MEMBERSHIP_LIMIT_S)
-    address = f"127.0.0.1:{store.port}/{new.prefix}"
-    torchft_ext.backend().configure(address, new.rank_of(me), new.world)
+    new, rank = await_newer(store, old, old_rank, MEMBERSHIP_LIMIT_S)
+    torchft_ext.backend().configure(f"127.0.0.1:{store.port}/{new.prefix}", rank, new.world)
     tell("configured", rank=dist.get_rank(), world=dist.get_world_size())
-    return new
+    return new, rank
 
 
 def train_step(

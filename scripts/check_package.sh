@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # The package as a user gets it: sdist -> wheel -> a fresh environment that has torch -> import, a collective, a C++
-# program. Works in $1, which it makes anew; the environment's packages are taken from $VENV as hard links.
+# program.
+#   scripts/check_package.sh [DIRECTORY]   works there, and makes it anew (default build/package); the environment's
+#                                          packages are taken from $VENV as hard links
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 work=$(realpath -m "${1:-$BUILD_ROOT/package}")

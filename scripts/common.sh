@@ -5,6 +5,11 @@
 #   PYTHON                  the interpreter that makes the virtual environment
 # shellcheck shell=bash
 set -euo pipefail
+# --help: the comment on top of the script, and nothing else.
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 VENV=$(realpath -m "${VENV:-.venv}")

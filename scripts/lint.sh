@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Formatting, lint, types, include direction. --fix rewrites what can be rewritten.
+# Formatting, lint, types, include direction.
+#   scripts/lint.sh         says what is wrong
+#   scripts/lint.sh --fix   first rewrites what can be rewritten
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 mapfile -t cpp_files < <(find csrc tests/cpp tests/sim examples/cpp \( -name '*.h' -o -name '*.cpp' \) | sort)

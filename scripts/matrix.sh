@@ -7,6 +7,7 @@
 #   scripts/matrix.sh --strangers 10000     hostile connections against a live epoch
 #   scripts/matrix.sh --sanitize thread --world 4 --sample --minutes 3
 #                                           ranks under a sanitizer (must come first); all bounds x 10
+# All arguments: PYTHONPATH=tests python -m matrix --help
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if [ "${1:-}" != --sanitize ]; then

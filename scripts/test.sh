@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Builds, then runs the C++ tests and the Python tests. Arguments go to pytest.
+#   scripts/test.sh [PYTEST ARGUMENT...]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 scripts/build.sh --tests

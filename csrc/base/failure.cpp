@@ -36,7 +36,8 @@ std::string nameOfProcess(const Cause& cause) {
   return place.empty() ? name : name + " (" + place + ")";
 }
 
-// Empty where the cause lies with this rank: the message has named it already.
+// Empty where the cause lies with this rank, which the message has named already, unless what
+// follows was worded for others ("it issued ...") and needs its subject.
 std::string whoCaused(const Failure& failure) {
   const Cause& cause = failure.cause;
   if (failure.kind == FailureKind::kLinkLost && cause.other_rank >= 0) {
@@ -44,7 +45,8 @@ std::string whoCaused(const Failure& failure) {
     const std::string far = "rank " + std::to_string(cause.other_rank);
     return near.empty() ? "the link to " + far : "the link between " + near + " and " + far;
   }
-  if (cause.rank >= 0 && cause.rank == failure.rank) return "";
+  if (cause.rank >= 0 && cause.rank == failure.rank)
+    return cause.how.starts_with("it ") || cause.how.starts_with("its ") ? "this rank" : "";
   return nameOfProcess(cause);
 }
 

@@ -76,8 +76,8 @@ ReduceKind kindOf(const Argument& argument, const c10d::ReduceOp& reduce_op, boo
     default:
       break;
   }
-  TORCH_CHECK_VALUE(false, argument.text(),
-                    ": expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR, found "
+  TORCH_CHECK_VALUE(false, argument.op,
+                    ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR, found "
                     "ReduceOp number ",
                     static_cast<int>(reduce_op.op_));
 }
@@ -90,7 +90,7 @@ bool overlap(const Buffer& a, const Buffer& b) {
 
 void checkCount(const Argument& argument, size_t found, size_t expected) {
   TORCH_CHECK_VALUE(found == expected, argument.text(), ": expected a list of ", expected,
-                    " tensors, found ", found);
+                    expected == 1 ? " tensor, found " : " tensors, found ", found);
 }
 
 void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t expected,

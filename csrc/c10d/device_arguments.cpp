@@ -68,8 +68,8 @@ DeviceReduction boolReduction(const Argument& argument, c10d::ReduceOp::RedOpTyp
   }
   TORCH_CHECK_TYPE(op != c10d::ReduceOp::AVG, argument.text(),
                    ": ReduceOp.AVG: expected a number type, found bool");
-  TORCH_CHECK_VALUE(false, argument.text(),
-                    ": expected ReduceOp SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR for a bool "
+  TORCH_CHECK_VALUE(false, argument.op,
+                    ": op: expected ReduceOp SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR for a bool "
                     "device tensor, found ReduceOp number ",
                     static_cast<int>(op));
 }
@@ -96,10 +96,11 @@ DeviceReduction deviceReductionOf(const Argument& argument, const at::Tensor& te
   const at::ScalarType type = tensor.scalar_type();
   if (type == at::kBool) return boolReduction(argument, op);
   const std::optional<ReduceKind> kind = numberKind(op);
-  TORCH_CHECK_VALUE(kind.has_value(), argument.text(),
-                    ": expected ReduceOp SUM, AVG, PRODUCT, MIN or MAX for a device tensor (BAND, "
-                    "BOR, BXOR for bool), found ReduceOp number ",
-                    static_cast<int>(op));
+  TORCH_CHECK_VALUE(
+      kind.has_value(), argument.op,
+      ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN or MAX for a device tensor (BAND, "
+      "BOR, BXOR for bool), found ReduceOp number ",
+      static_cast<int>(op));
   const std::optional<DType> dtype = numberType(standIn(type, op));
   TORCH_CHECK_TYPE(dtype.has_value(), argument.text(),
                    ": expected a dtype that NCCL can reduce (float, double, half, bfloat16, "

@@ -91,7 +91,8 @@ bool reduces(OpKind kind) {
 }  // namespace
 
 c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
-  TORCH_CHECK_VALUE(creation.size > 0, "world_size: expected at least 1, found ", creation.size);
+  TORCH_CHECK_VALUE(creation.size > 0,
+                    "init_process_group: world_size: expected at least 1, found ", creation.size);
   checkRank({"init_process_group", "rank"}, creation.rank, creation.size);
   auto backend = c10::make_intrusive<FtBackend>(
       creation,
@@ -246,7 +247,7 @@ void FtBackend::shutdown() {
 
 void FtBackend::setTimeout(Milliseconds timeout) {
   guard_.check("this process group");
-  TORCH_CHECK_VALUE(timeout.count() > 0, "set_timeout: expected a positive time, found ",
+  TORCH_CHECK_VALUE(timeout.count() > 0, "set_timeout: timeout: expected a positive time, found ",
                     timeout.count(), " ms");
   options_->timeout = timeout;
   group_->setTimeout(timeout);

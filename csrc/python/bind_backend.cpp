@@ -7,6 +7,7 @@
 #include "python/bindings.h"
 #include "python/error_objects.h"
 #include "python/limits.h"
+#include "python/plain_values.h"
 
 namespace py = pybind11;
 
@@ -47,13 +48,16 @@ c10::intrusive_ptr<c10d::ProcessGroup> createGroup(const StorePtr& store, const 
 }
 
 // The tables of torch.distributed are Python's, so Python brings them up to date.
-void configure(const py::object& self, const std::string& store_addr, int rank, int world_size,
-               const py::object& timeout) {
+void configure(const py::object& self, const py::object& store_addr, const py::object& rank,
+               const py::object& world_size, const py::object& timeout) {
+  const std::string address = textOf("configure: store_addr", store_addr);
+  const int new_rank = numberOf("configure: rank", rank);
+  const int new_size = numberOf("configure: world_size", world_size);
   const std::optional<Milliseconds> limit = optionalLimitOf("configure: timeout", timeout);
   auto backend = self.cast<BackendPtr>();
   {
     const py::gil_scoped_release no_gil;
-    backend->configure(store_addr, rank, world_size, limit);
+    backend->configure(address, new_rank, new_size, limit);
   }
   py::module_::import("torchft_ext._groups").attr("follow_epoch")(self);
 }
@@ -148,8 +152,13 @@ void bind_backend(py::module_& module) {
       .def("configure", &configure, py::arg("store_addr"), py::arg("rank"), py::arg("world_size"),
            py::kw_only(), py::arg("timeout") = py::none())
       .def(
-          "abort", [](FtBackend& self, const std::string& why) { self.abort(why); },
-          py::arg("why") = "abort() was called", NoGil())
+          "abort",
+          [](FtBackend& self, const py::object& why) {
+            const std::string reason = textOf("abort: why", why);
+            const py::gil_scoped_release no_gil;
+            self.abort(reason);
+          },
+          py::arg("why") = "abort() was called")
       .def("errored", &errored)
       .def(
           "check",

@@ -6,6 +6,7 @@
 #include "c10d/options.h"
 #include "python/bindings.h"
 #include "python/limits.h"
+#include "python/plain_values.h"
 
 namespace py = pybind11;
 
@@ -15,13 +16,14 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 
 c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
-                                          std::optional<std::string> interface,
-                                          std::optional<std::string> port_range,
+                                          const py::object& interface_name, const py::object& ports,
                                           const py::object& heartbeat_limit, bool poison,
                                           bool high_priority_stream, bool blocking_wait) {
   const std::optional<Milliseconds> timeout = optionalLimitOf("Options: timeout", timeout_limit);
   const std::optional<Milliseconds> heartbeat =
       optionalLimitOf("Options: heartbeat", heartbeat_limit);
+  std::optional<std::string> interface = optionalTextOf("Options: interface", interface_name);
+  std::optional<std::string> port_range = optionalTextOf("Options: port_range", ports);
   TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
                     "Options: timeout: expected a positive time, found ",
                     timeout.value_or(Milliseconds(0)).count(), " ms");

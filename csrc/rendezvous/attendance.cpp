@@ -125,8 +125,9 @@ Attendance::Whom Attendance::find(const Incarnation& incarnation) const {
   for (size_t rank = 0; rank < memory_.members.size(); ++rank) {
     const MemberRecord& member = memory_.members[rank];
     if (member.incarnation != incarnation) continue;
-    return {ranksAreKept() && here_.count(static_cast<int>(rank)) == 0 ? static_cast<int>(rank) : -1,
-            &member, false};
+    return {
+        ranksAreKept() && here_.count(static_cast<int>(rank)) == 0 ? static_cast<int>(rank) : -1,
+        &member, false};
   }
   return {};
 }

@@ -2,10 +2,10 @@
 // knows no store, no clock and no socket, so tests play any interleaving.
 //
 // Rank 0 watches everyone who has come, the others watch rank 0. Until their rank has come, the
-// members of the last epoch are watched too, if the new one has room for all of them beside those who
-// are new: they are presumed to come. Rank 0's place in the store is the notice board: when its attempt ends, for
-// whatever reason, it says there why, and whoever waits for it ends too. A prefix can be tried
-// again at once, so what is found may belong to another attempt:
+// members of the last epoch are watched too, if the new one has room for all of them beside those
+// who are new: they are presumed to come. Rank 0's place in the store is the notice board: when its
+// attempt ends, for whatever reason, it says there why, and whoever waits for it ends too. A prefix
+// can be tried again at once, so what is found may belong to another attempt:
 //
 // clang-format off
 //   found                                        it ends this attempt if

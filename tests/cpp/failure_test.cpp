@@ -58,6 +58,16 @@ TEST(Failure, NamesTheLimitOfATimeoutAndTheOperationOnce) {
             "(limit 30 s); begin a new epoch with configure()");
 }
 
+TEST(Failure, GivesWhatOthersSaidOfThisRankASubject) {
+  Failure failure = lostPeer();
+  failure.kind = FailureKind::kMismatch;
+  failure.cause = {3, -1, "", -1, "it issued broadcast, while rank 2 issued allreduce"};
+  EXPECT_EQ(failure.describe().find("allreduce #42 on 'dp0' (rank 3/8, epoch 5): this rank: it "
+                                    "issued broadcast, while"),
+            0u)
+      << failure.describe();
+}
+
 TEST(Failure, KeepsTheOperationThatTimedOutWhenSeenFromAnotherOne) {
   Failure failure = lostPeer();
   failure.kind = FailureKind::kTimeout;

@@ -214,7 +214,10 @@ class World:
 
     def side(self, rank: int, function: Callable, *args: object, **kwargs: object) -> object:
         """Run it on another thread of the rank, which may be blocked, and wait."""
-        return self.workers[rank].call(function, args, kwargs, where="side").value()
+        return self.start_side(rank, function, *args, **kwargs).value()
+
+    def start_side(self, rank: int, function: Callable, *args: object, **kwargs: object) -> Call:
+        return self.workers[rank].call(function, args, kwargs, where="side")
 
     def start_blocked(self, rank: int, function: Callable, *args: object) -> Call:
         """Start it, and return once it has issued an operation."""
@@ -255,6 +258,11 @@ class Pool:
     def address(self) -> str:
         """A store address with a prefix that nobody has used."""
         return f"127.0.0.1:{self._store.port}/test/{next(self._prefixes)}"
+
+    def await_key(self, address: str, name: str) -> None:
+        """Until somebody has set this key under the address's prefix."""
+        key = f"{address.split('/', 1)[1]}/{name}"
+        rankside.wait_until(lambda: self._store.check([key]), f"key {key}")
 
     def store_keys(self) -> int:
         """How many keys lie in the store now."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -160,6 +162,19 @@ def wait_errored() -> ErrorInfo:
 
 def abort(why: str = "the test says so") -> None:
     backend().abort(why)
+
+
+def abort_from_many_threads(count: int) -> None:
+    """All at the same moment, each with a reason of its own; all must return."""
+    start = threading.Barrier(count)
+
+    def strike(number: int) -> None:
+        start.wait(PATIENCE)
+        abort(f"striker {number}")
+
+    with ThreadPoolExecutor(count) as strikers:
+        for done in [strikers.submit(strike, number) for number in range(count)]:
+            done.result(PATIENCE)
 
 
 def process_id() -> int:

@@ -261,6 +261,9 @@ def test_poison_leaves_nan_in_outputs_of_failed_operations(devices):
     world = devices.world(2, poison=True)
     world.run(warm)  # and what succeeds is not poisoned
     world.run(poisoned)
+    world = devices.next(world, range(2), poison=True)  # the same group: its options survive
+    world.run(check_sum)
+    world.run(poisoned)
     devices.next(world, range(2), poison=True).run(check_sum)
 
 

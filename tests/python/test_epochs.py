@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import threading
 import time
 
 import pytest
@@ -13,15 +15,19 @@ from ranks import World, values_of
 from rankside import (
     PATIENCE,
     abort,
+    abort_from_many_threads,
     backend,
+    connected_store,
     describe,
     errored,
     failure_of,
     kept,
+    leave_default_group,
     seconds,
     wait_errored,
     wait_until,
 )
+from test_network import listening
 from values import check_sum
 
 
@@ -157,26 +163,29 @@ def test_a_frozen_store_cannot_hold_configure_past_its_limit(ranks):
     server.kill()
 
 
-def configure_until_aborted(address: str) -> None:
-    kept["configuring"] = True
-    configure(address, 0, 2)
+@pytest.mark.parametrize("aborter", (0, 1))
+def test_abort_releases_all_who_are_blocked_in_configure(ranks, aborter):
+    world, address = ranks.world(3), ranks.address()
+    blocked = [world.start(rank, configure, address, rank, 3) for rank in (0, 1)]
+    for rank in (0, 1):
+        ranks.await_key(address, str(rank))  # from here on the others know that it has come
+    world.side(aborter, abort, "no longer wanted")
+    for call in blocked:
+        error = call.error("CommAbortedError", patience=10)
+        assert error.cause["rank"] == aborter and "no longer wanted" in error.text, error.text
+        assert error.fields["op"] == "configure"
+    together(world, address)
+    world.run(check_sum)
 
 
-def abort_while_configuring() -> None:
-    wait_until(lambda: "configuring" in kept, "the start of configure()")
-    while kept.pop("configuring", None):
-        limit = time.monotonic() + PATIENCE
-        while backend().errored() is None and time.monotonic() < limit:
-            backend().abort("no longer wanted")  # before configure() has begun it may hit nothing
-            time.sleep(0.01)
-
-
-def test_abort_releases_a_rank_blocked_in_configure(ranks):
-    world = ranks.world(2)
-    blocked = world.start(0, configure_until_aborted, ranks.address())
-    world.side(0, abort_while_configuring)
-    blocked.error("CommAbortedError", patience=10)
-    world.next().run(check_sum)
+def test_aborts_at_the_same_moment_release_configure(ranks):
+    world, address = ranks.world(2), ranks.address()
+    blocked = world.start(0, configure, address, 0, 2)
+    ranks.await_key(address, "0")
+    world.side(0, abort_from_many_threads, 8)
+    assert blocked.error("CommAbortedError", patience=10).cause["rank"] == 0
+    together(world, address)
+    world.run(check_sum)
 
 
 def test_death_of_a_member_during_configure_does_not_outlast_the_limit(ranks):
@@ -189,8 +198,6 @@ def test_death_of_a_member_during_configure_does_not_outlast_the_limit(ranks):
 
 
 def configure_twice_at_once(address: str) -> str:
-    import threading
-
     import torchft_ext
 
     firsts: list[str] = []  # whichever of the two comes second is refused
@@ -337,6 +344,38 @@ def test_set_timeout_survives_the_next_epoch(ranks):
     error = world.start(0, recv_at_group_limit).error("CommTimeoutError")
     assert error.fields["limit"] == 0.4
     world.next().run(check_sum)
+
+
+def options_through_epochs(address: str, rank: int, first_port: int) -> list[int]:
+    """The ports opened by a group whose options must still hold in its third epoch."""
+    import torchft_ext
+
+    before = listening()
+    leave_default_group()
+    store = connected_store(f"{address}/alone/{rank}")
+    options = torchft_ext.Options(
+        timeout=seconds(3),
+        interface="lo",
+        port_range=f"{first_port}-{first_port + 300}",
+        heartbeat=seconds(32),  # of its own: groups with equal options share their listeners
+    )
+    dist.init_process_group("ft", store=store, rank=0, world_size=1, pg_options=options)
+    for epoch in (2, 3):
+        configure(f"{address}/{epoch}", rank, 2)
+        check_sum()
+    error = failure_of(lambda: dist.recv(torch.ones(1), 1 - rank))
+    assert error.type == "CommTimeoutError" and error.fields["limit"] == 3.0, error.text
+    opened = {port: where for port, where in listening().items() if port not in before}
+    assert set(opened.values()) == {"0100007F"}, opened  # 127.0.0.1
+    return sorted(opened)
+
+
+def test_options_survive_the_next_epochs(ranks):
+    world, address = ranks.world(2), ranks.address()
+    first = random.randrange(20_000, 28_000)
+    calls = [world.start(rank, options_through_epochs, address, rank, first) for rank in range(2)]
+    for ports in values_of(calls):
+        assert ports and all(first <= port <= first + 300 for port in ports), ports
 
 
 def shut_down_twice() -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from rankside import OPERATION_LIMIT, abort, backend, errored, kept, seconds, wait_errored
+from rankside import (
+    OPERATION_LIMIT,
+    abort,
+    abort_from_many_threads,
+    backend,
+    errored,
+    kept,
+    seconds,
+    wait_errored,
+)
 from values import LARGE, check, check_sum, me
 
 NOTICE = 10.0  # seconds in which a failure must have reached everyone
@@ -34,6 +44,52 @@ def blocking_barrier() -> None:
     dist.barrier()
 
 
+def parts() -> list[torch.Tensor]:
+    return [torch.ones(1000) for _ in range(me()[1])]
+
+
+# Each of these needs the parts of others at the rank that calls it.
+def blocking_broadcast() -> None:
+    dist.broadcast(torch.ones(1000), (me()[0] + 1) % me()[1])
+
+
+def blocking_reduce() -> None:
+    dist.reduce(torch.ones(1000), me()[0])
+
+
+def blocking_gather() -> None:
+    dist.gather(torch.ones(1000), parts(), me()[0])
+
+
+def blocking_scatter() -> None:
+    dist.scatter(torch.ones(1000), None, (me()[0] + 1) % me()[1])
+
+
+def blocking_all_gather() -> None:
+    dist.all_gather(parts(), torch.ones(1000))
+
+
+def blocking_all_gather_into_tensor() -> None:
+    dist.all_gather_into_tensor(torch.ones(1000 * me()[1]), torch.ones(1000))
+
+
+def blocking_reduce_scatter() -> None:
+    dist.reduce_scatter(torch.ones(1000), parts())
+
+
+def blocking_reduce_scatter_tensor() -> None:
+    dist.reduce_scatter_tensor(torch.ones(1000), torch.ones(1000 * me()[1]))
+
+
+def blocking_all_to_all() -> None:
+    dist.all_to_all(parts(), parts())
+
+
+def blocking_all_to_all_single() -> None:
+    whole = torch.ones(1000 * me()[1])
+    dist.all_to_all_single(torch.ones_like(whole), whole)
+
+
 def blocking_future() -> None:
     dist.all_reduce(torch.ones(1000), async_op=True).get_future().wait()
 
@@ -50,6 +106,16 @@ BLOCKING = (
     blocking_send,
     blocking_barrier,
     blocking_future,
+    blocking_broadcast,
+    blocking_reduce,
+    blocking_gather,
+    blocking_scatter,
+    blocking_all_gather,
+    blocking_all_gather_into_tensor,
+    blocking_reduce_scatter,
+    blocking_reduce_scatter_tensor,
+    blocking_all_to_all,
+    blocking_all_to_all_single,
 )
 
 
@@ -107,11 +173,16 @@ def test_abort_from_another_thread_releases_everyone(ranks, operation):
     world.side(0, abort, "enough of this")
     error = blocked.error("CommAbortedError", patience=NOTICE)
     assert "enough of this" in error.text and error.cause["rank"] == 0
-    for rank in (1, 2):
-        spread = world.on(rank, wait_errored)
-        assert spread.type == "CommAbortedError" and spread.cause["rank"] == 0
-        assert "enough of this" in spread.text
+    others_are_told(world, "enough of this")
     world.next().run(check_sum)
+
+
+def others_are_told(world, why: str) -> None:
+    """That rank 0 aborted, and why: all other ranks, which are idle, within the limit."""
+    for rank in range(1, world.size):
+        error = world.start(rank, wait_errored).value(patience=NOTICE)
+        assert error.type == "CommAbortedError" and error.cause["rank"] == 0, error.text
+        assert why in error.text
 
 
 def test_abort_of_one_rank_releases_those_blocked_in_the_same_operation(ranks):
@@ -130,8 +201,32 @@ def abort_twice_while_idle() -> None:
 
 
 def test_abort_while_idle_is_idempotent_and_the_first_reason_stays(ranks):
-    world = ranks.world(2)
-    world.on(0, abort_twice_while_idle)
+    world = ranks.world(3)
+    world.start(0, abort_twice_while_idle).value(patience=NOTICE)
+    others_are_told(world, "first")
+    world.next().run(check_sum)
+
+
+@pytest.mark.parametrize("operation", (None, blocking_all_reduce, blocking_recv))
+def test_aborts_at_the_same_moment_all_return_and_one_reason_is_told(ranks, operation):
+    world = ranks.world(3)
+    blocked = world.start_blocked(0, operation) if operation else None
+    world.side(0, abort_from_many_threads, 8)
+    error = blocked.error("CommAbortedError", patience=NOTICE) if blocked else world.on(0, errored)
+    assert error.type == "CommAbortedError" and error.cause["rank"] == 0
+    others_are_told(world, re.search(r"striker \d", error.text)[0])
+    world.next().run(check_sum)
+
+
+def test_aborts_of_two_ranks_at_the_same_moment_release_everyone(ranks):
+    world = ranks.world(3)
+    blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 1)]
+    for call in [world.start_side(rank, abort) for rank in (0, 1)]:
+        call.value(patience=NOTICE)
+    errors = [call.error("CommAbortedError", patience=NOTICE) for call in blocked]
+    errors.append(world.start(2, wait_errored).value(patience=NOTICE))
+    for error in errors:
+        assert error.type == "CommAbortedError" and error.cause["rank"] in (0, 1), error.text
     world.next().run(check_sum)
 
 

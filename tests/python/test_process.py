@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Died
+from ranks import Died, Worker
 from rankside import PATIENCE, backend, failure_of, wait_errored, wait_until
 from test_failures import blocking_all_reduce, blocking_barrier, blocking_recv
 from values import check_sum
@@ -129,14 +131,38 @@ def test_threads_of_the_library_block_signals(ranks):
             assert mask >> (number - 1) & 1, (name, number)
 
 
+EXIT_LIMIT = 5.0  # seconds; the hook gives itself 1
+
+
+def time_the_exit_hook() -> None:
+    """What the library does at exit writes to the log how long it took."""
+    import torchft_ext
+
+    def timed() -> None:
+        began = time.monotonic()
+        torchft_ext._at_exit()
+        print(f"exit hook: {time.monotonic() - began:.3f} s", flush=True)
+
+    atexit.unregister(torchft_ext._at_exit)
+    atexit.register(timed)
+
+
+def assert_it_ended_in_time(worker: Worker) -> None:
+    log = worker.log()
+    found = re.findall(r"exit hook: ([\d.]+) s", log)
+    assert len(found) == 1 and float(found[0]) < EXIT_LIMIT, log
+    assert "terminate" not in log
+
+
 def test_rank_that_exits_cleanly_is_told_as_left(ranks):
     world = ranks.world(3)
     world.run(check_sum)
+    world.on(1, time_the_exit_hook)
     blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 2)]
     assert world.workers[1].exit() == 0
     for call in blocked:
         assert call.error("PeerLeftError", patience=10).cause["rank"] == 1
-    assert "terminate" not in world.workers[1].log()
+    assert_it_ended_in_time(world.workers[1])
     world.next([0, 2]).run(check_sum)
 
 
@@ -152,11 +178,12 @@ def end_with(error: BaseException) -> None:
 def test_rank_whose_interpreter_ends_by_an_exception_is_told_as_left(ranks, error, status):
     world = ranks.world(3)
     blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 2)]
+    world.on(1, time_the_exit_hook)
     world.on(1, end_with, error)
     assert world.workers[1].process.wait(PATIENCE) == status
     for call in blocked:
         assert call.error("PeerLeftError", patience=10).cause["rank"] == 1
-    assert "terminate" not in world.workers[1].log()
+    assert_it_ended_in_time(world.workers[1])
     world.next([0, 2]).run(check_sum)
 
 
@@ -166,12 +193,18 @@ def leave_operation_behind() -> None:
     rankside.kept["work"] = dist.irecv(torch.ones(10), 0)
 
 
-def test_rank_with_an_operation_under_way_can_exit(ranks):
+@pytest.mark.parametrize("status", (0, 3), ids=["end_of_script", "sys_exit"])
+def test_rank_with_an_operation_under_way_can_exit(ranks, status):
     world = ranks.world(2)
+    world.on(1, time_the_exit_hook)
     world.on(1, leave_operation_behind)
-    assert world.workers[1].exit() == 0
+    if status == 0:
+        assert world.workers[1].exit() == 0
+    else:
+        world.on(1, end_with, SystemExit(status))
+        assert world.workers[1].process.wait(PATIENCE) == status
     assert world.on(0, wait_errored).type in ("PeerLeftError", "CommAbortedError")
-    assert "terminate" not in world.workers[1].log()
+    assert_it_ended_in_time(world.workers[1])
 
 
 def root_and_leave() -> None:
