@@ -64,7 +64,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void leave(Farewell farewell, std::function<void(bool left)> told);
   void dissolve();
   void abandon();  // its owner goes: if the lifecycle has failed, the last words are said now
-  void close();  // over, at once; fails the lifecycle if it is not over yet
+  void close();    // over, at once; fails the lifecycle if it is not over yet
   int linkCount() const;
 
   std::pair<uint64_t, uint64_t> bytesSentAndReceived() const;
