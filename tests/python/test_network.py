@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from fresh_process import run_cases
 from ranks import values_of
-from rankside import backend, init_fresh, seconds
+from rankside import PATIENCE, backend, init_fresh, seconds, wait_errored
+from test_names import free_port
 from values import check_sum
 
 
@@ -158,3 +163,53 @@ def test_store_may_be_named_by_a_host_name(ranks):
     world = ranks.world(2)
     address = ranks.address().replace("127.0.0.1", "localhost")
     values_of([world.start(rank, configure_at, address, rank, 2) for rank in range(2)])
+
+
+NAMELESS = "no-such-host.invalid"
+# Loaded before libc, so that no privilege is needed for another host name.
+HOST_NAME = f"""
+#include <cstddef>
+#include <cstdio>
+extern "C" int gethostname(char* name, size_t size) {{
+  return std::snprintf(name, size, "{NAMELESS}") < 0 ? -1 : 0;
+}}
+"""
+
+
+@pytest.fixture
+def nameless_env(tmp_path: Path, rank_env: dict[str, str]) -> dict[str, str]:
+    """The environment of processes whose host has a name that does not resolve."""
+    source, library = tmp_path / "host_name.cpp", tmp_path / "host_name.so"
+    source.write_text(HOST_NAME)
+    compiler = os.environ.get("CXX") or "g++"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True, timeout=PATIENCE)
+    return {**rank_env, "LD_PRELOAD": str(library)}
+
+
+def two_on_a_nameless_host(init_method: str) -> str:
+    """Form a world of two processes, of which one is killed; the host that the other blames."""
+    assert socket.gethostname() == NAMELESS
+    with pytest.raises(OSError):
+        socket.getaddrinfo(NAMELESS, None)
+    child = os.fork()  # before anything has started a thread
+    rank = 1 if child == 0 else 0
+    try:
+        limit = seconds(PATIENCE)
+        dist.init_process_group("ft", init_method, rank=rank, world_size=2, timeout=limit)
+        check_sum()
+        if rank == 1:
+            time.sleep(PATIENCE)  # until it is killed
+        os.kill(child, signal.SIGKILL)
+        return wait_errored().cause["host"]
+    finally:
+        if rank == 1:
+            os._exit(1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_epochs_form_on_a_host_whose_name_does_not_resolve(tmp_path, nameless_env):
+    methods = [f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}"]
+    hosts = run_cases("test_network", "two_on_a_nameless_host", methods, nameless_env)
+    assert hosts == dict.fromkeys(methods, NAMELESS)
