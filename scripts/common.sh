@@ -67,6 +67,7 @@ sanitizer_setup() {
     *) die "expected a sanitizer: address or thread" ;;
   esac
   directory="$BUILD_ROOT/$1-sanitizer"
+  mkdir -p "$BUILD_ROOT"
   configure "$directory" -DTORCHFT_EXT_BUILD_PYTHON=OFF -DTORCHFT_EXT_SANITIZE=$sanitizers -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
     >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
   # The suppressions name torch's own libraries and nothing of ours.
