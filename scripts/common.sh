@@ -55,7 +55,7 @@ configure() {
   local directory=$1
   shift
   cmake -S . -B "$directory" -G Ninja -DPython3_EXECUTABLE="$VENV/bin/python" -DTORCHFT_EXT_BUILD_TESTS=ON \
-    -DTORCHFT_EXT_WERROR="$WERROR" -DTORCHFT_EXT_PRECOMPILE="${CI:-OFF}" "$@"
+    -DTORCHFT_EXT_WERROR="$WERROR" "$@"
 }
 
 # sanitizer_setup address|thread: $directory, configured for that sanitizer, and the environment its programs need.
