@@ -164,10 +164,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", type=sizes, help=f"in bytes, with K, M, G; default {DEFAULT_SIZES}"
     )
-    paired.add_arguments(parser, pairs=40, most=1200)
+    paired.add_arguments(parser, pairs=40, most=5000)
     arguments = parser.parse_args()
     arguments.sizes = arguments.sizes or sizes(QUICK_SIZES if arguments.quick else DEFAULT_SIZES)
-    paired.fill_in(arguments, pairs=40, most=1200)
+    paired.fill_in(arguments, pairs=40, most=5000)
     return arguments
 
 

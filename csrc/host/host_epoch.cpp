@@ -8,12 +8,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kLastWordsWithin = std::chrono::seconds(1);
-constexpr Duration kVerdictAfter = std::chrono::milliseconds(100);
-constexpr Duration kProbeWithin = std::chrono::seconds(1);
 constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
-// Bits of aux in kFailed and kGoodbye.
-constexpr uint64_t kWasUp = 1;          // the sender had passed the barrier
-constexpr uint64_t kBeginsAnother = 2;  // it leaves to begin another epoch
 
 FrameHeader textFrame(FrameType type, const std::string& payload = {}) {
   FrameHeader header;
@@ -166,11 +161,14 @@ void HostEpoch::maybeUp() {
 // Who was up had the barriers of all: the epoch has formed, though some are still on their way
 // here.
 void HostEpoch::passIfPassedBy(const FrameHeader& last_words) {
-  if ((last_words.aux & kWasUp) != 0 && state_ == State::kBarrier) becomeUp();
+  if ((last_words.aux & kLastWordsWasUp) != 0 && state_ == State::kBarrier) becomeUp();
 }
 
 void HostEpoch::becomeUp() {
   state_ = State::kUp;
+  judge_ = std::make_unique<LinkJudge>(
+      *setup_.loop, setup_.roster,
+      [this](int rank, FailureKind kind, const std::string& how) { failPeer(rank, kind, how); });
   if (forming_.up) forming_.up();  // first: the monitor may know at once that the epoch has ended
   forming_ = {};
   startMonitor();
@@ -295,7 +293,7 @@ void HostEpoch::onCollectivesLeft(int rank, const FrameHeader& goodbye) {
 }
 
 void HostEpoch::noteFarewell(int rank, const FrameHeader& goodbye) {
-  if ((goodbye.aux & kBeginsAnother) != 0) peer(rank).begins_another = true;
+  if ((goodbye.aux & kLastWordsBeginsAnother) != 0) peer(rank).begins_another = true;
 }
 
 void HostEpoch::failLeaver(int rank, const std::string& how) {
@@ -324,50 +322,7 @@ void HostEpoch::onLaneEnded(int rank, Lane lane, const std::string& why) {
     if (needed) failLeaver(rank, "it left before it had done its part");
     return;
   }
-  if (gone.probe || gone.verdict_timer != 0) {
-    if (lane == kControl && !gone.probe) judge(rank);
-    return;
-  }
-  if (lane == kControl) {
-    judge(rank);
-    return;
-  }
-  // Last words, if there are any, come over the control lane, which may be behind this one.
-  gone.verdict_timer =
-      setup_.loop->runAt(Clock::now() + kVerdictAfter, [this, rank] { judge(rank); });
-}
-
-void HostEpoch::judge(int rank) {
-  Peer& gone = peer(rank);
-  if (state_ != State::kUp || gone.probe) return;
-  const MemberRecord& member = setup_.roster.members[static_cast<size_t>(rank)];
-  if (member.addresses.empty()) {
-    failPeer(rank, FailureKind::kPeerLost, "its connections closed");
-    return;
-  }
-  gone.probe = std::make_unique<Probe>(
-      *setup_.loop, member.addresses.front(), member.incarnation, Deadline::after(kProbeWithin),
-      [this, rank](Probe::Answer answer, const std::string& detail) {
-        onVerdict(rank, answer, detail);
-      });
-}
-
-void HostEpoch::onVerdict(int rank, Probe::Answer answer, const std::string& detail) {
-  if (state_ != State::kUp) return;
-  switch (answer) {
-    case Probe::Answer::kAnswered:
-      failPeer(rank, FailureKind::kLinkLost, "the connection broke although its process lives");
-      break;
-    case Probe::Answer::kGone:
-      failPeer(rank, FailureKind::kPeerLost, "its process ended");
-      break;
-    case Probe::Answer::kSilent:
-      failPeer(rank, FailureKind::kPeerLost, "its connection broke and it does not answer");
-      break;
-    case Probe::Answer::kUnreachable:
-      failPeer(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
-      break;
-  }
+  judge_->laneEnded(rank, lane);
 }
 
 void HostEpoch::failPeer(int rank, FailureKind kind, const std::string& how) {
@@ -383,7 +338,7 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
   if (state_ == State::kOver) return;
   const std::string payload = encodeFailure(*failure);
   FrameHeader last_words = textFrame(FrameType::kFailed, payload);
-  if (state_ == State::kUp) last_words.aux = kWasUp;
+  if (state_ == State::kUp) last_words.aux = kLastWordsWasUp;
   closeLinks(last_words, payload, false);
   if (watch_) watch_->announce(*failure);  // a second, independent way; the first to arrive wins
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
@@ -420,10 +375,7 @@ void HostEpoch::becomeOver() {
   told_of_leavers_ = nullptr;
   mesh_.reset();
   watch_.reset();
-  for (Peer& each : peers_) {
-    each.probe.reset();
-    if (each.verdict_timer != 0) setup_.loop->cancel(std::exchange(each.verdict_timer, 0));
-  }
+  judge_.reset();
   {
     MutexLock lock(drained_mutex_);
     drained_ = true;
@@ -478,7 +430,8 @@ void HostEpoch::leaveWhenIdle() {
 void HostEpoch::sayGoodbye() {
   if (setup_.lifecycle->end()) {
     FrameHeader goodbye = textFrame(FrameType::kGoodbye);
-    goodbye.aux = kWasUp | (farewell_ == Farewell::kForAnotherEpoch ? kBeginsAnother : 0);
+    goodbye.aux = kLastWordsWasUp;
+    if (farewell_ == Farewell::kForAnotherEpoch) goodbye.aux |= kLastWordsBeginsAnother;
     closeLinks(goodbye, {}, true);
     becomeOver();
   }

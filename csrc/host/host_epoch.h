@@ -24,10 +24,10 @@
 
 #include "comm/communicator.h"
 #include "host/link.h"
+#include "host/link_judge.h"
 #include "host/mesh.h"
 #include "host/messages.h"
 #include "host/schedule_runner.h"
-#include "net/probe.h"
 #include "peers/peer_monitor.h"
 
 namespace torchft_ext {
@@ -78,8 +78,6 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   struct Peer {
     std::array<std::unique_ptr<Link>, kLanes> links;
     std::unique_ptr<ControlLane> control;
-    std::unique_ptr<Probe> probe;
-    EventLoop::TimerId verdict_timer = 0;
     bool barrier_seen = false;
     bool left = false;              // said goodbye on the control lane
     bool collectives_left = false;  // said goodbye on the collective lane, after all its data
@@ -104,8 +102,6 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void onGoodbye(int rank, const FrameHeader& goodbye);
   // From either lane.
   void onLaneEnded(int rank, Lane lane, const std::string& why);
-  void judge(int rank);
-  void onVerdict(int rank, Probe::Answer answer, const std::string& detail);
   void failPeer(int rank, FailureKind kind, const std::string& how);
   void onCollectivesLeft(int rank, const FrameHeader& goodbye);
   void noteFarewell(int rank, const FrameHeader& goodbye);
@@ -127,6 +123,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;
   std::unique_ptr<PeerMonitor::Watch> watch_;
+  std::unique_ptr<LinkJudge> judge_;  // while up
   Lifecycle::Subscription subscription_ = 0;
   Farewell farewell_ = Farewell::kForGood;
   std::vector<std::function<void(bool left)>> leaving_;  // who waits for the goodbye

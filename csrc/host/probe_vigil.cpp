@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/mutex.h"
-#include "peers/dial.h"
+#include "net/dial.h"
 #include "peers/line_kind.h"
 #include "peers/process_state.h"
 #include "torchft_ext/failure.h"
@@ -141,12 +141,7 @@ void Rounds::ask(const Incarnation& id) {
   target.timer = 0;
   target.asked = Clock::now();
   const size_t door = target.next_door++ % target.doors.size();
-  Hello hello;
-  hello.nonce = kProbeNonce;
-  hello.from = options_.self;
-  hello.to = id;
-  hello.rank = 0;
-  hello.lane = static_cast<uint8_t>(LineKind::kMain);
+  const Hello hello = lifeQuestion(options_.self, id, static_cast<uint8_t>(LineKind::kMain));
   const bool beats = options_.heartbeat_limit > Duration::zero();
   target.dial = std::make_unique<Dial>(
       loop_, target.doors[door], hello, Welcome{{}, id}, Deadline::after(connectPatience()),
@@ -157,21 +152,15 @@ void Rounds::ask(const Incarnation& id) {
 void Rounds::onEnd(const Incarnation& id, const Dial::Result& result) {
   Target& target = targets_.at(id);
   const std::unique_ptr<Dial> spent = std::move(target.dial);
-  const bool another =
-      result.end == Dial::End::kAnswered && result.code == RefusalCode::kWrongProcess;
-  switch (result.end) {
-    case Dial::End::kUnreachable:
-    case Dial::End::kBroken:
-    case Dial::End::kNoSocket:
+  switch (lifeSignOf(result)) {
+    case LifeSign::kUnclear:
       return onTrouble(id, result);
-    case Dial::End::kSilent:
+    case LifeSign::kGone:
+      return see(id, Vigil::Sight::kGone, "its process ended");
+    case LifeSign::kSilent:
       see(id, Vigil::Sight::kFrozen, describeSilence(target));
       break;
-    case Dial::End::kRefused:
-      return see(id, Vigil::Sight::kGone, "its process ended");
-    case Dial::End::kWelcomed:
-    case Dial::End::kAnswered:
-      if (another) return see(id, Vigil::Sight::kGone, "its process ended");
+    case LifeSign::kAlive:
       see(id, Vigil::Sight::kAlive, "");
       break;
   }

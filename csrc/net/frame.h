@@ -29,11 +29,15 @@ enum class FrameType : uint16_t {
   kClear = 12,     // the matching recv is posted: seq = the announced number
   kMessage = 13,   // a piece of the send's bytes: seq = the announced number, aux = offset
   kBarrier = 14,   // forming an epoch: this end's links are up
-  kFailed = 20,    // the epoch failed: payload: encoded Failure, aux 1: it had formed
-  kGoodbye = 21,   // this process leaves; everything it had to send has been sent; aux as kFailed
+  kFailed = 20,    // the epoch failed: payload: encoded Failure, aux: below
+  kGoodbye = 21,   // this process leaves; all it had to send has been sent; aux: below
   kBeat = 30,      // liveness line: alive
   kNotice = 31,    // liveness line: news of an epoch: payload: encoded Notice
 };
+
+// Bits of aux in kFailed and kGoodbye.
+inline constexpr uint64_t kLastWordsWasUp = 1;          // the sender had passed the barrier
+inline constexpr uint64_t kLastWordsBeginsAnother = 2;  // it leaves to begin another epoch
 
 struct FrameHeader {
   FrameType type = FrameType::kHello;

@@ -1,20 +1,18 @@
-// Does that process still live? A connection, and a hello that is a question: a living process's
-// listener answers it, with a refusal as a rule. That the kernel accepts says nothing: it also does
-// for a process that is ending, whose sockets close one after the other, and for a stopped one. A
-// connection that ends without a word is tried again twice, a few milliseconds later: the process
-// may be ending, or something cuts connections, of which this was one.
+// Does that process still live? Asks as often as it takes for a clear answer (net/dial.h): a
+// connection that ends without a word is tried again twice, a few milliseconds later, since the
+// process may be ending, or something cuts connections, of which this was one; and as long as this
+// process can open no descriptor, nothing is known.
 //
-// Loop thread only. The callback runs once, on the loop, never after destruction; it may destroy
-// the Probe. It never blocks and reads nothing beyond the answer.
+// Loop thread only. The callback runs once, on the loop, never from the constructor nor after
+// destruction; it may destroy the Probe.
 #pragma once
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
+#include "net/dial.h"
 #include "net/event_loop.h"
-#include "net/frame_inbox.h"
 #include "net/handshake.h"
 #include "net/socket_address.h"
 
@@ -23,10 +21,11 @@ namespace torchft_ext {
 class Probe {
  public:
   enum class Answer {
-    kAnswered,  // it lives
-    kGone,      // nobody listens, three connections ended without a word, or the port is another's
-    kSilent,    // connected, no answer by the deadline
+    kAnswered,     // it lives
+    kGone,         // nobody listens, the port is another's, or three connections ended wordless
+    kSilent,       // connected, no answer by the deadline
     kUnreachable,  // no connection by the deadline, or the network's error
+    kUnknown,      // this process could open no connection until the deadline
   };
   using Callback = std::function<void(Answer, const std::string& detail)>;
 
@@ -38,22 +37,18 @@ class Probe {
   Probe& operator=(const Probe&) = delete;
 
  private:
-  void connect();
-  void onConnected();
-  void onReadable();
-  bool isAnswerOfIts() const;
-  void onNoWord(const std::string& detail);
-  void closeConnection();
+  void ask();
+  void askAgain();
+  void onEnd(const Dial::Result& result);
+  void onUnclear(const Dial::Result& result);
   void finish(Answer answer, const std::string& detail);
 
   EventLoop& loop_;
   const SocketAddress address_;
   const Incarnation who_;
-  UniqueFd fd_;
-  bool connected_ = false;
+  const Deadline deadline_;
   int tries_left_ = 3;
-  std::optional<FrameInbox> inbox_;  // of this connection
-  EventLoop::TimerId timer_ = 0;     // the deadline
+  std::unique_ptr<Dial> dial_;
   EventLoop::TimerId retry_ = 0;
   Callback callback_;
 };

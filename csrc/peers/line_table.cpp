@@ -31,11 +31,6 @@ Duration beatPause(Duration limit) {
   return std::clamp<Duration>(limit / kBeatsPerLimit, kShortestBeat, kLongestBeat);
 }
 
-// An answer that only the incarnation asked for gives.
-bool provesLife(RefusalCode code) {
-  return code != RefusalCode::kWrongProcess;
-}
-
 }  // namespace
 
 LineTable::LineTable(EventLoop& loop, const LineTableOptions& options, LineListener& listener)
@@ -156,9 +151,7 @@ void LineTable::onDialled(const Incarnation& id, uint64_t watch, Dial::Result re
                           result.detail + "; its death will not be noticed early");
   }
   redialLater(id);
-  const bool gone = result.end == Dial::End::kRefused ||
-                    (result.end == Dial::End::kAnswered && !provesLife(result.code));
-  if (gone) listener_.probed(options_.kind, id, ProbeEnd::kGone);
+  if (lifeSignOf(result) == LifeSign::kGone) listener_.probed(options_.kind, id, ProbeEnd::kGone);
 }
 
 // Those whose dial is neither under way nor waiting.
@@ -388,12 +381,7 @@ void LineTable::probe(const Incarnation& id, const ProbePatience& patience) {
 }
 
 void LineTable::runProbe(const Incarnation& id, ProbeRun& run) {
-  Hello hello;
-  hello.nonce = kProbeNonce;
-  hello.from = options_.self;
-  hello.to = id;
-  hello.rank = 0;
-  hello.lane = static_cast<uint8_t>(options_.kind);
+  const Hello hello = lifeQuestion(options_.self, id, static_cast<uint8_t>(options_.kind));
   run.dial =
       std::make_unique<Dial>(loop_, peers_.at(id).address, hello, Welcome{{}, id}, run.give_up,
                              Deadline::after(run.patience.answer),
@@ -405,23 +393,18 @@ void LineTable::onProbed(const Incarnation& id, Dial::Result result) {
   ProbeRun& run = *peer.probe;
   const std::unique_ptr<Dial> spent = std::move(run.dial);
   ProbeEnd end = ProbeEnd::kUnreachable;
-  switch (result.end) {
-    case Dial::End::kRefused:
+  switch (lifeSignOf(result)) {
+    case LifeSign::kGone:
       end = ProbeEnd::kGone;
       break;
-    case Dial::End::kSilent:
+    case LifeSign::kSilent:
       end = ProbeEnd::kSilent;
       break;
-    case Dial::End::kWelcomed:
+    case LifeSign::kAlive:
       end = ProbeEnd::kAlive;
       break;
-    case Dial::End::kAnswered:
-      end = provesLife(result.code) ? ProbeEnd::kAlive : ProbeEnd::kGone;
-      break;
-    case Dial::End::kNoSocket:
-      return probeAgain(id, run);
-    case Dial::End::kUnreachable:
-    case Dial::End::kBroken:
+    case LifeSign::kUnclear:
+      if (result.end == Dial::End::kNoSocket) return probeAgain(id, run);
       // A dying process resets connections that its listener had taken, just before it refuses
       // them: a reset, however late, deserves another look.
       if (result.end == Dial::End::kBroken && !std::exchange(run.was_broken, true)) {

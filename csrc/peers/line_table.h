@@ -48,7 +48,7 @@
 #include "net/event_loop.h"
 #include "net/listener.h"
 #include "net/socket_address.h"
-#include "peers/dial.h"
+#include "net/dial.h"
 #include "peers/line.h"
 #include "peers/line_kind.h"
 

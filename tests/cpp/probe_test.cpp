@@ -2,6 +2,7 @@
 #include "net/probe.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <future>
@@ -100,6 +101,19 @@ TEST(Probe, AKernelThatAcceptsForAStoppedProcessMeansSilent) {
   ASSERT_TRUE(listening) << error;
   EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation(), milliseconds(300)),
             Probe::Answer::kSilent);
+}
+
+// This process has no descriptor left: its trouble, not the other's death.
+TEST(Probe, NoDescriptorForTheQuestionMeansUnknown) {
+  Door door;
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+  const rlimit none{0, usual.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const Probe::Answer answer =
+      ask(door.loop, door.address(), selfIncarnation(), milliseconds(100));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+  EXPECT_EQ(answer, Probe::Answer::kUnknown);
 }
 
 }  // namespace

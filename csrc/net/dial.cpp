@@ -1,4 +1,4 @@
-#include "peers/dial.h"
+#include "net/dial.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -151,6 +151,34 @@ void Dial::finish(End end, std::string detail, RefusalCode code) {
   // The callback may destroy this object: nothing is touched after it.
   const Callback callback = std::exchange(callback_, nullptr);
   if (callback) callback(std::move(result));
+}
+
+LifeSign lifeSignOf(const Dial::Result& result) {
+  switch (result.end) {
+    case Dial::End::kWelcomed:
+      return LifeSign::kAlive;
+    case Dial::End::kAnswered:
+      return result.code == RefusalCode::kWrongProcess ? LifeSign::kGone : LifeSign::kAlive;
+    case Dial::End::kRefused:
+      return LifeSign::kGone;
+    case Dial::End::kSilent:
+      return LifeSign::kSilent;
+    case Dial::End::kUnreachable:
+    case Dial::End::kBroken:
+    case Dial::End::kNoSocket:
+      break;
+  }
+  return LifeSign::kUnclear;
+}
+
+Hello lifeQuestion(const Incarnation& self, const Incarnation& to, uint8_t lane) {
+  Hello question;  // with no proof
+  question.nonce = kProbeNonce;
+  question.from = self;
+  question.to = to;
+  question.rank = 0;
+  question.lane = lane;
+  return question;
 }
 
 }  // namespace torchft_ext
