@@ -55,14 +55,13 @@ void LinkJudge::onAnswer(int rank, Probe::Answer answer, const std::string& deta
     case Probe::Answer::kGone:
       return verdict_(rank, FailureKind::kPeerLost, "its process ended");
     case Probe::Answer::kSilent:
-      return verdict_(rank, FailureKind::kPeerLost,
-                      "its connection broke and it does not answer");
+      return verdict_(rank, FailureKind::kPeerLost, "its connection broke and it does not answer");
     case Probe::Answer::kUnreachable:
       return verdict_(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
     case Probe::Answer::kUnknown:
-      return verdict_(rank, FailureKind::kLinkLost,
-                      "the connection broke, and this process could not ask whether it lives (" +
-                          detail + ")");
+      return verdict_(
+          rank, FailureKind::kLinkLost,
+          "the connection broke, and this process could not ask whether it lives (" + detail + ")");
   }
 }
 

@@ -45,10 +45,10 @@
 #include <string>
 
 #include "base/identity.h"
+#include "net/dial.h"
 #include "net/event_loop.h"
 #include "net/listener.h"
 #include "net/socket_address.h"
-#include "net/dial.h"
 #include "peers/line.h"
 #include "peers/line_kind.h"
 

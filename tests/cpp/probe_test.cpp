@@ -110,8 +110,7 @@ TEST(Probe, NoDescriptorForTheQuestionMeansUnknown) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
   const rlimit none{0, usual.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const Probe::Answer answer =
-      ask(door.loop, door.address(), selfIncarnation(), milliseconds(100));
+  const Probe::Answer answer = ask(door.loop, door.address(), selfIncarnation(), milliseconds(100));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
   EXPECT_EQ(answer, Probe::Answer::kUnknown);
 }
