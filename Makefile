@@ -44,8 +44,8 @@ fuzz: ## the parsers under libFuzzer (ARGS: --seconds 60)
 	@scripts/setup.sh --all
 	@scripts/fuzz.sh $(ARGS)
 
-bench: build ## allreduce, configure, recovery: quick by default (ARGS= for the full length)
-	@for name in allreduce configure recovery; do \
+bench: build ## allreduce, configure, recovery, import_cost: quick by default (ARGS= for the full length)
+	@for name in allreduce configure recovery import_cost; do \
 	  echo "== $$name"; $(VENV)/bin/python benchmarks/$$name.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS)) || exit 1; \
 	done
 
