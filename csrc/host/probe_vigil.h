@@ -1,5 +1,5 @@
 // A vigil by probes: small connections to the processes' ports, under the nonce that every listener
-// knows and always refuses.
+// answers and admits nobody by.
 //
 // The ports of the peer monitors are asked, each in turn: they live in private descriptor tables,
 // of which at least one is closed within milliseconds of a death, before the process's memory is
