@@ -4,6 +4,9 @@
 #   scripts/matrix.sh --done FILE           the same, and goes on where it was interrupted
 #   scripts/matrix.sh --shard 2/4           one of four parts
 #   scripts/matrix.sh --sample --minutes 3  a random part that holds every value of every axis
+#   scripts/matrix.sh --built --sample --minutes 0 --scale 3
+#                                           as CI does: no more than that, on ranks that are built already (must
+#                                           come first); --scale: factor on all bounds of time
 #   scripts/matrix.sh --strangers 10000     hostile connections against a live epoch
 #   scripts/matrix.sh --sanitize thread --world 4 --sample --minutes 3
 #                                           ranks under a sanitizer (must come first); all bounds x 10
@@ -11,7 +14,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if [ "${1:-}" != --sanitize ]; then
-  scripts/build.sh --tests
+  if [ "${1:-}" = --built ]; then shift; else scripts/build.sh --tests; fi
   PYTHONPATH=tests exec python -m matrix --rank "$BUILD_ROOT/dev/tests/cpp/torchft_ext_rank" "$@"
 fi
 

@@ -51,7 +51,9 @@ std::optional<Ending> Attendance::judgeWithdrawal(int rank, const Withdrawal& wi
     return std::nullopt;
   const bool faster = memory_.healthy && inLastEpoch(member.incarnation) &&
                       ending.failure.kind != FailureKind::kTimeout;
-  if (seen_.count(member.token) == 0 && !faster) return std::nullopt;
+  const auto& meant_for = withdrawal.meant_for;
+  const bool meant = std::find(meant_for.begin(), meant_for.end(), self_.token) != meant_for.end();
+  if (seen_.count(member.token) == 0 && !meant && !faster) return std::nullopt;
   ending_ = ending;
   Cause& cause = ending_->failure.cause;
   if (cause.rank >= size_) cause.rank = -1;

@@ -12,7 +12,8 @@
 //   a process is gone or cannot be reached       it was met: it answered during this attempt, or was
 //                                                in the last epoch, which was healthy until now
 //   a process is frozen                          its record is here, or it was met
-//   a withdrawal whose record was seen here      always
+//   a withdrawal whose record was seen here,     always
+//   or that is addressed to this attempt
 //   a withdrawal, its record never seen          by a member of the last, healthy epoch, unless it
 //                                                only ran out of time: it was faster than we are
 // clang-format on

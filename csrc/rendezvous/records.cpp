@@ -17,7 +17,8 @@ constexpr size_t kLongestAddress = 96;
 constexpr size_t kLongestHost = 255;
 constexpr size_t kLongestRecord = 4096;
 constexpr size_t kLongestFailure = 1024;
-constexpr size_t kLongestWithdrawal = 6000;
+constexpr size_t kMostMeant = 1024;
+constexpr size_t kLongestWithdrawal = 6000 + kMostMeant * sizeof(Token);
 constexpr size_t kLongestGo = size_t{1} << 20;
 
 void writeAddresses(ByteWriter& writer, const std::vector<SocketAddress>& addresses) {
@@ -72,6 +73,9 @@ std::string encodeWithdrawal(const Withdrawal& withdrawal) {
   writer.text(encodeFailure(withdrawal.ending.failure));
   writer.raw(withdrawal.ending.origin.bytes);
   writer.raw(withdrawal.ending.culprit.bytes);
+  const size_t count = std::min(withdrawal.meant_for.size(), kMostMeant);
+  writer.u32(static_cast<uint32_t>(count));
+  for (size_t i = 0; i < count; ++i) writer.raw(withdrawal.meant_for[i].bytes);
   return writer.take();
 }
 
@@ -84,6 +88,10 @@ std::optional<Withdrawal> decodeWithdrawal(std::string_view bytes) {
   Withdrawal withdrawal;
   reader.raw(withdrawal.ending.origin.bytes);
   reader.raw(withdrawal.ending.culprit.bytes);
+  const uint32_t count = reader.u32();
+  if (!reader.ok() || count > kMostMeant) return std::nullopt;
+  withdrawal.meant_for.resize(count);
+  for (Token& token : withdrawal.meant_for) reader.raw(token.bytes);
   if (!reader.atEnd() || !member || !failure) return std::nullopt;
   withdrawal.member = std::move(*member);
   withdrawal.ending.failure = std::move(*failure);

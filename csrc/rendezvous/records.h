@@ -38,6 +38,7 @@ struct Ending {
 struct Withdrawal {
   MemberRecord member;  // whose attempt it was
   Ending ending;
+  std::vector<Token> meant_for;  // others' attempts, begun before it had been written
 };
 std::string encodeWithdrawal(const Withdrawal& withdrawal);
 std::optional<Withdrawal> decodeWithdrawal(std::string_view bytes);

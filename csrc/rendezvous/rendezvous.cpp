@@ -119,20 +119,33 @@ AttemptMemory Rendezvous::formed() {
 
 AttemptMemory Rendezvous::withdraw(const Failure& why) {
   const Ending ending = attendance_.endingOf(why);
-  if (published_ && !usurped_) {
-    auto inPlace = [own = encodeRecord(self_),
-                    words = encodeWithdrawal({self_, ending})](const std::string& found) {
-      // Nothing: the attempt ended before its record was written. They may be waiting for it.
-      return found == own || found.empty() ? std::optional(words) : std::nullopt;
-    };
-    store_->editLater(key(rank_), std::move(inPlace));
-  }
+  if (published_ && !usurped_) tellOthers(ending);
   return attendance_.failed(ending);
+}
+
+void Rendezvous::tellOthers(const Ending& ending) {
+  const Withdrawal withdrawal{self_, ending, {}};
+  store_->editLater(key(rank_), [own = encodeRecord(self_), words = encodeWithdrawal(withdrawal)](
+                                    const std::string& found, const auto&) {
+    // Nothing: the attempt ended before its record was written. They may be waiting for it.
+    return found == own || found.empty() ? std::optional(words) : std::nullopt;
+  });
+  const auto address = [withdrawal](const std::string& found,
+                                    const std::vector<std::string>& readers) {
+    Withdrawal addressed = withdrawal;
+    for (const std::string& reader : readers) {
+      if (const auto record = decodeRecord(reader)) addressed.meant_for.push_back(record->token);
+    }
+    const bool stands = found == encodeWithdrawal(withdrawal);
+    return stands && !addressed.meant_for.empty() ? std::optional(encodeWithdrawal(addressed))
+                                                  : std::nullopt;
+  };
+  store_->editLater(key(rank_), address, rank_ == 0 ? keys(1, size_) : keys(0, 1));
 }
 
 void Rendezvous::succeeded() {
   if (published_ && !usurped_) {
-    store_->editLater(key(rank_), [token = self_.token](const std::string& found) {
+    store_->editLater(key(rank_), [token = self_.token](const std::string& found, const auto&) {
       const auto withdrawal = decodeWithdrawal(found);
       const auto record = withdrawal ? withdrawal->member : decodeRecord(found);
       return record && record->token == token ? std::optional(std::string()) : std::nullopt;

@@ -10,8 +10,11 @@
 //
 // Meanwhile everyone looks out for the end of others. Rank 0 reads the records one by one as they
 // come, each other member reads rank 0's; a member whose attempt ends puts a withdrawal in its
-// record's place. Whose withdrawal, or death, ends this attempt too is the Attendance's to judge.
-// Threads: the caller's, which blocks until the deadline at most. Cancelled by the predicate.
+// record's place. Then it looks who has come to the store meanwhile of those who read it, and
+// writes it again, addressed to them: they may never have seen the record. Who comes later than
+// that begins another attempt. Whose withdrawal, or death, ends this attempt too is the
+// Attendance's to judge. Threads: the caller's, which blocks until the deadline at most. Cancelled
+// by the predicate.
 #pragma once
 
 #include <memory>
@@ -62,6 +65,7 @@ class Rendezvous {
   using Refreshed = std::variant<std::monostate, Roster, Failure>;
 
   std::optional<Failure> publish();
+  void tellOthers(const Ending& ending);
   std::optional<Failure> checkOwnRecord();
   std::optional<Failure> judgeOwnRecord(const std::string& bytes);
   std::optional<Failure> judgeNews();

@@ -86,6 +86,17 @@ class GiveUpAtExit {
   StoreRequest& request_;
 };
 
+// Empty: the key is missing.
+std::vector<std::string> lookAtEach(StoreClient& client, const std::vector<std::string>& keys) {
+  std::vector<std::string> found;
+  found.reserve(keys.size());
+  for (const std::string& key : keys) {
+    auto values = client.getAll({key});
+    found.push_back(values ? std::move(values->front()) : std::string());
+  }
+  return found;
+}
+
 // False: not answered by `until`.
 bool takeReply(StoreRequest& request, Deadline until, StoreReply& reply) {
   MutexLock lock(request.mutex);
@@ -180,21 +191,18 @@ StoreReply StoreThread::getAll(const std::vector<std::string>& keys, Deadline de
 StoreReply StoreThread::getEach(const std::vector<std::string>& keys, Deadline deadline,
                                 const Cancelled& cancelled) {
   auto attempt = [keys](StoreClient& client, StoreReply& reply) {
-    reply.values.clear();
-    for (const std::string& key : keys) {
-      auto values = client.getAll({key});
-      reply.values.push_back(values ? std::move(values->front()) : std::string());
-    }
+    reply.values = lookAtEach(client, keys);
     return Progress::kDone;
   };
   return submit(std::make_shared<StoreRequest>(std::move(attempt), deadline, nameKeys(keys)),
                 cancelled);
 }
 
-void StoreThread::editLater(const std::string& key, Edit edit) {
-  auto attempt = [key, edit = std::move(edit)](StoreClient& client, StoreReply&) {
-    const auto values = client.getAll({key});
-    const auto wanted = edit(values ? values->front() : std::string());
+void StoreThread::editLater(const std::string& key, Edit edit, std::vector<std::string> beside) {
+  auto attempt = [key, edit = std::move(edit), beside = std::move(beside)](StoreClient& client,
+                                                                           StoreReply&) {
+    const auto others = lookAtEach(client, beside);
+    const auto wanted = edit(lookAtEach(client, {key}).front(), others);
     if (!wanted) return Progress::kDone;
     if (wanted->empty()) {
       client.remove(key);

@@ -73,11 +73,13 @@ class StoreThread {
                      const Cancelled& cancelled);
   // Not waited for; errors are dropped (the keys are rubbish already).
   void removeLater(std::vector<std::string> keys);
-  // Given the value that stands there (empty: none), what is to stand there: nullopt leaves it,
-  // empty removes it. Runs on the store thread; must not block or throw. Another
-  // process's write between look and change is lost. Not waited for; errors are dropped.
-  using Edit = std::function<std::optional<std::string>(const std::string&)>;
-  void editLater(const std::string& key, Edit edit);
+  // Given the value that stands there, and what stands under the keys beside it (empty: nothing):
+  // what is to stand there. nullopt leaves it, empty removes it. Runs on the store thread; must not
+  // block or throw. Another process's write between look and change is lost. Not waited for; errors
+  // are dropped.
+  using Edit = std::function<std::optional<std::string>(const std::string& found,
+                                                        const std::vector<std::string>& beside)>;
+  void editLater(const std::string& key, Edit edit, std::vector<std::string> beside = {});
 
   // Ends every store thread of the process; true if all ended by the deadline (else abandoned).
   static bool stopAll(Deadline deadline);

@@ -32,8 +32,9 @@ Ending endedBy(const MemberRecord& who, int rank, FailureKind kind) {
   return ending;
 }
 
-std::string withdrawn(const MemberRecord& member, const Ending& ending) {
-  return encodeWithdrawal({member, ending});
+std::string withdrawn(const MemberRecord& member, const Ending& ending,
+                      std::vector<Token> meant_for = {}) {
+  return encodeWithdrawal({member, ending, std::move(meant_for)});
 }
 
 struct AttendanceTest : testing::Test {
@@ -210,6 +211,21 @@ TEST_F(AttendanceTest, WhoComesAfterTheEndWaitsUnlessItComesFromTheSameEpoch) {
   EXPECT_TRUE(at(2, lastEpoch(true)).judgeRecord(0, notice));
   const std::string late = withdrawn(leader, endedBy(leader, 0, FailureKind::kTimeout));
   EXPECT_FALSE(at(2, lastEpoch(true)).judgeRecord(0, late));
+}
+
+TEST_F(AttendanceTest, AWithdrawalAddressedToTheAttemptEndsItThoughItsRecordWasNeverSeen) {
+  const MemberRecord other = again(members[1]);
+  const MemberRecord self = again(members[0]);
+  for (const FailureKind kind : {FailureKind::kAborted, FailureKind::kTimeout}) {
+    const Ending ending = endedBy(other, 1, kind);
+    Attendance attendance = of(self, 0, {});
+    EXPECT_FALSE(attendance.judgeRecord(1, withdrawn(other, ending, {members[2].token})));
+    const auto told =
+        attendance.judgeRecord(1, withdrawn(other, ending, {members[2].token, self.token}));
+    ASSERT_TRUE(told);
+    EXPECT_EQ(told->failure.kind, kind);
+    EXPECT_EQ(told->failure.cause.rank, 1);
+  }
 }
 
 // Rank 2 was told over the links and tries again; only then rank 0, which was told too, withdraws.

@@ -197,7 +197,7 @@ TEST(Records, ARosterSurvivesTheRoundTrip) {
 }
 
 TEST(Records, AWithdrawalSurvivesTheRoundTripAndIsNoRecord) {
-  Withdrawal before{record(7), {}};
+  Withdrawal before{record(7), {}, {Token::random(), Token::random()}};
   before.ending.failure.kind = FailureKind::kPeerLost;
   before.ending.failure.cause = {2, -1, "host-9", 9, "its process ended"};
   before.ending.origin = Token::random();
@@ -211,6 +211,7 @@ TEST(Records, AWithdrawalSurvivesTheRoundTripAndIsNoRecord) {
   EXPECT_EQ(after->ending.failure.cause.how, "its process ended");
   EXPECT_EQ(after->ending.origin, before.ending.origin);
   EXPECT_EQ(after->ending.culprit, before.ending.culprit);
+  EXPECT_EQ(after->meant_for, before.meant_for);
   EXPECT_FALSE(decodeRecord(bytes));
   EXPECT_FALSE(decodeWithdrawal(encodeRecord(before.member)));
   for (size_t length = 0; length < bytes.size(); ++length)
@@ -652,7 +653,7 @@ TEST_F(RendezvousTest, AnAbortBeforeTheRecordIsWrittenIsToldAllTheSame) {
 }
 
 TEST_F(RendezvousTest, ATimeoutNamesTheRankThatWithdrewAndDidNotTryAgain) {
-  server->put("run/1", encodeWithdrawal({record(7), {}}));
+  server->put("run/1", encodeWithdrawal({record(7), {}, {}}));
   auto& process = addProcess();
   const std::string expected =
       "rank 1 did not come: an earlier attempt of its process (host host-7, pid 7) failed, and it "
@@ -668,7 +669,7 @@ TEST_F(RendezvousTest, AWithdrawalFoundInOnesOwnPlaceIsWrittenOver) {
   EXPECT_TRUE(eventually([&] { return server->use("p101").looks >= 1; }));
   MemberRecord older = processes[1]->self;
   older.token = Token::random();
-  server->put("run/1", encodeWithdrawal({older, {}}));
+  server->put("run/1", encodeWithdrawal({older, {}, {}}));
   EXPECT_TRUE(std::holds_alternative<Roster>(attempts[0]->enter()));
   EXPECT_TRUE(std::holds_alternative<Roster>(follower.get()));
 }
@@ -688,6 +689,46 @@ TEST_F(RendezvousTest, AnOlderAttemptsEndDoesNotDeleteTheNewerOnesRecord) {
   auto leader = addProcess().at("run", 0, 2);
   EXPECT_TRUE(std::holds_alternative<Roster>(leader->enter()));
   waiting.get();
+}
+
+// Who withdraws was here for less time than the others need for a look.
+TEST_F(RendezvousTest, AWithdrawalReachesThoseWhoHadComeButNeverSawTheRecord) {
+  for (const int quitter : {0, 1}) {
+    const std::string prefix = "run" + std::to_string(quitter);
+    auto& waiting = addProcess();
+    auto& leaving = addProcess();
+    auto attempt = waiting.at(prefix, 1 - quitter, 3);
+    auto shortly = leaving.at(prefix, quitter, 3, Deadline::after(milliseconds(1)));
+    const std::string place = prefix + "/" + std::to_string(quitter);
+    // The waiting one's record stands, and it has not looked at anything yet.
+    server->put(prefix + "/" + std::to_string(1 - quitter), encodeRecord(waiting.self));
+    failureIn(shortly->enter());
+    shortly->withdraw(leaving.failure(FailureKind::kPeerLost, quitter));
+    leaving.store->getAll({place}, soon(), nullptr);  // after what withdraw() has begun
+    const Failure told = failureIn(attempt->enter());
+    EXPECT_EQ(told.kind, FailureKind::kPeerLost);
+    EXPECT_EQ(told.cause.rank, quitter);
+    EXPECT_EQ(told.cause.pid, leaving.self.pid);
+  }
+}
+
+// The same prefix, and nobody was there when it ended: the end of another attempt.
+TEST_F(RendezvousTest, AWithdrawalDoesNotReachThoseWhoComeAfterIt) {
+  for (const int quitter : {0, 1}) {
+    const std::string prefix = "run" + std::to_string(quitter);
+    auto& leaving = addProcess();
+    auto shortly = leaving.at(prefix, quitter, 2, Deadline::after(milliseconds(1)));
+    failureIn(shortly->enter());
+    shortly->withdraw(leaving.failure(FailureKind::kPeerLost, quitter));
+    leaving.store->getAll({prefix + "/0"}, soon(), nullptr);  // after what withdraw() has begun
+    auto& late = addProcess();
+    auto attempt = late.at(prefix, 1 - quitter, 2);
+    auto waiting = enter(*attempt);
+    EXPECT_TRUE(eventually([&] { return server->use(late.name).looks >= 20; }));
+    auto again = leaving.at(prefix, quitter, 2);
+    EXPECT_TRUE(std::holds_alternative<Roster>(again->enter()));
+    EXPECT_TRUE(std::holds_alternative<Roster>(waiting.get()));
+  }
 }
 
 // Members that abort at random moments and try again at once, under one prefix.

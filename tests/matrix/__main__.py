@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from matrix.cases import Pool
+from matrix.lateness import LateError
 from matrix.plan import Entry, axes_of, cover, everything, shard
 from matrix.process import MatrixError, SkippedError
 from matrix.report import Report
@@ -73,10 +74,20 @@ def chosen(options: argparse.Namespace, rng: random.Random) -> tuple[list[Entry]
     return entries, len(entries)
 
 
-def attempt(pool: Pool, report: Report, entry: Entry) -> None:
-    """One case; after a failure the next one begins with fresh ranks."""
+def attempt(pool: Pool, report: Report, entry: Entry, *, again: bool = False) -> None:
+    """One case; after a failure the next one begins with fresh ranks.
+
+    Once more where it was late for want of a core (see lateness); again: this is that time.
+    """
     try:
         report.add_passed(entry.name, entry.strike, entry.run(pool))
+    except LateError as late:
+        pool.new_store()
+        if again or not late.starved:
+            report.add_failed(entry.name, str(late))
+        else:
+            report.add_repeated(entry.name, str(late))
+            attempt(pool, report, entry, again=True)
     except SkippedError as reason:
         report.add_skipped(entry.name, str(reason))
         pool.new_store()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matrix.cases import HANG, Pool, expect_exact_sums
-from matrix.process import MatrixError, RankProcess, SkippedError, monotonic_ns
+from matrix.lateness import Releases, Strike
+from matrix.process import MatrixError, RankProcess, SkippedError
 from matrix.strikes import DEATH, FREEZE, LOST
 
 ROOM = 32 * 2**20  # bytes that the victim may still take
@@ -51,19 +52,16 @@ def _begin(pool: Pool, world: int) -> tuple[RankProcess, list[RankProcess]]:
     return ranks[-1], ranks[:-1]
 
 
-def _collect(survivors: list[RankProcess], struck: int, limit: float) -> tuple[float, str]:
+def _collect(survivors: list[RankProcess], struck: Strike, limit: float) -> tuple[float, str]:
     """The last release, and what one of them was told."""
-    last, text = 0.0, ""
+    releases, text = Releases(struck), ""
     for rank in survivors:
         event = rank.expect("failed", HANG)
         if event["ok"] or event["kind"] not in LOST or event["cause"] != len(survivors):
             raise MatrixError(f"expected the loss of rank {len(survivors)}: {event}")
-        last, text = max(last, (event["t_ns"] - struck) / 1e9), event["text"]
-    if last > limit:
-        raise MatrixError(
-            f"the last survivor was released after {last:.3f} s, allowed {limit} s: {text}"
-        )
-    return last, text
+        releases.add(rank, event)
+        text = event["text"]
+    return releases.expect_within(limit, text), text
 
 
 # ---- out of memory ----
@@ -131,7 +129,7 @@ def _out_of_memory(pool: Pool, world: int) -> float:
     _memory_group()
     victim, survivors = _begin(pool, world)
     with _limited(victim.pid) as group:
-        struck = monotonic_ns()
+        struck = Strike.now(survivors)
         victim.say("die oom")
         released, _ = _collect(survivors, struck, (FILLING + DEATH) * pool.scale)
         _await_end(victim)
@@ -162,7 +160,7 @@ def _big_core(pool: Pool, world: int) -> float:
     victim, survivors = _begin(pool, world)
     victim.say(f"ballast {CORE_MIB}")
     victim.expect("holding", HANG)
-    struck = monotonic_ns()
+    struck = Strike.now(survivors)
     victim.say("die abort")
     released, text = _collect(survivors, struck, FREEZE * pool.scale)
     dumping = victim.alive()

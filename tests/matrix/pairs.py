@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 
 from matrix.cases import ELEMENTS, HANG, Pool, expect_exact_sums, expect_unchanged
-from matrix.process import MatrixError, RankProcess, monotonic_ns
+from matrix.lateness import Releases, Strike
+from matrix.process import MatrixError, RankProcess
 from matrix.strikes import CONFIGURE_LIMIT, DEATH, LOST
 
 # Neighbours on the ring of witness lines, and ranks with others between them on both sides.
@@ -51,7 +52,7 @@ def run_pair_case(pool: Pool, case: PairCase) -> float:
 
     first, second = (ranks[victim] for victim in case.victims)
     survivors = [rank for rank in ranks if rank not in (first, second)]
-    struck = monotonic_ns()
+    struck = Strike.now(ranks)
     if case.combination == "kill_then_kill":
         first.signal(signal.SIGKILL)
         released = _collect(pool, case, [*survivors, second], struck)
@@ -65,17 +66,15 @@ def run_pair_case(pool: Pool, case: PairCase) -> float:
     return released
 
 
-def _collect(pool: Pool, case: PairCase, survivors: list[RankProcess], struck: int) -> float:
-    last = 0.0
+def _collect(pool: Pool, case: PairCase, survivors: list[RankProcess], struck: Strike) -> float:
+    releases = Releases(struck)
     for rank in survivors:
         event = rank.expect("failed", HANG)
         if event["ok"] or event["kind"] not in LOST or event["cause"] not in case.victims:
             raise MatrixError(f"expected the loss of one of {case.victims}: {event}")
-        last = max(last, (event["t_ns"] - struck) / 1e9)
-    limit = DEATH * pool.scale  # a death is among the strikes, and one failure releases everybody
-    if last > limit:
-        raise MatrixError(f"the last survivor was released after {last:.3f} s, allowed {limit} s")
-    return last
+        releases.add(rank, event)
+    # A death is among the strikes, and one failure releases everybody.
+    return releases.expect_within(DEATH * pool.scale)
 
 
 def _kill_while_forming(pool: Pool, second: RankProcess, members: list[RankProcess]) -> None:

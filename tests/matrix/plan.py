@@ -52,7 +52,12 @@ def _single() -> list[Entry]:
             f"{operation}/{world}/{victim}/{strike}",
             strike,
             world,
-            [("operation", operation), ("victim", world, victim)],
+            [
+                ("operation", operation),
+                ("victim", world, victim),
+                # While an epoch forms more may be told: that proves less about the strike.
+                ("strike", strike, "forming" if operation == "configure" else "formed"),
+            ],
             partial(run_case, case=Case(operation, world, victim, strike)),
         )
         for operation in OPERATIONS

@@ -91,12 +91,17 @@ class RankProcess:
 
     def expect(self, name: str, seconds: float, group: str = "") -> Event:
         """Wait for that group's next event, which must be the one of that name."""
+        event = self.poll(name, seconds, group)
+        if event is None:
+            raise MatrixError(f"rank (pid {self.pid}) did not say {name!r} within {seconds} s")
+        return event
+
+    def poll(self, name: str, seconds: float, group: str = "") -> Event | None:
+        """As expect(), but None where it says nothing in that time."""
         try:
             event = self._of(group).get(timeout=seconds)
         except queue.Empty:
-            raise MatrixError(
-                f"rank (pid {self.pid}) did not say {name!r} within {seconds} s"
-            ) from None
+            return None
         if event["event"] != name:
             raise MatrixError(f"rank (pid {self.pid}) said {event}, expected {name!r}")
         return event

@@ -13,7 +13,8 @@ class Report:
 
     Attributes:
         releases: by strike, seconds from the strike to the last release of each passed case.
-        failed, skipped: one line each, with the reason.
+        failed, skipped, repeated: one line each, with the reason. A repeated case is also counted
+            as what came of it.
     """
 
     def __init__(self, total: int, done_file: Path | None) -> None:
@@ -25,6 +26,7 @@ class Report:
         self.releases: dict[str, list[float]] = {}
         self.failed: list[str] = []
         self.skipped: list[str] = []
+        self.repeated: list[str] = []
         self.passed = 0
 
     def add_passed(self, case: str, strike: str, seconds: float) -> None:
@@ -41,6 +43,11 @@ class Report:
         self.failed.append(f"{case}: {why}")
         print(f"FAILED {case}: {why}", file=sys.stderr, flush=True)
         self._progress()
+
+    def add_repeated(self, case: str, why: str) -> None:
+        """Count a case that is tried once more, and say so at once."""
+        self.repeated.append(f"{case}: {why}")
+        print(f"REPEATED {case}: {why}", file=sys.stderr, flush=True)
 
     def add_skipped(self, case: str, why: str) -> None:
         """Count a case that this machine cannot run."""
@@ -74,14 +81,15 @@ class Report:
             middle = ordered[len(ordered) // 2] * 1000
             lines.append(f"{strike:<18}{len(times):>6}{middle:>11.1f}{ordered[-1] * 1000:>10.1f}")
         lines += [f"skipped: {reason}" for reason in self.skipped]
+        lines += [f"repeated: {reason}" for reason in self.repeated]
         lines.append(
-            f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped "
-            f"in {time.monotonic() - self._began:.0f} s"
+            f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped, "
+            f"{len(self.repeated)} repeated in {time.monotonic() - self._began:.0f} s"
         )
         return "\n".join(lines)
 
     def write(self, path: Path, seed: int) -> None:
         """Everything, as JSON."""
-        keys = ("passed", "failed", "skipped", "releases")
+        keys = ("passed", "failed", "skipped", "repeated", "releases")
         values = {"seed": seed, **{key: getattr(self, key) for key in keys}}
         path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

@@ -5,8 +5,9 @@
 //
 //   to a group, in order:
 //     configure PREFIX RANK SIZE TIMEOUT_MS   configured {ok, failure..., t_ns}
-//     loop OP ELEMENTS        until it fails: failed {ok, failure..., t_ns}; OP configure: begins
-//                             PREFIX/0, PREFIX/1, ...
+//     loop OP ELEMENTS [PAUSE_US]
+//                             until it fails: failed {ok, failure..., t_ns}; OP configure: begins
+//                             PREFIX/0, PREFIX/1, ...; pauses that long between two rounds
 //     once OP ELEMENTS        done {ok, failure..., t_ns}
 //     check                   checked {unchanged}: the buffers, marked after release, are as marked
 //   to a group, at once:

@@ -117,7 +117,8 @@ void RankMember::configure(std::istringstream& words) {
 void RankMember::operate(bool loop, std::istringstream& words) {
   std::string operation;
   size_t elements = 0;
-  words >> operation >> elements;
+  int64_t pause_us = 0;
+  words >> operation >> elements >> pause_us;
   if (operation == "configure") {
     configureAgainAndAgain();
     return;
@@ -128,10 +129,16 @@ void RankMember::operate(bool loop, std::istringstream& words) {
   FailurePtr failure;
   do {
     failure = runOnce();
-  } while (loop && !failure && !stop_loop_);
+  } while (loop && !failure && !stop_loop_ && pause(std::chrono::microseconds(pause_us)));
   const std::string when = nowField();
   operations_->mark();
   say(name_, loop ? "failed" : "done", failureFields(failure) + "," + when);
+}
+
+// True, for the sake of loops.
+bool RankMember::pause(Duration time) {
+  if (time > Duration::zero()) std::this_thread::sleep_for(time);
+  return true;
 }
 
 FailurePtr RankMember::runOnce() {

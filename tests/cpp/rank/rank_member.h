@@ -33,6 +33,7 @@ class RankMember {
   void run(const std::string& name, std::istringstream& words);
   void configure(std::istringstream& words);
   void operate(bool loop, std::istringstream& words);
+  static bool pause(Duration time);
   FailurePtr runOnce();
   void configureAgainAndAgain();
   FailurePtr barrier();
