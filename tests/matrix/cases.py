@@ -247,15 +247,17 @@ def run_store_case(pool: Pool, operation: str, world: int, number: int) -> None:
     """The store dies or freezes: operations succeed, configure() says so, a new store mends it."""
     ranks = pool.take(world)
     pool.configure(ranks)
-    pool.store.signal(number)
+    pool.store.strike(number)
     for rank in ranks:
         rank.say(f"once {operation} 1000")
     for rank in ranks:
         event = rank.expect("done", HANG)
         if not event["ok"]:
             raise MatrixError(f"a lost store ended an operation: {event['text']}")
+    # A killed store is known within a second; a frozen one may be known by the limit alone.
+    limit = 5000 if number == signal.SIGSTOP else int(5000 * max(1.0, pool.scale))
     for index, rank in enumerate(ranks):
-        rank.say(f"configure lost {index} {world} 5000")
+        rank.say(f"configure lost {index} {world} {limit}")
     for rank in ranks:
         event = rank.expect("configured", HANG)
         allowed = {"store lost"} if number == signal.SIGKILL else {"store lost", "timeout"}

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
@@ -45,8 +46,10 @@ class RankProcess:
             cwd=self.directory,
             env={
                 **os.environ,
-                "RES_OPTIONS": "timeout:1 attempts:1",
-            },  # torch looks its peers' names up
+                "RES_OPTIONS": "timeout:1 attempts:1",  # torch looks its peers' names up
+                # Its warnings of a lost store name every frame of a stack, which takes seconds of a core.
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
+            },
             text=True,
         )
         self._lock = threading.Lock()
@@ -158,9 +161,26 @@ class StoreProcess:
         assert self._process.stdout is not None
         self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the server."""
+    def strike(self, number: int) -> None:
+        """Kill or stop the server, and wait until it is killed or stopped.
+
+        Until then some of its threads may go on answering.
+        """
         os.kill(self._process.pid, number)
+        until = time.monotonic() + 30
+        while not self._struck(number):
+            if time.monotonic() > until:
+                raise MatrixError(f"signal {number} does not reach the store")
+            time.sleep(0.001)
+
+    def _struck(self, number: int) -> bool:
+        if number == signal.SIGKILL:
+            return self._process.poll() is not None
+        states = [
+            status.read_text().rpartition(")")[2].split()[0]
+            for status in Path(f"/proc/{self._process.pid}/task").glob("*/stat")
+        ]
+        return all(state == "T" for state in states)
 
     def end(self) -> None:
         """Kill and collect it."""
