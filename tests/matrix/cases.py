@@ -176,12 +176,16 @@ def _collect(
     limit = (strike.bound + PROBING if forming else strike.bound) * pool.scale
     if forming and case.strike in FORMING:
         limit = pool.configure_limit + 0.5 * max(1.0, pool.scale / 10)
+    kinds = set()
     for rank in survivors:
         event = rank.expect("failed", HANG)
         if event["ok"]:
             raise MatrixError(f"a survivor was told of nothing: {event}")
+        kinds.add(event["kind"])
         _judge(case, strike, event, forming)
         releases.add(rank, event)
+    if case.strike == "abort" and kinds == {"timeout"}:
+        raise MatrixError("nobody was told of the abort: all ran out of time")
     return releases.expect_within(limit)
 
 

@@ -43,11 +43,13 @@ class Strike:
 #   timeout    50 ms of it are the operation's own limit
 #   cut_link   the process is asked whether it lives before the link is blamed
 #   exception, core_dump    a core may be written before anything is closed: only heartbeats tell
-# Cases of `configure` have PROBING added. Two differ more:
+# Cases of `configure` have PROBING added. Three differ more:
 #   exit       also the deadline's timeout: an exit handler says goodbye, and who waits in the store has no link
 #              that would carry it
 #   shutdown   it falls between two configure() as a rule, or into one; between them nobody is told that the
 #              member will not come, until the deadline: see limits.md
+#   abort      it may end an epoch that some have left for the next one already: those it tells stay away, alive,
+#              and the others wait for them until the deadline; but somebody must have been told
 STRIKES: dict[str, Strike] = {
     strike.name: strike
     for strike in (
@@ -76,6 +78,7 @@ STORE_STRIKES: dict[str, int] = {"store_killed": 9, "store_frozen": 19}
 FORMING: dict[str, frozenset[str]] = {
     "exit": frozenset({"peer lost", "peer left", "aborted", "timeout"}),
     "shutdown": frozenset({"peer left", "aborted", "timeout"}),
+    "abort": frozenset({"aborted", "timeout"}),
 }
 # They strike operations and links of an epoch; a configure() has neither until it succeeds.
 NOT_FORMING = frozenset({"timeout", "cut_link"})
