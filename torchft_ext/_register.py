@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import Backend, PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _interrupts
+from torchft_ext._groups import backends_of
 
 _CREATOR = "_new_process_group_helper"
 
@@ -27,6 +28,7 @@ class _CreationOptions(Protocol):
     group_size: int
     timeout: timedelta
     group_id: str
+    global_ranks_in_group: list[int]
 
 
 def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.ProcessGroup | Backend:
@@ -62,6 +64,8 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         may_resize=single,
         begin=not getattr(opts, "enable_reconfigure", False),
         bound_device=_bound_device(frame),
+        beside=_default_backend(),
+        ranks_beside=list(opts.global_ranks_in_group),
     )
     _interrupts.watch()
     if not single or spec is None:
@@ -70,6 +74,12 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
     group = _C._create_group(opts.store, made, list(spec))
     _copy_bound_device(frame, group)
     return group
+
+
+def _default_backend() -> _C.Backend | None:
+    """Return ours of the default group; None where it has none, or is being made itself."""
+    group = c10d.GroupMember.WORLD
+    return next(backends_of(group), None) if group is not None else None
 
 
 def _engine(name: str) -> str:

@@ -98,6 +98,8 @@ c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
       creation,
       makeEngine(creation.engine, *creation.options, creation.store, creation.bound_device));
   if (!creation.begin) return backend;
+  if (creation.beside)
+    backend->group_->expectMembersOf(*creation.beside->group_, creation.ranks_beside);
   const StorePlace place = storePlaceOf(creation.store);
   backend->keep(place.thread);
   backend->begin(place.thread, place.prefix, creation.rank, creation.size, std::nullopt);

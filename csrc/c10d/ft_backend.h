@@ -48,7 +48,10 @@ class FtBackend : public c10d::Backend {
     c10::intrusive_ptr<FtOptions> options;
     Milliseconds timeout{0};  // of init_process_group(); Options' own goes before it
     bool may_resize = true;   // false: the ProcessGroup above reports a fixed rank and size
-    bool begin = true;        // false: the first epoch comes with configure() or reconfigure()
+    // Made beside another group (new_group): that one, and the members' ranks in it.
+    c10::intrusive_ptr<FtBackend> beside;
+    std::vector<int> ranks_beside;
+    bool begin = true;  // false: the first epoch comes with configure() or reconfigure()
   };
   // Makes the backend and its first epoch over the creator's store. Blocks up to the timeout.
   // Raises what configure() raises, and what makeEngine() raises.

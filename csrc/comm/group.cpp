@@ -181,7 +181,24 @@ bool Group::lookForSuccessor(Attempt& attempt,
 }
 
 // What the last epoch, or else the last attempt, says about the members.
+void Group::expectMembersOf(const Group& other, const std::vector<int>& ranks) {
+  AttemptMemory memory;
+  memory.healthy = true;
+  memory.elsewhere = true;
+  {
+    MutexLock lock(other.mutex_);
+    for (const int rank : ranks) {
+      const auto index = static_cast<size_t>(rank);
+      if (rank < 0 || index >= other.memory_.members.size()) return;  // not of one epoch
+      memory.members.push_back(other.memory_.members[index]);
+    }
+  }
+  MutexLock lock(mutex_);
+  memory_ = std::move(memory);
+}
+
 void Group::lookBack(AttemptMemory& memory) const {
+  if (memory.elsewhere) return;
   FailurePtr failure;
   bool active = false;
   bool formed = false;

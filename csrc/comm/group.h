@@ -51,6 +51,10 @@ class Group {
   FailurePtr configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
                        int size, std::optional<Duration> timeout = std::nullopt);
 
+  // Before the first configure(): its members are those of `other`'s epoch that have these ranks
+  // there. So the end of one of them is told while the others still wait for it.
+  void expectMembersOf(const Group& other, const std::vector<int>& ranks);
+
   // Idempotent. Releases every waiter at once, then waits until no engine thread is inside a user
   // buffer (50 ms).
   void abort(const std::string& why);

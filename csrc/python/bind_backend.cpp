@@ -23,7 +23,8 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size,
                          std::optional<Milliseconds> timeout, const std::string& engine,
                          const std::string& name, c10::intrusive_ptr<FtOptions> options,
                          bool may_resize, bool begin,
-                         const std::optional<std::string>& bound_device) {
+                         const std::optional<std::string>& bound_device, BackendPtr beside,
+                         std::vector<int> ranks_beside) {
   FtBackend::Creation creation;
   creation.store = store;
   creation.rank = rank;
@@ -35,6 +36,8 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size,
   creation.may_resize = may_resize;
   creation.begin = begin;
   if (bound_device) creation.bound_device = c10::Device(*bound_device);
+  creation.beside = std::move(beside);
+  creation.ranks_beside = std::move(ranks_beside);
   return FtBackend::create(creation);
 }
 
@@ -205,7 +208,8 @@ void bind_backend(py::module_& module) {
   module.def("_create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
              py::arg("options"), py::arg("may_resize"), py::arg("begin"),
-             py::arg("bound_device") = py::none(), NoGil());
+             py::arg("bound_device") = py::none(), py::arg("beside") = py::none(),
+             py::arg("ranks_beside") = std::vector<int>(), NoGil());
   module.def("_create_group", &createGroup, py::arg("store"), py::arg("backend"),
              py::arg("devices"), NoGil());
 }

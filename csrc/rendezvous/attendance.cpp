@@ -10,6 +10,11 @@ bool isCausedBy(const Failure& failure, const MemberRecord& record) {
   return failure.cause.pid == record.pid && failure.cause.host == record.host;
 }
 
+bool isIn(const std::vector<MemberRecord>& members, const Token& token) {
+  return std::any_of(members.begin(), members.end(),
+                     [&](const MemberRecord& each) { return each.token == token; });
+}
+
 }  // namespace
 
 bool isLoss(FailureKind kind) {
@@ -49,11 +54,12 @@ std::optional<Ending> Attendance::judgeWithdrawal(int rank, const Withdrawal& wi
   const Ending& ending = withdrawal.ending;
   if (member.incarnation == self_.incarnation || ownDoing(ending) || toldBefore(ending))
     return std::nullopt;
-  const bool faster = memory_.healthy && inLastEpoch(member.incarnation) &&
+  const bool faster = memory_.healthy && !memory_.elsewhere && inLastEpoch(member.incarnation) &&
                       ending.failure.kind != FailureKind::kTimeout;
   const auto& meant_for = withdrawal.meant_for;
   const bool meant = std::find(meant_for.begin(), meant_for.end(), self_.token) != meant_for.end();
-  if (seen_.count(member.token) == 0 && !meant && !faster) return std::nullopt;
+  const bool seen = seen_.count(member.token) > 0 || isIn(roster_, member.token);
+  if (!seen && !meant && !faster) return std::nullopt;
   ending_ = ending;
   Cause& cause = ending_->failure.cause;
   if (cause.rank >= size_) cause.rank = -1;
@@ -223,6 +229,7 @@ AttemptMemory Attendance::failed(const Ending& ending) {
   // Another member, up already, began anew before this one was: its epoch counts as the last.
   memory_.healthy = !roster_.empty() && ending.failure.kind == FailureKind::kAborted &&
                     ending.culprit != self_.incarnation;
+  memory_.elsewhere = memory_.elsewhere && !memory_.healthy;
   if (memory_.healthy) memory_.members = std::move(roster_);
   memory_.settled.insert(self_.token);
   if (!ending.origin.isZero()) memory_.settled.insert(ending.origin);

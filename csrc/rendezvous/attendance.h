@@ -22,6 +22,10 @@
 // What does not end the attempt is left over from another one: it counts as "not there yet", and
 // its member is awaited until the deadline, then named.
 //
+// A group made beside others (new_group) has had no epoch. Its members were in the default group's,
+// which takes the place of the last one for ends of processes. It does not for withdrawals never
+// seen: they may be of an earlier group with this name.
+//
 // Interleavings that this settles (each is a test):
 // clang-format off
 //   rank 0 tries again first        the others, not told yet, meet its fresh record and go on with it
@@ -53,6 +57,7 @@ bool isLoss(FailureKind kind);  // of a member
 struct AttemptMemory {
   std::vector<MemberRecord> members;  // of the last epoch, by rank
   bool healthy = false;               // all of them lived when this attempt began
+  bool elsewhere = false;             // that was another group's epoch, this group has had none
   std::set<Incarnation> told;         // processes of whose end the group has been told
   std::set<Token> settled;            // attempts whose end it has been told of, its own included
 

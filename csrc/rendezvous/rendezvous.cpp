@@ -17,6 +17,8 @@ constexpr milliseconds kOwnCheck{1000};
 constexpr milliseconds kLook{15};
 constexpr milliseconds kSteadyPause{5};
 constexpr int kCensus = 8;
+// How long a withdrawal stands at least. Rank 0 of 1024 needs 2 s to see every record once.
+constexpr milliseconds kToldWithin{3000};
 // Kept back for finding out who is missing; a fifth of a short timeout.
 constexpr milliseconds kNamingTime{500};
 constexpr size_t kMostMissingNamed = 8;
@@ -119,7 +121,10 @@ AttemptMemory Rendezvous::formed() {
 
 AttemptMemory Rendezvous::withdraw(const Failure& why) {
   const Ending ending = attendance_.endingOf(why);
-  if (published_ && !usurped_) tellOthers(ending);
+  if (published_ && !usurped_) {
+    tellOthers(ending);
+    withdrawn_ = Clock::now();
+  }
   return attendance_.failed(ending);
 }
 
@@ -145,11 +150,13 @@ void Rendezvous::tellOthers(const Ending& ending) {
 
 void Rendezvous::succeeded() {
   if (published_ && !usurped_) {
-    store_->editLater(key(rank_), [token = self_.token](const std::string& found, const auto&) {
+    auto removed = [token = self_.token](const std::string& found, const auto&) {
       const auto withdrawal = decodeWithdrawal(found);
       const auto record = withdrawal ? withdrawal->member : decodeRecord(found);
       return record && record->token == token ? std::optional(std::string()) : std::nullopt;
-    });
+    };
+    const Duration after = withdrawn_ ? *withdrawn_ + kToldWithin - Clock::now() : Duration::zero();
+    store_->editLater(key(rank_), std::move(removed), {}, std::max(after, Duration::zero()));
   }
   std::vector<std::string> rubbish;
   for (const Token& token : issued_) rubbish.push_back(goKey(token));
@@ -334,7 +341,13 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   if (auto failure = judgeNews()) return *failure;
   const auto reply =
       store_->getAll({goKey(self_.token), key(rank_), key(0)}, deadline_, newsOrCancelled());
-  if (reply.status != StoreStatus::kOk || reply.values.empty()) return std::monostate{};
+  if (reply.status != StoreStatus::kOk) return std::monostate{};
+  if (reply.values.empty()) {  // rank 0 may have given up, and deleted its answers
+    const auto leader = store_->getEach({key(0)}, deadline_, newsOrCancelled());
+    if (leader.status != StoreStatus::kOk) return std::monostate{};
+    if (auto failure = judgeRecords(0, leader.values)) return *failure;
+    return std::monostate{};
+  }
   if (auto failure = judgeOwnRecord(reply.values[1])) return *failure;
   if (auto failure = judgeRecords(0, {reply.values[2]})) return *failure;
   const Nonce before = current_.nonce;

@@ -57,7 +57,9 @@ class Rendezvous {
   AttemptMemory formed();
   AttemptMemory withdraw(const Failure& why);
   // Each rank deletes what it wrote, in the background: a later attempt at P by this process comes
-  // after that. Not the record if another one has taken its place.
+  // after that. Not the record if another one has taken its place; a withdrawal only when the
+  // slower ones have had time to read it, for its group may be gone at once (a creator that
+  // failed).
   void succeeded();
 
  private:
@@ -103,9 +105,10 @@ class Rendezvous {
   int next_in_census_ = 1;
   bool gave_up_ = false;  // `cancelled` said so
   bool published_ = false;
-  std::set<Token> issued_;  // rank 0: for whom it wrote a roster
-  bool vanished_ = false;   // our record was once gone
-  bool usurped_ = false;    // our record is another's now
+  std::optional<Clock::time_point> withdrawn_;  // when
+  std::set<Token> issued_;                      // rank 0: for whom it wrote a roster
+  bool vanished_ = false;                       // our record was once gone
+  bool usurped_ = false;                        // our record is another's now
 };
 
 }  // namespace torchft_ext

@@ -58,7 +58,9 @@ struct AwaitEndingAtExit {
     }
     const Deadline deadline = Deadline::after(kExitPatience);
     for (const auto& worker : workers) {
-      if (worker->stopping() && !worker->join(deadline)) worker->abandon("the process exits");
+      if (!worker->stopping()) continue;
+      worker->requestStop(StoreWorker::NotDue::kDropped);
+      if (!worker->join(deadline)) worker->abandon("the process exits");
     }
   }
 } await_ending_at_exit;
@@ -198,7 +200,8 @@ StoreReply StoreThread::getEach(const std::vector<std::string>& keys, Deadline d
                 cancelled);
 }
 
-void StoreThread::editLater(const std::string& key, Edit edit, std::vector<std::string> beside) {
+void StoreThread::editLater(const std::string& key, Edit edit, std::vector<std::string> beside,
+                            Duration after) {
   auto attempt = [key, edit = std::move(edit), beside = std::move(beside)](StoreClient& client,
                                                                            StoreReply&) {
     const auto others = lookAtEach(client, beside);
@@ -211,8 +214,9 @@ void StoreThread::editLater(const std::string& key, Edit edit, std::vector<std::
     }
     return Progress::kDone;
   };
-  post(std::make_shared<StoreRequest>(std::move(attempt), Deadline::after(kRemovalLimit), "edit",
-                                      false));
+  post(std::make_shared<StoreRequest>(std::move(attempt), Deadline::after(after + kRemovalLimit),
+                                      "edit", false),
+       after);
 }
 
 void StoreThread::removeLater(std::vector<std::string> keys) {
@@ -233,7 +237,7 @@ bool StoreThread::stopAll(Deadline deadline) {
     workers.swap(registry().workers);
     registry().by_key.clear();
   }
-  for (const auto& worker : workers) worker->requestStop();
+  for (const auto& worker : workers) worker->requestStop(StoreWorker::NotDue::kDropped);
   bool all = true;
   for (const auto& worker : workers) {
     if (worker->join(deadline)) continue;
@@ -252,10 +256,10 @@ bool StoreThread::inForkedChild() const {
   return generation_ != forkGeneration();
 }
 
-bool StoreThread::post(const std::shared_ptr<StoreRequest>& request) {
+bool StoreThread::post(const std::shared_ptr<StoreRequest>& request, Duration after) {
   if (inForkedChild()) return false;
   for (;;) {
-    switch (worker()->post(request)) {
+    switch (worker()->post(request, after)) {
       case StoreWorker::Posted::kYes:
         return true;
       case StoreWorker::Posted::kStopped:

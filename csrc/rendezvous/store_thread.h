@@ -76,17 +76,19 @@ class StoreThread {
   // Given the value that stands there, and what stands under the keys beside it (empty: nothing):
   // what is to stand there. nullopt leaves it, empty removes it. Runs on the store thread; must not
   // block or throw. Another process's write between look and change is lost. Not waited for; errors
-  // are dropped.
+  // are dropped. after: how long the value that stands there is left alone first; the thread stays
+  // for it, though its owner is gone, but not when the process ends: then it is not done.
   using Edit = std::function<std::optional<std::string>(const std::string& found,
                                                         const std::vector<std::string>& beside)>;
-  void editLater(const std::string& key, Edit edit, std::vector<std::string> beside = {});
+  void editLater(const std::string& key, Edit edit, std::vector<std::string> beside = {},
+                 Duration after = Duration::zero());
 
   // Ends every store thread of the process; true if all ended by the deadline (else abandoned).
   static bool stopAll(Deadline deadline);
 
  private:
   StoreReply submit(const std::shared_ptr<StoreRequest>& request, const Cancelled& cancelled);
-  bool post(const std::shared_ptr<StoreRequest>& request);
+  bool post(const std::shared_ptr<StoreRequest>& request, Duration after = Duration::zero());
   std::shared_ptr<StoreWorker> worker();
   bool inForkedChild() const;
   void replaceIfStuck(bool caller_gave_up);

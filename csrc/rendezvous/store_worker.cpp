@@ -149,11 +149,12 @@ StoreWorker::~StoreWorker() {
     abandon("the store at " + shared_->key + " does not answer");
 }
 
-StoreWorker::Posted StoreWorker::post(const std::shared_ptr<StoreRequest>& request) {
+StoreWorker::Posted StoreWorker::post(const std::shared_ptr<StoreRequest>& request,
+                                      Duration after) {
   MutexLock lock(shared_->mutex);
   if (shared_->retired) return Posted::kRetired;
   if (shared_->stopping) return Posted::kStopped;
-  shared_->queue.emplace(Clock::now(), request);
+  shared_->queue.emplace(Clock::now() + after, request);
   shared_->changed.notifyAll();
   return Posted::kYes;
 }
@@ -179,13 +180,15 @@ StoreWorker::Requests StoreWorker::retire() {
   return waiting;
 }
 
-void StoreWorker::requestStop() {
+void StoreWorker::requestStop(NotDue not_due) {
   Requests refused;
   {
     MutexLock lock(shared_->mutex);
     shared_->stopping = true;
-    std::erase_if(shared_->queue, [&refused](auto& entry) {
-      if (!entry.second->awaited) return false;
+    const auto now = Clock::now();
+    std::erase_if(shared_->queue, [&](auto& entry) {
+      const bool dropped = not_due == NotDue::kDropped && entry.first > now;
+      if (!entry.second->awaited && !dropped) return false;
       refused.push_back(entry.second);
       return true;
     });

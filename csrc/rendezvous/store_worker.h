@@ -64,13 +64,15 @@ class StoreWorker {
   StoreWorker& operator=(const StoreWorker&) = delete;
 
   enum class Posted { kYes, kRetired, kStopped };
-  Posted post(const std::shared_ptr<StoreRequest>& request);
+  Posted post(const std::shared_ptr<StoreRequest>& request, Duration after = Duration::zero());
   // In one call for longer than kStuckAfter, and somebody gave up on it.
   bool stuck(bool caller_gave_up);
   // Gives the thread up; returns the requests that it has not begun.
   Requests retire();
-  // Refuses what is awaited, finishes the rest, ends. Does not wait.
-  void requestStop();
+  // Refuses what is awaited, finishes the rest, ends. Does not wait. Idempotent; the thread ends
+  // when what was posted for later has been done, or at once if that is dropped.
+  enum class NotDue { kFinished, kDropped };
+  void requestStop(NotDue not_due = NotDue::kFinished);
   bool join(Deadline deadline);
   void abandon(const std::string& why);
   bool stopping();

@@ -74,6 +74,27 @@ TEST_F(AttendanceTest, AProcessThatAnsweredAndDiesEndsTheAttempt) {
   EXPECT_EQ(ending->failure.cause.pid, 7);
 }
 
+// A group made beside the one whose epoch that was.
+TEST_F(AttendanceTest, AMemberOfAnotherGroupsEpochThatDiesBeforeItComesEndsTheAttempt) {
+  AttemptMemory memory = lastEpoch(true);
+  memory.elsewhere = true;
+  Attendance attendance = at(1, memory);
+  world->set(members[2].incarnation, Sight::kGone);
+  const auto ending = attendance.judgeNews();
+  ASSERT_TRUE(ending);
+  EXPECT_EQ(ending->failure.kind, FailureKind::kPeerLost);
+  EXPECT_EQ(ending->failure.cause.rank, 2);
+}
+
+TEST_F(AttendanceTest, AnOldWithdrawalOfAMemberOfAnotherGroupsEpochIsLeftOver) {
+  AttemptMemory memory = lastEpoch(true);
+  memory.elsewhere = true;
+  const MemberRecord old = again(members[0]);
+  const std::string words = withdrawn(old, endedBy(old, 0, FailureKind::kAborted));
+  EXPECT_FALSE(at(1, memory).judgeRecord(0, words));
+  EXPECT_TRUE(at(1, lastEpoch(true)).judgeRecord(0, words));
+}
+
 TEST_F(AttendanceTest, ADeadStrangersRecordIsLeftOverUntilANewProcessTakesItsPlace) {
   Attendance attendance = at(0);
   const MemberRecord stale = processOf(7);

@@ -573,6 +573,22 @@ TEST_F(RendezvousTest, AWithdrawalOfAnyMemberReachesAllOthersWithItsCause) {
   }
 }
 
+// As where a process group's creator fails: the group, with all that it had, is gone at once.
+TEST_F(RendezvousTest, AWithdrawalIsReadThoughItsGroupIsGone) {
+  prepare(3);
+  enterAll();
+  attempts[0]->withdraw(processes[0]->failure(FailureKind::kRendezvous, 0));
+  attempts[0].reset();
+  // Its answers are deleted at once, behind the withdrawal.
+  EXPECT_TRUE(eventually([&] { return server->size() == 3; }));
+  for (const size_t rank : {1U, 2U}) {
+    const auto refreshed = attempts[rank]->refresh();
+    ASSERT_TRUE(std::holds_alternative<Failure>(refreshed)) << "rank " << rank;
+    EXPECT_EQ(std::get<Failure>(refreshed).kind, FailureKind::kRendezvous);
+    EXPECT_EQ(std::get<Failure>(refreshed).cause.pid, processes[0]->self.pid);
+  }
+}
+
 TEST_F(RendezvousTest, ADeathReachesThoseWhoDoNotWatchTheVictim) {
   auto world = std::make_shared<FakeWorld>();
   for (int rank = 0; rank < 3; ++rank) {

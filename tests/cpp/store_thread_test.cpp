@@ -198,6 +198,17 @@ TEST_F(StoreThreadTest, RemovalsAreDoneThoughTheOwnerIsGone) {
   EXPECT_TRUE(eventually([&] { return server->size() == 0; }));
 }
 
+TEST_F(StoreThreadTest, AnEditForLaterWaitsAndIsDoneThoughTheOwnerIsGone) {
+  constexpr milliseconds kLater{50};
+  server->put("a", "1");
+  const auto began = Clock::now();
+  store->editLater(
+      "a", [](const auto&, const auto&) { return std::string(); }, {}, kLater);
+  store.reset();
+  EXPECT_TRUE(eventually([&] { return server->size() == 0; }));
+  EXPECT_GE(Clock::now() - began, kLater);
+}
+
 TEST_F(StoreThreadTest, DestructionDoesNotWaitForAHangingCall) {
   server->block();
   leaveAHangingCall(*store, *server);
@@ -235,6 +246,17 @@ TEST(StoreThreadRegistry, StopAllEndsEveryThreadAndReleasesTheirCallers) {
   EXPECT_EQ(waiting.get().status, StoreStatus::kLost);
   EXPECT_EQ(store->set("a", "1", soon(), nullptr).status, StoreStatus::kLost);
   EXPECT_NE(StoreThread::forServer("host:3", server->factory("p")), store);
+}
+
+TEST(StoreThreadRegistry, StopAllDropsWhatIsForLater) {
+  const auto server = std::make_shared<MemoryStore>();
+  auto store = StoreThread::forServer("host:5", server->factory("p"));
+  server->put("a", "1");
+  store->editLater(
+      "a", [](const auto&, const auto&) { return std::string(); }, {}, std::chrono::hours(1));
+  store.reset();
+  EXPECT_TRUE(StoreThread::stopAll(soon()));
+  EXPECT_EQ(server->size(), 1U);
 }
 
 TEST(StoreThreadRegistry, StopAllDoesNotWaitForAHangingCall) {

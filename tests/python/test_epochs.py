@@ -21,6 +21,7 @@ from rankside import (
     describe,
     errored,
     failure_of,
+    init_fresh,
     kept,
     leave_default_group,
     seconds,
@@ -195,6 +196,27 @@ def test_death_of_a_member_during_configure_does_not_outlast_the_limit(ranks):
     for call in calls:
         call.error("CommTimeoutError", "PeerLostError", "RendezvousError")
     world.next([0, 1]).run(check_sum)
+
+
+def make_group() -> None:
+    dist.new_group(range(3))
+
+
+def test_death_is_told_to_those_who_wait_for_the_dead_in_new_group(ranks):
+    world = ranks.fresh(3)
+    calls = [world.start(rank, make_group) for rank in (0, 1)]
+    world.kill(2)
+    for call in calls:
+        assert call.error("PeerLostError").cause["rank"] == 2
+
+
+def test_rank_whose_init_process_group_fails_is_told_to_all(ranks):
+    world, address = World(ranks, ranks.borrow(3)), ranks.address()
+    calls = [world.start(rank, init_fresh, address, rank, 3) for rank in (0, 1)]
+    calls.append(world.start(2, init_fresh, address, 2, 4))  # another size
+    for call in calls:
+        assert "this rank was given 4" in call.error("RendezvousError").text
+    ranks.fresh(3).run(check_sum)
 
 
 def configure_twice_at_once(address: str) -> str:
