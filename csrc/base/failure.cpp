@@ -59,7 +59,10 @@ std::string how(const Failure& failure, bool names_someone) {
 
 std::string when(const Failure& failure) {
   std::string text;
-  if (failure.elapsed.count() > 0) text = ", noticed after " + formatSeconds(failure.elapsed);
+  if (failure.elapsed.count() > 0) {
+    text = failure.op.empty() ? ", after " + formatSeconds(failure.elapsed)
+                              : ", " + formatSeconds(failure.elapsed) + " into the " + failure.op;
+  }
   if (failure.kind == FailureKind::kTimeout && failure.limit.count() > 0) {
     text += " (limit " + formatSeconds(failure.limit) + ")";
   }

@@ -6,15 +6,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 #include <utility>
 
 #include "base/host_name.h"
 #include "base/log.h"
 #include "c10d/comm_error.h"
+#include "comm/callbacks.h"
 #include "host/host_engine.h"
 
 namespace torchft_ext {
 namespace {
+
+// How long wait() gives the callback thread to complete the futures, which user code may be
+// blocking.
+constexpr std::chrono::milliseconds kFuturesMayTake{100};
 
 // Past its deadline an operation completes as soon as the engine is out of its buffers; this is how
 // long that may take.
@@ -82,14 +88,14 @@ void guarded(const char* what, const Call& call) noexcept {
 
 }  // namespace
 
-// torch's profiler wants the end of the operation exactly once, before wait() returns or when it
-// completes unawaited.
-struct FtWork::EndOfProfile {
-  explicit EndOfProfile(std::function<void()> callback) : callback(std::move(callback)) {}
+// What is to be called exactly once when the operation is complete.
+struct FtWork::Ending {
+  Ending(const char* what, std::function<void()> call) : what(what), call(std::move(call)) {}
   void run() {
-    if (!ran.exchange(true)) guarded("the profiler's callback", callback);
+    if (!ran.exchange(true)) guarded(what, call);
   }
-  const std::function<void()> callback;
+  const char* const what;
+  const std::function<void()> call;
   std::atomic<bool> ran{false};
 };
 
@@ -98,9 +104,11 @@ FtWork::FtWork(Described described, States states, std::optional<DeviceCompletio
       states_(std::move(states)),
       outputs_(std::move(described.outputs)),
       device_(std::move(device)),
-      end_of_profile_(recordFunctionEndCallback_ ? std::make_shared<EndOfProfile>(std::exchange(
-                                                       recordFunctionEndCallback_, nullptr))
-                                                 : nullptr) {
+      end_of_profile_(
+          recordFunctionEndCallback_
+              ? std::make_shared<Ending>("the profiler's callback",
+                                         std::exchange(recordFunctionEndCallback_, nullptr))
+              : nullptr) {
   if (end_of_profile_) whenAllDone(states_, [end = end_of_profile_] { end->run(); });
 }
 
@@ -147,6 +155,7 @@ bool FtWork::wait(std::chrono::milliseconds timeout) {
   if (device_) device_->blockCurrentStream();
   if (!device_ || device_->hostWaits() || timeout > kNoTimeout) finishAll(timeout);
   if (end_of_profile_) end_of_profile_->run();
+  awaitFutures();
   if (const FailurePtr failed = failure()) throwFailure(failed);
   return true;
 }
@@ -154,6 +163,7 @@ bool FtWork::wait(std::chrono::milliseconds timeout) {
 void FtWork::check() {
   guard_.check("this operation");
   finishAll(kNoTimeout);
+  awaitFutures();
   if (const FailurePtr failed = failure()) throwFailure(failed);
 }
 
@@ -225,40 +235,65 @@ void FtWork::failEpoch(FailureKind kind, const std::string& how) const {
   for (const auto& state : states_) settle(*state);
 }
 
-// Made under the lock, completed outside of it: completion may need the GIL.
-FtWork::FuturePtr FtWork::makeOnce(FuturePtr FtWork::*slot, const std::function<FuturePtr()>& make,
-                                   bool* made) {
+FtWork::Promise FtWork::promiseOnce(Promise FtWork::*slot, const std::function<Promise()>& make,
+                                    bool* made) {
   MutexLock lock(futures_mutex_);
-  FuturePtr& future = this->*slot;
-  *made = !future;
-  if (!future) future = make();
-  return future;
+  Promise& promise = this->*slot;
+  *made = !promise.future;
+  if (*made) promise = make();
+  return promise;
+}
+
+// Completed outside of the lock: completion may need the GIL.
+FtWork::FuturePtr FtWork::promised(Promise FtWork::*slot, const std::function<Promise()>& make) {
+  bool made = false;
+  Promise promise = promiseOnce(slot, make, &made);
+  if (made) whenAllDone(states_, [ending = promise.ending] { ending->run(); });
+  return promise.future;
+}
+
+// Who has waited may look into the futures at once, unless user code blocks the callback thread.
+void FtWork::awaitFutures() const {
+  if (device_ || !isCompleted()) return;
+  std::vector<Promise> promises;
+  {
+    MutexLock lock(futures_mutex_);
+    promises = {future_, result_future_};
+  }
+  const Deadline soon = Deadline::after(kFuturesMayTake);
+  for (const Promise& promise : promises) {
+    if (!promise.future) continue;
+    if (onCallbackThread()) promise.ending->run();
+    while (!promise.future->completed() && !soon.expired())
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFuture() {
   guard_.check("this operation");
   if (device_) return deviceFuture();
-  bool made = false;
-  FuturePtr future = makeOnce(
-      &FtWork::future_,
-      [this] { return c10::make_intrusive<c10::ivalue::Future>(typeOf(outputs_)); }, &made);
-  if (!made) return future;
-  whenAllDone(states_, [future, states = states_, outputs = outputs_] {
-    guarded("a future's callback", [&] {
+  return promised(&FtWork::future_, [this] {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(typeOf(outputs_));
+    auto complete = [future, states = states_, outputs = outputs_] {
       if (const FailurePtr failed = firstFailure(states)) {
         future->setError(exceptionPtr(failed));
       } else {
         future->markCompleted(valueOf(outputs));
       }
-    });
+    };
+    return Promise{future, std::make_shared<Ending>("a future's callback", std::move(complete))};
   });
-  return future;
 }
 
 FtWork::FuturePtr FtWork::deviceFuture() {
   bool made = false;
-  FuturePtr future = makeOnce(
-      &FtWork::future_, [this] { return device_->makeFuture(typeOf(outputs_)); }, &made);
+  const FuturePtr future = promiseOnce(
+                               &FtWork::future_,
+                               [this] {
+                                 return Promise{device_->makeFuture(typeOf(outputs_)), nullptr};
+                               },
+                               &made)
+                               .future;
   if (!made) return future;
   if (const FailurePtr failed = failure()) {
     future->setError(exceptionPtr(failed));
@@ -276,17 +311,13 @@ float FtWork::getDuration() const {
 
 c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFutureResult() {
   guard_.check("this operation");
-  bool made = false;
-  FuturePtr future = makeOnce(
-      &FtWork::result_future_,
-      [] { return c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get()); }, &made);
-  if (!made) return future;
-  whenAllDone(states_, [future, states = states_] {
-    guarded("a future's callback", [&] {
+  return promised(&FtWork::result_future_, [this] {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
+    auto complete = [future, states = states_] {
       future->markCompleted(c10::IValue(static_cast<uint8_t>(resultOf(firstFailure(states)))));
-    });
+    };
+    return Promise{future, std::make_shared<Ending>("a future's callback", std::move(complete))};
   });
-  return future;
 }
 
 uint64_t FtWork::getSequencenumber() const {

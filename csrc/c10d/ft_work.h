@@ -45,7 +45,8 @@ class FtWork : public c10d::Work {
   // Blocks until the operation is complete, on the device too, then raises its failure.
   void check();
   void abort() override;
-  // A list of tensors (of lists of tensors where there are several), or the failure.
+  // A list of tensors (of lists of tensors where there are several), or the failure. Complete when
+  // wait() returns or raises, unless user code blocks the callback thread.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   // In milliseconds, of operations on device tensors with timing turned on; RuntimeError else.
   float getDuration() const override;
@@ -54,8 +55,12 @@ class FtWork : public c10d::Work {
   uint64_t getSequencenumber() const override;
 
  private:
-  struct EndOfProfile;
+  struct Ending;
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+  struct Promise {
+    FuturePtr future;
+    std::shared_ptr<Ending> ending;  // completes it; null: of a device, complete from the start
+  };
 
   FailurePtr failure() const;  // the first failed state's
   void finishAll(std::chrono::milliseconds timeout) const;
@@ -63,17 +68,19 @@ class FtWork : public c10d::Work {
   void giveUp(OpState& state, std::chrono::milliseconds timeout) const;
   bool waitFor(OpState& state, Deadline deadline) const;
   void failEpoch(FailureKind kind, const std::string& how) const;
-  FuturePtr makeOnce(FuturePtr FtWork::*slot, const std::function<FuturePtr()>& make, bool* made);
+  Promise promiseOnce(Promise FtWork::*slot, const std::function<Promise()>& make, bool* made);
+  FuturePtr promised(Promise FtWork::*slot, const std::function<Promise()>& make);
+  void awaitFutures() const;
   FuturePtr deviceFuture();
 
   const ForkGuard guard_;
   const States states_;
   const Outputs outputs_;
   const std::optional<DeviceCompletion> device_;
-  const std::shared_ptr<EndOfProfile> end_of_profile_;  // null: nobody profiles
+  const std::shared_ptr<Ending> end_of_profile_;  // null: nobody profiles
   mutable Mutex futures_mutex_;
-  FuturePtr future_;  // both under futures_mutex_, by makeOnce() alone
-  FuturePtr result_future_;
+  Promise future_;  // both under futures_mutex_, made by promiseOnce() alone
+  Promise result_future_;
 };
 
 }  // namespace torchft_ext

@@ -145,7 +145,7 @@ void Rounds::ask(const Incarnation& id) {
   const bool beats = options_.heartbeat_limit > Duration::zero();
   target.dial = std::make_unique<Dial>(
       loop_, target.doors[door], hello, Welcome{{}, id}, Deadline::after(connectPatience()),
-      beats ? Deadline::after(options_.heartbeat_limit) : Deadline::never(),
+      beats ? options_.heartbeat_limit : Duration(-1),
       [this, id](const Dial::Result& result) { onEnd(id, result); });
 }
 

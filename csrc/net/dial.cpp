@@ -34,11 +34,11 @@ Dial::End endForError(int error) {
 }  // namespace
 
 Dial::Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello,
-           const Welcome& expected, Deadline connect_by, Deadline answer_by, Callback callback)
+           const Welcome& expected, Deadline connect_by, Duration answer_within, Callback callback)
     : loop_(loop),
       hello_(encodeHello(hello)),
       expected_(expected),
-      answer_by_(answer_by),
+      answer_within_(answer_within),
       callback_(std::move(callback)) {
   std::string error;
   End end = End::kNoSocket;
@@ -91,7 +91,8 @@ void Dial::onConnected() {
   }
   loop_.modify(fd_.get(), EPOLLIN);
   loop_.cancel(std::exchange(timer_, 0));
-  if (!answer_by_.isNever()) timer_ = loop_.runAt(answer_by_.at(), [this] { onTime(); });
+  const Deadline answer_by = Deadline::after(answer_within_);
+  if (!answer_by.isNever()) timer_ = loop_.runAt(answer_by.at(), [this] { onTime(); });
 }
 
 bool Dial::readUpTo(size_t size) {

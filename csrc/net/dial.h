@@ -24,7 +24,7 @@ class Dial {
     kRefused,      // nobody listens at the port
     kUnreachable,  // no connection by connect_by, or the network's error
     kBroken,       // connected, then closed or reset or nonsense
-    kSilent,       // connected, no answer by answer_by
+    kSilent,       // connected, no answer within answer_within
     kNoSocket,     // this process can have no descriptor now: says nothing of the peer
   };
   struct Result {
@@ -35,8 +35,10 @@ class Dial {
   };
   using Callback = std::function<void(Result)>;
 
+  // answer_within: of the hello, which a process that was itself stopped sends late; negative: for
+  // as long as it takes.
   Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello, const Welcome& expected,
-       Deadline connect_by, Deadline answer_by, Callback callback);
+       Deadline connect_by, Duration answer_within, Callback callback);
   ~Dial();
   Dial(const Dial&) = delete;
   Dial& operator=(const Dial&) = delete;
@@ -53,7 +55,7 @@ class Dial {
   EventLoop& loop_;
   const std::string hello_;
   const Welcome expected_;
-  const Deadline answer_by_;
+  const Duration answer_within_;
   Callback callback_;
   UniqueFd fd_;
   bool connected_ = false;

@@ -1,5 +1,6 @@
 #include "net/probe.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace torchft_ext {
@@ -24,8 +25,11 @@ Probe::~Probe() {
 }
 
 void Probe::ask() {
+  const Duration left = deadline_.isNever()
+                            ? Duration(-1)
+                            : std::max<Duration>(deadline_.at() - Clock::now(), kRetryAfter);
   dial_ = std::make_unique<Dial>(loop_, address_, lifeQuestion(selfIncarnation(), who_),
-                                 Welcome{{}, who_}, deadline_, deadline_,
+                                 Welcome{{}, who_}, deadline_, left,
                                  [this](const Dial::Result& result) { onEnd(result); });
 }
 

@@ -122,11 +122,11 @@ void LineTable::startDial(const Incarnation& id, Wish& wish) {
   hello.rank = what.self_rank;
   hello.lane = static_cast<uint8_t>(options_.kind);
   const Welcome expected{what.secret.acceptor, id};
-  wish.dial = std::make_unique<Dial>(
-      loop_, what.address, hello, expected, Deadline::after(kConnectWithin),
-      Deadline::after(kAnswerWithin), [this, id, watch = what.watch](Dial::Result result) {
-        onDialled(id, watch, std::move(result));
-      });
+  wish.dial =
+      std::make_unique<Dial>(loop_, what.address, hello, expected, Deadline::after(kConnectWithin),
+                             kAnswerWithin, [this, id, watch = what.watch](Dial::Result result) {
+                               onDialled(id, watch, std::move(result));
+                             });
 }
 
 void LineTable::dialAll(const Incarnation& id) {
@@ -382,10 +382,9 @@ void LineTable::probe(const Incarnation& id, const ProbePatience& patience) {
 
 void LineTable::runProbe(const Incarnation& id, ProbeRun& run) {
   const Hello hello = lifeQuestion(options_.self, id, static_cast<uint8_t>(options_.kind));
-  run.dial =
-      std::make_unique<Dial>(loop_, peers_.at(id).address, hello, Welcome{{}, id}, run.give_up,
-                             Deadline::after(run.patience.answer),
-                             [this, id](Dial::Result result) { onProbed(id, std::move(result)); });
+  run.dial = std::make_unique<Dial>(
+      loop_, peers_.at(id).address, hello, Welcome{{}, id}, run.give_up, run.patience.answer,
+      [this, id](Dial::Result result) { onProbed(id, std::move(result)); });
 }
 
 void LineTable::onProbed(const Incarnation& id, Dial::Result result) {

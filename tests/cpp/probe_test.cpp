@@ -103,6 +103,39 @@ TEST(Probe, AKernelThatAcceptsForAStoppedProcessMeansSilent) {
             Probe::Answer::kSilent);
 }
 
+TEST(Probe, WithoutALimitSilenceIsNoAnswer) {
+  Door door;
+  std::string error;
+  auto listening = listenOn(loopbackAddress(), {}, &error);
+  ASSERT_TRUE(listening) << error;
+  std::thread slow([&] {
+    ASSERT_TRUE(waitReady(listening->fd.get(), POLLIN));
+    const UniqueFd late = acceptOne(listening->fd.get());
+    std::this_thread::sleep_for(milliseconds(300));
+    ASSERT_TRUE(sendWhole(late.get(), encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"})));
+    ASSERT_TRUE(waitReady(late.get(), POLLHUP | POLLIN));
+  });
+  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation(), Duration(-1)),
+            Probe::Answer::kAnswered);
+  slow.join();
+}
+
+// Whoever asks was stopped itself before it could: the other has not been silent meanwhile.
+TEST(Probe, TimeInWhichTheQuestionWasNotAskedIsNoSilence) {
+  Door door;
+  EventLoop asking("asking");
+  std::promise<Probe::Answer> answer;
+  std::unique_ptr<Probe> probe;
+  onLoop(asking, [&] {
+    probe = std::make_unique<Probe>(
+        asking, door.address(), selfIncarnation(), Deadline::after(milliseconds(1000)),
+        [&](Probe::Answer given, const std::string& /*detail*/) { answer.set_value(given); });
+    std::this_thread::sleep_for(milliseconds(1100));  // stopped
+  });
+  EXPECT_EQ(answer.get_future().get(), Probe::Answer::kAnswered);
+  onLoop(asking, [&] { probe.reset(); });
+}
+
 // This process has no descriptor left: its trouble, not the other's death.
 TEST(Probe, NoDescriptorForTheQuestionMeansUnknown) {
   Door door;

@@ -282,6 +282,20 @@ def test_future_of_an_allreduce_holds_its_tensor_and_runs_callbacks(ranks):
     ranks.world(3).run(futures_carry_results)
 
 
+def futures_are_complete_after_wait() -> None:
+    _, world = me()
+    for _ in range(300):
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        future = work.get_future()
+        work.wait()
+        assert future.done()
+        check(future.value()[0], torch.full((3,), float(world)), "value() after wait()")
+
+
+def test_futures_are_complete_when_wait_returns(ranks):
+    ranks.world(2).run(futures_are_complete_after_wait)
+
+
 def barrier_orders() -> None:
     for _ in range(20):
         dist.barrier()

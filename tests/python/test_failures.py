@@ -236,9 +236,11 @@ def operations_of_a_failed_epoch() -> None:
     backend().abort("before the others")
     tensor = torch.full((5,), 7.0)
     work = dist.all_reduce(tensor, async_op=True)  # does not raise
+    future = work.get_future()
     with pytest.raises(torchft_ext.CommAbortedError):
         work.wait()
     assert work.is_completed()
+    assert future.done()
     with pytest.raises(torchft_ext.CommAbortedError):
         dist.all_reduce(tensor, async_op=True).get_future().wait()
     for action in (blocking_barrier, blocking_recv, blocking_send, blocking_all_reduce):
