@@ -73,12 +73,14 @@ ReduceKind kindOf(const Argument& argument, const c10d::ReduceOp& reduce_op, boo
       return ReduceKind::kMin;
     case c10d::ReduceOp::MAX:
       return ReduceKind::kMax;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceKind::kPreMulSum;
     default:
       break;
   }
   TORCH_CHECK_VALUE(false, argument.op,
-                    ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR, found "
-                    "ReduceOp number ",
+                    ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX, PREMUL_SUM, BAND, BOR or "
+                    "BXOR, found ReduceOp number ",
                     static_cast<int>(reduce_op.op_));
 }
 
@@ -161,6 +163,11 @@ at::Tensor apartFrom(const at::Tensor& input, const std::vector<at::Tensor>& out
   return input;
 }
 
+bool sums(const c10d::ReduceOp& reduce_op) {
+  return reduce_op.op_ == c10d::ReduceOp::SUM || reduce_op.op_ == c10d::ReduceOp::AVG ||
+         reduce_op.op_ == c10d::ReduceOp::PREMUL_SUM;
+}
+
 DType dtypeOfData(const at::Tensor& tensor) {
   return knownDtype(tensor.scalar_type()).value_or(DType::kUint8);
 }
@@ -168,14 +175,12 @@ DType dtypeOfData(const at::Tensor& tensor) {
 Reduction reductionOf(const Argument& argument, const at::Tensor& tensor,
                       const c10d::ReduceOp& reduce_op) {
   at::ScalarType type = tensor.scalar_type();
-  const bool additive =
-      reduce_op.op_ == c10d::ReduceOp::SUM || reduce_op.op_ == c10d::ReduceOp::AVG;
-  if (at::isComplexType(type) && additive) type = c10::toRealValueType(type);
+  if (at::isComplexType(type) && sums(reduce_op)) type = c10::toRealValueType(type);
   const std::optional<DType> dtype = knownDtype(type);
   TORCH_CHECK_TYPE(dtype.has_value(), argument.text(),
                    ": expected a dtype that can be reduced (float, double, half, bfloat16, int8 to "
                    "int64, uint8, bool; "
-                   "complex for SUM and AVG), found ",
+                   "complex for SUM, AVG and PREMUL_SUM), found ",
                    tensor.scalar_type());
   if (const std::optional<ReduceKind> bitwise = bitwiseKindOf(reduce_op)) {
     TORCH_CHECK_TYPE(c10::isIntegralType(type, /*includeBool=*/true), argument.text(),

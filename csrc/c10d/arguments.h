@@ -46,6 +46,8 @@ at::Tensor apartFrom(const at::Tensor& input, const std::vector<at::Tensor>& out
 
 // Its own name where the engine knows it, else bytes: for operations that only move data.
 DType dtypeOfData(const at::Tensor& tensor);
+// Complex numbers can be reduced as real ones.
+bool sums(const c10d::ReduceOp& reduce_op);
 struct Reduction {
   DType dtype = DType::kFloat;
   ReduceKind kind = ReduceKind::kSum;

@@ -46,6 +46,8 @@ std::optional<ReduceKind> numberKind(c10d::ReduceOp::RedOpType op) {
       return ReduceKind::kMin;
     case c10d::ReduceOp::MAX:
       return ReduceKind::kMax;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceKind::kPreMulSum;
     default:
       return std::nullopt;
   }
@@ -75,9 +77,9 @@ DeviceReduction boolReduction(const Argument& argument, c10d::ReduceOp::RedOpTyp
 }
 
 // The type under which NCCL gives the same bits.
-at::ScalarType standIn(at::ScalarType type, c10d::ReduceOp::RedOpType op) {
-  const bool additive = op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG;
-  if (at::isComplexType(type) && additive) return c10::toRealValueType(type);
+at::ScalarType standIn(at::ScalarType type, const c10d::ReduceOp& reduce_op) {
+  const c10d::ReduceOp::RedOpType op = reduce_op.op_;
+  if (at::isComplexType(type) && sums(reduce_op)) return c10::toRealValueType(type);
   const bool modular = op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::PRODUCT;
   if (type == at::kUInt32 && modular) return at::kInt;
   if (type == at::kUInt64 && modular) return at::kLong;
@@ -98,14 +100,14 @@ DeviceReduction deviceReductionOf(const Argument& argument, const at::Tensor& te
   const std::optional<ReduceKind> kind = numberKind(op);
   TORCH_CHECK_VALUE(
       kind.has_value(), argument.op,
-      ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN or MAX for a device tensor (BAND, "
-      "BOR, BXOR for bool), found ReduceOp number ",
+      ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX or PREMUL_SUM for a device tensor "
+      "(BAND, BOR, BXOR for bool), found ReduceOp number ",
       static_cast<int>(op));
-  const std::optional<DType> dtype = numberType(standIn(type, op));
+  const std::optional<DType> dtype = numberType(standIn(type, reduce_op));
   TORCH_CHECK_TYPE(dtype.has_value(), argument.text(),
                    ": expected a dtype that NCCL can reduce (float, double, half, bfloat16, "
-                   "float8, int8, int32, int64, uint8, bool; complex for SUM and AVG; uint32 and "
-                   "uint64 for SUM and PRODUCT), found ",
+                   "float8, int8, int32, int64, uint8, bool; complex for SUM, AVG and PREMUL_SUM; "
+                   "uint32 and uint64 for SUM and PRODUCT), found ",
                    type);
   TORCH_CHECK_TYPE(!isFloat8(*dtype) || nccl.has(NcclFeature::kFloat8), argument.text(),
                    ": reductions of ", type, " need NCCL 2.24 or later, found version ",

@@ -15,7 +15,7 @@ struct DeviceReduction {
 
 // TypeError for dtypes, ValueError for reductions that NCCL cannot do, with what it can.
 //   bool              as bytes: SUM, MAX, BOR as MAX; PRODUCT, MIN, BAND as MIN; BXOR as SUM
-//   complex           as real numbers: SUM, AVG
+//   complex           as real numbers: SUM, AVG, PREMUL_SUM
 //   uint32, uint64    as signed: SUM, PRODUCT (two's complement)
 //   float8            from NCCL 2.24; NCCL itself wants compute capability 9
 DeviceReduction deviceReductionOf(const Argument& argument, const at::Tensor& tensor,

@@ -13,10 +13,12 @@ c10::Stream currentStream(const c10::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+bool DeviceCompletion::captured() const {
+  return std::any_of(sides_.begin(), sides_.end(), [](const auto& side) { return side->captured; });
+}
+
 void DeviceCompletion::keepIfCaptured(std::vector<std::shared_ptr<void>> tensors) {
-  const bool captured =
-      std::any_of(sides_.begin(), sides_.end(), [](const auto& side) { return side->captured; });
-  if (captured) captured_tensors_ = std::move(tensors);
+  if (captured()) captured_tensors_ = std::move(tensors);
 }
 
 void DeviceCompletion::blockCurrentStream() const {
@@ -49,7 +51,7 @@ void DeviceCompletion::complete(Future& future, c10::IValue value) const {
 float DeviceCompletion::milliseconds() const {
   const auto& first = sides_.front()->start;
   const auto& last = sides_.back()->end;
-  TORCH_CHECK(first && last,
+  TORCH_CHECK(timed(),
               "get_duration(): timing was off when the operation was issued; turn it on with the "
               "group's _enable_collectives_timing()");
   last->synchronize();

@@ -31,6 +31,8 @@ class DeviceCompletion {
   void keepIfCaptured(std::vector<std::shared_ptr<void>> tensors);
 
   bool hostWaits() const { return host_waits_; }
+  bool captured() const;  // into a graph
+  bool timed() const { return sides_.front()->start && sides_.back()->end; }
   // The caller's current stream waits for the operation. Nothing where it was never enqueued.
   void blockCurrentStream() const;
   c10::intrusive_ptr<Future> makeFuture(const c10::TypePtr& type) const;

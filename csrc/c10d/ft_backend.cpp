@@ -17,6 +17,7 @@
 #include "c10d/device_completion.h"
 #include "c10d/engines.h"
 #include "c10d/poison.h"
+#include "c10d/premul_sum.h"
 #include "c10d/reconfigure.h"
 #include "c10d/store_adapter.h"
 #include "comm/callbacks.h"
@@ -298,6 +299,43 @@ c10d::ErrorType FtBackend::getError() {
   }
 }
 
+void FtBackend::registerOnCompletionHook(CompletionHook::Hook&& hook) {
+  guard_.check("this process group");
+  TORCH_CHECK_VALUE(hook != nullptr,
+                    "register_on_completion_hook: expected a function, found none");
+  TORCH_CHECK(hook_->set(std::move(hook)),
+              "register_on_completion_hook: expected the first hook of this group, found another "
+              "one registered");
+  enableCollectivesTiming();
+  onCompletionHook_ = [kept = hook_](const std::shared_ptr<c10d::WorkInfo>& info) {
+    kept->run(info);
+  };
+}
+
+void FtBackend::waitForPendingWorks() {
+  guard_.check("this process group");
+  TORCH_CHECK(!onCallbackThread(),
+              "wait_for_pending_works: called from a callback of a finished operation, it would "
+              "wait for itself");
+  const Clock::time_point began = Clock::now();
+  const Duration limit = group_->timeout();
+  const size_t left = hook_->awaitAll(Deadline::after(limit));
+  if (left == 0) return;
+  Failure failure;
+  failure.kind = FailureKind::kTimeout;
+  failure.op = "wait_for_pending_works";
+  failure.group = group_->name();
+  failure.epoch = group_->epoch();
+  failure.rank = currentRank();
+  failure.size = currentSize();
+  failure.cause.rank = failure.rank;
+  failure.cause.how = "its completion hook has not returned from " + std::to_string(left) +
+                      (left == 1 ? " operation" : " operations");
+  failure.elapsed = Clock::now() - began;
+  failure.limit = limit;
+  throwFailure(std::make_shared<const Failure>(std::move(failure)));
+}
+
 FtBackend::Place FtBackend::enter() const {
   guard_.check("this process group");
   while (true) {
@@ -319,17 +357,23 @@ Prepared FtBackend::prepare(const Place& place, OpKind kind, Milliseconds timeou
 
 void FtBackend::setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
                              const c10d::ReduceOp& reduce_op) const {
+  Operation& operation = prepared.operation;
   if (tensor.device().is_cpu() || !devices_.platform()) {
     const Reduction reduction = reductionOf(argument, tensor, reduce_op);
-    prepared.operation.dtype = reduction.dtype;
-    prepared.operation.reduce = reduction.kind;
-    return;
+    operation.dtype = reduction.dtype;
+    operation.reduce = reduction.kind;
+  } else {
+    const DeviceReduction reduction =
+        deviceReductionOf(argument, tensor, reduce_op, *devices_.platform()->nccl);
+    operation.dtype = reduction.dtype;
+    operation.reduce = reduction.kind;
+    prepared.low_bit = reduction.low_bit;
   }
-  const DeviceReduction reduction =
-      deviceReductionOf(argument, tensor, reduce_op, *devices_.platform()->nccl);
-  prepared.operation.dtype = reduction.dtype;
-  prepared.operation.reduce = reduction.kind;
-  prepared.low_bit = reduction.low_bit;
+  if (operation.reduce != ReduceKind::kPreMulSum) return;
+  Factor factor = factorOf(argument, tensor, operation.dtype, reduce_op);
+  operation.factor = factor.item;
+  if (factor.on_device.defined()) operation.factor_on_device = factor.on_device.const_data_ptr();
+  prepared.factor = std::move(factor.on_device);
 }
 
 FtBackend::WorkPtr FtBackend::submit(Prepared prepared, Described described) {
@@ -374,6 +418,7 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
     completion.emplace(where, std::move(sides), host_waits);
     completion->keepIfCaptured(std::move(tensors));
   }
+  hook_->watch(described.type, states, completion);
   return c10::make_intrusive<FtWork>(std::move(described), std::move(states),
                                      std::move(completion));
 }
@@ -391,6 +436,7 @@ void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
   side->flat = prepared.flat;
   side->behind = behind(device, prepared, flag);
   if (flag.defined()) prepared.tensors.push_back(std::move(flag));
+  if (prepared.factor.defined()) prepared.tensors.push_back(std::move(prepared.factor));
   prepared.side = side;
   operation.device = std::move(side);
 }

@@ -22,6 +22,7 @@
 
 #include "c10d/arguments.h"
 #include "c10d/coalescing.h"
+#include "c10d/completion_hook.h"
 #include "c10d/engines.h"
 #include "c10d/ft_work.h"
 #include "c10d/options.h"
@@ -86,6 +87,13 @@ class FtBackend : public c10d::Backend {
   void shutdown() override;
   c10d::ErrorType getError() override;
   void enableCollectivesTiming() override { timed_.store(true, std::memory_order_relaxed); }
+  // See completion_hook.h; turns timing on. RuntimeError for a second one. Before operations are
+  // issued: torch's hasHooks() looks without a lock.
+  void registerOnCompletionHook(CompletionHook::Hook&& hook) override;
+  // Blocks until operations issued since a hook was registered are over and the hook has returned
+  // from each; CommTimeoutError where that takes longer than the group's timeout, which leaves the
+  // epoch as it is. RuntimeError from within a hook.
+  void waitForPendingWorks() override;
   void setSequenceNumberForGroup() override {}
   // Collectives issued in this epoch.
   uint64_t getSequenceNumberForGroup() override {
@@ -201,6 +209,7 @@ class FtBackend : public c10d::Backend {
   std::shared_ptr<Group> group_;       // constant; let go of in a forked child
   std::atomic<uint64_t> sequence_{0};  // any thread
   std::atomic<bool> timed_{false};     // by enableCollectivesTiming()
+  const std::shared_ptr<CompletionHook> hook_ = std::make_shared<CompletionHook>();
   Coalescing coalescing_;
 };
 

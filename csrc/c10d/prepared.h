@@ -20,6 +20,7 @@ struct Prepared {
   bool async = true;                // false: device tensors are served on the current stream itself
   bool flat = false;                // the parts of its inputs or outputs are one tensor
   bool low_bit = false;             // BXOR of bools: the results are the lowest bits of a sum
+  at::Tensor factor;                // of a PREMUL_SUM, where it is read on the device
   std::shared_ptr<StreamSide> side;  // null: host memory, or not issued yet
 };
 

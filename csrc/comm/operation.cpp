@@ -94,6 +94,8 @@ const char* toString(ReduceKind kind) {
       return "min";
     case ReduceKind::kMax:
       return "max";
+    case ReduceKind::kPreMulSum:
+      return "premul_sum";
     case ReduceKind::kBand:
       return "band";
     case ReduceKind::kBor:

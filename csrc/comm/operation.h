@@ -1,6 +1,7 @@
 // One operation as every engine sees it: a kind and buffers. No torch types below c10d/.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,8 +43,19 @@ enum class DType : uint8_t {
 size_t itemSize(DType dtype);
 const char* toString(DType dtype);
 
-// The last three: integers and bool, host memory only.
-enum class ReduceKind : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor };
+// kPreMulSum: the sum of each rank's contribution times its Operation::factor; float, double, half
+// and bfloat16. The last three: integers and bool, host memory only.
+enum class ReduceKind : uint8_t {
+  kSum,
+  kAvg,
+  kProduct,
+  kMin,
+  kMax,
+  kPreMulSum,
+  kBand,
+  kBor,
+  kBxor
+};
 const char* toString(ReduceKind kind);
 
 struct Buffer {
@@ -78,6 +90,8 @@ struct Operation {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
   ReduceKind reduce = ReduceKind::kSum;
+  std::array<uint8_t, 8> factor{};         // of kPreMulSum: one item of `dtype`
+  const void* factor_on_device = nullptr;  // in its place: read there when the operation runs
   int root = 0;
   int peer = -1;
   uint64_t tag = 0;

@@ -84,6 +84,7 @@ void reducePiece(at::Tensor target, const at::Tensor& other, ReduceKind op) {
   switch (op) {
     case ReduceKind::kSum:
     case ReduceKind::kAvg:
+    case ReduceKind::kPreMulSum:
       at::add_out(target, target, other);
       return;
     case ReduceKind::kProduct:
@@ -120,6 +121,15 @@ void dividePiece(at::Tensor target, int divisor) {
 void reduceInto(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype, ReduceKind op) {
   inPieces(bytes, dtype, [&](size_t begin, size_t length) {
     reducePiece(spanOf(into + begin, length, dtype), spanOf(from + begin, length, dtype), op);
+  });
+}
+
+void multiplyInto(uint8_t* data, const uint8_t* from, size_t bytes, DType dtype,
+                  const uint8_t* factor) {
+  const at::Tensor scalar = spanOf(factor, itemSize(dtype), dtype);  // broadcast
+  inPieces(bytes, dtype, [&](size_t begin, size_t length) {
+    at::Tensor target = spanOf(data + begin, length, dtype);
+    at::mul_out(target, spanOf(from + begin, length, dtype), scalar);
   });
 }
 

@@ -7,8 +7,11 @@
 
 namespace torchft_ext {
 
-// into = into (op) from; kAvg adds. bytes is a multiple of the item size.
+// into = into (op) from; kAvg and kPreMulSum add. bytes is a multiple of the item size.
 void reduceInto(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype, ReduceKind op);
+// data = from * factor, which is one item; floating types.
+void multiplyInto(uint8_t* data, const uint8_t* from, size_t bytes, DType dtype,
+                  const uint8_t* factor);
 // data = data / divisor; integers truncate towards zero. kBool is refused above.
 void divideBy(uint8_t* data, size_t bytes, DType dtype, int divisor);
 

@@ -44,6 +44,13 @@ bool reduces(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
 }
 
+Schedule makeScaled(Operation operation, int rank, int size, const ScheduleTuning& tuning) {
+  ScheduleBuilder builder(operation, rank, size, tuning);
+  scaleContribution(builder, operation);
+  build(builder);
+  return builder.take();
+}
+
 bool hasRoot(OpKind kind) {
   return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
          kind == OpKind::kScatter;
@@ -79,6 +86,8 @@ uint32_t hashOfSharedSizes(const Operation& operation) {
 
 Schedule makeSchedule(const Operation& operation, int rank, int size,
                       const ScheduleTuning& tuning) {
+  if (reduces(operation.kind) && operation.reduce == ReduceKind::kPreMulSum)
+    return makeScaled(operation, rank, size, tuning);
   ScheduleBuilder builder(operation, rank, size, tuning);
   build(builder);
   return builder.take();

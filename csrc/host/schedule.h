@@ -26,6 +26,7 @@ struct Step {
     kCopy,        // from -> data
     kReduce,      // data = data (op) from
     kAverage,     // data = data / world size
+    kScale,       // data = from * factor
   };
   Kind kind = Kind::kCopy;
   int peer = -1;

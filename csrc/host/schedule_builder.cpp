@@ -19,6 +19,7 @@ int ScheduleBuilder::push(Step step, After after) {
     assert(used < step.after.size());
     step.after[used++] = index;
   }
+  if (used == 0) step.after[0] = begins_after_;
   schedule_.steps.push_back(step);
   return static_cast<int>(schedule_.steps.size()) - 1;
 }
@@ -56,6 +57,18 @@ int ScheduleBuilder::averageIfAsked(Buffer data, After after) {
     return after.size() == 0 ? kNone : *after.begin();
   }
   return push({.kind = Step::Kind::kAverage, .data = data.data, .bytes = data.bytes}, after);
+}
+
+void ScheduleBuilder::scaleFirst(Buffer data, const uint8_t* from) {
+  const Chunking chunks = Chunking::of(data.bytes, tuning_);
+  for (size_t i = 0; i < chunks.count; ++i) {
+    const Buffer piece = chunks.piece(data, i);
+    begins_after_ = push({.kind = Step::Kind::kScale,
+                          .data = piece.data,
+                          .from = from + i * chunks.chunk,
+                          .bytes = piece.bytes},
+                         {});
+  }
 }
 
 void ScheduleBuilder::copyInChunks(Buffer data, const uint8_t* from) {

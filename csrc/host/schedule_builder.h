@@ -42,6 +42,8 @@ class ScheduleBuilder {
   int reduce(Buffer data, const uint8_t* from, After after = {});
   // Nothing unless the operation averages.
   int averageIfAsked(Buffer data, After after = {});
+  // data = from * factor, in chunks. Every step made afterwards waits for it.
+  void scaleFirst(Buffer data, const uint8_t* from);
   // A copy of any length as steps of one chunk each, so that a long one does not hold up the loop.
   void copyInChunks(Buffer data, const uint8_t* from);
 
@@ -56,6 +58,7 @@ class ScheduleBuilder {
   const int rank_;
   const int size_;
   Schedule schedule_;
+  int begins_after_ = kNone;  // what steps wait for that wait for nothing else
 };
 
 // Contiguous parts of nearly equal size; boundaries on whole items, and on cache lines where the
@@ -73,6 +76,9 @@ struct Chunking {
 };
 
 // One function for each kind; size() is at least 2.
+// This rank's contribution times the factor: in place where it may be written, else in scratch.
+// What the kind's function builds then is the sum.
+void scaleContribution(ScheduleBuilder& builder, Operation& operation);
 void buildAllreduce(ScheduleBuilder& builder);
 void buildReduceScatter(ScheduleBuilder& builder);
 void buildReduce(ScheduleBuilder& builder);

@@ -246,6 +246,19 @@ void buildReduceDirect(ScheduleBuilder& builder) {
 
 }  // namespace
 
+void scaleContribution(ScheduleBuilder& builder, Operation& operation) {
+  if (operation.inputs.empty()) {  // allreduce
+    builder.scaleFirst(operation.outputs[0], operation.outputs[0].data);
+    return;
+  }
+  const bool is_root = operation.kind == OpKind::kReduce && !operation.outputs.empty();
+  for (Buffer& input : operation.inputs) {
+    const Buffer product = is_root ? operation.outputs[0] : builder.scratch(input.bytes);
+    builder.scaleFirst(product, input.data);
+    input = product;
+  }
+}
+
 void buildAllreduce(ScheduleBuilder& builder) {
   const Buffer whole = builder.operation().outputs[0];
   if (whole.bytes <= builder.tuning().small_allreduce_bytes) {

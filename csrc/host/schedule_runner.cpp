@@ -283,6 +283,9 @@ void ScheduleRunner::Impl::compute(const Step& step) {
     case Step::Kind::kReduce:
       reduceInto(step.data, step.from, step.bytes, operation.dtype, operation.reduce);
       return;
+    case Step::Kind::kScale:
+      multiplyInto(step.data, step.from, step.bytes, operation.dtype, operation.factor.data());
+      return;
     case Step::Kind::kAverage:
       divideBy(step.data, step.bytes, operation.dtype, size);
       return;

@@ -77,9 +77,11 @@ class NcclApi {
   virtual NcclResult recv(void* out, size_t count, NcclType type, int peer, NcclComm comm,
                           NativeStream stream) = 0;
 
-  // An operation that multiplies by *scalar (of that type, host memory) before it sums.
-  virtual NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, NcclType type,
-                                     NcclComm comm) = 0;
+  // An operation that multiplies by *scalar (of that type) before it sums. In host memory it is
+  // read at once, in device memory whenever the operation runs.
+  virtual NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, bool on_device,
+                                     NcclType type, NcclComm comm) = 0;
+  // As soon as the last call that was given it has returned, the group's end not awaited.
   virtual NcclResult destroyRedOp(NcclRedOp op, NcclComm comm) = 0;
 
   virtual NcclResult registerBuffer(NcclComm comm, void* data, size_t bytes, void** handle) = 0;

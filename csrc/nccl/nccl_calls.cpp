@@ -53,7 +53,8 @@ NcclRedOp redOp(ReduceKind reduce, DType dtype) {
       return kNcclMin;
     case ReduceKind::kMax:
       return kNcclMax;
-    case ReduceKind::kBand:  // whyUnsupported() refuses these
+    case ReduceKind::kPreMulSum:  // made for each operation
+    case ReduceKind::kBand:       // whyUnsupported() refuses these
     case ReduceKind::kBor:
     case ReduceKind::kBxor:
       break;
@@ -63,6 +64,15 @@ NcclRedOp redOp(ReduceKind reduce, DType dtype) {
 
 bool isFloat8(DType dtype) {
   return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+}
+
+bool hasFraction(DType dtype) {
+  return dtype == DType::kFloat || dtype == DType::kDouble || dtype == DType::kHalf ||
+         dtype == DType::kBFloat16;
+}
+
+bool multiplies(const Operation& operation) {
+  return reduces(operation.kind) && operation.reduce == ReduceKind::kPreMulSum;
 }
 
 bool allEqual(const std::vector<Buffer>& buffers) {
@@ -117,6 +127,9 @@ class Caller {
                                target_.stream));
   }
 
+  NcclResult createReduction();
+  void destroyReduction();
+  void dispatch(bool flat);
   void allreduce();
   void allgather(bool flat);
   void reduceScatter(bool flat);
@@ -128,7 +141,7 @@ class Caller {
   const Operation& operation_;
   const CallTarget& target_;
   const NcclType type_;
-  const NcclRedOp op_;
+  NcclRedOp op_;
   NcclResult result_ = NcclResult::kSuccess;
 };
 
@@ -200,7 +213,29 @@ void Caller::barrier() {
                               target_.comm, target_.stream));
 }
 
+// NCCL's numbers of such reductions belong to one communicator, and its calls look them up before
+// they return (hostToDevRedOp() in enqueue.cc, 2.18 to 2.28).
+NcclResult Caller::createReduction() {
+  const bool on_device = operation_.factor_on_device != nullptr;
+  const void* factor =
+      on_device ? operation_.factor_on_device : static_cast<const void*>(operation_.factor.data());
+  return target_.nccl.createPreMulSum(&op_, factor, on_device, type_, target_.comm);
+}
+
+void Caller::destroyReduction() {
+  note(target_.nccl.destroyRedOp(op_, target_.comm));
+}
+
 NcclResult Caller::run(bool flat) {
+  const bool own_reduction = multiplies(operation_);
+  if (own_reduction) note(createReduction());
+  if (!good()) return result_;
+  dispatch(flat);
+  if (own_reduction) destroyReduction();
+  return result_;
+}
+
+void Caller::dispatch(bool flat) {
   switch (operation_.kind) {
     case OpKind::kAllreduce:
       allreduce();
@@ -237,7 +272,6 @@ NcclResult Caller::run(bool flat) {
       barrier();
       break;
   }
-  return result_;
 }
 
 }  // namespace
@@ -249,6 +283,8 @@ std::string whyUnsupported(const Operation& operation, const NcclApi& nccl) {
     return "recv from any source: NCCL needs to know the source";
   if (!reduces(operation.kind)) return {};
   if (!reducedAs(operation.dtype)) return what + ": NCCL cannot reduce this dtype";
+  if (multiplies(operation) && !hasFraction(operation.dtype))
+    return what + ": NCCL multiplies float, double, half and bfloat16 only before it sums";
   if (operation.reduce >= ReduceKind::kBand) return what + ": NCCL has no bitwise reductions";
   if (operation.dtype == DType::kBool && operation.reduce == ReduceKind::kAvg)
     return what + ": flags have no average";

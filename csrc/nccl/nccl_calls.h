@@ -3,6 +3,7 @@
 //
 // What only moves data moves bytes, whatever its dtype. What reduces needs a dtype that NCCL has;
 // bool is reduced as uint8 (a sum is "any", so MAX; a product is "all", so MIN).
+// For a kPreMulSum a reduction is made in the communicator, and destroyed when the calls are made.
 //
 // Threads: any. Nothing here blocks, throws or keeps anything.
 #pragma once

@@ -29,6 +29,7 @@ struct Config {
   int split_share = 0;  // shared resources would share the abort flag
 };
 
+constexpr int kScalarDevice = 0;         // ncclScalarDevice
 constexpr int kScalarHostImmediate = 1;  // ncclScalarHostImmediate
 constexpr int kShrinkAbort = 1;          // NCCL_SHRINK_ABORT
 constexpr int kRevokeDefault = 0;        // NCCL_REVOKE_DEFAULT
@@ -242,10 +243,11 @@ class NcclLibrary : public NcclApi {
     return result(entry_.Recv(out, count, code(type), peer, comm, stream));
   }
 
-  NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, NcclType type,
+  NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, bool on_device, NcclType type,
                              NcclComm comm) override {
     return result(entry_.RedOpCreatePreMulSum(op, const_cast<void*>(scalar), code(type),
-                                              kScalarHostImmediate, comm));
+                                              on_device ? kScalarDevice : kScalarHostImmediate,
+                                              comm));
   }
   NcclResult destroyRedOp(NcclRedOp op, NcclComm comm) override {
     return result(entry_.RedOpDestroy(op, comm));

@@ -68,6 +68,47 @@ TEST(NcclCalls, WhatNcclCannotReduceIsRefusedWithItsName) {
   EXPECT_EQ(why(OpKind::kBroadcast, DType::kFloat8E4M3, ReduceKind::kSum), "");
 }
 
+TEST(NcclCalls, AFactorGetsAReductionOfItsOwnThatIsDestroyedAfterTheCalls) {
+  Operation operation = reducing(OpKind::kAllreduce, DType::kHalf, ReduceKind::kPreMulSum);
+  EXPECT_EQ(callsOf(operation),
+            Calls({"createPreMulSum 6", "allReduce 8 of 6 by 5", "destroyRedOp 5"}));
+  operation.factor_on_device = memory;
+  operation.kind = OpKind::kReduceScatter;
+  operation.inputs = {at(0, 16), at(16, 16), at(32, 16)};
+  EXPECT_EQ(callsOf(operation),
+            Calls({"createPreMulSum 6 on the device", "reduce 8 of 6 by 5 to 0",
+                   "reduce 8 of 6 by 5 to 1 here", "reduce 8 of 6 by 5 to 2", "destroyRedOp 5"}));
+}
+
+TEST(NcclCalls, WithoutItsReductionAnOperationIsNotCalled) {
+  ScriptedNccl nccl;
+  nccl.answer("createPreMulSum", {NcclResult::kInternalError});
+  const Operation operation = reducing(OpKind::kAllreduce, DType::kFloat, ReduceKind::kPreMulSum);
+  EXPECT_EQ(makeCalls(operation, true, {nccl, nullptr, nullptr, 1, 3, 0, memory}),
+            NcclResult::kInternalError);
+  EXPECT_EQ(nccl.calls(), Calls({"createPreMulSum 7"}));
+}
+
+TEST(NcclCalls, ACallThatFailsLeavesNoReductionBehind) {
+  ScriptedNccl nccl;
+  nccl.answer("allReduce", {NcclResult::kSystemError});
+  const Operation operation = reducing(OpKind::kAllreduce, DType::kFloat, ReduceKind::kPreMulSum);
+  EXPECT_EQ(makeCalls(operation, true, {nccl, nullptr, nullptr, 1, 3, 0, memory}),
+            NcclResult::kSystemError);
+  EXPECT_EQ(nccl.calls().back(), "destroyRedOp 5");
+}
+
+TEST(NcclCalls, WholeNumbersHaveNoFactor) {
+  ScriptedNccl nccl;
+  const auto why = [&](DType dtype) {
+    return whyUnsupported(reducing(OpKind::kAllreduce, dtype, ReduceKind::kPreMulSum), nccl);
+  };
+  EXPECT_NE(why(DType::kInt32), "");
+  EXPECT_NE(why(DType::kBool), "");
+  EXPECT_NE(why(DType::kFloat8E4M3), "");
+  EXPECT_EQ(why(DType::kBFloat16), "");
+}
+
 TEST(NcclCalls, ARecvFromAnySourceIsRefused) {
   ScriptedNccl nccl;
   Operation recv = reducing(OpKind::kRecv, DType::kFloat, ReduceKind::kSum);

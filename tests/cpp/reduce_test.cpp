@@ -26,6 +26,35 @@ std::vector<T> divided(std::vector<T> values, DType dtype, int divisor) {
 }
 
 template <typename T>
+std::vector<T> multiplied(const std::vector<T>& values, DType dtype, T factor) {
+  std::vector<T> product(values.size());
+  multiplyInto(reinterpret_cast<uint8_t*>(product.data()),
+               reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(T), dtype,
+               reinterpret_cast<const uint8_t*>(&factor));
+  return product;
+}
+
+TEST(Reduce, FactorsAreItemsOfTheDtype) {
+  EXPECT_EQ(multiplied<float>({1, -2, 3}, DType::kFloat, 0.5F), (std::vector<float>{0.5, -1, 1.5}));
+  EXPECT_EQ(multiplied<double>({1, -2, 3}, DType::kDouble, 0.5),
+            (std::vector<double>{0.5, -1, 1.5}));
+  // 1 and 2 times 2, as halves and bfloat16s.
+  EXPECT_EQ(multiplied<uint16_t>({0x3c00, 0x4000}, DType::kHalf, 0x4000),
+            (std::vector<uint16_t>{0x4000, 0x4400}));
+  EXPECT_EQ(multiplied<uint16_t>({0x3f80, 0x4000}, DType::kBFloat16, 0x4000),
+            (std::vector<uint16_t>{0x4000, 0x4080}));
+}
+
+TEST(Reduce, MultipliesInPlaceAndLongSpans) {
+  std::vector<float> values(100001, 3);
+  const float factor = 7;
+  auto* const bytes = reinterpret_cast<uint8_t*>(values.data());
+  multiplyInto(bytes, bytes, values.size() * sizeof(float), DType::kFloat,
+               reinterpret_cast<const uint8_t*>(&factor));
+  EXPECT_EQ(values, std::vector<float>(100001, 21));
+}
+
+template <typename T>
 void checkAllReductions(DType dtype) {
   SCOPED_TRACE(toString(dtype));
   const std::vector<T> a{1, 2, 3, 5};

@@ -23,6 +23,7 @@ T combine(T a, T b, ReduceKind op) {
   switch (op) {
     case ReduceKind::kSum:
     case ReduceKind::kAvg:
+    case ReduceKind::kPreMulSum:
       return static_cast<T>(a + b);
     case ReduceKind::kProduct:
       return static_cast<T>(a * b);
@@ -282,13 +283,23 @@ class Simulator {
       std::memmove(step.data, step.from, step.bytes);
     } else if (step.kind == Step::Kind::kReduce) {
       reduce(step.data, step.from, step.bytes, rank);
+    } else if (step.kind == Step::Kind::kScale) {
+      T factor;
+      std::memcpy(&factor, at(operations_, rank).factor.data(), sizeof(T));
+      map(step.data, step.from, step.bytes, [&](T value) { return value * factor; });
     } else {
-      for (size_t i = 0; i < step.bytes; i += sizeof(T)) {
-        T value;
-        std::memcpy(&value, step.data + i, sizeof(T));
-        value = static_cast<T>(value / static_cast<T>(worldSize()));
-        std::memcpy(step.data + i, &value, sizeof(T));
-      }
+      map(step.data, step.data, step.bytes,
+          [&](T value) { return value / static_cast<T>(worldSize()); });
+    }
+  }
+
+  template <typename Function>
+  static void map(uint8_t* into, const uint8_t* from, size_t bytes, Function function) {
+    for (size_t i = 0; i < bytes; i += sizeof(T)) {
+      T value;
+      std::memcpy(&value, from + i, sizeof(T));
+      value = static_cast<T>(function(value));
+      std::memcpy(into + i, &value, sizeof(T));
     }
   }
 

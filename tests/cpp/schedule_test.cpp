@@ -16,7 +16,8 @@ const int kWorlds[] = {1, 2, 3, 4, 5, 7, 8, 16};
 const size_t kCounts[] = {0, 1, 13, 700};  // items: none, one, odd, several chunks a slice
 const size_t kCapacities[] = {0, 1000};
 const ReduceKind kReductions[] = {ReduceKind::kSum, ReduceKind::kAvg, ReduceKind::kProduct,
-                                  ReduceKind::kMin, ReduceKind::kMax};
+                                  ReduceKind::kMin, ReduceKind::kMax, ReduceKind::kPreMulSum};
+constexpr float kFactor = 3;  // of kPreMulSum
 
 // Chunks of 64 bytes, so that little data makes many; each setting forces one family of algorithms.
 const ScheduleTuning kDirect{64, 0, 1000};
@@ -70,6 +71,7 @@ Operation operationOf(OpKind kind, ReduceKind reduce = ReduceKind::kSum, int roo
   operation.dtype = dtypeOf<T>();
   operation.reduce = reduce;
   operation.root = root;
+  std::memcpy(operation.factor.data(), &kFactor, sizeof(kFactor));
   return operation;
 }
 
@@ -90,6 +92,9 @@ std::vector<T> reduced(const Memory<T>& memory, size_t buffer, ReduceKind op) {
   }
   if (op == ReduceKind::kAvg) {
     for (T& value : result) value = static_cast<T>(value / static_cast<T>(memory.size()));
+  }
+  if (op == ReduceKind::kPreMulSum) {  // whole numbers: exact in any order
+    for (T& value : result) value = static_cast<T>(value * static_cast<T>(kFactor));
   }
   return result;
 }
@@ -240,6 +245,7 @@ TEST(Schedule, ReduceScatterReducesUnevenPartsAndKeepsItsInputs) {
   forAllSettings([](int size, const ScheduleTuning& tuning, size_t capacity) {
     for (const ReduceKind op : kReductions) checkReduceScatter(size, op, false, tuning, capacity);
     checkReduceScatter(size, ReduceKind::kAvg, true, tuning, capacity);
+    checkReduceScatter(size, ReduceKind::kPreMulSum, true, tuning, capacity);
   });
 }
 

@@ -99,10 +99,15 @@ class ScriptedNccl : public NcclApi {
   NcclResult recv(void*, size_t count, NcclType, int peer, NcclComm, NativeStream) override {
     return note("recv", std::to_string(count) + " from " + std::to_string(peer));
   }
-  NcclResult createPreMulSum(NcclRedOp*, const void*, NcclType, NcclComm) override {
-    return note("createPreMulSum", "");
+  NcclResult createPreMulSum(NcclRedOp* op, const void*, bool on_device, NcclType type,
+                             NcclComm) override {
+    *op = kNcclAvg + 1;
+    return note("createPreMulSum",
+                std::to_string(static_cast<int>(type)) + (on_device ? " on the device" : ""));
   }
-  NcclResult destroyRedOp(NcclRedOp, NcclComm) override { return note("destroyRedOp", ""); }
+  NcclResult destroyRedOp(NcclRedOp op, NcclComm) override {
+    return note("destroyRedOp", std::to_string(op));
+  }
   NcclResult registerBuffer(NcclComm, void*, size_t, void**) override {
     return note("registerBuffer", "");
   }

@@ -82,7 +82,12 @@ def device() -> torch.device:
 def violations() -> list[str]:
     """What was done wrong on the device, as far as it tells. Waits until the device is idle."""
     torch.accelerator.synchronize()  # CUDA raises here what a kernel did wrong
-    return list(simulator().violations()) if simulated() else []
+    if not simulated():
+        return []
+    found = list(simulator().violations())
+    # They live within a call only.
+    left = simulator().report()["counts"].get("live_reductions", 0)
+    return [*found, f"{left} reductions were not destroyed"] if left else found
 
 
 def device_bytes() -> int:

@@ -123,11 +123,16 @@ COLLECTIVES = {
         ValueError,
         "reduce_scatter: inputs[0][{me}]: expected 4 elements (as the output has), found 3",
     ),
-    "premultiplied_sum": (
-        lambda: all_reduce([ones(3)], dist._make_nccl_premul_sum(0.5)),
-        ValueError,
-        "allreduce: op: expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR, "
-        "found ReduceOp number 8",
+    "premultiplied_sum_of_integers": (
+        lambda: all_reduce([ones(3, dtype=torch.int32)], dist._make_nccl_premul_sum(0.5)),
+        TypeError,
+        "allreduce: tensors[0]: ReduceOp.PREMUL_SUM: expected float, double, half or bfloat16 "
+        "(or complex numbers of these), found Int",
+    ),
+    "premultiplied_sum_by_a_complex_number": (
+        lambda: all_reduce([ones(3)], dist._make_nccl_premul_sum(torch.tensor(1j))),
+        TypeError,
+        "allreduce: op: factor: expected a real number, found dtype ComplexFloat",
     ),
     "reduce_scatter_base_of_wrong_size": (
         lambda: group()._reduce_scatter_base(ones(3), ones(7)),

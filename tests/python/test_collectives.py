@@ -149,6 +149,46 @@ def reduce_scatter_of_different_sizes() -> None:
         check(output, expected, unit)
 
 
+def factor_of(rank: int) -> float:
+    return (rank + 1) * 0.5
+
+
+def premultiplied(rank: int, size: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
+    return pattern(rank, size, dtype, salt) * factor_of(rank)
+
+
+def premultiplied_sums() -> None:
+    """Each rank's own factor multiplies its own contribution."""
+    rank, world = me()
+    # A number, an element of the tensors' device, one of another dtype, a tensor of one element.
+    for n, (dtype, size) in enumerate(itertools.product(FLOATS, (*SIZES, 70_001))):
+        made = torch.float32 if n % 2 else dtype
+        given = (factor_of(rank), torch.tensor(factor_of(rank), dtype=made))[n % 3 > 0]
+        op = dist._make_nccl_premul_sum(given)
+        whole = sum(premultiplied(source, size, dtype) for source in range(world))
+        tensor = pattern(rank, size, dtype)
+        dist.all_reduce(tensor, op)
+        check(tensor, whole, ("all_reduce", dtype, size))
+        tensor = pattern(rank, size, dtype)
+        dist.reduce(tensor, world - 1, op)
+        kept = whole if rank == world - 1 else pattern(rank, size, dtype)
+        check(tensor, kept, ("reduce", dtype, size))
+        inputs = [pattern(rank, size, dtype, salt=target) for target in range(world)]
+        part = sum(premultiplied(source, size, dtype, salt=rank) for source in range(world))
+        for flat in (False, True):
+            output = torch.zeros(size, dtype=dtype)
+            if flat:
+                dist.reduce_scatter_tensor(output, torch.cat(inputs), op)
+            else:
+                dist.reduce_scatter(output, inputs, op)
+            check(output, part, ("reduce_scatter", flat, dtype, size))
+        for target, tensor in enumerate(inputs):
+            check(tensor, pattern(rank, size, dtype, salt=target), "an input was written")
+    tensor = torch.complex(torch.ones(3), torch.full((3,), 2.0))
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+    check(tensor, torch.complex(torch.ones(3), torch.full((3,), 2.0)) * (world / 2), "complex")
+
+
 def all_to_all() -> None:
     rank, world = me()
     for dtype, size in (*itertools.product(DTYPES, SIZES), (torch.float32, LARGE // 4)):
@@ -192,6 +232,7 @@ OPERATIONS = (
     gather_and_scatter,
     reduce_scatter,
     reduce_scatter_of_different_sizes,
+    premultiplied_sums,
     all_to_all,
     all_to_all_of_different_sizes,
 )
@@ -245,6 +286,31 @@ def special_values() -> None:
 
 def test_allreduce_keeps_infinities_and_nans(ranks):
     ranks.world(3).run(special_values)
+
+
+def rounded_factors() -> None:
+    for dtype in FLOATS:
+        tensor = torch.ones(5, dtype=dtype)
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(1 / 3))
+        check(tensor, torch.full((5,), 1 / 3, dtype=dtype) * 2, dtype)
+
+
+def test_factor_is_rounded_to_the_tensors_dtype(ranks):
+    ranks.world(2).run(rounded_factors)
+
+
+def in_order_of_issue() -> None:
+    rank, world = me()
+    tensor = torch.full((70_001,), rank + 1.0)
+    works = [dist.all_reduce(tensor, async_op=True)]
+    works.append(dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0), async_op=True))
+    for work in works:
+        work.wait()
+    check(tensor, torch.full_like(tensor, world * (world + 1) * world), "the sum of the sums")
+
+
+def test_contribution_is_multiplied_when_its_turn_has_come(ranks):
+    ranks.world(3).run(in_order_of_issue)
 
 
 def many_in_flight() -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import values
 from device_side import accelerator, check_sum, device, no_violation, ones, stalled
-from rankside import backend
+from rankside import backend, seconds
 from values import check, me, pattern, reduced_patterns
 
 WORLDS = (1, 2, 3, 4)
@@ -108,6 +108,46 @@ def test_complex_numbers_are_summed_and_any_dtype_is_moved(devices):
     devices.world(3).run(wide_types)
 
 
+def factor_in_stream_order() -> None:
+    """It is read on the device, behind what the caller has enqueued before; the host waits not."""
+    rank, world = me()
+    tensor, factor = ones(1000), ones(1)
+    with stalled():
+        factor.mul_(rank + 2)
+        work = dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor), async_op=True)
+        assert not work.is_completed()
+    del factor
+    ones(1, value=9)  # in the factor's memory, were it free
+    work.check()
+    check(tensor.cpu(), torch.full((1000,), world * (world + 3) / 2), "the products' sum")
+    with pytest.raises(ValueError, match="expected it on the CPU or on cpu"):
+        dist.all_reduce(torch.ones(1), dist._make_nccl_premul_sum(ones(1)))
+    no_violation()
+
+
+def test_factor_on_the_device_is_read_in_stream_order(devices):
+    devices.world(2).run(factor_in_stream_order)
+
+
+def factor_in_a_graph() -> None:
+    _, world = me()
+    tensor, factor = ones(5), ones(1, value=2)
+    check_sum()
+    graph = accelerator.Graph()
+    with graph.capture():
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
+    factor.fill_(3)
+    graph.replay()
+    torch.accelerator.synchronize()
+    check(tensor.cpu(), torch.full((5,), 3.0 * world), "the factor of the moment")
+    graph.free()
+    no_violation()
+
+
+def test_captured_sum_reads_its_factor_at_each_replay(devices):
+    devices.world(2).run(factor_in_a_graph)
+
+
 def small_floats() -> None:
     _, world = me()
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
@@ -191,6 +231,36 @@ def durations() -> None:
 
 def test_duration_is_told_when_timing_is_on(devices):
     devices.world(2).run(durations)
+
+
+def hook_on_the_device() -> int:
+    group, told = dist.group.WORLD, []
+    check_sum()
+    group._register_on_completion_hook(told.append)
+    with stalled():
+        work = dist.all_reduce(ones(100), async_op=True)
+        work.wait()
+        assert not told
+    group._wait_for_pending_works()
+    assert work.is_completed() and len(told) == 1
+    assert told[0].active_duration >= seconds(0)
+    tensor, graph = ones(3), accelerator.Graph()
+    torch.accelerator.synchronize()
+    with graph.capture():
+        dist.all_reduce(tensor)
+    group._wait_for_pending_works()
+    graph.free()
+    assert len(told) == 1
+    check_sum()
+    group._wait_for_pending_works()
+    no_violation()
+    return len(told)
+
+
+def test_hook_is_told_of_device_operations_when_their_stream_is_past_them(devices):
+    workers = devices.pool.borrow(2)
+    world = devices.made_by_init("ft", devices.pool.address(), workers)
+    assert world.run(hook_on_the_device) == [2, 2]
 
 
 def coalesced() -> None:

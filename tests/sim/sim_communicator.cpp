@@ -43,6 +43,8 @@ std::optional<std::vector<Pin>> pinBuffers(const NcclCall& call, int rank, int s
                       (!rooted || call.kind == CallKind::kBroadcast || rank == call.peer);
   if (reads) pins.emplace_back(call.in, inBytes(call, size), toString(call.kind));
   if (writes) pins.emplace_back(call.out, outBytes(call, size), toString(call.kind));
+  if (call.multiplied && call.multiplied->on_device)
+    pins.emplace_back(call.multiplied->on_device, sizeOf(call.multiplied->type), "a factor");
   for (const Pin& pin : pins) {
     if (!pin.ok()) return std::nullopt;
   }
@@ -205,10 +207,16 @@ void SimCommunicator::stayInProgress(int polls) {
   polls_left_ += polls;
 }
 
-NcclRedOp SimCommunicator::addPreMulSum(double factor) {
+NcclRedOp SimCommunicator::addPreMulSum(const PreMul& reduction) {
   MutexLock lock(mutex_);
-  factors_[next_op_] = factor;
+  factors_[next_op_] = reduction;
   return next_op_++;
+}
+
+std::optional<PreMul> SimCommunicator::preMulSum(NcclRedOp op) const {
+  MutexLock lock(mutex_);
+  const auto found = factors_.find(op);
+  return found == factors_.end() ? std::nullopt : std::optional<PreMul>(found->second);
 }
 
 bool SimCommunicator::dropPreMulSum(NcclRedOp op) {
@@ -325,11 +333,19 @@ bool SimCommunicator::runMessages(const std::vector<NcclCall>& calls) {
   return exchange()->transfer(rank_, transfers, stop_);
 }
 
-bool SimCommunicator::runCollective(const NcclCall& call) {
+bool SimCommunicator::runCollective(const NcclCall& asked) {
   ++sequence_;
-  if (strike(call)) return false;
-  const auto pins = pinBuffers(call, rank_, size_);
+  if (strike(asked)) return false;
+  const auto pins = pinBuffers(asked, rank_, size_);
   if (!pins) return false;
+  NcclCall call = asked;
+  std::vector<char> product;
+  if (asked.multiplied) {
+    const PreMul& by = *asked.multiplied;
+    product = multiplied(asked.in, inBytes(asked, size_) / sizeOf(asked.type), asked.type,
+                         by.on_device ? numberAt(by.on_device, by.type) : by.factor);
+    call.in = product.data();
+  }
   switch (call.kind) {
     case CallKind::kAllreduce:
       return allreduce(call);
@@ -361,17 +377,6 @@ std::optional<std::vector<std::vector<char>>> SimCommunicator::gatherParts(
   return parts;
 }
 
-void SimCommunicator::reduceParts(const NcclCall& call, std::vector<std::vector<char>>& parts,
-                                  void* out, size_t count) {
-  std::optional<double> factor;
-  {
-    MutexLock lock(mutex_);
-    const auto found = factors_.find(call.op);
-    if (found != factors_.end()) factor = found->second;
-  }
-  reduceBytes(parts, out, count, call.type, call.op, factor);
-}
-
 bool SimCommunicator::allreduce(const NcclCall& call) {
   const size_t bytes = call.count * sizeOf(call.type);
   std::vector<Transfer> sends;
@@ -380,7 +385,7 @@ bool SimCommunicator::allreduce(const NcclCall& call) {
   }
   auto parts = gatherParts(call, std::move(sends), call.in, bytes);
   if (!parts) return false;
-  reduceParts(call, *parts, call.out, call.count);
+  reduceBytes(*parts, call.out, call.count, call.type, call.op);
   return true;
 }
 
@@ -406,7 +411,7 @@ bool SimCommunicator::reduce(const NcclCall& call) {
   }
   auto parts = gatherParts(call, {}, call.in, bytes);
   if (!parts) return false;
-  reduceParts(call, *parts, call.out, call.count);
+  reduceBytes(*parts, call.out, call.count, call.type, call.op);
   return true;
 }
 
@@ -433,7 +438,7 @@ bool SimCommunicator::reduceScatter(const NcclCall& call) {
   }
   auto parts = gatherParts(call, std::move(sends), in + static_cast<size_t>(rank_) * bytes, bytes);
   if (!parts) return false;
-  reduceParts(call, *parts, call.out, call.count);
+  reduceBytes(*parts, call.out, call.count, call.type, call.op);
   return true;
 }
 

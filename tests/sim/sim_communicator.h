@@ -25,6 +25,13 @@ enum class CallKind { kAllreduce, kBroadcast, kReduce, kAllgather, kReduceScatte
 const char* toString(CallKind kind);
 size_t sizeOf(NcclType type);
 
+// A reduction that multiplies first: by a number, or by what lies there when it runs.
+struct PreMul {
+  double factor = 1;
+  const void* on_device = nullptr;
+  NcclType type = NcclType::kFloat32;
+};
+
 struct NcclCall {
   CallKind kind = CallKind::kAllreduce;
   const void* in = nullptr;
@@ -34,6 +41,7 @@ struct NcclCall {
   NcclRedOp op = kNcclSum;
   int peer = 0;  // or root
   SimStream* stream = nullptr;
+  std::optional<PreMul> multiplied{};  // of `op`, as it was when the call was made
 };
 
 class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
@@ -66,7 +74,8 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   NcclResult launch(std::vector<NcclCall> calls);
   // The next `polls` polls say kInProgress.
   void stayInProgress(int polls);
-  NcclRedOp addPreMulSum(double factor);
+  NcclRedOp addPreMulSum(const PreMul& reduction);
+  std::optional<PreMul> preMulSum(NcclRedOp op) const;
   bool dropPreMulSum(NcclRedOp op);
 
   std::atomic<int> callers{0};        // threads inside a call; more than one is a violation
@@ -91,7 +100,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   bool strike(const NcclCall& call);
   void hangUntilStopped();
   bool runMessages(const std::vector<NcclCall>& calls);
-  bool runCollective(const NcclCall& call);
+  bool runCollective(const NcclCall& asked);
   bool allreduce(const NcclCall& call);
   bool broadcast(const NcclCall& call);
   bool reduce(const NcclCall& call);
@@ -102,8 +111,6 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   std::optional<std::vector<std::vector<char>>> gatherParts(const NcclCall& call,
                                                             std::vector<Transfer> sends,
                                                             const void* own, size_t bytes);
-  void reduceParts(const NcclCall& call, std::vector<std::vector<char>>& parts, void* out,
-                   size_t count);
 
   int rank_;
   int size_;
@@ -127,7 +134,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   uint64_t launches_ GUARDED_BY(mutex_) = 0;
   int graphs_ GUARDED_BY(mutex_) = 0;
   int splits_ GUARDED_BY(mutex_) = 0;
-  std::map<NcclRedOp, double> factors_ GUARDED_BY(mutex_);
+  std::map<NcclRedOp, PreMul> factors_ GUARDED_BY(mutex_);
   NcclRedOp next_op_ GUARDED_BY(mutex_) = kNcclAvg + 1;
 };
 

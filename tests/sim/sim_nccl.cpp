@@ -260,11 +260,13 @@ class SimNccl final : public NcclApi {
                 {CallKind::kRecv, nullptr, out, count, type, kNcclSum, peer, streamFrom(stream)});
   }
 
-  NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, NcclType type,
+  NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, bool on_device, NcclType type,
                              NcclComm comm) override {
     const CallScope scope(comm, "createPreMulSum", 0);
     if (!scope.comm) return NcclResult::kInvalidUsage;
-    *op = scope.comm->addPreMulSum(numberAt(scalar, type));
+    if (const auto failure = enter("create_reduction", scope.comm->rank())) return *failure;
+    *op = scope.comm->addPreMulSum(on_device ? PreMul{0, scalar, type}
+                                             : PreMul{numberAt(scalar, type), nullptr, type});
     Faults::instance().count("live_reductions");
     return NcclResult::kSuccess;
   }
@@ -311,6 +313,10 @@ class SimNccl final : public NcclApi {
     const char* const name = toString(what.kind);
     const CallScope scope(handle, name, 0);
     if (!scope.comm) return NcclResult::kInvalidUsage;
+    if (what.op > kNcclAvg) {
+      what.multiplied = scope.comm->preMulSum(what.op);
+      if (!what.multiplied) violation("an operation names a reduction that does not exist");
+    }
     if (what.stream == nullptr || what.peer < 0 || what.peer >= scope.comm->size())
       return NcclResult::kInvalidArgument;
     if (const auto failure = enter(name, scope.comm->rank())) return *failure;

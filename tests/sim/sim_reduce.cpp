@@ -4,6 +4,9 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
+
+#include <optional>
 
 #include "sim_communicator.h"
 #include "sim_faults.h"
@@ -70,14 +73,13 @@ size_t sizeOf(NcclType type) {
 }
 
 void reduceBytes(std::vector<std::vector<char>>& parts, void* out, size_t count, NcclType type,
-                 NcclRedOp op, std::optional<double> factor) {
+                 NcclRedOp op) {
   if (count == 0) return;
   if ((type == NcclType::kUint32 || type == NcclType::kUint64) && op != kNcclSum && op != kNcclProd)
     violation("this reduction of unsigned numbers is not simulated");
   at::Tensor total;
   for (const std::vector<char>& part : parts) {
     at::Tensor next = widened(part.data(), count, type);
-    if (factor) next.mul_(*factor);
     if (total.defined()) {
       fold(total, next, op);
     } else {
@@ -88,6 +90,12 @@ void reduceBytes(std::vector<std::vector<char>>& parts, void* out, size_t count,
     total.div_(static_cast<int64_t>(parts.size()),
                total.is_floating_point() ? std::optional<c10::string_view>() : "trunc");
   wrap(out, count, type).copy_(total);
+}
+
+std::vector<char> multiplied(const void* data, size_t count, NcclType type, double factor) {
+  std::vector<char> bytes(count * sizeOf(type));
+  if (count > 0) wrap(bytes.data(), count, type).copy_(wrap(data, count, type).mul(factor));
+  return bytes;
 }
 
 double numberAt(const void* data, NcclType type) {

@@ -1,17 +1,19 @@
 // The simulated NCCL's arithmetic.
 #pragma once
 
-#include <optional>
+#include <cstddef>
 #include <vector>
 
 #include "nccl/nccl_types.h"
 
 namespace torchft_ext::sim {
 
-// parts[rank] are `count` elements each; reduced in rank order into `out`. A factor multiplies each
-// part first (PreMulSum). Short floating types are added in float and rounded once.
+// parts[rank] are `count` elements each; reduced in rank order into `out`. Short floating types are
+// added in float and rounded once. Whatever is no built-in reduction sums.
 void reduceBytes(std::vector<std::vector<char>>& parts, void* out, size_t count, NcclType type,
-                 NcclRedOp op, std::optional<double> factor);
+                 NcclRedOp op);
+// `count` elements times a number of their type.
+std::vector<char> multiplied(const void* data, size_t count, NcclType type, double factor);
 // One number of that type.
 double numberAt(const void* data, NcclType type);
 
