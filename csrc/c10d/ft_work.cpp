@@ -254,7 +254,7 @@ FtWork::FuturePtr FtWork::promised(Promise FtWork::*slot, const std::function<Pr
 
 // Who has waited may look into the futures at once, unless user code blocks the callback thread.
 void FtWork::awaitFutures() const {
-  if (device_ || !isCompleted()) return;
+  if (device_ || !allDone(states_)) return;
   std::vector<Promise> promises;
   {
     MutexLock lock(futures_mutex_);
