@@ -27,8 +27,8 @@ Failure lostPeer() {
 TEST(Failure, NamesOperationPlaceCauseTimeAndNextStep) {
   EXPECT_EQ(lostPeer().describe(),
             "allreduce #42 on 'dp0' (rank 3/8, epoch 5): rank 6 (host b, pid 812): its process "
-            "ended, noticed "
-            "after 0.013 s; begin a new epoch with configure(), without rank 6");
+            "ended, 0.013 s into the allreduce; begin a new epoch with configure(), without rank "
+            "6");
 }
 
 TEST(Failure, LeavesOutWhatIsNotKnown) {
@@ -53,9 +53,8 @@ TEST(Failure, NamesTheLimitOfATimeoutAndTheOperationOnce) {
   failure.cause = {3, -1, "", 7, "allreduce #42 did not complete within 30 s"};
   failure.elapsed = milliseconds(30004);
   EXPECT_EQ(failure.describe(),
-            "allreduce #42 on 'dp0' (rank 3/8, epoch 5): did not complete within 30 s, noticed "
-            "after 30.004 s "
-            "(limit 30 s); begin a new epoch with configure()");
+            "allreduce #42 on 'dp0' (rank 3/8, epoch 5): did not complete within 30 s, "
+            "30.004 s into the allreduce (limit 30 s); begin a new epoch with configure()");
 }
 
 TEST(Failure, GivesWhatOthersSaidOfThisRankASubject) {
