@@ -99,8 +99,10 @@ c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
       creation,
       makeEngine(creation.engine, *creation.options, creation.store, creation.bound_device));
   if (!creation.begin) return backend;
-  if (creation.beside)
+  if (creation.beside) {
+    creation.beside->guard_.check("the default group");
     backend->group_->expectMembersOf(*creation.beside->group_, creation.ranks_beside);
+  }
   const StorePlace place = storePlaceOf(creation.store);
   backend->keep(place.thread);
   backend->begin(place.thread, place.prefix, creation.rank, creation.size, std::nullopt);
@@ -312,6 +314,15 @@ void FtBackend::registerOnCompletionHook(CompletionHook::Hook&& hook) {
   };
 }
 
+size_t FtBackend::awaitHook(Deadline deadline) {
+  try {
+    return hook_->awaitAll(deadline);
+  } catch (...) {
+    group_->abort("a signal interrupted wait_for_pending_works()");
+    throw;
+  }
+}
+
 void FtBackend::waitForPendingWorks() {
   guard_.check("this process group");
   TORCH_CHECK(!onCallbackThread(),
@@ -319,7 +330,7 @@ void FtBackend::waitForPendingWorks() {
               "wait for itself");
   const Clock::time_point began = Clock::now();
   const Duration limit = group_->timeout();
-  const size_t left = hook_->awaitAll(Deadline::after(limit));
+  const size_t left = awaitHook(Deadline::after(limit));
   if (left == 0) return;
   Failure failure;
   failure.kind = FailureKind::kTimeout;

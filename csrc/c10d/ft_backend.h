@@ -162,6 +162,7 @@ class FtBackend : public c10d::Backend {
   };
 
   Place enter() const;
+  size_t awaitHook(Deadline deadline);  // see CompletionHook::awaitAll(); a signal aborts the epoch
   Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout, bool async) const;
   void setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
                     const c10d::ReduceOp& reduce_op) const;

@@ -18,9 +18,10 @@
 namespace torchft_ext {
 namespace {
 
-// How long wait() gives the callback thread to complete the futures, which user code may be
-// blocking.
+// How long wait() gives the callback thread to complete the futures; not while that thread has been
+// in one callback, so in user code, for longer than the second.
 constexpr std::chrono::milliseconds kFuturesMayTake{100};
+constexpr std::chrono::milliseconds kCallbackMayTake{1};
 
 // Past its deadline an operation completes as soon as the engine is out of its buffers; this is how
 // long that may take.
@@ -155,7 +156,6 @@ bool FtWork::wait(std::chrono::milliseconds timeout) {
   if (device_) device_->blockCurrentStream();
   if (!device_ || device_->hostWaits() || timeout > kNoTimeout) finishAll(timeout);
   if (end_of_profile_) end_of_profile_->run();
-  awaitFutures();
   if (const FailurePtr failed = failure()) throwFailure(failed);
   return true;
 }
@@ -163,12 +163,17 @@ bool FtWork::wait(std::chrono::milliseconds timeout) {
 void FtWork::check() {
   guard_.check("this operation");
   finishAll(kNoTimeout);
-  awaitFutures();
   if (const FailurePtr failed = failure()) throwFailure(failed);
 }
 
 void FtWork::finishAll(std::chrono::milliseconds timeout) const {
-  for (const auto& state : states_) finish(*state, timeout);
+  try {
+    for (const auto& state : states_) finish(*state, timeout);
+  } catch (...) {
+    awaitFutures();
+    throw;
+  }
+  awaitFutures();
 }
 
 void FtWork::finish(OpState& state, std::chrono::milliseconds timeout) const {
@@ -264,7 +269,8 @@ void FtWork::awaitFutures() const {
   for (const Promise& promise : promises) {
     if (!promise.future) continue;
     if (onCallbackThread()) promise.ending->run();
-    while (!promise.future->completed() && !soon.expired())
+    while (!promise.future->completed() && !soon.expired() &&
+           presentCallbackRunsFor() < kCallbackMayTake)
       std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }

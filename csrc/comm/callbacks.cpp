@@ -1,5 +1,6 @@
 #include "comm/callbacks.h"
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <string>
@@ -41,7 +42,18 @@ class CallbackThread {
 
 PerProcess<CallbackThread> callback_thread;
 
+// When the present callback began, by Clock; 0: none runs.
+std::atomic<Clock::rep> present_began{0};
+
+struct Present {
+  Present() { present_began = Clock::now().time_since_epoch().count(); }
+  ~Present() { present_began = 0; }
+  Present(const Present&) = delete;
+  Present& operator=(const Present&) = delete;
+};
+
 void runGuarded(const std::function<void()>& callback) noexcept {
+  const Present present;
   try {
     callback();
   } catch (const std::exception& error) {
@@ -66,6 +78,11 @@ void runOnCallbackThread(std::function<void()> callback) {
 bool onCallbackThread() {
   const auto thread = callback_thread.get().ifStarted();
   return thread && thread->isSelf();
+}
+
+Duration presentCallbackRunsFor() {
+  const Clock::rep began = present_began;
+  return began == 0 ? Duration::zero() : Clock::now().time_since_epoch() - Clock::duration(began);
 }
 
 bool stopCallbackThread(Deadline deadline) {

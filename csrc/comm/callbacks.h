@@ -1,5 +1,6 @@
 // The one thread on which callbacks and futures of finished operations run. Created at first use.
-// Neither wait() nor progress ever depends on it, so user code may block in it.
+// Progress never depends on it, so user code may block in it; wait() gives it a moment, but not to
+// user code (c10d/ft_work.cpp).
 #pragma once
 
 #include <functional>
@@ -12,6 +13,8 @@ namespace torchft_ext {
 // logged.
 void runOnCallbackThread(std::function<void()> callback);
 bool onCallbackThread();
+// For how long the present callback has run; zero between callbacks.
+Duration presentCallbackRunsFor();
 // At exit, for good: what is queued still runs. False: a callback had not returned by the deadline
 // (at once if it is the caller).
 bool stopCallbackThread(Deadline deadline);

@@ -180,13 +180,13 @@ bool Group::lookForSuccessor(Attempt& attempt,
   return std::holds_alternative<Roster>(refreshed);
 }
 
-// What the last epoch, or else the last attempt, says about the members.
 void Group::expectMembersOf(const Group& other, const std::vector<int>& ranks) {
   AttemptMemory memory;
   memory.healthy = true;
   memory.elsewhere = true;
   {
     MutexLock lock(other.mutex_);
+    if (!other.current_.lifecycle) return;  // what is remembered is an attempt
     for (const int rank : ranks) {
       const auto index = static_cast<size_t>(rank);
       if (rank < 0 || index >= other.memory_.members.size()) return;  // not of one epoch
@@ -197,6 +197,7 @@ void Group::expectMembersOf(const Group& other, const std::vector<int>& ranks) {
   memory_ = std::move(memory);
 }
 
+// What the last epoch, or else the last attempt, says about the members.
 void Group::lookBack(AttemptMemory& memory) const {
   if (memory.elsewhere) return;
   FailurePtr failure;
@@ -288,6 +289,7 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
     ++stats_.epochs;
     stats_.last_configure = std::move(attempt.phases);
   }
+  if (attempt.rendezvous) attempt.rendezvous->succeeded();
   lifecycle->subscribe([counts = failure_counts_](const FailurePtr& failure) {
     counts->count(failure);
     log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : LogLevel::kWarning,

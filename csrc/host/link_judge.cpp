@@ -37,8 +37,8 @@ void LinkJudge::ask(int rank) {
   if (asked.timer != 0) loop_.cancel(std::exchange(asked.timer, 0));
   const MemberRecord& member = roster_.members[static_cast<size_t>(rank)];
   if (member.addresses.empty()) {
-    verdict_(rank, FailureKind::kPeerLost, "its connections closed");
-    return;
+    const Verdict verdict = verdict_;
+    return verdict(rank, FailureKind::kPeerLost, "its connections closed");
   }
   asked.probe = std::make_unique<Probe>(
       loop_, member.addresses.front(), member.incarnation, Deadline::after(kProbeWithin),
@@ -48,18 +48,19 @@ void LinkJudge::ask(int rank) {
 }
 
 void LinkJudge::onAnswer(int rank, Probe::Answer answer, const std::string& detail) {
+  const Verdict verdict = verdict_;  // it may destroy this object
   switch (answer) {
     case Probe::Answer::kAnswered:
-      return verdict_(rank, FailureKind::kLinkLost,
-                      "the connection broke although its process lives");
+      return verdict(rank, FailureKind::kLinkLost,
+                     "the connection broke although its process lives");
     case Probe::Answer::kGone:
-      return verdict_(rank, FailureKind::kPeerLost, "its process ended");
+      return verdict(rank, FailureKind::kPeerLost, "its process ended");
     case Probe::Answer::kSilent:
-      return verdict_(rank, FailureKind::kPeerLost, "its connection broke and it does not answer");
+      return verdict(rank, FailureKind::kPeerLost, "its connection broke and it does not answer");
     case Probe::Answer::kUnreachable:
-      return verdict_(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
+      return verdict(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
     case Probe::Answer::kUnknown:
-      return verdict_(
+      return verdict(
           rank, FailureKind::kLinkLost,
           "the connection broke, and this process could not ask whether it lives (" + detail + ")");
   }

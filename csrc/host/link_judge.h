@@ -5,7 +5,8 @@
 // still bring last words, which are behind it; asked, a Probe is under way; and the verdict is
 // given, once. Destroyed: nothing is given any more.
 //
-// Loop thread only. The verdict runs on the loop, from laneEnded() or later.
+// Loop thread only. The verdict runs on the loop, from laneEnded() or later; it may destroy the
+// LinkJudge.
 #pragma once
 
 #include <functional>

@@ -7,6 +7,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kRetryAfter = std::chrono::milliseconds(5);
+constexpr Duration kLeastTime = std::chrono::milliseconds(100);  // for one question
 
 }  // namespace
 
@@ -27,9 +28,9 @@ Probe::~Probe() {
 void Probe::ask() {
   const Duration left = deadline_.isNever()
                             ? Duration(-1)
-                            : std::max<Duration>(deadline_.at() - Clock::now(), kRetryAfter);
+                            : std::max<Duration>(deadline_.at() - Clock::now(), kLeastTime);
   dial_ = std::make_unique<Dial>(loop_, address_, lifeQuestion(selfIncarnation(), who_),
-                                 Welcome{{}, who_}, deadline_, left,
+                                 Welcome{{}, who_}, Deadline::after(left), left,
                                  [this](const Dial::Result& result) { onEnd(result); });
 }
 
@@ -59,7 +60,8 @@ void Probe::onUnclear(const Dial::Result& result) {
   if (result.end == Dial::End::kBroken && --tries_left_ == 0) {
     return finish(Answer::kGone, result.detail);
   }
-  if (deadline_.expired()) return finish(Answer::kUnknown, result.detail);
+  const bool no_socket = result.end == Dial::End::kNoSocket;
+  if (no_socket && deadline_.expired()) return finish(Answer::kUnknown, result.detail);
   askAgain();
 }
 

@@ -1,7 +1,9 @@
 // Does that process still live? Asks as often as it takes for a clear answer (net/dial.h): a
 // connection that ends without a word is tried again twice, a few milliseconds later, since the
 // process may be ending, or something cuts connections, of which this was one; and as long as this
-// process can open no descriptor, nothing is known.
+// process can open no descriptor, nothing is known. The deadline counts for each connection, and
+// for each answer from when it was asked for: time in which this process was stopped is nobody's
+// silence. Each has 100 ms at least.
 //
 // Loop thread only. The callback runs once, on the loop, never from the constructor nor after
 // destruction; it may destroy the Probe.

@@ -112,7 +112,8 @@ Rendezvous::Rendezvous(std::shared_ptr<StoreThread> store, std::string prefix, i
       attendance_(rank, size, self_, std::move(memory), std::move(vigil)) {}
 
 Rendezvous::~Rendezvous() {
-  succeeded();
+  const Duration after = withdrawn_ ? *withdrawn_ + kToldWithin - Clock::now() : Duration::zero();
+  remove(std::max(after, Duration::zero()));
 }
 
 AttemptMemory Rendezvous::formed() {
@@ -149,14 +150,17 @@ void Rendezvous::tellOthers(const Ending& ending) {
 }
 
 void Rendezvous::succeeded() {
+  remove(Duration::zero());
+}
+
+void Rendezvous::remove(Duration after) {
   if (published_ && !usurped_) {
     auto removed = [token = self_.token](const std::string& found, const auto&) {
       const auto withdrawal = decodeWithdrawal(found);
       const auto record = withdrawal ? withdrawal->member : decodeRecord(found);
       return record && record->token == token ? std::optional(std::string()) : std::nullopt;
     };
-    const Duration after = withdrawn_ ? *withdrawn_ + kToldWithin - Clock::now() : Duration::zero();
-    store_->editLater(key(rank_), std::move(removed), {}, std::max(after, Duration::zero()));
+    store_->editLater(key(rank_), std::move(removed), {}, after);
   }
   std::vector<std::string> rubbish;
   for (const Token& token : issued_) rubbish.push_back(goKey(token));

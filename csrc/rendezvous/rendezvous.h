@@ -38,7 +38,9 @@ class Rendezvous {
              MemberRecord self, Deadline deadline, Cancelled cancelled, AttemptMemory memory = {},
              std::unique_ptr<Vigil> vigil = nullptr);
 
-  ~Rendezvous();  // as succeeded(), success or not
+  // As succeeded(), but a withdrawal stands until the slower ones have had time to read it: its
+  // group may be gone at once (a creator that failed).
+  ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
@@ -56,10 +58,9 @@ class Rendezvous {
   // in the background, to those who wait for this member. Once; ends the vigil.
   AttemptMemory formed();
   AttemptMemory withdraw(const Failure& why);
-  // Each rank deletes what it wrote, in the background: a later attempt at P by this process comes
-  // after that. Not the record if another one has taken its place; a withdrawal only when the
-  // slower ones have had time to read it, for its group may be gone at once (a creator that
-  // failed).
+  // A later attempt of this group has formed an epoch. Each rank deletes what it wrote, in the
+  // background: a later attempt at P by this process comes after that. Not the record if another
+  // one has taken its place.
   void succeeded();
 
  private:
@@ -68,6 +69,7 @@ class Rendezvous {
 
   std::optional<Failure> publish();
   void tellOthers(const Ending& ending);
+  void remove(Duration after);  // what it wrote
   std::optional<Failure> checkOwnRecord();
   std::optional<Failure> judgeOwnRecord(const std::string& bytes);
   std::optional<Failure> judgeNews();

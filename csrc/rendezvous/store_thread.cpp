@@ -17,6 +17,7 @@ using Progress = StoreRequest::Progress;
 constexpr milliseconds kCancelInterval{4};
 constexpr std::chrono::seconds kRemovalLimit{5};
 constexpr milliseconds kExitPatience{200};
+constexpr size_t kLooksAtOnce = 8;  // before others have their turn
 
 struct Registry {
   Mutex mutex;
@@ -89,14 +90,9 @@ class GiveUpAtExit {
 };
 
 // Empty: the key is missing.
-std::vector<std::string> lookAtEach(StoreClient& client, const std::vector<std::string>& keys) {
-  std::vector<std::string> found;
-  found.reserve(keys.size());
-  for (const std::string& key : keys) {
-    auto values = client.getAll({key});
-    found.push_back(values ? std::move(values->front()) : std::string());
-  }
-  return found;
+std::string lookAt(StoreClient& client, const std::string& key) {
+  auto values = client.getAll({key});
+  return values ? std::move(values->front()) : std::string();
 }
 
 // False: not answered by `until`.
@@ -193,7 +189,8 @@ StoreReply StoreThread::getAll(const std::vector<std::string>& keys, Deadline de
 StoreReply StoreThread::getEach(const std::vector<std::string>& keys, Deadline deadline,
                                 const Cancelled& cancelled) {
   auto attempt = [keys](StoreClient& client, StoreReply& reply) {
-    reply.values = lookAtEach(client, keys);
+    reply.values.clear();
+    for (const std::string& key : keys) reply.values.push_back(lookAt(client, key));
     return Progress::kDone;
   };
   return submit(std::make_shared<StoreRequest>(std::move(attempt), deadline, nameKeys(keys)),
@@ -202,10 +199,12 @@ StoreReply StoreThread::getEach(const std::vector<std::string>& keys, Deadline d
 
 void StoreThread::editLater(const std::string& key, Edit edit, std::vector<std::string> beside,
                             Duration after) {
-  auto attempt = [key, edit = std::move(edit), beside = std::move(beside)](StoreClient& client,
-                                                                           StoreReply&) {
-    const auto others = lookAtEach(client, beside);
-    const auto wanted = edit(lookAtEach(client, {key}).front(), others);
+  auto attempt = [key, edit = std::move(edit), beside = std::move(beside),
+                  others = std::vector<std::string>()](StoreClient& client, StoreReply&) mutable {
+    const size_t until = std::min(others.size() + kLooksAtOnce, beside.size());
+    while (others.size() < until) others.push_back(lookAt(client, beside[others.size()]));
+    if (others.size() < beside.size()) return Progress::kNextPart;
+    const auto wanted = edit(lookAt(client, key), others);
     if (!wanted) return Progress::kDone;
     if (wanted->empty()) {
       client.remove(key);

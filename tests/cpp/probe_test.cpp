@@ -136,6 +136,25 @@ TEST(Probe, TimeInWhichTheQuestionWasNotAskedIsNoSilence) {
   onLoop(asking, [&] { probe.reset(); });
 }
 
+// The same, and the connection was reset meanwhile: nobody listens any more.
+TEST(Probe, AConnectionThatEndedWhileTheAskerWasStoppedIsAskedAboutAgain) {
+  EventLoop asking("asking");
+  std::string error;
+  auto listening = listenOn(loopbackAddress(), {}, &error);
+  ASSERT_TRUE(listening) << error;
+  std::promise<Probe::Answer> answer;
+  std::unique_ptr<Probe> probe;
+  onLoop(asking, [&] {
+    probe = std::make_unique<Probe>(
+        asking, listening->address, selfIncarnation(), Deadline::after(milliseconds(300)),
+        [&](Probe::Answer given, const std::string& /*detail*/) { answer.set_value(given); });
+    listening->fd.reset();
+    std::this_thread::sleep_for(milliseconds(400));  // stopped
+  });
+  EXPECT_EQ(answer.get_future().get(), Probe::Answer::kGone);
+  onLoop(asking, [&] { probe.reset(); });
+}
+
 // This process has no descriptor left: its trouble, not the other's death.
 TEST(Probe, NoDescriptorForTheQuestionMeansUnknown) {
   Door door;

@@ -589,6 +589,18 @@ TEST_F(RendezvousTest, AWithdrawalIsReadThoughItsGroupIsGone) {
   }
 }
 
+TEST_F(RendezvousTest, AWithdrawalGoesAtOnceWhenItsGroupHasALaterEpoch) {
+  prepare(3);
+  enterAll();
+  const auto began = Clock::now();
+  for (const auto& attempt : attempts) {
+    attempt->withdraw(processes[0]->failure(FailureKind::kAborted, 0));
+    attempt->succeeded();
+  }
+  EXPECT_TRUE(eventually([&] { return server->size() == 0; }));
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(3)) << "it was left to be read";
+}
+
 TEST_F(RendezvousTest, ADeathReachesThoseWhoDoNotWatchTheVictim) {
   auto world = std::make_shared<FakeWorld>();
   for (int rank = 0; rank < 3; ++rank) {

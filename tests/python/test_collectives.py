@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 
 import pytest
 import torch
@@ -360,6 +361,52 @@ def futures_are_complete_after_wait() -> None:
 
 def test_futures_are_complete_when_wait_returns(ranks):
     ranks.world(2).run(futures_are_complete_after_wait)
+
+
+def waits_beside_a_callback_that_blocks() -> None:
+    rank, world = me()
+    entered, free = threading.Event(), threading.Event()
+
+    def block(_: object) -> None:
+        entered.set()
+        free.wait()
+
+    # Nothing was sent yet, so that it does not run here.
+    blocked = dist.irecv(torch.zeros(1), src=1 - rank).get_future().then(block)
+    dist.barrier()
+    dist.send(torch.ones(1), dst=1 - rank)
+    try:
+        assert entered.wait(30)
+        for _ in range(20):
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+            future = work.get_future()
+            assert work.wait()
+    finally:
+        free.set()
+    blocked.wait()
+    check(future.wait()[0], torch.full((3,), float(world)), "the future afterwards")
+
+
+def test_wait_does_not_wait_for_a_callback_that_blocks(ranks):
+    ranks.world(2).run(waits_beside_a_callback_that_blocks)
+
+
+def waits_inside_a_callback() -> None:
+    _, world = me()
+
+    def look(_: object) -> torch.Tensor:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        future = work.get_future()
+        work.wait()
+        assert future.done()
+        return future.value()[0]
+
+    first = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    check(first.then(look).wait(), torch.full((3,), float(world)), "value() in a callback")
+
+
+def test_futures_are_complete_after_a_wait_inside_a_callback(ranks):
+    ranks.world(2).run(waits_inside_a_callback)
 
 
 def barrier_orders() -> None:
