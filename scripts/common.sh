@@ -69,6 +69,7 @@ sanitizer_setup() {
   directory="$BUILD_ROOT/$1-sanitizer"
   mkdir -p "$BUILD_ROOT"
   configure "$directory" -DTORCHFT_EXT_BUILD_PYTHON=OFF -DTORCHFT_EXT_SANITIZE=$sanitizers -DTORCHFT_EXT_OPTIMIZE=$optimise \
+    -DTORCHFT_EXT_PRECOMPILE=ON \
     >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
   # The suppressions name torch's own libraries and nothing of ours.
   local supp="$ROOT/scripts/suppressions"

@@ -19,10 +19,13 @@ class Options(_Backend.Options):
         interface: str | None = None,
         port_range: str | None = None,
         heartbeat: timedelta | None = None,
+        nan_check: bool | None = None,
         poison: bool = False,
         high_priority_stream: bool = False,
         blocking_wait: bool = False,
     ) -> None: ...
+    def __copy__(self) -> Options: ...
+    def __deepcopy__(self, memo: dict[int, object]) -> Options: ...
     @property
     def timeout(self) -> timedelta | None: ...
     @property
@@ -31,6 +34,8 @@ class Options(_Backend.Options):
     def port_range(self) -> str | None: ...
     @property
     def heartbeat(self) -> timedelta | None: ...
+    @property
+    def nan_check(self) -> bool | None: ...
     @property
     def poison(self) -> bool: ...
     @property
@@ -65,9 +70,31 @@ class Backend(_Backend):
 
     def set_timeout(self, timeout: timedelta) -> None: ...
     def shutdown(self) -> None: ...
+    def shrink(
+        self,
+        ranks_to_exclude: list[int],
+        shrink_flags: int = 0,
+        opts_override: _Backend.Options | None = None,
+    ) -> Backend:
+        """Return a group of all members but these; torch.distributed.shrink_group() calls it.
+
+        Blocks, without the GIL, until the new group's first epoch stands, up to the timeout.
+
+        Raises:
+            CommError: it could not be formed.
+            ValueError: bad ranks or flags.
+            RuntimeError: this group has no epoch.
+
+        Threads: any.
+        """
+
     def rank(self) -> int: ...
     def size(self) -> int: ...
     def stats(self) -> Stats: ...
+    @property
+    def options(self) -> Options:
+        """Of this group; its timeout is the one that holds, as ``_timeout``."""
+
     @property
     def epoch(self) -> int: ...
     @property

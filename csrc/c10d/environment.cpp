@@ -29,6 +29,11 @@ std::chrono::milliseconds parseSeconds(const char* name, const std::string& text
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
 }
 
+bool parseSwitch(const char* name, const std::string& text) {
+  TORCH_CHECK_VALUE(text == "0" || text == "1", name, ": expected '0' or '1', found '", text, "'");
+  return text == "1";
+}
+
 }  // namespace
 
 PortRange parsePortRange(const std::string& source, const std::string& text) {
@@ -51,6 +56,9 @@ Environment readEnvironment() {
   }
   if (const auto text = read("TORCHFT_EXT_HEARTBEAT")) {
     environment.heartbeat = parseSeconds("TORCHFT_EXT_HEARTBEAT", *text);
+  }
+  if (const auto text = read("TORCHFT_EXT_NAN_CHECK")) {
+    environment.nan_check = parseSwitch("TORCHFT_EXT_NAN_CHECK", *text);
   }
   return environment;
 }

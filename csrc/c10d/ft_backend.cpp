@@ -16,6 +16,8 @@
 #include "c10d/device_arguments.h"
 #include "c10d/device_completion.h"
 #include "c10d/engines.h"
+#include "c10d/environment.h"
+#include "c10d/nan_check.h"
 #include "c10d/poison.h"
 #include "c10d/premul_sum.h"
 #include "c10d/reconfigure.h"
@@ -115,7 +117,9 @@ FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
       engine_(std::move(choice.engine)),
       poison_(std::move(choice.poison)),
       devices_(std::move(choice.devices)),
+      engine_name_(creation.engine),
       bound_device_(creation.bound_device),
+      nan_check_(creation.options->nan_check.value_or(readEnvironment().nan_check.value_or(false))),
       may_resize_(creation.may_resize || kTorchFollowsBackend),
       fixed_rank_(creation.rank),
       fixed_size_(creation.size),
@@ -211,10 +215,19 @@ void FtBackend::begin(const std::shared_ptr<StoreThread>& store, const std::stri
     throw;  // shut down, or configuring already: the running attempt is not ours to end
   } catch (...) {
     group_->abort("a signal interrupted configure()");
+    noteFormed({});
     throw;
   }
+  noteFormed(failure ? EpochPlace{} : EpochPlace{store, prefix, group_->epoch()});
   if (failure) throwFailure(failure);
   followEpoch();
+}
+
+void FtBackend::noteFormed(EpochPlace place) {
+  std::map<std::string, c10::intrusive_ptr<FtBackend>> children;  // let go of after the lock
+  const MutexLock lock(store_mutex_);
+  std::swap(formed_, place);
+  children.swap(to_come_);
 }
 
 void FtBackend::followEpoch() {
@@ -227,6 +240,7 @@ void FtBackend::followEpoch() {
 void FtBackend::abort(const std::string& why) {
   guard_.check("this process group");
   group_->abort(why);
+  for (const auto& child : childrenToCome()) child->abort(why);
 }
 
 void FtBackend::check(std::optional<Milliseconds> timeout) {
@@ -247,6 +261,7 @@ void FtBackend::check(std::optional<Milliseconds> timeout) {
 
 void FtBackend::shutdown() {
   guard_.check("this process group");
+  for (const auto& child : childrenToCome()) child->shutdown();
   group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));
 }
 
@@ -359,6 +374,7 @@ FtBackend::Place FtBackend::enter() const {
 Prepared FtBackend::prepare(const Place& place, OpKind kind, Milliseconds timeout,
                             bool async) const {
   Prepared prepared;
+  prepared.rank = place.rank;
   prepared.async = async;
   prepared.operation.kind = kind;
   prepared.operation.epoch = place.epoch;
@@ -407,6 +423,7 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
   std::vector<std::shared_ptr<void>> tensors;
   operations.reserve(prepared.size());
   for (Prepared& one : prepared) {
+    if (nan_check_ && device.is_cpu()) checkForNan(one);
     if (!one.side && !device.is_cpu()) placeOn(device, one);
     if (one.side) sides.push_back(one.side);
     const OpKind kind = one.operation.kind;
@@ -434,6 +451,11 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
                                      std::move(completion));
 }
 
+void FtBackend::checkForNan(const Prepared& prepared) {
+  if (!holdsNan(contributionsOf(prepared))) return;
+  group_->abortEpoch(prepared.operation.epoch, nanFound(prepared.operation.kind));
+}
+
 // ---------------------------------------------------------------- device tensors
 
 void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
@@ -446,6 +468,7 @@ void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
   side->timed = timed_.load(std::memory_order_relaxed);
   side->flat = prepared.flat;
   side->behind = behind(device, prepared, flag);
+  if (nan_check_) side->verdict = verdictOn(prepared, side->current);
   if (flag.defined()) prepared.tensors.push_back(std::move(flag));
   if (prepared.factor.defined()) prepared.tensors.push_back(std::move(prepared.factor));
   prepared.side = side;
@@ -462,6 +485,17 @@ std::function<void(const c10::Stream&)> FtBackend::behind(const c10::Device& dev
     const c10::StreamGuard guard(stream);
     if (low_bit) enqueueLowBits(outputs, device);
     if (poison_flag.defined()) enqueuePoison(outputs, poison_flag, device);
+  };
+}
+
+// Enqueues on the stream that the operation's own waits for.
+std::function<std::string()> FtBackend::verdictOn(const Prepared& prepared,
+                                                  const c10::Stream& stream) const {
+  if (devices_.platform()->cuda->capturing(stream)) return {};
+  const std::vector<at::Tensor> contributions = contributionsOf(prepared);
+  if (contributions.empty()) return {};
+  return [found = enqueueNanCheck(contributions), kind = prepared.operation.kind] {
+    return found() ? nanFound(kind) : std::string();
   };
 }
 

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -28,6 +29,7 @@
 #include "c10d/options.h"
 #include "c10d/prepared.h"
 #include "c10d/process.h"
+#include "c10d/store_adapter.h"
 #include "comm/group.h"
 
 namespace torchft_ext {
@@ -100,6 +102,31 @@ class FtBackend : public c10d::Backend {
     return sequence_.load(std::memory_order_relaxed);
   }
 
+  bool supportsSplitting() const override { return true; }
+  bool supportsShrinking() const override { return true; }
+  // A group of the members with these ranks of the current epoch, in ascending order; null for who
+  // is not among them, and need not call it. Its first epoch meets below the current one's place in
+  // the store. options: null, or the parent's: copied. Blocks up to their timeout; abort() of this
+  // group ends it. Raises as configure() does, the failure of an epoch that is over, and
+  // RuntimeError where there is none. What failed may be tried again.
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  // The same with a group that may be resized: where its ProcessGroup follows the epoch.
+  c10::intrusive_ptr<FtBackend> splitOff(const c10::intrusive_ptr<c10d::Store>& store,
+                                         const std::vector<int>& ranks,
+                                         const c10::intrusive_ptr<c10d::Backend::Options>& options,
+                                         bool may_resize);
+  // A copy of them, or of this group's own.
+  c10::intrusive_ptr<FtOptions> optionsOfChild(
+      const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  // A group of all members but these, in the same order; those left all call it, with the same
+  // ranks. The epoch may have failed. SHRINK_ABORT (1) aborts it first; else it is left as it is.
+  // Blocks and raises as split(). What failed may be tried again, with more ranks too.
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+
   // Operations that this thread issues in between begin as one, with one Work. On the CPU they
   // begin one after the other.
   bool supportsCoalescing() const override { return devices_.platform() != nullptr; }
@@ -161,7 +188,20 @@ class FtBackend : public c10d::Backend {
     int size = 1;
   };
 
+  // Where the members of an epoch have met.
+  struct EpochPlace {
+    std::shared_ptr<StoreThread> thread;
+    std::string prefix;
+    int64_t epoch = 0;  // 0: none
+  };
+
   Place enter() const;
+  EpochPlace placeOf(int64_t epoch, const char* operation);
+  c10::intrusive_ptr<FtBackend> derive(Creation creation, const Place& place,
+                                       const std::vector<int>& members, const EpochPlace& where);
+  c10::intrusive_ptr<FtBackend> childAt(const EpochPlace& where, const Creation& creation,
+                                        const std::vector<int>& members);
+  std::vector<c10::intrusive_ptr<FtBackend>> childrenToCome();
   size_t awaitHook(Deadline deadline);  // see CompletionHook::awaitAll(); a signal aborts the epoch
   Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout, bool async) const;
   void setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
@@ -171,11 +211,14 @@ class FtBackend : public c10d::Backend {
   // Where they run has been checked.
   WorkPtr issueAll(std::vector<Prepared> prepared, Described described, const c10::Device& device);
   void placeOn(const c10::Device& device, Prepared& prepared) const;
+  void checkForNan(const Prepared& prepared);  // host memory
+  std::function<std::string()> verdictOn(const Prepared& prepared, const c10::Stream& stream) const;
   std::function<void(const c10::Stream&)> behind(const c10::Device& device,
                                                  const Prepared& prepared,
                                                  const at::Tensor& poison_flag) const;
   void begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix, int rank,
              int size, std::optional<Milliseconds> timeout);
+  void noteFormed(EpochPlace place);
   void followEpoch();
   void keep(std::shared_ptr<StoreThread> store);
 
@@ -196,7 +239,9 @@ class FtBackend : public c10d::Backend {
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<PoisonEngine> poison_;  // null: Options.poison is off
   const Devices devices_;
+  const std::string engine_name_;
   const std::optional<c10::Device> bound_device_;
+  const bool nan_check_;
   const bool may_resize_;
   const int fixed_rank_;  // what a ProcessGroup that cannot follow reports
   const int fixed_size_;
@@ -205,6 +250,9 @@ class FtBackend : public c10d::Backend {
   Mutex store_mutex_;
   // Of the last epoch: kept, since making a client may take seconds.
   std::shared_ptr<StoreThread> store_ GUARDED_BY(store_mutex_);
+  EpochPlace formed_ GUARDED_BY(store_mutex_);  // of the last configure(), where it succeeded
+  // Split or shrunken off this epoch: those being formed, and those tried in vain; by place.
+  std::map<std::string, c10::intrusive_ptr<FtBackend>> to_come_ GUARDED_BY(store_mutex_);
   // Of every reconfigure() that succeeded.
   std::set<int64_t> used_uuids_ GUARDED_BY(store_mutex_);
   std::shared_ptr<Group> group_;       // constant; let go of in a forked child

@@ -5,14 +5,40 @@
 // It never blocks by itself.
 #pragma once
 
+#include <chrono>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
 
 #include "c10d/ft_backend.h"
 
 namespace torchft_ext {
 
-class FtProcessGroup : public c10d::ProcessGroup {
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// Overrides splitGroup(), which takes one argument more since torch 2.13.
+template <typename Method>
+class WithSplitGroup;
+
+template <typename... Arguments>
+class WithSplitGroup<ProcessGroupPtr (c10d::ProcessGroup::*)(Arguments...)>
+    : public c10d::ProcessGroup {
+ public:
+  using c10d::ProcessGroup::ProcessGroup;
+  ProcessGroupPtr splitGroup(Arguments... arguments) final { return splitOff(arguments...); }
+
+ protected:
+  using Timeout = std::optional<std::chrono::milliseconds>;
+  using BackendOptions = std::optional<c10::intrusive_ptr<c10d::Backend::Options>>;
+  // devices: those that the new group serves; nullopt: all that this one does.
+  virtual ProcessGroupPtr splitOff(
+      const std::vector<int>& ranks, const Timeout& timeout, const BackendOptions& options,
+      const std::optional<std::string>& name, const std::optional<std::string>& description,
+      const std::optional<std::vector<c10::Device>>& devices = std::nullopt) = 0;
+};
+
+class FtProcessGroup : public WithSplitGroup<decltype(&c10d::ProcessGroup::splitGroup)> {
  public:
   // Serves every device type by this backend.
   FtProcessGroup(const c10::intrusive_ptr<c10d::Store>& store,
@@ -25,7 +51,14 @@ class FtProcessGroup : public c10d::ProcessGroup {
   const std::string getBackendName() const override { return backend_->getBackendName(); }
 
  private:
+  // See FtBackend::split(): null for who is not among the ranks.
+  ProcessGroupPtr splitOff(const std::vector<int>& ranks, const Timeout& timeout,
+                           const BackendOptions& options, const std::optional<std::string>& name,
+                           const std::optional<std::string>& description,
+                           const std::optional<std::vector<c10::Device>>& devices) override;
+
   const c10::intrusive_ptr<FtBackend> backend_;
+  const std::vector<c10::DeviceType> devices_;
 };
 
 }  // namespace torchft_ext

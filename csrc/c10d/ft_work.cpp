@@ -230,13 +230,7 @@ void FtWork::abort() {
 void FtWork::failEpoch(FailureKind kind, const std::string& how) const {
   const auto& lifecycle = states_.front()->lifecycle();
   if (!lifecycle) return;
-  Failure failure;
-  failure.kind = kind;
-  failure.cause.rank = lifecycle->identity().rank;
-  failure.cause.host = hostName();
-  failure.cause.pid = ::getpid();
-  failure.cause.how = how;
-  lifecycle->fail(std::move(failure));
+  lifecycle->fail(lifecycle->ownFailure(kind, how));
   for (const auto& state : states_) settle(*state);
 }
 

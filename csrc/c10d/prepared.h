@@ -16,6 +16,7 @@ namespace torchft_ext {
 
 struct Prepared {
   Operation operation;
+  int rank = 0;                     // this one's, in the epoch that it is laid out for
   std::vector<at::Tensor> tensors;  // those that its buffers lie in
   bool async = true;                // false: device tensors are served on the current stream itself
   bool flat = false;                // the parts of its inputs or outputs are one tensor

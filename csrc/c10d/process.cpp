@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/fork.h"
-#include "base/host_name.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "comm/callbacks.h"
@@ -97,13 +96,7 @@ void failOutstanding(const std::string& how) {
   }
   if (!watchdog) return;
   for (const auto& lifecycle : watchdog->outstanding()) {
-    Failure failure;
-    failure.kind = FailureKind::kAborted;
-    failure.cause.rank = lifecycle->identity().rank;
-    failure.cause.host = hostName();
-    failure.cause.pid = ::getpid();
-    failure.cause.how = how;
-    lifecycle->fail(std::move(failure));
+    lifecycle->fail(lifecycle->ownFailure(FailureKind::kAborted, how));
   }
 }
 

@@ -1,11 +1,8 @@
 #include "comm/group.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
-#include "base/host_name.h"
 #include "base/log.h"
 
 namespace torchft_ext {
@@ -15,16 +12,6 @@ constexpr Duration kDrainSoon = std::chrono::milliseconds(50);
 constexpr Duration kFlushWithin = std::chrono::milliseconds(50);
 // An epoch that ended so recently, and not by a loss, was ended by a member that began anew.
 constexpr Duration kJustEnded = std::chrono::seconds(1);
-
-Failure aborted(int rank, std::string how) {
-  Failure failure;
-  failure.kind = FailureKind::kAborted;
-  failure.cause.rank = rank;
-  failure.cause.host = hostName();
-  failure.cause.pid = ::getpid();
-  failure.cause.how = std::move(how);
-  return failure;
-}
 
 // The epoch has formed, and a member that was faster has ended it, to begin the next one perhaps.
 // configure() has succeeded here too: members that do nothing but begin epoch after epoch would see
@@ -81,7 +68,8 @@ Group::~Group() {
     MutexLock lock(mutex_);
     forming = forming_;
   }
-  if (forming) forming->fail(aborted(forming->identity().rank, "its group object was destroyed"));
+  if (forming)
+    forming->fail(forming->ownFailure(FailureKind::kAborted, "its group object was destroyed"));
 }
 
 // ---------------------------------------------------------------- configure
@@ -117,7 +105,8 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     bool done = false;
     ~Finally() {
       if (!done)
-        group.configureFailed(attempt, aborted(attempt.rank, "configure() was interrupted"));
+        group.configureFailed(attempt, attempt.lifecycle->ownFailure(
+                                           FailureKind::kAborted, "configure() was interrupted"));
     }
   } finally{*this, attempt};
 
@@ -309,7 +298,7 @@ void Group::endCurrent(const std::string& why, Deadline deadline) {
   if (!ended.communicator) return;
   // Others may still be at the last operation that succeeded here: they get its bytes.
   if (!ended.communicator->leaveForAnother(deadline.orEarlier(kFlushWithin)))
-    ended.lifecycle->fail(aborted(ended.lifecycle->identity().rank, why));
+    ended.lifecycle->fail(ended.lifecycle->ownFailure(FailureKind::kAborted, why));
   drain(*ended.communicator, deadline);
   const uint64_t sent = ended.communicator->bytesSent();
   const uint64_t received = ended.communicator->bytesReceived();
@@ -338,10 +327,25 @@ void Group::abort(const std::string& why) {
     current = current_;
     limit = timeout_;
   }
-  if (forming) forming->fail(aborted(forming->identity().rank, why));
-  if (!current.communicator) return;
-  current.lifecycle->fail(aborted(current.lifecycle->identity().rank, why));
-  drain(*current.communicator, Deadline::after(limit));
+  if (forming) forming->fail(forming->ownFailure(FailureKind::kAborted, why));
+  abort(current, why, limit);
+}
+
+void Group::abortEpoch(int64_t epoch, const std::string& why) {
+  Epoch current;
+  Duration limit{0};
+  {
+    MutexLock lock(mutex_);
+    if (epoch_ == epoch) current = current_;
+    limit = timeout_;
+  }
+  abort(current, why, limit);
+}
+
+void Group::abort(const Epoch& epoch, const std::string& why, Duration limit) {
+  if (!epoch.communicator) return;
+  epoch.lifecycle->fail(epoch.lifecycle->ownFailure(FailureKind::kAborted, why));
+  drain(*epoch.communicator, Deadline::after(limit));
 }
 
 bool Group::shutdown(Deadline deadline) {
@@ -353,12 +357,12 @@ bool Group::shutdown(Deadline deadline) {
     forming = forming_;
     last = current_;
   }
-  if (forming) forming->fail(aborted(forming->identity().rank, "shutdown() was called"));
+  if (forming) forming->fail(forming->ownFailure(FailureKind::kAborted, "shutdown() was called"));
   if (!last.communicator) return true;
   const bool left = last.communicator->leave(deadline);
   if (!left) {
-    last.lifecycle->fail(aborted(last.lifecycle->identity().rank,
-                                 "shutdown() ran out of time with operations pending"));
+    last.lifecycle->fail(last.lifecycle->ownFailure(
+        FailureKind::kAborted, "shutdown() ran out of time with operations pending"));
   }
   drain(*last.communicator, Deadline::after(kDrainSoon));
   std::unique_ptr<Rendezvous> ended;
@@ -461,9 +465,8 @@ FailurePtr Group::check(Deadline deadline) {
     current = current_;
   }
   if (!current.communicator->awaitIssued(deadline)) {
-    Failure failure = aborted(current.lifecycle->identity().rank,
-                              "check() ran out of time with operations pending");
-    failure.kind = FailureKind::kTimeout;
+    Failure failure = current.lifecycle->ownFailure(
+        FailureKind::kTimeout, "check() ran out of time with operations pending");
     failure.op = "check";
     current.lifecycle->fail(std::move(failure));
   }

@@ -58,6 +58,8 @@ class Group {
   // Idempotent. Releases every waiter at once, then waits until no engine thread is inside a user
   // buffer (50 ms).
   void abort(const std::string& why);
+  // The same, if that is the current epoch; an attempt to form another is left alone.
+  void abortEpoch(int64_t epoch, const std::string& why);
   std::shared_ptr<OpState> issue(Operation operation);
   // Operations that begin as one, in this order. All or none belong to the current epoch.
   std::vector<std::shared_ptr<OpState>> issueTogether(std::vector<Operation> operations);
@@ -108,6 +110,7 @@ class Group {
   FailurePtr configureFailed(Attempt& attempt, Failure failure);
   Failure asTold(const Failure& failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
+  void abort(const Epoch& epoch, const std::string& why, Duration limit);
   void endCurrent(const std::string& why, Deadline deadline);
   void drain(Communicator& communicator, Deadline deadline);
   FailurePtr whyNoEpoch() const REQUIRES(mutex_);

@@ -1,8 +1,11 @@
 #include "comm/lifecycle.h"
 
+#include <unistd.h>
+
 #include <exception>
 #include <utility>
 
+#include "base/host_name.h"
 #include "base/log.h"
 
 namespace torchft_ext {
@@ -24,6 +27,16 @@ void notify(const Lifecycle::OnFailed& subscriber, const FailurePtr& failure) no
 FailurePtr Lifecycle::failure() const {
   MutexLock lock(mutex_);
   return failure_;
+}
+
+Failure Lifecycle::ownFailure(FailureKind kind, std::string how) const {
+  Failure failure;
+  failure.kind = kind;
+  failure.cause.rank = identity_.rank;
+  failure.cause.host = hostName();
+  failure.cause.pid = ::getpid();
+  failure.cause.how = std::move(how);
+  return failure;
 }
 
 bool Lifecycle::activate() {

@@ -37,6 +37,9 @@ class Lifecycle {
   // Set at once with kFailed; null in every other state.
   FailurePtr failure() const;
 
+  // What this process brings about itself: to be completed, and given to fail().
+  Failure ownFailure(FailureKind kind, std::string how) const;
+
   bool activate();  // forming -> active; false: it is already over
   // The first failure wins and is kept, completed with this epoch's identity; subscribers are
   // called on this thread. False: the epoch was already over; the failure is dropped.

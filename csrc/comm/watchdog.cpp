@@ -1,14 +1,11 @@
 #include "comm/watchdog.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "base/fork.h"
-#include "base/host_name.h"
 
 namespace torchft_ext {
 namespace {
@@ -26,17 +23,14 @@ bool later(const Entry& a, const Entry& b) {
 }
 
 void failEpochOf(const OpState& op) {
-  Failure failure;
-  failure.kind = FailureKind::kTimeout;
-  failure.op = toString(op.kind());
+  const std::string name = toString(op.kind());
+  Failure failure = op.lifecycle()->ownFailure(
+      FailureKind::kTimeout, name + " #" + std::to_string(op.seq()) + " did not complete within " +
+                                 formatSeconds(op.timeout()));
+  failure.op = name;
   failure.seq = op.seq();
   failure.elapsed = Clock::now() - op.issuedAt();
   failure.limit = op.timeout();
-  failure.cause.rank = op.lifecycle()->identity().rank;
-  failure.cause.host = hostName();
-  failure.cause.pid = ::getpid();
-  failure.cause.how = failure.op + " #" + std::to_string(failure.seq) +
-                      " did not complete within " + formatSeconds(failure.limit);
   op.lifecycle()->fail(std::move(failure));
 }
 

@@ -49,8 +49,8 @@ class HostEpoch::ControlLane : public LinkReceiver {
     epoch_.onControlText(rank_, header, payload);
   }
 
-  void onBroken(const std::string& why, bool /*clean*/) override {
-    epoch_.onLaneEnded(rank_, kControl, why);
+  void onBroken(const std::string& /*why*/, bool /*clean*/) override {
+    epoch_.onLaneEnded(rank_, kControl);
   }
 
  private:
@@ -86,6 +86,9 @@ void HostEpoch::start(FormingCallbacks callbacks) {
       if (auto self = weak.lock()) self->onLifecycleFailed(failure);
     });
   });
+  judge_ = std::make_unique<LinkJudge>(
+      *loop, setup_.roster,
+      [this](int rank, FailureKind kind, const std::string& how) { onVerdict(rank, kind, how); });
   if (size() == 1) {
     allLanesStand();
     return;
@@ -134,8 +137,8 @@ void HostEpoch::allLanesStand() {
   }
   ScheduleRunner::Callbacks callbacks;
   callbacks.failed = [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); };
-  callbacks.broken = [this](int rank, const std::string& why, bool /*clean*/) {
-    onLaneEnded(rank, kCollective, why);
+  callbacks.broken = [this](int rank, const std::string& /*why*/, bool /*clean*/) {
+    onLaneEnded(rank, kCollective);
   };
   callbacks.left = [this](int rank, const FrameHeader& goodbye) {
     onCollectivesLeft(rank, goodbye);
@@ -166,12 +169,10 @@ void HostEpoch::passIfPassedBy(const FrameHeader& last_words) {
 
 void HostEpoch::becomeUp() {
   state_ = State::kUp;
-  judge_ = std::make_unique<LinkJudge>(
-      *setup_.loop, setup_.roster,
-      [this](int rank, FailureKind kind, const std::string& how) { failPeer(rank, kind, how); });
   if (forming_.up) forming_.up();  // first: the monitor may know at once that the epoch has ended
   forming_ = {};
   startMonitor();
+  if (lost_while_forming_) setup_.lifecycle->fail(*lost_while_forming_);
 }
 
 void HostEpoch::startMonitor() {
@@ -306,17 +307,9 @@ void HostEpoch::failLeaver(int rank, const std::string& how) {
 
 // ---------------------------------------------------------------- ends
 
-void HostEpoch::onLaneEnded(int rank, Lane lane, const std::string& why) {
+void HostEpoch::onLaneEnded(int rank, Lane lane) {
   if (state_ == State::kOver) return;
   Peer& gone = peer(rank);
-  if (state_ != State::kUp) {
-    Failure failure;
-    failure.kind = FailureKind::kPeerLost;
-    failure.cause.rank = rank;
-    failure.cause.how = "its connection ended while the epoch formed (" + why + ")";
-    breakAttempt(failure, false);
-    return;
-  }
   if (gone.left || gone.collectives_left) {
     const bool needed = lane == kCollective ? runner_->needs(rank) : messages_->needs(rank);
     if (needed) failLeaver(rank, "it left before it had done its part");
@@ -325,13 +318,24 @@ void HostEpoch::onLaneEnded(int rank, Lane lane, const std::string& why) {
   judge_->laneEnded(rank, lane);
 }
 
-void HostEpoch::failPeer(int rank, FailureKind kind, const std::string& how) {
+// While the epoch forms, another attempt may have taken its place; this one is broken either way.
+void HostEpoch::onVerdict(int rank, FailureKind kind, const std::string& how) {
+  if (state_ == State::kUp) return failPeer(rank, kind, how);
+  lost_while_forming_ = lossOf(rank, kind, how + ", while the epoch formed");
+  breakAttempt(*lost_while_forming_, false);
+}
+
+Failure HostEpoch::lossOf(int rank, FailureKind kind, const std::string& how) const {
   const MemberRecord& member = setup_.roster.members[static_cast<size_t>(rank)];
   Failure failure;
   failure.kind = kind;
   failure.cause = {rank, kind == FailureKind::kLinkLost ? this->rank() : -1, member.host,
                    member.pid, how};
-  setup_.lifecycle->fail(std::move(failure));
+  return failure;
+}
+
+void HostEpoch::failPeer(int rank, FailureKind kind, const std::string& how) {
+  setup_.lifecycle->fail(lossOf(rank, kind, how));
 }
 
 void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {

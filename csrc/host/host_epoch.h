@@ -101,7 +101,9 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
   void onGoodbye(int rank, const FrameHeader& goodbye);
   // From either lane.
-  void onLaneEnded(int rank, Lane lane, const std::string& why);
+  void onLaneEnded(int rank, Lane lane);
+  void onVerdict(int rank, FailureKind kind, const std::string& how);
+  Failure lossOf(int rank, FailureKind kind, const std::string& how) const;
   void failPeer(int rank, FailureKind kind, const std::string& how);
   void onCollectivesLeft(int rank, const FrameHeader& goodbye);
   void noteFarewell(int rank, const FrameHeader& goodbye);
@@ -123,7 +125,8 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;
   std::unique_ptr<PeerMonitor::Watch> watch_;
-  std::unique_ptr<LinkJudge> judge_;  // while up
+  std::unique_ptr<LinkJudge> judge_;  // until it is over
+  std::optional<Failure> lost_while_forming_;
   Lifecycle::Subscription subscription_ = 0;
   Farewell farewell_ = Farewell::kForGood;
   std::vector<std::function<void(bool left)>> leaving_;  // who waits for the goodbye

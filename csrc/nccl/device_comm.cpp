@@ -1,11 +1,9 @@
 #include "nccl/device_comm.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <unistd.h>
 
 #include <utility>
 
-#include "base/host_name.h"
 #include "nccl/pause.h"
 #include "nccl/stream_pool.h"
 
@@ -75,14 +73,10 @@ bool DeviceComm::settle(Deadline deadline) {
 void DeviceComm::fail(NcclResult result, const std::string& doing) {
   // NCCL's text for no communicator in particular: this one may be closed by now.
   const std::string text = api().lastError(nullptr);
-  Failure failure;
-  failure.kind = kindOf(result);
-  failure.cause.rank = setup_.lifecycle->identity().rank;
-  failure.cause.host = hostName();
-  failure.cause.pid = ::getpid();
-  failure.cause.how = std::string("NCCL reported '") + toString(result) + "' while " + doing +
-                      " its communicator (" + setup_.name + ")" + (text.empty() ? "" : ": " + text);
-  setup_.lifecycle->fail(std::move(failure));
+  setup_.lifecycle->fail(setup_.lifecycle->ownFailure(
+      kindOf(result), std::string("NCCL reported '") + toString(result) + "' while " + doing +
+                          " its communicator (" + setup_.name + ")" +
+                          (text.empty() ? "" : ": " + text)));
 }
 
 std::shared_ptr<void> DeviceComm::scratch() {

@@ -34,6 +34,15 @@ void finish(const WatchedOp& op, FailurePtr failure) {
   op.outstanding->end(op.number);
 }
 
+void judge(const WatchedOp& op, Lifecycle& lifecycle) {
+  std::string verdict = op.verdict ? op.verdict() : "";
+  if (verdict.empty()) return;
+  Failure failure = lifecycle.ownFailure(FailureKind::kAborted, std::move(verdict));
+  failure.op = toString(op.state->kind());
+  failure.seq = op.state->seq();
+  lifecycle.fail(std::move(failure));
+}
+
 enum class Fired { kNo, kYes, kUnknown };
 
 // Unknown: the device is in error, and will not tell better later; the epoch has failed.
@@ -138,6 +147,7 @@ bool Watched::completeFired(std::deque<WatchedOp>& ops) {
     // abort, which comes after.
     Lifecycle& lifecycle = *op.state->lifecycle();
     if (op.interrupted || fired(*op.end, lifecycle) != Fired::kYes || op.comm->closed()) break;
+    judge(op, lifecycle);
     const FailurePtr failure = lifecycle.failure();
     finish(op, failure);
     ops.pop_front();

@@ -2,7 +2,8 @@
 //
 // An operation is watched from the moment its `end` event is recorded. It is complete when the
 // event has fired before its communicator was closed: success; or when its epoch has failed and the
-// communicator has been cut: the epoch's failure. What owns its buffers is kept until the event has
+// communicator has been cut: the epoch's failure; or when its verdict is that its epoch must fail,
+// and it does. What owns its buffers is kept until the event has
 // fired in either case, so after an abort until the stream has drained. Where NCCL was still at
 // work on the call when the epoch ended, that event proves nothing: they are kept until NCCL has
 // freed the communicator, and then until an event that is recorded behind it has fired. Where the
@@ -21,7 +22,9 @@
 
 #include <c10/core/Event.h>
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "base/threads.h"
 #include "comm/op_state.h"
@@ -42,6 +45,7 @@ struct WatchedOp {
   // NCCL was still at work on the call when the epoch ended: the event alone proves nothing, the
   // communicator must be gone too before the buffers are let go.
   bool interrupted = false;
+  std::function<std::string()> verdict{};  // see StreamSide
 
   // The poller's own.
   std::shared_ptr<c10::Event> behind_all{};  // of an interrupted one, once its communicator is gone

@@ -1,7 +1,6 @@
 #include "nccl/launch.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -9,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "base/host_name.h"
 #include "base/log.h"
 #include "nccl/nccl_calls.h"
 #include "nccl/nccl_group.h"
@@ -21,16 +19,6 @@ namespace {
 // through by then.
 constexpr Duration kCutWithin = std::chrono::seconds(12);
 constexpr Duration kGoneWithin = std::chrono::seconds(2);
-
-Failure ownFailure(const Lifecycle& lifecycle, FailureKind kind, std::string how) {
-  Failure failure;
-  failure.kind = kind;
-  failure.cause.rank = lifecycle.identity().rank;
-  failure.cause.host = hostName();
-  failure.cause.pid = ::getpid();
-  failure.cause.how = std::move(how);
-  return failure;
-}
 
 bool isTransfer(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv;
@@ -226,11 +214,11 @@ bool Launch::settleAll() {
 // The watchdog says the same at about this time; this thread must not leave before it is said.
 void Launch::endIfLate(const Op& op) {
   if (context_.lifecycle->over() || !op.issue.state->deadline().expired()) return;
-  Failure failure =
-      ownFailure(*context_.lifecycle, FailureKind::kTimeout,
-                 std::string(toString(op.issue.operation.kind)) + " #" +
-                     std::to_string(op.issue.state->seq()) + " was not under way within " +
-                     formatSeconds(op.issue.state->timeout()));
+  Failure failure = context_.lifecycle->ownFailure(
+      FailureKind::kTimeout, std::string(toString(op.issue.operation.kind)) + " #" +
+                                 std::to_string(op.issue.state->seq()) +
+                                 " was not under way within " +
+                                 formatSeconds(op.issue.state->timeout()));
   failure.op = toString(op.issue.operation.kind);
   failure.seq = op.issue.state->seq();
   failure.elapsed = Clock::now() - op.issue.state->issuedAt();
@@ -262,7 +250,7 @@ void Launch::watch(Op& op, bool interrupted) {
       std::move(operation.keep_alive), std::move(op.scratch));
   context_.threads->poller->watch({std::move(op.issue.state), op.comm, *op.side->stream, op.begun,
                                    op.side->end, std::move(owners), context_.outstanding, op.number,
-                                   interrupted});
+                                   interrupted, op.side->verdict});
 }
 
 // The epoch has failed while NCCL was at work on the calls, or because of them. Waiters are
@@ -306,16 +294,16 @@ void Launch::recordEndOfFailed(Op& op) {
 }
 
 void Launch::interrupted(const char* how) {
-  context_.lifecycle->fail(ownFailure(*context_.lifecycle, FailureKind::kAborted, how));
+  context_.lifecycle->fail(context_.lifecycle->ownFailure(FailureKind::kAborted, how));
   if (called_) return handOverInterrupted();
   completeAll();
 }
 
 FailurePtr Launch::whyOver() const {
   if (FailurePtr failure = context_.lifecycle->failure()) return failure;
-  return std::make_shared<Failure>(
-      ownFailure(*context_.lifecycle, FailureKind::kAborted,
-                 context_.lifecycle->over() ? "the epoch has ended" : "the operation was refused"));
+  return std::make_shared<Failure>(context_.lifecycle->ownFailure(
+      FailureKind::kAborted,
+      context_.lifecycle->over() ? "the epoch has ended" : "the operation was refused"));
 }
 
 void Launch::complete(Op& op, FailurePtr failure) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "comm/operation.h"
 
@@ -32,6 +33,9 @@ struct StreamSide : DeviceSide {
   // Enqueued on the operation's stream behind it, before `end` (poison). May be empty. Must only
   // enqueue.
   std::function<void(const c10::Stream&)> behind;
+  // Asked when the operation has run: empty, or why its epoch must fail. May be empty itself. Must
+  // not block.
+  std::function<std::string()> verdict;
 
   // What the engine did. Empty where nothing was enqueued (the operation failed at once).
   std::optional<c10::Stream> stream;  // where it runs

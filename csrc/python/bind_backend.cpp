@@ -180,9 +180,14 @@ void bind_backend(py::module_& module) {
           },
           py::arg("timeout"))
       .def("shutdown", &FtBackend::shutdown, NoGil())
+      // torch's own binding of it may hold the GIL.
+      .def("shrink", &FtBackend::shrink, py::arg("ranks_to_exclude"), py::arg("shrink_flags") = 0,
+           py::arg("opts_override") = c10::intrusive_ptr<c10d::Backend::Options>(), NoGil())
       .def("rank", &FtBackend::currentRank, NoGil())
       .def("size", &FtBackend::currentSize, NoGil())
       .def("stats", &statsOf)
+      // torch copies them for groups that it splits off.
+      .def_property_readonly("options", &FtBackend::getBackendOptions)
       .def_property_readonly("epoch", &FtBackend::epoch)
       .def_property_readonly("group_name", [](const FtBackend& self) { return self.groupName(); });
 

@@ -17,7 +17,8 @@ using Milliseconds = std::chrono::milliseconds;
 
 c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
                                           const py::object& interface_name, const py::object& ports,
-                                          const py::object& heartbeat_limit, bool poison,
+                                          const py::object& heartbeat_limit,
+                                          std::optional<bool> nan_check, bool poison,
                                           bool high_priority_stream, bool blocking_wait) {
   const std::optional<Milliseconds> timeout = optionalLimitOf("Options: timeout", timeout_limit);
   const std::optional<Milliseconds> heartbeat =
@@ -37,10 +38,15 @@ c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
   options->interface = std::move(interface);
   options->port_range = std::move(port_range);
   options->heartbeat = heartbeat;
+  options->nan_check = nan_check;
   options->poison = poison;
   options->high_priority_stream = high_priority_stream;
   options->blocking_wait = blocking_wait;
   return options;
+}
+
+c10::intrusive_ptr<FtOptions> copyOf(const FtOptions& options) {
+  return c10::make_intrusive<FtOptions>(options);
 }
 
 }  // namespace
@@ -52,11 +58,19 @@ void bind_options(py::module_& module) {
       "init_process_group().")
       .def(py::init(&makeOptions), py::kw_only(), py::arg("timeout") = py::none(),
            py::arg("interface") = py::none(), py::arg("port_range") = py::none(),
-           py::arg("heartbeat") = py::none(), py::arg("poison") = false,
-           py::arg("high_priority_stream") = false, py::arg("blocking_wait") = false)
+           py::arg("heartbeat") = py::none(), py::arg("nan_check") = py::none(),
+           py::arg("poison") = false, py::arg("high_priority_stream") = false,
+           py::arg("blocking_wait") = false)
+      // For Backend.options, of which torch makes copies.
+      .def("__copy__", &copyOf)
+      .def(
+          "__deepcopy__",
+          [](const FtOptions& options, const py::dict& /*memo*/) { return copyOf(options); },
+          py::arg("memo"))
       .def_readonly("interface", &FtOptions::interface)
       .def_readonly("port_range", &FtOptions::port_range)
       .def_readonly("heartbeat", &FtOptions::heartbeat)
+      .def_readonly("nan_check", &FtOptions::nan_check)
       .def_readonly("poison", &FtOptions::poison)
       .def_readonly("high_priority_stream", &FtOptions::high_priority_stream)
       .def_readonly("blocking_wait", &FtOptions::blocking_wait)

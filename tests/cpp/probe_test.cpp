@@ -30,6 +30,28 @@ Probe::Answer ask(EventLoop& loop, const SocketAddress& address, const Incarnati
   return given;
 }
 
+// A process that answers its first question, some time after it has come.
+class SlowPeer {
+ public:
+  explicit SlowPeer(Duration pause)
+      : listening_(listenOn(loopbackAddress(), {}, &error_)), thread_([this, pause] {
+          ASSERT_TRUE(listening_) << error_;
+          ASSERT_TRUE(waitReady(listening_->fd.get(), POLLIN));
+          RawPeer asker(acceptOne(listening_->fd.get()));
+          ASSERT_TRUE(waitReady(asker.fd(), POLLIN));
+          std::this_thread::sleep_for(pause);
+          asker.say(encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"}));
+          asker.readToEnd();
+        }) {}
+  ~SlowPeer() { thread_.join(); }
+  const SocketAddress& address() const { return listening_->address; }
+
+ private:
+  std::string error_;
+  const std::optional<ListeningSocket> listening_;
+  std::thread thread_;
+};
+
 TEST(Probe, ALivingProcessAnswers) {
   Door door;
   EXPECT_EQ(ask(door.loop, door.address(), selfIncarnation()), Probe::Answer::kAnswered);
@@ -105,30 +127,20 @@ TEST(Probe, AKernelThatAcceptsForAStoppedProcessMeansSilent) {
 
 TEST(Probe, WithoutALimitSilenceIsNoAnswer) {
   Door door;
-  std::string error;
-  auto listening = listenOn(loopbackAddress(), {}, &error);
-  ASSERT_TRUE(listening) << error;
-  std::thread slow([&] {
-    ASSERT_TRUE(waitReady(listening->fd.get(), POLLIN));
-    const UniqueFd late = acceptOne(listening->fd.get());
-    std::this_thread::sleep_for(milliseconds(300));
-    ASSERT_TRUE(sendWhole(late.get(), encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"})));
-    ASSERT_TRUE(waitReady(late.get(), POLLHUP | POLLIN));
-  });
-  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation(), Duration(-1)),
+  SlowPeer slow(milliseconds(300));
+  EXPECT_EQ(ask(door.loop, slow.address(), selfIncarnation(), Duration(-1)),
             Probe::Answer::kAnswered);
-  slow.join();
 }
 
 // Whoever asks was stopped itself before it could: the other has not been silent meanwhile.
 TEST(Probe, TimeInWhichTheQuestionWasNotAskedIsNoSilence) {
-  Door door;
+  SlowPeer slow(milliseconds(300));
   EventLoop asking("asking");
   std::promise<Probe::Answer> answer;
   std::unique_ptr<Probe> probe;
   onLoop(asking, [&] {
     probe = std::make_unique<Probe>(
-        asking, door.address(), selfIncarnation(), Deadline::after(milliseconds(1000)),
+        asking, slow.address(), selfIncarnation(), Deadline::after(milliseconds(1000)),
         [&](Probe::Answer given, const std::string& /*detail*/) { answer.set_value(given); });
     std::this_thread::sleep_for(milliseconds(1100));  // stopped
   });

@@ -85,7 +85,11 @@ def steps(device: str) -> list[Step]:
         Step("two ranks", 35, tests("collectives", options="--ranks 2")),
         Step("three ranks", 40, tests("collectives", options="--ranks 3")),
         Step("four ranks", 50, tests("collectives", options="--ranks 4")),
-        Step("operations", 30, tests("collectives", "names", options=SINGLES)),
+        Step(
+            "operations",
+            35,
+            tests("collectives", "names", "subgroups", "nan_check", options=SINGLES),
+        ),
         Step("aborts", 35, tests("aborts", "failures", options="-k 'not epochs_leave'")),
         Step("matrix", 80, tests("matrix")),
         Step("100 epochs", 30, tests("failures", options="-k epochs_leave")),

@@ -30,6 +30,10 @@ class Case:
         """As printed in reports, and accepted on the command line."""
         return f"{self.operation}/{self.world}/{self.victim}/{self.strike}"
 
+    def ends(self) -> tuple[int, int]:
+        """The two ranks of the link that a cut_link cuts, the higher one first: it connected."""
+        return (1, 0) if self.victim == 0 else (self.victim, 0)
+
 
 @dataclass
 class Pool:
@@ -127,17 +131,10 @@ def run_case(pool: Pool, case: Case) -> float:
     pool.configure(ranks)
     elements = pool.rng.choice(ELEMENTS)
     if forming:
-        pool.epochs += 1
-        for index, rank in enumerate(ranks):
-            limit = int(pool.configure_limit * 1000)
-            rank.say(f"configure epoch{pool.epochs} {index} {case.world} {limit}")
-            rank.say("loop configure 0")
+        begin_configuring(pool, case, ranks)
     else:
         for rank in ranks:
             rank.say(f"loop {case.operation} {elements}")
-    if forming:
-        for rank in ranks:
-            rank.expect("configured", HANG)
     time.sleep(pool.rng.uniform(0.005, 0.03))
 
     struck = _strike(case, strike, ranks)
@@ -151,6 +148,17 @@ def run_case(pool: Pool, case: Case) -> float:
     return released
 
 
+def begin_configuring(pool: Pool, case: Case, ranks: list[RankProcess]) -> None:
+    """They form one epoch after the other, until one fails."""
+    pool.epochs += 1
+    for index, rank in enumerate(ranks):
+        limit = int(pool.configure_limit * 1000)
+        rank.say(f"configure epoch{pool.epochs} {index} {case.world} {limit}")
+        rank.say("loop configure 0")
+    for rank in ranks:
+        rank.expect("configured", HANG)
+
+
 def _strike(case: Case, strike: Strike, ranks: list[RankProcess]) -> lateness.Strike:
     victim = ranks[case.victim]
     now = lateness.Strike.now(ranks)
@@ -158,10 +166,15 @@ def _strike(case: Case, strike: Strike, ranks: list[RankProcess]) -> lateness.St
         victim.signal(strike.signal)
     elif strike.command is not None:
         victim.say(strike.command)
-    else:  # the higher rank of a pair connects: it cuts its connections to the lower one's port
-        upper, lower = (ranks[1], ranks[0]) if case.victim == 0 else (victim, ranks[0])
-        upper.say(f"cut {lower.port}")
+    else:
+        cut(case, ranks)
     return now
+
+
+def cut(case: Case, ranks: list[RankProcess]) -> None:
+    """The higher rank of a pair connects: it cuts its connections to the lower one's port."""
+    upper, lower = case.ends()
+    ranks[upper].say(f"cut {ranks[lower].port}")
 
 
 def _collect(
@@ -179,10 +192,8 @@ def _collect(
     kinds = set()
     for rank in survivors:
         event = rank.expect("failed", HANG)
-        if event["ok"]:
-            raise MatrixError(f"a survivor was told of nothing: {event}")
-        kinds.add(event["kind"])
         _judge(case, strike, event, forming)
+        kinds.add(event["kind"])
         releases.add(rank, event)
     if case.strike == "abort" and kinds == {"timeout"}:
         raise MatrixError("nobody was told of the abort: all ran out of time")
@@ -191,19 +202,34 @@ def _collect(
 
 def _judge(case: Case, strike: Strike, event: Event, forming: bool) -> None:
     wider = forming and case.strike in FORMING
-    kinds = FORMING[case.strike] if wider else strike.kinds
+    expect_kind(event, FORMING[case.strike] if wider else strike.kinds)
+    if event["kind"] == "timeout" and wider:
+        return  # the deadline names who did not come, in words
+    if strike.victim_named:
+        expect_cause(event, case.victim)
+    else:
+        expect_ends(event, set(case.ends()))
+
+
+def expect_kind(event: Event, kinds: frozenset[str]) -> None:
+    """The rank was told of something, and of one of these kinds."""
+    if event["ok"]:
+        raise MatrixError(f"a survivor was told of nothing: {event}")
     if event["kind"] not in kinds:
         raise MatrixError(
             f"kind {event['kind']!r}, expected one of {sorted(kinds)}: {event['text']}"
         )
-    if event["kind"] == "timeout" and wider:
-        return  # the deadline names who did not come, in words
-    if strike.victim_named and event["cause"] != case.victim:
-        raise MatrixError(
-            f"the cause is rank {event['cause']}, expected {case.victim}: {event['text']}"
-        )
-    ends = {case.victim, 1} if case.victim == 0 else {case.victim, 0}
-    if not strike.victim_named and {event["cause"], event["other"]} != ends:
+
+
+def expect_cause(event: Event, rank: int) -> None:
+    """It blames that one."""
+    if event["cause"] != rank:
+        raise MatrixError(f"the cause is rank {event['cause']}, expected {rank}: {event['text']}")
+
+
+def expect_ends(event: Event, ends: set[int]) -> None:
+    """It names both ends of the cut link."""
+    if {event["cause"], event["other"]} != ends:
         raise MatrixError(
             f"the ends are {event['cause']} and {event['other']}, expected {ends}: {event['text']}"
         )

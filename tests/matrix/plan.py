@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from matrix import groups, kernel, pairs
+from matrix import forming, groups, kernel, pairs
 from matrix.cases import Case, Pool, run_case, run_store_case
-from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, applies, victims
+from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, victims
 
 STORE_WORLD = 3
 
@@ -58,14 +58,18 @@ def _single() -> list[Entry]:
                 # While an epoch forms more may be told: that proves less about the strike.
                 ("strike", strike, "forming" if operation == "configure" else "formed"),
             ],
-            partial(run_case, case=Case(operation, world, victim, strike)),
+            partial(_runner(operation, strike), case=Case(operation, world, victim, strike)),
         )
         for operation in OPERATIONS
         for world in WORLDS
         for victim in victims(world)
         for strike in STRIKES
-        if applies(operation, strike)
     ]
+
+
+def _runner(operation: str, strike: str) -> Callable[..., float]:
+    needs_help = operation == "configure" and strike in forming.STRIKES_HERE
+    return forming.run_forming_case if needs_help else run_case
 
 
 def _pairs() -> list[Entry]:

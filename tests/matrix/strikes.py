@@ -79,16 +79,8 @@ FORMING: dict[str, frozenset[str]] = {
     "exit": frozenset({"peer lost", "peer left", "aborted", "timeout"}),
     "shutdown": frozenset({"peer left", "aborted", "timeout"}),
     "abort": frozenset({"aborted", "timeout"}),
+    "cut_link": frozenset({"link lost", "timeout"}),
 }
-# They strike operations and links of an epoch; a configure() has neither until it succeeds.
-NOT_FORMING = frozenset({"timeout", "cut_link"})
-
-
-def applies(operation: str, strike: str) -> bool:
-    """Whether the matrix has cases of this operation and this strike."""
-    return operation != "configure" or strike not in NOT_FORMING
-
-
 OPERATIONS = (
     "allreduce",
     "broadcast",

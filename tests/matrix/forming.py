@@ -1,0 +1,103 @@
+"""Strikes against a forming epoch that need help to hit it.
+
+A time limit runs out only where somebody does not come; a connection is cut in the millisecond of its
+handshake only if it is cut again and again.
+"""
+
+from __future__ import annotations
+
+import time
+
+from matrix import lateness
+from matrix.cases import (
+    HANG,
+    Case,
+    Pool,
+    begin_configuring,
+    cut,
+    expect_cause,
+    expect_ends,
+    expect_exact_sums,
+    expect_kind,
+)
+from matrix.process import Event, MatrixError, RankProcess
+from matrix.strikes import FORMING, PROBING, STRIKES
+
+STRIKES_HERE = ("timeout", "cut_link")
+VICTIMS_LIMIT = 0.2  # seconds; of the configure() that runs out of time
+CUT_EVERY = 0.003  # seconds
+FORMING_BOUND = 0.3  # seconds more: another attempt might take the place of the broken one
+
+
+def run_forming_case(pool: Pool, case: Case) -> float:
+    """Run it; the seconds from the strike to the last release.
+
+    Raises:
+        MatrixError: something went otherwise than the table says; ranks may be in any state.
+    """
+    ranks = pool.take(case.world)
+    pool.configure(ranks)
+    released = (_time_out if case.strike == "timeout" else _cut)(pool, case, ranks)
+    expect_exact_sums(pool, ranks)
+    return released
+
+
+def _time_out(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
+    """One member never comes; the victim gives up first, and those who wait with it are told."""
+    absent = case.world - 1 if case.victim != case.world - 1 else case.world - 2
+    waiting = [index for index in range(case.world) if index != absent]
+    victims_limit = VICTIMS_LIMIT * max(1.0, pool.scale)
+    struck = lateness.Strike.now(ranks)
+    struck.at += int(victims_limit * 1e9)
+    pool.epochs += 1
+    for index in waiting:
+        limit = victims_limit if index == case.victim else HANG / 2
+        ranks[index].say(f"configure epoch{pool.epochs} {index} {case.world} {int(limit * 1000)}")
+    releases = lateness.Releases(struck)
+    for index in waiting:
+        event = ranks[index].expect("configured", HANG)
+        expect_kind(event, STRIKES["timeout"].kinds)
+        if index == case.victim:
+            if 0 in (index, absent):  # the others know of rank 0 alone whether it has come
+                _expect_named(event, absent)
+        else:
+            expect_cause(event, case.victim)
+        releases.add(ranks[index], event)
+    return releases.expect_within((STRIKES["timeout"].bound + PROBING) * pool.scale)
+
+
+def _expect_named(event: Event, absent: int) -> None:
+    if f"rank {absent}" not in event["text"]:
+        raise MatrixError(f"the member that ran out of time does not name rank {absent}: {event}")
+
+
+def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
+    """The network between two members breaks, until somebody was told of it.
+
+    Who has gone on to the next epoch by then waits there for those who were told and stay away.
+    """
+    begin_configuring(pool, case, ranks)
+    told: dict[int, Event] = {}
+    struck = lateness.Strike.now(ranks)
+    until = time.monotonic() + HANG
+    while not told:
+        if time.monotonic() > until:
+            raise MatrixError("no epoch failed, however often its connections were cut")
+        struck = lateness.Strike.now(ranks)
+        cut(case, ranks)
+        time.sleep(CUT_EVERY)
+        told = {i: event for i, rank in enumerate(ranks) if (event := rank.poll("failed", 0))}
+    releases = lateness.Releases(struck)
+    limit = (STRIKES["cut_link"].bound + FORMING_BOUND) * pool.scale
+    for index, rank in enumerate(ranks):
+        event = told.get(index) or rank.expect("failed", HANG)
+        expect_kind(event, FORMING["cut_link"])
+        if event["kind"] == "timeout":
+            limit = pool.configure_limit + 0.5 * max(1.0, pool.scale / 10)
+        else:
+            expect_ends(event, set(case.ends()))
+        told[index] = event
+        releases.add(rank, event)
+    if all(event["kind"] == "timeout" for event in told.values()):
+        raise MatrixError("nobody was told of the cut link: all ran out of time")
+    return releases.expect_within(limit)
