@@ -239,8 +239,8 @@ void FtBackend::followEpoch() {
 
 void FtBackend::abort(const std::string& why) {
   guard_.check("this process group");
-  group_->abort(why);
   for (const auto& child : childrenToCome()) child->abort(why);
+  group_->abort(why);
 }
 
 void FtBackend::check(std::optional<Milliseconds> timeout) {

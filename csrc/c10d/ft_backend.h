@@ -202,6 +202,7 @@ class FtBackend : public c10d::Backend {
   c10::intrusive_ptr<FtBackend> childAt(const EpochPlace& where, const Creation& creation,
                                         const std::vector<int>& members);
   std::vector<c10::intrusive_ptr<FtBackend>> childrenToCome();
+  void awaitAll(Deadline deadline);
   size_t awaitHook(Deadline deadline);  // see CompletionHook::awaitAll(); a signal aborts the epoch
   Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout, bool async) const;
   void setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,

@@ -117,12 +117,35 @@ c10::intrusive_ptr<FtBackend> FtBackend::derive(Creation creation, const Place& 
   creation.size = static_cast<int>(members.size());
   creation.engine = engine_name_;
   creation.bound_device = bound_device_;
+  const auto limit = creation.options->timeout;
+  const Deadline deadline = Deadline::after(limit);
+  const FailurePtr known = errored();
   auto child = childAt(where, creation, members);
+  // From here on abort() reaches it.
+  if (const FailurePtr failure = errored(); failure != known) throwFailure(failure);
+  child->setTimeout(limit);
   child->keep(where.thread);
-  child->begin(where.thread, where.prefix, creation.rank, creation.size, creation.options->timeout);
+  child->begin(where.thread, where.prefix, creation.rank, creation.size, limit);
+  child->awaitAll(deadline);
   const MutexLock lock(store_mutex_);
   to_come_.erase(where.prefix);
   return child;
+}
+
+// Nobody may look for the next group of the same members, which meets at the same place, before all
+// of them are in this one.
+void FtBackend::awaitAll(Deadline deadline) {
+  Operation barrier;
+  barrier.kind = OpKind::kBarrier;
+  barrier.timeout = std::max<Duration>(deadline.remaining(), std::chrono::milliseconds(1));
+  const auto state = group_->issue(std::move(barrier));
+  try {
+    state->wait(Deadline::never());  // the watchdog ends it
+  } catch (...) {
+    group_->abort("a signal interrupted the making of the group");
+    throw;
+  }
+  if (const FailurePtr failure = state->failure()) throwFailure(failure);
 }
 
 }  // namespace torchft_ext

@@ -37,7 +37,8 @@ ProcessGroupPtr FtProcessGroup::splitOff(const std::vector<int>& ranks, const Ti
   if (timeout) childs->timeout = *timeout;
   auto child = backend_->splitOff(getStore(), ranks, childs, true);
   if (!child) return {};
-  const std::string child_name = child->groupName();
+  // Not the child's own where it is the second try of a split that failed under another name.
+  const std::string child_name = name.value_or(child->groupName());
   auto store = c10::make_intrusive<c10d::PrefixStore>(child_name + "/", getStore());
   auto group = c10::make_intrusive<FtProcessGroup>(store, std::move(child), types);
   group->setGroupName(child_name);

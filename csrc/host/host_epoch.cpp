@@ -156,7 +156,8 @@ void HostEpoch::allLanesStand() {
 void HostEpoch::maybeUp() {
   if (state_ != State::kBarrier) return;
   for (int other = 0; other < size(); ++other) {
-    if (other != rank() && !peer(other).barrier_seen) return;
+    const Peer& candidate = peer(other);
+    if (other != rank() && (!candidate.barrier_seen || candidate.gave_up)) return;
   }
   becomeUp();
 }
@@ -260,6 +261,7 @@ void HostEpoch::onFailedFrame(int rank, const FrameHeader& header, const std::st
 void HostEpoch::onGoodbye(int rank, const FrameHeader& goodbye) {
   passIfPassedBy(goodbye);
   if (state_ != State::kUp) {
+    peer(rank).gave_up = true;
     Failure failure;
     failure.kind = FailureKind::kPeerLeft;
     failure.cause.rank = rank;
@@ -315,7 +317,7 @@ void HostEpoch::onLaneEnded(int rank, Lane lane) {
     if (needed) failLeaver(rank, "it left before it had done its part");
     return;
   }
-  judge_->laneEnded(rank, lane);
+  if (state_ == State::kUp || !gone.gave_up) judge_->laneEnded(rank, lane);
 }
 
 // While the epoch forms, another attempt may have taken its place; this one is broken either way.

@@ -79,6 +79,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
     std::array<std::unique_ptr<Link>, kLanes> links;
     std::unique_ptr<ControlLane> control;
     bool barrier_seen = false;
+    bool gave_up = false;           // this attempt to form the epoch: it will never be up
     bool left = false;              // said goodbye on the control lane
     bool collectives_left = false;  // said goodbye on the collective lane, after all its data
     bool begins_another = false;    // its goodbye is not for good

@@ -77,9 +77,12 @@ bool Attendance::toldBefore(const Ending& ending) const {
   return isLoss(ending.failure.kind) && memory_.told.count(ending.culprit) > 0;
 }
 
-// An earlier attempt of this process, which it ended itself.
+// An earlier attempt of this process, which it ended itself. What others lost of it, its process or
+// its link, is their view.
 bool Attendance::ownDoing(const Ending& ending) const {
-  return ending.failure.kind != FailureKind::kPeerLost && ending.culprit == self_.incarnation;
+  const FailureKind kind = ending.failure.kind;
+  const bool lost = kind == FailureKind::kPeerLost || kind == FailureKind::kLinkLost;
+  return !lost && ending.culprit == self_.incarnation;
 }
 
 // Sights.

@@ -48,10 +48,13 @@ def _time_out(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     waiting = [index for index in range(case.world) if index != absent]
     victims_limit = VICTIMS_LIMIT * max(1.0, pool.scale)
     struck = lateness.Strike.now(ranks)
-    struck.at += int(victims_limit * 1e9)
     pool.epochs += 1
-    for index in waiting:
+    for index in sorted(waiting, key=lambda rank: rank == case.victim):  # the victim is the last
         limit = victims_limit if index == case.victim else HANG / 2
+        if index == case.victim:
+            time.sleep(0.1 * max(1.0, pool.scale))  # the others have come
+            struck = lateness.Strike.now(ranks)
+            struck.at += int(victims_limit * 1e9)
         ranks[index].say(f"configure epoch{pool.epochs} {index} {case.world} {int(limit * 1000)}")
     releases = lateness.Releases(struck)
     for index in waiting:
@@ -74,7 +77,7 @@ def _expect_named(event: Event, absent: int) -> None:
 def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     """The network between two members breaks, until somebody was told of it.
 
-    Who has gone on to the next epoch by then waits there for those who were told and stay away.
+    It hits an epoch while it forms, or the barrier that is its first operation. Who has gone on to the next epoch by then waits there for those who were told and stay away.
     """
     begin_configuring(pool, case, ranks)
     told: dict[int, Event] = {}

@@ -36,15 +36,14 @@ def split_and_sum(spec: str, address: str, rank: int, size: int) -> None:
     pair = dist.new_group([0, 1])  # the third is asked to take part in a split without a colour
     if rank < 2:
         sums(pair, 1 + rank, 3)
-    if spec != "ft":
-        return  # gloo waits for ever where members are in different numbers of groups
+    # torch's names of this group differ: its members are in different numbers of groups.
     part = dist.split_group(split_ranks=[[1, 2]])
     assert (part is None) == (rank == 0)
     if part is not None:
         sums(part, 1 + rank, 5)
 
 
-@pytest.mark.parametrize("spec", ["ft", f"cpu:gloo,{accelerator.NAME}:ft_nccl"])
+@pytest.mark.parametrize("spec", ["ft", f"cpu:ft,{accelerator.NAME}:ft"])
 def test_group_bound_to_a_device_is_split(devices, spec):
     pool = devices.pool
     address, workers = pool.address(), pool.borrow(3)

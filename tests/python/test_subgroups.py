@@ -186,6 +186,8 @@ def test_survivors_shrink_the_group_by_who_died_once_and_again(ranks):
         assert call.error("PeerLostError").cause["rank"] == 1
     calls = [world.start(rank, shrink, [1]) for rank in (0, 2, 3)]
     assert [call.value() for call in calls] == [(0, 3, 6), (1, 3, 6), (2, 3, 6)]
+    calls = [world.start(rank, split, [0, 2]) for rank in (0, 2, 3)]
+    assert [call.value() for call in calls] == [(0, 2, 2), None, (1, 2, 2)]
     world.kill(3)
     for call in [world.start(rank, blocking_sum) for rank in (0, 2)]:
         assert call.error("PeerLostError").cause["rank"] == 2
