@@ -1,7 +1,7 @@
 """The failure matrix: what can happen to ranks x when x in which world, on ranks without Python.
 
 Run as ``python -m matrix --rank EXECUTABLE`` with tests/ on the path. Exit status 1 if a case failed.
-The whole takes about three quarters of an hour on two cores: --shard divides it, --done lets it be
+The whole takes about a quarter of an hour on two cores: --shard divides it, --done lets it be
 interrupted.
 """
 

@@ -13,8 +13,19 @@ from matrix.process import Event, MatrixError, RankProcess, StoreProcess
 from matrix.strikes import CONFIGURE_LIMIT, FORMING, HEARTBEAT, PROBING, STRIKES, Strike
 
 HANG = 60.0  # seconds; reached only when something hangs
-ELEMENTS = (257, 300_000)
+SMALL = 257
+LARGE = 300_000  # several pieces
 MOST_TRIES = 4  # of one rank for one epoch: a death is told once
+
+
+def elements_for(world: int, rng: random.Random) -> int:
+    """Of one operation: few, or many.
+
+    Eight ranks with the larger number would have two cores move and add so much that every one of
+    their threads waits for a core, and what is measured would be that. A quarter is several pieces
+    still.
+    """
+    return rng.choice((SMALL, LARGE if world <= 5 else LARGE // 4))
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ def run_case(pool: Pool, case: Case) -> float:
     ranks = pool.take(case.world)
     forming = case.operation == "configure"
     pool.configure(ranks)
-    elements = pool.rng.choice(ELEMENTS)
+    elements = elements_for(case.world, pool.rng)
     if forming:
         begin_configuring(pool, case, ranks)
     else:

@@ -6,7 +6,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from matrix.cases import ELEMENTS, HANG, Pool, expect_exact_sums, expect_unchanged
+from matrix.cases import HANG, Pool, elements_for, expect_exact_sums, expect_unchanged
 from matrix.lateness import Releases, Strike
 from matrix.process import MatrixError, RankProcess
 from matrix.strikes import CONFIGURE_LIMIT, DEATH, LOST
@@ -45,7 +45,7 @@ def run_pair_case(pool: Pool, case: PairCase) -> float:
     """
     ranks = pool.take(case.world)
     pool.configure(ranks)
-    elements = pool.rng.choice(ELEMENTS)
+    elements = elements_for(case.world, pool.rng)
     for rank in ranks:
         rank.say(f"loop {case.operation} {elements}")
     time.sleep(pool.rng.uniform(0.005, 0.03))  # so that it strikes anywhere in a round
