@@ -77,7 +77,9 @@ def _expect_named(event: Event, absent: int) -> None:
 def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     """The network between two members breaks, until somebody was told of it.
 
-    It hits an epoch while it forms, or the barrier that is its first operation. Who has gone on to the next epoch by then waits there for those who were told and stay away.
+    It hits an epoch while it forms, or the barrier that is its first operation. Who has gone on to
+    the next epoch by then waits there for those who were told and stay away. What is bounded is the
+    time from the last cut, so how far apart the releases are.
     """
     begin_configuring(pool, case, ranks)
     told: dict[int, Event] = {}
