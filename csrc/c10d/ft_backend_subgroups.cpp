@@ -13,6 +13,8 @@ namespace {
 constexpr int kShrinkDefault = 0;
 constexpr int kShrinkAbort = 1;
 
+constexpr Duration kGrace = std::chrono::seconds(1);
+
 std::string below(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "/" + name;
 }
@@ -140,12 +142,15 @@ void FtBackend::awaitAll(Deadline deadline) {
   barrier.timeout = std::max<Duration>(deadline.remaining(), std::chrono::milliseconds(1));
   const auto state = group_->issue(std::move(barrier));
   try {
-    state->wait(Deadline::never());  // the watchdog ends it
+    // The watchdog ends it at its own deadline, which is the earlier one.
+    if (!state->wait(deadline.isNever() ? deadline : Deadline::at(deadline.at() + kGrace)))
+      group_->abort("the barrier of its members did not end");
   } catch (...) {
     group_->abort("a signal interrupted the making of the group");
     throw;
   }
-  if (const FailurePtr failure = state->failure()) throwFailure(failure);
+  const FailurePtr failure = state->done() ? state->failure() : errored();
+  if (failure) throwFailure(failure);
 }
 
 }  // namespace torchft_ext
