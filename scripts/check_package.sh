@@ -16,7 +16,8 @@ tar -xzf "$work"/torchft_ext-*.tar.gz -C "$work/source" --strip-components=1
 say "wheel from the sdist"
 (
   cd "$work/source"
-  export CCACHE_BASEDIR="$PWD/csrc" TORCHFT_EXT_BUILD_DIR="$PWD/build/wheel" \
+  # As deep as the development build, so that the compiler's cache recognises what that one compiled.
+  export CCACHE_BASEDIR="$PWD/csrc" TORCHFT_EXT_BUILD_DIR="$PWD/$(realpath --relative-base="$ROOT" "$BUILD_ROOT")/wheel" \
     TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_WERROR=$WERROR"
   python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work" . >"$work/wheel.log" 2>&1 ||
     { tail -60 "$work/wheel.log"; exit 1; }

@@ -1,10 +1,9 @@
 // The backend's own life: creation, epochs, settings. Operations are in ft_backend_collectives.cpp
-// and ft_backend_transfers.cpp.
+// and ft_backend_transfers.cpp, how they are issued in ft_backend_issue.cpp.
 #include "c10d/ft_backend.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,13 +12,9 @@
 #include <variant>
 
 #include "c10d/comm_error.h"
-#include "c10d/device_arguments.h"
-#include "c10d/device_completion.h"
 #include "c10d/engines.h"
 #include "c10d/environment.h"
-#include "c10d/nan_check.h"
 #include "c10d/poison.h"
-#include "c10d/premul_sum.h"
 #include "c10d/reconfigure.h"
 #include "c10d/store_adapter.h"
 #include "comm/callbacks.h"
@@ -43,23 +38,6 @@ void assignIfMutable(T& field, int value) {
   if constexpr (!std::is_const_v<T>) field = value;
 }
 
-using TensorVector = std::vector<at::Tensor>;
-
-// The engine lets go of tensors on its own thread, and the last reference to one may need the GIL
-// to go: that must not hold up the network.
-std::shared_ptr<void> keepAlive(TensorVector tensors) {
-  return {new TensorVector(std::move(tensors)), [](TensorVector* kept) {
-            const bool shared =
-                std::all_of(kept->begin(), kept->end(),
-                            [](const at::Tensor& tensor) { return tensor.use_count() > 1; });
-            if (shared) {
-              delete kept;
-            } else {
-              runOnCallbackThread([owner = std::shared_ptr<TensorVector>(kept)] {});
-            }
-          }};
-}
-
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
 
 std::vector<std::string> orderedHandles(const c10d::ReconfigureOptions& options) {
@@ -74,22 +52,11 @@ std::vector<std::string> orderedHandles(const c10d::ReconfigureOptions& options)
 FtBackend::WorkPtr completedWork() {
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  future->markCompleted(c10::IValue(TensorVector()));
+  future->markCompleted(c10::IValue(std::vector<at::Tensor>()));
   return c10d::Work::create_from_future(future);
 }
 
 #endif
-
-TensorVector allTensors(const std::vector<Prepared>& prepared) {
-  TensorVector all;
-  for (const Prepared& one : prepared)
-    all.insert(all.end(), one.tensors.begin(), one.tensors.end());
-  return all;
-}
-
-bool reduces(OpKind kind) {
-  return kind == OpKind::kAllreduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
-}
 
 }  // namespace
 
@@ -224,10 +191,14 @@ void FtBackend::begin(const std::shared_ptr<StoreThread>& store, const std::stri
 }
 
 void FtBackend::noteFormed(EpochPlace place) {
-  std::map<std::string, c10::intrusive_ptr<FtBackend>> children;  // let go of after the lock
-  const MutexLock lock(store_mutex_);
-  std::swap(formed_, place);
-  children.swap(to_come_);
+  std::map<std::string, c10::intrusive_ptr<FtBackend>> children;  // ended after the lock
+  {
+    const MutexLock lock(store_mutex_);
+    std::swap(formed_, place);
+    children.swap(to_come_);
+  }
+  for (const auto& [where, child] : children)
+    child->abort("the group whose members it has began another epoch");
 }
 
 void FtBackend::followEpoch() {
@@ -360,162 +331,6 @@ void FtBackend::waitForPendingWorks() {
   failure.elapsed = Clock::now() - began;
   failure.limit = limit;
   throwFailure(std::make_shared<const Failure>(std::move(failure)));
-}
-
-FtBackend::Place FtBackend::enter() const {
-  guard_.check("this process group");
-  while (true) {
-    const int64_t epoch = group_->epoch();
-    const Place place{epoch, currentRank(), currentSize()};
-    if (group_->epoch() == epoch) return place;
-  }
-}
-
-Prepared FtBackend::prepare(const Place& place, OpKind kind, Milliseconds timeout,
-                            bool async) const {
-  Prepared prepared;
-  prepared.rank = place.rank;
-  prepared.async = async;
-  prepared.operation.kind = kind;
-  prepared.operation.epoch = place.epoch;
-  prepared.operation.timeout = timeout.count() > 0 ? Duration(timeout) : group_->timeout();
-  return prepared;
-}
-
-void FtBackend::setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
-                             const c10d::ReduceOp& reduce_op) const {
-  Operation& operation = prepared.operation;
-  if (tensor.device().is_cpu() || !devices_.platform()) {
-    const Reduction reduction = reductionOf(argument, tensor, reduce_op);
-    operation.dtype = reduction.dtype;
-    operation.reduce = reduction.kind;
-  } else {
-    const DeviceReduction reduction =
-        deviceReductionOf(argument, tensor, reduce_op, *devices_.platform()->nccl);
-    operation.dtype = reduction.dtype;
-    operation.reduce = reduction.kind;
-    prepared.low_bit = reduction.low_bit;
-  }
-  if (operation.reduce != ReduceKind::kPreMulSum) return;
-  Factor factor = factorOf(argument, tensor, operation.dtype, reduce_op);
-  operation.factor = factor.item;
-  if (factor.on_device.defined()) operation.factor_on_device = factor.on_device.const_data_ptr();
-  prepared.factor = std::move(factor.on_device);
-}
-
-FtBackend::WorkPtr FtBackend::submit(Prepared prepared, Described described) {
-  std::vector<Prepared> one;
-  one.push_back(std::move(prepared));
-  return submitAll(std::move(one), std::move(described));
-}
-
-FtBackend::WorkPtr FtBackend::submitAll(std::vector<Prepared> prepared, Described described) {
-  const c10::Device device =
-      devices_.of(toString(prepared.front().operation.kind), allTensors(prepared));
-  if (WorkPtr work = coalescing_.collect(prepared, described)) return work;
-  return issueAll(std::move(prepared), std::move(described), device);
-}
-
-FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described described,
-                                       const c10::Device& device) {
-  std::vector<Operation> operations;
-  DeviceCompletion::Sides sides;
-  std::vector<std::shared_ptr<void>> tensors;
-  operations.reserve(prepared.size());
-  for (Prepared& one : prepared) {
-    if (nan_check_ && device.is_cpu()) checkForNan(one);
-    if (!one.side && !device.is_cpu()) placeOn(device, one);
-    if (one.side) sides.push_back(one.side);
-    const OpKind kind = one.operation.kind;
-    if (kind != OpKind::kSend && kind != OpKind::kRecv)
-      sequence_.fetch_add(1, std::memory_order_relaxed);
-    one.operation.keep_alive = keepAlive(std::move(one.tensors));
-    if (one.side) tensors.push_back(one.operation.keep_alive);
-    operations.push_back(std::move(one.operation));
-  }
-  FtWork::States states;
-  if (operations.size() == 1) {
-    states.push_back(group_->issue(std::move(operations.front())));
-  } else {
-    states = group_->issueTogether(std::move(operations));
-  }
-  std::optional<DeviceCompletion> completion;
-  if (!sides.empty()) {
-    const bool host_waits = described.type == c10d::OpType::BARRIER || options_->blocking_wait;
-    const c10::Device where = sides.front()->current.device();
-    completion.emplace(where, std::move(sides), host_waits);
-    completion->keepIfCaptured(std::move(tensors));
-  }
-  hook_->watch(described.type, states, completion);
-  return c10::make_intrusive<FtWork>(std::move(described), std::move(states),
-                                     std::move(completion));
-}
-
-void FtBackend::checkForNan(const Prepared& prepared) {
-  if (!holdsNan(contributionsOf(prepared))) return;
-  group_->abortEpoch(prepared.operation.epoch, nanFound(prepared.operation.kind));
-}
-
-// ---------------------------------------------------------------- device tensors
-
-void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
-  Operation& operation = prepared.operation;
-  if (!reduces(operation.kind)) operation.dtype = movable(operation.dtype);
-  at::Tensor flag;
-  if (poison_ && !operation.outputs.empty()) flag = poison_->flagOf(operation.epoch);
-  auto side = std::make_shared<StreamSide>(currentStream(device));
-  side->on_current = !prepared.async;
-  side->timed = timed_.load(std::memory_order_relaxed);
-  side->flat = prepared.flat;
-  side->behind = behind(device, prepared, flag);
-  if (nan_check_) side->verdict = verdictOn(prepared, side->current);
-  if (flag.defined()) prepared.tensors.push_back(std::move(flag));
-  if (prepared.factor.defined()) prepared.tensors.push_back(std::move(prepared.factor));
-  prepared.side = side;
-  operation.device = std::move(side);
-}
-
-std::function<void(const c10::Stream&)> FtBackend::behind(const c10::Device& device,
-                                                          const Prepared& prepared,
-                                                          const at::Tensor& poison_flag) const {
-  const bool low_bit = prepared.low_bit;
-  if (!low_bit && !poison_flag.defined()) return {};
-  return [device, outputs = prepared.operation.outputs, low_bit,
-          poison_flag](const c10::Stream& stream) {
-    const c10::StreamGuard guard(stream);
-    if (low_bit) enqueueLowBits(outputs, device);
-    if (poison_flag.defined()) enqueuePoison(outputs, poison_flag, device);
-  };
-}
-
-// Enqueues on the stream that the operation's own waits for.
-std::function<std::string()> FtBackend::verdictOn(const Prepared& prepared,
-                                                  const c10::Stream& stream) const {
-  if (devices_.platform()->cuda->capturing(stream)) return {};
-  const std::vector<at::Tensor> contributions = contributionsOf(prepared);
-  if (contributions.empty()) return {};
-  return [found = enqueueNanCheck(contributions), kind = prepared.operation.kind] {
-    return found() ? nanFound(kind) : std::string();
-  };
-}
-
-void FtBackend::startCoalescing() {
-  guard_.check("this process group");
-  coalescing_.start();
-}
-
-FtBackend::WorkPtr FtBackend::endCoalescing() {
-  guard_.check("this process group");
-  Coalescing::Collected collected = coalescing_.end();
-  if (collected.operations.empty()) return nullptr;
-  const c10::Device device = devices_.of("coalesced block", allTensors(collected.operations));
-  Described described{c10d::OpType::COALESCED, "ft:coalesced", std::nullopt, {}};
-  for (Described& one : collected.described) {
-    for (Tensors& outputs : one.outputs) described.outputs.push_back(std::move(outputs));
-  }
-  WorkPtr work = issueAll(std::move(collected.operations), std::move(described), device);
-  collected.block->set(work);
-  return work;
 }
 
 }  // namespace torchft_ext

@@ -21,6 +21,8 @@
 
 namespace torchft_ext {
 
+struct FailureCounts;
+
 struct GroupStats {
   uint64_t epochs = 0;
   uint64_t failed_configures = 0;
@@ -89,7 +91,6 @@ class Group {
     std::shared_ptr<Mutex> order = std::make_shared<Mutex>();
   };
 
-  struct FailureCounts;
   // What one configure() works with.
   struct Attempt {
     std::shared_ptr<StoreThread> store;

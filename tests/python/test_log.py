@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 EPOCHS_AND_A_FAILURE = """
 from datetime import timedelta
@@ -52,3 +55,54 @@ def test_at_the_default_level_only_the_failure_is_told(rank_env):
 
 def test_nothing_is_told_below_its_level(rank_env):
     assert lines_at("ERROR", rank_env) == []
+
+
+TWO_RANKS = """
+import sys
+import torch, torch.distributed as dist
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
+if rank == 0:
+    print(store.port, flush=True)
+dist.init_process_group("ft", store=store, rank=rank, world_size=2)
+print("ready", flush=True)
+sys.stdin.readline()
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+assert tensor.tolist() == [2, 2, 2]
+dist.destroy_process_group()
+"""
+
+
+def start_rank(rank: int, port: int, env: dict[str, str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", TWO_RANKS, str(rank), str(port)]
+    return subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def expect_line(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout is not None
+    line = rank.stdout.readline().strip()
+    assert line, rank.communicate(timeout=10)[1]
+    return line
+
+
+def test_peer_that_is_silent_for_a_second_is_warned_of_once_and_is_still_a_member(rank_env):
+    env = {k: v for k, v in rank_env.items() if k != "TORCHFT_EXT_HEARTBEAT"}
+    ranks: list[subprocess.Popen[str]] = []
+    try:
+        ranks.append(start_rank(0, 0, env))
+        ranks.append(start_rank(1, int(expect_line(ranks[0])), env))
+        assert [expect_line(rank) for rank in ranks] == ["ready", "ready"]
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        time.sleep(2)  # of the five after which it would count as frozen
+        os.kill(ranks[1].pid, signal.SIGCONT)
+        errors = [rank.communicate("go\n", timeout=60)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    (line,) = [line for line in errors[0].splitlines() if "has not been heard of" in line]
+    assert f"rank 1 (host {os.uname().nodename}, pid {ranks[1].pid})" in line
+    assert "counts as lost after 5" in line and line.startswith("W"), line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import Call
 from values import check, me
 
 NAN = float("nan")
@@ -67,15 +68,19 @@ def run(name: str, value: float, where: str = "cpu") -> None:
     OPERATIONS[name](value, where)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_nan_in_an_operation_is_told_to_all_who_name_its_rank(ranks, name):
-    world = ranks.world(2, nan_check=True)
-    world.run(run, name, 1.0)
-    calls = [world.start(0, run, name, 1.0), world.start(1, run, name, NAN)]
+def expect_told(calls: list[Call]) -> None:
+    """All of them fail, and name rank 1."""
     for call in calls:
         error = call.error("CommAbortedError")
         assert error.cause["rank"] == 1
         assert "nan_check found NaN in its input of the " in error.text
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_nan_in_an_operation_is_told_to_all_who_name_its_rank(ranks, name):
+    world = ranks.world(2, nan_check=True)
+    world.run(run, name, 1.0)
+    expect_told([world.start(0, run, name, 1.0), world.start(1, run, name, NAN)])
     world.next(nan_check=True).run(run, name, 1.0)
 
 

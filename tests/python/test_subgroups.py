@@ -7,7 +7,16 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from rankside import OPERATION_LIMIT, abort, backend, kept, seconds, wait_errored
+from ranks import values_of
+from rankside import (
+    OPERATION_LIMIT,
+    abort,
+    backend,
+    configure_next,
+    kept,
+    seconds,
+    wait_errored,
+)
 from torch.distributed import distributed_c10d as c10d
 
 
@@ -157,6 +166,16 @@ def test_abort_ends_a_split_that_waits(ranks):
     world.side(0, wait_for_child)
     world.side(0, abort)
     call.error("CommAbortedError", patience=20)
+
+
+def test_split_that_waits_ends_when_its_group_begins_another_epoch(ranks):
+    world = ranks.world(2)
+    call = world.start(0, split, [0, 1])
+    world.side(0, wait_for_child)
+    address = ranks.address()
+    values_of([world.start_side(rank, configure_next, address, rank, 2) for rank in range(2)])
+    assert "began another epoch" in call.error("CommAbortedError", patience=20).text
+    assert world.run(split, [0, 1]) == [(0, 2, 1), (1, 2, 1)]
 
 
 def wait_for_child() -> None:

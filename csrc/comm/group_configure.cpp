@@ -1,0 +1,253 @@
+// How a group begins an epoch: the end of the last one, the rendezvous, the links.
+#include <utility>
+
+#include "base/log.h"
+#include "comm/failure_counts.h"
+#include "comm/group.h"
+
+namespace torchft_ext {
+namespace {
+
+// An epoch that ended so recently, and not by a loss, was ended by a member that began anew.
+constexpr Duration kJustEnded = std::chrono::seconds(1);
+
+// The epoch has formed, and a member that was faster has ended it, to begin the next one perhaps.
+// configure() has succeeded here too: members that do nothing but begin epoch after epoch would see
+// every other one fail.
+bool endedByAnother(const Lifecycle& epoch) {
+  const FailurePtr failure = epoch.failure();
+  return failure && failure->kind == FailureKind::kAborted && failure->cause.rank >= 0 &&
+         failure->cause.rank != epoch.identity().rank;
+}
+
+// The phases of one configure, for stats().
+class Stopwatch {
+ public:
+  void lap(std::string phase) {
+    const auto now = Clock::now();
+    laps_.emplace_back(std::move(phase), now - last_);
+    last_ = now;
+  }
+  std::vector<std::pair<std::string, Duration>> take() { return std::move(laps_); }
+
+ private:
+  Clock::time_point last_ = Clock::now();
+  std::vector<std::pair<std::string, Duration>> laps_;
+};
+
+}  // namespace
+
+FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
+                            int size, std::optional<Duration> timeout) {
+  Deadline deadline = Deadline::never();
+  std::shared_ptr<Lifecycle> lifecycle;
+  AttemptMemory memory;
+  {
+    MutexLock lock(mutex_);
+    if (shut_down_)
+      throw GroupStateError("configure() of group '" + name_ +
+                            "' after shutdown(): make a new group");
+    if (configuring_) {
+      throw GroupStateError(
+          "configure() of group '" + name_ +
+          "' while another thread configures it: abort() that one first, or wait for it");
+    }
+    configuring_ = true;
+    configure_began_ = Clock::now();
+    configure_limit_ = timeout.value_or(timeout_);
+    deadline = Deadline::after(configure_limit_);
+    lifecycle = std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_ + 1, rank, size});
+    forming_ = lifecycle;
+    memory = std::exchange(memory_, AttemptMemory{});
+  }
+  Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle, std::move(memory)};
+  // Also when the wait hook throws (a pending signal): the group is then failed, and whole.
+  struct Finally {
+    Group& group;
+    Attempt& attempt;
+    bool done = false;
+    ~Finally() {
+      if (!done)
+        group.configureFailed(attempt, attempt.lifecycle->ownFailure(
+                                           FailureKind::kAborted, "configure() was interrupted"));
+    }
+  } finally{*this, attempt};
+
+  std::variant<std::shared_ptr<Communicator>, Failure> formed = beginEpoch(attempt);
+  finally.done = true;
+  if (auto* failure = std::get_if<Failure>(&formed))
+    return configureFailed(attempt, std::move(*failure));
+  return configureSucceeded(attempt, std::move(std::get<std::shared_ptr<Communicator>>(formed)));
+}
+
+std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& attempt) {
+  Stopwatch stopwatch;
+  lookBack(attempt.memory);
+  endCurrent("it began another epoch", attempt.deadline);
+  stopwatch.lap("end_previous");
+
+  auto described = engine_->describeSelf();
+  if (auto* failure = std::get_if<Failure>(&described)) return std::move(*failure);
+  MemberRecord self = std::move(std::get<MemberRecord>(described));
+  self.token = Token::random();
+
+  const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
+  const Cancelled cancelled = [lifecycle] {
+    if (WaitHook hook = waitHook()) hook();
+    return lifecycle->over();
+  };
+  attempt.rendezvous = std::make_unique<Rendezvous>(
+      attempt.store, attempt.prefix, attempt.rank, attempt.size, std::move(self), attempt.deadline,
+      cancelled, attempt.memory, engine_->keepVigil(attempt.size));
+  Rendezvous& rendezvous = *attempt.rendezvous;
+  auto entered = rendezvous.enter();
+  stopwatch.lap("rendezvous");
+  while (true) {
+    if (auto* failure = std::get_if<Failure>(&entered)) return std::move(*failure);
+    std::variant<std::monostate, Roster, Failure> refreshed;
+    auto formed = engine_->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
+                                [&] { return lookForSuccessor(attempt, refreshed); });
+    if (auto* failure = std::get_if<Failure>(&formed)) return std::move(*failure);
+    if (auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed)) {
+      stopwatch.lap("links");
+      attempt.phases = stopwatch.take();
+      return std::move(*communicator);
+    }
+    if (auto* failure = std::get_if<Failure>(&refreshed)) return std::move(*failure);
+    entered = std::get<Roster>(std::move(refreshed));
+  }
+}
+
+// True: the links being made are for nothing; `refreshed` says why. An end that all members of the
+// attempt have to learn of fails it, so that those who are linked already are told over the links.
+bool Group::lookForSuccessor(Attempt& attempt,
+                             std::variant<std::monostate, Roster, Failure>& refreshed) {
+  if (WaitHook hook = waitHook()) hook();
+  refreshed = attempt.rendezvous->refresh();
+  if (const auto* failure = std::get_if<Failure>(&refreshed)) {
+    if (failure->kind == FailureKind::kRendezvous) return true;
+    attempt.lifecycle->fail(*failure);
+    return false;
+  }
+  return std::holds_alternative<Roster>(refreshed);
+}
+
+void Group::expectMembersOf(const Group& other, const std::vector<int>& ranks) {
+  AttemptMemory memory;
+  memory.healthy = true;
+  memory.elsewhere = true;
+  {
+    MutexLock lock(other.mutex_);
+    if (!other.current_.lifecycle) return;  // what is remembered is an attempt
+    for (const int rank : ranks) {
+      const auto index = static_cast<size_t>(rank);
+      if (rank < 0 || index >= other.memory_.members.size()) return;  // not of one epoch
+      memory.members.push_back(other.memory_.members[index]);
+    }
+  }
+  MutexLock lock(mutex_);
+  memory_ = std::move(memory);
+}
+
+// What the last epoch, or else the last attempt, says about the members.
+void Group::lookBack(AttemptMemory& memory) const {
+  if (memory.elsewhere) return;
+  FailurePtr failure;
+  bool active = false;
+  bool formed = false;
+  {
+    MutexLock lock(mutex_);
+    formed = current_.lifecycle != nullptr;
+    active = formed && current_.lifecycle->state() == Lifecycle::State::kActive;
+    failure = formed ? current_.lifecycle->failure() : failure_;
+  }
+  bool just_ended = false;
+  if (failure) {
+    if (formed) memory.noteFailure(*failure);
+    MutexLock lock(failure_counts_->mutex);
+    just_ended = !isLoss(failure->kind) && failure_counts_->last == failure &&
+                 Clock::now() - failure_counts_->last_at < kJustEnded;
+  }
+  memory.healthy = active || (just_ended && (formed || memory.healthy));
+}
+
+// For the other members, shutdown() here is a departure.
+Failure Group::asTold(const Failure& failure) const {
+  Failure told = failure;
+  MutexLock lock(mutex_);
+  const bool own = failure.cause.rank == failure.rank;
+  if (shut_down_ && own && failure.kind == FailureKind::kAborted) {
+    told.kind = FailureKind::kPeerLeft;
+    told.cause.how = "it shut its group down while the epoch formed";
+  }
+  return told;
+}
+
+FailurePtr Group::configureFailed(Attempt& attempt, Failure failure) {
+  const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
+  failure.op = "configure";
+  {
+    MutexLock lock(mutex_);
+    failure.elapsed = Clock::now() - configure_began_;
+    failure.limit =
+        Deadline::after(configure_limit_).isNever() ? Duration::zero() : configure_limit_;
+  }
+  const Failure own = failure;
+  lifecycle->fail(std::move(failure));
+  FailurePtr known = lifecycle->failure();
+  if (known->op.empty()) {
+    auto placed = std::make_shared<Failure>(*known);
+    placed->op = own.op;
+    placed->elapsed = own.elapsed;
+    placed->limit = own.limit;
+    known = std::move(placed);
+  }
+  log(LogLevel::kWarning, known->describe());
+  failure_counts_->count(known);
+  if (attempt.rendezvous) attempt.memory = attempt.rendezvous->withdraw(asTold(*known));
+  MutexLock lock(mutex_);
+  memory_ = std::move(attempt.memory);
+  failure_ = known;
+  rendezvous_.swap(attempt.rendezvous);
+  forming_.reset();
+  configuring_ = false;
+  ++stats_.failed_configures;
+  return known;
+}
+
+FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator) {
+  const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
+  if (!lifecycle->activate() && !endedByAnother(*lifecycle))
+    return configureFailed(attempt, *lifecycle->failure());
+  Duration total{0};
+  for (const auto& phase : attempt.phases) total += phase.second;
+  log(LogLevel::kInfo,
+      "group '" + name_ + "': epoch " + std::to_string(lifecycle->identity().epoch) + " of " +
+          std::to_string(attempt.size) + " ranks begins, this is rank " +
+          std::to_string(attempt.rank) + " (" + std::to_string(toMilliseconds(total)) + " ms)");
+  attempt.memory = attempt.rendezvous->formed();
+  {
+    MutexLock lock(mutex_);
+    memory_ = std::move(attempt.memory);
+    current_ = Epoch{lifecycle, std::move(communicator), 0};
+    rendezvous_.swap(
+        attempt.rendezvous);  // the previous one ends with the attempt, without the lock
+    forming_.reset();
+    failure_.reset();
+    configuring_ = false;
+    ++epoch_;
+    rank_ = attempt.rank;
+    size_ = attempt.size;
+    ++stats_.epochs;
+    stats_.last_configure = std::move(attempt.phases);
+  }
+  if (attempt.rendezvous) attempt.rendezvous->succeeded();
+  lifecycle->subscribe([counts = failure_counts_](const FailurePtr& failure) {
+    counts->count(failure);
+    log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : LogLevel::kWarning,
+        failure->describe());
+  });
+  return nullptr;
+}
+
+}  // namespace torchft_ext
