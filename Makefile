@@ -18,7 +18,8 @@ build: setup ## the package, in place
 demo: build ## trains on four processes, kills one, trains on; writes demo.png
 	@$(VENV)/bin/python examples/train_digits.py $(ARGS)
 
-test: setup ## builds; C++ tests, then Python tests
+test: ## builds; C++ tests, then Python tests
+	@scripts/setup.sh --tests
 	@scripts/test.sh $(ARGS)
 
 lint: build ## formatting, lint, types, include direction
@@ -36,7 +37,8 @@ sanitize: ## the C++ tests under ASan + UBSan, then TSan
 	@scripts/sanitize.sh address
 	@scripts/sanitize.sh thread
 
-matrix: setup ## kills, freezes and cuts ranks in every operation; goes on where it was interrupted (ARGS: --sample --minutes 3)
+matrix: ## kills, freezes and cuts ranks in every operation; goes on where it was interrupted (ARGS: --sample --minutes 3)
+	@scripts/setup.sh --tests
 	@mkdir -p build
 	@scripts/matrix.sh $(if $(filter undefined,$(origin ARGS)),--done build/matrix.done,$(ARGS))
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the development environment in $VENV: torch, then requirements-dev.txt. Does nothing where that is done already.
-#   scripts/setup.sh        what building, testing and the demo need
-#   scripts/setup.sh --all  also what lint, analysis and sanitizers need (clang, clang-tidy, ccache)
+#   scripts/setup.sh          what building and the demo need
+#   scripts/setup.sh --tests  also what the C++ tests need (GoogleTest)
+#   scripts/setup.sh --all    also what lint, analysis and sanitizers need (clang, clang-tidy, ccache)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 choose_python() {
@@ -19,11 +20,12 @@ choose_python() {
 missing_packages() {
   have g++ || echo g++
   have make || echo make
-  [ -f /usr/include/gtest/gtest.h ] || echo libgtest-dev
   "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
   "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))' || echo python3-dev
-  [ "${1:-}" = --all ] || return 0
+  [ -n "${1:-}" ] || return 0
+  [ -f /usr/include/gtest/gtest.h ] || [ -f /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
+  [ "$1" = --all ] || return 0
   have clang++ || echo clang
   have clang-tidy || echo clang-tidy
   have ccache || echo ccache

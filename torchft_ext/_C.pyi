@@ -48,9 +48,48 @@ class Backend(_Backend):
 
     def configure(
         self, store_addr: str, rank: int, world_size: int, *, timeout: timedelta | None = None
-    ) -> None: ...
-    def abort(self, why: str = "abort() was called") -> None: ...
-    def errored(self) -> CommError | None: ...
+    ) -> None:
+        """Begin a new epoch of this group with another rank and world size.
+
+        Ends the current epoch first. Blocks, without the GIL, until all `world_size` members that
+        name the same address have come and are connected, up to the timeout. After a success rank,
+        size, torch's rank tables and DDP's divisor are those of the new epoch. After a failure the
+        group has no epoch, and configure() may be called again.
+
+        Args:
+            store_addr: "host:port/prefix" of a TCPStore, "[ipv6]:port/prefix". A prefix serves one
+                epoch: take a new one for each.
+            rank: this process's in the new epoch, 0 to `world_size` - 1.
+            world_size: of the new epoch, 1 or more.
+            timeout: for the whole call; None: the group's timeout.
+
+        Raises:
+            CommError: by kind: a member did not come in time, died or gave up, the store was lost,
+                two took one rank, or abort() was called meanwhile.
+            ValueError, TypeError: bad arguments; nothing has been sent.
+            RuntimeError: after shutdown(), or while another thread is in configure().
+
+        Threads: any; one at a time.
+        """
+
+    def abort(self, why: str = "abort() was called") -> None:
+        """End the epoch on every rank, or the configure() that is under way here.
+
+        Releases every waiter at once, then waits until the engine is out of all tensors: 50 ms as a
+        rule. Does nothing where there is nothing to end. The next configure() starts clean.
+
+        Args:
+            why: what the errors of all ranks will say.
+
+        Threads: any, at any time; also from callbacks.
+        """
+
+    def errored(self) -> CommError | None:
+        """Return what the epoch, or the last configure(), failed with; None: it stands.
+
+        Does not block. Threads: any.
+        """
+
     def check(self, timeout: timedelta | None = None) -> None:
         """Wait until everything issued on device tensors is complete, then raise what failed.
 
@@ -68,8 +107,23 @@ class Backend(_Backend):
         Threads: any.
         """
 
-    def set_timeout(self, timeout: timedelta) -> None: ...
-    def shutdown(self) -> None: ...
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the limit of later operations, and of calls of configure() that name none.
+
+        Raises:
+            ValueError, TypeError: not a positive timedelta.
+
+        Threads: any.
+        """
+
+    def shutdown(self) -> None:
+        """Say goodbye to the other members, once what was issued is sent, and end the epoch.
+
+        Blocks, without the GIL, for 5 s or the group's timeout at most. configure() raises after.
+        Threads: any.
+        """
+
+    def _incarnations(self, *, before: bool = False) -> list[str]: ...
     def shrink(
         self,
         ranks_to_exclude: list[int],

@@ -50,12 +50,13 @@ def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:
 
 def follow_epoch(changed: _C.Backend) -> None:
     """Bring torch's rank tables up to date after `changed` has begun an epoch."""
+    tables = c10d._world.pg_group_ranks
     for group in _own_groups():
         if any(found is changed for found in backends_of(group)):
             if group is c10d.GroupMember.WORLD:
                 _follow_default_group(group, changed)
             else:
-                _set_table(group, changed.rank(), changed.size())
+                tables[group] = _table_of(changed, tables[group])
             _ddp.follow_epoch(group)
 
 
@@ -71,24 +72,38 @@ def _follow_default_group(group: dist.ProcessGroup, changed: _C.Backend) -> None
     tables = c10d._world.pg_group_ranks
     tables[group] = {rank: rank for rank in range(changed.size())}
     for other in _own_groups():
-        if other is not group:
-            _set_table(other, other.rank(), other.size())
+        if other is group:
+            continue
+        own = next(backends_of(other), None)
+        if own is None:
+            tables[other] = _renumbered(tables[other], changed)
+        else:
+            tables[other] = _table_of(own, tables[other])
 
 
-def _set_table(group: dist.ProcessGroup, rank: int, size: int) -> None:
-    """Write global rank -> group rank for a subgroup whose membership or global ranks changed.
+def _table_of(backend: _C.Backend, table: dict[int, int]) -> dict[int, int]:
+    """Return global rank -> group rank for the members of a subgroup's epoch; `table`: as it was.
 
-    Only this process's global rank is known here. The others are entered under negative numbers, so
-    that asking for them by global rank is an error and no wrong answer; ``group_src`` and
+    Who is not in the default group's epoch has no global rank, and is entered under a negative
+    number: asking for it by a rank is an error, and no wrong answer; ``group_src`` and
     ``group_dst`` work.
     """
-    own = dist.get_rank()
-    tables = c10d._world.pg_group_ranks
-    table = tables[group]
-    if len(table) == size and table.get(own) == rank:
-        return
-    default = c10d._get_default_group()
-    if size == default.size() and rank == default.rank():
-        tables[group] = {member: member for member in range(size)}
-        return
-    tables[group] = {(own if member == rank else -1 - member): member for member in range(size)}
+    default = next(backends_of(c10d._get_default_group()), None)
+    if default is not None:
+        numbers = _numbered(default._incarnations())
+    else:  # another library's, whose ranks do not change
+        before = dict(enumerate(backend._incarnations(before=True)))
+        numbers = {before[rank]: number for number, rank in table.items() if rank in before}
+    members = enumerate(backend._incarnations())
+    return {numbers.get(process, -1 - rank): rank for rank, process in members}
+
+
+def _renumbered(table: dict[int, int], default: _C.Backend) -> dict[int, int]:
+    """Return the table of a group of another library, after the default group's last change."""
+    before = dict(enumerate(default._incarnations(before=True)))
+    numbers = _numbered(default._incarnations())
+    return {numbers.get(before.get(old, ""), -1 - rank): rank for old, rank in table.items()}
+
+
+def _numbered(processes: list[str]) -> dict[str, int]:
+    return {process: rank for rank, process in enumerate(processes)}

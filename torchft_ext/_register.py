@@ -45,7 +45,7 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
     frame = _creators_frame()
     spec = _spec(frame)
     if _disabled():
-        return _plain(opts, name, frame)
+        return _plain(opts, _chosen_timeout(opts, pg_options), name, frame)
     if pg_options is not None and not isinstance(pg_options, _C.Options):
         raise TypeError(
             f"init_process_group('{name}'): pg_options: expected torchft_ext.Options, "
@@ -174,8 +174,13 @@ def _disabled() -> bool:
 _warned = False
 
 
+def _chosen_timeout(opts: _CreationOptions, pg_options: object) -> timedelta:
+    chosen = pg_options.timeout if isinstance(pg_options, _C.Options) else None
+    return opts.timeout if chosen is None else chosen
+
+
 def _plain(
-    opts: _CreationOptions, name: str, frame: FrameType | None
+    opts: _CreationOptions, timeout: timedelta, name: str, frame: FrameType | None
 ) -> dist.ProcessGroup | Backend:
     """Make what torch itself would use in place of `name` (TORCHFT_EXT_DISABLE=1)."""
     global _warned
@@ -189,26 +194,28 @@ def _plain(
     spec = _spec(frame)
     if spec is not None and len(set(spec.values())) > 1:
         device = cast(FrameType, frame).f_locals.get("device", "cpu")
-        return _plain_backend(opts, device)
+        return _plain_backend(opts, timeout, device)
     group = dist.ProcessGroup(opts.store, opts.group_rank, opts.group_size)
     types = dist.ProcessGroup.BackendType
     for device in spec or {"cpu": name}:
         if device != "cuda":
-            group._register_backend(torch.device(device), types.GLOO, _plain_backend(opts, device))
+            made = _plain_backend(opts, timeout, device)
+            group._register_backend(torch.device(device), types.GLOO, made)
             group._set_default_backend(types.GLOO)
         elif dist.is_nccl_available() and torch.cuda.is_available():
-            group._register_backend(torch.device(device), types.NCCL, _plain_backend(opts, device))
+            made = _plain_backend(opts, timeout, device)
+            group._register_backend(torch.device(device), types.NCCL, made)
             group._set_default_backend(types.NCCL)
     return group
 
 
-def _plain_backend(opts: _CreationOptions, device: str) -> Backend:
+def _plain_backend(opts: _CreationOptions, timeout: timedelta, device: str) -> Backend:
     store = PrefixStore(f"plain_{device}", opts.store)
     if device != "cuda":
         made: Backend = dist.ProcessGroupGloo(
-            store, opts.group_rank, opts.group_size, timeout=opts.timeout
+            store, opts.group_rank, opts.group_size, timeout=timeout
         )
         return made
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = opts.timeout
+    options._timeout = timeout
     return dist.ProcessGroupNCCL(store, opts.group_rank, opts.group_size, options)

@@ -2,9 +2,18 @@
 
 #include <atomic>
 #include <cstdio>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "base/fork.h"
+#include "base/mutex.h"
+#include "base/task_thread.h"
 
 namespace torchft_ext {
 namespace {
+
+constexpr size_t kMostWaiting = 1000;
 
 std::atomic<LogSink> current_sink{nullptr};
 
@@ -14,13 +23,7 @@ void writeToStderr(LogLevel level, const std::string& line) {
   std::fprintf(stderr, "torchft_ext %s: %s\n", name, line.c_str());
 }
 
-}  // namespace
-
-void setLogSink(LogSink sink) {
-  current_sink.store(sink);
-}
-
-void log(LogLevel level, const std::string& line) noexcept {
+void write(LogLevel level, const std::string& line) noexcept {
   try {
     const LogSink sink = current_sink.load();
     if (sink != nullptr) {
@@ -31,6 +34,97 @@ void log(LogLevel level, const std::string& line) noexcept {
   } catch (...) {
     writeToStderr(LogLevel::kError, line);  // the sink failed: the line must not be lost with it
   }
+}
+
+// Lines on their way to the thread that writes them.
+class Writer {
+ public:
+  // False: there is no thread, the caller writes.
+  bool take(LogLevel level, const std::string& line);
+  void start();
+  bool stop(Deadline deadline);
+
+ private:
+  void writeNext(LogLevel level, const std::string& line) noexcept;
+
+  Mutex mutex_;
+  std::unique_ptr<TaskThread> thread_ GUARDED_BY(mutex_);
+  size_t waiting_ GUARDED_BY(mutex_) = 0;
+  size_t dropped_ GUARDED_BY(mutex_) = 0;
+  bool silent_ GUARDED_BY(mutex_) = false;  // a line never ended: another would not either
+};
+
+bool Writer::take(LogLevel level, const std::string& line) {
+  MutexLock lock(mutex_);
+  if (silent_) return true;
+  if (!thread_) return false;
+  if (waiting_ == kMostWaiting) {
+    ++dropped_;
+    return true;
+  }
+  if (!thread_->post([this, level, line] { writeNext(level, line); })) return false;
+  ++waiting_;
+  return true;
+}
+
+void Writer::writeNext(LogLevel level, const std::string& line) noexcept {
+  write(level, line);
+  size_t dropped = 0;
+  {
+    MutexLock lock(mutex_);
+    --waiting_;
+    dropped = std::exchange(dropped_, 0);
+  }
+  if (dropped > 0)
+    write(LogLevel::kWarning, std::to_string(dropped) + " lines of the log were dropped here");
+}
+
+void Writer::start() {
+  MutexLock lock(mutex_);
+  if (thread_ || silent_) return;
+  try {
+    thread_ = std::make_unique<TaskThread>("ft-log");
+  } catch (const std::system_error&) {
+    return;  // no room for a thread: callers go on writing
+  }
+}
+
+bool Writer::stop(Deadline deadline) {
+  std::unique_ptr<TaskThread> ending;
+  {
+    MutexLock lock(mutex_);
+    ending = std::move(thread_);
+  }
+  if (!ending || ending->stop(deadline)) return true;
+  {
+    MutexLock lock(mutex_);
+    silent_ = true;
+  }
+  return false;  // the thread is abandoned, which would be a line in the log
+}
+
+PerProcess<Writer> per_process;
+
+}  // namespace
+
+void setLogSink(LogSink sink) {
+  current_sink.store(sink);
+}
+
+void log(LogLevel level, const std::string& line) noexcept {
+  try {
+    if (per_process.get().take(level, line)) return;
+  } catch (...) {  // no memory for a copy of the line
+  }
+  write(level, line);
+}
+
+void startLogThread() {
+  per_process.get().start();
+}
+
+bool stopLogThread(Deadline deadline) {
+  return per_process.get().stop(deadline);
 }
 
 }  // namespace torchft_ext

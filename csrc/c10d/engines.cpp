@@ -24,9 +24,7 @@ HostEngineOptions hostOptions(const FtOptions& options,
     host.ports = *environment.ports;
   }
   if (options.heartbeat) {
-    TORCH_CHECK_VALUE(options.heartbeat->count() >= 0,
-                      "Options.heartbeat: expected zero (off) or a positive time, found ",
-                      options.heartbeat->count(), " ms");
+    checkHeartbeat("Options.heartbeat", *options.heartbeat);
     host.heartbeat_limit = *options.heartbeat;
   } else if (environment.heartbeat) {
     host.heartbeat_limit = *environment.heartbeat;

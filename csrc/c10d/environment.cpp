@@ -36,6 +36,14 @@ bool parseSwitch(const char* name, const std::string& text) {
 
 }  // namespace
 
+void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit) {
+  // Beats are some 20 ms apart at least, and a busy machine delays them by more than that.
+  constexpr std::chrono::milliseconds kLeast{100};
+  TORCH_CHECK_VALUE(limit.count() == 0 || limit >= kLeast, source,
+                    ": expected zero (off) or at least ", kLeast.count(), " ms, found ",
+                    limit.count(), " ms");
+}
+
 PortRange parsePortRange(const std::string& source, const std::string& text) {
   const std::optional<PortRange> range = PortRange::parse(text);
   TORCH_CHECK_VALUE(range.has_value(), source,
@@ -56,6 +64,7 @@ Environment readEnvironment() {
   }
   if (const auto text = read("TORCHFT_EXT_HEARTBEAT")) {
     environment.heartbeat = parseSeconds("TORCHFT_EXT_HEARTBEAT", *text);
+    checkHeartbeat("TORCHFT_EXT_HEARTBEAT", *environment.heartbeat);
   }
   if (const auto text = read("TORCHFT_EXT_NAN_CHECK")) {
     environment.nan_check = parseSwitch("TORCHFT_EXT_NAN_CHECK", *text);

@@ -20,6 +20,8 @@ struct Environment {
 };
 Environment readEnvironment();
 
+// ValueError naming `source` unless it is zero (off) or long enough for beats to arrive in time.
+void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit);
 // ValueError naming `source` where the text is no port range.
 PortRange parsePortRange(const std::string& source, const std::string& text);
 

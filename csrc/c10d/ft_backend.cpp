@@ -264,6 +264,11 @@ int FtBackend::currentSize() const {
   return group_->epoch() == 0 ? fixed_size_ : group_->size();
 }
 
+std::vector<Incarnation> FtBackend::incarnations(bool before) const {
+  guard_.check("this process group");
+  return before ? group_->incarnationsBefore() : group_->incarnations();
+}
+
 GroupStats FtBackend::stats() const {
   guard_.check("this process group");
   return group_->stats();

@@ -78,6 +78,8 @@ class FtBackend : public c10d::Backend {
   // torch 2.14.
   int currentRank() const;
   int currentSize() const;
+  // The processes of the last epoch that was active, or of the one before it, by rank there.
+  std::vector<Incarnation> incarnations(bool before) const;
   GroupStats stats() const;
   const Engine& engine() const { return *engine_; }
   const std::string& groupName() const;

@@ -108,6 +108,8 @@ c10::intrusive_ptr<FtBackend> FtBackend::childAt(const EpochPlace& where, const 
       creation, makeEngine(creation.engine, *creation.options, creation.store, bound_device_));
   child->group_->expectMembersOf(*group_, members);
   const MutexLock lock(store_mutex_);
+  TORCH_CHECK(formed_.epoch == where.epoch,
+              "the group began another epoch while a group of its members was made: try again");
   return to_come_.try_emplace(where.prefix, std::move(child)).first->second;
 }
 

@@ -207,8 +207,11 @@ void FtWork::giveUp(OpState& state, std::chrono::milliseconds timeout) const {
   const auto own_failure = std::make_shared<const Failure>(failure);
   const bool first = lifecycle && lifecycle->fail(std::move(failure));
   settle(state);
-  if (!state.done())
+  if (!state.done()) {
+    log(LogLevel::kError,
+        own_failure->describe() + " (the engine has not let go of its tensors: they stay alive)");
     state.complete(lifecycle && lifecycle->failure() ? lifecycle->failure() : own_failure);
+  }
   // The state would name the operation's own limit, not the one that ran out.
   if (first && state.failure() && timeout.count() > 0) throwFailure(lifecycle->failure());
 }

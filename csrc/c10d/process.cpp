@@ -78,6 +78,7 @@ std::shared_ptr<Watchdog> sharedWatchdog() {
   // After torch's libraries were initialised, so it runs before their destructors do.
   static const bool leaves = std::atexit(&leaveAtExit) == 0;
   if (!leaves) log(LogLevel::kWarning, "no room for an exit handler: exit() says no goodbye");
+  startLogThread();
   if (!process().watchdog) process().watchdog = std::make_shared<Watchdog>();
   return process().watchdog;
 }
@@ -113,6 +114,7 @@ bool processExit(Deadline deadline) {
   ended &= StoreThread::stopAll(deadline);
   ended &= watchdog->stop(deadline);
   ended &= stopCallbackThread(deadline);
+  ended &= stopLogThread(deadline);
   return ended;
 }
 

@@ -240,6 +240,16 @@ int Group::size() const {
   return size_;
 }
 
+std::vector<Incarnation> Group::incarnations() const {
+  MutexLock lock(mutex_);
+  return incarnations_;
+}
+
+std::vector<Incarnation> Group::incarnationsBefore() const {
+  MutexLock lock(mutex_);
+  return incarnations_before_;
+}
+
 Duration Group::timeout() const {
   MutexLock lock(mutex_);
   return timeout_;

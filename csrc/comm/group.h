@@ -75,6 +75,10 @@ class Group {
   int64_t epoch() const;       // 0: none yet
   int rank() const;            // of the last epoch that was active
   int size() const;
+  // The processes of the last epoch that was active, and of the one before it, by rank there.
+  // Empty: none.
+  std::vector<Incarnation> incarnations() const;
+  std::vector<Incarnation> incarnationsBefore() const;
   Duration timeout() const;
   void setTimeout(Duration timeout);  // of later operations and configures
   GroupStats stats() const;
@@ -144,6 +148,8 @@ class Group {
   int64_t epoch_ GUARDED_BY(mutex_) = 0;
   int rank_ GUARDED_BY(mutex_) = 0;
   int size_ GUARDED_BY(mutex_) = 1;
+  std::vector<Incarnation> incarnations_ GUARDED_BY(mutex_);
+  std::vector<Incarnation> incarnations_before_ GUARDED_BY(mutex_);
   Duration timeout_ GUARDED_BY(mutex_);
   GroupStats stats_ GUARDED_BY(mutex_);
 };

@@ -226,6 +226,10 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
           std::to_string(attempt.size) + " ranks begins, this is rank " +
           std::to_string(attempt.rank) + " (" + std::to_string(toMilliseconds(total)) + " ms)");
   attempt.memory = attempt.rendezvous->formed();
+  std::vector<Incarnation> incarnations;
+  incarnations.reserve(attempt.memory.members.size());
+  for (const MemberRecord& member : attempt.memory.members)
+    incarnations.push_back(member.incarnation);
   {
     MutexLock lock(mutex_);
     memory_ = std::move(attempt.memory);
@@ -238,6 +242,7 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
     ++epoch_;
     rank_ = attempt.rank;
     size_ = attempt.size;
+    incarnations_before_ = std::exchange(incarnations_, std::move(incarnations));
     ++stats_.epochs;
     stats_.last_configure = std::move(attempt.phases);
   }

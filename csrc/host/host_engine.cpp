@@ -46,6 +46,10 @@ struct Attempt {
     MutexLock lock(mutex);
     changed.notifyAll();
   }
+  bool isUp() {
+    MutexLock lock(mutex);
+    return up;
+  }
 };
 
 class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine> {
@@ -236,7 +240,9 @@ HostEngine::Formed HostEngine::await(Attempt& attempt, const std::shared_ptr<Hos
     }
     if (failure) return *failure;
     if (superseded()) return std::monostate{};
-    if (deadline.expired()) return timedOut(epoch, epoch->roster());
+    // A store that does not answer keeps superseded() to the deadline, and the epoch forms
+    // meanwhile.
+    if (deadline.expired() && !attempt.isUp()) return timedOut(epoch, epoch->roster());
     if (!broken) continue;
     if (!successor_deadline) {
       successor_deadline = awaits_successor ? deadline : deadline.orEarlier(kSuccessorWithin);

@@ -64,7 +64,7 @@ void WitnessDesk::probed(LineKind kind, const Incarnation& peer, ProbeEnd end) {
 }
 
 void WitnessDesk::warn(const std::string& line) {
-  paths_.relay->run([line] { log(LogLevel::kWarning, line); });
+  log(LogLevel::kWarning, line);
 }
 
 // MonitorCore
@@ -252,7 +252,7 @@ void MonitorCore::accuse(const Incarnation& peer, const std::string& why) {
 }
 
 void MonitorCore::warn(const std::string& line) {
-  relay_->run([line] { log(LogLevel::kWarning, line); });
+  log(LogLevel::kWarning, line);
 }
 
 std::string MonitorCore::processState(const std::string& host, int64_t pid) {

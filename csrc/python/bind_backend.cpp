@@ -145,6 +145,12 @@ py::dict statsOf(FtBackend& backend) {
   return result;
 }
 
+std::vector<std::string> incarnationsOf(const FtBackend& backend, bool before) {
+  std::vector<std::string> incarnations;
+  for (const Incarnation& one : backend.incarnations(before)) incarnations.push_back(one.hex());
+  return incarnations;
+}
+
 }  // namespace
 
 void bind_backend(py::module_& module) {
@@ -153,7 +159,9 @@ void bind_backend(py::module_& module) {
       "The fault-tolerant backend of one group: torchft_ext.backend(group) finds it.");
   backend
       .def("configure", &configure, py::arg("store_addr"), py::arg("rank"), py::arg("world_size"),
-           py::kw_only(), py::arg("timeout") = py::none())
+           py::kw_only(), py::arg("timeout") = py::none(),
+           "Begin a new epoch: the members that name the same 'host:port/prefix' and world size "
+           "meet there. Blocks until all have come, up to the timeout. Raises CommError.")
       .def(
           "abort",
           [](FtBackend& self, const py::object& why) {
@@ -161,8 +169,10 @@ void bind_backend(py::module_& module) {
             const py::gil_scoped_release no_gil;
             self.abort(reason);
           },
-          py::arg("why") = "abort() was called")
-      .def("errored", &errored)
+          py::arg("why") = "abort() was called",
+          "End the epoch on every rank, or the configure() under way here; releases every waiter. "
+          "Any thread, any time; idempotent.")
+      .def("errored", &errored, "The error that the epoch failed with, or None.")
       .def(
           "check",
           [](FtBackend& self, const py::object& timeout) {
@@ -170,7 +180,8 @@ void bind_backend(py::module_& module) {
             const py::gil_scoped_release no_gil;
             self.check(limit);
           },
-          py::arg("timeout") = py::none())
+          py::arg("timeout") = py::none(),
+          "Wait until everything issued on device tensors is complete, then raise what failed.")
       .def(
           "set_timeout",
           [](FtBackend& self, const py::object& timeout) {
@@ -178,17 +189,24 @@ void bind_backend(py::module_& module) {
             const py::gil_scoped_release no_gil;
             self.setTimeout(limit);
           },
-          py::arg("timeout"))
-      .def("shutdown", &FtBackend::shutdown, NoGil())
+          py::arg("timeout"),
+          "The limit of later operations, and of later calls of configure() that name none.")
+      .def("shutdown", &FtBackend::shutdown, NoGil(),
+           "Say goodbye to the other members and end the epoch; configure() raises after it.")
       // torch's own binding of it may hold the GIL.
       .def("shrink", &FtBackend::shrink, py::arg("ranks_to_exclude"), py::arg("shrink_flags") = 0,
            py::arg("opts_override") = c10::intrusive_ptr<c10d::Backend::Options>(), NoGil())
       .def("rank", &FtBackend::currentRank, NoGil())
       .def("size", &FtBackend::currentSize, NoGil())
-      .def("stats", &statsOf)
+      .def("stats", &statsOf,
+           "Counters of this group and of the process's engine: epochs, operations, bytes, "
+           "failures, phases of the last configure(), threads, descriptors.")
+      // By rank in the epoch. The tables of torch.distributed are written after them.
+      .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
       // torch copies them for groups that it splits off.
       .def_property_readonly("options", &FtBackend::getBackendOptions)
-      .def_property_readonly("epoch", &FtBackend::epoch)
+      .def_property_readonly("epoch", &FtBackend::epoch,
+                             "The number of the last epoch that was active; 0: none yet.")
       .def_property_readonly("group_name", [](const FtBackend& self) { return self.groupName(); });
 
   py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(module, "Work",

@@ -28,9 +28,7 @@ c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
   TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
                     "Options: timeout: expected a positive time, found ",
                     timeout.value_or(Milliseconds(0)).count(), " ms");
-  TORCH_CHECK_VALUE(!heartbeat || heartbeat->count() >= 0,
-                    "Options: heartbeat: expected zero (off) or a positive time, found ",
-                    heartbeat.value_or(Milliseconds(0)).count(), " ms");
+  if (heartbeat) checkHeartbeat("Options: heartbeat", *heartbeat);
   TORCH_CHECK_VALUE(!interface || !interface->empty(),
                     "Options: interface: expected a name, found ''");
   if (port_range) parsePortRange("Options: port_range", *port_range);

@@ -17,7 +17,7 @@ inline std::chrono::milliseconds limitOf(const char* argument, const pybind11::h
     throw pybind11::type_error(std::string(argument) + ": expected a datetime.timedelta, found " +
                                Py_TYPE(value.ptr())->tp_name);
   }
-  return value.cast<std::chrono::milliseconds>();
+  return std::chrono::ceil<std::chrono::milliseconds>(value.cast<std::chrono::microseconds>());
 }
 
 inline std::optional<std::chrono::milliseconds> optionalLimitOf(const char* argument,

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <future>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/deadline.h"
@@ -146,6 +148,53 @@ TEST(Log, SinkThatThrowsDoesNotReachTheCaller) {
   setLogSink([](LogLevel, const std::string&) { throw std::runtime_error("no sink"); });
   EXPECT_NO_THROW(log(LogLevel::kInfo, "a line that goes to stderr instead"));
   setLogSink(nullptr);
+}
+
+// A sink whose reader has stopped reading, until it is let go.
+class StuckLog {
+ public:
+  StuckLog() {
+    hold().store(true);
+    setLogSink(&StuckLog::take);
+  }
+  ~StuckLog() { setLogSink(nullptr); }
+  StuckLog(const StuckLog&) = delete;
+  StuckLog& operator=(const StuckLog&) = delete;
+
+  static std::atomic<bool>& hold() {
+    static std::atomic<bool> instance{false};
+    return instance;
+  }
+  static std::atomic<int>& written() {
+    static std::atomic<int> instance{0};
+    return instance;
+  }
+  static std::atomic<int>& reports() {
+    static std::atomic<int> instance{0};
+    return instance;
+  }
+
+ private:
+  static void take(LogLevel, const std::string& line) {
+    while (hold()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ++written();
+    if (line.ends_with("lines of the log were dropped here")) ++reports();
+  }
+};
+
+TEST(Log, SinkThatBlocksHoldsUpNobodyAndWhatIsDroppedIsTold) {
+  const StuckLog stuck;
+  startLogThread();
+  startLogThread();
+  for (int i = 0; i < 5000; ++i) log(LogLevel::kInfo, "a line");
+  EXPECT_EQ(StuckLog::written(), 0);
+  StuckLog::hold() = false;
+  EXPECT_TRUE(stopLogThread(Deadline::after(std::chrono::seconds(30))));
+  EXPECT_EQ(StuckLog::written(), 1001);  // the thousand that may wait, and the report
+  EXPECT_EQ(StuckLog::reports(), 1);
+  EXPECT_FALSE(runs("ft-log"));
+  log(LogLevel::kInfo, "the caller writes again");
+  EXPECT_EQ(StuckLog::written(), 1002);
 }
 
 TEST(UniqueFd, ClosesOnceAndMoves) {

@@ -367,7 +367,7 @@ BAD_OPTIONS = (
     ),
     (
         {"heartbeat": seconds(-1)},
-        "Options: heartbeat: expected zero (off) or a positive time, found -1000 ms",
+        "Options: heartbeat: expected zero (off) or at least 100 ms, found -1000 ms",
     ),
     ({"timeout": seconds(-1)}, "Options: timeout: expected a positive time, found -1000 ms"),
 )

@@ -92,6 +92,19 @@ def test_engines_that_do_not_exist_yet_say_what_to_use_instead(rank_env):
         assert name[3:] in text.lower() and "use '" in text, text
 
 
+def disabled_with_options(case: str) -> float:
+    import torchft_ext
+
+    init_alone(case, pg_options=torchft_ext.Options(timeout=seconds(7)))
+    plain = dist.group.WORLD._get_backend(torch.device("cpu"))
+    return plain.options._timeout.total_seconds()
+
+
+def test_disabled_names_keep_the_timeout_of_the_options(rank_env):
+    env = {**rank_env, "TORCHFT_EXT_DISABLE": "1"}
+    assert run_cases("test_names", "disabled_with_options", ["ft"], env) == {"ft": 7.0}
+
+
 def disabled(name: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
