@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -10,12 +11,24 @@ from dataclasses import dataclass, field
 
 from matrix import lateness
 from matrix.process import Event, MatrixError, RankProcess, StoreProcess
-from matrix.strikes import CONFIGURE_LIMIT, FORMING, HEARTBEAT, PROBING, STRIKES, Strike
+from matrix.strikes import (
+    CONFIGURE_LIMIT,
+    FORMING,
+    HEARTBEAT,
+    LOST,
+    PROBING,
+    STORE_KINDS,
+    STRIKES,
+    UNTOLD,
+    Strike,
+)
 
 HANG = 60.0  # seconds; reached only when something hangs
 SMALL = 257
 LARGE = 300_000  # several pieces
 MOST_TRIES = 4  # of one rank for one epoch: a death is told once
+LATE_WRITES = 0.5  # seconds after a thaw; what it still sends has come by then, on busy cores too
+UNWRITTEN = ("barrier", "configure")  # operations that write to no buffer
 
 
 def elements_for(world: int, rng: random.Random) -> int:
@@ -74,6 +87,11 @@ class Pool:
     def configure_limit(self) -> float:
         """Seconds; of every configure() that may fail: long enough to notice a freeze."""
         return max(CONFIGURE_LIMIT, 2 * HEARTBEAT * self.scale)
+
+    @property
+    def late_limit(self) -> float:
+        """Seconds; by then a configure() of that limit has ended."""
+        return self.configure_limit + 0.5 * max(1.0, self.scale / 10)
 
     def configure(self, ranks: list[RankProcess], group: str = "") -> None:
         """Make them one epoch of that group, in this order.
@@ -151,9 +169,9 @@ def run_case(pool: Pool, case: Case) -> float:
     struck = _strike(case, strike, ranks)
     gone = not strike.survives or strike.signal is not None
     survivors = [r for i, r in enumerate(ranks) if i != case.victim] if gone else list(ranks)
-    released = _collect(pool, case, strike, survivors, struck, forming)
+    released = _collect(pool, case, ranks, survivors, struck)
     if gone:
-        _go_on_without(pool, case, strike, ranks, survivors)
+        _go_on_without(pool, case, ranks, survivors)
     else:
         expect_exact_sums(pool, ranks)
     return released
@@ -191,32 +209,33 @@ def cut(case: Case, ranks: list[RankProcess]) -> None:
 def _collect(
     pool: Pool,
     case: Case,
-    strike: Strike,
+    ranks: list[RankProcess],
     survivors: list[RankProcess],
     struck: lateness.Strike,
-    forming: bool,
 ) -> float:
-    releases = lateness.Releases(struck)
+    releases, strike = lateness.Releases(struck), STRIKES[case.strike]
+    forming = case.operation == "configure"
     limit = (strike.bound + PROBING if forming else strike.bound) * pool.scale
-    if forming and case.strike in FORMING:
-        limit = pool.configure_limit + 0.5 * max(1.0, pool.scale / 10)
-    kinds = set()
+    kinds = FORMING.get(case.strike, strike.kinds) if forming else strike.kinds
+    late: dict[int, Event] = {}  # of those who waited for somebody until the deadline
     for rank in survivors:
         event = rank.expect("failed", HANG)
-        _judge(case, strike, event, forming)
-        kinds.add(event["kind"])
+        expect_kind(event, kinds)
         releases.add(rank, event)
-    if case.strike == "abort" and kinds == {"timeout"}:
-        raise MatrixError("nobody was told of the abort: all ran out of time")
-    return releases.expect_within(limit)
+        if forming and event["kind"] == "timeout":
+            late[ranks.index(rank)] = event
+        else:
+            _judge(case, event)
+    if not late:
+        return releases.expect_within(limit)
+    if len(late) == len(survivors) and case.strike not in UNTOLD:
+        raise MatrixError(f"nobody was told of the {case.strike}: all ran out of time")
+    expect_missing_named(late, set(range(case.world)) - late.keys())
+    return releases.expect_within(pool.late_limit)
 
 
-def _judge(case: Case, strike: Strike, event: Event, forming: bool) -> None:
-    wider = forming and case.strike in FORMING
-    expect_kind(event, FORMING[case.strike] if wider else strike.kinds)
-    if event["kind"] == "timeout" and wider:
-        return  # the deadline names who did not come, in words
-    if strike.victim_named:
+def _judge(case: Case, event: Event) -> None:
+    if STRIKES[case.strike].victim_named:
         expect_cause(event, case.victim)
     else:
         expect_ends(event, set(case.ends()))
@@ -246,17 +265,25 @@ def expect_ends(event: Event, ends: set[int]) -> None:
         )
 
 
+def expect_missing_named(late: dict[int, Event], away: set[int]) -> None:
+    """Rank 0 names one of those who stayed away; the others know of rank 0 alone."""
+    for rank, event in late.items():
+        named = ",".join(re.findall(r"ranks? ([\d, ]+) did not come", event["text"]))
+        if rank == 0 and not away & {int(each) for each in re.findall(r"\d+", named)}:
+            raise MatrixError(f"rank 0 names none of {sorted(away)}: {event['text']}")
+        if rank != 0 and "): rank 0 " not in event["text"]:
+            raise MatrixError(f"rank {rank} does not name the rank it waited for: {event['text']}")
+
+
 def _go_on_without(
-    pool: Pool, case: Case, strike: Strike, ranks: list[RankProcess], survivors: list[RankProcess]
+    pool: Pool, case: Case, ranks: list[RankProcess], survivors: list[RankProcess]
 ) -> None:
     victim = ranks[case.victim]
+    strike = STRIKES[case.strike]
     if strike.signal == signal.SIGSTOP:
         victim.signal(signal.SIGCONT)
-        told = victim.expect("failed", HANG)
-        if told["ok"]:
-            raise MatrixError(f"the thawed rank was told of nothing: {told}")
-        time.sleep(1.0)  # a late write would have come by now
-    expect_unchanged(survivors)
+        expect_left_out(victim.expect("failed", HANG), case.victim)
+        await_late_writes(case.operation)
     expect_exact_sums(pool, survivors)
     if strike.survives:
         expect_exact_sums(pool, ranks)
@@ -264,18 +291,36 @@ def _go_on_without(
         victim.end()
 
 
-def expect_unchanged(ranks: list[RankProcess]) -> None:
-    """No buffer was written to after its operation had been released."""
+def expect_left_out(event: Event, rank: int) -> None:
+    """The thawed rank was told that others found it frozen and went on, with itself as the cause."""
+    expect_kind(event, LOST)
+    expect_cause(event, rank)
+    if not any(words in event["text"] for words in ("left out", "has not answered")):
+        raise MatrixError(f"the thawed rank was not told that it was frozen: {event['text']}")
+
+
+def await_late_writes(operation: str) -> None:
+    """What a thawed process sends for its old operation would have been written by now."""
+    if operation not in UNWRITTEN:
+        time.sleep(LATE_WRITES)
+
+
+def expect_unchanged(ranks: list[RankProcess], group: str = "") -> None:
+    """No buffer of that group was written to after its operation had been released."""
     for rank in ranks:
-        rank.say("check")
+        rank.say("check", group)
     for rank in ranks:
-        if not rank.expect("checked", HANG)["unchanged"]:
-            raise MatrixError("a buffer changed after its operation had been released")
+        if not rank.expect("checked", HANG, group)["unchanged"]:
+            raise MatrixError(f"rank (pid {rank.pid}): a buffer changed after its release")
 
 
 def expect_exact_sums(pool: Pool, ranks: list[RankProcess]) -> None:
-    """They form the next epoch, and it works."""
+    """They form the next epoch, it works, and nothing was written for the last one meanwhile.
+
+    The buffers of the last operation are looked at as late as can be: the next one takes their place.
+    """
     pool.configure(ranks)
+    expect_unchanged(ranks)
     for rank in ranks:
         rank.say("once allreduce 1000")
     for rank in ranks:
@@ -295,15 +340,22 @@ def run_store_case(pool: Pool, operation: str, world: int, number: int) -> None:
         event = rank.expect("done", HANG)
         if not event["ok"]:
             raise MatrixError(f"a lost store ended an operation: {event['text']}")
-    # A killed store is known within a second; a frozen one may be known by the limit alone.
-    limit = 5000 if number == signal.SIGSTOP else int(5000 * max(1.0, pool.scale))
+    _expect_store_missed(pool, ranks, number)
+    pool.new_store()
+
+
+def _expect_store_missed(pool: Pool, ranks: list[RankProcess], number: int) -> None:
+    """configure() names the store; a frozen one is known by the limit alone, which is kept."""
+    frozen = number == signal.SIGSTOP
+    limit = pool.configure_limit if frozen else 5 * max(1.0, pool.scale)
+    began = lateness.Strike.now(ranks)
     for index, rank in enumerate(ranks):
-        rank.say(f"configure lost {index} {world} {limit}")
+        rank.say(f"configure lost {index} {len(ranks)} {int(limit * 1000)}")
+    releases = lateness.Releases(began)
     for rank in ranks:
         event = rank.expect("configured", HANG)
-        allowed = {"store lost"} if number == signal.SIGKILL else {"store lost", "timeout"}
-        if event["ok"] or event["kind"] not in allowed:
-            raise MatrixError(
-                f"configure() without a store: {event}, expected one of {sorted(allowed)}"
-            )
-    pool.new_store()
+        expect_kind(event, STORE_KINDS[number])
+        if f"the store at {pool.store.address}" not in event["text"]:
+            raise MatrixError(f"configure() does not name the store: {event['text']}")
+        releases.add(rank, event)
+    releases.expect_within(pool.late_limit if frozen else limit)

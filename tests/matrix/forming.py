@@ -19,6 +19,7 @@ from matrix.cases import (
     expect_ends,
     expect_exact_sums,
     expect_kind,
+    expect_missing_named,
 )
 from matrix.process import Event, MatrixError, RankProcess
 from matrix.strikes import FORMING, PROBING, STRIKES
@@ -93,16 +94,18 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
         time.sleep(CUT_EVERY)
         told = {i: event for i, rank in enumerate(ranks) if (event := rank.poll("failed", 0))}
     releases = lateness.Releases(struck)
+    late: dict[int, Event] = {}
     limit = (STRIKES["cut_link"].bound + FORMING_BOUND) * pool.scale
     for index, rank in enumerate(ranks):
         event = told.get(index) or rank.expect("failed", HANG)
         expect_kind(event, FORMING["cut_link"])
         if event["kind"] == "timeout":
-            limit = pool.configure_limit + 0.5 * max(1.0, pool.scale / 10)
+            limit = pool.late_limit
+            late[index] = event
         else:
             expect_ends(event, set(case.ends()))
-        told[index] = event
         releases.add(rank, event)
-    if all(event["kind"] == "timeout" for event in told.values()):
+    if len(late) == len(ranks):
         raise MatrixError("nobody was told of the cut link: all ran out of time")
+    expect_missing_named(late, set(range(case.world)) - late.keys())
     return releases.expect_within(limit)

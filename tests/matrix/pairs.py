@@ -6,9 +6,17 @@ import signal
 import time
 from dataclasses import dataclass
 
-from matrix.cases import HANG, Pool, elements_for, expect_exact_sums, expect_unchanged
+from matrix.cases import (
+    HANG,
+    Pool,
+    await_late_writes,
+    elements_for,
+    expect_exact_sums,
+    expect_kind,
+    expect_left_out,
+)
 from matrix.lateness import Releases, Strike
-from matrix.process import MatrixError, RankProcess
+from matrix.process import Event, MatrixError, RankProcess
 from matrix.strikes import CONFIGURE_LIMIT, DEATH, LOST
 
 # Neighbours on the ring of witness lines, and ranks with others between them on both sides.
@@ -18,7 +26,7 @@ VICTIMS: dict[int, tuple[tuple[int, int], ...]] = {
     8: ((0, 1), (3, 4), (7, 0), (0, 4), (2, 6)),
 }
 # What a configure() may say whose member dies, by how far it has come.
-FORMING = frozenset({"peer lost", "link lost", "timeout", "rendezvous", "aborted"})
+FORMING = frozenset({"peer lost", "link lost", "timeout", "aborted"})
 COMBINATIONS = ("kill_and_kill", "kill_and_stop", "stop_and_kill", "kill_then_kill")
 
 
@@ -92,25 +100,40 @@ def _kill_while_forming(pool: Pool, second: RankProcess, members: list[RankProce
             continue
         configured = rank.expect("configured", limit + HANG)
         failed = rank.expect("failed", HANG)
-        if not configured["ok"] and configured["kind"] not in FORMING:
-            raise MatrixError(f"an epoch with a dead member: {configured}")
-        if failed["ok"] or (configured["ok"] and failed["cause"] != place):
-            raise MatrixError(f"expected the loss of rank {place}: {failed}")
+        if configured["ok"]:
+            if failed["ok"] or failed["kind"] not in LOST or failed["cause"] != place:
+                raise MatrixError(f"expected the loss of rank {place}: {failed}")
+            continue
+        _judge_forming(configured, place)
+        if any(failed.get(key) != configured[key] for key in ("ok", "kind", "cause")):
+            raise MatrixError(f"it was told {configured} first, and then {failed}")
+
+
+def _judge_forming(event: Event, dead: int) -> None:
+    expect_kind(event, FORMING)
+    if event["kind"] == "timeout":
+        return  # its cause may be a member who waited for the dead one, and gave up first
+    if event["cause"] >= 0 and dead not in (event["cause"], event["other"]):
+        raise MatrixError(f"an epoch that forms blames another than rank {dead}: {event}")
 
 
 def _go_on(
     pool: Pool, case: PairCase, ranks: list[RankProcess], survivors: list[RankProcess]
 ) -> None:
     order = case.combination.split("_and_")
-    for index, victim in enumerate(case.victims):
+    for index, (victim, other) in enumerate((case.victims, case.victims[::-1])):
         rank = ranks[victim]
         if order[index % len(order)] != "stop":
             rank.end()
             continue
         rank.signal(signal.SIGCONT)
-        told = rank.expect("failed", HANG)
-        if told["ok"]:
-            raise MatrixError(f"the thawed rank was told of nothing: {told}")
-    expect_unchanged(survivors)
+        _judge_thawed(rank.expect("failed", HANG), victim, other)
+        await_late_writes(case.operation)
     expect_exact_sums(pool, survivors)
     expect_exact_sums(pool, [rank for rank in ranks if rank.alive()])
+
+
+def _judge_thawed(event: Event, thawed: int, dead: int) -> None:
+    """Whichever of the two ended the epoch: the other one's death, or that it was frozen itself."""
+    if event["ok"] or event["kind"] not in LOST or event["cause"] != dead:
+        expect_left_out(event, thawed)

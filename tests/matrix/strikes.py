@@ -39,13 +39,21 @@ class Strike:
     victim_named: bool = True
 
 
+# What is not in this table:
+#   oom, big_core   the kernel's doing, in a cgroup and with a core of 1 GiB: peer lost, see kernel.py
+#   store_killed, store_frozen   no rank fails: see STORE_STRIKES, below
+#   two ranks at once, or one after the other   peer lost, see pairs.py
+#   the end of a Python interpreter, by the end of its script, sys.exit() or an exception that nobody catches   peer
+#              left: Python's exit hooks say goodbye first, see tests/python/test_process.py. `exception`, here, is
+#              one of C++, which ends in std::terminate() without a word.
+#
 # Wider than the promise, each for a reason that is not hidden in a scale factor:
 #   timeout    50 ms of it are the operation's own limit
 #   cut_link   the process is asked whether it lives before the link is blamed
 #   exception, core_dump    a core may be written before anything is closed: only heartbeats tell
 # Cases of `configure` have PROBING added. Three differ more:
-#   exit       also the deadline's timeout: an exit handler says goodbye, and who waits in the store has no link
-#              that would carry it
+#   exit       also a death: an exit handler says goodbye, but who waits in the store has no link that would carry
+#              it, and asks a process that has ended by then
 #   shutdown   it falls between two configure() as a rule, or into one; between them nobody is told that the
 #              member will not come, until the deadline: see limits.md
 #   abort      it may end an epoch that some have left for the next one already: those it tells stay away, alive,
@@ -71,16 +79,24 @@ STRIKES: dict[str, Strike] = {
     )
 }
 
-# The store fails, no rank does: running operations succeed, configure() raises.
+# The store fails, no rank does: running operations succeed, configure() raises. What it raises comes by number: a
+# server that cannot be reached is lost, one that does not answer takes configure() to its limit.
 STORE_STRIKES: dict[str, int] = {"store_killed": 9, "store_frozen": 19}
+STORE_KINDS: dict[int, frozenset[str]] = {
+    9: frozenset({"store lost"}),
+    19: frozenset({"timeout"}),
+}
 
-# What the members may be told while an epoch forms, where that is not the table's; by configure()'s deadline.
+# What the members may be told while an epoch forms, where that is not the table's. A timeout comes at the
+# deadline of configure(), and names who did not come.
 FORMING: dict[str, frozenset[str]] = {
-    "exit": frozenset({"peer lost", "peer left", "aborted", "timeout"}),
+    "exit": frozenset({"peer lost", "peer left", "aborted"}),
     "shutdown": frozenset({"peer left", "aborted", "timeout"}),
     "abort": frozenset({"aborted", "timeout"}),
     "cut_link": frozenset({"link lost", "timeout"}),
 }
+# Strikes after which all who are left may run out of time; of every other one somebody is told.
+UNTOLD = frozenset({"shutdown"})
 OPERATIONS = (
     "allreduce",
     "broadcast",
