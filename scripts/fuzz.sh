@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that parses bytes of others, under libFuzzer with ASan and UBSan. Starts from tests/fuzz/corpus.
+# Everything that parses bytes of others, and what cuts their streams into frames and handshakes, under libFuzzer with
+# ASan and UBSan. Starts from tests/fuzz/corpus.
 #   scripts/fuzz.sh [--seconds N]   default 60, for all parsers together; what is found beyond the corpus is kept
 #                                   in build/fuzz/corpus, an input that crashes in build/fuzz
 #   scripts/fuzz.sh --seconds N --reseed   afterwards tests/fuzz/corpus is made anew: the fewest inputs that reach as
@@ -16,15 +17,20 @@ while [ $# -gt 0 ]; do
   shift
 done
 have clang++ || die "clang++ not found: run scripts/setup.sh --all"
-parsers=(header failure notice hello welcome refusal record withdrawal go address)
-export work="$BUILD_ROOT/fuzz" corpus="$ROOT/tests/fuzz/corpus" each=$((1 + seconds * JOBS / ${#parsers[@]}))
+# Of whole values, then of streams.
+parsers=(header failure notice hello welcome refusal record withdrawal go address
+  inbox line link dial connector listener)
+export work="$BUILD_ROOT/fuzz" corpus="$ROOT/tests/fuzz/corpus" each=$((seconds * JOBS / ${#parsers[@]}))
+[ "$each" -gt 0 ] || each=1 # 0 has no end
 mkdir -p "${parsers[@]/#/$work/corpus/}" "${parsers[@]/#/$corpus/}"
 
-sources=(csrc/base/*.cpp csrc/peers/notice.cpp csrc/rendezvous/records.cpp
-  csrc/net/{failure_frame,frame,handshake,socket_address,sockets,interfaces}.cpp)
+# csrc/net/sockets.cpp is not among them: paired_sockets.cpp stands in for it.
+sources=(csrc/base/*.cpp csrc/peers/{line,notice}.cpp csrc/rendezvous/records.cpp csrc/host/{send_queue,tcp_link}.cpp
+  csrc/net/{connector,dial,event_loop,failure_frame,frame,frame_inbox,handshake,listener,private_table,socket_address}.cpp
+  tests/fuzz/{paired_sockets,streams,frame_streams,handshake_streams,listener_streams}.cpp)
 mkdir -p "$work/objects"
 compile() {
-  clang++ -std=c++20 -g -O1 -Icsrc -Icsrc/include -fsanitize=fuzzer-no-link,address,undefined \
+  clang++ -std=c++20 -gline-tables-only -O1 -Icsrc -Icsrc/include -fsanitize=fuzzer-no-link,address,undefined \
     -fno-sanitize-recover=undefined -c "$1" -o "$work/objects/${1//\//_}.o"
 }
 export -f compile

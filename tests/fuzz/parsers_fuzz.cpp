@@ -1,6 +1,6 @@
 // Everything that parses bytes from the network or the store, under libFuzzer. TORCHFT_EXT_FUZZ
-// names the parser (see kParsers). What a parser accepts must come out the same when it is encoded
-// and parsed again.
+// names the parser (see kParsers). What a parser of whole values accepts must come out the same
+// when it is encoded and parsed again; those that read streams are in streams.h.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,14 +14,13 @@
 #include "net/socket_address.h"
 #include "peers/notice.h"
 #include "rendezvous/records.h"
+#include "streams.h"
 
 namespace {
 
 using namespace torchft_ext;  // NOLINT(google-build-using-namespace): a program of its own
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using fuzz::require;
 
 std::string payloadOf(const std::string& frame) {
   return frame.substr(kFrameHeaderBytes);
@@ -103,10 +102,22 @@ struct Parser {
   const char* name;
   void (*run)(std::string_view);
 };
-constexpr Parser kParsers[] = {
-    {"header", header},   {"failure", failure}, {"notice", notice}, {"hello", hello},
-    {"welcome", welcome}, {"refusal", refusal}, {"record", record}, {"withdrawal", withdrawal},
-    {"go", go},           {"address", address}};
+constexpr Parser kParsers[] = {{"header", header},
+                               {"failure", failure},
+                               {"notice", notice},
+                               {"hello", hello},
+                               {"welcome", welcome},
+                               {"refusal", refusal},
+                               {"record", record},
+                               {"withdrawal", withdrawal},
+                               {"go", go},
+                               {"address", address},
+                               {"inbox", fuzz::inbox},
+                               {"line", fuzz::line},
+                               {"link", fuzz::link},
+                               {"dial", fuzz::dial},
+                               {"connector", fuzz::connector},
+                               {"listener", fuzz::listener}};
 const Parser* chosen = nullptr;
 
 }  // namespace

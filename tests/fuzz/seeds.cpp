@@ -128,6 +128,124 @@ void addresses() {
   }
 }
 
+std::string frame(FrameType type, const std::string& payload, uint64_t tag = 0, uint64_t aux = 0) {
+  const FrameBytes header = encodeHeader({type, payload.size(), 1, tag, aux});
+  return std::string(header.begin(), header.end()) + payload;
+}
+
+// What streams.h makes a CutStream of.
+std::string cut(uint8_t flags, const std::string& lengths, const std::string& stream) {
+  return static_cast<char>(flags) + (static_cast<char>(lengths.size()) + lengths) + stream;
+}
+
+// Whole, in three pieces, and byte by byte; the peer hangs up in some.
+void streamSeeds(const std::string& parser, const std::string& name, const std::string& stream) {
+  seed(parser, name + "-whole", cut(1, "", stream));
+  seed(parser, name + "-pieces", cut(6, std::string("\x07\x29"), stream));
+  seed(parser, name + "-bytes", cut(5, std::string(31, '\x01'), stream));
+}
+
+Hello helloTo(uint8_t epoch, int rank) {  // as listener_streams.cpp expects it
+  Hello hello;
+  hello.nonce = numbered<Nonce>(epoch);
+  hello.proof.bytes.fill(static_cast<uint8_t>(epoch + 16));
+  hello.from = numbered<Incarnation>(3);
+  hello.to = numbered<Incarnation>(4);
+  hello.rank = rank;
+  return hello;
+}
+
+Welcome welcomeFrom(uint8_t proof,
+                    uint8_t process) {  // (5, 4): as handshake_streams.cpp expects it
+  Welcome welcome;
+  welcome.proof.bytes.fill(proof);
+  welcome.from = numbered<Incarnation>(process);
+  return welcome;
+}
+
+std::string noticeFrame() {
+  Notice notice;
+  notice.epoch = numbered<Nonce>(1);
+  return frame(FrameType::kNotice, encodeNotice(notice));
+}
+
+void frames() {
+  streamSeeds("line", "left",
+              frame(FrameType::kBeat, "", 1000) + noticeFrame() + noticeFrame() +
+                  frame(FrameType::kGoodbye, "", 0, 1));
+  streamSeeds("line", "accused", noticeFrame() + frame(FrameType::kFailed, "too slow"));
+  streamSeeds("line", "beats", frame(FrameType::kBeat, "pad") + frame(FrameType::kBeat, "", 5));
+  streamSeeds("link", "usual",
+              frame(FrameType::kBarrier, "") + frame(FrameType::kData, std::string(50, 'd')) +
+                  frame(FrameType::kAnnounce, "", 1, 0) + frame(FrameType::kMessage, "", 1, 1) +
+                  frame(FrameType::kMessage, "piece", 1, 1) +
+                  frame(FrameType::kFailed, encodeFailure({}), 0, 1));
+  streamSeeds("link", "leaves", frame(FrameType::kGoodbye, "", 0, 2) + "rest");
+  seed("link", "closes",
+       cut(0x44, "\x64", frame(FrameType::kData, "x") + frame(FrameType::kBeat, "")));
+  seed("link", "long", cut(0x19, "\x64", frame(FrameType::kData, std::string(3000, 'd'))));
+}
+
+void answers() {
+  const std::string welcome = encodeWelcome(welcomeFrom(5, 4));
+  const std::string unknown = encodeRefusal({RefusalCode::kUnknownEpoch, "not yet"});
+  const std::string foreign = encodeRefusal({RefusalCode::kWrongVersion, "another"});
+  for (const std::string parser : {"inbox", "dial"}) {
+    streamSeeds(parser, "welcome", welcome + "beyond");
+    streamSeeds(parser, "refusal", unknown);
+    streamSeeds(parser, "data", frame(FrameType::kData, "no answer"));
+  }
+  streamSeeds("inbox", "hello", encodeHello(helloTo(1, 1)) + "beyond");
+  streamSeeds("dial", "stranger", encodeWelcome(welcomeFrom(6, 4)));
+  streamSeeds("dial", "other", encodeWelcome(welcomeFrom(5, 6)));
+
+  const auto said = [](const std::string& piece) {
+    return static_cast<char>(piece.size()) + piece;
+  };
+  const std::string hang_up(1, '\xff');
+  seed("connector", "welcome", said(welcome.substr(0, 9)) + said(welcome.substr(9) + "beyond"));
+  seed("connector", "again", said(unknown) + hang_up + said(foreign) + said(welcome));
+  seed("connector", "never",
+       said(foreign) + said(encodeWelcome(welcomeFrom(6, 4))) +
+           said(encodeWelcome(welcomeFrom(5, 6))));
+}
+
+// Steps of listener_streams.cpp.
+void sieges() {
+  const auto says = [](uint8_t caller, const std::string& piece) {
+    return static_cast<char>(caller) + (static_cast<char>(piece.size()) + piece);
+  };
+  const auto hangsUp = [](uint8_t caller) {
+    return std::string(1, static_cast<char>(16 + caller));
+  };
+  const std::string expect_first(1, '\x1a');
+  const std::string expect_second(1, '\x1b');
+  const std::string forget_first(1, '\x18');
+  const std::string first = encodeHello(helloTo(1, 1));
+  Hello forgets = helloTo(1, 2);
+  forgets.lane = 0x80;
+  Hello elsewhere = helloTo(1, 1);
+  elsewhere.to = numbered<Incarnation>(9);
+  Hello wrong_secret = helloTo(1, 1);
+  wrong_secret.proof = {};
+  std::string old = first;
+  old[4] = 0;
+  seed("listener", "pieces",
+       expect_first + says(0, first.substr(0, 30)) + says(1, "garbage") +
+           says(0, first.substr(30)) + says(0, "beyond") + hangsUp(1));
+  seed("listener", "parked",
+       says(0, first) + says(1, encodeHello(helloTo(2, 1))) + says(2, first) + hangsUp(2) +
+           expect_first + expect_second);
+  seed("listener", "forgets",
+       says(0, first) + says(1, encodeHello(forgets)) + says(2, first) + expect_first +
+           says(2, "impatient") + says(3, first));
+  seed("listener", "refused",
+       expect_first + says(0, encodeHello(elsewhere)) + says(1, encodeHello(wrong_secret)) +
+           says(2, old) + says(3, encodeHello(helloTo(1, 7))) +
+           says(4, encodeHello(helloTo(0, 0))) + forget_first + says(5, first + "impatient") +
+           hangsUp(3));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -142,5 +260,8 @@ int main(int argc, char** argv) {
   handshakes();
   rosters();
   addresses();
+  frames();
+  answers();
+  sieges();
   return 0;
 }
