@@ -141,15 +141,18 @@ FailurePtr Group::whyNoEpoch() const {
 Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
   Entry entry;
   entry.communicator = shut_down_ ? nullptr : current_.communicator;
-  auto lifecycle = entry.communicator
-                       ? current_.lifecycle
-                       : std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_, rank_, size_});
+  const bool attempt_failed = !entry.communicator && failure_ && !shut_down_ && !configuring_;
+  // Ranks in a failure are those of the epoch, or of the attempt, that failed.
+  const EpochIdentity whose =
+      attempt_failed ? EpochIdentity{name_, failure_->epoch, failure_->rank, failure_->size}
+                     : EpochIdentity{name_, epoch_, rank_, size_};
+  auto lifecycle = entry.communicator ? current_.lifecycle : std::make_shared<Lifecycle>(whose);
   const bool laid_out_for_another = std::any_of(
       operations.begin(), operations.end(),
       [epoch = epoch_](const Operation& each) { return each.epoch >= 0 && each.epoch != epoch; });
   FailurePtr refusal;
   if (!entry.communicator) {
-    refusal = failure_ && !shut_down_ && !configuring_ ? failure_ : whyNoEpoch();
+    refusal = attempt_failed ? failure_ : whyNoEpoch();
   } else if (laid_out_for_another) {
     refusal = whyNoEpoch();
   } else {

@@ -110,7 +110,7 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
   const Whom whom = find(incarnation);
   if (whom.record == nullptr || !(whom.came || isPresumed(incarnation))) return std::nullopt;
   const bool met = met_.count(incarnation) > 0 || (memory_.healthy && inLastEpoch(incarnation)) ||
-                   (whom.came && report.sight == Vigil::Sight::kFrozen);
+                   cameSince(whom) || (whom.came && report.sight == Vigil::Sight::kFrozen);
   if (!met || memory_.told.count(incarnation) > 0) {
     left_over_.insert(incarnation);
     return std::nullopt;
@@ -153,6 +153,15 @@ bool Attendance::ranksAreKept() const {
 bool Attendance::inLastEpoch(const Incarnation& incarnation) const {
   return std::any_of(memory_.members.begin(), memory_.members.end(),
                      [&](const MemberRecord& each) { return each.incarnation == incarnation; });
+}
+
+// A member of the last epoch that has written another record after that one. So it lived when the
+// epoch ended, whatever else ended then.
+bool Attendance::cameSince(const Whom& whom) const {
+  return whom.came &&
+         std::any_of(memory_.members.begin(), memory_.members.end(), [&](const auto& each) {
+           return each.incarnation == whom.record->incarnation && each.token != whom.record->token;
+         });
 }
 
 // Whom to watch.

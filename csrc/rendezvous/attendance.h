@@ -97,6 +97,7 @@ class Attendance {
   std::optional<Ending> judgeSight(const Vigil::Report& report);
   bool ranksAreKept() const;
   bool inLastEpoch(const Incarnation& incarnation) const;
+  bool cameSince(const Whom& whom) const;
   bool toldBefore(const Ending& ending) const;
   bool ownDoing(const Ending& ending) const;
   const MemberRecord* whoCaused(const Failure& failure) const;
