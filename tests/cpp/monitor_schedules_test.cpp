@@ -1,12 +1,7 @@
 // The peer monitor's promise under random schedules: whatever dies, freezes, is cut, leaves or
 // moves on, in whatever order, no survivor of a broken epoch stays blocked, and nobody is named who
 // did nothing.
-//
-//   TORCHFT_EXT_TEST_SEEDS=5000   so many schedules instead of a sample
-//   TORCHFT_EXT_TEST_SEED=123     that one first
 #include <gtest/gtest.h>
-
-#include <cstdlib>
 
 #include "monitor_world.h"
 #include "peers/overlay.h"
@@ -20,11 +15,6 @@ constexpr milliseconds kLimit{300};
 // In simulated time: a few freezes, limits and delays; far less than the detector's last resort, so
 // that this hides nothing.
 constexpr seconds kPatience{10};
-
-uint32_t numberFrom(const char* variable, uint32_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text == nullptr ? otherwise : static_cast<uint32_t>(std::strtoul(text, nullptr, 10));
-}
 
 WorldOptions optionsFor(uint32_t seed) {
   WorldOptions options;
@@ -160,13 +150,7 @@ class Schedule {
 };
 
 TEST(MonitorSchedules, NoSurvivorStaysBlockedAndNobodyIsNamedWrongly) {
-  const uint32_t first = numberFrom("TORCHFT_EXT_TEST_SEED", std::random_device{}());
-  const uint32_t seeds = numberFrom("TORCHFT_EXT_TEST_SEEDS", 200);
-  for (uint32_t seed = first; seed != first + seeds; ++seed) {
-    SCOPED_TRACE("TORCHFT_EXT_TEST_SEED=" + std::to_string(seed));
-    Schedule(seed).run();
-    if (HasFailure()) break;
-  }
+  forSeeds(kSanitized ? 200 : 2000, [](uint32_t seed) { Schedule(seed).run(); });
 }
 
 class MonitorStories : public ::testing::Test {
@@ -183,6 +167,13 @@ class MonitorStories : public ::testing::Test {
   }
   std::vector<int> neighboursOfZero() const {
     return overlayNeighbours(0, world->membersOf(epoch));
+  }
+  void expectEveryoneToldOf(FailureKind kind) {
+    for (const int member : world->survivorsOf(epoch)) {
+      const Failure* told = world->toldOf(epoch, member);
+      ASSERT_NE(told, nullptr) << member;
+      EXPECT_EQ(told->kind, kind) << told->describe();
+    }
   }
   void expectEveryoneTold(Duration within) {
     world->pass(within);
@@ -215,6 +206,20 @@ TEST_F(MonitorStories, MemberWhoseLinesAreAllCutWhenOneDiesIsTold) {
   world->kill(5);
   for (const int neighbour : neighboursOfZero()) world->cutLine(0, neighbour);
   expectEveryoneTold(milliseconds(100));
+}
+
+TEST_F(MonitorStories, CutLineBetweenTwoThatLiveIsALostLinkToEveryone) {
+  begin(32);
+  world->cutLine(0, 1);
+  world->pass(milliseconds(100));
+  expectEveryoneToldOf(FailureKind::kLinkLost);
+}
+
+TEST_F(MonitorStories, RouteThatStaysCutIsALostPeerToEveryone) {
+  begin(32);
+  world->blockPair(0, 1);
+  world->pass(kLimit + milliseconds(100));
+  expectEveryoneToldOf(FailureKind::kPeerLost);
 }
 
 TEST_F(MonitorStories, NoticeThatDiesWithItsBearerIsReplacedByTheNewsOfThatDeath) {

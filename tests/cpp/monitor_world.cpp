@@ -1,6 +1,8 @@
 #include "monitor_world.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <iostream>
 
 namespace torchft_ext {
 namespace {
@@ -9,6 +11,7 @@ constexpr milliseconds kRedial{20};
 constexpr milliseconds kGrace{500};
 constexpr milliseconds kProbeLook{5};
 constexpr int kBeatsPerLimit = 5;
+constexpr std::chrono::seconds kLongestConnect{2};  // the detector's
 
 constexpr size_t indexOf(LineKind kind) {
   return kind == LineKind::kMain ? 0 : 1;
@@ -319,11 +322,12 @@ void MonitorWorld::Process::connect(int peer, LineKind kind) {
   const auto there = std::make_shared<Channel>();
   const auto back = std::make_shared<Channel>();
   unconfirmed_[indexOf(kind)][peer] = {back, there};
-  other.stand(number_, kind, {there, back});
+  // Its confirmation first: whatever it says when the line stands there comes behind that.
   other.transmit(back, number_, [this, peer, kind] {
     auto line = unconfirmed_[indexOf(kind)].extract(peer);
     if (!line.empty()) stand(peer, kind, std::move(line.mapped()));
   });
+  other.stand(number_, kind, {there, back});
 }
 
 void MonitorWorld::Process::stand(int peer, LineKind kind, Ends ends) {
@@ -359,12 +363,17 @@ bool MonitorWorld::Process::send(const Incarnation& to, const Notice& notice) {
   EXPECT_TRUE(read.has_value());
   if (!read) return false;
   Process& other = world_.at(peer);
+  const int known =
+      world_.hopsTo(world_.epochOf(notice.epoch), number_).value_or(world_.hops_heard_);
   transmit(ends->out, peer,
-           [&other, channel = ends->out, from = incarnation_, self = number_, notice = *read] {
+           [&other, channel = ends->out, from = incarnation_, self = number_, hops = known + 1,
+            notice = *read] {
              const Ends* there = other.endsOf(self, LineKind::kMain);
              const bool stands = there != nullptr && there->in == channel;
              if (!stands && other.closing_.count(channel) == 0) return;
+             other.world_.hops_heard_ = hops;
              other.act([&](Sentry& sentry) { sentry.noticed(other.world_.now_, from, notice); });
+             other.world_.hops_heard_ = 0;
            });
   return true;
 }
@@ -442,11 +451,14 @@ MonitorWorld::MonitorWorld(const WorldOptions& options) : options_(options), ran
 MonitorWorld::~MonitorWorld() = default;
 
 Duration MonitorWorld::delay() {
+  const bool lost = options_.lost_per_mille > 0 && random(1000) < options_.lost_per_mille;
+  const Duration shortest =
+      options_.shortest_delay + (lost ? options_.resent_after : Duration::zero());
   const Duration range = options_.longest_delay - options_.shortest_delay;
-  if (range == Duration::zero()) return options_.shortest_delay;
+  if (range == Duration::zero()) return shortest;
   // Mostly short, now and then long: so that news overtake each other on different ways.
   const double part = static_cast<double>(random(1000)) / 1000;
-  return options_.shortest_delay + std::chrono::duration_cast<Duration>(range * part * part * part);
+  return shortest + std::chrono::duration_cast<Duration>(range * part * part * part);
 }
 
 void MonitorWorld::pass(Duration time) {
@@ -487,7 +499,7 @@ void MonitorWorld::abort(int number, int member) {
   const auto place = std::find(epoch.members.begin(), epoch.members.end(), member);
   failure.cause.rank = static_cast<int>(place - epoch.members.begin());
   failure.cause.how = "abort() was called";
-  told_[{number, member}] = {failure, now_};
+  told_[{number, member}] = {failure, 0};
   process.sentry().announce(now_, static_cast<WatchId>(number), failure);
 }
 
@@ -517,12 +529,14 @@ void MonitorWorld::kill(int process) {
 
 void MonitorWorld::freeze(int process) {
   if (!runs(process)) return;
-  ever_frozen_.insert(process);
+  frozen_[process].push_back({now_});
   at(process).freeze();
 }
 
 void MonitorWorld::thaw(int process) {
-  if (frozen(process)) at(process).thaw();
+  if (!frozen(process)) return;
+  frozen_[process].back().to = now_;
+  at(process).thaw();
 }
 
 void MonitorWorld::cutLine(int a, int b) {
@@ -534,12 +548,17 @@ void MonitorWorld::cutLine(int a, int b) {
 }
 
 void MonitorWorld::blockPair(int a, int b) {
-  blocked_.insert(pairOf(a, b));
+  if (!isBlocked(a, b)) blocked_[pairOf(a, b)].push_back({now_});
   cutLine(a, b);
 }
 
 void MonitorWorld::unblockPair(int a, int b) {
-  blocked_.erase(pairOf(a, b));
+  if (isBlocked(a, b)) blocked_[pairOf(a, b)].back().to = now_;
+}
+
+bool MonitorWorld::isBlocked(int a, int b) const {
+  const auto found = blocked_.find(pairOf(a, b));
+  return found != blocked_.end() && found->second.back().to == Time::max();
 }
 
 bool MonitorWorld::runs(int process) const {
@@ -569,9 +588,15 @@ const Failure* MonitorWorld::toldOf(int epoch, int member) const {
   return found == told_.end() ? nullptr : &found->second.failure;
 }
 
-std::optional<MonitorWorld::Time> MonitorWorld::toldAt(int epoch, int member) const {
+std::optional<int> MonitorWorld::hopsTo(int epoch, int member) const {
   const auto found = told_.find({epoch, member});
-  return found == told_.end() ? std::nullopt : std::optional<Time>(found->second.when);
+  return found == told_.end() ? std::nullopt : std::optional<int>(found->second.hops);
+}
+
+int MonitorWorld::epochOf(const Nonce& nonce) const {
+  const auto found = std::find_if(epochs_.begin(), epochs_.end(),
+                                  [&](const Epoch& epoch) { return epoch.nonce == nonce; });
+  return static_cast<int>(found - epochs_.begin());
 }
 
 std::vector<int> MonitorWorld::survivorsOf(int epoch) const {
@@ -607,7 +632,7 @@ size_t MonitorWorld::epochsKept(int process) const {
 // ---------------------------------------------------------------- the truth
 
 void MonitorWorld::judge(int number, int member, const Failure& failure) {
-  const bool first = told_.emplace(Pair{number, member}, Told{failure, now_}).second;
+  const bool first = told_.emplace(Pair{number, member}, Told{failure, hops_heard_}).second;
   EXPECT_TRUE(first) << "told twice";
   EXPECT_TRUE(isTrue(epochs_[static_cast<size_t>(number)], failure))
       << "epoch " << number << ", process " << member << " was told: " << failure.describe();
@@ -623,12 +648,72 @@ bool MonitorWorld::isTrue(const Epoch& epoch, const Failure& failure) const {
     const int other = epoch.members[static_cast<size_t>(cause.other_rank)];
     return ever_cut_.count(pairOf(culprit, other)) > 0;
   }
-  const bool cut_off = std::any_of(ever_cut_.begin(), ever_cut_.end(), [&](const Pair& pair) {
-    return pair.first == culprit || pair.second == culprit;
-  });
   return failure.kind == FailureKind::kPeerLost &&
          (ever_killed_.count(culprit) > 0 || ever_exited_.count(culprit) > 0 ||
-          ever_frozen_.count(culprit) > 0 || cut_off);
+          wasOutOfReach(epoch, culprit));
+}
+
+// Frozen, or cut off from another member, for so long that it may be held for lost though it lives.
+// The shortest silence that reaches the limit is that of a process that freezes just before its
+// next beat, and whose beat after that takes longest; a probe begins to look up to one delay late.
+bool MonitorWorld::wasOutOfReach(const Epoch& epoch, int process) const {
+  const Duration limit = options_.heartbeat_limit;
+  const Duration slowest = options_.longest_delay + options_.resent_after;
+  const Duration patience =
+      limit == Duration::zero() ? kLongestConnect : std::min<Duration>(limit, kLongestConnect);
+  const auto absences = [this](const auto& all, const auto& key) {
+    const auto found = all.find(key);
+    return found == all.end() ? Spans{} : found->second;
+  };
+  return std::any_of(epoch.members.begin(), epoch.members.end(), [&](int other) {
+    if (other == process) return false;
+    Spans spans = absences(frozen_, process);
+    const Spans blocked = absences(blocked_, pairOf(process, other));
+    spans.insert(spans.end(), blocked.begin(), blocked.end());
+    return longestOf(std::move(spans)) >= patience - limit / kBeatsPerLimit - slowest;
+  });
+}
+
+// What is too short for a probe to see counts as no pause.
+Duration MonitorWorld::longestOf(Spans spans) const {
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.from < b.from; });
+  Duration longest{0};
+  Span whole;
+  for (const Span& span : spans) {
+    if (&span == &spans.front() || span.from > whole.to + kProbeLook)
+      whole = {span.from, span.from};
+    whole.to = std::max(whole.to, std::min(span.to, now_));
+    longest = std::max(longest, Duration(whole.to - whole.from));
+  }
+  return longest;
+}
+
+// ---------------------------------------------------------------- seeds
+
+namespace {
+
+uint32_t numberFrom(const char* variable, uint32_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : static_cast<uint32_t>(std::strtoul(text, nullptr, 10));
+}
+
+}  // namespace
+
+uint32_t testSeed() {
+  const uint32_t seed = numberFrom("TORCHFT_EXT_TEST_SEED", std::random_device{}());
+  std::cout << "TORCHFT_EXT_TEST_SEED=" << seed << std::endl;  // stands there even after a crash
+  return seed;
+}
+
+void forSeeds(uint32_t count, const std::function<void(uint32_t seed)>& run) {
+  const uint32_t first = testSeed();
+  const uint32_t seeds = numberFrom("TORCHFT_EXT_TEST_SEEDS", count);
+  for (uint32_t seed = first; seed != first + seeds; ++seed) {
+    SCOPED_TRACE("TORCHFT_EXT_TEST_SEED=" + std::to_string(seed));
+    run(seed);
+    if (::testing::Test::HasFailure()) break;
+  }
 }
 
 }  // namespace torchft_ext

@@ -3,7 +3,13 @@
 //
 // The network keeps to what LineTable and TCP promise: the greater incarnation connects where it
 // wants the line and the other end expects the epoch; bytes arrive in order or not at all; the end
-// of a process ends its lines; whoever is frozen neither sends nor hears, until it thaws.
+// of a process ends its lines; whoever is frozen neither sends nor hears, until it thaws. What is
+// lost and sent again holds up whatever follows it on its line, as with TCP.
+//
+// At the end the seeds of these and other randomised tests:
+//
+//   TORCHFT_EXT_TEST_SEED=123     replays that one; tests of many seeds begin with it
+//   TORCHFT_EXT_TEST_SEEDS=5000   so many, in tests of many
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,6 +35,8 @@ struct WorldOptions {
   Duration heartbeat_limit{0};
   Duration shortest_delay = milliseconds(1);  // of anything that travels
   Duration longest_delay = milliseconds(1);
+  uint32_t lost_per_mille = 0;  // of all that travels: comes so much later, since it is sent again
+  Duration resent_after{0};
   uint32_t seed = 1;
 };
 
@@ -66,7 +74,8 @@ class MonitorWorld {
   uint64_t noticesSent() const;
   const std::vector<int>& membersOf(int epoch) const;
   const Failure* toldOf(int epoch, int member) const;  // null: nothing yet
-  std::optional<Time> toldAt(int epoch, int member) const;
+  // Over so many lines the news came to it. 0: it found out itself.
+  std::optional<int> hopsTo(int epoch, int member) const;
   std::vector<int> survivorsOf(int epoch) const;  // take part in it still
   // Broken, or a survivor holds it for broken.
   bool isBroken(int epoch) const;
@@ -85,18 +94,26 @@ class MonitorWorld {
   };
   struct Told {
     Failure failure;
-    Time when;
+    int hops = 0;
   };
+  struct Span {
+    Time from;
+    Time to = Time::max();  // lasts
+  };
+  using Spans = std::vector<Span>;
 
   Process& at(int process) { return *processes_[static_cast<size_t>(process)]; }
   const Process& at(int process) const { return *processes_[static_cast<size_t>(process)]; }
   Duration delay();
   static Pair pairOf(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
-  bool isBlocked(int a, int b) const { return blocked_.count(pairOf(a, b)) > 0; }
+  bool isBlocked(int a, int b) const;
   int processOf(const Incarnation& id) const { return numbers_.at(id); }
   void breakEpochsWith(int process);
+  int epochOf(const Nonce& nonce) const;
   void judge(int epoch, int member, const Failure& failure);
   bool isTrue(const Epoch& epoch, const Failure& failure) const;
+  bool wasOutOfReach(const Epoch& epoch, int process) const;
+  Duration longestOf(Spans spans) const;
 
   const WorldOptions options_;
   std::mt19937 random_;
@@ -106,11 +123,31 @@ class MonitorWorld {
   std::map<Incarnation, int> numbers_;
   std::vector<Epoch> epochs_;
   std::map<Pair, Told> told_;  // by epoch and member
-  std::set<Pair> blocked_;
+  int hops_heard_ = 0;         // of the notice that is being delivered
+  std::map<Pair, Spans> blocked_;
+  std::map<int, Spans> frozen_;
   std::set<Pair> ever_cut_;
-  std::set<int> ever_frozen_;
   std::set<int> ever_killed_;
   std::set<int> ever_exited_;  // before anyone could be told that it left, this looks like a death
 };
+
+// Under AddressSanitizer and ThreadSanitizer a simulation takes ten times as long.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+// The one to begin with: as the environment says, else any. Printed.
+uint32_t testSeed();
+// So many seeds, unless the environment says how many; ends with the first that fails a test, and
+// names that one.
+void forSeeds(uint32_t count, const std::function<void(uint32_t seed)>& run);
 
 }  // namespace torchft_ext

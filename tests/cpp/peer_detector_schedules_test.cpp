@@ -7,6 +7,7 @@
 #include <random>
 
 #include "detector_recorder.h"
+#include "monitor_world.h"
 #include "peers/detector.h"
 
 namespace torchft_ext {
@@ -200,12 +201,7 @@ class World : public Recorder {
 };
 
 TEST(DetectorSchedules, VerdictsAreTrueAndDeathsAreNoticedInAnyOrderOfEvents) {
-  const uint32_t first = std::random_device{}();
-  for (uint32_t seed = first; seed < first + 20; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    World(seed).run();
-    if (HasFailure()) break;
-  }
+  forSeeds(kSanitized ? 20 : 200, [](uint32_t seed) { World(seed).run(); });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -15,6 +16,7 @@
 #include <iostream>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 
 #include "base/mutex.h"
 #include "peers/monitor_for_test.h"
@@ -355,6 +357,39 @@ TEST_F(PeerMonitorProcesses, EpochsThatOverlapShareOneLine) {
   EXPECT_EQ(monitor->stats().lines, 2);
   victim->kill();
   EXPECT_EQ(expectFailure().kind, FailureKind::kPeerLost);
+}
+
+// ThreadSanitizer knows of one table only: the monitor does not try then.
+bool threadMayHaveATableOfItsOwn() {
+#if defined(__SANITIZE_THREAD__)
+  return false;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+  return false;
+#endif
+#endif
+  bool unshared = false;
+  std::thread([&unshared] { unshared = ::unshare(CLONE_FILES) == 0; }).join();
+  return unshared;
+}
+
+// In the table that this thread shares with all others but those that have one of their own.
+size_t sharedSockets() {
+  size_t count = 0;
+  for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(fd.path(), gone).string();
+    if (target.rfind("socket:", 0) == 0) ++count;
+  }
+  return count;
+}
+
+TEST_F(PeerMonitorProcesses, LinesLieInPrivateTablesWhereTheKernelHasThem) {
+  if (!threadMayHaveATableOfItsOwn()) GTEST_SKIP() << "no private descriptor tables here";
+  const size_t before = sharedSockets();
+  begin(kNoFreeze);
+  EXPECT_TRUE(monitor->stats().private_tables);
+  EXPECT_LE(sharedSockets(), before);
 }
 
 // Of every thread, since each of the monitor's has a descriptor table of its own.
