@@ -43,9 +43,14 @@ std::optional<Ending> Attendance::judgeRecord(int rank, const std::string& bytes
   const auto known = here_.find(rank);
   if (known != here_.end() && known->second.token == record->token) return std::nullopt;
   seen_.insert(record->token);
+  const Incarnation incarnation = record->incarnation;
   here_.insert_or_assign(rank, std::move(*record));
   updateVigil();
-  return std::nullopt;
+  // Its end may have been seen before its record was.
+  const auto ended = unexplained_.find(incarnation);
+  if (ended == unexplained_.end()) return std::nullopt;
+  if (auto ending = judgeSight(ended->second)) ending_ = std::move(ending);
+  return ending_;
 }
 
 std::optional<Ending> Attendance::judgeWithdrawal(int rank, const Withdrawal& withdrawal) {
@@ -105,6 +110,7 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
     met_.insert(incarnation);
     memory_.told.erase(incarnation);  // it was frozen, or cut off, and is back
     left_over_.erase(incarnation);
+    unexplained_.erase(incarnation);
     return std::nullopt;
   }
   const Whom whom = find(incarnation);
@@ -113,6 +119,7 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
                    cameSince(whom) || (whom.came && report.sight == Vigil::Sight::kFrozen);
   if (!met || memory_.told.count(incarnation) > 0) {
     left_over_.insert(incarnation);
+    unexplained_.insert_or_assign(incarnation, report);
     return std::nullopt;
   }
   Ending ending;

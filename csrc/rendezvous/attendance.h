@@ -116,6 +116,7 @@ class Attendance {
   std::set<Token> seen_;              // of all records that were here
   std::set<Incarnation> met_;         // answered
   std::set<Incarnation> left_over_;
+  std::map<Incarnation, Vigil::Report> unexplained_;  // ends of those, which may yet count
   std::optional<Ending> ending_;  // the one that was judged
 };
 
