@@ -117,7 +117,7 @@ class Attendance {
   std::set<Incarnation> met_;         // answered
   std::set<Incarnation> left_over_;
   std::map<Incarnation, Vigil::Report> unexplained_;  // ends of those, which may yet count
-  std::optional<Ending> ending_;  // the one that was judged
+  std::optional<Ending> ending_;                      // the one that was judged
 };
 
 }  // namespace torchft_ext

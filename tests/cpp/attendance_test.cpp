@@ -186,6 +186,28 @@ TEST_F(AttendanceTest, AMemberOfABrokenEpochCountsOnlyOnceItAnswered) {
   EXPECT_TRUE(early.judgeNews());
 }
 
+TEST_F(AttendanceTest, AMemberOfABrokenEpochThatHasComeSinceCountsWhicheverIsSeenFirst) {
+  world->set(members[1].incarnation, Sight::kGone);
+  Attendance end_first = at(0, lastEpoch(false));
+  EXPECT_FALSE(end_first.judgeNews());
+  const auto ending = end_first.judgeRecord(1, encodeRecord(again(members[1])));
+  ASSERT_TRUE(ending);
+  EXPECT_EQ(ending->failure.kind, FailureKind::kPeerLost);
+  EXPECT_EQ(ending->failure.cause.rank, 1);
+  EXPECT_EQ(ending->culprit, members[1].incarnation);
+  Attendance record_first = at(0, lastEpoch(false));
+  EXPECT_FALSE(record_first.judgeRecord(1, encodeRecord(again(members[1]))));
+  EXPECT_TRUE(record_first.judgeNews());
+}
+
+TEST_F(AttendanceTest, TheBrokenEpochsOwnRecordIsLeftOver) {
+  world->set(members[1].incarnation, Sight::kGone);
+  Attendance attendance = at(0, lastEpoch(false));
+  EXPECT_FALSE(attendance.judgeRecord(1, encodeRecord(members[1])));
+  EXPECT_FALSE(attendance.judgeNews());
+  EXPECT_EQ(attendance.leftOver().count(members[1].incarnation), 1U);
+}
+
 TEST_F(AttendanceTest, OthersWatchRankZeroAloneOnceItHasCome) {
   Attendance attendance = at(2, lastEpoch(true));
   EXPECT_TRUE(vigil->watches(members[0]));

@@ -69,6 +69,8 @@ def work(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
+    # Whoever runs the tests in a shell's background has it ignored, which all children inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     dump = open(sys.argv[2], "w")
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
     import torch

@@ -93,6 +93,14 @@ def test_configure_fails_at_its_limit_when_a_member_never_comes_and_names_it(ran
     world.run(check_sum)
 
 
+def test_operations_after_a_failed_configure_speak_of_the_ranks_it_asked_for(ranks):
+    world = ranks.world(3)
+    world.start(2, configure, ranks.address(), 0, 2, 0.5).error("CommTimeoutError")
+    error = world.start(2, check_sum).error("CommTimeoutError")
+    assert (error.fields["rank"], error.fields["size"]) == (0, 2)
+    assert "rank 1 did not come" in error.text
+
+
 def test_the_same_prefix_works_again_after_an_epoch_under_it(ranks):
     world, address = ranks.world(2), ranks.address()
     for _ in range(3):
