@@ -13,7 +13,7 @@ say "sdist"
 python setup.py --quiet sdist --dist-dir "$work"
 tar -xzf "$work"/torchft_ext-*.tar.gz -C "$work/source" --strip-components=1
 
-say "the C++ tests of the sdist can be built"
+say "the C++ tests of the sdist can be configured"
 (cd "$work/source" && configure "$work/with-tests") >"$work/with-tests.log" 2>&1 ||
   { tail -20 "$work/with-tests.log"; exit 1; }
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _ddp
+
+# What the epochs before the last one knew, of groups and default groups of other libraries:
+# group rank -> process, process -> global rank.
+_foreign_members: WeakKeyDictionary[dist.ProcessGroup, dict[int, str]] = WeakKeyDictionary()
+_foreign_ranks: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDictionary()
 
 
 def backends_of(group: dist.ProcessGroup) -> Iterator[_C.Backend]:
@@ -76,7 +82,7 @@ def _follow_default_group(group: dist.ProcessGroup, changed: _C.Backend) -> None
             continue
         own = next(backends_of(other), None)
         if own is None:
-            tables[other] = _renumbered(tables[other], changed)
+            tables[other] = _renumbered(other, tables[other], changed)
         else:
             tables[other] = _table_of(own, tables[other])
 
@@ -88,21 +94,29 @@ def _table_of(backend: _C.Backend, table: dict[int, int]) -> dict[int, int]:
     number: asking for it by a rank is an error, and no wrong answer; ``group_src`` and
     ``group_dst`` work.
     """
-    default = next(backends_of(c10d._get_default_group()), None)
-    if default is not None:
-        numbers = _numbered(default._incarnations())
+    default = c10d._get_default_group()
+    own = next(backends_of(default), None)
+    if own is not None:
+        numbers = _numbered(own._incarnations())
     else:  # another library's, whose ranks do not change
         before = dict(enumerate(backend._incarnations(before=True)))
-        numbers = {before[rank]: number for number, rank in table.items() if rank in before}
+        known = {before[rank]: number for number, rank in table.items() if rank in before}
+        numbers = _foreign_ranks.setdefault(default, {})
+        numbers.update({process: number for process, number in known.items() if number >= 0})
     members = enumerate(backend._incarnations())
     return {numbers.get(process, -1 - rank): rank for rank, process in members}
 
 
-def _renumbered(table: dict[int, int], default: _C.Backend) -> dict[int, int]:
+def _renumbered(
+    group: dist.ProcessGroup, table: dict[int, int], default: _C.Backend
+) -> dict[int, int]:
     """Return the table of a group of another library, after the default group's last change."""
-    before = dict(enumerate(default._incarnations(before=True)))
+    if group not in _foreign_members:  # it was made in the epoch before
+        before = dict(enumerate(default._incarnations(before=True)))
+        _foreign_members[group] = {rank: before.get(old, "") for old, rank in table.items()}
     numbers = _numbered(default._incarnations())
-    return {numbers.get(before.get(old, ""), -1 - rank): rank for old, rank in table.items()}
+    members = _foreign_members[group].items()
+    return {numbers.get(process, -1 - rank): rank for rank, process in members}
 
 
 def _numbered(processes: list[str]) -> dict[str, int]:

@@ -100,7 +100,9 @@ bool Writer::stop(Deadline deadline) {
     MutexLock lock(mutex_);
     silent_ = true;
   }
-  return false;  // the thread is abandoned, which would be a line in the log
+  // For its destructor would wait again, and say in the log that it was in vain.
+  static_cast<void>(ending.release());  // NOLINT(bugprone-unused-return-value)
+  return false;
 }
 
 PerProcess<Writer> per_process;

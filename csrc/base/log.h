@@ -18,7 +18,7 @@ using LogSink = void (*)(LogLevel, const std::string&);
 
 void setLogSink(LogSink sink);  // nullptr restores stderr
 // With the thread running: never blocks. Lines beyond the thousand that wait are dropped and
-// counted.
+// counted; those that wait when a process ends without exit() are lost.
 void log(LogLevel level, const std::string& line) noexcept;
 
 // Idempotent. On a thread with the ordinary descriptor table, which the new one shares.

@@ -198,7 +198,7 @@ void FtBackend::noteFormed(EpochPlace place) {
     children.swap(to_come_);
   }
   for (const auto& [where, child] : children)
-    child->abort("the group whose members it has began another epoch");
+    child->abort("the group whose members it has began another epoch, or tried to");
 }
 
 void FtBackend::followEpoch() {

@@ -50,6 +50,8 @@ std::shared_ptr<Watchdog> takeWatchdog() {
 }
 
 constexpr Duration kExitWithin = std::chrono::seconds(1);
+// What the log may take where everything else has used up its time.
+constexpr Duration kLastLines = std::chrono::milliseconds(100);
 
 // exit() of a program without Python; where Python ends first, nothing is left to do here.
 void leaveAtExit() {
@@ -114,7 +116,7 @@ bool processExit(Deadline deadline) {
   ended &= StoreThread::stopAll(deadline);
   ended &= watchdog->stop(deadline);
   ended &= stopCallbackThread(deadline);
-  ended &= stopLogThread(deadline);
+  ended &= stopLogThread(deadline.expired() ? Deadline::after(kLastLines) : deadline);
   return ended;
 }
 

@@ -46,9 +46,9 @@ std::optional<Ending> Attendance::judgeRecord(int rank, const std::string& bytes
   const Incarnation incarnation = record->incarnation;
   here_.insert_or_assign(rank, std::move(*record));
   updateVigil();
-  // Its end may have been seen before its record was.
-  const auto ended = unexplained_.find(incarnation);
-  if (ended == unexplained_.end()) return std::nullopt;
+  // Its end may have been seen before its record was. A freeze seen before may have passed since.
+  const auto ended = gone_.find(incarnation);
+  if (ended == gone_.end()) return std::nullopt;
   if (auto ending = judgeSight(ended->second)) ending_ = std::move(ending);
   return ending_;
 }
@@ -110,7 +110,6 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
     met_.insert(incarnation);
     memory_.told.erase(incarnation);  // it was frozen, or cut off, and is back
     left_over_.erase(incarnation);
-    unexplained_.erase(incarnation);
     return std::nullopt;
   }
   const Whom whom = find(incarnation);
@@ -119,7 +118,7 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
                    cameSince(whom) || (whom.came && report.sight == Vigil::Sight::kFrozen);
   if (!met || memory_.told.count(incarnation) > 0) {
     left_over_.insert(incarnation);
-    unexplained_.insert_or_assign(incarnation, report);
+    if (report.sight == Vigil::Sight::kGone) gone_.insert_or_assign(incarnation, report);
     return std::nullopt;
   }
   Ending ending;

@@ -10,7 +10,8 @@
 // clang-format off
 //   found                                        it ends this attempt if
 //   a process is gone or cannot be reached       it was met: it answered during this attempt, or was
-//                                                in the last epoch, which was healthy until now
+//                                                in the last epoch, which was healthy until now,
+//                                                or has written a record since the last epoch
 //   a process is frozen                          its record is here, or it was met
 //   a withdrawal whose record was seen here,     always
 //   or that is addressed to this attempt
@@ -116,8 +117,8 @@ class Attendance {
   std::set<Token> seen_;              // of all records that were here
   std::set<Incarnation> met_;         // answered
   std::set<Incarnation> left_over_;
-  std::map<Incarnation, Vigil::Report> unexplained_;  // ends of those, which may yet count
-  std::optional<Ending> ending_;                      // the one that was judged
+  std::map<Incarnation, Vigil::Report> gone_;  // of those whose process has ended: may yet count
+  std::optional<Ending> ending_;               // the one that was judged
 };
 
 }  // namespace torchft_ext

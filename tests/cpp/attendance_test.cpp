@@ -200,6 +200,16 @@ TEST_F(AttendanceTest, AMemberOfABrokenEpochThatHasComeSinceCountsWhicheverIsSee
   EXPECT_TRUE(record_first.judgeNews());
 }
 
+TEST_F(AttendanceTest, AFreezeSeenBeforeTheRecordDoesNotCount) {
+  world->set(members[1].incarnation, Sight::kFrozen);
+  Attendance attendance = at(0, lastEpoch(false));
+  EXPECT_FALSE(attendance.judgeNews());
+  EXPECT_FALSE(attendance.judgeRecord(1, encodeRecord(again(members[1]))));
+  world->set(members[1].incarnation, Sight::kAlive);
+  EXPECT_FALSE(attendance.judgeNews());
+  EXPECT_EQ(attendance.leftOver().count(members[1].incarnation), 0U);
+}
+
 TEST_F(AttendanceTest, TheBrokenEpochsOwnRecordIsLeftOver) {
   world->set(members[1].incarnation, Sight::kGone);
   Attendance attendance = at(0, lastEpoch(false));

@@ -52,6 +52,10 @@ def test_subgroup_is_addressed_by_the_default_groups_new_ranks(ranks, library):
     smaller = change(ranks, world, [0, 2, 3])
     assert [smaller.on(rank, table) for rank in (0, 1)] == [[0, 1], [0, 1]]
     assert smaller.run(pass_on, 0, 1, 7.0) == [None, 7.0, None]
+    alone = change(ranks, smaller, [0, 2])
+    assert alone.on(0, table) == [0, -2]
+    smaller = change(ranks, World(ranks, smaller.workers), [0, 1, 2])
+    assert [smaller.on(rank, table) for rank in (0, 1)] == [[0, 1], [0, 1]]
     backwards = change(ranks, smaller, [2, 1, 0])
     assert [backwards.on(rank, table) for rank in (1, 2)] == [[2, 1], [2, 1]]
     assert backwards.run(pass_on, 2, 1, 8.0) == [None, 8.0, None]
@@ -102,3 +106,6 @@ def test_our_subgroup_of_another_librarys_default_group_keeps_its_global_ranks(r
     address = ranks.address()
     calls = [world.start(old, configure_subgroup, address, new, 2) for new, old in ((0, 2), (1, 0))]
     assert [call.value() for call in calls] == [[2, 0], [2, 0]]
+    address = ranks.address()
+    calls = [world.start(rank, configure_subgroup, address, rank, 3) for rank in range(3)]
+    assert [call.value() for call in calls[::2]] == [[0, 1, 2], [0, 1, 2]]
