@@ -84,11 +84,17 @@ void Sentry::end(WatchId id, Epoch& epoch, Notice outcome) {
   epoch.kept_until = now_ + kKeptFor;
   board_.end(now_, *epoch.outcome);
   for (const Incarnation& member : detector_.membersOf(id)) {
-    if (member == source_ || send(member, *epoch.outcome)) continue;
+    if (isSource(epoch, member) || send(member, *epoch.outcome)) continue;
     if (detector_.isNeighbour(id, member) && !detector_.hasEnded(member)) {
       epoch.untold.insert(member);
     }
   }
+}
+
+// Of another epoch it may not know what this process makes of its notice: that a member has died
+// says nothing to one whom it had left.
+bool Sentry::isSource(const Epoch& epoch, const Incarnation& member) const {
+  return member == source_ && epoch.nonce == source_epoch_;
 }
 
 void Sentry::left(WatchId id, const Incarnation& peer, int rank) {
@@ -98,7 +104,7 @@ void Sentry::left(WatchId id, const Incarnation& peer, int rank) {
   notice.epoch = epoch.nonce;
   notice.rank = rank;
   for (const Incarnation& member : detector_.membersOf(id)) {
-    if (member != source_ && member != peer) send(member, notice);
+    if (!isSource(epoch, member) && member != peer) send(member, notice);
   }
   epoch.leavers.push_back(std::move(notice));
 }
@@ -118,6 +124,7 @@ void Sentry::noticed(Time now, const Incarnation& from, const Notice& notice) {
   if (notice.type == Notice::Type::kAsk) return answer(from, notice.epoch);
   ++notices_heard_;
   source_ = from;
+  source_epoch_ = notice.epoch;
   hear(notice);
   source_ = {};
 }

@@ -123,6 +123,7 @@ class Sentry : private DetectorOrders {
   void hear(const Notice& notice);
   void hearIn(WatchId id, Epoch& epoch, const Notice& notice);
   void answer(const Incarnation& from, const Nonce& nonce);
+  bool isSource(const Epoch& epoch, const Incarnation& member) const;
   void ask(WatchId id, Epoch& epoch, const Incarnation& peer);
   Failure inOwnWords(const Epoch& epoch, Failure failure) const;
   // Of lines kept for the untold.
@@ -140,6 +141,7 @@ class Sentry : private DetectorOrders {
   // Of the call under way.
   Time now_;
   Incarnation source_;  // who sent the notice that is being handled: need not be told it
+  Nonce source_epoch_;
   std::optional<WatchId> announced_;
 };
 
