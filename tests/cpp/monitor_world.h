@@ -144,7 +144,9 @@ inline constexpr bool kSanitized = false;
 inline constexpr bool kSanitized = false;
 #endif
 
-// The one to begin with: as the environment says, else any. Printed.
+// The one to begin with: as the environment says, else 1, so that a change is judged by the same
+// schedules as the one before it. New ones are looked for with seeds and numbers of one's own.
+// Printed.
 uint32_t testSeed();
 // So many seeds, unless the environment says how many; ends with the first that fails a test, and
 // names that one.
