@@ -29,8 +29,7 @@ struct Identity {
   bool isZero() const { return bytes == std::array<uint8_t, 16>{}; }
 
   friend bool operator==(const Identity&, const Identity&) = default;
-  friend auto operator<=>(const Identity&, const Identity&) =
-      default;  // NOLINT(modernize-use-nullptr): a false positive
+  friend auto operator<=>(const Identity&, const Identity&) = default;
 };
 
 using Incarnation = Identity<struct IncarnationTag>;  // one process's life

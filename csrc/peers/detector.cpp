@@ -169,12 +169,14 @@ const Detector::Member* Detector::findMember(WatchId id, const Incarnation& peer
   return member == watch->second.members.end() ? nullptr : &member->second;
 }
 
-std::vector<Incarnation> Detector::membersOf(WatchId id) const {
-  std::vector<Incarnation> found;
+std::vector<std::pair<int, Incarnation>> Detector::membersOf(WatchId id) const {
+  std::vector<std::pair<int, Incarnation>> found;
   const auto watch = watches_.find(id);
   if (watch == watches_.end()) return found;
   found.reserve(watch->second.members.size());
-  for (const auto& [incarnation, member] : watch->second.members) found.push_back(incarnation);
+  for (const auto& [incarnation, member] : watch->second.members) {
+    found.emplace_back(member.who.rank, incarnation);
+  }
   return found;
 }
 
@@ -239,13 +241,14 @@ void Detector::lineEnded(Time now, const Incarnation& id, LineKind kind, LineEnd
   }
 }
 
-void Detector::probed(Time now, const Incarnation& id, LineKind kind, ProbeEnd end) {
+void Detector::probed(Time now, const Incarnation& id, LineKind kind, ProbeEnd end,
+                      uint64_t number) {
   LineView* line = viewOf(id, kind);
-  // A dial tells of a closed port unasked; any other answer to no question is one to an earlier
-  // watch's.
   if (line == nullptr || line->wanted == 0) return;
-  if (!line->probing && end != ProbeEnd::kGone) return;
-  line->probing = false;
+  // An answer to an earlier watch's question says what was. That a process is gone stays true.
+  const bool asked = number != 0 && number == line->probe;
+  if (!asked && end != ProbeEnd::kGone) return;
+  line->probe = 0;
   // An answer from before the line ended does not say why it did.
   const bool stale = line->state == LineState::kDoubted && line->probe_began < line->doubted;
   if (stale && end == ProbeEnd::kAlive) return startProbe(now, id, kind, *line);
@@ -280,14 +283,15 @@ void Detector::judgeAlive(const Incarnation& id, LineKind kind, LineView& line) 
 }
 
 void Detector::startProbe(Time now, const Incarnation& id, LineKind kind, LineView& line) {
-  if (std::exchange(line.probing, true)) return;
+  if (line.probe != 0) return;
+  line.probe = ++last_probe_;
   line.probe_began = now;
   const bool beats = limit_ > Duration::zero();
-  ProbePatience patience;
-  patience.connect =
-      beats ? std::min<Duration>(limit_, kLongestConnect) : Duration(kLongestConnect);
-  patience.answer = beats ? limit_ : Duration(-1);
-  orders_.probe(id, kind, patience);
+  ProbeOrder order;
+  order.number = line.probe;
+  order.connect = beats ? std::min<Duration>(limit_, kLongestConnect) : Duration(kLongestConnect);
+  order.answer = beats ? limit_ : Duration(-1);
+  orders_.probe(id, kind, order);
 }
 
 // Verdicts.
@@ -379,7 +383,7 @@ void Detector::check(Time now, const Incarnation& id) {
   for (const LineKind kind : kLineKinds) {
     LineView* line = viewOf(id, kind);
     if (line == nullptr) return;
-    if (line->wanted > 0 && line->state == LineState::kAbsent && !line->probing &&
+    if (line->wanted > 0 && line->state == LineState::kAbsent && line->probe == 0 &&
         line->next_check <= now) {
       startProbe(now, id, kind, *line);
     }
@@ -412,7 +416,7 @@ std::optional<Detector::Time> Detector::nextDue(Time now) {
   }
   for (const auto& [id, peer] : neighbours_) {
     for (const LineView& line : peer.lines) {
-      if (line.wanted > 0 && line.state == LineState::kAbsent && !line.probing)
+      if (line.wanted > 0 && line.state == LineState::kAbsent && line.probe == 0)
         consider(line.next_check);
     }
     if (limit_ == Duration::zero() || peer.lines[0].state != LineState::kUp) continue;

@@ -38,6 +38,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -63,7 +64,7 @@ class LineOrders {
   virtual ~LineOrders() = default;
   virtual void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) = 0;
   virtual void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) = 0;
-  virtual void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) = 0;
+  virtual void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) = 0;
   virtual void accuse(const Incarnation& peer, const std::string& why) = 0;
   virtual void warn(const std::string& line) = 0;
   // "state T: stopped by a signal", or empty.
@@ -104,13 +105,15 @@ class Detector {
   void lineUp(Time now, const Incarnation& peer, LineKind kind);
   void heard(Time now, const Incarnation& peer);
   void lineEnded(Time now, const Incarnation& peer, LineKind kind, LineEnd end);
-  void probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end);
+  // The answer to the probe of that number. 0: a dial found it unasked.
+  void probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end, uint64_t number);
 
   void tick(Time now);
   // When tick() is to be called next; nullopt while nothing is watched.
   std::optional<Time> nextDue(Time now);
 
-  std::vector<Incarnation> membersOf(WatchId id) const;  // that are counted on
+  // That are counted on, with their ranks.
+  std::vector<std::pair<int, Incarnation>> membersOf(WatchId id) const;
   bool countsOn(WatchId id, const Incarnation& peer) const;
   bool isNeighbour(WatchId id, const Incarnation& peer) const;  // its main line is wanted
   std::optional<Incarnation> memberAt(WatchId id, int rank) const;
@@ -125,8 +128,8 @@ class Detector {
   struct LineView {
     int wanted = 0;  // by so many watches
     LineState state = LineState::kAbsent;
-    bool probing = false;
-    int looks = 0;  // that found it alive, without a line
+    uint64_t probe = 0;  // the number of the one under way; 0: none
+    int looks = 0;       // that found it alive, without a line
     Time probe_began;
     Time doubted;
     Time next_check;
@@ -186,6 +189,7 @@ class Detector {
   std::map<WatchId, Watch> watches_;
   std::map<Incarnation, Neighbour> neighbours_;
   std::map<Incarnation, Tombstone> tombstones_;
+  uint64_t last_probe_ = 0;
   std::optional<Time> due_;  // what nextDue() said last
   DetectorCounts counts_;
 };

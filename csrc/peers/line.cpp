@@ -64,6 +64,7 @@ void Line::onEvent() {
 void Line::readInto(News& news) {
   std::array<char, 4096> chunk;
   while (!news.end) {
+    // NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions): events come of an open line only
     const ssize_t got = ::recv(fd_.get(), chunk.data(), chunk.size(), 0);
     if (got > 0) {
       news.heard = true;
@@ -140,7 +141,7 @@ void Line::flush() {
   const ssize_t sent = ::send(fd_.get(), out_.data(), out_.size(), MSG_NOSIGNAL);
   if (sent > 0) {
     out_.erase(0, static_cast<size_t>(sent));
-  } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+  } else if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
     out_.clear();
   }
   if (out_.empty()) loop_.modify(fd_.get(), EPOLLIN | EPOLLRDHUP);

@@ -27,9 +27,10 @@ enum class ProbeEnd {
   kSilent,       // connected, but no answer
 };
 
-struct ProbePatience {
-  Duration connect{};
-  Duration answer{};  // from the start; negative: for as long as it takes
+struct ProbeOrder {
+  uint64_t number = 0;  // its answer carries it; 0 stands for what nobody asked
+  Duration connect{};   // how long to try
+  Duration answer{};    // from the start; negative: for as long as it takes
 };
 
 }  // namespace torchft_ext

@@ -151,7 +151,8 @@ void LineTable::onDialled(const Incarnation& id, uint64_t watch, Dial::Result re
                           result.detail + "; its death will not be noticed early");
   }
   redialLater(id);
-  if (lifeSignOf(result) == LifeSign::kGone) listener_.probed(options_.kind, id, ProbeEnd::kGone);
+  if (lifeSignOf(result) == LifeSign::kGone)
+    listener_.probed(options_.kind, id, ProbeEnd::kGone, 0);
 }
 
 // Those whose dial is neither under way nor waiting.
@@ -371,19 +372,20 @@ void LineTable::beatAll() {
 
 // Probes.
 
-void LineTable::probe(const Incarnation& id, const ProbePatience& patience) {
+void LineTable::probe(const Incarnation& id, const ProbeOrder& order) {
   Peer* peer = find(id);
-  if (peer == nullptr || peer->wishes.empty() || peer->probe) return;
+  if (peer == nullptr || peer->wishes.empty()) return;
+  dropProbe(*peer);
   peer->probe = std::make_unique<ProbeRun>();
-  peer->probe->patience = patience;
-  peer->probe->give_up = Deadline::after(patience.connect);
+  peer->probe->order = order;
+  peer->probe->give_up = Deadline::after(order.connect);
   runProbe(id, *peer->probe);
 }
 
 void LineTable::runProbe(const Incarnation& id, ProbeRun& run) {
   const Hello hello = lifeQuestion(options_.self, id, static_cast<uint8_t>(options_.kind));
   run.dial = std::make_unique<Dial>(
-      loop_, peers_.at(id).address, hello, Welcome{{}, id}, run.give_up, run.patience.answer,
+      loop_, peers_.at(id).address, hello, Welcome{{}, id}, run.give_up, run.order.answer,
       [this, id](Dial::Result result) { onProbed(id, std::move(result)); });
 }
 
@@ -407,13 +409,14 @@ void LineTable::onProbed(const Incarnation& id, Dial::Result result) {
       // A dying process resets connections that its listener had taken, just before it refuses
       // them: a reset, however late, deserves another look.
       if (result.end == Dial::End::kBroken && !std::exchange(run.was_broken, true)) {
-        run.give_up = Deadline::after(run.patience.connect);
+        run.give_up = Deadline::after(run.order.connect);
       }
       if (run.give_up.expired()) break;
       return probeAgain(id, run);
   }
+  const uint64_t number = run.order.number;
   dropProbe(peer);
-  listener_.probed(options_.kind, id, end);
+  listener_.probed(options_.kind, id, end, number);
 }
 
 void LineTable::probeAgain(const Incarnation& id, ProbeRun& run) {

@@ -61,7 +61,8 @@ class LineListener {
   virtual void lineHeard(LineKind kind, const Incarnation& peer) = 0;
   virtual void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) = 0;
   virtual void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) = 0;
-  virtual void probed(LineKind kind, const Incarnation& peer, ProbeEnd end) = 0;
+  // The number of the order; 0: nobody asked, a dial found it.
+  virtual void probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) = 0;
   virtual void warn(const std::string& line) = 0;  // for the log
 };
 
@@ -100,8 +101,8 @@ class LineTable {
   // Reports lineUp() at the loop's next turn if the line stands already.
   void want(const LineWish& wish);
   void unwant(const Incarnation& peer, uint64_t watch);
-  // Of a wanted peer; one at a time, a second is ignored.
-  void probe(const Incarnation& peer, const ProbePatience& patience);
+  // Of a wanted peer; in place of one under way, whose answer is not reported then.
+  void probe(const Incarnation& peer, const ProbeOrder& order);
   // Over the line that stands. False: there is none, or the peer does not read.
   bool tell(const Incarnation& peer, const Notice& notice);
   // Tells the peer that it has been declared dead, and closes its line.
@@ -121,7 +122,7 @@ class LineTable {
   };
   struct ProbeRun {
     std::unique_ptr<Dial> dial;
-    ProbePatience patience;
+    ProbeOrder order;
     Deadline give_up = Deadline::never();  // unconnected
     bool was_broken = false;
     EventLoop::TimerId retry = 0;

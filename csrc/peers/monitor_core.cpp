@@ -59,8 +59,8 @@ void WitnessDesk::lineEnded(LineKind kind, const Incarnation& peer, LineEnd end)
   tell([kind, peer, end](MonitorCore& core) { core.lineEnded(kind, peer, end); });
 }
 
-void WitnessDesk::probed(LineKind kind, const Incarnation& peer, ProbeEnd end) {
-  tell([kind, peer, end](MonitorCore& core) { core.probed(kind, peer, end); });
+void WitnessDesk::probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) {
+  tell([kind, peer, end, number](MonitorCore& core) { core.probed(kind, peer, end, number); });
 }
 
 void WitnessDesk::warn(const std::string& line) {
@@ -186,8 +186,8 @@ void MonitorCore::lineEnded(LineKind kind, const Incarnation& peer, LineEnd end)
   afterChange();
 }
 
-void MonitorCore::probed(LineKind kind, const Incarnation& peer, ProbeEnd end) {
-  sentry_.probed(Clock::now(), peer, kind, end);
+void MonitorCore::probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) {
+  sentry_.probed(Clock::now(), peer, kind, end, number);
   afterChange();
 }
 
@@ -238,11 +238,11 @@ void MonitorCore::unwantLine(WatchId watch, const Incarnation& peer, LineKind ki
   }
 }
 
-void MonitorCore::probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) {
+void MonitorCore::probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) {
   if (kind == LineKind::kMain) {
-    table_->probe(peer, patience);
+    table_->probe(peer, order);
   } else {
-    witness_->ask([peer, patience](LineTable& table) { table.probe(peer, patience); });
+    witness_->ask([peer, order](LineTable& table) { table.probe(peer, order); });
   }
 }
 

@@ -47,7 +47,7 @@ class WitnessDesk : public LineListener, public std::enable_shared_from_this<Wit
   void lineHeard(LineKind kind, const Incarnation& peer) override;
   void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) override;
   void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) override;
-  void probed(LineKind kind, const Incarnation& peer, ProbeEnd end) override;
+  void probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) override;
   void warn(const std::string& line) override;
 
  private:
@@ -89,7 +89,7 @@ class MonitorCore : public LineListener, private SentryOrders {
   void lineHeard(LineKind kind, const Incarnation& peer) override;
   void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) override;
   void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) override;
-  void probed(LineKind kind, const Incarnation& peer, ProbeEnd end) override;
+  void probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) override;
   void warn(const std::string& line) override;
 
  private:
@@ -108,7 +108,7 @@ class MonitorCore : public LineListener, private SentryOrders {
   void retire(WatchId watch) override;
   void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
   void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
-  void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override;
+  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override;
   void accuse(const Incarnation& peer, const std::string& why) override;
   std::string processState(const std::string& host, int64_t pid) override;
   void dropElsewhere(Watch& watch);

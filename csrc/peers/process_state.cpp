@@ -11,7 +11,6 @@ namespace {
 
 std::string readProcFile(int64_t pid, const char* name) {
   const std::string path = "/proc/" + std::to_string(pid) + "/" + name;
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-vararg): open(2) is declared so
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return {};
   std::array<char, 4096> bytes;

@@ -30,7 +30,7 @@ void Sentry::removeWatch(Time now, WatchId id) {
   const auto found = epochs_.find(id);
   if (found == epochs_.end()) return;
   Epoch& epoch = found->second;
-  if (!epoch.outcome) {
+  if (!epoch.herald) {
     Notice leaving;
     leaving.type = Notice::Type::kLeft;
     leaving.epoch = epoch.nonce;
@@ -80,15 +80,16 @@ Notice Sentry::failureOf(WatchId id, const Epoch& epoch, const Failure& failure)
 }
 
 void Sentry::end(WatchId id, Epoch& epoch, Notice outcome) {
-  epoch.outcome = std::move(outcome);
-  epoch.kept_until = now_ + kKeptFor;
-  board_.end(now_, *epoch.outcome);
-  for (const Incarnation& member : detector_.membersOf(id)) {
-    if (isSource(epoch, member) || send(member, *epoch.outcome)) continue;
-    if (detector_.isNeighbour(id, member) && !detector_.hasEnded(member)) {
-      epoch.untold.insert(member);
-    }
+  board_.end(now_, outcome);
+  const auto members = detector_.membersOf(id);
+  std::set<Incarnation> neighbours;
+  std::set<Incarnation> settled;
+  for (const auto& [rank, member] : members) {
+    if (detector_.isNeighbour(id, member)) neighbours.insert(member);
+    if (isSource(epoch, member) || detector_.hasEnded(member)) settled.insert(member);
   }
+  epoch.herald.emplace(static_cast<HeraldOrders&>(*this), id, epoch.self_rank, std::move(outcome));
+  epoch.herald->begin(now_, members, neighbours, settled);
 }
 
 // Of another epoch it may not know what this process makes of its notice: that a member has died
@@ -103,7 +104,7 @@ void Sentry::left(WatchId id, const Incarnation& peer, int rank) {
   notice.type = Notice::Type::kLeft;
   notice.epoch = epoch.nonce;
   notice.rank = rank;
-  for (const Incarnation& member : detector_.membersOf(id)) {
+  for (const auto& [of, member] : detector_.membersOf(id)) {
     if (!isSource(epoch, member) && member != peer) send(member, notice);
   }
   epoch.leavers.push_back(std::move(notice));
@@ -127,19 +128,24 @@ void Sentry::noticed(Time now, const Incarnation& from, const Notice& notice) {
   source_epoch_ = notice.epoch;
   hear(notice);
   source_ = {};
+  retireFinished();
 }
 
 void Sentry::hear(const Notice& notice) {
   // That a process has ended is true of all its epochs.
   if (!notice.dead.isZero() && notice.dead != self_.incarnation) {
     detector_.hearOfDeath(now_, notice.dead, notice.failure.cause.how);
-    releaseEverywhere(notice.dead);
+    forEachHerald([&](Herald& herald) { herald.left(now_, notice.dead); });
   }
   bool known = false;
   for (auto& [id, epoch] : epochs_) {
     if (epoch.nonce != notice.epoch) continue;
     known = true;
-    if (!epoch.outcome) hearIn(id, epoch, notice);
+    if (epoch.herald) {
+      hearAfter(*epoch.herald, notice);
+    } else {
+      hearIn(id, epoch, notice);
+    }
   }
   if (!known) board_.keep(now_, notice);
 }
@@ -149,6 +155,14 @@ void Sentry::hearIn(WatchId id, Epoch& epoch, const Notice& notice) {
   const Cause& cause = notice.failure.cause;
   if (cause.rank >= epoch.rank_bound || cause.other_rank >= epoch.rank_bound) return;
   detector_.failWatch(id, inOwnWords(epoch, notice.failure));
+}
+
+void Sentry::hearAfter(Herald& herald, const Notice& notice) {
+  if (notice.type == Notice::Type::kLeft) {
+    herald.left(now_, notice.rank);
+  } else {
+    herald.settle(source_);
+  }
 }
 
 Failure Sentry::inOwnWords(const Epoch& epoch, Failure failure) const {
@@ -180,10 +194,10 @@ void Sentry::lineUp(Time now, const Incarnation& peer, LineKind kind) {
   detector_.lineUp(now, peer, kind);
   if (kind != LineKind::kMain) return;
   for (auto& [id, epoch] : epochs_) {
-    if (!epoch.outcome) {
+    if (epoch.herald) {
+      epoch.herald->lineUp(peer);
+    } else {
       ask(id, epoch, peer);
-    } else if (epoch.untold.count(peer) > 0 && send(peer, *epoch.outcome)) {
-      release(id, epoch, peer);
     }
   }
   retireFinished();
@@ -192,19 +206,23 @@ void Sentry::lineUp(Time now, const Incarnation& peer, LineKind kind) {
 void Sentry::lineEnded(Time now, const Incarnation& peer, LineKind kind, LineEnd end) {
   now_ = now;
   if (kind == LineKind::kMain) {
-    for (auto& [id, epoch] : epochs_) epoch.asked.erase(peer);
+    for (auto& [id, epoch] : epochs_) {
+      epoch.asked.erase(peer);
+      if (epoch.herald) epoch.herald->lineEnded(peer);
+    }
   }
   detector_.lineEnded(now, peer, kind, end);
-  if (end == LineEnd::kLeft) releaseEverywhere(peer);
+  if (end == LineEnd::kLeft) forEachHerald([&](Herald& herald) { herald.left(now_, peer); });
 }
 
-void Sentry::probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end) {
+void Sentry::probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end,
+                    uint64_t number) {
   now_ = now;
-  detector_.probed(now, peer, kind, end);
-  if (end == ProbeEnd::kGone) releaseEverywhere(peer);
+  detector_.probed(now, peer, kind, end, number);
+  if (end == ProbeEnd::kGone) forEachHerald([&](Herald& herald) { herald.left(now_, peer); });
 }
 
-// Which lines are wanted: those to the untold beyond the end of their epoch.
+// Which lines are wanted: some beyond the end of their epoch.
 
 void Sentry::wantLine(WatchId watch, const Incarnation& peer, LineKind kind) {
   if (kind == LineKind::kMain) epochs_.at(watch).asked.erase(peer);
@@ -213,27 +231,29 @@ void Sentry::wantLine(WatchId watch, const Incarnation& peer, LineKind kind) {
 
 void Sentry::unwantLine(WatchId id, const Incarnation& peer, LineKind kind) {
   Epoch& epoch = epochs_.at(id);
-  if (kind == LineKind::kMain && epoch.untold.count(peer) > 0) {
-    epoch.kept.insert(peer);
-  } else {
-    orders_.unwantLine(id, peer, kind);
+  if (kind == LineKind::kMain && epoch.herald && epoch.herald->keep(peer)) return;
+  orders_.unwantLine(id, peer, kind);
+}
+
+void Sentry::keepLine(WatchId watch, const Incarnation& peer) {
+  orders_.wantLine(watch, peer, LineKind::kMain);
+}
+
+void Sentry::dropLine(WatchId watch, const Incarnation& peer) {
+  orders_.unwantLine(watch, peer, LineKind::kMain);
+}
+
+void Sentry::forEachHerald(const std::function<void(Herald&)>& call) {
+  for (auto& [id, epoch] : epochs_) {
+    if (epoch.herald) call(*epoch.herald);
   }
-}
-
-void Sentry::release(WatchId id, Epoch& epoch, const Incarnation& peer) {
-  epoch.untold.erase(peer);
-  if (epoch.kept.erase(peer) > 0) orders_.unwantLine(id, peer, LineKind::kMain);
-}
-
-void Sentry::releaseEverywhere(const Incarnation& peer) {
-  for (auto& [id, epoch] : epochs_) release(id, epoch, peer);
   retireFinished();
 }
 
 void Sentry::retireFinished() {
   for (auto entry = epochs_.begin(); entry != epochs_.end();) {
     const Epoch& epoch = entry->second;
-    if (!epoch.removed || !epoch.untold.empty()) {
+    if (!epoch.removed || !epoch.herald->isDone()) {
       ++entry;
       continue;
     }
@@ -248,9 +268,7 @@ void Sentry::tick(Time now) {
   now_ = now;
   detector_.tick(now);
   for (auto& [id, epoch] : epochs_) {
-    if (!epoch.outcome || epoch.kept_until > now) continue;
-    const std::set<Incarnation> given_up = epoch.untold;  // releasing edits the original
-    for (const Incarnation& peer : given_up) release(id, epoch, peer);
+    if (epoch.herald) epoch.herald->tick(now);
   }
   retireFinished();
 }
@@ -258,8 +276,8 @@ void Sentry::tick(Time now) {
 std::optional<Sentry::Time> Sentry::nextDue(Time now) {
   std::optional<Time> due = detector_.nextDue(now);
   for (const auto& [id, epoch] : epochs_) {
-    if (epoch.untold.empty()) continue;
-    due = due ? std::min(*due, epoch.kept_until) : epoch.kept_until;
+    const auto next = epoch.herald ? epoch.herald->nextDue() : std::nullopt;
+    if (next) due = due ? std::min(*due, *next) : *next;
   }
   return due;
 }
@@ -270,8 +288,8 @@ SentryCounts Sentry::counts() const {
 
 // Orders of the detector that are passed on as they are.
 
-void Sentry::probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) {
-  orders_.probe(peer, kind, patience);
+void Sentry::probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) {
+  orders_.probe(peer, kind, order);
 }
 
 void Sentry::accuse(const Incarnation& peer, const std::string& why) {

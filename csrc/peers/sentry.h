@@ -5,14 +5,14 @@
 // Per epoch (a watch here):
 //   unknown  notices about it wait on the NoticeBoard
 //   live     fails with the first news of any source, or is left when its watch is removed
-//   over     its outcome has been sent, once, to each member to which a line stands. Main lines to
-//              neighbours that could not be told stay wanted until they stand and have been told,
-//              the process is gone, or kKeptFor is over. Then, and when the watch has been removed,
-//              it is retired: from now on only the NoticeBoard knows its outcome
-// A failure is sent on by every member that had not known of one: at most one notice each way on
-// each line, over at most log2(n) + 1 hops. A member that leaves is spread in the same way; it is
-// no failure. Whenever a line comes up, both ends ask each other about the epochs they share, so a
-// line that is late misses nothing.
+//   over     its outcome has been sent to each member to which a line stands, and its Herald sees
+//              to it that the neighbours know, for a while at most. Then, and when the watch has
+//              been removed, it is retired: from now on only the NoticeBoard knows its outcome
+// A failure is sent on by every member that had not known of one, to whom it has it from too, who
+// learns by it that it arrived: one notice each way on each line, over at most log2(n) + 1 hops. A
+// member that leaves is spread in the same way, but not back; it is no failure. Whenever a line
+// comes up, both ends ask each other about the epochs they share, so a line that is late misses
+// nothing.
 //
 // Why no survivor stays blocked. Let something be broken in an epoch: a member dead or frozen, or a
 // line of the overlay cut. The overlay of the members present is connected, so from every survivor
@@ -22,9 +22,10 @@
 // the notice comes along. That holds for any number and order of breaks, since every one of them
 // is a cause, not only an obstacle: a notice lost with the process or line that carried it is
 // replaced by the news of that very loss. A survivor that has moved on to another epoch has been
-// told, and has told its neighbours (or keeps trying, as above); one that left has said so, and the
-// others close their ranks around it. The last resort of a member whose neighbour is alive but has
-// no line to it is the detector's: kLooksForALine.
+// told, and its Herald tells its neighbours; one that left has said so, and the others close their
+// ranks around it, before the epoch ends for them (Detector) and after (Herald): so members that
+// know of different leavers still come to the same ring. The last resort of a member whose
+// neighbour is alive but has no line to it is the detector's: kLooksForALine.
 // The exception: with heartbeats off a frozen member is not noticed, and passes nothing on.
 //
 // Trust: a notice comes over an admitted line, hence from a fellow member of some epoch, and is
@@ -35,6 +36,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -42,6 +44,7 @@
 #include <vector>
 
 #include "peers/detector.h"
+#include "peers/herald.h"
 #include "peers/notice.h"
 #include "peers/notice_board.h"
 
@@ -61,10 +64,9 @@ struct SentryCounts {
   uint64_t notices_heard = 0;
 };
 
-class Sentry : private DetectorOrders {
+class Sentry : private DetectorOrders, private HeraldOrders {
  public:
   using Time = Clock::time_point;
-  static constexpr std::chrono::seconds kKeptFor{30};
 
   struct Identity {
     Incarnation incarnation;
@@ -85,7 +87,7 @@ class Sentry : private DetectorOrders {
   void heard(Time now, const Incarnation& peer) { detector_.heard(now, peer); }
   void noticed(Time now, const Incarnation& from, const Notice& notice);
   void lineEnded(Time now, const Incarnation& peer, LineKind kind, LineEnd end);
-  void probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end);
+  void probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end, uint64_t number);
 
   void tick(Time now);
   std::optional<Time> nextDue(Time now);  // as Detector's
@@ -99,12 +101,9 @@ class Sentry : private DetectorOrders {
     int self_rank = -1;
     int rank_bound = 0;  // above every member's rank
     bool removed = false;
-    std::optional<Notice> outcome;  // set: over
+    std::optional<Herald> herald;  // set: over
     std::vector<Notice> leavers;
     std::set<Incarnation> asked;  // over the line that stands
-    std::set<Incarnation> untold;
-    std::set<Incarnation> kept;  // lines that the detector wants no more
-    Time kept_until;
   };
 
   // Orders of the detector.
@@ -112,23 +111,26 @@ class Sentry : private DetectorOrders {
   void left(WatchId watch, const Incarnation& peer, int rank) override;
   void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
   void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
-  void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override;
+  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override;
   void accuse(const Incarnation& peer, const std::string& why) override;
   void warn(const std::string& line) override;
   std::string processState(const std::string& host, int64_t pid) override;
 
-  bool send(const Incarnation& to, const Notice& notice);
+  // Orders of the heralds.
+  bool send(const Incarnation& to, const Notice& notice) override;
+  void keepLine(WatchId watch, const Incarnation& peer) override;
+  void dropLine(WatchId watch, const Incarnation& peer) override;
+
   void end(WatchId id, Epoch& epoch, Notice outcome);
   Notice failureOf(WatchId id, const Epoch& epoch, const Failure& failure) const;
   void hear(const Notice& notice);
   void hearIn(WatchId id, Epoch& epoch, const Notice& notice);
+  void hearAfter(Herald& herald, const Notice& notice);
   void answer(const Incarnation& from, const Nonce& nonce);
   bool isSource(const Epoch& epoch, const Incarnation& member) const;
   void ask(WatchId id, Epoch& epoch, const Incarnation& peer);
   Failure inOwnWords(const Epoch& epoch, Failure failure) const;
-  // Of lines kept for the untold.
-  void release(WatchId id, Epoch& epoch, const Incarnation& peer);
-  void releaseEverywhere(const Incarnation& peer);
+  void forEachHerald(const std::function<void(Herald&)>& call);  // then retires those that are done
   void retireFinished();
 
   SentryOrders& orders_;
@@ -140,7 +142,7 @@ class Sentry : private DetectorOrders {
   uint64_t notices_heard_ = 0;
   // Of the call under way.
   Time now_;
-  Incarnation source_;  // who sent the notice that is being handled: need not be told it
+  Incarnation source_;  // who sent the notice that is being handled: it knows
   Nonce source_epoch_;
   std::optional<WatchId> announced_;
 };

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -30,7 +31,7 @@ inline WatchedPeer member(int number, bool witness = false) {
 struct DetectorProbe {
   Incarnation peer;
   LineKind kind;
-  ProbePatience patience;
+  ProbeOrder order;
 };
 
 class Recorder : public DetectorOrders {
@@ -47,13 +48,21 @@ class Recorder : public DetectorOrders {
   void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override {
     EXPECT_EQ(wanted.erase({watch, peer, kind}), 1U);
   }
-  void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override {
-    probes.push_back({peer, kind, patience});
+  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override {
+    probes.push_back({peer, kind, order});
   }
   void accuse(const Incarnation& peer, const std::string&) override { accused.push_back(peer); }
   void warn(const std::string& line) override { warnings.push_back(line); }
   std::string processState(const std::string& host, int64_t) override {
     return host == "there" ? "state T: stopped by a signal" : "";
+  }
+
+  // Of the last probe of that line; 0: there was none.
+  uint64_t lastProbeOf(const Incarnation& peer, LineKind kind) const {
+    const auto found = std::find_if(probes.rbegin(), probes.rend(), [&](const auto& probe) {
+      return probe.peer == peer && probe.kind == kind;
+    });
+    return found == probes.rend() ? 0 : found->order.number;
   }
 
   std::map<WatchId, Failure> failures;

@@ -135,7 +135,7 @@ class Schedule {
     for (int epoch = 0; epoch < epochs_; ++epoch) {
       for (const int member : world_.membersOf(epoch)) world_.leaveEpoch(epoch, member);
     }
-    world_.pass(Sentry::kKeptFor + seconds(1));
+    world_.pass(Herald::kKeptFor + seconds(1));
     for (int i = 0; i < size_; ++i) {
       if (world_.runs(i)) {
         EXPECT_EQ(world_.epochsKept(i), 0U) << "process " << i;
@@ -155,6 +155,14 @@ TEST(MonitorSchedules, ThoseThatFoundAFaultPass) {
   Schedule(657282023).run();
   // The simulated network confirmed a line after what was said over it.
   Schedule(53835).run();
+  // A member ended its epoch just after others left, before its line to a new neighbour stood.
+  Schedule(11189).run();
+  // One that had left was counted on to pass the news on.
+  Schedule(2871).run();
+  // The news went over a line that its far end had closed.
+  Schedule(17577).run();
+  // The answer to an earlier watch's probe was taken for that to a later one.
+  Schedule(657292662).run();
 }
 
 TEST(MonitorSchedules, NoSurvivorStaysBlockedAndNobodyIsNamedWrongly) {

@@ -67,7 +67,7 @@ class MonitorWorld::Process : private SentryOrders {
   void retire(WatchId watch) override;
   void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
   void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
-  void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override;
+  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override;
   void accuse(const Incarnation& peer, const std::string& why) override;
   void warn(const std::string&) override {}
   std::string processState(const std::string&, int64_t) override { return ""; }
@@ -78,15 +78,19 @@ class MonitorWorld::Process : private SentryOrders {
   }
   void act(const std::function<void(Sentry&)>& call);
   void arm();
-  void transmit(const std::shared_ptr<Channel>& channel, int to, Event event);
+  void transmit(const std::shared_ptr<Channel>& channel, int to, Event event) {
+    transmitAfter(world_.delay(), channel, to, std::move(event));
+  }
+  void transmitAfter(Duration delay, const std::shared_ptr<Channel>& channel, int to, Event event);
   void dial(int peer, LineKind kind);
   void connect(int peer, LineKind kind);
   void stand(int peer, LineKind kind, Ends ends);
   void lineEnded(int peer, LineKind kind, const std::shared_ptr<Channel>& in, LineEnd end);
   void closeWith(int peer, LineKind kind, LineEnd last_word);
-  void look(int peer, LineKind kind, uint64_t number, Time began, ProbePatience patience);
+  void look(int peer, LineKind kind, Time began, ProbeOrder order);
   void finishProbe(int peer, LineKind kind, uint64_t number, ProbeEnd end);
   void beat();
+  Event beatAt(Process& other);
   void confirmAll();
 
   MonitorWorld& world_;
@@ -233,17 +237,18 @@ void MonitorWorld::Process::cut(int peer, LineKind kind) {
 void MonitorWorld::Process::beat() {
   const Duration limit = world_.options_.heartbeat_limit;
   if (limit == Duration::zero()) return;
-  for (const auto& [peer, ends] : ends_[0]) {
-    Process& other = world_.at(peer);
-    transmit(ends.out, peer,
-             [&other, from = incarnation_] { other.sentry_.heard(other.world_.now_, from); });
-  }
+  for (const auto& [peer, ends] : ends_[0]) transmit(ends.out, peer, beatAt(world_.at(peer)));
   world_.later(limit / kBeatsPerLimit, [this] { receive([this] { beat(); }); });
 }
 
-void MonitorWorld::Process::transmit(const std::shared_ptr<Channel>& channel, int to, Event event) {
+MonitorWorld::Event MonitorWorld::Process::beatAt(Process& other) {
+  return [&other, from = incarnation_] { other.sentry_.heard(other.world_.now_, from); };
+}
+
+void MonitorWorld::Process::transmitAfter(Duration delay, const std::shared_ptr<Channel>& channel,
+                                          int to, Event event) {
   Process& other = world_.at(to);
-  channel->last = std::max(channel->last, world_.now_ + world_.delay());
+  channel->last = std::max(channel->last, world_.now_ + delay);
   world_.later(channel->last - world_.now_, [&other, channel, event = std::move(event)] {
     if (channel->lost) return;
     other.receive(event);
@@ -316,7 +321,7 @@ void MonitorWorld::Process::connect(int peer, LineKind kind) {
                  [this, peer, kind] { receive([this, peer, kind] { dial(peer, kind); }); });
     if (blocked || other.state_ != State::kEnded) return;
     return act([&](Sentry& sentry) {
-      sentry.probed(world_.now_, other.incarnation(), kind, ProbeEnd::kGone);
+      sentry.probed(world_.now_, other.incarnation(), kind, ProbeEnd::kGone, 0);
     });
   }
   const auto there = std::make_shared<Channel>();
@@ -331,6 +336,10 @@ void MonitorWorld::Process::connect(int peer, LineKind kind) {
 }
 
 void MonitorWorld::Process::stand(int peer, LineKind kind, Ends ends) {
+  // With a first beat, of the shortest delay: so that the schedules of all seeds stay as they are.
+  if (kind == LineKind::kMain && world_.options_.heartbeat_limit > Duration::zero()) {
+    transmitAfter(world_.options_.shortest_delay, ends.out, peer, beatAt(world_.at(peer)));
+  }
   ends_[indexOf(kind)][peer] = std::move(ends);
   act([&](Sentry& sentry) { sentry.lineUp(world_.now_, world_.at(peer).incarnation(), kind); });
 }
@@ -396,34 +405,28 @@ void MonitorWorld::Process::retire(WatchId watch) {
 
 // ---------------------------------------------------------------- its probes
 
-void MonitorWorld::Process::probe(const Incarnation& id, LineKind kind,
-                                  const ProbePatience& patience) {
+void MonitorWorld::Process::probe(const Incarnation& id, LineKind kind, const ProbeOrder& order) {
   const int peer = world_.processOf(id);
-  const uint64_t number = next_number_++;
-  if (!probes_.emplace(std::pair{peer, kind}, number).second) return;
+  probes_[{peer, kind}] = order.number;
   const Time began = world_.now_;
-  world_.later(world_.delay(), [this, peer, kind, number, began, patience] {
-    look(peer, kind, number, began, patience);
-  });
+  world_.later(world_.delay(),
+               [this, peer, kind, began, order] { look(peer, kind, began, order); });
 }
 
 // Runs in the network: this process may be frozen meanwhile.
-void MonitorWorld::Process::look(int peer, LineKind kind, uint64_t number, Time began,
-                                 ProbePatience patience) {
+void MonitorWorld::Process::look(int peer, LineKind kind, Time began, ProbeOrder order) {
   const bool blocked = world_.isBlocked(number_, peer);
   const State there = world_.at(peer).state_;
   const Duration waited = world_.now_ - began;
-  const Duration bound = blocked ? patience.connect : patience.answer;
+  const Duration bound = blocked ? order.connect : order.answer;
   const bool no_answer = blocked || there == State::kFrozen;
   if (no_answer && (bound < Duration::zero() || waited < bound)) {
-    world_.later(kProbeLook, [this, peer, kind, number, began, patience] {
-      look(peer, kind, number, began, patience);
-    });
+    world_.later(kProbeLook, [this, peer, kind, began, order] { look(peer, kind, began, order); });
     return;
   }
   ProbeEnd end = blocked ? ProbeEnd::kUnreachable : ProbeEnd::kSilent;
   if (!no_answer) end = there == State::kEnded ? ProbeEnd::kGone : ProbeEnd::kAlive;
-  world_.later(world_.delay(), [this, peer, kind, number, end] {
+  world_.later(world_.delay(), [this, peer, kind, number = order.number, end] {
     receive([this, peer, kind, number, end] { finishProbe(peer, kind, number, end); });
   });
 }
@@ -433,7 +436,7 @@ void MonitorWorld::Process::finishProbe(int peer, LineKind kind, uint64_t number
   if (found == probes_.end() || found->second != number) return;
   probes_.erase(found);
   act([&](Sentry& sentry) {
-    sentry.probed(world_.now_, world_.at(peer).incarnation(), kind, end);
+    sentry.probed(world_.now_, world_.at(peer).incarnation(), kind, end, number);
   });
 }
 

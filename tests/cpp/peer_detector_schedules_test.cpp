@@ -45,13 +45,13 @@ class World : public Recorder {
       later(chance(100), [this, peer, kind] { comeUp(peer, kind); });
     }
   }
-  void probe(const Incarnation& peer, LineKind kind, const ProbePatience& patience) override {
+  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override {
     const bool frozen = frozen_.count(peer) > 0;
-    const Duration delay = frozen ? patience.answer : Duration(chance(50));
-    later(delay, [this, peer, kind, frozen] {
+    const Duration delay = frozen ? order.answer : Duration(chance(50));
+    later(delay, [this, peer, kind, frozen, number = order.number] {
       ProbeEnd end = frozen ? ProbeEnd::kSilent : ProbeEnd::kAlive;
       if (dead_.count(peer) > 0) end = ProbeEnd::kGone;
-      detector_.probed(now_, peer, kind, end);
+      detector_.probed(now_, peer, kind, end, number);
     });
   }
   void accuse(const Incarnation& peer, const std::string&) override {

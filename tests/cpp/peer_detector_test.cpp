@@ -26,7 +26,8 @@ class DetectorTest : public ::testing::Test {
     detector.lineEnded(now, peerNumber(peer), kind, LineEnd::kBroken);
   }
   void probeSays(int peer, ProbeEnd end, LineKind kind = LineKind::kMain) {
-    detector.probed(now, peerNumber(peer), kind, end);
+    const uint64_t number = orders.lastProbeOf(peerNumber(peer), kind);
+    detector.probed(now, peerNumber(peer), kind, end, number);
   }
   // As the loop does it: a tick whenever one is due.
   void pass(Duration time) {
@@ -93,7 +94,7 @@ TEST_F(DetectorTest, NewLineInPlaceOfABrokenOneIsALostLinkToo) {
 TEST_F(DetectorTest, UnreachableHostIsADeath) {
   beginWithLine(1, 3);
   breakLine(3);
-  EXPECT_EQ(orders.probes[0].patience.connect, Duration(kLimit));
+  EXPECT_EQ(orders.probes[0].order.connect, Duration(kLimit));
   probeSays(3, ProbeEnd::kUnreachable);
   EXPECT_EQ(orders.failures.at(1).cause.how, "its host cannot be reached");
 }
@@ -143,6 +144,20 @@ TEST_F(DetectorTest, SilenceForTheLimitIsAFreeze) {
   EXPECT_EQ(detector.counts().freezes, 1U);
 }
 
+TEST_F(DetectorTest, AnswerToTheQuestionOfAnEarlierWatchSaysNothing) {
+  begin(1, {member(3)});
+  pass(milliseconds(200));
+  const uint64_t early = orders.lastProbeOf(peerNumber(3), LineKind::kMain);
+  ASSERT_NE(early, 0U);
+  detector.removeWatch(1);
+  beginWithLine(2, 3);
+  breakLine(3);
+  detector.probed(now, peerNumber(3), LineKind::kMain, ProbeEnd::kAlive, early);
+  EXPECT_TRUE(orders.failures.empty()) << "it lived before its line broke";
+  probeSays(3, ProbeEnd::kGone);
+  EXPECT_EQ(orders.failures.at(2).kind, FailureKind::kPeerLost);
+}
+
 TEST_F(DetectorTest, BeatsKeepAPeerAlive) {
   beginWithLine(1, 3);
   for (int i = 0; i < 100; ++i) {
@@ -159,8 +174,8 @@ TEST_F(DetectorTest, WithoutHeartbeatsSilenceIsNotJudged) {
   patient.tick(now + std::chrono::hours(5));
   EXPECT_TRUE(orders.failures.empty());
   patient.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kBroken);
-  EXPECT_LT(orders.probes.at(0).patience.answer, Duration::zero());
-  patient.probed(now, peerNumber(3), LineKind::kMain, ProbeEnd::kSilent);
+  EXPECT_LT(orders.probes.at(0).order.answer, Duration::zero());
+  patient.probed(now, peerNumber(3), LineKind::kMain, ProbeEnd::kSilent, 1);
   EXPECT_TRUE(orders.failures.empty());
 }
 

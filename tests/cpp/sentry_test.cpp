@@ -27,7 +27,7 @@ class Paper : public SentryOrders {
   void unwantLine(WatchId watch, const Incarnation& peer, LineKind) override {
     EXPECT_EQ(wanted.erase({watch, peer}), 1U);
   }
-  void probe(const Incarnation&, LineKind, const ProbePatience&) override {}
+  void probe(const Incarnation&, LineKind, const ProbeOrder&) override {}
   void accuse(const Incarnation&, const std::string&) override {}
   void warn(const std::string&) override {}
   std::string processState(const std::string&, int64_t) override { return ""; }
@@ -77,15 +77,16 @@ class SentryTest : public ::testing::Test {
   Sentry sentry{orders, Duration::zero(), {peerNumber(100), kHost, kPid}};
 };
 
-TEST_F(SentryTest, SendsAFailureOnOnceAndNotBack) {
+TEST_F(SentryTest, SendsAFailureOnOnceToAllAndSoConfirmsIt) {
   begin(1, 3);
   for (int peer = 1; peer <= 3; ++peer) lineUp(peer);
   hear(1, failed(1, FailureKind::kAborted, 2));
   hear(2, failed(1, FailureKind::kAborted, 2));
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kAborted);
-  ASSERT_EQ(orders.sent.size(), 2U);
-  EXPECT_EQ(orders.sent[0].first, peerNumber(2));
-  EXPECT_EQ(orders.sent[1].first, peerNumber(3));
+  ASSERT_EQ(orders.sent.size(), 3U);
+  for (int peer = 1; peer <= 3; ++peer) {
+    EXPECT_EQ(orders.sent[static_cast<size_t>(peer - 1)].first, peerNumber(peer));
+  }
 }
 
 TEST_F(SentryTest, DeathThatIsHeardOfFailsEveryEpochWithThatProcess) {
@@ -129,6 +130,7 @@ TEST_F(SentryTest, WhoAsksAboutAPastEpochIsTold) {
   lineUp(1);
   lineUp(2);
   hear(1, failed(1, FailureKind::kAborted, 1));
+  hear(2, failed(1, FailureKind::kAborted, 1));
   sentry.removeWatch(now, 1);
   EXPECT_EQ(orders.retired, std::vector<WatchId>{1});
   orders.sent.clear();
@@ -139,16 +141,25 @@ TEST_F(SentryTest, WhoAsksAboutAPastEpochIsTold) {
   EXPECT_EQ(orders.sent[0].second.failure.kind, FailureKind::kAborted);
 }
 
-TEST_F(SentryTest, LinesToTheUntoldStayWantedUntilTheyAreTold) {
+TEST_F(SentryTest, LinesToTheUntoldStayWantedUntilTheySayThatTheyKnow) {
   begin(1, 2);
   lineUp(1);
   sentry.announce(now, 1, failed(1, FailureKind::kTimeout, 0).failure);
   sentry.removeWatch(now, 1);
   EXPECT_TRUE(orders.failures.empty()) << "its owner knows";
-  EXPECT_EQ(orders.wanted.count({1, peerNumber(2)}), 1U);
+  EXPECT_EQ(orders.wanted.size(), 2U);
   EXPECT_TRUE(orders.retired.empty());
+  hear(1, failed(1, FailureKind::kTimeout, 0));
   lineUp(2);
   EXPECT_EQ(orders.sent.back().first, peerNumber(2));
+  EXPECT_EQ(orders.wanted.size(), 1U) << "what was sent may not have arrived";
+  orders.sent.clear();
+  lineUp(2);
+  EXPECT_TRUE(orders.sent.empty()) << "this line has brought it";
+  sentry.lineEnded(now, peerNumber(2), LineKind::kMain, LineEnd::kIdle);
+  lineUp(2);
+  EXPECT_EQ(orders.sent.size(), 1U) << "told again over the next line";
+  hear(2, failed(1, FailureKind::kTimeout, 0));
   EXPECT_TRUE(orders.wanted.empty());
   EXPECT_EQ(orders.retired, std::vector<WatchId>{1});
   EXPECT_EQ(sentry.epochs(), 0U);
@@ -158,14 +169,58 @@ TEST_F(SentryTest, LinesToTheUntoldAreGivenUpInTheEnd) {
   begin(1, 2);
   sentry.announce(now, 1, failed(1, FailureKind::kTimeout, 0).failure);
   sentry.removeWatch(now, 1);
-  sentry.probed(now, peerNumber(1), LineKind::kMain, ProbeEnd::kGone);
+  sentry.probed(now, peerNumber(1), LineKind::kMain, ProbeEnd::kGone, 0);
   EXPECT_EQ(orders.wanted.size(), 1U) << "who is gone need not be told";
-  ASSERT_EQ(sentry.nextDue(now), now + Sentry::kKeptFor);
-  now += Sentry::kKeptFor;
+  const auto end = now + Herald::kKeptFor;
+  now += Herald::kCloseAfter;  // it may have left before
+  sentry.tick(now);
+  EXPECT_EQ(orders.wanted.size(), 1U);
+  ASSERT_EQ(sentry.nextDue(now), end);
+  now = end;
   sentry.tick(now);
   EXPECT_TRUE(orders.wanted.empty());
   EXPECT_EQ(orders.retired, std::vector<WatchId>{1});
   EXPECT_EQ(sentry.nextDue(now), std::nullopt);
+}
+
+TEST_F(SentryTest, RingClosesAroundThoseWhoLeftWithoutHavingHeard) {
+  begin(1, 7);  // a ring with chords: 0 and 3 are no neighbours
+  sentry.announce(now, 1, failed(1, FailureKind::kTimeout, 0).failure);
+  sentry.removeWatch(now, 1);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(3)}), 0U);
+  Notice leaver;
+  leaver.type = Notice::Type::kLeft;
+  leaver.epoch = nonceOf(1);
+  leaver.rank = 2;
+  hear(1, leaver);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(2)}), 0U);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(3)}), 0U) << "others may leave with it";
+  ASSERT_EQ(sentry.nextDue(now), now + Herald::kCloseAfter);
+  sentry.tick(now + Herald::kCloseAfter);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(3)}), 1U);
+  lineUp(3);
+  EXPECT_EQ(orders.sent.back().first, peerNumber(3));
+}
+
+TEST_F(SentryTest, LeaverThatKnewLeavesTheRingAsItIs) {
+  begin(1, 7);
+  sentry.announce(now, 1, failed(1, FailureKind::kTimeout, 0).failure);
+  hear(2, failed(1, FailureKind::kTimeout, 0));
+  Notice leaver;
+  leaver.type = Notice::Type::kLeft;
+  leaver.epoch = nonceOf(1);
+  leaver.rank = 2;
+  hear(1, leaver);
+  EXPECT_EQ(sentry.nextDue(now), now + Herald::kKeptFor) << "for the other neighbours";
+}
+
+TEST_F(SentryTest, RingClosesAroundLeaversWhoseLinesAreStillWanted) {
+  begin(1, 7);
+  sentry.peerLeft(now, 1, 2);
+  lineUp(3);
+  sentry.announce(now, 1, failed(1, FailureKind::kTimeout, 0).failure);
+  sentry.removeWatch(now, 1);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(3)}), 1U) << "before the time to rewire";
 }
 
 TEST_F(SentryTest, RemovedWatchSaysThatItsMemberLeft) {
@@ -188,7 +243,7 @@ TEST_F(SentryTest, LeaverIsPassedOnOnceAndItsEndIsNoDeath) {
   hear(3, leaver);
   hear(1, leaver);
   EXPECT_EQ(orders.sent.size(), 2U);
-  sentry.probed(now, peerNumber(3), LineKind::kMain, ProbeEnd::kGone);
+  sentry.probed(now, peerNumber(3), LineKind::kMain, ProbeEnd::kGone, 0);
   EXPECT_TRUE(orders.failures.empty());
 }
 
