@@ -28,8 +28,7 @@ lint: build ## formatting, lint, types, include direction
 format: setup ## rewrites what clang-format and ruff can
 	@scripts/lint.sh --fix
 
-tidy: ## clang's thread-safety analysis and clang-tidy
-	@scripts/setup.sh --all
+tidy: setup ## clang-tidy, with clang's thread-safety analysis
 	@scripts/tidy.sh
 
 sanitize: ## the C++ tests under ASan + UBSan, then TSan

@@ -101,7 +101,7 @@ def checked_tools() -> tuple[str, str]:
     """Returns cmake and ninja: those beside this Python first (pip installs them), then PATH's."""
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     cmake, ninja = shutil.which("cmake", path=path), shutil.which("ninja", path=path)
-    compiler = shlex.split(os.environ.get("CXX", "g++"))[0]
+    compiler = shlex.split(os.environ.get("CXX") or "g++")[0]
     missing = []
     if cmake is None:
         missing.append("cmake (pip install cmake)")

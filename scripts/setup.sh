@@ -2,7 +2,7 @@
 # Makes the development environment in $VENV: torch, then requirements-dev.txt. Does nothing where that is done already.
 #   scripts/setup.sh          what building and the demo need
 #   scripts/setup.sh --tests  also what the C++ tests need (GoogleTest)
-#   scripts/setup.sh --all    also what lint, analysis and sanitizers need (clang, clang-tidy, ccache)
+#   scripts/setup.sh --all    also what fuzzing needs (clang), and ccache
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 choose_python() {
@@ -27,7 +27,6 @@ sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.
   [ -f /usr/include/gtest/gtest.h ] || [ -f /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
   [ "$1" = --all ] || return 0
   have clang++ || echo clang
-  have clang-tidy || echo clang-tidy
   have ccache || echo ccache
 }
 

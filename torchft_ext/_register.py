@@ -57,7 +57,7 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         opts.store,
         opts.group_rank,
         opts.group_size,
-        timeout=opts.timeout,
+        timeout=_limit(opts.timeout),
         engine=_engine(name),
         name=opts.group_id,
         options=pg_options,
@@ -103,6 +103,16 @@ def _default_backend() -> _C.Backend | None:
     """Return ours of the default group; None where it has none, or is being made itself."""
     group = c10d.GroupMember.WORLD
     return next(backends_of(group), None) if group is not None else None
+
+
+def _limit(timeout: timedelta) -> timedelta:
+    """Return it in whole milliseconds, rounded up; torch hands on whatever it was given."""
+    if timeout <= timedelta(0):
+        found = timeout / timedelta(milliseconds=1)
+        raise ValueError(
+            f"init_process_group: timeout: expected a positive time, found {found:g} ms"
+        )
+    return timedelta(milliseconds=-(-timeout // timedelta(milliseconds=1)))
 
 
 def _engine(name: str) -> str:

@@ -122,7 +122,7 @@ std::string formatSeconds(std::chrono::nanoseconds duration) {
   double seconds = std::chrono::duration<double>(duration).count();
   if (duration.count() > 0) seconds = std::max(seconds, 0.001);
   char text[64];
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-vararg): std::format is not in gcc 12
+  // std::format is not in gcc 12
   const int length = std::snprintf(text, sizeof text, "%.3f", seconds);
   std::string result(text, static_cast<size_t>(std::max(length, 0)));
   result.erase(result.find_last_not_of('0') + 1);

@@ -101,7 +101,7 @@ bool Writer::stop(Deadline deadline) {
     silent_ = true;
   }
   // For its destructor would wait again, and say in the log that it was in vain.
-  static_cast<void>(ending.release());  // NOLINT(bugprone-unused-return-value)
+  static_cast<void>(ending.release());
   return false;
 }
 
@@ -116,7 +116,7 @@ void setLogSink(LogSink sink) {
 void log(LogLevel level, const std::string& line) noexcept {
   try {
     if (per_process.get().take(level, line)) return;
-  } catch (...) {  // no memory for a copy of the line
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for a copy of the line
   }
   write(level, line);
 }

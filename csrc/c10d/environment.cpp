@@ -11,8 +11,7 @@ namespace {
 
 // An empty variable counts as unset, as shells have it.
 std::optional<std::string> read(const char* name) {
-  const char* value =
-      std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here calls setenv
+  const char* value = std::getenv(name);  // nothing here calls setenv
   if (value == nullptr || *value == '\0') return std::nullopt;
   return std::string(value);
 }

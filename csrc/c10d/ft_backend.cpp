@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <new>
 #include <unordered_set>
 #include <utility>
 #include <variant>
@@ -102,7 +104,9 @@ FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
 FtBackend::~FtBackend() {
   if (!guard_.inherited()) return;
   // The threads and locks under an inherited group or store belong to the parent: let them leak.
-  new std::shared_ptr<Group>(std::move(group_));
+  // A copy that nobody destroys, and not one from the heap: a destructor cannot report bad_alloc.
+  alignas(std::shared_ptr<Group>) std::byte copy[sizeof(std::shared_ptr<Group>)];
+  new (copy) std::shared_ptr<Group>(group_);
   creators_store_.release();
 }
 

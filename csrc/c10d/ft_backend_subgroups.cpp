@@ -91,6 +91,7 @@ FtBackend::EpochPlace FtBackend::placeOf(int64_t epoch, const char* operation) {
 std::vector<c10::intrusive_ptr<FtBackend>> FtBackend::childrenToCome() {
   std::vector<c10::intrusive_ptr<FtBackend>> children;
   const MutexLock lock(store_mutex_);
+  children.reserve(to_come_.size());
   for (const auto& [where, child] : to_come_) children.push_back(child);
   return children;
 }

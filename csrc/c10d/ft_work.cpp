@@ -54,7 +54,7 @@ void whenAllDone(const FtWork::States& states, std::function<void()> then) {
 void settle(OpState& state) noexcept {
   try {
     state.wait(Deadline::after(kGrace));
-  } catch (...) {
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the reason is below
     // Another signal while the first is being answered: the first one's exception is on its way.
   }
 }

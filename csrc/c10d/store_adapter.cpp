@@ -94,7 +94,8 @@ std::string prefixOf(c10::intrusive_ptr<c10d::Store> store) {
   std::string prefix;
   while (auto layer = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store)) {
     const std::string& own = PrefixReader::prefixOf(*layer);
-    prefix = prefix.empty() ? own : own + "/" + prefix;
+    if (!prefix.empty()) prefix.insert(0, "/");
+    prefix.insert(0, own);
     store = layer->getUnderlyingStore();
   }
   return prefix;
@@ -146,10 +147,8 @@ void awaitServer(const StoreAddress& address) {
     std::this_thread::sleep_for(kRetryAfter);
     why = tryConnect(address, deadline);
   }
-  if (!why.empty()) {
-    throw StoreError("cannot connect to the store at " + address.host + ":" +
-                     std::to_string(address.port) + ": " + why);
-  }
+  // Whoever tells it names the store.
+  if (!why.empty()) throw StoreError("cannot connect: " + why);
 }
 
 std::string serverKey(const StoreAddress& address) {

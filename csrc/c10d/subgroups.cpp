@@ -42,7 +42,7 @@ std::string nameOfMembers(const std::vector<int>& members, int size) {
   std::string mask(static_cast<size_t>((size + kBits - 1) / kBits), '\0');
   for (const int rank : members)
     mask[static_cast<size_t>(rank / kBits)] |= static_cast<char>(1 << (rank % kBits));
-  for (char& digit : mask) digit = "0123456789abcdef"[static_cast<size_t>(digit)];
+  for (char& digit : mask) digit = "0123456789abcdef"[static_cast<unsigned char>(digit)];
   return mask;
 }
 

@@ -34,32 +34,34 @@ Group::~Group() {
 
 // ---------------------------------------------------------------- ends
 
-void Group::endCurrent(const std::string& why, Deadline deadline) {
+bool Group::endCurrent(const std::string& why, Deadline deadline) {
   Epoch ended;
   {
     MutexLock lock(mutex_);
     ended = std::exchange(current_, Epoch{});
   }
-  if (!ended.communicator) return;
+  if (!ended.communicator) return true;
   // Others may still be at the last operation that succeeded here: they get its bytes.
   if (!ended.communicator->leaveForAnother(deadline.orEarlier(kFlushWithin)))
     ended.lifecycle->fail(ended.lifecycle->ownFailure(FailureKind::kAborted, why));
-  drain(*ended.communicator, deadline);
+  if (!drain(*ended.communicator, deadline)) return false;
   const uint64_t sent = ended.communicator->bytesSent();
   const uint64_t received = ended.communicator->bytesReceived();
   MutexLock lock(mutex_);
   stats_.bytes_sent += sent;
   stats_.bytes_received += received;
+  return true;
 }
 
-void Group::drain(Communicator& communicator, Deadline deadline) {
-  if (communicator.drain(deadline.orEarlier(kDrainSoon))) return;
+bool Group::drain(Communicator& communicator, Deadline deadline) {
+  if (communicator.drain(deadline.orEarlier(kDrainSoon))) return true;
   log(LogLevel::kWarning,
       "group '" + name_ + "': the engine is still inside an operation 50 ms after its end");
-  if (communicator.drain(deadline)) return;
+  if (communicator.drain(deadline)) return true;
   log(LogLevel::kError,
       "group '" + name_ +
           "': the engine did not leave an operation by the deadline; its buffers stay alive");
+  return false;
 }
 
 void Group::abort(const std::string& why) {
@@ -197,6 +199,7 @@ std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation
       return std::move(entry.states);
     }
     std::vector<Communicator::Issue> issues;
+    issues.reserve(operations.size());
     for (size_t i = 0; i < operations.size(); ++i) {
       issues.push_back({entry.states[i], std::move(operations[i])});
     }

@@ -58,7 +58,7 @@ class Group {
   void expectMembersOf(const Group& other, const std::vector<int>& ranks);
 
   // Idempotent. Releases every waiter at once, then waits until no engine thread is inside a user
-  // buffer (50 ms).
+  // buffer (50 ms; if it stays longer, up to the group's timeout, and the log says so).
   void abort(const std::string& why);
   // The same, if that is the current epoch; an attempt to form another is left alone.
   void abortEpoch(int64_t epoch, const std::string& why);
@@ -106,6 +106,7 @@ class Group {
     AttemptMemory memory{};
     std::vector<std::pair<std::string, Duration>> phases{};
     std::unique_ptr<Rendezvous> rendezvous{};
+    std::optional<Failure> store_lost{};  // while links are made
   };
 
   std::variant<std::shared_ptr<Communicator>, Failure> beginEpoch(Attempt& attempt);
@@ -116,8 +117,9 @@ class Group {
   Failure asTold(const Failure& failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   void abort(const Epoch& epoch, const std::string& why, Duration limit);
-  void endCurrent(const std::string& why, Deadline deadline);
-  void drain(Communicator& communicator, Deadline deadline);
+  // False: the engine is still inside an operation at the deadline, which drain() has logged.
+  bool endCurrent(const std::string& why, Deadline deadline);
+  bool drain(Communicator& communicator, Deadline deadline);
   FailurePtr whyNoEpoch() const REQUIRES(mutex_);
   // The states of operations about to be issued as one, already complete where no epoch takes them,
   // and the communicator that does take them.

@@ -83,7 +83,10 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
 std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& attempt) {
   Stopwatch stopwatch;
   lookBack(attempt.memory);
-  endCurrent("it began another epoch", attempt.deadline);
+  if (!endCurrent("it began another epoch", attempt.deadline)) {
+    return attempt.lifecycle->ownFailure(FailureKind::kTimeout,
+                                         "the engine did not leave an operation of the last epoch");
+  }
   stopwatch.lap("end_previous");
 
   auto described = engine_->describeSelf();
@@ -123,9 +126,17 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
 bool Group::lookForSuccessor(Attempt& attempt,
                              std::variant<std::monostate, Roster, Failure>& refreshed) {
   if (WaitHook hook = waitHook()) hook();
+  if (attempt.store_lost) {
+    attempt.lifecycle->fail(*attempt.store_lost);
+    return false;
+  }
   refreshed = attempt.rendezvous->refresh();
   if (const auto* failure = std::get_if<Failure>(&refreshed)) {
     if (failure->kind == FailureKind::kRendezvous) return true;
+    if (failure->kind == FailureKind::kStoreLost) {
+      attempt.store_lost = *failure;  // finding that took long: the links may be up by now
+      return false;
+    }
     attempt.lifecycle->fail(*failure);
     return false;
   }
@@ -200,6 +211,9 @@ FailurePtr Group::configureFailed(Attempt& attempt, Failure failure) {
     placed->op = own.op;
     placed->elapsed = own.elapsed;
     placed->limit = own.limit;
+    const std::string trouble = attempt.rendezvous ? attempt.rendezvous->storeTrouble() : "";
+    if (placed->kind == FailureKind::kTimeout && !trouble.empty())
+      placed->cause.how += "; " + trouble;
     known = std::move(placed);
   }
   log(LogLevel::kWarning, known->describe());

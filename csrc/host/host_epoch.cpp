@@ -198,11 +198,14 @@ void HostEpoch::breakAttempt(const Failure& failure, bool superseded) {
 
 std::vector<int> HostEpoch::missingRanks() const {
   std::vector<int> missing;
+  std::vector<int> linked;  // but waiting for others themselves
   for (int other = 0; other < size(); ++other) {
     const Peer& candidate = peers_[static_cast<size_t>(other)];
-    if (other != rank() && !candidate.barrier_seen) missing.push_back(other);
+    if (other == rank() || candidate.barrier_seen) continue;
+    const bool stands = candidate.links[kCollective] && candidate.links[kControl];
+    (stands ? linked : missing).push_back(other);
   }
-  return missing;
+  return missing.empty() ? linked : missing;
 }
 
 // ---------------------------------------------------------------- running

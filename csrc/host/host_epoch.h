@@ -56,7 +56,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
 
   void start(FormingCallbacks callbacks);
   const Roster& roster() const { return setup_.roster; }  // constant: any thread
-  std::vector<int> missingRanks() const;  // of which a lane or the barrier is missing
+  std::vector<int> missingRanks() const;  // of which a lane is missing; else: the barrier
   void issue(std::shared_ptr<OpState> state, Operation operation);
   void tellOfLeavers(std::function<void(int rank)> told);  // at once of those who have left
   enum class Farewell { kForGood, kForAnotherEpoch };

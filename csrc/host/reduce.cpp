@@ -108,7 +108,7 @@ void reducePiece(at::Tensor target, const at::Tensor& other, ReduceKind op) {
   }
 }
 
-void dividePiece(at::Tensor target, int divisor) {
+void dividePiece(const at::Tensor& target, int divisor) {
   if (at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
     target.div_(divisor, "trunc");
   } else {

@@ -102,6 +102,7 @@ void EpochComms::lookForErrors() const {
   std::vector<std::shared_ptr<DeviceComm>> comms;
   {
     MutexLock lock(mutex_);
+    comms.reserve(comms_.size());
     for (const auto& [key, comm] : comms_) comms.push_back(comm);
   }
   for (const auto& comm : comms) comm->lookForError();
@@ -111,6 +112,7 @@ std::vector<std::shared_ptr<DeviceComm>> EpochComms::takeAll() {
   std::vector<std::shared_ptr<DeviceComm>> taken;
   MutexLock lock(mutex_);
   over_ = true;
+  taken.reserve(comms_.size());
   for (auto& [key, comm] : comms_) taken.push_back(std::move(comm));
   comms_.clear();
   return taken;

@@ -114,6 +114,7 @@ class Watched {
 std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> Watched::relax(
     const std::set<const CudaApi*>& apis) {
   std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> relaxed;
+  relaxed.reserve(apis.size());
   for (const CudaApi* api : apis) relaxed.push_back(api->relaxCapture());
   return relaxed;
 }

@@ -98,6 +98,7 @@ bool Launch::findComms() {
   capturing_ = context_.platform->cuda->capturing(ops_.front().side->current);
   const int own = context_.lifecycle->identity().rank;
   std::vector<Op*> sorted;
+  sorted.reserve(ops_.size());
   for (Op& op : ops_) sorted.push_back(&op);
   const auto pairOf = [own](const Op* op) {
     return op->peer < 0 ? std::make_pair(-1, -1)

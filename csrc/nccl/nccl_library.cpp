@@ -271,6 +271,7 @@ class NcclLibrary : public NcclApi {
 void* openLibrary(std::string& where) {
   if (const char* path = std::getenv(kOverride); path != nullptr && *path != '\0') {
     where = std::string(kOverride) + "=" + path;
+    // NOLINTNEXTLINE(clang-analyzer-optin.taint.GenericTaint): whoever set it chose the library
     return ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
   }
   where = std::string(kLibrary) + ", as loaded by torch or found by the dynamic linker";

@@ -49,7 +49,7 @@ std::vector<int> openDescriptors() {
     for (int fd = 0; fd < 4096; ++fd) open.push_back(fd);
     return open;
   }
-  while (const dirent* entry = ::readdir(directory)) {  // NOLINT(concurrency-mt-unsafe): own stream
+  while (const dirent* entry = ::readdir(directory)) {
     const std::string_view name = entry->d_name;
     int fd = -1;
     std::from_chars(name.data(), name.data() + name.size(), fd);

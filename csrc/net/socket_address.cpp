@@ -14,8 +14,9 @@ namespace {
 
 template <typename Integer>
 bool parseWhole(std::string_view text, Integer* value) {
-  const char* const end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, *value);
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  const auto [stopped, error] = std::from_chars(begin, end, *value);
   return !text.empty() && error == std::errc() && stopped == end;
 }
 

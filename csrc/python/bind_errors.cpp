@@ -49,6 +49,7 @@ void checkSignals() {
 
 // c10's errors and held ones, for the functions of this module; everything else is pybind11's
 // business.
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the signature that pybind11 wants
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -94,7 +95,7 @@ py::object errorObject(const FailurePtr& failure) {
   if (error_factory == nullptr) {
     return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(failure->describe());
   }
-  using namespace py::literals;  // NOLINT(google-build-using-namespace): pybind11's keyword syntax
+  using namespace py::literals;  // pybind11's keyword syntax
   const Cause& cause = failure->cause;
   return py::reinterpret_borrow<py::object>(error_factory)(
       nameOf(failure->kind), failure->describe(), "epoch"_a = failure->epoch,

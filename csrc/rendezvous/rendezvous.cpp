@@ -22,6 +22,11 @@ constexpr milliseconds kToldWithin{3000};
 // Kept back for finding out who is missing; a fifth of a short timeout.
 constexpr milliseconds kNamingTime{500};
 constexpr size_t kMostMissingNamed = 8;
+// While links are made: how long one look may take (the links may be up meanwhile), and how long a
+// store may be lost that some members may still need.
+constexpr milliseconds kRefreshWithin{1000};
+constexpr milliseconds kSilentFor{100};  // a look that ends earlier without an answer tells nothing
+constexpr milliseconds kLostFor{2000};
 
 Failure failureOf(FailureKind kind, std::string how) {
   Failure failure;
@@ -163,6 +168,7 @@ void Rendezvous::remove(Duration after) {
     store_->editLater(key(rank_), std::move(removed), {}, after);
   }
   std::vector<std::string> rubbish;
+  rubbish.reserve(issued_.size());
   for (const Token& token : issued_) rubbish.push_back(goKey(token));
   published_ = false;
   issued_.clear();
@@ -322,11 +328,17 @@ std::variant<Roster, Failure> Rendezvous::follow() {
 
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
   if (auto failure = judgeNews()) return *failure;
-  const auto reply = store_->getAll(keys(0, size_), deadline_, newsOrCancelled());
+  const auto reply = lookWhileLinking(keys(0, size_));
+  if (auto failure = lostForLong(reply)) return *failure;
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values
           .empty()) {  // somebody is up already, or tries again just now, or deleted ours late
-    if (auto failure = checkOwnRecord()) return *failure;
+    const auto own = lookWhileLinking({key(rank_)});
+    if (auto failure = lostForLong(own)) return *failure;
+    if (own.status != StoreStatus::kOk) return std::monostate{};
+    vanished_ = vanished_ || own.values.empty();
+    auto failure = own.values.empty() ? publish() : judgeOwnRecord(own.values[0]);
+    if (failure) return *failure;
     return std::monostate{};
   }
   if (auto failure = judgeOwnRecord(reply.values[0])) return *failure;
@@ -343,11 +355,12 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
 
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   if (auto failure = judgeNews()) return *failure;
-  const auto reply =
-      store_->getAll({goKey(self_.token), key(rank_), key(0)}, deadline_, newsOrCancelled());
+  const auto reply = lookWhileLinking({goKey(self_.token), key(rank_), key(0)});
+  if (auto failure = lostForLong(reply)) return *failure;
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values.empty()) {  // rank 0 may have given up, and deleted its answers
-    const auto leader = store_->getEach({key(0)}, deadline_, newsOrCancelled());
+    const auto leader =
+        store_->getEach({key(0)}, deadline_.orEarlier(kRefreshWithin), newsOrCancelled());
     if (leader.status != StoreStatus::kOk) return std::monostate{};
     if (auto failure = judgeRecords(0, leader.values)) return *failure;
     return std::monostate{};
@@ -359,6 +372,27 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   if (auto* failure = std::get_if<Failure>(&accepted)) return std::move(*failure);
   if (current_.nonce == before) return std::monostate{};
   return current_;
+}
+
+StoreReply Rendezvous::lookWhileLinking(const std::vector<std::string>& awaited) {
+  const auto began = Clock::now();
+  auto reply = store_->getAll(awaited, deadline_.orEarlier(kRefreshWithin), newsOrCancelled());
+  if (reply.status == StoreStatus::kOk) {
+    store_trouble_.clear();
+    lost_since_.reset();
+  } else if (reply.status == StoreStatus::kLost ||
+             (reply.status == StoreStatus::kTimedOut && Clock::now() - began >= kSilentFor)) {
+    store_trouble_ = reply.error;
+  }
+  return reply;
+}
+
+// Members that have no roster yet cannot come any more: whoever waits for their links would do so
+// up to the deadline.
+std::optional<Failure> Rendezvous::lostForLong(const StoreReply& reply) {
+  if (reply.status != StoreStatus::kLost) return std::nullopt;
+  if (!lost_since_) lost_since_ = Clock::now();
+  return Clock::now() - *lost_since_ < kLostFor ? std::nullopt : std::optional(failed(reply));
 }
 
 std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& records) {

@@ -51,9 +51,12 @@ class Rendezvous {
   std::variant<Roster, Failure> enter();
   // While links are being made: has the attempt been superseded? Rank 0: a member's record changed,
   // so a new roster was issued. Others: a newer `go` with our token is there. Failure: the attempt
-  // has ended (a store that does not answer is no reason). nullopt: no change. Call it every few
-  // tens of milliseconds at most: each call is one store round trip.
+  // has ended (a store that does not answer is no reason; one that has been lost for two seconds
+  // is). nullopt: no change. Call it every few tens of milliseconds at most: each call is one store
+  // round trip, of a second at most.
   std::variant<std::monostate, Roster, Failure> refresh();
+  // What the store did instead of answering the last refresh(). Empty: it answered.
+  const std::string& storeTrouble() const { return store_trouble_; }
   // The attempt is over, with an epoch of the last roster, or with this failure: then that is told,
   // in the background, to those who wait for this member. Once; ends the vigil.
   AttemptMemory formed();
@@ -82,6 +85,8 @@ class Rendezvous {
   Outcome follow();
   Refreshed refreshLeader();
   Refreshed refreshFollower();
+  StoreReply lookWhileLinking(const std::vector<std::string>& awaited);
+  std::optional<Failure> lostForLong(const StoreReply& reply);
   Outcome issue(const std::vector<std::string>& records);
   Outcome accept(const std::string& go);
   Failure membersMissing();
@@ -105,7 +110,9 @@ class Rendezvous {
   Attendance attendance_;
   Roster current_;
   int next_in_census_ = 1;
-  bool gave_up_ = false;  // `cancelled` said so
+  std::string store_trouble_;
+  std::optional<Clock::time_point> lost_since_;  // the store, as refresh() saw it
+  bool gave_up_ = false;                         // `cancelled` said so
   bool published_ = false;
   std::optional<Clock::time_point> withdrawn_;  // when
   std::set<Token> issued_;                      // rank 0: for whom it wrote a roster

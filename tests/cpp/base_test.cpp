@@ -23,6 +23,7 @@
 #include "base/task_thread.h"
 #include "base/threads.h"
 #include "base/unique_fd.h"
+#include "captured_log.h"
 #include "wait_for.h"
 
 namespace torchft_ext {
@@ -32,39 +33,6 @@ bool runs(const std::string& name) {
   const auto names = threadCensus().running;
   return std::find(names.begin(), names.end(), name) != names.end();
 }
-
-// Keeps every line that is logged during a test.
-class CapturedLog {
- public:
-  CapturedLog() {
-    lines().clear();
-    setLogSink(keep);
-  }
-  ~CapturedLog() { setLogSink(nullptr); }
-  CapturedLog(const CapturedLog&) = delete;
-  CapturedLog& operator=(const CapturedLog&) = delete;
-
-  static bool contains(const std::string& text) {
-    MutexLock lock(mutex());
-    return std::any_of(lines().begin(), lines().end(), [&](const std::string& line) {
-      return line.find(text) != std::string::npos;
-    });
-  }
-
- private:
-  static Mutex& mutex() {
-    static Mutex instance;
-    return instance;
-  }
-  static std::vector<std::string>& lines() {
-    static std::vector<std::string> instance;
-    return instance;
-  }
-  static void keep(LogLevel, const std::string& line) {
-    MutexLock lock(mutex());
-    lines().push_back(line);
-  }
-};
 
 // What a forked child found: 0 if the check held there.
 int exitStatusOfChild(const std::function<bool()>& check) {

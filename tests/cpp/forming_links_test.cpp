@@ -81,6 +81,23 @@ TEST_F(FormingLinks, AConnectionOfADeadProcessIsALostPeer) {
   EXPECT_EQ(failure.cause.host, "elsewhere");
 }
 
+// Rank 1 has its links with this rank, and waits for rank 2 as well.
+TEST_F(FormingLinks, ATimeoutNamesWhoHasNoLinkRatherThanWhoMissesItToo) {
+  roster_.members.push_back(roster_.members[1]);
+  roster_.members[2].incarnation = Incarnation::random();
+  const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"test", 1, 0, 3});
+  std::thread other([this] {
+    auto lanes = connect();
+    lanes[0].readToEnd();
+  });
+  auto formed = engine_->form(roster_, lifecycle, Deadline::after(std::chrono::seconds(2)),
+                              [] { return false; });
+  other.join();
+  ASSERT_TRUE(std::holds_alternative<Failure>(formed));
+  EXPECT_EQ(lifecycle->failure()->kind, FailureKind::kTimeout) << lifecycle->failure()->describe();
+  EXPECT_EQ(lifecycle->failure()->cause.rank, 2) << lifecycle->failure()->describe();
+}
+
 // Its barrier came first: the epoch stands, and has failed, and nobody waits.
 TEST_F(FormingLinks, AConnectionThatEndsJustBeforeTheEpochStandsIsNotForgotten) {
   const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"test", 1, 0, 2});

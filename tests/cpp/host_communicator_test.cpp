@@ -4,32 +4,17 @@
 #include <future>
 #include <thread>
 
+#include "around_engine.h"
 #include "cluster.h"
 
 namespace torchft_ext {
 namespace {
 
-// As any engine around another: what it does not change.
-class Around : public Engine {
- public:
-  explicit Around(std::shared_ptr<Engine> inner) : inner_(std::move(inner)) {}
-
-  const char* name() const override { return inner_->name(); }
-  std::vector<std::pair<std::string, int64_t>> counters() const override {
-    return inner_->counters();
-  }
-  std::variant<MemberRecord, Failure> describeSelf() override { return inner_->describeSelf(); }
-  std::unique_ptr<Vigil> keepVigil(int size) override { return inner_->keepVigil(size); }
-
- protected:
-  const std::shared_ptr<Engine> inner_;
-};
-
 // Hands its communicators to subscribers of their lifecycles, which then are their last owners.
-class HandsOver : public Around {
+class HandsOver : public AroundEngine {
  public:
   HandsOver(std::shared_ptr<Engine> inner, std::shared_ptr<std::promise<void>> ended)
-      : Around(std::move(inner)), ended_(std::move(ended)) {}
+      : AroundEngine(std::move(inner)), ended_(std::move(ended)) {}
 
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
@@ -48,10 +33,10 @@ class HandsOver : public Around {
 
 // Its lifecycles fail as soon as they have formed, and the thread that fails them is held up before
 // it has told the host epoch.
-class FailsSlowly : public Around {
+class FailsSlowly : public AroundEngine {
  public:
   FailsSlowly(std::shared_ptr<Engine> inner, std::shared_future<void> go_on)
-      : Around(std::move(inner)), go_on_(std::move(go_on)) {}
+      : AroundEngine(std::move(inner)), go_on_(std::move(go_on)) {}
   ~FailsSlowly() override {
     for (std::thread& failing : failing_) failing.join();
   }

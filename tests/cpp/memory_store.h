@@ -51,6 +51,18 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     MutexLock lock(mutex_);
     failures_left_ = count;
   }
+  // That call, counted from 1 over all clients and their making, is the first that the server does
+  // not answer any more: it and all later ones throw, or do not return until release().
+  enum class End { kDies, kFreezes };
+  void endAt(int call, End how) {
+    MutexLock lock(mutex_);
+    ends_at_ = call;
+    end_ = how;
+  }
+  bool ended() {
+    MutexLock lock(mutex_);
+    return ends_at_ > 0 && entered_ >= ends_at_;
+  }
   // Calls do not return until release(); those that come later neither.
   void block() {
     MutexLock lock(mutex_);
@@ -146,6 +158,10 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     MutexLock lock(mutex_);
     const Deadline delayed = Deadline::after(delay_);
     while (!delayed.expired()) changed_.waitUntil(mutex_, delayed);
+    if (++entered_ == ends_at_) {
+      blocked_ = end_ == End::kFreezes;
+      if (end_ == End::kDies) error_ = "connection reset by the test";
+    }
     if (blocked_ || std::exchange(block_next_, false)) {
       const int before = releases_;
       ++held_;
@@ -165,6 +181,9 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
   std::map<std::string, StoreUse> uses_ GUARDED_BY(mutex_);
   std::optional<std::string> error_ GUARDED_BY(mutex_);
   int failures_left_ GUARDED_BY(mutex_) = 0;
+  int entered_ GUARDED_BY(mutex_) = 0;
+  int ends_at_ GUARDED_BY(mutex_) = 0;  // 0: never
+  End end_ GUARDED_BY(mutex_) = End::kDies;
   bool blocked_ GUARDED_BY(mutex_) = false;
   bool block_next_ GUARDED_BY(mutex_) = false;
   int releases_ GUARDED_BY(mutex_) = 0;

@@ -140,8 +140,10 @@ class Worker:
             raise Hang(text) from None
 
     def freeze(self) -> None:
+        """Stop it; returns once no thread of it runs any more."""
         self.frozen = True
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -7,7 +7,14 @@ import datetime
 import pytest
 import torch
 import torch.distributed as dist
-from rankside import backend, errored, failure_of, seconds
+from rankside import (
+    backend,
+    connected_store,
+    errored,
+    failure_of,
+    leave_default_group,
+    seconds,
+)
 from values import check_sum
 
 
@@ -318,6 +325,36 @@ def test_timeouts_must_be_positive_timedeltas(ranks):
     world = ranks.world(2)
     world.run(refuse_timeouts)
     world.run(check_sum)
+
+
+def limit_of_a_group_made_with(address: str, timeout: float) -> float:
+    """What init_process_group() makes of that many seconds, which may be too few for a group."""
+    import torchft_ext
+
+    leave_default_group()
+    store = connected_store(address)
+    try:
+        dist.init_process_group("ft", store=store, rank=0, world_size=1, timeout=seconds(timeout))
+        return backend().options._timeout.total_seconds()
+    except torchft_ext.CommTimeoutError as error:
+        return error.limit.total_seconds()
+
+
+def refuse_timeouts_of_groups(address: str) -> None:
+    for bad, found in ((0, "0"), (-1, "-1000"), (-0.0005, "-0.5")):
+        expected = f"expected a positive time, found {found} ms"
+        with pytest.raises(ValueError, match=f"^init_process_group: timeout: {expected}$"):
+            limit_of_a_group_made_with(address, bad)
+
+
+def test_timeout_of_init_process_group_must_be_positive(ranks):
+    ranks.world(1).on(0, refuse_timeouts_of_groups, ranks.address())
+
+
+@pytest.mark.parametrize(("given", "kept"), [(0.0005, 0.001), (30.001, 30.001), (30.0001, 30.001)])
+def test_timeout_of_init_process_group_is_rounded_up_to_milliseconds(ranks, given, kept):
+    world = ranks.world(1)
+    assert world.on(0, limit_of_a_group_made_with, ranks.address(), given) == kept
 
 
 def refuse_what_is_no_group() -> None:

@@ -30,6 +30,19 @@ def test_help_prints_usage_and_does_nothing_else(name: str, tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["bin"]
 
 
+def test_tidy_uses_the_environments_own_tool_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    run = subprocess.run(
+        ["bash", "scripts/tidy.sh"],
+        cwd=ROOT,
+        env={**os.environ, "VENV": str(tmp_path / "venv")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    assert f"no clang-tidy in {tmp_path}/venv: run scripts/setup.sh" in run.stderr
+
+
 def tools_in(directory: Path) -> Path:
     """The directory, with what the usage of a script is printed with and nothing else."""
     directory.mkdir()

@@ -1,0 +1,141 @@
+// A store that ends in the middle of a configure(): everyone ends, says why, and goes on elsewhere.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "around_engine.h"
+#include "cluster.h"
+#include "wait_for.h"
+
+namespace torchft_ext {
+namespace {
+
+// Of a configure() whose store freezes, and of one whose store dies: that ends before.
+constexpr milliseconds kFrozenLimit{400};
+constexpr std::chrono::seconds kDeadLimit{30};
+constexpr int kMostCalls = 1000;  // nobody needs so many
+
+// A store server of its own and a client's thread for each member.
+struct Server {
+  Server(int size, const std::string& name) {
+    for (int rank = 0; rank < size; ++rank) {
+      threads.push_back(std::make_shared<StoreThread>(name, data->factory(std::to_string(rank))));
+    }
+  }
+  ~Server() { data->release(); }
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  std::shared_ptr<MemoryStore> data = std::make_shared<MemoryStore>();
+  std::vector<std::shared_ptr<StoreThread>> threads;
+};
+
+class StoreEnds : public testing::TestWithParam<std::tuple<int, MemoryStore::End>> {
+ protected:
+  // What each member's configure() ends with; none outlasts its limit.
+  std::vector<FailurePtr> configureAll(Server& server, Duration limit) {
+    std::vector<FailurePtr> failures(static_cast<size_t>(size_));
+    const Deadline late = Deadline::after(limit + kTestPatience / 2);
+    cluster_.onAll([&](int i) {
+      const auto rank = static_cast<size_t>(i);
+      failures[rank] = cluster_.group(i).configure(server.threads[rank], "run", i, size_, limit);
+    });
+    EXPECT_FALSE(late.expired()) << "a member outlasted its limit";
+    return failures;
+  }
+  // Success, or a failure that speaks of the store.
+  void judge(const FailurePtr& failure, const std::string& server) const {
+    if (!failure) return;
+    const std::string text = failure->describe();
+    const bool dies = end_ == MemoryStore::End::kDies;
+    EXPECT_EQ(failure->kind, dies ? FailureKind::kStoreLost : FailureKind::kTimeout) << text;
+    EXPECT_NE(text.find("the store at " + server), std::string::npos) << text;
+  }
+  void goOnElsewhere() {
+    Server another(size_, "another");
+    for (const FailurePtr& failure : configureAll(another, kTestLimit))
+      EXPECT_EQ(failure, nullptr) << failure->describe();
+    cluster_.onAll([this](int i) {
+      std::vector<float> values(10, 1.0F);
+      EXPECT_EQ(finish(cluster_.group(i).issue(allreduceOf(values))), nullptr);
+      EXPECT_EQ(values[0], static_cast<float>(size_));
+    });
+  }
+
+  const int size_ = std::get<0>(GetParam());
+  const MemoryStore::End end_ = std::get<1>(GetParam());
+  Cluster cluster_{size_};
+};
+
+TEST_P(StoreEnds, AtWhicheverCallEveryMemberEndsSaysWhyAndGoesOnElsewhere) {
+  const bool dies = end_ == MemoryStore::End::kDies;
+  bool ended = true;
+  for (int call = 1; ended; ++call) {
+    ASSERT_LT(call, kMostCalls);
+    const std::string name = "server" + std::to_string(call);
+    Server server(size_, name);
+    server.data->endAt(call, end_);
+    const auto failures =
+        configureAll(server, dies ? Duration(kDeadLimit) : Duration(kFrozenLimit));
+    for (const FailurePtr& failure : failures) judge(failure, name);
+    ended = server.data->ended();
+    goOnElsewhere();
+    if (HasFatalFailure()) FAIL() << "call " << call;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, StoreEnds,
+                         testing::Combine(testing::Values(1, 2, 3),
+                                          testing::Values(MemoryStore::End::kDies,
+                                                          MemoryStore::End::kFreezes)));
+
+// Its store ends when all members have the roster and before any has a link. The one of rank 1
+// waits until rank 0 has asked the store again.
+class EndsTheStore : public AroundEngine {
+ public:
+  struct Moment {
+    std::shared_ptr<MemoryStore> store;
+    std::atomic<int> have_rosters{0};
+    std::atomic<bool> ended{false};
+  };
+
+  EndsTheStore(std::shared_ptr<Engine> inner, std::shared_ptr<Moment> moment)
+      : AroundEngine(std::move(inner)), moment_(std::move(moment)) {}
+
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override {
+    const auto size = static_cast<int>(roster.members.size());
+    const bool last = ++moment_->have_rosters == size;
+    if (last) {
+      moment_->store->block();
+      moment_->ended = true;
+    }
+    EXPECT_TRUE(waitFor([this] { return moment_->ended.load(); }));
+    const MemberRecord self = std::get<MemberRecord>(describeSelf());
+    if (roster.members[1].incarnation == self.incarnation) {
+      EXPECT_TRUE(waitFor([this] { return moment_->store->held() > 0; }));
+    }
+    return inner_->form(roster, lifecycle, deadline, superseded);
+  }
+
+ private:
+  const std::shared_ptr<Moment> moment_;
+};
+
+TEST(StoreFreezesWhileLinksForm, TheEpochBeginsLongBeforeTheDeadline) {
+  const auto moment = std::make_shared<EndsTheStore::Moment>();
+  Cluster cluster(3, loopbackOptions(), [&moment](std::shared_ptr<Engine> engine) {
+    return std::make_shared<EndsTheStore>(std::move(engine), moment);
+  });
+  moment->store = cluster.data;
+  const Deadline late = Deadline::after(kTestLimit / 2);
+  cluster.form(cluster.all(), "run");
+  EXPECT_FALSE(late.expired());
+  cluster.data->release();
+}
+
+}  // namespace
+}  // namespace torchft_ext
