@@ -23,6 +23,6 @@ if ! "${command[@]}" >"$log" 2>&1; then
   grep -E -A30 'error:|FAILED|torchft_ext:' "$log" | head -150 >&2 || tail -40 "$log" >&2
   die "the build failed; its whole log: $log"
 fi
-grep -A6 'warning:' "$log" | grep -v '^WARNING' >&2 || true # CI takes them for errors
+grep -A6 ': warning: .*\[-W' "$log" >&2 || true # CI takes them for errors
 rm -f "$VENV"/.installed-*
 touch "$stamp"

@@ -83,11 +83,12 @@ bool Attendance::toldBefore(const Ending& ending) const {
 }
 
 // An earlier attempt of this process, which it ended itself. What others lost of it, its process or
-// its link, is their view.
+// its link, or did not have of it in time, is their view.
 bool Attendance::ownDoing(const Ending& ending) const {
   const FailureKind kind = ending.failure.kind;
-  const bool lost = kind == FailureKind::kPeerLost || kind == FailureKind::kLinkLost;
-  return !lost && ending.culprit == self_.incarnation;
+  const bool missed = kind == FailureKind::kPeerLost || kind == FailureKind::kLinkLost ||
+                      kind == FailureKind::kTimeout;
+  return !missed && ending.culprit == self_.incarnation;
 }
 
 // Sights.

@@ -137,5 +137,55 @@ TEST(StoreFreezesWhileLinksForm, TheEpochBeginsLongBeforeTheDeadline) {
   cluster.data->release();
 }
 
+// Has the roster, and makes no link before it is told to.
+class LinksLate : public AroundEngine {
+ public:
+  LinksLate(std::shared_ptr<Engine> inner, std::shared_ptr<std::atomic<bool>> may_link)
+      : AroundEngine(std::move(inner)), may_link_(std::move(may_link)) {}
+
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override {
+    EXPECT_TRUE(waitFor([this] { return may_link_->load(); }));
+    return inner_->form(roster, lifecycle, deadline, superseded);
+  }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> may_link_;
+};
+
+TEST(MemberThatMakesNoLink, IsWhatTheTimeoutNamesAndNotTheStore) {
+  constexpr int kLate = 1;
+  const auto may_link = std::make_shared<std::atomic<bool>>(false);
+  int made = 0;
+  Cluster cluster(3, loopbackOptions(),
+                  [&](std::shared_ptr<Engine> engine) -> std::shared_ptr<Engine> {
+                    if (made++ != kLate) return engine;
+                    return std::make_shared<LinksLate>(std::move(engine), may_link);
+                  });
+  Server server(3, "server");
+  std::atomic<int> over{0};
+  std::vector<FailurePtr> failures(3);
+  const Deadline late = Deadline::after(kTestLimit / 2);
+  cluster.onAll([&](int i) {
+    const auto rank = static_cast<size_t>(i);
+    failures[rank] = cluster.group(i).configure(server.threads[rank], "run", i, 3,
+                                                i == kLate ? Duration(kTestLimit) : kFrozenLimit);
+    if (i != kLate && ++over == 2) *may_link = true;
+  });
+  for (const int i : {0, 2}) {
+    const FailurePtr& failure = failures[static_cast<size_t>(i)];
+    ASSERT_NE(failure, nullptr);
+    const std::string text = failure->describe();
+    EXPECT_EQ(failure->kind, FailureKind::kTimeout) << text;
+    EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+    EXPECT_EQ(text.find("the store"), std::string::npos) << text;
+  }
+  // It is told so itself, whatever its own limit.
+  EXPECT_FALSE(late.expired());
+  ASSERT_NE(failures[kLate], nullptr);
+  EXPECT_EQ(failures[kLate]->cause.rank, kLate) << failures[kLate]->describe();
+}
+
 }  // namespace
 }  // namespace torchft_ext
