@@ -348,7 +348,9 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
   const std::string payload = encodeFailure(*failure);
   FrameHeader last_words = textFrame(FrameType::kFailed, payload);
   if (state_ == State::kUp) last_words.aux = kLastWordsWasUp;
-  closeLinks(last_words, payload, false);
+  // Control lanes copy what they have begun to send of a user's. The collective lanes do nothing
+  // before this thread closes them, which takes the kernel long: the waiters go first.
+  sayLastWords(kControl, last_words, payload);
   if (watch_) watch_->announce(*failure);  // a second, independent way; the first to arrive wins
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
   if (runner_) pending = runner_->cancelAll();
@@ -356,25 +358,23 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
     for (auto& entry : messages_->cancelAll()) pending.push_back(std::move(entry));
   }
   for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
+  closeLinks(kCollective);
   becomeOver();
 }
 
-// The last frame goes out on the control lanes (goodbyes on both): then nothing follows it.
-void HostEpoch::closeLinks(const FrameHeader& last_frame, const std::string& payload,
-                           bool on_both_lanes) {
+// Then nothing follows on these links.
+void HostEpoch::sayLastWords(Lane lane, const FrameHeader& frame, const std::string& payload) {
   for (Peer& each : peers_) {
-    if (Link* control = each.links[kControl].get()) {
-      control->sendText(last_frame, payload);
-      control->closeAfterTexts(kLastWordsWithin);
-    }
-    Link* collective = each.links[kCollective].get();
-    if (collective == nullptr) continue;
-    if (on_both_lanes) {
-      collective->sendText(last_frame, payload);
-      collective->closeAfterTexts(kLastWordsWithin);
-    } else {
-      collective->close();
-    }
+    Link* link = each.links[lane].get();
+    if (link == nullptr) continue;
+    link->sendText(frame, payload);
+    link->closeAfterTexts(kLastWordsWithin);
+  }
+}
+
+void HostEpoch::closeLinks(Lane lane) {
+  for (Peer& each : peers_) {
+    if (each.links[lane]) each.links[lane]->close();
   }
 }
 
@@ -441,7 +441,8 @@ void HostEpoch::sayGoodbye() {
     FrameHeader goodbye = textFrame(FrameType::kGoodbye);
     goodbye.aux = kLastWordsWasUp;
     if (farewell_ == Farewell::kForAnotherEpoch) goodbye.aux |= kLastWordsBeginsAnother;
-    closeLinks(goodbye, {}, true);
+    sayLastWords(kControl, goodbye, {});
+    sayLastWords(kCollective, goodbye, {});
     becomeOver();
   }
   haveLeft();
@@ -456,7 +457,8 @@ void HostEpoch::dissolve() {
   abandon();
   if (state_ == State::kOver) return;
   setup_.lifecycle->unsubscribe(subscription_);
-  closeLinks(textFrame(FrameType::kGoodbye), {}, false);
+  sayLastWords(kControl, textFrame(FrameType::kGoodbye), {});
+  closeLinks(kCollective);
   becomeOver();
 }
 
@@ -471,11 +473,9 @@ void HostEpoch::close() {
   }
   runner_.reset();
   messages_.reset();
+  for (const Lane lane : {kControl, kCollective}) closeLinks(lane);
   for (Peer& each : peers_) {
-    for (auto& link : each.links) {
-      if (link) link->close();
-      link.reset();
-    }
+    for (auto& link : each.links) link.reset();
   }
 }
 

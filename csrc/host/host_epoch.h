@@ -111,7 +111,8 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void failLeaver(int rank, const std::string& how);
 
   void onLifecycleFailed(const FailurePtr& failure);
-  void closeLinks(const FrameHeader& last_frame, const std::string& payload, bool on_both_lanes);
+  void sayLastWords(Lane lane, const FrameHeader& frame, const std::string& payload);
+  void closeLinks(Lane lane);
   void becomeOver();
   void leaveWhenIdle();
   void sayGoodbye();

@@ -84,7 +84,9 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
       if (auto self = weak.lock()) self->close();
     });
     writeSome();
-    linger();
+    // The rest is work of the kernel's, and whoever closes has waiters to release first.
+    const bool posted = loop_.post([self = shared_from_this()] { self->linger(); });
+    if (!posted) linger();
   }
 
   bool queueEmpty() const { return queue_.empty(); }
