@@ -1,7 +1,6 @@
 #include "nccl/bootstrap.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -9,17 +8,18 @@
 namespace torchft_ext {
 namespace {
 
-// As it travels; little-endian, as all frames are.
-struct Message {
-  static constexpr uint64_t kMagic = 0x324c43434e544654;  // "TFTNCCL2"
+// As it travels, before the ids; little-endian, as all frames are.
+struct Header {
+  static constexpr uint64_t kMagic = 0x334c43434e544654;  // "TFTNCCL3"
   uint64_t magic = kMagic;
   uint64_t tag = 0;  // kind and ordinal
   uint64_t device_type = 0;
-  NcclUniqueId id;
+  uint64_t ids = 1;
 };
 constexpr uint64_t kPairTag = uint64_t{1} << 62;
-using Bytes = std::array<uint8_t, sizeof(Message)>;
-static_assert(sizeof(Message) == 24 + 128);
+using Bytes = std::vector<uint8_t>;
+using Ids = std::vector<NcclUniqueId>;
+static_assert(sizeof(Header) == 32 && sizeof(NcclUniqueId) == 128);
 
 std::string described(uint64_t tag, uint64_t device_type) {
   return "number " + std::to_string(tag & ~(kEngineTag | kPairTag)) +
@@ -27,16 +27,16 @@ std::string described(uint64_t tag, uint64_t device_type) {
          std::to_string(device_type);
 }
 
-void failMismatch(const Bootstrap& bootstrap, const Message& message) {
+void failMismatch(const Bootstrap& bootstrap, const Header& header) {
   Failure failure;
   failure.kind = FailureKind::kMismatch;
   failure.op = toString(bootstrap.kind);
   failure.seq = bootstrap.seq;
   failure.cause.how =
-      message.magic != Message::kMagic
+      header.magic != Header::kMagic
           ? "what came is not the id of an NCCL communicator"
           : "ranks make different NCCL communicators: " +
-                described(message.tag, message.device_type) + " there, " +
+                described(header.tag, header.device_type) + " there, " +
                 described(tagOf(bootstrap), static_cast<uint64_t>(bootstrap.device_type)) + " here";
   bootstrap.lifecycle->fail(std::move(failure));
 }
@@ -64,17 +64,54 @@ TreePlace placeOf(const Bootstrap& bootstrap) {
   return {bootstrap.peer, {}};
 }
 
-Message messageOf(const Bootstrap& bootstrap, const NcclUniqueId& id) {
-  Message message;
-  message.tag = tagOf(bootstrap);
-  message.device_type = static_cast<uint64_t>(bootstrap.device_type);
-  message.id = id;
-  return message;
+Header headerOf(const Bootstrap& bootstrap, size_t ids) {
+  return {Header::kMagic, tagOf(bootstrap), static_cast<uint64_t>(bootstrap.device_type), ids};
 }
 
-bool agrees(const Bootstrap& bootstrap, const Message& message) {
-  return message.magic == Message::kMagic && message.tag == tagOf(bootstrap) &&
-         message.device_type == static_cast<uint64_t>(bootstrap.device_type);
+bool agrees(const Header& found, const Header& expected) {
+  return found.magic == expected.magic && found.tag == expected.tag &&
+         found.device_type == expected.device_type && found.ids == expected.ids;
+}
+
+std::shared_ptr<Bytes> messageOf(const Bootstrap& bootstrap, const Ids& ids) {
+  const Header header = headerOf(bootstrap, ids.size());
+  auto bytes = std::make_shared<Bytes>(sizeof(Header) + ids.size() * sizeof(NcclUniqueId));
+  std::memcpy(bytes->data(), &header, sizeof(header));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    std::memcpy(bytes->data() + sizeof(header) + i * sizeof(NcclUniqueId), ids[i].bytes.data(),
+                sizeof(NcclUniqueId));
+  }
+  return bytes;
+}
+
+std::optional<Ids> receive(const Bootstrap& bootstrap, int from, size_t count) {
+  const auto bytes = messageOf(bootstrap, Ids(count));
+  const auto state = transfer(bootstrap, OpKind::kRecv, from, bytes);
+  if (!state->wait(bootstrap.deadline) || state->failure()) return std::nullopt;
+  Header header;
+  std::memcpy(&header, bytes->data(), sizeof(header));
+  if (!agrees(header, headerOf(bootstrap, count))) {
+    failMismatch(bootstrap, header);
+    return std::nullopt;
+  }
+  Ids ids(count);
+  for (size_t i = 0; i < count; ++i) {
+    std::memcpy(ids[i].bytes.data(), bytes->data() + sizeof(header) + i * sizeof(NcclUniqueId),
+                sizeof(NcclUniqueId));
+  }
+  return ids;
+}
+
+// On the lowest rank: its own, and those of the other parts' first ranks.
+std::optional<Ids> collect(const Bootstrap& bootstrap, const NcclUniqueId& own) {
+  Ids ids{own};
+  for (int part = 1; part < bootstrap.roots; ++part) {
+    const int size = bootstrap.lifecycle->identity().size;
+    const auto one = receive(bootstrap, firstRankOfPart(part, size, bootstrap.roots), 1);
+    if (!one) return std::nullopt;
+    ids.push_back(one->front());
+  }
+  return ids;
 }
 
 }  // namespace
@@ -93,24 +130,34 @@ TreePlace placeInTree(int rank, int size) {
   return place;
 }
 
-std::optional<NcclUniqueId> spreadUniqueId(const Bootstrap& bootstrap, const NcclUniqueId* own) {
+std::optional<std::vector<NcclUniqueId>> spreadUniqueIds(const Bootstrap& bootstrap,
+                                                         const NcclUniqueId* own) {
   const TreePlace place = placeOf(bootstrap);
-  auto bytes = std::make_shared<Bytes>();
-  Message message;
-  if (own != nullptr) {
-    message = messageOf(bootstrap, *own);
-    std::memcpy(bytes->data(), &message, sizeof(message));
+  std::optional<Ids> ids;
+  if (place.parent < 0) {
+    ids = collect(bootstrap, *own);
   } else {
-    const auto state = transfer(bootstrap, OpKind::kRecv, place.parent, bytes);
-    if (!state->wait(bootstrap.deadline) || state->failure()) return std::nullopt;
-    std::memcpy(static_cast<void*>(&message), bytes->data(), sizeof(message));
-    if (!agrees(bootstrap, message)) {
-      failMismatch(bootstrap, message);
-      return std::nullopt;
-    }
+    if (own != nullptr) transfer(bootstrap, OpKind::kSend, 0, messageOf(bootstrap, {*own}));
+    ids = receive(bootstrap, place.parent, static_cast<size_t>(bootstrap.roots));
   }
+  if (!ids) return std::nullopt;
+  const auto bytes = messageOf(bootstrap, *ids);
   for (const int child : place.children) transfer(bootstrap, OpKind::kSend, child, bytes);
-  return message.id;
+  return ids;
+}
+
+int rootsFor(int size, int ranks_per_root) {
+  return std::max(1, (size + ranks_per_root - 1) / ranks_per_root);
+}
+
+int firstRankOfPart(int part, int size, int roots) {
+  return part * (size / roots) + std::min(part, size % roots);
+}
+
+bool makesId(int rank, int size, int roots) {
+  for (int part = 0; part < roots; ++part)
+    if (firstRankOfPart(part, size, roots) == rank) return true;
+  return false;
 }
 
 }  // namespace torchft_ext

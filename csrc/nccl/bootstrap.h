@@ -1,5 +1,7 @@
-// How the ranks of a new NCCL communicator get its unique id: over the epoch's control
-// communicator, from the lowest rank, by messages along a tree of its ranks.
+// How the ranks of a new NCCL communicator get its unique ids: over the epoch's control
+// communicator, from the lowest rank, by messages along a tree of its ranks. There is one id, or,
+// in large worlds with a library that can (2.23), one for each part of the ranks: the first rank of
+// a part makes it and sends it to the lowest one. So no process has to serve all ranks.
 //
 // Messages alone, under tags that no user's operation can have (operation.h): an id never enters
 // the sequence of the user's own collectives on host memory, which other threads issue in another
@@ -30,11 +32,19 @@ struct Bootstrap {
   int device_type = 0;
   uint64_t ordinal = 0;  // how many communicators these ranks made before in this epoch
   int peer = -1;         // the other rank; -1: all ranks
+  int roots = 1;         // how many ids
 };
 
-// own: the id, on the lowest rank; null elsewhere. nullopt: the epoch is over (it has failed if the
-// ranks did not agree), or the deadline has passed.
-std::optional<NcclUniqueId> spreadUniqueId(const Bootstrap& bootstrap, const NcclUniqueId* own);
+// own: the id that this rank has made, if it is the first of a part; null elsewhere. nullopt: the
+// epoch is over (it has failed if the ranks did not agree), or the deadline has passed.
+std::optional<std::vector<NcclUniqueId>> spreadUniqueIds(const Bootstrap& bootstrap,
+                                                         const NcclUniqueId* own);
+
+// NCCL's own parts: as equal as can be, the larger ones first.
+int rootsFor(int size, int ranks_per_root);  // at least one
+int firstRankOfPart(int part, int size, int roots);
+// Whether the rank is the first of a part.
+bool makesId(int rank, int size, int roots);
 
 // The tag of its messages.
 uint64_t tagOf(const Bootstrap& bootstrap);

@@ -29,13 +29,13 @@ OnDevice::~OnDevice() {
 DeviceComm::DeviceComm(DeviceCommSetup setup)
     : setup_(std::move(setup)), stream_(takeStream(setup_.device, setup_.high_priority)) {}
 
-bool DeviceComm::initialise(const NcclUniqueId& id, Deadline deadline) {
+bool DeviceComm::initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline) {
   const OnDevice on_device(setup_.device);
   NcclResult begun = NcclResult::kSuccess;
   {
     const GateEntry entry(gate_, deadline);
     if (!entry.entered()) return false;
-    begun = api().init(&handle_, {setup_.rank, setup_.size, {id}, setup_.name});
+    begun = api().init(&handle_, {setup_.rank, setup_.size, ids, setup_.name});
   }
   if (isError(begun)) {
     fail(begun, "beginning");

@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/lifecycle.h"
 #include "nccl/call_gate.h"
@@ -56,11 +57,11 @@ class DeviceComm {
 
   // ---- issuing thread
 
-  // This process made its id, and so NCCL's root for it. Before initialise().
+  // This process made one of its ids, and so NCCL's root for it. Before initialise().
   void madeRoot(const NcclUniqueId& id);
   // Blocks until NCCL says that it is ready. False: the epoch is over (and has failed, if this call
   // is what ended it), or the deadline has passed. The wait hook may throw.
-  bool initialise(const NcclUniqueId& id, Deadline deadline);
+  bool initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline);
   // To be called inside the gate.
   NcclComm handle() const { return handle_; }
   CallGate& gate() { return gate_; }

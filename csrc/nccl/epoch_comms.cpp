@@ -60,8 +60,10 @@ bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
   awaitRoom(setup.device, need.deadline);
   // What NCCL allocates must not end a capture of another thread's.
   const auto relaxed = setup.platform->cuda->relaxCapture();
+  const int roots = rootsOf(comm);
   NcclUniqueId id;
-  if (setup.rank == 0) {
+  const bool makes_id = makesId(setup.rank, setup.size, roots);
+  if (makes_id) {
     const OnDevice on_device(setup.device);
     const NcclResult made = comm.api().getUniqueId(&id);
     if (made != NcclResult::kSuccess) {
@@ -70,16 +72,23 @@ bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
     }
     comm.madeRoot(id);
   }
-  if (setup.size > 1) {
-    const Bootstrap bootstrap{*setup_.control,   setup_.lifecycle,
-                              need.kind,         need.seq,
-                              need.deadline,     static_cast<int>(setup.device.type()),
-                              ordinals_[peer]++, peer};
-    const auto spread = spreadUniqueId(bootstrap, setup.rank == 0 ? &id : nullptr);
-    if (!spread) return false;
-    id = *spread;
-  }
-  return comm.initialise(id, need.deadline);
+  if (setup.size == 1) return comm.initialise({id}, need.deadline);
+  const Bootstrap bootstrap{*setup_.control,
+                            setup_.lifecycle,
+                            need.kind,
+                            need.seq,
+                            need.deadline,
+                            static_cast<int>(setup.device.type()),
+                            ordinals_[peer]++,
+                            peer,
+                            roots};
+  const auto ids = spreadUniqueIds(bootstrap, makes_id ? &id : nullptr);
+  return ids && comm.initialise(*ids, need.deadline);
+}
+
+int EpochComms::rootsOf(const DeviceComm& comm) const {
+  if (!comm.api().has(NcclFeature::kScalableInit)) return 1;
+  return rootsFor(comm.setup().size, setup_.options.ranks_per_root);
 }
 
 // While communicators of an earlier epoch are being freed, making new ones would hold two epochs'

@@ -49,6 +49,7 @@ class EpochComms {
   std::shared_ptr<DeviceComm> find(const Key& key) const;
   std::shared_ptr<DeviceComm> make(c10::Device device, int peer);
   bool bringUp(DeviceComm& comm, int peer, const Need& need);
+  int rootsOf(const DeviceComm& comm) const;
   void awaitRoom(c10::Device device, Deadline deadline) const;
   std::string nameOf(c10::Device device, int peer) const;
 

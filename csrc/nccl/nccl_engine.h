@@ -23,6 +23,9 @@ namespace torchft_ext {
 struct NcclEngineOptions {
   std::optional<c10::Device> bound_device;  // its communicator is made with the epoch (device_id=)
   bool high_priority = false;               // of the communicators' streams
+  // In larger worlds NCCL's bootstrap gets several roots, where it can (2.23). As in torch's nccl
+  // (TORCH_NCCL_RANKS_PER_ROOT).
+  int ranks_per_root = 128;
   // Called once for a failed epoch that has NCCL communicators, on a thread of the engine's, before
   // they are revoked: what is on the device when it returns is there before any stream is freed
   // (poison's flags). Must not take longer than some milliseconds: waiters are released after it.

@@ -51,12 +51,12 @@ TEST_F(NcclRacesTest, IdsStayOutOfTheUsersOwnCollectives) {
     NcclCluster cluster(3);
     cluster.form(cluster.all(), "a");
     cluster.onAll([&](int i) {
-      const auto bytes = std::make_shared<std::vector<uint8_t>>(152, i == 0 ? 42 : 0);
+      const auto bytes = std::make_shared<std::vector<uint8_t>>(160, i == 0 ? 42 : 0);
       if (i == late) sum(cluster, i);
       const auto host = cluster.group(i).issue(hostBroadcast(bytes));
       if (i != late) sum(cluster, i);
       succeed(host);
-      EXPECT_EQ(*bytes, std::vector<uint8_t>(152, 42));
+      EXPECT_EQ(*bytes, std::vector<uint8_t>(160, 42));
     });
   }
 }
@@ -64,7 +64,7 @@ TEST_F(NcclRacesTest, IdsStayOutOfTheUsersOwnCollectives) {
 TEST_F(NcclRacesTest, IdsStayOutOfAReceiveFromAnyRank) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "a");
-  const auto bytes = std::make_shared<std::vector<uint8_t>>(152, 0);
+  const auto bytes = std::make_shared<std::vector<uint8_t>>(160, 0);
   Operation any;
   any.kind = OpKind::kRecv;
   any.outputs = {{bytes->data(), bytes->size()}};
@@ -72,7 +72,7 @@ TEST_F(NcclRacesTest, IdsStayOutOfAReceiveFromAnyRank) {
   const auto received = cluster.group(1).issue(std::move(any));
   sumOnAll(cluster);
   EXPECT_FALSE(received->done());
-  const auto sent_bytes = std::make_shared<std::vector<uint8_t>>(152, 7);
+  const auto sent_bytes = std::make_shared<std::vector<uint8_t>>(160, 7);
   Operation send;
   send.kind = OpKind::kSend;
   send.peer = 1;
@@ -96,6 +96,62 @@ TEST(NcclBootstrap, TheTreeReachesEveryRankOnceAndAgrees) {
     for (int rank = 0; rank < size; ++rank)
       EXPECT_EQ(placeInTree(rank, size).parent, parents[static_cast<size_t>(rank)]);
   }
+}
+
+TEST(NcclBootstrap, PartsAreAsEqualAsCanBeAndEachHasAFirstRank) {
+  for (int size = 1; size <= 300; ++size) {
+    const int roots = rootsFor(size, 128);
+    EXPECT_EQ(roots, size <= 128 ? 1 : size <= 256 ? 2 : 3);
+    int made = 0;
+    for (int rank = 0; rank < size; ++rank) made += makesId(rank, size, roots) ? 1 : 0;
+    EXPECT_EQ(made, roots);
+    EXPECT_EQ(firstRankOfPart(0, size, roots), 0);
+    for (int part = 0; part < roots; ++part) {
+      const int after = part + 1 == roots ? size : firstRankOfPart(part + 1, size, roots);
+      const int ranks = after - firstRankOfPart(part, size, roots);
+      EXPECT_GE(ranks, size / roots);
+      EXPECT_LE(ranks, (size + roots - 1) / roots);
+    }
+  }
+}
+
+TEST_F(NcclRacesTest, LargeWorldsGetAnIdForEachPart) {
+  NcclEngineOptions options;
+  options.ranks_per_root = 2;
+  NcclCluster cluster(5, options);
+  cluster.form(cluster.all(), "parts");
+  sumOnAll(cluster);
+  EXPECT_EQ(counted("unique_ids"), 3);
+  cluster.form({4, 0, 2}, "fewer");
+  Cluster::on({4, 0, 2}, [&](int i) { sum(cluster, i); });
+  EXPECT_EQ(counted("unique_ids"), 5);
+}
+
+TEST_F(NcclRacesTest, AnOlderLibraryGetsOneIdHoweverLargeTheWorld) {
+  inject("version 22200");
+  NcclEngineOptions options;
+  options.ranks_per_root = 2;
+  NcclCluster cluster(5, options);
+  cluster.form(cluster.all(), "one");
+  sumOnAll(cluster);
+  EXPECT_EQ(counted("unique_ids"), 1);
+}
+
+TEST_F(NcclRacesTest, EveryPartsRootIsReleasedWhereARankDoesNotCome) {
+  NcclEngineOptions options;
+  options.ranks_per_root = 2;
+  NcclCluster cluster(5, options);
+  cluster.form(cluster.all(), "parts");
+  std::vector<std::thread> issuing;
+  for (const int i : {0, 1, 2, 4}) {
+    issuing.emplace_back([&cluster, i] {
+      EXPECT_NE(finish(cluster.group(i).issue(deviceAllreduce(floats(i, Values(10, 1))))), nullptr);
+    });
+  }
+  EXPECT_TRUE(waitFor([] { return counted("inits") >= 3; }));
+  cluster.group(3).abort("it does not come");
+  for (auto& thread : issuing) thread.join();
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().roots == 0; }));
 }
 
 TEST(NcclLibrary, AnEnvironmentThatMakesCommunicatorsBlockingIsRefused) {
