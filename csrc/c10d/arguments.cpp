@@ -116,8 +116,8 @@ void checkRank(const Argument& argument, int64_t rank, int size) {
 void checkOutput(const Argument& argument, const at::Tensor& tensor) {
   checkTensor(argument, tensor);
   TORCH_CHECK_VALUE(
-      tensor.is_contiguous(), argument.text(),
-      ": expected a contiguous tensor, since the result is written to it, found strides ",
+      at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument.text(),
+      ": expected memory for each element, since the result is written to it, found strides ",
       tensor.strides(), " for sizes ", tensor.sizes());
   TORCH_CHECK_VALUE(!tensor.is_conj() && !tensor.is_neg(), argument.text(),
                     ": expected a plain tensor, found a lazily conjugated or negated view");

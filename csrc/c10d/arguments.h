@@ -30,7 +30,7 @@ void checkSameDtype(const Argument& argument, const at::Tensor& tensor, const Ar
 // 0 <= rank < size
 void checkRank(const Argument& argument, int64_t rank, int size);
 
-// A dense, contiguous tensor of the CPU or a device that can be written as it lies.
+// A dense tensor of the CPU or a device that can be written: each element has memory of its own.
 void checkOutput(const Argument& argument, const at::Tensor& tensor);
 void checkOutputs(const Argument& argument, const std::vector<at::Tensor>& tensors,
                   size_t expected);

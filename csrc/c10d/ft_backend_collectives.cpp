@@ -21,10 +21,12 @@ FtBackend::WorkPtr FtBackend::broadcast(Tensors& tensors, const c10d::BroadcastO
   TORCH_CHECK_VALUE(options.rootTensor == 0, "broadcast: root tensor: expected 0, found ",
                     options.rootTensor);
   Prepared prepared = prepare(place, OpKind::kBroadcast, options.timeout, options.asyncOp);
-  prepared.operation.dtype = dtypeOfData(tensors[0]);
+  const bool root = place.rank == options.rootRank;
+  const at::Tensor tensor = prepared.writableFor(tensors[0], root);
+  if (root) prepared.landings.clear();  // it has the result
+  prepared.operation.dtype = dtypeOfData(tensor);
   prepared.operation.root = static_cast<int>(options.rootRank);
-  prepared.operation.outputs = {writable(tensors[0])};
-  prepared.tensors = tensors;
+  prepared.operation.outputs = {writable(tensor)};
   return submit(std::move(prepared),
                 {OpType::BROADCAST, "ft:broadcast", profiled(tensors), {tensors}});
 }
@@ -34,8 +36,7 @@ Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor&
   checkOutput(argument, tensor);
   Prepared prepared = prepare(enter(), OpKind::kAllreduce, options.timeout, options.asyncOp);
   setReduction(prepared, argument, tensor, options.reduceOp);
-  prepared.operation.outputs = {writable(tensor)};
-  prepared.tensors = {tensor};
+  prepared.operation.outputs = {writable(prepared.writableFor(tensor, true))};
   return prepared;
 }
 
@@ -71,9 +72,13 @@ FtBackend::WorkPtr FtBackend::reduce(Tensors& tensors, const c10d::ReduceOptions
   Prepared prepared = prepare(place, OpKind::kReduce, options.timeout, options.asyncOp);
   setReduction(prepared, argument.at(0), tensors[0], options.reduceOp);
   prepared.operation.root = static_cast<int>(options.rootRank);
-  prepared.operation.inputs = {readable(tensors[0])};
-  if (place.rank == options.rootRank) prepared.operation.outputs = {writable(tensors[0])};
-  prepared.tensors = tensors;
+  const at::Tensor tensor = prepared.writableFor(tensors[0], true);
+  prepared.operation.inputs = {readable(tensor)};
+  if (place.rank == options.rootRank) {
+    prepared.operation.outputs = {writable(tensor)};
+  } else {
+    prepared.landings.clear();  // the root's alone is written
+  }
   return submit(std::move(prepared), {OpType::REDUCE, "ft:reduce", profiled(tensors), {tensors}});
 }
 
@@ -87,13 +92,14 @@ Prepared FtBackend::prepareAllgather(const Argument& outs, const Tensors& output
   checkSameDtype(outs.at(0), outputs[0], in, own);
   checkNumel(outs.at(static_cast<size_t>(place.rank)), mine, own.numel(),
              "as this rank's input has");
-  // In place into its own output is what the engine knows; any other overlap gets a copy.
-  if (own.const_data_ptr() != mine.const_data_ptr()) own = apartFrom(own, outputs);
   Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout, options.asyncOp);
+  const Tensors written = prepared.writableFor(outputs);
+  // In place into its own output is what the engine knows; any other overlap gets a copy.
+  if (own.const_data_ptr() != written[static_cast<size_t>(place.rank)].const_data_ptr())
+    own = apartFrom(own, written);
   prepared.operation.dtype = dtypeOfData(own);
   prepared.operation.inputs = {readable(own)};
-  for (const at::Tensor& output : outputs) prepared.operation.outputs.push_back(writable(output));
-  prepared.tensors = outputs;
+  for (const at::Tensor& output : written) prepared.operation.outputs.push_back(writable(output));
   prepared.tensors.push_back(own);
   return prepared;
 }
@@ -139,12 +145,13 @@ Prepared FtBackend::prepareAllgatherInto(const Argument& out, const at::Tensor& 
   checkSameDtype(out, output, in, own);
   checkNumel(out, output, own.numel() * place.size, "world size times the input's");
   Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout, options.asyncOp);
-  prepared.operation.outputs = cut(writable(output), place.size);
+  const at::Tensor written = prepared.writableFor(output, false);
+  prepared.operation.outputs = cut(writable(written), place.size);
   const Buffer& mine = prepared.operation.outputs[static_cast<size_t>(place.rank)];
-  if (own.const_data_ptr() != mine.data) own = apartFrom(own, {output});
+  if (own.const_data_ptr() != mine.data) own = apartFrom(own, {written});
   prepared.operation.dtype = dtypeOfData(own);
   prepared.operation.inputs = {readable(own)};
-  prepared.tensors = {output, own};
+  prepared.tensors.push_back(own);
   prepared.flat = true;
   return prepared;
 }
@@ -181,8 +188,8 @@ FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, TensorLists& inpu
   checkCount(in.at(0), inputs[0].size(), static_cast<size_t>(place.size));
   Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout, options.asyncOp);
   setReduction(prepared, out.at(0), outputs[0], options.reduceOp);
-  prepared.operation.outputs = {writable(outputs[0])};
-  prepared.tensors = outputs;
+  const Tensors written = prepared.writableFor(outputs);
+  prepared.operation.outputs = {writable(written[0])};
   for (size_t i = 0; i < inputs[0].size(); ++i) {
     at::Tensor input = asInput(in.at(0).at(i), inputs[0][i]);
     checkSameDtype(in.at(0).at(i), input, out.at(0), outputs[0]);
@@ -190,8 +197,8 @@ FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, TensorLists& inpu
     if (i == static_cast<size_t>(place.rank))
       checkNumel(in.at(0).at(i), input, outputs[0].numel(), "as the output has");
     const bool own = i == static_cast<size_t>(place.rank) &&
-                     input.const_data_ptr() == outputs[0].const_data_ptr();
-    if (!own) input = apartFrom(input, outputs);
+                     input.const_data_ptr() == written[0].const_data_ptr();
+    if (!own) input = apartFrom(input, written);
     prepared.operation.inputs.push_back(readable(input));
     prepared.tensors.push_back(std::move(input));
   }
@@ -207,15 +214,16 @@ Prepared FtBackend::prepareReduceScatterFrom(const Argument& out, const at::Tens
   at::Tensor whole = asInput(in, input);
   checkSameDtype(in, whole, out, output);
   checkNumel(in, whole, output.numel() * place.size, "world size times the output's");
+  Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout, options.asyncOp);
+  const at::Tensor written = prepared.writableFor(output, false);
   const size_t offset = static_cast<size_t>(place.rank) * output.nbytes();
   const bool in_place =
-      static_cast<const uint8_t*>(whole.const_data_ptr()) + offset == output.const_data_ptr();
-  if (!in_place) whole = apartFrom(whole, {output});
-  Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout, options.asyncOp);
+      static_cast<const uint8_t*>(whole.const_data_ptr()) + offset == written.const_data_ptr();
+  if (!in_place) whole = apartFrom(whole, {written});
   setReduction(prepared, out, output, options.reduceOp);
   prepared.operation.inputs = cut(readable(whole), place.size);
-  prepared.operation.outputs = {writable(output)};
-  prepared.tensors = {output, whole};
+  prepared.operation.outputs = {writable(written)};
+  prepared.tensors.push_back(whole);
   prepared.flat = true;
   return prepared;
 }

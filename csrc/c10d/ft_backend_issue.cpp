@@ -111,6 +111,7 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
     if (nan_check_ && device.is_cpu()) checkForNan(one);
     if (!one.side && !device.is_cpu()) placeOn(device, one);
     if (one.side) sides.push_back(one.side);
+    if (!one.side) one.operation.land = landOnHost(one.landings);
     const OpKind kind = one.operation.kind;
     if (kind != OpKind::kSend && kind != OpKind::kRecv)
       sequence_.fetch_add(1, std::memory_order_relaxed);
@@ -164,12 +165,13 @@ std::function<void(const c10::Stream&)> FtBackend::behind(const c10::Device& dev
                                                           const Prepared& prepared,
                                                           const at::Tensor& poison_flag) const {
   const bool low_bit = prepared.low_bit;
-  if (!low_bit && !poison_flag.defined()) return {};
-  return [device, outputs = prepared.operation.outputs, low_bit,
+  if (!low_bit && !poison_flag.defined() && prepared.landings.empty()) return {};
+  return [device, outputs = prepared.operation.outputs, landings = prepared.landings, low_bit,
           poison_flag](const c10::Stream& stream) {
     const c10::StreamGuard guard(stream);
     if (low_bit) enqueueLowBits(outputs, device);
     if (poison_flag.defined()) enqueuePoison(outputs, poison_flag, device);
+    enqueueLandings(landings);
   };
 }
 

@@ -34,12 +34,12 @@ FtBackend::WorkPtr FtBackend::gather(TensorLists& outputs, Tensors& inputs,
     checkCount(out, outputs.size(), 1);
     checkOutputs(out.at(0), outputs[0], static_cast<size_t>(place.size));
     checkSameDtype(out.at(0).at(0), outputs[0][0], in.at(0), input);
-    for (size_t i = 0; i < outputs[0].size(); ++i) {
-      checkNumel(out.at(0).at(i), outputs[0][i], input.numel(), "as the input has");
-      prepared.operation.outputs.push_back(writable(outputs[0][i]));
+    const Tensors written = prepared.writableFor(outputs[0]);
+    for (size_t i = 0; i < written.size(); ++i) {
+      checkNumel(out.at(0).at(i), written[i], input.numel(), "as the input has");
+      prepared.operation.outputs.push_back(writable(written[i]));
     }
-    input = apartFrom(input, outputs[0]);
-    prepared.tensors = outputs[0];
+    input = apartFrom(input, written);
   } else {
     TORCH_CHECK_VALUE(outputs.empty(), out.text(),
                       ": expected an empty list on ranks other than the root, found ",
@@ -60,13 +60,13 @@ FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, TensorLists& inputs,
   Prepared prepared = prepare(place, OpKind::kScatter, options.timeout, options.asyncOp);
   prepared.operation.dtype = dtypeOfData(outputs[0]);
   prepared.operation.root = static_cast<int>(options.rootRank);
-  prepared.operation.outputs = {writable(outputs[0])};
-  prepared.tensors = outputs;
+  const Tensors written = prepared.writableFor(outputs);
+  prepared.operation.outputs = {writable(written[0])};
   if (place.rank == options.rootRank) {
     checkCount(in, inputs.size(), 1);
     checkCount(in.at(0), inputs[0].size(), static_cast<size_t>(place.size));
     for (size_t i = 0; i < inputs[0].size(); ++i) {
-      at::Tensor input = apartFrom(asInput(in.at(0).at(i), inputs[0][i]), outputs);
+      at::Tensor input = apartFrom(asInput(in.at(0).at(i), inputs[0][i]), written);
       checkSameDtype(in.at(0).at(i), input, out.at(0), outputs[0]);
       checkNumel(in.at(0).at(i), input, outputs[0].numel(), "as the output has");
       prepared.operation.inputs.push_back(readable(input));
@@ -89,19 +89,21 @@ FtBackend::WorkPtr FtBackend::alltoall_base(at::Tensor& output, at::Tensor& inpu
   const Argument out{"alltoall_base", "output"};
   const Argument in{"alltoall_base", "input"};
   checkOutput(out, output);
-  const at::Tensor whole = apartFrom(asInput(in, input), {output});
-  checkSameDtype(out, output, in, whole);
   Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout, options.asyncOp);
+  const at::Tensor written = prepared.writableFor(output, false);
+  const at::Tensor whole = apartFrom(asInput(in, input), {written});
+  checkSameDtype(out, output, in, whole);
   prepared.operation.dtype = dtypeOfData(output);
   prepared.operation.inputs = splitRows(in, whole, readable(whole), input_splits, place.size);
-  prepared.operation.outputs = splitRows(out, output, writable(output), output_splits, place.size);
+  prepared.operation.outputs =
+      splitRows(out, written, writable(written), output_splits, place.size);
   const auto self = static_cast<size_t>(place.rank);
   const size_t sent = prepared.operation.inputs[self].bytes;
   TORCH_CHECK_VALUE(sent == prepared.operation.outputs[self].bytes, out.text(),
                     ": expected room for ", sent,
                     " bytes from this rank itself, as its input split has, found ",
                     prepared.operation.outputs[self].bytes);
-  prepared.tensors = {output, whole};
+  prepared.tensors.push_back(whole);
   return submit(std::move(prepared),
                 {OpType::ALLTOALL_BASE, "ft:all_to_all", profiled({input}), {{output}}});
 }
@@ -116,12 +118,12 @@ FtBackend::WorkPtr FtBackend::alltoall(Tensors& outputs, Tensors& inputs,
   checkCount(in, inputs.size(), size);
   Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout, options.asyncOp);
   prepared.operation.dtype = dtypeOfData(outputs[0]);
-  prepared.tensors = outputs;
+  const Tensors written = prepared.writableFor(outputs);
   for (size_t i = 0; i < size; ++i) {
-    at::Tensor input = apartFrom(asInput(in.at(i), inputs[i]), outputs);
+    at::Tensor input = apartFrom(asInput(in.at(i), inputs[i]), written);
     checkSameDtype(in.at(i), input, out.at(0), outputs[0]);
     prepared.operation.inputs.push_back(readable(input));
-    prepared.operation.outputs.push_back(writable(outputs[i]));
+    prepared.operation.outputs.push_back(writable(written[i]));
     prepared.tensors.push_back(std::move(input));
   }
   const auto self = static_cast<size_t>(place.rank);
@@ -172,8 +174,7 @@ FtBackend::WorkPtr FtBackend::receive(Tensors& tensors, std::optional<int> sourc
   prepared.operation.dtype = dtypeOfData(tensors[0]);
   prepared.operation.peer = source.value_or(-1);
   prepared.operation.tag = checkedTag(op, tag);
-  prepared.operation.outputs = {writable(tensors[0])};
-  prepared.tensors = tensors;
+  prepared.operation.outputs = {writable(prepared.writableFor(tensors[0], false))};
   const OpType type = source ? OpType::RECV : OpType::RECVANYSOURCE;
   return submit(std::move(prepared),
                 {type, source ? "ft:recv" : "ft:recvAnySource", profiled(tensors), {tensors}});

@@ -9,15 +9,22 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "c10d/landing.h"
 #include "comm/operation.h"
 #include "nccl/stream_side.h"
 
 namespace torchft_ext {
 
 struct Prepared {
+  // The tensor to be written in place of a caller's: that itself, where it is contiguous. `read`:
+  // the operation reads it too.
+  at::Tensor writableFor(const at::Tensor& tensor, bool read);
+  std::vector<at::Tensor> writableFor(const std::vector<at::Tensor>& overwritten);
+
   Operation operation;
   int rank = 0;                     // this one's, in the epoch that it is laid out for
-  std::vector<at::Tensor> tensors;  // those that its buffers lie in
+  std::vector<at::Tensor> tensors;  // those that its buffers lie in, and the callers'
+  std::vector<Landing> landings;    // of results for tensors that are not contiguous
   bool async = true;                // false: device tensors are served on the current stream itself
   bool flat = false;                // the parts of its inputs or outputs are one tensor
   bool low_bit = false;             // BXOR of bools: the results are the lowest bits of a sum

@@ -165,6 +165,7 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
     if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
     entry.states.push_back(std::make_shared<OpState>(lifecycle, operation.kind, current_.next_seq++,
                                                      operation.timeout));
+    entry.states.back()->setLanding(std::move(operation.land));
     if (refusal) entry.states.back()->complete(refusal);
   }
   stats_.operations += operations.size();

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -102,6 +103,8 @@ struct Operation {
   Duration timeout{0};                 // its limit, counted from issue
   std::shared_ptr<DeviceSide> device;  // null: host memory
   std::shared_ptr<void> keep_alive;    // whatever owns the buffers; released after completion
+  std::function<void()> land;          // host memory, may be empty: called once before a success is
+                                       // told, to bring results to where the caller wants them
 };
 
 }  // namespace torchft_ext

@@ -187,11 +187,11 @@ COLLECTIVES = {
         ValueError,
         "recv: source rank: expected another rank, found this one, {me}",
     ),
-    "recv_into_strided_tensor": (
-        lambda: group().recv([ones(4, 4).t()[:, :2]], 1 - group().rank(), 0),
+    "recv_into_expanded_tensor": (
+        lambda: group().recv([ones(4, 1).expand(4, 2)], 1 - group().rank(), 0),
         ValueError,
-        "recv: tensors[0]: expected a contiguous tensor, since the result is written to it, "
-        "found strides [1, 4] for sizes [4, 2]",
+        "recv: tensors[0]: expected memory for each element, since the result is written to it, "
+        "found strides [1, 0] for sizes [4, 2]",
     ),
     "send_of_two_tensors": (
         lambda: group().send([ones(3), ones(3)], 1 - group().rank(), 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import test_collectives
+import test_layouts
 import torch
 import torch.distributed as dist
 import values
@@ -37,6 +38,20 @@ def run_table(name: str) -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_device_collective_gives_the_reference_result(devices, name, size):
     devices.world(size).run(run_table, name)
+
+
+def run_layouts(name: str) -> None:
+    rank, _ = me()
+    with torch.device(device()):
+        for shift in range(len(test_layouts.LAYOUTS)):
+            getattr(test_layouts, name)(test_layouts.Layouts(rank, shift))
+    backend().check()
+    no_violation()
+
+
+@pytest.mark.parametrize("name", ("reductions", "copies", "exchanges"))
+def test_device_results_are_by_element_whatever_the_layouts(devices, name):
+    devices.world(2).run(run_layouts, name)
 
 
 OTHERS = ("special_values", "many_in_flight", "futures_carry_results", "barrier_orders")

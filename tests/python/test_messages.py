@@ -209,18 +209,18 @@ def test_inputs_need_not_be_contiguous(ranks):
     ranks.world(3).run(strided_inputs)
 
 
-def strided_output() -> None:
+def overlapping_output() -> None:
     rank, _ = me()
-    tensor = strided(rank)
+    tensor = pattern(rank, 4, torch.float32).expand(3, 4)
     for action in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0)):
-        with pytest.raises(ValueError, match="contiguous"):
+        with pytest.raises(ValueError, match="memory for each element"):
             action(tensor)
-    check(tensor, strided(rank), "refused and untouched")
+    check(tensor[0], pattern(rank, 4, torch.float32), "refused and untouched")
     check_sum()
 
 
-def test_output_that_is_not_contiguous_is_refused_and_untouched(ranks):
-    ranks.world(2).run(strided_output)
+def test_output_whose_elements_share_memory_is_refused_and_untouched(ranks):
+    ranks.world(2).run(overlapping_output)
 
 
 def views_of_one_storage() -> None:
