@@ -9,6 +9,8 @@
 namespace torchft_ext {
 namespace {
 
+constexpr std::chrono::hours kLongestHeartbeat{24};
+
 // An empty variable counts as unset, as shells have it.
 std::optional<std::string> read(const char* name) {
   const char* value = std::getenv(name);  // nothing here calls setenv
@@ -17,7 +19,7 @@ std::optional<std::string> read(const char* name) {
 }
 
 std::chrono::milliseconds parseSeconds(const char* name, const std::string& text) {
-  constexpr double kMost = 24 * 3600;
+  constexpr double kMost = std::chrono::duration<double>(kLongestHeartbeat).count();
   double seconds = -1;
   const char* end = text.data() + text.size();
   const auto [stopped, error] = std::from_chars(text.data(), end, seconds);
@@ -41,6 +43,9 @@ void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit) 
   TORCH_CHECK_VALUE(limit.count() == 0 || limit >= kLeast, source,
                     ": expected zero (off) or at least ", kLeast.count(), " ms, found ",
                     limit.count(), " ms");
+  TORCH_CHECK_VALUE(limit <= kLongestHeartbeat, source, ": expected at most ",
+                    kLongestHeartbeat.count(), " hours (zero: off), found ",
+                    std::chrono::duration_cast<std::chrono::hours>(limit).count(), " hours");
 }
 
 PortRange parsePortRange(const std::string& source, const std::string& text) {
