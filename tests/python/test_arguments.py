@@ -452,6 +452,24 @@ def test_options_of_wrong_types_are_refused(ranks):
     ranks.world(1).run(refuse_options)
 
 
+def refuse_what_are_no_options(address: str) -> None:
+    found = "pg_options: expected torchft_ext.Options, found int"
+    with pytest.raises(TypeError, match=rf"^new_group\('ft'\): {found}$"):
+        dist.new_group(backend="ft", pg_options=5)
+    with pytest.raises(
+        ValueError, match=r"^new_group: timeout: expected a positive .* found 0 ms$"
+    ):
+        dist.new_group(backend="ft", timeout=seconds(0))
+    leave_default_group()
+    store = connected_store(address)
+    with pytest.raises(TypeError, match=rf"^init_process_group\('ft'\): {found}$"):
+        dist.init_process_group("ft", store=store, rank=0, world_size=1, pg_options=5)
+
+
+def test_bad_settings_of_a_group_are_refused_in_the_name_of_the_function_that_was_called(ranks):
+    ranks.fresh(1).on(0, refuse_what_are_no_options, ranks.address())
+
+
 PORTS = "expected a range of ports such as '7000-7100' or one port"
 BAD_OPTIONS = (
     ({"port_range": "9000-8000"}, f"Options: port_range: {PORTS}, found '9000-8000'"),
