@@ -276,6 +276,7 @@ MEMBERSHIPS = (
     (0, 0, "ValueError", "world_size: expected at least 1, found 0"),
     (0, -1, "ValueError", "world_size: expected at least 1, found -1"),
     ("0", 2, "TypeError", "rank: expected an int (of 32 bits), found str '0'"),
+    (True, 2, "TypeError", "rank: expected an int (of 32 bits), found bool True"),
     (0, 1.5, "TypeError", "world_size: expected an int (of 32 bits), found float 1.5"),
     (0, 1 << 40, "TypeError", f"world_size: expected an int (of 32 bits), found int {1 << 40}"),
 )
@@ -433,6 +434,10 @@ WRONG_OPTIONS = {
     "heartbeat": (5, "a datetime.timedelta, found int"),
     "interface": (7, "a str or None, found int 7"),
     "port_range": (7000, "a str or None, found int 7000"),
+    "nan_check": (2, "a bool or None, found int 2"),
+    "poison": (None, "a bool, found NoneType None"),
+    "high_priority_stream": (1, "a bool, found int 1"),
+    "blocking_wait": ("no", "a bool, found str 'no'"),
 }
 
 
