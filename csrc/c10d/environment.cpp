@@ -10,6 +10,12 @@ namespace torchft_ext {
 namespace {
 
 constexpr std::chrono::hours kLongestHeartbeat{24};
+constexpr int kPortsPerProcess = 3;  // links, main and witness lines
+
+bool holdsEnough(const PortRange& range) {
+  const bool any_port = range.last == 0;
+  return any_port || range.last - range.first + 1 >= kPortsPerProcess;
+}
 
 // An empty variable counts as unset, as shells have it.
 std::optional<std::string> read(const char* name) {
@@ -50,9 +56,8 @@ void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit) 
 
 PortRange parsePortRange(const std::string& source, const std::string& text) {
   const std::optional<PortRange> range = PortRange::parse(text);
-  TORCH_CHECK_VALUE(range.has_value(), source,
-                    ": expected a range of ports such as '7000-7100' or one port, found '", text,
-                    "'");
+  TORCH_CHECK_VALUE(range && holdsEnough(*range), source, ": expected a range of at least ",
+                    kPortsPerProcess, " ports such as '7000-7100', found '", text, "'");
   return *range;
 }
 

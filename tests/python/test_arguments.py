@@ -475,10 +475,12 @@ def test_bad_settings_of_a_group_are_refused_in_the_name_of_the_function_that_wa
     ranks.fresh(1).on(0, refuse_what_are_no_options, ranks.address())
 
 
-PORTS = "expected a range of ports such as '7000-7100' or one port"
+PORTS = "expected a range of at least 3 ports such as '7000-7100'"
 BAD_OPTIONS = (
     ({"port_range": "9000-8000"}, f"Options: port_range: {PORTS}, found '9000-8000'"),
     ({"port_range": "port"}, f"Options: port_range: {PORTS}, found 'port'"),
+    ({"port_range": "7000"}, f"Options: port_range: {PORTS}, found '7000'"),
+    ({"port_range": "7000-7001"}, f"Options: port_range: {PORTS}, found '7000-7001'"),
     ({"interface": ""}, "Options: interface: expected a name, found ''"),
     (
         {"interface": "nonexistent9"},
