@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import sys
 import time
 from datetime import timedelta
@@ -33,6 +34,8 @@ import torchft_ext
 OPERATION_LIMIT = timedelta(seconds=30)
 MEMBERSHIP_LIMIT_S = 30.0
 VICTIM = 1  # not the last worker, so that others change their rank
+FIRST_KILL_STEP = 3  # DDP forms its buckets before
+PICTURES = (".png", ".pdf", ".svg")
 
 
 # ---- the worker ----
@@ -151,15 +154,39 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.worker is not None:
         return arguments
+    trouble = trouble_with(arguments)
+    if trouble:
+        parser.error(trouble)
+    return arguments
+
+
+def trouble_with(arguments: argparse.Namespace) -> str:
+    """Fill in what was left out. Returns what is wrong with the rest, or nothing."""
+    if arguments.epochs is not None and arguments.epochs < 1:
+        return f"--epochs must be at least 1, found {arguments.epochs}"
     if arguments.steps is None:
         arguments.steps = (arguments.epochs or 20) * Digits(arguments.seed).steps_per_epoch
+    if arguments.steps <= FIRST_KILL_STEP:
+        return f"--steps must be at least {FIRST_KILL_STEP + 1}, found {arguments.steps}"
     if arguments.kill_step is None:
-        arguments.kill_step = arguments.steps // 2
+        arguments.kill_step = max(FIRST_KILL_STEP, arguments.steps // 2)
     if not 2 <= arguments.world <= 6:
-        parser.error("--world must be 2 to 6")
-    if not 3 <= arguments.kill_step < arguments.steps:
-        parser.error(f"--kill-step must be 3 to {arguments.steps - 1}: DDP forms its buckets first")
-    return arguments
+        return f"--world must be 2 to 6, found {arguments.world}"
+    if not FIRST_KILL_STEP <= arguments.kill_step < arguments.steps:
+        return (
+            f"--kill-step must be {FIRST_KILL_STEP} to {arguments.steps - 1}, found "
+            f"{arguments.kill_step}: DDP forms its buckets first"
+        )
+    return trouble_with_picture(arguments.output)
+
+
+def trouble_with_picture(path: Path) -> str:
+    if path.suffix.lower() not in PICTURES:
+        return f"--output must end in one of {', '.join(PICTURES)}, found '{path}'"
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        return f"--output must be a file that can be written, found '{path}'"
+    return ""
 
 
 def main() -> int:

@@ -40,7 +40,7 @@ if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
 import torch.distributed
 
 import torchft_ext_autoload
-from torchft_ext import _C, _ddp, _interrupts, errors
+from torchft_ext import _C, _children, _ddp, _interrupts, errors
 from torchft_ext._C import Backend, Options, Work
 from torchft_ext._groups import backend
 from torchft_ext.errors import (
@@ -78,12 +78,13 @@ _EXIT_WITHIN = timedelta(seconds=1)
 
 
 def _at_exit() -> None:
-    """Say goodbye and end the library's threads."""
+    """Say goodbye and end the library's threads; does nothing when called again."""
     _interrupts.release()
     _C._process_exit(_EXIT_WITHIN)
 
 
 _C._install_error_factory(errors._from_native)
 atexit.register(_at_exit)
+_children.at_their_end(_at_exit)
 _ddp.watch()
 torchft_ext_autoload.register()

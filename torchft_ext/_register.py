@@ -48,16 +48,16 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         return _plain(opts, _chosen_timeout(opts, pg_options), name, frame)
     if pg_options is not None and not isinstance(pg_options, _C.Options):
         raise TypeError(
-            f"init_process_group('{name}'): pg_options: expected torchft_ext.Options, "
+            f"{_caller(frame)}('{name}'): pg_options: expected torchft_ext.Options, "
             f"found {type(pg_options).__name__}"
         )
-    _refuse_two_of_ours(spec)
+    _refuse_two_of_ours(spec, _caller(frame))
     single = spec is not None and len(set(spec.values())) == 1
     made = _C._create_backend(
         opts.store,
         opts.group_rank,
         opts.group_size,
-        timeout=_limit(opts.timeout),
+        timeout=_positive(_given_timeout(opts, frame), _caller(frame)),
         engine=_engine(name),
         name=opts.group_id,
         options=pg_options,
@@ -105,14 +105,18 @@ def _default_backend() -> _C.Backend | None:
     return next(backends_of(group), None) if group is not None else None
 
 
-def _limit(timeout: timedelta) -> timedelta:
-    """Return it in whole milliseconds, rounded up; torch hands on whatever it was given."""
+def _given_timeout(opts: _CreationOptions, frame: FrameType | None) -> timedelta:
+    """Return the timeout as torch was given it; the one that it hands on has overflowed if long."""
+    given = frame.f_locals.get("timeout") if frame is not None else None
+    return given if isinstance(given, timedelta) else opts.timeout
+
+
+def _positive(timeout: timedelta, caller: str) -> timedelta:
+    """Refuse it where it is not; torch hands on whatever it was given."""
     if timeout <= timedelta(0):
         found = timeout / timedelta(milliseconds=1)
-        raise ValueError(
-            f"init_process_group: timeout: expected a positive time, found {found:g} ms"
-        )
-    return timedelta(milliseconds=-(-timeout // timedelta(milliseconds=1)))
+        raise ValueError(f"{caller}: timeout: expected a positive time, found {found:g} ms")
+    return timeout
 
 
 def _engine(name: str) -> str:
@@ -128,6 +132,13 @@ def _creators_frame() -> FrameType | None:
     return frame
 
 
+def _caller(frame: FrameType | None) -> str:
+    """Name the function of torch.distributed that was called, which errors begin with."""
+    by = frame.f_back if frame is not None else None
+    first = by is None or by.f_code.co_name == "init_process_group"
+    return "init_process_group" if first else "new_group"
+
+
 def _spec(frame: FrameType | None) -> dict[str, str] | None:
     """Return {device: backend} of the group being made; None where it cannot be read.
 
@@ -139,13 +150,13 @@ def _spec(frame: FrameType | None) -> dict[str, str] | None:
     return {device: str(value) for device, value in config.get_device_backend_map().items()}
 
 
-def _refuse_two_of_ours(spec: dict[str, str] | None) -> None:
+def _refuse_two_of_ours(spec: dict[str, str] | None, caller: str) -> None:
     ours = {
         value for value in (spec or {}).values() if value == "ft" or value[:3] in ("ft:", "ft_")
     }
     if len(ours) > 1:
         raise ValueError(
-            "init_process_group: expected one backend of torchft_ext in a spec, found "
+            f"{caller}: expected one backend of torchft_ext in a spec, found "
             f"{sorted(ours)}: torch would serve both devices with the first of them; write 'ft', "
             "which is one backend for all devices"
         )

@@ -11,13 +11,25 @@ using Clock = std::chrono::steady_clock;
 using Duration = Clock::duration;
 using std::chrono::milliseconds;
 
+// A timeout over a century means "never". Nanoseconds hold less than three, so times in coarser
+// units become a Duration through durationOf() alone, which keeps overlong ones overlong.
+inline constexpr std::chrono::hours kCentury{24 * 365 * 100};
+
+template <typename Rep, typename Period>
+constexpr Duration durationOf(std::chrono::duration<Rep, Period> time) {
+  if (time > kCentury) return Duration::max();
+  if (time < -kCentury) return Duration::min();
+  return std::chrono::duration_cast<Duration>(time);
+}
+
 class Deadline {
  public:
-  // A negative or overlong timeout (over a century) means "never".
-  static Deadline after(Duration timeout) {
-    constexpr auto kCentury = std::chrono::hours(24 * 365 * 100);
-    if (timeout < Duration::zero() || timeout > kCentury) return never();
-    return Deadline(Clock::now() + timeout);
+  // A negative or overlong timeout means "never".
+  template <typename Rep, typename Period>
+  static Deadline after(std::chrono::duration<Rep, Period> timeout) {
+    const Duration wait = durationOf(timeout);
+    if (wait < Duration::zero() || wait > kCentury) return never();
+    return Deadline(Clock::now() + wait);
   }
   static Deadline at(Clock::time_point point) { return Deadline(point); }
   static Deadline never() { return Deadline(Clock::time_point::max()); }

@@ -70,6 +70,7 @@ std::string when(const Failure& failure) {
 }
 
 std::string nextStep(const Failure& failure) {
+  if (failure.needs_new_group) return "make a new group";
   const std::string again = "begin a new epoch with configure()";
   switch (failure.kind) {
     case FailureKind::kPeerLost:

@@ -9,6 +9,14 @@
 namespace torchft_ext {
 namespace {
 
+constexpr std::chrono::hours kLongestHeartbeat{24};
+constexpr int kPortsPerProcess = 3;  // links, main and witness lines
+
+bool holdsEnough(const PortRange& range) {
+  const bool any_port = range.last == 0;
+  return any_port || range.last - range.first + 1 >= kPortsPerProcess;
+}
+
 // An empty variable counts as unset, as shells have it.
 std::optional<std::string> read(const char* name) {
   const char* value = std::getenv(name);  // nothing here calls setenv
@@ -17,7 +25,7 @@ std::optional<std::string> read(const char* name) {
 }
 
 std::chrono::milliseconds parseSeconds(const char* name, const std::string& text) {
-  constexpr double kMost = 24 * 3600;
+  constexpr double kMost = std::chrono::duration<double>(kLongestHeartbeat).count();
   double seconds = -1;
   const char* end = text.data() + text.size();
   const auto [stopped, error] = std::from_chars(text.data(), end, seconds);
@@ -41,13 +49,15 @@ void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit) 
   TORCH_CHECK_VALUE(limit.count() == 0 || limit >= kLeast, source,
                     ": expected zero (off) or at least ", kLeast.count(), " ms, found ",
                     limit.count(), " ms");
+  TORCH_CHECK_VALUE(limit <= kLongestHeartbeat, source, ": expected at most ",
+                    kLongestHeartbeat.count(), " hours (zero: off), found ",
+                    std::chrono::duration_cast<std::chrono::hours>(limit).count(), " hours");
 }
 
 PortRange parsePortRange(const std::string& source, const std::string& text) {
   const std::optional<PortRange> range = PortRange::parse(text);
-  TORCH_CHECK_VALUE(range.has_value(), source,
-                    ": expected a range of ports such as '7000-7100' or one port, found '", text,
-                    "'");
+  TORCH_CHECK_VALUE(range && holdsEnough(*range), source, ": expected a range of at least ",
+                    kPortsPerProcess, " ports such as '7000-7100', found '", text, "'");
   return *range;
 }
 

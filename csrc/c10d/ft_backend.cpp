@@ -95,7 +95,7 @@ FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
       creators_store_(creation.store),
       serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
       group_(std::make_shared<Group>(creation.group_name, engine_, sharedWatchdog(),
-                                     chosenTimeout(creation))) {
+                                     durationOf(chosenTimeout(creation)))) {
   options_->timeout = chosenTimeout(creation);
   options_->group_name = creation.group_name;
   rememberGroup(group_);
@@ -178,7 +178,7 @@ void FtBackend::keep(std::shared_ptr<StoreThread> store) {
 void FtBackend::begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix,
                       int rank, int size, std::optional<Milliseconds> timeout) {
   std::optional<Duration> limit;
-  if (timeout) limit = *timeout;
+  if (timeout) limit = durationOf(*timeout);
   FailurePtr failure;
   try {
     failure = group_->configure(store, prefix, rank, size, limit);
@@ -223,7 +223,7 @@ void FtBackend::check(std::optional<Milliseconds> timeout) {
   TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
                     "check: timeout: expected a positive time, found ",
                     timeout.value_or(Milliseconds(0)).count(), " ms");
-  const Duration limit = timeout ? Duration(*timeout) : group_->timeout();
+  const Duration limit = timeout ? durationOf(*timeout) : group_->timeout();
   FailurePtr failure;
   try {
     failure = group_->check(Deadline::after(limit));
@@ -245,7 +245,7 @@ void FtBackend::setTimeout(Milliseconds timeout) {
   TORCH_CHECK_VALUE(timeout.count() > 0, "set_timeout: timeout: expected a positive time, found ",
                     timeout.count(), " ms");
   options_->timeout = timeout;
-  group_->setTimeout(timeout);
+  group_->setTimeout(durationOf(timeout));
 }
 
 FailurePtr FtBackend::errored() const {

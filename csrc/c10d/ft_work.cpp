@@ -51,12 +51,23 @@ void whenAllDone(const FtWork::States& states, std::function<void()> then) {
 }
 
 // Waits for a state whose epoch has failed; pending signals have had their say.
-void settle(OpState& state) noexcept {
+void settle(OpState& state, Deadline until) noexcept {
   try {
-    state.wait(Deadline::after(kGrace));
+    state.wait(until);
   } catch (...) {  // NOLINT(bugprone-empty-catch): the reason is below
     // Another signal while the first is being answered: the first one's exception is on its way.
   }
+}
+
+// Once its epoch has failed: it is complete when the engine is out of its tensors, or at `until`.
+void release(OpState& state, Deadline until, const FailurePtr& why) {
+  settle(state, until);
+  if (state.done()) return;
+  log(LogLevel::kError,
+      why->describe() + " (the engine has not let go of its tensors: they stay alive)");
+  const auto& lifecycle = state.lifecycle();
+  const FailurePtr failed = lifecycle ? lifecycle->failure() : nullptr;
+  state.complete(failed ? failed : why);
 }
 
 c10::TypePtr typeOf(const FtWork::Outputs& outputs) {
@@ -167,8 +178,9 @@ void FtWork::check() {
 }
 
 void FtWork::finishAll(std::chrono::milliseconds timeout) const {
+  const Deadline given = timeout > kNoTimeout ? Deadline::after(timeout) : Deadline::never();
   try {
-    for (const auto& state : states_) finish(*state, timeout);
+    for (const auto& state : states_) finish(*state, timeout, given);
   } catch (...) {
     awaitFutures();
     throw;
@@ -176,21 +188,17 @@ void FtWork::finishAll(std::chrono::milliseconds timeout) const {
   awaitFutures();
 }
 
-void FtWork::finish(OpState& state, std::chrono::milliseconds timeout) const {
+void FtWork::finish(OpState& state, std::chrono::milliseconds timeout, Deadline given) const {
   if (state.done()) return;
   const bool own = timeout <= kNoTimeout;
-  if (own && state.deadline().isNever()) {
-    waitFor(state, Deadline::never());
-    return;
-  }
+  Deadline until = given;
   // The watchdog fails the epoch at the operation's own deadline, so that only explicit ones
   // normally run out here.
-  const Deadline until =
-      own ? Deadline::at(state.deadline().at() + kGrace) : Deadline::after(timeout);
-  if (!waitFor(state, until)) giveUp(state, own ? std::chrono::milliseconds(0) : timeout);
+  if (own && !state.deadline().isNever()) until = Deadline::at(state.deadline().at() + kGrace);
+  if (!waitFor(state, until)) giveUp(state, own ? std::chrono::milliseconds(0) : timeout, until);
 }
 
-void FtWork::giveUp(OpState& state, std::chrono::milliseconds timeout) const {
+void FtWork::giveUp(OpState& state, std::chrono::milliseconds timeout, Deadline ran_out) const {
   Failure failure;
   failure.kind = FailureKind::kTimeout;
   failure.op = toString(state.kind());
@@ -206,14 +214,10 @@ void FtWork::giveUp(OpState& state, std::chrono::milliseconds timeout) const {
       timeout.count() > 0 ? "the timeout given to wait() ran out" : "did not complete in time";
   const auto own_failure = std::make_shared<const Failure>(failure);
   const bool first = lifecycle && lifecycle->fail(std::move(failure));
-  settle(state);
-  if (!state.done()) {
-    log(LogLevel::kError,
-        own_failure->describe() + " (the engine has not let go of its tensors: they stay alive)");
-    state.complete(lifecycle && lifecycle->failure() ? lifecycle->failure() : own_failure);
-  }
-  // The state would name the operation's own limit, not the one that ran out.
-  if (first && state.failure() && timeout.count() > 0) throwFailure(lifecycle->failure());
+  // All of them: the caller may touch every tensor once wait() has raised.
+  for (const auto& each : states_) release(*each, Deadline::at(ran_out.at() + kGrace), own_failure);
+  // A state would name the operation's own limit, not the one that ran out.
+  if (first && this->failure() && timeout.count() > 0) throwFailure(lifecycle->failure());
 }
 
 bool FtWork::waitFor(OpState& state, Deadline deadline) const {
@@ -234,7 +238,8 @@ void FtWork::failEpoch(FailureKind kind, const std::string& how) const {
   const auto& lifecycle = states_.front()->lifecycle();
   if (!lifecycle) return;
   lifecycle->fail(lifecycle->ownFailure(kind, how));
-  for (const auto& state : states_) settle(*state);
+  const Deadline until = Deadline::after(kGrace);
+  for (const auto& state : states_) settle(*state, until);
 }
 
 FtWork::Promise FtWork::promiseOnce(Promise FtWork::*slot, const std::function<Promise()>& make,

@@ -38,9 +38,10 @@ class FtWork : public c10d::Work {
   int sourceRank() const override;  // of recv from anyone
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  // kNoTimeout: until the operation's own deadline, at which its epoch fails. An explicit timeout
-  // that runs out fails the epoch in this operation's name. Raises the failure; an exception from
-  // the wait hook (a signal) ends the epoch first.
+  // kNoTimeout: until the operation's own deadline, at which its epoch fails. An explicit timeout,
+  // one for all operations of the Work, fails the epoch when it runs out, in the name of the first
+  // that is not complete. Raises the failure; an exception from the wait hook (a signal) ends the
+  // epoch first.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   // Blocks until the operation is complete, on the device too, then raises its failure.
   void check();
@@ -64,8 +65,9 @@ class FtWork : public c10d::Work {
 
   FailurePtr failure() const;  // the first failed state's
   void finishAll(std::chrono::milliseconds timeout) const;
-  void finish(OpState& state, std::chrono::milliseconds timeout) const;
-  void giveUp(OpState& state, std::chrono::milliseconds timeout) const;
+  // given: when an explicit timeout runs out, for all states alike.
+  void finish(OpState& state, std::chrono::milliseconds timeout, Deadline given) const;
+  void giveUp(OpState& state, std::chrono::milliseconds timeout, Deadline ran_out) const;
   bool waitFor(OpState& state, Deadline deadline) const;
   void failEpoch(FailureKind kind, const std::string& how) const;
   Promise promiseOnce(Promise FtWork::*slot, const std::function<Promise()>& make, bool* made);

@@ -12,6 +12,12 @@ namespace {
 constexpr Duration kDrainSoon = std::chrono::milliseconds(50);
 constexpr Duration kFlushWithin = std::chrono::milliseconds(50);
 
+Failure byShutdown(const Lifecycle& lifecycle, std::string how) {
+  Failure failure = lifecycle.ownFailure(FailureKind::kAborted, std::move(how));
+  failure.needs_new_group = true;
+  return failure;
+}
+
 }  // namespace
 
 Group::Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
@@ -104,12 +110,12 @@ bool Group::shutdown(Deadline deadline) {
     forming = forming_;
     last = current_;
   }
-  if (forming) forming->fail(forming->ownFailure(FailureKind::kAborted, "shutdown() was called"));
+  if (forming) forming->fail(byShutdown(*forming, "shutdown() was called"));
   if (!last.communicator) return true;
   const bool left = last.communicator->leave(deadline);
   if (!left) {
-    last.lifecycle->fail(last.lifecycle->ownFailure(
-        FailureKind::kAborted, "shutdown() ran out of time with operations pending"));
+    last.lifecycle->fail(
+        byShutdown(*last.lifecycle, "shutdown() ran out of time with operations pending"));
   }
   drain(*last.communicator, Deadline::after(kDrainSoon));
   std::unique_ptr<Rendezvous> ended;
@@ -129,6 +135,7 @@ FailurePtr Group::whyNoEpoch() const {
   failure->epoch = epoch_;
   failure->rank = rank_;
   failure->size = size_;
+  failure->needs_new_group = shut_down_;
   failure->cause.how = shut_down_     ? "the group was shut down"
                        : configuring_ ? "another thread is configuring the group"
                        : epoch_ == 0  ? "the group has no epoch yet"

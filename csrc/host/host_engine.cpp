@@ -93,9 +93,10 @@ std::optional<Failure> HostEngine::open() {
   std::string error;
   listener_ = Listener::open(loop_, options_.bind_address, options_.ports, &error, incarnation_);
   if (!listener_) {
-    return failureOf(FailureKind::kRendezvous, "cannot listen on " +
-                                                   options_.bind_address.toString() + ": " + error +
-                                                   "; choose another interface or port range");
+    Failure failure =
+        failureOf(FailureKind::kRendezvous, error + "; choose another interface or port range");
+    failure.needs_new_group = true;  // this one has not been made
+    return failure;
   }
   // Answers the vigils of others where there is no monitor that would.
   loop_.post([listener = listener_] {

@@ -146,4 +146,10 @@ std::optional<PortRange> PortRange::parse(std::string_view text) {
   return sensible ? std::optional<PortRange>(range) : std::nullopt;
 }
 
+std::string PortRange::toString() const {
+  if (last == 0) return "any port";
+  if (first == last) return "port " + std::to_string(first);
+  return "ports " + std::to_string(first) + " to " + std::to_string(last);
+}
+
 }  // namespace torchft_ext

@@ -48,6 +48,7 @@ struct PortRange {
   uint16_t first = 0;
   uint16_t last = 0;
   static std::optional<PortRange> parse(std::string_view text);
+  std::string toString() const;  // "ports 7000 to 7100", "port 7000", "any port"
 };
 
 // The first usable address of an interface named like torch's users name it: "eth0", "eth" as a

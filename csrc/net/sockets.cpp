@@ -85,8 +85,8 @@ std::optional<ListeningSocket> listenOn(const SocketAddress& address, PortRange 
     if (last_error == 0) return made;
     if (last_error != EADDRINUSE && last_error != EACCES) break;
   }
-  explain(error, "cannot listen on " + address.ip() + ", port " + std::to_string(ports.first) +
-                     " to " + std::to_string(ports.last) + ": " + errorText(last_error));
+  explain(error, "cannot listen on " + address.ip() + ", " + ports.toString() + ": " +
+                     errorText(last_error));
   return std::nullopt;
 }
 

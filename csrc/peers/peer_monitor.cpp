@@ -124,9 +124,9 @@ bool Monitor::open(std::string* error) {
     why = "its threads do not answer";
   } else {
     addresses_ = {main->address, witness->address};
-    why = main->error + witness->error;
+    why = main->error.empty() ? witness->error : main->error;
   }
-  if (!why.empty() && error != nullptr) *error = "peer monitor: " + why;
+  if (!why.empty() && error != nullptr) *error = why;
   return why.empty();
 }
 
@@ -186,7 +186,7 @@ std::shared_ptr<PeerMonitor> PeerMonitor::start(const MonitorOptions& options, s
     auto monitor = std::make_shared<Monitor>(options);
     if (monitor->open(error)) return monitor;
   } catch (const std::system_error& refused) {
-    if (error != nullptr) *error = std::string("peer monitor: ") + refused.what();
+    if (error != nullptr) *error = refused.what();
   }
   return nullptr;
 }

@@ -19,12 +19,13 @@ using BackendPtr = c10::intrusive_ptr<FtBackend>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-BackendPtr createBackend(const StorePtr& store, int rank, int size,
-                         std::optional<Milliseconds> timeout, const std::string& engine,
-                         const std::string& name, c10::intrusive_ptr<FtOptions> options,
-                         bool may_resize, bool begin,
+BackendPtr createBackend(const StorePtr& store, int rank, int size, const py::object& timeout,
+                         const std::string& engine, const std::string& name,
+                         c10::intrusive_ptr<FtOptions> options, bool may_resize, bool begin,
                          const std::optional<std::string>& bound_device, BackendPtr beside,
                          std::vector<int> ranks_beside) {
+  const auto limit = optionalLimitOf("_create_backend: timeout", timeout);
+  const py::gil_scoped_release no_gil;
   FtBackend::Creation creation;
   creation.store = store;
   creation.rank = rank;
@@ -32,7 +33,7 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size,
   creation.engine = engine;
   creation.group_name = name;
   creation.options = options ? std::move(options) : c10::make_intrusive<FtOptions>();
-  creation.timeout = timeout.value_or(Milliseconds(0));
+  creation.timeout = limit.value_or(Milliseconds(0));
   creation.may_resize = may_resize;
   creation.begin = begin;
   if (bound_device) creation.bound_device = c10::Device(*bound_device);
@@ -232,7 +233,7 @@ void bind_backend(py::module_& module) {
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
              py::arg("options"), py::arg("may_resize"), py::arg("begin"),
              py::arg("bound_device") = py::none(), py::arg("beside") = py::none(),
-             py::arg("ranks_beside") = std::vector<int>(), NoGil());
+             py::arg("ranks_beside") = std::vector<int>());
   module.def("_create_group", &createGroup, py::arg("store"), py::arg("backend"),
              py::arg("devices"), NoGil());
 }

@@ -18,8 +18,9 @@ using Milliseconds = std::chrono::milliseconds;
 c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
                                           const py::object& interface_name, const py::object& ports,
                                           const py::object& heartbeat_limit,
-                                          std::optional<bool> nan_check, bool poison,
-                                          bool high_priority_stream, bool blocking_wait) {
+                                          const py::object& nan_check, const py::object& poison,
+                                          const py::object& high_priority_stream,
+                                          const py::object& blocking_wait) {
   const std::optional<Milliseconds> timeout = optionalLimitOf("Options: timeout", timeout_limit);
   const std::optional<Milliseconds> heartbeat =
       optionalLimitOf("Options: heartbeat", heartbeat_limit);
@@ -36,10 +37,10 @@ c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
   options->interface = std::move(interface);
   options->port_range = std::move(port_range);
   options->heartbeat = heartbeat;
-  options->nan_check = nan_check;
-  options->poison = poison;
-  options->high_priority_stream = high_priority_stream;
-  options->blocking_wait = blocking_wait;
+  options->nan_check = optionalSwitchOf("Options: nan_check", nan_check);
+  options->poison = switchOf("Options: poison", poison);
+  options->high_priority_stream = switchOf("Options: high_priority_stream", high_priority_stream);
+  options->blocking_wait = switchOf("Options: blocking_wait", blocking_wait);
   return options;
 }
 

@@ -49,6 +49,19 @@ TEST(Deadline, NegativeTimeoutMeansNever) {
   EXPECT_EQ(Deadline::never().remaining(), Duration::max());
 }
 
+TEST(Deadline, OverlongTimeoutInAnyUnitMeansNever) {
+  EXPECT_TRUE(Deadline::after(Duration::max()).isNever());
+  EXPECT_TRUE(Deadline::after(milliseconds::max()).isNever());
+  EXPECT_TRUE(Deadline::after(std::chrono::hours(24 * 365 * 293)).isNever());
+  EXPECT_FALSE(Deadline::after(std::chrono::hours(24 * 365 * 99)).isNever());
+}
+
+TEST(Deadline, OverlongTimesStaySoAsADuration) {
+  EXPECT_EQ(durationOf(milliseconds::max()), Duration::max());
+  EXPECT_LT(durationOf(milliseconds::min()), Duration::zero());
+  EXPECT_EQ(durationOf(milliseconds(5)), Duration(milliseconds(5)));
+}
+
 TEST(Deadline, ZeroTimeoutHasExpiredAtOnce) {
   const Deadline deadline = Deadline::after(Duration::zero());
   EXPECT_TRUE(deadline.expired());

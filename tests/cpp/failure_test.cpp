@@ -87,6 +87,15 @@ TEST(Failure, NamesBothEndsOfALostLink) {
   EXPECT_EQ(text.find("without rank"), std::string::npos);
 }
 
+TEST(Failure, OfAGroupThatIsShutDownAdvisesAnotherGroup) {
+  Failure failure = lostPeer();
+  failure.kind = FailureKind::kAborted;
+  failure.cause = {3, -1, "", -1, "the group was shut down"};
+  failure.needs_new_group = true;
+  EXPECT_TRUE(failure.describe().ends_with("; make a new group")) << failure.describe();
+  EXPECT_EQ(failure.describe().find("configure()"), std::string::npos) << failure.describe();
+}
+
 TEST(Failure, EveryKindHasANameAndANextStep) {
   std::set<std::string> names;
   for (uint8_t number = 1; number <= 9; ++number) {

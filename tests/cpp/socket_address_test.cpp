@@ -65,6 +65,12 @@ TEST(PortRange, ReadsRangesAndSinglePorts) {
   EXPECT_EQ(PortRange::parse("0")->last, 0);
 }
 
+TEST(PortRange, SaysWhatItHolds) {
+  EXPECT_EQ(PortRange{}.toString(), "any port");
+  EXPECT_EQ(PortRange::parse("7000")->toString(), "port 7000");
+  EXPECT_EQ(PortRange::parse("7000-7100")->toString(), "ports 7000 to 7100");
+}
+
 TEST(PortRange, RefusesMalformedOrReversed) {
   for (const char* text :
        {"7100-7000", "7000-", "-7000", "a", "7000-65536", "0-5", "1-2-3", " 7000"}) {

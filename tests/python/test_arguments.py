@@ -7,6 +7,7 @@ import datetime
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import values_of
 from rankside import (
     backend,
     connected_store,
@@ -275,6 +276,7 @@ MEMBERSHIPS = (
     (0, 0, "ValueError", "world_size: expected at least 1, found 0"),
     (0, -1, "ValueError", "world_size: expected at least 1, found -1"),
     ("0", 2, "TypeError", "rank: expected an int (of 32 bits), found str '0'"),
+    (True, 2, "TypeError", "rank: expected an int (of 32 bits), found bool True"),
     (0, 1.5, "TypeError", "world_size: expected an int (of 32 bits), found float 1.5"),
     (0, 1 << 40, "TypeError", f"world_size: expected an int (of 32 bits), found int {1 << 40}"),
 )
@@ -357,6 +359,65 @@ def test_timeout_of_init_process_group_is_rounded_up_to_milliseconds(ranks, give
     assert world.on(0, limit_of_a_group_made_with, ranks.address(), given) == kept
 
 
+# Nanoseconds in 64 bits hold the first no more, microseconds not the second.
+OVERLONG = (datetime.timedelta(days=293 * 365), datetime.timedelta.max)
+A_CENTURY = datetime.timedelta(days=100 * 365)
+
+
+def recv_within(limit: datetime.timedelta) -> None:
+    dist.irecv(torch.ones(3), 1).wait(limit)
+
+
+def send_one() -> None:
+    dist.send(torch.ones(3), 0)
+
+
+@pytest.mark.parametrize("limit", OVERLONG)
+def test_overlong_timeout_of_wait_means_never(ranks, limit):
+    world = ranks.world(2)
+    waiting = world.start_blocked(0, recv_within, limit)
+    assert world.side(0, errored) is None
+    world.on(1, send_one)
+    waiting.value()
+    world.run(check_sum)
+
+
+def live_without_limits(addresses: list[str], rank: int, size: int, limit: object) -> None:
+    backend().configure(addresses[0], rank, size, timeout=limit)
+    backend().set_timeout(limit)
+    check_sum()
+    backend().check(limit)
+    backend().configure(addresses[1], rank, size)
+    check_sum()
+
+
+@pytest.mark.parametrize("limit", OVERLONG)
+def test_overlong_timeouts_of_a_group_mean_never(ranks, limit):
+    world, addresses = ranks.world(2), [ranks.address(), ranks.address()]
+    calls = [world.start(rank, live_without_limits, addresses, rank, 2, limit) for rank in range(2)]
+    values_of(calls)
+    world.next().run(check_sum)
+
+
+def make_groups_without_limits(address: str, limit: datetime.timedelta) -> None:
+    import torchft_ext
+
+    leave_default_group()
+    dist.init_process_group(
+        "ft", store=connected_store(address), rank=0, world_size=1, timeout=limit
+    )
+    check_sum()
+    assert backend().options._timeout > A_CENTURY
+    options = torchft_ext.Options(timeout=limit)
+    assert options.timeout > A_CENTURY
+    dist.barrier(dist.new_group(backend="ft", pg_options=options))
+
+
+@pytest.mark.parametrize("limit", OVERLONG)
+def test_groups_are_made_with_overlong_timeouts(ranks, limit):
+    ranks.world(1).on(0, make_groups_without_limits, ranks.address(), limit)
+
+
 def refuse_what_is_no_group() -> None:
     import torchft_ext
 
@@ -373,6 +434,10 @@ WRONG_OPTIONS = {
     "heartbeat": (5, "a datetime.timedelta, found int"),
     "interface": (7, "a str or None, found int 7"),
     "port_range": (7000, "a str or None, found int 7000"),
+    "nan_check": (2, "a bool or None, found int 2"),
+    "poison": (None, "a bool, found NoneType None"),
+    "high_priority_stream": (1, "a bool, found int 1"),
+    "blocking_wait": ("no", "a bool, found str 'no'"),
 }
 
 
@@ -392,10 +457,30 @@ def test_options_of_wrong_types_are_refused(ranks):
     ranks.world(1).run(refuse_options)
 
 
-PORTS = "expected a range of ports such as '7000-7100' or one port"
+def refuse_what_are_no_options(address: str) -> None:
+    found = "pg_options: expected torchft_ext.Options, found int"
+    with pytest.raises(TypeError, match=rf"^new_group\('ft'\): {found}$"):
+        dist.new_group(backend="ft", pg_options=5)
+    with pytest.raises(
+        ValueError, match=r"^new_group: timeout: expected a positive .* found 0 ms$"
+    ):
+        dist.new_group(backend="ft", timeout=seconds(0))
+    leave_default_group()
+    store = connected_store(address)
+    with pytest.raises(TypeError, match=rf"^init_process_group\('ft'\): {found}$"):
+        dist.init_process_group("ft", store=store, rank=0, world_size=1, pg_options=5)
+
+
+def test_bad_settings_of_a_group_are_refused_in_the_name_of_the_function_that_was_called(ranks):
+    ranks.fresh(1).on(0, refuse_what_are_no_options, ranks.address())
+
+
+PORTS = "expected a range of at least 3 ports such as '7000-7100'"
 BAD_OPTIONS = (
     ({"port_range": "9000-8000"}, f"Options: port_range: {PORTS}, found '9000-8000'"),
     ({"port_range": "port"}, f"Options: port_range: {PORTS}, found 'port'"),
+    ({"port_range": "7000"}, f"Options: port_range: {PORTS}, found '7000'"),
+    ({"port_range": "7000-7001"}, f"Options: port_range: {PORTS}, found '7000-7001'"),
     ({"interface": ""}, "Options: interface: expected a name, found ''"),
     (
         {"interface": "nonexistent9"},
@@ -405,6 +490,10 @@ BAD_OPTIONS = (
     (
         {"heartbeat": seconds(-1)},
         "Options: heartbeat: expected zero (off) or at least 100 ms, found -1000 ms",
+    ),
+    (
+        {"heartbeat": datetime.timedelta(days=2)},
+        "Options: heartbeat: expected at most 24 hours (zero: off), found 48 hours",
     ),
     ({"timeout": seconds(-1)}, "Options: timeout: expected a positive time, found -1000 ms"),
 )

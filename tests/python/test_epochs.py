@@ -411,6 +411,10 @@ def test_options_survive_the_next_epochs(ranks):
 
 def shut_down_twice() -> str:
     backend().shutdown()
+    refused = failure_of(dist.barrier)
+    assert refused.type == "CommAbortedError"
+    assert "the group was shut down" in refused.text, refused.text
+    assert refused.text.endswith("; make a new group"), refused.text
     backend().shutdown()
     error = failure_of(lambda: configure("127.0.0.1:1/x", 0, 1, 1.0))
     dist.destroy_process_group()

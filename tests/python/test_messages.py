@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
+from rankside import failure_of, seconds
 from values import DTYPES, LARGE, SIZES, check, check_sum, me, pattern, reduced_patterns
 
 
@@ -141,6 +144,33 @@ def coalesced() -> None:
 
 def test_coalesced_collectives_give_each_result(ranks):
     ranks.world(3).run(coalesced)
+
+
+def wait_for_messages_sent_at_intervals(count: int, interval: float, limit: float):
+    """What wait(limit) of a block of receives raised, in the rank that receives."""
+    rank, _ = me()
+    if rank == 1:
+        for _ in range(count):
+            time.sleep(interval)
+            failure_of(lambda: dist.send(torch.ones(3), 0))  # the epoch may have failed meanwhile
+        return None
+    group, device = dist.group.WORLD, torch.device("cpu")
+    group._start_coalescing(device)
+    for _ in range(count):
+        group.recv([torch.zeros(3)], 1, 0)
+    work = group._end_coalescing(device)
+    began = time.monotonic()
+    error = failure_of(lambda: work.wait(seconds(limit)))
+    return error, time.monotonic() - began
+
+
+def test_timeout_given_to_wait_holds_for_all_operations_of_a_block(ranks):
+    world = ranks.world(2)
+    error, took = world.run(wait_for_messages_sent_at_intervals, 6, 0.5, 1.0)[0]
+    assert error is not None, f"wait(1 s) returned after {took} s"
+    assert error.type == "CommTimeoutError" and error.fields["limit"] == 1.0, error.text
+    assert took >= 1.0
+    world.next().run(check_sum)
 
 
 def objects() -> None:

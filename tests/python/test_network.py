@@ -78,6 +78,7 @@ def environment_chooses(name: str, value: str, address: str) -> str:
         ("TORCHFT_EXT_SOCKET_IFNAME", "lo", "nonexistent9"),
         ("GLOO_SOCKET_IFNAME", "lo", "nonexistent9"),
         ("TORCHFT_EXT_PORT_RANGE", "20000-29999", "no-ports"),
+        ("TORCHFT_EXT_PORT_RANGE", "0", "20000-20001"),
     ],
 )
 def test_environment_variable_is_followed_and_a_bad_value_named(ranks, variable, good, bad):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from ranks import Died, Worker
 from rankside import PATIENCE, backend, failure_of, wait_errored, wait_until
 from test_failures import blocking_all_reduce, blocking_barrier, blocking_recv
 from values import check_sum
+
+HERE = Path(__file__).parent
 
 
 def child_answer(action) -> str:
@@ -164,6 +169,19 @@ def test_rank_that_exits_cleanly_is_told_as_left(ranks):
         assert call.error("PeerLeftError", patience=10).cause["rank"] == 1
     assert_it_ended_in_time(world.workers[1])
     world.next([0, 2]).run(check_sum)
+
+
+@pytest.mark.parametrize("order", ["imported_early", "imported_by_the_child"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_child_of_multiprocessing_that_returns_harms_nobody(tmp_path, rank_env, method, order):
+    command = [sys.executable, str(HERE / "mp_ranks.py"), method, str(tmp_path / "store")]
+    if order == "imported_early":
+        command.append("early")
+    done = subprocess.run(
+        command, env=rank_env, capture_output=True, text=True, timeout=2 * PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"0": None, "1": None}, done.stderr
 
 
 def end_with(error: BaseException) -> None:

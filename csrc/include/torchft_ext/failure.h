@@ -46,6 +46,9 @@ struct Failure {
   int64_t seq = -1;  // the operation's sequence number in its epoch
   std::chrono::nanoseconds elapsed{0};
   std::chrono::nanoseconds limit{0};  // zero: there was none
+  // No configure() can follow: the group was shut down, or could not be made. Of this process
+  // alone: others are not told.
+  bool needs_new_group = false;
 
   // One line: operation, group, rank/size, epoch, who, how, elapsed and limit, and the next step.
   std::string describe() const;

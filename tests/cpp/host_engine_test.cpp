@@ -1,0 +1,49 @@
+// What is said where ports are taken.
+#include "host/host_engine.h"
+
+#include <gtest/gtest.h>
+
+#include "cluster.h"
+#include "peers/peer_monitor.h"
+
+namespace torchft_ext {
+namespace {
+
+class PortTaken : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string error;
+    taken_ = listenOn(loopbackOptions().bind_address, {}, &error);
+    ASSERT_TRUE(taken_) << error;
+  }
+  PortRange itself() const { return {taken_->address.port(), taken_->address.port()}; }
+  std::string refusal() const {
+    return "cannot listen on 127.0.0.1, port " + std::to_string(itself().first) +
+           ": Address already in use";
+  }
+
+ private:
+  std::optional<ListeningSocket> taken_;
+};
+
+TEST_F(PortTaken, EngineSaysWhichAndWhatToDo) {
+  HostEngineOptions options = loopbackOptions();
+  options.ports = itself();
+  const auto made = makeHostEngineForTest(options);
+  const auto* failure = std::get_if<Failure>(&made);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->describe(),
+            refusal() + "; choose another interface or port range; make a new group");
+}
+
+TEST_F(PortTaken, MonitorSaysSoOnceThoughBothItsListenersNeedOne) {
+  MonitorOptions options;
+  options.bind_address = loopbackOptions().bind_address;
+  options.ports = itself();
+  std::string error;
+  EXPECT_EQ(PeerMonitor::start(options, &error), nullptr);
+  EXPECT_EQ(error, refusal());
+}
+
+}  // namespace
+}  // namespace torchft_ext

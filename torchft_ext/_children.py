@@ -1,0 +1,36 @@
+"""Goodbyes of processes that multiprocessing starts by fork or forkserver.
+
+They end by os._exit(), without atexit. What does run there are multiprocessing's own finalizers;
+each child forgets those that it inherited, or got before its target began.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing import util
+
+Leave = Callable[[], None]
+
+
+def at_their_end(leave: Leave) -> None:
+    """Have `leave` called in each such process when its target has returned or raised.
+
+    That is before it joins its children and threads.
+
+    Args:
+        leave: what lives as long as the process, such as a module's function.
+    """
+    _register(leave)
+    util.register_after_fork(leave, _register)
+
+
+def _register(leave: Leave) -> None:
+    util.Finalize(None, _leave_child, args=(leave,), exitpriority=0)
+
+
+def _leave_child(leave: Leave) -> None:
+    # A spawned child has its atexit, which comes when its threads have been joined.
+    child = multiprocessing.parent_process() is not None
+    if child and multiprocessing.get_start_method(allow_none=True) != "spawn":
+        leave()
