@@ -117,9 +117,10 @@ class Backend(_Backend):
         """
 
     def shutdown(self) -> None:
-        """Say goodbye to the other members, once what was issued is sent, and end the epoch.
+        """Say goodbye to the other members, once what was issued is done, and end the epoch.
 
-        Blocks, without the GIL, for 5 s or the group's timeout at most. configure() raises after.
+        Blocks, without the GIL, for 5 s or the group's timeout at most: a receive that nobody
+        answers takes that long, and fails then. configure() raises after.
         Threads: any.
         """
 
