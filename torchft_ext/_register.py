@@ -46,21 +46,24 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
     spec = _spec(frame)
     if _disabled():
         return _plain(opts, _chosen_timeout(opts, pg_options), name, frame)
-    if pg_options is not None and not isinstance(pg_options, _C.Options):
-        raise TypeError(
-            f"{_caller(frame)}('{name}'): pg_options: expected torchft_ext.Options, "
-            f"found {type(pg_options).__name__}"
-        )
-    _refuse_two_of_ours(spec, _caller(frame))
+    caller = _caller(frame)
+    try:
+        options = _options(pg_options, f"{caller}('{name}')")
+        timeout = _positive(_given_timeout(opts, frame), caller)
+        _refuse_two_of_ours(spec, caller)
+    except (TypeError, ValueError) as error:
+        if not getattr(opts, "enable_reconfigure", False):
+            _C._tell_absence(opts.store, opts.group_rank, opts.group_size, str(error))
+        raise
     single = spec is not None and len(set(spec.values())) == 1
     made = _C._create_backend(
         opts.store,
         opts.group_rank,
         opts.group_size,
-        timeout=_positive(_given_timeout(opts, frame), _caller(frame)),
+        timeout=timeout,
         engine=_engine(name),
         name=opts.group_id,
-        options=pg_options,
+        options=options,
         may_resize=single,
         begin=not getattr(opts, "enable_reconfigure", False),
         bound_device=_bound_device(frame),
@@ -103,6 +106,14 @@ def _default_backend() -> _C.Backend | None:
     """Return ours of the default group; None where it has none, or is being made itself."""
     group = c10d.GroupMember.WORLD
     return next(backends_of(group), None) if group is not None else None
+
+
+def _options(pg_options: object, call: str) -> _C.Options | None:
+    if pg_options is None or isinstance(pg_options, _C.Options):
+        return pg_options
+    raise TypeError(
+        f"{call}: pg_options: expected torchft_ext.Options, found {type(pg_options).__name__}"
+    )
 
 
 def _given_timeout(opts: _CreationOptions, frame: FrameType | None) -> timedelta:

@@ -13,6 +13,7 @@
 #include <utility>
 #include <variant>
 
+#include "c10d/absence.h"
 #include "c10d/comm_error.h"
 #include "c10d/engines.h"
 #include "c10d/environment.h"
@@ -32,6 +33,24 @@ std::atomic<uint64_t> next_serial{0};  // any thread
 FtBackend::Milliseconds chosenTimeout(const FtBackend::Creation& creation) {
   const bool own = creation.options->timeout_chosen || creation.timeout.count() <= 0;
   return own ? creation.options->timeout : creation.timeout;
+}
+
+// The others wait for this rank: they are told why it does not come.
+EngineChoice engineOrAbsence(const FtBackend::Creation& creation) {
+  const auto tell = [&creation](const std::string& why) {
+    if (!creation.begin || creation.size == 1) return;
+    tellAbsence(storePlaceOf(creation.store), creation.rank, creation.size,
+                durationOf(chosenTimeout(creation)), why);
+  };
+  try {
+    return makeEngine(creation.engine, *creation.options, creation.store, creation.bound_device);
+  } catch (const c10::Error& error) {
+    tell(error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    tell(error.what());
+    throw;
+  }
 }
 
 // Assigns where torch allows it (2.14 and later).
@@ -66,9 +85,7 @@ c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
   TORCH_CHECK_VALUE(creation.size > 0,
                     "init_process_group: world_size: expected at least 1, found ", creation.size);
   checkRank({"init_process_group", "rank"}, creation.rank, creation.size);
-  auto backend = c10::make_intrusive<FtBackend>(
-      creation,
-      makeEngine(creation.engine, *creation.options, creation.store, creation.bound_device));
+  auto backend = c10::make_intrusive<FtBackend>(creation, engineOrAbsence(creation));
   if (!creation.begin) return backend;
   if (creation.beside) {
     creation.beside->guard_.check("the default group");

@@ -57,7 +57,7 @@ class FtBackend : public c10d::Backend {
     bool begin = true;  // false: the first epoch comes with configure() or reconfigure()
   };
   // Makes the backend and its first epoch over the creator's store. Blocks up to the timeout.
-  // Raises what configure() raises, and what makeEngine() raises.
+  // Raises what configure() raises, and what makeEngine() raises; the others are told either way.
   static c10::intrusive_ptr<FtBackend> create(const Creation& creation);
 
   FtBackend(const Creation& creation, EngineChoice choice);

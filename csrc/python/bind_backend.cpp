@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "c10d/absence.h"
 #include "c10d/ft_backend.h"
 #include "c10d/ft_process_group.h"
 #include "python/bindings.h"
@@ -40,6 +41,10 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size, const py::ob
   creation.beside = std::move(beside);
   creation.ranks_beside = std::move(ranks_beside);
   return FtBackend::create(creation);
+}
+
+void tellAbsenceAt(const StorePtr& store, int rank, int size, const std::string& why) {
+  if (size > 1) tellAbsence(storePlaceOf(store), rank, size, Duration::max(), why);
 }
 
 // As torch's own class, which torch.distributed asks for by identity (batch_isend_irecv does).
@@ -234,6 +239,8 @@ void bind_backend(py::module_& module) {
              py::arg("options"), py::arg("may_resize"), py::arg("begin"),
              py::arg("bound_device") = py::none(), py::arg("beside") = py::none(),
              py::arg("ranks_beside") = std::vector<int>());
+  module.def("_tell_absence", &tellAbsenceAt, py::arg("store"), py::arg("rank"), py::arg("size"),
+             py::arg("why"), NoGil());
   module.def("_create_group", &createGroup, py::arg("store"), py::arg("backend"),
              py::arg("devices"), NoGil());
 }

@@ -134,13 +134,30 @@ AttemptMemory Rendezvous::withdraw(const Failure& why) {
   return attendance_.failed(ending);
 }
 
+void Rendezvous::decline(const Failure& why) {
+  published_ = true;  // what is written in the record's place has to go again
+  const Withdrawal withdrawal{self_, attendance_.endingOf(why), {}};
+  writeWithdrawal(withdrawal);
+  store_->awaitAll(readers(), deadline_, cancelled_);
+  addressWithdrawal(withdrawal);
+  withdrawn_ = Clock::now();
+}
+
 void Rendezvous::tellOthers(const Ending& ending) {
   const Withdrawal withdrawal{self_, ending, {}};
+  writeWithdrawal(withdrawal);
+  addressWithdrawal(withdrawal);
+}
+
+void Rendezvous::writeWithdrawal(const Withdrawal& withdrawal) {
   store_->editLater(key(rank_), [own = encodeRecord(self_), words = encodeWithdrawal(withdrawal)](
                                     const std::string& found, const auto&) {
     // Nothing: the attempt ended before its record was written. They may be waiting for it.
     return found == own || found.empty() ? std::optional(words) : std::nullopt;
   });
+}
+
+void Rendezvous::addressWithdrawal(const Withdrawal& withdrawal) {
   const auto address = [withdrawal](const std::string& found,
                                     const std::vector<std::string>& readers) {
     Withdrawal addressed = withdrawal;
@@ -151,7 +168,11 @@ void Rendezvous::tellOthers(const Ending& ending) {
     return stands && !addressed.meant_for.empty() ? std::optional(encodeWithdrawal(addressed))
                                                   : std::nullopt;
   };
-  store_->editLater(key(rank_), address, rank_ == 0 ? keys(1, size_) : keys(0, 1));
+  store_->editLater(key(rank_), address, readers());
+}
+
+std::vector<std::string> Rendezvous::readers() const {
+  return rank_ == 0 ? keys(1, size_) : keys(0, 1);
 }
 
 void Rendezvous::succeeded() {

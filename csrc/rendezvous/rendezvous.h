@@ -44,6 +44,9 @@ class Rendezvous {
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
+  // In place of enter(), once, by a member that cannot take part: has that told to those who wait
+  // for it. Blocks until they have come to where they read it, until the deadline at most.
+  void decline(const Failure& why);
   // Publishes the record and waits for the roster. Returns a Failure (kTimeout naming the missing
   // ranks as far as rank 0 can see them, kStoreLost, kRendezvous for a duplicate rank or a
   // malformed record, kAborted when cancelled; kPeerLost, and whatever a member withdrew with)
@@ -72,7 +75,10 @@ class Rendezvous {
 
   std::optional<Failure> publish();
   void tellOthers(const Ending& ending);
-  void remove(Duration after);  // what it wrote
+  void writeWithdrawal(const Withdrawal& withdrawal);
+  void addressWithdrawal(const Withdrawal& withdrawal);
+  std::vector<std::string> readers() const;  // the keys of those who look at this member's record
+  void remove(Duration after);               // what it wrote
   std::optional<Failure> checkOwnRecord();
   std::optional<Failure> judgeOwnRecord(const std::string& bytes);
   std::optional<Failure> judgeNews();

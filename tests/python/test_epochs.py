@@ -228,6 +228,46 @@ def test_rank_whose_init_process_group_fails_is_told_to_all(ranks):
     ranks.fresh(3).run(check_sum)
 
 
+def init_badly(address: str, rank: int, size: int, how: str) -> None:
+    if how == "interface":
+        os.environ["TORCHFT_EXT_SOCKET_IFNAME"] = "nonexistent9"
+    options = 5 if how == "options" else None
+    limit = seconds(PATIENCE)
+    leave_default_group()
+    store = connected_store(address)
+    try:
+        dist.init_process_group(
+            "ft", store=store, rank=rank, world_size=size, timeout=limit, pg_options=options
+        )
+    finally:
+        os.environ.pop("TORCHFT_EXT_SOCKET_IFNAME", None)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("how", "kind", "why"),
+    [
+        ("interface", "ValueError", "found 'nonexistent9'"),
+        ("options", "TypeError", "expected torchft_ext.Options, found int"),
+    ],
+)
+def test_rank_that_cannot_make_its_group_is_told_to_all(ranks, how, kind, why, victim):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world, address = World(ranks, ranks.borrow(3)), f"127.0.0.1:{server.port}/own"
+    store = connected_store(address)
+    keys = store.num_keys()
+    others = [
+        world.start(rank, init_fresh, address, rank, 3) for rank in range(3) if rank != victim
+    ]
+    wait_until(lambda: store.num_keys() >= keys + 2, "the records of the others")
+    fault = world.start(victim, init_badly, address, victim, 3, how)
+    assert why in fault.error(kind).text
+    for call in others:
+        error = call.error("RendezvousError")
+        assert error.cause["rank"] == victim and why in error.text, error.text
+    ranks.fresh(3).run(check_sum)
+
+
 def configure_twice_at_once(address: str) -> str:
     import torchft_ext
 

@@ -1,0 +1,43 @@
+#include "c10d/absence.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/host_name.h"
+#include "comm/op_state.h"
+#include "rendezvous/rendezvous.h"
+
+namespace torchft_ext {
+namespace {
+
+// Ranks that a launcher started together come within milliseconds of each other.
+constexpr Duration kReadersComeWithin = std::chrono::seconds(2);
+
+MemberRecord absentSelf() {
+  MemberRecord self;
+  self.incarnation = selfIncarnation();
+  self.token = Token::random();
+  self.host = hostName();
+  self.pid = ::getpid();
+  return self;
+}
+
+}  // namespace
+
+void tellAbsence(const StorePlace& place, int rank, int size, Duration limit,
+                 const std::string& why) {
+  const MemberRecord self = absentSelf();
+  Failure failure;
+  failure.kind = FailureKind::kRendezvous;
+  failure.cause = {rank, -1, self.host, self.pid, "it could not make its group: " + why};
+  const Cancelled interrupted = [] {
+    if (const WaitHook hook = waitHook()) hook();
+    return false;
+  };
+  const Deadline deadline = Deadline::after(std::min(limit, kReadersComeWithin));
+  Rendezvous absent(place.thread, place.prefix, rank, size, self, deadline, interrupted);
+  absent.decline(failure);
+}
+
+}  // namespace torchft_ext
