@@ -1,5 +1,6 @@
 #include "c10d/arguments.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
 #include <optional>

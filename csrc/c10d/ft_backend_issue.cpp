@@ -63,7 +63,7 @@ Prepared FtBackend::prepare(const Place& place, OpKind kind, Milliseconds timeou
   prepared.async = async;
   prepared.operation.kind = kind;
   prepared.operation.epoch = place.epoch;
-  prepared.operation.timeout = timeout.count() > 0 ? Duration(timeout) : group_->timeout();
+  prepared.operation.timeout = timeout.count() > 0 ? durationOf(timeout) : group_->timeout();
   return prepared;
 }
 
