@@ -372,7 +372,7 @@ def refused() -> dict[str, str]:
         ),
         "band": text(lambda: dist.all_reduce(ones(3), dist.ReduceOp.BAND)),
         "mixed": text(lambda: group.allgather([[torch.ones(3)] * world], [ones(3)]).wait()),
-        "strided": text(lambda: dist.all_reduce(ones(4, 4).t()[1:])),
+        "expanded": text(lambda: dist.all_reduce(ones(4, 1).expand(4, 4))),
         "anyone": text(lambda: backend().recv_anysource([ones(3)], 0)),
     }
     assert backend().errored() is None
@@ -383,6 +383,7 @@ def refused() -> dict[str, str]:
 def test_bad_device_arguments_are_refused_and_the_epoch_goes_on(devices):
     for texts in devices.world(2).run(refused):
         assert "int16" in texts["int16"] or "Short" in texts["int16"]
+        assert "memory for each element" in texts["expanded"]
         assert "found" in texts["band"] and "one device" in texts["mixed"]
         assert "NotImplementedError" in texts["anyone"] and "source rank" in texts["anyone"]
 
