@@ -2,7 +2,7 @@
 # Makes the development environment in $VENV: torch, then requirements-dev.txt. Does nothing where that is done already.
 #   scripts/setup.sh          what building and the demo need
 #   scripts/setup.sh --tests  also what the C++ tests need (GoogleTest)
-#   scripts/setup.sh --all    also what fuzzing needs (clang), and ccache
+#   scripts/setup.sh --all    also what fuzzing needs (clang and its runtime), and ccache
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 choose_python() {
@@ -30,9 +30,20 @@ sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.
   have ccache || echo ccache
 }
 
+# clang's runtime is a package of its own, which some distributions install with clang and others do not.
+have_fuzzer() {
+  local probe status=0
+  probe=$(mktemp -d)
+  echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' >"$probe/probe.cpp"
+  clang++ -fsanitize=fuzzer,address,undefined "$probe/probe.cpp" -o "$probe/probe" 2>/dev/null || status=$?
+  rm -rf "$probe"
+  return "$status"
+}
+
 python=$(choose_python)
 mapfile -t missing < <(missing_packages "${1:-}")
 [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
+[ "${1:-}" != --all ] || have_fuzzer || apt_install "libclang-rt-$(clang++ -dumpversion | cut -d. -f1)-dev"
 
 stamp="$VENV/.torchft_ext-$(cat requirements-dev.txt scripts/setup.sh <(echo "$TORCH_VERSION") | sha256sum | cut -c1-16)"
 if [ ! -f "$stamp" ]; then
