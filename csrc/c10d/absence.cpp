@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/host_name.h"
+#include "base/log.h"
+#include "c10d/store_adapter.h"
 #include "comm/op_state.h"
 #include "rendezvous/rendezvous.h"
 
@@ -23,10 +26,23 @@ MemberRecord absentSelf() {
   return self;
 }
 
+std::optional<StorePlace> placeIfAny(const c10::intrusive_ptr<c10d::Store>& store) {
+  try {
+    return storePlaceOf(store);
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning,
+        std::string("the other ranks cannot be told that this one does not come: ") + error.what());
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
-void tellAbsence(const StorePlace& place, int rank, int size, Duration limit,
+void tellAbsence(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Duration limit,
                  const std::string& why) {
+  if (size <= 1) return;
+  const std::optional<StorePlace> place = placeIfAny(store);
+  if (!place) return;
   const MemberRecord self = absentSelf();
   Failure failure;
   failure.kind = FailureKind::kRendezvous;
@@ -36,7 +52,7 @@ void tellAbsence(const StorePlace& place, int rank, int size, Duration limit,
     return false;
   };
   const Deadline deadline = Deadline::after(std::min(limit, kReadersComeWithin));
-  Rendezvous absent(place.thread, place.prefix, rank, size, self, deadline, interrupted);
+  Rendezvous absent(place->thread, place->prefix, rank, size, self, deadline, interrupted);
   absent.decline(failure);
 }
 

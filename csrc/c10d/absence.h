@@ -2,15 +2,17 @@
 #pragma once
 
 #include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/deadline.h"
-#include "c10d/store_adapter.h"
 
 namespace torchft_ext {
 
-// In the first epoch of a group whose members meet at this place. Blocks for two seconds at most,
-// or the limit, until they have come to where they read it. Throws what a signal's handler throws.
-void tellAbsence(const StorePlace& place, int rank, int size, Duration limit,
+// In the first epoch of a group whose members meet in this store. Blocks for two seconds at most,
+// or the limit, until they have come to where they read it. Nothing where there are no others, or
+// where the store cannot be used: the reason why is what the caller wants to tell. Throws what a
+// signal's handler throws.
+void tellAbsence(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Duration limit,
                  const std::string& why);
 
 }  // namespace torchft_ext

@@ -38,9 +38,9 @@ FtBackend::Milliseconds chosenTimeout(const FtBackend::Creation& creation) {
 // The others wait for this rank: they are told why it does not come.
 EngineChoice engineOrAbsence(const FtBackend::Creation& creation) {
   const auto tell = [&creation](const std::string& why) {
-    if (!creation.begin || creation.size == 1) return;
-    tellAbsence(storePlaceOf(creation.store), creation.rank, creation.size,
-                durationOf(chosenTimeout(creation)), why);
+    if (!creation.begin) return;
+    tellAbsence(creation.store, creation.rank, creation.size, durationOf(chosenTimeout(creation)),
+                why);
   };
   try {
     return makeEngine(creation.engine, *creation.options, creation.store, creation.bound_device);

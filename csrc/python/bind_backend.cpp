@@ -44,7 +44,7 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size, const py::ob
 }
 
 void tellAbsenceAt(const StorePtr& store, int rank, int size, const std::string& why) {
-  if (size > 1) tellAbsence(storePlaceOf(store), rank, size, Duration::max(), why);
+  tellAbsence(store, rank, size, Duration::max(), why);
 }
 
 // As torch's own class, which torch.distributed asks for by identity (batch_isend_irecv does).

@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "rendezvous/attendance.h"
-#include "rendezvous/records.h"
-#include "rendezvous/store_thread.h"
+#include "rendezvous/missing_ranks.h"
+#include "rendezvous/own_record.h"
 
 namespace torchft_ext {
 
@@ -73,14 +73,7 @@ class Rendezvous {
   using Outcome = std::variant<Roster, Failure>;
   using Refreshed = std::variant<std::monostate, Roster, Failure>;
 
-  std::optional<Failure> publish();
-  void tellOthers(const Ending& ending);
-  void writeWithdrawal(const Withdrawal& withdrawal);
-  void addressWithdrawal(const Withdrawal& withdrawal);
-  std::vector<std::string> readers() const;  // the keys of those who look at this member's record
-  void remove(Duration after);               // what it wrote
-  std::optional<Failure> checkOwnRecord();
-  std::optional<Failure> judgeOwnRecord(const std::string& bytes);
+  void removeRosters();
   std::optional<Failure> judgeNews();
   std::optional<Failure> judgeRecords(int first, const std::vector<std::string>& records);
   std::optional<Failure> census();
@@ -97,33 +90,23 @@ class Rendezvous {
   Outcome accept(const std::string& go);
   Failure membersMissing();
   Failure leaderMissing();
-  std::string nameMissing();
-  std::string nameLeftOver(const std::vector<std::string>& records) const;
-  void findMissing(int first, int last, std::vector<int>& missing);
-  Failure failed(const StoreReply& reply) const;
+  MissingRanks missing() const;
   Deadline lastLook() const;
-  std::string key(int rank) const;
-  std::string goKey(const Token& token) const;
-  std::vector<std::string> keys(int first, int last) const;
 
   const std::shared_ptr<StoreThread> store_;
-  const std::string prefix_;
+  const AttemptKeys keys_;
   const int rank_;
   const int size_;
-  const MemberRecord self_;
   const Deadline deadline_;
   const Cancelled cancelled_;
+  OwnRecord own_;
   Attendance attendance_;
   Roster current_;
   int next_in_census_ = 1;
   std::string store_trouble_;
   std::optional<Clock::time_point> lost_since_;  // the store, as refresh() saw it
   bool gave_up_ = false;                         // `cancelled` said so
-  bool published_ = false;
-  std::optional<Clock::time_point> withdrawn_;  // when
-  std::set<Token> issued_;                      // rank 0: for whom it wrote a roster
-  bool vanished_ = false;                       // our record was once gone
-  bool usurped_ = false;                        // our record is another's now
+  std::set<Token> issued_;                       // rank 0: for whom it wrote a roster
 };
 
 }  // namespace torchft_ext

@@ -115,10 +115,14 @@ TEST(NcclBootstrap, PartsAreAsEqualAsCanBeAndEachHasAFirstRank) {
   }
 }
 
-TEST_F(NcclRacesTest, LargeWorldsGetAnIdForEachPart) {
+NcclEngineOptions partsOfTwo() {
   NcclEngineOptions options;
   options.ranks_per_root = 2;
-  NcclCluster cluster(5, options);
+  return options;
+}
+
+TEST_F(NcclRacesTest, LargeWorldsGetAnIdForEachPart) {
+  NcclCluster cluster(5, partsOfTwo());
   cluster.form(cluster.all(), "parts");
   sumOnAll(cluster);
   EXPECT_EQ(counted("unique_ids"), 3);
@@ -129,18 +133,14 @@ TEST_F(NcclRacesTest, LargeWorldsGetAnIdForEachPart) {
 
 TEST_F(NcclRacesTest, AnOlderLibraryGetsOneIdHoweverLargeTheWorld) {
   inject("version 22200");
-  NcclEngineOptions options;
-  options.ranks_per_root = 2;
-  NcclCluster cluster(5, options);
+  NcclCluster cluster(5, partsOfTwo());
   cluster.form(cluster.all(), "one");
   sumOnAll(cluster);
   EXPECT_EQ(counted("unique_ids"), 1);
 }
 
 TEST_F(NcclRacesTest, EveryPartsRootIsReleasedWhereARankDoesNotCome) {
-  NcclEngineOptions options;
-  options.ranks_per_root = 2;
-  NcclCluster cluster(5, options);
+  NcclCluster cluster(5, partsOfTwo());
   cluster.form(cluster.all(), "parts");
   std::vector<std::thread> issuing;
   for (const int i : {0, 1, 2, 4}) {

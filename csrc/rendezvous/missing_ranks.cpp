@@ -1,0 +1,69 @@
+#include "rendezvous/missing_ranks.h"
+
+#include "rendezvous/records.h"
+#include "rendezvous/rendezvous_failure.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr size_t kMostMissingNamed = 8;
+
+std::string nameRanks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string MissingRanks::nameMembers() {
+  std::vector<int> missing;
+  const auto everyone = keys_.everyone();
+  find(1, static_cast<int>(everyone.size()), missing);
+  if (missing.empty()) return nameLeftOver(store_.getAll(everyone, deadline_, cancelled_).values);
+  std::string how = nameRanks(missing) + " did not come";
+  if (missing.size() == kMostMissingNamed) how += " (and maybe others)";
+  return how;
+}
+
+std::string MissingRanks::nameLeader() {
+  const auto reply = store_.getAll(keys_.range(0, 1), deadline_, cancelled_);
+  if (reply.status == StoreStatus::kOk && reply.values.empty()) return "rank 0 did not come";
+  const std::string left = nameLeftOver(reply.values);
+  return left.empty() ? "rank 0 sent no roster: other ranks may not have come to it" : left;
+}
+
+// The first record that does not count. Empty: all do.
+std::string MissingRanks::nameLeftOver(const std::vector<std::string>& records) const {
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const std::string who = "rank " + std::to_string(rank) + " did not come: ";
+    if (const auto withdrawal = decodeWithdrawal(records[rank])) {
+      return who + "an earlier attempt of its process (" + nameProcess(withdrawal->member) +
+             ") failed, and it has not tried again";
+    }
+    const auto record = decodeRecord(records[rank]);
+    if (record && left_over_.count(record->incarnation) > 0) {
+      return who + "its record is an earlier one, of a process that does not answer (" +
+             nameProcess(*record) + ")";
+    }
+  }
+  return {};
+}
+
+void MissingRanks::find(int first, int last, std::vector<int>& missing) {
+  if (first == last || missing.size() >= kMostMissingNamed) return;
+  const auto reply = store_.getAll(keys_.range(first, last), deadline_, cancelled_);
+  if (reply.status != StoreStatus::kOk || !reply.values.empty()) return;
+  if (last - first == 1) {
+    missing.push_back(first);
+    return;
+  }
+  const int middle = first + (last - first) / 2;
+  find(first, middle, missing);
+  find(middle, last, missing);
+}
+
+}  // namespace torchft_ext
