@@ -1,9 +1,10 @@
 #include "c10d/arguments.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 namespace torchft_ext {
 namespace {
@@ -85,8 +86,21 @@ ReduceKind kindOf(const Argument& argument, const c10d::ReduceOp& reduce_op, boo
                     static_cast<int>(reduce_op.op_));
 }
 
-bool overlap(const Buffer& a, const Buffer& b) {
-  return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
+// Sorted by stride, each dimension's steps are longer than all smaller ones together. Enough, and
+// true of every slice and permutation.
+bool elementsAreApart(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, steps
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) == 0) return true;
+    if (tensor.size(dim) > 1) dims.emplace_back(tensor.stride(dim), tensor.size(dim) - 1);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;
+  for (const auto& [stride, steps] : dims) {
+    if (stride <= reach) return false;
+    reach += stride * steps;
+  }
+  return true;
 }
 
 }  // namespace
@@ -117,7 +131,7 @@ void checkRank(const Argument& argument, int64_t rank, int size) {
 void checkOutput(const Argument& argument, const at::Tensor& tensor) {
   checkTensor(argument, tensor);
   TORCH_CHECK_VALUE(
-      at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument.text(),
+      elementsAreApart(tensor), argument.text(),
       ": expected memory for each element, since the result is written to it, found strides ",
       tensor.strides(), " for sizes ", tensor.sizes());
   TORCH_CHECK_VALUE(!tensor.is_conj() && !tensor.is_neg(), argument.text(),
@@ -135,7 +149,7 @@ void checkOutputs(const Argument& argument, const std::vector<at::Tensor>& tenso
 
 at::Tensor asInput(const Argument& argument, const at::Tensor& tensor) {
   checkTensor(argument, tensor);
-  return tensor.resolve_conj().resolve_neg().contiguous();
+  return tensor.resolve_conj().resolve_neg();
 }
 
 Buffer writable(const at::Tensor& tensor) {
@@ -155,13 +169,6 @@ std::vector<Buffer> cut(Buffer whole, int parts) {
     buffers[i] = {bytes > 0 ? whole.data + i * bytes : whole.data, bytes};
   }
   return buffers;
-}
-
-at::Tensor apartFrom(const at::Tensor& input, const std::vector<at::Tensor>& outputs) {
-  for (const at::Tensor& output : outputs) {
-    if (overlap(readable(input), readable(output))) return input.clone();
-  }
-  return input;
 }
 
 bool sums(const c10d::ReduceOp& reduce_op) {

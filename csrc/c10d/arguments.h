@@ -34,15 +34,14 @@ void checkRank(const Argument& argument, int64_t rank, int size);
 void checkOutput(const Argument& argument, const at::Tensor& tensor);
 void checkOutputs(const Argument& argument, const std::vector<at::Tensor>& tensors,
                   size_t expected);
-// A dense tensor of the CPU or a device; a contiguous copy where it is not contiguous itself.
+// A dense tensor of the CPU or a device, of any layout; a lazily conjugated or negated one is
+// computed.
 at::Tensor asInput(const Argument& argument, const at::Tensor& tensor);
 
 Buffer writable(const at::Tensor& tensor);
 Buffer readable(const at::Tensor& tensor);
 // Cuts a contiguous tensor into `parts` equal buffers. Its size has been checked to be a multiple.
 std::vector<Buffer> cut(Buffer whole, int parts);
-// A copy of the input where its memory overlaps an output's.
-at::Tensor apartFrom(const at::Tensor& input, const std::vector<at::Tensor>& outputs);
 
 // Its own name where the engine knows it, else bytes: for operations that only move data.
 DType dtypeOfData(const at::Tensor& tensor);

@@ -22,8 +22,8 @@ FtBackend::WorkPtr FtBackend::broadcast(Tensors& tensors, const c10d::BroadcastO
                     options.rootTensor);
   Prepared prepared = prepare(place, OpKind::kBroadcast, options.timeout, options.asyncOp);
   const bool root = place.rank == options.rootRank;
-  const at::Tensor tensor = prepared.writableFor(tensors[0], root);
-  if (root) prepared.landings.clear();  // it has the result
+  const at::Tensor tensor =
+      prepared.writableFor(tensors[0], root ? Prepared::Use::kRead : Prepared::Use::kWritten);
   prepared.operation.dtype = dtypeOfData(tensor);
   prepared.operation.root = static_cast<int>(options.rootRank);
   prepared.operation.outputs = {writable(tensor)};
@@ -36,7 +36,7 @@ Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor&
   checkOutput(argument, tensor);
   Prepared prepared = prepare(enter(), OpKind::kAllreduce, options.timeout, options.asyncOp);
   setReduction(prepared, argument, tensor, options.reduceOp);
-  prepared.operation.outputs = {writable(prepared.writableFor(tensor, true))};
+  prepared.operation.outputs = {writable(prepared.writableFor(tensor, Prepared::Use::kBoth))};
   return prepared;
 }
 
@@ -72,13 +72,11 @@ FtBackend::WorkPtr FtBackend::reduce(Tensors& tensors, const c10d::ReduceOptions
   Prepared prepared = prepare(place, OpKind::kReduce, options.timeout, options.asyncOp);
   setReduction(prepared, argument.at(0), tensors[0], options.reduceOp);
   prepared.operation.root = static_cast<int>(options.rootRank);
-  const at::Tensor tensor = prepared.writableFor(tensors[0], true);
+  const bool root = place.rank == options.rootRank;
+  const at::Tensor tensor =
+      prepared.writableFor(tensors[0], root ? Prepared::Use::kBoth : Prepared::Use::kRead);
   prepared.operation.inputs = {readable(tensor)};
-  if (place.rank == options.rootRank) {
-    prepared.operation.outputs = {writable(tensor)};
-  } else {
-    prepared.landings.clear();  // the root's alone is written
-  }
+  if (root) prepared.operation.outputs = {writable(tensor)};
   return submit(std::move(prepared), {OpType::REDUCE, "ft:reduce", profiled(tensors), {tensors}});
 }
 
@@ -87,20 +85,18 @@ Prepared FtBackend::prepareAllgather(const Argument& outs, const Tensors& output
                                      const c10d::AllgatherOptions& options) const {
   const Place place = enter();
   checkOutputs(outs, outputs, static_cast<size_t>(place.size));
-  at::Tensor own = asInput(in, input);
+  const at::Tensor given = asInput(in, input);
   const at::Tensor& mine = outputs[static_cast<size_t>(place.rank)];
-  checkSameDtype(outs.at(0), outputs[0], in, own);
-  checkNumel(outs.at(static_cast<size_t>(place.rank)), mine, own.numel(),
+  checkSameDtype(outs.at(0), outputs[0], in, given);
+  checkNumel(outs.at(static_cast<size_t>(place.rank)), mine, given.numel(),
              "as this rank's input has");
   Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout, options.asyncOp);
   const Tensors written = prepared.writableFor(outputs);
-  // In place into its own output is what the engine knows; any other overlap gets a copy.
-  if (own.const_data_ptr() != written[static_cast<size_t>(place.rank)].const_data_ptr())
-    own = apartFrom(own, written);
+  const at::Tensor own = prepared.readableFor(
+      given, written, written[static_cast<size_t>(place.rank)].const_data_ptr());
   prepared.operation.dtype = dtypeOfData(own);
   prepared.operation.inputs = {readable(own)};
   for (const at::Tensor& output : written) prepared.operation.outputs.push_back(writable(output));
-  prepared.tensors.push_back(own);
   return prepared;
 }
 
@@ -141,17 +137,16 @@ Prepared FtBackend::prepareAllgatherInto(const Argument& out, const at::Tensor& 
                                          const c10d::AllgatherOptions& options) const {
   const Place place = enter();
   checkOutput(out, output);
-  at::Tensor own = asInput(in, input);
-  checkSameDtype(out, output, in, own);
-  checkNumel(out, output, own.numel() * place.size, "world size times the input's");
+  const at::Tensor given = asInput(in, input);
+  checkSameDtype(out, output, in, given);
+  checkNumel(out, output, given.numel() * place.size, "world size times the input's");
   Prepared prepared = prepare(place, OpKind::kAllgather, options.timeout, options.asyncOp);
-  const at::Tensor written = prepared.writableFor(output, false);
+  const at::Tensor written = prepared.writableFor(output, Prepared::Use::kWritten);
   prepared.operation.outputs = cut(writable(written), place.size);
-  const Buffer& mine = prepared.operation.outputs[static_cast<size_t>(place.rank)];
-  if (own.const_data_ptr() != mine.data) own = apartFrom(own, {written});
+  const at::Tensor own = prepared.readableFor(
+      given, {written}, prepared.operation.outputs[static_cast<size_t>(place.rank)].data);
   prepared.operation.dtype = dtypeOfData(own);
   prepared.operation.inputs = {readable(own)};
-  prepared.tensors.push_back(own);
   prepared.flat = true;
   return prepared;
 }
@@ -191,16 +186,13 @@ FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, TensorLists& inpu
   const Tensors written = prepared.writableFor(outputs);
   prepared.operation.outputs = {writable(written[0])};
   for (size_t i = 0; i < inputs[0].size(); ++i) {
-    at::Tensor input = asInput(in.at(0).at(i), inputs[0][i]);
-    checkSameDtype(in.at(0).at(i), input, out.at(0), outputs[0]);
+    const at::Tensor given = asInput(in.at(0).at(i), inputs[0][i]);
+    checkSameDtype(in.at(0).at(i), given, out.at(0), outputs[0]);
     // Parts may differ in size, the same on every rank.
-    if (i == static_cast<size_t>(place.rank))
-      checkNumel(in.at(0).at(i), input, outputs[0].numel(), "as the output has");
-    const bool own = i == static_cast<size_t>(place.rank) &&
-                     input.const_data_ptr() == written[0].const_data_ptr();
-    if (!own) input = apartFrom(input, written);
-    prepared.operation.inputs.push_back(readable(input));
-    prepared.tensors.push_back(std::move(input));
+    const bool own = i == static_cast<size_t>(place.rank);
+    if (own) checkNumel(in.at(0).at(i), given, outputs[0].numel(), "as the output has");
+    const void* in_place = own ? written[0].const_data_ptr() : nullptr;
+    prepared.operation.inputs.push_back(readable(prepared.readableFor(given, written, in_place)));
   }
   return submit(std::move(prepared),
                 {OpType::REDUCE_SCATTER, "ft:reduce_scatter", profiled(inputs[0]), {outputs}});
@@ -211,19 +203,19 @@ Prepared FtBackend::prepareReduceScatterFrom(const Argument& out, const at::Tens
                                              const c10d::ReduceScatterOptions& options) const {
   const Place place = enter();
   checkOutput(out, output);
-  at::Tensor whole = asInput(in, input);
-  checkSameDtype(in, whole, out, output);
-  checkNumel(in, whole, output.numel() * place.size, "world size times the output's");
+  const at::Tensor given = asInput(in, input);
+  checkSameDtype(in, given, out, output);
+  checkNumel(in, given, output.numel() * place.size, "world size times the output's");
   Prepared prepared = prepare(place, OpKind::kReduceScatter, options.timeout, options.asyncOp);
-  const at::Tensor written = prepared.writableFor(output, false);
+  const at::Tensor written = prepared.writableFor(output, Prepared::Use::kWritten);
   const size_t offset = static_cast<size_t>(place.rank) * output.nbytes();
   const bool in_place =
-      static_cast<const uint8_t*>(whole.const_data_ptr()) + offset == written.const_data_ptr();
-  if (!in_place) whole = apartFrom(whole, {written});
+      static_cast<const uint8_t*>(given.const_data_ptr()) + offset == written.const_data_ptr();
+  const at::Tensor whole =
+      prepared.readableFor(given, {written}, in_place ? given.const_data_ptr() : nullptr);
   setReduction(prepared, out, output, options.reduceOp);
   prepared.operation.inputs = cut(readable(whole), place.size);
   prepared.operation.outputs = {writable(written)};
-  prepared.tensors.push_back(whole);
   prepared.flat = true;
   return prepared;
 }

@@ -111,7 +111,10 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
     if (nan_check_ && device.is_cpu()) checkForNan(one);
     if (!one.side && !device.is_cpu()) placeOn(device, one);
     if (one.side) sides.push_back(one.side);
-    if (!one.side) one.operation.land = landOnHost(one.landings);
+    if (!one.side) {
+      one.operation.loads = loadsOf(one.loads);
+      one.operation.stores = storesOf(one.stores);
+    }
     const OpKind kind = one.operation.kind;
     if (kind != OpKind::kSend && kind != OpKind::kRecv)
       sequence_.fetch_add(1, std::memory_order_relaxed);
@@ -153,6 +156,12 @@ void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
   side->on_current = !prepared.async;
   side->timed = timed_.load(std::memory_order_relaxed);
   side->flat = prepared.flat;
+  if (!prepared.loads.empty()) {
+    side->ahead = [loads = prepared.loads](const c10::Stream& stream) {
+      const c10::StreamGuard guard(stream);
+      enqueueLoads(loads);
+    };
+  }
   side->behind = behind(device, prepared, flag);
   if (nan_check_) side->verdict = verdictOn(prepared, side->current);
   if (flag.defined()) prepared.tensors.push_back(std::move(flag));
@@ -165,13 +174,13 @@ std::function<void(const c10::Stream&)> FtBackend::behind(const c10::Device& dev
                                                           const Prepared& prepared,
                                                           const at::Tensor& poison_flag) const {
   const bool low_bit = prepared.low_bit;
-  if (!low_bit && !poison_flag.defined() && prepared.landings.empty()) return {};
-  return [device, outputs = prepared.operation.outputs, landings = prepared.landings, low_bit,
+  if (!low_bit && !poison_flag.defined() && prepared.stores.empty()) return {};
+  return [device, outputs = prepared.operation.outputs, stores = prepared.stores, low_bit,
           poison_flag](const c10::Stream& stream) {
     const c10::StreamGuard guard(stream);
     if (low_bit) enqueueLowBits(outputs, device);
     if (poison_flag.defined()) enqueuePoison(outputs, poison_flag, device);
-    enqueueLandings(landings);
+    enqueueStores(stores);
   };
 }
 

@@ -26,27 +26,26 @@ FtBackend::WorkPtr FtBackend::gather(TensorLists& outputs, Tensors& inputs,
   const Argument in{"gather", "inputs"};
   checkRank({"gather", "root rank"}, options.rootRank, place.size);
   checkCount(in, inputs.size(), 1);
-  at::Tensor input = asInput(in.at(0), inputs[0]);
+  const at::Tensor given = asInput(in.at(0), inputs[0]);
   Prepared prepared = prepare(place, OpKind::kGather, options.timeout, options.asyncOp);
-  prepared.operation.dtype = dtypeOfData(input);
+  prepared.operation.dtype = dtypeOfData(given);
   prepared.operation.root = static_cast<int>(options.rootRank);
+  Tensors written;
   if (place.rank == options.rootRank) {
     checkCount(out, outputs.size(), 1);
     checkOutputs(out.at(0), outputs[0], static_cast<size_t>(place.size));
-    checkSameDtype(out.at(0).at(0), outputs[0][0], in.at(0), input);
-    const Tensors written = prepared.writableFor(outputs[0]);
+    checkSameDtype(out.at(0).at(0), outputs[0][0], in.at(0), given);
+    written = prepared.writableFor(outputs[0]);
     for (size_t i = 0; i < written.size(); ++i) {
-      checkNumel(out.at(0).at(i), written[i], input.numel(), "as the input has");
+      checkNumel(out.at(0).at(i), written[i], given.numel(), "as the input has");
       prepared.operation.outputs.push_back(writable(written[i]));
     }
-    input = apartFrom(input, written);
   } else {
     TORCH_CHECK_VALUE(outputs.empty(), out.text(),
                       ": expected an empty list on ranks other than the root, found ",
                       outputs.size(), " lists");
   }
-  prepared.operation.inputs = {readable(input)};
-  prepared.tensors.push_back(input);
+  prepared.operation.inputs = {readable(prepared.readableFor(given, written))};
   return submit(std::move(prepared), {OpType::GATHER, "ft:gather", profiled(inputs), outputs});
 }
 
@@ -66,11 +65,10 @@ FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, TensorLists& inputs,
     checkCount(in, inputs.size(), 1);
     checkCount(in.at(0), inputs[0].size(), static_cast<size_t>(place.size));
     for (size_t i = 0; i < inputs[0].size(); ++i) {
-      at::Tensor input = apartFrom(asInput(in.at(0).at(i), inputs[0][i]), written);
-      checkSameDtype(in.at(0).at(i), input, out.at(0), outputs[0]);
-      checkNumel(in.at(0).at(i), input, outputs[0].numel(), "as the output has");
-      prepared.operation.inputs.push_back(readable(input));
-      prepared.tensors.push_back(std::move(input));
+      const at::Tensor given = asInput(in.at(0).at(i), inputs[0][i]);
+      checkSameDtype(in.at(0).at(i), given, out.at(0), outputs[0]);
+      checkNumel(in.at(0).at(i), given, outputs[0].numel(), "as the output has");
+      prepared.operation.inputs.push_back(readable(prepared.readableFor(given, written)));
     }
   } else {
     TORCH_CHECK_VALUE(inputs.empty(), in.text(),
@@ -90,8 +88,8 @@ FtBackend::WorkPtr FtBackend::alltoall_base(at::Tensor& output, at::Tensor& inpu
   const Argument in{"alltoall_base", "input"};
   checkOutput(out, output);
   Prepared prepared = prepare(place, OpKind::kAlltoall, options.timeout, options.asyncOp);
-  const at::Tensor written = prepared.writableFor(output, false);
-  const at::Tensor whole = apartFrom(asInput(in, input), {written});
+  const at::Tensor written = prepared.writableFor(output, Prepared::Use::kWritten);
+  const at::Tensor whole = prepared.readableFor(asInput(in, input), {written});
   checkSameDtype(out, output, in, whole);
   prepared.operation.dtype = dtypeOfData(output);
   prepared.operation.inputs = splitRows(in, whole, readable(whole), input_splits, place.size);
@@ -103,7 +101,6 @@ FtBackend::WorkPtr FtBackend::alltoall_base(at::Tensor& output, at::Tensor& inpu
                     ": expected room for ", sent,
                     " bytes from this rank itself, as its input split has, found ",
                     prepared.operation.outputs[self].bytes);
-  prepared.tensors.push_back(whole);
   return submit(std::move(prepared),
                 {OpType::ALLTOALL_BASE, "ft:all_to_all", profiled({input}), {{output}}});
 }
@@ -120,11 +117,10 @@ FtBackend::WorkPtr FtBackend::alltoall(Tensors& outputs, Tensors& inputs,
   prepared.operation.dtype = dtypeOfData(outputs[0]);
   const Tensors written = prepared.writableFor(outputs);
   for (size_t i = 0; i < size; ++i) {
-    at::Tensor input = apartFrom(asInput(in.at(i), inputs[i]), written);
-    checkSameDtype(in.at(i), input, out.at(0), outputs[0]);
-    prepared.operation.inputs.push_back(readable(input));
+    const at::Tensor given = asInput(in.at(i), inputs[i]);
+    checkSameDtype(in.at(i), given, out.at(0), outputs[0]);
+    prepared.operation.inputs.push_back(readable(prepared.readableFor(given, written)));
     prepared.operation.outputs.push_back(writable(written[i]));
-    prepared.tensors.push_back(std::move(input));
   }
   const auto self = static_cast<size_t>(place.rank);
   checkNumel(out.at(self), outputs[self], inputs[self].numel(),
@@ -140,7 +136,7 @@ FtBackend::WorkPtr FtBackend::send(Tensors& tensors, int destination, int tag) {
   checkRank({"send", "destination rank"}, destination, place.size);
   TORCH_CHECK_VALUE(destination != place.rank,
                     "send: destination rank: expected another rank, found this one, ", destination);
-  const at::Tensor input = asInput(argument.at(0), tensors[0]);
+  const at::Tensor input = asInput(argument.at(0), tensors[0]).contiguous();
   Prepared prepared = prepare(place, OpKind::kSend, c10d::kUnsetTimeout, true);
   prepared.operation.dtype = dtypeOfData(input);
   prepared.operation.peer = destination;
@@ -174,7 +170,8 @@ FtBackend::WorkPtr FtBackend::receive(Tensors& tensors, std::optional<int> sourc
   prepared.operation.dtype = dtypeOfData(tensors[0]);
   prepared.operation.peer = source.value_or(-1);
   prepared.operation.tag = checkedTag(op, tag);
-  prepared.operation.outputs = {writable(prepared.writableFor(tensors[0], false))};
+  prepared.operation.outputs = {
+      writable(prepared.writableFor(tensors[0], Prepared::Use::kWritten))};
   const OpType type = source ? OpType::RECV : OpType::RECVANYSOURCE;
   return submit(std::move(prepared),
                 {type, source ? "ft:recv" : "ft:recvAnySource", profiled(tensors), {tensors}});

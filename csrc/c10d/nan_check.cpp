@@ -27,11 +27,15 @@ std::vector<Buffer> readBy(const Prepared& prepared) {
   return merged;
 }
 
+bool holds(const at::Tensor& tensor, const Buffer& buffer) {
+  const auto* begin = static_cast<const uint8_t*>(tensor.const_data_ptr());
+  return begin <= buffer.data && buffer.data < begin + tensor.nbytes();
+}
+
 // Of the tensor that the buffer begins in: the operation's own dtype may be that of its bytes.
 std::optional<at::ScalarType> typeOf(const Buffer& buffer, const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
-    const auto* begin = static_cast<const uint8_t*>(tensor.const_data_ptr());
-    if (begin <= buffer.data && buffer.data < begin + tensor.nbytes()) return tensor.scalar_type();
+    if (holds(tensor, buffer)) return tensor.scalar_type();
   }
   return std::nullopt;
 }
@@ -46,11 +50,28 @@ bool mayBeNan(at::ScalarType type) {
   return c10::isFloat8Type(type) || (c10::isFloatingType(type) && c10::elementSize(type) > 1);
 }
 
+// A stand-in is loaded later: the caller's tensor is looked at in its place.
+const StandIn* standInAt(const Buffer& buffer, const std::vector<StandIn>& stand_ins) {
+  for (const StandIn& each : stand_ins) {
+    if (holds(each.contiguous, buffer)) return &each;
+  }
+  return nullptr;
+}
+
+std::optional<at::Tensor> realNumbersOf(const at::Tensor& tensor) {
+  const at::Tensor numbers = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  return mayBeNan(numbers.scalar_type()) ? std::optional(numbers) : std::nullopt;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> contributionsOf(const Prepared& prepared) {
   std::vector<at::Tensor> contributions;
   for (const Buffer& buffer : readBy(prepared)) {
+    if (const StandIn* stand_in = standInAt(buffer, prepared.loads)) {
+      if (const auto values = realNumbersOf(stand_in->tensor)) contributions.push_back(*values);
+      continue;
+    }
     auto type = typeOf(buffer, prepared.tensors);
     if (type && c10::isComplexType(*type)) type = c10::toRealValueType(*type);
     if (type && mayBeNan(*type))

@@ -1,22 +1,55 @@
 #include "c10d/prepared.h"
 
-namespace torchft_ext {
+#include <algorithm>
 
-at::Tensor Prepared::writableFor(const at::Tensor& tensor, bool read) {
+#include "c10d/arguments.h"
+
+namespace torchft_ext {
+namespace {
+
+bool overlap(const Buffer& a, const Buffer& b) {
+  return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
+}
+
+}  // namespace
+
+at::Tensor Prepared::standIn(const at::Tensor& tensor, bool loaded, bool stored) {
+  const at::Tensor plain = tensor.variable_data();  // as it lies in memory, without its history
+  const StandIn stand_in{at::empty(plain.sizes(), plain.options()), plain};
+  tensors.push_back(stand_in.contiguous);
+  if (loaded) loads.push_back(stand_in);
+  if (stored) {
+    plain.mutable_data_ptr();  // a copy-on-write tensor gets memory of its own, now
+    stores.push_back(stand_in);
+  }
+  return stand_in.contiguous;
+}
+
+at::Tensor Prepared::writableFor(const at::Tensor& tensor, Use use) {
   tensors.push_back(tensor);
   if (tensor.is_contiguous()) return tensor;
-  const at::Tensor plain = tensor.variable_data();  // as it lies in memory, without its history
-  at::Tensor contiguous = read ? plain.contiguous() : at::empty(plain.sizes(), plain.options());
-  tensors.push_back(contiguous);
-  landings.push_back({contiguous, plain});
-  return contiguous;
+  // Device memory is stored whatever becomes of the operation: where nothing came, what was there.
+  const bool loaded = use != Use::kWritten || !tensor.is_cpu();
+  return standIn(tensor, loaded, use != Use::kRead);
 }
 
 std::vector<at::Tensor> Prepared::writableFor(const std::vector<at::Tensor>& overwritten) {
   std::vector<at::Tensor> written;
   written.reserve(overwritten.size());
-  for (const at::Tensor& tensor : overwritten) written.push_back(writableFor(tensor, false));
+  for (const at::Tensor& tensor : overwritten)
+    written.push_back(writableFor(tensor, Use::kWritten));
   return written;
+}
+
+at::Tensor Prepared::readableFor(const at::Tensor& tensor, const std::vector<at::Tensor>& written,
+                                 const void* in_place) {
+  tensors.push_back(tensor);
+  const bool apart = std::none_of(
+      written.begin(), written.end(),
+      [&tensor](const at::Tensor& output) { return overlap(readable(tensor), readable(output)); });
+  const bool usable = apart || (in_place != nullptr && tensor.const_data_ptr() == in_place);
+  if (tensor.is_contiguous() && usable) return tensor;
+  return standIn(tensor, /*loaded=*/true, /*stored=*/false);
 }
 
 }  // namespace torchft_ext

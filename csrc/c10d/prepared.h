@@ -9,27 +9,36 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "c10d/landing.h"
+#include "c10d/stand_in.h"
 #include "comm/operation.h"
 #include "nccl/stream_side.h"
 
 namespace torchft_ext {
 
 struct Prepared {
-  // The tensor to be written in place of a caller's: that itself, where it is contiguous. `read`:
-  // the operation reads it too.
-  at::Tensor writableFor(const at::Tensor& tensor, bool read);
+  // What the operation does to a tensor.
+  enum class Use { kRead, kWritten, kBoth };
+  // The tensor to be used in place of a caller's: that itself, where it is contiguous.
+  at::Tensor writableFor(const at::Tensor& tensor, Use use);
   std::vector<at::Tensor> writableFor(const std::vector<at::Tensor>& overwritten);
+  // For an input: that itself, where it is contiguous, and apart from what is written or where the
+  // engine knows it to be the same memory (in_place).
+  at::Tensor readableFor(const at::Tensor& tensor, const std::vector<at::Tensor>& written,
+                         const void* in_place = nullptr);
 
   Operation operation;
   int rank = 0;                     // this one's, in the epoch that it is laid out for
   std::vector<at::Tensor> tensors;  // those that its buffers lie in, and the callers'
-  std::vector<Landing> landings;    // of results for tensors that are not contiguous
+  std::vector<StandIn> loads;       // before the operation
+  std::vector<StandIn> stores;      // behind it
   bool async = true;                // false: device tensors are served on the current stream itself
   bool flat = false;                // the parts of its inputs or outputs are one tensor
   bool low_bit = false;             // BXOR of bools: the results are the lowest bits of a sum
   at::Tensor factor;                // of a PREMUL_SUM, where it is read on the device
   std::shared_ptr<StreamSide> side;  // null: host memory, or not issued yet
+
+ private:
+  at::Tensor standIn(const at::Tensor& tensor, bool loaded, bool stored);
 };
 
 // What a Work needs beside its operations.

@@ -12,7 +12,7 @@ namespace {
 constexpr Duration kDrainSoon = std::chrono::milliseconds(50);
 constexpr Duration kFlushWithin = std::chrono::milliseconds(50);
 
-Failure byShutdown(const Lifecycle& lifecycle, std::string how) {
+Failure withoutGroup(const Lifecycle& lifecycle, std::string how) {
   Failure failure = lifecycle.ownFailure(FailureKind::kAborted, std::move(how));
   failure.needs_new_group = true;
   return failure;
@@ -34,8 +34,7 @@ Group::~Group() {
     MutexLock lock(mutex_);
     forming = forming_;
   }
-  if (forming)
-    forming->fail(forming->ownFailure(FailureKind::kAborted, "its group object was destroyed"));
+  if (forming) forming->fail(withoutGroup(*forming, "its group object was destroyed"));
 }
 
 // ---------------------------------------------------------------- ends
@@ -110,12 +109,12 @@ bool Group::shutdown(Deadline deadline) {
     forming = forming_;
     last = current_;
   }
-  if (forming) forming->fail(byShutdown(*forming, "shutdown() was called"));
+  if (forming) forming->fail(withoutGroup(*forming, "shutdown() was called"));
   if (!last.communicator) return true;
   const bool left = last.communicator->leave(deadline);
   if (!left) {
     last.lifecycle->fail(
-        byShutdown(*last.lifecycle, "shutdown() ran out of time with operations pending"));
+        withoutGroup(*last.lifecycle, "shutdown() ran out of time with operations pending"));
   }
   drain(*last.communicator, Deadline::after(kDrainSoon));
   std::unique_ptr<Rendezvous> ended;
@@ -172,7 +171,6 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
     if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
     entry.states.push_back(std::make_shared<OpState>(lifecycle, operation.kind, current_.next_seq++,
                                                      operation.timeout));
-    entry.states.back()->setLanding(std::move(operation.land));
     if (refusal) entry.states.back()->complete(refusal);
   }
   stats_.operations += operations.size();
@@ -220,7 +218,7 @@ FailurePtr Group::check(Deadline deadline) {
   Epoch current;
   {
     MutexLock lock(mutex_);
-    if (!current_.communicator) return failure_ ? failure_ : whyNoEpoch();
+    if (!current_.communicator) return failure_ ? adviseLocked(failure_) : whyNoEpoch();
     current = current_;
   }
   if (!current.communicator->awaitIssued(deadline)) {
@@ -229,14 +227,23 @@ FailurePtr Group::check(Deadline deadline) {
     failure.op = "check";
     current.lifecycle->fail(std::move(failure));
   }
-  return current.lifecycle->failure();
+  MutexLock lock(mutex_);
+  return adviseLocked(current.lifecycle->failure());
+}
+
+// configure() follows on any failure but in a group that was shut down.
+FailurePtr Group::adviseLocked(FailurePtr failure) const {
+  if (!failure || !shut_down_ || failure->needs_new_group) return failure;
+  auto advised = std::make_shared<Failure>(*failure);
+  advised->needs_new_group = true;
+  return advised;
 }
 
 // ---------------------------------------------------------------- state
 
 FailurePtr Group::errored() const {
   MutexLock lock(mutex_);
-  return current_.lifecycle ? current_.lifecycle->failure() : failure_;
+  return adviseLocked(current_.lifecycle ? current_.lifecycle->failure() : failure_);
 }
 
 int64_t Group::epoch() const {

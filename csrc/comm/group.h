@@ -121,6 +121,7 @@ class Group {
   bool endCurrent(const std::string& why, Deadline deadline);
   bool drain(Communicator& communicator, Deadline deadline);
   FailurePtr whyNoEpoch() const REQUIRES(mutex_);
+  FailurePtr adviseLocked(FailurePtr failure) const REQUIRES(mutex_);
   // The states of operations about to be issued as one, already complete where no epoch takes them,
   // and the communicator that does take them.
   struct Entry {

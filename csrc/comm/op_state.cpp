@@ -35,11 +35,7 @@ FailurePtr OpState::failure() const {
 
 void OpState::complete(FailurePtr failure) {
   if (done()) return;
-  if (failure) {
-    failure = inPlace(failure);
-  } else if (const auto land = std::exchange(land_, nullptr)) {
-    land();
-  }
+  if (failure) failure = inPlace(failure);
   std::vector<std::function<void()>> callbacks;
   {
     MutexLock lock(mutex_);

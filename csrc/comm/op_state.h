@@ -40,8 +40,6 @@ class OpState {
   int sourceRank() const { return source_rank_.load(std::memory_order_acquire); }
   void setSourceRank(int rank) { source_rank_.store(rank, std::memory_order_release); }
 
-  // Called by complete() before a success is told. To be set before the engine has the operation.
-  void setLanding(std::function<void()> land) { land_ = std::move(land); }
   // Null: success. The failure is completed with op, seq, elapsed and limit.
   void complete(FailurePtr failure);
   // True: done. Returns false at the deadline.
@@ -60,7 +58,6 @@ class OpState {
   const Duration timeout_;
   const Clock::time_point issued_at_;
   const Deadline deadline_;
-  std::function<void()> land_;     // the issuer's, then that of whoever completes with success
   std::atomic<bool> done_{false};  // written under mutex_
   std::atomic<int> source_rank_{-1};
   mutable Mutex mutex_;

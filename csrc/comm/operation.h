@@ -4,11 +4,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "base/deadline.h"
+#include "comm/strided_copy.h"
 
 namespace torchft_ext {
 
@@ -103,8 +103,10 @@ struct Operation {
   Duration timeout{0};                 // its limit, counted from issue
   std::shared_ptr<DeviceSide> device;  // null: host memory
   std::shared_ptr<void> keep_alive;    // whatever owns the buffers; released after completion
-  std::function<void()> land;          // host memory, may be empty: called once before a success is
-                                       // told, to bring results to where the caller wants them
+  // Host memory: what is copied to the buffers when the operation's turn has come, and from them
+  // when it is through, before a success is told. May be empty.
+  std::vector<StridedCopy> loads;
+  std::vector<StridedCopy> stores;
 };
 
 }  // namespace torchft_ext

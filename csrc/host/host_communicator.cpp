@@ -29,7 +29,9 @@ HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> e
       keep_alive_(std::move(keep_alive)) {}
 
 HostCommunicator::~HostCommunicator() {
-  lifecycle_->fail(aborted(*lifecycle_, "its group object was destroyed"));
+  Failure failure = aborted(*lifecycle_, "its group object was destroyed");
+  failure.needs_new_group = true;
+  lifecycle_->fail(std::move(failure));
   loop_.post([epoch = std::move(epoch_)] { epoch->abandon(); });
   // A subscriber of the lifecycle may have been the last owner, and runs on the loop: the engine
   // must not end there, since its loop would go before what is still to be released on it.

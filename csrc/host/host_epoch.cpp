@@ -146,7 +146,10 @@ void HostEpoch::allLanesStand() {
   runner_ = std::make_unique<ScheduleRunner>(*setup_.loop, rank(), size(), std::move(collective),
                                              setup_.tuning, std::move(callbacks));
   messages_ = std::make_unique<Messages>(
-      rank(), control, [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); });
+      rank(), control,
+      Messages::Callbacks{
+          [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); },
+          [loop = setup_.loop](std::function<void()> task) { loop->post(std::move(task)); }});
   for (Link* link : control) {
     if (link != nullptr) link->sendText(textFrame(FrameType::kBarrier), {});
   }

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "host/message_table.h"
+#include "host/turn.h"
 
 namespace torchft_ext {
 namespace {
@@ -56,8 +58,8 @@ struct Messages::Impl {
     bool left = false;
   };
 
-  Impl(int own_rank, const std::vector<Link*>& links, std::function<void(Failure)> on_failed)
-      : rank(own_rank), peers(links.size()), failed(std::move(on_failed)) {
+  Impl(int own_rank, const std::vector<Link*>& links, Callbacks calls)
+      : rank(own_rank), peers(links.size()), callbacks(std::move(calls)) {
     for (size_t i = 0; i < links.size(); ++i) peers[i].link = links[i];
   }
 
@@ -67,6 +69,8 @@ struct Messages::Impl {
   void announced(const Announced& announcement, uint64_t tag);
   void match(PendingOp recv, const Announced& announcement);
   void handOver(PendingOp recv, const Announced& announcement);
+  void hasReceived(PendingOp recv);
+  void store();
   void startSending(int to, uint64_t number);
   void hasSent(int to, uint64_t number);
   void failSizes(const PendingOp& recv, const Announced& announcement);
@@ -76,8 +80,11 @@ struct Messages::Impl {
   const int rank;
   std::vector<Peer> peers;
   MessageTable table;
-  std::function<void(Failure)> failed;
-  bool over = false;  // failed or cancelled: nothing more is done
+  const Callbacks callbacks;
+  std::deque<PendingOp> storing;  // received, on their way to where the callers want them
+  bool over = false;              // failed or cancelled: nothing more is done
+  const std::shared_ptr<bool> alive =
+      std::make_shared<bool>(true);  // for tasks that may outlive this
 };
 
 void Messages::Impl::announced(const Announced& announcement, uint64_t tag) {
@@ -109,7 +116,27 @@ void Messages::Impl::handOver(PendingOp recv, const Announced& announcement) {
   const Buffer& to = recv.operation.outputs[0];
   if (to.bytes > 0) std::memmove(to.data, send.operation.inputs[0].data, to.bytes);
   send.state->complete(nullptr);
-  recv.state->complete(nullptr);
+  hasReceived(std::move(recv));
+}
+
+// One after the other; a long copy goes on in other turns.
+void Messages::Impl::hasReceived(PendingOp recv) {
+  storing.push_back(std::move(recv));
+  if (storing.size() == 1) store();
+}
+
+void Messages::Impl::store() {
+  while (!storing.empty()) {
+    if (!copySome(storing.front().operation.stores)) {
+      callbacks.later([this, weak = std::weak_ptr<bool>(alive)] {
+        if (!weak.expired()) store();
+      });
+      return;
+    }
+    const PendingOp done = std::move(storing.front());
+    storing.pop_front();
+    done.state->complete(nullptr);
+  }
 }
 
 void Messages::Impl::startSending(int to, uint64_t number) {
@@ -156,7 +183,7 @@ void Messages::Impl::fail(int culprit, const PendingOp* op, std::string how) {
     failure.op = toString(op->operation.kind);
     failure.seq = op->state->seq();
   }
-  failed(std::move(failure));
+  callbacks.failed(std::move(failure));
 }
 
 bool Messages::Impl::isLastLeft(int index) const {
@@ -167,8 +194,8 @@ bool Messages::Impl::isLastLeft(int index) const {
   return true;
 }
 
-Messages::Messages(int rank, const std::vector<Link*>& links, std::function<void(Failure)> failed)
-    : impl_(std::make_unique<Impl>(rank, links, std::move(failed))) {}
+Messages::Messages(int rank, const std::vector<Link*>& links, Callbacks callbacks)
+    : impl_(std::make_unique<Impl>(rank, links, std::move(callbacks))) {}
 
 Messages::~Messages() = default;
 
@@ -234,9 +261,9 @@ void Messages::onFrame(int peer, const FrameHeader& header) {
   if (found == from.expected.end()) return;
   found->second.arrived += header.length;
   if (found->second.arrived < found->second.op.operation.outputs[0].bytes) return;
-  const PendingOp done = std::move(found->second.op);
+  PendingOp done = std::move(found->second.op);
   from.expected.erase(found);
-  done.state->complete(nullptr);
+  impl_->hasReceived(std::move(done));
 }
 
 void Messages::onText(int peer, const FrameHeader& header) {
@@ -252,7 +279,7 @@ void Messages::onText(int peer, const FrameHeader& header) {
 }
 
 bool Messages::idle() const {
-  if (!impl_->table.nothingPosted()) return false;
+  if (!impl_->table.nothingPosted() || !impl_->storing.empty()) return false;
   for (const Impl::Peer& peer : impl_->peers) {
     if (!peer.sends.empty() || !peer.expected.empty()) return false;
   }
@@ -278,6 +305,8 @@ std::vector<std::pair<std::shared_ptr<OpState>, Operation>> Messages::cancelAll(
     all.emplace_back(std::move(op.state), std::move(op.operation));
   };
   for (PendingOp& op : impl_->table.takeAllPosted()) take(op);
+  for (PendingOp& op : impl_->storing) take(op);
+  impl_->storing.clear();
   for (Impl::Peer& peer : impl_->peers) {
     for (auto& [number, op] : peer.sends) take(op);
     for (auto& [number, expected] : peer.expected) take(expected.op);

@@ -18,9 +18,14 @@ namespace torchft_ext {
 
 class Messages {
  public:
+  struct Callbacks {
+    // Called from within send(), recv() or onText(), which must not destroy this object.
+    std::function<void(Failure)> failed;
+    std::function<void(std::function<void()>)> later;  // on the loop, in another turn
+  };
+
   // links: control lanes by rank, null at own rank; borrowed. A send to oneself is matched locally.
-  // failed: called from within send(), recv() or onText(), which must not destroy this object.
-  Messages(int rank, const std::vector<Link*>& links, std::function<void(Failure)> failed);
+  Messages(int rank, const std::vector<Link*>& links, Callbacks callbacks);
   ~Messages();
 
   void send(std::shared_ptr<OpState> state, Operation operation);

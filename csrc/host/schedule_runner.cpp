@@ -9,12 +9,10 @@
 
 #include "host/reduce.h"
 #include "host/schedule_progress.h"
+#include "host/turn.h"
 
 namespace torchft_ext {
 namespace {
-
-// Copying and reducing local memory stops here, for the loop to look at its other descriptors.
-constexpr size_t kLocalBytesPerTurn = size_t{4} << 20;
 
 std::string bytesText(uint64_t bytes) {
   return std::to_string(bytes) + " bytes";
@@ -88,6 +86,7 @@ struct ScheduleRunner::Impl {
   void advance();
   void start();
   void complete();
+  void goOnLater();
   bool runLocal();
   void compute(const Step& step);
   void finish(int step);
@@ -108,8 +107,9 @@ struct ScheduleRunner::Impl {
   std::vector<std::unique_ptr<Lane>> lanes;  // null at own rank
   std::deque<Pending> queue;
   std::unique_ptr<Running> running;
-  uint64_t due = 0;   // the index of the running operation, or of the next one
-  bool over = false;  // failed or cancelled: nothing more is done
+  uint64_t due = 0;      // the index of the running operation, or of the next one
+  bool over = false;     // failed or cancelled: nothing more is done
+  bool goes_on = false;  // in another turn
   std::vector<int> may_begin;
   const std::shared_ptr<bool> alive =
       std::make_shared<bool>(true);  // for tasks that may outlive this
@@ -228,15 +228,22 @@ void ScheduleRunner::Impl::advance() {
   while (!over) {
     if (!running) {
       if (queue.empty()) return;
+      if (!copySome(queue.front().operation.loads)) return goOnLater();
       start();
     }
-    if (!runLocal()) {
-      later([this] { guarded([this] { advance(); }); });
-      return;
-    }
+    if (!runLocal()) return goOnLater();
     if (over || !running->progress.done()) return;
+    if (!copySome(running->pending.operation.stores)) return goOnLater();
     complete();
   }
+}
+
+void ScheduleRunner::Impl::goOnLater() {
+  if (std::exchange(goes_on, true)) return;
+  later([this] {
+    goes_on = false;
+    guarded([this] { advance(); });
+  });
 }
 
 void ScheduleRunner::Impl::start() {

@@ -155,6 +155,7 @@ void Launch::order(Op& op) {
   op.begun = event(op, false);
   op.begun->record(side.current);
   if (!side.on_current) op.begun->block(*side.stream);
+  if (const auto ahead = std::exchange(side.ahead, nullptr)) ahead(*side.stream);
   if (!side.timed) return;
   side.start = event(op, true);
   side.start->record(*side.stream);
@@ -229,7 +230,7 @@ void Launch::endIfLate(const Op& op) {
 
 void Launch::recordEnd(Op& op) {
   StreamSide& side = *op.side;
-  if (side.behind) side.behind(*side.stream);
+  if (const auto behind = std::exchange(side.behind, nullptr)) behind(*side.stream);
   auto end = event(op, side.timed);
   end->record(*side.stream);
   side.end = std::move(end);
@@ -288,7 +289,7 @@ void Launch::recordEndOfFailed(Op& op) {
   StreamSide& side = *op.side;
   if (side.end) return;
   attempt([&] {
-    if (side.behind) side.behind(*side.stream);
+    if (const auto behind = std::exchange(side.behind, nullptr)) behind(*side.stream);
   });
   auto end = event(op, side.timed);
   if (attempt([&] { end->record(*side.stream); })) side.end = std::move(end);
@@ -317,6 +318,8 @@ void Launch::completeAll() {
   for (Op& op : ops_) {
     op.side->stream.reset();
     op.side->start.reset();
+    op.side->ahead = nullptr;
+    op.side->behind = nullptr;
     complete(op, failure);
   }
 }

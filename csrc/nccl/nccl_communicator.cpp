@@ -43,6 +43,7 @@ NcclCommunicator::~NcclCommunicator() {
   failure.kind = FailureKind::kAborted;
   failure.cause.rank = context_.lifecycle->identity().rank;
   failure.cause.how = "its group object was destroyed";
+  failure.needs_new_group = true;
   context_.lifecycle->fail(std::move(failure));
   context_.lifecycle->unsubscribe(subscription_);
   context_.threads->reaper.abort(context_.comms->takeAll());  // if it had ended instead

@@ -1,9 +1,9 @@
 // An operation's place among its device's streams. Made by c10d/ for each operation on device
 // memory, completed by the NCCL engine at issue, read by the Work.
 //
-// Owner: shared by operation, engine and Work. Threads: fields of the first group are constant once
-// issued; those of the second are written by the issuing thread before issue() returns, then
-// constant.
+// Owner: shared by operation, engine and Work. Threads: fields of the first group are the
+// engine's once issued; those of the second are written by the issuing thread before issue()
+// returns, then constant.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -30,8 +30,10 @@ struct StreamSide : DeviceSide {
   // never found out from addresses: neighbours by chance on one rank only would pair different
   // calls.
   bool flat = false;
-  // Enqueued on the operation's stream behind it, before `end` (poison). May be empty. Must only
-  // enqueue.
+  // Enqueued on the operation's stream: ahead of it, behind what it waits for (contributions that
+  // are not contiguous); behind it, before `end` (their results, poison). May be empty. Must only
+  // enqueue. Called once at most, and gone then with what they hold.
+  std::function<void(const c10::Stream&)> ahead;
   std::function<void(const c10::Stream&)> behind;
   // Asked when the operation has run: empty, or why its epoch must fail. May be empty itself. Must
   // not block.

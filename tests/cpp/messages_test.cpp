@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
+
+#include "host/turn.h"
 
 namespace torchft_ext {
 namespace {
@@ -53,7 +56,9 @@ class MessagesTest : public ::testing::Test {
       }
       messages.push_back(std::make_unique<Messages>(
           static_cast<int>(rank), raw,
-          [this, rank](Failure failure) { failures[rank].push_back(failure); }));
+          Messages::Callbacks{
+              [this, rank](Failure failure) { failures[rank].push_back(failure); },
+              [this](std::function<void()> task) { later.push_back(std::move(task)); }}));
     }
   }
 
@@ -122,6 +127,7 @@ class MessagesTest : public ::testing::Test {
   std::vector<std::vector<std::unique_ptr<HeldLink>>> links;  // [from][to]
   std::vector<std::unique_ptr<Messages>> messages;
   std::vector<std::vector<Failure>> failures;
+  std::deque<std::function<void()>> later;  // tasks for another turn
 };
 
 using Items = std::vector<int>;
@@ -186,6 +192,78 @@ TEST_F(MessagesTest, AnOutstandingRecvHoldsUpNothing) {
   EXPECT_TRUE(sent->done() && received->done());
   EXPECT_FALSE(waits->done());
   EXPECT_FALSE(at(1).idle());
+}
+
+class StridedMessagesTest : public MessagesTest {
+ protected:
+  // A recv whose bytes go on to every other byte of `apart`.
+  std::shared_ptr<OpState> recvApart(int to, int from) {
+    Operation operation;
+    operation.kind = OpKind::kRecv;
+    operation.peer = from;
+    operation.outputs = {{close.data(), close.size()}};
+    operation.stores.push_back(
+        StridedCopy::store(close.data(), {apart.data(), 1, {close.size()}, {2}}));
+    auto state = stateOf(OpKind::kRecv);
+    at(to).recv(state, std::move(operation));
+    return state;
+  }
+  std::shared_ptr<OpState> sendBytes(int from, int to) {
+    Operation operation;
+    operation.kind = OpKind::kSend;
+    operation.peer = to;
+    operation.inputs = {{sent.data(), sent.size()}};
+    auto state = stateOf(OpKind::kSend);
+    at(from).send(state, std::move(operation));
+    return state;
+  }
+  size_t stored() const {
+    return static_cast<size_t>(std::count(apart.begin(), apart.end(), uint8_t{7}));
+  }
+  void runOneLater() {
+    ASSERT_FALSE(later.empty());
+    const auto task = std::move(later.front());
+    later.pop_front();
+    task();
+  }
+
+  std::vector<uint8_t> sent = std::vector<uint8_t>(2 * kLocalBytesPerTurn + 100, 7);
+  std::vector<uint8_t> close = std::vector<uint8_t>(sent.size(), 0);
+  std::vector<uint8_t> apart = std::vector<uint8_t>(2 * sent.size(), 0);
+};
+
+TEST_F(StridedMessagesTest, WhatWasReceivedIsStoredInTurnsBeforeASuccessIsTold) {
+  for (const int from : {0, 1}) {  // from another, and from oneself
+    connect(2);
+    std::fill(apart.begin(), apart.end(), uint8_t{0});
+    const auto received = recvApart(1, from);
+    sendBytes(from, 1);
+    deliverAll();
+    EXPECT_EQ(stored(), kLocalBytesPerTurn);
+    EXPECT_FALSE(received->done());
+    EXPECT_FALSE(at(1).idle());
+    runOneLater();
+    EXPECT_FALSE(received->done());
+    runOneLater();
+    EXPECT_TRUE(received->done());
+    EXPECT_EQ(stored(), sent.size());
+    EXPECT_TRUE(at(1).idle());
+    messages.clear();
+  }
+}
+
+TEST_F(StridedMessagesTest, NothingIsStoredOnceItIsCancelled) {
+  connect(2);
+  const auto received = recvApart(1, 0);
+  sendBytes(0, 1);
+  deliverAll();
+  const auto cancelled = at(1).cancelAll();
+  ASSERT_EQ(cancelled.size(), 1U);
+  EXPECT_EQ(cancelled[0].first, received);
+  const size_t before = stored();
+  while (!later.empty()) runOneLater();
+  EXPECT_EQ(stored(), before);
+  EXPECT_FALSE(received->done());
 }
 
 TEST_F(MessagesTest, EmptyMessagesArrive) {

@@ -53,28 +53,6 @@ TEST(OpState, OnlyTheFirstCompletionCounts) {
   EXPECT_EQ(op->failure(), nullptr);
 }
 
-TEST(OpState, ResultsLandOnceBeforeASuccessIsTold) {
-  const auto op = makeOp();
-  int landed = 0;
-  bool told = false;
-  op->setLanding([&] {
-    ++landed;
-    told = op->done();
-  });
-  op->complete(nullptr);
-  op->complete(nullptr);
-  EXPECT_EQ(landed, 1);
-  EXPECT_FALSE(told);
-  EXPECT_TRUE(op->done());
-}
-
-TEST(OpState, ResultsOfAFailedOperationDoNotLand) {
-  const auto op = makeOp();
-  op->setLanding([] { FAIL() << "its tensors may be gone"; });
-  op->complete(aborted());
-  op->complete(nullptr);
-}
-
 TEST(OpState, AFailureIsCompletedWithTheOperationsPlace) {
   const auto op = makeOp();
   op->complete(aborted());

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
+#include "host/turn.h"
 #include "link_support.h"
 
 namespace torchft_ext {
@@ -116,6 +118,16 @@ Operation broadcastOf(std::vector<float>& items, int root) {
   Operation operation = allreduceOf(items);
   operation.kind = OpKind::kBroadcast;
   operation.root = root;
+  return operation;
+}
+
+// A sum of floats that lie apart: every other one of `apart`, by way of `close`.
+Operation allreduceApart(std::vector<float>& apart, std::vector<float>& close) {
+  Operation operation = allreduceOf(close);
+  const StridedMemory memory{
+      bufferOf(apart).data, sizeof(float), {close.size()}, {2 * sizeof(float)}};
+  operation.loads.push_back(StridedCopy::load(memory, bufferOf(close).data));
+  operation.stores.push_back(StridedCopy::store(bufferOf(close).data, memory));
   return operation;
 }
 
@@ -444,6 +456,65 @@ TEST_F(RunnerTest, NeedsThePeersWhoseBytesAreMissing) {
     EXPECT_TRUE(at(2).runner->needs(0)) << "the queued operation needs it";
     EXPECT_FALSE(at(2).runner->idle());
   });
+}
+
+// ---- memory with strides
+
+TEST_F(RunnerTest, ContributionsAreLoadedWhenTheirTurnHasCome) {
+  constexpr int kWorld = 3;
+  constexpr size_t kItems = 3000;
+  connect(kWorld);
+  std::vector<std::vector<float>> apart(kWorld, std::vector<float>(2 * kItems, 1.0F));
+  std::vector<std::vector<float>> first(kWorld, std::vector<float>(kItems, -1.0F));
+  std::vector<std::vector<float>> second = first;
+  std::vector<std::shared_ptr<OpState>> states;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const auto i = static_cast<size_t>(rank);
+    // Both are issued before the others have come to the first.
+    states.push_back(issue(rank, allreduceApart(apart[i], first[i])));
+    states.push_back(issue(rank, allreduceApart(apart[i], second[i])));
+  }
+  expectSuccess(states);
+  for (const auto& each : apart) {
+    for (size_t i = 0; i < each.size(); ++i)
+      ASSERT_EQ(each[i], i % 2 == 0 ? 9.0F : 1.0F) << "item " << i;
+  }
+}
+
+TEST_F(RunnerTest, LongLoadsAndStoresLetTheLoopGoOn) {
+  connect(1);
+  const size_t items = 2 * kLocalBytesPerTurn / sizeof(float) + 1;
+  std::vector<float> apart(2 * items, 3.0F);
+  std::vector<float> close(items, 0.0F);
+  const auto state = stateOf(0, OpKind::kAllreduce);
+  test.on([&] {
+    at(0).runner->add(state, allreduceApart(apart, close));
+    EXPECT_EQ(std::count(close.begin(), close.end(), 3.0F),
+              static_cast<std::ptrdiff_t>(kLocalBytesPerTurn / sizeof(float)));
+    EXPECT_FALSE(at(0).runner->idle());
+  });
+  expectSuccess({state});
+}
+
+TEST_F(RunnerTest, NothingIsStoredOnceItIsCancelled) {
+  connect(1);
+  const size_t items = 2 * kLocalBytesPerTurn / sizeof(float) + 1;
+  std::vector<float> apart(2 * items, 3.0F);
+  std::vector<float> close(items, 5.0F);
+  Operation operation = allreduceApart(apart, close);
+  operation.loads.clear();
+  const auto stored = [&] { return std::count(apart.begin(), apart.end(), 5.0F); };
+  const auto a_turn = static_cast<std::ptrdiff_t>(kLocalBytesPerTurn / sizeof(float));
+  const auto state = stateOf(0, OpKind::kAllreduce);
+  test.on([&] {
+    at(0).runner->add(state, std::move(operation));
+    EXPECT_EQ(stored(), a_turn);
+    const auto cancelled = at(0).runner->cancelAll();
+    ASSERT_EQ(cancelled.size(), 1U);
+    EXPECT_EQ(cancelled[0].first, state);
+  });
+  test.on([&] { EXPECT_EQ(stored(), a_turn); });  // behind what the runner had posted
+  EXPECT_FALSE(state->done());
 }
 
 }  // namespace

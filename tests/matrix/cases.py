@@ -160,7 +160,7 @@ def run_case(pool: Pool, case: Case) -> float:
     pool.configure(ranks)
     elements = elements_for(case.world, pool.rng)
     if forming:
-        begin_configuring(pool, case, ranks)
+        begin_configuring(pool, ranks)
     else:
         for rank in ranks:
             rank.say(f"loop {case.operation} {elements}")
@@ -177,12 +177,12 @@ def run_case(pool: Pool, case: Case) -> float:
     return released
 
 
-def begin_configuring(pool: Pool, case: Case, ranks: list[RankProcess]) -> None:
+def begin_configuring(pool: Pool, ranks: list[RankProcess]) -> None:
     """They form one epoch after the other, until one fails."""
     pool.epochs += 1
     for index, rank in enumerate(ranks):
         limit = int(pool.configure_limit * 1000)
-        rank.say(f"configure epoch{pool.epochs} {index} {case.world} {limit}")
+        rank.say(f"configure epoch{pool.epochs} {index} {len(ranks)} {limit}")
         rank.say("loop configure 0")
     for rank in ranks:
         rank.expect("configured", HANG)

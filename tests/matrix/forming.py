@@ -22,11 +22,12 @@ from matrix.cases import (
     expect_missing_named,
 )
 from matrix.process import Event, MatrixError, RankProcess
-from matrix.strikes import FORMING, PROBING, STRIKES
+from matrix.strikes import FORMING, PROBING, STORE_FORMING, STRIKES
 
 STRIKES_HERE = ("timeout", "cut_link")
 VICTIMS_LIMIT = 0.2  # seconds; of the configure() that runs out of time
 CUT_EVERY = 0.003  # seconds
+STORE_SILENCE = 3.0  # seconds; of a store that some members may still need
 FORMING_BOUND = 0.3  # seconds more: another attempt might take the place of the broken one
 
 
@@ -82,7 +83,7 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     the next epoch by then waits there for those who were told and stay away. What is bounded is the
     time from the last cut, so how far apart the releases are.
     """
-    begin_configuring(pool, case, ranks)
+    begin_configuring(pool, ranks)
     told: dict[int, Event] = {}
     struck = lateness.Strike.now(ranks)
     until = time.monotonic() + HANG
@@ -109,3 +110,27 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
         raise MatrixError("nobody was told of the cut link: all ran out of time")
     expect_missing_named(late, set(range(case.world)) - late.keys())
     return releases.expect_within(limit)
+
+
+def run_store_forming_case(pool: Pool, world: int, number: int) -> None:
+    """The store dies or freezes while epochs form one after the other.
+
+    Raises:
+        MatrixError: somebody was told late, or of something else, or nobody of the store.
+    """
+    ranks = pool.take(world)
+    begin_configuring(pool, ranks)
+    time.sleep(pool.rng.uniform(0.005, 0.03))
+    struck = lateness.Strike.now(ranks)
+    pool.store.strike(number)
+    releases = lateness.Releases(struck)
+    texts = []
+    for rank in ranks:
+        event = rank.expect("failed", HANG)
+        expect_kind(event, STORE_FORMING[number])
+        texts.append(event["text"])
+        releases.add(rank, event)
+    if not any(f"the store at {pool.store.address}" in text for text in texts):
+        raise MatrixError(f"nobody names the store: {texts}")
+    releases.expect_within(pool.late_limit + STORE_SILENCE * max(1.0, pool.scale))
+    pool.new_store()

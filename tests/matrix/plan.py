@@ -131,7 +131,10 @@ def _kernel() -> list[Entry]:
 
 
 def _run_store(pool: Pool, operation: str, number: int) -> float:
-    run_store_case(pool, operation, STORE_WORLD, number)
+    if operation == "configure":
+        forming.run_store_forming_case(pool, STORE_WORLD, number)
+    else:
+        run_store_case(pool, operation, STORE_WORLD, number)
     return 0.0
 
 
@@ -147,7 +150,6 @@ def _store() -> list[Entry]:
         )
         for strike, number in STORE_STRIKES.items()
         for operation in OPERATIONS
-        if operation != "configure"
     ]
 
 

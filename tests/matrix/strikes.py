@@ -87,6 +87,11 @@ STORE_KINDS: dict[int, frozenset[str]] = {
     19: frozenset({"timeout"}),
 }
 
+# As a member sees it that does not wait for the store itself.
+STORE_FORMING: dict[int, frozenset[str]] = {
+    number: kinds | {"timeout", "peer left", "aborted"} for number, kinds in STORE_KINDS.items()
+}
+
 # What the members may be told while an epoch forms, where that is not the table's. A timeout comes at the
 # deadline of configure(), and names who did not come.
 FORMING: dict[str, frozenset[str]] = {

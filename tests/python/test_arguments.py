@@ -187,6 +187,12 @@ COLLECTIVES = {
         ValueError,
         "recv: source rank: expected another rank, found this one, {me}",
     ),
+    "recv_into_overlapping_tensor": (
+        lambda: group().recv([ones(6).unfold(0, 3, 1)], 1 - group().rank(), 0),
+        ValueError,
+        "recv: tensors[0]: expected memory for each element, since the result is written to it, "
+        "found strides [1, 1] for sizes [4, 3]",
+    ),
     "recv_into_expanded_tensor": (
         lambda: group().recv([ones(4, 1).expand(4, 2)], 1 - group().rank(), 0),
         ValueError,

@@ -113,6 +113,25 @@ def test_abort_ends_every_one_of_many_operations_under_way(devices):
     devices.next(world, range(2)).run(check_sum)
 
 
+def strided_broadcast() -> ErrorInfo:
+    tensor = ones(30, 40).t()
+    work = dist.broadcast(tensor, 0, async_op=True)
+    error = failure_of(work.check)
+    torch.accelerator.synchronize()
+    check(tensor.cpu(), torch.ones(40, 30), "nothing came, so nothing was stored")
+    no_violation()
+    return error
+
+
+def test_abort_leaves_what_was_in_a_strided_tensor_that_nothing_came_for(devices):
+    world = devices.world(2)
+    world.run(check_sum)
+    call = world.start_blocked(1, strided_broadcast)
+    world.side(1, abort)
+    assert call.value(NOTICE).type == "CommAbortedError"
+    devices.next(world, range(2)).run(check_sum)
+
+
 # ---- graphs
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import values
 from device_side import accelerator, check_sum, device, no_violation, ones, stalled
-from rankside import backend, seconds
+from rankside import backend, seconds, wait_until
 from values import check, me, pattern, reduced_patterns
 
 WORLDS = (1, 2, 3, 4)
@@ -52,6 +52,44 @@ def run_layouts(name: str) -> None:
 @pytest.mark.parametrize("name", ("reductions", "copies", "exchanges"))
 def test_device_results_are_by_element_whatever_the_layouts(devices, name):
     devices.world(2).run(run_layouts, name)
+
+
+CHAINS = [chain.name for chain in test_layouts.CHAINED if chain.name != "block"]
+
+
+def run_chained(name: str) -> None:
+    with torch.device(device()):
+        if name == "inputs":
+            test_layouts.inputs_in_turn()
+        else:
+            test_layouts.chained(name)
+    backend().check()
+    no_violation()
+
+
+# NCCL leaves the order within a block open.
+@pytest.mark.parametrize("name", [*CHAINS, "inputs"])
+def test_device_tensor_of_any_layout_is_read_when_its_turn_has_come(devices, name):
+    devices.world(3).run(run_chained, name)
+
+
+def keep_works_of_strided_tensors() -> None:
+    tensor = ones(1000, 1000).t()
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    before = accelerator.device_bytes()
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(10)]
+    for work in works:
+        work.wait()
+    torch.accelerator.synchronize()
+    backend().check()
+    wait_until(lambda: accelerator.device_bytes() <= before, "what the operations needed to go")
+    del works
+    no_violation()
+
+
+def test_kept_works_keep_no_memory(devices):
+    devices.world(2).run(keep_works_of_strided_tensors)
 
 
 OTHERS = ("special_values", "many_in_flight", "futures_carry_results", "barrier_orders")

@@ -461,6 +461,21 @@ def shut_down_twice() -> str:
     return "" if error is None else error.type
 
 
+def advice_after_the_end() -> list[str]:
+    """What is advised after an abort and a shutdown, and to an operation of a destroyed group."""
+    abort()
+    backend().shutdown()
+    texts = [str(backend().errored()), failure_of(backend().check).text]
+    dist.destroy_process_group()
+    return texts
+
+
+def test_no_configure_is_advised_where_none_can_follow(ranks):
+    world = ranks.fresh(1)
+    for text in world.run(advice_after_the_end)[0]:
+        assert text.endswith("; make a new group"), text
+
+
 @pytest.mark.parametrize("size", (1, 2))
 def test_shutdown_is_final_and_idempotent(ranks, size):
     world = ranks.fresh(size)

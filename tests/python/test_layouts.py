@@ -216,3 +216,85 @@ def test_failed_operation_leaves_the_tensor_alone(ranks):
     world = ranks.world(2)
     world.run(left_alone)
     world.next().run(check_sum)
+
+
+class Chained(NamedTuple):
+    """Operations one after the other, each issued before the one before it is through."""
+
+    name: str
+    issue: Callable[[torch.Tensor], list[dist.Work]]
+    factor: Callable[[int], float]  # what they make of ones, in a world of that size
+
+
+def in_a_block(tensor: torch.Tensor) -> list[dist.Work]:
+    with dist._coalescing_manager(device=tensor.device, async_ops=True) as manager:
+        for _ in range(2):
+            dist.all_reduce(tensor)
+    return [manager]
+
+
+def broadcast_then_sum(tensor: torch.Tensor) -> list[dist.Work]:
+    if me()[0] > 0:
+        tensor.fill_(5)
+    return [dist.broadcast(tensor, 0, async_op=True), dist.all_reduce(tensor, async_op=True)]
+
+
+CHAINED = (
+    Chained(
+        "sums",
+        lambda tensor: [dist.all_reduce(tensor, async_op=True) for _ in range(3)],
+        lambda world: float(world**3),
+    ),
+    Chained("block", in_a_block, lambda world: float(world**2)),
+    Chained("broadcast_then_sum", broadcast_then_sum, float),
+)
+
+
+def chained(which: str) -> None:
+    rank, world = me()
+    chain = next(each for each in CHAINED if each.name == which)
+    for layout in LAYOUTS:
+        laid_out = layout(torch.ones(SHAPE))
+        dist.barrier()
+        if rank == world - 1:
+            time.sleep(0.05)  # nothing is through before the others have issued all
+        for work in chain.issue(laid_out.tensor):
+            work.wait()
+        laid_out.check(torch.full(SHAPE, chain.factor(world)), (which, layout.__name__))
+
+
+@pytest.mark.parametrize("which", [chain.name for chain in CHAINED])
+def test_tensor_of_any_layout_is_read_when_its_turn_has_come(ranks, which):
+    ranks.world(3).run(chained, which)
+
+
+def inputs_in_turn() -> None:
+    """An input that an operation before it writes: other strides, or the memory of an output."""
+    rank, world = me()
+    summed = torch.ones(40, 30)
+    gathered = torch.zeros(world, 30, 40)
+    dist.barrier()
+    if rank == world - 1:
+        time.sleep(0.05)
+    works = [
+        dist.all_reduce(summed, async_op=True),
+        dist.all_gather_into_tensor(gathered.view(world * 30, 40), summed.t(), async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    check(gathered, torch.full((world, 30, 40), float(world)), "of the transposed sum")
+    whole = torch.ones(world * 10 + 5)
+    dist.barrier()
+    if rank == world - 1:
+        time.sleep(0.05)
+    works = [
+        dist.all_reduce(whole, async_op=True),
+        dist.all_gather_into_tensor(whole[: world * 10], whole[5:15], async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    check(whole, torch.full((world * 10 + 5,), float(world)), "of a part of the output")
+
+
+def test_inputs_are_read_when_their_turn_has_come(ranks):
+    ranks.world(3).run(inputs_in_turn)

@@ -44,6 +44,21 @@ def reduce_scatter(value: float, where: str) -> None:
     dist.reduce_scatter_tensor(torch.full((5,), NAN, device=where), inputs)
 
 
+def apart(value: float, where: str) -> torch.Tensor:
+    """Every other element, with NaN between them."""
+    whole = torch.full((10,), NAN, device=where)
+    whole[::2] = tensor_of(value, where=where)
+    return whole[::2]
+
+
+def all_reduce_apart(value: float, where: str) -> None:
+    dist.all_reduce(apart(value, where))
+
+
+def all_gather_apart(value: float, where: str) -> None:
+    dist.all_gather_into_tensor(torch.empty(5 * me()[1], device=where), apart(value, where))
+
+
 def transfer(value: float, where: str) -> None:
     if me()[0] == 1:
         dist.send(tensor_of(value, where=where), 0)
@@ -59,6 +74,8 @@ OPERATIONS = {
         all_gather,
         all_gather_in_place,
         reduce_scatter,
+        all_reduce_apart,
+        all_gather_apart,
         transfer,
     )
 }

@@ -1,0 +1,29 @@
+// Contiguous tensors that stand in for callers' that are not. Engines read and write contiguous
+// memory only, and what goes over the wire is in the order of elements, whatever the layout of a
+// rank's own tensor. A stand-in is loaded when the operation's turn has come, after those issued
+// before it, and stored once the operation is through. The caller's tensor is untouched before.
+//
+// Threads: any.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "comm/strided_copy.h"
+
+namespace torchft_ext {
+
+struct StandIn {
+  at::Tensor contiguous;
+  at::Tensor tensor;  // the caller's memory
+};
+
+// On the host. Whoever runs the copies keeps the memory.
+std::vector<StridedCopy> loadsOf(const std::vector<StandIn>& stand_ins);
+std::vector<StridedCopy> storesOf(const std::vector<StandIn>& stand_ins);
+// Enqueued on the current stream.
+void enqueueLoads(const std::vector<StandIn>& stand_ins);
+void enqueueStores(const std::vector<StandIn>& stand_ins);
+
+}  // namespace torchft_ext
