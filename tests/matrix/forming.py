@@ -112,8 +112,8 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     return releases.expect_within(limit)
 
 
-def run_store_forming_case(pool: Pool, world: int, number: int) -> None:
-    """The store dies or freezes while epochs form one after the other.
+def run_store_forming_case(pool: Pool, world: int, number: int) -> float:
+    """The store dies or freezes while epochs form one after the other; the seconds to the last release.
 
     Raises:
         MatrixError: somebody was told late, or of something else, or nobody of the store.
@@ -132,5 +132,6 @@ def run_store_forming_case(pool: Pool, world: int, number: int) -> None:
         releases.add(rank, event)
     if not any(f"the store at {pool.store.address}" in text for text in texts):
         raise MatrixError(f"nobody names the store: {texts}")
-    releases.expect_within(pool.late_limit + STORE_SILENCE * max(1.0, pool.scale))
+    released = releases.expect_within(pool.late_limit + STORE_SILENCE * max(1.0, pool.scale))
     pool.new_store()
+    return released

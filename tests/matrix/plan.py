@@ -132,9 +132,8 @@ def _kernel() -> list[Entry]:
 
 def _run_store(pool: Pool, operation: str, number: int) -> float:
     if operation == "configure":
-        forming.run_store_forming_case(pool, STORE_WORLD, number)
-    else:
-        run_store_case(pool, operation, STORE_WORLD, number)
+        return forming.run_store_forming_case(pool, STORE_WORLD, number)
+    run_store_case(pool, operation, STORE_WORLD, number)
     return 0.0
 
 
