@@ -26,11 +26,16 @@ def at_their_end(leave: Leave) -> None:
 
 
 def _register(leave: Leave) -> None:
-    util.Finalize(None, _leave_child, args=(leave,), exitpriority=0)
+    util.Finalize(None, _leave_child, args=(leave, _start_method()), exitpriority=0)
 
 
-def _leave_child(leave: Leave) -> None:
+def _start_method() -> str | None:
+    """Return how this process was started; asked early, since user code may set the default."""
+    own: str | None = getattr(multiprocessing.current_process(), "_start_method", None)
+    return own or multiprocessing.get_start_method(allow_none=True)
+
+
+def _leave_child(leave: Leave, start_method: str | None) -> None:
     # A spawned child has its atexit, which comes when its threads have been joined.
-    child = multiprocessing.parent_process() is not None
-    if child and multiprocessing.get_start_method(allow_none=True) != "spawn":
+    if multiprocessing.parent_process() is not None and start_method != "spawn":
         leave()

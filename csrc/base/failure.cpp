@@ -82,7 +82,10 @@ std::string nextStep(const Failure& failure) {
     case FailureKind::kMismatch:
       return "make all ranks issue the same operations in the same order, then " + again;
     case FailureKind::kRendezvous:
-      return "correct this, then call configure() again";
+      if (failure.cause.rank < 0 || failure.cause.rank == failure.rank)
+        return "correct this, then call configure() again";
+      return "correct this on rank " + std::to_string(failure.cause.rank) +
+             ", then call configure() again on all ranks";
     case FailureKind::kInternal:
       return "this is a fault in torchft_ext: please report it; " + again;
     case FailureKind::kLinkLost:

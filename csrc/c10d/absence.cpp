@@ -14,9 +14,6 @@
 namespace torchft_ext {
 namespace {
 
-// Ranks that a launcher started together come within milliseconds of each other.
-constexpr Duration kReadersComeWithin = std::chrono::seconds(2);
-
 MemberRecord absentSelf() {
   MemberRecord self;
   self.incarnation = selfIncarnation();
@@ -51,7 +48,8 @@ void tellAbsence(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
     if (const WaitHook hook = waitHook()) hook();
     return false;
   };
-  const Deadline deadline = Deadline::after(std::min(limit, kReadersComeWithin));
+  const Deadline deadline =
+      Deadline::after(std::min<Duration>(limit, Rendezvous::kReadersComeWithin));
   Rendezvous absent(place->thread, place->prefix, rank, size, self, deadline, interrupted);
   absent.decline(failure);
 }

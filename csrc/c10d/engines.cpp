@@ -32,34 +32,39 @@ HostEngineOptions hostOptions(const FtOptions& options,
   return host;
 }
 
-std::shared_ptr<Engine> makeHostEngine(const FtOptions& options,
-                                       const c10::intrusive_ptr<c10d::Store>& store) {
-  auto made = hostEngine(hostOptions(options, store));
-  if (auto* failure = std::get_if<Failure>(&made))
-    throwFailure(std::make_shared<Failure>(std::move(*failure)));
-  return std::get<std::shared_ptr<Engine>>(std::move(made));
-}
-
 }  // namespace
 
 EngineChoice makeEngine(const std::string& name, const FtOptions& options,
                         const c10::intrusive_ptr<c10d::Store>& store,
                         const std::optional<c10::Device>& bound_device) {
+  auto made = engineOrFailure(name, options, store, bound_device);
+  if (auto* failure = std::get_if<Failure>(&made))
+    throwFailure(std::make_shared<Failure>(std::move(*failure)));
+  return std::get<EngineChoice>(std::move(made));
+}
+
+std::variant<EngineChoice, Failure> engineOrFailure(
+    const std::string& name, const FtOptions& options, const c10::intrusive_ptr<c10d::Store>& store,
+    const std::optional<c10::Device>& bound_device) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       name != "gloo", "torchft_ext has no gloo engine yet: use 'ft:host', its own CPU engine");
   TORCH_CHECK_VALUE(name == "ft" || name == "host" || name == "nccl",
                     "engine: expected 'ft', 'host', 'nccl' or 'gloo', found '", name, "'");
   if (name == "host") {
-    return {makeHostEngine(options, store), nullptr,
-            Devices(true, nullptr, "use the backend 'ft', which serves both")};
+    auto made = hostEngine(hostOptions(options, store));
+    if (auto* failure = std::get_if<Failure>(&made)) return std::move(*failure);
+    return EngineChoice{std::get<std::shared_ptr<Engine>>(std::move(made)), nullptr,
+                        Devices(true, nullptr, "use the backend 'ft', which serves both")};
   }
   const auto found = ncclPlatform();
   const auto* why_none = std::get_if<std::string>(&found);
   TORCH_CHECK_NOT_IMPLEMENTED(name == "ft" || !why_none,
                               "the backend 'ft:nccl' needs NCCL: ", why_none ? *why_none : "",
                               "; use 'ft:host' for CPU tensors");
-  auto host = makeHostEngine(options, store);
-  if (why_none) return {std::move(host), nullptr, Devices(true, nullptr, *why_none)};
+  auto made = hostEngine(hostOptions(options, store));
+  if (auto* failure = std::get_if<Failure>(&made)) return std::move(*failure);
+  auto host = std::get<std::shared_ptr<Engine>>(std::move(made));
+  if (why_none) return EngineChoice{std::move(host), nullptr, Devices(true, nullptr, *why_none)};
   const auto& platform = std::get<std::shared_ptr<const NcclPlatform>>(found);
   NcclEngineOptions nccl;
   if (bound_device && bound_device->type() == platform->device_type)
@@ -67,9 +72,9 @@ EngineChoice makeEngine(const std::string& name, const FtOptions& options,
   nccl.high_priority = options.high_priority_stream;
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   Devices devices(name == "ft", platform, "");
-  if (!options.poison) return {std::move(engine), nullptr, std::move(devices)};
+  if (!options.poison) return EngineChoice{std::move(engine), nullptr, std::move(devices)};
   auto poison = std::make_shared<PoisonEngine>(std::move(engine), platform->device_type);
-  return {poison, poison, std::move(devices)};
+  return EngineChoice{poison, poison, std::move(devices)};
 }
 
 }  // namespace torchft_ext

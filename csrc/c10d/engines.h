@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <variant>
 
 #include "c10d/devices.h"
 #include "c10d/options.h"
@@ -29,5 +30,10 @@ struct EngineChoice {
 EngineChoice makeEngine(const std::string& name, const FtOptions& options,
                         const c10::intrusive_ptr<c10d::Store>& store,
                         const std::optional<c10::Device>& bound_device);
+// The same, for who has to say to others what is in their way.
+std::variant<EngineChoice, Failure> engineOrFailure(const std::string& name,
+                                                    const FtOptions& options,
+                                                    const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const std::optional<c10::Device>& bound_device);
 
 }  // namespace torchft_ext

@@ -35,22 +35,31 @@ FtBackend::Milliseconds chosenTimeout(const FtBackend::Creation& creation) {
   return own ? creation.options->timeout : creation.timeout;
 }
 
-// The others wait for this rank: they are told why it does not come.
+// The others wait for this rank: they are told why it does not come, without advice that is this
+// rank's.
 EngineChoice engineOrAbsence(const FtBackend::Creation& creation) {
   const auto tell = [&creation](const std::string& why) {
     if (!creation.begin) return;
     tellAbsence(creation.store, creation.rank, creation.size, durationOf(chosenTimeout(creation)),
                 why);
   };
-  try {
-    return makeEngine(creation.engine, *creation.options, creation.store, creation.bound_device);
-  } catch (const c10::Error& error) {
-    tell(error.what_without_backtrace());
-    throw;
-  } catch (const std::exception& error) {
-    tell(error.what());
-    throw;
+  auto made = [&] {
+    try {
+      return engineOrFailure(creation.engine, *creation.options, creation.store,
+                             creation.bound_device);
+    } catch (const c10::Error& error) {
+      tell(error.what_without_backtrace());
+      throw;
+    } catch (const std::exception& error) {
+      tell(error.what());
+      throw;
+    }
+  }();
+  if (const auto* failure = std::get_if<Failure>(&made)) {
+    tell(failure->cause.how);
+    throwFailure(std::make_shared<Failure>(*failure));
   }
+  return std::get<EngineChoice>(std::move(made));
 }
 
 // Assigns where torch allows it (2.14 and later).

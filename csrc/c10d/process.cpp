@@ -105,7 +105,8 @@ void failOutstanding(const std::string& how) {
 
 bool processExit(Deadline deadline) {
   const auto watchdog = takeWatchdog();
-  if (!watchdog) return true;  // no group was made here: in a forked child, say
+  // No group was made here: in a forked child, say, or where making it failed and that was told.
+  if (!watchdog) return StoreThread::stopAll(deadline);
   // Goodbyes get half of the time, so that enough is left for the threads.
   const Deadline goodbye =
       deadline.isNever() ? deadline : deadline.orEarlier(deadline.remaining() / 2);

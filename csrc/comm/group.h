@@ -113,7 +113,10 @@ class Group {
   static bool lookForSuccessor(Attempt& attempt,
                                std::variant<std::monostate, Roster, Failure>& refreshed);
   void lookBack(AttemptMemory& memory) const;
-  FailurePtr configureFailed(Attempt& attempt, Failure failure);
+  // interrupted: by an exception, which may be under way.
+  FailurePtr configureFailed(Attempt& attempt, Failure failure, bool interrupted = false);
+  void attemptEnded(Attempt& attempt, const FailurePtr& failure);
+  void awaitReaders(const Attempt& attempt);
   Failure asTold(const Failure& failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   void abort(const Epoch& epoch, const std::string& why, Duration limit);

@@ -20,6 +20,14 @@ bool endedByAnother(const Lifecycle& epoch) {
          failure->cause.rank != epoch.identity().rank;
 }
 
+// Its end, or a signal's handler, which may throw.
+Cancelled cancelledBy(const std::shared_ptr<Lifecycle>& lifecycle) {
+  return [lifecycle] {
+    if (WaitHook hook = waitHook()) hook();
+    return lifecycle->over();
+  };
+}
+
 // The phases of one configure, for stats().
 class Stopwatch {
  public:
@@ -67,9 +75,11 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     Attempt& attempt;
     bool done = false;
     ~Finally() {
-      if (!done)
-        group.configureFailed(attempt, attempt.lifecycle->ownFailure(
-                                           FailureKind::kAborted, "configure() was interrupted"));
+      if (done) return;
+      group.configureFailed(
+          attempt,
+          attempt.lifecycle->ownFailure(FailureKind::kAborted, "configure() was interrupted"),
+          /*interrupted=*/true);
     }
   } finally{*this, attempt};
 
@@ -95,10 +105,7 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
   self.token = Token::random();
 
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
-  const Cancelled cancelled = [lifecycle] {
-    if (WaitHook hook = waitHook()) hook();
-    return lifecycle->over();
-  };
+  const Cancelled cancelled = cancelledBy(lifecycle);
   attempt.rendezvous = std::make_unique<Rendezvous>(
       attempt.store, attempt.prefix, attempt.rank, attempt.size, std::move(self), attempt.deadline,
       cancelled, attempt.memory, engine_->keepVigil(attempt.size));
@@ -194,7 +201,7 @@ Failure Group::asTold(const Failure& failure) const {
   return told;
 }
 
-FailurePtr Group::configureFailed(Attempt& attempt, Failure failure) {
+FailurePtr Group::configureFailed(Attempt& attempt, Failure failure, bool interrupted) {
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
   failure.op = "configure";
   {
@@ -219,14 +226,36 @@ FailurePtr Group::configureFailed(Attempt& attempt, Failure failure) {
   log(LogLevel::kWarning, known->describe());
   failure_counts_->count(known);
   if (attempt.rendezvous) attempt.memory = attempt.rendezvous->withdraw(asTold(*known));
+  struct AtEnd {
+    Group& group;
+    Attempt& attempt;
+    const FailurePtr& known;
+    ~AtEnd() { group.attemptEnded(attempt, known); }
+  } const at_end{*this, attempt, known};
+  if (attempt.rendezvous && !interrupted) awaitReaders(attempt);
+  return known;
+}
+
+// The attempt is over, and an abort() now ends the wait alone.
+void Group::awaitReaders(const Attempt& attempt) {
+  const auto waiting = std::make_shared<Lifecycle>(attempt.lifecycle->identity());
+  {
+    MutexLock lock(mutex_);
+    if (shut_down_) return;
+    forming_ = waiting;
+  }
+  attempt.rendezvous->awaitReaders(Deadline::after(Rendezvous::kReadersComeWithin),
+                                   cancelledBy(waiting));
+}
+
+void Group::attemptEnded(Attempt& attempt, const FailurePtr& failure) {
   MutexLock lock(mutex_);
   memory_ = std::move(attempt.memory);
-  failure_ = known;
+  failure_ = failure;
   rendezvous_.swap(attempt.rendezvous);
   forming_.reset();
   configuring_ = false;
   ++stats_.failed_configures;
-  return known;
 }
 
 FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator) {

@@ -260,6 +260,7 @@ AttemptMemory Attendance::formed(std::vector<MemberRecord> members) {
   vigil_.reset();
   AttemptMemory memory;
   memory.members = std::move(members);
+  memory.settled.insert(self_.token);  // another one's view of it, told late, is of no interest
   return memory;
 }
 

@@ -79,6 +79,8 @@ class Attendance {
 
   // Everyone's records, once rank 0 has answered.
   void noteRoster(const std::vector<MemberRecord>& members) { roster_ = members; }
+  // The group has had no epoch: nobody here need have met the others.
+  bool isFirstEpoch() const { return memory_.members.empty() || memory_.elsewhere; }
   // Processes whose records do not count.
   const std::set<Incarnation>& leftOver() const { return left_over_; }
   // How this attempt's failure is told: as the ending that was judged, if it was one.

@@ -1,6 +1,7 @@
 #include "rendezvous/own_record.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "rendezvous/rendezvous_failure.h"
@@ -10,6 +11,25 @@ namespace {
 
 // How long a withdrawal stands at least. Rank 0 of 1024 needs 2 s to see every record once.
 constexpr milliseconds kToldWithin{3000};
+// Between two looks at who has read it; how many at once, since other requests wait meanwhile.
+constexpr milliseconds kLook{10};
+constexpr milliseconds kCancelInterval{2};
+constexpr size_t kLooksAtOnce = 32;
+
+// False: there is no time left, or the caller gives up.
+bool pause(Deadline until, const Cancelled& cancelled) {
+  const Deadline next = until.orEarlier(kLook);
+  while (!next.expired()) {
+    if (cancelled && cancelled()) return false;
+    std::this_thread::sleep_for(kCancelInterval);
+  }
+  return !until.expired();
+}
+
+// A passed-on ending keeps where it began; that of a member which had not come has no origin.
+bool isSame(const Ending& one, const Ending& other) {
+  return one.origin == other.origin && (!one.origin.isZero() || one.culprit == other.culprit);
+}
 
 }  // namespace
 
@@ -23,26 +43,36 @@ OwnRecord::OwnRecord(std::shared_ptr<StoreThread> store, AttemptKeys keys, int r
       cancelled_(std::move(cancelled)) {}
 
 std::optional<Failure> OwnRecord::publish() {
-  published_ = true;  // maybe, even if the call fails
-  const auto reply = store_->set(keys_.own(), encodeRecord(self_), deadline_, cancelled_);
+  const auto reply = write(deadline_);
   if (reply.status != StoreStatus::kOk) return failureOf(reply);
   return std::nullopt;
 }
 
-std::optional<Failure> OwnRecord::publishAgain() {
+StoreReply OwnRecord::publishAgain(Deadline deadline) {
   vanished_ = true;
-  return publish();
+  return write(deadline);
+}
+
+StoreReply OwnRecord::write(Deadline deadline) {
+  published_ = true;  // maybe, even if the call fails
+  return store_->set(keys_.own(), encodeRecord(self_), deadline, cancelled_);
 }
 
 std::optional<Failure> OwnRecord::check() {
   const auto reply = store_->getAll({keys_.own()}, deadline_, cancelled_);
   if (reply.status != StoreStatus::kOk) return failureOf(reply);
-  return reply.values.empty() ? publishAgain() : judge(reply.values[0]);
+  const std::string found = reply.values.empty() ? "" : reply.values[0];
+  if (!isGone(found)) return judge(found);
+  const auto again = publishAgain(deadline_);
+  return again.status == StoreStatus::kOk ? std::nullopt : std::optional(failureOf(again));
+}
+
+bool OwnRecord::isGone(const std::string& bytes) {
+  return bytes.empty() || decodeWithdrawal(bytes);  // of an earlier attempt, late
 }
 
 std::optional<Failure> OwnRecord::judge(const std::string& bytes) {
   if (bytes == encodeRecord(self_)) return std::nullopt;
-  if (decodeWithdrawal(bytes)) return publishAgain();  // of an earlier attempt, late
   usurped_ = true;
   const std::string rank = std::to_string(rank_);
   const auto other = decodeRecord(bytes);
@@ -66,32 +96,34 @@ std::optional<Failure> OwnRecord::judge(const std::string& bytes) {
 
 void OwnRecord::withdraw(const Ending& ending) {
   if (!published_ || usurped_) return;
-  const Withdrawal withdrawal{self_, ending, {}};
-  writeWithdrawal(withdrawal);
-  addressWithdrawal(withdrawal);
-  withdrawn_ = Clock::now();
+  noteWithdrawal(ending);
+  store_->editLater(keys_.own(),
+                    [own = encodeRecord(self_), words = encodeWithdrawal(*withdrawal_)](
+                        const std::string& found, const auto&) {
+                      // Nothing: the attempt ended before its record was written. They may be
+                      // waiting for it.
+                      return found == own || found.empty() ? std::optional(words) : std::nullopt;
+                    });
+  addressWithdrawal();
 }
 
+// Behind the caller's back first: if the wait that follows is interrupted, it is done all the same.
 void OwnRecord::decline(const Ending& ending) {
   published_ = true;  // what is written in the record's place has to go again
-  const Withdrawal withdrawal{self_, ending, {}};
-  writeWithdrawal(withdrawal);
-  store_->awaitAll(keys_.readers(), deadline_, cancelled_);
-  addressWithdrawal(withdrawal);
+  noteWithdrawal(ending);
+  store_->editLater(keys_.own(), [words = encodeWithdrawal(*withdrawal_)](
+                                     const auto&, const auto&) { return std::optional(words); });
+  addressWithdrawal();
+}
+
+void OwnRecord::noteWithdrawal(const Ending& ending) {
+  withdrawal_ = Withdrawal{self_, ending, {}};
   withdrawn_ = Clock::now();
 }
 
-void OwnRecord::writeWithdrawal(const Withdrawal& withdrawal) {
-  store_->editLater(keys_.own(), [own = encodeRecord(self_), words = encodeWithdrawal(withdrawal)](
-                                     const std::string& found, const auto&) {
-    // Nothing: the attempt ended before its record was written. They may be waiting for it.
-    return found == own || found.empty() ? std::optional(words) : std::nullopt;
-  });
-}
-
-void OwnRecord::addressWithdrawal(const Withdrawal& withdrawal) {
-  const auto address = [withdrawal](const std::string& found,
-                                    const std::vector<std::string>& readers) {
+void OwnRecord::addressWithdrawal() {
+  const auto address = [withdrawal = *withdrawal_](const std::string& found,
+                                                   const std::vector<std::string>& readers) {
     Withdrawal addressed = withdrawal;
     for (const std::string& reader : readers) {
       if (const auto record = decodeRecord(reader)) addressed.meant_for.push_back(record->token);
@@ -103,6 +135,62 @@ void OwnRecord::addressWithdrawal(const Withdrawal& withdrawal) {
   store_->editLater(keys_.own(), address, keys_.readers());
 }
 
+void OwnRecord::awaitReaders(std::vector<std::string> readers, Deadline until,
+                             const Cancelled& cancelled) {
+  if (!withdrawal_ || usurped_) return;
+  while (!readers.empty() && tell(readers, until, cancelled) && pause(until, cancelled)) {
+  }
+}
+
+// One look at each: lets go of those who have read it, and addresses it to those who are new.
+// False: there is no more to be done.
+bool OwnRecord::tell(std::vector<std::string>& readers, Deadline until,
+                     const Cancelled& cancelled) {
+  const size_t known = withdrawal_->meant_for.size();
+  std::vector<std::string> left;
+  for (size_t first = 0; first < readers.size(); first += kLooksAtOnce) {
+    const auto begin = readers.begin() + static_cast<std::ptrdiff_t>(first);
+    const size_t count = std::min(kLooksAtOnce, readers.size() - first);
+    const std::vector<std::string> some(begin, begin + static_cast<std::ptrdiff_t>(count));
+    const auto reply = store_->getEach(some, until, cancelled);
+    if (reply.status != StoreStatus::kOk) return false;
+    for (size_t i = 0; i < count; ++i) {
+      if (!hasRead(reply.values[i])) left.push_back(some[i]);
+    }
+  }
+  readers = std::move(left);
+  const auto stands = withdrawalStands(until, cancelled);
+  if (!stands) return false;
+  if (*stands && withdrawal_->meant_for.size() == known) return true;
+  withdrawn_ = Clock::now();
+  return store_->set(keys_.own(), encodeWithdrawal(*withdrawal_), until, cancelled).status ==
+         StoreStatus::kOk;
+}
+
+// nullopt: there is no answer, or another record has taken its place.
+std::optional<bool> OwnRecord::withdrawalStands(Deadline until, const Cancelled& cancelled) {
+  const auto reply = store_->getEach({keys_.own()}, until, cancelled);
+  if (reply.status != StoreStatus::kOk) return std::nullopt;
+  const std::string& found = reply.values[0];
+  const auto withdrawal = decodeWithdrawal(found);
+  const auto record = withdrawal ? withdrawal->member : decodeRecord(found);
+  usurped_ = !found.empty() && !(record && record->token == self_.token);
+  return usurped_ ? std::nullopt : std::optional(withdrawal.has_value());
+}
+
+// It has ended too. A record that is new is addressed from now on.
+bool OwnRecord::hasRead(const std::string& found) {
+  auto& meant_for = withdrawal_->meant_for;
+  const auto meant = [&](const MemberRecord& member) {
+    return std::find(meant_for.begin(), meant_for.end(), member.token) != meant_for.end();
+  };
+  if (const auto theirs = decodeWithdrawal(found))
+    return isSame(theirs->ending, withdrawal_->ending) || meant(theirs->member);
+  const auto record = decodeRecord(found);
+  if (record && !meant(*record)) meant_for.push_back(record->token);
+  return false;
+}
+
 void OwnRecord::remove(bool at_once) {
   if (!std::exchange(published_, false) || usurped_) return;
   auto removed = [token = self_.token](const std::string& found, const auto&) {
@@ -111,7 +199,7 @@ void OwnRecord::remove(bool at_once) {
     return record && record->token == token ? std::optional(std::string()) : std::nullopt;
   };
   const Duration stands =
-      withdrawn_ && !at_once ? *withdrawn_ + kToldWithin - Clock::now() : Duration::zero();
+      withdrawal_ && !at_once ? withdrawn_ + kToldWithin - Clock::now() : Duration::zero();
   store_->editLater(keys_.own(), std::move(removed), {}, std::max(stands, Duration::zero()));
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "rendezvous/attempt_keys.h"
 #include "rendezvous/records.h"
@@ -26,15 +27,20 @@ class OwnRecord {
   std::optional<Failure> publish();
   // One look: a record that has vanished is written again.
   std::optional<Failure> check();
-  // What was found under the own key.
+  // What was found under the own key (empty: nothing): is it to be written again? If not, is it
+  // the own record?
+  static bool isGone(const std::string& bytes);
   std::optional<Failure> judge(const std::string& bytes);
-  std::optional<Failure> publishAgain();
+  StoreReply publishAgain(Deadline deadline);
 
   // Puts a withdrawal in the record's place, in the background, addressed to those who have come.
   void withdraw(const Ending& ending);
-  // In place of publish(): a withdrawal alone. Blocks until its readers have come, until the
-  // deadline at most.
+  // In place of publish(): a withdrawal alone, whatever stands there of an earlier run.
   void decline(const Ending& ending);
+  // Looks at the places of these readers until each has ended too, and addresses the withdrawal to
+  // all who come meanwhile. Ends early when the store is lost, another record has taken the own
+  // place, or `cancelled` says so; if that throws, the withdrawal stands all the same.
+  void awaitReaders(std::vector<std::string> readers, Deadline until, const Cancelled& cancelled);
   // In the background; not if another record has taken its place. A withdrawal stands first until
   // the slower readers have had time to see it, unless it is needed no more.
   void remove(bool at_once);
@@ -43,8 +49,12 @@ class OwnRecord {
   bool vanished() const { return vanished_; }
 
  private:
-  void writeWithdrawal(const Withdrawal& withdrawal);
-  void addressWithdrawal(const Withdrawal& withdrawal);
+  StoreReply write(Deadline deadline);
+  void noteWithdrawal(const Ending& ending);
+  void addressWithdrawal();
+  bool tell(std::vector<std::string>& readers, Deadline until, const Cancelled& cancelled);
+  std::optional<bool> withdrawalStands(Deadline until, const Cancelled& cancelled);
+  bool hasRead(const std::string& found);
 
   const std::shared_ptr<StoreThread> store_;
   const AttemptKeys keys_;
@@ -53,7 +63,8 @@ class OwnRecord {
   const Deadline deadline_;
   const Cancelled cancelled_;
   bool published_ = false;
-  std::optional<Clock::time_point> withdrawn_;  // when
+  std::optional<Withdrawal> withdrawal_;
+  Clock::time_point withdrawn_;  // when that was written last
   bool vanished_ = false;
   bool usurped_ = false;
 };

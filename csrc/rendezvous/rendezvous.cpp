@@ -107,11 +107,32 @@ AttemptMemory Rendezvous::formed() {
 AttemptMemory Rendezvous::withdraw(const Failure& why) {
   const Ending ending = attendance_.endingOf(why);
   own_.withdraw(ending);
+  if (mayBeMissed(ending)) awaited_ = readersBut(ending.failure.cause.rank);
   return attendance_.failed(ending);
+}
+
+// Who has had a roster has seen the record, or is addressed. One's own end is no news to wait for,
+// and what ran out of time leaves none.
+bool Rendezvous::mayBeMissed(const Ending& ending) const {
+  const FailureKind kind = ending.failure.kind;
+  return rank_ == 0 && size_ > 2 && attendance_.isFirstEpoch() && current_.members.empty() &&
+         ending.origin != own_.self().token && kind != FailureKind::kTimeout &&
+         kind != FailureKind::kStoreLost;
+}
+
+std::vector<std::string> Rendezvous::readersBut(int rank) const {
+  auto readers = keys_.readers();
+  std::erase(readers, keys_.of(rank));
+  return readers;
+}
+
+void Rendezvous::awaitReaders(Deadline until, const Cancelled& cancelled) {
+  own_.awaitReaders(std::exchange(awaited_, {}), deadline_.orEarlier(until), cancelled);
 }
 
 void Rendezvous::decline(const Failure& why) {
   own_.decline(attendance_.endingOf(why));
+  own_.awaitReaders(keys_.readers(), deadline_, cancelled_);
 }
 
 void Rendezvous::succeeded() {
@@ -244,11 +265,10 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
     const auto own = lookWhileLinking({keys_.own()});
     if (auto failure = lostForLong(own)) return *failure;
     if (own.status != StoreStatus::kOk) return std::monostate{};
-    auto failure = own.values.empty() ? own_.publishAgain() : own_.judge(own.values[0]);
-    if (failure) return *failure;
+    if (auto failure = keepOwn(own.values.empty() ? "" : own.values[0])) return *failure;
     return std::monostate{};
   }
-  if (auto failure = own_.judge(reply.values[0])) return *failure;
+  if (auto failure = keepOwn(reply.values[0])) return *failure;
   if (auto failure = judgeRecords(0, reply.values)) return *failure;
   bool changed = false;
   for (size_t rank = 0; rank < current_.members.size(); ++rank) {
@@ -272,13 +292,19 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
     if (auto failure = judgeRecords(0, leader.values)) return *failure;
     return std::monostate{};
   }
-  if (auto failure = own_.judge(reply.values[1])) return *failure;
+  if (auto failure = keepOwn(reply.values[1])) return *failure;
   if (auto failure = judgeRecords(0, {reply.values[2]})) return *failure;
   const Nonce before = current_.nonce;
   auto accepted = accept(reply.values[0]);
   if (auto* failure = std::get_if<Failure>(&accepted)) return std::move(*failure);
   if (current_.nonce == before) return std::monostate{};
   return current_;
+}
+
+// The own record as it was found while links are made.
+std::optional<Failure> Rendezvous::keepOwn(const std::string& found) {
+  if (!OwnRecord::isGone(found)) return own_.judge(found);
+  return lostForLong(own_.publishAgain(deadline_.orEarlier(kRefreshWithin)));
 }
 
 StoreReply Rendezvous::lookWhileLinking(const std::vector<std::string>& awaited) {

@@ -12,9 +12,10 @@
 // come, each other member reads rank 0's; a member whose attempt ends puts a withdrawal in its
 // record's place. Then it looks who has come to the store meanwhile of those who read it, and
 // writes it again, addressed to them: they may never have seen the record. Who comes later than
-// that begins another attempt. Whose withdrawal, or death, ends this attempt too is the
-// Attendance's to judge. Threads: the caller's, which blocks until the deadline at most. Cancelled
-// by the predicate.
+// that begins another attempt; but for the first epoch of a group, whose members come when they are
+// started, it goes on looking for a while (see awaitReaders()). Whose withdrawal, or death, ends
+// this attempt too is the Attendance's to judge. Threads: the caller's, which blocks until the
+// deadline at most. Cancelled by the predicate.
 #pragma once
 
 #include <memory>
@@ -44,8 +45,12 @@ class Rendezvous {
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
+  // How long ends before the first epoch are held up for those who come late. Ranks that a launcher
+  // started together come within milliseconds of each other.
+  static constexpr std::chrono::seconds kReadersComeWithin{2};
+
   // In place of enter(), once, by a member that cannot take part: has that told to those who wait
-  // for it. Blocks until they have come to where they read it, until the deadline at most.
+  // for it. Blocks until they have read it, until the deadline at most.
   void decline(const Failure& why);
   // Publishes the record and waits for the roster. Returns a Failure (kTimeout naming the missing
   // ranks as far as rank 0 can see them, kStoreLost, kRendezvous for a duplicate rank or a
@@ -64,6 +69,11 @@ class Rendezvous {
   // in the background, to those who wait for this member. Once; ends the vigil.
   AttemptMemory formed();
   AttemptMemory withdraw(const Failure& why);
+  // After withdraw(), by rank 0, of another's end before the first epoch: those who come after it
+  // could not tell it from an end of long ago. Has it told to them too. Blocks until all have read
+  // it, until the time given or the deadline at most; elsewhere it returns at once. May throw what
+  // `cancelled` throws.
+  void awaitReaders(Deadline until, const Cancelled& cancelled);
   // A later attempt of this group has formed an epoch. Each rank deletes what it wrote, in the
   // background: a later attempt at P by this process comes after that. Not the record if another
   // one has taken its place.
@@ -86,6 +96,9 @@ class Rendezvous {
   Refreshed refreshFollower();
   StoreReply lookWhileLinking(const std::vector<std::string>& awaited);
   std::optional<Failure> lostForLong(const StoreReply& reply);
+  std::optional<Failure> keepOwn(const std::string& found);
+  bool mayBeMissed(const Ending& ending) const;
+  std::vector<std::string> readersBut(int rank) const;
   Outcome issue(const std::vector<std::string>& records);
   Outcome accept(const std::string& go);
   Failure membersMissing();
@@ -102,6 +115,7 @@ class Rendezvous {
   OwnRecord own_;
   Attendance attendance_;
   Roster current_;
+  std::vector<std::string> awaited_;  // the places of those who may come after the withdrawal
   int next_in_census_ = 1;
   std::string store_trouble_;
   std::optional<Clock::time_point> lost_since_;  // the store, as refresh() saw it

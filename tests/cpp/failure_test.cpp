@@ -57,6 +57,17 @@ TEST(Failure, NamesTheLimitOfATimeoutAndTheOperationOnce) {
             "30.004 s into the allreduce (limit 30 s); begin a new epoch with configure()");
 }
 
+TEST(Failure, SaysWhoIsToCorrectWhatAnotherRankCannotDo) {
+  Failure failure = lostPeer();
+  failure.kind = FailureKind::kRendezvous;
+  EXPECT_TRUE(failure.describe().ends_with(
+      "; correct this on rank 6, then call configure() again on all ranks"))
+      << failure.describe();
+  failure.cause.rank = failure.rank;
+  EXPECT_TRUE(failure.describe().ends_with("; correct this, then call configure() again"))
+      << failure.describe();
+}
+
 TEST(Failure, GivesWhatOthersSaidOfThisRankASubject) {
   Failure failure = lostPeer();
   failure.kind = FailureKind::kMismatch;

@@ -73,9 +73,14 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     MutexLock lock(mutex_);
     block_next_ = true;
   }
+  // The next write alone, likewise.
+  void blockNextSet() {
+    MutexLock lock(mutex_);
+    block_next_set_ = true;
+  }
   void release() {
     MutexLock lock(mutex_);
-    blocked_ = block_next_ = false;
+    blocked_ = block_next_ = block_next_set_ = false;
     ++releases_;
     changed_.notifyAll();
   }
@@ -118,7 +123,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     Client(std::shared_ptr<MemoryStore> store, std::string process)
         : store_(std::move(store)), process_(std::move(process)) {}
     void set(const std::string& key, const std::string& value) override {
-      store_->enter();
+      store_->enterSet();
       MutexLock lock(store_->mutex_);
       StoreUse& use = store_->uses_[process_];
       ++use.sets;
@@ -154,6 +159,13 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     const std::string process_;
   };
 
+  void enterSet() {
+    {
+      MutexLock lock(mutex_);
+      block_next_ = block_next_ || std::exchange(block_next_set_, false);
+    }
+    enter();
+  }
   void enter() {
     MutexLock lock(mutex_);
     const Deadline delayed = Deadline::after(delay_);
@@ -186,6 +198,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
   End end_ GUARDED_BY(mutex_) = End::kDies;
   bool blocked_ GUARDED_BY(mutex_) = false;
   bool block_next_ GUARDED_BY(mutex_) = false;
+  bool block_next_set_ GUARDED_BY(mutex_) = false;
   int releases_ GUARDED_BY(mutex_) = 0;
   int held_ GUARDED_BY(mutex_) = 0;
   Duration delay_ GUARDED_BY(mutex_){0};

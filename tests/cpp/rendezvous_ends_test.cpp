@@ -40,34 +40,6 @@ TEST_F(RendezvousTest, AWithdrawalOfAnyMemberReachesAllOthersWithItsCause) {
   }
 }
 
-TEST_F(RendezvousTest, AMemberThatCannotTakePartIsToldToThoseWhoComeAfterIt) {
-  for (const size_t absent : {0U, 1U}) {
-    attempts.clear();
-    processes.clear();
-    server = std::make_shared<MemoryStore>();
-    prepare(3);
-    const Process& missing = *processes[absent];
-    const Failure why = missing.failure(FailureKind::kRendezvous, static_cast<int>(absent));
-    auto declining = std::async(std::launch::async, [&] { attempts[absent]->decline(why); });
-    EXPECT_TRUE(eventually([&] { return server->size() == 1; }));
-    std::vector<Rendezvous*> others;
-    std::vector<std::future<Outcome>> waiting;
-    for (auto& attempt : attempts) {
-      if (attempt == attempts[absent]) continue;
-      others.push_back(attempt.get());
-      waiting.push_back(enter(*attempt));
-    }
-    EXPECT_TRUE(eventually([&] { return server->size() == 3; }));
-    for (size_t i = 0; i < others.size(); ++i) {
-      const Failure failure = failureIn(waiting[i].get());
-      EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
-      EXPECT_EQ(failure.cause.pid, missing.self.pid);
-      others[i]->withdraw(failure);
-    }
-    declining.get();
-  }
-}
-
 // As where a process group's creator fails: the group, with all that it had, is gone at once.
 TEST_F(RendezvousTest, AWithdrawalIsReadThoughItsGroupIsGone) {
   prepare(3);
@@ -181,6 +153,18 @@ TEST_F(RendezvousTest, ATimeoutNamesTheRankThatWithdrewAndDidNotTryAgain) {
   const std::string expected =
       "rank 1 did not come: an earlier attempt of its process (host host-7, pid 7) failed, and it "
       "has not tried again";
+  EXPECT_EQ(
+      messageOfTimeout(expected, [&](Deadline limit) { return process.at("run", 0, 2, limit); }),
+      expected);
+}
+
+TEST_F(RendezvousTest, ATimeoutSaysWhyTheRankWithdrew) {
+  auto& process = addProcess();
+  server->put("run/1", encodeWithdrawal(
+                           {record(7), {process.failure(FailureKind::kAborted, 1), {}, {}}, {}}));
+  const std::string expected =
+      "rank 1 did not come: an earlier attempt of its process (host host-7, pid 7) failed, and it "
+      "has not tried again: a test said so";
   EXPECT_EQ(
       messageOfTimeout(expected, [&](Deadline limit) { return process.at("run", 0, 2, limit); }),
       expected);

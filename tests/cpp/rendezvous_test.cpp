@@ -289,6 +289,25 @@ TEST_F(RendezvousTest, RefreshNoticesThatTheRankWasTaken) {
   }
 }
 
+// The links may be up meanwhile.
+TEST_F(RendezvousTest, RefreshIsNotHeldUpByAStoreThatFreezesAsTheRecordIsWrittenAgain) {
+  prepare(2);
+  enterAll();
+  const Deadline late = Deadline::after(kPatience / 2);
+  for (const size_t rank : {0U, 1U}) {
+    MemberRecord older = processes[rank]->self;
+    older.token = Token::random();
+    server->put("run/" + std::to_string(rank), encodeWithdrawal({older, {}, {}}));
+    server->blockNextSet();
+    EXPECT_TRUE(std::holds_alternative<std::monostate>(attempts[rank]->refresh()));
+    server->release();
+  }
+  server->erase("run/0");
+  server->blockNextSet();
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(attempts[0]->refresh()));
+  EXPECT_FALSE(late.expired());
+}
+
 TEST_F(RendezvousTest, TheRecordOfAnotherProcessIsNotDeleted) {
   prepare(2);
   enterAll();

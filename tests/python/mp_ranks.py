@@ -1,7 +1,8 @@
 """Ranks that multiprocessing starts, one of which returns before the others.
 
-Usage: python mp_ranks.py METHOD STORE_FILE [early]
+Usage: python mp_ranks.py METHOD STORE_FILE [early] [other]
 early: torchft_ext is imported before they are started.
+other: the one that returns has chosen "spawn" for children of its own.
 Prints what each of the others saw, as JSON: {rank: the error or null}.
 """
 
@@ -21,12 +22,14 @@ WORLD = 3
 LEAVER = 2
 
 
-def be_a_rank(rank: int, store: str, ended, answers) -> None:
+def be_a_rank(rank: int, store: str, other: bool, ended, answers) -> None:
     limit = seconds(PATIENCE)
     dist.init_process_group("ft", f"file://{store}", rank=rank, world_size=WORLD, timeout=limit)
     check_sum()
     if rank != LEAVER:
         answers.put((rank, seen_after_the_end_of_another(rank, ended)))
+    elif other:
+        multiprocessing.set_start_method("spawn", force=True)
 
 
 def seen_after_the_end_of_another(rank: int, ended) -> str | None:
@@ -38,15 +41,17 @@ def seen_after_the_end_of_another(rank: int, ended) -> str | None:
     return None if error is None else error.text
 
 
-def main(method: str, store: str, early: bool) -> None:
+def main(method: str, store: str, *how: str) -> None:
     context = multiprocessing.get_context(method)
-    if early:
+    if "early" in how:
         import torchft_ext  # noqa: F401
 
         context.set_forkserver_preload(["torchft_ext"])
     ended, answers = context.Event(), context.Queue()
     processes = [
-        context.Process(target=be_a_rank, args=(rank, store, ended, answers), daemon=True)
+        context.Process(
+            target=be_a_rank, args=(rank, store, "other" in how, ended, answers), daemon=True
+        )
         for rank in range(WORLD)
     ]
     for process in processes:
@@ -59,4 +64,4 @@ def main(method: str, store: str, early: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:] == ["early"])
+    main(*sys.argv[1:])

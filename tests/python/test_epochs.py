@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import socket
 import threading
 import time
 
@@ -228,11 +229,31 @@ def test_rank_whose_init_process_group_fails_is_told_to_all(ranks):
     ranks.fresh(3).run(check_sum)
 
 
+def listen_on_neighbouring_ports(count: int) -> list[socket.socket]:
+    while True:
+        taken = [socket.create_server(("", 0))]
+        first = taken[0].getsockname()[1]
+        try:
+            for port in range(first + 1, first + count):
+                taken.append(socket.create_server(("", port)))
+        except OSError:
+            for each in taken:
+                each.close()
+        else:
+            return taken
+
+
 def init_badly(address: str, rank: int, size: int, how: str) -> None:
+    import torchft_ext
+
     if how == "interface":
         os.environ["TORCHFT_EXT_SOCKET_IFNAME"] = "nonexistent9"
     options = 5 if how == "options" else None
     limit = seconds(PATIENCE)
+    taken = listen_on_neighbouring_ports(3) if how == "port" else []
+    if taken:
+        first, *_, last = (each.getsockname()[1] for each in taken)
+        options = torchft_ext.Options(port_range=f"{first}-{last}")
     leave_default_group()
     store = connected_store(address)
     try:
@@ -240,6 +261,8 @@ def init_badly(address: str, rank: int, size: int, how: str) -> None:
             "ft", store=store, rank=rank, world_size=size, timeout=limit, pg_options=options
         )
     finally:
+        for each in taken:
+            each.close()
         os.environ.pop("TORCHFT_EXT_SOCKET_IFNAME", None)
 
 
@@ -249,6 +272,7 @@ def init_badly(address: str, rank: int, size: int, how: str) -> None:
     [
         ("interface", "ValueError", "found 'nonexistent9'"),
         ("options", "TypeError", "expected torchft_ext.Options, found int"),
+        ("port", "RendezvousError", "choose another interface or port range"),
     ],
 )
 def test_rank_that_cannot_make_its_group_is_told_to_all(ranks, how, kind, why, victim):
@@ -265,6 +289,10 @@ def test_rank_that_cannot_make_its_group_is_told_to_all(ranks, how, kind, why, v
     for call in others:
         error = call.error("RendezvousError")
         assert error.cause["rank"] == victim and why in error.text, error.text
+        assert error.text.endswith(
+            f"; correct this on rank {victim}, then call configure() again on all ranks"
+        )
+        assert "make a new group" not in error.text, error.text
     ranks.fresh(3).run(check_sum)
 
 

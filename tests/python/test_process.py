@@ -171,17 +171,57 @@ def test_rank_that_exits_cleanly_is_told_as_left(ranks):
     world.next([0, 2]).run(check_sum)
 
 
+def seen_by_ranks_of_multiprocessing(folder, env, method: str, *how: str) -> dict[str, str | None]:
+    """What ranks 0 and 1 have seen when rank 2 has returned."""
+    command = [sys.executable, str(HERE / "mp_ranks.py"), method, str(folder / "store"), *how]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize("order", ["imported_early", "imported_by_the_child"])
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_child_of_multiprocessing_that_returns_harms_nobody(tmp_path, rank_env, method, order):
-    command = [sys.executable, str(HERE / "mp_ranks.py"), method, str(tmp_path / "store")]
-    if order == "imported_early":
-        command.append("early")
+    how = ["early"] if order == "imported_early" else []
+    seen = seen_by_ranks_of_multiprocessing(tmp_path, rank_env, method, *how)
+    assert seen == {"0": None, "1": None}
+
+
+@pytest.mark.parametrize("order", ["imported_early", "imported_by_the_child"])
+def test_child_that_chose_another_start_method_for_its_own_children_harms_nobody(
+    tmp_path, rank_env, order
+):
+    how = ["early"] if order == "imported_early" else []
+    seen = seen_by_ranks_of_multiprocessing(tmp_path, rank_env, "fork", "other", *how)
+    assert seen == {"0": None, "1": None}
+
+
+ABSENT = """
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torchft_ext import _C
+
+def threads():
+    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+
+server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+_C._tell_absence(server, 1, 2, "a test says so")
+assert "ft-store" in threads()
+print(_C._process_exit(timedelta(seconds=60)), "ft-store" in threads())
+"""
+
+
+def test_process_that_made_no_group_ends_the_thread_that_told_so(rank_env):
     done = subprocess.run(
-        command, env=rank_env, capture_output=True, text=True, timeout=2 * PATIENCE
+        [sys.executable, "-c", ABSENT],
+        env=rank_env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"0": None, "1": None}, done.stderr
+    assert done.stdout == "True False\n", done.stdout + done.stderr
 
 
 def end_with(error: BaseException) -> None:
