@@ -14,6 +14,9 @@
 namespace torchft_ext {
 namespace {
 
+// A new connection to the store may wait for a name server, 5 s a try.
+constexpr Duration kStoreAnswersWithin = std::chrono::seconds(15);
+
 MemberRecord absentSelf() {
   MemberRecord self;
   self.incarnation = selfIncarnation();
@@ -48,8 +51,7 @@ void tellAbsence(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
     if (const WaitHook hook = waitHook()) hook();
     return false;
   };
-  const Deadline deadline =
-      Deadline::after(std::min<Duration>(limit, Rendezvous::kReadersComeWithin));
+  const Deadline deadline = Deadline::after(std::min(limit, kStoreAnswersWithin));
   Rendezvous absent(place->thread, place->prefix, rank, size, self, deadline, interrupted);
   absent.decline(failure);
 }

@@ -3,21 +3,25 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
+#include <utility>
 
 #include "c10d/device_memory.h"
 
 namespace torchft_ext {
 namespace {
 
-// Which of its buffers an operation reads: see comm/operation.h. Those that lie one behind the
-// other are one.
-std::vector<Buffer> readBy(const Prepared& prepared) {
+// Which of its buffers an operation reads: see comm/operation.h.
+const std::vector<Buffer>& readBy(const Prepared& prepared) {
   const Operation& operation = prepared.operation;
   const bool in_place = operation.kind == OpKind::kAllreduce ||
                         (operation.kind == OpKind::kBroadcast && prepared.rank == operation.root);
+  return in_place ? operation.outputs : operation.inputs;
+}
+
+// Those that lie one behind the other are one.
+std::vector<Buffer> merge(const std::vector<Buffer>& buffers) {
   std::vector<Buffer> merged;
-  for (const Buffer& buffer : in_place ? operation.outputs : operation.inputs) {
-    if (buffer.bytes == 0) continue;
+  for (const Buffer& buffer : buffers) {
     if (!merged.empty() && merged.back().data + merged.back().bytes == buffer.data) {
       merged.back().bytes += buffer.bytes;
     } else {
@@ -67,11 +71,18 @@ std::optional<at::Tensor> realNumbersOf(const at::Tensor& tensor) {
 
 std::vector<at::Tensor> contributionsOf(const Prepared& prepared) {
   std::vector<at::Tensor> contributions;
+  std::vector<Buffer> plain;
+  const StandIn* last = nullptr;  // the parts of one follow each other
   for (const Buffer& buffer : readBy(prepared)) {
-    if (const StandIn* stand_in = standInAt(buffer, prepared.loads)) {
+    if (buffer.bytes == 0) continue;
+    const StandIn* stand_in = standInAt(buffer, prepared.loads);
+    if (stand_in == nullptr) {
+      plain.push_back(buffer);
+    } else if (std::exchange(last, stand_in) != stand_in) {
       if (const auto values = realNumbersOf(stand_in->tensor)) contributions.push_back(*values);
-      continue;
     }
+  }
+  for (const Buffer& buffer : merge(plain)) {
     auto type = typeOf(buffer, prepared.tensors);
     if (type && c10::isComplexType(*type)) type = c10::toRealValueType(*type);
     if (type && mayBeNan(*type))

@@ -229,7 +229,7 @@ FailurePtr Group::configureFailed(Attempt& attempt, Failure failure, bool interr
   struct AtEnd {
     Group& group;
     Attempt& attempt;
-    const FailurePtr& known;
+    const FailurePtr known;
     ~AtEnd() { group.attemptEnded(attempt, known); }
   } const at_end{*this, attempt, known};
   if (attempt.rendezvous && !interrupted) awaitReaders(attempt);

@@ -225,6 +225,7 @@ void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
     state->complete(state->inPlace(failure));
     return;
   }
+  const bool collective = operation.kind != OpKind::kSend && operation.kind != OpKind::kRecv;
   if (operation.kind == OpKind::kSend) {
     messages_->send(std::move(state), std::move(operation));
   } else if (operation.kind == OpKind::kRecv) {
@@ -235,7 +236,7 @@ void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
   for (int other = 0; other < size() && state_ == State::kUp; ++other) {
     const Peer& candidate = peer(other);
     const bool needed = (candidate.left && messages_->needs(other)) ||
-                        (candidate.collectives_left && !runner_->idle());
+                        (collective && candidate.collectives_left && !runner_->idle());
     if (needed) failLeaver(other, "it left before this operation");
   }
 }

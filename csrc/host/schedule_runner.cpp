@@ -397,7 +397,7 @@ ScheduleRunner::~ScheduleRunner() = default;
 
 void ScheduleRunner::add(std::shared_ptr<OpState> state, Operation operation) {
   impl_->queue.push_back({std::move(state), std::move(operation)});
-  if (impl_->running) return;
+  if (impl_->running || impl_->goes_on) return;
   impl_->guarded([this] { impl_->advance(); });
 }
 

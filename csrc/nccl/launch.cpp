@@ -155,7 +155,6 @@ void Launch::order(Op& op) {
   op.begun = event(op, false);
   op.begun->record(side.current);
   if (!side.on_current) op.begun->block(*side.stream);
-  if (const auto ahead = std::exchange(side.ahead, nullptr)) ahead(*side.stream);
   if (!side.timed) return;
   side.start = event(op, true);
   side.start->record(*side.stream);
@@ -185,6 +184,11 @@ NcclResult Launch::callAll() {
   if (capturing_)
     for (const auto& comm : used_) comm->markCaptured();
   called_ = true;
+  // From here on the buffers reach the poller, whatever happens: what is enqueued here uses them.
+  for (Op& op : ops_) {
+    if (const auto ahead = std::exchange(op.side->ahead, nullptr)) ahead(*op.side->stream);
+  }
+  loaded_ = true;
   NcclGroup group(nccl);
   if (group.started() != NcclResult::kSuccess) return group.started();
   NcclResult first_error = NcclResult::kSuccess;
@@ -288,6 +292,7 @@ void Launch::recordEndOfFailed(Op& op) {
   };
   StreamSide& side = *op.side;
   if (side.end) return;
+  if (!loaded_) side.behind = nullptr;  // it would store what was not loaded
   attempt([&] {
     if (const auto behind = std::exchange(side.behind, nullptr)) behind(*side.stream);
   });

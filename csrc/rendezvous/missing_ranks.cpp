@@ -19,11 +19,12 @@ std::string nameRanks(const std::vector<int>& ranks) {
 
 }  // namespace
 
-std::string MissingRanks::nameMembers() {
+std::string MissingRanks::nameMembers(int but) {
   std::vector<int> missing;
   const auto everyone = keys_.everyone();
   find(1, static_cast<int>(everyone.size()), missing);
-  if (missing.empty()) return nameLeftOver(store_.getAll(everyone, deadline_, cancelled_).values);
+  if (missing.empty())
+    return nameLeftOver(store_.getAll(everyone, deadline_, cancelled_).values, but);
   std::string how = nameRanks(missing) + " did not come";
   if (missing.size() == kMostMissingNamed) how += " (and maybe others)";
   return how;
@@ -37,8 +38,9 @@ std::string MissingRanks::nameLeader() {
 }
 
 // The first record that does not count. Empty: all do.
-std::string MissingRanks::nameLeftOver(const std::vector<std::string>& records) const {
+std::string MissingRanks::nameLeftOver(const std::vector<std::string>& records, int but) const {
   for (size_t rank = 0; rank < records.size(); ++rank) {
+    if (static_cast<int>(rank) == but) continue;
     const std::string who = "rank " + std::to_string(rank) + " did not come: ";
     if (const auto withdrawal = decodeWithdrawal(records[rank])) {
       const std::string& why = withdrawal->ending.failure.cause.how;

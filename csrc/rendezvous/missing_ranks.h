@@ -24,13 +24,14 @@ class MissingRanks {
         deadline_(deadline),
         cancelled_(cancelled) {}
 
-  // As rank 0 sees it. Empty: nobody is missing, as far as can be seen.
-  std::string nameMembers();
+  // As rank 0 sees it, but for one whose end is known. Empty: nobody is missing, as far as can be
+  // seen.
+  std::string nameMembers(int but = -1);
   // As the others see it.
   std::string nameLeader();
 
  private:
-  std::string nameLeftOver(const std::vector<std::string>& records) const;
+  std::string nameLeftOver(const std::vector<std::string>& records, int but = -1) const;
   void find(int first, int last, std::vector<int>& missing);
 
   StoreThread& store_;

@@ -132,7 +132,10 @@ void Rendezvous::awaitReaders(Deadline until, const Cancelled& cancelled) {
 
 void Rendezvous::decline(const Failure& why) {
   own_.decline(attendance_.endingOf(why));
-  own_.awaitReaders(keys_.readers(), deadline_, cancelled_);
+  // Behind the write: the store may be slow to answer at first.
+  const auto written = store_->getEach({keys_.own()}, deadline_, cancelled_);
+  if (written.status != StoreStatus::kOk) return;
+  own_.awaitReaders(keys_.readers(), deadline_.orEarlier(kReadersComeWithin), cancelled_);
 }
 
 void Rendezvous::succeeded() {
@@ -190,7 +193,8 @@ std::optional<Failure> Rendezvous::judgeRecords(int first,
     if (!ending) continue;
     Failure& failure = ending->failure;
     if (rank_ == 0 && failure.kind == FailureKind::kTimeout) {
-      if (const std::string names = missing().nameMembers(); !names.empty())
+      const int ended = first + static_cast<int>(i);
+      if (const std::string names = missing().nameMembers(ended); !names.empty())
         failure.cause.how += "; " + names;
     }
     return std::move(failure);

@@ -50,7 +50,8 @@ class Rendezvous {
   static constexpr std::chrono::seconds kReadersComeWithin{2};
 
   // In place of enter(), once, by a member that cannot take part: has that told to those who wait
-  // for it. Blocks until they have read it, until the deadline at most.
+  // for it. Blocks until they have read it, for kReadersComeWithin at most once the store has
+  // answered, until the deadline in all.
   void decline(const Failure& why);
   // Publishes the record and waits for the roster. Returns a Failure (kTimeout naming the missing
   // ranks as far as rank 0 can see them, kStoreLost, kRendezvous for a duplicate rank or a

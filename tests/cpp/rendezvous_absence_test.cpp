@@ -60,6 +60,22 @@ TEST_F(RendezvousTest, AMemberThatCannotTakePartIsToldInAStoreWithLeftovers) {
   }
 }
 
+// As where a connection waits for a name server: the time for the readers begins after that.
+TEST_F(RendezvousTest, AMemberThatCannotTakePartIsToldThoughTheStoreIsSlowToAnswer) {
+  prepare(2);
+  server->blockNext();
+  auto declining = std::async(std::launch::async, [&] {
+    attempts[1]->decline(processes[1]->failure(FailureKind::kRendezvous, 1));
+  });
+  const auto late = Rendezvous::kReadersComeWithin + milliseconds(200);
+  EXPECT_EQ(declining.wait_for(late), std::future_status::timeout);
+  server->release();
+  const Failure failure = failureIn(attempts[0]->enter());
+  EXPECT_EQ(failure.cause.pid, processes[1]->self.pid) << failure.describe();
+  attempts[0]->withdraw(failure);
+  declining.get();
+}
+
 // Its process may end without finishing what was to be done in the background.
 TEST_F(RendezvousTest, AMemberThatCannotTakePartReturnsWhenItsReaderHasRead) {
   prepare(2);

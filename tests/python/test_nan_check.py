@@ -59,6 +59,14 @@ def all_gather_apart(value: float, where: str) -> None:
     dist.all_gather_into_tensor(torch.empty(5 * me()[1], device=where), apart(value, where))
 
 
+def reduce_scatter_apart(value: float, where: str) -> None:
+    """The NaN is in the last part alone; what stands in for the parts may lie end to end."""
+    world = me()[1]
+    parts = torch.zeros(128, 64 * world, device=where)
+    parts[0, -1] = value
+    dist.reduce_scatter(torch.empty(128, 64, device=where), list(parts.chunk(world, dim=1)))
+
+
 def transfer(value: float, where: str) -> None:
     if me()[0] == 1:
         dist.send(tensor_of(value, where=where), 0)
@@ -76,6 +84,7 @@ OPERATIONS = {
         reduce_scatter,
         all_reduce_apart,
         all_gather_apart,
+        reduce_scatter_apart,
         transfer,
     )
 }
