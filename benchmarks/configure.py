@@ -73,11 +73,12 @@ def time_epochs(begin: Begin, engine: str, count: int) -> list[dict[str, Any]]:
         start = time.monotonic()
         begin(f"epoch{number}")
         seconds = time.monotonic() - start
-        epochs.append({"seconds": seconds, "phases_ms": phases_of(engine)})
         ones = torch.ones(1)
         dist.all_reduce(ones)
         if ones.item() != dist.get_world_size():
             raise RuntimeError(f"epoch {number}: the sum of ones is {ones.item()}")
+        # Now that all are through: stats() counts descriptors, on a core that others may need.
+        epochs.append({"seconds": seconds, "phases_ms": phases_of(engine)})
     return epochs[WARM_UP:]
 
 

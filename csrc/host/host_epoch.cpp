@@ -9,6 +9,9 @@ namespace {
 
 constexpr Duration kLastWordsWithin = std::chrono::seconds(1);
 constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
+// What nobody waits for: on a host with more processes than cores the end of an epoch is over
+// sooner if each process first wakes its waiters, and then all do the rest.
+constexpr Duration kRestAfter = std::chrono::milliseconds(5);
 
 FrameHeader textFrame(FrameType type, const std::string& payload = {}) {
   FrameHeader header;
@@ -189,7 +192,8 @@ void HostEpoch::startMonitor() {
   }
   const std::weak_ptr<Lifecycle> weak = setup_.lifecycle;
   watch_ = setup_.monitor->watch(setup_.roster.nonce, setup_.roster.secret, rank(),
-                                 std::move(watched), [weak](Failure failure) {
+                                 std::move(watched), [weak, heard = heard_](Failure failure) {
+                                   *heard = true;  // first: the loop looks once it has failed
                                    if (auto lifecycle = weak.lock())
                                      lifecycle->fail(std::move(failure));
                                  });
@@ -262,6 +266,7 @@ void HostEpoch::onFailedFrame(int rank, const FrameHeader& header, const std::st
     return;
   }
   passIfPassedBy(header);
+  *heard_ = true;
   setup_.lifecycle->fail(std::move(*failure));
 }
 
@@ -349,30 +354,24 @@ void HostEpoch::failPeer(int rank, FailureKind kind, const std::string& how) {
 
 void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
   if (state_ == State::kOver) return;
-  const std::string payload = encodeFailure(*failure);
-  FrameHeader last_words = textFrame(FrameType::kFailed, payload);
-  if (state_ == State::kUp) last_words.aux = kLastWordsWasUp;
-  // Control lanes copy what they have begun to send of a user's. The collective lanes do nothing
-  // before this thread closes them, which takes the kernel long: the waiters go first.
-  sayLastWords(kControl, last_words, payload);
-  if (watch_) watch_->announce(*failure);  // a second, independent way; the first to arrive wins
+  last_words_.payload = encodeFailure(*failure);
+  last_words_.frame = textFrame(FrameType::kFailed, last_words_.payload);
+  if (state_ == State::kUp) last_words_.frame.aux = kLastWordsWasUp;
+  last_words_.announced = failure;
+  letGo(kControl);
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
   if (runner_) pending = runner_->cancelAll();
   if (messages_) {
     for (auto& entry : messages_->cancelAll()) pending.push_back(std::move(entry));
   }
-  for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
   closeLinks(kCollective);
-  becomeOver();
+  for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
+  becomeOver(*heard_ ? kRestAfter : Duration::zero());
 }
 
-// Then nothing follows on these links.
-void HostEpoch::sayLastWords(Lane lane, const FrameHeader& frame, const std::string& payload) {
+void HostEpoch::letGo(Lane lane) {
   for (Peer& each : peers_) {
-    Link* link = each.links[lane].get();
-    if (link == nullptr) continue;
-    link->sendText(frame, payload);
-    link->closeAfterTexts(kLastWordsWithin);
+    if (each.links[lane]) each.links[lane]->letGo();
   }
 }
 
@@ -382,19 +381,36 @@ void HostEpoch::closeLinks(Lane lane) {
   }
 }
 
-void HostEpoch::becomeOver() {
+void HostEpoch::becomeOver(Duration rest_after) {
   state_ = State::kOver;
   forming_ = {};
   told_of_leavers_ = nullptr;
   mesh_.reset();
-  watch_.reset();
   judge_.reset();
   {
     MutexLock lock(drained_mutex_);
     drained_ = true;
     drained_changed_.notifyAll();
   }
-  // The links need this object until they have said their last words.
+  if (rest_after <= Duration::zero()) return sayLastWords();
+  setup_.loop->runAt(Clock::now() + rest_after, [self = shared_from_this()] {
+    if (!self->last_words_.said) self->sayLastWords();
+  });
+}
+
+// Then nothing follows on these links. They need this object until all has been sent.
+void HostEpoch::sayLastWords() {
+  last_words_.said = true;
+  for (Peer& each : peers_) {
+    for (const auto& link : each.links) {
+      if (!link) continue;
+      link->sendText(last_words_.frame, last_words_.payload);
+      link->closeAfterTexts(kLastWordsWithin);
+    }
+  }
+  // A second, independent way; the first to arrive wins.
+  if (watch_ && last_words_.announced) watch_->announce(*last_words_.announced);
+  watch_.reset();
   setup_.loop->runAt(Clock::now() + kLastWordsWithin + std::chrono::milliseconds(100),
                      [self = shared_from_this()] { self->close(); });
 }
@@ -442,12 +458,11 @@ void HostEpoch::leaveWhenIdle() {
 
 void HostEpoch::sayGoodbye() {
   if (setup_.lifecycle->end()) {
-    FrameHeader goodbye = textFrame(FrameType::kGoodbye);
-    goodbye.aux = kLastWordsWasUp;
-    if (farewell_ == Farewell::kForAnotherEpoch) goodbye.aux |= kLastWordsBeginsAnother;
-    sayLastWords(kControl, goodbye, {});
-    sayLastWords(kCollective, goodbye, {});
-    becomeOver();
+    const bool for_good = farewell_ == Farewell::kForGood;
+    last_words_.frame = textFrame(FrameType::kGoodbye);
+    last_words_.frame.aux = kLastWordsWasUp | (for_good ? 0 : kLastWordsBeginsAnother);
+    for (const Lane lane : {kControl, kCollective}) letGo(lane);
+    becomeOver(for_good ? Duration::zero() : kRestAfter);
   }
   haveLeft();
 }
@@ -461,9 +476,10 @@ void HostEpoch::dissolve() {
   abandon();
   if (state_ == State::kOver) return;
   setup_.lifecycle->unsubscribe(subscription_);
-  sayLastWords(kControl, textFrame(FrameType::kGoodbye), {});
+  last_words_.frame = textFrame(FrameType::kGoodbye);
+  letGo(kControl);
   closeLinks(kCollective);
-  becomeOver();
+  becomeOver(Duration::zero());
 }
 
 void HostEpoch::close() {
@@ -475,6 +491,7 @@ void HostEpoch::close() {
     setup_.lifecycle->fail(std::move(failure));
     if (FailurePtr known = setup_.lifecycle->failure()) onLifecycleFailed(known);
   }
+  if (state_ == State::kOver && !last_words_.said) sayLastWords();
   runner_.reset();
   messages_.reset();
   for (const Lane lane : {kControl, kCollective}) closeLinks(lane);

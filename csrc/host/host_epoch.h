@@ -4,7 +4,9 @@
 //   linking   lanes arrive one by one; a lane's end here breaks the attempt, not yet the epoch
 //   barrier   all lanes stand; waits for every peer's kBarrier, or the last words of one who was up
 //   up        operations run
-//   over      nothing touches user memory any more; links say their last words and close
+//   over      nothing touches user memory any more; links say their last words and close. Whoever
+//             was told of the end by another, or goes on to another epoch, does so 5 ms later: the
+//             core belongs to waiters first
 // Transitions: linking -> barrier -> up -> over, and from each to over:
 //   the lifecycle failed   (any thread; posted here) every peer is told why (kFailed), operations
 //                          complete with it
@@ -16,6 +18,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -85,6 +88,14 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
     bool begins_another = false;    // its goodbye is not for good
   };
 
+  // What the others are told on every lane that stands, once, when it is over.
+  struct LastWords {
+    FrameHeader frame;
+    std::string payload;
+    FailurePtr announced;  // to the monitor too; null: a goodbye
+    bool said = false;
+  };
+
   int rank() const { return setup_.lifecycle->identity().rank; }
   int size() const { return setup_.lifecycle->identity().size; }
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
@@ -111,9 +122,10 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void failLeaver(int rank, const std::string& how);
 
   void onLifecycleFailed(const FailurePtr& failure);
-  void sayLastWords(Lane lane, const FrameHeader& frame, const std::string& payload);
+  void letGo(Lane lane);
   void closeLinks(Lane lane);
-  void becomeOver();
+  void becomeOver(Duration rest_after);
+  void sayLastWords();
   void leaveWhenIdle();
   void sayGoodbye();
   void haveLeft();
@@ -133,6 +145,9 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   Farewell farewell_ = Farewell::kForGood;
   std::vector<std::function<void(bool left)>> leaving_;  // who waits for the goodbye
   std::function<void(int rank)> told_of_leavers_;
+  LastWords last_words_;
+  // By a member's last words or the monitor: the others are being told without this one.
+  const std::shared_ptr<std::atomic<bool>> heard_ = std::make_shared<std::atomic<bool>>(false);
 
   Mutex drained_mutex_;
   CondVar drained_changed_;

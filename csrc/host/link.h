@@ -50,12 +50,15 @@ class Link {
   virtual void sendText(const FrameHeader& header, std::string payload) = 0;
   virtual void resume() = 0;
   virtual bool sendQueueEmpty() const = 0;
-  // Drops everything at once; user memory is not touched again. Pending `sent` never run.
+  // Drops everything at once; user memory is not touched again. Pending `sent` never run. The peer
+  // sees the end some milliseconds later.
   virtual void close() = 0;
-  // Sends what is queued without user memory (texts), tells the peer that no more comes, and closes
-  // when the peer has closed too or after `at_most`. Frames with user payload that have not begun
-  // are dropped; one that has begun is completed from a copy of its payload if that is at most 1
-  // MiB (else the link is just closed). No callback after it; destruction closes at once.
+  // User memory is not touched again, nothing more is read, no callback comes. Frames with user
+  // payload that have not begun are dropped; one that has begun is completed from a copy of its
+  // payload if that is at most 1 MiB (else the link is just closed). Texts may still be sent.
+  virtual void letGo() = 0;
+  // As letGo(). Then sends what is queued, tells the peer that no more comes, and closes when the
+  // peer has closed too or after `at_most`. Destruction closes at once.
   virtual void closeAfterTexts(Duration at_most) = 0;
   virtual uint64_t bytesSent() const = 0;
   virtual uint64_t bytesReceived() const = 0;

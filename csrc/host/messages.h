@@ -38,7 +38,7 @@ class Messages {
   bool needs(int peer) const;  // a pending send or recv (a recv from any, if it is the last peer
                                // left) waits for this peer
   void peerLeft(int peer);
-  // What was pending; nothing is completed. The owner has closed the links before (closeAfterTexts
+  // What was pending; nothing is completed. The owner has let the links go before (letGo()
   // will do): this class shares them and cannot.
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
 

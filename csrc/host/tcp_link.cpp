@@ -20,6 +20,9 @@ namespace {
 constexpr size_t kBytesPerTurn = size_t{1} << 20;  // then the other links have their turn
 constexpr size_t kInboxBytes = 4096;
 constexpr size_t kLongestCopy = size_t{1} << 20;
+// Closing a connection is long work of the kernel's, and whoever closes many at once has waiters
+// to wake, who need the core.
+constexpr milliseconds kDescriptorClosedAfter{5};
 
 std::string textOf(int error) {
   return std::error_code(error, std::generic_category()).message();
@@ -43,7 +46,8 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   }
 
   void enqueue(OutgoingFrame frame) {
-    if (stopped() || !send_error_.empty()) return;
+    if (ended_ || lingering_ || !send_error_.empty()) return;
+    assert(frame.is_text || !let_go_);
     queue_.push(std::move(frame));
     if (queue_.size() > 1) return;
     writeSome();
@@ -67,18 +71,23 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
     if (loop_.inLoop()) {  // elsewhere only when the loop has ended, with all it watched
       if (watched_) loop_.unwatch(fd_.get());
       if (linger_timer_ != 0) loop_.cancel(linger_timer_);
+      if (!lingering_) closeDescriptorLater();
     }
     fd_.reset();
     queue_.clear();
     queue_.forgetFinished();
   }
 
-  void closeAfterTexts(Duration at_most) {
+  void letGo() {
     if (stopped()) return;
-    if (!queue_.ownBegunPayload(kLongestCopy)) return close();
-    receiver_ = nullptr;
-    queue_.dropUserPayloads();
-    queue_.forgetFinished();
+    stopCallbacks();
+    updateInterest();
+  }
+
+  void closeAfterTexts(Duration at_most) {
+    if (ended_ || lingering_) return;
+    if (!let_go_) stopCallbacks();
+    if (ended_) return;
     lingering_ = true;
     linger_timer_ = loop_.runAt(Clock::now() + at_most, [weak = weak_from_this()] {
       if (auto self = weak.lock()) self->close();
@@ -94,7 +103,21 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   uint64_t bytesReceived() const { return bytes_received_; }
 
  private:
-  bool stopped() const { return ended_ || lingering_; }  // no more callbacks
+  bool stopped() const { return ended_ || let_go_; }  // no more callbacks
+
+  void stopCallbacks() {
+    if (!queue_.ownBegunPayload(kLongestCopy)) return close();
+    receiver_ = nullptr;
+    queue_.dropUserPayloads();
+    queue_.forgetFinished();
+    let_go_ = true;
+  }
+
+  // Or when the loop ends, with what its timers hold.
+  void closeDescriptorLater() {
+    const auto held = std::make_shared<UniqueFd>(std::move(fd_));
+    loop_.runAt(Clock::now() + kDescriptorClosedAfter, [held] { held->reset(); });
+  }
 
   // ---------------------------------------------------------------- events
 
@@ -108,6 +131,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
       return;
     }
     runFinished();
+    if (let_go_) updateInterest();
     if (stopped()) return;
     // A pause is often over before the next event: only then is the kernel told.
     muted_ = paused_;
@@ -365,7 +389,8 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   size_t inbox_begin_ = 0;
   size_t inbox_end_ = 0;
 
-  bool lingering_ = false;
+  bool let_go_ = false;
+  bool lingering_ = false;  // implies let_go_
   bool shut_down_ = false;
   EventLoop::TimerId linger_timer_ = 0;
 };
@@ -403,6 +428,7 @@ class TcpLink : public Link {
   void resume() override { connection_->resume(); }
   bool sendQueueEmpty() const override { return connection_->queueEmpty(); }
   void close() override { connection_->close(); }
+  void letGo() override { connection_->letGo(); }
   void closeAfterTexts(Duration at_most) override { connection_->closeAfterTexts(at_most); }
   uint64_t bytesSent() const override { return connection_->bytesSent(); }
   uint64_t bytesReceived() const override { return connection_->bytesReceived(); }

@@ -3,43 +3,15 @@
 
 #include <thread>
 
-#include "cluster.h"
-#include "net_support.h"
+#include "played_members.h"
 
 namespace torchft_ext {
 namespace {
 
 using namespace net_test;  // NOLINT(google-build-using-namespace)
 
-// Rank 0 is an engine, rank 1 is played by the test.
-class FormingLinks : public testing::Test {
+class FormingLinks : public PlayedMembers {
  protected:
-  FormingLinks() {
-    MemberRecord played;
-    played.incarnation = Incarnation::random();
-    played.host = "elsewhere";
-    played.pid = 4711;
-    played.addresses = {door_->address()};
-    roster_.nonce = Nonce::random();
-    roster_.secret = EpochSecret::random();
-    roster_.members = {std::get<MemberRecord>(engine_->describeSelf()), played};
-  }
-
-  // Both lanes of rank 1, admitted.
-  std::vector<RawPeer> connect() {
-    std::vector<RawPeer> lanes;
-    for (uint8_t lane = 0; lane < 2; ++lane) {
-      lanes.emplace_back(roster_.members[0].addresses.front());
-      lanes.back().say(
-          encodeHello({roster_.nonce, roster_.secret.connector, roster_.members[1].incarnation,
-                       roster_.members[0].incarnation, 1, lane}));
-      const std::string welcome =
-          encodeWelcome({roster_.secret.acceptor, roster_.members[0].incarnation});
-      EXPECT_EQ(lanes.back().readBytes(welcome.size()), welcome);
-    }
-    return lanes;
-  }
-
   // What forming ends with, when rank 1 has done its part.
   Failure failureAfter(const std::function<void()>& part_of_rank_1) {
     const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"test", 1, 0, 2});
@@ -49,11 +21,6 @@ class FormingLinks : public testing::Test {
     EXPECT_TRUE(std::holds_alternative<Failure>(formed));
     return *lifecycle->failure();
   }
-
-  std::shared_ptr<Engine> engine_ =
-      std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(loopbackOptions()));
-  std::optional<RawAcceptor> door_{std::in_place};
-  Roster roster_;
 };
 
 TEST_F(FormingLinks, AConnectionOfALivingProcessIsALostLinkWithTwoEnds) {
@@ -107,10 +74,7 @@ TEST_F(FormingLinks, AConnectionThatEndsJustBeforeTheEpochStandsIsNotForgotten) 
     RawPeer question = door_->accept();
     question.say(encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"}));
     question.readToEnd();
-    FrameHeader barrier;
-    barrier.type = FrameType::kBarrier;
-    const FrameBytes bytes = encodeHeader(barrier);
-    lanes[1].say(std::string(bytes.begin(), bytes.end()));
+    lanes[1].say(frame(FrameType::kBarrier));
     lanes[1].readToEnd();
   });
   auto formed = engine_->form(roster_, lifecycle, testDeadline(), [] { return false; });

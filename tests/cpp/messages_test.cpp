@@ -32,6 +32,7 @@ class HeldLink : public Link {
   void resume() override {}
   bool sendQueueEmpty() const override { return frames.empty(); }
   void close() override { frames.clear(); }
+  void letGo() override {}
   void closeAfterTexts(Duration /*at_most*/) override {}
   uint64_t bytesSent() const override { return 0; }
   uint64_t bytesReceived() const override { return 0; }

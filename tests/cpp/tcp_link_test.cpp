@@ -478,6 +478,36 @@ TEST_F(TcpLinkTest, ClosesAtOnceInsideAUserPayload) {
   });
 }
 
+TEST_F(TcpLinkTest, LetGoTouchesNothingMoreAndStillSaysItsLastTexts) {
+  connectLinks(16 * 1024);
+  const auto original = patternOf(512 << 10);
+  auto payload = original;
+  const std::vector<uint8_t> unread(1000, 7);
+  test.on([&] {
+    link->setReceiver(&receiver);
+    link->send(frameOf(FrameType::kData, payload.size()), payload.data(), nullptr);
+    EXPECT_FALSE(link->sendQueueEmpty()) << "the test needs a full socket";
+    link->letGo();
+    std::fill(payload.begin(), payload.end(), uint8_t{0});  // the user's again
+    far_link->send(frameOf(FrameType::kData, unread.size()), unread.data(), nullptr);
+  });
+  test.settle();
+  test.on([&] {
+    EXPECT_TRUE(receiver.offered.empty());
+    link->sendText(frameOf(FrameType::kGoodbye, 0), "");
+    link->closeAfterTexts(kLong);
+    far_link->setReceiver(&far_receiver);
+  });
+  EXPECT_TRUE(test.eventually([&] { return far_receiver.broken == 1; }));
+  test.on([&] {
+    EXPECT_TRUE(far_receiver.clean);
+    ASSERT_EQ(far_receiver.buffers.size(), 1U);
+    EXPECT_EQ(far_receiver.buffers.front(), original);
+    EXPECT_EQ(far_receiver.texts.size(), 1U);
+    EXPECT_EQ(receiver.broken, 0);
+  });
+}
+
 TEST_F(TcpLinkTest, GivesUpOnAPeerThatDoesNotCloseInTime) {
   connect();
   test.on([&] { link->closeAfterTexts(milliseconds(20)); });

@@ -1,0 +1,104 @@
+// What a member says on its links when its epoch is over. Who was told of the end itself, or goes
+// on to another epoch, wakes its own waiters first and says it some milliseconds later.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <thread>
+
+#include "net/failure_frame.h"
+#include "played_members.h"
+
+namespace torchft_ext {
+namespace {
+
+class LastWords : public PlayedMembers {
+ protected:
+  LastWords() : PlayedMembers(3) {
+    std::thread others([this] {
+      for (int rank : {1, 2}) {
+        lanes_.push_back(connect(rank));
+        control(rank).say(frame(FrameType::kBarrier));
+      }
+      for (int rank : {1, 2}) control(rank).readBytes(kFrameHeaderBytes);  // its barrier
+    });
+    auto formed = engine_->form(roster_, lifecycle_, testDeadline(), [] { return false; });
+    others.join();
+    communicator_ = std::get<std::shared_ptr<Communicator>>(formed);
+    lifecycle_->activate();
+  }
+
+  net_test::RawPeer& control(int rank) { return lanes_[static_cast<size_t>(rank - 1)][1]; }
+
+  void tellOfAnAbort(int by) {
+    Failure failure;
+    failure.kind = FailureKind::kAborted;
+    failure.cause = {by, -1, "elsewhere", 4711, "a test said so"};
+    control(by).say(frame(FrameType::kFailed, encodeFailure(failure)));
+    EXPECT_TRUE(waitFor([&] { return lifecycle_->over(); }));
+  }
+
+  // The failure that rank 0 tells that rank; nothing if it says something else, or just closes.
+  std::optional<Failure> toldTo(int rank) {
+    const std::string all = control(rank).readToEnd();
+    if (all.size() < kFrameHeaderBytes) return std::nullopt;
+    FrameBytes bytes;
+    std::copy_n(all.begin(), kFrameHeaderBytes, bytes.begin());
+    const auto header = decodeHeader(bytes, nullptr);
+    if (!header || header->type != FrameType::kFailed) return std::nullopt;
+    return decodeFailure(all.substr(kFrameHeaderBytes, header->length), 3);
+  }
+
+  void stopTheEngine() {
+    communicator_.reset();
+    engine_.reset();
+  }
+
+  const std::shared_ptr<Lifecycle> lifecycle_ =
+      std::make_shared<Lifecycle>(EpochIdentity{"test", 1, 0, 3});
+  std::shared_ptr<Communicator> communicator_;
+  std::vector<std::vector<net_test::RawPeer>> lanes_;
+};
+
+TEST_F(LastWords, OfWhoWasToldByOneMemberReachTheOthers) {
+  tellOfAnAbort(1);
+  const auto told = toldTo(2);
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->kind, FailureKind::kAborted);
+  EXPECT_EQ(told->cause.rank, 1);
+  EXPECT_EQ(told->cause.how, "a test said so");
+}
+
+TEST_F(LastWords, AreSaidThoughTheEngineStopsAtOnce) {
+  tellOfAnAbort(1);
+  stopTheEngine();
+  const auto told = toldTo(2);
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->cause.rank, 1);
+}
+
+TEST_F(LastWords, OfWhoEndsTheEpochItselfAreSaidAtOnce) {
+  lifecycle_->fail(lifecycle_->ownFailure(FailureKind::kAborted, "a test said so"));
+  for (int rank : {1, 2}) {
+    const auto told = toldTo(rank);
+    ASSERT_TRUE(told.has_value());
+    EXPECT_EQ(told->cause.rank, 0);
+  }
+}
+
+TEST_F(LastWords, OfWhoGoesOnAreAGoodbyeThoughTheEngineStopsAtOnce) {
+  ASSERT_TRUE(communicator_->leaveForAnother(testDeadline()));
+  stopTheEngine();
+  for (int rank : {1, 2}) {
+    const std::string all = control(rank).readToEnd();
+    ASSERT_EQ(all.size(), kFrameHeaderBytes);
+    FrameBytes bytes;
+    std::copy_n(all.begin(), kFrameHeaderBytes, bytes.begin());
+    const auto header = decodeHeader(bytes, nullptr);
+    ASSERT_TRUE(header.has_value());
+    EXPECT_EQ(header->type, FrameType::kGoodbye);
+    EXPECT_EQ(header->aux, kLastWordsWasUp | kLastWordsBeginsAnother);
+  }
+}
+
+}  // namespace
+}  // namespace torchft_ext

@@ -1,0 +1,63 @@
+// An epoch whose rank 0 is a host engine and whose other ranks are played by the test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cluster.h"
+#include "net/handshake.h"
+#include "net_support.h"
+
+namespace torchft_ext {
+
+class PlayedMembers : public testing::Test {
+ protected:
+  // All played ranks have that one address, and no liveness lines.
+  explicit PlayedMembers(int size = 2) {
+    roster_.nonce = Nonce::random();
+    roster_.secret = EpochSecret::random();
+    roster_.members = {std::get<MemberRecord>(engine_->describeSelf())};
+    while (static_cast<int>(roster_.members.size()) < size) {
+      MemberRecord played;
+      played.incarnation = Incarnation::random();
+      played.host = "elsewhere";
+      played.pid = 4711;
+      played.addresses = {door_->address()};
+      roster_.members.push_back(played);
+    }
+  }
+
+  // Both lanes of that rank, admitted: collective, control.
+  std::vector<net_test::RawPeer> connect(int rank = 1) {
+    const MemberRecord& played = roster_.members[static_cast<size_t>(rank)];
+    const MemberRecord& real = roster_.members[0];
+    std::vector<net_test::RawPeer> lanes;
+    for (uint8_t lane = 0; lane < 2; ++lane) {
+      lanes.emplace_back(real.addresses.front());
+      lanes.back().say(encodeHello({roster_.nonce, roster_.secret.connector, played.incarnation,
+                                    real.incarnation, rank, lane}));
+      const std::string welcome = encodeWelcome({roster_.secret.acceptor, real.incarnation});
+      EXPECT_EQ(lanes.back().readBytes(welcome.size()), welcome);
+    }
+    return lanes;
+  }
+
+  static std::string frame(FrameType type, const std::string& payload = {}) {
+    FrameHeader header;
+    header.type = type;
+    header.length = payload.size();
+    const FrameBytes bytes = encodeHeader(header);
+    return std::string(bytes.begin(), bytes.end()) + payload;
+  }
+
+  std::shared_ptr<Engine> engine_ =
+      std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(loopbackOptions()));
+  std::optional<net_test::RawAcceptor> door_{std::in_place};
+  Roster roster_;
+};
+
+}  // namespace torchft_ext
