@@ -240,7 +240,7 @@ HostEngine::Formed HostEngine::await(Attempt& attempt, const std::shared_ptr<Hos
           std::make_shared<HostCommunicator>(loop_, epoch, lifecycle, shared_from_this()));
     }
     if (failure) return *failure;
-    if (superseded()) return std::monostate{};
+    if (superseded() && !attempt.isUp()) return std::monostate{};
     // A store that does not answer keeps superseded() to the deadline, and the epoch forms
     // meanwhile.
     if (deadline.expired() && !attempt.isUp()) return timedOut(epoch, epoch->roster());

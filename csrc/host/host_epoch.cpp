@@ -1,5 +1,6 @@
 #include "host/host_epoch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "net/failure_frame.h"
@@ -190,13 +191,16 @@ void HostEpoch::startMonitor() {
     if (other == rank()) continue;
     watched.push_back({other, member.incarnation, member.host, member.pid, member.line_addresses});
   }
+  const bool reaches_all = std::none_of(watched.begin(), watched.end(), [](const auto& member) {
+    return member.line_addresses.empty();
+  });
   const std::weak_ptr<Lifecycle> weak = setup_.lifecycle;
-  watch_ = setup_.monitor->watch(setup_.roster.nonce, setup_.roster.secret, rank(),
-                                 std::move(watched), [weak, heard = heard_](Failure failure) {
-                                   *heard = true;  // first: the loop looks once it has failed
-                                   if (auto lifecycle = weak.lock())
-                                     lifecycle->fail(std::move(failure));
-                                 });
+  watch_ = setup_.monitor->watch(
+      setup_.roster.nonce, setup_.roster.secret, rank(), std::move(watched),
+      [weak, reaches_all, others_are_told = others_are_told_](Failure failure) {
+        if (reaches_all) *others_are_told = true;  // first: the loop looks once it has failed
+        if (auto lifecycle = weak.lock()) lifecycle->fail(std::move(failure));
+      });
 }
 
 void HostEpoch::breakAttempt(const Failure& failure, bool superseded) {
@@ -246,7 +250,11 @@ void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
 }
 
 void HostEpoch::onControlText(int rank, const FrameHeader& header, const std::string& payload) {
-  if (state_ == State::kOver) return;
+  if (state_ == State::kOver) {
+    const bool departs = header.type == FrameType::kGoodbye;
+    if (departs && watch_) watch_->peerLeft(rank);  // its end is no death
+    return;
+  }
   if (header.type == FrameType::kBarrier) {
     peer(rank).barrier_seen = true;
     maybeUp();
@@ -266,7 +274,8 @@ void HostEpoch::onFailedFrame(int rank, const FrameHeader& header, const std::st
     return;
   }
   passIfPassedBy(header);
-  *heard_ = true;
+  // Who has failed while it formed tells only those it is linked to.
+  if (state_ == State::kUp) *others_are_told_ = true;
   setup_.lifecycle->fail(std::move(*failure));
 }
 
@@ -365,8 +374,10 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
     for (auto& entry : messages_->cancelAll()) pending.push_back(std::move(entry));
   }
   closeLinks(kCollective);
+  const bool later = *others_are_told_;
+  if (!later) sayLastWords();
   for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
-  becomeOver(*heard_ ? kRestAfter : Duration::zero());
+  becomeOver(later ? kRestAfter : Duration::zero());
 }
 
 void HostEpoch::letGo(Lane lane) {
@@ -393,14 +404,13 @@ void HostEpoch::becomeOver(Duration rest_after) {
     drained_changed_.notifyAll();
   }
   if (rest_after <= Duration::zero()) return sayLastWords();
-  setup_.loop->runAt(Clock::now() + rest_after, [self = shared_from_this()] {
-    if (!self->last_words_.said) self->sayLastWords();
-  });
+  setup_.loop->runAt(Clock::now() + rest_after,
+                     [self = shared_from_this()] { self->sayLastWords(); });
 }
 
-// Then nothing follows on these links. They need this object until all has been sent.
+// Once. Then nothing follows on these links. They need this object until all has been sent.
 void HostEpoch::sayLastWords() {
-  last_words_.said = true;
+  if (std::exchange(last_words_.said, true)) return;
   for (Peer& each : peers_) {
     for (const auto& link : each.links) {
       if (!link) continue;
@@ -461,7 +471,7 @@ void HostEpoch::sayGoodbye() {
     const bool for_good = farewell_ == Farewell::kForGood;
     last_words_.frame = textFrame(FrameType::kGoodbye);
     last_words_.frame.aux = kLastWordsWasUp | (for_good ? 0 : kLastWordsBeginsAnother);
-    for (const Lane lane : {kControl, kCollective}) letGo(lane);
+    // The links stand meanwhile: nothing of the user's is on them, and others say goodbye there.
     becomeOver(for_good ? Duration::zero() : kRestAfter);
   }
   haveLeft();
@@ -491,7 +501,7 @@ void HostEpoch::close() {
     setup_.lifecycle->fail(std::move(failure));
     if (FailurePtr known = setup_.lifecycle->failure()) onLifecycleFailed(known);
   }
-  if (state_ == State::kOver && !last_words_.said) sayLastWords();
+  if (state_ == State::kOver) sayLastWords();
   runner_.reset();
   messages_.reset();
   for (const Lane lane : {kControl, kCollective}) closeLinks(lane);

@@ -66,7 +66,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   // told(true): goodbye is said; false: not idle, and this goodbye does not wait for that.
   void leave(Farewell farewell, std::function<void(bool left)> told);
   void dissolve();
-  void abandon();  // its owner goes: if the lifecycle has failed, the last words are said now
+  void abandon();  // its owner goes: if the lifecycle has failed, this epoch is over now
   void close();    // over, at once; fails the lifecycle if it is not over yet
   int linkCount() const;
 
@@ -146,8 +146,9 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   std::vector<std::function<void(bool left)>> leaving_;  // who waits for the goodbye
   std::function<void(int rank)> told_of_leavers_;
   LastWords last_words_;
-  // By a member's last words or the monitor: the others are being told without this one.
-  const std::shared_ptr<std::atomic<bool>> heard_ = std::make_shared<std::atomic<bool>>(false);
+  // Of the failure that this one was told of, by a member's last words or the monitor.
+  const std::shared_ptr<std::atomic<bool>> others_are_told_ =
+      std::make_shared<std::atomic<bool>>(false);
 
   Mutex drained_mutex_;
   CondVar drained_changed_;

@@ -51,7 +51,7 @@ class Link {
   virtual void resume() = 0;
   virtual bool sendQueueEmpty() const = 0;
   // Drops everything at once; user memory is not touched again. Pending `sent` never run. The peer
-  // sees the end some milliseconds later.
+  // sees the end some milliseconds later, unless the link was closing already.
   virtual void close() = 0;
   // User memory is not touched again, nothing more is read, no callback comes. Frames with user
   // payload that have not begun are dropped; one that has begun is completed from a copy of its

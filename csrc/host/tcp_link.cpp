@@ -21,8 +21,8 @@ constexpr size_t kBytesPerTurn = size_t{1} << 20;  // then the other links have 
 constexpr size_t kInboxBytes = 4096;
 constexpr size_t kLongestCopy = size_t{1} << 20;
 // Closing a connection is long work of the kernel's, and whoever closes many at once has waiters
-// to wake, who need the core.
-constexpr milliseconds kDescriptorClosedAfter{5};
+// to wake, and things to say on others, first.
+constexpr milliseconds kDescriptorClosedAfter{10};
 
 std::string textOf(int error) {
   return std::error_code(error, std::generic_category()).message();

@@ -17,7 +17,8 @@ namespace torchft_ext {
 class PlayedMembers : public testing::Test {
  protected:
   // All played ranks have that one address, and no liveness lines.
-  explicit PlayedMembers(int size = 2) {
+  explicit PlayedMembers(int size = 2, const HostEngineOptions& options = loopbackOptions())
+      : engine_(std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(options))) {
     roster_.nonce = Nonce::random();
     roster_.secret = EpochSecret::random();
     roster_.members = {std::get<MemberRecord>(engine_->describeSelf())};
@@ -54,8 +55,7 @@ class PlayedMembers : public testing::Test {
     return std::string(bytes.begin(), bytes.end()) + payload;
   }
 
-  std::shared_ptr<Engine> engine_ =
-      std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(loopbackOptions()));
+  std::shared_ptr<Engine> engine_;
   std::optional<net_test::RawAcceptor> door_{std::in_place};
   Roster roster_;
 };
