@@ -196,6 +196,7 @@ void MonitorCore::probed(LineKind kind, const Incarnation& peer, ProbeEnd end, u
 void MonitorCore::fail(WatchId watch, Failure failure) {
   PeerMonitor::OnFailure tell = std::exchange(watches_.at(watch).on_failure, nullptr);
   if (!tell) return;
+  publish();  // who is told may look at them
   relay_->run([tell = std::move(tell), failure = std::move(failure)]() mutable {
     tell(std::move(failure));
   });
@@ -268,6 +269,10 @@ void MonitorCore::afterChange() {
       if (weak.lock()) onTick();
     });
   }
+  publish();
+}
+
+void MonitorCore::publish() {
   MutexLock lock(mutex_);
   published_ = sentry_.counts();
 }

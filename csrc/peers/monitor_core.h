@@ -113,6 +113,7 @@ class MonitorCore : public LineListener, private SentryOrders {
   std::string processState(const std::string& host, int64_t pid) override;
   void dropElsewhere(Watch& watch);
   void afterChange();
+  void publish();  // the counts
   void onTick();
 
   const Incarnation incarnation_;
