@@ -21,7 +21,7 @@ class Stats(TypedDict):
         descriptors: open in the process, those in single threads' private tables included.
         counters: the engine's own.
         monitor: the peer monitor's counters; None where the engine has none.
-        engine: "host".
+        engine: "host" or, where a group has no other, "nccl".
     """
 
     epochs: int

@@ -63,7 +63,8 @@ def broadcast() -> None:
 
 def reduce() -> None:
     rank, world = me()
-    cases = itertools.product(range(world), (*FLOATS, torch.int16), REDUCTIONS, SIZES)
+    whole = (torch.int16, torch.int64, torch.uint8, torch.bool)
+    cases = itertools.product(range(world), (*FLOATS, *whole), REDUCTIONS, SIZES)
     for root, dtype, op, size in cases:
         if not allowed(op, dtype):
             continue

@@ -26,13 +26,23 @@ dist.destroy_process_group()
 """
 
 
-def lines_at(level: str | None, env: dict[str, str]) -> list[str]:
+ABORT = """
+import torch.distributed as dist
+dist.init_process_group("ft", store=dist.HashStore(), rank=0, world_size=1)
+import torchft_ext
+torchft_ext.backend().abort("it was too slow")
+"""
+
+
+def lines_at(
+    level: str | None, env: dict[str, str], program: str = EPOCHS_AND_A_FAILURE
+) -> list[str]:
     """Our lines on stderr at torch's log level; None: the default."""
     chosen = {name: value for name, value in env.items() if name != "TORCH_CPP_LOG_LEVEL"}
     if level is not None:
         chosen["TORCH_CPP_LOG_LEVEL"] = level
     done = subprocess.run(
-        [sys.executable, "-c", EPOCHS_AND_A_FAILURE],
+        [sys.executable, "-c", program],
         env=chosen,
         capture_output=True,
         text=True,
@@ -51,6 +61,12 @@ def test_each_epoch_and_each_failure_is_one_line_at_level_info(rank_env):
 def test_at_the_default_level_only_the_failure_is_told(rank_env):
     (line,) = lines_at(None, rank_env)
     assert "configure on" in line and "W" in line.split()[0]
+
+
+def test_abort_is_told_at_level_info_alone(rank_env):
+    assert not [line for line in lines_at(None, rank_env, ABORT) if "it was too slow" in line]
+    (line,) = [line for line in lines_at("INFO", rank_env, ABORT) if "it was too slow" in line]
+    assert "[I" in line
 
 
 def test_nothing_is_told_below_its_level(rank_env):
@@ -85,6 +101,23 @@ def expect_line(rank: subprocess.Popen[str]) -> str:
     line = rank.stdout.readline().strip()
     assert line, rank.communicate(timeout=10)[1]
     return line
+
+
+def test_loss_of_a_peer_is_one_line_at_the_default_level(rank_env):
+    ranks: list[subprocess.Popen[str]] = []
+    try:
+        ranks.append(start_rank(0, 0, rank_env))
+        ranks.append(start_rank(1, int(expect_line(ranks[0])), rank_env))
+        assert [expect_line(rank) for rank in ranks] == ["ready", "ready"]
+        ranks[1].kill()
+        error = ranks[0].communicate("go\n", timeout=60)[1]  # its allreduce raises
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    told = [line for line in error.splitlines() if "[W" in line and "torchft_ext" in line]
+    assert len(told) == 1, error
+    assert f"pid {ranks[1].pid}" in told[0]
 
 
 def test_peer_that_is_silent_for_a_second_is_warned_of_once_and_is_still_a_member(rank_env):
