@@ -63,7 +63,8 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void issue(std::shared_ptr<OpState> state, Operation operation);
   void tellOfLeavers(std::function<void(int rank)> told);  // at once of those who have left
   enum class Farewell { kForGood, kForAnotherEpoch };
-  // told(true): goodbye is said; false: not idle, and this goodbye does not wait for that.
+  // told(true): it has left, and goodbye is said or will be; false: not idle, and this goodbye does
+  // not wait for that.
   void leave(Farewell farewell, std::function<void(bool left)> told);
   void dissolve();
   void abandon();  // its owner goes: if the lifecycle has failed, this epoch is over now

@@ -17,8 +17,10 @@ namespace torchft_ext {
 class PlayedMembers : public testing::Test {
  protected:
   // All played ranks have that one address, and no liveness lines.
-  explicit PlayedMembers(int size = 2, const HostEngineOptions& options = loopbackOptions())
-      : engine_(std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(options))) {
+  explicit PlayedMembers(int size = 2,
+                         std::shared_ptr<Engine> engine = std::get<std::shared_ptr<Engine>>(
+                             makeHostEngineForTest(loopbackOptions())))
+      : engine_(std::move(engine)) {
     roster_.nonce = Nonce::random();
     roster_.secret = EpochSecret::random();
     roster_.members = {std::get<MemberRecord>(engine_->describeSelf())};
