@@ -64,6 +64,12 @@ class Link {
   virtual uint64_t bytesReceived() const = 0;
 };
 
-std::unique_ptr<Link> makeTcpLink(EventLoop& loop, UniqueFd fd);
+// Closing a connection is long work of the kernel's, and whoever closes many at once has waiters to
+// wake, and things to say on others, first.
+constexpr milliseconds kDescriptorClosedAfter{10};
+
+// closed_after: how long after the link's end its descriptor is closed, by the loop.
+std::unique_ptr<Link> makeTcpLink(EventLoop& loop, UniqueFd fd,
+                                  Duration closed_after = kDescriptorClosedAfter);
 
 }  // namespace torchft_ext

@@ -20,9 +20,6 @@ namespace {
 constexpr size_t kBytesPerTurn = size_t{1} << 20;  // then the other links have their turn
 constexpr size_t kInboxBytes = 4096;
 constexpr size_t kLongestCopy = size_t{1} << 20;
-// Closing a connection is long work of the kernel's, and whoever closes many at once has waiters
-// to wake, and things to say on others, first.
-constexpr milliseconds kDescriptorClosedAfter{10};
 
 std::string textOf(int error) {
   return std::error_code(error, std::generic_category()).message();
@@ -37,7 +34,8 @@ bool wouldBlock(int error) {
 // destroy the link from within a call.
 class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
  public:
-  TcpConnection(EventLoop& loop, UniqueFd fd) : loop_(loop), fd_(std::move(fd)) {}
+  TcpConnection(EventLoop& loop, UniqueFd fd, Duration closed_after)
+      : loop_(loop), fd_(std::move(fd)), closed_after_(closed_after) {}
 
   void setReceiver(LinkReceiver* receiver) {
     if (stopped()) return;
@@ -116,7 +114,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   // Or when the loop ends, with what its timers hold.
   void closeDescriptorLater() {
     const auto held = std::make_shared<UniqueFd>(std::move(fd_));
-    loop_.runAt(Clock::now() + kDescriptorClosedAfter, [held] { held->reset(); });
+    loop_.runAt(Clock::now() + closed_after_, [held] { held->reset(); });
   }
 
   // ---------------------------------------------------------------- events
@@ -366,6 +364,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
 
   EventLoop& loop_;
   UniqueFd fd_;
+  const Duration closed_after_;
   LinkReceiver* receiver_ = nullptr;
   bool ended_ = false;
   bool watched_ = false;
@@ -397,8 +396,8 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
 
 class TcpLink : public Link {
  public:
-  TcpLink(EventLoop& loop, UniqueFd fd)
-      : connection_(std::make_shared<TcpConnection>(loop, std::move(fd))) {}
+  TcpLink(EventLoop& loop, UniqueFd fd, Duration closed_after)
+      : connection_(std::make_shared<TcpConnection>(loop, std::move(fd), closed_after)) {}
   ~TcpLink() override { connection_->close(); }
   TcpLink(const TcpLink&) = delete;
   TcpLink& operator=(const TcpLink&) = delete;
@@ -439,8 +438,8 @@ class TcpLink : public Link {
 
 }  // namespace
 
-std::unique_ptr<Link> makeTcpLink(EventLoop& loop, UniqueFd fd) {
-  return std::make_unique<TcpLink>(loop, std::move(fd));
+std::unique_ptr<Link> makeTcpLink(EventLoop& loop, UniqueFd fd, Duration closed_after) {
+  return std::make_unique<TcpLink>(loop, std::move(fd), closed_after);
 }
 
 }  // namespace torchft_ext

@@ -153,12 +153,13 @@ class LinkReader : public Reader, LinkReceiver {
 
   UniqueFd begin() override {
     Pair pair;
-    link_ = makeTcpLink(loop(), std::move(pair.near));
+    link_ = makeTcpLink(loop(), std::move(pair.near), Duration(0));
     link_->setReceiver(this);
     return std::move(pair.far);
   }
 
   bool restless() override {
+    if (closed_ || said_.broken) return turns_to_close_ > 0 && turns_to_close_-- > 0;
     if (!std::exchange(waiting_, false)) return false;
     link_->resume();
     return true;
@@ -227,6 +228,7 @@ class LinkReader : public Reader, LinkReceiver {
   OnALink said_;
   bool closed_ = false;
   bool waiting_ = false;
+  int turns_to_close_ = 2;  // the descriptor, by a timer that is due at once
   std::optional<FrameHeader> offered_;
   std::unique_ptr<uint8_t[]> into_;
 };
