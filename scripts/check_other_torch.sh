@@ -28,6 +28,6 @@ PY
 fi
 
 directory="$BUILD_ROOT/with-torch-$version"
-configure "$directory" -DTORCHFT_EXT_TORCH_DIR="$where/torch" -DTORCHFT_EXT_OPTIMIZE=-O0 \
+CXX=$(checking_compiler) configure "$directory" -DTORCHFT_EXT_TORCH_DIR="$where/torch" -DTORCHFT_EXT_OPTIMIZE=-O0 \
   -DTORCHFT_EXT_PRECOMPILE=ON >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
 cmake --build "$directory" -j "$JOBS"

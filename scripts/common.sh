@@ -50,6 +50,9 @@ Install them, on Debian:  sudo apt-get install $*"
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# What is compiled to be checked, not to be used, clang++ compiles in half of g++'s time.
+checking_compiler() { echo "${CXX:-$(if have clang++; then echo clang++; else echo g++; fi)}"; }
+
 # configure DIRECTORY [-D...]: a CMake build directory for core and C++ tests.
 configure() {
   local directory=$1
@@ -68,8 +71,8 @@ sanitizer_setup() {
   esac
   directory="$BUILD_ROOT/$1-sanitizer"
   mkdir -p "$BUILD_ROOT"
-  configure "$directory" -DTORCHFT_EXT_BUILD_PYTHON=OFF -DTORCHFT_EXT_SANITIZE=$sanitizers -DTORCHFT_EXT_OPTIMIZE=$optimise \
-    -DTORCHFT_EXT_PRECOMPILE=ON \
+  CXX=$(checking_compiler) configure "$directory" -DTORCHFT_EXT_BUILD_PYTHON=OFF -DTORCHFT_EXT_PRECOMPILE=ON \
+    -DTORCHFT_EXT_SANITIZE=$sanitizers -DTORCHFT_EXT_OPTIMIZE=$optimise \
     >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
   # The suppressions name torch's own libraries and nothing of ours.
   local supp="$ROOT/scripts/suppressions"

@@ -2,7 +2,7 @@
 # Makes the development environment in $VENV: torch, then requirements-dev.txt. Does nothing where that is done already.
 #   scripts/setup.sh          what building and the demo need
 #   scripts/setup.sh --tests  also what the C++ tests need (GoogleTest)
-#   scripts/setup.sh --all    also what fuzzing needs (clang and its runtime), and ccache
+#   scripts/setup.sh --all    also what fuzzing needs and sanitizers take (clang and its runtime), and ccache
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 choose_python() {

@@ -84,7 +84,7 @@ TEST(Identity, RefusesMalformedHex) {
   EXPECT_FALSE(Nonce::fromHex(""));
   EXPECT_FALSE(Nonce::fromHex(std::string(31, 'a')));
   EXPECT_FALSE(Nonce::fromHex(std::string(33, 'a')));
-  EXPECT_FALSE(Nonce::fromHex(std::string(31, 'a') + "g"));
+  EXPECT_FALSE(Nonce::fromHex(std::string(31, 'a').append("g")));
 }
 
 TEST(Identity, RandomOnesDiffer) {

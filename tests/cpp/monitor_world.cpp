@@ -664,7 +664,7 @@ bool MonitorWorld::wasOutOfReach(const Epoch& epoch, int process) const {
   const Duration slowest = options_.longest_delay + options_.resent_after;
   const Duration patience =
       limit == Duration::zero() ? kLongestConnect : std::min<Duration>(limit, kLongestConnect);
-  const auto absences = [this](const auto& all, const auto& key) {
+  const auto absences = [](const auto& all, const auto& key) {
     const auto found = all.find(key);
     return found == all.end() ? Spans{} : found->second;
   };
