@@ -23,57 +23,7 @@ FrameHeader textFrame(FrameType type, const std::string& payload = {}) {
 
 }  // namespace
 
-// Receives one peer's control lane and tells the epoch. Never called after the link's close().
-class HostEpoch::ControlLane : public LinkReceiver {
- public:
-  ControlLane(HostEpoch& epoch, int rank) : epoch_(epoch), rank_(rank) {}
-
-  Receipt onHeader(const FrameHeader& header) override {
-    switch (header.type) {
-      case FrameType::kBarrier:
-      case FrameType::kFailed:
-      case FrameType::kGoodbye:
-        return text();
-      case FrameType::kAnnounce:
-      case FrameType::kClear:
-      case FrameType::kMessage:
-        if (epoch_.messages_) return epoch_.messages_->onHeader(rank_, header);
-        return refuse("a message before the epoch has formed");
-      default:
-        return refuse("a frame of type " + std::to_string(static_cast<int>(header.type)) +
-                      " on a control lane");
-    }
-  }
-
-  void onFrame(const FrameHeader& header) override {
-    if (epoch_.messages_) epoch_.messages_->onFrame(rank_, header);
-  }
-
-  void onText(const FrameHeader& header, std::string payload) override {
-    epoch_.onControlText(rank_, header, payload);
-  }
-
-  void onBroken(const std::string& /*why*/, bool /*clean*/) override {
-    epoch_.onLaneEnded(rank_, kControl);
-  }
-
- private:
-  static Receipt text() {
-    Receipt receipt;
-    receipt.kind = Receipt::Kind::kText;
-    return receipt;
-  }
-  static Receipt refuse(std::string why) {
-    Receipt receipt;
-    receipt.why = std::move(why);
-    return receipt;
-  }
-
-  HostEpoch& epoch_;
-  const int rank_;
-};
-
-HostEpoch::HostEpoch(HostEpochSetup setup) : setup_(std::move(setup)) {
+HostEpoch::HostEpoch(HostEpochSetup setup) : setup_(std::move(setup)), links_(rank(), size()) {
   peers_.resize(static_cast<size_t>(size()));
 }
 
@@ -114,31 +64,19 @@ void HostEpoch::start(FormingCallbacks callbacks) {
 
 void HostEpoch::laneArrived(int rank, Lane lane, UniqueFd fd) {
   if (state_ != State::kLinking) return;
-  Peer& from = peer(rank);
-  auto& link = from.links[static_cast<size_t>(lane)];
-  if (link) return;
-  link = makeTcpLink(*setup_.loop, std::move(fd));
+  Link* link = links_.add(rank, lane, makeTcpLink(*setup_.loop, std::move(fd)));
+  if (link == nullptr) return;
   if (lane == kControl) {
-    from.control = std::make_unique<ControlLane>(*this, rank);
-    link->setReceiver(from.control.get());
+    ControlLane::Events& events = *this;
+    peer(rank).control = std::make_unique<ControlLane>(events, rank);
+    link->setReceiver(peer(rank).control.get());
   }
-  for (int other = 0; other < size(); ++other) {
-    if (other == this->rank()) continue;
-    for (const auto& standing : peer(other).links) {
-      if (!standing) return;
-    }
-  }
-  allLanesStand();
+  if (links_.allStand()) allLanesStand();
 }
 
 void HostEpoch::allLanesStand() {
   state_ = State::kBarrier;
-  std::vector<Link*> collective(peers_.size());
-  std::vector<Link*> control(peers_.size());
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    collective[i] = peers_[i].links[kCollective].get();
-    control[i] = peers_[i].links[kControl].get();
-  }
+  const std::vector<Link*> control = links_.along(kControl);
   ScheduleRunner::Callbacks callbacks;
   callbacks.failed = [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); };
   callbacks.broken = [this](int rank, const std::string& /*why*/, bool /*clean*/) {
@@ -147,8 +85,8 @@ void HostEpoch::allLanesStand() {
   callbacks.left = [this](int rank, const FrameHeader& goodbye) {
     onCollectivesLeft(rank, goodbye);
   };
-  runner_ = std::make_unique<ScheduleRunner>(*setup_.loop, rank(), size(), std::move(collective),
-                                             setup_.tuning, std::move(callbacks));
+  runner_ = std::make_unique<ScheduleRunner>(
+      *setup_.loop, rank(), size(), links_.along(kCollective), setup_.tuning, std::move(callbacks));
   messages_ = std::make_unique<Messages>(
       rank(), control,
       Messages::Callbacks{
@@ -213,8 +151,7 @@ std::vector<int> HostEpoch::missingRanks() const {
   for (int other = 0; other < size(); ++other) {
     const Peer& candidate = peers_[static_cast<size_t>(other)];
     if (other == rank() || candidate.barrier_seen) continue;
-    const bool stands = candidate.links[kCollective] && candidate.links[kControl];
-    (stands ? linked : missing).push_back(other);
+    (links_.stand(other) ? linked : missing).push_back(other);
   }
   return missing.empty() ? linked : missing;
 }
@@ -367,29 +304,17 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
   last_words_.frame = textFrame(FrameType::kFailed, last_words_.payload);
   if (state_ == State::kUp) last_words_.frame.aux = kLastWordsWasUp;
   last_words_.announced = failure;
-  letGo(kControl);
+  links_.letGo(kControl);
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
   if (runner_) pending = runner_->cancelAll();
   if (messages_) {
     for (auto& entry : messages_->cancelAll()) pending.push_back(std::move(entry));
   }
-  closeLinks(kCollective);
+  links_.close(kCollective);
   const bool later = *others_are_told_;
   if (!later) sayLastWords();
   for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
   becomeOver(later ? kRestAfter : Duration::zero());
-}
-
-void HostEpoch::letGo(Lane lane) {
-  for (Peer& each : peers_) {
-    if (each.links[lane]) each.links[lane]->letGo();
-  }
-}
-
-void HostEpoch::closeLinks(Lane lane) {
-  for (Peer& each : peers_) {
-    if (each.links[lane]) each.links[lane]->close();
-  }
 }
 
 void HostEpoch::becomeOver(Duration rest_after) {
@@ -411,13 +336,7 @@ void HostEpoch::becomeOver(Duration rest_after) {
 // Once. Then nothing follows on these links. They need this object until all has been sent.
 void HostEpoch::sayLastWords() {
   if (std::exchange(last_words_.said, true)) return;
-  for (Peer& each : peers_) {
-    for (const auto& link : each.links) {
-      if (!link) continue;
-      link->sendText(last_words_.frame, last_words_.payload);
-      link->closeAfterTexts(kLastWordsWithin);
-    }
-  }
+  links_.sayLast(last_words_.frame, last_words_.payload, kLastWordsWithin);
   // A second, independent way; the first to arrive wins.
   if (watch_ && last_words_.announced) watch_->announce(*last_words_.announced);
   watch_.reset();
@@ -433,13 +352,7 @@ bool HostEpoch::waitDrained(Deadline deadline) {
 }
 
 bool HostEpoch::everythingSent() const {
-  if (!runner_->idle() || !messages_->idle()) return false;
-  for (const Peer& each : peers_) {
-    for (const auto& link : each.links) {
-      if (link && !link->sendQueueEmpty()) return false;
-    }
-  }
-  return true;
+  return runner_->idle() && messages_->idle() && links_.everythingSent();
 }
 
 void HostEpoch::leave(Farewell farewell, std::function<void(bool left)> told) {
@@ -487,8 +400,8 @@ void HostEpoch::dissolve() {
   if (state_ == State::kOver) return;
   setup_.lifecycle->unsubscribe(subscription_);
   last_words_.frame = textFrame(FrameType::kGoodbye);
-  letGo(kControl);
-  closeLinks(kCollective);
+  links_.letGo(kControl);
+  links_.close(kCollective);
   becomeOver(Duration::zero());
 }
 
@@ -504,30 +417,7 @@ void HostEpoch::close() {
   if (state_ == State::kOver) sayLastWords();
   runner_.reset();
   messages_.reset();
-  for (const Lane lane : {kControl, kCollective}) closeLinks(lane);
-  for (Peer& each : peers_) {
-    for (auto& link : each.links) link.reset();
-  }
-}
-
-int HostEpoch::linkCount() const {
-  int count = 0;
-  for (const Peer& each : peers_) {
-    for (const auto& link : each.links) count += link ? 1 : 0;
-  }
-  return count;
-}
-
-std::pair<uint64_t, uint64_t> HostEpoch::bytesSentAndReceived() const {
-  std::pair<uint64_t, uint64_t> total{0, 0};
-  for (const Peer& each : peers_) {
-    for (const auto& link : each.links) {
-      if (!link) continue;
-      total.first += link->bytesSent();
-      total.second += link->bytesReceived();
-    }
-  }
-  return total;
+  links_.drop();
 }
 
 }  // namespace torchft_ext

@@ -26,7 +26,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "host/link.h"
+#include "host/control_lane.h"
+#include "host/epoch_links.h"
 #include "host/link_judge.h"
 #include "host/mesh.h"
 #include "host/messages.h"
@@ -45,7 +46,7 @@ struct HostEpochSetup {
   Deadline deadline = Deadline::never();  // of forming
 };
 
-class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
+class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private ControlLane::Events {
  public:
   // Told to the attempt, on the loop. up(): once. broken(): a forming attempt cannot succeed any
   // more.
@@ -55,7 +56,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   };
 
   explicit HostEpoch(HostEpochSetup setup);
-  ~HostEpoch();
+  ~HostEpoch() override;
 
   void start(FormingCallbacks callbacks);
   const Roster& roster() const { return setup_.roster; }  // constant: any thread
@@ -69,18 +70,17 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void dissolve();
   void abandon();  // its owner goes: if the lifecycle has failed, this epoch is over now
   void close();    // over, at once; fails the lifecycle if it is not over yet
-  int linkCount() const;
-
-  std::pair<uint64_t, uint64_t> bytesSentAndReceived() const;
+  int linkCount() const { return links_.count(); }
+  std::pair<uint64_t, uint64_t> bytesSentAndReceived() const {
+    return links_.bytesSentAndReceived();
+  }
 
   // Any thread. True: over, every operation completed.
   bool waitDrained(Deadline deadline);
 
  private:
-  class ControlLane;
   enum class State { kLinking, kBarrier, kUp, kOver };
   struct Peer {
-    std::array<std::unique_ptr<Link>, kLanes> links;
     std::unique_ptr<ControlLane> control;
     bool barrier_seen = false;
     bool gave_up = false;           // this attempt to form the epoch: it will never be up
@@ -109,8 +109,9 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void becomeUp();
   void breakAttempt(const Failure& failure, bool superseded);
 
-  // From the control lane.
-  void onControlText(int rank, const FrameHeader& header, const std::string& payload);
+  Messages* messages() override { return messages_.get(); }
+  void onControlText(int rank, const FrameHeader& header, const std::string& payload) override;
+  void onControlEnded(int rank) override { onLaneEnded(rank, kControl); }
   void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
   void onGoodbye(int rank, const FrameHeader& goodbye);
   // From either lane.
@@ -123,8 +124,6 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void failLeaver(int rank, const std::string& how);
 
   void onLifecycleFailed(const FailurePtr& failure);
-  void letGo(Lane lane);
-  void closeLinks(Lane lane);
   void becomeOver(Duration rest_after);
   void sayLastWords();
   void leaveWhenIdle();
@@ -136,6 +135,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   FormingCallbacks forming_;
   State state_ = State::kLinking;
   std::unique_ptr<Mesh> mesh_;
+  EpochLinks links_;
   std::vector<Peer> peers_;
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;

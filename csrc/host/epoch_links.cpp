@@ -1,0 +1,90 @@
+#include "host/epoch_links.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace torchft_ext {
+
+Link* EpochLinks::add(int rank, Lane lane, std::unique_ptr<Link> link) {
+  auto& place = lanes_[static_cast<size_t>(rank)][lane];
+  if (place) return nullptr;
+  place = std::move(link);
+  return place.get();
+}
+
+bool EpochLinks::stand(int rank) const {
+  const auto& links = lanes_[static_cast<size_t>(rank)];
+  return std::all_of(links.begin(), links.end(), [](const auto& link) { return link != nullptr; });
+}
+
+bool EpochLinks::allStand() const {
+  for (int other = 0; other < static_cast<int>(lanes_.size()); ++other) {
+    if (other != rank_ && !stand(other)) return false;
+  }
+  return true;
+}
+
+std::vector<Link*> EpochLinks::along(Lane lane) const {
+  std::vector<Link*> found;
+  found.reserve(lanes_.size());
+  for (const auto& links : lanes_) found.push_back(links[lane].get());
+  return found;
+}
+
+void EpochLinks::letGo(Lane lane) {
+  for (Link* link : along(lane)) {
+    if (link != nullptr) link->letGo();
+  }
+}
+
+void EpochLinks::close(Lane lane) {
+  for (Link* link : along(lane)) {
+    if (link != nullptr) link->close();
+  }
+}
+
+void EpochLinks::sayLast(const FrameHeader& frame, const std::string& payload, Duration at_most) {
+  for (const auto& links : lanes_) {
+    for (const auto& link : links) {
+      if (!link) continue;
+      link->sendText(frame, payload);
+      link->closeAfterTexts(at_most);
+    }
+  }
+}
+
+void EpochLinks::drop() {
+  for (const Lane lane : {kControl, kCollective}) close(lane);
+  for (auto& links : lanes_) {
+    for (auto& link : links) link.reset();
+  }
+}
+
+bool EpochLinks::everythingSent() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& links) {
+    return std::all_of(links.begin(), links.end(),
+                       [](const auto& link) { return !link || link->sendQueueEmpty(); });
+  });
+}
+
+int EpochLinks::count() const {
+  int count = 0;
+  for (const auto& links : lanes_) {
+    for (const auto& link : links) count += link ? 1 : 0;
+  }
+  return count;
+}
+
+std::pair<uint64_t, uint64_t> EpochLinks::bytesSentAndReceived() const {
+  std::pair<uint64_t, uint64_t> total{0, 0};
+  for (const auto& links : lanes_) {
+    for (const auto& link : links) {
+      if (!link) continue;
+      total.first += link->bytesSent();
+      total.second += link->bytesReceived();
+    }
+  }
+  return total;
+}
+
+}  // namespace torchft_ext
