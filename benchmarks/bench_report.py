@@ -109,6 +109,21 @@ def write_json(path: Path | None, data: dict[str, Any]) -> None:
         print(f"\nwritten: {path}")
 
 
+class TcpAlone(argparse.Action):
+    """Ranks, which inherit the environment, are linked as if each had a host of its own."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Note it, and switch local sockets off."""
+        setattr(namespace, self.dest, True)
+        os.environ["TORCHFT_EXT_LOCAL_SOCKETS"] = "0"
+
+
 def make_parser(description: str | None, quick: str) -> argparse.ArgumentParser:
     """With the options that all benchmarks have."""
     parser = argparse.ArgumentParser(
@@ -118,6 +133,13 @@ def make_parser(description: str | None, quick: str) -> argparse.ArgumentParser:
         "--quick", action="store_true", help=quick + ": shows that it works, no more"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    parser.add_argument(
+        "--tcp",
+        action=TcpAlone,
+        nargs=0,
+        default=False,
+        help="no Unix sockets: TCP between ft's ranks too, as between hosts",
+    )
     parser.add_argument(
         ranks.RANK_FLAG, action="store_true", dest="rank_process", help=argparse.SUPPRESS
     )

@@ -18,6 +18,7 @@ class Options(_Backend.Options):
         timeout: timedelta | None = None,
         interface: str | None = None,
         port_range: str | None = None,
+        local_sockets: bool | None = None,
         heartbeat: timedelta | None = None,
         nan_check: bool | None = None,
         poison: bool = False,
@@ -32,6 +33,8 @@ class Options(_Backend.Options):
     def interface(self) -> str | None: ...
     @property
     def port_range(self) -> str | None: ...
+    @property
+    def local_sockets(self) -> bool | None: ...
     @property
     def heartbeat(self) -> timedelta | None: ...
     @property

@@ -23,6 +23,8 @@ HostEngineOptions hostOptions(const FtOptions& options,
   } else if (environment.ports) {
     host.ports = *environment.ports;
   }
+  host.local_sockets =
+      options.local_sockets.value_or(environment.local_sockets.value_or(host.local_sockets));
   if (options.heartbeat) {
     checkHeartbeat("Options.heartbeat", *options.heartbeat);
     host.heartbeat_limit = *options.heartbeat;

@@ -71,6 +71,9 @@ Environment readEnvironment() {
   if (const auto text = read("TORCHFT_EXT_PORT_RANGE")) {
     environment.ports = parsePortRange("TORCHFT_EXT_PORT_RANGE", *text);
   }
+  if (const auto text = read("TORCHFT_EXT_LOCAL_SOCKETS")) {
+    environment.local_sockets = parseSwitch("TORCHFT_EXT_LOCAL_SOCKETS", *text);
+  }
   if (const auto text = read("TORCHFT_EXT_HEARTBEAT")) {
     environment.heartbeat = parseSeconds("TORCHFT_EXT_HEARTBEAT", *text);
     checkHeartbeat("TORCHFT_EXT_HEARTBEAT", *environment.heartbeat);

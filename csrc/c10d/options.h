@@ -17,6 +17,7 @@ struct FtOptions : c10d::Backend::Options {
   bool timeout_chosen;                    // false: the timeout of init_process_group() holds
   std::optional<std::string> interface;   // "eth0", "eth", "eth0,ib0", "=eth0", "^docker,lo"
   std::optional<std::string> port_range;  // "7000-7100"; "" or "0": any free port
+  std::optional<bool> local_sockets;      // between processes of one host; false: TCP alone
   std::optional<std::chrono::milliseconds> heartbeat;  // 0: off
   std::optional<bool> nan_check;                       // see nan_check.h
   // Of operations on device tensors:

@@ -12,6 +12,7 @@
 #include "host/host_communicator.h"
 #include "host/probe_vigil.h"
 #include "net/handshake.h"
+#include "net/local_address.h"
 
 namespace torchft_ext {
 namespace {
@@ -91,7 +92,9 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
 
 std::optional<Failure> HostEngine::open() {
   std::string error;
-  listener_ = Listener::open(loop_, options_.bind_address, options_.ports, &error, incarnation_);
+  const auto local = options_.local_sockets ? newLocalAddress() : std::nullopt;
+  listener_ =
+      Listener::open(loop_, options_.bind_address, options_.ports, &error, incarnation_, local);
   if (!listener_) {
     Failure failure =
         failureOf(FailureKind::kRendezvous, error + "; choose another interface or port range");
@@ -135,7 +138,7 @@ std::variant<MemberRecord, Failure> HostEngine::describeSelf() {
   record.incarnation = incarnation_;
   record.host = hostName();
   record.pid = ::getpid();
-  record.addresses = {listener_->address()};
+  record.addresses = listener_->addresses();
   if (monitor_) record.line_addresses = monitor_->lineAddresses();
   return record;
 }
@@ -154,6 +157,7 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
   std::vector<std::pair<std::string, int64_t>> all{
       {"connections_accepted", static_cast<int64_t>(counts.accepted)},
       {"connections_admitted", static_cast<int64_t>(counts.admitted)},
+      {"connections_local", static_cast<int64_t>(counts.admitted_locally)},
       {"connections_refused", static_cast<int64_t>(counts.refused)},
       {"monitor", monitor_ ? 1 : 0},
   };
@@ -298,7 +302,7 @@ std::string HostEngineOptions::key() const {
   return bind_address.ip() + "|" + std::to_string(ports.first) + "-" + std::to_string(ports.last) +
          "|" + std::to_string(heartbeat_limit.count()) + "|" + std::to_string(tuning.chunk_bytes) +
          "|" + std::to_string(tuning.small_allreduce_bytes) + "|" +
-         std::to_string(tuning.direct_world);
+         std::to_string(tuning.direct_world) + "|" + (local_sockets ? "local" : "tcp");
 }
 
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(

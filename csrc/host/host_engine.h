@@ -17,6 +17,7 @@ namespace torchft_ext {
 struct HostEngineOptions {
   SocketAddress bind_address;  // where to listen and what to publish; the port is ignored
   PortRange ports;
+  bool local_sockets = true;                           // beside TCP, for peers of this host
   Duration heartbeat_limit = std::chrono::seconds(5);  // 0: off
   ScheduleTuning tuning;
 

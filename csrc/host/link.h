@@ -69,7 +69,7 @@ class Link {
 constexpr milliseconds kDescriptorClosedAfter{10};
 
 // closed_after: how long after the link's end its descriptor is closed, by the loop.
-std::unique_ptr<Link> makeTcpLink(EventLoop& loop, UniqueFd fd,
-                                  Duration closed_after = kDescriptorClosedAfter);
+std::unique_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd,
+                                     Duration closed_after = kDescriptorClosedAfter);
 
 }  // namespace torchft_ext

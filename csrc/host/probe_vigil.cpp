@@ -7,6 +7,7 @@
 
 #include "base/mutex.h"
 #include "net/dial.h"
+#include "net/local_address.h"
 #include "peers/line_kind.h"
 #include "peers/process_state.h"
 #include "torchft_ext/failure.h"
@@ -101,7 +102,10 @@ void Rounds::watch(const std::vector<MemberRecord>& members) {
     Target target;
     target.host = member.host;
     target.pid = member.pid;
-    target.doors = member.line_addresses.empty() ? member.addresses : member.line_addresses;
+    for (const SocketAddress& door :
+         member.line_addresses.empty() ? member.addresses : member.line_addresses) {
+      if (isReachableFromHere(door)) target.doors.push_back(door);
+    }
     if (!target.doors.empty()) kept.emplace(member.incarnation, std::move(target));
   }
   for (auto& [id, target] : targets_) drop(target);

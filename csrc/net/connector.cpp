@@ -7,14 +7,15 @@
 #include <utility>
 
 #include "net/frame_inbox.h"
+#include "net/local_address.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {
 namespace {
 
-// Only where another address is left to try: a packet filter that swallows connections must not
-// cost the whole deadline. The answer may take longer, since the acceptor parks us until its epoch
-// begins.
+// Only where another address is left to try, and not on a local one: a packet filter that swallows
+// connections must not cost the whole deadline. The answer may take longer, since the acceptor
+// parks us until its epoch begins.
 constexpr std::chrono::seconds kConnectWithin{2};
 constexpr std::chrono::seconds kAnswerWithin{10};
 constexpr milliseconds kLongestPause{50};
@@ -101,7 +102,9 @@ Connector::Impl::Impl(EventLoop& event_loop, const std::vector<SocketAddress>& a
       deadline(until),
       callback(std::move(done)),
       cancelled(std::move(cancelled_flag)) {
-  for (const SocketAddress& address : addresses) targets.push_back({address});
+  for (const SocketAddress& address : addresses) {
+    if (isReachableFromHere(address)) targets.push_back({address});
+  }
 }
 
 void Connector::Impl::start() {
@@ -110,7 +113,7 @@ void Connector::Impl::start() {
   }
   current = targets.empty() ? 0 : targets.size() - 1;  // the next one is the first
   if (targets.empty()) {
-    last_error = "the peer has published no address";
+    last_error = "the peer has published no address that can be reached from here";
     scheduleNext(Duration::zero());
   } else {
     tryNext();
@@ -234,7 +237,7 @@ void Connector::Impl::giveUpAddress(const std::string& why) {
 
 void Connector::Impl::limitAttempt(Duration limit) {
   loop.cancel(std::exchange(attempt.limit, 0));
-  if (addressesLeft() < 2) return;
+  if (addressesLeft() < 2 || targets[current].address.isLocal()) return;
   attempt.limit = loop.runAt(Clock::now() + limit, [self = shared_from_this()] {
     self->attempt.limit = 0;
     self->tryAgain(self->currentName() + " does not answer");

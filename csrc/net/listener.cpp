@@ -35,11 +35,12 @@ size_t capacity(int most, rlim_t share) {
 struct Listener::AtomicCounts {
   std::atomic<uint64_t> accepted{0};
   std::atomic<uint64_t> admitted{0};
+  std::atomic<uint64_t> admitted_locally{0};
   std::atomic<uint64_t> refused{0};
   std::atomic<uint64_t> parked{0};
 };
 
-// Loop thread only. Owned by the handler of its listening socket, and by each handler or timer
+// Loop thread only. Owned by the handlers of its listening sockets, and by each handler or timer
 // while that runs.
 struct Listener::Impl : std::enable_shared_from_this<Impl> {
   struct Epoch {
@@ -49,15 +50,17 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   using Guest = WaitingRoom::Guest;
   using Place = WaitingRoom::Place;
 
-  Impl(EventLoop& event_loop, ListeningSocket listening, const Incarnation& self);
+  Impl(EventLoop& event_loop, std::vector<ListeningSocket> listening, const Incarnation& self);
 
   void start();
   void close();
   void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler);
 
-  void acceptSome();
-  void pauseAccepting(int error);
-  void receive(UniqueFd fd);
+  std::vector<SocketAddress> addresses() const;
+  void acceptSome(const ListeningSocket& door);
+  void pauseAccepting(const ListeningSocket& door, int error);
+  void listenTo(uint32_t events);
+  void receive(UniqueFd fd, bool local);
   void readHello(Place place);
   void judge(Guest guest);
   void park(Guest guest);
@@ -66,9 +69,8 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   bool callHandler(const Handler& handler, Arrival& arrival) noexcept;
 
   EventLoop& loop;
-  const Incarnation incarnation;  // of the process, or of the one that a test plays
-  UniqueFd socket;
-  const SocketAddress address;
+  const Incarnation incarnation;       // of the process, or of the one that a test plays
+  std::vector<ListeningSocket> doors;  // in the order of addresses(); none once closed
   const std::shared_ptr<AtomicCounts> counts = std::make_shared<AtomicCounts>();
   bool closed = false;
   EventLoop::TimerId pause = 0;
@@ -78,11 +80,11 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   std::map<Nonce, Epoch> epochs;
 };
 
-Listener::Impl::Impl(EventLoop& event_loop, ListeningSocket listening, const Incarnation& self)
+Listener::Impl::Impl(EventLoop& event_loop, std::vector<ListeningSocket> listening,
+                     const Incarnation& self)
     : loop(event_loop),
       incarnation(self),
-      socket(std::move(listening.fd)),
-      address(listening.address),
+      doors(std::move(listening)),
       strangers(
           event_loop, capacity(kMaxStrangers, kStrangersShare), kHelloWithin,
           [this](const Guest&) { ++counts->refused; }, [this] { return shared_from_this(); }),
@@ -95,52 +97,68 @@ Listener::Impl::Impl(EventLoop& event_loop, ListeningSocket listening, const Inc
           [this] { return shared_from_this(); }) {}
 
 void Listener::Impl::start() {
-  loop.watch(socket.get(), EPOLLIN, [self = shared_from_this()](uint32_t) { self->acceptSome(); });
+  for (size_t i = 0; i < doors.size(); ++i) {
+    loop.watch(doors[i].fd.get(), EPOLLIN,
+               [self = shared_from_this(), i](uint32_t) { self->acceptSome(self->doors[i]); });
+  }
+}
+
+std::vector<SocketAddress> Listener::Impl::addresses() const {
+  std::vector<SocketAddress> all;
+  for (const ListeningSocket& door : doors) all.push_back(door.address);
+  return all;
 }
 
 void Listener::Impl::close() {
   if (std::exchange(closed, true)) return;
   const auto self = shared_from_this();
   loop.cancel(pause);
-  loop.unwatch(socket.get());
-  socket.reset();
+  for (ListeningSocket& door : doors) {  // a call from one of them may be under way
+    loop.unwatch(door.fd.get());
+    door.fd.reset();
+  }
   strangers.clear();
   parked.clear();
   const auto ended = std::exchange(epochs, {});
 }
 
-void Listener::Impl::acceptSome() {
+void Listener::Impl::acceptSome(const ListeningSocket& door) {
   for (int i = 0; i < kAcceptsPerTurn && !closed; ++i) {
-    UniqueFd fd = acceptOne(socket.get());
+    UniqueFd fd = acceptOne(door.fd.get());
     if (!fd) {
-      if (errno != EAGAIN && errno != EWOULDBLOCK) pauseAccepting(errno);
+      if (errno != EAGAIN && errno != EWOULDBLOCK) pauseAccepting(door, errno);
       return;
     }
     ++counts->accepted;
-    receive(std::move(fd));
+    receive(std::move(fd), door.address.isLocal());
   }
+}
+
+void Listener::Impl::listenTo(uint32_t events) {
+  for (const ListeningSocket& door : doors) loop.modify(door.fd.get(), events);
 }
 
 // The connection stays in the kernel's queue and the socket readable: without a pause the loop
 // would spin.
-void Listener::Impl::pauseAccepting(int error) {
-  loop.modify(socket.get(), 0);
+void Listener::Impl::pauseAccepting(const ListeningSocket& door, int error) {
+  listenTo(0);
   loop.cancel(pause);
   pause = loop.runAt(Clock::now() + kPauseWithoutDescriptors, [self = shared_from_this()] {
     self->pause = 0;
-    self->loop.modify(self->socket.get(), EPOLLIN);
+    self->listenTo(EPOLLIN);
   });
   if (Clock::now() < next_warning) return;
   next_warning = Clock::now() + kBetweenWarnings;
   log(LogLevel::kWarning,
-      "cannot accept connections on " + address.toString() + ": " +
+      "cannot accept connections on " + door.address.toString() + ": " +
           std::error_code(error, std::generic_category()).message() +
           "; trying again every 0.1 s. Raise the limit of open files (ulimit -n).");
 }
 
-void Listener::Impl::receive(UniqueFd fd) {
+void Listener::Impl::receive(UniqueFd fd, bool local) {
   Guest guest;
   guest.fd = std::move(fd);
+  guest.local = local;
   const Place place = strangers.add(std::move(guest));
   loop.watch(place->fd.get(), EPOLLIN,
              [self = shared_from_this(), place](uint32_t) { self->readHello(place); });
@@ -207,6 +225,7 @@ void Listener::Impl::admit(Guest guest, const Epoch& epoch) {
   Arrival arrival{std::move(guest.fd), hello.rank, hello.lane, hello.from};
   if (callHandler(*epoch.handler, arrival)) {
     ++counts->admitted;
+    if (guest.local) ++counts->admitted_locally;
     return;
   }
   guest.fd = std::move(arrival.fd);
@@ -218,10 +237,9 @@ bool Listener::Impl::callHandler(const Handler& handler, Arrival& arrival) noexc
   try {
     return handler(arrival);
   } catch (const std::exception& error) {
-    log(LogLevel::kError,
-        "admitting a connection at " + address.toString() + " threw: " + error.what());
+    log(LogLevel::kError, std::string("admitting a connection of a peer threw: ") + error.what());
   } catch (...) {
-    log(LogLevel::kError, "admitting a connection at " + address.toString() + " threw");
+    log(LogLevel::kError, "admitting a connection of a peer threw");
   }
   return false;
 }
@@ -253,19 +271,26 @@ void Listener::Impl::expect(const Nonce& nonce, const EpochSecret& secret, Handl
 
 std::shared_ptr<Listener> Listener::open(EventLoop& loop, const SocketAddress& address,
                                          PortRange ports, std::string* error,
-                                         const Incarnation& self) {
+                                         const Incarnation& self,
+                                         const std::optional<SocketAddress>& local) {
   struct Opening {  // shared with the loop, which may come to it too late
     std::string error;
     std::shared_ptr<Listener> listener;
   };
   auto opening = std::make_shared<Opening>();
-  const auto open = [opening, &loop, address, ports, self] {
+  const auto open = [opening, &loop, address, ports, self, local] {
     try {
+      std::vector<ListeningSocket> doors;
+      if (local) {
+        auto listening = listenOn(*local, PortRange{}, nullptr);
+        if (listening) doors.push_back(std::move(*listening));
+      }
       auto listening = listenOn(address, ports, &opening->error);
       if (!listening) return;
-      auto impl = std::make_shared<Impl>(loop, std::move(*listening), self);
+      doors.push_back(std::move(*listening));
+      auto impl = std::make_shared<Impl>(loop, std::move(doors), self);
       impl->start();
-      opening->listener.reset(new Listener(loop, impl->address, impl));
+      opening->listener.reset(new Listener(loop, impl));
     } catch (const std::system_error& refused) {
       opening->error = "cannot listen on " + address.ip() + ": " + refused.what();
     }
@@ -279,8 +304,8 @@ std::shared_ptr<Listener> Listener::open(EventLoop& loop, const SocketAddress& a
   return std::move(opening->listener);
 }
 
-Listener::Listener(EventLoop& loop, SocketAddress address, const std::shared_ptr<Impl>& impl)
-    : loop_(loop), address_(address), counts_(impl->counts), impl_(impl) {}
+Listener::Listener(EventLoop& loop, const std::shared_ptr<Impl>& impl)
+    : loop_(loop), addresses_(impl->addresses()), counts_(impl->counts), impl_(impl) {}
 
 Listener::~Listener() {
   const auto close = [weak = impl_] {
@@ -307,7 +332,8 @@ void Listener::forget(const Nonce& nonce) {
 }
 
 Listener::Counts Listener::counts() const {
-  return {counts_->accepted, counts_->admitted, counts_->refused, counts_->parked};
+  return {counts_->accepted, counts_->admitted, counts_->admitted_locally, counts_->refused,
+          counts_->parked};
 }
 
 }  // namespace torchft_ext

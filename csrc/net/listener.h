@@ -1,4 +1,5 @@
-// The process's door: one listening socket, which admits only those who know an epoch's secret.
+// The process's door: a listening TCP socket and, where there may be one, a local one for peers of
+// this host. Both admit only those who know an epoch's secret.
 //
 // Owned by the engine room; lives on one EventLoop, which it must not outlive. Threads: construct
 // and destroy anywhere; the rest on the loop. Destroyed on the loop, no handler is called any more;
@@ -15,7 +16,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "net/event_loop.h"
 #include "net/handshake.h"
@@ -45,19 +48,23 @@ class Listener {
   struct Counts {
     uint64_t accepted = 0;
     uint64_t admitted = 0;
-    uint64_t refused = 0;  // wrong secret, malformed, too slow, too many
-    uint64_t parked = 0;   // now waiting for their epoch
+    uint64_t admitted_locally = 0;  // of them, through the local socket
+    uint64_t refused = 0;           // wrong secret, malformed, too slow, too many
+    uint64_t parked = 0;            // now waiting for their epoch
   };
 
-  // error is set and nullptr returned when no port can be had.
+  // error is set and nullptr returned when no port can be had. local: a name from
+  // newLocalAddress(); where it cannot be had, there is no local door.
   static std::shared_ptr<Listener> open(EventLoop& loop, const SocketAddress& address,
                                         PortRange ports, std::string* error,
-                                        const Incarnation& self = selfIncarnation());
+                                        const Incarnation& self = selfIncarnation(),
+                                        const std::optional<SocketAddress>& local = std::nullopt);
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  const SocketAddress& address() const { return address_; }
+  const SocketAddress& address() const { return addresses_.back(); }          // the TCP one
+  const std::vector<SocketAddress>& addresses() const { return addresses_; }  // cheapest first
   // Admits connections for this epoch until forget(); parked ones are admitted before it returns.
   void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler);
   void forget(const Nonce& nonce);
@@ -66,10 +73,10 @@ class Listener {
  private:
   struct Impl;
   struct AtomicCounts;
-  Listener(EventLoop& loop, SocketAddress address, const std::shared_ptr<Impl>& impl);
+  Listener(EventLoop& loop, const std::shared_ptr<Impl>& impl);
 
   EventLoop& loop_;
-  const SocketAddress address_;
+  const std::vector<SocketAddress> addresses_;
   const std::shared_ptr<const AtomicCounts> counts_;
   // The loop's handlers own it, so that its descriptors are always closed by the loop's thread.
   // Locked there alone.

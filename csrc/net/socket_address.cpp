@@ -4,13 +4,20 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstddef>
 #include <cstring>
 
 namespace torchft_ext {
 namespace {
+
+constexpr std::string_view kLocalScheme = "unix:";
+constexpr std::string_view kLocalPrefix = "torchft_ext-";  // in the kernel's name
+constexpr size_t kLongestLocalName = 64;
 
 template <typename Integer>
 bool parseWhole(std::string_view text, Integer* value) {
@@ -25,6 +32,15 @@ const sockaddr_in& asV4(const sockaddr_storage& storage) {
 }
 const sockaddr_in6& asV6(const sockaddr_storage& storage) {
   return reinterpret_cast<const sockaddr_in6&>(storage);
+}
+
+const sockaddr_un& asUnix(const sockaddr_storage& storage) {
+  return reinterpret_cast<const sockaddr_un&>(storage);
+}
+
+bool isNameLetter(char letter) {
+  return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
+         (letter >= '0' && letter <= '9') || letter == '-';
 }
 
 std::optional<uint32_t> parseScope(const std::string& scope) {
@@ -80,7 +96,20 @@ std::optional<SocketAddress> SocketAddress::fromNumeric(std::string_view ip, uin
   return ip.find(':') == std::string_view::npos ? parseV4(text, port) : parseV6(text, port);
 }
 
+std::optional<SocketAddress> SocketAddress::fromLocalName(std::string_view name) {
+  const bool good = !name.empty() && name.size() <= kLongestLocalName &&
+                    std::all_of(name.begin(), name.end(), isNameLetter);
+  if (!good) return std::nullopt;
+  sockaddr_un address{};  // an abstract name begins with a zero
+  address.sun_family = AF_UNIX;
+  const std::string whole = std::string(kLocalPrefix).append(name);
+  std::memcpy(address.sun_path + 1, whole.data(), whole.size());
+  return SocketAddress(reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+}
+
 std::optional<SocketAddress> SocketAddress::parse(std::string_view text) {
+  if (text.substr(0, kLocalScheme.size()) == kLocalScheme)
+    return fromLocalName(text.substr(kLocalScheme.size()));
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos) return std::nullopt;
   const std::string_view ip = text.substr(0, colon);
@@ -103,7 +132,21 @@ std::string SocketAddress::ip() const {
   return scope == 0 ? std::string(text.data()) : text.data() + ("%" + scopeText(scope));
 }
 
+bool SocketAddress::isLocal() const {
+  return family() == AF_UNIX;
+}
+
+// Of a socket that has no name, or not one of ours: "".
+std::string SocketAddress::localName() const {
+  if (!isLocal()) return "";
+  const char* const name = asUnix(storage_).sun_path + 1;
+  const std::string_view whole(name, ::strnlen(name, sizeof(sockaddr_un::sun_path) - 1));
+  if (whole.substr(0, kLocalPrefix.size()) != kLocalPrefix) return "";
+  return std::string(whole.substr(kLocalPrefix.size()));
+}
+
 std::string SocketAddress::toString() const {
+  if (isLocal()) return std::string(kLocalScheme) + localName();
   if (family() == AF_INET) return ip() + ":" + std::to_string(port());
   if (family() == AF_INET6) return "[" + ip() + "]:" + std::to_string(port());
   return "";
@@ -131,6 +174,9 @@ bool SocketAddress::isLoopback() const {
 socklen_t SocketAddress::rawLength() const {
   if (family() == AF_INET) return sizeof(sockaddr_in);
   if (family() == AF_INET6) return sizeof(sockaddr_in6);
+  if (isLocal())  // abstract names end where their length says
+    return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + kLocalPrefix.size() +
+                                  localName().size());
   return sizeof(sa_family_t);
 }
 

@@ -1,4 +1,5 @@
-// Addresses, interfaces and sockets. All sockets made here are non-blocking and close-on-exec, and
+// Addresses, interfaces and sockets: TCP over IPv4 and IPv6, and abstract Unix sockets of ours
+// ("local", see net/local_address.h). All sockets made here are non-blocking and close-on-exec, and
 // TCP ones have TCP_NODELAY. Functions return an error text instead of throwing where a peer or the
 // network decides; they throw std::system_error only when the kernel refuses a resource.
 #pragma once
@@ -23,14 +24,19 @@ class SocketAddress {
 
   // Numeric IPv4 or IPv6 (with or without brackets and %scope); no name is looked up.
   static std::optional<SocketAddress> fromNumeric(std::string_view ip, uint16_t port);
-  // "10.0.0.1:80", "[fe80::1%eth0]:80"
+  // An abstract Unix socket. The name is of letters, digits and dashes; what goes before it in the
+  // kernel's name is ours, so that no peer makes us connect to another program's socket.
+  static std::optional<SocketAddress> fromLocalName(std::string_view name);
+  // "10.0.0.1:80", "[fe80::1%eth0]:80", "unix:name"
   static std::optional<SocketAddress> parse(std::string_view text);
-  std::string toString() const;  // the inverse of parse()
-  std::string ip() const;        // without port and brackets
+  std::string toString() const;   // the inverse of parse()
+  std::string ip() const;         // without port and brackets; "" if local
+  std::string localName() const;  // "" unless local
 
   uint16_t port() const;
   void setPort(uint16_t port);
   int family() const { return storage_.ss_family; }
+  bool isLocal() const;
   bool isLoopback() const;
   const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage_); }
   socklen_t rawLength() const;
@@ -64,7 +70,8 @@ struct ListeningSocket {
   UniqueFd fd;
   SocketAddress address;  // with the port the kernel gave
 };
-// Binds to the address's ip and the first free port of the range. error is set on failure.
+// Binds to the address's ip and the first free port of the range, or to its local name. error is
+// set on failure.
 std::optional<ListeningSocket> listenOn(const SocketAddress& address, PortRange ports,
                                         std::string* error);
 UniqueFd acceptOne(int listener_fd);                                 // invalid: nothing to accept

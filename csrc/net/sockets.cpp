@@ -85,8 +85,9 @@ std::optional<ListeningSocket> listenOn(const SocketAddress& address, PortRange 
     if (last_error == 0) return made;
     if (last_error != EADDRINUSE && last_error != EACCES) break;
   }
-  explain(error, "cannot listen on " + address.ip() + ", " + ports.toString() + ": " +
-                     errorText(last_error));
+  const std::string where =
+      address.isLocal() ? address.toString() : address.ip() + ", " + ports.toString();
+  explain(error, "cannot listen on " + where + ": " + errorText(last_error));
   return std::nullopt;
 }
 
@@ -94,7 +95,7 @@ UniqueFd acceptOne(int listener_fd) {
   for (int attempt = 0; attempt < 8; ++attempt) {
     UniqueFd fd(::accept4(listener_fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
-      setOption(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+      setOption(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);  // a local socket has none, and says so
       return fd;
     }
     if (errno != EINTR && errno != ECONNABORTED) break;
@@ -103,12 +104,12 @@ UniqueFd acceptOne(int listener_fd) {
 }
 
 UniqueFd startConnect(const SocketAddress& to, std::string* error) {
-  if (to.family() != AF_INET && to.family() != AF_INET6) {
+  if (to.family() != AF_INET && to.family() != AF_INET6 && !to.isLocal()) {
     explain(error, "cannot connect: the address is empty");
     return {};
   }
   UniqueFd fd = makeSocket(to.family(), SOCK_STREAM);
-  setOption(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  if (!to.isLocal()) setOption(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   if (::connect(fd.get(), to.raw(), to.rawLength()) == 0) return fd;
   if (errno == EINPROGRESS || errno == EINTR) return fd;
   explain(error, "cannot connect to " + to.toString() + ": " + errorText(errno));

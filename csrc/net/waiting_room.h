@@ -19,6 +19,7 @@ class WaitingRoom {
  public:
   struct Guest {
     UniqueFd fd;
+    bool local = false;  // came through the local socket
     FrameInbox inbox{{FrameType::kHello}};
     Hello hello;  // once it has been read
     Clock::time_point until{};

@@ -17,6 +17,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
                                           const py::object& interface_name, const py::object& ports,
+                                          const py::object& local_sockets,
                                           const py::object& heartbeat_limit,
                                           const py::object& nan_check, const py::object& poison,
                                           const py::object& high_priority_stream,
@@ -36,6 +37,7 @@ c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
   auto options = c10::make_intrusive<FtOptions>(timeout);
   options->interface = std::move(interface);
   options->port_range = std::move(port_range);
+  options->local_sockets = optionalSwitchOf("Options: local_sockets", local_sockets);
   options->heartbeat = heartbeat;
   options->nan_check = optionalSwitchOf("Options: nan_check", nan_check);
   options->poison = switchOf("Options: poison", poison);
@@ -57,9 +59,9 @@ void bind_options(py::module_& module) {
       "init_process_group().")
       .def(py::init(&makeOptions), py::kw_only(), py::arg("timeout") = py::none(),
            py::arg("interface") = py::none(), py::arg("port_range") = py::none(),
-           py::arg("heartbeat") = py::none(), py::arg("nan_check") = py::none(),
-           py::arg("poison") = false, py::arg("high_priority_stream") = false,
-           py::arg("blocking_wait") = false)
+           py::arg("local_sockets") = py::none(), py::arg("heartbeat") = py::none(),
+           py::arg("nan_check") = py::none(), py::arg("poison") = false,
+           py::arg("high_priority_stream") = false, py::arg("blocking_wait") = false)
       // For Backend.options, of which torch makes copies.
       .def("__copy__", &copyOf)
       .def(
@@ -68,6 +70,7 @@ void bind_options(py::module_& module) {
           py::arg("memo"))
       .def_readonly("interface", &FtOptions::interface)
       .def_readonly("port_range", &FtOptions::port_range)
+      .def_readonly("local_sockets", &FtOptions::local_sockets)
       .def_readonly("heartbeat", &FtOptions::heartbeat)
       .def_readonly("nan_check", &FtOptions::nan_check)
       .def_readonly("poison", &FtOptions::poison)

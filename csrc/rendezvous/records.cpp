@@ -10,7 +10,7 @@
 namespace torchft_ext {
 namespace {
 
-constexpr uint8_t kRecordVersion = 1;
+constexpr uint8_t kRecordVersion = 2;
 constexpr uint8_t kWithdrawn = 0x81;  // in the place of a record's version
 constexpr size_t kMostAddresses = 16;
 constexpr size_t kLongestAddress = 96;

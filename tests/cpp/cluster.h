@@ -51,8 +51,11 @@ class Cluster {
   explicit Cluster(int size, const HostEngineOptions& options = loopbackOptions(),
                    const WrapEngine& wrap = nullptr)
       : data(std::make_shared<MemoryStore>()) {
-    for (int i = 0; i < size; ++i)
-      members.push_back(std::make_unique<Member>(std::to_string(i), data, options, wrap));
+    for (int i = 0; i < size; ++i) {
+      HostEngineOptions own = options;
+      own.local_sockets = i % 2 == 0;  // so that some links of a world are local and some are TCP
+      members.push_back(std::make_unique<Member>(std::to_string(i), data, own, wrap));
+    }
   }
 
   // body(member index) on a thread each, all joined.

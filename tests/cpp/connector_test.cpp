@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "net/local_address.h"
 #include "net_support.h"
 
 namespace torchft_ext {
@@ -149,6 +150,55 @@ TEST(Connector, TakesTheNextAddressWhenOneRefuses) {
   RawPeer right = acceptor.accept();
   right.say(encodeWelcome(epoch.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
+}
+
+// A listening socket whose queue is full: the kernel turns the next one away at once.
+struct FullDoor {
+  SocketAddress address = *newLocalAddress();
+  UniqueFd listening{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  std::vector<UniqueFd> waiting;
+  FullDoor() {
+    EXPECT_EQ(::bind(listening.get(), address.raw(), address.rawLength()), 0);
+    EXPECT_EQ(::listen(listening.get(), 0), 0);
+    while (UniqueFd next = startConnect(address, nullptr)) waiting.push_back(std::move(next));
+  }
+};
+
+TEST(Connector, TakesTcpWhereTheLocalAddressCannotBeHad) {
+  std::string elsewhere = newLocalAddress()->localName();
+  elsewhere[0] = elsewhere[0] == '0' ? '1' : '0';
+  const FullDoor full;
+  for (const SocketAddress& local :
+       {*SocketAddress::fromLocalName(elsewhere), *newLocalAddress(), full.address}) {
+    const Epoch epoch;
+    RawAcceptor acceptor;
+    Caller caller;
+    caller.connect({local, acceptor.address()}, epoch.hello(), epoch.welcome());
+    acceptor.accept().say(encodeWelcome(epoch.welcome()));
+    EXPECT_TRUE(caller.result().fd) << caller.result().error;
+  }
+}
+
+// Somebody has taken the name; the process that we look for is where its port is.
+TEST(Connector, TakesTcpWhereSomebodyElseAnswersLocally) {
+  const Epoch epoch;
+  const SocketAddress local = *newLocalAddress();
+  RawAcceptor stranger(local);
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.connect({local, acceptor.address()}, epoch.hello(), epoch.welcome());
+  stranger.accept().say(encodeRefusal({RefusalCode::kWrongProcess, "somebody else"}));
+  acceptor.accept().say(encodeWelcome(epoch.welcome()));
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+}
+
+TEST(Connector, FailsWithoutAnAddressThatItCanReach) {
+  const Epoch epoch;
+  Caller caller;
+  caller.connect({*SocketAddress::fromLocalName("elsewhere")}, epoch.hello(), epoch.welcome());
+  EXPECT_FALSE(caller.result().fd);
+  EXPECT_NE(caller.result().error.find("no address that can be reached"), std::string::npos)
+      << caller.result().error;
 }
 
 TEST(Connector, FailsWithoutAnyAddress) {

@@ -224,7 +224,7 @@ TEST(Group, ACutConnectionIsALostLinkAndItsEndsAreNamed) {
   for (int i : {0, 1})
     states.push_back(cluster.group(i).issue(recvOf(values[static_cast<size_t>(i)], 1 - i)));
   const auto self = std::get<MemberRecord>(cluster.members[0]->engine->describeSelf());
-  cutConnectionsTo(self.addresses.front().port());
+  cutConnectionsTo(self.addresses);
   for (auto& state : states) {
     const FailurePtr failure = finish(state);
     ASSERT_NE(failure, nullptr);

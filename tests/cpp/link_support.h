@@ -24,6 +24,9 @@ struct SocketPair {
   UniqueFd second;
 };
 
+// How processes of one host, or of two, are connected.
+enum class Transport { kTcp, kLocal };
+
 // Two ends of a TCP connection over loopback, non-blocking. buffer_bytes > 0: small kernel buffers.
 inline SocketPair tcpPair(int buffer_bytes = 0) {
   const auto limit = [buffer_bytes](int fd) {
@@ -52,6 +55,21 @@ inline SocketPair tcpPair(int buffer_bytes = 0) {
     EXPECT_EQ(::fcntl(fd, F_SETFL, O_NONBLOCK), 0);
   }
   return pair;
+}
+
+// The same, of a Unix socket.
+inline SocketPair localPair(int buffer_bytes = 0) {
+  int ends[2] = {-1, -1};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  if (buffer_bytes > 0) {
+    for (const int fd : ends)
+      ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof(buffer_bytes));
+  }
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+inline SocketPair connectedPair(Transport transport, int buffer_bytes = 0) {
+  return transport == Transport::kTcp ? tcpPair(buffer_bytes) : localPair(buffer_bytes);
 }
 
 // A loop and calls onto it. What tests share with the loop's thread is touched on the loop only.

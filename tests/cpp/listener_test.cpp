@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/log.h"
+#include "net/local_address.h"
 #include "net_support.h"
 
 namespace torchft_ext {
@@ -348,8 +349,8 @@ size_t openDescriptors() {
 TEST(Listener, ClosesAllItsDescriptorsWhenDestroyedOnAnyThread) {
   const size_t without_door = openDescriptors();
   {
-    Door door;
-    RawPeer silent(door.address());
+    Door door({}, newLocalAddress());
+    RawPeer silent(door.listener->addresses().front());
     RawPeer parked(door.address());
     parked.say(encodeHello(door.hello()));
     ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
@@ -358,6 +359,48 @@ TEST(Listener, ClosesAllItsDescriptorsWhenDestroyedOnAnyThread) {
     EXPECT_EQ(parked.readToEnd(), "");
   }
   EXPECT_EQ(openDescriptors(), without_door);
+}
+
+TEST(Listener, AdmitsThroughItsLocalDoorAndItsPort) {
+  Door door({}, newLocalAddress());
+  ASSERT_EQ(door.listener->addresses().size(), 2U);
+  const SocketAddress local = door.listener->addresses().front();
+  EXPECT_TRUE(local.isLocal());
+  EXPECT_EQ(door.listener->addresses().back(), door.address());
+  door.expect();
+  Caller near;
+  Caller far;
+  near.connect(door, local, 1);
+  far.connect(door, 2);
+  ASSERT_TRUE(near.result().fd) << near.result().error;
+  ASSERT_TRUE(far.result().fd) << far.result().error;
+  ASSERT_TRUE(door.waitForAdmitted(2));
+  EXPECT_EQ(door.listener->counts().admitted, 2U);
+  EXPECT_EQ(door.listener->counts().admitted_locally, 1U);
+}
+
+TEST(Listener, RefusesAWrongSecretAtItsLocalDoor) {
+  Door door({}, newLocalAddress());
+  door.expect();
+  Hello hello = door.hello();
+  hello.proof = EpochSecret::random().connector;
+  RawPeer peer(door.listener->addresses().front());
+  peer.say(encodeHello(hello));
+  const auto refusal = refusalIn(peer.readToEnd());
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->code, RefusalCode::kWrongSecret);
+  EXPECT_TRUE(door.admittedRanks().empty());
+}
+
+TEST(Listener, HasNoLocalDoorWhereTheNameIsTaken) {
+  const SocketAddress taken = *newLocalAddress();
+  const RawAcceptor squatter(taken);
+  Door door({}, taken);
+  ASSERT_EQ(door.listener->addresses().size(), 1U);
+  door.expect();
+  Caller caller;
+  caller.connect(door);
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
 }
 
 TEST(Listener, MayBeDestroyedByItsHandler) {

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,7 +84,8 @@ class RawPeer {
 // A listening socket that answers only as the test says.
 class RawAcceptor {
  public:
-  RawAcceptor() : listening_(*listenOn(loopbackAddress(), {}, nullptr)) {}
+  explicit RawAcceptor(const SocketAddress& address = loopbackAddress())
+      : listening_(*listenOn(address, {}, nullptr)) {}
   const SocketAddress& address() const { return listening_.address; }
   RawPeer accept() {
     EXPECT_TRUE(waitReady(listening_.fd.get(), POLLIN));
@@ -97,9 +99,10 @@ class RawAcceptor {
 // A listener on a loop of its own, one epoch that it may expect, and what it has admitted.
 class Door {
  public:
-  explicit Door(LoopTraits traits = {}) : loop("ft-test-door", traits) {
+  explicit Door(LoopTraits traits = {}, const std::optional<SocketAddress>& local = std::nullopt)
+      : loop("ft-test-door", traits) {
     std::string error;
-    listener = Listener::open(loop, loopbackAddress(), {}, &error);
+    listener = Listener::open(loop, loopbackAddress(), {}, &error, selfIncarnation(), local);
     EXPECT_TRUE(listener) << error;
   }
   ~Door() {
@@ -179,6 +182,9 @@ class Caller {
   }
   void connect(const Door& door, int rank = 1, Deadline deadline = testDeadline()) {
     connect({door.address()}, door.hello(rank), door.welcome(), deadline);
+  }
+  void connect(const Door& door, const SocketAddress& address, int rank) {
+    connect({address}, door.hello(rank), door.welcome());
   }
   void cancel() {
     onLoop(loop, [this] { connector_.reset(); });

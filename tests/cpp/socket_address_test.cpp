@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <cstring>
+
+#include "net/local_address.h"
 #include "wait_for.h"
 
 namespace torchft_ext {
@@ -19,7 +22,7 @@ bool becomesReady(int fd, short events) {
 
 TEST(SocketAddress, TextReadsBack) {
   for (const char* text :
-       {"10.0.0.1:80", "255.255.255.255:65535", "[::1]:0", "[fe80::1%lo]:7000"}) {
+       {"10.0.0.1:80", "255.255.255.255:65535", "[::1]:0", "[fe80::1%lo]:7000", "unix:a-Z-09"}) {
     const auto address = SocketAddress::parse(text);
     ASSERT_TRUE(address) << text;
     EXPECT_EQ(address->toString(), text);
@@ -27,12 +30,56 @@ TEST(SocketAddress, TextReadsBack) {
 }
 
 TEST(SocketAddress, RefusesMalformedText) {
-  for (const char* text :
-       {"", ":", "10.0.0.1", "10.0.0.1:", "10.0.0.1:65536", "10.0.0.1:-1", "10.0.0.1:8x",
-        "10.0.0:80", "::1:80", "[::1]", "[::1:80", "[10.0.0.1]:80", "localhost:80",
-        "[fe80::1%nosuchinterface]:80", "[fe80::1%]:80"}) {
+  for (const char* text : {"",
+                           ":",
+                           "10.0.0.1",
+                           "10.0.0.1:",
+                           "10.0.0.1:65536",
+                           "10.0.0.1:-1",
+                           "10.0.0.1:8x",
+                           "10.0.0:80",
+                           "::1:80",
+                           "[::1]",
+                           "[::1:80",
+                           "[10.0.0.1]:80",
+                           "localhost:80",
+                           "[fe80::1%nosuchinterface]:80",
+                           "[fe80::1%]:80",
+                           "unix:",
+                           "unix",
+                           "unix:/run/socket",
+                           "unix:a b",
+                           "unix:a\n",
+                           "UNIX:a"}) {
     EXPECT_FALSE(SocketAddress::parse(text)) << text;
   }
+  EXPECT_TRUE(SocketAddress::parse("unix:" + std::string(64, 'a')));
+  EXPECT_FALSE(SocketAddress::parse("unix:" + std::string(65, 'a')));
+  EXPECT_FALSE(SocketAddress::parse(std::string("unix:a\0b", 8)));
+}
+
+TEST(SocketAddress, ALocalOneHasANameAndNothingElse) {
+  const SocketAddress address = *SocketAddress::fromLocalName("name");
+  EXPECT_TRUE(address.isLocal());
+  EXPECT_EQ(address.localName(), "name");
+  EXPECT_EQ(address.ip(), "");
+  EXPECT_EQ(address.port(), 0);
+  EXPECT_FALSE(address.isLoopback());
+  EXPECT_FALSE(address == *SocketAddress::fromLocalName("name2"));
+  EXPECT_FALSE(loopback().isLocal());
+  EXPECT_EQ(loopback().localName(), "");
+}
+
+// The kernel's names of sockets that others have made, and of those without a name.
+TEST(SocketAddress, AUnixSocketThatIsNotOursHasNoName) {
+  const UniqueFd unnamed(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(localAddressOfSocket(unnamed.get())->toString(), "unix:");
+  sockaddr_storage foreign{};
+  foreign.ss_family = AF_UNIX;
+  const char name[] = "\0org.example.service";
+  std::memcpy(reinterpret_cast<char*>(&foreign) + sizeof(sa_family_t), name, sizeof(name));
+  EXPECT_EQ(SocketAddress(reinterpret_cast<const sockaddr*>(&foreign), sizeof(foreign)).toString(),
+            "unix:");
 }
 
 TEST(SocketAddress, NumericTakesBracketsOrNone) {
@@ -116,6 +163,35 @@ TEST(Sockets, ListenConnectAccept) {
   EXPECT_EQ(pendingSocketError(connected.get()), 0);
   ASSERT_TRUE(becomesReady(listening->fd.get(), POLLIN));
   EXPECT_TRUE(acceptOne(listening->fd.get()));
+}
+
+TEST(LocalAddress, IsReachableFromHereAndNowhereElse) {
+  const auto address = newLocalAddress();
+  ASSERT_TRUE(address);
+  EXPECT_TRUE(isReachableFromHere(*address));
+  EXPECT_TRUE(isReachableFromHere(loopback(80)));
+  EXPECT_FALSE(*address == *newLocalAddress());
+  std::string elsewhere = address->localName();
+  elsewhere[0] = elsewhere[0] == '0' ? '1' : '0';
+  EXPECT_FALSE(isReachableFromHere(*SocketAddress::fromLocalName(elsewhere)));
+  EXPECT_FALSE(isReachableFromHere(*SocketAddress::fromLocalName("a")));
+}
+
+TEST(LocalAddress, ListensConnectsAndAccepts) {
+  std::string error;
+  const SocketAddress address = *newLocalAddress();
+  auto listening = listenOn(address, {}, &error);
+  ASSERT_TRUE(listening) << error;
+  EXPECT_EQ(listening->address, address);
+  EXPECT_FALSE(listenOn(address, {}, &error)) << "a name is one socket's";
+  EXPECT_NE(error.find(address.toString()), std::string::npos) << error;
+  const UniqueFd connected = startConnect(address, &error);
+  ASSERT_TRUE(connected) << error;
+  ASSERT_TRUE(becomesReady(listening->fd.get(), POLLIN));
+  EXPECT_TRUE(acceptOne(listening->fd.get()));
+  listening->fd.reset();
+  EXPECT_FALSE(startConnect(address, &error)) << "nobody listens any more";
+  EXPECT_NE(error.find("refused"), std::string::npos) << error;
 }
 
 TEST(Sockets, ConnectToAPortWhereNobodyListensIsRefused) {

@@ -153,7 +153,7 @@ class LinkReader : public Reader, LinkReceiver {
 
   UniqueFd begin() override {
     Pair pair;
-    link_ = makeTcpLink(loop(), std::move(pair.near), Duration(0));
+    link_ = makeStreamLink(loop(), std::move(pair.near), Duration(0));
     link_->setReceiver(this);
     return std::move(pair.far);
   }

@@ -201,9 +201,9 @@ def _strike(case: Case, strike: Strike, ranks: list[RankProcess]) -> lateness.St
 
 
 def cut(case: Case, ranks: list[RankProcess]) -> None:
-    """The higher rank of a pair connects: it cuts its connections to the lower one's port."""
+    """The higher rank of a pair connects: it cuts its connections to the lower one's doors."""
     upper, lower = case.ends()
-    ranks[upper].say(f"cut {ranks[lower].port}")
+    ranks[upper].say("cut " + " ".join(ranks[lower].doors))
 
 
 def _collect(

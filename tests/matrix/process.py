@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -29,17 +30,21 @@ class RankProcess:
     """One rank. Events are read by a thread of its own; every wait has a deadline.
 
     Attributes:
-        port: of its links.
-        line_ports: of its liveness lines.
+        doors: addresses of its links, "127.0.0.1:PORT" and, of every second rank, "unix:NAME" before it.
+        line_doors: of its liveness lines.
         directory: its working directory, which goes with it; a core is written there by default.
     """
 
+    _started = itertools.count()
+
     def __init__(self, executable: str, store: str, heartbeat: float) -> None:
         """Start it and wait until it is ready."""
+        # Links of both kinds in every world: a rank is reached by the first of its doors.
+        transport = "local" if next(self._started) % 2 == 0 else "tcp"
         self._directory = tempfile.TemporaryDirectory(prefix="rank-")
         self.directory = self._directory.name
         self._process = subprocess.Popen(
-            [executable, store, str(heartbeat)],
+            [executable, store, str(heartbeat), transport],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -57,8 +62,8 @@ class RankProcess:
         self._events: dict[str, queue.Queue[Event]] = {}
         threading.Thread(target=self._read, daemon=True).start()
         ready = self.expect("ready", 60)
-        self.port: int = ready["port"]
-        self.line_ports: list[int] = ready["line_ports"]
+        self.doors: list[str] = ready["doors"]
+        self.line_doors: list[str] = ready["line_doors"]
 
     def _read(self) -> None:
         assert self._process.stdout is not None

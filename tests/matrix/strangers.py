@@ -1,6 +1,6 @@
 """Thousands of hostile connections against a live epoch, which must not notice.
 
-While four ranks reduce without pause, every port of theirs (links, main lines, witness lines) is
+While four ranks reduce without pause, every door of theirs (links over TCP and Unix sockets, main lines, witness lines) is
 scanned, fed garbage, held half-open, fed byte by byte, and lied to by those who know the wire
 format, the incarnation and even the epoch's nonce, but not its secret. The ranks run under the
 common limit of 1,024 open files, and hundreds of the connections are held open.
@@ -28,7 +28,7 @@ from matrix.process import MatrixError, RankProcess
 WORLD = 4
 HEARTBEAT = 2.0  # seconds; the longest operation must stay below it
 OPEN_FILES = 1024  # of a rank: what most systems allow by default
-HELD = 2_000  # connections held open at a time, over all ports
+HELD = 2_000  # connections held open at a time, over all doors
 MEMORY = 16 * 2**20  # bytes; what a rank may grow by, for its allocator's sake
 SETTLED = 60.0  # seconds until the last of a siege must be forgotten: parked ones stay 30
 
@@ -40,11 +40,21 @@ HEADER = struct.Struct("<IHHQQQQ")
 
 @dataclass
 class Target:
-    """A port, and what a well-informed stranger knows of who listens there."""
+    """An address, and what a well-informed stranger knows of who listens there."""
 
-    port: int
+    door: str  # "127.0.0.1:PORT" or "unix:NAME"
     incarnation: bytes
     nonce: bytes
+
+    def dial(self) -> socket.socket:
+        """Connect to it."""
+        where, _, rest = self.door.partition(":")
+        if where != "unix":
+            return socket.create_connection((where, int(rest)), timeout=HANG)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(HANG)
+        connection.connect("\0torchft_ext-" + rest)
+        return connection
 
 
 @dataclass
@@ -57,19 +67,19 @@ class Siege:
     kinds: Counter[str] = field(default_factory=Counter)
 
     def everywhere(self, count: int) -> None:
-        """Make so many connections, of all kinds, to all ports."""
+        """Make so many connections, of all kinds, to all doors."""
         for _ in range(count):
             self._connect(self.pool.rng.choice(list(KINDS)), self.pool.rng.choice(self.targets))
 
-    def at_one_port(self, target: Target) -> None:
-        """Make as many as are held, all to one port, all of those that wait there the longest."""
+    def at_one_door(self, target: Target) -> None:
+        """Make as many as are held, all to one address, all of those that wait there the longest."""
         self.end()
         for _ in range(HELD):
             self._connect(self.pool.rng.choice(("silent", "unknown epoch")), target)
 
     def _connect(self, name: str, target: Target) -> None:
         self.kinds[name] += 1
-        connection = socket.create_connection(("127.0.0.1", target.port), timeout=HANG)
+        connection = target.dial()
         with suppress(BrokenPipeError, ConnectionResetError):  # turned away already
             KINDS[name](self, target, connection)
         if connection.fileno() >= 0:
@@ -211,9 +221,9 @@ def _targets(pool: Pool, ranks: list[RankProcess]) -> list[Target]:
     token = records[-1][17:33]
     nonce = store.get(f"epoch{pool.epochs}/go/{token.hex()}")[17:33]  # after version and token
     return [
-        Target(port, incarnation, nonce)
+        Target(door, incarnation, nonce)
         for rank, incarnation in zip(ranks, incarnations, strict=True)
-        for port in (rank.port, *rank.line_ports)
+        for door in (*rank.doors, *rank.line_doors)
     ]
 
 
@@ -260,7 +270,7 @@ def run_strangers(pool: Pool, count: int) -> int:
         _progress(ranks)
     most = 0
     for target in siege.targets:
-        siege.at_one_port(target)
+        siege.at_one_door(target)
         _progress(ranks)
         most = max(most, *(max(Standing.of(rank).descriptors.values()) for rank in ranks))
     took = time.monotonic() - began

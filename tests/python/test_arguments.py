@@ -380,6 +380,7 @@ WRONG_OPTIONS = {
     "heartbeat": (5, "a datetime.timedelta, found int"),
     "interface": (7, "a str or None, found int 7"),
     "port_range": (7000, "a str or None, found int 7000"),
+    "local_sockets": (1, "a bool or None, found int 1"),
     "nan_check": (2, "a bool or None, found int 2"),
     "poison": (None, "a bool, found NoneType None"),
     "high_priority_stream": (1, "a bool, found int 1"),

@@ -58,6 +58,39 @@ def test_listeners_are_bound_to_the_chosen_interface_alone(ranks):
         assert addresses == {"0100007F"}, addresses  # 127.0.0.1
 
 
+def local_links() -> int:
+    """Links between processes of this host that peers have made to this one."""
+    return backend().stats()["counters"]["connections_local"]
+
+
+def links_without_local_sockets(address: str, rank: int, size: int, by: str) -> int:
+    """Begin an epoch and use it; how many of the links to this process are local."""
+    from rankside import join
+
+    if by == "option":
+        join(address, rank, size, local_sockets=False)
+    else:
+        os.environ["TORCHFT_EXT_LOCAL_SOCKETS"] = "0"
+        try:
+            join(address, rank, size, timeout=seconds(37))  # options that no other test has
+        finally:
+            del os.environ["TORCHFT_EXT_LOCAL_SOCKETS"]
+    check_sum()
+    return local_links()
+
+
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_links_within_a_host_are_local_unless_that_is_switched_off(ranks, by):
+    world = ranks.world(2)
+    world.run(check_sum)
+    assert world.on(0, local_links) > 0
+    address = ranks.address()
+    calls = [
+        world.start(rank, links_without_local_sockets, address, rank, 2, by) for rank in range(2)
+    ]
+    assert values_of(calls) == [0, 0]
+
+
 def environment_chooses(name: str, value: str, address: str) -> str:
     from rankside import join
 
@@ -79,6 +112,7 @@ def environment_chooses(name: str, value: str, address: str) -> str:
         ("GLOO_SOCKET_IFNAME", "lo", "nonexistent9"),
         ("TORCHFT_EXT_PORT_RANGE", "20000-29999", "no-ports"),
         ("TORCHFT_EXT_PORT_RANGE", "0", "20000-20001"),
+        ("TORCHFT_EXT_LOCAL_SOCKETS", "1", "yes"),
     ],
 )
 def test_environment_variable_is_followed_and_a_bad_value_named(ranks, variable, good, bad):

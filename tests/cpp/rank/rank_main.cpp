@@ -14,7 +14,7 @@
 //     abort | shutdown | timeout MS           strikes by the rank itself
 //     progress                progress {rounds, longest_us}: successes of the current loop
 //   to the process, at once:
-//     cut PORT                shuts its connections to that port down
+//     cut ADDRESS...          shuts its connections to these addresses down
 //     die HOW                 see rank_ends.h
 //     ballast MEBIBYTES       holding {}
 //     quit
@@ -67,20 +67,23 @@ class Rank {
  private:
   void sayReady() {
     const auto record = std::get<MemberRecord>(engine_->describeSelf());
-    std::string lines;
-    for (const SocketAddress& address : record.line_addresses) {
-      lines += (lines.empty() ? "" : ",") + std::to_string(address.port());
-    }
     say("", "ready",
-        "\"pid\":" + std::to_string(::getpid()) + ",\"port\":" +
-            std::to_string(record.addresses.front().port()) + ",\"line_ports\":[" + lines + "]");
+        "\"pid\":" + std::to_string(::getpid()) + ",\"doors\":" + listOf(record.addresses) +
+            ",\"line_doors\":" + listOf(record.line_addresses));
+  }
+
+  static std::string listOf(const std::vector<SocketAddress>& addresses) {
+    std::string list;
+    for (const SocketAddress& address : addresses)
+      list += (list.empty() ? "\"" : ",\"") + address.toString() + "\"";
+    return "[" + list + "]";
   }
 
   static bool ownCommand(const std::string& command, std::istringstream& words) {
     if (command == "cut") {
-      int port = 0;
-      words >> port;
-      cutConnectionsTo(port);
+      std::vector<SocketAddress> doors;
+      for (std::string word; words >> word;) doors.push_back(SocketAddress::parse(word).value());
+      cutConnectionsTo(doors);
     } else if (command == "die") {
       std::string how;
       words >> how;
@@ -113,12 +116,14 @@ class Rank {
 
 int main(int argc, char** argv) {
   using namespace torchft_ext;  // NOLINT(google-build-using-namespace): a program of its own
-  if (argc != 3) {
-    std::cerr << "usage: torchft_ext_rank STORE_HOST:PORT HEARTBEAT_SECONDS\n";
+  const std::string transport = argc == 4 ? argv[3] : "";
+  if (transport != "local" && transport != "tcp") {
+    std::cerr << "usage: torchft_ext_rank STORE_HOST:PORT HEARTBEAT_SECONDS local|tcp\n";
     return 2;
   }
   HostEngineOptions options;
   options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
+  options.local_sockets = transport == "local";
   options.heartbeat_limit =
       std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::atof(argv[2])));
   Rank(argv[1], options).serve();

@@ -14,18 +14,18 @@ namespace {
 constexpr Duration kLong = std::chrono::seconds(60);
 
 // One link under test, with a raw socket or another link at its far end.
-class TcpLinkTest : public ::testing::Test {
+class StreamLinkTest : public ::testing::TestWithParam<Transport> {
  protected:
   void connect(int buffer_bytes = 0) {
-    SocketPair pair = tcpPair(buffer_bytes);
+    SocketPair pair = connectedPair(GetParam(), buffer_bytes);
     far_fd = std::move(pair.second);
-    test.on([&] { link = makeTcpLink(test.loop(), std::move(pair.first)); });
+    test.on([&] { link = makeStreamLink(test.loop(), std::move(pair.first)); });
     receiver.takeEverything();
     far_receiver.takeEverything();
   }
   void connectLinks(int buffer_bytes = 0) {
     connect(buffer_bytes);
-    test.on([&] { far_link = makeTcpLink(test.loop(), std::move(far_fd)); });
+    test.on([&] { far_link = makeStreamLink(test.loop(), std::move(far_fd)); });
   }
   void TearDown() override {
     test.on([&] {
@@ -66,7 +66,7 @@ class TcpLinkTest : public ::testing::Test {
   std::unique_ptr<Link> far_link;
 };
 
-TEST_F(TcpLinkTest, DeliversFramesOfAllSizesInOrder) {
+TEST_P(StreamLinkTest, DeliversFramesOfAllSizesInOrder) {
   connectLinks();
   std::vector<std::vector<uint8_t>> payloads;
   for (const size_t bytes : {0UL, 1UL, 39UL, 4096UL, 5000UL, 100'003UL, 5UL << 20, 0UL, 7UL}) {
@@ -90,7 +90,7 @@ TEST_F(TcpLinkTest, DeliversFramesOfAllSizesInOrder) {
   });
 }
 
-TEST_F(TcpLinkTest, TextsAndPayloadsKeepTheirOrder) {
+TEST_P(StreamLinkTest, TextsAndPayloadsKeepTheirOrder) {
   connectLinks();
   const auto payload = patternOf(3 << 20);
   test.on([&] {
@@ -107,7 +107,7 @@ TEST_F(TcpLinkTest, TextsAndPayloadsKeepTheirOrder) {
   });
 }
 
-TEST_F(TcpLinkTest, UnderstandsAStreamCutAnywhere) {
+TEST_P(StreamLinkTest, UnderstandsAStreamCutAnywhere) {
   connect();
   test.on([&] { link->setReceiver(&receiver); });
   std::string stream;
@@ -129,7 +129,7 @@ TEST_F(TcpLinkTest, UnderstandsAStreamCutAnywhere) {
   test.on([&] { EXPECT_EQ(receiver.buffers, payloads); });
 }
 
-TEST_F(TcpLinkTest, SentMeansThatTheKernelHasAllBytes) {
+TEST_P(StreamLinkTest, SentMeansThatTheKernelHasAllBytes) {
   connectLinks(16 * 1024);
   const auto payload = patternOf(8 << 20);
   bool sent = false;
@@ -146,7 +146,7 @@ TEST_F(TcpLinkTest, SentMeansThatTheKernelHasAllBytes) {
   test.on([&] { EXPECT_EQ(receiver.buffers[0], payload); });
 }
 
-TEST_F(TcpLinkTest, CallsNobodyBackFromInsideSendOrResume) {
+TEST_P(StreamLinkTest, CallsNobodyBackFromInsideSendOrResume) {
   connectLinks();
   bool inside = false;
   bool called_inside = false;
@@ -177,7 +177,7 @@ TEST_F(TcpLinkTest, CallsNobodyBackFromInsideSendOrResume) {
   test.on([&] { EXPECT_FALSE(called_inside); });
 }
 
-TEST_F(TcpLinkTest, AWaitingFrameIsOfferedAgainAfterEachResume) {
+TEST_P(StreamLinkTest, AWaitingFrameIsOfferedAgainAfterEachResume) {
   connectLinks();
   const auto payload = patternOf(100);
   bool ready = false;
@@ -207,7 +207,7 @@ TEST_F(TcpLinkTest, AWaitingFrameIsOfferedAgainAfterEachResume) {
   EXPECT_TRUE(test.eventually([&] { return receiver.frames.size() == 3; }));
 }
 
-TEST_F(TcpLinkTest, APausedLinkStillSends) {
+TEST_P(StreamLinkTest, APausedLinkStillSends) {
   connectLinks(16 * 1024);
   const auto payload = patternOf(2 << 20);
   bool sent = false;
@@ -228,7 +228,7 @@ TEST_F(TcpLinkTest, APausedLinkStillSends) {
   EXPECT_TRUE(test.eventually([&] { return sent && far_receiver.frames.size() == 1; }));
 }
 
-TEST_F(TcpLinkTest, BreaksOnGarbage) {
+TEST_P(StreamLinkTest, BreaksOnGarbage) {
   connect();
   test.on([&] { link->setReceiver(&receiver); });
   const std::string garbage(200, 'x');
@@ -240,7 +240,7 @@ TEST_F(TcpLinkTest, BreaksOnGarbage) {
   });
 }
 
-TEST_F(TcpLinkTest, BreaksOnATextLongerThanItsTypeMayBe) {
+TEST_P(StreamLinkTest, BreaksOnATextLongerThanItsTypeMayBe) {
   connect();
   test.on([&] { link->setReceiver(&receiver); });
   const FrameBytes header = encodeHeader(frameOf(FrameType::kFailed, uint64_t{1} << 40));
@@ -249,7 +249,7 @@ TEST_F(TcpLinkTest, BreaksOnATextLongerThanItsTypeMayBe) {
   test.on([&] { EXPECT_FALSE(receiver.clean); });
 }
 
-TEST_F(TcpLinkTest, BreaksWithTheReceiversReason) {
+TEST_P(StreamLinkTest, BreaksWithTheReceiversReason) {
   connectLinks();
   receiver.answer = [](const FrameHeader&) {
     Receipt receipt;
@@ -264,7 +264,7 @@ TEST_F(TcpLinkTest, BreaksWithTheReceiversReason) {
   test.on([&] { EXPECT_EQ(receiver.why, "nobody wants this"); });
 }
 
-TEST_F(TcpLinkTest, AnEndBetweenFramesIsClean) {
+TEST_P(StreamLinkTest, AnEndBetweenFramesIsClean) {
   connect();
   test.on([&] { link->setReceiver(&receiver); });
   const FrameBytes header = encodeHeader(frameOf(FrameType::kGoodbye, 0, 9));
@@ -277,7 +277,7 @@ TEST_F(TcpLinkTest, AnEndBetweenFramesIsClean) {
   });
 }
 
-TEST_F(TcpLinkTest, AnEndInsideAHeaderIsNotClean) {
+TEST_P(StreamLinkTest, AnEndInsideAHeaderIsNotClean) {
   connect();
   test.on([&] { link->setReceiver(&receiver); });
   const FrameBytes header = encodeHeader(frameOf(FrameType::kGoodbye, 0));
@@ -287,7 +287,7 @@ TEST_F(TcpLinkTest, AnEndInsideAHeaderIsNotClean) {
   test.on([&] { EXPECT_FALSE(receiver.clean); });
 }
 
-TEST_F(TcpLinkTest, AnEndInsideAPayloadIsNotClean) {
+TEST_P(StreamLinkTest, AnEndInsideAPayloadIsNotClean) {
   connect();
   test.on([&] { link->setReceiver(&receiver); });
   const FrameBytes header = encodeHeader(frameOf(FrameType::kData, 10));
@@ -302,7 +302,7 @@ TEST_F(TcpLinkTest, AnEndInsideAPayloadIsNotClean) {
 }
 
 // The way a process with unread input dies: the kernel resets its connections.
-TEST_F(TcpLinkTest, AResetIsToldEvenWhilePaused) {
+TEST_P(StreamLinkTest, AResetIsToldEvenWhilePaused) {
   connect();
   receiver.answer = [](const FrameHeader&) {
     Receipt receipt;
@@ -320,7 +320,7 @@ TEST_F(TcpLinkTest, AResetIsToldEvenWhilePaused) {
   test.on([&] { EXPECT_FALSE(receiver.clean); });
 }
 
-TEST_F(TcpLinkTest, WhatArrivedBeforeASendFailedIsStillDelivered) {
+TEST_P(StreamLinkTest, WhatArrivedBeforeASendFailedIsStillDelivered) {
   connect();
   const FrameBytes header = encodeHeader(frameOf(FrameType::kFailed, 4, 5));
   writeRaw(header.data(), header.size());
@@ -340,7 +340,7 @@ TEST_F(TcpLinkTest, WhatArrivedBeforeASendFailedIsStillDelivered) {
   });
 }
 
-TEST_F(TcpLinkTest, NothingIsCalledAfterClose) {
+TEST_P(StreamLinkTest, NothingIsCalledAfterClose) {
   connectLinks();
   const uint8_t byte = 1;
   int called = 0;
@@ -360,7 +360,7 @@ TEST_F(TcpLinkTest, NothingIsCalledAfterClose) {
   });
 }
 
-TEST_F(TcpLinkTest, MayBeDestroyedByItsReceiver) {
+TEST_P(StreamLinkTest, MayBeDestroyedByItsReceiver) {
   connectLinks();
   const uint8_t byte = 1;
   receiver.on_frame = [&](const FrameHeader&) { link.reset(); };
@@ -374,7 +374,7 @@ TEST_F(TcpLinkTest, MayBeDestroyedByItsReceiver) {
   test.on([&] { EXPECT_EQ(receiver.frames.size(), 1U); });
 }
 
-TEST_F(TcpLinkTest, MayBeDestroyedByASentCallback) {
+TEST_P(StreamLinkTest, MayBeDestroyedByASentCallback) {
   connectLinks();
   const uint8_t byte = 1;
   int called = 0;
@@ -391,7 +391,7 @@ TEST_F(TcpLinkTest, MayBeDestroyedByASentCallback) {
   test.on([&] { EXPECT_EQ(called, 1); });
 }
 
-TEST_F(TcpLinkTest, SaysItsLastTextsBeforeItCloses) {
+TEST_P(StreamLinkTest, SaysItsLastTextsBeforeItCloses) {
   connectLinks(16 * 1024);
   const std::string text(16'000, 't');
   test.on([&] {
@@ -409,7 +409,7 @@ TEST_F(TcpLinkTest, SaysItsLastTextsBeforeItCloses) {
   });
 }
 
-TEST_F(TcpLinkTest, LastTextsReachAPeerThatKeepsSending) {
+TEST_P(StreamLinkTest, LastTextsReachAPeerThatKeepsSending) {
   connectLinks();
   const auto payload = patternOf(4 << 20);
   test.on([&] {
@@ -422,7 +422,7 @@ TEST_F(TcpLinkTest, LastTextsReachAPeerThatKeepsSending) {
   test.on([&] { EXPECT_EQ(far_receiver.texts.size(), 1U); });
 }
 
-TEST_F(TcpLinkTest, DropsUserPayloadsThatHaveNotBegunWhenItCloses) {
+TEST_P(StreamLinkTest, DropsUserPayloadsThatHaveNotBegunWhenItCloses) {
   connect();
   const std::string text(16'000, 't');
   const auto payload = patternOf(100);
@@ -444,7 +444,7 @@ TEST_F(TcpLinkTest, DropsUserPayloadsThatHaveNotBegunWhenItCloses) {
   test.on([&] { EXPECT_FALSE(sent); });
 }
 
-TEST_F(TcpLinkTest, CompletesABegunPayloadFromACopyBeforeItsLastWords) {
+TEST_P(StreamLinkTest, CompletesABegunPayloadFromACopyBeforeItsLastWords) {
   connect(16 * 1024);
   const auto original = patternOf(512 << 10);
   auto payload = original;
@@ -461,7 +461,7 @@ TEST_F(TcpLinkTest, CompletesABegunPayloadFromACopyBeforeItsLastWords) {
             std::string(original.begin(), original.end()));
 }
 
-TEST_F(TcpLinkTest, ClosesAtOnceInsideAUserPayload) {
+TEST_P(StreamLinkTest, ClosesAtOnceInsideAUserPayload) {
   connectLinks(16 * 1024);
   const auto payload = patternOf(8 << 20);
   test.on([&] {
@@ -478,7 +478,7 @@ TEST_F(TcpLinkTest, ClosesAtOnceInsideAUserPayload) {
   });
 }
 
-TEST_F(TcpLinkTest, LetGoTouchesNothingMoreAndStillSaysItsLastTexts) {
+TEST_P(StreamLinkTest, LetGoTouchesNothingMoreAndStillSaysItsLastTexts) {
   connectLinks(16 * 1024);
   const auto original = patternOf(512 << 10);
   auto payload = original;
@@ -508,7 +508,7 @@ TEST_F(TcpLinkTest, LetGoTouchesNothingMoreAndStillSaysItsLastTexts) {
   });
 }
 
-TEST_F(TcpLinkTest, GivesUpOnAPeerThatDoesNotCloseInTime) {
+TEST_P(StreamLinkTest, GivesUpOnAPeerThatDoesNotCloseInTime) {
   connect();
   test.on([&] { link->closeAfterTexts(milliseconds(20)); });
   EXPECT_EQ(readRawToEnd(), "");
@@ -516,6 +516,9 @@ TEST_F(TcpLinkTest, GivesUpOnAPeerThatDoesNotCloseInTime) {
   EXPECT_TRUE(
       waitFor([&] { return ::send(far_fd.get(), "x", 1, MSG_NOSIGNAL) < 0 && errno != EAGAIN; }));
 }
+
+INSTANTIATE_TEST_SUITE_P(Tcp, StreamLinkTest, ::testing::Values(Transport::kTcp));
+INSTANTIATE_TEST_SUITE_P(Local, StreamLinkTest, ::testing::Values(Transport::kLocal));
 
 }  // namespace
 }  // namespace torchft_ext

@@ -30,11 +30,11 @@ bool wouldBlock(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
-// The connection behind a TcpLink. The loop's handlers share it, so that a receiver may close or
+// The connection behind a StreamLink. The loop's handlers share it, so that a receiver may close or
 // destroy the link from within a call.
-class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
+class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
  public:
-  TcpConnection(EventLoop& loop, UniqueFd fd, Duration closed_after)
+  StreamConnection(EventLoop& loop, UniqueFd fd, Duration closed_after)
       : loop_(loop), fd_(std::move(fd)), closed_after_(closed_after) {}
 
   void setReceiver(LinkReceiver* receiver) {
@@ -394,13 +394,13 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   EventLoop::TimerId linger_timer_ = 0;
 };
 
-class TcpLink : public Link {
+class StreamLink : public Link {
  public:
-  TcpLink(EventLoop& loop, UniqueFd fd, Duration closed_after)
-      : connection_(std::make_shared<TcpConnection>(loop, std::move(fd), closed_after)) {}
-  ~TcpLink() override { connection_->close(); }
-  TcpLink(const TcpLink&) = delete;
-  TcpLink& operator=(const TcpLink&) = delete;
+  StreamLink(EventLoop& loop, UniqueFd fd, Duration closed_after)
+      : connection_(std::make_shared<StreamConnection>(loop, std::move(fd), closed_after)) {}
+  ~StreamLink() override { connection_->close(); }
+  StreamLink(const StreamLink&) = delete;
+  StreamLink& operator=(const StreamLink&) = delete;
 
   void setReceiver(LinkReceiver* receiver) override { connection_->setReceiver(receiver); }
 
@@ -433,13 +433,13 @@ class TcpLink : public Link {
   uint64_t bytesReceived() const override { return connection_->bytesReceived(); }
 
  private:
-  const std::shared_ptr<TcpConnection> connection_;
+  const std::shared_ptr<StreamConnection> connection_;
 };
 
 }  // namespace
 
-std::unique_ptr<Link> makeTcpLink(EventLoop& loop, UniqueFd fd, Duration closed_after) {
-  return std::make_unique<TcpLink>(loop, std::move(fd), closed_after);
+std::unique_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd, Duration closed_after) {
+  return std::make_unique<StreamLink>(loop, std::move(fd), closed_after);
 }
 
 }  // namespace torchft_ext
