@@ -187,6 +187,7 @@ std::shared_ptr<HostEpoch> HostEngine::startEpoch(const Roster& roster,
   setup.monitor = monitor_;
   setup.roster = roster;
   setup.lifecycle = lifecycle;
+  setup.local_sockets = options_.local_sockets;
   setup.tuning = options_.tuning;
   setup.deadline = deadline;
   auto epoch = std::make_shared<HostEpoch>(std::move(setup));

@@ -58,8 +58,8 @@ void HostEpoch::start(FormingCallbacks callbacks) {
     failure.cause.how = "it could not be reached: " + why;
     breakAttempt(failure, false);
   };
-  mesh_ = std::make_unique<Mesh>(*loop, setup_.listener, setup_.roster, rank(), setup_.deadline,
-                                 std::move(mesh_callbacks));
+  mesh_ = std::make_unique<Mesh>(*loop, setup_.listener, setup_.roster, rank(),
+                                 setup_.local_sockets, setup_.deadline, std::move(mesh_callbacks));
 }
 
 void HostEpoch::laneArrived(int rank, Lane lane, UniqueFd fd) {
@@ -271,6 +271,7 @@ void HostEpoch::onLaneEnded(int rank, Lane lane) {
   if (state_ == State::kOver) return;
   Peer& gone = peer(rank);
   if (gone.left || gone.collectives_left) {
+    if (lane == kCollective) gone.collectives_left = true;  // whether or not its goodbye was read
     const bool needed = lane == kCollective ? runner_->needs(rank) : messages_->needs(rank);
     if (needed) failLeaver(rank, "it left before it had done its part");
     return;

@@ -42,6 +42,7 @@ struct HostEpochSetup {
   std::shared_ptr<PeerMonitor> monitor;  // may be null
   Roster roster;
   std::shared_ptr<Lifecycle> lifecycle;
+  bool local_sockets = true;  // connect through them where a peer offers one
   ScheduleTuning tuning;
   Deadline deadline = Deadline::never();  // of forming
 };

@@ -1,5 +1,5 @@
-// One ordered, reliable stream of frames to one peer. TCP here; shared memory fits behind the same
-// interface: collectives and messages see nothing else.
+// One ordered, reliable stream of frames to one peer. A socket here, TCP or Unix; shared memory
+// fits behind the same interface: collectives and messages see nothing else.
 //
 // Loop thread only, construction included. Owner: the Mesh of one epoch. No callback runs from
 // inside send(), resume() or close(): they run from the loop's next turn, and never after close().

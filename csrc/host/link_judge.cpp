@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "net/local_address.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -36,12 +38,13 @@ void LinkJudge::ask(int rank) {
   if (asked.probe) return;
   if (asked.timer != 0) loop_.cancel(std::exchange(asked.timer, 0));
   const MemberRecord& member = roster_.members[static_cast<size_t>(rank)];
-  if (member.addresses.empty()) {
+  const std::vector<SocketAddress> doors = withoutLocal(member.addresses);
+  if (doors.empty()) {
     const Verdict verdict = verdict_;
     return verdict(rank, FailureKind::kPeerLost, "its connections closed");
   }
   asked.probe = std::make_unique<Probe>(
-      loop_, member.addresses.front(), member.incarnation, Deadline::after(kProbeWithin),
+      loop_, doors.front(), member.incarnation, Deadline::after(kProbeWithin),
       [this, rank](Probe::Answer answer, const std::string& detail) {
         onAnswer(rank, answer, detail);
       });

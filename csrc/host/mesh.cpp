@@ -3,6 +3,8 @@
 #include <array>
 #include <utility>
 
+#include "net/local_address.h"
+
 namespace torchft_ext {
 
 struct Mesh::Impl {
@@ -46,7 +48,7 @@ Hello helloTo(const Roster& roster, int self, int peer, int lane) {
 }  // namespace
 
 Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& roster, int rank,
-           Deadline deadline, Callbacks callbacks)
+           bool local_sockets, Deadline deadline, Callbacks callbacks)
     : impl_(std::make_shared<Impl>()) {
   impl_->listener = std::move(listener);
   impl_->nonce = roster.nonce;
@@ -59,6 +61,8 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
   const std::weak_ptr<Impl> weak = impl_;
   for (int peer = 0; peer < rank; ++peer) {
     const MemberRecord& member = roster.members[static_cast<size_t>(peer)];
+    const std::vector<SocketAddress> doors =
+        local_sockets ? member.addresses : withoutLocal(member.addresses);
     for (int lane = 0; lane < kLanes; ++lane) {
       auto done = [weak, peer, lane](Connector::Result result) {
         auto impl = weak.lock();
@@ -70,7 +74,7 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
         }
       };
       impl_->connectors.push_back(std::make_unique<Connector>(
-          loop, member.addresses, helloTo(roster, rank, peer, lane),
+          loop, doors, helloTo(roster, rank, peer, lane),
           Welcome{roster.secret.acceptor, member.incarnation}, deadline, std::move(done)));
     }
   }

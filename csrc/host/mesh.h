@@ -2,9 +2,10 @@
 // stops being read while no operation wants its frames; lane kControl is always read and carries
 // messages, failures and goodbyes, so that no news ever waits behind data.
 //
-// A member connects to every lower rank and admits every higher one. Loop thread only. Owner: the
-// epoch that forms. It never blocks; no callback runs after its destruction, which forgets the
-// nonce at the listener.
+// A member connects to every lower rank, through its local socket where there is one and
+// local_sockets says so, and admits every higher one. Loop thread only. Owner: the epoch that
+// forms. It never blocks; no callback runs after its destruction, which forgets the nonce at the
+// listener.
 #pragma once
 
 #include <functional>
@@ -30,7 +31,7 @@ class Mesh {
   };
 
   Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& roster, int rank,
-       Deadline deadline, Callbacks callbacks);
+       bool local_sockets, Deadline deadline, Callbacks callbacks);
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;

@@ -102,10 +102,8 @@ void Rounds::watch(const std::vector<MemberRecord>& members) {
     Target target;
     target.host = member.host;
     target.pid = member.pid;
-    for (const SocketAddress& door :
-         member.line_addresses.empty() ? member.addresses : member.line_addresses) {
-      if (isReachableFromHere(door)) target.doors.push_back(door);
-    }
+    target.doors =
+        withoutLocal(member.line_addresses.empty() ? member.addresses : member.line_addresses);
     if (!target.doors.empty()) kept.emplace(member.incarnation, std::move(target));
   }
   for (auto& [id, target] : targets_) drop(target);

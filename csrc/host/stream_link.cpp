@@ -57,6 +57,7 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
     if (!paused_ || ended_) return;
     paused_ = false;
     muted_ = false;
+    hung_up_ = false;
     read_wanted_ = true;
     updateInterest();
     callBackLater();
@@ -138,14 +139,16 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   }
 
   // What a broken connection still holds is read before its end is told; unless nobody wants it
-  // now, or waiting for that would hide a death.
+  // now, or waiting for that would hide a death. A Unix socket that was closed in order hangs up
+  // too, and keeps what came before.
   void readAndJudge(bool hung_up) {
     if (receiver_ == nullptr) return;
     const bool drained = paused_ || readSome();
     if (stopped()) return;
     if (paused_ && hung_up) {
       const int error = pendingSocketError(fd_.get());
-      endWith(error == 0 ? "the peer closed the connection" : textOf(error), false);
+      if (error != 0) return endWith(textOf(error), false);
+      hung_up_ = true;
     } else if (!send_error_.empty() && (paused_ || drained)) {
       endWith(send_error_, false);
     }
@@ -176,7 +179,8 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
     if (ended_) return;
     const bool wants_input = lingering_ || (receiver_ != nullptr && !muted_);
     const uint32_t interest = (wants_input ? EPOLLIN : 0U) | (queue_.empty() ? 0U : EPOLLOUT);
-    const bool watch = interest != 0 || receiver_ != nullptr;
+    const bool told_again = hung_up_ && !lingering_;  // without end, and there is nothing to do
+    const bool watch = !told_again && (interest != 0 || receiver_ != nullptr);
     if (watch && !watched_) {
       loop_.watch(fd_.get(), interest,
                   [self = shared_from_this()](uint32_t events) { self->onEvents(events); });
@@ -350,7 +354,7 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
     updateInterest();
   }
 
-  // Unread input at close() would make the kernel reset the connection, and the texts would be
+  // Unread input at close() would make the kernel reset a TCP connection, and the texts would be
   // lost.
   void discardInput() {
     std::array<uint8_t, 16384> sink;
@@ -376,8 +380,9 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   SendQueue queue_;
   std::string send_error_;
 
-  bool paused_ = false;  // the header at inbox_begin_ was answered with kWait
-  bool muted_ = false;   // the kernel is not asked for input
+  bool paused_ = false;   // the header at inbox_begin_ was answered with kWait
+  bool muted_ = false;    // the kernel is not asked for input
+  bool hung_up_ = false;  // in order, while paused: looked at again after resume()
   bool in_frame_ = false;
   bool in_text_ = false;
   FrameHeader header_;

@@ -13,7 +13,7 @@
 namespace torchft_ext {
 namespace {
 
-// Only where another address is left to try, and not on a local one: a packet filter that swallows
+// Of a TCP address, and only where another one is left to try: a packet filter that swallows
 // connections must not cost the whole deadline. The answer may take longer, since the acceptor
 // parks us until its epoch begins.
 constexpr std::chrono::seconds kConnectWithin{2};
@@ -56,6 +56,7 @@ struct Connector::Impl : std::enable_shared_from_this<Impl> {
   void onAnswer();
   void judgeRefusal();
   void tryAgain(const std::string& why);
+  void askAgainLater(const std::string& why);
   void giveUpAddress(const std::string& why);
   void limitAttempt(Duration limit);
   void endAttempt();
@@ -68,6 +69,12 @@ struct Connector::Impl : std::enable_shared_from_this<Impl> {
   size_t addressesLeft() const {
     return static_cast<size_t>(std::count_if(
         targets.begin(), targets.end(), [](const Target& target) { return !target.given_up; }));
+  }
+  bool anotherTcpAddressLeft() const {
+    for (size_t i = 0; i < targets.size(); ++i) {
+      if (i != current && !targets[i].given_up && !targets[i].address.isLocal()) return true;
+    }
+    return false;
   }
   std::string currentName() const { return targets[current].address.toString(); }
 
@@ -166,6 +173,8 @@ void Connector::Impl::onConnected() {
     tryAgain("cannot connect to " + currentName() + ": " + text);
   } else if (isConnectedToItself(attempt.fd.get())) {
     tryAgain("nobody listens on " + currentName());
+  } else if (targets[current].address.isLocal() && !isOfOwnUser(attempt.fd.get())) {
+    giveUpAddress(currentName() + " is another user's");
   } else if (!sendWhole(attempt.fd.get(), hello)) {
     tryAgain("the connection to " + currentName() + " broke");
   } else {
@@ -209,7 +218,7 @@ void Connector::Impl::judgeRefusal() {
   const auto refusal = decodeRefusal(attempt.inbox.payload());
   const std::string why = currentName() + " refused: " + (refusal ? refusal->reason : "malformed");
   if (refusal && refusal->code == RefusalCode::kUnknownEpoch) {
-    tryAgain(why);
+    askAgainLater(why);
   } else {
     giveUpAddress(why);
   }
@@ -227,6 +236,16 @@ void Connector::Impl::tryAgain(const std::string& why) {
   pause = std::min(2 * pause, kLongestPause);
 }
 
+// It is who we look for, and another address of it would say the same.
+void Connector::Impl::askAgainLater(const std::string& why) {
+  last_error = why;
+  endAttempt();
+  tried_in_round = 0;
+  current = (current + targets.size() - 1) % targets.size();
+  scheduleNext(pause);
+  pause = std::min(2 * pause, kLongestPause);
+}
+
 void Connector::Impl::giveUpAddress(const std::string& why) {
   last_error = why;
   endAttempt();
@@ -237,7 +256,7 @@ void Connector::Impl::giveUpAddress(const std::string& why) {
 
 void Connector::Impl::limitAttempt(Duration limit) {
   loop.cancel(std::exchange(attempt.limit, 0));
-  if (addressesLeft() < 2 || targets[current].address.isLocal()) return;
+  if (targets[current].address.isLocal() || !anotherTcpAddressLeft()) return;
   attempt.limit = loop.runAt(Clock::now() + limit, [self = shared_from_this()] {
     self->attempt.limit = 0;
     self->tryAgain(self->currentName() + " does not answer");

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/task_thread.h"
+#include "net/local_address.h"
 #include "net/waiting_room.h"
 
 namespace torchft_ext {
@@ -23,6 +25,15 @@ constexpr std::chrono::seconds kOpenWithin{30};
 constexpr std::chrono::minutes kBetweenWarnings{1};
 constexpr rlim_t kStrangersShare = 8;  // of the limit of open files, one part in so many
 constexpr rlim_t kParkedShare = 4;
+
+// None where the name is taken, or where a sandbox knows no Unix sockets.
+std::optional<ListeningSocket> listenLocally(const SocketAddress& address) {
+  try {
+    return listenOn(address, PortRange{}, nullptr);
+  } catch (const std::system_error&) {
+    return std::nullopt;
+  }
+}
 
 size_t capacity(int most, rlim_t share) {
   rlimit files{};
@@ -60,6 +71,9 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   void acceptSome(const ListeningSocket& door);
   void pauseAccepting(const ListeningSocket& door, int error);
   void listenTo(uint32_t events);
+  void turnAway(UniqueFd fd);
+  void closeElsewhere(UniqueFd fd);
+  void closeLocalDoor();
   void receive(UniqueFd fd, bool local);
   void readHello(Place place);
   void judge(Guest guest);
@@ -69,8 +83,11 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   bool callHandler(const Handler& handler, Arrival& arrival) noexcept;
 
   EventLoop& loop;
-  const Incarnation incarnation;       // of the process, or of the one that a test plays
-  std::vector<ListeningSocket> doors;  // in the order of addresses(); none once closed
+  const Incarnation incarnation;  // of the process, or of the one that a test plays
+  std::vector<ListeningSocket>
+      doors;  // in the order of addresses(); some or all without descriptor
+  std::unique_ptr<TaskThread> porter;  // null: not needed so far
+  const std::shared_ptr<std::atomic<int>> turned_away = std::make_shared<std::atomic<int>>(0);
   const std::shared_ptr<AtomicCounts> counts = std::make_shared<AtomicCounts>();
   bool closed = false;
   EventLoop::TimerId pause = 0;
@@ -114,7 +131,7 @@ void Listener::Impl::close() {
   const auto self = shared_from_this();
   loop.cancel(pause);
   for (ListeningSocket& door : doors) {  // a call from one of them may be under way
-    loop.unwatch(door.fd.get());
+    if (door.fd) loop.unwatch(door.fd.get());
     door.fd.reset();
   }
   strangers.clear();
@@ -123,19 +140,53 @@ void Listener::Impl::close() {
 }
 
 void Listener::Impl::acceptSome(const ListeningSocket& door) {
-  for (int i = 0; i < kAcceptsPerTurn && !closed; ++i) {
+  for (int i = 0; i < kAcceptsPerTurn && door.fd; ++i) {
     UniqueFd fd = acceptOne(door.fd.get());
     if (!fd) {
       if (errno != EAGAIN && errno != EWOULDBLOCK) pauseAccepting(door, errno);
       return;
     }
     ++counts->accepted;
-    receive(std::move(fd), door.address.isLocal());
+    if (door.address.isLocal() && !isOfOwnUser(fd.get())) {
+      turnAway(std::move(fd));
+    } else {
+      receive(std::move(fd), door.address.isLocal());
+    }
   }
 }
 
 void Listener::Impl::listenTo(uint32_t events) {
-  for (const ListeningSocket& door : doors) loop.modify(door.fd.get(), events);
+  for (const ListeningSocket& door : doors) {
+    if (door.fd) loop.modify(door.fd.get(), events);
+  }
+}
+
+void Listener::Impl::turnAway(UniqueFd fd) {
+  ++counts->refused;
+  closeElsewhere(std::move(fd));
+  if (turned_away->load() > kMaxTurnedAway) closeLocalDoor();
+}
+
+void Listener::Impl::closeElsewhere(UniqueFd fd) {
+  if (!porter) porter = std::make_unique<TaskThread>("ft-porter");
+  ++*turned_away;
+  const auto held = std::make_shared<UniqueFd>(std::move(fd));
+  porter->post([held, count = turned_away] {
+    held->reset();
+    --*count;
+  });
+}
+
+// Peers that find it closed take TCP.
+void Listener::Impl::closeLocalDoor() {
+  for (ListeningSocket& door : doors) {
+    if (!door.fd || !door.address.isLocal()) continue;
+    loop.unwatch(door.fd.get());
+    closeElsewhere(std::move(door.fd));  // with the connections that nobody has accepted
+    log(LogLevel::kWarning,
+        "another user's processes hold up the closing of their connections to " +
+            door.address.toString() + ": links within this host go through TCP from now on");
+  }
 }
 
 // The connection stays in the kernel's queue and the socket readable: without a pause the loop
@@ -281,10 +332,8 @@ std::shared_ptr<Listener> Listener::open(EventLoop& loop, const SocketAddress& a
   const auto open = [opening, &loop, address, ports, self, local] {
     try {
       std::vector<ListeningSocket> doors;
-      if (local) {
-        auto listening = listenOn(*local, PortRange{}, nullptr);
-        if (listening) doors.push_back(std::move(*listening));
-      }
+      if (auto listening = local ? listenLocally(*local) : std::nullopt)
+        doors.push_back(std::move(*listening));
       auto listening = listenOn(address, ports, &opening->error);
       if (!listening) return;
       doors.push_back(std::move(*listening));

@@ -1,5 +1,8 @@
 // The process's door: a listening TCP socket and, where there may be one, a local one for peers of
-// this host. Both admit only those who know an epoch's secret.
+// this host. Both admit only those who know an epoch's secret, the local one only processes of this
+// user: another one's could make a read or a close take as long as it likes, by descriptors that it
+// sends along. So its connections are closed unread by a thread of their own, which exists once
+// there was one, and too many of them close the local door for good.
 //
 // Owned by the engine room; lives on one EventLoop, which it must not outlive. Threads: construct
 // and destroy anywhere; the rest on the loop. Destroyed on the loop, no handler is called any more;
@@ -38,6 +41,7 @@ class Listener {
  public:
   static constexpr int kMaxStrangers = 256;
   static constexpr int kMaxParked = 1024;
+  static constexpr int kMaxTurnedAway = 64;  // other users' connections, waiting to be closed
   static constexpr std::chrono::seconds kHelloWithin{2};
   static constexpr std::chrono::seconds kParkedFor{30};
 
@@ -54,7 +58,8 @@ class Listener {
   };
 
   // error is set and nullptr returned when no port can be had. local: a name from
-  // newLocalAddress(); where it cannot be had, there is no local door.
+  // newLocalAddress(); where it cannot be had, there is no local door. Not for a loop with a
+  // private table.
   static std::shared_ptr<Listener> open(EventLoop& loop, const SocketAddress& address,
                                         PortRange ports, std::string* error,
                                         const Incarnation& self = selfIncarnation(),

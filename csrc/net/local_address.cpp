@@ -1,11 +1,15 @@
 #include "net/local_address.h"
 
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -55,6 +59,19 @@ bool isReachableFromHere(const SocketAddress& address) {
   if (!address.isLocal()) return true;
   const std::string name = address.localName();
   return !place().empty() && name.substr(0, kPlaceDigits) == place();
+}
+
+bool isOfOwnUser(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
+}
+
+std::vector<SocketAddress> withoutLocal(const std::vector<SocketAddress>& addresses) {
+  std::vector<SocketAddress> others;
+  std::copy_if(addresses.begin(), addresses.end(), std::back_inserter(others),
+               [](const SocketAddress& address) { return !address.isLocal(); });
+  return others;
 }
 
 }  // namespace torchft_ext

@@ -165,11 +165,8 @@ struct FullDoor {
 };
 
 TEST(Connector, TakesTcpWhereTheLocalAddressCannotBeHad) {
-  std::string elsewhere = newLocalAddress()->localName();
-  elsewhere[0] = elsewhere[0] == '0' ? '1' : '0';
   const FullDoor full;
-  for (const SocketAddress& local :
-       {*SocketAddress::fromLocalName(elsewhere), *newLocalAddress(), full.address}) {
+  for (const SocketAddress& local : {*newLocalAddress(), full.address}) {
     const Epoch epoch;
     RawAcceptor acceptor;
     Caller caller;
@@ -177,6 +174,39 @@ TEST(Connector, TakesTcpWhereTheLocalAddressCannotBeHad) {
     acceptor.accept().say(encodeWelcome(epoch.welcome()));
     EXPECT_TRUE(caller.result().fd) << caller.result().error;
   }
+}
+
+// That somebody listens by that name here, which cannot be, shows that it is not even tried.
+TEST(Connector, DoesNotTryALocalAddressOfAnotherHost) {
+  std::string elsewhere = newLocalAddress()->localName();
+  elsewhere[0] = elsewhere[0] == '0' ? '1' : '0';
+  const Epoch epoch;
+  const SocketAddress local = *SocketAddress::fromLocalName(elsewhere);
+  const auto foreign = listenOn(local, {}, nullptr);
+  RawAcceptor acceptor;
+  Caller caller;
+  caller.connect({local, acceptor.address()}, epoch.hello(), epoch.welcome());
+  acceptor.accept().say(encodeWelcome(epoch.welcome()));
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+  EXPECT_FALSE(acceptOne(foreign->fd.get()));
+}
+
+// It is the right process, which does not know the epoch yet: by TCP it would say the same.
+TEST(Connector, AsksAgainWhereTheEpochWasUnknown) {
+  const Epoch epoch;
+  RawAcceptor local(*newLocalAddress());
+  const auto port = listenOn(loopbackAddress(), {}, nullptr);
+  Caller caller;
+  caller.connect({local.address(), port->address}, epoch.hello(), epoch.welcome());
+  for (int i = 0; i < 3; ++i) {
+    RawPeer peer = local.accept();
+    peer.readBytes(encodeHello(epoch.hello()).size());  // as a listener does before it answers
+    peer.say(encodeRefusal({RefusalCode::kUnknownEpoch, "not yet"}));
+  }
+  RawPeer last = local.accept();
+  last.say(encodeWelcome(epoch.welcome()));
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
+  EXPECT_FALSE(acceptOne(port->fd.get()));
 }
 
 // Somebody has taken the name; the process that we look for is where its port is.
@@ -187,7 +217,9 @@ TEST(Connector, TakesTcpWhereSomebodyElseAnswersLocally) {
   RawAcceptor acceptor;
   Caller caller;
   caller.connect({local, acceptor.address()}, epoch.hello(), epoch.welcome());
-  stranger.accept().say(encodeRefusal({RefusalCode::kWrongProcess, "somebody else"}));
+  RawPeer wrong = stranger.accept();
+  wrong.readBytes(encodeHello(epoch.hello()).size());
+  wrong.say(encodeRefusal({RefusalCode::kWrongProcess, "somebody else"}));
   acceptor.accept().say(encodeWelcome(epoch.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
 }

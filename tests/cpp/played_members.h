@@ -16,7 +16,7 @@ namespace torchft_ext {
 
 class PlayedMembers : public testing::Test {
  protected:
-  // All played ranks have that one address, and no liveness lines.
+  // All played ranks have that one port, a local address of another host, and no liveness lines.
   explicit PlayedMembers(int size = 2,
                          std::shared_ptr<Engine> engine = std::get<std::shared_ptr<Engine>>(
                              makeHostEngineForTest(loopbackOptions())))
@@ -29,7 +29,7 @@ class PlayedMembers : public testing::Test {
       played.incarnation = Incarnation::random();
       played.host = "elsewhere";
       played.pid = 4711;
-      played.addresses = {door_->address()};
+      played.addresses = {*SocketAddress::fromLocalName("elsewhere"), door_->address()};
       roster_.members.push_back(played);
     }
   }

@@ -313,11 +313,44 @@ TEST_P(StreamLinkTest, AResetIsToldEvenWhilePaused) {
   const FrameBytes header = encodeHeader(frameOf(FrameType::kData, 1));
   writeRaw(header.data(), header.size());
   EXPECT_TRUE(test.eventually([&] { return receiver.offered.size() == 1; }));
+  test.on([&] {
+    link->sendText(frameOf(FrameType::kGoodbye, 0), {});
+  });  // the far end leaves it unread
   const linger at_once{1, 0};
   ::setsockopt(far_fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
   far_fd.reset();
   EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
   test.on([&] { EXPECT_FALSE(receiver.clean); });
+}
+
+// Who leaves in order closes its sockets while others have yet to issue what they receive.
+TEST_P(StreamLinkTest, WhatArrivedBeforeAnOrderlyEndIsStillThereAfterAPause) {
+  connect();
+  bool wanted = false;
+  uint32_t value = 0;
+  receiver.answer = [&](const FrameHeader&) {
+    Receipt receipt;
+    receipt.kind = wanted ? Receipt::Kind::kInto : Receipt::Kind::kWait;
+    receipt.into = reinterpret_cast<uint8_t*>(&value);
+    return receipt;
+  };
+  test.on([&] { link->setReceiver(&receiver); });
+  const FrameBytes header = encodeHeader(frameOf(FrameType::kData, sizeof(value)));
+  const uint32_t sent = 0x01020304;
+  writeRaw(header.data(), header.size());
+  writeRaw(&sent, sizeof(sent));
+  EXPECT_TRUE(test.eventually([&] { return receiver.offered.size() == 1; }));
+  far_fd.reset();
+  for (int turn = 0; turn < 20; ++turn) test.on([&] { EXPECT_EQ(receiver.broken, 0); });
+  test.on([&] {
+    wanted = true;
+    link->resume();
+  });
+  EXPECT_TRUE(test.eventually([&] { return receiver.broken == 1; }));
+  test.on([&] {
+    EXPECT_TRUE(receiver.clean);
+    EXPECT_EQ(value, sent);
+  });
 }
 
 TEST_P(StreamLinkTest, WhatArrivedBeforeASendFailedIsStillDelivered) {

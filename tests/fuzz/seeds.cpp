@@ -98,7 +98,8 @@ MemberRecord member(uint8_t number) {
   record.token = numbered<Token>(number);
   record.host = "host-" + std::to_string(number);
   record.pid = 1000 + number;
-  record.addresses = {*SocketAddress::parse("10.0.0.1:7000")};
+  record.addresses = {*SocketAddress::parse("unix:0123456789abcdef-00"),
+                      *SocketAddress::parse("10.0.0.1:7000")};
   record.line_addresses = {*SocketAddress::parse("[fe80::1%1]:7001"),
                            *SocketAddress::parse("[::1]:7002")};
   return record;
@@ -123,7 +124,7 @@ void rosters() {
 void addresses() {
   int number = 0;
   for (const char* text : {"127.0.0.1:80", "[::1]:65535", "[fe80::1%1]:7001", "0.0.0.0:0",
-                           "7000-7100", "7000", "host:1"}) {
+                           "7000-7100", "7000", "host:1", "unix:name-1"}) {
     seed("address", std::to_string(++number), text);
   }
 }

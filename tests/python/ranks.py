@@ -323,6 +323,9 @@ class Pool:
             worker.kill()
 
     def _start(self) -> Worker:
-        worker = Worker(self, next(self._numbers), self._folder, self._env)
+        number = next(self._numbers)
+        # Worlds of up to two have local links, larger ones links of both kinds.
+        transport = {"TORCHFT_EXT_LOCAL_SOCKETS": "1" if number % 4 < 2 else "0"}
+        worker = Worker(self, number, self._folder, {**self._env, **transport})
         self._workers.append(worker)
         return worker

@@ -81,7 +81,7 @@ def links_without_local_sockets(address: str, rank: int, size: int, by: str) -> 
 
 @pytest.mark.parametrize("by", ["option", "variable"])
 def test_links_within_a_host_are_local_unless_that_is_switched_off(ranks, by):
-    world = ranks.world(2)
+    world = ranks.world(2, local_sockets=True)
     world.run(check_sum)
     assert world.on(0, local_links) > 0
     address = ranks.address()
@@ -89,6 +89,39 @@ def test_links_within_a_host_are_local_unless_that_is_switched_off(ranks, by):
         world.start(rank, links_without_local_sockets, address, rank, 2, by) for rank in range(2)
     ]
     assert values_of(calls) == [0, 0]
+
+
+def form_without_unix_sockets(init_method: str) -> int:
+    """Begin an epoch where a sandbox refuses to make Unix sockets; how many links are local."""
+    import ctypes
+    import platform
+    import struct
+
+    number = {"x86_64": 41, "aarch64": 198}[platform.machine()]  # of socket()
+    program = [
+        (0x20, 0, 0, 0),  # load the number of the call
+        (0x15, 0, 3, number),  # another one: allowed
+        (0x20, 0, 0, 16),  # load its first argument
+        (0x15, 0, 1, socket.AF_UNIX),  # another family: allowed
+        (0x06, 0, 0, 0x0005_0000 | 97),  # EAFNOSUPPORT
+        (0x06, 0, 0, 0x7FFF_0000),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in program))
+    filters = struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+    assert libc.prctl(22, 2, ctypes.c_char_p(filters), 0, 0) == 0, ctypes.get_errno()
+    with pytest.raises(OSError, match="family"):
+        socket.socket(socket.AF_UNIX)
+    dist.init_process_group("ft", init_method, rank=0, world_size=1, timeout=seconds(PATIENCE))
+    check_sum()
+    return local_links()
+
+
+def test_epochs_form_where_unix_sockets_are_forbidden(tmp_path, rank_env):
+    method = f"file://{tmp_path}/store"
+    links = run_cases("test_network", "form_without_unix_sockets", [method], rank_env)
+    assert links == {method: 0}
 
 
 def environment_chooses(name: str, value: str, address: str) -> str:

@@ -16,7 +16,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Died, Worker
-from rankside import PATIENCE, backend, failure_of, wait_errored, wait_until
+from rankside import (
+    OPERATION_LIMIT,
+    PATIENCE,
+    backend,
+    failure_of,
+    seconds,
+    wait_errored,
+    wait_until,
+)
 from test_failures import blocking_all_reduce, blocking_barrier, blocking_recv
 from values import check_sum
 
@@ -265,20 +273,43 @@ def test_rank_with_an_operation_under_way_can_exit(ranks, status):
     assert_it_ended_in_time(world.workers[1])
 
 
-def root_and_leave() -> None:
-    if dist.get_rank() == 0:
-        dist.broadcast(torch.full((1000,), 4.0), 0)
-        backend().shutdown()
-        return
-    time.sleep(0.2)  # not a synchronisation: it makes an early departure more likely
+def send_and_shut_down() -> None:
+    dist.broadcast(torch.full((1000,), 4.0), 0)
+    backend().shutdown()
+
+
+def receive_what_was_sent() -> None:
     tensor = torch.zeros(1000)
     dist.broadcast(tensor, 0)
     assert bool((tensor == 4.0).all())
 
 
-def test_operation_whose_bytes_were_sent_before_leaving_completes(ranks):
-    world = ranks.fresh(2)
-    world.run(root_and_leave)
+@pytest.mark.parametrize("local", [True, False], ids=["local", "tcp"])
+@pytest.mark.parametrize("process", ["stays", "ends"])
+def test_operation_whose_bytes_were_sent_before_leaving_completes(ranks, process, local):
+    world = ranks.world(2, local_sockets=local, heartbeat=seconds(33))  # a group of its own
+    world.on(0, send_and_shut_down)
+    if process == "ends":
+        assert world.workers[0].exit() == 0
+    time.sleep(1.5)  # by then the leaver has closed its connections, if only by its time limit
+    world.on(1, receive_what_was_sent)
+
+
+def broadcast_more_than_was_sent() -> str:
+    receive_what_was_sent()
+    failure = failure_of(lambda: dist.broadcast(torch.zeros(1000), 0))
+    assert failure is not None
+    return failure.type
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "tcp"])
+def test_operation_after_the_last_of_a_leaver_fails_at_once(ranks, local):
+    world = ranks.world(2, local_sockets=local, heartbeat=seconds(34))
+    world.on(0, send_and_shut_down)
+    assert world.workers[0].exit() == 0
+    begun = time.monotonic()
+    assert world.on(1, broadcast_more_than_was_sent) == "PeerLeftError"
+    assert time.monotonic() - begun < OPERATION_LIMIT / 2
 
 
 def vanish() -> None:
