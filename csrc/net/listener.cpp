@@ -71,7 +71,7 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   void acceptSome(const ListeningSocket& door);
   void pauseAccepting(const ListeningSocket& door, int error);
   void listenTo(uint32_t events);
-  void turnAway(UniqueFd fd);
+  void letIn(UniqueFd fd, bool local);
   void closeElsewhere(UniqueFd fd);
   void closeLocalDoor();
   void receive(UniqueFd fd, bool local);
@@ -146,25 +146,22 @@ void Listener::Impl::acceptSome(const ListeningSocket& door) {
       if (errno != EAGAIN && errno != EWOULDBLOCK) pauseAccepting(door, errno);
       return;
     }
-    ++counts->accepted;
-    if (door.address.isLocal() && !isOfOwnUser(fd.get())) {
-      turnAway(std::move(fd));
-    } else {
-      receive(std::move(fd), door.address.isLocal());
-    }
+    letIn(std::move(fd), door.address.isLocal());
+    if (turned_away->load() > kMaxTurnedAway) closeLocalDoor();
   }
+}
+
+void Listener::Impl::letIn(UniqueFd fd, bool local) {
+  ++counts->accepted;
+  if (!local || isOfOwnUser(fd.get())) return receive(std::move(fd), local);
+  ++counts->refused;
+  closeElsewhere(std::move(fd));
 }
 
 void Listener::Impl::listenTo(uint32_t events) {
   for (const ListeningSocket& door : doors) {
     if (door.fd) loop.modify(door.fd.get(), events);
   }
-}
-
-void Listener::Impl::turnAway(UniqueFd fd) {
-  ++counts->refused;
-  closeElsewhere(std::move(fd));
-  if (turned_away->load() > kMaxTurnedAway) closeLocalDoor();
 }
 
 void Listener::Impl::closeElsewhere(UniqueFd fd) {
@@ -177,12 +174,14 @@ void Listener::Impl::closeElsewhere(UniqueFd fd) {
   });
 }
 
-// Peers that find it closed take TCP.
+// Peers that find it closed take TCP; those that wait at it come in.
 void Listener::Impl::closeLocalDoor() {
   for (ListeningSocket& door : doors) {
     if (!door.fd || !door.address.isLocal()) continue;
-    loop.unwatch(door.fd.get());
-    closeElsewhere(std::move(door.fd));  // with the connections that nobody has accepted
+    const UniqueFd closing = std::move(door.fd);
+    loop.unwatch(closing.get());
+    ::shutdown(closing.get(), SHUT_RDWR);
+    while (UniqueFd waiting = acceptOne(closing.get())) letIn(std::move(waiting), true);
     log(LogLevel::kWarning,
         "another user's processes hold up the closing of their connections to " +
             door.address.toString() + ": links within this host go through TCP from now on");
