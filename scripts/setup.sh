@@ -2,7 +2,7 @@
 # Makes the development environment in $VENV: torch, then requirements-dev.txt. Does nothing where that is done already.
 #   scripts/setup.sh          what building and the demo need
 #   scripts/setup.sh --tests  also what the C++ tests need (GoogleTest)
-#   scripts/setup.sh --all    also what fuzzing needs and sanitizers take (clang and its runtime), and ccache
+#   scripts/setup.sh --all    also what fuzzing needs and sanitizers take (clang and its runtime)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 choose_python() {
@@ -27,7 +27,6 @@ sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.
   [ -f /usr/include/gtest/gtest.h ] || [ -f /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
   [ "$1" = --all ] || return 0
   have clang++ || echo clang
-  have ccache || echo ccache
 }
 
 # clang's runtime is a package of its own, which some distributions install with clang and others do not.
