@@ -122,6 +122,7 @@ void Listener::Impl::start() {
 
 std::vector<SocketAddress> Listener::Impl::addresses() const {
   std::vector<SocketAddress> all;
+  all.reserve(doors.size());
   for (const ListeningSocket& door : doors) all.push_back(door.address);
   return all;
 }
