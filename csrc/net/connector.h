@@ -31,8 +31,7 @@ class Connector {
   using Callback = std::function<void(Result)>;
 
   // Addresses are tried in turn, but for local ones of other hosts; where there are several TCP
-  // ones, each of those for a bounded time. expected is what
-  // the acceptor must answer.
+  // ones, each of those for a bounded time. expected is what the acceptor must answer.
   Connector(EventLoop& loop, const std::vector<SocketAddress>& addresses, Hello hello,
             Welcome expected, Deadline deadline, Callback callback);
   ~Connector();

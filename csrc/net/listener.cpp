@@ -182,7 +182,11 @@ void Listener::Impl::closeLocalDoor() {
     const UniqueFd closing = std::move(door.fd);
     loop.unwatch(closing.get());
     ::shutdown(closing.get(), SHUT_RDWR);
-    while (UniqueFd waiting = acceptOne(closing.get())) letIn(std::move(waiting), true);
+    while (!closed) {  // a handler of who comes in may destroy the listener
+      UniqueFd waiting = acceptOne(closing.get());
+      if (!waiting) break;
+      letIn(std::move(waiting), true);
+    }
     log(LogLevel::kWarning,
         "another user's processes hold up the closing of their connections to " +
             door.address.toString() + ": links within this host go through TCP from now on");
