@@ -277,6 +277,7 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineVi
 
 void Detector::judgeAlive(const Incarnation& id, LineKind kind, LineView& line) {
   tombstones_.erase(id);
+  neighbours_.at(id).warned = false;
   if (line.state == LineState::kDoubted) return declareCut(id, kConnectionCut);
   if (line.state != LineState::kAbsent || kind != LineKind::kMain) return;
   if (++line.looks >= kLooksForALine) declareCut(id, kNeverConnected);
@@ -286,6 +287,9 @@ void Detector::startProbe(Time now, const Incarnation& id, LineKind kind, LineVi
   if (line.probe != 0) return;
   line.probe = ++last_probe_;
   line.probe_began = now;
+  if (kind == LineKind::kMain && line.state == LineState::kAbsent) {
+    neighbours_.at(id).last_heard = now;
+  }
   const bool beats = limit_ > Duration::zero();
   ProbeOrder order;
   order.number = line.probe;
@@ -392,15 +396,22 @@ void Detector::check(Time now, const Incarnation& id) {
 
 void Detector::judgeSilence(Time now, const Incarnation& id) {
   const auto found = neighbours_.find(id);
-  if (found == neighbours_.end() || limit_ == Duration::zero()) return;
+  if (found == neighbours_.end() || !isSilenceCounted(found->second)) return;
   Neighbour& peer = found->second;
-  if (peer.lines[indexOf(LineKind::kMain)].state != LineState::kUp) return;
+  const bool up = peer.lines[indexOf(LineKind::kMain)].state == LineState::kUp;
   const Duration silence = now - peer.last_heard;
-  if (silence >= limit_) return declareFrozen(now, id, silence);
+  if (up && silence >= limit_) return declareFrozen(now, id, silence);
   if (limit_ <= kWarnAfter || silence < kWarnAfter || std::exchange(peer.warned, true)) return;
   orders_.warn("peer monitor: rank " + std::to_string(peer.who.rank) + " (host " + peer.who.host +
                ", pid " + std::to_string(peer.who.pid) + ") has not been heard of for " +
                formatSeconds(silence) + "; it counts as lost after " + formatSeconds(limit_));
+}
+
+// Where the main line is not up yet, a probe asks, and says itself when its time is over.
+bool Detector::isSilenceCounted(const Neighbour& peer) const {
+  const LineView& line = peer.lines[indexOf(LineKind::kMain)];
+  if (limit_ == Duration::zero()) return false;
+  return line.state == LineState::kUp || (line.state == LineState::kAbsent && line.probe != 0);
 }
 
 // Often enough that this process's own stops show as lateness.
@@ -419,9 +430,9 @@ std::optional<Detector::Time> Detector::nextDue(Time now) {
       if (line.wanted > 0 && line.state == LineState::kAbsent && line.probe == 0)
         consider(line.next_check);
     }
-    if (limit_ == Duration::zero() || peer.lines[0].state != LineState::kUp) continue;
+    if (!isSilenceCounted(peer)) continue;
     consider(now + beatCheckPause());
-    consider(peer.last_heard + limit_);
+    if (peer.lines[0].state == LineState::kUp) consider(peer.last_heard + limit_);
   }
   if (due_) due_ = std::max(*due_, now);
   return due_;

@@ -139,7 +139,7 @@ class Detector {
   struct Neighbour {
     WatchedPeer who;  // its rank in one of the epochs, for warnings
     std::array<LineView, 2> lines;
-    Time last_heard;
+    Time last_heard;  // or asked, while no main line is up
     bool warned = false;
   };
   struct Member {
@@ -178,6 +178,7 @@ class Detector {
   void startProbe(Time now, const Incarnation& id, LineKind kind, LineView& line);
   void check(Time now, const Incarnation& id);
   void judgeSilence(Time now, const Incarnation& id);
+  bool isSilenceCounted(const Neighbour& peer) const;
   void creditLateness(Time now);
   void dropOldTombstones(Time now);
   Duration beatCheckPause() const;

@@ -373,6 +373,19 @@ TEST_F(DetectorTest, WarnsOnceOfAPeerThatIsSilentForASecond) {
   EXPECT_TRUE(orders.failures.empty());
 }
 
+TEST_F(DetectorTest, WarnsOnceOfAPeerWhoseLineNeverCameUp) {
+  Detector slow(orders, seconds(5), kHost, kPid);
+  slow.addWatch(now, 1, 0, {member(3)});
+  const auto until = now + seconds(4);
+  for (auto due = slow.nextDue(now); due && *due < until; due = slow.nextDue(now)) {
+    now = *due;
+    slow.tick(now);
+  }
+  EXPECT_EQ(orders.probes.size(), 1U);
+  EXPECT_EQ(orders.warnings.size(), 1U);
+  EXPECT_TRUE(orders.failures.empty()) << "the probe says when its time is over";
+}
+
 TEST_F(DetectorTest, LineThatCameUpSaysMoreThanAnOlderProbe) {
   begin(1, {member(3)});
   pass(milliseconds(201));

@@ -128,7 +128,10 @@ def test_peer_that_is_silent_for_a_second_is_warned_of_once_and_is_still_a_membe
         ranks.append(start_rank(1, int(expect_line(ranks[0])), env))
         assert [expect_line(rank) for rank in ranks] == ["ready", "ready"]
         os.kill(ranks[1].pid, signal.SIGSTOP)
-        time.sleep(2)  # of the five after which it would count as frozen
+        stderr = ranks[0].stderr
+        assert stderr is not None
+        line = stderr.readline()  # at the latest, after five seconds, that of its loss
+        time.sleep(0.5)
         os.kill(ranks[1].pid, signal.SIGCONT)
         for rank in ranks:
             assert rank.stdin is not None
@@ -140,6 +143,6 @@ def test_peer_that_is_silent_for_a_second_is_warned_of_once_and_is_still_a_membe
             rank.kill()
             rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0], errors
-    (line,) = [line for line in errors[0].splitlines() if "has not been heard of" in line]
+    assert "has not been heard of" in line and "has not been heard of" not in errors[0]
     assert f"rank 1 (host {os.uname().nodename}, pid {ranks[1].pid})" in line
     assert "counts as lost after 5 s" in line and "[W" in line, line
