@@ -126,7 +126,7 @@ def build_environment() -> dict[str, str]:
     return env
 
 
-class CMakeBuild(build_ext):
+class CMakeBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
     def run(self) -> None:
         torch_dir, torch_version = checked_torch()
         cmake, ninja = checked_tools()

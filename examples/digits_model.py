@@ -67,7 +67,8 @@ class DigitsNet(nn.Module):
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """The share of images whose digit is recognised, 0 to 1."""
-    return (model(images).argmax(1) == labels).float().mean().item()
+    right: Tensor = model(images).argmax(1) == labels
+    return right.float().mean().item()
 
 
 def mean_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:

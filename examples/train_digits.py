@@ -93,7 +93,9 @@ def worker_main(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def begin_next_epoch(store: dist.Store, old: Membership, old_rank: int) -> tuple[Membership, int]:
+def begin_next_epoch(
+    store: dist.TCPStore, old: Membership, old_rank: int
+) -> tuple[Membership, int]:
     """Wait until the launcher has decided who is left, and form the group anew."""
     new, rank = await_newer(store, old, old_rank, MEMBERSHIP_LIMIT_S)
     torchft_ext.backend().configure(f"127.0.0.1:{store.port}/{new.prefix}", rank, new.world)

@@ -36,4 +36,4 @@ def follow_epoch(group: dist.ProcessGroup) -> None:
     """Make the DDP objects of this group begin anew: divisor, buckets, unfinished backward."""
     for model in list(_living):
         if getattr(model, "process_group", None) is group:
-            model._update_process_group(group)  # type: ignore[no-untyped-call]
+            model._update_process_group(group)

@@ -5,82 +5,25 @@
 
 #include <atomic>
 #include <charconv>
-#include <exception>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
+#include "c10d/store_client.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
 namespace {
 
-// How long a client waits inside one call, and tries to connect: torch looks the peer's name up
-// when it connects, which takes over 5 s where a name server does not answer. Callers have
-// deadlines of their own, so this only bounds how long a thread stays with a server that does not
-// answer.
-constexpr std::chrono::seconds kClientTimeout{5};
+// torch looks the peer's name up when it connects, which takes over 5 s where a name server does
+// not answer. Callers have deadlines of their own, so this only bounds how long a thread stays with
+// a server that does not answer.
 constexpr std::chrono::seconds kConnectTimeout{30};
 // A server that refuses connections may be about to start; after this it counts as lost. Well below
 // the time after which a store thread counts as stuck.
 constexpr milliseconds kRefusedFor{500};
 constexpr milliseconds kRetryAfter{50};
-
-std::string whatOf(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-}
-
-template <typename Call>
-auto translated(const Call& call) {
-  try {
-    return call();
-  } catch (const std::exception& error) {
-    throw StoreError(whatOf(error));
-  } catch (...) {
-    throw StoreError("the store threw something that is no std::exception");
-  }
-}
-
-// A client over any c10d store. Owner and only user: one store thread.
-class C10dStoreClient : public StoreClient {
- public:
-  explicit C10dStoreClient(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-
-  void set(const std::string& key, const std::string& value) override {
-    translated([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
-  }
-
-  std::optional<std::vector<std::string>> getAll(const std::vector<std::string>& keys) override {
-    return translated([&]() -> std::optional<std::vector<std::string>> {
-      if (!store_->check(keys)) return std::nullopt;
-      std::vector<std::string> values;
-      values.reserve(keys.size());
-      for (const std::vector<uint8_t>& value : read(keys)) {
-        // A key that was deleted after check() reads as empty; nobody here writes an empty value.
-        if (value.empty()) return std::nullopt;
-        values.emplace_back(value.begin(), value.end());
-      }
-      return values;
-    });
-  }
-
-  void remove(const std::string& key) override {
-    translated([&] { store_->deleteKey(key); });
-  }
-
- private:
-  std::vector<std::vector<uint8_t>> read(const std::vector<std::string>& keys) {
-    if (store_->hasExtendedApi()) return store_->multiGet(keys);
-    std::vector<std::vector<uint8_t>> values;
-    values.reserve(keys.size());
-    for (const std::string& key : keys) values.push_back(store_->get(key));
-    return values;
-  }
-
-  const c10::intrusive_ptr<c10d::Store> store_;
-};
 
 // torch has no accessor for the prefix.
 struct PrefixReader : c10d::PrefixStore {
@@ -202,7 +145,7 @@ StoreAddress parseStoreAddress(const std::string& text) {
 std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
   // The constructor looks the host up and connects, for as long as that takes: on the store thread.
   return StoreThread::forServer(serverKey(address), [address] {
-    return translated([&]() -> std::unique_ptr<StoreClient> {
+    return withStoreErrors([&] {
       awaitServer(address);
       c10d::TCPStoreOptions options;
       options.port = address.port;
@@ -210,7 +153,7 @@ std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
       options.timeout = kConnectTimeout;
       auto store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
       store->setTimeout(kClientTimeout);
-      return std::make_unique<C10dStoreClient>(std::move(store));
+      return makeStoreClient(std::move(store));
     });
   });
 }
@@ -222,9 +165,7 @@ StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {
   const std::string key = "in-process#" + std::to_string(next.fetch_add(1));
   auto thread = StoreThread::forServer(key, [store] {
     // Its timeout is left alone: the clone may be the store itself, which belongs to the user.
-    return translated([&]() -> std::unique_ptr<StoreClient> {
-      return std::make_unique<C10dStoreClient>(store->clone());
-    });
+    return withStoreErrors([&] { return makeStoreClient(store->clone()); });
   });
   return {std::move(thread), ""};
 }

@@ -302,8 +302,8 @@ EngineRegistry& registry() {
 std::string HostEngineOptions::key() const {
   return bind_address.ip() + "|" + std::to_string(ports.first) + "-" + std::to_string(ports.last) +
          "|" + std::to_string(heartbeat_limit.count()) + "|" + std::to_string(tuning.chunk_bytes) +
-         "|" + std::to_string(tuning.small_allreduce_bytes) + "|" +
-         std::to_string(tuning.direct_world) + "|" + (local_sockets ? "local" : "tcp");
+         "|" + std::to_string(tuning.small_bytes) + "|" + std::to_string(tuning.direct_world) +
+         "|" + (local_sockets ? "local" : "tcp");
 }
 
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(

@@ -42,9 +42,9 @@ struct Schedule {
 };
 
 struct ScheduleTuning {
-  size_t chunk_bytes = 512 * 1024;           // of pipelined steps
-  size_t small_allreduce_bytes = 32 * 1024;  // up to here: logarithmic steps
-  int direct_world = 8;                      // up to here: owner-direct; above: ring
+  size_t chunk_bytes = 512 * 1024;  // of pipelined steps
+  size_t small_bytes = 32 * 1024;   // a rank, up to here: logarithmic steps
+  int direct_world = 8;             // up to here: owner-direct; above: ring
 };
 
 // For every kind but send and recv.

@@ -99,6 +99,12 @@ std::vector<Buffer> splitEvenly(Buffer whole, int parts, size_t item_bytes) {
   return slices;
 }
 
+size_t longestOf(const std::vector<Buffer>& buffers) {
+  size_t longest = 0;
+  for (const Buffer& buffer : buffers) longest = std::max(longest, buffer.bytes);
+  return longest;
+}
+
 Chunking Chunking::of(size_t longest_bytes, const ScheduleTuning& tuning) {
   // A buffer of few chunks is cut finer, or nothing of it would overlap.
   constexpr size_t kFinest = 64UL * 1024;

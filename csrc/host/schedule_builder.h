@@ -65,6 +65,8 @@ class ScheduleBuilder {
 // parts are big.
 std::vector<Buffer> splitEvenly(Buffer whole, int parts, size_t item_bytes);
 
+size_t longestOf(const std::vector<Buffer>& buffers);  // bytes
+
 // The pieces of a pipeline. Equal on all ranks for equal arguments.
 struct Chunking {
   size_t chunk = 1;

@@ -49,9 +49,7 @@ void buildAllgatherDirect(ScheduleBuilder& builder) {
 
 void buildAllgatherRing(ScheduleBuilder& builder) {
   const Operation& operation = builder.operation();
-  size_t longest = 0;
-  for (const Buffer& output : operation.outputs) longest = std::max(longest, output.bytes);
-  const Chunking chunks = Chunking::of(longest, builder.tuning());
+  const Chunking chunks = Chunking::of(longestOf(operation.outputs), builder.tuning());
   std::vector<int> ready(chunks.count, kNone);
   for (int round = 0; round + 1 < builder.size(); ++round) {
     const Buffer out = round == 0
@@ -65,6 +63,28 @@ void buildAllgatherRing(ScheduleBuilder& builder) {
   }
 }
 
+// Each round doubles what a rank has: its own part and those of the ranks that follow it (Bruck,
+// Ho, Kipnis, Upfal, Weathersby: "Efficient algorithms for all-to-all communications in multiport
+// message-passing systems", 1997).
+void buildAllgatherDoubling(ScheduleBuilder& builder) {
+  const Operation& operation = builder.operation();
+  const int size = builder.size();
+  const auto part = [&](int distance) {
+    return operation.outputs[static_cast<size_t>(builder.neighbour(distance))];
+  };
+  std::vector<int> ready(static_cast<size_t>(size), kNone);  // by distance
+  for (int have = 1; have < size; have *= 2) {
+    const int more = std::min(have, size - have);
+    for (int k = 0; k < more; ++k) {
+      builder.send(builder.neighbour(-have), k == 0 ? operation.inputs[0] : part(k),
+                   {ready[static_cast<size_t>(k)]});
+    }
+    for (int k = have; k < have + more; ++k) {
+      ready[static_cast<size_t>(k)] = builder.recv(builder.neighbour(have), part(k));
+    }
+  }
+}
+
 }  // namespace
 
 void buildBroadcast(ScheduleBuilder& builder) {
@@ -73,7 +93,7 @@ void buildBroadcast(ScheduleBuilder& builder) {
   const auto size = static_cast<size_t>(builder.size());
   // A chain pays a hop per rank before its pipeline is full.
   const bool fills_chain = builder.size() <= tuning.direct_world
-                               ? bytes > tuning.small_allreduce_bytes
+                               ? bytes > tuning.small_bytes
                                : bytes / size >= tuning.chunk_bytes;
   if (fills_chain) {
     buildBroadcastChain(builder);
@@ -83,12 +103,15 @@ void buildBroadcast(ScheduleBuilder& builder) {
 }
 
 void buildAllgather(ScheduleBuilder& builder) {
+  const Operation& operation = builder.operation();
+  const size_t longest = longestOf(operation.outputs);
   if (builder.size() <= builder.tuning().direct_world) {
     buildAllgatherDirect(builder);
+  } else if (longest <= builder.tuning().small_bytes) {
+    buildAllgatherDoubling(builder);
   } else {
     buildAllgatherRing(builder);
   }
-  const Operation& operation = builder.operation();
   builder.copyInChunks(operation.outputs[static_cast<size_t>(builder.rank())],
                        operation.inputs[0].data);
 }

@@ -33,9 +33,7 @@ struct OwnerPlan {
 class OwnerDirect {
  public:
   OwnerDirect(ScheduleBuilder& builder, const OwnerPlan& plan) : builder_(builder), plan_(plan) {
-    size_t longest = 0;
-    for (const Buffer& source : plan.sources) longest = std::max(longest, source.bytes);
-    chunks_ = Chunking::of(longest, builder.tuning());
+    chunks_ = Chunking::of(longestOf(plan.sources), builder.tuning());
     sent_.assign(plan.sources.size(), std::vector<int>(chunks_.count, kNone));
     reduced_.assign(chunks_.count, kNone);
   }
@@ -152,9 +150,7 @@ class Ring {
   explicit Ring(ScheduleBuilder& builder)
       : builder_(builder),
         slices_(splitEvenly(builder.operation().outputs[0], builder.size(), itemOf(builder))) {
-    size_t longest = 0;
-    for (const Buffer& slice : slices_) longest = std::max(longest, slice.bytes);
-    chunks_ = Chunking::of(longest, builder.tuning());
+    chunks_ = Chunking::of(longestOf(slices_), builder.tuning());
     ready_.assign(chunks_.count, kNone);
     sent_.assign(slices_.size(), std::vector<int>(chunks_.count, kNone));
   }
@@ -261,7 +257,7 @@ void scaleContribution(ScheduleBuilder& builder, Operation& operation) {
 
 void buildAllreduce(ScheduleBuilder& builder) {
   const Buffer whole = builder.operation().outputs[0];
-  if (whole.bytes <= builder.tuning().small_allreduce_bytes) {
+  if (whole.bytes <= builder.tuning().small_bytes) {
     RecursiveDoubling(builder).build();
   } else if (builder.size() > builder.tuning().direct_world) {
     Ring(builder).build();
@@ -283,7 +279,7 @@ void buildReduceScatter(ScheduleBuilder& builder) {
 }
 
 void buildReduce(ScheduleBuilder& builder) {
-  if (builder.operation().inputs[0].bytes <= builder.tuning().small_allreduce_bytes) {
+  if (builder.operation().inputs[0].bytes <= builder.tuning().small_bytes) {
     buildReduceTree(builder);
   } else {
     buildReduceDirect(builder);
