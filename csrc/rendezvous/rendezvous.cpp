@@ -242,7 +242,7 @@ std::variant<Roster, Failure> Rendezvous::lead() {
 }
 
 std::variant<Roster, Failure> Rendezvous::follow() {
-  const std::vector<std::string> awaited{keys_.go(own_.self().token), keys_.own()};
+  const std::vector<std::string> awaited{keys_.go(own_.self().token)};
   const auto anything = [](const std::vector<std::string>&) { return true; };
   const Deadline last_look = lastLook();
   OwnCheck own_check;
