@@ -32,7 +32,6 @@ from rankside import (
 from test_network import listening
 from values import check_sum
 
-
 WARM_UP = 500  # epochs after which the allocator's arenas have their size
 
 
