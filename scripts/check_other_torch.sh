@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # Compiles and links everything against another torch than the one installed; runs nothing, so a CUDA wheel will do, and
 # nothing is optimised.
-#   scripts/check_other_torch.sh 2.11.0 [DIRECTORY for the wheel's headers and libraries]
+#   scripts/check_other_torch.sh [--cuda] 2.11.0 [DIRECTORY for the wheel's headers and libraries]
+# --cuda: fails where the wheel is one for the CPU, against which the files that call CUDA and NCCL are left out.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-version=${1:?usage: scripts/check_other_torch.sh VERSION [DIRECTORY]}
+wants_cuda=
+if [ "${1:-}" = --cuda ]; then
+  wants_cuda=yes
+  shift
+fi
+version=${1:?usage: scripts/check_other_torch.sh [--cuda] VERSION [DIRECTORY]}
 where=$(realpath -m "${2:-$BUILD_ROOT/torch-$version}")
 
 if [ ! -f "$where/complete" ]; then
@@ -25,6 +31,12 @@ with zipfile.ZipFile(wheel) as archive:
 wheel.unlink()
 PY
   touch "$where/complete"
+fi
+
+cuda=$(python -c 'import runpy, sys; print(runpy.run_path(sys.argv[1])["cuda"] or "")' "$where/torch/version.py")
+say "torch $version for ${cuda:+CUDA $cuda}$([ -n "$cuda" ] || echo the CPU)"
+if [ -n "$wants_cuda" ] && [ -z "$cuda" ]; then
+  die "torch $version from this index is a wheel for the CPU: expected one for CUDA"
 fi
 
 directory="$BUILD_ROOT/with-torch-$version"

@@ -6,11 +6,11 @@
 #include <atomic>
 #include <charconv>
 #include <string_view>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include "c10d/store_client.h"
+#include "c10d/store_layers.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
@@ -24,32 +24,6 @@ constexpr std::chrono::seconds kConnectTimeout{30};
 // the time after which a store thread counts as stuck.
 constexpr milliseconds kRefusedFor{500};
 constexpr milliseconds kRetryAfter{50};
-
-// torch has no accessor for the prefix.
-struct PrefixReader : c10d::PrefixStore {
-  static const std::string& prefixOf(const c10d::PrefixStore& store) {
-    return store.*(&PrefixReader::prefix_);
-  }
-};
-
-// What PrefixStores put before a key, in their way: outermost last.
-std::string prefixOf(c10::intrusive_ptr<c10d::Store> store) {
-  std::string prefix;
-  while (auto layer = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store)) {
-    const std::string& own = PrefixReader::prefixOf(*layer);
-    if (!prefix.empty()) prefix.insert(0, "/");
-    prefix.insert(0, own);
-    store = layer->getUnderlyingStore();
-  }
-  return prefix;
-}
-
-c10::intrusive_ptr<c10d::TCPStore> tcpStoreBehind(c10::intrusive_ptr<c10d::Store> store) {
-  while (auto prefix = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store)) {
-    store = prefix->getUnderlyingStore();
-  }
-  return c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
-}
 
 // Empty where something accepts connections at the address, else why not.
 std::string tryConnect(const addrinfo& address, Deadline deadline) {
@@ -151,9 +125,7 @@ std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
       options.port = address.port;
       options.waitWorkers = false;
       options.timeout = kConnectTimeout;
-      auto store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
-      store->setTimeout(kClientTimeout);
-      return makeStoreClient(std::move(store));
+      return makeStoreClient(c10::make_intrusive<c10d::TCPStore>(address.host, options));
     });
   });
 }
@@ -171,7 +143,7 @@ StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {
 }
 
 bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address) {
-  const auto tcp = tcpStoreBehind(store);
+  const auto tcp = storeAs<c10d::TCPStore>(withoutPrefixes(store));
   if (!tcp) return false;
   address->host = tcp->getHost();
   address->port = tcp->getPort();

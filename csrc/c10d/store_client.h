@@ -1,23 +1,20 @@
 // Any c10d store as rendezvous/store.h's client.
 #pragma once
 
-#include <chrono>
 #include <exception>
 #include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "rendezvous/store.h"
 
 namespace torchft_ext {
 
-// How long the timeout of a store made for such a client ought to be: reading several keys of a
-// TCPStore waits for so long where one of them is removed meanwhile, and nothing else waits.
-constexpr std::chrono::milliseconds kClientTimeout{200};
-
-// Owner and only user: one store thread. A key that another process removes while it is being read
-// is missing. (Of stores other than torch's TCPStore, HashStore and FileStore such a read takes the
-// store's timeout and throws StoreError.)
+// Owner and only user: one store thread. A TCPStore must be the client's own: it sets the timeout.
+//
+// A key that another process removes while it is being read is missing. Where that is one of
+// several keys of a TCPStore, torch waits for it for as long as four round trips, 0.2 s at least,
+// and logs that; of stores other than torch's TCPStore, HashStore and FileStore such a read takes
+// the store's timeout and throws StoreError.
 std::unique_ptr<StoreClient> makeStoreClient(c10::intrusive_ptr<c10d::Store> store);
 
 // What the call returns; whatever it throws, as a StoreError without torch's backtrace.

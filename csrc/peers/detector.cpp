@@ -277,9 +277,9 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineVi
 
 void Detector::judgeAlive(const Incarnation& id, LineKind kind, LineView& line) {
   tombstones_.erase(id);
-  neighbours_.at(id).warned = false;
   if (line.state == LineState::kDoubted) return declareCut(id, kConnectionCut);
   if (line.state != LineState::kAbsent || kind != LineKind::kMain) return;
+  neighbours_.at(id).warned = false;
   if (++line.looks >= kLooksForALine) declareCut(id, kNeverConnected);
 }
 
@@ -402,9 +402,12 @@ void Detector::judgeSilence(Time now, const Incarnation& id) {
   const Duration silence = now - peer.last_heard;
   if (up && silence >= limit_) return declareFrozen(now, id, silence);
   if (limit_ <= kWarnAfter || silence < kWarnAfter || std::exchange(peer.warned, true)) return;
-  orders_.warn("peer monitor: rank " + std::to_string(peer.who.rank) + " (host " + peer.who.host +
-               ", pid " + std::to_string(peer.who.pid) + ") has not been heard of for " +
-               formatSeconds(silence) + "; it counts as lost after " + formatSeconds(limit_));
+  std::string text = "peer monitor: rank " + std::to_string(peer.who.rank) + " (host " +
+                     peer.who.host + ", pid " + std::to_string(peer.who.pid) +
+                     ") has not been heard of for " + formatSeconds(silence);
+  text += up ? "; it counts as lost after " + formatSeconds(limit_)
+             : ", and there is no liveness line to it yet";
+  orders_.warn(text);
 }
 
 // Where the main line is not up yet, a probe asks, and says itself when its time is over.

@@ -15,8 +15,10 @@ namespace {
 constexpr milliseconds kFirstOwnCheck{10};
 constexpr milliseconds kOwnCheck{1000};
 // How often a waiting member looks at what others have put in the store, and between such looks at
-// what it waits for; and at how many records in one go.
+// what it waits for, for as many round trips at least: a store may be far away, or busy. And at how
+// many records in one go.
 constexpr milliseconds kLook{15};
+constexpr int kRoundTripsOfALook = 4;
 constexpr milliseconds kSteadyPause{5};
 constexpr int kCensus = 8;
 // Kept back for finding out who is missing; a fifth of a short timeout.
@@ -206,7 +208,9 @@ std::optional<Failure> Rendezvous::judgeRecords(int first,
 std::optional<Failure> Rendezvous::census() {
   const int first = rank_ == 0 ? next_in_census_ : 0;
   const int last = rank_ == 0 ? std::min(size_, first + kCensus) : 1;
+  const auto began = Clock::now();
   const auto reply = store_->getEach(keys_.range(first, last), deadline_, newsOrCancelled());
+  look_ = std::max<Duration>(kLook, kRoundTripsOfALook * (Clock::now() - began) / (last - first));
   if (reply.status == StoreStatus::kCancelled && !gave_up_) return std::nullopt;
   if (reply.status != StoreStatus::kOk) return failureOf(reply);
   next_in_census_ = last == size_ ? 1 : last;
@@ -224,7 +228,7 @@ std::variant<Roster, Failure> Rendezvous::lead() {
   const Deadline last_look = lastLook();
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
-    const auto reply = store_->awaitWhere(everyone, usable(), last_look.orEarlier(kLook),
+    const auto reply = store_->awaitWhere(everyone, usable(), last_look.orEarlier(look_),
                                           newsOrCancelled(), pause);
     if (reply.status == StoreStatus::kOk) return issue(reply.values);
     if (!interrupted(reply)) return failureOf(reply);
@@ -248,7 +252,7 @@ std::variant<Roster, Failure> Rendezvous::follow() {
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
     const auto reply =
-        store_->awaitWhere(awaited, anything, last_look.orEarlier(kLook), newsOrCancelled(), pause);
+        store_->awaitWhere(awaited, anything, last_look.orEarlier(look_), newsOrCancelled(), pause);
     if (reply.status == StoreStatus::kOk) return accept(reply.values[0]);
     if (!interrupted(reply)) return failureOf(reply);
     if (auto failure = judgeNews()) return *failure;
@@ -290,10 +294,11 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   if (auto failure = lostForLong(reply)) return *failure;
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values.empty()) {  // rank 0 may have given up, and deleted its answers
-    const auto leader =
-        store_->getEach({keys_.of(0)}, deadline_.orEarlier(kRefreshWithin), newsOrCancelled());
-    if (leader.status != StoreStatus::kOk) return std::monostate{};
-    if (auto failure = judgeRecords(0, leader.values)) return *failure;
+    const auto each = store_->getEach({keys_.own(), keys_.of(0)},
+                                      deadline_.orEarlier(kRefreshWithin), newsOrCancelled());
+    if (each.status != StoreStatus::kOk) return std::monostate{};
+    if (auto failure = keepOwn(each.values[0])) return *failure;
+    if (auto failure = judgeRecords(0, {each.values[1]})) return *failure;
     return std::monostate{};
   }
   if (auto failure = keepOwn(reply.values[1])) return *failure;

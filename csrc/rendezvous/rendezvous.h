@@ -118,6 +118,7 @@ class Rendezvous {
   Roster current_;
   std::vector<std::string> awaited_;  // the places of those who may come after the withdrawal
   int next_in_census_ = 1;
+  Duration look_{std::chrono::milliseconds(15)};  // how long what is awaited is looked at in one go
   std::string store_trouble_;
   std::optional<Clock::time_point> lost_since_;  // the store, as refresh() saw it
   bool gave_up_ = false;                         // `cancelled` said so

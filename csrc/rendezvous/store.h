@@ -1,5 +1,5 @@
 // A key-value store as rendezvous needs it: few, small, bounded calls. The c10d one is in
-// c10d/store_adapter; tests use an in-memory one that counts calls and bytes.
+// c10d/store_client; tests use an in-memory one that counts calls and bytes.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ class StoreClient {
  public:
   virtual ~StoreClient() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  // The values, or nullopt while any key is missing. One round trip or two.
+  // The values, or nullopt while any key is missing. Three round trips at most.
   virtual std::optional<std::vector<std::string>> getAll(const std::vector<std::string>& keys) = 0;
   virtual void remove(const std::string& key) = 0;
 };

@@ -16,6 +16,8 @@ namespace {
 constexpr milliseconds kFrozenLimit{400};
 constexpr std::chrono::seconds kDeadLimit{30};
 constexpr int kMostCalls = 1000;  // nobody needs so many
+// A store that has been silent for less, while links are made, may only be slow: it goes unnamed.
+constexpr milliseconds kNamedAfter{200};
 
 // A store server of its own and a client's thread for each member.
 struct Server {
@@ -45,13 +47,15 @@ class StoreEnds : public testing::TestWithParam<std::tuple<int, MemoryStore::End
     EXPECT_FALSE(late.expired()) << "a member outlasted its limit";
     return failures;
   }
-  // Success, or a failure that speaks of the store.
-  void judge(const FailurePtr& failure, const std::string& server) const {
+  // Success, or a failure that speaks of the store where there was time to find it out.
+  void judge(const FailurePtr& failure, const std::string& server, bool in_time) const {
     if (!failure) return;
     const std::string text = failure->describe();
     const bool dies = end_ == MemoryStore::End::kDies;
     EXPECT_EQ(failure->kind, dies ? FailureKind::kStoreLost : FailureKind::kTimeout) << text;
-    EXPECT_NE(text.find("the store at " + server), std::string::npos) << text;
+    if (in_time) {
+      EXPECT_NE(text.find("the store at " + server), std::string::npos) << text;
+    }
   }
   void goOnElsewhere() {
     Server another(size_, "another");
@@ -77,9 +81,11 @@ TEST_P(StoreEnds, AtWhicheverCallEveryMemberEndsSaysWhyAndGoesOnElsewhere) {
     const std::string name = "server" + std::to_string(call);
     Server server(size_, name);
     server.data->endAt(call, end_);
-    const auto failures =
-        configureAll(server, dies ? Duration(kDeadLimit) : Duration(kFrozenLimit));
-    for (const FailurePtr& failure : failures) judge(failure, name);
+    const Duration limit = dies ? Duration(kDeadLimit) : Duration(kFrozenLimit);
+    const auto noticed_until = Clock::now() + limit - kNamedAfter;
+    const auto failures = configureAll(server, limit);
+    const bool in_time = server.data->endedAt().value_or(noticed_until) < noticed_until;
+    for (const FailurePtr& failure : failures) judge(failure, name, in_time);
     ended = server.data->ended();
     goOnElsewhere();
     if (HasFatalFailure()) FAIL() << "call " << call;

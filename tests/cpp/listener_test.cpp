@@ -3,11 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
 #include <filesystem>
 #include <thread>
 
@@ -29,12 +27,6 @@ std::string headerOf(FrameType type, uint64_t length) {
   header.type = type;
   header.length = length;
   return bytesOf(encodeHeader(header));
-}
-
-// Reads the one refusal that a frame holds.
-std::optional<Refusal> refusalIn(const std::string& frame) {
-  if (frame.size() < kFrameHeaderBytes) return std::nullopt;
-  return decodeRefusal(std::string_view(frame).substr(kFrameHeaderBytes));
 }
 
 TEST(Listener, AdmitsAPeerThatKnowsTheSecret) {
@@ -362,123 +354,6 @@ TEST(Listener, ClosesAllItsDescriptorsWhenDestroyedOnAnyThread) {
     EXPECT_EQ(parked.readToEnd(), "");
   }
   EXPECT_EQ(openDescriptors(), without_door);
-}
-
-TEST(Listener, AdmitsThroughItsLocalDoorAndItsPort) {
-  Door door({}, newLocalAddress());
-  ASSERT_EQ(door.listener->addresses().size(), 2U);
-  const SocketAddress local = door.listener->addresses().front();
-  EXPECT_TRUE(local.isLocal());
-  EXPECT_EQ(door.listener->addresses().back(), door.address());
-  door.expect();
-  Caller near;
-  Caller far;
-  near.connect(door, local, 1);
-  far.connect(door, 2);
-  ASSERT_TRUE(near.result().fd) << near.result().error;
-  ASSERT_TRUE(far.result().fd) << far.result().error;
-  ASSERT_TRUE(door.waitForAdmitted(2));
-  EXPECT_EQ(door.listener->counts().admitted, 2U);
-  EXPECT_EQ(door.listener->counts().admitted_locally, 1U);
-}
-
-TEST(Listener, RefusesAWrongSecretAtItsLocalDoor) {
-  Door door({}, newLocalAddress());
-  door.expect();
-  Hello hello = door.hello();
-  hello.proof = EpochSecret::random().connector;
-  RawPeer peer(door.listener->addresses().front());
-  peer.say(encodeHello(hello));
-  const auto refusal = refusalIn(peer.readToEnd());
-  ASSERT_TRUE(refusal);
-  EXPECT_EQ(refusal->code, RefusalCode::kWrongSecret);
-  EXPECT_TRUE(door.admittedRanks().empty());
-}
-
-TEST(Listener, HasNoLocalDoorWhereTheNameIsTaken) {
-  const SocketAddress taken = *newLocalAddress();
-  const RawAcceptor squatter(taken);
-  Door door({}, taken);
-  ASSERT_EQ(door.listener->addresses().size(), 1U);
-  door.expect();
-  Caller caller;
-  caller.connect(door);
-  EXPECT_TRUE(caller.result().fd) << caller.result().error;
-}
-
-// A connection whose close takes as long as its owner likes: unsent bytes, and 60 s of lingering.
-struct SlowToClose {
-  RawAcceptor far;
-  UniqueFd near;
-  RawPeer other_end;
-  SlowToClose() : near(startConnect(far.address(), nullptr)), other_end(far.accept()) {
-    const int little = 65536;  // of less the kernel drops what is unsent
-    ::setsockopt(near.get(), SOL_SOCKET, SO_SNDBUF, &little, sizeof(little));
-    const std::string bytes(1 << 16, 'x');
-    pollfd writable{near.get(), POLLOUT, 0};
-    while (::poll(&writable, 1, 20) == 1)  // until the far end's buffer is full too
-      ::send(near.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    const linger long_time{1, 60};
-    ::setsockopt(near.get(), SOL_SOCKET, SO_LINGER, &long_time, sizeof(long_time));
-  }
-};
-
-// What a process of another user does: connects and sends that descriptor along. Only calls that
-// are safe after fork(); the exit status says what failed.
-[[noreturn]] void passAsAnotherUser(const SocketAddress& door, int passed) {
-  constexpr uid_t kNobody = 65534;
-  if (::setuid(kNobody) != 0) ::_exit(1);
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (::connect(fd, door.raw(), door.rawLength()) != 0) ::_exit(2);
-  char byte = 0;
-  iovec part{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &passed, sizeof(int));
-  ::_exit(::sendmsg(fd, &message, MSG_NOSIGNAL) == 1 ? 0 : 3);
-}
-
-// The loop is held meanwhile, so that the descriptor is there before the connection is accepted.
-void letAnotherUserPass(Door& door, const SocketAddress& local, UniqueFd& passed) {
-  onLoop(door.loop, [&] {
-    const pid_t child = ::fork();
-    if (child == 0) passAsAnotherUser(local, passed.get());
-    int status = -1;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-    passed.reset();  // the kernel holds the last one
-  });
-}
-
-TEST(Listener, IsNotHeldUpByAnotherUsersDescriptors) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to play another user";
-  Door door({}, newLocalAddress());
-  door.expect();
-  const SocketAddress local = door.listener->addresses().front();
-  std::vector<std::unique_ptr<SlowToClose>> weapons;
-  for (int i = 0; i < Listener::kMaxTurnedAway + 1; ++i) {
-    weapons.push_back(std::make_unique<SlowToClose>());
-    letAnotherUserPass(door, local, weapons.back()->near);
-    ASSERT_TRUE(door.waitForRefused(static_cast<uint64_t>(i) + 1)) << "the loop stands still";
-    if (i > 0) continue;
-    Caller own;
-    own.connect(door, local, 1);
-    EXPECT_TRUE(own.result().fd) << own.result().error;
-  }
-  RawPeer late_one(startConnect(local, nullptr));
-  EXPECT_LT(late_one.fd(), 0) << "after that many the local door is closed";
-  Caller by_tcp;
-  by_tcp.connect(door, 2);
-  EXPECT_TRUE(by_tcp.result().fd) << by_tcp.result().error;
-  weapons.clear();  // resets: the closes end
 }
 
 TEST(Listener, MayBeDestroyedByItsHandler) {

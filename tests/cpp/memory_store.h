@@ -63,6 +63,11 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     MutexLock lock(mutex_);
     return ends_at_ > 0 && entered_ >= ends_at_;
   }
+  // When it came to that call.
+  std::optional<Clock::time_point> endedAt() {
+    MutexLock lock(mutex_);
+    return ended_at_;
+  }
   // Calls do not return until release(); those that come later neither.
   void block() {
     MutexLock lock(mutex_);
@@ -171,6 +176,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     const Deadline delayed = Deadline::after(delay_);
     while (!delayed.expired()) changed_.waitUntil(mutex_, delayed);
     if (++entered_ == ends_at_) {
+      ended_at_ = Clock::now();
       blocked_ = end_ == End::kFreezes;
       if (end_ == End::kDies) error_ = "connection reset by the test";
     }
@@ -196,6 +202,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
   int entered_ GUARDED_BY(mutex_) = 0;
   int ends_at_ GUARDED_BY(mutex_) = 0;  // 0: never
   End end_ GUARDED_BY(mutex_) = End::kDies;
+  std::optional<Clock::time_point> ended_at_ GUARDED_BY(mutex_);
   bool blocked_ GUARDED_BY(mutex_) = false;
   bool block_next_ GUARDED_BY(mutex_) = false;
   bool block_next_set_ GUARDED_BY(mutex_) = false;

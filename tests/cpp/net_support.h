@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -219,5 +220,11 @@ class Caller {
   int calls_ GUARDED_BY(mutex_) = 0;
   Connector::Result result_;  // written once, before calls_ is counted
 };
+
+// Reads the one refusal that a frame holds.
+inline std::optional<Refusal> refusalIn(const std::string& frame) {
+  if (frame.size() < kFrameHeaderBytes) return std::nullopt;
+  return decodeRefusal(std::string_view(frame).substr(kFrameHeaderBytes));
+}
 
 }  // namespace torchft_ext::net_test

@@ -278,6 +278,30 @@ TEST_F(RendezvousTest, RankZeroIssuesANewRosterWhenAMemberTriedAgain) {
   EXPECT_EQ(std::get<Roster>(bystander).nonce, reissued.nonce);
 }
 
+// Else rank 0 would miss it for ever, and could issue no roster to who tries again.
+TEST_F(RendezvousTest, ARecordThatWasDeletedAfterTheRosterCameIsWrittenAgain) {
+  prepare(3);
+  const auto outcomes = enterAll();
+  server->erase("run/1");
+  attempts[2] = processes[2]->at("run", 2, 3);
+  auto again = enter(*attempts[2]);
+  std::vector<Nonce> nonces(2, std::get<Roster>(outcomes[0]).nonce);
+  EXPECT_TRUE(eventually([&] {
+    for (size_t rank = 0; rank < nonces.size(); ++rank) {
+      const auto refreshed = attempts[rank]->refresh();
+      if (const auto* roster = std::get_if<Roster>(&refreshed)) nonces[rank] = roster->nonce;
+    }
+    return nonces[0] == nonces[1] && nonces[0] != std::get<Roster>(outcomes[0]).nonce;
+  }));
+  EXPECT_EQ(std::get<Roster>(again.get()).nonce, nonces[0]);
+}
+
+TEST_F(RendezvousTest, FormsThoughEachCallToTheStoreTakesLong) {
+  prepare(4);
+  server->delay(milliseconds(25));  // longer than what is awaited is looked at by default
+  for (const auto& outcome : enterAll()) EXPECT_TRUE(std::holds_alternative<Roster>(outcome));
+}
+
 TEST_F(RendezvousTest, RefreshNoticesThatTheRankWasTaken) {
   prepare(2);
   enterAll();

@@ -1,6 +1,7 @@
 #include "c10d/store_client.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -8,12 +9,14 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "base/deadline.h"
+#include "c10d/store_layers.h"
+
 namespace torchft_ext {
 namespace {
 
 using Keys = std::vector<std::string>;
 using Values = std::optional<std::vector<std::string>>;
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // Long: a read that waited for a missing key would be seen to.
 constexpr std::chrono::seconds kStoreTimeout{30};
@@ -24,6 +27,56 @@ c10d::TCPStoreOptions serverOptions() {
   options.isServer = true;
   options.waitWorkers = false;
   return options;
+}
+
+StorePtr tcpStore(bool use_libuv = true) {
+  auto options = serverOptions();
+  options.useLibUV = use_libuv;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+std::string temporaryPath() {
+  const auto directory = std::filesystem::temp_directory_path();
+  return directory / ("torchft_ext_store_client_test." + std::to_string(::getpid()));
+}
+
+StorePtr patient(StorePtr store) {
+  store->setTimeout(kStoreTimeout);
+  return store;
+}
+
+void checkClient(const StorePtr& store) {
+  const auto client = makeStoreClient(store);
+  EXPECT_EQ(client->getAll({"a"}), std::nullopt);
+  EXPECT_FALSE(store->check({"a"})) << "the look has made the key";
+  client->set("a", "1");
+  EXPECT_EQ(client->getAll({"a"}), Values({"1"}));
+  EXPECT_EQ(client->getAll({"a", "b"}), std::nullopt);
+  const std::string bytes("\0\xff two", 6);
+  client->set("b", bytes);
+  EXPECT_EQ(client->getAll({"a", "b"}), Values({"1", bytes}));
+  EXPECT_EQ(client->getAll({"b"}), Values({bytes}));
+  EXPECT_EQ(client->getAll({"a", "b", "c", "d", "e"}), std::nullopt);
+  for (const char* key : {"c", "d", "e"}) client->set(key, key);
+  EXPECT_EQ(client->getAll({"a", "b", "c", "d", "e"}), Values({"1", bytes, "c", "d", "e"}));
+  store->set("a", std::vector<uint8_t>());
+  EXPECT_EQ(client->getAll({"a"}), std::nullopt) << "nobody writes an empty value";
+  EXPECT_EQ(client->getAll({"a", "b", "c", "d", "e"}), std::nullopt);
+  client->remove("a");
+  EXPECT_EQ(client->getAll({"a"}), std::nullopt);
+  EXPECT_EQ(client->getAll({"b", "a"}), std::nullopt);
+}
+
+TEST(StoreClient, ReadsWhatIsThereAndNeverWaitsForWhatIsNot) {
+  const auto hash = c10::make_intrusive<c10d::HashStore>();
+  checkClient(patient(hash));
+  checkClient(patient(c10::make_intrusive<c10d::PrefixStore>("under", hash)));
+  checkClient(patient(tcpStore()));
+  checkClient(patient(tcpStore(/*use_libuv=*/false)));
+  checkClient(patient(c10::make_intrusive<c10d::PrefixStore>("under", patient(tcpStore()))));
+  const std::string path = temporaryPath();
+  checkClient(patient(c10::make_intrusive<c10d::FileStore>(path, 1)));
+  std::filesystem::remove(path);
 }
 
 // Another process removes the first key when this one has just found that all are there.
@@ -39,58 +92,43 @@ class Vanishing : public Kind {
   bool vanish = false;
 };
 
-StorePtr withTimeout(StorePtr store, std::chrono::milliseconds timeout = kStoreTimeout) {
-  store->setTimeout(timeout);
-  return store;
-}
-
-void checkClient(const StorePtr& store) {
-  const auto client = makeStoreClient(store);
-  EXPECT_EQ(client->getAll({"a"}), std::nullopt);
-  EXPECT_FALSE(store->check({"a"})) << "the look has made the key";
-  client->set("a", "1");
-  EXPECT_EQ(client->getAll({"a"}), Values({"1"}));
-  EXPECT_EQ(client->getAll({"a", "b"}), std::nullopt);
-  const std::string bytes("\0\xff two", 6);
-  client->set("b", bytes);
-  EXPECT_EQ(client->getAll({"a", "b"}), Values({"1", bytes}));
-  EXPECT_EQ(client->getAll({"b"}), Values({bytes}));
-  client->remove("a");
-  EXPECT_EQ(client->getAll({"a"}), std::nullopt);
-  EXPECT_EQ(client->getAll({"b", "a"}), std::nullopt);
-}
-
-TEST(StoreClient, ReadsWhatIsThereAndNeverWaitsForWhatIsNot) {
-  const auto hash = c10::make_intrusive<c10d::HashStore>();
-  checkClient(withTimeout(hash));
-  checkClient(withTimeout(c10::make_intrusive<c10d::PrefixStore>("under", hash)));
-  checkClient(withTimeout(c10::make_intrusive<c10d::TCPStore>("127.0.0.1", serverOptions())));
-  const auto path = std::filesystem::temp_directory_path() /
-                    ("torchft_ext_store_client_test." + std::to_string(::getpid()));
-  checkClient(withTimeout(c10::make_intrusive<c10d::FileStore>(path.string(), 1)));
-  std::filesystem::remove(path);
-}
-
 template <typename Kind>
 void checkVanishing(const c10::intrusive_ptr<Vanishing<Kind>>& store) {
+  patient(store);
   const auto client = makeStoreClient(store);
-  client->set("a", "1");
-  client->set("b", "2");
+  const Keys keys{"a", "b", "c", "d"};
+  for (const auto& key : keys) client->set(key, key);
   store->vanish = true;
-  EXPECT_EQ(client->getAll({"a", "b"}), std::nullopt);
+  EXPECT_EQ(client->getAll(keys), std::nullopt);
   store->vanish = false;
-  EXPECT_EQ(client->getAll({"b"}), Values({"2"})) << "the connection serves on";
+  EXPECT_EQ(client->getAll({"b"}), Values({"b"})) << "the connection serves on";
   client->set("a", "3");
-  EXPECT_EQ(client->getAll({"a", "b"}), Values({"3", "2"}));
+  EXPECT_EQ(client->getAll(keys), Values({"3", "b", "c", "d"}));
 }
 
 TEST(StoreClient, KeyThatIsRemovedWhileItIsReadIsMissing) {
-  const auto hash = c10::make_intrusive<Vanishing<c10d::HashStore>>();
-  hash->setTimeout(kStoreTimeout);
-  checkVanishing<c10d::HashStore>(hash);
-  const auto tcp = c10::make_intrusive<Vanishing<c10d::TCPStore>>("127.0.0.1", serverOptions());
-  tcp->setTimeout(kClientTimeout);
-  checkVanishing<c10d::TCPStore>(tcp);
+  const auto began = Clock::now();
+  checkVanishing<c10d::TCPStore>(
+      c10::make_intrusive<Vanishing<c10d::TCPStore>>("127.0.0.1", serverOptions()));
+  const std::string path = temporaryPath();
+  checkVanishing<c10d::FileStore>(c10::make_intrusive<Vanishing<c10d::FileStore>>(path, 1));
+  std::filesystem::remove(path);
+  EXPECT_LT(Clock::now() - began, kStoreTimeout / 2) << "it was waited for";
+}
+
+class Broken : public c10d::TCPStore {
+ public:
+  using c10d::TCPStore::TCPStore;
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>&) override {
+    C10_THROW_ERROR(DistStoreError, "Stop_waiting response is expected");
+  }
+};
+
+TEST(StoreClient, AnswerThatIsNoneIsAnError) {
+  const auto client = makeStoreClient(c10::make_intrusive<Broken>("127.0.0.1", serverOptions()));
+  const Keys keys{"a", "b", "c", "d"};
+  for (const auto& key : keys) client->set(key, key);
+  EXPECT_THROW(client->getAll(keys), StoreError);
 }
 
 // A user's own: of what a store may leave out, it has nothing.
@@ -117,6 +155,21 @@ class PlainStore : public c10d::Store {
 
 TEST(StoreClient, TakesAnyStore) {
   checkClient(c10::make_intrusive<PlainStore>());
+}
+
+TEST(StoreLayers, OfAnyNumberThePrefixIsOneAndTheStoreIsLetGo) {
+  auto inner = c10::make_intrusive<c10d::HashStore>();
+  {
+    const StorePtr outer = c10::make_intrusive<c10d::PrefixStore>(
+        "outer", c10::make_intrusive<c10d::PrefixStore>("inner", inner));
+    EXPECT_EQ(prefixOf(outer), "inner/outer");
+    EXPECT_EQ(withoutPrefixes(outer).get(), inner.get());
+    EXPECT_EQ(prefixOf(inner), "");
+    EXPECT_TRUE(storeAs<c10d::HashStore>(inner));
+    EXPECT_FALSE(storeAs<c10d::TCPStore>(outer));
+    const auto client = makeStoreClient(outer);
+  }
+  EXPECT_EQ(inner.use_count(), 1U);
 }
 
 TEST(StoreClient, TellsWhatTheStoreSaysWithoutABacktrace) {

@@ -18,20 +18,22 @@ from matrix.strikes import DEATH, FREEZE, LOST
 ROOM = 32 * 2**20  # bytes that the victim may still take
 FILLING = 0.9  # seconds until the kernel gives up reclaiming and kills
 CORE_MIB = 1024
+ELEMENTS = 100_000
 WORLDS = (2, 4, 8)
 STRIKES_HERE = ("oom", "big_core")
 
 
 @dataclass(frozen=True)
 class KernelCase:
-    """A cell of the matrix: the last rank of an allreduce ends so."""
+    """A cell of the matrix: the last rank ends so, in the midst of an operation."""
 
+    operation: str
     world: int
     strike: str  # "oom" or "big_core"
 
     def __str__(self) -> str:
         """As printed in reports, and accepted on the command line."""
-        return f"allreduce/{self.world}/{self.world - 1}/{self.strike}"
+        return f"{self.operation}/{self.world}/{self.world - 1}/{self.strike}"
 
 
 def run_kernel_case(pool: Pool, case: KernelCase) -> float:
@@ -41,14 +43,14 @@ def run_kernel_case(pool: Pool, case: KernelCase) -> float:
         MatrixError: something went otherwise than it must; ranks may be in any state.
         SkippedError: this machine cannot do that.
     """
-    return {"oom": _out_of_memory, "big_core": _big_core}[case.strike](pool, case.world)
+    return {"oom": _out_of_memory, "big_core": _big_core}[case.strike](pool, case)
 
 
-def _begin(pool: Pool, world: int) -> tuple[RankProcess, list[RankProcess]]:
-    ranks = pool.take(world)
+def _begin(pool: Pool, case: KernelCase) -> tuple[RankProcess, list[RankProcess]]:
+    ranks = pool.take(case.world)
     pool.configure(ranks)
     for rank in ranks:
-        rank.say("loop allreduce 100000")
+        rank.say(f"loop {case.operation} {ELEMENTS}")
     return ranks[-1], ranks[:-1]
 
 
@@ -125,9 +127,9 @@ def _kills(group: Path) -> int:
     return int(counts.get("oom_kill", "0"))
 
 
-def _out_of_memory(pool: Pool, world: int) -> float:
+def _out_of_memory(pool: Pool, case: KernelCase) -> float:
     _memory_group()
-    victim, survivors = _begin(pool, world)
+    victim, survivors = _begin(pool, case)
     with _limited(victim.pid) as group:
         struck = Strike.now(survivors)
         victim.say("die oom")
@@ -152,12 +154,12 @@ def _core_is_written_to_directory() -> None:
         raise SkippedError(f"the hard limit of cores is {hard} bytes")
 
 
-def _big_core(pool: Pool, world: int) -> float:
+def _big_core(pool: Pool, case: KernelCase) -> float:
     """While a core is written nothing is closed: the heartbeat limit tells, and the error says why."""
     if pool.scale > 1:
         raise SkippedError("a core of that size is written within its bound at scale 1 alone")
     _core_is_written_to_directory()
-    victim, survivors = _begin(pool, world)
+    victim, survivors = _begin(pool, case)
     victim.say(f"ballast {CORE_MIB}")
     victim.expect("holding", HANG)
     struck = Strike.now(survivors)

@@ -116,14 +116,20 @@ def _groups() -> list[Entry]:
 
 
 def _kernel() -> list[Entry]:
-    cases = [kernel.KernelCase(w, strike) for w in kernel.WORLDS for strike in kernel.STRIKES_HERE]
+    cases = [
+        kernel.KernelCase(operation, world, strike)
+        for operation in OPERATIONS
+        if operation != "configure"
+        for world in kernel.WORLDS
+        for strike in kernel.STRIKES_HERE
+    ]
     return [
         _entry(
             "kernel",
             str(case),
             case.strike,
             case.world,
-            [("world", case.world)],
+            [("operation", case.operation), ("world", case.world)],
             partial(kernel.run_kernel_case, case=case),
         )
         for case in cases

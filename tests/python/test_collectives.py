@@ -63,7 +63,7 @@ def broadcast() -> None:
 
 def reduce() -> None:
     rank, world = me()
-    whole = (torch.int16, torch.int64, torch.uint8, torch.bool)
+    whole = (torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
     cases = itertools.product(range(world), (*FLOATS, *whole), REDUCTIONS, SIZES)
     for root, dtype, op, size in cases:
         if not allowed(op, dtype):
