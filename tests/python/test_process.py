@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ from rankside import (
     PATIENCE,
     backend,
     failure_of,
+    leave_default_group,
     seconds,
     wait_errored,
     wait_until,
@@ -337,6 +340,27 @@ def test_destroy_process_group_says_goodbye(ranks):
     blocked = world.start_blocked(0, blocking_all_reduce)
     assert world.on(1, destroy_and_wait) == "destroyed"
     assert blocked.error("PeerLeftError", patience=10).cause["rank"] == 1
+
+
+def store_after_destroy() -> bool:
+    """Whether a server that this process hosted for its group answers when the group is gone."""
+    leave_default_group()
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = server.port
+    store = dist.PrefixStore("alone", server)
+    dist.init_process_group("ft", store=store, rank=0, world_size=1)
+    dist.destroy_process_group()
+    del server, store
+    gc.collect()
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_store_handed_in_is_let_go_with_the_group(ranks):
+    assert ranks.world(1).on(0, store_after_destroy) is False
 
 
 def exec_something_else() -> None:
