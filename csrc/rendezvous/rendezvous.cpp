@@ -15,10 +15,10 @@ namespace {
 constexpr milliseconds kFirstOwnCheck{10};
 constexpr milliseconds kOwnCheck{1000};
 // How often a waiting member looks at what others have put in the store, and between such looks at
-// what it waits for, for as many round trips at least: a store may be far away, or busy. And at how
-// many records in one go.
+// what it waits for, until it has been answered at least, if that does not take too long; and at
+// how many records in one go.
 constexpr milliseconds kLook{15};
-constexpr int kRoundTripsOfALook = 4;
+constexpr milliseconds kLongestLook = StoreThread::kStuckAfter;
 constexpr milliseconds kSteadyPause{5};
 constexpr int kCensus = 8;
 // Kept back for finding out who is missing; a fifth of a short timeout.
@@ -208,9 +208,7 @@ std::optional<Failure> Rendezvous::judgeRecords(int first,
 std::optional<Failure> Rendezvous::census() {
   const int first = rank_ == 0 ? next_in_census_ : 0;
   const int last = rank_ == 0 ? std::min(size_, first + kCensus) : 1;
-  const auto began = Clock::now();
   const auto reply = store_->getEach(keys_.range(first, last), deadline_, newsOrCancelled());
-  look_ = std::max<Duration>(kLook, kRoundTripsOfALook * (Clock::now() - began) / (last - first));
   if (reply.status == StoreStatus::kCancelled && !gave_up_) return std::nullopt;
   if (reply.status != StoreStatus::kOk) return failureOf(reply);
   next_in_census_ = last == size_ ? 1 : last;
@@ -228,13 +226,13 @@ std::variant<Roster, Failure> Rendezvous::lead() {
   const Deadline last_look = lastLook();
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
-    const auto reply = store_->awaitWhere(everyone, usable(), last_look.orEarlier(look_),
-                                          newsOrCancelled(), pause);
+    const auto reply = store_->awaitWhere(everyone, usable(), last_look.orEarlier(kLongestLook),
+                                          newsOrCancelled(), Deadline::after(kLook), pause);
     if (reply.status == StoreStatus::kOk) return issue(reply.values);
     if (!interrupted(reply)) return failureOf(reply);
     if (auto failure = judgeNews()) return *failure;
-    if (last_look.expired()) return membersMissing();
     if (auto failure = census()) return *failure;
+    if (last_look.expired()) return membersMissing();
     if (!own_check.due()) continue;
     if (auto failure = own_.check()) return *failure;
     if (!own_check.patient()) continue;
@@ -251,8 +249,8 @@ std::variant<Roster, Failure> Rendezvous::follow() {
   const Deadline last_look = lastLook();
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
-    const auto reply =
-        store_->awaitWhere(awaited, anything, last_look.orEarlier(look_), newsOrCancelled(), pause);
+    const auto reply = store_->awaitWhere(awaited, anything, last_look.orEarlier(kLongestLook),
+                                          newsOrCancelled(), Deadline::after(kLook), pause);
     if (reply.status == StoreStatus::kOk) return accept(reply.values[0]);
     if (!interrupted(reply)) return failureOf(reply);
     if (auto failure = judgeNews()) return *failure;
@@ -265,18 +263,19 @@ std::variant<Roster, Failure> Rendezvous::follow() {
 
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
   if (auto failure = judgeNews()) return *failure;
-  const auto reply = lookWhileLinking(keys_.everyone());
+  const Deadline within = deadline_.orEarlier(kRefreshWithin);
+  const auto reply = lookWhileLinking(keys_.everyone(), within);
   if (auto failure = lostForLong(reply)) return *failure;
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values
           .empty()) {  // somebody is up already, or tries again just now, or deleted ours late
-    const auto own = lookWhileLinking({keys_.own()});
+    const auto own = lookWhileLinking({keys_.own()}, within);
     if (auto failure = lostForLong(own)) return *failure;
     if (own.status != StoreStatus::kOk) return std::monostate{};
-    if (auto failure = keepOwn(own.values.empty() ? "" : own.values[0])) return *failure;
+    if (auto failure = keepOwn(own.values.empty() ? "" : own.values[0], within)) return *failure;
     return std::monostate{};
   }
-  if (auto failure = keepOwn(reply.values[0])) return *failure;
+  if (auto failure = keepOwn(reply.values[0], within)) return *failure;
   if (auto failure = judgeRecords(0, reply.values)) return *failure;
   bool changed = false;
   for (size_t rank = 0; rank < current_.members.size(); ++rank) {
@@ -290,18 +289,19 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
 
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   if (auto failure = judgeNews()) return *failure;
-  const auto reply = lookWhileLinking({keys_.go(own_.self().token), keys_.own(), keys_.of(0)});
+  const Deadline within = deadline_.orEarlier(kRefreshWithin);
+  const auto reply =
+      lookWhileLinking({keys_.go(own_.self().token), keys_.own(), keys_.of(0)}, within);
   if (auto failure = lostForLong(reply)) return *failure;
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values.empty()) {  // rank 0 may have given up, and deleted its answers
-    const auto each = store_->getEach({keys_.own(), keys_.of(0)},
-                                      deadline_.orEarlier(kRefreshWithin), newsOrCancelled());
+    const auto each = store_->getEach({keys_.own(), keys_.of(0)}, within, newsOrCancelled());
     if (each.status != StoreStatus::kOk) return std::monostate{};
-    if (auto failure = keepOwn(each.values[0])) return *failure;
+    if (auto failure = keepOwn(each.values[0], within)) return *failure;
     if (auto failure = judgeRecords(0, {each.values[1]})) return *failure;
     return std::monostate{};
   }
-  if (auto failure = keepOwn(reply.values[1])) return *failure;
+  if (auto failure = keepOwn(reply.values[1], within)) return *failure;
   if (auto failure = judgeRecords(0, {reply.values[2]})) return *failure;
   const Nonce before = current_.nonce;
   auto accepted = accept(reply.values[0]);
@@ -311,14 +311,14 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
 }
 
 // The own record as it was found while links are made.
-std::optional<Failure> Rendezvous::keepOwn(const std::string& found) {
+std::optional<Failure> Rendezvous::keepOwn(const std::string& found, Deadline within) {
   if (!OwnRecord::isGone(found)) return own_.judge(found);
-  return lostForLong(own_.publishAgain(deadline_.orEarlier(kRefreshWithin)));
+  return lostForLong(own_.publishAgain(within));
 }
 
-StoreReply Rendezvous::lookWhileLinking(const std::vector<std::string>& awaited) {
+StoreReply Rendezvous::lookWhileLinking(const std::vector<std::string>& awaited, Deadline within) {
   const auto began = Clock::now();
-  auto reply = store_->getAll(awaited, deadline_.orEarlier(kRefreshWithin), newsOrCancelled());
+  auto reply = store_->getAll(awaited, within, newsOrCancelled());
   if (reply.status == StoreStatus::kOk) {
     store_trouble_.clear();
     lost_since_.reset();

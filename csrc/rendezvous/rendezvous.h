@@ -61,8 +61,8 @@ class Rendezvous {
   // While links are being made: has the attempt been superseded? Rank 0: a member's record changed,
   // so a new roster was issued. Others: a newer `go` with our token is there. Failure: the attempt
   // has ended (a store that does not answer is no reason; one that has been lost for two seconds
-  // is). nullopt: no change. Call it every few tens of milliseconds at most: each call is one store
-  // round trip, of a second at most.
+  // is). nullopt: no change. Call it every few tens of milliseconds at most: each call is a few
+  // store round trips, of a second at most in all.
   std::variant<std::monostate, Roster, Failure> refresh();
   // What the store did instead of answering the last refresh(). Empty: it answered.
   const std::string& storeTrouble() const { return store_trouble_; }
@@ -95,9 +95,9 @@ class Rendezvous {
   Outcome follow();
   Refreshed refreshLeader();
   Refreshed refreshFollower();
-  StoreReply lookWhileLinking(const std::vector<std::string>& awaited);
+  StoreReply lookWhileLinking(const std::vector<std::string>& awaited, Deadline within);
   std::optional<Failure> lostForLong(const StoreReply& reply);
-  std::optional<Failure> keepOwn(const std::string& found);
+  std::optional<Failure> keepOwn(const std::string& found, Deadline within);
   bool mayBeMissed(const Ending& ending) const;
   std::vector<std::string> readersBut(int rank) const;
   Outcome issue(const std::vector<std::string>& records);
@@ -118,7 +118,6 @@ class Rendezvous {
   Roster current_;
   std::vector<std::string> awaited_;  // the places of those who may come after the withdrawal
   int next_in_census_ = 1;
-  Duration look_{std::chrono::milliseconds(15)};  // how long what is awaited is looked at in one go
   std::string store_trouble_;
   std::optional<Clock::time_point> lost_since_;  // the store, as refresh() saw it
   bool gave_up_ = false;                         // `cancelled` said so

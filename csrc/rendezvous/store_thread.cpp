@@ -163,7 +163,8 @@ StoreReply StoreThread::awaitAll(const std::vector<std::string>& keys, Deadline 
 }
 
 StoreReply StoreThread::awaitWhere(const std::vector<std::string>& keys, Acceptable acceptable,
-                                   Deadline deadline, const Cancelled& cancelled, Duration pause) {
+                                   Deadline deadline, const Cancelled& cancelled, Deadline enough,
+                                   Duration pause) {
   auto attempt = [keys, acceptable = std::move(acceptable)](StoreClient& client,
                                                             StoreReply& reply) {
     auto values = client.getAll(keys);
@@ -173,7 +174,7 @@ StoreReply StoreThread::awaitWhere(const std::vector<std::string>& keys, Accepta
   };
   auto request = std::make_shared<StoreRequest>(std::move(attempt), deadline, nameKeys(keys));
   request->pause = pause;
-  return submit(request, cancelled);
+  return submit(request, cancelled, enough);
 }
 
 StoreReply StoreThread::getAll(const std::vector<std::string>& keys, Deadline deadline,
@@ -270,7 +271,7 @@ bool StoreThread::post(const std::shared_ptr<StoreRequest>& request, Duration af
 }
 
 StoreReply StoreThread::submit(const std::shared_ptr<StoreRequest>& request,
-                               const Cancelled& cancelled) {
+                               const Cancelled& cancelled, Deadline enough) {
   if (cancelled && cancelled()) return {StoreStatus::kCancelled, {}, ""};
   if (!post(request)) {
     return {StoreStatus::kLost, {}, "the thread for the store at " + key_ + " was stopped"};
@@ -278,7 +279,8 @@ StoreReply StoreThread::submit(const std::shared_ptr<StoreRequest>& request,
   const GiveUpAtExit give_up(*request);
   StoreReply reply;
   while (!takeReply(*request, request->deadline.orEarlier(Duration(kCancelInterval)), reply)) {
-    if (request->deadline.expired()) {
+    const bool looked = enough.expired() && request->looked.load(std::memory_order_acquire);
+    if (looked || request->deadline.expired()) {
       reply.status = StoreStatus::kTimedOut;
       break;
     }

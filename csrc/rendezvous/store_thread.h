@@ -60,11 +60,12 @@ class StoreThread {
   // Waits until every key exists. Polls (first at once, then after 0.1, 0.2 ... 5 ms).
   StoreReply awaitAll(const std::vector<std::string>& keys, Deadline deadline,
                       const Cancelled& cancelled);
-  // As awaitAll, until the values are acceptable too. pause: between the first two looks; who asks
-  // for the same again and again has no need of quick ones.
+  // As awaitAll, until the values are acceptable too, and until `enough` at most once the store has
+  // answered one look: then kTimedOut. pause: between the first two looks; who asks for the same
+  // again and again has no need of quick ones.
   StoreReply awaitWhere(const std::vector<std::string>& keys, Acceptable acceptable,
                         Deadline deadline, const Cancelled& cancelled,
-                        Duration pause = kFirstPause);
+                        Deadline enough = Deadline::never(), Duration pause = kFirstPause);
   // One look. Ok with empty values: a key is missing.
   StoreReply getAll(const std::vector<std::string>& keys, Deadline deadline,
                     const Cancelled& cancelled);
@@ -87,7 +88,8 @@ class StoreThread {
   static bool stopAll(Deadline deadline);
 
  private:
-  StoreReply submit(const std::shared_ptr<StoreRequest>& request, const Cancelled& cancelled);
+  StoreReply submit(const std::shared_ptr<StoreRequest>& request, const Cancelled& cancelled,
+                    Deadline enough = Deadline::never());
   bool post(const std::shared_ptr<StoreRequest>& request, Duration after = Duration::zero());
   std::shared_ptr<StoreWorker> worker();
   bool inForkedChild() const;

@@ -30,7 +30,6 @@ struct StoreWorker::Shared {
   using Request = std::shared_ptr<StoreRequest>;
 
   const std::string key;
-  const StoreFactory factory;
   const std::shared_ptr<std::atomic<int>> stuck;
   const uint64_t generation = forkGeneration();
   std::atomic<bool> finished{false};  // written by the thread, last
@@ -45,11 +44,12 @@ struct StoreWorker::Shared {
   bool retired GUARDED_BY(mutex) = false;
 
   // The thread's own.
+  StoreFactory factory;  // may keep a store
   std::unique_ptr<StoreClient> client;
   bool client_proven = false;  // it has answered before: an error may mean that it has gone stale
 
   Shared(std::string key_, StoreFactory factory_, std::shared_ptr<std::atomic<int>> stuck_)
-      : key(std::move(key_)), factory(std::move(factory_)), stuck(std::move(stuck_)) {}
+      : key(std::move(key_)), stuck(std::move(stuck_)), factory(std::move(factory_)) {}
 
   Request next() {
     MutexLock lock(mutex);
@@ -112,8 +112,11 @@ struct StoreWorker::Shared {
       case StoreRequest::Progress::kNextPart:
         return requeue(request, Clock::time_point::min());
       case StoreRequest::Progress::kLookAgain:
-        requeue(request, Clock::now() + request->pause);
-        request->pause = std::min<Duration>(2 * request->pause, kLongestPause);
+        request->looked.store(true, std::memory_order_release);
+        // Once it is queued again another worker may have it.
+        const Duration pause =
+            std::exchange(request->pause, std::min<Duration>(2 * request->pause, kLongestPause));
+        requeue(request, Clock::now() + pause);
     }
   }
 
@@ -126,6 +129,7 @@ struct StoreWorker::Shared {
       running = nullptr;
     }
     client.reset();
+    factory = nullptr;
     bool was_retired = false;
     {
       MutexLock lock(mutex);

@@ -41,6 +41,7 @@ struct StoreRequest {
   const std::string subject;          // for messages: which keys
   const bool awaited;                 // false: nobody waits; still done when the worker stops
   std::atomic<bool> given_up{false};  // the caller is gone; written by the caller
+  std::atomic<bool> looked{false};    // an attempt has ended with kLookAgain; written by the worker
   Duration pause = StoreThread::kFirstPause;  // before the next look; the worker's
 
   Mutex mutex;

@@ -45,6 +45,13 @@ StorePtr patient(StorePtr store) {
   return store;
 }
 
+// Of several keys of a TCPStore an answer that is late reads as none.
+Values readSoon(StoreClient& client, const Keys& keys) {
+  Values values;
+  for (int tries = 0; tries < 20 && !values; ++tries) values = client.getAll(keys);
+  return values;
+}
+
 void checkClient(const StorePtr& store) {
   const auto client = makeStoreClient(store);
   EXPECT_EQ(client->getAll({"a"}), std::nullopt);
@@ -58,7 +65,7 @@ void checkClient(const StorePtr& store) {
   EXPECT_EQ(client->getAll({"b"}), Values({bytes}));
   EXPECT_EQ(client->getAll({"a", "b", "c", "d", "e"}), std::nullopt);
   for (const char* key : {"c", "d", "e"}) client->set(key, key);
-  EXPECT_EQ(client->getAll({"a", "b", "c", "d", "e"}), Values({"1", bytes, "c", "d", "e"}));
+  EXPECT_EQ(readSoon(*client, {"a", "b", "c", "d", "e"}), Values({"1", bytes, "c", "d", "e"}));
   store->set("a", std::vector<uint8_t>());
   EXPECT_EQ(client->getAll({"a"}), std::nullopt) << "nobody writes an empty value";
   EXPECT_EQ(client->getAll({"a", "b", "c", "d", "e"}), std::nullopt);
@@ -103,7 +110,7 @@ void checkVanishing(const c10::intrusive_ptr<Vanishing<Kind>>& store) {
   store->vanish = false;
   EXPECT_EQ(client->getAll({"b"}), Values({"b"})) << "the connection serves on";
   client->set("a", "3");
-  EXPECT_EQ(client->getAll(keys), Values({"3", "b", "c", "d"}));
+  EXPECT_EQ(readSoon(*client, keys), Values({"3", "b", "c", "d"}));
 }
 
 TEST(StoreClient, KeyThatIsRemovedWhileItIsReadIsMissing) {

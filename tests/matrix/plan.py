@@ -129,7 +129,8 @@ def _kernel() -> list[Entry]:
             str(case),
             case.strike,
             case.world,
-            [("operation", case.operation), ("world", case.world)],
+            # Each strike has every operation: some machines cannot play one of the two.
+            [("operation", case.operation, case.strike), ("world", case.world)],
             partial(kernel.run_kernel_case, case=case),
         )
         for case in cases

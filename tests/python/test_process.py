@@ -363,6 +363,22 @@ def test_store_handed_in_is_let_go_with_the_group(ranks):
     assert ranks.world(1).on(0, store_after_destroy) is False
 
 
+def file_after_destroy(path: str) -> None:
+    """torch removes a FileStore's file with the last of those who use it."""
+    leave_default_group()
+    store = dist.FileStore(path, 1)
+    dist.init_process_group("ft", store=store, rank=0, world_size=1)
+    assert os.path.exists(path)
+    dist.destroy_process_group()
+    del store
+    gc.collect()
+    wait_until(lambda: not os.path.exists(path), "the removal of the store's file")
+
+
+def test_file_of_a_store_is_removed_with_the_group(ranks, tmp_path):
+    ranks.world(1).on(0, file_after_destroy, str(tmp_path / "store"))
+
+
 def exec_something_else() -> None:
     os.execv("/bin/true", ["true"])
 
