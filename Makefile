@@ -36,7 +36,7 @@ sanitize: ## the C++ tests under ASan + UBSan, then TSan
 	@scripts/sanitize.sh address
 	@scripts/sanitize.sh thread
 
-matrix: ## kills, freezes and cuts ranks in every operation; goes on where it was interrupted (ARGS: --sample --minutes 3)
+matrix: ## kills, freezes and cuts ranks in the midst of operations; goes on where it was interrupted (ARGS: --sample --minutes 3)
 	@scripts/setup.sh --tests
 	@mkdir -p build
 	@scripts/matrix.sh $(if $(filter undefined,$(origin ARGS)),--done build/matrix.done,$(ARGS))

@@ -119,7 +119,7 @@ def main() -> None:
         for world in arguments.worlds:
             results.append(measure(pool, world, arguments.seconds))
             show(results[-1])
-    report.write_json(arguments.json, {**run, "results": results})
+    report.write_json(arguments.json, {"benchmark": "idle", **run, "results": results})
 
 
 if __name__ == "__main__":

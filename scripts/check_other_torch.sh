@@ -13,7 +13,7 @@ fi
 version=${1:?usage: scripts/check_other_torch.sh [--cuda] VERSION [DIRECTORY]}
 where=$(realpath -m "${2:-$BUILD_ROOT/torch-$version}")
 
-if [ ! -f "$where/complete" ]; then
+if [ ! -f "$where/unpacked" ]; then
   rm -rf "$where"
   mkdir -p "$where"
   say "downloading torch $version"
@@ -23,20 +23,27 @@ import pathlib, sys, zipfile
 
 where = pathlib.Path(sys.argv[1])
 (wheel,) = where.glob("torch-*.whl")
-libraries = {f"torch/lib/lib{name}.so" for name in ("c10", "torch", "torch_cpu", "torch_python")}
+libraries = {f"torch/lib/lib{name}.so" for name in ("c10", "c10_cuda", "torch", "torch_cpu", "torch_python")}
 with zipfile.ZipFile(wheel) as archive:
     for name in archive.namelist():
         if name.startswith("torch/include/") or name in libraries | {"torch/version.py"}:
             archive.extract(name, where)
 wheel.unlink()
 PY
-  touch "$where/complete"
+  touch "$where/unpacked"
 fi
 
 cuda=$(python -c 'import runpy, sys; print(runpy.run_path(sys.argv[1])["cuda"] or "")' "$where/torch/version.py")
 say "torch $version for ${cuda:+CUDA $cuda}$([ -n "$cuda" ] || echo the CPU)"
 if [ -n "$wants_cuda" ] && [ -z "$cuda" ]; then
   die "torch $version from this index is a wheel for the CPU: expected one for CUDA"
+fi
+if [ -n "$cuda" ]; then # what is looked up at run time, by names that no compiler checks
+  library="$where/torch/lib/libc10_cuda.so"
+  symbol=$(sed -n 's/.*kStreamOf = "\(.*\)";/\1/p' csrc/nccl/cuda_runtime.cpp)
+  nm -D --defined-only "$library" | grep " T ${symbol:?}\$" >/dev/null || die "$library does not export $symbol"
+  readelf -d "$library" | grep 'NEEDED.*libcudart' >/dev/null || die "$library does not bring the CUDA runtime along"
+  say "libc10_cuda.so exports $symbol and brings libcudart along"
 fi
 
 directory="$BUILD_ROOT/with-torch-$version"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The package as a user gets it: sdist -> wheel -> a fresh environment that has torch -> import, a collective, a C++
-# program.
+# The package as a user gets it: sdist -> a fresh environment with what README names -> `pip install .` -> import, a
+# collective, README's Python, a C++ program.
 #   scripts/check_package.sh [DIRECTORY]   works there, and makes it anew (default build/package); the environment's
 #                                          packages are taken from $VENV as hard links
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -17,25 +17,29 @@ say "the C++ tests of the sdist can be configured"
 (cd "$work/source" && configure "$work/with-tests") >"$work/with-tests.log" 2>&1 ||
   { tail -20 "$work/with-tests.log"; exit 1; }
 
-say "wheel from the sdist"
+say "a fresh environment, and in it what README says, with nothing else"
+# README's two lines. pip would take the packages from an index: here they are the ones that $VENV has.
+mapfile -t lines < <(sed -n 's/^    pip install \([^#]*\).*/\1/p' "$work/source/README.md")
+[ ${#lines[@]} = 2 ] || die "expected two lines 'pip install ...' in README.md, found ${#lines[@]}"
+read -ra packages <<<"${lines[0]}"
+read -ra install <<<"${lines[1]}"
+python -m venv --without-pip "$work/venv"
+python scripts/share_packages.py "$work/venv" pip "${packages[@]}"
+torch_dir=$(python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
+say "pip install ${install[*]}"
 (
   cd "$work/source"
-  # As deep as the development build, so that the compiler's cache recognises what that one compiled.
+  # The compiler's cache recognises what the development build compiled: at the same depth, with the same flags, and with
+  # torch's headers named as there (they are the same files).
   export CCACHE_BASEDIR="$PWD/csrc" TORCHFT_EXT_BUILD_DIR="$PWD/$(realpath --relative-base="$ROOT" "$BUILD_ROOT")/wheel" \
-    TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_WERROR=$WERROR"
-  python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work" . >"$work/wheel.log" 2>&1 ||
-    { tail -60 "$work/wheel.log"; exit 1; }
+    TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_WERROR=$WERROR -DTORCHFT_EXT_TORCH_DIR=$torch_dir"
+  PATH="$work/venv/bin:${PATH#"$VENV/bin:"}" "$work/venv/bin/python" -m pip install --no-index "${install[@]}" \
+    >"$work/install.log" 2>&1 || { tail -60 "$work/install.log"; exit 1; }
 )
-
-say "install into a fresh environment"
-python -m venv --without-pip "$work/venv"
+"$work/venv/bin/python" -m pip check
 site=$("$work/venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")
-from=$(python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
-cp -al "$from/." "$site/" 2>/dev/null || cp -a "$from/." "$site/"
-rm -rf "$site"/torchft_ext-* "$site"/__editable__*torchft_ext* "$site"/_torchft_ext*
-"$work/venv/bin/python" -m pip install --quiet --no-index --no-deps "$work"/torchft_ext-*.whl
 if readelf -d "$site"/torchft_ext/_C*.so "$site"/torchft_ext/lib/*.so | grep -E 'R(UN)?PATH' | grep -F "$ROOT"; then
-  die "the wheel's libraries name directories of the machine that built it"
+  die "the package's libraries name directories of the machine that built it"
 fi
 
 say "import and one collective"
@@ -55,6 +59,9 @@ print("imported", torchft_ext.__file__, "epoch", torchft_ext.backend().epoch)
 dist.destroy_process_group()
 PY
 timeout 120 "$work/venv/bin/python" "$work/use.py"
+
+say "README's Python"
+timeout 180 "$work/venv/bin/python" "$work/source/scripts/run_readme.py" "$work/source/README.md"
 
 say "a C++ program against the installed package"
 cmake -S "$work/source/examples/cpp" -B "$work/consumer" -G Ninja -DCMAKE_PREFIX_PATH="$site/torchft_ext" >"$work/consumer.log"

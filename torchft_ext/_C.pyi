@@ -10,7 +10,13 @@ from torchft_ext._stats import Stats
 from torchft_ext.errors import CommError
 
 class Options(_Backend.Options):
-    """What one group may choose; None leaves it to the environment or to init_process_group()."""
+    """What one group may choose.
+
+    None leaves it to the environment variable, then to the default. A bad value of a variable is a
+    ValueError where a group is made.
+
+    Threads: any. Nothing of it changes, but for the timeout (Backend.set_timeout()).
+    """
 
     def __init__(
         self,
@@ -24,7 +30,39 @@ class Options(_Backend.Options):
         poison: bool = False,
         high_priority_stream: bool = False,
         blocking_wait: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """Check the values; nothing is opened or sent.
+
+        Args:
+            timeout: the limit of operations and of configure(), above zero, rounded up to
+                milliseconds; over a century: never. Default: init_process_group()'s.
+            interface: to listen on: "eth0"; "eth" (prefix); "eth0,ib0" (the first that is there);
+                "=eth0" (exactly); "^docker,lo" (all but these). Where there is none, making the
+                group is a ValueError. Environment: TORCHFT_EXT_SOCKET_IFNAME, then
+                GLOO_SOCKET_IFNAME. Default: the address by which the store is reached.
+            port_range: TCP ports to listen on, first and last: "7000-7100"; "0": any. A process
+                takes three. Where all are taken, making the group is a RendezvousError.
+                Environment: TORCHFT_EXT_PORT_RANGE. Default: any free port.
+            local_sockets: Unix sockets between processes of one host and user; False: all links of
+                this process are TCP. Environment: TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1. Default: True.
+            heartbeat: the silence after which a peer counts as frozen (PeerLostError); zero: off,
+                else 100 ms to 24 hours. Environment: TORCHFT_EXT_HEARTBEAT, in seconds.
+                Default: 5 s.
+            nan_check: a NaN in this rank's input of an operation fails the epoch, with a
+                CommAbortedError on all ranks that names this one. Environment:
+                TORCHFT_EXT_NAN_CHECK, 0 or 1. Default: False.
+            poison: outputs of failed device operations become NaN (integers: -1 or the largest
+                value).
+            high_priority_stream: device operations run on streams of high priority.
+            blocking_wait: wait() of device operations blocks the host too, and raises what became
+                of them.
+
+        Raises:
+            ValueError: a time that is not positive, a heartbeat out of its bounds, an empty
+                interface, no port range, or one of fewer than three ports.
+            TypeError: a value of another type.
+        """
+
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, object]) -> Options: ...
     @property
@@ -70,7 +108,8 @@ class Backend(_Backend):
             CommError: by kind: a member did not come in time, died or gave up, the store was lost,
                 two took one rank, or abort() was called meanwhile.
             ValueError, TypeError: bad arguments; nothing has been sent.
-            RuntimeError: after shutdown(), or while another thread is in configure().
+            RuntimeError: after shutdown(), while another thread is in configure(), in a forked
+                child, or for another size where torch keeps the group's (docs/limits.md).
 
         Threads: any; one at a time.
         """
@@ -146,17 +185,36 @@ class Backend(_Backend):
         Threads: any.
         """
 
-    def rank(self) -> int: ...
-    def size(self) -> int: ...
-    def stats(self) -> Stats: ...
+    def rank(self) -> int:
+        """Return this process's rank in the epoch.
+
+        Of a failed epoch too, until configure() begins another; before the first, the rank that the
+        group was made with. Does not block. Threads: any.
+        """
+
+    def size(self) -> int:
+        """Return the number of ranks in the epoch, under the same rules as rank().
+
+        Does not block. Threads: any.
+        """
+
+    def stats(self) -> Stats:
+        """Return what this group and its process have done so far: see Stats.
+
+        Takes milliseconds, without the GIL: it counts open descriptors. Threads: any.
+        """
+
     @property
     def options(self) -> Options:
         """Of this group; its timeout is the one that holds, as ``_timeout``."""
 
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int:
+        """The number of the last epoch that was active, which grows; 0: none yet."""
+
     @property
-    def group_name(self) -> str: ...
+    def group_name(self) -> str:
+        """The group's name in torch.distributed; errors and the log call it so."""
 
 class Work(_Work):
     """One operation of an 'ft' group."""

@@ -224,17 +224,25 @@ def _plain(
             stacklevel=2,
         )
     spec = _spec(frame)
+    has_nccl = dist.is_nccl_available() and torch.cuda.is_available()
     if spec is not None and len(set(spec.values())) > 1:
         device = cast(FrameType, frame).f_locals.get("device", "cpu")
-        return _plain_backend(opts, timeout, device)
+        # Without CUDA nobody has a tensor for its half, which torch wants all the same.
+        return _plain_backend(opts, timeout, device if has_nccl else "cpu")
+    devices = list(spec or {"cpu": name})
+    if devices == ["cuda"] and not has_nccl:
+        raise RuntimeError(
+            f"TORCHFT_EXT_DISABLE=1: '{name}' would be plain nccl, and this torch has none or "
+            "sees no CUDA device; use 'ft' or 'gloo'"
+        )
     group = dist.ProcessGroup(opts.store, opts.group_rank, opts.group_size)
     types = dist.ProcessGroup.BackendType
-    for device in spec or {"cpu": name}:
+    for device in devices:
         if device != "cuda":
             made = _plain_backend(opts, timeout, device)
             group._register_backend(torch.device(device), types.GLOO, made)
             group._set_default_backend(types.GLOO)
-        elif dist.is_nccl_available() and torch.cuda.is_available():
+        elif has_nccl:
             made = _plain_backend(opts, timeout, device)
             group._register_backend(torch.device(device), types.NCCL, made)
             group._set_default_backend(types.NCCL)

@@ -47,6 +47,7 @@ class Writer {
  private:
   void writeNext(LogLevel level, const std::string& line) noexcept;
 
+  // TaskThread's and the registry of threads take theirs under it.
   Mutex mutex_;
   std::unique_ptr<TaskThread> thread_ GUARDED_BY(mutex_);
   size_t waiting_ GUARDED_BY(mutex_) = 0;

@@ -48,7 +48,7 @@ void tellAbsence(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   failure.kind = FailureKind::kRendezvous;
   failure.cause = {rank, -1, self.host, self.pid, "it could not make its group: " + why};
   const Cancelled interrupted = [] {
-    if (const WaitHook hook = waitHook()) hook();
+    runWaitHook();
     return false;
   };
   const Deadline deadline = Deadline::after(std::min(limit, kStoreAnswersWithin));

@@ -7,6 +7,7 @@
 namespace torchft_ext {
 
 c10::intrusive_ptr<c10d::Work> CoalescedWork::Block::get() {
+  guard.check("this operation");
   const MutexLock lock(mutex);
   return work;
 }

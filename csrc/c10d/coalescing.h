@@ -15,6 +15,7 @@
 
 #include "base/mutex.h"
 #include "c10d/prepared.h"
+#include "c10d/process.h"
 
 namespace torchft_ext {
 
@@ -24,6 +25,7 @@ class CoalescedWork : public c10d::Work {
  public:
   // The block's Work; empty until it has been issued.
   struct Block {
+    const ForkGuard guard;
     Mutex mutex;
     c10::intrusive_ptr<c10d::Work> work GUARDED_BY(mutex);
     c10::intrusive_ptr<c10d::Work> get();

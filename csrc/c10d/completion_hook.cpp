@@ -90,7 +90,7 @@ size_t CompletionHook::awaitAll(Deadline deadline) {
       while (under_way_ > 0 && !slice.expired()) changed_.waitUntil(mutex_, slice);
       if (under_way_ == 0 || deadline.expired()) return under_way_;
     }
-    if (const WaitHook hook = waitHook()) hook();
+    runWaitHook();
   }
 }
 

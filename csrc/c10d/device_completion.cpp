@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "nccl/device_comm.h"
+
 namespace torchft_ext {
 
 c10::Stream currentStream(const c10::Device& device) {
@@ -54,6 +56,8 @@ float DeviceCompletion::milliseconds() const {
   TORCH_CHECK(timed(),
               "get_duration(): timing was off when the operation was issued; turn it on with the "
               "group's _enable_collectives_timing()");
+  const OnDevice on_device(device_);
+  const auto relaxed = cuda_->relaxCapture();
   last->synchronize();
   return static_cast<float>(first->elapsedTime(*last));
 }

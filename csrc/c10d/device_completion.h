@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "nccl/cuda_api.h"
 #include "nccl/stream_side.h"
 
 namespace torchft_ext {
@@ -22,8 +23,12 @@ class DeviceCompletion {
   using Future = c10::ivalue::Future;
 
   // sides: at least one, issued. host_waits: wait() blocks the caller too (barrier, blocking_wait).
-  DeviceCompletion(const c10::Device& device, Sides sides, bool host_waits)
-      : device_(device), sides_(std::move(sides)), host_waits_(host_waits) {}
+  DeviceCompletion(const c10::Device& device, Sides sides, bool host_waits,
+                   std::shared_ptr<const CudaApi> cuda)
+      : device_(device),
+        sides_(std::move(sides)),
+        host_waits_(host_waits),
+        cuda_(std::move(cuda)) {}
 
   // An operation captured into a graph is complete for the engine at once, which then lets go of
   // its tensors; their memory must not be given to other parts of the graph before wait(). So they
@@ -39,13 +44,15 @@ class DeviceCompletion {
   // At once, under the operation's stream: who waits for the future waits in stream order. Runs its
   // callbacks, which are the user's.
   void complete(Future& future, c10::IValue value) const;
-  // On the device; blocks until both events have fired. RuntimeError where timing was not on.
+  // On the device; blocks until both events have fired, and disturbs no capture. RuntimeError where
+  // timing was not on.
   float milliseconds() const;
 
  private:
   c10::Device device_;
   Sides sides_;
   bool host_waits_;
+  std::shared_ptr<const CudaApi> cuda_;
   std::vector<std::shared_ptr<void>> captured_tensors_;
 };
 

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <exception>
 #include <new>
+#include <system_error>
 #include <unordered_set>
 #include <utility>
 #include <variant>
@@ -50,10 +52,10 @@ EngineChoice engineOrAbsence(const FtBackend::Creation& creation) {
     } catch (const c10::Error& error) {
       tell(error.what_without_backtrace());
       throw;
-    } catch (const std::exception& error) {
+    } catch (const std::system_error& error) {
       tell(error.what());
       throw;
-    }
+    }  // nobody is told of a signal or of a look-up without an answer: that would take long, too
   }();
   if (const auto* failure = std::get_if<Failure>(&made)) {
     tell(failure->cause.how);
@@ -61,6 +63,29 @@ EngineChoice engineOrAbsence(const FtBackend::Creation& creation) {
   }
   return std::get<EngineChoice>(std::move(made));
 }
+
+// Calls that are all made, though a signal's handler throws in one of them: the first exception
+// leaves with this object.
+class AllOrThrow {
+ public:
+  AllOrThrow() = default;
+  AllOrThrow(const AllOrThrow&) = delete;
+  AllOrThrow& operator=(const AllOrThrow&) = delete;
+  ~AllOrThrow() noexcept(false) {
+    if (first_) std::rethrow_exception(first_);
+  }
+  template <typename Call>
+  void run(const Call& call) {
+    try {
+      call();
+    } catch (...) {
+      if (!first_) first_ = std::current_exception();
+    }
+  }
+
+ private:
+  std::exception_ptr first_;
+};
 
 // Assigns where torch allows it (2.14 and later).
 template <typename T>
@@ -93,6 +118,7 @@ FtBackend::WorkPtr completedWork() {
 c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
   TORCH_CHECK_VALUE(creation.size > 0,
                     "init_process_group: world_size: expected at least 1, found ", creation.size);
+  creation.options->timeout = chosenTimeout(creation);
   checkRank({"init_process_group", "rank"}, creation.rank, creation.size);
   auto backend = c10::make_intrusive<FtBackend>(creation, engineOrAbsence(creation));
   if (!creation.begin) return backend;
@@ -227,21 +253,28 @@ void FtBackend::noteFormed(EpochPlace place) {
     std::swap(formed_, place);
     children.swap(to_come_);
   }
-  for (const auto& [where, child] : children)
-    child->abort("the group whose members it has began another epoch, or tried to");
+  AllOrThrow each;
+  for (const auto& [where, child] : children) {
+    each.run([&child = child] {
+      child->abort("the group whose members it has began another epoch, or tried to");
+    });
+  }
 }
 
 void FtBackend::followEpoch() {
   const Place place = enter();
   sequence_.store(0, std::memory_order_relaxed);
+  last_rank_.store(place.rank, std::memory_order_relaxed);
+  last_size_.store(place.size, std::memory_order_relaxed);
   assignIfMutable(rank_, place.rank);
   assignIfMutable(size_, place.size);
 }
 
 void FtBackend::abort(const std::string& why) {
   guard_.check("this process group");
-  for (const auto& child : childrenToCome()) child->abort(why);
-  group_->abort(why);
+  AllOrThrow each;
+  for (const auto& child : childrenToCome()) each.run([&] { child->abort(why); });
+  each.run([&] { group_->abort(why); });
 }
 
 void FtBackend::check(std::optional<Milliseconds> timeout) {
@@ -262,8 +295,11 @@ void FtBackend::check(std::optional<Milliseconds> timeout) {
 
 void FtBackend::shutdown() {
   guard_.check("this process group");
-  for (const auto& child : childrenToCome()) child->shutdown();
-  group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));
+  AllOrThrow each;
+  for (const auto& child : childrenToCome()) each.run([&] { child->shutdown(); });
+  each.run([&] {
+    group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));
+  });
 }
 
 void FtBackend::setTimeout(Milliseconds timeout) {
@@ -284,13 +320,14 @@ int64_t FtBackend::epoch() const {
   return group_->epoch();
 }
 
+// A forked child asks too: a DataLoader's worker for its part of the data.
 int FtBackend::currentRank() const {
-  guard_.check("this process group");
+  if (guard_.inherited()) return last_rank_.load(std::memory_order_relaxed);
   return group_->epoch() == 0 ? fixed_rank_ : group_->rank();
 }
 
 int FtBackend::currentSize() const {
-  guard_.check("this process group");
+  if (guard_.inherited()) return last_size_.load(std::memory_order_relaxed);
   return group_->epoch() == 0 ? fixed_size_ : group_->size();
 }
 

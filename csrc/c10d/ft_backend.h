@@ -248,6 +248,8 @@ class FtBackend : public c10d::Backend {
   const bool may_resize_;
   const int fixed_rank_;  // what a ProcessGroup that cannot follow reports
   const int fixed_size_;
+  std::atomic<int> last_rank_{fixed_rank_};  // of the last epoch, for forked children
+  std::atomic<int> last_size_{fixed_size_};
   c10::intrusive_ptr<c10d::Store> creators_store_;  // constant; let go of in a forked child
   const uint64_t serial_;                           // of this object within the process
   Mutex store_mutex_;

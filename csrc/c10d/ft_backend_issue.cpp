@@ -132,7 +132,7 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
   if (!sides.empty()) {
     const bool host_waits = described.type == c10d::OpType::BARRIER || options_->blocking_wait;
     const c10::Device where = sides.front()->current.device();
-    completion.emplace(where, std::move(sides), host_waits);
+    completion.emplace(where, std::move(sides), host_waits, devices_.platform()->cuda);
     completion->keepIfCaptured(std::move(tensors));
   }
   hook_->watch(described.type, states, completion);
@@ -148,6 +148,9 @@ void FtBackend::checkForNan(const Prepared& prepared) {
 // ---------------------------------------------------------------- device tensors
 
 void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
+  // A barrier may be what uses the device first: its byte comes from an allocator that has to be
+  // there.
+  if (device.is_cuda()) at::globalContext().lazyInitDevice(device.type());
   Operation& operation = prepared.operation;
   if (!reduces(operation.kind)) operation.dtype = movable(operation.dtype);
   at::Tensor flag;

@@ -125,10 +125,12 @@ FtWork::FtWork(Described described, States states, std::optional<DeviceCompletio
 }
 
 bool FtWork::isCompleted() {
+  guard_.check("this operation");
   return allDone(states_);
 }
 
 FailurePtr FtWork::failure() const {
+  guard_.check("this operation");
   return firstFailure(states_);
 }
 
@@ -142,6 +144,7 @@ std::exception_ptr FtWork::exception() const {
 }
 
 int FtWork::sourceRank() const {
+  guard_.check("this operation");
   TORCH_CHECK(opType_ == c10d::OpType::RECVANYSOURCE,
               "source_rank(): expected a receive from any source, found ",
               c10d::opTypeToString(opType_));

@@ -3,10 +3,12 @@
 #include <netdb.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 
 #include "base/log.h"
+#include "c10d/name_lookup.h"
 #include "c10d/store_adapter.h"
 
 namespace torchft_ext {
@@ -20,14 +22,15 @@ SocketAddress namedInterface(const std::string& source, const std::string& names
   return *found;
 }
 
-// The first address of this host's name that is not loopback and that this host can bind to.
-std::optional<SocketAddress> addressOfHostName() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return std::nullopt;
+// Two questions to a name server, as resolvers usually wait for an answer.
+constexpr Duration kResolverAnswersWithin = std::chrono::seconds(10);
+
+// The first address of that name that is not loopback and that this host can bind to.
+std::optional<SocketAddress> ownAddressNamed(const std::string& name) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  if (::getaddrinfo(name.data(), nullptr, &hints, &list) != 0) return std::nullopt;
+  if (::getaddrinfo(name.c_str(), nullptr, &hints, &list) != 0) return std::nullopt;
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
     const SocketAddress address(entry->ai_addr, entry->ai_addrlen);
@@ -37,10 +40,20 @@ std::optional<SocketAddress> addressOfHostName() {
   return std::nullopt;
 }
 
-std::optional<SocketAddress> towardsStore(const c10::intrusive_ptr<c10d::Store>& store) {
+std::optional<SocketAddress> addressOfHostName(Duration limit) {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return std::nullopt;
+  const std::string own = name.data();
+  return lookUp("this host's name, '" + own + "',", limit, [own] { return ownAddressNamed(own); });
+}
+
+std::optional<SocketAddress> towardsStore(const c10::intrusive_ptr<c10d::Store>& store,
+                                          Duration limit) {
   StoreAddress server;
   if (!store || !serverAddress(store, &server)) return std::nullopt;
-  return localAddressTowards(server.host, server.port);
+  const auto look = [server] { return localAddressTowards(server.host, server.port); };
+  if (SocketAddress::fromNumeric(server.host, server.port)) return look();  // nobody is asked
+  return lookUp("the store's host, '" + server.host + "',", limit, look);
 }
 
 }  // namespace
@@ -50,8 +63,10 @@ SocketAddress chooseAddress(const FtOptions& options, const Environment& environ
   if (options.interface) return namedInterface("Options.interface", *options.interface);
   if (environment.interface)
     return namedInterface(*environment.interface_variable, *environment.interface);
-  if (const auto address = towardsStore(store)) return *address;
-  if (const auto address = addressOfHostName()) return *address;
+  const Deadline deadline =
+      Deadline::after(std::min(durationOf(options.timeout), kResolverAnswersWithin));
+  if (const auto address = towardsStore(store, deadline.remaining())) return *address;
+  if (const auto address = addressOfHostName(deadline.remaining())) return *address;
   log(LogLevel::kInfo,
       "no address towards the store and none of this host's name: using 127.0.0.1, which serves "
       "one host only; name an "

@@ -13,7 +13,8 @@ namespace torchft_ext {
 
 // In this order: the option, TORCHFT_EXT_SOCKET_IFNAME, GLOO_SOCKET_IFNAME (a name that no
 // interface has is a ValueError); the address by which the store's host is reached; the address of
-// this host's name; loopback. May block in the resolver.
+// this host's name; loopback. Names are looked up within the options' timeout, 10 s at most:
+// RendezvousError where the resolver does not answer.
 SocketAddress chooseAddress(const FtOptions& options, const Environment& environment,
                             const c10::intrusive_ptr<c10d::Store>& store);
 

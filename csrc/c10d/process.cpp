@@ -24,6 +24,7 @@ namespace torchft_ext {
 namespace {
 
 struct Process {
+  // The log's and the registry of threads take theirs under it, when a thread starts.
   Mutex mutex;
   std::shared_ptr<Watchdog> watchdog GUARDED_BY(mutex);
   std::vector<std::weak_ptr<Group>> groups GUARDED_BY(mutex);

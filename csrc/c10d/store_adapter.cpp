@@ -3,7 +3,6 @@
 #include <netdb.h>
 #include <poll.h>
 
-#include <atomic>
 #include <charconv>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -24,6 +23,8 @@ constexpr std::chrono::seconds kConnectTimeout{30};
 // the time after which a store thread counts as stuck.
 constexpr milliseconds kRefusedFor{500};
 constexpr milliseconds kRetryAfter{50};
+// Of one try of torch's, which knows no refusal: a server may end between the look at it and this.
+constexpr std::chrono::seconds kTryFor{2};
 
 // Empty where something accepts connections at the address, else why not.
 std::string tryConnect(const addrinfo& address, Deadline deadline) {
@@ -56,8 +57,7 @@ std::string tryConnect(const StoreAddress& address, Deadline deadline) {
 
 // torch's own client goes on trying for its whole timeout and beyond, and logs a stack trace for
 // each try.
-void awaitServer(const StoreAddress& address) {
-  const Deadline deadline = Deadline::after(kConnectTimeout);
+void awaitServer(const StoreAddress& address, Deadline deadline) {
   const Deadline refused = Deadline::after(kRefusedFor);
   std::string why = tryConnect(address, deadline);
   while (!why.empty() && !refused.expired()) {
@@ -66,6 +66,22 @@ void awaitServer(const StoreAddress& address) {
   }
   // Whoever tells it names the store.
   if (!why.empty()) throw StoreError("cannot connect: " + why);
+}
+
+c10::intrusive_ptr<c10d::TCPStore> connectTo(const StoreAddress& address) {
+  const Deadline deadline = Deadline::after(kConnectTimeout);
+  c10d::TCPStoreOptions options;
+  options.port = address.port;
+  options.waitWorkers = false;
+  options.timeout = kTryFor;
+  while (true) {
+    awaitServer(address, deadline);
+    try {
+      return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+    } catch (const c10::Error&) {
+      if (deadline.expired()) throw;
+    }
+  }
 }
 
 std::string serverKey(const StoreAddress& address) {
@@ -119,27 +135,21 @@ StoreAddress parseStoreAddress(const std::string& text) {
 std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
   // The constructor looks the host up and connects, for as long as that takes: on the store thread.
   return StoreThread::forServer(serverKey(address), [address] {
-    return withStoreErrors([&] {
-      awaitServer(address);
-      c10d::TCPStoreOptions options;
-      options.port = address.port;
-      options.waitWorkers = false;
-      options.timeout = kConnectTimeout;
-      return makeStoreClient(c10::make_intrusive<c10d::TCPStore>(address.host, options));
-    });
+    return withStoreErrors([&] { return makeStoreClient(connectTo(address)); });
   });
 }
 
 StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {
   StoreAddress address;
   if (serverAddress(store, &address)) return {storeThreadFor(address), prefixOf(store)};
-  static std::atomic<uint64_t> next{0};
-  const std::string key = "in-process#" + std::to_string(next.fetch_add(1));
-  auto thread = StoreThread::forServer(key, [store] {
+  const StorePtr base = withoutPrefixes(store);
+  // The thread keeps the factory, and so the store: no other one has its address meanwhile.
+  const std::string key = c10::str("in-process@", static_cast<const void*>(base.get()));
+  auto thread = StoreThread::forServer(key, [base] {
     // Its timeout is left alone: the clone may be the store itself, which belongs to the user.
-    return withStoreErrors([&] { return makeStoreClient(store->clone()); });
+    return withStoreErrors([&] { return makeStoreClient(base->clone()); });
   });
-  return {std::move(thread), ""};
+  return {std::move(thread), prefixOf(store)};
 }
 
 bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address) {

@@ -29,7 +29,8 @@ struct StorePlace {
   std::string prefix;  // of every key; empty: none
 };
 // A TCPStore under any number of PrefixStores: the thread of its address, which a later epoch at
-// that address then finds connected. Other stores: a thread with a clone of the store, not shared.
+// that address then finds connected. Other stores: a thread with a clone of the innermost one,
+// shared by all groups over that object.
 StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store);
 
 // The address of the server behind any number of PrefixStores; false where it is no TCPStore.

@@ -62,7 +62,10 @@ bool Group::drain(Communicator& communicator, Deadline deadline) {
   if (communicator.drain(deadline.orEarlier(kDrainSoon))) return true;
   log(LogLevel::kWarning,
       "group '" + name_ + "': the engine is still inside an operation 50 ms after its end");
-  if (communicator.drain(deadline)) return true;
+  while (!communicator.drain(deadline.orEarlier(kHookInterval)) && !deadline.expired()) {
+    runWaitHook();
+  }
+  if (communicator.drain(Deadline::after(Duration::zero()))) return true;
   log(LogLevel::kError,
       "group '" + name_ +
           "': the engine did not leave an operation by the deadline; its buffers stay alive");
@@ -111,18 +114,22 @@ bool Group::shutdown(Deadline deadline) {
   }
   if (forming) forming->fail(withoutGroup(*forming, "shutdown() was called"));
   if (!last.communicator) return true;
-  const bool left = last.communicator->leave(deadline);
-  if (!left) {
-    last.lifecycle->fail(
-        withoutGroup(*last.lifecycle, "shutdown() ran out of time with operations pending"));
+  try {
+    const bool left = last.communicator->leave(deadline);
+    endLast(last, left ? "" : "shutdown() ran out of time with operations pending");
+    return left;
+  } catch (...) {  // a signal's handler threw
+    endLast(last, "shutdown() was interrupted");
+    throw;
   }
+}
+
+void Group::endLast(const Epoch& last, const std::string& why_early) {
+  if (!why_early.empty()) last.lifecycle->fail(withoutGroup(*last.lifecycle, why_early));
   drain(*last.communicator, Deadline::after(kDrainSoon));
   std::unique_ptr<Rendezvous> ended;
-  {
-    MutexLock lock(mutex_);
-    ended = std::move(rendezvous_);
-  }
-  return left;
+  MutexLock lock(mutex_);
+  ended = std::move(rendezvous_);
 }
 
 // ---------------------------------------------------------------- operations

@@ -31,7 +31,7 @@ struct GroupStats {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   FailurePtr last_failure;
-  // Phases of the last configure, in order: end_previous, rendezvous, links.
+  // Phases of the last configure that succeeded, in order: end_previous, rendezvous, links.
   std::vector<std::pair<std::string, Duration>> last_configure;
 };
 
@@ -120,6 +120,8 @@ class Group {
   Failure asTold(const Failure& failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   void abort(const Epoch& epoch, const std::string& why, Duration limit);
+  // What shutdown() leaves; why_early: of an epoch that said no goodbye.
+  void endLast(const Epoch& last, const std::string& why_early);
   // False: the engine is still inside an operation at the deadline, which drain() has logged.
   bool endCurrent(const std::string& why, Deadline deadline);
   bool drain(Communicator& communicator, Deadline deadline);

@@ -23,7 +23,7 @@ bool endedByAnother(const Lifecycle& epoch) {
 // Its end, or a signal's handler, which may throw.
 Cancelled cancelledBy(const std::shared_ptr<Lifecycle>& lifecycle) {
   return [lifecycle] {
-    if (WaitHook hook = waitHook()) hook();
+    runWaitHook();
     return lifecycle->over();
   };
 }
@@ -132,7 +132,7 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
 // attempt have to learn of fails it, so that those who are linked already are told over the links.
 bool Group::lookForSuccessor(Attempt& attempt,
                              std::variant<std::monostate, Roster, Failure>& refreshed) {
-  if (WaitHook hook = waitHook()) hook();
+  runWaitHook();
   if (attempt.store_lost) {
     attempt.lifecycle->fail(*attempt.store_lost);
     return false;

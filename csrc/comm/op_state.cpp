@@ -7,8 +7,6 @@
 namespace torchft_ext {
 namespace {
 
-constexpr milliseconds kHookInterval{50};
-
 std::atomic<WaitHook> wait_hook{nullptr};  // written by setWaitHook() alone
 
 }  // namespace
@@ -16,8 +14,8 @@ std::atomic<WaitHook> wait_hook{nullptr};  // written by setWaitHook() alone
 void setWaitHook(WaitHook hook) {
   wait_hook.store(hook, std::memory_order_release);
 }
-WaitHook waitHook() {
-  return wait_hook.load(std::memory_order_acquire);
+void runWaitHook() {
+  if (const WaitHook hook = wait_hook.load(std::memory_order_acquire)) hook();
 }
 
 OpState::OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout)
@@ -50,14 +48,14 @@ void OpState::complete(FailurePtr failure) {
 
 bool OpState::wait(Deadline deadline) {
   while (!done()) {
-    const Deadline slice = deadline.orEarlier(Duration(kHookInterval));
+    const Deadline slice = deadline.orEarlier(kHookInterval);
     {
       MutexLock lock(mutex_);
       while (!done() && !slice.expired()) changed_.waitUntil(mutex_, slice);
     }
     if (done()) return true;
     if (deadline.expired()) return false;
-    if (const WaitHook hook = waitHook()) hook();
+    runWaitHook();
   }
   return true;
 }

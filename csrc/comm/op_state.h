@@ -22,7 +22,8 @@ namespace torchft_ext {
 // signal): the exception leaves the wait.
 using WaitHook = void (*)();
 void setWaitHook(WaitHook hook);  // nullptr: none
-WaitHook waitHook();
+void runWaitHook();               // if there is one
+inline constexpr Duration kHookInterval = std::chrono::milliseconds(50);
 
 class OpState {
  public:

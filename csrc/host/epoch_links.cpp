@@ -75,16 +75,4 @@ int EpochLinks::count() const {
   return count;
 }
 
-std::pair<uint64_t, uint64_t> EpochLinks::bytesSentAndReceived() const {
-  std::pair<uint64_t, uint64_t> total{0, 0};
-  for (const auto& links : lanes_) {
-    for (const auto& link : links) {
-      if (!link) continue;
-      total.first += link->bytesSent();
-      total.second += link->bytesReceived();
-    }
-  }
-  return total;
-}
-
 }  // namespace torchft_ext

@@ -5,10 +5,8 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "host/link.h"
@@ -34,7 +32,6 @@ class EpochLinks {
 
   bool everythingSent() const;
   int count() const;
-  std::pair<uint64_t, uint64_t> bytesSentAndReceived() const;
 
  private:
   const int rank_;

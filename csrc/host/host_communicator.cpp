@@ -8,8 +8,6 @@
 namespace torchft_ext {
 namespace {
 
-constexpr Duration kAskWithin = std::chrono::milliseconds(200);
-
 Failure aborted(const Lifecycle& lifecycle, const char* how) {
   Failure failure;
   failure.kind = FailureKind::kAborted;
@@ -83,25 +81,22 @@ bool HostCommunicator::depart(HostEpoch::Farewell farewell, Deadline deadline) {
     });
   });
   if (!posted) return false;
-  MutexLock lock(waiter->mutex);
-  while (!waiter->left && !deadline.expired()) waiter->changed.waitUntil(waiter->mutex, deadline);
-  return waiter->left.value_or(false);
-}
-
-std::pair<uint64_t, uint64_t> HostCommunicator::askBytes() const {
-  auto answer = std::make_shared<std::pair<uint64_t, uint64_t>>();
-  const bool asked =
-      loop_.runOnLoop([epoch = epoch_, answer] { *answer = epoch->bytesSentAndReceived(); },
-                      Deadline::after(kAskWithin));
-  // Not answered in time: the loop may still write to *answer, so it is not read.
-  return asked ? *answer : std::pair<uint64_t, uint64_t>{0, 0};
+  while (true) {
+    {
+      MutexLock lock(waiter->mutex);
+      const Deadline slice = deadline.orEarlier(kHookInterval);
+      while (!waiter->left && !slice.expired()) waiter->changed.waitUntil(waiter->mutex, slice);
+      if (waiter->left || deadline.expired()) return waiter->left.value_or(false);
+    }
+    runWaitHook();
+  }
 }
 
 uint64_t HostCommunicator::bytesSent() const {
-  return askBytes().first;
+  return epoch_->traffic().sent.load(std::memory_order_relaxed);
 }
 uint64_t HostCommunicator::bytesReceived() const {
-  return askBytes().second;
+  return epoch_->traffic().received.load(std::memory_order_relaxed);
 }
 
 }  // namespace torchft_ext

@@ -26,7 +26,6 @@ class HostCommunicator : public Communicator {
 
  private:
   bool depart(HostEpoch::Farewell farewell, Deadline deadline);
-  std::pair<uint64_t, uint64_t> askBytes() const;
 
   EventLoop& loop_;
   std::shared_ptr<HostEpoch> epoch_;  // released on the loop

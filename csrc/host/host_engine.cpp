@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <list>
 #include <map>
+#include <set>
 #include <utility>
 
+#include "base/fork.h"
 #include "base/host_name.h"
 #include "base/log.h"
 #include "host/host_communicator.h"
@@ -286,16 +288,56 @@ HostEngine::Formed HostEngine::form(const Roster& roster, std::shared_ptr<Lifecy
   return formed;
 }
 
-struct EngineRegistry {
-  Mutex mutex;
-  std::map<std::string, std::shared_ptr<HostEngine>> engines GUARDED_BY(mutex);
-  int64_t pid GUARDED_BY(mutex) = 0;
+// The process's engines by their options. One is opened without the lock, for as long as its
+// threads need to start (bounded); who wants the same one waits for that.
+class EngineRegistry {
+ public:
+  using Made = std::variant<std::shared_ptr<Engine>, Failure>;
+  using Engines = std::map<std::string, std::shared_ptr<HostEngine>>;
+
+  Made find(const HostEngineOptions& options) {
+    const std::string key = options.key();
+    {
+      MutexLock lock(mutex_);
+      while (opening_.count(key) != 0) changed_.waitUntil(mutex_, Deadline::never());
+      const auto found = engines_.find(key);
+      if (found != engines_.end()) return std::shared_ptr<Engine>(found->second);
+      opening_.insert(key);
+    }
+    const Opening opening{*this, key};
+    auto engine = std::make_shared<HostEngine>(options, selfIncarnation());
+    if (auto failure = engine->open()) return *failure;
+    MutexLock lock(mutex_);
+    engines_[key] = engine;
+    return std::shared_ptr<Engine>(std::move(engine));
+  }
+
+  // What has been opened, and by the deadline also what is being opened.
+  Engines takeAll(Deadline deadline) {
+    MutexLock lock(mutex_);
+    while (!opening_.empty() && !deadline.expired()) changed_.waitUntil(mutex_, deadline);
+    return std::exchange(engines_, {});
+  }
+
+ private:
+  struct Opening {
+    EngineRegistry& all;
+    const std::string& key;
+    ~Opening() {
+      MutexLock lock(all.mutex_);
+      all.opening_.erase(key);
+      all.changed_.notifyAll();
+    }
+  };
+
+  Mutex mutex_;
+  CondVar changed_;
+  Engines engines_ GUARDED_BY(mutex_);
+  std::set<std::string> opening_ GUARDED_BY(mutex_);
 };
 
-EngineRegistry& registry() {
-  static auto* instance = new EngineRegistry;  // outlives static destruction
-  return *instance;
-}
+// The parent's threads are not in a forked child, so its engines must be neither used nor ended.
+PerProcess<EngineRegistry> registry;
 
 }  // namespace
 
@@ -314,35 +356,14 @@ std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
 }
 
 std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOptions& options) {
-  EngineRegistry& all = registry();
-  MutexLock lock(all.mutex);
-  if (all.pid != ::getpid()) {
-    // A forked child: the parent's threads are not here, so its engines must be neither used nor
-    // ended.
-    for (auto& [key, engine] : all.engines) new std::shared_ptr<HostEngine>(std::move(engine));
-    all.engines.clear();
-    all.pid = ::getpid();
-  }
-  // Opened under the lock, so that two groups that begin at once share one engine. That may take as
-  // long as its threads need to start (bounded); nothing of ours waits for this lock meanwhile.
-  std::shared_ptr<HostEngine>& slot = all.engines[options.key()];
-  if (!slot) {
-    auto engine = std::make_shared<HostEngine>(options, selfIncarnation());
-    if (auto failure = engine->open()) return *failure;
-    slot = std::move(engine);
-  }
-  return std::shared_ptr<Engine>(slot);
+  return registry.get().find(options);
 }
 
 bool stopHostEngines(Deadline deadline) {
-  std::map<std::string, std::shared_ptr<HostEngine>> engines;
-  {
-    MutexLock lock(registry().mutex);
-    if (registry().pid != ::getpid()) return true;
-    engines.swap(registry().engines);
-  }
   bool stopped = true;
-  for (auto& [key, engine] : engines) stopped = engine->stop(deadline) && stopped;
+  for (auto& [key, engine] : registry.get().takeAll(deadline)) {
+    stopped = engine->stop(deadline) && stopped;
+  }
   return stopped;
 }
 

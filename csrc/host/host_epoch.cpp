@@ -64,7 +64,7 @@ void HostEpoch::start(FormingCallbacks callbacks) {
 
 void HostEpoch::laneArrived(int rank, Lane lane, UniqueFd fd) {
   if (state_ != State::kLinking) return;
-  Link* link = links_.add(rank, lane, makeStreamLink(*setup_.loop, std::move(fd)));
+  Link* link = links_.add(rank, lane, makeStreamLink(*setup_.loop, std::move(fd), traffic_));
   if (link == nullptr) return;
   if (lane == kControl) {
     ControlLane::Events& events = *this;

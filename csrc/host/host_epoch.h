@@ -72,9 +72,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   void abandon();  // its owner goes: if the lifecycle has failed, this epoch is over now
   void close();    // over, at once; fails the lifecycle if it is not over yet
   int linkCount() const { return links_.count(); }
-  std::pair<uint64_t, uint64_t> bytesSentAndReceived() const {
-    return links_.bytesSentAndReceived();
-  }
+  const Traffic& traffic() const { return *traffic_; }  // any thread
 
   // Any thread. True: over, every operation completed.
   bool waitDrained(Deadline deadline);
@@ -137,6 +135,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   State state_ = State::kLinking;
   std::unique_ptr<Mesh> mesh_;
   EpochLinks links_;
+  const std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // of the links
   std::vector<Peer> peers_;
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;

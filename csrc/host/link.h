@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "host/traffic.h"
 #include "net/event_loop.h"
 #include "net/frame.h"
 
@@ -60,16 +61,15 @@ class Link {
   // As letGo(). Then sends what is queued, tells the peer that no more comes, and closes when the
   // peer has closed too or after `at_most`. Destruction closes at once.
   virtual void closeAfterTexts(Duration at_most) = 0;
-  virtual uint64_t bytesSent() const = 0;
-  virtual uint64_t bytesReceived() const = 0;
 };
 
 // Closing a connection is long work of the kernel's, and whoever closes many at once has waiters to
 // wake, and things to say on others, first.
 constexpr milliseconds kDescriptorClosedAfter{10};
 
-// closed_after: how long after the link's end its descriptor is closed, by the loop.
-std::unique_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd,
+// traffic: counts this link's bytes too. closed_after: how long after the link's end its descriptor
+// is closed, by the loop.
+std::unique_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic,
                                      Duration closed_after = kDescriptorClosedAfter);
 
 }  // namespace torchft_ext

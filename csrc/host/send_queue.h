@@ -1,4 +1,4 @@
-// Frames on their way into one socket, in order. Used by the TCP link only, on its loop.
+// Frames on their way into one socket, in order. Used by stream links only, on their loop.
 //
 // User payload is neither copied nor touched after its frame has left the queue or clear() was
 // called. Never blocks.

@@ -34,8 +34,12 @@ bool wouldBlock(int error) {
 // destroy the link from within a call.
 class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
  public:
-  StreamConnection(EventLoop& loop, UniqueFd fd, Duration closed_after)
-      : loop_(loop), fd_(std::move(fd)), closed_after_(closed_after) {}
+  StreamConnection(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic,
+                   Duration closed_after)
+      : loop_(loop),
+        fd_(std::move(fd)),
+        traffic_(std::move(traffic)),
+        closed_after_(closed_after) {}
 
   void setReceiver(LinkReceiver* receiver) {
     if (stopped()) return;
@@ -98,8 +102,6 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   }
 
   bool queueEmpty() const { return queue_.empty(); }
-  uint64_t bytesSent() const { return queue_.bytesWritten(); }
-  uint64_t bytesReceived() const { return bytes_received_; }
 
  private:
   bool stopped() const { return ended_ || let_go_; }  // no more callbacks
@@ -204,7 +206,9 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   }
 
   void writeSome() {
+    const uint64_t before = queue_.bytesWritten();
     const int error = queue_.writeTo(fd_.get(), kBytesPerTurn);
+    traffic_->sent.fetch_add(queue_.bytesWritten() - before, std::memory_order_relaxed);
     if (error == 0) return;
     send_error_ = "sending failed: " + textOf(error);
     read_wanted_ = true;  // the peer's last words may be there
@@ -225,7 +229,7 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
         return true;
       }
       const auto got = static_cast<size_t>(count);
-      bytes_received_ += got;
+      traffic_->received.fetch_add(got, std::memory_order_relaxed);
       accept(got);
       if (got < wanted || got >= budget) {
         const bool drained = got < wanted;
@@ -368,6 +372,7 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
 
   EventLoop& loop_;
   UniqueFd fd_;
+  const std::shared_ptr<Traffic> traffic_;
   const Duration closed_after_;
   LinkReceiver* receiver_ = nullptr;
   bool ended_ = false;
@@ -375,7 +380,6 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   uint32_t interest_ = 0;
   bool call_back_posted_ = false;
   bool read_wanted_ = false;  // by the call that has been posted
-  uint64_t bytes_received_ = 0;
 
   SendQueue queue_;
   std::string send_error_;
@@ -401,8 +405,9 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
 
 class StreamLink : public Link {
  public:
-  StreamLink(EventLoop& loop, UniqueFd fd, Duration closed_after)
-      : connection_(std::make_shared<StreamConnection>(loop, std::move(fd), closed_after)) {}
+  StreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic, Duration closed_after)
+      : connection_(std::make_shared<StreamConnection>(loop, std::move(fd), std::move(traffic),
+                                                       closed_after)) {}
   ~StreamLink() override { connection_->close(); }
   StreamLink(const StreamLink&) = delete;
   StreamLink& operator=(const StreamLink&) = delete;
@@ -434,8 +439,6 @@ class StreamLink : public Link {
   void close() override { connection_->close(); }
   void letGo() override { connection_->letGo(); }
   void closeAfterTexts(Duration at_most) override { connection_->closeAfterTexts(at_most); }
-  uint64_t bytesSent() const override { return connection_->bytesSent(); }
-  uint64_t bytesReceived() const override { return connection_->bytesReceived(); }
 
  private:
   const std::shared_ptr<StreamConnection> connection_;
@@ -443,8 +446,9 @@ class StreamLink : public Link {
 
 }  // namespace
 
-std::unique_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd, Duration closed_after) {
-  return std::make_unique<StreamLink>(loop, std::move(fd), closed_after);
+std::unique_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic,
+                                     Duration closed_after) {
+  return std::make_unique<StreamLink>(loop, std::move(fd), std::move(traffic), closed_after);
 }
 
 }  // namespace torchft_ext

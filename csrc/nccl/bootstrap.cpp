@@ -17,12 +17,13 @@ struct Header {
   uint64_t ids = 1;
 };
 constexpr uint64_t kPairTag = uint64_t{1} << 62;
+constexpr uint64_t kMeetTag = uint64_t{1} << 61;
 using Bytes = std::vector<uint8_t>;
 using Ids = std::vector<NcclUniqueId>;
 static_assert(sizeof(Header) == 32 && sizeof(NcclUniqueId) == 128);
 
 std::string described(uint64_t tag, uint64_t device_type) {
-  return "number " + std::to_string(tag & ~(kEngineTag | kPairTag)) +
+  return "number " + std::to_string(tag & ~(kEngineTag | kPairTag | kMeetTag)) +
          ((tag & kPairTag) != 0 ? " of two ranks" : " of all ranks") + " for device type " +
          std::to_string(device_type);
 }
@@ -117,7 +118,8 @@ std::optional<Ids> collect(const Bootstrap& bootstrap, const NcclUniqueId& own) 
 }  // namespace
 
 uint64_t tagOf(const Bootstrap& bootstrap) {
-  return kEngineTag | (bootstrap.peer < 0 ? 0 : kPairTag) | bootstrap.ordinal;
+  return kEngineTag | (bootstrap.peer < 0 ? 0 : kPairTag) | (bootstrap.meeting ? kMeetTag : 0) |
+         bootstrap.ordinal;
 }
 
 // Binomial: the parent is the rank without its lowest bit; the largest subtree is served first.
@@ -128,6 +130,20 @@ TreePlace placeInTree(int rank, int size) {
   for (int bit = 1; bit < own_bit && rank + bit < size; bit <<= 1)
     place.children.insert(place.children.begin(), rank + bit);
   return place;
+}
+
+bool meet(Bootstrap bootstrap) {
+  bootstrap.meeting = true;
+  const TreePlace place = placeOf(bootstrap);
+  const auto here = messageOf(bootstrap, {});
+  for (const int child : place.children)
+    if (!receive(bootstrap, child, 0)) return false;
+  if (place.parent >= 0) {
+    transfer(bootstrap, OpKind::kSend, place.parent, here);
+    if (!receive(bootstrap, place.parent, 0)) return false;
+  }
+  for (const int child : place.children) transfer(bootstrap, OpKind::kSend, child, here);
+  return true;
 }
 
 std::optional<std::vector<NcclUniqueId>> spreadUniqueIds(const Bootstrap& bootstrap,

@@ -32,7 +32,11 @@ struct Helper {
     // It ends its own waits at the batch's deadline: a second more shows that it is in NCCL.
     return Deadline::at(batch->deadline().at() + std::chrono::seconds(1));
   }
-  bool waitsForGraph() const { return batch->comms().front()->captured(); }
+  bool waitsForGraph() const {
+    const auto& comms = batch->comms();
+    return std::any_of(comms.begin(), comms.end(),
+                       [](const auto& comm) { return comm->captured() && !comm->gone(); });
+  }
 };
 
 }  // namespace

@@ -2,11 +2,11 @@
 // for ever: so it happens on a helper thread, nobody waits for it without a limit, and a helper
 // that does not come back is reported, counted as stuck and left to itself.
 //
-// All communicators handed over at a time go together: all are revoked before any is aborted (where
-// NCCL can revoke), and all are aborted in one group, since aborts one after the other wait for
-// each other's kernels. A batch never waits for the one before it. One that a CUDA graph may have
-// captured goes alone: its replays exit at once, but NCCL frees it only when the graph is gone, and
-// a helper waits for that as long as it takes, counted in held_by_graphs.
+// All communicators handed over at a time go together: those that are quiet are revoked before any
+// is aborted (where NCCL can revoke), and all are aborted in one group, since aborts one after the
+// other wait for each other's kernels. A batch never waits for the one before it. One that a CUDA
+// graph may have captured goes alone: its replays exit at once, but NCCL frees it only when the
+// graph is gone, and a helper waits for that as long as it takes, counted in held_by_graphs.
 //
 // Owner: the process's NCCL threads; everyone shares it. Threads: abort() and retire() from any,
 // never block. The reaper's own ("ft-nccl-reaper") starts and joins the helpers ("ft-nccl-abort").

@@ -19,6 +19,7 @@ struct EntryPoints {
   NativeStream (*stream_of)(const c10::Stream*) = nullptr;
   int (*is_capturing)(NativeStream, int*) = nullptr;
   int (*exchange_capture_mode)(int*) = nullptr;
+  int (*take_error)() = nullptr;
 };
 
 class CudaRuntime : public CudaApi {
@@ -31,7 +32,9 @@ class CudaRuntime : public CudaApi {
 
   bool capturing(const c10::Stream& stream) const override {
     int status = kCaptureStatusNone;
-    return entry_.is_capturing(native(stream), &status) == 0 && status != kCaptureStatusNone;
+    if (entry_.is_capturing(native(stream), &status) == 0) return status != kCaptureStatusNone;
+    entry_.take_error();  // else the next check of a kernel launch, of anyone's, would find it
+    return false;
   }
 
   std::unique_ptr<RelaxedCapture> relaxCapture() const override {
@@ -66,11 +69,13 @@ std::variant<std::shared_ptr<CudaApi>, std::string> loadCudaRuntime() {
       reinterpret_cast<decltype(entry.is_capturing)>(::dlsym(library, "cudaStreamIsCapturing"));
   entry.exchange_capture_mode = reinterpret_cast<decltype(entry.exchange_capture_mode)>(
       ::dlsym(library, "cudaThreadExchangeStreamCaptureMode"));
+  entry.take_error =
+      reinterpret_cast<decltype(entry.take_error)>(::dlsym(library, "cudaGetLastError"));
   if (entry.stream_of == nullptr || entry.is_capturing == nullptr ||
-      entry.exchange_capture_mode == nullptr) {
+      entry.exchange_capture_mode == nullptr || entry.take_error == nullptr) {
     return std::string(
         "torch's libc10_cuda.so, or the CUDA runtime under it, lacks CUDAStream::stream(), "
-        "cudaStreamIsCapturing or cudaThreadExchangeStreamCaptureMode");
+        "cudaStreamIsCapturing, cudaThreadExchangeStreamCaptureMode or cudaGetLastError");
   }
   return std::make_shared<CudaRuntime>(entry);
 }

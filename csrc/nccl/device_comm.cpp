@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "nccl/pause.h"
@@ -22,6 +23,12 @@ bool isError(NcclResult result) {
 
 OnDevice::OnDevice(c10::Device device)
     : before_(c10::impl::getDeviceGuardImpl(device.type())->exchangeDevice(device)) {}
+OnDevice::OnDevice(c10::Device device, std::nothrow_t) noexcept : before_(device) {
+  try {
+    before_ = c10::impl::getDeviceGuardImpl(device.type())->exchangeDevice(device);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a device in error
+  }
+}
 OnDevice::~OnDevice() {
   c10::impl::getDeviceGuardImpl(before_.type())->uncheckedSetDevice(before_);
 }
@@ -77,6 +84,17 @@ void DeviceComm::fail(NcclResult result, const std::string& doing) {
       kindOf(result), std::string("NCCL reported '") + toString(result) + "' while " + doing +
                           " its communicator (" + setup_.name + ")" +
                           (text.empty() ? "" : ": " + text)));
+}
+
+void DeviceComm::markCaptured(const c10::Stream& stream) {
+  if (std::find(capture_streams_.begin(), capture_streams_.end(), stream) == capture_streams_.end())
+    capture_streams_.push_back(stream);
+  captured_.store(true, std::memory_order_release);
+}
+
+bool DeviceComm::captureIsOpen(const CudaApi& cuda) {
+  std::erase_if(capture_streams_, [&](const auto& stream) { return !cuda.capturing(stream); });
+  return !capture_streams_.empty();
 }
 
 std::shared_ptr<void> DeviceComm::scratch() {

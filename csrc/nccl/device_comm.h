@@ -19,6 +19,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -70,7 +71,10 @@ class DeviceComm {
   bool settle(Deadline deadline);
   // Fails the epoch in NCCL's words.
   void fail(NcclResult result, const std::string& doing);
-  void markCaptured() { captured_.store(true, std::memory_order_release); }
+  // An operation of it goes into the graph that is being captured on this stream.
+  void markCaptured(const c10::Stream& stream);
+  // Whether one of those captures has not ended.
+  bool captureIsOpen(const CudaApi& cuda);
   // One byte on the device, for barriers; kept as long as anyone holds it.
   std::shared_ptr<void> scratch();
 
@@ -101,10 +105,11 @@ class DeviceComm {
   // Whoever is inside the gate, or closed and emptied it. NCCL may write it until init is through
   // or the communicator is gone (nccl_api.h): so it is here, not on the stack of who initialises.
   NcclComm handle_ = nullptr;
-  std::shared_ptr<c10::DataPtr> scratch_;  // the issuing thread's
-  std::atomic<bool> ready_{false};         // written by the issuing thread
-  std::atomic<bool> cut_{false};           // written by the reaper, under mutex_
-  std::atomic<bool> captured_{false};      // written by the issuing thread
+  std::shared_ptr<c10::DataPtr> scratch_;     // the issuing thread's
+  std::vector<c10::Stream> capture_streams_;  // the issuing thread's
+  std::atomic<bool> ready_{false};            // written by the issuing thread
+  std::atomic<bool> cut_{false};              // written by the reaper, under mutex_
+  std::atomic<bool> captured_{false};         // written by the issuing thread
   mutable Mutex mutex_;
   CondVar changed_;
   bool gone_ GUARDED_BY(mutex_) = false;
@@ -115,6 +120,8 @@ class DeviceComm {
 class OnDevice {
  public:
   explicit OnDevice(c10::Device device);
+  // Where it cannot be set, what is asked there next says so.
+  OnDevice(c10::Device device, std::nothrow_t) noexcept;
   ~OnDevice();
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;

@@ -9,7 +9,6 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kRoomWithin = std::chrono::seconds(2);
-constexpr Duration kHookInterval = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -58,21 +57,10 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
 bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
   const DeviceCommSetup& setup = comm.setup();
   awaitRoom(setup.device, need.deadline);
+  const OnDevice on_device(setup.device);  // whose context the change of mode needs
   // What NCCL allocates must not end a capture of another thread's.
   const auto relaxed = setup.platform->cuda->relaxCapture();
   const int roots = rootsOf(comm);
-  NcclUniqueId id;
-  const bool makes_id = makesId(setup.rank, setup.size, roots);
-  if (makes_id) {
-    const OnDevice on_device(setup.device);
-    const NcclResult made = comm.api().getUniqueId(&id);
-    if (made != NcclResult::kSuccess) {
-      comm.fail(made, "making an id for");
-      return false;
-    }
-    comm.madeRoot(id);
-  }
-  if (setup.size == 1) return comm.initialise({id}, need.deadline);
   const Bootstrap bootstrap{*setup_.control,
                             setup_.lifecycle,
                             need.kind,
@@ -82,6 +70,18 @@ bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
                             ordinals_[peer]++,
                             peer,
                             roots};
+  if (setup.size > 1 && !meet(bootstrap)) return false;
+  NcclUniqueId id;
+  const bool makes_id = makesId(setup.rank, setup.size, roots);
+  if (makes_id) {
+    const NcclResult made = comm.api().getUniqueId(&id);
+    if (made != NcclResult::kSuccess) {
+      comm.fail(made, "making an id for");
+      return false;
+    }
+    comm.madeRoot(id);
+  }
+  if (setup.size == 1) return comm.initialise({id}, need.deadline);
   const auto ids = spreadUniqueIds(bootstrap, makes_id ? &id : nullptr);
   return ids && comm.initialise(*ids, need.deadline);
 }
@@ -103,7 +103,7 @@ void EpochComms::awaitRoom(c10::Device device, Deadline deadline) const {
                                   " are still being ended; new ones are made beside them");
       return;
     }
-    if (const WaitHook hook = waitHook()) hook();
+    runWaitHook();
   }
 }
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <new>
 #include <set>
 #include <string>
 #include <utility>
@@ -78,6 +79,12 @@ Fired drained(WatchedOp& op, Lifecycle& lifecycle) {
   return fired(*op.behind_all, lifecycle);
 }
 
+// A thread that has named no device speaks to the first one, and makes a context there: so all that
+// is asked of a stream's events is asked on its device.
+c10::Device deviceOf(const WatchedOp& op) {
+  return op.stream.device();
+}
+
 // Operations in the order in which their streams run them.
 class Watched {
  public:
@@ -99,9 +106,15 @@ class Watched {
 
  private:
   using Key = std::pair<c10::DeviceIndex, c10::StreamId>;
-  static std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> relax(
-      const std::set<const CudaApi*>& apis);
-  std::set<const CudaApi*> apis() const;
+  // No query of this thread's disturbs a capture while it lives.
+  struct Relaxed {
+    explicit Relaxed(const WatchedOp& any)
+        : on_device(deviceOf(any), std::nothrow),
+          mode(any.comm->setup().platform->cuda->relaxCapture()) {}
+    OnDevice on_device;
+    std::unique_ptr<CudaApi::RelaxedCapture> mode;
+  };
+  std::unique_ptr<Relaxed> relax() const;  // null: nothing is watched
   bool completeFired(std::deque<WatchedOp>& ops);
   bool releaseCut(std::deque<WatchedOp>& ops);
   bool letGoDrained();
@@ -111,27 +124,17 @@ class Watched {
   std::vector<WatchedOp> kept_;  // the device cannot tell whether it is through
 };
 
-std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> Watched::relax(
-    const std::set<const CudaApi*>& apis) {
-  std::vector<std::unique_ptr<CudaApi::RelaxedCapture>> relaxed;
-  relaxed.reserve(apis.size());
-  for (const CudaApi* api : apis) relaxed.push_back(api->relaxCapture());
-  return relaxed;
-}
-
-std::set<const CudaApi*> Watched::apis() const {
-  std::set<const CudaApi*> apis;
-  for (const auto& [key, ops] : streams_)
-    apis.insert(ops.front().comm->setup().platform->cuda.get());
-  for (const auto& op : draining_) apis.insert(op.comm->setup().platform->cuda.get());
-  return apis;
+std::unique_ptr<Watched::Relaxed> Watched::relax() const {
+  if (!streams_.empty()) return std::make_unique<Relaxed>(streams_.begin()->second.front());
+  return draining_.empty() ? nullptr : std::make_unique<Relaxed>(draining_.front());
 }
 
 // True: something completed or was let go.
 bool Watched::look() {
-  const auto relaxed = relax(apis());
+  const auto relaxed = relax();
   bool any = false;
   for (auto stream = streams_.begin(); stream != streams_.end();) {
+    const OnDevice on_device(deviceOf(stream->second.front()), std::nothrow);
     any |= completeFired(stream->second);
     any |= releaseCut(stream->second);
     stream = stream->second.empty() ? streams_.erase(stream) : std::next(stream);
@@ -174,6 +177,7 @@ bool Watched::letGoDrained() {
   std::vector<WatchedOp> waiting;
   const size_t before = draining_.size();
   for (WatchedOp& op : draining_) {
+    const OnDevice on_device(deviceOf(op), std::nothrow);
     switch (drained(op, *op.comm->setup().lifecycle)) {
       case Fired::kNo:
         waiting.push_back(std::move(op));
@@ -191,11 +195,12 @@ bool Watched::letGoDrained() {
 
 // Of each stream only the first can be waiting for other ranks; what comes after it waits for that.
 void Watched::lookForLeavers() {
-  const auto relaxed = relax(apis());
+  const auto relaxed = relax();
   for (auto& [key, ops] : streams_) {
     WatchedOp& op = ops.front();
     const auto& setup = op.comm->setup();
     if (!setup.left || !op.begun || op.interrupted) continue;
+    const OnDevice on_device(deviceOf(op), std::nothrow);
     Lifecycle& lifecycle = *op.state->lifecycle();
     op.leavers.look(*setup.left, setup.peer, fired(*op.begun, lifecycle) == Fired::kYes, lifecycle);
   }

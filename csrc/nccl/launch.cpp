@@ -106,6 +106,7 @@ bool Launch::findComms() {
   };
   std::stable_sort(sorted.begin(), sorted.end(),
                    [&](const Op* a, const Op* b) { return pairOf(a) < pairOf(b); });
+  in_order_.assign(sorted.begin(), sorted.end());
   for (Op* op : sorted) {
     const c10::Device device = op->side->current.device();
     if (capturing_ && !context_.comms->has(device, op->peer))
@@ -135,7 +136,9 @@ void Launch::checkCapture(const Op& op) const {
     throw std::invalid_argument(name +
                                 ": expected all operations of a batch in one graph capture, or all "
                                 "outside, found both");
-  if (!capturing_ && cuda.capturing(op.comm->stream()))
+  // NCCL asks an event of one that was captured at each later launch, on a thread of its own, which
+  // ends a capture (ncclLaunchPrepare, 2.28.9).
+  if (!capturing_ && (cuda.capturing(op.comm->stream()) || op.comm->captureIsOpen(cuda)))
     throw std::invalid_argument(
         name +
         ": a graph capture has this group's operations in it and has not ended: issue others in "
@@ -182,7 +185,7 @@ NcclResult Launch::callAll() {
   const OnDevice on_device(used_.front()->setup().device);
   NcclApi& nccl = *context_.platform->nccl;
   if (capturing_)
-    for (const auto& comm : used_) comm->markCaptured();
+    for (const Op& op : ops_) op.comm->markCaptured(*op.side->stream);
   called_ = true;
   // From here on the buffers reach the poller, whatever happens: what is enqueued here uses them.
   for (Op& op : ops_) {
@@ -192,16 +195,18 @@ NcclResult Launch::callAll() {
   NcclGroup group(nccl);
   if (group.started() != NcclResult::kSuccess) return group.started();
   NcclResult first_error = NcclResult::kSuccess;
-  for (const Op& op : ops_) {
-    const DeviceCommSetup& comm = op.comm->setup();
+  // In the same order on all ranks: kernels of several communicators that do not all fit on a
+  // device at once must not wait for each other in a circle.
+  for (const Op* op : in_order_) {
+    const DeviceCommSetup& comm = op->comm->setup();
     const CallTarget target{nccl,
-                            op.comm->handle(),
-                            context_.platform->cuda->native(*op.side->stream),
+                            op->comm->handle(),
+                            context_.platform->cuda->native(*op->side->stream),
                             comm.rank,
                             comm.size,
                             1 - comm.rank,
-                            op.scratch.get()};
-    first_error = makeCalls(op.issue.operation, op.side->flat, target);
+                            op->scratch.get()};
+    first_error = makeCalls(op->issue.operation, op->side->flat, target);
     if (first_error != NcclResult::kSuccess) break;
   }
   const NcclResult ended = group.end();

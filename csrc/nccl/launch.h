@@ -71,6 +71,7 @@ class Launch {
 
   const Context& context_;
   std::vector<Op> ops_;
+  std::vector<const Op*> in_order_;                // by their communicators, alike on all ranks
   std::vector<std::shared_ptr<DeviceComm>> used_;  // each once
   Deadline deadline_ = Deadline::never();
   bool capturing_ = false;

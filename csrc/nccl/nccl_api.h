@@ -3,8 +3,9 @@
 //
 // Threads: any, with NCCL's own rules, which are the caller's to keep: group calls nest per thread;
 // one thread at a time per communicator, asyncError() and abort() serialised with each other too;
-// after kInProgress no call on that communicator but asyncError(), abort() and revoke(). Nothing
-// here throws, logs or takes locks. Communicators are created non-blocking.
+// after kInProgress no call on that communicator but asyncError() and abort(); revoke() only right
+// after asyncError() has said that it is quiet and sound. Nothing here throws, logs or takes locks.
+// Communicators are created non-blocking.
 #pragma once
 
 #include <memory>

@@ -5,8 +5,6 @@
 namespace torchft_ext {
 namespace {
 
-constexpr Duration kHookInterval = std::chrono::milliseconds(50);
-
 Lifecycle::Subscription reapOnFailure(const Launch::Context& context) {
   return context.lifecycle->subscribe(
       [comms = std::weak_ptr<EpochComms>(context.comms),
@@ -78,7 +76,7 @@ bool NcclCommunicator::awaitIssued(Deadline deadline) {
   const uint64_t issued = context_.outstanding->mark();
   while (!context_.outstanding->awaitBelow(issued, deadline.orEarlier(kHookInterval))) {
     if (deadline.expired()) return false;
-    if (const WaitHook hook = waitHook()) hook();
+    runWaitHook();
   }
   context_.comms->lookForErrors();  // an error that the poller would find only some 50 ms later
   return control_->awaitIssued(deadline);

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kYields = 50;
 constexpr Duration kLongest = std::chrono::milliseconds(1);
-constexpr Duration kHookInterval = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -24,7 +23,7 @@ void Pause::next() {
   sleep_ = std::min(2 * sleep_, kLongest);
   if (Clock::now() - hooked_ < kHookInterval) return;
   hooked_ = Clock::now();
-  if (const WaitHook hook = waitHook()) hook();
+  runWaitHook();
 }
 
 }  // namespace torchft_ext

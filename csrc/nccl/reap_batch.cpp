@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <set>
 #include <string>
 #include <thread>
@@ -18,25 +19,34 @@ constexpr Duration kRevokedWithin = std::chrono::milliseconds(250);
 constexpr Duration kRootReachedWithin = std::chrono::milliseconds(250);
 constexpr Duration kLook = std::chrono::microseconds(100);
 
-bool inProgress(NcclApi& api, NcclComm comm) {
+bool isNoError(NcclResult result) {
+  return result == NcclResult::kSuccess || result == NcclResult::kInProgress;
+}
+
+NcclResult stateOf(NcclApi& api, NcclComm comm) {
   NcclResult state = NcclResult::kSuccess;
   const NcclResult asked = api.asyncError(comm, &state);
-  return asked == NcclResult::kInProgress ||
-         (asked == NcclResult::kSuccess && state == NcclResult::kInProgress);
+  return asked == NcclResult::kSuccess ? state : asked;
 }
 
-// True: no longer at work.
-bool awaitQuiet(NcclApi& api, NcclComm comm, Deadline deadline,
-                const std::function<bool()>& givenUp) {
-  while (inProgress(api, comm)) {
-    if (deadline.expired() || givenUp()) return false;
+// Once NCCL is no longer at work: kSuccess, or an error. kInProgress: it still is.
+NcclResult awaitQuiet(NcclApi& api, NcclComm comm, Deadline deadline,
+                      const std::function<bool()>& givenUp) {
+  while (true) {
+    const NcclResult state = stateOf(api, comm);
+    if (state != NcclResult::kInProgress || deadline.expired() || givenUp()) return state;
     std::this_thread::sleep_for(kLook);
   }
-  return true;
 }
 
-bool revokes(const DeviceComm& comm) {
-  return comm.ready() && comm.api().has(NcclFeature::kRevoke);
+// Only one that is quiet and sound, as the question after its state finds out: NCCL up to 2.31 uses
+// the job of a call in progress, or of one that failed, after it has freed it there
+// (ncclCommEnsureReady). And none that a graph has captured: after a revoke NCCL's abort frees it
+// under the graph, and without one it waits for the graph's end (commReclaim, 2.28.9).
+bool mayBeRevoked(const DeviceComm& comm) {
+  return comm.handle() != nullptr && comm.ready() && !comm.captured() &&
+         comm.api().has(NcclFeature::kRevoke) &&
+         stateOf(comm.api(), comm.handle()) == NcclResult::kSuccess;
 }
 
 }  // namespace
@@ -50,7 +60,9 @@ ReapBatch::ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit,
       on_cut_(std::move(on_cut)) {}
 
 void ReapBatch::run() {
-  // What NCCL frees must not end a graph capture of another thread's.
+  // A thread that has named no device speaks to the first one, and makes a context there.
+  const OnDevice on_device(comms_.front()->setup().device, std::nothrow);
+  // What this thread frees in NCCL must not end a graph capture of another thread's.
   const auto relaxed = comms_.front()->setup().platform->cuda->relaxCapture();
   for (const auto& comm : comms_) comm->close();
   Comms free;
@@ -59,11 +71,11 @@ void ReapBatch::run() {
   for (const auto& comm : comms_) (comm->gate().awaitEmpty(soon) ? free : busy).push_back(comm);
   const Comms rest = how_ == How::kRetire ? retire(free) : free;
   if (!rest.empty() || !busy.empty()) callHooks();
-  cut(rest);
+  const Comms in_order = cut(rest);
   // Whose caller does not come back is not told to stop: its waiters are released all the same.
   for (const auto& comm : busy) comm->markCut();
   on_cut_();
-  abort(rest);
+  abortAll(in_order);
   Comms late;
   for (const auto& comm : busy) {
     if (comm->gate().awaitEmpty(deadline_)) {
@@ -73,8 +85,7 @@ void ReapBatch::run() {
                                 " cannot be aborted and is left as it is");
     }
   }
-  cut(late);
-  abort(late);
+  abortAll(cut(late));
   releaseRoots(comms_);
 }
 
@@ -104,13 +115,16 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
   for (const auto& comm : comms) {
     const bool clean = comm->handle() != nullptr && comm->ready() && !comm->captured() &&
                        !comm->setup().lifecycle->failure();
-    if (clean) comm->api().finalize(comm->handle());
-    (clean ? finalizing : rest).push_back(comm);
+    const OnDevice on_device(comm->setup().device, std::nothrow);
+    const bool begun = clean && isNoError(comm->api().finalize(comm->handle()));
+    (begun ? finalizing : rest).push_back(comm);
   }
   const Deadline deadline = retire_by_.orEarlier(deadline_);
   for (const auto& comm : finalizing) {
     const auto failed = [&] { return comm->setup().lifecycle->failure() != nullptr; };
-    if (!awaitQuiet(comm->api(), comm->handle(), deadline, failed)) {
+    const OnDevice on_device(comm->setup().device, std::nothrow);
+    // Destroying one that is in error leaves NCCL's group open on this thread (2.28.9).
+    if (awaitQuiet(comm->api(), comm->handle(), deadline, failed) != NcclResult::kSuccess) {
       rest.push_back(comm);
       continue;
     }
@@ -123,20 +137,43 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
 }
 
 // A revoke goes on in a thread of NCCL's, and lowers the flag that stops kernels at its end: an
-// abort before that could be undone by it.
-void ReapBatch::cut(const Comms& comms) const {
+// abort before that could be undone by it. Returns them in the order in which they are to be
+// aborted: what is not told to stop yet goes first, and last what a call to abort() may block on,
+// since NCCL joins a revoke that is still at work there.
+ReapBatch::Comms ReapBatch::cut(const Comms& comms) const {
+  Comms in_order;
+  Comms ready;
   Comms revoked;
   for (const auto& comm : comms) {
-    if (comm->handle() == nullptr || !revokes(*comm)) continue;
-    const OnDevice on_device(comm->setup().device);
+    const OnDevice on_device(comm->setup().device, std::nothrow);
+    if (!mayBeRevoked(*comm)) {
+      (comm->ready() ? ready : in_order).push_back(comm);
+      continue;
+    }
     comm->api().revoke(comm->handle());
     comm->markCut();
     revoked.push_back(comm);
   }
   on_cut_();
   const Deadline deadline = deadline_.orEarlier(kRevokedWithin);
-  for (const auto& comm : revoked)
-    awaitQuiet(comm->api(), comm->handle(), deadline, [] { return false; });
+  Comms at_work;
+  const auto never = [] { return false; };
+  for (const auto& comm : revoked) {
+    const NcclResult state = awaitQuiet(comm->api(), comm->handle(), deadline, never);
+    (state == NcclResult::kInProgress ? at_work : ready).push_back(comm);
+  }
+  in_order.insert(in_order.end(), ready.begin(), ready.end());
+  in_order.insert(in_order.end(), at_work.begin(), at_work.end());
+  return in_order;
+}
+
+// One that a graph has captured is freed when the graph is, and holds up no other.
+void ReapBatch::abortAll(const Comms& comms) const {
+  Comms others;
+  Comms captured;
+  for (const auto& comm : comms) (comm->captured() ? captured : others).push_back(comm);
+  abort(others);
+  for (const auto& comm : captured) abort({comm});
 }
 
 // In one group: all are told to stop when abort() is called, and freed when the group ends.
@@ -156,7 +193,7 @@ void ReapBatch::abort(const Comms& comms) const {
   if (aborted.empty()) return on_cut_();
   NcclGroup group(aborted.front()->api());
   for (const auto& comm : aborted) {
-    const OnDevice on_device(comm->setup().device);
+    const OnDevice on_device(comm->setup().device, std::nothrow);
     comm->api().abort(comm->handle());
     comm->markCut();
   }
@@ -173,7 +210,7 @@ void ReapBatch::releaseRoots(const Comms& comms) const {
   for (const auto& comm : comms) {
     const auto id = comm->abandonedRoot();
     if (!id || !comm->gone()) continue;
-    const OnDevice on_device(comm->setup().device);
+    const OnDevice on_device(comm->setup().device, std::nothrow);
     NcclApi& api = comm->api();
     std::array<NcclComm, 2> decoys{};
     for (size_t i = 0; i < decoys.size(); ++i) {

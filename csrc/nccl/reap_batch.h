@@ -29,7 +29,8 @@ class ReapBatch {
  private:
   void callHooks() const;
   Comms retire(const Comms& comms) const;
-  void cut(const Comms& comms) const;
+  Comms cut(const Comms& comms) const;
+  void abortAll(const Comms& comms) const;
   void abort(const Comms& comms) const;
   void releaseRoots(const Comms& comms) const;
 

@@ -43,9 +43,9 @@ Dial::Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello,
   std::string error;
   End end = End::kNoSocket;
   try {
-    errno = 0;
-    fd_ = startConnect(address, &error);
-    end = endForError(errno);
+    int code = 0;
+    fd_ = startConnect(address, &error, &code);
+    end = endForError(code);
     if (fd_) loop_.watch(fd_.get(), EPOLLOUT, [this](uint32_t) { onEvent(); });
   } catch (const std::system_error& refused) {
     fd_.reset();

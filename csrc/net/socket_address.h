@@ -74,8 +74,10 @@ struct ListeningSocket {
 // set on failure.
 std::optional<ListeningSocket> listenOn(const SocketAddress& address, PortRange ports,
                                         std::string* error);
-UniqueFd acceptOne(int listener_fd);                                 // invalid: nothing to accept
-UniqueFd startConnect(const SocketAddress& to, std::string* error);  // completes with EPOLLOUT
-int pendingSocketError(int fd);                                      // SO_ERROR
+UniqueFd acceptOne(int listener_fd);  // invalid: nothing to accept
+// Completes with EPOLLOUT. Invalid where it cannot even begin: error says why, and code is the
+// system's number where the system refused.
+UniqueFd startConnect(const SocketAddress& to, std::string* error, int* code = nullptr);
+int pendingSocketError(int fd);  // SO_ERROR
 
 }  // namespace torchft_ext

@@ -103,7 +103,7 @@ UniqueFd acceptOne(int listener_fd) {
   return {};
 }
 
-UniqueFd startConnect(const SocketAddress& to, std::string* error) {
+UniqueFd startConnect(const SocketAddress& to, std::string* error, int* code) {
   if (to.family() != AF_INET && to.family() != AF_INET6 && !to.isLocal()) {
     explain(error, "cannot connect: the address is empty");
     return {};
@@ -111,8 +111,10 @@ UniqueFd startConnect(const SocketAddress& to, std::string* error) {
   UniqueFd fd = makeSocket(to.family(), SOCK_STREAM);
   if (!to.isLocal()) setOption(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   if (::connect(fd.get(), to.raw(), to.rawLength()) == 0) return fd;
-  if (errno == EINPROGRESS || errno == EINTR) return fd;
-  explain(error, "cannot connect to " + to.toString() + ": " + errorText(errno));
+  const int refused = errno;
+  if (refused == EINPROGRESS || refused == EINTR) return fd;
+  explain(error, "cannot connect to " + to.toString() + ": " + errorText(refused));
+  if (code != nullptr) *code = refused;
   return {};
 }
 

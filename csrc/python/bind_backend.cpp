@@ -22,7 +22,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 BackendPtr createBackend(const StorePtr& store, int rank, int size, const py::object& timeout,
                          const std::string& engine, const std::string& name,
-                         c10::intrusive_ptr<FtOptions> options, bool may_resize, bool begin,
+                         const c10::intrusive_ptr<FtOptions>& options, bool may_resize, bool begin,
                          const std::optional<std::string>& bound_device, BackendPtr beside,
                          std::vector<int> ranks_beside) {
   const auto limit = optionalLimitOf("_create_backend: timeout", timeout);
@@ -33,7 +33,9 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size, const py::ob
   creation.size = size;
   creation.engine = engine;
   creation.group_name = name;
-  creation.options = options ? std::move(options) : c10::make_intrusive<FtOptions>();
+  // A copy: the caller may give one object to several groups, and each changes its own.
+  creation.options =
+      options ? c10::make_intrusive<FtOptions>(*options) : c10::make_intrusive<FtOptions>();
   creation.timeout = limit.value_or(Milliseconds(0));
   creation.may_resize = may_resize;
   creation.begin = begin;

@@ -14,10 +14,10 @@ namespace {
 
 // After it nothing of the library calls into Python any more.
 bool exitProcess(std::chrono::milliseconds within) {
+  setWaitHook(nullptr);  // leaving is bounded, and no signal keeps a group from it
   const Deadline deadline = Deadline::after(within);
   const bool signals_ended = stopInterruptWatch(deadline);
   const bool ended = processExit(deadline) && signals_ended;
-  setWaitHook(nullptr);
   setThrower(nullptr);
   return ended;
 }

@@ -47,7 +47,8 @@ class StoreThread {
   // Looks at the values, on the store thread: true ends the wait. Must not block or throw.
   using Acceptable = std::function<bool(const std::vector<std::string>&)>;
 
-  // The same factory key gives the same object. key: "host:port", or unique for in-process stores.
+  // The same key gives the same object. key: "host:port", or unique to an in-process store while
+  // the factory, which the thread keeps, lives.
   static std::shared_ptr<StoreThread> forServer(const std::string& key, StoreFactory factory);
   explicit StoreThread(std::string key, StoreFactory factory);
   ~StoreThread();

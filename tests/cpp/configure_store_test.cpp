@@ -143,44 +143,57 @@ TEST(StoreFreezesWhileLinksForm, TheEpochBeginsLongBeforeTheDeadline) {
   cluster.data->release();
 }
 
-// Has the roster, and makes no link before it is told to.
+// Has the roster, and, if it is the late one, makes no link before it is told to.
 class LinksLate : public AroundEngine {
  public:
-  LinksLate(std::shared_ptr<Engine> inner, std::shared_ptr<std::atomic<bool>> may_link)
-      : AroundEngine(std::move(inner)), may_link_(std::move(may_link)) {}
+  struct Moment {
+    std::atomic<int> have_rosters{0};
+    std::atomic<bool> may_link{false};
+  };
+
+  LinksLate(std::shared_ptr<Engine> inner, std::shared_ptr<Moment> moment, bool late)
+      : AroundEngine(std::move(inner)), moment_(std::move(moment)), late_(late) {}
 
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override {
-    EXPECT_TRUE(waitFor([this] { return may_link_->load(); }));
+    ++moment_->have_rosters;
+    if (late_) {
+      EXPECT_TRUE(waitFor([this] { return moment_->may_link.load(); }));
+    }
     return inner_->form(roster, lifecycle, deadline, superseded);
   }
 
  private:
-  const std::shared_ptr<std::atomic<bool>> may_link_;
+  const std::shared_ptr<Moment> moment_;
+  const bool late_;
 };
 
-TEST(MemberThatMakesNoLink, IsWhatTheTimeoutNamesAndNotTheStore) {
-  constexpr int kLate = 1;
-  const auto may_link = std::make_shared<std::atomic<bool>>(false);
-  int made = 0;
-  Cluster cluster(3, loopbackOptions(),
-                  [&](std::shared_ptr<Engine> engine) -> std::shared_ptr<Engine> {
-                    if (made++ != kLate) return engine;
-                    return std::make_shared<LinksLate>(std::move(engine), may_link);
-                  });
-  Server server(3, "server");
+// Three members of which rank 1 makes no link before it may.
+class MemberThatMakesNoLink : public testing::Test {
+ protected:
+  static constexpr int kLate = 1;
+  const std::shared_ptr<LinksLate::Moment> moment_ = std::make_shared<LinksLate::Moment>();
+  int made_ = 0;
+  Cluster cluster_{3, loopbackOptions(), [this](std::shared_ptr<Engine> engine) {
+                     return std::make_shared<LinksLate>(std::move(engine), moment_,
+                                                        made_++ == kLate);
+                   }};
+  Server server_{3, "server"};
+  std::vector<FailurePtr> failures_{3};
+};
+
+TEST_F(MemberThatMakesNoLink, IsWhatTheTimeoutNamesAndNotTheStore) {
   std::atomic<int> over{0};
-  std::vector<FailurePtr> failures(3);
   const Deadline late = Deadline::after(kTestLimit / 2);
-  cluster.onAll([&](int i) {
+  cluster_.onAll([&](int i) {
     const auto rank = static_cast<size_t>(i);
-    failures[rank] = cluster.group(i).configure(server.threads[rank], "run", i, 3,
-                                                i == kLate ? Duration(kTestLimit) : kFrozenLimit);
-    if (i != kLate && ++over == 2) *may_link = true;
+    failures_[rank] = cluster_.group(i).configure(server_.threads[rank], "run", i, 3,
+                                                  i == kLate ? Duration(kTestLimit) : kFrozenLimit);
+    if (i != kLate && ++over == 2) moment_->may_link = true;
   });
   for (const int i : {0, 2}) {
-    const FailurePtr& failure = failures[static_cast<size_t>(i)];
+    const FailurePtr& failure = failures_[static_cast<size_t>(i)];
     ASSERT_NE(failure, nullptr);
     const std::string text = failure->describe();
     EXPECT_EQ(failure->kind, FailureKind::kTimeout) << text;
@@ -189,8 +202,31 @@ TEST(MemberThatMakesNoLink, IsWhatTheTimeoutNamesAndNotTheStore) {
   }
   // It is told so itself, whatever its own limit.
   EXPECT_FALSE(late.expired());
-  ASSERT_NE(failures[kLate], nullptr);
-  EXPECT_EQ(failures[kLate]->cause.rank, kLate) << failures[kLate]->describe();
+  ASSERT_NE(failures_[kLate], nullptr);
+  EXPECT_EQ(failures_[kLate]->cause.rank, kLate) << failures_[kLate]->describe();
+}
+
+// The late one is let go only when both others have been released.
+TEST_F(MemberThatMakesNoLink, AnAbortWhileLinksFormReleasesAllAtOnce) {
+  std::atomic<int> released{0};
+  const Deadline late = Deadline::after(kTestLimit / 2);
+  std::thread aborter([this] {
+    EXPECT_TRUE(waitFor([this] { return moment_->have_rosters == 3; }));
+    cluster_.group(0).abort("the test says so");
+  });
+  cluster_.onAll([&](int i) {
+    const auto rank = static_cast<size_t>(i);
+    failures_[rank] =
+        cluster_.group(i).configure(server_.threads[rank], "run", i, 3, Duration(kTestLimit));
+    if (i != kLate && ++released == 2) moment_->may_link = true;
+  });
+  aborter.join();
+  EXPECT_FALSE(late.expired());
+  for (const FailurePtr& failure : failures_) {
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
+    EXPECT_EQ(failure->cause.rank, 0) << failure->describe();
+  }
 }
 
 }  // namespace

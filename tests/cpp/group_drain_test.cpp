@@ -11,6 +11,7 @@
 #include "c10d/ft_work.h"
 #include "captured_log.h"
 #include "cluster.h"
+#include "throwing_hook.h"
 #include "wait_for.h"
 
 namespace torchft_ext {
@@ -114,6 +115,18 @@ TEST_F(EngineInside, AbortEndsByTheGroupsTimeoutIsReportedAndTheBuffersStay) {
   group().abort("enough");
   EXPECT_TRUE(CapturedLog::contains(kDidNotLeave));
   EXPECT_FALSE(state_->done());
+  EXPECT_TRUE(inside());
+  EXPECT_TRUE(leaves());
+  EXPECT_EQ(finish(state_)->kind, FailureKind::kAborted);
+  cluster_.form({0}, "second");
+}
+
+TEST_F(EngineInside, AbortIsLeftWhenASignalsHandlerThrowsAndTheBuffersStay) {
+  strike();
+  {
+    const ThrowingHook hook;
+    EXPECT_THROW(group().abort("enough"), Interrupted);
+  }
   EXPECT_TRUE(inside());
   EXPECT_TRUE(leaves());
   EXPECT_EQ(finish(state_)->kind, FailureKind::kAborted);

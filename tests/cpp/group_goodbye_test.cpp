@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "cluster.h"
+#include "throwing_hook.h"
+#include "wait_for.h"
 
 namespace torchft_ext {
 namespace {
@@ -18,6 +20,26 @@ TEST(GroupGoodbye, RightAfterABarrierHarmsNobodyWhoIsStillInIt) {
       EXPECT_TRUE(cluster.group(i).shutdown(Deadline::after(kTestLimit)));
     });
   }
+}
+
+// It waits for a message that nobody sends.
+TEST(GroupGoodbye, IsLeftWhenASignalsHandlerThrowsAndTheOtherIsTold) {
+  Cluster cluster(2);
+  cluster.form(cluster.all(), "leave");
+  std::vector<float> values(10);
+  const auto state = cluster.group(0).issue(recvOf(values, 1));
+  {
+    const ThrowingHook hook;
+    EXPECT_THROW(cluster.group(0).shutdown(Deadline::after(kTestLimit)), Interrupted);
+  }
+  const FailurePtr failure = finish(state);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
+  EXPECT_NE(failure->describe().find("shutdown() was interrupted"), std::string::npos)
+      << failure->describe();
+  EXPECT_TRUE(waitFor([&] { return cluster.group(1).errored() != nullptr; }));
+  EXPECT_EQ(cluster.group(1).errored()->cause.rank, 0);
+  cluster.group(0).shutdown(Deadline::after(kTestLimit));  // again: it has ended
 }
 
 }  // namespace

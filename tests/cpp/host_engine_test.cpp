@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+#include <vector>
+
 #include "cluster.h"
 #include "peers/peer_monitor.h"
 
@@ -34,6 +37,30 @@ TEST_F(PortTaken, EngineSaysWhichAndWhatToDo) {
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->describe(),
             refusal() + "; choose another interface or port range; make a new group");
+}
+
+TEST_F(PortTaken, EngineThatCouldNotOpenIsNoneToStop) {
+  HostEngineOptions options = loopbackOptions();
+  const auto good = hostEngine(options);
+  EXPECT_TRUE(std::holds_alternative<std::shared_ptr<Engine>>(good));
+  options.ports = itself();
+  EXPECT_TRUE(std::holds_alternative<Failure>(hostEngine(options)));
+  EXPECT_TRUE(stopHostEngines(Deadline::after(kTestLimit)));
+}
+
+TEST(HostEngines, GroupsThatBeginAtOnceShareOne) {
+  constexpr int kGroups = 4;
+  std::vector<std::shared_ptr<Engine>> engines(kGroups);
+  std::vector<std::thread> threads;
+  threads.reserve(kGroups);
+  for (auto& engine : engines) {
+    threads.emplace_back(
+        [&engine] { engine = std::get<std::shared_ptr<Engine>>(hostEngine(loopbackOptions())); });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& engine : engines) EXPECT_EQ(engine, engines.front());
+  engines.clear();
+  EXPECT_TRUE(stopHostEngines(Deadline::after(kTestLimit)));
 }
 
 TEST_F(PortTaken, MonitorSaysSoOnceThoughBothItsListenersNeedOne) {

@@ -34,8 +34,6 @@ class HeldLink : public Link {
   void close() override { frames.clear(); }
   void letGo() override {}
   void closeAfterTexts(Duration /*at_most*/) override {}
-  uint64_t bytesSent() const override { return 0; }
-  uint64_t bytesReceived() const override { return 0; }
 
   std::deque<Frame> frames;
 };

@@ -73,10 +73,16 @@ TEST_F(NcclFailureTest, AbortWhileIdsAreExchanged) {
   expectSum(cluster, cluster.all());
 }
 
-TEST_F(NcclFailureTest, AbortWhileRanksAwaitTheOneThatNeverComes) {
+TEST_F(NcclFailureTest, AbortWhileRanksAwaitInNcclTheOneThatDoesNotCome) {
   NcclCluster cluster(3);
   cluster.form(cluster.all(), "a");
-  abortReleases(cluster, {0, 1}, 2, [&] { return counted("inits") == 2; });
+  inject("block init rank=2");
+  std::thread blocked([&] { allreduceFails(cluster, 2); });
+  std::thread aborted([&] { allreduceFails(cluster, 1); });
+  abortReleases(cluster, {0}, 1, [&] { return counted("inits") == 2; });
+  aborted.join();
+  inject("clear");
+  blocked.join();
   EXPECT_TRUE(waitFor([] { return sim::ncclCensus().roots == 0; }));
   cluster.form(cluster.all(), "b");
   expectSum(cluster, cluster.all());

@@ -139,18 +139,37 @@ TEST_F(NcclRacesTest, AnOlderLibraryGetsOneIdHoweverLargeTheWorld) {
   EXPECT_EQ(counted("unique_ids"), 1);
 }
 
-TEST_F(NcclRacesTest, EveryPartsRootIsReleasedWhereARankDoesNotCome) {
-  NcclCluster cluster(5, partsOfTwo());
-  cluster.form(cluster.all(), "parts");
+// What waits in NCCL for ranks hears of no abort: so nothing is made there before all have come.
+TEST_F(NcclRacesTest, NothingIsMadeInNcclWhereARankDoesNotCome) {
+  NcclCluster cluster(5);
+  cluster.form(cluster.all(), "a");
+  const auto heard = [&cluster] { return cluster.group(0).stats().bytes_received; };
+  const uint64_t before = heard();
   std::vector<std::thread> issuing;
   for (const int i : {0, 1, 2, 4}) {
     issuing.emplace_back([&cluster, i] {
       EXPECT_NE(finish(cluster.group(i).issue(deviceAllreduce(floats(i, Values(10, 1))))), nullptr);
     });
   }
-  EXPECT_TRUE(waitFor([] { return counted("inits") >= 3; }));
+  EXPECT_TRUE(waitFor([&] { return heard() > before; }));
   cluster.group(3).abort("it does not come");
   for (auto& thread : issuing) thread.join();
+  EXPECT_EQ(counted("unique_ids"), 0);
+  EXPECT_EQ(counted("inits"), 0);
+}
+
+TEST_F(NcclRacesTest, EveryPartsRootIsReleasedWhereARankFailsOnItsWayIn) {
+  inject("fail init rank=3 code=2");
+  NcclCluster cluster(5, partsOfTwo());
+  cluster.form(cluster.all(), "parts");
+  std::vector<std::thread> issuing;
+  for (const int i : cluster.all()) {
+    issuing.emplace_back([&cluster, i] {
+      EXPECT_NE(finish(cluster.group(i).issue(deviceAllreduce(floats(i, Values(10, 1))))), nullptr);
+    });
+  }
+  for (auto& thread : issuing) thread.join();
+  EXPECT_EQ(counted("unique_ids"), 3);
   EXPECT_TRUE(waitFor([] { return sim::ncclCensus().roots == 0; }));
 }
 
@@ -216,9 +235,9 @@ TEST_F(NcclRacesTest, BuffersOfAnInterruptedCallAreKeptUntilNcclIsThroughWithThe
   Floats values = floats(0, Values(10, 1));
   const std::weak_ptr<DeviceArray<float>> watched = values;
   inject("in_progress allreduce rank=0 polls=1000000000");
-  inject("block abort rank=0");
   std::thread aborting([&] {
     EXPECT_TRUE(waitFor([&] { return counted("allreduce") == 3; }));
+    inject("block group_end count=2");  // which frees what was aborted, for each rank
     cluster.group(1).abort("while NCCL is at work");
   });
   Operation operation = deviceAllreduce(values);
@@ -263,7 +282,7 @@ TEST_F(NcclRacesTest, AnInitialisationThatNeedsALeaverEndsSoonAfterItsGoodbye) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "a");
   std::thread leaving([&] {
-    EXPECT_TRUE(waitFor([&] { return counted("unique_ids") == 1; }));
+    EXPECT_TRUE(waitFor([&] { return cluster.group(0).stats().operations == 1; }));
     cluster.group(1).shutdown(testDeadline());
   });
   const FailurePtr failure =
@@ -271,6 +290,18 @@ TEST_F(NcclRacesTest, AnInitialisationThatNeedsALeaverEndsSoonAfterItsGoodbye) {
   leaving.join();
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->kind, FailureKind::kPeerLeft) << failure->describe();
+}
+
+// A thread that has named no device speaks to the first one, and would make a context there.
+TEST_F(NcclRacesTest, DevicesOfOthersAreLeftAlone) {
+  NcclCluster cluster(2);
+  cluster.form({1}, "alone");
+  sum(cluster, 0 + 1);
+  EXPECT_TRUE(waitFor([] { return counted("relaxed on 1") > 0; }));
+  cluster.group(1).abort("enough");
+  EXPECT_TRUE(waitFor([] { return counted("aborts") == 1; }));
+  EXPECT_EQ(counted("relaxed on 0"), 0);
+  EXPECT_EQ(counted("queried on 0"), 0);
 }
 
 // ---- captures

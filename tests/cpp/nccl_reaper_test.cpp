@@ -123,12 +123,12 @@ TEST_F(NcclReaper, ACallThatDoesNotReturnHoldsUpItsOwnCommunicatorAlone) {
 // NCCL frees it when the graph is gone: until then its helper waits, which is not "stuck".
 TEST_F(NcclReaper, ACapturedCommunicatorIsAbortedAndWaitsForItsGraphAlone) {
   const auto captured = readyComm();
-  captured->markCaptured();
+  captured->markCaptured(captured->stream());
   nccl->block("groupEnd");
   auto ends = reaper(milliseconds(50));
   ends->abort({captured});
   ASSERT_TRUE(waitFor([&] { return nccl->called("groupEnd"); }));
-  EXPECT_EQ(ending(), Calls({"revoke 1", "groupStart", "abort 1", "groupEnd"}));
+  EXPECT_EQ(ending(), Calls({"groupStart", "abort 1", "groupEnd"}));  // a revoke would not wait
   EXPECT_TRUE(captured->cut());
   EXPECT_TRUE(waitFor([&] { return ends->counts().held_by_graphs == 1; }));
   EXPECT_TRUE(ends->awaitEnded(captured->setup().device, testDeadline()));
@@ -143,7 +143,9 @@ TEST_F(NcclReaper, ACapturedCommunicatorIsAbortedAndWaitsForItsGraphAlone) {
 TEST_F(NcclReaper, ARevokeInProgressIsThroughBeforeTheAbort) {
   const auto first = readyComm();
   const auto second = readyComm();
-  nccl->answer("asyncError", std::deque<NcclResult>(20, NcclResult::kInProgress));
+  std::deque<NcclResult> states(22, NcclResult::kInProgress);
+  states[0] = states[1] = NcclResult::kSuccess;  // before the revokes
+  nccl->answer("asyncError", states);
   auto ends = reaper();
   ends->abort({first, second});
   ASSERT_TRUE(second->awaitGone(testDeadline()));
@@ -151,6 +153,28 @@ TEST_F(NcclReaper, ARevokeInProgressIsThroughBeforeTheAbort) {
   const auto abort = std::find(calls.begin(), calls.end(), "abort 1");
   EXPECT_GE(std::count(calls.begin(), abort, "asyncError 1"), 21);
   EXPECT_EQ(std::count(abort, calls.end(), "asyncError 1"), 0);
+  ends->stop(testDeadline());
+}
+
+// NCCL would use the job of the call that is in progress after it has freed it.
+TEST_F(NcclReaper, OneAtWorkIsNotRevokedAndAbortedBeforeThoseThatWere) {
+  const auto quiet = readyComm();
+  const auto at_work = readyComm();
+  nccl->answer("asyncError", {NcclResult::kSuccess, NcclResult::kInProgress});
+  auto ends = reaper();
+  ends->abort({quiet, at_work});
+  ASSERT_TRUE(quiet->awaitGone(testDeadline()));
+  EXPECT_EQ(ending(), Calls({"revoke 1", "groupStart", "abort 2", "abort 1", "groupEnd"}));
+  ends->stop(testDeadline());
+}
+
+TEST_F(NcclReaper, OneInErrorIsNotRevoked) {
+  const auto broken = readyComm();
+  nccl->answer("asyncError", {NcclResult::kRemoteError});
+  auto ends = reaper();
+  ends->abort({broken});
+  ASSERT_TRUE(broken->awaitGone(testDeadline()));
+  EXPECT_EQ(ending(), Calls({"groupStart", "abort 1", "groupEnd"}));
   ends->stop(testDeadline());
 }
 
@@ -208,7 +232,7 @@ TEST_F(NcclReaper, LiveCommunicatorsHaveStreamsOfTheirOwnAndGiveThemBack) {
 TEST_F(NcclReaper, WithoutRevokeACapturedCommunicatorIsAbortedAlone) {
   nccl->lack(NcclFeature::kRevoke);
   const auto captured = readyComm();
-  captured->markCaptured();
+  captured->markCaptured(captured->stream());
   const auto other = readyComm();
   auto ends = reaper();
   ends->abort({captured, other});
@@ -225,6 +249,24 @@ TEST_F(NcclReaper, RetiringFinalizesThenDestroys) {
   ends->retire({only}, testDeadline());
   EXPECT_TRUE(only->awaitGone(testDeadline()));
   EXPECT_EQ(ending(), Calls({"finalize 1", "destroy 1"}));
+  ends->stop(testDeadline());
+}
+
+// Destroying it would leave NCCL's group open on the helper's thread.
+TEST_F(NcclReaper, OneThatCannotBeFinalizedIsAborted) {
+  const auto refused = readyComm();
+  nccl->answer("finalize", {NcclResult::kSystemError});
+  auto ends = reaper();
+  ends->retire({refused}, testDeadline());
+  ASSERT_TRUE(refused->awaitGone(testDeadline()));
+  EXPECT_EQ(ending(), Calls({"finalize 1", "revoke 1", "groupStart", "abort 1", "groupEnd"}));
+  const auto broken = readyComm();
+  nccl->answer("asyncError",
+               {NcclResult::kInProgress, NcclResult::kRemoteError, NcclResult::kRemoteError});
+  ends->retire({broken}, testDeadline());
+  ASSERT_TRUE(broken->awaitGone(testDeadline()));
+  EXPECT_FALSE(nccl->called("destroy 2"));
+  EXPECT_TRUE(nccl->called("abort 2"));
   ends->stop(testDeadline());
 }
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/callbacks.h"
+#include "throwing_hook.h"
 
 namespace torchft_ext {
 namespace {
@@ -108,13 +109,12 @@ TEST(OpState, AThrowingCallbackLeavesTheNextOneAlive) {
   EXPECT_EQ(ran.get_future().wait_for(kPatience), std::future_status::ready);
 }
 
-struct Interrupted {};
-
 TEST(OpState, AnExceptionOfTheWaitHookLeavesTheWait) {
   const auto op = makeOp();
-  setWaitHook([] { throw Interrupted{}; });
-  EXPECT_THROW(op->wait(Deadline::after(kPatience)), Interrupted);
-  setWaitHook(nullptr);
+  {
+    const ThrowingHook hook;
+    EXPECT_THROW(op->wait(Deadline::after(kPatience)), Interrupted);
+  }
   op->complete(nullptr);
   EXPECT_TRUE(op->wait(Deadline::after(kPatience)));
 }

@@ -32,8 +32,10 @@ class RunnerTest : public ::testing::Test {
       for (size_t b = a + 1; b < ranks.size(); ++b) {
         SocketPair pair = tcpPair(buffer_bytes);
         test.on([&] {
-          ranks[a].links[b] = makeStreamLink(test.loop(), std::move(pair.first));
-          ranks[b].links[a] = makeStreamLink(test.loop(), std::move(pair.second));
+          ranks[a].links[b] =
+              makeStreamLink(test.loop(), std::move(pair.first), std::make_shared<Traffic>());
+          ranks[b].links[a] =
+              makeStreamLink(test.loop(), std::move(pair.second), std::make_shared<Traffic>());
         });
       }
     }

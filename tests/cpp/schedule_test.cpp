@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "schedule_simulator.h"
+#include "schedule_support.h"
 
 namespace torchft_ext {
 namespace {
@@ -17,7 +18,6 @@ const size_t kCounts[] = {0, 1, 13, 700};  // items: none, one, odd, several chu
 const size_t kCapacities[] = {0, 1000};
 const ReduceKind kReductions[] = {ReduceKind::kSum, ReduceKind::kAvg, ReduceKind::kProduct,
                                   ReduceKind::kMin, ReduceKind::kMax, ReduceKind::kPreMulSum};
-constexpr float kFactor = 3;  // of kPreMulSum
 
 // Chunks of 64 bytes, so that little data makes many; each setting forces one family of algorithms.
 const ScheduleTuning kDirect{64, 0, 1000};
@@ -25,21 +25,9 @@ const ScheduleTuning kRing{64, 0, 1};
 const ScheduleTuning kFewRounds{64, kHuge, 8};
 const ScheduleTuning kTunings[] = {kDirect, kRing, kFewRounds};
 
-template <typename T>
-constexpr DType dtypeOf() {
-  if constexpr (std::is_same_v<T, float>) return DType::kFloat;
-  if constexpr (std::is_same_v<T, uint8_t>) return DType::kUint8;
-  return DType::kInt64;
-}
-
 // The memory of all ranks: one vector of items for each rank and buffer.
 template <typename T>
 using Memory = std::vector<std::vector<std::vector<T>>>;
-
-template <typename T>
-Buffer bufferOf(std::vector<T>& items) {
-  return {reinterpret_cast<uint8_t*>(items.data()), items.size() * sizeof(T)};
-}
 
 template <typename T>
 std::vector<Buffer> buffersOf(std::vector<std::vector<T>>& memory) {
@@ -62,17 +50,6 @@ Memory<T> makeMemory(int size, int buffers, Counts counts, bool fill) {
     }
   }
   return memory;
-}
-
-template <typename T>
-Operation operationOf(OpKind kind, ReduceKind reduce = ReduceKind::kSum, int root = 0) {
-  Operation operation;
-  operation.kind = kind;
-  operation.dtype = dtypeOf<T>();
-  operation.reduce = reduce;
-  operation.root = root;
-  std::memcpy(operation.factor.data(), &kFactor, sizeof(kFactor));
-  return operation;
 }
 
 template <typename T>
@@ -387,103 +364,6 @@ TEST(Schedule, BarrierEndsOnlyWhenAllRanksHaveEntered) {
   }
 }
 
-// How many frames follow one another at most, each for want of the one before it.
-class Rounds {
- public:
-  // Of a collective of `bytes` bytes in each part.
-  Rounds(OpKind kind, int size, size_t bytes, int root = 0) : memory_(bytes) {
-    const Buffer part{memory_.data(), bytes};
-    const std::vector<Buffer> one{part};
-    const std::vector<Buffer> all(static_cast<size_t>(size), part);
-    for (int rank = 0; rank < size; ++rank) {
-      Operation operation = operationOf<uint8_t>(kind, ReduceKind::kSum, root);
-      const bool gathers = kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
-      const bool scatters = kind == OpKind::kReduceScatter || kind == OpKind::kAlltoall;
-      const bool in_place = kind == OpKind::kAllreduce || kind == OpKind::kBroadcast;
-      const bool is_root = rank == root;
-      operation.outputs = gathers || (kind == OpKind::kGather && is_root) ? all : one;
-      operation.inputs = scatters || (kind == OpKind::kScatter && is_root) ? all : one;
-      if (in_place || (kind == OpKind::kScatter && !is_root)) operation.inputs.clear();
-      if ((kind == OpKind::kGather || kind == OpKind::kReduce) && !is_root)
-        operation.outputs.clear();
-      schedules_.push_back(makeSchedule(operation, rank, size, {}));
-    }
-    for (const Schedule& schedule : schedules_) depth_.emplace_back(schedule.steps.size(), -1);
-  }
-
-  int count() {
-    int most = 0;
-    for (size_t rank = 0; rank < schedules_.size(); ++rank) {
-      for (size_t i = 0; i < schedules_[rank].steps.size(); ++i) {
-        most = std::max(most, depthOf(rank, i));
-      }
-    }
-    return most;
-  }
-
- private:
-  int depthOf(size_t rank, size_t index) {
-    int& known = depth_[rank][index];
-    if (known >= 0) return known;
-    const Step& step = schedules_[rank].steps[index];
-    int depth = 0;
-    for (const int before : step.after) {
-      if (before >= 0) depth = std::max(depth, depthOf(rank, static_cast<size_t>(before)));
-    }
-    if (step.kind == Step::Kind::kRecv || step.kind == Step::Kind::kRecvReduce) {
-      const auto peer = static_cast<size_t>(step.peer);
-      depth = std::max(depth, 1 + depthOf(peer, sendFor(rank, index)));
-    }
-    return depth_[rank][index] = depth;
-  }
-
-  // The frames of one pair match in list order.
-  size_t sendFor(size_t rank, size_t index) const {
-    const Step& receive = schedules_[rank].steps[index];
-    const auto before = [&](const Step& step) {
-      return step.peer == receive.peer &&
-             (step.kind == Step::Kind::kRecv || step.kind == Step::Kind::kRecvReduce);
-    };
-    const auto& own = schedules_[rank].steps;
-    auto number =
-        std::count_if(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(index), before);
-    const auto& theirs = schedules_[static_cast<size_t>(receive.peer)].steps;
-    for (size_t i = 0; i < theirs.size(); ++i) {
-      const bool matches =
-          theirs[i].kind == Step::Kind::kSend && theirs[i].peer == static_cast<int>(rank);
-      if (matches && number-- == 0) return i;
-    }
-    ADD_FAILURE() << "a frame that nobody sends";
-    return 0;
-  }
-
-  std::vector<uint8_t> memory_;
-  std::vector<Schedule> schedules_;
-  std::vector<std::vector<int>> depth_;
-};
-
-TEST(Schedule, FewBytesTakeALogarithmicNumberOfRounds) {
-  for (const int size : {2, 3, 4, 5, 8, 9, 16, 31, 64, 100}) {
-    int log2 = 0;  // rounded up
-    while ((1 << log2) < size) ++log2;
-    SCOPED_TRACE("world " + std::to_string(size));
-    for (const size_t bytes : {size_t{1}, ScheduleTuning{}.small_bytes}) {
-      for (const OpKind kind : {OpKind::kBroadcast, OpKind::kReduce, OpKind::kAllgather}) {
-        const int rounds = Rounds(kind, size, bytes, size / 2).count();
-        EXPECT_TRUE(rounds >= 1 && rounds <= log2) << toString(kind) << ": " << rounds;
-      }
-      // Of ranks past a power of two, one round before and one after.
-      const int rounds = Rounds(OpKind::kAllreduce, size, bytes).count();
-      EXPECT_TRUE(rounds >= log2 && rounds <= log2 + 1) << "allreduce: " << rounds;
-    }
-    EXPECT_EQ(Rounds(OpKind::kBarrier, size, 1).count(), log2);
-    for (const OpKind kind :
-         {OpKind::kGather, OpKind::kScatter, OpKind::kAlltoall, OpKind::kReduceScatter}) {
-      EXPECT_EQ(Rounds(kind, size, 1).count(), 1) << toString(kind);
-    }
-  }
-}
-
 TEST(Schedule, SlicesOfBigBuffersBeginOnCacheLines) {
   std::vector<float> items(100'003);
   Operation operation = operationOf<float>(OpKind::kAllreduce);
@@ -503,45 +383,6 @@ TEST(Schedule, LongBuffersTravelInChunks) {
   for (const Step& step : makeSchedule(operation, 0, 2, tuning).steps) {
     EXPECT_LE(step.bytes, tuning.chunk_bytes);
   }
-}
-
-TEST(Signature, TellsOperationsApart) {
-  std::vector<float> items(10);
-  Operation base = operationOf<float>(OpKind::kAllreduce);
-  base.outputs = {bufferOf(items)};
-  Operation other = base;
-  EXPECT_EQ(signatureOf(base), signatureOf(other));
-  other.reduce = ReduceKind::kMax;
-  EXPECT_NE(signatureOf(base), signatureOf(other));
-  other = base;
-  other.dtype = DType::kInt32;
-  EXPECT_NE(signatureOf(base), signatureOf(other));
-  other = base;
-  other.outputs[0].bytes = 36;
-  EXPECT_NE(signatureOf(base), signatureOf(other));
-  other = base;
-  other.kind = OpKind::kBroadcast;
-  EXPECT_NE(signatureOf(base), signatureOf(other));
-  Operation third = other;
-  third.root = 2;
-  EXPECT_NE(signatureOf(third), signatureOf(other));
-}
-
-TEST(Signature, IgnoresWhatOnlyOneRankKnows) {
-  std::vector<float> items(10);
-  Operation root = operationOf<float>(OpKind::kGather, ReduceKind::kSum, 1);
-  root.inputs = {bufferOf(items)};
-  Operation other = root;
-  root.outputs = {bufferOf(items), bufferOf(items)};
-  EXPECT_EQ(signatureOf(root), signatureOf(other));
-}
-
-TEST(Signature, SaysWhatTheOperationIs) {
-  EXPECT_EQ(
-      describeSignature(signatureOf(operationOf<float>(OpKind::kReduce, ReduceKind::kMax, 3))),
-      "reduce (max) of float32 with root 3");
-  EXPECT_EQ(describeSignature(signatureOf(Operation{})), "barrier");
-  EXPECT_EQ(describeSignature(~uint64_t{0}), "an unknown operation");
 }
 
 }  // namespace

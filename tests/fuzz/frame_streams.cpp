@@ -153,7 +153,8 @@ class LinkReader : public Reader, LinkReceiver {
 
   UniqueFd begin() override {
     Pair pair;
-    link_ = makeStreamLink(loop(), std::move(pair.near), Duration(0));
+    traffic_ = std::make_shared<Traffic>();
+    link_ = makeStreamLink(loop(), std::move(pair.near), traffic_, Duration(0));
     link_->setReceiver(this);
     return std::move(pair.far);
   }
@@ -170,7 +171,7 @@ class LinkReader : public Reader, LinkReceiver {
     require(said_.frames == expected.frames);
     require(said_.broken == expected.broken);
     const bool open = !closed_ && !said_.broken;
-    require(!open || link_->bytesReceived() == sent.size());
+    require(!open || traffic_->received == sent.size());
     return open;
   }
 
@@ -224,6 +225,7 @@ class LinkReader : public Reader, LinkReceiver {
 
   const bool destroys_;
   const size_t close_after_;
+  std::shared_ptr<Traffic> traffic_;
   std::unique_ptr<Link> link_;
   OnALink said_;
   bool closed_ = false;

@@ -82,17 +82,18 @@ def attempt(pool: Pool, report: Report, entry: Entry, *, again: bool = False) ->
     try:
         report.add_passed(entry.name, entry.strike, entry.run(pool))
     except LateError as late:
+        told = f"{late} ({pool.transports()})"
         pool.new_store()
         if again or not late.starved:
-            report.add_failed(entry.name, str(late))
+            report.add_failed(entry.name, told)
         else:
-            report.add_repeated(entry.name, str(late))
+            report.add_repeated(entry.name, told)
             attempt(pool, report, entry, again=True)
     except SkippedError as reason:
         report.add_skipped(entry.name, str(reason))
         pool.new_store()
     except MatrixError as error:
-        report.add_failed(entry.name, str(error))
+        report.add_failed(entry.name, f"{error} ({pool.transports()})")
         pool.new_store()
 
 

@@ -130,6 +130,10 @@ class Pool:
                 f"an epoch of {len(ranks)} could not form: {told}; no answer: {sorted(waiting)}"
             )
 
+    def transports(self) -> str:
+        """How each rank is reached, in the order in which a case takes them."""
+        return "ranks reached by " + ", ".join(rank.transport for rank in self.ranks)
+
     def drop(self) -> None:
         """End every rank."""
         for rank in self.ranks:

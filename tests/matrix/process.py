@@ -32,6 +32,7 @@ class RankProcess:
     Attributes:
         doors: addresses of its links, "127.0.0.1:PORT" and, of every second rank, "unix:NAME" before it.
         line_doors: of its liveness lines.
+        transport: how others reach it, "local" or "tcp".
         directory: its working directory, which goes with it; a core is written there by default.
     """
 
@@ -40,11 +41,11 @@ class RankProcess:
     def __init__(self, executable: str, store: str, heartbeat: float) -> None:
         """Start it and wait until it is ready."""
         # Links of both kinds in every world: a rank is reached by the first of its doors.
-        transport = "local" if next(self._started) % 2 == 0 else "tcp"
+        self.transport = "local" if next(self._started) % 2 == 0 else "tcp"
         self._directory = tempfile.TemporaryDirectory(prefix="rank-")
         self.directory = self._directory.name
         self._process = subprocess.Popen(
-            [executable, store, str(heartbeat), transport],
+            [executable, store, str(heartbeat), self.transport],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

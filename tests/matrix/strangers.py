@@ -134,6 +134,11 @@ def _garbage(siege: Siege, _target: Target, connection: socket.socket) -> None:
     connection.sendall(siege.pool.rng.randbytes(siege.pool.rng.randrange(1, 4096)))
 
 
+def _descriptors(siege: Siege, _target: Target, connection: socket.socket) -> None:
+    """Pass descriptors along, which a Unix socket would hand to a receiver that asked for them."""
+    socket.send_fds(connection, [siege.pool.rng.randbytes(100)], [0] * 5)
+
+
 def _silent(_siege: Siege, _target: Target, _connection: socket.socket) -> None:
     pass
 
@@ -171,6 +176,7 @@ KINDS = {
     "scan": _scan,
     "reset": _reset,
     "garbage": _garbage,
+    "descriptors": _descriptors,
     "silent": _silent,
     "slow": _slow,
     "oversized": _oversized,

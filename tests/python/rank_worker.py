@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 
 import rankside
 
+OWN_PID = os.getpid()
+
 
 def run_call(connection: Connection, lock: threading.Lock, request: tuple) -> None:
     number, _, module, function, args, kwargs = request
@@ -24,6 +26,8 @@ def run_call(connection: Connection, lock: threading.Lock, request: tuple) -> No
         value = getattr(importlib.import_module(module), function)(*args, **kwargs)
         reply = (number, True, value)
     except BaseException as error:
+        if os.getpid() != OWN_PID:
+            raise  # of a forked child: its interpreter ends with it
         reply = (number, False, rankside.describe(error))
     with lock:
         try:

@@ -78,6 +78,10 @@ def backend():
     return torchft_ext.backend()
 
 
+def configure(address: str, rank: int, size: int, limit: float = PATIENCE) -> None:
+    backend().configure(address, rank, size, timeout=seconds(limit))
+
+
 def configure_next(address: str, rank: int, size: int) -> None:
     """Begin an epoch though the end of the last test may have killed a member of the last one.
 
@@ -148,6 +152,10 @@ def operations() -> int:
 
 def wait_for_operation_after(count: int) -> None:
     wait_until(lambda: operations() > count, f"an operation after the first {count}")
+
+
+def all_stats() -> dict[str, object]:
+    return backend().stats()
 
 
 def errored() -> ErrorInfo | None:

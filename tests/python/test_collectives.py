@@ -246,21 +246,26 @@ def test_collective_gives_the_reference_result(ranks, operation, size):
     ranks.world(size).run(operation)
 
 
-def rounded_sums() -> list[str]:
-    """Digests of sums in which the order of summation shows."""
+def rounded(op: str) -> list[str]:
+    """Digests of reductions in which the order of the terms, or factors, shows."""
     rank, _ = me()
     digests = []
     for dtype, size in itertools.product(FLOATS, (1, 100, 20_011, 300_007)):
-        tensor = noise(rank, size, dtype)
-        dist.all_reduce(tensor)
+        tensor = noise(rank, size, dtype) / 3  # so that all bits are in use
+        if op == "PRODUCT":
+            tensor = tensor / 100 + 1  # so that no product overflows
+        dist.all_reduce(tensor, reduce_op(op))
+        assert bool(tensor.isfinite().all())
         digests.append(digest(tensor))
     return digests
 
 
 @pytest.mark.parametrize("size", WORLDS[1:])
 def test_allreduce_result_is_bit_identical_on_all_ranks(ranks, size):
-    results = ranks.world(size).run(rounded_sums)
-    assert all(result == results[0] for result in results)
+    world = ranks.world(size)
+    for op in ("SUM", "AVG", "PRODUCT"):
+        results = world.run(rounded, op)
+        assert all(result == results[0] for result in results), op
 
 
 def rounded_sums_are_close() -> None:

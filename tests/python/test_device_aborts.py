@@ -188,11 +188,12 @@ def beside_a_capture(asynchronous: bool) -> str:
     return "" if error is None else error.text
 
 
-def test_operation_beside_a_capture_is_refused_where_it_has_the_groups_stream(devices):
+def test_operation_beside_a_capture_that_holds_one_of_its_group_is_refused(devices):
     world = devices.world(2)
     for text in world.run(beside_a_capture, True):
         assert "graph capture" in text and "issue others" in text
-    assert world.run(beside_a_capture, False) == ["", ""]
+    for text in world.run(beside_a_capture, False):
+        assert "graph capture" in text and "issue others" in text
 
 
 def free_graph() -> None:

@@ -439,6 +439,21 @@ def test_group_for_device_tensors_refuses_the_cpus(devices):
         assert "'ft'" in text and "CPU" in text
 
 
+def refuse_device_tensors() -> str:
+    with pytest.raises(NotImplementedError) as caught:
+        backend().allreduce([ones(3)])
+    assert backend().errored() is None
+    values.check_sum()
+    return str(caught.value)
+
+
+def test_group_for_host_tensors_refuses_the_devices_and_says_what_serves_both(devices):
+    for text in devices.world(2, name="ft:host").run(refuse_device_tensors):
+        assert "allreduce: tensors: this group serves CPU tensors only" in text, text
+        assert f"found tensors on {accelerator.NAME}:" in text, text
+        assert "use the backend 'ft', which serves both" in text, text
+
+
 def check_waits() -> list[bool]:
     work = dist.all_reduce(ones(10), async_op=True)
     backend().check()

@@ -1,13 +1,11 @@
-"""configure(): sizes change, failed attempts leave nothing, and a thousand epochs leak nothing."""
+"""configure(): sizes change, and failed attempts leave nothing."""
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import socket
 import threading
-import time
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from rankside import (
     abort,
     abort_from_many_threads,
     backend,
+    configure,
     connected_store,
     describe,
     errored,
@@ -26,17 +25,13 @@ from rankside import (
     kept,
     leave_default_group,
     seconds,
-    wait_errored,
     wait_until,
 )
 from test_network import listening
 from values import check_sum
 
-WARM_UP = 500  # epochs after which the allocator's arenas have their size
-
-
-def configure(address: str, rank: int, size: int, limit: float = PATIENCE) -> None:
-    backend().configure(address, rank, size, timeout=seconds(limit))
+NOTICE = 10.0  # seconds in which a failure must have reached everyone
+BUSY = 10.0  # seconds that a busy machine may take beside a limit
 
 
 def together(world: World, address: str) -> None:
@@ -133,8 +128,8 @@ def test_two_processes_with_one_rank_are_told_so(ranks):
 
 def test_configure_without_a_server_raises_store_lost(ranks):
     world = ranks.world(1)
-    error = world.start(0, configure, "127.0.0.1:1/nobody", 0, 2, 5.0).error("CommError")
-    assert error.type in ("StoreLostError", "CommTimeoutError")
+    call = world.start(0, configure, "127.0.0.1:1/nobody", 0, 2)
+    error = call.error("StoreLostError", patience=NOTICE)
     assert error.text.count("127.0.0.1:1") == error.text.count("the store at") == 1, error.text
     world.next().run(check_sum)
 
@@ -142,7 +137,7 @@ def test_configure_without_a_server_raises_store_lost(ranks):
 def test_configure_with_an_unknown_host_raises_within_its_limit(ranks):
     world = ranks.world(1)
     call = world.start(0, configure, "no-such-host.invalid:1/nobody", 0, 2, 3.0)
-    error = call.error("CommError")
+    error = call.error("StoreLostError", "CommTimeoutError", patience=3.0 + BUSY)
     assert error.text.count("no-such-host.invalid") == 1, error.text
     world.next().run(check_sum)
 
@@ -159,8 +154,8 @@ def test_death_of_the_store_harms_no_epoch_and_fails_the_next_configure(ranks):
     together(world, address + "1")
     server.kill()
     world.run(check_sum)
-    for call in [world.start(rank, configure, address + "2", rank, 2, 4.0) for rank in range(2)]:
-        call.error("StoreLostError", "CommTimeoutError")
+    for call in [world.start(rank, configure, address + "2", rank, 2) for rank in range(2)]:
+        call.error("StoreLostError", patience=NOTICE)
     world.next().run(check_sum)
 
 
@@ -171,7 +166,8 @@ def test_a_frozen_store_cannot_hold_configure_past_its_limit(ranks):
     together(world, address + "1")
     server.freeze()
     for call in [world.start(rank, configure, address + "2", rank, 2, 1.0) for rank in range(2)]:
-        call.error("StoreLostError", "CommTimeoutError", patience=20)
+        error = call.error("CommTimeoutError", patience=1.0 + BUSY)
+        assert "no answer from the store" in error.text, error.text
     world.next().run(check_sum)
     server.kill()
 
@@ -201,12 +197,14 @@ def test_aborts_at_the_same_moment_release_configure(ranks):
     world.run(check_sum)
 
 
-def test_death_of_a_member_during_configure_does_not_outlast_the_limit(ranks):
+def test_death_of_a_member_is_told_to_those_who_await_it_in_configure(ranks):
     world, address = ranks.world(3), ranks.address()
-    calls = [world.start(rank, configure, address, rank, 3, 3.0) for rank in (0, 1)]
+    calls = [world.start(rank, configure, address, rank, 3) for rank in (0, 1)]
+    for rank in (0, 1):
+        ranks.await_key(address, str(rank))  # the last epoch is over for both
     world.kill(2)
     for call in calls:
-        call.error("CommTimeoutError", "PeerLostError", "RendezvousError")
+        assert call.error("PeerLostError", patience=NOTICE).cause["rank"] == 2
     world.next([0, 1]).run(check_sum)
 
 
@@ -219,7 +217,7 @@ def test_death_is_told_to_those_who_wait_for_the_dead_in_new_group(ranks):
     calls = [world.start(rank, make_group) for rank in (0, 1)]
     world.kill(2)
     for call in calls:
-        assert call.error("PeerLostError").cause["rank"] == 2
+        assert call.error("PeerLostError", patience=NOTICE).cause["rank"] == 2
 
 
 def test_rank_whose_init_process_group_fails_is_told_to_all(ranks):
@@ -326,111 +324,6 @@ def test_concurrent_configure_is_refused_and_harms_nothing(ranks):
     world = ranks.world(2)
     assert world.on(0, configure_twice_at_once, ranks.address()) in ("RuntimeError", "ValueError")
     world.next().run(check_sum)
-
-
-def own_resources() -> dict[str, int]:
-    gc.collect()
-    with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    threads = len(os.listdir("/proc/self/task"))
-    # Those in single threads' private tables too, which /proc/self/fd does not show.
-    descriptors = backend().stats()["descriptors"]
-    assert descriptors >= len(os.listdir("/proc/self/fd")) - 1
-    return {"threads": threads, "descriptors": descriptors, "rss": resident}
-
-
-def epochs_alone(address: str, first: int, count: int) -> None:
-    for number in range(first, first + count):
-        backend().configure(f"{address}/{number}", 0, 1)
-        tensor = torch.ones(10)
-        dist.all_reduce(tensor)
-        if number % 10 == 0:
-            backend().abort("a failed epoch among them")
-            assert errored().type == "CommAbortedError"
-
-
-def assert_no_growth(before: dict[str, int], after: dict[str, int]) -> None:
-    assert after["threads"] <= before["threads"], (before, after)
-    assert after["descriptors"] <= before["descriptors"], (before, after)
-    assert after["rss"] - before["rss"] < 4 << 20, (before, after)
-
-
-def settled_resources(before: dict[str, int] | None = None) -> dict[str, int]:
-    """Resources now; what is released in the background gets time to go."""
-
-    def settled() -> bool:
-        now = own_resources()
-        return all(now[name] <= before[name] for name in ("threads", "descriptors"))
-
-    if before is not None:
-        limit = time.monotonic() + 15
-        while not settled() and time.monotonic() < limit:
-            time.sleep(0.05)
-    return own_resources()
-
-
-def test_a_thousand_epochs_alone_leak_nothing(ranks):
-    world, address = ranks.world(1), ranks.address()
-    world.on(0, epochs_alone, address, 0, WARM_UP)
-    before, keys = world.on(0, settled_resources), ranks.store_keys()
-    world.on(0, epochs_alone, address, WARM_UP, 1000)
-    assert_no_growth(before, world.on(0, settled_resources, before))
-    wait_until(lambda: ranks.store_keys() <= keys, "the deletion of the epochs' keys")
-    stats = world.on(0, all_stats)
-    assert stats["epochs"] >= WARM_UP + 1000 and stats["stuck_threads"] == 0
-    world.next().run(check_sum)
-
-
-def epochs_together(address: str, rank: int, first: int, count: int) -> None:
-    for number in range(first, first + count):
-        configure(f"{address}/{number}", rank, 2)
-        if number % 10 != 0:
-            check_sum()
-        elif rank == 0:
-            check_sum()
-            backend().abort("a failed epoch among them")
-        else:  # an abort ends what the others have not completed yet: this sum, now and then
-            failure = failure_of(check_sum)
-            assert failure is None or failure.type == "CommAbortedError", failure
-            assert wait_errored().type == "CommAbortedError"
-        if number % 25 == 0:
-            error = failure_of(lambda n=number: configure(f"{address}/{n}/no", 0, 2, 0.02))
-            assert error is None or "CommError" in error.kinds
-
-
-@pytest.mark.parametrize("local_sockets", (True, False))
-def test_a_thousand_epochs_of_two_leak_nothing(ranks, local_sockets):
-    world, address = ranks.world(2, local_sockets=local_sockets), ranks.address()
-
-    def go(first: int, count: int) -> None:
-        calls = [
-            world.start(rank, epochs_together, address, rank, first, count) for rank in range(2)
-        ]
-        values_of(calls, patience=400)
-
-    go(0, WARM_UP)
-    before, keys = world.run(settled_resources), ranks.store_keys()
-    go(WARM_UP, 1000)
-    for rank in range(2):
-        assert_no_growth(before[rank], world.on(rank, settled_resources, before[rank]))
-    wait_until(lambda: ranks.store_keys() <= keys, "the deletion of the epochs' keys")
-    world.next().run(check_sum)
-
-
-def all_stats() -> dict[str, object]:
-    return backend().stats()
-
-
-def test_stats_tell_threads_phases_and_failures(ranks):
-    world = ranks.world(2)
-    world.on(0, abort, "for the record")
-    stats = world.on(0, all_stats)
-    assert stats["engine"] == "host" and stats["stuck_threads"] == 0
-    assert stats["threads"] and all(isinstance(name, str) for name in stats["threads"])
-    assert stats["descriptors"] > 0 and stats["epochs"] >= 1
-    assert "for the record" in stats["last_error"]
-    phases = stats["last_configure_ms"]
-    assert phases and all(duration >= 0 for duration in phases.values())
 
 
 def timeout_survives() -> float:

@@ -280,7 +280,8 @@ def recv_with_argument(limit: float) -> None:
 
 def test_timeout_given_to_wait_raises_and_releases(ranks):
     world = ranks.world(2)
-    world.start(0, recv_with_argument, 0.3).error("CommTimeoutError")
+    error = world.start(0, recv_with_argument, 0.3).error("CommTimeoutError", patience=NOTICE)
+    assert error.fields["limit"] == 0.3 and error.fields["elapsed"] >= 0.3, error.text
     world.next().run(check_sum)
 
 

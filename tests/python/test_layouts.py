@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -202,8 +201,9 @@ def left_alone() -> None:
     rank, _ = me()
     laid_out = with_gaps(given(rank))
     if rank == 0:
+        sent = backend().stats()["bytes_sent"]
         work = dist.all_reduce(laid_out.tensor, async_op=True)
-        time.sleep(0.1)
+        wait_until(lambda: backend().stats()["bytes_sent"] > sent, "the first bytes of it")
         backend().abort("the test's")
         with pytest.raises(torchft_ext.CommError):
             work.wait()
@@ -250,16 +250,27 @@ CHAINED = (
 )
 
 
-def chained(which: str) -> None:
+def last_after_the_others(issue: Callable[[], list[dist.Work]]) -> None:
+    """Issue on all ranks and wait; no sum is through before all but the last have issued all."""
     rank, world = me()
+    word = torch.zeros(1, device="cpu")
+    dist.all_reduce(torch.zeros(1))  # on a device the first operation waits for everyone
+    if rank == world - 1:
+        for other in range(world - 1):
+            dist.recv(word, other)
+    works = issue()
+    if rank < world - 1:
+        dist.send(word, world - 1)
+    for work in works:
+        work.wait()
+
+
+def chained(which: str) -> None:
+    _, world = me()
     chain = next(each for each in CHAINED if each.name == which)
     for layout in LAYOUTS:
         laid_out = layout(torch.ones(SHAPE))
-        dist.barrier()
-        if rank == world - 1:
-            time.sleep(0.05)  # nothing is through before the others have issued all
-        for work in chain.issue(laid_out.tensor):
-            work.wait()
+        last_after_the_others(lambda tensor=laid_out.tensor: chain.issue(tensor))
         laid_out.check(torch.full(SHAPE, chain.factor(world)), (which, layout.__name__))
 
 
@@ -270,29 +281,23 @@ def test_tensor_of_any_layout_is_read_when_its_turn_has_come(ranks, which):
 
 def inputs_in_turn() -> None:
     """An input that an operation before it writes: other strides, or the memory of an output."""
-    rank, world = me()
+    _, world = me()
     summed = torch.ones(40, 30)
     gathered = torch.zeros(world, 30, 40)
-    dist.barrier()
-    if rank == world - 1:
-        time.sleep(0.05)
-    works = [
-        dist.all_reduce(summed, async_op=True),
-        dist.all_gather_into_tensor(gathered.view(world * 30, 40), summed.t(), async_op=True),
-    ]
-    for work in works:
-        work.wait()
+    last_after_the_others(
+        lambda: [
+            dist.all_reduce(summed, async_op=True),
+            dist.all_gather_into_tensor(gathered.view(world * 30, 40), summed.t(), async_op=True),
+        ]
+    )
     check(gathered, torch.full((world, 30, 40), float(world)), "of the transposed sum")
     whole = torch.ones(world * 10 + 5)
-    dist.barrier()
-    if rank == world - 1:
-        time.sleep(0.05)
-    works = [
-        dist.all_reduce(whole, async_op=True),
-        dist.all_gather_into_tensor(whole[: world * 10], whole[5:15], async_op=True),
-    ]
-    for work in works:
-        work.wait()
+    last_after_the_others(
+        lambda: [
+            dist.all_reduce(whole, async_op=True),
+            dist.all_gather_into_tensor(whole[: world * 10], whole[5:15], async_op=True),
+        ]
+    )
     check(whole, torch.full((world * 10 + 5,), float(world)), "of a part of the output")
 
 

@@ -12,6 +12,7 @@ from rankside import (
     PATIENCE,
     ErrorInfo,
     backend,
+    configure,
     connected_store,
     describe,
     failure_of,
@@ -20,7 +21,7 @@ from rankside import (
     seconds,
     wait_until,
 )
-from test_epochs import configure, serve_store, together
+from test_epochs import serve_store, together
 from test_process import assert_it_ended_in_time, leave_operation_behind, time_the_exit_hook
 
 SHUTDOWN_LIMIT = 5.0  # seconds that shutdown() gives what was issued

@@ -109,8 +109,11 @@ def disabled(name: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         init_alone(name)
-        dist.new_group(backend=name)
+        part = dist.new_group(backend=name)
     check_sum()
+    tensor = torch.full((3,), 2.0)
+    dist.all_reduce(tensor, group=part)
+    assert tensor.tolist() == [2, 2, 2]
     kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
     assert kind == "ProcessGroupGloo", kind
     return [str(w.message) for w in caught if "TORCHFT_EXT_DISABLE" in str(w.message)]
@@ -118,8 +121,47 @@ def disabled(name: str) -> list[str]:
 
 def test_disabled_names_resolve_to_gloo_with_one_warning(rank_env):
     env = {**rank_env, "TORCHFT_EXT_DISABLE": "1"}
-    for said in run_cases("test_names", "disabled", NAMES[:5], env).values():
+    for said in run_cases("test_names", "disabled", NAMES, env).values():
         assert len(said) == 1, said
+
+
+def disabled_without_nccl(name: str) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        init_alone(name)
+    assert not dist.is_initialized()
+    return str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this process has a CUDA device")
+def test_disabled_name_for_cuda_alone_is_refused_where_there_is_none(rank_env):
+    env = {**rank_env, "TORCHFT_EXT_DISABLE": "1"}
+    names = ["ft:nccl", "ft_nccl"]
+    for name, text in run_cases("test_names", "disabled_without_nccl", names, env).items():
+        assert f"'{name}' would be plain nccl" in text and "use 'ft' or 'gloo'" in text, text
+
+
+TWO_OF_OURS = ["cpu:ft_host,cuda:ft_nccl", "cuda:ft,cpu:ft_host", "cpu:FT,cuda:FT_NCCL"]
+
+
+def two_of_ours(spec: str) -> list[str]:
+    """What init_process_group() and new_group() say of such a spec."""
+    texts = []
+    for make in (init_alone, lambda spec: dist.new_group(backend=spec)):
+        with pytest.raises(ValueError) as caught:
+            make(spec)
+        texts.append(str(caught.value))
+        if not dist.is_initialized():
+            init_alone("ft")
+    check_sum()
+    return texts
+
+
+def test_spec_with_two_of_our_backends_is_refused_by_their_names(rank_env):
+    for spec, texts in run_cases("test_names", "two_of_ours", TWO_OF_OURS, rank_env).items():
+        names = sorted(part.split(":", 1)[1].lower() for part in spec.split(","))
+        for function, text in zip(("init_process_group", "new_group"), texts, strict=True):
+            assert text.startswith(f"{function}: expected one backend of torchft_ext"), text
+            assert f"found {names}: " in text and "write 'ft'" in text, text
 
 
 def special(case: str) -> None:

@@ -1,8 +1,9 @@
-"""Forks, signals and exits: the library is a good citizen of its process."""
+"""Signals and exits: the library is a good citizen of its process."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -32,66 +33,6 @@ from test_failures import blocking_all_reduce, blocking_barrier, blocking_recv
 from values import check_sum
 
 HERE = Path(__file__).parent
-
-
-def child_answer(action) -> str:
-    """What a forked child gets from the action: "raised <type>" or "returned"."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        answer = b"nothing"
-        try:
-            error = failure_of(action)
-            answer = b"returned" if error is None else f"raised {error.type}".encode()
-        finally:
-            os.write(writing, answer)
-            os._exit(0)
-    os.close(writing)
-    limit = time.monotonic() + PATIENCE
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > limit:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise AssertionError("the child hangs")
-        time.sleep(0.01)
-    with os.fdopen(reading) as pipe:
-        return pipe.read()
-
-
-def fork_and_use() -> list[str]:
-    tensor = torch.ones(4)
-    work = dist.barrier(async_op=True)
-    work.wait()
-    actions = [
-        lambda: dist.all_reduce(tensor),
-        lambda: dist.barrier(),
-        lambda: backend().configure("127.0.0.1:1/x", 0, 1),
-        lambda: backend().abort("in the child"),
-    ]
-    answers = [child_answer(action) for action in actions]
-    check_sum()
-    return answers
-
-
-def test_forked_child_gets_errors_and_the_parent_goes_on(ranks):
-    for answers in ranks.world(2).run(fork_and_use):
-        assert all(answer.startswith("raised") for answer in answers[:3]), answers
-        assert answers[3] != "nothing"
-
-
-def fork_and_exit() -> None:
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    check_sum()
-
-
-def test_end_of_a_forked_child_is_no_death(ranks):
-    world = ranks.world(2)
-    for _ in range(3):
-        world.run(fork_and_exit)
-    world.run(check_sum)
 
 
 @pytest.mark.parametrize("operation", [blocking_all_reduce, blocking_recv, blocking_barrier])
@@ -182,8 +123,8 @@ def test_rank_that_exits_cleanly_is_told_as_left(ranks):
     world.next([0, 2]).run(check_sum)
 
 
-def seen_by_ranks_of_multiprocessing(folder, env, method: str, *how: str) -> dict[str, str | None]:
-    """What ranks 0 and 1 have seen when rank 2 has returned."""
+def seen_by_ranks_of_multiprocessing(folder, env, method: str, *how: str) -> dict[str, list]:
+    """What ranks 0 and 1 have seen when rank 2 has returned: see mp_ranks."""
     command = [sys.executable, str(HERE / "mp_ranks.py"), method, str(folder / "store"), *how]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -195,7 +136,7 @@ def seen_by_ranks_of_multiprocessing(folder, env, method: str, *how: str) -> dic
 def test_child_of_multiprocessing_that_returns_harms_nobody(tmp_path, rank_env, method, order):
     how = ["early"] if order == "imported_early" else []
     seen = seen_by_ranks_of_multiprocessing(tmp_path, rank_env, method, *how)
-    assert seen == {"0": None, "1": None}
+    assert seen == {"0": [None, "PeerLeftError"], "1": [None, "PeerLeftError"]}
 
 
 @pytest.mark.parametrize("order", ["imported_early", "imported_by_the_child"])
@@ -204,7 +145,7 @@ def test_child_that_chose_another_start_method_for_its_own_children_harms_nobody
 ):
     how = ["early"] if order == "imported_early" else []
     seen = seen_by_ranks_of_multiprocessing(tmp_path, rank_env, "fork", "other", *how)
-    assert seen == {"0": None, "1": None}
+    assert seen == {"0": [None, "PeerLeftError"], "1": [None, "PeerLeftError"]}
 
 
 ABSENT = """
@@ -276,6 +217,19 @@ def test_rank_with_an_operation_under_way_can_exit(ranks, status):
     assert_it_ended_in_time(world.workers[1])
 
 
+def own_sockets() -> set[str]:
+    """Of this process; the monitor's lines are in tables of its own."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(entry))
+    return {target for target in found if target.startswith("socket:")}
+
+
+def await_closed(sockets: set[str]) -> None:
+    wait_until(lambda: not sockets & own_sockets(), "the end of the links")
+
+
 def send_and_shut_down() -> None:
     dist.broadcast(torch.full((1000,), 4.0), 0)
     backend().shutdown()
@@ -290,11 +244,17 @@ def receive_what_was_sent() -> None:
 @pytest.mark.parametrize("local", [True, False], ids=["local", "tcp"])
 @pytest.mark.parametrize("process", ["stays", "ends"])
 def test_operation_whose_bytes_were_sent_before_leaving_completes(ranks, process, local):
-    world = ranks.world(2, local_sockets=local, heartbeat=seconds(33))  # a group of its own
+    own = {"local_sockets": local, "heartbeat": seconds(33)}  # a group of its own
+    world = ranks.world(2, **own)
+    before = world.on(0, own_sockets)
+    world = world.next(**own)
+    links = world.on(0, own_sockets) - before
+    assert links
     world.on(0, send_and_shut_down)
     if process == "ends":
         assert world.workers[0].exit() == 0
-    time.sleep(1.5)  # by then the leaver has closed its connections, if only by its time limit
+    else:
+        world.on(0, await_closed, links)
     world.on(1, receive_what_was_sent)
 
 

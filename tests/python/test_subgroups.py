@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import values_of
+from ranks import Call, Pool, World, values_of
 from rankside import (
     OPERATION_LIMIT,
     abort,
@@ -17,6 +15,7 @@ from rankside import (
     seconds,
     wait_errored,
 )
+from test_epochs import together
 from torch.distributed import distributed_c10d as c10d
 
 
@@ -160,26 +159,29 @@ def retry_split(members: list[int]) -> tuple[int, int, int] | None:
     return split(members)
 
 
+def start_waiting_split(ranks: Pool, world: World) -> Call:
+    """A split of rank 0 and rank 1, of which rank 0 has come and waits for the other."""
+    address = ranks.address()
+    together(world, address)
+    call = world.start(0, split, [0, 1])
+    ranks.await_key(address, "split/3/0")  # both members, as bits; the record of rank 0
+    return call
+
+
 def test_abort_ends_a_split_that_waits(ranks):
     world = ranks.world(2)
-    call = world.start(0, split, [0, 1])
-    world.side(0, wait_for_child)
+    call = start_waiting_split(ranks, world)
     world.side(0, abort)
     call.error("CommAbortedError", patience=20)
 
 
 def test_split_that_waits_ends_when_its_group_begins_another_epoch(ranks):
     world = ranks.world(2)
-    call = world.start(0, split, [0, 1])
-    world.side(0, wait_for_child)
+    call = start_waiting_split(ranks, world)
     address = ranks.address()
     values_of([world.start_side(rank, configure_next, address, rank, 2) for rank in range(2)])
     assert "began another epoch" in call.error("CommAbortedError", patience=20).text
     assert world.run(split, [0, 1]) == [(0, 2, 1), (1, 2, 1)]
-
-
-def wait_for_child() -> None:
-    time.sleep(0.3)  # nothing tells that the new group is waiting
 
 
 # ---------------------------------------------------------------- shrink_group

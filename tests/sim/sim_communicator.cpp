@@ -194,7 +194,8 @@ void SimCommunicator::awaitIdle() {
     for (const NcclCall& call : calls) call.stream->launchPending(false);
   }
   deferred_.clear();  // never launched
-  while (outstanding_ > 0 || graphs_ > 0) idle_.waitUntil(mutex_, Deadline::never());
+  while (outstanding_ > 0 || (graphs_ > 0 && !revoked_)) idle_.waitUntil(mutex_, Deadline::never());
+  freed_ = true;
 }
 
 bool SimCommunicator::capturedByGraph() const {
@@ -236,10 +237,6 @@ NcclResult SimCommunicator::launch(std::vector<NcclCall> calls) {
   const std::string point = toString(calls.front().kind);
   if (const auto slow = Faults::instance().take(FaultAction::kInProgress, point, rank_))
     polls_left_ += slow->polls;
-  if (polls_left_ == 0) {
-    enqueueLocked(std::move(calls));
-    return NcclResult::kSuccess;
-  }
   for (const NcclCall& call : calls) call.stream->launchPending(true);
   deferred_.push_back(std::move(calls));
   return NcclResult::kInProgress;
@@ -253,6 +250,7 @@ void SimCommunicator::enqueueLocked(std::vector<NcclCall> calls) {
     graph->atEnd([self] {
       MutexLock lock(self->mutex_);
       --self->graphs_;
+      if (self->freed_) violation("a graph outlives a communicator that it captured");
       self->idle_.notifyAll();
     });
     stream->enqueue([self, calls] { self->run(calls); });

@@ -66,7 +66,8 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   void revoke();
   void beginFinalize();
   void raiseStop() { stop_ = true; }
-  // Until the operations enqueued so far have ended, and no graph holds this.
+  // Until the operations enqueued so far have ended, and no graph holds this. As the real one,
+  // which forgets graphs once it was revoked; a graph that ends after that is a violation.
   void awaitIdle();
 
   // ---- operations
@@ -133,6 +134,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   int outstanding_ GUARDED_BY(mutex_) = 0;
   uint64_t launches_ GUARDED_BY(mutex_) = 0;
   int graphs_ GUARDED_BY(mutex_) = 0;
+  bool freed_ GUARDED_BY(mutex_) = false;
   int splits_ GUARDED_BY(mutex_) = 0;
   std::map<NcclRedOp, PreMul> factors_ GUARDED_BY(mutex_);
   NcclRedOp next_op_ GUARDED_BY(mutex_) = kNcclAvg + 1;

@@ -16,6 +16,7 @@ class SimCuda final : public CudaApi {
     return streamOf(stream).capture() != nullptr;
   }
   std::unique_ptr<RelaxedCapture> relaxCapture() const override {
+    countOnCurrentDevice("relaxed");
     return std::make_unique<Relaxed>();
   }
 };

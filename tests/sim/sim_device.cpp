@@ -250,6 +250,7 @@ struct SimGuard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
     checkUsable(event, "an event was queried");
+    countOnCurrentDevice("queried");
     return eventOf(event)->done();
   }
   void synchronizeEvent(void* event) const override {
@@ -351,6 +352,10 @@ int deviceCount() {
 
 int currentDevice() {
   return current_device;
+}
+
+void countOnCurrentDevice(const char* name) {
+  Faults::instance().count(std::string(name) + " on " + std::to_string(current_device));
 }
 
 void setCurrentDevice(int device) {

@@ -22,6 +22,8 @@ namespace torchft_ext::sim {
 inline constexpr int kMaxDevices = 16;
 int deviceCount();
 int currentDevice();
+// One more of "NAME on DEVICE", the thread's: on a real one, what makes a context there.
+void countOnCurrentDevice(const char* name);
 void setCurrentDevice(int device);
 
 SimStream& streamOf(const c10::Stream& stream);

@@ -1,0 +1,15 @@
+// Bytes that went over the links of one epoch, headers included.
+// Threads: written by the loop, read by any. It outlives the links.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace torchft_ext {
+
+struct Traffic {
+  std::atomic<uint64_t> sent{0};
+  std::atomic<uint64_t> received{0};
+};
+
+}  // namespace torchft_ext

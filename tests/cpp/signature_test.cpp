@@ -1,0 +1,49 @@
+#include <gtest/gtest.h>
+
+#include "host/schedule.h"
+#include "schedule_support.h"
+
+namespace torchft_ext {
+namespace {
+
+TEST(Signature, TellsOperationsApart) {
+  std::vector<float> items(10);
+  Operation base = operationOf<float>(OpKind::kAllreduce);
+  base.outputs = {bufferOf(items)};
+  Operation other = base;
+  EXPECT_EQ(signatureOf(base), signatureOf(other));
+  other.reduce = ReduceKind::kMax;
+  EXPECT_NE(signatureOf(base), signatureOf(other));
+  other = base;
+  other.dtype = DType::kInt32;
+  EXPECT_NE(signatureOf(base), signatureOf(other));
+  other = base;
+  other.outputs[0].bytes = 36;
+  EXPECT_NE(signatureOf(base), signatureOf(other));
+  other = base;
+  other.kind = OpKind::kBroadcast;
+  EXPECT_NE(signatureOf(base), signatureOf(other));
+  Operation third = other;
+  third.root = 2;
+  EXPECT_NE(signatureOf(third), signatureOf(other));
+}
+
+TEST(Signature, IgnoresWhatOnlyOneRankKnows) {
+  std::vector<float> items(10);
+  Operation root = operationOf<float>(OpKind::kGather, ReduceKind::kSum, 1);
+  root.inputs = {bufferOf(items)};
+  Operation other = root;
+  root.outputs = {bufferOf(items), bufferOf(items)};
+  EXPECT_EQ(signatureOf(root), signatureOf(other));
+}
+
+TEST(Signature, SaysWhatTheOperationIs) {
+  EXPECT_EQ(
+      describeSignature(signatureOf(operationOf<float>(OpKind::kReduce, ReduceKind::kMax, 3))),
+      "reduce (max) of float32 with root 3");
+  EXPECT_EQ(describeSignature(signatureOf(Operation{})), "barrier");
+  EXPECT_EQ(describeSignature(~uint64_t{0}), "an unknown operation");
+}
+
+}  // namespace
+}  // namespace torchft_ext

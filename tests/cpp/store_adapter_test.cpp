@@ -1,0 +1,36 @@
+// Stores that end while they are being connected to.
+#include "c10d/store_adapter.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <thread>
+
+#include "net/socket_address.h"
+#include "wait_for.h"
+
+namespace torchft_ext {
+namespace {
+
+// As a server that is killed once its kernel has accepted the first connection.
+TEST(StoreAdapter, AServerThatEndsBetweenTheLookAtItAndTheConnectionIsLostSoon) {
+  std::string error;
+  auto listening = listenOn(*SocketAddress::fromNumeric("127.0.0.1", 0), {}, &error);
+  ASSERT_TRUE(listening) << error;
+  const StoreAddress address{"127.0.0.1", listening->address.port(), "run"};
+  std::thread server([&listening] {
+    pollfd wanted{listening->fd.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&wanted, 1, 60'000), 1);
+    listening->fd.reset();
+  });
+  const auto thread = storeThreadFor(address);
+  const Deadline late = Deadline::after(kTestPatience / 3);
+  const StoreReply reply =
+      thread->set("a", "1", Deadline::after(2 * kTestPatience), [] { return false; });
+  server.join();
+  EXPECT_EQ(reply.status, StoreStatus::kLost) << reply.error;
+  EXPECT_FALSE(late.expired());
+}
+
+}  // namespace
+}  // namespace torchft_ext

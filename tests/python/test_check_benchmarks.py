@@ -1,0 +1,55 @@
+"""scripts/check_benchmarks.py refuses what a benchmark must not write, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def load_checker() -> ModuleType:
+    path = ROOT / "scripts" / "check_benchmarks.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+checker = load_checker()
+
+
+def summary_of(written: dict) -> dict:
+    return next(checker.summaries_in(written["results"]))
+
+
+WRONG: dict[str, Callable[[dict], object]] = {
+    "no machine": lambda written: written.pop("machine"),
+    "calls itself 'other'": lambda written: written.update(benchmark="other"),
+    "no results": lambda written: written.update(results=[]),
+    "negative": lambda written: written["results"][0].update(extra=-1.0),
+    "no number": lambda written: written["results"][0].update(extra=float("nan")),
+    "impossible statistics": lambda written: summary_of(written).update(median=1e9),
+}
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_results_of_the_repository_are_accepted(path: Path) -> None:
+    written = json.loads(path.read_text())
+    assert checker.troubles_with(written["benchmark"], written) == []
+    assert list(checker.summaries_in(written["results"])), "no statistics were looked at"
+
+
+@pytest.mark.parametrize("trouble", WRONG)
+def test_wrong_results_are_refused(trouble: str) -> None:
+    written = json.loads(RESULTS[0].read_text())
+    name = written["benchmark"]
+    WRONG[trouble](written)
+    assert trouble in " ".join(checker.troubles_with(name, written))

@@ -1,0 +1,88 @@
+"""stats(): phases, threads, descriptors and failed attempts are told as they are."""
+
+from __future__ import annotations
+
+import time
+
+import torch.distributed as dist
+from rankside import (
+    abort,
+    all_stats,
+    backend,
+    configure,
+    failure_of,
+    wait_until,
+)
+from values import check_sum
+
+PHASES = ["end_previous", "rendezvous", "links"]
+LATE = 0.2  # seconds that a member comes after the others
+FILES = 50
+
+
+def test_stats_tell_threads_and_failures(ranks):
+    world = ranks.world(2)
+    world.on(0, abort, "for the record")
+    stats = world.on(0, all_stats)
+    assert stats["engine"] == "host" and stats["stuck_threads"] == 0
+    assert stats["threads"] and all(isinstance(name, str) for name in stats["threads"])
+    assert stats["epochs"] >= 1
+    assert "for the record" in stats["last_error"]
+
+
+def timed_configure(address: str, rank: int) -> tuple[float, dict[str, float]]:
+    """Milliseconds that it took, and those of its phases."""
+    began = time.monotonic()
+    configure(address, rank, 2)
+    took = (time.monotonic() - began) * 1000
+    return took, backend().stats()["last_configure_ms"]
+
+
+def test_phases_of_the_last_configure_tell_where_its_time_went(ranks):
+    world, address = ranks.world(2), ranks.address()
+    early = world.start(0, timed_configure, address, 0)
+    ranks.await_key(address, "0")
+    time.sleep(LATE)
+    late = world.start(1, timed_configure, address, 1)
+    for took, phases in (early.value(), late.value()):
+        assert list(phases) == PHASES and all(part >= 0 for part in phases.values()), phases
+        assert 0 < sum(phases.values()) <= took, (phases, took)
+    assert early.value()[1]["rendezvous"] >= LATE * 1000, early.value()
+
+
+def configure_nowhere() -> dict[str, tuple[int, int]]:
+    """Counts before and after an attempt that fails."""
+    before = backend().stats()
+    assert failure_of(lambda: configure("127.0.0.1:1/nowhere", 0, 1)).type == "StoreLostError"
+    after = backend().stats()
+    return {name: (before[name], after[name]) for name in ("epochs", "failed_configures")}
+
+
+def test_failed_configure_counts_as_such_and_as_no_epoch(ranks):
+    world = ranks.world(2)
+    counts = world.on(0, configure_nowhere)
+    assert counts["failed_configures"][1] == counts["failed_configures"][0] + 1
+    assert counts["epochs"][1] == counts["epochs"][0]
+    world = world.next()
+    after = world.on(0, all_stats)
+    assert after["failed_configures"] == counts["failed_configures"][1]
+    assert after["epochs"] == counts["epochs"][1] + 1
+    world.run(check_sum)
+
+
+def descriptors_follow_open_files() -> None:
+    def counted() -> bool:
+        """Connections of the last epochs may close meanwhile."""
+        before = backend().stats()["descriptors"]
+        files = [open("/dev/null") for _ in range(FILES)]
+        during = backend().stats()["descriptors"]
+        for file in files:
+            file.close()
+        return before > 0 and during == before + FILES
+
+    dist.barrier()
+    wait_until(counted, f"{FILES} descriptors more for {FILES} open files")
+
+
+def test_stats_count_the_open_descriptors_of_the_process(ranks):
+    ranks.world(2).run(descriptors_follow_open_files)
