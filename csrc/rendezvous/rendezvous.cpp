@@ -295,7 +295,9 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   if (auto failure = lostForLong(reply)) return *failure;
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values.empty()) {  // rank 0 may have given up, and deleted its answers
-    const auto each = store_->getEach({keys_.own(), keys_.of(0)}, within, newsOrCancelled());
+    const auto each = whileLinking([&] {
+      return store_->getEach({keys_.own(), keys_.of(0)}, within, newsOrCancelled());
+    });
     if (each.status != StoreStatus::kOk) return std::monostate{};
     if (auto failure = keepOwn(each.values[0], within)) return *failure;
     if (auto failure = judgeRecords(0, {each.values[1]})) return *failure;
@@ -313,17 +315,22 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
 // The own record as it was found while links are made.
 std::optional<Failure> Rendezvous::keepOwn(const std::string& found, Deadline within) {
   if (!OwnRecord::isGone(found)) return own_.judge(found);
-  return lostForLong(own_.publishAgain(within));
+  return lostForLong(whileLinking([&] { return own_.publishAgain(within); }));
 }
 
 StoreReply Rendezvous::lookWhileLinking(const std::vector<std::string>& awaited, Deadline within) {
+  return whileLinking([&] { return store_->getAll(awaited, within, newsOrCancelled()); });
+}
+
+// A look that is given up because the attempt has ended, a neighbour's time being up first, tells
+// of the store's silence as one does that waits to its end.
+StoreReply Rendezvous::whileLinking(const std::function<StoreReply()>& look) {
   const auto began = Clock::now();
-  auto reply = store_->getAll(awaited, within, newsOrCancelled());
+  auto reply = look();
   if (reply.status == StoreStatus::kOk) {
     store_trouble_.clear();
     lost_since_.reset();
-  } else if (reply.status == StoreStatus::kLost ||
-             (reply.status == StoreStatus::kTimedOut && Clock::now() - began >= kSilentFor)) {
+  } else if (reply.status == StoreStatus::kLost || Clock::now() - began >= kSilentFor) {
     store_trouble_ = reply.error;
   }
   return reply;

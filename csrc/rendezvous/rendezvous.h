@@ -18,6 +18,7 @@
 // deadline at most. Cancelled by the predicate.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -96,6 +97,7 @@ class Rendezvous {
   Refreshed refreshLeader();
   Refreshed refreshFollower();
   StoreReply lookWhileLinking(const std::vector<std::string>& awaited, Deadline within);
+  StoreReply whileLinking(const std::function<StoreReply()>& look);
   std::optional<Failure> lostForLong(const StoreReply& reply);
   std::optional<Failure> keepOwn(const std::string& found, Deadline within);
   bool mayBeMissed(const Ending& ending) const;

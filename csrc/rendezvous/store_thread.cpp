@@ -284,11 +284,14 @@ StoreReply StoreThread::submit(const std::shared_ptr<StoreRequest>& request,
       reply.status = StoreStatus::kTimedOut;
       break;
     }
-    if (cancelled && cancelled()) return {StoreStatus::kCancelled, {}, ""};
+    if (cancelled && cancelled()) {
+      reply.status = StoreStatus::kCancelled;
+      break;
+    }
     replaceIfStuck(false);
   }
-  if (reply.status == StoreStatus::kTimedOut) {
-    replaceIfStuck(true);
+  if (reply.status == StoreStatus::kTimedOut) replaceIfStuck(true);
+  if (reply.status == StoreStatus::kTimedOut || reply.status == StoreStatus::kCancelled) {
     reply.error = "no answer from the store at " + key_ + " about " + request->subject;
   }
   return reply;

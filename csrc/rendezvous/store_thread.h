@@ -30,7 +30,8 @@ enum class StoreStatus { kOk, kTimedOut, kCancelled, kLost };
 struct StoreReply {
   StoreStatus status = StoreStatus::kOk;
   std::vector<std::string> values;
-  std::string error;  // kLost: what the store said; kTimedOut: which keys were awaited
+  // kLost: what the store said; kTimedOut, kCancelled (empty before a request): what was awaited
+  std::string error;
 };
 
 // True: the caller gives up (abort, signal). Called every few milliseconds on the waiting thread.

@@ -15,9 +15,11 @@ namespace {
 // Of a configure() whose store freezes, and of one whose store dies: that ends before.
 constexpr milliseconds kFrozenLimit{400};
 constexpr std::chrono::seconds kDeadLimit{30};
-constexpr int kMostCalls = 1000;  // nobody needs so many
-// A store that has been silent for less, while links are made, may only be slow: it goes unnamed.
-constexpr milliseconds kNamedAfter{200};
+constexpr milliseconds kApart{60};  // the limits of members whose time is not up together
+constexpr int kMostCalls = 1000;    // nobody needs so many
+// A store that has been silent for less than 100 ms, while links are made, may only be slow, and
+// goes unnamed; members that wait for a core ask it later.
+constexpr milliseconds kNamedAfter{300};
 
 // A store server of its own and a client's thread for each member.
 struct Server {
@@ -34,15 +36,23 @@ struct Server {
   std::vector<std::shared_ptr<StoreThread>> threads;
 };
 
-class StoreEnds : public testing::TestWithParam<std::tuple<int, MemoryStore::End>> {
+// Whose deadline passes first while others wait on: of all at once, rank 0's, or the last rank's.
+enum class First { kTogether, kLeader, kLast };
+
+class StoreEnds : public testing::TestWithParam<std::tuple<int, MemoryStore::End, First>> {
  protected:
+  Duration laterBy(int rank) const {
+    if (first_ == First::kTogether) return Duration::zero();
+    return (first_ == First::kLeader ? rank : size_ - 1 - rank) * kApart;
+  }
   // What each member's configure() ends with; none outlasts its limit.
   std::vector<FailurePtr> configureAll(Server& server, Duration limit) {
     std::vector<FailurePtr> failures(static_cast<size_t>(size_));
     const Deadline late = Deadline::after(limit + kTestPatience / 2);
     cluster_.onAll([&](int i) {
       const auto rank = static_cast<size_t>(i);
-      failures[rank] = cluster_.group(i).configure(server.threads[rank], "run", i, size_, limit);
+      failures[rank] =
+          cluster_.group(i).configure(server.threads[rank], "run", i, size_, limit + laterBy(i));
     });
     EXPECT_FALSE(late.expired()) << "a member outlasted its limit";
     return failures;
@@ -70,6 +80,7 @@ class StoreEnds : public testing::TestWithParam<std::tuple<int, MemoryStore::End
 
   const int size_ = std::get<0>(GetParam());
   const MemoryStore::End end_ = std::get<1>(GetParam());
+  const First first_ = std::get<2>(GetParam());
   Cluster cluster_{size_};
 };
 
@@ -95,7 +106,13 @@ TEST_P(StoreEnds, AtWhicheverCallEveryMemberEndsSaysWhyAndGoesOnElsewhere) {
 INSTANTIATE_TEST_SUITE_P(Worlds, StoreEnds,
                          testing::Combine(testing::Values(1, 2, 3),
                                           testing::Values(MemoryStore::End::kDies,
-                                                          MemoryStore::End::kFreezes)));
+                                                          MemoryStore::End::kFreezes),
+                                          testing::Values(First::kTogether)));
+// Only who has links can be told by another whose time was up before.
+INSTANTIATE_TEST_SUITE_P(OneAfterTheOther, StoreEnds,
+                         testing::Combine(testing::Values(3),
+                                          testing::Values(MemoryStore::End::kFreezes),
+                                          testing::Values(First::kLeader, First::kLast)));
 
 // Its store ends when all members have the roster and before any has a link. The one of rank 1
 // waits until rank 0 has asked the store again.
