@@ -27,7 +27,7 @@ Event = dict[str, Any]  # "worker", "event", "time" (CLOCK_MONOTONIC, seconds), 
 
 
 class DemoFailed(RuntimeError):
-    """A worker ended that should not have, or nothing happened for too long."""
+    """A worker failed, all were killed, or nothing happened for too long."""
 
 
 @dataclass
@@ -155,9 +155,12 @@ class Launcher:
         status = worker.process.returncode
         if status == 0:
             return
-        if worker.number != self._victim:
+        rank = self._ranks.pop(worker.number)
+        if status > 0 or not self._ranks:  # an error of its own; or it was the last one
             raise DemoFailed(f"worker {worker.number} ended with {status}\n{worker.errors()}")
-        self._members = self._members.without(self._ranks.pop(worker.number))
+        if worker.number not in [event["worker"] for event in self.run.of("killed")]:
+            self._progress.happened(self.run.note("killed", worker.number))  # by somebody else
+        self._members = self._members.without(rank)
         self._ranks = {who: self._members.ranks[rank] for who, rank in self._ranks.items()}
         publish(self._store, self._members)
         self.run.note("published", worker.number)

@@ -38,7 +38,7 @@ class Progress:
     def happened(self, event: Event) -> None:
         who = f"worker {event['worker']}"
         if event["event"] == "killed":
-            self._line(f"  {who}: SIGKILL")
+            self._line(f"  {who}: killed")
         elif event["event"] == "error":
             self._line(f"  {who}: {event['kind']}: {event['text'].splitlines()[0]}")
         else:
@@ -55,50 +55,70 @@ class Progress:
         print(text, flush=True)
 
 
-def _after(killed: float, events: list[Event]) -> list[float]:
-    return sorted((event["time"] - killed) * 1e3 for event in events)
+class FirstFailure:
+    """What followed the first kill, in ms after it, until somebody killed yet another worker."""
+
+    def __init__(self, run: Run) -> None:
+        self.killed, *more = run.of("killed")
+        self._end = more[0]["time"] if more else math.inf
+        self._run = run
+
+    def events(self, kind: str) -> list[Event]:
+        return [event for event in self._run.of(kind) if event["time"] < self._end]
+
+    def times(self, kind: str) -> list[float]:
+        return sorted((event["time"] - self.killed["time"]) * 1e3 for event in self.events(kind))
+
+    def last(self, kind: str) -> float:
+        """NaN: the next kill came before."""
+        return max(self.times(kind), default=math.nan)
 
 
 def timeline(run: Run) -> list[tuple[float, str]]:
     """(ms after the kill, what happened), in order."""
-    [killed] = run.of("killed")
-    start = killed["time"]
-    errors, configured = _after(start, run.of("error")), _after(start, run.of("configured"))
-    agreed, resumed = _after(start, run.of("agreed")), _after(start, run.of("resumed"))
-    kinds = ", ".join(sorted({event["kind"] for event in run.of("error")}))
+    failure = FirstFailure(run)
+    kinds = ", ".join(sorted({event["kind"] for event in failure.events("error")}))
     world = run.of("configured")[0]["world"]
     done = run.of("agreed")[0]["steps_done"]
-    rows = [
-        (0.0, f"worker {killed['worker']} is killed in the middle of step {done + 1}"),
-        (errors[0], f"the first survivor has its error ({kinds})"),
-        (errors[-1], "the last survivor has its error"),
-        (
-            _after(start, run.of("published"))[0],
-            "the launcher has seen the death and says who is left",
+    first_and_last = {
+        "error": (
+            f"the first survivor has its error ({kinds})",
+            "the last survivor has its error",
         ),
-        (configured[0], f"the first survivor is in a group of {world}"),
-        (configured[-1], f"the last survivor is in a group of {world}"),
-        (agreed[-1], "all hold the same parameters, buffers and optimizer state"),
-        (resumed[-1], f"step {done + 1} is done on all survivors, gradients averaged over {world}"),
-    ]
-    return sorted(rows, key=lambda row: row[0])
+        "configured": (
+            f"the first survivor is in a group of {world}",
+            f"the last survivor is in a group of {world}",
+        ),
+    }
+    lasts = {
+        "published": "the launcher has seen the death and says who is left",
+        "agreed": "all hold the same parameters, buffers and optimizer state",
+        "resumed": f"step {done + 1} is done on all survivors, gradients averaged over {world}",
+    }
+    rows = [(0.0, f"worker {failure.killed['worker']} is killed in the middle of step {done + 1}")]
+    for kind, (first, last) in first_and_last.items():
+        times = failure.times(kind)
+        rows += [(times[0], first), (times[-1], last)] if times else []
+    rows += [(failure.last(kind), text) for kind, text in lasts.items() if failure.events(kind)]
+    return sorted(rows)
 
 
 def evaluate(undisturbed: Run, disturbed: Run, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures, and whether all is as it should be."""
-    [killed] = disturbed.of("killed")
+    failure = FirstFailure(disturbed)
+    survivors = arguments.world - len(disturbed.of("killed"))
     finished = disturbed.of("done")
     accuracies = [run.of("done")[0]["accuracy"] for run in (undisturbed, disturbed)]
     difference = max(event["difference"] for event in disturbed.of("checked"))
     checks = {
         "accuracy_within_one_point": abs(accuracies[1] - accuracies[0])
         <= LARGEST_ACCURACY_DIFFERENCE,
-        "survivors_finished": len(finished) == arguments.world - 1,
+        "survivors_finished": len(finished) == survivors,
         "survivors_hold_the_same_model": len({event["digest"] for event in finished}) == 1,
         "gradients_averaged_over_the_new_size": difference < LARGEST_GRADIENT_DIFFERENCE,
     }
     milliseconds = {
-        f"{name}_ms": round(_after(killed["time"], disturbed.of(kind))[-1], 2)
+        f"{name}_ms": round(failure.last(kind), 2) if failure.events(kind) else None
         for name, kind in (
             ("last_error", "error"),
             ("membership_published", "published"),
@@ -108,7 +128,7 @@ def evaluate(undisturbed: Run, disturbed: Run, arguments: argparse.Namespace) ->
     }
     return {
         "ok": all(checks.values()),
-        "world": [arguments.world, arguments.world - 1],
+        "world": [arguments.world, *range(arguments.world - 1, survivors - 1, -1)],
         "steps": arguments.steps,
         "accuracy": round(accuracies[1], 4),
         "accuracy_without_failure": round(accuracies[0], 4),
@@ -159,14 +179,13 @@ def draw(undisturbed: Run, disturbed: Run, path: Path) -> None:
     above.semilogy(times, losses, color="tab:blue", lw=1.2, label="one worker killed")
     below.step(times, worlds, where="post", color="tab:blue", lw=2)
 
-    killed = disturbed.of("killed")[0]["time"] - disturbed.of("step")[0]["time"]
-    recovery = max(event["time"] for event in disturbed.of("resumed"))
-    recovery -= disturbed.of("killed")[0]["time"]
+    failure = FirstFailure(disturbed)
+    killed = failure.killed["time"] - disturbed.of("step")[0]["time"]
     for axes in (above, below):
         axes.axvline(killed, color="tab:red", ls="--", lw=1.2)
         axes.grid(alpha=0.25)
     above.annotate(
-        f"worker killed in mid-step;\nnext good step {recovery * 1e3:.0f} ms later",
+        f"worker killed in mid-step;\nnext good step {failure.last('resumed'):.0f} ms later",
         xy=(killed, 0.97),
         xycoords=("data", "axes fraction"),
         xytext=(8, 0),

@@ -31,7 +31,8 @@ struct GroupStats {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   FailurePtr last_failure;
-  // Phases of the last configure that succeeded, in order: end_previous, rendezvous, links.
+  // Phases of the last configure, in order: end_previous, rendezvous, links; of one that failed up
+  // to the one in which it did.
   std::vector<std::pair<std::string, Duration>> last_configure;
 };
 

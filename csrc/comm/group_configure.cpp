@@ -28,19 +28,30 @@ Cancelled cancelledBy(const std::shared_ptr<Lifecycle>& lifecycle) {
   };
 }
 
-// The phases of one configure, for stats().
+// The phases of one configure, for stats(): each as long as it took, or until the attempt ended.
 class Stopwatch {
  public:
-  void lap(std::string phase) {
-    const auto now = Clock::now();
-    laps_.emplace_back(std::move(phase), now - last_);
-    last_ = now;
+  using Phases = std::vector<std::pair<std::string, Duration>>;
+
+  explicit Stopwatch(Phases& phases) : phases_(phases) {}
+  ~Stopwatch() { endPhase(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  void begin(std::string phase) {
+    endPhase();
+    phases_.emplace_back(std::move(phase), Duration::zero());
   }
-  std::vector<std::pair<std::string, Duration>> take() { return std::move(laps_); }
 
  private:
+  void endPhase() {
+    const auto now = Clock::now();
+    if (!phases_.empty()) phases_.back().second = now - last_;
+    last_ = now;
+  }
+
+  Phases& phases_;
   Clock::time_point last_ = Clock::now();
-  std::vector<std::pair<std::string, Duration>> laps_;
 };
 
 }  // namespace
@@ -91,13 +102,14 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
 }
 
 std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& attempt) {
-  Stopwatch stopwatch;
+  Stopwatch stopwatch(attempt.phases);
+  stopwatch.begin("end_previous");
   lookBack(attempt.memory);
   if (!endCurrent("it began another epoch", attempt.deadline)) {
     return attempt.lifecycle->ownFailure(FailureKind::kTimeout,
                                          "the engine did not leave an operation of the last epoch");
   }
-  stopwatch.lap("end_previous");
+  stopwatch.begin("rendezvous");
 
   auto described = engine_->describeSelf();
   if (auto* failure = std::get_if<Failure>(&described)) return std::move(*failure);
@@ -111,18 +123,15 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
       cancelled, attempt.memory, engine_->keepVigil(attempt.size));
   Rendezvous& rendezvous = *attempt.rendezvous;
   auto entered = rendezvous.enter();
-  stopwatch.lap("rendezvous");
+  if (!std::holds_alternative<Failure>(entered)) stopwatch.begin("links");
   while (true) {
     if (auto* failure = std::get_if<Failure>(&entered)) return std::move(*failure);
     std::variant<std::monostate, Roster, Failure> refreshed;
     auto formed = engine_->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
                                 [&] { return lookForSuccessor(attempt, refreshed); });
     if (auto* failure = std::get_if<Failure>(&formed)) return std::move(*failure);
-    if (auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed)) {
-      stopwatch.lap("links");
-      attempt.phases = stopwatch.take();
+    if (auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed))
       return std::move(*communicator);
-    }
     if (auto* failure = std::get_if<Failure>(&refreshed)) return std::move(*failure);
     entered = std::get<Roster>(std::move(refreshed));
   }
@@ -256,6 +265,7 @@ void Group::attemptEnded(Attempt& attempt, const FailurePtr& failure) {
   forming_.reset();
   configuring_ = false;
   ++stats_.failed_configures;
+  stats_.last_configure = std::move(attempt.phases);
 }
 
 FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator) {

@@ -21,6 +21,8 @@ namespace {
 
 constexpr Duration kPoll = std::chrono::milliseconds(20);
 constexpr Duration kEagerPoll = std::chrono::milliseconds(5);
+// Far longer than its threads need to start.
+constexpr Duration kOpensWithin = std::chrono::seconds(60);
 // A member whose connection ended may be trying again under the same prefix: its successor is
 // awaited so long.
 constexpr Duration kSuccessorWithin = std::chrono::milliseconds(200);
@@ -299,7 +301,11 @@ class EngineRegistry {
     const std::string key = options.key();
     {
       MutexLock lock(mutex_);
-      while (opening_.count(key) != 0) changed_.waitUntil(mutex_, Deadline::never());
+      const Deadline late = Deadline::after(kOpensWithin);
+      while (opening_.count(key) != 0 && !late.expired()) changed_.waitUntil(mutex_, late);
+      if (opening_.count(key) != 0)
+        return failureOf(FailureKind::kTimeout,
+                         "another thread has not opened the same engine within 60 s");
       const auto found = engines_.find(key);
       if (found != engines_.end()) return std::shared_ptr<Engine>(found->second);
       opening_.insert(key);

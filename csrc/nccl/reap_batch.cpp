@@ -71,11 +71,9 @@ void ReapBatch::run() {
   for (const auto& comm : comms_) (comm->gate().awaitEmpty(soon) ? free : busy).push_back(comm);
   const Comms rest = how_ == How::kRetire ? retire(free) : free;
   if (!rest.empty() || !busy.empty()) callHooks();
-  const Comms in_order = cut(rest);
   // Whose caller does not come back is not told to stop: its waiters are released all the same.
   for (const auto& comm : busy) comm->markCut();
-  on_cut_();
-  abortAll(in_order);
+  abortAll(rest);
   Comms late;
   for (const auto& comm : busy) {
     if (comm->gate().awaitEmpty(deadline_)) {
@@ -85,7 +83,7 @@ void ReapBatch::run() {
                                 " cannot be aborted and is left as it is");
     }
   }
-  abortAll(cut(late));
+  abortAll(late);
   releaseRoots(comms_);
 }
 
@@ -136,37 +134,6 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
   return rest;
 }
 
-// A revoke goes on in a thread of NCCL's, and lowers the flag that stops kernels at its end: an
-// abort before that could be undone by it. Returns them in the order in which they are to be
-// aborted: what is not told to stop yet goes first, and last what a call to abort() may block on,
-// since NCCL joins a revoke that is still at work there.
-ReapBatch::Comms ReapBatch::cut(const Comms& comms) const {
-  Comms in_order;
-  Comms ready;
-  Comms revoked;
-  for (const auto& comm : comms) {
-    const OnDevice on_device(comm->setup().device, std::nothrow);
-    if (!mayBeRevoked(*comm)) {
-      (comm->ready() ? ready : in_order).push_back(comm);
-      continue;
-    }
-    comm->api().revoke(comm->handle());
-    comm->markCut();
-    revoked.push_back(comm);
-  }
-  on_cut_();
-  const Deadline deadline = deadline_.orEarlier(kRevokedWithin);
-  Comms at_work;
-  const auto never = [] { return false; };
-  for (const auto& comm : revoked) {
-    const NcclResult state = awaitQuiet(comm->api(), comm->handle(), deadline, never);
-    (state == NcclResult::kInProgress ? at_work : ready).push_back(comm);
-  }
-  in_order.insert(in_order.end(), ready.begin(), ready.end());
-  in_order.insert(in_order.end(), at_work.begin(), at_work.end());
-  return in_order;
-}
-
 // One that a graph has captured is freed when the graph is, and holds up no other.
 void ReapBatch::abortAll(const Comms& comms) const {
   Comms others;
@@ -176,31 +143,61 @@ void ReapBatch::abortAll(const Comms& comms) const {
   for (const auto& comm : captured) abort({comm});
 }
 
-// In one group: all are told to stop when abort() is called, and freed when the group ends.
+// In one group: each is told to stop when abort() is called, and freed when the group ends. A
+// revoke stops kernels at once, goes on in a thread of NCCL's and lowers the flag that stops them
+// at its end, which could undo an abort: that follows when it has ended, and comes last where it
+// has not, since NCCL joins it there.
 void ReapBatch::abort(const Comms& comms) const {
-  Comms aborted;
+  Comms revoked;
+  Comms others;
   for (const auto& comm : comms) {
     if (comm->handle() == nullptr) {
       comm->markGone();
     } else {
-      aborted.push_back(comm);
+      (revoke(*comm) ? revoked : others).push_back(comm);
     }
-    if (comm->captured() && comm->handle() != nullptr)
-      log(LogLevel::kWarning, comm->setup().name +
-                                  " was captured by a graph: it is aborted, and freed when that "
-                                  "graph is; do not replay it");
-  }
-  if (aborted.empty()) return on_cut_();
-  NcclGroup group(aborted.front()->api());
-  for (const auto& comm : aborted) {
-    const OnDevice on_device(comm->setup().device, std::nothrow);
-    comm->api().abort(comm->handle());
-    comm->markCut();
   }
   on_cut_();
+  if (revoked.empty() && others.empty()) return;
+  NcclGroup group(comms.front()->api());
+  // Those that are not ready are at work in NCCL: nothing has told them to stop yet.
+  std::partition(others.begin(), others.end(), [](const auto& comm) { return !comm->ready(); });
+  for (const auto& comm : others) tellToStop(*comm);
+  on_cut_();
+  Comms at_work;
+  const Deadline deadline = deadline_.orEarlier(kRevokedWithin);
+  for (const auto& comm : revoked) {
+    const auto never = [] { return false; };
+    const NcclResult state = awaitQuiet(comm->api(), comm->handle(), deadline, never);
+    if (state == NcclResult::kInProgress) {
+      at_work.push_back(comm);
+    } else {
+      tellToStop(*comm);
+    }
+  }
+  for (const auto& comm : at_work) tellToStop(*comm);
   group.end();
-  for (const auto& comm : aborted) comm->markGone();
+  for (const auto& comm : comms) comm->markGone();
   on_cut_();
+}
+
+// False: it may not be.
+bool ReapBatch::revoke(DeviceComm& comm) const {
+  const OnDevice on_device(comm.setup().device, std::nothrow);
+  if (!mayBeRevoked(comm)) return false;
+  comm.api().revoke(comm.handle());
+  comm.markCut();
+  return true;
+}
+
+void ReapBatch::tellToStop(DeviceComm& comm) const {
+  if (comm.captured())
+    log(LogLevel::kWarning, comm.setup().name +
+                                " was captured by a graph: it is aborted, and freed when that "
+                                "graph is; do not replay it");
+  const OnDevice on_device(comm.setup().device, std::nothrow);
+  comm.api().abort(comm.handle());
+  comm.markCut();
 }
 
 // The thread and listener behind an id wait until all ranks have come, and are told of no abort

@@ -29,9 +29,10 @@ class ReapBatch {
  private:
   void callHooks() const;
   Comms retire(const Comms& comms) const;
-  Comms cut(const Comms& comms) const;
   void abortAll(const Comms& comms) const;
   void abort(const Comms& comms) const;
+  bool revoke(DeviceComm& comm) const;
+  void tellToStop(DeviceComm& comm) const;
   void releaseRoots(const Comms& comms) const;
 
   const Comms comms_;

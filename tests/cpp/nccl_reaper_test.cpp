@@ -168,6 +168,23 @@ TEST_F(NcclReaper, OneAtWorkIsNotRevokedAndAbortedBeforeThoseThatWere) {
   ends->stop(testDeadline());
 }
 
+TEST_F(NcclReaper, WhatCannotBeRevokedIsToldToStopWhileRevokesAreUnderWay) {
+  const auto quiet = readyComm();
+  const auto at_work = readyComm();
+  std::deque<NcclResult> states(22, NcclResult::kInProgress);
+  states[0] = NcclResult::kSuccess;  // of the quiet one, before its revoke
+  nccl->answer("asyncError", states);
+  auto ends = reaper();
+  ends->abort({quiet, at_work});
+  ASSERT_TRUE(quiet->awaitGone(testDeadline()));
+  const auto calls = nccl->callsBut({"init", "getUniqueId"});
+  const auto told = std::find(calls.begin(), calls.end(), "abort 2");
+  EXPECT_EQ(std::count(std::find(calls.begin(), told, "revoke 1"), told, "asyncError 1"), 0);
+  EXPECT_GE(std::count(told, calls.end(), "asyncError 1"), 20);
+  EXPECT_EQ(calls.back(), "groupEnd");
+  ends->stop(testDeadline());
+}
+
 TEST_F(NcclReaper, OneInErrorIsNotRevoked) {
   const auto broken = readyComm();
   nccl->answer("asyncError", {NcclResult::kRemoteError});

@@ -51,10 +51,11 @@ def test_phases_of_the_last_configure_tell_where_its_time_went(ranks):
 
 
 def configure_nowhere() -> dict[str, tuple[int, int]]:
-    """Counts before and after an attempt that fails."""
+    """Counts before and after an attempt that fails in its rendezvous."""
     before = backend().stats()
     assert failure_of(lambda: configure("127.0.0.1:1/nowhere", 0, 1)).type == "StoreLostError"
     after = backend().stats()
+    assert list(after["last_configure_ms"]) == PHASES[:2], after
     return {name: (before[name], after[name]) for name in ("epochs", "failed_configures")}
 
 
