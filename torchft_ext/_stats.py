@@ -19,7 +19,8 @@ class Stats(TypedDict):
             "rendezvous", "links"; of one that failed, up to the phase in which it did.
         threads: names of the library's running threads.
         stuck_threads: those that were given up because they did not end.
-        descriptors: open in the process, those in single threads' private tables included.
+        descriptors: open in the process, those that single threads of the library have to
+            themselves included.
         counters: the engine's own.
         monitor: the peer monitor's counters; None where the engine has none.
         engine: "host" or, where a group has no other, "nccl".

@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "comm/group.h"
 #include "host/host_engine.h"
 #include "nccl/nccl_engine.h"
+#include "net/private_table.h"
 #include "rendezvous/store_thread.h"
 
 namespace torchft_ext {
@@ -59,19 +59,17 @@ void leaveAtExit() {
   processExit(Deadline::after(kExitWithin));
 }
 
-// "3 -> socket:[123]" for each descriptor of one table; those that lead into /proc are this
-// function's own.
-std::set<std::string> tableOf(const std::filesystem::path& directory) {
-  std::set<std::string> table;
+// Those that lead into /proc are this function's own.
+int countTable(const std::string& directory) {
+  int count = 0;
   std::error_code error;
   for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
     std::error_code gone;
     const std::string target = std::filesystem::read_symlink(entry->path(), gone).string();
-    if (!gone && !target.starts_with("/proc/"))
-      table.insert(entry->path().filename().string() + " -> " + target);
+    if (!gone && !target.starts_with("/proc/")) ++count;
   }
-  return table;
+  return count;
 }
 
 }  // namespace
@@ -123,15 +121,10 @@ bool processExit(Deadline deadline) {
 }
 
 int openDescriptors() {
-  std::set<std::set<std::string>> tables;
-  std::error_code error;
-  for (std::filesystem::directory_iterator task("/proc/self/task", error), end;
-       !error && task != end; task.increment(error)) {
-    tables.insert(tableOf(task->path() / "fd"));
-  }
-  size_t count = 0;
-  for (const auto& table : tables) count += table.size();
-  return static_cast<int>(count);
+  int count = countTable("/proc/self/fd");
+  for (const pid_t thread : threadsWithPrivateTables())
+    count += countTable("/proc/self/task/" + std::to_string(thread) + "/fd");
+  return count;
 }
 
 ForkGuard::ForkGuard() : pid_(::getpid()), generation_(forkGeneration()) {}

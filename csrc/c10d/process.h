@@ -29,7 +29,8 @@ void failOutstanding(const std::string& how);
 // made there. exit() calls it, with a second's time, wherever a watchdog was made.
 bool processExit(Deadline deadline);
 
-// Descriptors open in this process, those in private tables of single threads included.
+// Descriptors open in this process, those in tables that threads of the library have to themselves
+// included.
 int openDescriptors();
 
 // A handle made before fork() does not work in the child: its threads are not there.

@@ -8,8 +8,11 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <set>
 #include <string_view>
-#include <vector>
+
+#include "base/fork.h"
+#include "base/mutex.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define TFT_THREAD_SANITIZER 1
@@ -67,11 +70,45 @@ bool unshareByCopying(int keep) {
   return true;
 }
 
+struct Owners {
+  Mutex mutex;
+  std::set<pid_t> threads GUARDED_BY(mutex);
+};
+PerProcess<Owners> owners;
+
+// While the thread lives.
+class Listed {
+ public:
+  Listed() {
+    Owners& all = owners.get();
+    MutexLock lock(all.mutex);
+    all.threads.insert(thread_);
+  }
+  ~Listed() {
+    Owners& all = owners.get();
+    MutexLock lock(all.mutex);
+    all.threads.erase(thread_);
+  }
+  Listed(const Listed&) = delete;
+  Listed& operator=(const Listed&) = delete;
+
+ private:
+  const pid_t thread_ = ::gettid();
+};
+
 }  // namespace
 
 bool takePrivateTable(int keep) {
   if (!kAllowed || keep < 0) return false;
-  return unshareByCloseRange(static_cast<unsigned>(keep)) || unshareByCopying(keep);
+  if (!unshareByCloseRange(static_cast<unsigned>(keep)) && !unshareByCopying(keep)) return false;
+  thread_local const Listed listed;
+  return true;
+}
+
+std::vector<pid_t> threadsWithPrivateTables() {
+  Owners& all = owners.get();
+  MutexLock lock(all.mutex);
+  return {all.threads.begin(), all.threads.end()};
 }
 
 }  // namespace torchft_ext

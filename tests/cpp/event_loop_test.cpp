@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "net/private_table.h"
 #include "net/socket_address.h"
 #include "wait_for.h"
 
@@ -397,6 +398,15 @@ TEST(EventLoop, PrivateTableIsUnseenByOthersAndSeesNothingOfTheirs) {
   EXPECT_EQ(sees_ours, !loop.hasPrivateTable());
   EXPECT_EQ(::fcntl(kTheirs, F_GETFD) != -1, !loop.hasPrivateTable());
   onLoop(loop, [] { ::close(kTheirs); });
+}
+
+TEST(EventLoop, APrivateTableIsKnownAsLongAsItsThreadLives) {
+  const size_t before = threadsWithPrivateTables().size();
+  {
+    const EventLoop loop("ft-test-private", {.private_table = true});
+    EXPECT_EQ(threadsWithPrivateTables().size(), before + (loop.hasPrivateTable() ? 1 : 0));
+  }
+  EXPECT_TRUE(waitFor([before] { return threadsWithPrivateTables().size() == before; }));
 }
 
 TEST(EventLoop, PrivateTableKeepsNoCopyOfOtherDescriptors) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
 import torch.distributed as dist
@@ -18,6 +20,8 @@ from values import check_sum
 PHASES = ["end_previous", "rendezvous", "links"]
 LATE = 0.2  # seconds that a member comes after the others
 FILES = 50
+LOOKS = 300
+MARGIN = 6  # connections of the last epoch may close meanwhile; a table has more
 
 
 def test_stats_tell_threads_and_failures(ranks):
@@ -83,6 +87,29 @@ def descriptors_follow_open_files() -> None:
 
     dist.barrier()
     wait_until(counted, f"{FILES} descriptors more for {FILES} open files")
+
+
+def descriptors_while_others_open_and_close() -> list[int]:
+    """What is counted while another thread opens one and closes it, again and again."""
+    over = threading.Event()
+
+    def open_and_close() -> None:
+        while not over.is_set():
+            os.close(os.open("/dev/null", os.O_RDONLY))
+
+    thread = threading.Thread(target=open_and_close)
+    thread.start()
+    counts = [backend().stats()["descriptors"] for _ in range(LOOKS)]
+    over.set()
+    thread.join()
+    return counts
+
+
+def test_descriptor_that_comes_and_goes_counts_for_one(ranks):
+    world = ranks.world(1)
+    world.on(0, check_sum)
+    counts = world.on(0, descriptors_while_others_open_and_close)
+    assert max(counts) - min(counts) <= MARGIN, counts
 
 
 def test_stats_count_the_open_descriptors_of_the_process(ranks):
