@@ -61,7 +61,7 @@ UniqueFd acceptOne(int listener_fd) {
   return next;
 }
 
-UniqueFd startConnect(const SocketAddress& to, std::string* /*error*/) {
+UniqueFd startConnect(const SocketAddress& to, std::string* /*error*/, int* /*code*/) {
   fuzz::Pair pair;
   fuzz::dialled.push_back({std::move(pair.far), to});
   return std::move(pair.near);
