@@ -2,130 +2,16 @@
 
 #include <dlfcn.h>
 
-#include <climits>
 #include <cstdlib>
+
+#include "nccl/nccl_entry_points.h"
 
 namespace torchft_ext {
 namespace {
 
-constexpr int kOldestVersion = 21801;  // ncclConfig_t as below; non-blocking since 2.14
+constexpr int kOldestVersion = kNcclConfigVersion;
 constexpr const char* kOverride = "TORCHFT_EXT_NCCL_LIB";
 constexpr const char* kLibrary = "libnccl.so.2";
-
-// ncclConfig_t as 2.18 had it. Later versions append fields and take the caller's `size` and
-// `version` to know which are there, so this one is accepted by all of them (nccl.h and
-// parseCommConfig() in init.cc, 2.18 to 2.31).
-struct Config {
-  static constexpr int kUnset = INT_MIN;
-
-  size_t size = sizeof(Config);
-  unsigned int magic = 0xcafebeef;
-  unsigned int version = kOldestVersion;
-  int blocking = 0;
-  int cga_cluster_size = kUnset;
-  int min_ctas = kUnset;
-  int max_ctas = kUnset;
-  const char* net_name = nullptr;
-  int split_share = 0;  // shared resources would share the abort flag
-};
-
-constexpr int kScalarDevice = 0;         // ncclScalarDevice
-constexpr int kScalarHostImmediate = 1;  // ncclScalarHostImmediate
-constexpr int kShrinkAbort = 1;          // NCCL_SHRINK_ABORT
-constexpr int kRevokeDefault = 0;        // NCCL_REVOKE_DEFAULT
-
-// nccl.h's declarations, by name. Enumerations travel as int.
-struct EntryPoints {
-  using Stream = NativeStream;
-  int (*GetVersion)(int*) = nullptr;
-  const char* (*GetErrorString)(int) = nullptr;
-  const char* (*GetLastError)(NcclComm) = nullptr;
-  int (*GetUniqueId)(NcclUniqueId*) = nullptr;
-  int (*CommInitRankConfig)(NcclComm*, int, NcclUniqueId, int, Config*) = nullptr;
-  int (*CommInitRankScalable)(NcclComm*, int, int, int, NcclUniqueId*, Config*) = nullptr;
-  int (*CommSplit)(NcclComm, int, int, NcclComm*, Config*) = nullptr;
-  int (*CommShrink)(NcclComm, int*, int, NcclComm*, Config*, int) = nullptr;
-  int (*CommGetAsyncError)(NcclComm, int*) = nullptr;
-  int (*CommFinalize)(NcclComm) = nullptr;
-  int (*CommDestroy)(NcclComm) = nullptr;
-  int (*CommAbort)(NcclComm) = nullptr;
-  int (*CommRevoke)(NcclComm, int) = nullptr;
-  int (*CommGrow)(NcclComm, int, const NcclUniqueId*, int, NcclComm*, Config*) = nullptr;
-  int (*CommRegister)(NcclComm, void*, size_t, void**) = nullptr;
-  int (*CommDeregister)(NcclComm, void*) = nullptr;
-  int (*GroupStart)() = nullptr;
-  int (*GroupEnd)() = nullptr;
-  int (*AllReduce)(const void*, void*, size_t, int, int, NcclComm, Stream) = nullptr;
-  int (*Broadcast)(const void*, void*, size_t, int, int, NcclComm, Stream) = nullptr;
-  int (*Reduce)(const void*, void*, size_t, int, int, int, NcclComm, Stream) = nullptr;
-  int (*AllGather)(const void*, void*, size_t, int, NcclComm, Stream) = nullptr;
-  int (*ReduceScatter)(const void*, void*, size_t, int, int, NcclComm, Stream) = nullptr;
-  int (*Send)(const void*, size_t, int, int, NcclComm, Stream) = nullptr;
-  int (*Recv)(void*, size_t, int, int, NcclComm, Stream) = nullptr;
-  int (*AlltoAll)(const void*, void*, size_t, int, NcclComm, Stream) = nullptr;
-  int (*RedOpCreatePreMulSum)(int*, void*, int, int, NcclComm) = nullptr;
-  int (*RedOpDestroy)(int, NcclComm) = nullptr;
-};
-
-// Looks names up in one library, and remembers the required ones that are not there.
-class Lookup {
- public:
-  explicit Lookup(void* library) : library_(library) {}
-  template <typename Function>
-  void optional(Function*& function, const char* name) {
-    function = reinterpret_cast<Function*>(::dlsym(library_, name));
-  }
-  template <typename Function>
-  void required(Function*& function, const char* name) {
-    optional(function, name);
-    if (function == nullptr) missing_ += std::string(missing_.empty() ? "" : ", ") + name;
-  }
-  const std::string& missing() const { return missing_; }
-
- private:
-  void* library_;
-  std::string missing_;
-};
-
-#define TFT_REQUIRED(name) lookup.required(entry.name, "nccl" #name)
-#define TFT_OPTIONAL(name) lookup.optional(entry.name, "nccl" #name)
-
-void lookUpRequired(Lookup& lookup, EntryPoints& entry) {
-  TFT_REQUIRED(GetVersion);
-  TFT_REQUIRED(GetErrorString);
-  TFT_REQUIRED(GetLastError);
-  TFT_REQUIRED(GetUniqueId);
-  TFT_REQUIRED(CommInitRankConfig);
-  TFT_REQUIRED(CommGetAsyncError);
-  TFT_REQUIRED(CommFinalize);
-  TFT_REQUIRED(CommDestroy);
-  TFT_REQUIRED(CommAbort);
-  TFT_REQUIRED(GroupStart);
-  TFT_REQUIRED(GroupEnd);
-  TFT_REQUIRED(AllReduce);
-  TFT_REQUIRED(Broadcast);
-  TFT_REQUIRED(Reduce);
-  TFT_REQUIRED(AllGather);
-  TFT_REQUIRED(ReduceScatter);
-  TFT_REQUIRED(Send);
-  TFT_REQUIRED(Recv);
-  TFT_REQUIRED(RedOpCreatePreMulSum);
-  TFT_REQUIRED(RedOpDestroy);
-}
-
-void lookUpOptional(Lookup& lookup, EntryPoints& entry) {
-  TFT_OPTIONAL(CommInitRankScalable);
-  TFT_OPTIONAL(CommSplit);
-  TFT_OPTIONAL(CommShrink);
-  TFT_OPTIONAL(CommRevoke);
-  TFT_OPTIONAL(CommGrow);
-  TFT_OPTIONAL(CommRegister);
-  TFT_OPTIONAL(CommDeregister);
-  TFT_OPTIONAL(AlltoAll);
-}
-
-#undef TFT_REQUIRED
-#undef TFT_OPTIONAL
 
 NcclResult result(int code) {
   return static_cast<NcclResult>(code);
@@ -136,7 +22,7 @@ int code(NcclType type) {
 
 class NcclLibrary : public NcclApi {
  public:
-  NcclLibrary(const EntryPoints& entry, int version) : entry_(entry), version_(version) {}
+  NcclLibrary(const NcclEntryPoints& entry, int version) : entry_(entry), version_(version) {}
 
   int version() const override { return version_; }
 
@@ -170,7 +56,7 @@ class NcclLibrary : public NcclApi {
   NcclResult getUniqueId(NcclUniqueId* id) override { return result(entry_.GetUniqueId(id)); }
 
   NcclResult init(NcclComm* comm, const NcclInit& init) override {
-    Config config;
+    NcclConfig config;
     if (init.ids.size() == 1)
       return result(
           entry_.CommInitRankConfig(comm, init.size, init.ids.front(), init.rank, &config));
@@ -182,17 +68,17 @@ class NcclLibrary : public NcclApi {
 
   NcclResult split(NcclComm comm, int color, int key, NcclComm* out) override {
     if (!has(NcclFeature::kSplit)) return NcclResult::kInvalidUsage;
-    Config config;
+    NcclConfig config;
     return result(entry_.CommSplit(comm, color, key, out, &config));
   }
 
   NcclResult shrink(NcclComm comm, const std::vector<int>& excluded, bool abort,
                     NcclComm* out) override {
     if (!has(NcclFeature::kShrink)) return NcclResult::kInvalidUsage;
-    Config config;
+    NcclConfig config;
     std::vector<int> ranks = excluded;
     return result(entry_.CommShrink(comm, ranks.data(), static_cast<int>(ranks.size()), out,
-                                    &config, abort ? kShrinkAbort : 0));
+                                    &config, abort ? kNcclShrinkAbort : 0));
   }
 
   NcclResult asyncError(NcclComm comm, NcclResult* state) override {
@@ -208,7 +94,7 @@ class NcclLibrary : public NcclApi {
 
   NcclResult revoke(NcclComm comm) override {
     if (!has(NcclFeature::kRevoke)) return NcclResult::kInvalidUsage;
-    return result(entry_.CommRevoke(comm, kRevokeDefault));
+    return result(entry_.CommRevoke(comm, kNcclRevokeDefault));
   }
 
   NcclResult groupStart() override { return result(entry_.GroupStart()); }
@@ -245,9 +131,9 @@ class NcclLibrary : public NcclApi {
 
   NcclResult createPreMulSum(NcclRedOp* op, const void* scalar, bool on_device, NcclType type,
                              NcclComm comm) override {
-    return result(entry_.RedOpCreatePreMulSum(op, const_cast<void*>(scalar), code(type),
-                                              on_device ? kScalarDevice : kScalarHostImmediate,
-                                              comm));
+    return result(entry_.RedOpCreatePreMulSum(
+        op, const_cast<void*>(scalar), code(type),
+        on_device ? kNcclScalarDevice : kNcclScalarHostImmediate, comm));
   }
   NcclResult destroyRedOp(NcclRedOp op, NcclComm comm) override {
     return result(entry_.RedOpDestroy(op, comm));
@@ -263,7 +149,7 @@ class NcclLibrary : public NcclApi {
   }
 
  private:
-  const EntryPoints entry_;
+  const NcclEntryPoints entry_;
   const int version_;
 };
 
@@ -303,11 +189,9 @@ std::variant<std::shared_ptr<NcclApi>, std::string> loadNcclLibrary() {
     const char* why = ::dlerror();
     return "NCCL was not found (" + where + "): " + (why == nullptr ? "no reason given" : why);
   }
-  EntryPoints entry;
-  Lookup lookup(library);
-  lookUpRequired(lookup, entry);
-  lookUpOptional(lookup, entry);
-  if (!lookup.missing().empty()) return "NCCL (" + where + ") has no " + lookup.missing();
+  NcclEntryPoints entry;
+  if (const std::string missing = lookUpNccl(library, entry); !missing.empty())
+    return "NCCL (" + where + ") has no " + missing;
   int version = 0;
   if (result(entry.GetVersion(&version)) != NcclResult::kSuccess)
     return "NCCL (" + where + ") does not tell its version";

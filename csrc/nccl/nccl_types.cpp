@@ -20,6 +20,8 @@ const char* toString(NcclResult result) {
       return "remote error";
     case NcclResult::kInProgress:
       return "in progress";
+    case NcclResult::kTimeout:
+      return "timeout";
   }
   return "unknown result";
 }

@@ -1,6 +1,6 @@
 // NCCL's C types as its stable ABI has them, so that nothing here needs nccl.h: the library is
-// found at run time, and may be another version than any header at hand. Source: nccl.h of 2.14
-// to 2.29.
+// found at run time, and may be another version than any header at hand. tests/nccl compares them
+// with nccl.h of 2.18 to 2.32.
 #pragma once
 
 #include <array>
@@ -24,6 +24,7 @@ enum class NcclResult : int {  // ncclResult_t
   kInvalidUsage = 5,
   kRemoteError = 6,
   kInProgress = 7,
+  kTimeout = 8,  // since 2.31
 };
 const char* toString(NcclResult result);
 

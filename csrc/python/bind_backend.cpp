@@ -203,23 +203,32 @@ void bind_backend(py::module_& module) {
            "Say goodbye to the other members and end the epoch; configure() raises after it.")
       // torch's own binding of it may hold the GIL.
       .def("shrink", &FtBackend::shrink, py::arg("ranks_to_exclude"), py::arg("shrink_flags") = 0,
-           py::arg("opts_override") = c10::intrusive_ptr<c10d::Backend::Options>(), NoGil())
-      .def("rank", &FtBackend::currentRank, NoGil())
-      .def("size", &FtBackend::currentSize, NoGil())
+           py::arg("opts_override") = c10::intrusive_ptr<c10d::Backend::Options>(), NoGil(),
+           "A group of all members but these, which all that stay call; "
+           "torch.distributed.shrink_group() calls it. Blocks; raises CommError.")
+      .def("rank", &FtBackend::currentRank, NoGil(),
+           "This process's rank in the epoch, of a failed one too; before the first, the rank that "
+           "the group was made with.")
+      .def("size", &FtBackend::currentSize, NoGil(),
+           "The number of ranks in the epoch, under the same rules as rank().")
       .def("stats", &statsOf,
            "Counters of this group and of the process's engine: epochs, operations, bytes, "
            "failures, phases of the last configure(), threads, descriptors.")
       // By rank in the epoch. The tables of torch.distributed are written after them.
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
       // torch copies them for groups that it splits off.
-      .def_property_readonly("options", &FtBackend::getBackendOptions)
+      .def_property_readonly("options", &FtBackend::getBackendOptions,
+                             "Of this group; its timeout is the one that holds.")
       .def_property_readonly("epoch", &FtBackend::epoch,
                              "The number of the last epoch that was active; 0: none yet.")
-      .def_property_readonly("group_name", [](const FtBackend& self) { return self.groupName(); });
+      .def_property_readonly(
+          "group_name", [](const FtBackend& self) { return self.groupName(); },
+          "The group's name in torch.distributed; errors and the log call it so.");
 
   py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(module, "Work",
                                                              "One operation of an 'ft' group.")
-      .def("check", &FtWork::check, NoGil());
+      .def("check", &FtWork::check, NoGil(),
+           "Wait until it is complete, on the device too, then raise what failed.");
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   // c10d's own, and the tables of torch.distributed after it. Before, the group is torch's own

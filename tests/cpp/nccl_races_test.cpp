@@ -2,12 +2,10 @@
 // goodbyes and operations, captures and operations. Over the NCCL engine and the simulator.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 
 #include "nccl/bootstrap.h"
-#include "nccl/nccl_library.h"
 #include "nccl_cluster.h"
 
 namespace torchft_ext {
@@ -171,18 +169,6 @@ TEST_F(NcclRacesTest, EveryPartsRootIsReleasedWhereARankFailsOnItsWayIn) {
   for (auto& thread : issuing) thread.join();
   EXPECT_EQ(counted("unique_ids"), 3);
   EXPECT_TRUE(waitFor([] { return sim::ncclCensus().roots == 0; }));
-}
-
-TEST(NcclLibrary, AnEnvironmentThatMakesCommunicatorsBlockingIsRefused) {
-  ::unsetenv("NCCL_COMM_BLOCKING");
-  EXPECT_EQ(refusedNcclEnvironment(), "");
-  ::setenv("NCCL_COMM_BLOCKING", "0", 1);
-  EXPECT_EQ(refusedNcclEnvironment(), "");
-  ::setenv("NCCL_COMM_BLOCKING", "1", 1);
-  EXPECT_NE(refusedNcclEnvironment().find("NCCL_COMM_BLOCKING=1"), std::string::npos);
-  ASSERT_TRUE(std::holds_alternative<std::string>(loadNcclLibrary()));
-  EXPECT_EQ(std::get<std::string>(loadNcclLibrary()), refusedNcclEnvironment());
-  ::unsetenv("NCCL_COMM_BLOCKING");
 }
 
 // ---- aborts

@@ -77,6 +77,16 @@ def ones(*shape: int, value: float = 1.0) -> torch.Tensor:
     return torch.full(shape, float(value), device=device())
 
 
+def stream_waits_for(work: dist.Work) -> None:
+    """Let the current stream wait for an operation that is about to fail, without blocking.
+
+    Where the failure came first, wait() raises it, and has the stream wait all the same.
+    """
+    early = rankside.failure_of(work.wait)
+    if early is not None:
+        assert early.type == rankside.failure_of(work.check).type, early.text
+
+
 def check_sum() -> None:
     """The epoch works on the device: an exact sum over whatever world this is."""
     rank, world = me()

@@ -10,7 +10,17 @@ import device_side
 import pytest
 import torch
 import torch.distributed as dist
-from device_side import accelerator, check_sum, device, hold, let_go, no_violation, ones, reaped
+from device_side import (
+    accelerator,
+    check_sum,
+    device,
+    hold,
+    let_go,
+    no_violation,
+    ones,
+    reaped,
+    stream_waits_for,
+)
 from rankside import (
     ErrorInfo,
     abort,
@@ -56,7 +66,7 @@ def begin_broadcast() -> dist.Work:
 def released(begin) -> ErrorInfo:
     """Issue, let the current stream wait for it, and see what becomes of both."""
     work = begin()
-    work.wait()  # the stream's, not the host's
+    stream_waits_for(work)
     after = ones(5).add_(1)
     error = failure_of(work.check)
     assert error is not None

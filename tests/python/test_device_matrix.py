@@ -21,6 +21,7 @@ from device_side import (
     keep_buffers,
     no_violation,
     ones,
+    stream_waits_for,
 )
 from rankside import ErrorInfo, abort, backend, describe, failure_of, seconds, wait_errored
 from records import record
@@ -148,7 +149,7 @@ def blocked(operation: str, victim: int) -> tuple[ErrorInfo, float, float]:
     A rank whose own part needs nothing of the victim may succeed, and is told all the same.
     """
     work, buffers = OPERATIONS[operation](victim)
-    work.wait()
+    stream_waits_for(work)
     error = failure_of(work.check) or wait_errored()
     raised = time.monotonic()
     keep_buffers(*buffers)

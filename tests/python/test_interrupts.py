@@ -100,6 +100,7 @@ def test_handler_of_the_users_that_does_not_raise_keeps_the_operation(ranks):
 def run_python_meanwhile() -> None:
     kept["work"] = dist.all_reduce(torch.ones(1000), async_op=True)
     try:
+        kept["in_python"] = True
         while True:
             pass
     except KeyboardInterrupt:
@@ -109,6 +110,10 @@ def run_python_meanwhile() -> None:
         pass  # still Python: the question may come late on a busy machine
 
 
+def in_python() -> None:
+    wait_until(lambda: kept.pop("in_python", False), "the main thread's loop")
+
+
 def finish_work() -> None:
     kept.pop("work").wait()
     assert kept.pop("interrupted")
@@ -116,7 +121,8 @@ def finish_work() -> None:
 
 def test_interrupt_of_a_rank_that_runs_python_keeps_the_epoch(ranks):
     world = ranks.world(2)
-    running = world.start_blocked(0, run_python_meanwhile)
+    running = world.start(0, run_python_meanwhile)
+    world.side(0, in_python)
     world.interrupt(0)
     running.value()
     assert world.side(0, errored) is None

@@ -1,0 +1,2 @@
+// Included by nccl.h, which needs nothing of it here.
+#pragma once
