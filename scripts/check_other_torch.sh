@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles and links everything against another torch than the one installed; runs nothing, so a CUDA wheel will do, and
-# nothing is optimised.
+# Compiles and links everything against another torch than the one installed, which may be a CUDA wheel: of what it
+# compiles nothing runs but a program that loads that CUDA runtime, and nothing is optimised.
 #   scripts/check_other_torch.sh [--cuda] 2.11.0 [DIRECTORY for the wheel's headers and libraries]
 # --cuda: fails where the wheel is one for the CPU, against which the files that call CUDA and NCCL are left out.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -45,6 +45,21 @@ if [ -n "$cuda" ]; then # what is looked up at run time, by names that no compil
   readelf -d "$library" | grep 'NEEDED.*libcudart' >/dev/null || die "$library does not bring the CUDA runtime along"
   say "libc10_cuda.so exports $symbol and brings libcudart along"
 fi
+
+# The CUDA runtime is a wheel of its own, of some megabytes.
+load_cuda_runtime() {
+  local work name
+  work=$(mktemp -d "$BUILD_ROOT/cuda-runtime.XXXXXX")
+  if [ "${cuda%%.*}" -ge 13 ]; then name=nvidia-cuda-runtime; else name=nvidia-cuda-runtime-cu${cuda%%.*}; fi
+  retry python -m pip download --quiet --retries 10 --no-deps --dest "$work" "$name==$cuda.*"
+  python -m zipfile -e "$work"/*.whl "$work"
+  "${CXX:-g++}" -std=c++20 -Wall -Wextra -Werror -Icsrc -Icsrc/include -isystem "$where/torch/include" \
+    tests/nccl/real_cuda_runtime.cpp csrc/nccl/cuda_runtime.cpp -o "$work/real_cuda_runtime" \
+    -L"$where/torch/lib" -Wl,-rpath,"$where/torch/lib" -lc10 -ldl
+  LD_LIBRARY_PATH=$(dirname "$(find "$work" -name 'libcudart.so.*')") "$work/real_cuda_runtime" "$library"
+  rm -rf "$work"
+}
+[ -z "$cuda" ] || load_cuda_runtime
 
 directory="$BUILD_ROOT/with-torch-$version"
 CXX=$(checking_compiler) configure "$directory" -DTORCHFT_EXT_TORCH_DIR="$where/torch" -DTORCHFT_EXT_OPTIMIZE=-O0 \
