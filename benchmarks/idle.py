@@ -8,7 +8,6 @@ together: medians over the ranks, and the largest.
 
 from __future__ import annotations
 
-import statistics
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -80,8 +79,8 @@ def measure(pool: ranks.Pool, world: int, seconds: float) -> dict[str, Any]:
         wakeups = [answer["rates"][name]["wakeups"] for answer in answers]
         cpu = [answer["rates"][name]["cpu_s"] for answer in answers]
         threads[name] = {
-            "wakeups_per_s": {"median": statistics.median(wakeups), "max": max(wakeups)},
-            "cpu_percent": {"median": 100 * statistics.median(cpu), "max": 100 * max(cpu)},
+            "wakeups_per_s": report.summary(wakeups),
+            "cpu_percent": report.summary([100 * share for share in cpu]),
         }
     return {"world": world, "lines": [answer["lines"] for answer in answers], "threads": threads}
 

@@ -351,6 +351,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw all rounds there (PNG or SVG)"
     )
+    parser.add_argument("--check", action="store_true", help="exit status 1 where an aim is missed")
     arguments = parser.parse_args()
     arguments.kills = arguments.kills or (3 if arguments.quick else 50)
     unknown = set(arguments.scenarios.split(",")) - set(SCENARIOS)
@@ -385,7 +386,7 @@ def main() -> int:
     print_results(results)
     if arguments.picture is not None:
         draw(results, arguments.picture)
-    return 0
+    return 1 if arguments.check and any(result["missed"] for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 // What c10's device-generic streams, events and guards lack, and the NCCL engine needs. Two
 // implementations: the CUDA runtime, found at run time, and the simulator of tests/sim.
 //
-// Threads: any. Nothing here blocks. native() and capturing() throw c10::Error where the device itself
-// fails; nothing else throws.
+// Threads: any. Nothing here blocks. native() and capturing() throw c10::Error where the device
+// itself fails; nothing else throws.
 #pragma once
 
 #include <c10/core/Stream.h>

@@ -18,7 +18,7 @@ std::string readProcFile(int64_t pid, const char* name) {
   return got > 0 ? std::string(bytes.data(), static_cast<size_t>(got)) : std::string();
 }
 
-// proc(5): the state follows the command's name, which stands in parentheses and may hold any byte.
+// The state follows the command's name, which stands in parentheses and may hold any byte.
 char stateLetter(const std::string& stat) {
   const size_t end_of_name = stat.rfind(')');
   if (end_of_name == std::string::npos || end_of_name + 2 >= stat.size()) return '?';
@@ -29,10 +29,12 @@ char stateLetter(const std::string& stat) {
 
 std::string describeProcessState(int64_t pid) {
   if (pid <= 0) return {};
-  if (readProcFile(pid, "status").find("CoreDumping:\t1") != std::string::npos) {
-    return "it is dumping core";
-  }
-  switch (stateLetter(readProcFile(pid, "stat"))) {
+  return describeProcessState(readProcFile(pid, "status"), readProcFile(pid, "stat"));
+}
+
+std::string describeProcessState(const std::string& status, const std::string& stat) {
+  if (status.find("CoreDumping:\t1") != std::string::npos) return "it is dumping core";
+  switch (stateLetter(stat)) {
     case 'T':
       return "state T: stopped by a signal";
     case 't':

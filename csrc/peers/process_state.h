@@ -11,4 +11,7 @@ namespace torchft_ext {
 // a process could answer, and where nothing can be read.
 std::string describeProcessState(int64_t pid);
 
+// The same, of what its "status" and "stat" hold; proc(5).
+std::string describeProcessState(const std::string& status, const std::string& stat);
+
 }  // namespace torchft_ext

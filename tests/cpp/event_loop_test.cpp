@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "net/private_table.h"
 #include "net/socket_address.h"
+#include "realtime_refusal.h"
 #include "wait_for.h"
 
 namespace torchft_ext {
@@ -438,17 +439,6 @@ TEST(EventLoop, DescriptorsLeftInAPrivateTableCloseWithTheThread) {
 
 bool thisThreadIsRealtime() {
   return (::sched_getscheduler(0) & ~SCHED_RESET_ON_FORK) == SCHED_FIFO;
-}
-
-// Why a thread of this process may not be realtime: the error's number, 0 if it may.
-int refusalOfRealtime() {
-  int refusal = 0;
-  std::thread([&refusal] {
-    sched_param lowest{};
-    lowest.sched_priority = ::sched_get_priority_min(SCHED_FIFO);
-    if (::sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &lowest) != 0) refusal = errno;
-  }).join();
-  return refusal;
 }
 
 TEST(EventLoop, SaysWhetherItIsRealtime) {

@@ -23,6 +23,10 @@ WorldOptions optionsFor(uint32_t seed) {
   options.shortest_delay = std::chrono::microseconds(100);
   options.longest_delay = milliseconds(40);
   options.seed = seed;
+  if (seed % 3 == 0) {  // TCP sends again what was lost, 200 ms later at the earliest
+    options.lost_per_mille = 30;
+    options.resent_after = milliseconds(200);
+  }
   return options;
 }
 

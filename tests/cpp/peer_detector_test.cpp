@@ -364,12 +364,17 @@ TEST_F(DetectorTest, WarnsOnceOfAPeerThatIsSilentForASecond) {
   Detector slow(orders, seconds(5), kHost, kPid);
   slow.addWatch(now, 1, 0, {member(3)});
   slow.lineUp(now, peerNumber(3), LineKind::kMain);
-  const auto until = now + seconds(4);
-  for (auto due = slow.nextDue(now); due && *due < until; due = slow.nextDue(now)) {
+  const auto up = now;
+  std::optional<Duration> warned_after;
+  for (auto due = slow.nextDue(now); due && *due < up + seconds(4); due = slow.nextDue(now)) {
     now = *due;
     slow.tick(now);
+    if (!warned_after && !orders.warnings.empty()) warned_after = now - up;
   }
   EXPECT_EQ(orders.warnings.size(), 1U);
+  ASSERT_TRUE(warned_after.has_value());
+  EXPECT_GE(*warned_after, seconds(1));
+  EXPECT_LE(*warned_after, milliseconds(1100));
   EXPECT_TRUE(orders.failures.empty());
 }
 

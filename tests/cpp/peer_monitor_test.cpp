@@ -477,5 +477,28 @@ TEST(ProcessState, SaysNothingOfAProcessThatRunsOrIsUnknown) {
   EXPECT_EQ(describeProcessState(-1), "");
 }
 
+TEST(ProcessState, IsTheLetterBehindTheCommandsName) {
+  const auto of = [](const std::string& letter) {
+    return describeProcessState("CoreDumping:\t0\n", "12 (python3) " + letter + " 1 12 12 0");
+  };
+  EXPECT_EQ(of("T"), "state T: stopped by a signal");
+  EXPECT_EQ(of("t"), "state t: stopped by a debugger");
+  EXPECT_EQ(of("D"), "state D: in uninterruptible sleep");
+  EXPECT_EQ(of("Z"), "state Z: its main thread has ended");
+  for (const char* could_answer : {"R", "S", "I"}) EXPECT_EQ(of(could_answer), "");
+}
+
+TEST(ProcessState, ACommandsNameMayHoldAnything) {
+  EXPECT_EQ(describeProcessState("", "12 (a) T (b) S 1"), "");
+  EXPECT_EQ(describeProcessState("", "12 (a) S (b) T 1"), "state T: stopped by a signal");
+  for (const char* cut : {"", "12 (python3", "12 (python3)", "12 (python3) "})
+    EXPECT_EQ(describeProcessState("", cut), "");
+}
+
+TEST(ProcessState, ACoreThatIsBeingWrittenIsSaidWhateverTheLetter) {
+  const std::string status = "Name:\tpython3\nCoreDumping:\t1\nTHP_enabled:\t1\n";
+  EXPECT_EQ(describeProcessState(status, "12 (python3) D 1"), "it is dumping core");
+}
+
 }  // namespace
 }  // namespace torchft_ext

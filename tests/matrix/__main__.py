@@ -111,7 +111,7 @@ def run_cases(options: argparse.Namespace, pool: Pool, seed: int) -> Report:
         print(f"the sample holds {len(values)} of {len(all_values)} values of the axes")
         if values != all_values:
             report.add_failed("sample", f"lacks {sorted(map(str, all_values - values))}")
-    print(report.text())
+    print(report.text(seed))
     if options.json:
         report.write(options.json, seed)
     if options.done is not None and not options.sample and not report.failed:

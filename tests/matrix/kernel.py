@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from matrix import cores
 from matrix.cases import HANG, Pool, expect_exact_sums
 from matrix.lateness import Releases, Strike
-from matrix.process import MatrixError, RankProcess, SkippedError
+from matrix.process import MatrixError, RankProcess, SkippedError, monotonic_ns
 from matrix.strikes import DEATH, FREEZE, LOST
 
 ROOM = 32 * 2**20  # bytes that the victim may still take
-FILLING = 0.9  # seconds until the kernel gives up reclaiming and kills
 CORE_MIB = 1024
 ELEMENTS = 100_000
 WORLDS = (2, 4, 8)
@@ -127,14 +125,27 @@ def _kills(group: Path) -> int:
     return int(counts.get("oom_kill", "0"))
 
 
+def _await_kill(group: Path, survivors: list[RankProcess]) -> Strike:
+    """The kernel reclaims what it can before it kills, which may take a second."""
+    until = time.monotonic() + HANG
+    while _kills(group) == 0:
+        if time.monotonic() > until:
+            raise MatrixError("the kernel does not kill for want of memory")
+        time.sleep(0.0005)
+    at = monotonic_ns()
+    return Strike(at, Strike.now(survivors).waited)
+
+
 def _out_of_memory(pool: Pool, case: KernelCase) -> float:
     _memory_group()
     victim, survivors = _begin(pool, case)
     with _limited(victim.pid) as group:
-        struck = Strike.now(survivors)
         victim.say("die oom")
-        released, _ = _collect(survivors, struck, (FILLING + DEATH) * pool.scale)
-        _await_end(victim)
+        struck = _await_kill(group, survivors)
+        released, text = _collect(survivors, struck, DEATH * pool.scale)
+        if "its process ended" not in text:
+            raise MatrixError(f"its heartbeats told, not its end: {text}")
+        cores.await_end(victim)
         if _kills(group) != 1:
             raise MatrixError("the victim ended, but not for want of memory")
         victim.end()
@@ -145,20 +156,12 @@ def _out_of_memory(pool: Pool, case: KernelCase) -> float:
 # ---- a long core ----
 
 
-def _core_is_written_to_directory() -> None:
-    pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
-    if pattern.startswith("|") or "/" in pattern:
-        raise SkippedError(f"cores go elsewhere: core_pattern is {pattern!r}")
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    if hard != resource.RLIM_INFINITY and hard < CORE_MIB * 2**20:
-        raise SkippedError(f"the hard limit of cores is {hard} bytes")
-
-
 def _big_core(pool: Pool, case: KernelCase) -> float:
     """While a core is written nothing is closed: the heartbeat limit tells, and the error says why."""
     if pool.scale > 1:
         raise SkippedError("a core of that size is written within its bound at scale 1 alone")
-    _core_is_written_to_directory()
+    if reason := cores.why_none(CORE_MIB * 2**20):
+        raise SkippedError(reason)
     victim, survivors = _begin(pool, case)
     victim.say(f"ballast {CORE_MIB}")
     victim.expect("holding", HANG)
@@ -166,20 +169,11 @@ def _big_core(pool: Pool, case: KernelCase) -> float:
     victim.say("die abort")
     released, text = _collect(survivors, struck, FREEZE * pool.scale)
     dumping = victim.alive()
-    _await_end(victim)
-    written = sum(os.stat(core).st_size for core in Path(victim.directory).glob("core*"))
-    if written < CORE_MIB * 2**20:
-        raise MatrixError(f"the core has {written} bytes: it held nobody up")
+    cores.await_end(victim)
+    if (size := cores.written(victim)) < CORE_MIB * 2**20:
+        raise MatrixError(f"the core has {size} bytes: it held nobody up")
     if dumping and "dumping core" not in text:
         raise MatrixError(f"the error does not say that a core is written: {text}")
     victim.end()
     expect_exact_sums(pool, survivors)
     return released
-
-
-def _await_end(victim: RankProcess) -> None:
-    until = time.monotonic() + HANG
-    while victim.alive():
-        if time.monotonic() > until:
-            raise MatrixError(f"the victim (pid {victim.pid}) does not end")
-        time.sleep(0.01)

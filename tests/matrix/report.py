@@ -73,7 +73,7 @@ class Report:
             flush=True,
         )
 
-    def text(self) -> str:
+    def text(self, seed: int) -> str:
         """Strike by strike: cases, median and worst release; then what was skipped, and the sums."""
         lines = [f"{'strike':<18}{'cases':>6}{'median ms':>11}{'worst ms':>10}"]
         for strike, times in sorted(self.releases.items()):
@@ -84,7 +84,7 @@ class Report:
         lines += [f"repeated: {reason}" for reason in self.repeated]
         lines.append(
             f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped, "
-            f"{len(self.repeated)} repeated in {time.monotonic() - self._began:.0f} s"
+            f"{len(self.repeated)} repeated in {time.monotonic() - self._began:.0f} s, seed {seed}"
         )
         return "\n".join(lines)
 

@@ -49,7 +49,9 @@ class Strike:
 #
 # Wider than the promise, each for a reason that is not hidden in a scale factor:
 #   timeout    50 ms of it are the operation's own limit
-#   cut_link   the process is asked whether it lives before the link is blamed
+#   cut_link   the process is asked whether it lives before the link is blamed. A cut connection is a lost link;
+#              where no new one can be made either, as behind a route that is gone, who finds the line cut counts
+#              the peer as lost, alive or not: see docs/decisions.md
 #   exception, core_dump    a core may be written before anything is closed: only heartbeats tell
 # Cases of `configure` have PROBING added. Three differ more:
 #   exit       also a death: an exit handler says goodbye, but who waits in the store has no link that would carry

@@ -423,7 +423,7 @@ def test_frozen_peer_fails_the_epoch_after_the_heartbeat_limit(ranks):
     blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 2)]
     world.freeze(1)
     for call in blocked:
-        error = call.error("PeerLostError", patience=40)
+        error = call.error("PeerLostError", patience=10)
         assert error.cause["rank"] == 1
     world.next([0, 2], heartbeat=seconds(3)).run(check_sum)
 
@@ -432,7 +432,7 @@ def test_thawed_rank_learns_that_its_epoch_went_on_without_it(ranks):
     world = ranks.world(3, heartbeat=seconds(3))
     blocked = world.start_blocked(0, blocking_all_reduce)
     world.freeze(1)
-    assert blocked.error("PeerLostError", patience=40).cause["rank"] == 1
+    assert blocked.error("PeerLostError", patience=10).cause["rank"] == 1
     world.next([0, 2], heartbeat=seconds(3)).run(check_sum)
     world.thaw(1)
     assert world.on(1, wait_errored).type in ("PeerLostError", "PeerLeftError", "LinkLostError")

@@ -1,0 +1,108 @@
+"""After how long a process that does not answer is lost: default, environment, option."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+RANK = """
+import os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+import torchft_ext
+
+rank, port, seconds = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+options = torchft_ext.Options(heartbeat=timedelta(seconds=float(seconds))) if seconds else None
+store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+if rank == 0:
+    print(store.port, flush=True)
+dist.init_process_group("ft", store=store, rank=rank, world_size=2, pg_options=options)
+while torchft_ext.backend().stats()["monitor"]["lines"] < 2:
+    time.sleep(0.01)
+dist.all_reduce(torch.ones(1))
+print("ready", flush=True)
+sys.stdin.readline()
+tensor = torch.ones(3)
+try:
+    dist.all_reduce(tensor)
+    print("sum", tensor.tolist(), flush=True)
+except torchft_ext.CommError as error:
+    print(type(error).__name__, error, flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+Rank = subprocess.Popen[str]
+
+
+def line_of(rank: Rank) -> str:
+    assert rank.stdout is not None
+    line = rank.stdout.readline().strip()
+    assert line, rank.communicate(timeout=10)[1]
+    return line
+
+
+def go_on(rank: Rank) -> None:
+    assert rank.stdin is not None
+    rank.stdin.write("\n")
+    rank.stdin.flush()
+
+
+@contextmanager
+def two_ranks(env: dict[str, str], limit: str | None, option: str) -> Iterator[tuple[Rank, Rank]]:
+    """Both in an epoch, their liveness lines up; limit: of the environment, option: of Options."""
+    own = {name: value for name, value in env.items() if name != "TORCHFT_EXT_HEARTBEAT"}
+    if limit is not None:
+        own["TORCHFT_EXT_HEARTBEAT"] = limit
+    pipe = subprocess.PIPE
+    ranks: list[Rank] = []
+    port = "0"
+    try:
+        for rank in ("0", "1"):
+            command = [sys.executable, "-c", RANK, rank, port, option]
+            ranks.append(
+                subprocess.Popen(command, env=own, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+            )
+            if rank == "0":
+                port = line_of(ranks[0])
+        assert [line_of(rank) for rank in ranks] == ["ready", "ready"]
+        yield ranks[0], ranks[1]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("limit", "option", "holds"),
+    [(None, "", 5.0), ("0.5", "", 0.5), ("30", "0.5", 0.5)],
+    ids=["default", "environment", "option"],
+)
+def test_stopped_process_is_lost_after_the_limit(rank_env, limit, option, holds):
+    with two_ranks(rank_env, limit, option) as (survivor, stopped):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        go_on(survivor)
+        told = line_of(survivor)
+    assert told.startswith("PeerLostError ") and f"pid {stopped.pid}" in told
+    assert "state T: stopped by a signal" in told
+    silence = re.search(r"has not answered for ([\d.]+) s", told)
+    assert silence is not None, told
+    assert holds <= float(silence[1]) < holds + 3, told
+
+
+def test_without_a_limit_nobody_is_lost_for_being_stopped(rank_env):
+    with two_ranks(rank_env, "0.2", "0") as (waiting, stopped):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        go_on(waiting)
+        assert waiting.stdout is not None
+        assert select.select([waiting.stdout], [], [], 2.0)[0] == [], line_of(waiting)
+        os.kill(stopped.pid, signal.SIGCONT)
+        go_on(stopped)
+        assert [line_of(rank) for rank in (waiting, stopped)] == ["sum [2.0, 2.0, 2.0]"] * 2
