@@ -7,6 +7,7 @@
 
 #include "cluster.h"
 #include "cut_connections.h"
+#include "wait_for.h"
 
 namespace torchft_ext {
 namespace {
@@ -227,6 +228,23 @@ TEST(Group, ACutConnectionIsALostLinkAndItsEndsAreNamed) {
   cutConnectionsTo(self.addresses);
   for (auto& state : states) {
     const FailurePtr failure = finish(state);
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kLinkLost) << failure->describe();
+    EXPECT_EQ(failure->cause.rank + failure->cause.other_rank, 1) << failure->describe();
+  }
+  cluster.form({0, 1}, "again");
+  expectSum(cluster, {0, 1});
+}
+
+// Nothing reads them for an operation's sake, and the monitor's lines are whole.
+TEST(Group, ACutConnectionOfAnIdleEpochIsALostLinkToo) {
+  Cluster cluster(2);
+  cluster.form(cluster.all(), "cut while idle");
+  const auto self = std::get<MemberRecord>(cluster.members[0]->engine->describeSelf());
+  cutConnectionsTo(self.addresses);
+  for (int i : {0, 1}) {
+    EXPECT_TRUE(waitFor([&] { return cluster.group(i).errored() != nullptr; }));
+    const FailurePtr failure = cluster.group(i).errored();
     ASSERT_NE(failure, nullptr);
     EXPECT_EQ(failure->kind, FailureKind::kLinkLost) << failure->describe();
     EXPECT_EQ(failure->cause.rank + failure->cause.other_rank, 1) << failure->describe();

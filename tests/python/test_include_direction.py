@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -34,6 +35,18 @@ def tree(root: Path, **files: str) -> Path:
         path = name.replace("__", "/").replace("_cpp", ".cpp").replace("_h", ".h")
         (root / path).write_text(text)
     return root
+
+
+ENDS = re.compile(
+    r"std::(terminate|abort|exit|_Exit|quick_exit)\b|(?<!\w)::(abort|_?exit)\(|\braise\("
+)
+
+
+def test_no_source_ends_the_process() -> None:
+    """The library never ends the process that it is loaded into."""
+    for path in sorted((ROOT / "csrc").rglob("*.[ch]*")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not ENDS.search(line.split("//")[0]), f"{path}: {line}"
 
 
 def test_the_project_has_no_include_that_points_up() -> None:

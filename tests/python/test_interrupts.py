@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from fresh_process import run_cases
-from rankside import PATIENCE, errored, kept, wait_errored, wait_until
+from rankside import PATIENCE, errored, init_fresh, kept, wait_errored, wait_until
 from test_failures import blocking_future
 from test_features import one_backward, wrap_in_ddp
 from values import check_sum
@@ -55,8 +55,13 @@ def main_thread_waits_in_c() -> None:
     wait_until(asleep, "the main thread's sleep")
 
 
+def blocking_send() -> None:
+    dist.send(torch.ones(8_000_000), 1)
+
+
 WAITS = {
     "backward": one_backward,
+    "send": blocking_send,
     "future": blocking_future,
     "functional": blocking_functional,
 }
@@ -74,6 +79,33 @@ def test_interrupt_leaves_torchs_wait_for_a_frozen_peer(ranks, wait):
     error = world.on(2, wait_errored)
     assert error.type == "CommAbortedError" and error.cause["rank"] == 0
     world.next([0, 2]).run(check_sum)
+
+
+def make_a_group(address: str) -> None:
+    """The default group, or where there is no address, one of its members."""
+    if address:
+        init_fresh(address, 0, 2)
+    else:
+        dist.new_group([0, 1], backend="ft")
+
+
+def main_thread_makes_a_group() -> None:
+    """Return once it is in the call that meets the other members, or about to make it."""
+    main = threading.main_thread().ident
+    assert main is not None
+    wait_until(lambda: sys._current_frames()[main].f_code.co_name == "create", "the making")
+
+
+@pytest.mark.parametrize("made", ["init_process_group", "new_group"])
+def test_interrupt_leaves_the_making_of_a_group_whose_member_does_not_come(ranks, made):
+    world = ranks.fresh(2)
+    address = ranks.address() if made == "init_process_group" else ""
+    waiting = world.start(0, make_a_group, address)
+    world.side(0, main_thread_makes_a_group)
+    world.interrupt(0)
+    waiting.error("KeyboardInterrupt", patience=10)
+    for rank in range(2):  # their numbers of groups differ now
+        world.kill(rank)
 
 
 def wait_under_handler_of_its_own() -> list[int]:

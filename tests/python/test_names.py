@@ -17,6 +17,7 @@ from fresh_process import run_cases
 from ranks import values_of
 from rankside import backend, connected_store, kept, leave_default_group, seconds
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import init_device_mesh
 from values import check_sum
 
 HERE = Path(__file__).parent
@@ -116,6 +117,10 @@ def disabled(name: str) -> list[str]:
     assert tensor.tolist() == [2, 2, 2]
     kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
     assert kind == "ProcessGroupGloo", kind
+    import torchft_ext
+
+    with pytest.raises(ValueError, match="expected a group made with the backend 'ft'"):
+        torchft_ext.backend()
     return [str(w.message) for w in caught if "TORCHFT_EXT_DISABLE" in str(w.message)]
 
 
@@ -253,6 +258,30 @@ def test_timeout_is_taken_from_init_and_from_options(ranks, where):
     world = ranks.world(2)
     world.run(connect_store, ranks.address())
     assert world.run(limit_of_operations, where) == [4.0, 4.0]
+
+
+def limit_in_subgroup(where: str) -> float:
+    import torchft_ext
+
+    limit, peer = seconds(3.0), 1 - dist.get_rank()
+    options = torchft_ext.Options(timeout=limit)
+    if where == "timeout":
+        group = dist.new_group(backend="ft", timeout=limit)
+    elif where == "pg_options":
+        group = dist.new_group(backend="ft", pg_options=options)
+    else:
+        mesh = init_device_mesh(
+            "cpu", (2,), mesh_dim_names=("all",), backend_override={"all": ("ft:host", options)}
+        )
+        group = mesh.get_group()
+    with pytest.raises(torchft_ext.CommTimeoutError) as caught:
+        dist.recv(torch.ones(1), group=group, group_src=peer)
+    return caught.value.limit.total_seconds()
+
+
+@pytest.mark.parametrize("where", ["timeout", "pg_options", "backend_override"])
+def test_subgroup_takes_the_timeout_that_it_is_made_with(ranks, where):
+    assert ranks.fresh(2).run(limit_in_subgroup, where) == [3.0, 3.0]
 
 
 def subgroups(name: str) -> int:

@@ -58,6 +58,15 @@ def test_listeners_are_bound_to_the_chosen_interface_alone(ranks):
         assert addresses == {"0100007F"}, addresses  # 127.0.0.1
 
 
+def test_listeners_are_bound_to_the_address_towards_the_store(ranks):
+    before = ranks.world(2).run(listening)
+    world = ranks.world(2, heartbeat=seconds(35))  # of its own, as above
+    world.run(check_sum)
+    for old, new in zip(before, world.run(listening), strict=True):
+        addresses = {new[port] for port in new.keys() - old.keys()}
+        assert addresses == {"0100007F"}, addresses  # the tests' store is at 127.0.0.1
+
+
 def local_links() -> int:
     """Links between processes of this host that peers have made to this one."""
     return backend().stats()["counters"]["connections_local"]
@@ -221,7 +230,7 @@ def test_epochs_form_over_ipv6(ranks):
     address = f"[::1]:{server.port}/first"
     calls = [world.start(rank, init_over_ipv6, address, rank) for rank in range(2)]
     for addresses in values_of(calls):
-        assert addresses and all(len(hexadecimal) == 32 for hexadecimal in addresses), addresses
+        assert set(addresses) == {"0" * 24 + "01000000"}, addresses  # ::1
     address = f"[::1]:{server.port}/second"
     values_of([world.start(rank, configure_at, address, rank, 2) for rank in range(2)])
     world.next().run(check_sum)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,48 @@ def test_tidy_uses_the_environments_own_tool_and_says_where_it_comes_from(tmp_pa
     assert f"no clang-tidy in {tmp_path}/venv: run scripts/setup.sh" in run.stderr
 
 
-def tools_in(directory: Path) -> Path:
-    """The directory, with what the usage of a script is printed with and nothing else."""
+def set_up_without_a_compiler(user: int, directory: Path) -> tuple[str, str]:
+    """What scripts/setup.sh prints as that user, and what it asks of apt-get."""
+    tools = tools_in(directory / "bin", "realpath", "nproc", "cat")
+    asked = directory / "asked"
+    for name, line in {
+        "id": f"echo {user}",
+        "make": "true",
+        "apt-get": f'echo "$@" >>{asked}',
+    }.items():
+        (tools / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tools / name).chmod(0o755)
+    run = subprocess.run(
+        ["bash", "scripts/setup.sh"],
+        cwd=ROOT,
+        env={"PATH": str(tools), "VENV": str(directory / "venv"), "PYTHON": sys._base_executable},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode != 0  # nothing more can be done with these tools
+    assert not (directory / "venv").exists()
+    return run.stderr, asked.read_text() if asked.exists() else ""
+
+
+def test_setup_names_what_is_missing_to_who_may_not_install_it(tmp_path: Path) -> None:
+    said, asked = set_up_without_a_compiler(1000, tmp_path)
+    assert "missing on this machine: g++\n" in said
+    assert "sudo apt-get install g++\n" in said
+    assert asked == ""
+
+
+def test_setup_installs_what_is_missing_as_root(tmp_path: Path) -> None:
+    said, asked = set_up_without_a_compiler(0, tmp_path)
+    assert "installing Debian packages: g++\n" in said
+    update, install = asked.splitlines()
+    assert update.endswith("update") and install.endswith("install g++")
+
+
+def tools_in(directory: Path, *more: str) -> Path:
+    """The directory, with what the usage of a script is printed with, these, and nothing else."""
     directory.mkdir()
-    for tool in ("bash", "sed", "dirname"):
+    for tool in ("bash", "sed", "dirname", *more):
         found = next(p for p in map(Path, ("/usr/bin", "/bin")) if (p / tool).exists())
         (directory / tool).symlink_to(found / tool)
     return directory
