@@ -24,7 +24,7 @@ enum class NcclResult : int {  // ncclResult_t
   kInvalidUsage = 5,
   kRemoteError = 6,
   kInProgress = 7,
-  kTimeout = 8,  // since 2.31
+  kTimeout = 8,  // by 2.30.7
 };
 const char* toString(NcclResult result);
 

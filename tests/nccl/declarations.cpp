@@ -113,7 +113,7 @@ static_assert(is(ncclInvalidArgument, NcclResult::kInvalidArgument));
 static_assert(is(ncclInvalidUsage, NcclResult::kInvalidUsage));
 static_assert(is(ncclRemoteError, NcclResult::kRemoteError));
 static_assert(is(ncclInProgress, NcclResult::kInProgress));
-#if NCCL_VERSION_CODE >= 23102
+#if NCCL_VERSION_CODE >= 23007
 static_assert(is(ncclTimeout, NcclResult::kTimeout));
 #endif
 
