@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -187,3 +188,19 @@ def abort_from_many_threads(count: int) -> None:
 
 def process_id() -> int:
     return os.getpid()
+
+
+def main_thread_waits_in_c() -> None:
+    """Return once the main thread sleeps and nothing wakes it, as waiting for the GIL would."""
+    path = Path(f"/proc/self/task/{os.getpid()}/status")
+
+    def activity() -> list[str]:
+        lines = path.read_text().splitlines()
+        return [line for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
+
+    def asleep() -> bool:
+        before = activity()
+        time.sleep(0.03)  # below the 50 ms after which our own waits look for signals
+        return before[0].endswith("S (sleeping)") and before == activity()
+
+    wait_until(asleep, "the main thread's sleep")

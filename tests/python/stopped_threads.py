@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from tasks import thread_names
 
 SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17  # PTRACE_..., sys/ptrace.h
 ALL_CHILDREN = 0x40000000  # __WALL: threads too
@@ -19,12 +21,9 @@ _libc.ptrace.restype = ctypes.c_long
 def _request(what: int, thread: int) -> None:
     if _libc.ptrace(what, thread, None, None) == -1:
         number = ctypes.get_errno()
+        if number == errno.ENOSYS:
+            number = errno.EPERM
         raise OSError(number, f"ptrace of thread {thread}: {os.strerror(number)}")
-
-
-def _threads_of(pid: int, name: str) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(task.name) for task in tasks if (task / "comm").read_text().strip() == name]
 
 
 @contextmanager
@@ -35,7 +34,7 @@ def stopped_threads(pid: int, name: str) -> Iterator[None]:
     """
     stopped: list[int] = []
     try:
-        for thread in _threads_of(pid, name):
+        for thread in [task for task, found in thread_names(pid).items() if found == name]:
             _request(SEIZE, thread)
             stopped.append(thread)
             _request(INTERRUPT, thread)

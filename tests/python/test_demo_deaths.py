@@ -12,6 +12,21 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHOSEN, ANOTHER = 1, 2
 
+# A worker that waits for its end after that step: the others stand in the next one until then.
+WAITS = """
+import signal, sys
+sys.path.insert(0, {examples!r})
+import train_digits
+
+def report(step, *details):
+    report_step(step, *details)
+    while step >= {last}:
+        signal.pause()
+
+report_step, train_digits.report_step = train_digits.report_step, report
+sys.exit(train_digits.main())
+"""
+
 
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch):
@@ -29,8 +44,16 @@ def arguments_of(tmp_path: Path, world: int) -> argparse.Namespace:
 
 def train(launcher, arguments, victim, kills_at):
     """Train; kill the worker that stands at a step in `kills_at` when it is done."""
+    last_steps = {worker: step for step, worker in kills_at.items()}
 
     class Visited(launcher.Launcher):
+        def _command(self, arguments, number):
+            python, script, *options = super()._command(arguments, number)
+            if number not in last_steps:
+                return [python, script, *options]
+            waits = WAITS.format(examples=str(EXAMPLES), last=last_steps[number])
+            return [python, "-c", waits, *options]
+
         def _next_event(self, deadline):
             event = super()._next_event(deadline)
             if event["event"] == "step" and event["step"] in kills_at:

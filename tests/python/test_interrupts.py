@@ -9,14 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from fresh_process import run_cases
-from rankside import PATIENCE, errored, init_fresh, kept, wait_errored, wait_until
+from rankside import (
+    PATIENCE,
+    errored,
+    init_fresh,
+    kept,
+    main_thread_waits_in_c,
+    wait_errored,
+    wait_until,
+)
 from test_failures import blocking_future
 from test_features import one_backward, wrap_in_ddp
 from values import check_sum
@@ -37,22 +44,6 @@ def interrupted_in(wait: str) -> None:
     except torchft_ext.CommAbortedError:
         while True:
             pass
-
-
-def main_thread_waits_in_c() -> None:
-    """Return once the main thread sleeps and nothing wakes it, as waiting for the GIL would."""
-    path = Path(f"/proc/self/task/{os.getpid()}/status")
-
-    def activity() -> list[str]:
-        lines = path.read_text().splitlines()
-        return [line for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
-
-    def asleep() -> bool:
-        before = activity()
-        time.sleep(0.03)  # below the 50 ms after which our own waits look for signals
-        return before[0].endswith("S (sleeping)") and before == activity()
-
-    wait_until(asleep, "the main thread's sleep")
 
 
 def blocking_send() -> None:

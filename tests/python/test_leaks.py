@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
@@ -11,6 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from heap import heap_bytes
 from ranks import values_of
 from rankside import (
     all_stats,
@@ -27,26 +27,6 @@ WARM_UP = 500  # epochs after which the bounded histories are full
 ROUND = 1000  # epochs
 ROUNDS = 3  # a leak grows in each of them; what has a size to find does not
 MOST_BYTES = 256 << 10  # of a round
-
-
-class HeapUse(ctypes.Structure):
-    """glibc's mallinfo2, over all arenas."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
-def heap_bytes() -> int:
-    """What is allocated; the pages it lies on tell of fragments and huge pages as well."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = HeapUse
-    use = mallinfo2()
-    return use.uordblks + use.hblkhd
 
 
 def own_resources() -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
 
 import torch.distributed as dist
 from rankside import (
@@ -16,6 +15,7 @@ from rankside import (
     failure_of,
     wait_until,
 )
+from tasks import thread_names
 from values import check_sum
 
 PHASES = ["end_previous", "rendezvous", "links"]
@@ -27,8 +27,7 @@ MARGIN = 6  # connections of the last epoch may close meanwhile; a table has mor
 
 def own_threads() -> set[str]:
     """The library's, as the kernel names them."""
-    names = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
-    return {name for name in names if name.startswith("ft-")}
+    return {name for name in thread_names().values() if name.startswith("ft-")}
 
 
 def test_stats_tell_threads_and_failures(ranks):

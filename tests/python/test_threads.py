@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
 from rankside import leave_default_group
+from tasks import thread_names
 
 GROUPS = 6
 
 
 def store_threads() -> int:
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    return len([name for name in names if name.startswith("ft-store")])
+    return len([name for name in thread_names().values() if name.startswith("ft-store")])
 
 
 def store_threads_by_groups(kind: str, where: str) -> list[int]:
