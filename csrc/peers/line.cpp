@@ -70,7 +70,6 @@ void Line::readInto(News& news) {
       news.heard = true;
       in_.append(chunk.data(), static_cast<size_t>(got));
       parse(news);
-      if (static_cast<size_t>(got) < chunk.size()) return;  // the loop tells of what comes after
       continue;
     }
     const int error = got < 0 ? errno : 0;
@@ -133,6 +132,7 @@ void Line::send(const FrameHeader& header, std::string_view payload) {
   out_.append(bytes.begin(), bytes.end());
   out_.append(payload);
   flush();
+  if (!out_.empty()) loop_.modify(fd_.get(), EPOLLIN | EPOLLRDHUP | EPOLLOUT);
 }
 
 // An error is not judged here: reading finds it too, after whatever the peer said last.
@@ -144,12 +144,7 @@ void Line::flush() {
   } else if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
     out_.clear();
   }
-  waitForRoom(!out_.empty());
-}
-
-void Line::waitForRoom(bool wanted) {
-  if (std::exchange(waits_for_room_, wanted) == wanted) return;
-  loop_.modify(fd_.get(), EPOLLIN | EPOLLRDHUP | (wanted ? EPOLLOUT : 0U));
+  if (out_.empty()) loop_.modify(fd_.get(), EPOLLIN | EPOLLRDHUP);
 }
 
 void Line::beat(Duration own_limit) {

@@ -60,7 +60,6 @@ class Line {
   void onFrame(const FrameHeader& header, std::string_view payload, News& news);
   void send(const FrameHeader& header, std::string_view payload);
   void flush();
-  void waitForRoom(bool wanted);
   void close();
 
   EventLoop& loop_;
@@ -69,7 +68,6 @@ class Line {
   Duration peer_limit_{0};
   std::string in_;
   std::string out_;
-  bool waits_for_room_ = false;
 };
 
 }  // namespace torchft_ext
