@@ -7,6 +7,8 @@ namespace torchft_ext {
 namespace {
 
 constexpr size_t kMostMissingNamed = 8;
+// Worlds in which everyone may ask the store for everyone.
+constexpr size_t kMostAskedByAll = 64;
 
 std::string nameRanks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -33,8 +35,13 @@ std::string MissingRanks::nameMembers(int but) {
 std::string MissingRanks::nameLeader() {
   const auto reply = store_.getAll(keys_.range(0, 1), deadline_, cancelled_);
   if (reply.status == StoreStatus::kOk && reply.values.empty()) return "rank 0 did not come";
-  const std::string left = nameLeftOver(reply.values);
-  return left.empty() ? "rank 0 sent no roster: other ranks may not have come to it" : left;
+  std::string how = nameLeftOver(reply.values);
+  if (!how.empty()) return how;
+  how = "rank 0 sent no roster";
+  if (reply.status != StoreStatus::kOk) return how + ", and the store did not say who is missing";
+  const bool small = keys_.everyone().size() <= kMostAskedByAll;
+  const std::string others = small ? nameMembers() : std::string();
+  return how + ": " + (others.empty() ? "other ranks may not have come to it" : others);
 }
 
 // The first record that does not count. Empty: all do.

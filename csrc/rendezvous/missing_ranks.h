@@ -27,7 +27,8 @@ class MissingRanks {
   // As rank 0 sees it, but for one whose end is known. Empty: nobody is missing, as far as can be
   // seen.
   std::string nameMembers(int but = -1);
-  // As the others see it.
+  // As the others see it. In small worlds they too look who else is missing; in large ones that is
+  // left to rank 0, whose withdrawal tells it.
   std::string nameLeader();
 
  private:

@@ -21,8 +21,11 @@ constexpr milliseconds kLook{15};
 constexpr milliseconds kLongestLook = StoreThread::kStuckAfter;
 constexpr milliseconds kSteadyPause{5};
 constexpr int kCensus = 8;
-// Kept back for finding out who is missing; a fifth of a short timeout.
+// Kept back for finding out who is missing; a fifth of a short timeout. The others keep back less,
+// so that they hear from rank 0, whose time is up then too as a rule, whom it has missed.
 constexpr milliseconds kNamingTime{500};
+constexpr int kNamingShare = 5;
+constexpr int kFollowersPart = 4;
 // While links are made: how long one look may take (the links may be up meanwhile), and how long a
 // store may be lost that some members may still need.
 constexpr milliseconds kRefreshWithin{1000};
@@ -416,7 +419,8 @@ MissingRanks Rendezvous::missing() const {
 
 Deadline Rendezvous::lastLook() const {
   if (deadline_.isNever()) return deadline_;
-  return Deadline::at(deadline_.at() - std::min<Duration>(kNamingTime, deadline_.remaining() / 5));
+  const auto naming = std::min<Duration>(kNamingTime, deadline_.remaining() / kNamingShare);
+  return Deadline::at(deadline_.at() - (rank_ == 0 ? naming : naming / kFollowersPart));
 }
 
 }  // namespace torchft_ext
