@@ -135,6 +135,7 @@ c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
 FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
     : c10d::Backend(creation.rank, creation.size),
       options_(creation.options),
+      timeout_ms_(chosenTimeout(creation).count()),
       engine_(std::move(choice.engine)),
       poison_(std::move(choice.poison)),
       devices_(std::move(choice.devices)),
@@ -306,8 +307,14 @@ void FtBackend::setTimeout(Milliseconds timeout) {
   guard_.check("this process group");
   TORCH_CHECK_VALUE(timeout.count() > 0, "set_timeout: timeout: expected a positive time, found ",
                     timeout.count(), " ms");
-  options_->timeout = timeout;
+  timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
   group_->setTimeout(durationOf(timeout));
+}
+
+c10::intrusive_ptr<FtOptions> FtBackend::optionsNow() const {
+  auto options = c10::make_intrusive<FtOptions>(*options_);
+  options->timeout = Milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+  return options;
 }
 
 FailurePtr FtBackend::errored() const {

@@ -85,7 +85,8 @@ class FtBackend : public c10d::Backend {
   const std::string& groupName() const;
 
   const std::string getBackendName() const override { return "ft"; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  // A copy: another thread may set the timeout meanwhile.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return optionsNow(); }
   void setTimeout(Milliseconds timeout) override;
   void abort() override { abort("abort() was called"); }
   void shutdown() override;
@@ -119,6 +120,8 @@ class FtBackend : public c10d::Backend {
                                          const std::vector<int>& ranks,
                                          const c10::intrusive_ptr<c10d::Backend::Options>& options,
                                          bool may_resize);
+  // A copy of this group's own, with the timeout as it is now.
+  c10::intrusive_ptr<FtOptions> optionsNow() const;
   // A copy of them, or of this group's own.
   c10::intrusive_ptr<FtOptions> optionsOfChild(
       const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
@@ -238,7 +241,8 @@ class FtBackend : public c10d::Backend {
   WorkPtr receive(Tensors& tensors, std::optional<int> source, int tag);
 
   const ForkGuard guard_;
-  const c10::intrusive_ptr<FtOptions> options_;
+  const c10::intrusive_ptr<FtOptions> options_;  // its timeout is the first one
+  std::atomic<Milliseconds::rep> timeout_ms_;    // as set last, by any thread
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<PoisonEngine> poison_;  // null: Options.poison is off
   const Devices devices_;

@@ -25,7 +25,7 @@ std::string below(const std::string& prefix, const std::string& name) {
 c10::intrusive_ptr<FtOptions> FtBackend::optionsOfChild(
     const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
   auto* own = dynamic_cast<FtOptions*>(given.get());
-  auto options = c10::make_intrusive<FtOptions>(own != nullptr ? *own : *options_);
+  auto options = own != nullptr ? c10::make_intrusive<FtOptions>(*own) : optionsNow();
   if (given) options->timeout = given->timeout;
   return options;
 }

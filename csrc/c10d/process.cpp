@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -43,6 +44,24 @@ std::vector<std::shared_ptr<Group>> takeGroups() {
   }
   process().groups.clear();
   return groups;
+}
+
+// Those with nothing under way first, which takes them no time; and each has its share of what is
+// left: one that waits for a peer in vain must not cost the others their goodbyes.
+bool sayGoodbyes(const Watchdog& watchdog, Deadline deadline) {
+  auto groups = takeGroups();
+  const auto busy = watchdog.outstanding();
+  std::stable_partition(groups.begin(), groups.end(),
+                        [&](const auto& group) { return !group->isIn(busy); });
+  bool all = true;
+  auto left = static_cast<int64_t>(groups.size());
+  for (const auto& group : groups) {
+    const Deadline share =
+        deadline.isNever() ? deadline : Deadline::after(deadline.remaining() / left);
+    all &= group->shutdown(share);
+    --left;
+  }
+  return all;
 }
 
 std::shared_ptr<Watchdog> takeWatchdog() {
@@ -109,8 +128,7 @@ bool processExit(Deadline deadline) {
   // A fifth of the time is the threads', which end in microseconds.
   const Deadline goodbye =
       deadline.isNever() ? deadline : deadline.orEarlier(deadline.remaining() * 4 / 5);
-  bool ended = true;
-  for (const auto& group : takeGroups()) ended &= group->shutdown(goodbye);
+  bool ended = sayGoodbyes(*watchdog, goodbye);
   ended &= stopNcclEngines(deadline);
   ended &= stopHostEngines(deadline);
   ended &= StoreThread::stopAll(deadline);

@@ -43,9 +43,16 @@ bool Group::endCurrent(const std::string& why, Deadline deadline) {
   Epoch ended;
   {
     MutexLock lock(mutex_);
-    ended = std::exchange(current_, Epoch{});
+    ended = ending_ = std::exchange(current_, Epoch{});
   }
   if (!ended.communicator) return true;
+  struct Ended {  // also when the wait hook throws
+    Group& group;
+    ~Ended() {
+      MutexLock lock(group.mutex_);
+      group.ending_ = Epoch{};  // `ended` holds it still
+    }
+  } const at_end{*this};
   // Others may still be at the last operation that succeeded here: they get its bytes.
   if (!ended.communicator->leaveForAnother(deadline.orEarlier(kFlushWithin)))
     ended.lifecycle->fail(ended.lifecycle->ownFailure(FailureKind::kAborted, why));
@@ -72,18 +79,22 @@ bool Group::drain(Communicator& communicator, Deadline deadline) {
   return false;
 }
 
+Group::Epoch Group::lastLocked() const {
+  return current_.communicator ? current_ : ending_;
+}
+
 void Group::abort(const std::string& why) {
   std::shared_ptr<Lifecycle> forming;
-  Epoch current;
+  Epoch last;
   Duration limit{0};
   {
     MutexLock lock(mutex_);
     forming = forming_;
-    current = current_;
+    last = lastLocked();
     limit = timeout_;
   }
   if (forming) forming->fail(forming->ownFailure(FailureKind::kAborted, why));
-  abort(current, why, limit);
+  abort(last, why, limit);
 }
 
 void Group::abortEpoch(int64_t epoch, const std::string& why) {
@@ -91,7 +102,7 @@ void Group::abortEpoch(int64_t epoch, const std::string& why) {
   Duration limit{0};
   {
     MutexLock lock(mutex_);
-    if (epoch_ == epoch) current = current_;
+    if (epoch_ == epoch) current = lastLocked();
     limit = timeout_;
   }
   abort(current, why, limit);
@@ -110,7 +121,7 @@ bool Group::shutdown(Deadline deadline) {
     MutexLock lock(mutex_);
     shut_down_ = true;
     forming = forming_;
-    last = current_;
+    last = lastLocked();
   }
   if (forming) forming->fail(withoutGroup(*forming, "shutdown() was called"));
   if (!last.communicator) return true;
@@ -247,6 +258,12 @@ FailurePtr Group::adviseLocked(FailurePtr failure) const {
 }
 
 // ---------------------------------------------------------------- state
+
+bool Group::isIn(const std::vector<std::shared_ptr<Lifecycle>>& epochs) const {
+  MutexLock lock(mutex_);
+  const auto& own = lastLocked().lifecycle;
+  return std::find(epochs.begin(), epochs.end(), own) != epochs.end();
+}
 
 FailurePtr Group::errored() const {
   MutexLock lock(mutex_);

@@ -3,7 +3,8 @@
 // Owner: the c10d backend. Threads: every method from any thread at any time. No lock is held while
 // anything blocks. States: idle (no epoch yet), configuring, active, failed, shut down.
 //   configure  idle/active/failed -> configuring -> active | failed; one at a time, a second raises
-//   abort      in configuring: that attempt fails; active: the epoch fails; else nothing
+//   abort      in configuring: that attempt fails, and the epoch that it is ending, if it is at that
+//              still; active: the epoch fails; else nothing
 //   issue      active: runs; else: an operation that has already failed
 //   shutdown   final; configure after it raises
 #pragma once
@@ -72,6 +73,9 @@ class Group {
   // Says goodbye and ends the epoch. True: everything sent by the deadline.
   bool shutdown(Deadline deadline);
 
+  // Whether its operations are under way in one of these epochs.
+  bool isIn(const std::vector<std::shared_ptr<Lifecycle>>& epochs) const;
+
   FailurePtr errored() const;  // the current epoch's (or last configure's) failure
   int64_t epoch() const;       // 0: none yet
   int rank() const;            // of the last epoch that was active
@@ -120,6 +124,8 @@ class Group {
   void awaitReaders(const Attempt& attempt);
   Failure asTold(const Failure& failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
+  // Whose operations may still be under way: the current one, or that which configure() is ending.
+  Epoch lastLocked() const REQUIRES(mutex_);
   void abort(const Epoch& epoch, const std::string& why, Duration limit);
   // What shutdown() leaves; why_early: of an epoch that said no goodbye.
   void endLast(const Epoch& last, const std::string& why_early);
@@ -144,6 +150,7 @@ class Group {
 
   mutable Mutex mutex_;
   Epoch current_ GUARDED_BY(mutex_);
+  Epoch ending_ GUARDED_BY(mutex_);  // while configure() ends it; then there is no current one
   std::shared_ptr<Lifecycle> forming_ GUARDED_BY(mutex_);
   FailurePtr failure_ GUARDED_BY(mutex_);
   // Of the last attempt, success or not: its keys are deleted when the next one is over, since

@@ -114,7 +114,7 @@ void Watchdog::watch(const std::shared_ptr<OpState>& op) {
   if (earliest) shared_->changed.notifyAll();
 }
 
-std::vector<std::shared_ptr<Lifecycle>> Watchdog::outstanding() {
+std::vector<std::shared_ptr<Lifecycle>> Watchdog::outstanding() const {
   Shared::Owners operations;  // maybe the last owners: destroyed without the lock
   if (shared_->inherited()) return {};
   {

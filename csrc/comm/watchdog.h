@@ -21,7 +21,7 @@ class Watchdog {
   ~Watchdog();
   void watch(const std::shared_ptr<OpState>& op);
   // The epochs of operations that are watched and have not ended, each once. Never blocks.
-  std::vector<std::shared_ptr<Lifecycle>> outstanding();
+  std::vector<std::shared_ptr<Lifecycle>> outstanding() const;
   bool stop(Deadline deadline);
   size_t watchedForTest();
 

@@ -147,6 +147,35 @@ TEST_F(EngineInside, ConfigureFailsByItsDeadlineSaysWhyAndTheNextOneWorks) {
   cluster_.form({0}, "third");
 }
 
+// The epoch that configure() is ending is nobody's current one.
+TEST_F(EngineInside, AbortWhileConfigureEndsTheEpochReturnsWhenTheEngineHasLeft) {
+  strike();
+  auto configuring =
+      std::async(std::launch::async, [this] { return cluster_.members[0]->configure("second", 0, 1); });
+  EXPECT_TRUE(waitFor([] { return CapturedLog::contains(kStillInside); }));
+  auto aborting = std::async(std::launch::async, [this] { group().abort("enough"); });
+  EXPECT_EQ(aborting.wait_for(kShort), std::future_status::timeout);
+  EXPECT_FALSE(state_->done());
+  letGo();
+  aborting.get();
+  EXPECT_TRUE(state_->done());
+  const FailurePtr failure = configuring.get();
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
+  cluster_.form({0}, "third");
+}
+
+TEST_F(EngineInside, ShutdownWhileConfigureEndsTheEpochEndsByItsDeadline) {
+  strike();
+  auto configuring =
+      std::async(std::launch::async, [this] { return cluster_.members[0]->configure("second", 0, 1); });
+  EXPECT_TRUE(waitFor([] { return CapturedLog::contains(kStillInside); }));
+  EXPECT_FALSE(group().shutdown(Deadline::after(kShort)));
+  EXPECT_TRUE(inside());
+  EXPECT_TRUE(leaves());
+  EXPECT_NE(configuring.get(), nullptr);
+}
+
 TEST_F(EngineInside, ShutdownEndsByItsDeadlineAndTheBuffersStay) {
   strike();
   EXPECT_FALSE(group().shutdown(Deadline::after(kShort)));

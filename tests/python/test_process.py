@@ -226,6 +226,36 @@ def test_rank_with_an_operation_under_way_can_exit(ranks, status):
     assert_it_ended_in_time(world.workers[1])
 
 
+def make_groups_beside() -> None:
+    import rankside
+
+    members = list(range(dist.get_world_size()))
+    rankside.kept["beside"] = [dist.new_group(members) for _ in range(16)]
+
+
+def errors_beside() -> set[str]:
+    import rankside
+
+    types = set()
+    for group in rankside.kept.pop("beside"):
+        failure = failure_of(lambda group=group: dist.all_reduce(torch.ones(10), group=group))
+        types.add(failure.type if failure else "none")
+    return types
+
+
+def test_exit_with_a_receive_under_way_says_goodbye_in_the_groups_beside(ranks):
+    told = []
+    for _ in range(3):  # a machine that stalls for the time of the exit hook costs a goodbye
+        world = ranks.fresh(2)
+        world.run(make_groups_beside)
+        world.on(1, leave_operation_behind)
+        assert world.workers[1].exit() == 0
+        told.append(world.on(0, errors_beside))
+        if told[-1] == {"PeerLeftError"}:
+            return
+    raise AssertionError(told)
+
+
 def own_sockets() -> set[str]:
     """Of this process; the monitor's lines are in tables of its own."""
     found = set()
