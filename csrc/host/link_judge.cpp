@@ -8,7 +8,9 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kLastWordsMayTake = std::chrono::milliseconds(100);
-constexpr Duration kProbeWithin = std::chrono::seconds(1);
+// Longer than the peer monitor takes, which asks others too and so can tell a route that is gone
+// from a host that is.
+constexpr Duration kProbeWithin = std::chrono::seconds(3);
 
 }  // namespace
 

@@ -19,19 +19,23 @@ FrameBytes headerOf(const std::string& bytes) {
   return header;
 }
 
-Dial::End endForError(int error) {
+}  // namespace
+
+Dial::End Dial::endOfError(int error) {
   switch (error) {
     case ECONNREFUSED:
       return Dial::End::kRefused;
     case ECONNRESET:
     case EPIPE:
       return Dial::End::kBroken;
+    case EAGAIN:
+    case ENOBUFS:
+    case ENOMEM:
+      return Dial::End::kNoSocket;
     default:
       return Dial::End::kUnreachable;
   }
 }
-
-}  // namespace
 
 Dial::Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello,
            const Welcome& expected, Deadline connect_by, Duration answer_within, Callback callback)
@@ -45,7 +49,7 @@ Dial::Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello,
   try {
     int code = 0;
     fd_ = startConnect(address, &error, &code);
-    end = endForError(code);
+    end = endOfError(code);
     if (fd_) loop_.watch(fd_.get(), EPOLLOUT, [this](uint32_t) { onEvent(); });
   } catch (const std::system_error& refused) {
     fd_.reset();
@@ -82,7 +86,7 @@ void Dial::onEvent() {
 
 void Dial::onConnected() {
   const int error = pendingSocketError(fd_.get());
-  if (error != 0) return finish(endForError(error), std::generic_category().message(error));
+  if (error != 0) return finish(endOfError(error), std::generic_category().message(error));
   connected_ = true;
   // A fresh connection's buffer takes a hello whole; if it does not, the connection is of no use.
   const ssize_t sent = ::send(fd_.get(), hello_.data(), hello_.size(), MSG_NOSIGNAL);

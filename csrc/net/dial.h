@@ -25,7 +25,7 @@ class Dial {
     kUnreachable,  // no connection by connect_by, or the network's error
     kBroken,       // connected, then closed or reset or nonsense
     kSilent,       // connected, no answer within answer_within
-    kNoSocket,     // this process can have no descriptor now: says nothing of the peer
+    kNoSocket,     // this process lacks a descriptor or memory now: says nothing of the peer
   };
   struct Result {
     End end = End::kBroken;
@@ -34,6 +34,8 @@ class Dial {
     std::string detail;
   };
   using Callback = std::function<void(Result)>;
+  // How a connection ends for which connect(2) gives this errno.
+  static End endOfError(int error);
 
   // answer_within: of the hello, which a process that was itself stopped sends late; negative: for
   // as long as it takes.

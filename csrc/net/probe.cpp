@@ -56,12 +56,13 @@ void Probe::onEnd(const Dial::Result& result) {
 }
 
 void Probe::onUnclear(const Dial::Result& result) {
-  if (result.end == Dial::End::kUnreachable) return finish(Answer::kUnreachable, result.detail);
   if (result.end == Dial::End::kBroken && --tries_left_ == 0) {
     return finish(Answer::kGone, result.detail);
   }
-  const bool no_socket = result.end == Dial::End::kNoSocket;
-  if (no_socket && deadline_.expired()) return finish(Answer::kUnknown, result.detail);
+  if (result.end != Dial::End::kBroken && deadline_.expired()) {
+    const bool unreachable = result.end == Dial::End::kUnreachable;
+    return finish(unreachable ? Answer::kUnreachable : Answer::kUnknown, result.detail);
+  }
   askAgain();
 }
 

@@ -1,7 +1,8 @@
 // Does that process still live? Asks as often as it takes for a clear answer (net/dial.h): a
 // connection that ends without a word is tried again twice, a few milliseconds later, since the
-// process may be ending, or something cuts connections, of which this was one; and as long as this
-// process can open no descriptor, nothing is known. The deadline counts for each connection, and
+// process may be ending, or something cuts connections, of which this was one; as long as this
+// process can open no connection, nothing is known; and a route that is not there may come back, up
+// to the deadline. The deadline counts for each connection, and
 // for each answer from when it was asked for: time in which this process was stopped is nobody's
 // silence. Each has 100 ms at least.
 //
@@ -26,7 +27,7 @@ class Probe {
     kAnswered,     // it lives
     kGone,         // nobody listens, the port is another's, or three connections ended wordless
     kSilent,       // connected, no answer by the deadline
-    kUnreachable,  // no connection by the deadline, or the network's error
+    kUnreachable,  // no connection by the deadline
     kUnknown,      // this process could open no connection until the deadline
   };
   using Callback = std::function<void(Answer, const std::string& detail)>;

@@ -16,6 +16,10 @@ constexpr seconds kLongestConnect{2};
 constexpr seconds kWarnAfter{1};
 constexpr milliseconds kShortestTick{10};
 constexpr int kTicksPerLimit = 10;
+// When the others are asked: that part of the limit of silence, or of the time for a connection, is
+// over. The rest is theirs; they need two ways there and back.
+constexpr int kAskAtLimitPart = 2;
+constexpr int kAskAtConnectPart = 4;
 
 constexpr std::array<LineKind, 2> kLineKinds{LineKind::kMain, LineKind::kWitness};
 
@@ -28,6 +32,7 @@ bool contains(const std::vector<int>& ascending, int value) {
 }
 
 constexpr const char* kConnectionCut = "its connection was cut";
+constexpr const char* kNothingComes = "nothing comes through from the far end any more";
 constexpr const char* kNeverConnected = "no liveness line could be made";
 
 Cause causeBy(const WatchedPeer& peer, const std::string& how) {
@@ -220,8 +225,14 @@ void Detector::lineUp(Time now, const Incarnation& id, LineKind kind) {
 void Detector::heard(Time now, const Incarnation& id) {
   const auto found = neighbours_.find(id);
   if (found == neighbours_.end()) return;
-  found->second.last_heard = now;
-  found->second.warned = false;
+  Neighbour& peer = found->second;
+  peer.last_heard = now;
+  peer.warned = peer.asked = peer.seen = false;
+}
+
+void Detector::seenElsewhere(const Incarnation& id) {
+  const auto found = neighbours_.find(id);
+  if (found != neighbours_.end()) found->second.seen = found->second.asked;
 }
 
 void Detector::lineEnded(Time now, const Incarnation& id, LineKind kind, LineEnd end) {
@@ -266,6 +277,7 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineVi
     case ProbeEnd::kGone:
       return declareDead(now, id, true, "its process ended");
     case ProbeEnd::kUnreachable:
+      if (neighbours_.at(id).seen) return declareCut(id, kNothingComes);
       return declareDead(now, id, false, "its host cannot be reached");
     case ProbeEnd::kSilent:
       if (limit_ > Duration::zero()) declareFrozen(now, id, now - line.probe_began);
@@ -277,9 +289,11 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineVi
 
 void Detector::judgeAlive(const Incarnation& id, LineKind kind, LineView& line) {
   tombstones_.erase(id);
+  Neighbour& peer = neighbours_.at(id);
+  peer.asked = peer.seen = false;
   if (line.state == LineState::kDoubted) return declareCut(id, kConnectionCut);
   if (line.state != LineState::kAbsent || kind != LineKind::kMain) return;
-  neighbours_.at(id).warned = false;
+  peer.warned = false;
   if (++line.looks >= kLooksForALine) declareCut(id, kNeverConnected);
 }
 
@@ -290,12 +304,16 @@ void Detector::startProbe(Time now, const Incarnation& id, LineKind kind, LineVi
   if (kind == LineKind::kMain && line.state == LineState::kAbsent) {
     neighbours_.at(id).last_heard = now;
   }
-  const bool beats = limit_ > Duration::zero();
   ProbeOrder order;
   order.number = line.probe;
-  order.connect = beats ? std::min<Duration>(limit_, kLongestConnect) : Duration(kLongestConnect);
-  order.answer = beats ? limit_ : Duration(-1);
+  order.connect = connectWithin();
+  order.answer = limit_ > Duration::zero() ? limit_ : Duration(-1);
   orders_.probe(id, kind, order);
+}
+
+Duration Detector::connectWithin() const {
+  return limit_ > Duration::zero() ? std::min<Duration>(limit_, kLongestConnect)
+                                   : Duration(kLongestConnect);
 }
 
 // Verdicts.
@@ -312,6 +330,7 @@ void Detector::hearOfDeath(Time now, const Incarnation& id, const std::string& h
 }
 
 void Detector::declareFrozen(Time now, const Incarnation& id, Duration silence) {
+  if (neighbours_.at(id).seen) return declareCut(id, kNothingComes);
   const WatchedPeer& peer = neighbours_.at(id).who;
   std::string how = "its process has not answered for " + formatSeconds(silence);
   const std::string state = orders_.processState(peer.host, peer.pid);
@@ -370,6 +389,7 @@ void Detector::tick(Time now) {
   for (const auto& [id, neighbour] : neighbours_) ids.push_back(id);
   for (const Incarnation& id : ids) {
     check(now, id);
+    askIfDue(now, id);
     judgeSilence(now, id);
   }
 }
@@ -392,6 +412,27 @@ void Detector::check(Time now, const Incarnation& id) {
       startProbe(now, id, kind, *line);
     }
   }
+}
+
+std::optional<Detector::Time> Detector::whenToAsk(const Neighbour& peer) const {
+  std::optional<Time> when;
+  if (peer.asked) return when;
+  const auto consider = [&when](Time each) { when = when ? std::min(*when, each) : each; };
+  const bool up = peer.lines[indexOf(LineKind::kMain)].state == LineState::kUp;
+  if (up && limit_ > Duration::zero()) consider(peer.last_heard + limit_ / kAskAtLimitPart);
+  for (const LineView& line : peer.lines) {
+    if (line.probe != 0) consider(line.probe_began + connectWithin() / kAskAtConnectPart);
+  }
+  return when;
+}
+
+void Detector::askIfDue(Time now, const Incarnation& id) {
+  const auto found = neighbours_.find(id);
+  if (found == neighbours_.end()) return;
+  const std::optional<Time> when = whenToAsk(found->second);
+  if (!when || *when > now) return;
+  found->second.asked = true;
+  orders_.askOthers(id);
 }
 
 void Detector::judgeSilence(Time now, const Incarnation& id) {
@@ -433,6 +474,7 @@ std::optional<Detector::Time> Detector::nextDue(Time now) {
       if (line.wanted > 0 && line.state == LineState::kAbsent && line.probe == 0)
         consider(line.next_check);
     }
+    if (const std::optional<Time> when = whenToAsk(peer)) consider(*when);
     if (!isSilenceCounted(peer)) continue;
     consider(now + beatCheckPause());
     if (peer.lines[0].state == LineState::kUp) consider(peer.last_heard + limit_);

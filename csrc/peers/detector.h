@@ -19,6 +19,10 @@
 //              as above, but kAlive, or a new line -> link lost
 // So a line that is wanted and not up ends in a verdict within a bounded time, whatever the cause:
 // where heartbeats are on, no member waits for ever for a neighbour (peers/sentry.h builds on it).
+// Before a process is called frozen or unreachable the others are asked for it (askOthers()), at
+// half the limit, or after a quarter of the time that a probe has to connect: who has been reached
+// over another way since has lost its link to this process, not its life. A verdict waits for no
+// answer: none means that nobody reaches it.
 // Verdicts: dead and frozen fail every watch that counts on the peer (kPeerLost), lost links those
 // that want the line (kLinkLost). A failed watch wants nothing any more. An accusation by the peer
 // fails the watches that count on it, with this process as the culprit.
@@ -76,6 +80,8 @@ class DetectorOrders : public LineOrders {
   // At most once for a watch, which still has its members then.
   virtual void fail(WatchId watch, Failure failure) = 0;
   virtual void left(WatchId watch, const Incarnation& peer, int rank) = 0;
+  // Whoever has a line to that process is to find out whether it lives; see seenElsewhere().
+  virtual void askOthers(const Incarnation& peer) = 0;
 };
 
 struct DetectorCounts {
@@ -105,6 +111,8 @@ class Detector {
   void lineUp(Time now, const Incarnation& peer, LineKind kind);
   void heard(Time now, const Incarnation& peer);
   void lineEnded(Time now, const Incarnation& peer, LineKind kind, LineEnd end);
+  // It has answered another process since the others were asked last.
+  void seenElsewhere(const Incarnation& peer);
   // The answer to the probe of that number. 0: a dial found it unasked.
   void probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd end, uint64_t number);
 
@@ -118,6 +126,7 @@ class Detector {
   bool isNeighbour(WatchId id, const Incarnation& peer) const;  // its main line is wanted
   std::optional<Incarnation> memberAt(WatchId id, int rank) const;
   bool hasEnded(const Incarnation& peer) const;
+  bool knows(const Incarnation& peer) const { return neighbours_.count(peer) > 0; }
 
   DetectorCounts counts() const;
   size_t neighbours() const { return neighbours_.size(); }
@@ -141,6 +150,8 @@ class Detector {
     std::array<LineView, 2> lines;
     Time last_heard;  // or asked, while no main line is up
     bool warned = false;
+    bool asked = false;  // the others, since it was heard of last
+    bool seen = false;   // by them
   };
   struct Member {
     WatchedPeer who;
@@ -177,6 +188,9 @@ class Detector {
   void judgeAlive(const Incarnation& id, LineKind kind, LineView& line);
   void startProbe(Time now, const Incarnation& id, LineKind kind, LineView& line);
   void check(Time now, const Incarnation& id);
+  Duration connectWithin() const;
+  std::optional<Time> whenToAsk(const Neighbour& peer) const;
+  void askIfDue(Time now, const Incarnation& id);
   void judgeSilence(Time now, const Incarnation& id);
   bool isSilenceCounted(const Neighbour& peer) const;
   void creditLateness(Time now);

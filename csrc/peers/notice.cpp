@@ -27,6 +27,15 @@ bool readLeft(ByteReader& in, Notice& notice) {
   return true;
 }
 
+bool readSought(ByteReader& in, Notice& notice) {
+  in.raw(notice.sought.bytes);
+  return in.atEnd();
+}
+
+bool isOfAProcess(Notice::Type type) {
+  return type == Notice::Type::kSeek || type == Notice::Type::kSeen;
+}
+
 }  // namespace
 
 std::string encodeNotice(const Notice& notice) {
@@ -34,6 +43,7 @@ std::string encodeNotice(const Notice& notice) {
   out.u8(static_cast<uint8_t>(notice.type));
   out.raw(notice.epoch.bytes);
   if (notice.type == Notice::Type::kLeft) out.i64(notice.rank);
+  if (isOfAProcess(notice.type)) out.raw(notice.sought.bytes);
   if (notice.type != Notice::Type::kFailed) return out.take();
   out.raw(notice.dead.bytes);
   return out.take() + encodeFailure(notice.failure);
@@ -54,6 +64,10 @@ std::optional<Notice> decodeNotice(std::string_view payload) {
       break;
     case Notice::Type::kAsk:
       whole = in.atEnd();
+      break;
+    case Notice::Type::kSeek:
+    case Notice::Type::kSeen:
+      whole = readSought(in, notice);
       break;
   }
   return whole ? std::optional<Notice>(std::move(notice)) : std::nullopt;

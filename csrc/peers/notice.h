@@ -1,4 +1,5 @@
-// What members of an epoch tell each other over their lines: a value, and its bytes.
+// What processes tell each other over their lines, of an epoch or of a process: a value, and its
+// bytes.
 //
 // Parsing is total, and every text is bounded (net/failure_frame.h). Ranks are not compared with
 // the epoch's size here: whoever gets a notice may not know the epoch yet.
@@ -19,13 +20,16 @@ struct Notice {
     kFailed = 1,  // the epoch failed
     kLeft = 2,    // a member left the epoch, which goes on without it
     kAsk = 3,     // the sender takes part in the epoch: whoever knows more is to say so
+    kSeek = 4,    // the sender hears nothing of a process; to that process itself: is it there?
+    kSeen = 5,    // that process has answered since the question was put
   };
 
   Type type = Type::kAsk;
-  Nonce epoch;
+  Nonce epoch;       // kSeek, kSeen: the question instead
   Failure failure;   // kFailed: kind and cause
   Incarnation dead;  // kFailed: the process that ended, where that is the cause; else zero
   int rank = -1;     // kLeft: who
+  Incarnation sought;  // kSeek, kSeen
 };
 
 std::string encodeNotice(const Notice& notice);  // the payload of a kNotice frame

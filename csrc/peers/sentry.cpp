@@ -4,6 +4,15 @@
 #include <utility>
 
 namespace torchft_ext {
+namespace {
+
+constexpr size_t kMostErrands = 256;
+
+bool isOfAnEpoch(Notice::Type type) {
+  return type == Notice::Type::kFailed || type == Notice::Type::kLeft;
+}
+
+}  // namespace
 
 Sentry::Sentry(SentryOrders& orders, Duration heartbeat_limit, Identity self)
     : orders_(orders),
@@ -58,7 +67,7 @@ void Sentry::announce(Time now, WatchId id, Failure failure) {
 
 bool Sentry::send(const Incarnation& to, const Notice& notice) {
   if (!orders_.send(to, notice)) return false;
-  if (notice.type != Notice::Type::kAsk) ++notices_sent_;
+  if (isOfAnEpoch(notice.type)) ++notices_sent_;
   return true;
 }
 
@@ -123,6 +132,8 @@ void Sentry::ask(WatchId id, Epoch& epoch, const Incarnation& peer) {
 void Sentry::noticed(Time now, const Incarnation& from, const Notice& notice) {
   now_ = now;
   if (notice.type == Notice::Type::kAsk) return answer(from, notice.epoch);
+  if (notice.type == Notice::Type::kSeek) return seek(from, notice);
+  if (notice.type == Notice::Type::kSeen) return seen(from, notice);
   ++notices_heard_;
   source_ = from;
   source_epoch_ = notice.epoch;
@@ -185,6 +196,51 @@ void Sentry::answer(const Incarnation& from, const Nonce& nonce) {
     if (epoch.nonce != nonce) continue;
     for (const Notice& leaver : epoch.leavers) send(from, leaver);
   }
+}
+
+// Whether a process lives that one does not hear of.
+
+void Sentry::askOthers(const Incarnation& peer) {
+  Notice question;
+  question.type = Notice::Type::kSeek;
+  question.epoch = Nonce::random();
+  question.sought = peer;
+  std::set<Incarnation> others;
+  for (const auto& [id, epoch] : epochs_) {
+    if (!detector_.countsOn(id, peer)) continue;
+    for (const auto& [rank, member] : detector_.membersOf(id)) {
+      if (member != peer && detector_.isNeighbour(id, member)) others.insert(member);
+    }
+  }
+  std::erase_if(sought_, [this](const auto& entry) { return !detector_.knows(entry.first); });
+  sought_[peer] = question.epoch;
+  for (const Incarnation& other : others) send(other, question);
+}
+
+void Sentry::seek(const Incarnation& from, const Notice& question) {
+  Notice notice = question;
+  if (question.sought == self_.incarnation) {
+    notice.type = Notice::Type::kSeen;
+    send(from, notice);
+  } else if (from != question.sought && send(question.sought, notice)) {
+    errands_.push_back({from, question.sought, question.epoch});
+    if (errands_.size() > kMostErrands) errands_.pop_front();
+  }
+}
+
+// The errand's end: only what that process says itself is passed on.
+void Sentry::seen(const Incarnation& from, const Notice& answer) {
+  const auto own = sought_.find(answer.sought);
+  if (own != sought_.end() && own->second == answer.epoch) {
+    sought_.erase(own);
+    detector_.seenElsewhere(answer.sought);
+  }
+  if (from != answer.sought) return;
+  std::erase_if(errands_, [&](const Errand& errand) {
+    const bool done = errand.sought == answer.sought && errand.question == answer.epoch;
+    if (done) send(errand.asker, answer);
+    return done;
+  });
 }
 
 // What happens to lines.

@@ -14,6 +14,11 @@
 // comes up, both ends ask each other about the epochs they share, so a line that is late misses
 // nothing.
 //
+// A member that hears nothing of a neighbour seeks it: it asks those to whom it has lines, they ask
+// that process over theirs, and its answer comes back the same way. A neighbour that is one step on
+// the overlay away has a neighbour in common with it, so one who knows both is asked, where there
+// are three.
+//
 // Why no survivor stays blocked. Let something be broken in an epoch: a member dead or frozen, or a
 // line of the overlay cut. The overlay of the members present is connected, so from every survivor
 // a path leads to a broken member or line. Take the first broken one on it: the member before it is
@@ -36,6 +41,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -115,6 +121,7 @@ class Sentry : private DetectorOrders, private HeraldOrders {
   void accuse(const Incarnation& peer, const std::string& why) override;
   void warn(const std::string& line) override;
   std::string processState(const std::string& host, int64_t pid) override;
+  void askOthers(const Incarnation& peer) override;
 
   // Orders of the heralds.
   bool send(const Incarnation& to, const Notice& notice) override;
@@ -129,6 +136,8 @@ class Sentry : private DetectorOrders, private HeraldOrders {
   void answer(const Incarnation& from, const Nonce& nonce);
   bool isSource(const Epoch& epoch, const Incarnation& member) const;
   void ask(WatchId id, Epoch& epoch, const Incarnation& peer);
+  void seek(const Incarnation& from, const Notice& question);
+  void seen(const Incarnation& from, const Notice& answer);
   Failure inOwnWords(const Epoch& epoch, Failure failure) const;
   void forEachHerald(const std::function<void(Herald&)>& call);  // then retires those that are done
   void retireFinished();
@@ -138,6 +147,13 @@ class Sentry : private DetectorOrders, private HeraldOrders {
   Detector detector_;
   NoticeBoard board_;
   std::map<WatchId, Epoch> epochs_;
+  std::map<Incarnation, Nonce> sought_;  // by this process: the last question
+  struct Errand {                        // a question of another's, put to whom it seeks
+    Incarnation asker;
+    Incarnation sought;
+    Nonce question;
+  };
+  std::deque<Errand> errands_;  // at most kMostErrands, the oldest are dropped
   uint64_t notices_sent_ = 0;
   uint64_t notices_heard_ = 0;
   // Of the call under way.

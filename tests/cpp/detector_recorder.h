@@ -51,6 +51,7 @@ class Recorder : public DetectorOrders {
   void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override {
     probes.push_back({peer, kind, order});
   }
+  void askOthers(const Incarnation& peer) override { asked.push_back(peer); }
   void accuse(const Incarnation& peer, const std::string&) override { accused.push_back(peer); }
   void warn(const std::string& line) override { warnings.push_back(line); }
   std::string processState(const std::string& host, int64_t) override {
@@ -69,6 +70,7 @@ class Recorder : public DetectorOrders {
   std::set<std::tuple<WatchId, Incarnation, LineKind>> wanted;
   std::set<std::pair<WatchId, Incarnation>> leavers;
   std::vector<DetectorProbe> probes;
+  std::vector<Incarnation> asked;
   std::vector<Incarnation> accused;
   std::vector<std::string> warnings;
 };

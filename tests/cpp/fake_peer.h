@@ -118,14 +118,15 @@ class FakePeer {
   enum class Role { kConnects, kAccepts };
   static constexpr int kRank = 5;
 
-  explicit FakePeer(Role role) {
+  // number: tells several of them apart; their ranks follow each other.
+  explicit FakePeer(Role role, int number = 0) : rank_(kRank + number) {
     incarnation_.bytes.fill(role == Role::kConnects ? 0xff : 0x00);
-    incarnation_.bytes[15] = 1;
+    incarnation_.bytes[15] = static_cast<uint8_t>(1 + number);
     std::string error;
     door_ = listenOn(*SocketAddress::fromNumeric("127.0.0.1", 0), {}, &error);
   }
 
-  MonitoredPeer record() const { return {kRank, incarnation_, "fake", 4711, {door_->address}}; }
+  MonitoredPeer record() const { return {rank_, incarnation_, "fake", 4711, {door_->address}}; }
   void closePort() { door_->fd.reset(); }
 
   RawLine connect(const SocketAddress& to, const Nonce& nonce, const EpochSecret& secret) const {
@@ -136,7 +137,7 @@ class FakePeer {
     hello.proof = secret.connector;
     hello.from = incarnation_;
     hello.to = selfIncarnation();
-    hello.rank = kRank;
+    hello.rank = rank_;
     hello.lane = 2;
     line.write(encodeHello(hello));
     return line;
@@ -161,7 +162,10 @@ class FakePeer {
     return encodeWelcome({secret.acceptor, incarnation_});
   }
 
+  const Incarnation& incarnation() const { return incarnation_; }
+
  private:
+  const int rank_;
   Incarnation incarnation_;
   std::optional<ListeningSocket> door_;
 };

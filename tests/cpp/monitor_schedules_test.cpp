@@ -188,11 +188,13 @@ class MonitorStories : public ::testing::Test {
   std::vector<int> neighboursOfZero() const {
     return overlayNeighbours(0, world->membersOf(epoch));
   }
-  void expectEveryoneToldOf(FailureKind kind) {
+  // rank: which the cause must name.
+  void expectEveryoneToldOf(FailureKind kind, int rank) {
     for (const int member : world->survivorsOf(epoch)) {
       const Failure* told = world->toldOf(epoch, member);
       ASSERT_NE(told, nullptr) << member;
       EXPECT_EQ(told->kind, kind) << told->describe();
+      EXPECT_TRUE(told->cause.rank == rank || told->cause.other_rank == rank) << told->describe();
     }
   }
   void expectEveryoneTold(Duration within) {
@@ -232,14 +234,58 @@ TEST_F(MonitorStories, CutLineBetweenTwoThatLiveIsALostLinkToEveryone) {
   begin(32);
   world->cutLine(0, 1);
   world->pass(milliseconds(100));
-  expectEveryoneToldOf(FailureKind::kLinkLost);
+  expectEveryoneToldOf(FailureKind::kLinkLost, 1);
 }
 
-TEST_F(MonitorStories, RouteThatStaysCutIsALostPeerToEveryone) {
-  begin(32);
-  world->blockPair(0, 1);
+// Between any neighbours, in worlds of any size: somebody knows both.
+TEST_F(MonitorStories, RouteThatStaysCutIsALostLinkToEveryone) {
+  for (const int size : {3, 4, 5, 8, 32}) {
+    SCOPED_TRACE(size);
+    begin(size);
+    for (const int neighbour : neighboursOfZero()) {
+      SCOPED_TRACE(neighbour);
+      begin(size);
+      world->blockPair(0, neighbour);
+      world->pass(kLimit + milliseconds(100));
+      expectEveryoneToldOf(FailureKind::kLinkLost, neighbour);
+    }
+  }
+}
+
+TEST_F(MonitorStories, RouteThatSwallowsEverythingIsALostLinkToEveryone) {
+  for (const int size : {3, 4, 5, 8, 32}) {
+    SCOPED_TRACE(size);
+    begin(size);
+    world->mutePair(0, 1);
+    world->pass(kLimit + milliseconds(100));
+    expectEveryoneToldOf(FailureKind::kLinkLost, 1);
+  }
+}
+
+TEST_F(MonitorStories, MemberThatNobodyReachesIsALostPeerToTheOthers) {
+  for (const int size : {2, 4, 32}) {
+    SCOPED_TRACE(size);
+    begin(size);
+    for (int other = 0; other < size; ++other) {
+      if (other != 1) world->mutePair(1, other);
+    }
+    world->pass(kLimit + milliseconds(100));
+    for (const int member : world->survivorsOf(epoch)) {
+      const Failure* told = world->toldOf(epoch, member);
+      ASSERT_NE(told, nullptr) << member;
+      EXPECT_EQ(told->kind, FailureKind::kPeerLost) << told->describe();
+      if (member != 1) {
+        EXPECT_EQ(told->cause.rank, 1) << told->describe();
+      }
+    }
+  }
+}
+
+TEST_F(MonitorStories, FrozenMemberIsALostPeerThoughOthersAreAskedForIt) {
+  begin(8);
+  world->freeze(1);
   world->pass(kLimit + milliseconds(100));
-  expectEveryoneToldOf(FailureKind::kPeerLost);
+  expectEveryoneToldOf(FailureKind::kPeerLost, 1);
 }
 
 TEST_F(MonitorStories, NoticeThatDiesWithItsBearerIsReplacedByTheNewsOfThatDeath) {

@@ -249,8 +249,9 @@ void MonitorWorld::Process::transmitAfter(Duration delay, const std::shared_ptr<
                                           int to, Event event) {
   Process& other = world_.at(to);
   channel->last = std::max(channel->last, world_.now_ + delay);
-  world_.later(channel->last - world_.now_, [&other, channel, event = std::move(event)] {
-    if (channel->lost) return;
+  world_.later(channel->last - world_.now_, [world = &world_, self = number_, to, &other, channel,
+                                             event = std::move(event)] {
+    if (channel->lost || world->isMuted(self, to)) return;
     other.receive(event);
   });
 }
@@ -559,6 +560,12 @@ void MonitorWorld::unblockPair(int a, int b) {
   if (isBlocked(a, b)) blocked_[pairOf(a, b)].back().to = now_;
 }
 
+void MonitorWorld::mutePair(int a, int b) {
+  blocked_[pairOf(a, b)].push_back({now_});
+  ever_cut_.insert(pairOf(a, b));
+  muted_.insert(pairOf(a, b));
+}
+
 bool MonitorWorld::isBlocked(int a, int b) const {
   const auto found = blocked_.find(pairOf(a, b));
   return found != blocked_.end() && found->second.back().to == Time::max();
@@ -649,7 +656,7 @@ bool MonitorWorld::isTrue(const Epoch& epoch, const Failure& failure) const {
   if (failure.kind == FailureKind::kAborted) return epoch.aborters.count(culprit) > 0;
   if (failure.kind == FailureKind::kLinkLost) {
     const int other = epoch.members[static_cast<size_t>(cause.other_rank)];
-    return ever_cut_.count(pairOf(culprit, other)) > 0;
+    return ever_cut_.count(pairOf(culprit, other)) > 0 || wasHeardLate(epoch, other);
   }
   return failure.kind == FailureKind::kPeerLost &&
          (ever_killed_.count(culprit) > 0 || ever_exited_.count(culprit) > 0 ||
@@ -675,6 +682,17 @@ bool MonitorWorld::wasOutOfReach(const Epoch& epoch, int process) const {
     spans.insert(spans.end(), blocked.begin(), blocked.end());
     return longestOf(std::move(spans)) >= patience - limit / kBeatsPerLimit - slowest;
   });
+}
+
+// What it sent since it thawed, or was lost and sent again, may come after the limit, though others
+// have reached it: then the link counts as lost. A process that did not run meanwhile does not.
+bool MonitorWorld::wasHeardLate(const Epoch& epoch, int process) const {
+  const auto found = frozen_.find(process);
+  const Duration lately =
+      2 * options_.heartbeat_limit + options_.longest_delay + options_.resent_after;
+  const bool ran = found == frozen_.end() || found->second.back().to < Time::max() ||
+                   now_ - found->second.back().from <= lately;
+  return ran && wasOutOfReach(epoch, process);
 }
 
 // What is too short for a probe to see counts as no pause.

@@ -66,6 +66,7 @@ class MonitorWorld {
   void cutLine(int a, int b);  // what is on its way is lost; it can be made anew
   void blockPair(int a, int b);
   void unblockPair(int a, int b);
+  void mutePair(int a, int b);  // for good: nothing arrives, and no line ends
 
   // What is known.
   bool runs(int process) const;
@@ -107,12 +108,14 @@ class MonitorWorld {
   Duration delay();
   static Pair pairOf(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
   bool isBlocked(int a, int b) const;
+  bool isMuted(int a, int b) const { return muted_.count(pairOf(a, b)) > 0; }
   int processOf(const Incarnation& id) const { return numbers_.at(id); }
   void breakEpochsWith(int process);
   int epochOf(const Nonce& nonce) const;
   void judge(int epoch, int member, const Failure& failure);
   bool isTrue(const Epoch& epoch, const Failure& failure) const;
   bool wasOutOfReach(const Epoch& epoch, int process) const;
+  bool wasHeardLate(const Epoch& epoch, int process) const;
   Duration longestOf(Spans spans) const;
 
   const WorldOptions options_;
@@ -127,6 +130,7 @@ class MonitorWorld {
   std::map<Pair, Spans> blocked_;
   std::map<int, Spans> frozen_;
   std::set<Pair> ever_cut_;
+  std::set<Pair> muted_;
   std::set<int> ever_killed_;
   std::set<int> ever_exited_;  // before anyone could be told that it left, this looks like a death
 };

@@ -50,6 +50,17 @@ TEST(Notice, ComesOutAsItWentIn) {
   ASSERT_TRUE(leaver);
   EXPECT_EQ(leaver->rank, 9);
   EXPECT_TRUE(decodeNotice(encodeNotice(Notice{})));
+  for (const auto type : {Notice::Type::kSeek, Notice::Type::kSeen}) {
+    Notice sought;
+    sought.type = type;
+    sought.epoch = Nonce::random();
+    sought.sought = Incarnation::random();
+    const auto read = decodeNotice(encodeNotice(sought));
+    ASSERT_TRUE(read);
+    EXPECT_EQ(read->type, type);
+    EXPECT_EQ(read->epoch, sought.epoch);
+    EXPECT_EQ(read->sought, sought.sought);
+  }
 }
 
 TEST(Notice, RefusesEveryTruncationAndTrailingBytes) {

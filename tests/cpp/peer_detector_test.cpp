@@ -179,6 +179,52 @@ TEST_F(DetectorTest, WithoutHeartbeatsSilenceIsNotJudged) {
   EXPECT_TRUE(orders.failures.empty());
 }
 
+TEST_F(DetectorTest, OthersAreAskedForASilentPeerAtHalfTheLimitAndOnce) {
+  beginWithLine(1, 3);
+  pass(kLimit / 2 - milliseconds(1));
+  EXPECT_TRUE(orders.asked.empty());
+  pass(kLimit / 4);
+  EXPECT_EQ(orders.asked, std::vector{peerNumber(3)});
+  detector.heard(now, peerNumber(3));
+  pass(kLimit / 2);
+  EXPECT_EQ(orders.asked.size(), 2U) << "another silence";
+}
+
+TEST_F(DetectorTest, SilentPeerThatOthersReachIsALostLink) {
+  beginWithLine(1, 3);
+  pass(kLimit * 3 / 4);
+  detector.seenElsewhere(peerNumber(3));
+  EXPECT_TRUE(orders.failures.empty()) << "it may be heard of here yet";
+  pass(kLimit);
+  const Failure& failure = orders.failures.at(1);
+  EXPECT_EQ(failure.kind, FailureKind::kLinkLost);
+  EXPECT_EQ(failure.cause.rank, 0);
+  EXPECT_EQ(failure.cause.other_rank, 3);
+  EXPECT_TRUE(orders.accused.empty());
+  EXPECT_EQ(detector.tombstones(), 0U);
+}
+
+TEST_F(DetectorTest, ThatOthersReachedItBeforeItWasHeardOfAgainSaysNothing) {
+  beginWithLine(1, 3);
+  pass(kLimit * 3 / 4);
+  detector.seenElsewhere(peerNumber(3));
+  detector.heard(now, peerNumber(3));
+  detector.seenElsewhere(peerNumber(3));  // late, and nobody was asked since
+  pass(kLimit * 2);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
+}
+
+TEST_F(DetectorTest, UnreachableHostThatOthersReachIsALostLink) {
+  beginWithLine(1, 3);
+  breakLine(3);
+  EXPECT_TRUE(orders.asked.empty()) << "most answers come at once";
+  pass(kLimit / 2);
+  EXPECT_EQ(orders.asked, std::vector{peerNumber(3)});
+  detector.seenElsewhere(peerNumber(3));
+  probeSays(3, ProbeEnd::kUnreachable);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kLinkLost);
+}
+
 TEST_F(DetectorTest, FrozenPeerMayJoinALaterEpoch) {
   beginWithLine(1, 3);
   pass(kLimit * 2);

@@ -224,6 +224,54 @@ TEST_F(PeerMonitorTest, SilentPeerIsFrozenAndIsToldSo) {
   EXPECT_EQ(monitor->stats().freezes, 1U);
 }
 
+// Both say nothing; of one the other says that it has answered.
+TEST_F(PeerMonitorTest, SilentPeerThatAnotherReachesIsALostLink) {
+  start(milliseconds(300));
+  const FakePeer silent(Role::kConnects);
+  const FakePeer other(Role::kConnects, 1);
+  const auto watching = monitor->watch(nonce, secret, kSelfRank, {silent.record(), other.record()},
+                                       verdict.sink());
+  RawLine line = standingLine(silent);
+  RawLine line_to_other = standingLine(other);
+  Notice question = line_to_other.readNotice();
+  while (question.type == Notice::Type::kSeek && question.sought != silent.incarnation())
+    question = line_to_other.readNotice();
+  ASSERT_EQ(question.type, Notice::Type::kSeek);
+  question.type = Notice::Type::kSeen;
+  line_to_other.write(question);
+  ASSERT_TRUE(verdict.arrives());
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kLinkLost) << verdict.failure().describe();
+  EXPECT_EQ(verdict.failure().cause.other_rank, FakePeer::kRank);
+}
+
+TEST_F(PeerMonitorTest, QuestionForAnotherIsPutToItAndItsAnswerPassedOn) {
+  start(kNoFreeze);
+  const FakePeer asker(Role::kConnects);
+  const FakePeer sought(Role::kConnects, 1);
+  const auto watching = monitor->watch(nonce, secret, kSelfRank, {asker.record(), sought.record()},
+                                       verdict.sink());
+  RawLine line = standingLine(asker);
+  RawLine line_to_sought = standingLine(sought);
+  Notice question;
+  question.type = Notice::Type::kSeek;
+  question.epoch = Nonce::random();
+  question.sought = sought.incarnation();
+  line.write(question);
+  Notice passed_on = line_to_sought.readNotice();
+  EXPECT_EQ(passed_on.type, Notice::Type::kSeek);
+  EXPECT_EQ(passed_on.sought, sought.incarnation());
+  passed_on.type = Notice::Type::kSeen;
+  line_to_sought.write(passed_on);
+  const Notice answer = line.readNotice();
+  EXPECT_EQ(answer.type, Notice::Type::kSeen);
+  EXPECT_EQ(answer.epoch, question.epoch);
+  // And of this process itself.
+  question.sought = selfIncarnation();
+  line.write(question);
+  EXPECT_EQ(line.readNotice().type, Notice::Type::kSeen);
+  expectNoFailure();
+}
+
 TEST_F(PeerMonitorTest, PortThatConnectsButNeverAnswersIsFrozen) {
   start(milliseconds(100));
   const FakePeer peer(Role::kConnects);

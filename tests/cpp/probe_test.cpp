@@ -167,6 +167,23 @@ TEST(Probe, AConnectionThatEndedWhileTheAskerWasStoppedIsAskedAboutAgain) {
   onLoop(asking, [&] { probe.reset(); });
 }
 
+// A broadcast address, to which the kernel has no route for connections: it says so at once.
+TEST(Probe, ARouteThatIsNotThereIsAwaitedUpToTheDeadline) {
+  EventLoop asking("asking");
+  const SocketAddress nowhere = *SocketAddress::fromNumeric("127.255.255.255", 4000);
+  const auto began = Clock::now();
+  EXPECT_EQ(ask(asking, nowhere, selfIncarnation(), milliseconds(200)),
+            Probe::Answer::kUnreachable);
+  EXPECT_GE(Clock::now() - began, milliseconds(200));
+}
+
+TEST(Dial, WhatThisProcessLacksSaysNothingOfThePeer) {
+  for (const int error : {EAGAIN, ENOBUFS, ENOMEM})
+    EXPECT_EQ(Dial::endOfError(error), Dial::End::kNoSocket) << error;
+  EXPECT_EQ(Dial::endOfError(ECONNREFUSED), Dial::End::kRefused);
+  EXPECT_EQ(Dial::endOfError(EHOSTUNREACH), Dial::End::kUnreachable);
+}
+
 // This process has no descriptor left: its trouble, not the other's death.
 TEST(Probe, NoDescriptorForTheQuestionMeansUnknown) {
   Door door;

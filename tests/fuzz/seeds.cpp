@@ -60,7 +60,8 @@ void failures() {
 }
 
 void notices() {
-  for (const auto type : {Notice::Type::kFailed, Notice::Type::kLeft, Notice::Type::kAsk}) {
+  for (const auto type : {Notice::Type::kFailed, Notice::Type::kLeft, Notice::Type::kAsk,
+                          Notice::Type::kSeek, Notice::Type::kSeen}) {
     Notice notice;
     notice.type = type;
     notice.epoch = numbered<Nonce>(1);
@@ -70,6 +71,8 @@ void notices() {
       notice.dead = numbered<Incarnation>(2);
     } else if (type == Notice::Type::kLeft) {
       notice.rank = 3;
+    } else {
+      notice.sought = numbered<Incarnation>(3);
     }
     seed("notice", std::to_string(static_cast<int>(type)), encodeNotice(notice));
   }
