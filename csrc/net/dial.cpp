@@ -12,6 +12,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr size_t kLongestAnswer = 1024;
+constexpr Duration kUsualLateness = std::chrono::milliseconds(20);
 
 FrameBytes headerOf(const std::string& bytes) {
   FrameBytes header{};
@@ -57,8 +58,8 @@ Dial::Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello,
   }
   if (!fd_) {
     timer_ = loop_.runAt(Clock::now(), [this, end, error] { finish(end, error); });
-  } else if (!connect_by.isNever()) {
-    timer_ = loop_.runAt(connect_by.at(), [this] { onTime(); });
+  } else {
+    arm(connect_by);
   }
 }
 
@@ -67,8 +68,16 @@ Dial::~Dial() {
   if (fd_) loop_.unwatch(fd_.get());
 }
 
+void Dial::arm(Deadline due) {
+  if (due.isNever()) return;
+  due_ = due;
+  timer_ = loop_.runAt(due.at(), [this] { onTime(); });
+}
+
 void Dial::onTime() {
   timer_ = 0;
+  const Duration late = Clock::now() - due_.at();
+  if (late > kUsualLateness && !std::exchange(credited_, true)) return arm(Deadline::after(late));
   if (connected_) {
     finish(End::kSilent, "connected, but it did not answer");
   } else {
@@ -95,8 +104,7 @@ void Dial::onConnected() {
   }
   loop_.modify(fd_.get(), EPOLLIN);
   loop_.cancel(std::exchange(timer_, 0));
-  const Deadline answer_by = Deadline::after(answer_within_);
-  if (!answer_by.isNever()) timer_ = loop_.runAt(answer_by.at(), [this] { onTime(); });
+  arm(Deadline::after(answer_within_));
 }
 
 bool Dial::readUpTo(size_t size) {

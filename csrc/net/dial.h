@@ -37,6 +37,8 @@ class Dial {
   // How a connection ends for which connect(2) gives this errno.
   static End endOfError(int error);
 
+  // Time in which this process did not run is nobody's silence: where a limit is found to be over
+  // late, the lateness is added to it, once.
   // answer_within: of the hello, which a process that was itself stopped sends late; negative: for
   // as long as it takes.
   Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello, const Welcome& expected,
@@ -51,6 +53,7 @@ class Dial {
   void readAnswer();
   bool readUpTo(size_t size);  // false: not all there yet, or finished
   void onAnswer(FrameType type, std::string_view payload);
+  void arm(Deadline due);
   void onTime();
   void finish(End end, std::string detail, RefusalCode code = RefusalCode::kUnknownEpoch);
 
@@ -62,6 +65,8 @@ class Dial {
   UniqueFd fd_;
   bool connected_ = false;
   EventLoop::TimerId timer_ = 0;
+  Deadline due_ = Deadline::never();  // the timer
+  bool credited_ = false;
   std::string answer_;
 };
 

@@ -37,11 +37,12 @@ std::string MissingRanks::nameLeader() {
   if (reply.status == StoreStatus::kOk && reply.values.empty()) return "rank 0 did not come";
   std::string how = nameLeftOver(reply.values);
   if (!how.empty()) return how;
+  answered_ = reply.status == StoreStatus::kOk;
   how = "rank 0 sent no roster";
-  if (reply.status != StoreStatus::kOk) return how + ", and the store did not say who is missing";
   const bool small = keys_.everyone().size() <= kMostAskedByAll;
-  const std::string others = small ? nameMembers() : std::string();
-  return how + ": " + (others.empty() ? "other ranks may not have come to it" : others);
+  const std::string others = answered_ && small ? nameMembers() : std::string();
+  if (!others.empty()) return how + ": " + others;
+  return answered_ ? how + ": other ranks may not have come to it" : how;
 }
 
 // The first record that does not count. Empty: all do.
@@ -66,6 +67,7 @@ std::string MissingRanks::nameLeftOver(const std::vector<std::string>& records, 
 void MissingRanks::find(int first, int last, std::vector<int>& missing) {
   if (first == last || missing.size() >= kMostMissingNamed) return;
   const auto reply = store_.getAll(keys_.range(first, last), deadline_, cancelled_);
+  answered_ = answered_ && reply.status == StoreStatus::kOk;
   if (reply.status != StoreStatus::kOk || !reply.values.empty()) return;
   if (last - first == 1) {
     missing.push_back(first);

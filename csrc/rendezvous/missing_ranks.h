@@ -30,6 +30,8 @@ class MissingRanks {
   // As the others see it. In small worlds they too look who else is missing; in large ones that is
   // left to rank 0, whose withdrawal tells it.
   std::string nameLeader();
+  // False: the store left a question of either open.
+  bool answered() const { return answered_; }
 
  private:
   std::string nameLeftOver(const std::vector<std::string>& records, int but = -1) const;
@@ -40,6 +42,7 @@ class MissingRanks {
   const std::set<Incarnation>& left_over_;
   const Deadline deadline_;
   const Cancelled& cancelled_;
+  bool answered_ = true;
 };
 
 }  // namespace torchft_ext

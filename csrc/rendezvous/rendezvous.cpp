@@ -26,6 +26,7 @@ constexpr int kCensus = 8;
 constexpr milliseconds kNamingTime{500};
 constexpr int kNamingShare = 5;
 constexpr int kFollowersPart = 4;
+constexpr const char* kUnanswered = " (the store did not say in time who else is missing)";
 // While links are made: how long one look may take (the links may be up meanwhile), and how long a
 // store may be lost that some members may still need.
 constexpr milliseconds kRefreshWithin{1000};
@@ -399,13 +400,17 @@ std::variant<Roster, Failure> Rendezvous::accept(const std::string& go) {
 }
 
 Failure Rendezvous::membersMissing() {
-  std::string how = missing().nameMembers();
+  MissingRanks missing_ranks = missing();
+  std::string how = missing_ranks.nameMembers();
   if (how.empty()) how = "not all ranks came in time";
+  if (!missing_ranks.answered()) how += kUnanswered;
   return failureOf(FailureKind::kTimeout, std::move(how));
 }
 
 Failure Rendezvous::leaderMissing() {
-  std::string how = missing().nameLeader();
+  MissingRanks missing_ranks = missing();
+  std::string how = missing_ranks.nameLeader();
+  if (!missing_ranks.answered()) how += kUnanswered;
   if (own_.vanished()) {
     how += " (this rank's record vanished meanwhile: does another process use rank " +
            std::to_string(rank_) + " of '" + keys_.prefix() + "' too?)";

@@ -39,15 +39,18 @@ class SlowPeer {
           ASSERT_TRUE(waitReady(listening_->fd.get(), POLLIN));
           RawPeer asker(acceptOne(listening_->fd.get()));
           ASSERT_TRUE(waitReady(asker.fd(), POLLIN));
+          asked_.set_value();
           std::this_thread::sleep_for(pause);
           asker.say(encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"}));
           asker.readToEnd();
         }) {}
   ~SlowPeer() { thread_.join(); }
   const SocketAddress& address() const { return listening_->address; }
+  void awaitQuestion() { asked_.get_future().wait(); }
 
  private:
   std::string error_;
+  std::promise<void> asked_;
   const std::optional<ListeningSocket> listening_;
   std::thread thread_;
 };
@@ -146,6 +149,27 @@ TEST(Probe, TimeInWhichTheQuestionWasNotAskedIsNoSilence) {
   });
   EXPECT_EQ(answer.get_future().get(), Probe::Answer::kAnswered);
   onLoop(asking, [&] { probe.reset(); });
+}
+
+// Both were stopped, as on a machine that was: the answer comes after the limit, and counts.
+TEST(Probe, TimeInWhichTheAskerWasStoppedIsNoSilence) {
+  Probe::Answer given = Probe::Answer::kSilent;
+  for (int round = 0; round < 3 && given != Probe::Answer::kAnswered; ++round) {
+    SlowPeer slow(milliseconds(1300));
+    EventLoop asking("asking");
+    std::promise<Probe::Answer> answer;
+    std::unique_ptr<Probe> probe;
+    onLoop(asking, [&] {
+      probe = std::make_unique<Probe>(
+          asking, slow.address(), selfIncarnation(), Deadline::after(milliseconds(500)),
+          [&](Probe::Answer said, const std::string& /*detail*/) { answer.set_value(said); });
+    });
+    slow.awaitQuestion();
+    onLoop(asking, [] { std::this_thread::sleep_for(milliseconds(1000)); });
+    given = answer.get_future().get();
+    onLoop(asking, [&] { probe.reset(); });
+  }
+  EXPECT_EQ(given, Probe::Answer::kAnswered);
 }
 
 // The same, and the connection was reset meanwhile: nobody listens any more.

@@ -86,7 +86,7 @@ def test_configure_fails_at_its_limit_when_a_member_never_comes(ranks):
         error = call.error("CommTimeoutError")
         assert error.fields["limit"] == 2.0 and error.fields["op"] == "configure"
         # Who is missing is asked at the end of the time, if the store answers within it.
-        silent = ("no answer from the store", "the store did not say who is missing")
+        silent = ("no answer from the store", "the store did not say in time who")
         assert "rank 2 did not come" in error.text or any(text in error.text for text in silent)
     assert world.side(0, errored).type == "CommTimeoutError"
     together(world, address)
