@@ -45,7 +45,8 @@ class Communicator {
   // Called once for each member that says goodbye, and for those that have said it already: any
   // thread, not inside this call. It must not block. For engines that ride on this one; operations
   // of its own that need the member fail anyway.
-  virtual void onPeerLeft(std::function<void(int rank)> /*told*/) {}
+  using OnPeerLeft = std::function<void(int rank, bool begins_another)>;
+  virtual void onPeerLeft(OnPeerLeft /*told*/) {}
 
   // After the lifecycle failed: waits until no engine thread is inside a user buffer and every
   // operation is completed. False: not by the deadline. Any thread but the engine's own, which gets

@@ -48,7 +48,7 @@ void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation
   }
 }
 
-void HostCommunicator::onPeerLeft(std::function<void(int rank)> told) {
+void HostCommunicator::onPeerLeft(OnPeerLeft told) {
   loop_.post([epoch = epoch_, told = std::move(told)]() mutable {
     epoch->tellOfLeavers(std::move(told));
   });

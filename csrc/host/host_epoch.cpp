@@ -231,17 +231,17 @@ void HostEpoch::onGoodbye(int rank, const FrameHeader& goodbye) {
   noteFarewell(rank, goodbye);
   if (watch_) watch_->peerLeft(rank);
   messages_->peerLeft(rank);
-  if (told_of_leavers_) told_of_leavers_(rank);
+  if (told_of_leavers_) told_of_leavers_(rank, peer(rank).begins_another);
   if (messages_->needs(rank)) {
     failLeaver(rank, "it left before its send or recv was done");
   }
 }
 
-void HostEpoch::tellOfLeavers(std::function<void(int rank)> told) {
+void HostEpoch::tellOfLeavers(Communicator::OnPeerLeft told) {
   if (state_ == State::kOver) return;
   told_of_leavers_ = std::move(told);
   for (int rank = 0; rank < size(); ++rank) {
-    if (peer(rank).left) told_of_leavers_(rank);
+    if (peer(rank).left) told_of_leavers_(rank, peer(rank).begins_another);
   }
 }
 

@@ -63,7 +63,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   const Roster& roster() const { return setup_.roster; }  // constant: any thread
   std::vector<int> missingRanks() const;  // of which a lane is missing; else: the barrier
   void issue(std::shared_ptr<OpState> state, Operation operation);
-  void tellOfLeavers(std::function<void(int rank)> told);  // at once of those who have left
+  void tellOfLeavers(Communicator::OnPeerLeft told);  // at once of those who have left
   enum class Farewell { kForGood, kForAnotherEpoch };
   // told(true): it has left, and goodbye is said or will be; false: not idle, and this goodbye does
   // not wait for that.
@@ -145,7 +145,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   Lifecycle::Subscription subscription_ = 0;
   Farewell farewell_ = Farewell::kForGood;
   std::vector<std::function<void(bool left)>> leaving_;  // who waits for the goodbye
-  std::function<void(int rank)> told_of_leavers_;
+  Communicator::OnPeerLeft told_of_leavers_;
   LastWords last_words_;
   // Of the failure that this one was told of, by a member's last words or the monitor.
   const std::shared_ptr<std::atomic<bool>> others_are_told_ =

@@ -80,13 +80,9 @@ void Launch::refuseUnsupported() {
 
 bool Launch::everyoneIsThere() {
   for (const Op& op : ops_) {
-    const std::optional<int> left = context_.left->neededBy(op.peer);
+    const std::optional<Leaver> left = context_.left->neededBy(op.peer);
     if (!left) continue;
-    Failure failure;
-    failure.kind = FailureKind::kPeerLeft;
-    failure.cause.rank = *left;
-    failure.cause.how = "it left before this operation";
-    context_.lifecycle->fail(std::move(failure));
+    context_.lifecycle->fail(failureOf(*left, "it left before this operation"));
     return false;
   }
   return true;

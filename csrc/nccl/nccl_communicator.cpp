@@ -5,6 +5,8 @@
 namespace torchft_ext {
 namespace {
 
+constexpr Duration kRetireWithin = std::chrono::seconds(1);
+
 Lifecycle::Subscription reapOnFailure(const Launch::Context& context) {
   return context.lifecycle->subscribe(
       [comms = std::weak_ptr<EpochComms>(context.comms),
@@ -22,7 +24,9 @@ Launch::Context contextOf(EpochComms::Setup setup, std::shared_ptr<NcclThreads> 
                           nullptr,
                           std::make_shared<Outstanding>(),
                           std::make_shared<PeersLeft>()};
-  setup.control->onPeerLeft([left = context.left](int rank) { left->add(rank); });
+  setup.control->onPeerLeft([left = context.left](int rank, bool begins_another) {
+    left->add({rank, begins_another});
+  });
   setup.threads = std::move(threads);
   setup.left = context.left;
   context.comms = std::make_shared<EpochComms>(std::move(setup));
@@ -93,6 +97,17 @@ bool NcclCommunicator::leave(Deadline deadline) {
   // NCCL may wait for other ranks there: the goodbye must be said all the same.
   const bool retired = complete && retireAll(Deadline::after(deadline.remaining() / 2));
   return control_->leave(deadline) && retired;
+}
+
+// What is in the streams may be through in time. The communicators may still be sending to members
+// that are slower: they are finalized beside the next epoch's beginning, and aborted where that
+// takes too long.
+bool NcclCommunicator::leaveForAnother(Deadline deadline) {
+  if (context_.lifecycle->failure()) return false;
+  if (!context_.outstanding->awaitBelow(context_.outstanding->mark(), deadline)) return false;
+  if (context_.lifecycle->failure()) return false;
+  context_.threads->reaper.retire(context_.comms->takeAll(), Deadline::after(kRetireWithin));
+  return control_->leaveForAnother(deadline);
 }
 
 bool NcclCommunicator::retireAll(Deadline deadline) {

@@ -34,6 +34,7 @@ class NcclCommunicator : public Communicator {
   bool awaitIssued(Deadline deadline) override;
   bool drain(Deadline deadline) override;
   bool leave(Deadline deadline) override;
+  bool leaveForAnother(Deadline deadline) override;
   uint64_t bytesSent() const override { return control_->bytesSent(); }
   uint64_t bytesReceived() const override { return control_->bytesReceived(); }
 

@@ -7,8 +7,9 @@
 // callback. Threads: any.
 #pragma once
 
+#include <map>
 #include <optional>
-#include <set>
+#include <string>
 #include <utility>
 
 #include "base/deadline.h"
@@ -20,23 +21,37 @@ namespace torchft_ext {
 // How long what needs a leaver may go on after both its goodbye and the operation's begin.
 constexpr Duration kLeaverGrace = std::chrono::seconds(1);
 
+struct Leaver {
+  int rank = -1;
+  bool begins_another = false;  // epoch: it is no departure then
+};
+
 class PeersLeft {
  public:
-  void add(int rank) {
+  void add(const Leaver& leaver) {
     MutexLock lock(mutex_);
-    ranks_.insert(rank);
+    leavers_.emplace(leaver.rank, leaver);
   }
   // One that an operation with `peer` (-1: all ranks) needs.
-  std::optional<int> neededBy(int peer) const {
+  std::optional<Leaver> neededBy(int peer) const {
     MutexLock lock(mutex_);
-    if (peer < 0) return ranks_.empty() ? std::nullopt : std::optional<int>(*ranks_.begin());
-    return ranks_.count(peer) > 0 ? std::optional<int>(peer) : std::nullopt;
+    const auto found = peer < 0 ? leavers_.begin() : leavers_.find(peer);
+    return found == leavers_.end() ? std::nullopt : std::optional<Leaver>(found->second);
   }
 
  private:
   mutable Mutex mutex_;
-  std::set<int> ranks_ GUARDED_BY(mutex_);
+  std::map<int, Leaver> leavers_ GUARDED_BY(mutex_);
 };
+
+// how: where it is one.
+inline Failure failureOf(const Leaver& leaver, std::string how) {
+  Failure failure;
+  failure.kind = leaver.begins_another ? FailureKind::kAborted : FailureKind::kPeerLeft;
+  failure.cause.rank = leaver.rank;
+  failure.cause.how = leaver.begins_another ? "it began another epoch" : std::move(how);
+  return failure;
+}
 
 // Of an operation or an initialisation that is under way: looked at now and then by one thread.
 class LeaverWatch {
@@ -44,15 +59,11 @@ class LeaverWatch {
   // under_way: it has begun, so that the leaver's part in it is all that can be missing. True: it
   // has waited for a leaver beyond the grace, and the epoch has failed.
   bool look(const PeersLeft& left, int peer, bool under_way, Lifecycle& lifecycle) {
-    const std::optional<int> leaver = under_way ? left.neededBy(peer) : std::nullopt;
+    const std::optional<Leaver> leaver = under_way ? left.neededBy(peer) : std::nullopt;
     if (!leaver) return false;
     if (!since_) since_ = Clock::now();
     if (Clock::now() - *since_ < kLeaverGrace) return false;
-    Failure failure;
-    failure.kind = FailureKind::kPeerLeft;
-    failure.cause.rank = *leaver;
-    failure.cause.how = "it left before its part in an operation was done";
-    lifecycle.fail(std::move(failure));
+    lifecycle.fail(failureOf(*leaver, "it left before its part in an operation was done"));
     return true;
   }
 

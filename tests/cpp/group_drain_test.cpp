@@ -39,7 +39,7 @@ class HeldLoop : public AroundEngine {
     auto formed = inner_->form(roster, lifecycle, deadline, superseded);
     auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed);
     if (communicator != nullptr && !std::exchange(formed_, true)) {
-      (*communicator)->onPeerLeft([hold = hold_](int) {
+      (*communicator)->onPeerLeft([hold = hold_](int, bool) {
         hold->entered.set_value();
         hold->go_on.get_future().wait();
       });

@@ -1,6 +1,7 @@
 // Groups on device memory, over the NCCL engine and the simulator: results, epochs, streams.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <thread>
 
 #include "nccl/nccl_communicator.h"
@@ -70,6 +71,42 @@ TEST_F(NcclEngineTest, Allreduce) {
     const Floats values = floats(rank, valuesOf(rank, 7));
     return Case{deviceAllreduce(values), values, sumOf(size, 7)};
   });
+}
+
+// The slower ones are still at the sum that the faster ones have, on the device or on the host.
+TEST_F(NcclEngineTest, ConfigureLeavesTheLastOperationToTheSlowerMembers) {
+  NcclCluster cluster(3);
+  cluster.form(cluster.all(), "first");
+  std::array<FailurePtr, 3> failed;
+  cluster.onAll([&](int i) {
+    auto& first = failed[static_cast<size_t>(i)];
+    for (int epoch = 0; epoch < 20 && !first; ++epoch) {
+      const Floats values = floats(i, valuesOf(i, 1000));
+      first = finish(cluster.group(i).issue(deviceAllreduce(values)));
+      if (first) break;
+      EXPECT_EQ(values->read(), sumOf(3, 1000));
+      std::vector<float> on_host(50'000, 1.0F);
+      if (epoch % 2 == 0) first = finish(cluster.group(i).issue(allreduceOf(on_host)));
+      if (first) break;
+      first = cluster.members[static_cast<size_t>(i)]->configure(std::to_string(epoch), i, 3);
+    }
+  });
+  for (const FailurePtr& failure : failed) EXPECT_EQ(failure, nullptr) << failure->describe();
+}
+
+TEST_F(NcclEngineTest, WhoStillNeedsTheEpochThatAnotherEndsIsToldSo) {
+  NcclCluster cluster(2);
+  cluster.form(cluster.all(), "first");
+  expectSum(cluster, cluster.all());
+  std::thread other([&] { cluster.members[1]->configure("second", 1, 2); });
+  const Floats values = floats(0, {1});
+  const FailurePtr failure = finish(cluster.group(0).issue(deviceAllreduce(values)));
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
+  EXPECT_EQ(failure->cause.rank, 1);
+  EXPECT_EQ(failure->cause.how, "it began another epoch");
+  EXPECT_EQ(cluster.members[0]->configure("second", 0, 2), nullptr);
+  other.join();
 }
 
 TEST_F(NcclEngineTest, Average) {
@@ -412,19 +449,19 @@ TEST_F(NcclEngineTest, AGoodbyeFinalizesAndDestroys) {
 class TellingControl : public Communicator {
  public:
   void issue(std::shared_ptr<OpState>, Operation) override {}
-  void onPeerLeft(std::function<void(int)> told) override { tell = std::move(told); }
+  void onPeerLeft(OnPeerLeft told) override { tell = std::move(told); }
   bool drain(Deadline) override { return true; }
   bool leave(Deadline) override { return true; }
   uint64_t bytesSent() const override { return 0; }
   uint64_t bytesReceived() const override { return 0; }
-  std::function<void(int)> tell;
+  OnPeerLeft tell;
 };
 
 TEST_F(NcclEngineTest, WhatNeedsAMemberThatSaidGoodbyeFailsAtOnceAndCallsNothing) {
   const auto control = std::make_shared<TellingControl>();
   const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"left", 1, 0, 3});
   NcclCommunicator communicator({sim::platform(), control, lifecycle, {}}, sharedNcclThreads());
-  control->tell(2);
+  control->tell(2, false);
   const auto state =
       std::make_shared<OpState>(lifecycle, OpKind::kAllreduce, 0, Duration(kTestLimit));
   communicator.issue(state, deviceAllreduce(floats(0, {1})));
@@ -433,8 +470,8 @@ TEST_F(NcclEngineTest, WhatNeedsAMemberThatSaidGoodbyeFailsAtOnceAndCallsNothing
   EXPECT_EQ(state->failure()->cause.rank, 2);
   EXPECT_EQ(counted("unique_ids"), 0);
   PeersLeft left;
-  left.add(2);
-  EXPECT_EQ(left.neededBy(1), std::nullopt);
+  left.add({2, false});
+  EXPECT_FALSE(left.neededBy(1));
 }
 
 }  // namespace
