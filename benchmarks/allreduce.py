@@ -8,7 +8,8 @@ a pair; the ratio of their medians is taken pair by pair, so that what the machi
 touches both alike.
 
 A size is measured until the 95 % interval of that ratio is narrow enough (--width), in rounds of
---pairs pairs, or until --most pairs have been taken: the last column says which.
+--pairs pairs, or until --most pairs have been taken: the last column says which. A row whose
+interval is still wide after --most pairs, as on a busy machine, needs a higher --most.
 """
 
 from __future__ import annotations

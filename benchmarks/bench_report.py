@@ -18,6 +18,7 @@ import bench_ranks as ranks
 import torch
 
 Interval = tuple[float, float]
+_PLACES = ("json", "picture")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -59,7 +60,10 @@ def _plain(value: object) -> object:
 
 
 def describe_run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Machine, versions, load and arguments: what a reader needs to judge the figures."""
+    """Machine, versions, load and arguments: what a reader needs to judge the figures.
+
+    Without the arguments that say where the files go.
+    """
     import torchft_ext
 
     return {
@@ -78,7 +82,9 @@ def describe_run(arguments: argparse.Namespace) -> dict[str, Any]:
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "arguments": {name: _plain(value) for name, value in vars(arguments).items()},
+        "arguments": {
+            name: _plain(value) for name, value in vars(arguments).items() if name not in _PLACES
+        },
     }
 
 

@@ -53,6 +53,7 @@ BOUNDS: dict[str, list[tuple[str, str, float]]] = {
     "gloo": [],
 }
 Message = dict[str, Any]
+MonitorState = dict[str, bool]
 
 
 # ---- in a rank ----
@@ -78,6 +79,13 @@ class FtMember:
         del survived  # the same either way
         self._backend.configure(f"{self._address}/{prefix}", rank, size, timeout=LIMIT)
 
+    def monitor(self) -> MonitorState | None:
+        """Of the peer monitor, if there is one: what makes it quick."""
+        stats = self._backend.stats()["monitor"]
+        if stats is None:
+            return None
+        return {name: bool(stats[name]) for name in ("realtime", "private_tables")}
+
 
 class GlooMember:
     """Begins epochs by destroying the group and making another."""
@@ -93,6 +101,10 @@ class GlooMember:
         prefixed = dist.PrefixStore(prefix, self._store)
         timeout = LIMIT if survived else GLOO_TIMEOUT
         dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=size, timeout=timeout)
+
+    def monitor(self) -> MonitorState | None:
+        """It has none."""
+        return None
 
 
 Member = FtMember | GlooMember
@@ -132,7 +144,8 @@ def take_part(member: Member, command: Message) -> None:
     good = time.monotonic()
     if ones.item() != size - 1:
         raise RuntimeError(f"the sum of ones over {size - 1} survivors is {ones.item()}")
-    ranks.reply("recovered", **failed, configured=configured, good=good)
+    monitor = member.monitor()
+    ranks.reply("recovered", **failed, configured=configured, good=good, monitor=monitor)
 
 
 def rank_main() -> None:
@@ -232,8 +245,17 @@ class Scenario:
             "configure_s": max(a["configured"] - a["released"] for a in answers),
             "errors": sorted({a["error"] for a in answers}),
             "cause_named_by_all": all(a["cause_rank"] == place for a in answers),
+            "monitor": common_state([a["monitor"] for a in answers]),
             "example": answers[0]["text"],
         }
+
+
+def common_state(monitors: list[MonitorState | None]) -> MonitorState | None:
+    """What holds for the peer monitors of all; None where a rank has none."""
+    all_of_them = [monitor for monitor in monitors if monitor is not None]
+    if len(all_of_them) < len(monitors):
+        return None
+    return {name: all(monitor[name] for monitor in all_of_them) for name in all_of_them[0]}
 
 
 def run_setting(
@@ -251,6 +273,7 @@ def run_setting(
         "second_host": second is not None,
         "summary": summary,
         "missed": missed_bounds(setting.scenario, summary),
+        "monitor": common_state([r["monitor"] for r in rounds]),
         "causes_named": sum(r["cause_named_by_all"] for r in rounds),
         "rounds": rounds,
     }

@@ -67,6 +67,8 @@ def troubles_with(name: str, written: dict[str, Any]) -> list[str]:
     found = []
     if written["benchmark"] != name:
         found.append(f"{name}: calls itself {written['benchmark']!r}")
+    if any(isinstance(each, str) and "/" in each for each in written["arguments"].values()):
+        found.append(f"{name}: names a path of this machine")
     if not written["results"]:
         found.append(f"{name}: no results")
     if not all(math.isfinite(n) and n >= 0 for n in numbers_in(written["results"])):

@@ -25,6 +25,7 @@ _group_made_for: tuple[object, ...] | None = None
 class ErrorInfo:
     """An exception as it was seen in a rank; plain data, so that it crosses processes."""
 
+    at: float  # time.monotonic(), one clock for all processes of a host
     type: str
     kinds: tuple[str, ...]  # the names of all its classes
     text: str
@@ -35,6 +36,7 @@ class ErrorInfo:
 
 def describe(error: BaseException) -> ErrorInfo:
     info = ErrorInfo(
+        at=time.monotonic(),
         type=type(error).__name__,
         kinds=tuple(kind.__name__ for kind in type(error).__mro__),
         text=str(error),
@@ -169,12 +171,16 @@ def wait_errored() -> ErrorInfo:
     return describe(backend().errored())
 
 
-def abort(why: str = "the test says so") -> None:
+def abort(why: str = "the test says so") -> tuple[float, float]:
+    """When it was called, and when it had returned."""
+    began = time.monotonic()
     backend().abort(why)
+    return began, time.monotonic()
 
 
-def abort_from_many_threads(count: int) -> None:
-    """All at the same moment, each with a reason of its own; all must return."""
+def abort_from_many_threads(count: int) -> tuple[float, float]:
+    """At the same moment, each with a reason of its own; when it began, and all had returned."""
+    began = time.monotonic()
     start = threading.Barrier(count)
 
     def strike(number: int) -> None:
@@ -184,6 +190,7 @@ def abort_from_many_threads(count: int) -> None:
     with ThreadPoolExecutor(count) as strikers:
         for done in [strikers.submit(strike, number) for number in range(count)]:
             done.result(PATIENCE)
+    return began, time.monotonic()
 
 
 def process_id() -> int:

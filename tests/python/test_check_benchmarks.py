@@ -33,6 +33,7 @@ def summary_of(written: dict) -> dict:
 WRONG: dict[str, Callable[[dict], object]] = {
     "no machine": lambda written: written.pop("machine"),
     "calls itself 'other'": lambda written: written.update(benchmark="other"),
+    "a path": lambda written: written["arguments"].update(json="/tmp/written.json"),
     "no results": lambda written: written.update(results=[]),
     "negative": lambda written: written["results"][0].update(extra=-1.0),
     "no number": lambda written: written["results"][0].update(extra=float("nan")),

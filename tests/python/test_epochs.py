@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import threading
 
@@ -28,6 +29,7 @@ from rankside import (
     wait_until,
 )
 from test_network import listening
+from timing import AT_ONCE, assert_within
 from values import check_sum
 
 NOTICE = 10.0  # seconds in which a failure must have reached everyone
@@ -122,8 +124,12 @@ def test_two_processes_with_one_rank_are_told_so(ranks):
     world, address = ranks.world(3), ranks.address()
     claims = [world.start(n, configure, address, rank, 3, 4.0) for n, rank in enumerate((0, 1, 1))]
     errors = [call.error("CommError") for call in claims]
-    duplicates = [error for error in errors if error.type == "RendezvousError"]
-    assert duplicates and any("1" in error.text for error in duplicates)
+    # Whose record was overwritten; the other one has the rank, and waits in vain for rank 2.
+    (told,) = [n for n, error in enumerate(errors) if error.type == "RendezvousError"]
+    other = {1: 2, 2: 1}[told]
+    place = f"host {socket.gethostname()}, pid {world.workers[other].pid}"
+    assert f"duplicate rank 1: another process ({place}) uses this rank" in errors[told].text
+    assert errors[other].type == "CommTimeoutError", errors[other].text
     world.next().run(check_sum)
 
 
@@ -173,29 +179,32 @@ def test_a_frozen_store_cannot_hold_configure_past_its_limit(ranks):
     server.kill()
 
 
-@pytest.mark.parametrize("aborter", (0, 1))
-def test_abort_releases_all_who_are_blocked_in_configure(ranks, aborter):
-    world, address = ranks.world(3), ranks.address()
-    blocked = [world.start(rank, configure, address, rank, 3) for rank in (0, 1)]
-    for rank in (0, 1):
+def times_of_an_abort(ranks, size: int, aborter: int, strike, *how: object) -> list[float]:
+    """In configure(), which the last rank does not call: until each rank is released."""
+    world, address = ranks.world(size), ranks.address()
+    blocked = [world.start(rank, configure, address, rank, size) for rank in range(size - 1)]
+    for rank in range(size - 1):
         ranks.await_key(address, str(rank))  # from here on the others know that it has come
-    world.side(aborter, abort, "no longer wanted")
-    for call in blocked:
-        error = call.error("CommAbortedError", patience=10)
-        assert error.cause["rank"] == aborter and "no longer wanted" in error.text, error.text
+    began, returned = world.side(aborter, strike, *how)
+    errors = [call.error("CommAbortedError", patience=NOTICE) for call in blocked]
+    for error in errors:
+        assert error.cause["rank"] == aborter, error.text
+        assert re.search(r"no longer wanted|striker \d", error.text), error.text
         assert error.fields["op"] == "configure"
     together(world, address)
     world.run(check_sum)
+    return [returned - began, *(error.at - began for error in errors)]
+
+
+@pytest.mark.parametrize("aborter", (0, 1))
+def test_abort_releases_all_who_are_blocked_in_configure(ranks, aborter):
+    how = (aborter, abort, "no longer wanted")
+    assert_within(AT_ONCE, lambda: times_of_an_abort(ranks, 3, *how))
 
 
 def test_aborts_at_the_same_moment_release_configure(ranks):
-    world, address = ranks.world(2), ranks.address()
-    blocked = world.start(0, configure, address, 0, 2)
-    ranks.await_key(address, "0")
-    world.side(0, abort_from_many_threads, 8)
-    assert blocked.error("CommAbortedError", patience=10).cause["rank"] == 0
-    together(world, address)
-    world.run(check_sum)
+    how = (0, abort_from_many_threads, 8)
+    assert_within(AT_ONCE, lambda: times_of_an_abort(ranks, 2, *how))
 
 
 def test_death_of_a_member_is_told_to_those_who_await_it_in_configure(ranks):

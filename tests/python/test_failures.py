@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import values_of
 from rankside import (
     OPERATION_LIMIT,
     abort,
@@ -19,6 +20,7 @@ from rankside import (
     seconds,
     wait_errored,
 )
+from timing import AT_ONCE, assert_within
 from values import LARGE, check, check_sum, me
 
 NOTICE = 10.0  # seconds in which a failure must have reached everyone
@@ -166,15 +168,44 @@ def test_two_deaths_at_once_leave_a_world_that_can_go_on(ranks):
     world.next([0, 2]).run(check_sum)
 
 
+def times_of_an_abort(ranks, blocking, strike, *how: object) -> list[float]:
+    """Of rank 0's, until it has returned and until each rank is released; None: none is blocked."""
+    world = ranks.world(3)
+    blocked = [world.start_blocked(0, blocking)] if blocking else []
+    idle = [world.start(rank, wait_errored) for rank in range(len(blocked), 3)]
+    began, returned = world.side(0, strike, *how)
+    errors = [call.error("CommAbortedError", patience=NOTICE) for call in blocked]
+    errors += values_of(idle, patience=NOTICE)
+    why = re.search(r"enough of this|striker \d", errors[0].text)[0]
+    for error in errors:
+        assert error.type == "CommAbortedError" and error.cause["rank"] == 0, error.text
+        assert why in error.text
+    world.next().run(check_sum)
+    return [returned - began, *(error.at - began for error in errors)]
+
+
 @pytest.mark.parametrize("operation", BLOCKING, ids=lambda operation: operation.__name__)
 def test_abort_from_another_thread_releases_everyone(ranks, operation):
-    world = ranks.world(3)
-    blocked = world.start_blocked(0, operation)
-    world.side(0, abort, "enough of this")
-    error = blocked.error("CommAbortedError", patience=NOTICE)
-    assert "enough of this" in error.text and error.cause["rank"] == 0
-    others_are_told(world, "enough of this")
-    world.next().run(check_sum)
+    assert_within(AT_ONCE, lambda: times_of_an_abort(ranks, operation, abort, "enough of this"))
+
+
+def test_abort_of_one_rank_releases_those_blocked_in_the_same_operation(ranks):
+    def times() -> list[float]:
+        world = ranks.world(3)
+        blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 1)]
+        began, returned = world.on(2, abort)
+        errors = [call.error("CommAbortedError", patience=NOTICE) for call in blocked]
+        assert [error.cause["rank"] for error in errors] == [2, 2]
+        return [returned - began, *(error.at - began for error in errors)]
+
+    assert_within(AT_ONCE, times)
+
+
+def abort_twice_while_idle() -> None:
+    backend().abort("first")
+    backend().abort("second")
+    error = backend().errored()
+    assert type(error).__name__ == "CommAbortedError" and "first" in str(error), error
 
 
 def others_are_told(world, why: str) -> None:
@@ -183,21 +214,6 @@ def others_are_told(world, why: str) -> None:
         error = world.start(rank, wait_errored).value(patience=NOTICE)
         assert error.type == "CommAbortedError" and error.cause["rank"] == 0, error.text
         assert why in error.text
-
-
-def test_abort_of_one_rank_releases_those_blocked_in_the_same_operation(ranks):
-    world = ranks.world(3)
-    blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 1)]
-    world.on(2, abort)
-    for call in blocked:
-        assert call.error("CommAbortedError", patience=NOTICE).cause["rank"] == 2
-
-
-def abort_twice_while_idle() -> None:
-    backend().abort("first")
-    backend().abort("second")
-    error = backend().errored()
-    assert type(error).__name__ == "CommAbortedError" and "first" in str(error), error
 
 
 def test_abort_while_idle_is_idempotent_and_the_first_reason_stays(ranks):
@@ -209,25 +225,26 @@ def test_abort_while_idle_is_idempotent_and_the_first_reason_stays(ranks):
 
 @pytest.mark.parametrize("operation", (None, blocking_all_reduce, blocking_recv))
 def test_aborts_at_the_same_moment_all_return_and_one_reason_is_told(ranks, operation):
-    world = ranks.world(3)
-    blocked = world.start_blocked(0, operation) if operation else None
-    world.side(0, abort_from_many_threads, 8)
-    error = blocked.error("CommAbortedError", patience=NOTICE) if blocked else world.on(0, errored)
-    assert error.type == "CommAbortedError" and error.cause["rank"] == 0
-    others_are_told(world, re.search(r"striker \d", error.text)[0])
-    world.next().run(check_sum)
+    how = (operation, abort_from_many_threads, 8)
+    assert_within(AT_ONCE, lambda: times_of_an_abort(ranks, *how))
 
 
 def test_aborts_of_two_ranks_at_the_same_moment_release_everyone(ranks):
-    world = ranks.world(3)
-    blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 1)]
-    for call in [world.start_side(rank, abort) for rank in (0, 1)]:
-        call.value(patience=NOTICE)
-    errors = [call.error("CommAbortedError", patience=NOTICE) for call in blocked]
-    errors.append(world.start(2, wait_errored).value(patience=NOTICE))
-    for error in errors:
-        assert error.type == "CommAbortedError" and error.cause["rank"] in (0, 1), error.text
-    world.next().run(check_sum)
+    def times() -> list[float]:
+        world = ranks.world(3)
+        blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 1)]
+        idle = world.start(2, wait_errored)
+        aborts = values_of([world.start_side(rank, abort) for rank in (0, 1)], patience=NOTICE)
+        errors = [call.error("CommAbortedError", patience=NOTICE) for call in blocked]
+        errors.append(idle.value(patience=NOTICE))
+        for error in errors:
+            assert error.type == "CommAbortedError" and error.cause["rank"] in (0, 1), error.text
+        world.next().run(check_sum)
+        first = min(began for began, _ in aborts)
+        own = [returned - began for began, returned in aborts]
+        return [*own, *(error.at - first for error in errors)]
+
+    assert_within(AT_ONCE, times)
 
 
 def operations_of_a_failed_epoch() -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from heap import heap_bytes
+from heap import heap_bytes, private_bytes
 from ranks import values_of
 from rankside import (
     all_stats,
@@ -27,6 +27,7 @@ WARM_UP = 500  # epochs after which the bounded histories are full
 ROUND = 1000  # epochs
 ROUNDS = 3  # a leak grows in each of them; what has a size to find does not
 MOST_BYTES = 256 << 10  # of a round
+MOST_MAPPED = 2 << 20  # of a round, which is half a page an epoch: two arenas of Python's allocator
 
 
 def own_resources() -> dict[str, int]:
@@ -41,6 +42,7 @@ def own_resources() -> dict[str, int]:
         "threads": threads,
         "descriptors": descriptors,
         "shared mappings": shared,
+        "private bytes": private_bytes(),
         "bytes": heap_bytes(),
         "Python blocks": sys.getallocatedblocks(),
     }
@@ -54,9 +56,12 @@ def epochs_alone(address: str, first: int, count: int) -> None:
         if number % 10 == 0:
             backend().abort("a failed epoch among them")
             assert errored().type == "CommAbortedError"
+        if number % 25 == 0:
+            error = failure_of(lambda n=number: configure(f"{address}/{n}/no", 0, 2, 0.02))
+            assert error.type == "CommTimeoutError", error
 
 
-ALLOWED = {"bytes": MOST_BYTES, "Python blocks": ROUND // 2}
+ALLOWED = {"private bytes": MOST_MAPPED, "bytes": MOST_BYTES, "Python blocks": ROUND // 2}
 
 
 def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:

@@ -22,7 +22,13 @@ from rankside import (
     wait_until,
 )
 from test_epochs import serve_store, together
-from test_process import assert_it_ended_in_time, leave_operation_behind, time_the_exit_hook
+from test_process import (
+    EXIT_LIMIT,
+    leave_operation_behind,
+    time_of_the_exit_hook,
+    time_the_exit_hook,
+)
+from timing import assert_within
 
 SHUTDOWN_LIMIT = 5.0  # seconds that shutdown() gives what was issued
 BUSY = 5.0  # seconds that a busy machine may take beside
@@ -94,21 +100,28 @@ def test_last_reference_to_a_group_goes_at_once_though_an_operation_waits_for_a_
 
 
 def test_rank_exits_in_time_though_an_operation_waits_for_a_frozen_peer(ranks):
-    world = ranks.world(2)
-    world.on(1, time_the_exit_hook)
-    world.freeze(0)
-    world.on(1, leave_operation_behind)
-    assert world.workers[1].exit() == 0
-    assert_it_ended_in_time(world.workers[1])
+    def times() -> list[float]:
+        world = ranks.world(2)
+        world.on(1, time_the_exit_hook)
+        world.freeze(0)
+        world.on(1, leave_operation_behind)
+        assert world.workers[1].exit() == 0
+        return [time_of_the_exit_hook(world.workers[1])]
+
+    assert_within(EXIT_LIMIT, times)
 
 
 def test_rank_exits_in_time_though_its_store_is_frozen_in_a_call(ranks):
-    world = ranks.world(2)
-    server = ranks.borrow(1, besides=world.workers)[0]
-    address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/epoch"
-    together(world, address + "1")
-    world.on(1, time_the_exit_hook)
-    server.freeze()
-    world.start(1, configure, address + "2", 1, 2, 1.0).error("CommTimeoutError", patience=PATIENCE)
-    assert world.workers[1].exit() == 0
-    assert_it_ended_in_time(world.workers[1])
+    def times() -> list[float]:
+        world = ranks.world(2)
+        server = ranks.borrow(1, besides=world.workers)[0]
+        address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/epoch"
+        together(world, address + "1")
+        world.on(1, time_the_exit_hook)
+        server.freeze()
+        call = world.start(1, configure, address + "2", 1, 2, 1.0)
+        call.error("CommTimeoutError", patience=PATIENCE)
+        assert world.workers[1].exit() == 0
+        return [time_of_the_exit_hook(world.workers[1])]
+
+    assert_within(EXIT_LIMIT, times)

@@ -32,6 +32,7 @@ from rankside import (
 )
 from tasks import thread_names
 from test_failures import blocking_all_reduce, blocking_barrier, blocking_recv
+from timing import AT_ONCE, assert_within
 from values import check_sum
 
 HERE = Path(__file__).parent
@@ -92,7 +93,7 @@ def test_threads_of_the_library_block_signals(ranks):
             assert mask >> (number - 1) & 1, (name, number)
 
 
-EXIT_LIMIT = 5.0  # seconds; the hook gives itself 1
+EXIT_LIMIT = 1.5  # seconds; the hook gives itself 1
 
 
 def time_the_exit_hook() -> None:
@@ -108,23 +109,64 @@ def time_the_exit_hook() -> None:
     atexit.register(timed)
 
 
-def assert_it_ended_in_time(worker: Worker) -> None:
+def time_of_the_exit_hook(worker: Worker) -> float:
     log = worker.log()
     found = re.findall(r"exit hook: ([\d.]+) s", log)
-    assert len(found) == 1 and float(found[0]) < EXIT_LIMIT, log
-    assert "terminate" not in log
+    assert len(found) == 1 and "terminate" not in log, log
+    return float(found[0])
 
 
-def test_rank_that_exits_cleanly_is_told_as_left(ranks):
+def end_of_script(worker: Worker) -> float:
+    ended = time.monotonic()
+    assert worker.exit() == 0
+    return ended
+
+
+def end_with(error: BaseException) -> float:
+    import rankside
+
+    rankside.kept["ending"] = error
+    return time.monotonic()
+
+
+def sys_exit(worker: Worker) -> float:
+    ended = worker.call(end_with, (SystemExit(3),), {}).value()
+    assert worker.process.wait(PATIENCE) == 3
+    return ended
+
+
+def unhandled_exception(worker: Worker) -> float:
+    ended = worker.call(end_with, (RuntimeError("nobody catches this"),), {}).value()
+    assert worker.process.wait(PATIENCE) == 1
+    return ended
+
+
+def times_of_an_end(ranks, victim: int, operation, end) -> list[float]:
+    """Of the victim's exit hook, and from right before its end until each other is released."""
     world = ranks.world(3)
-    world.run(check_sum)
-    world.on(1, time_the_exit_hook)
-    blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 2)]
-    assert world.workers[1].exit() == 0
-    for call in blocked:
-        assert call.error("PeerLeftError", patience=10).cause["rank"] == 1
-    assert_it_ended_in_time(world.workers[1])
-    world.next([0, 2]).run(check_sum)
+    others = [rank for rank in range(3) if rank != victim]
+    world.on(victim, time_the_exit_hook)
+    blocked = [world.start_blocked(rank, operation) for rank in others]
+    ended = end(world.workers[victim])
+    errors = [call.error("PeerLeftError", patience=10) for call in blocked]
+    assert [error.cause["rank"] for error in errors] == [victim, victim]
+    world.next(others).run(check_sum)
+    hook = time_of_the_exit_hook(world.workers[victim])
+    return [hook, *(error.at - ended for error in errors)]
+
+
+@pytest.mark.parametrize(
+    ("victim", "operation", "end"),
+    [
+        (1, blocking_all_reduce, end_of_script),
+        (0, blocking_all_reduce, sys_exit),
+        (2, blocking_barrier, sys_exit),
+        (0, blocking_barrier, unhandled_exception),
+        (2, blocking_all_reduce, unhandled_exception),
+    ],
+)
+def test_rank_whose_interpreter_ends_is_told_as_left_at_once(ranks, victim, operation, end):
+    assert_within(AT_ONCE, lambda: times_of_an_end(ranks, victim, operation, end))
 
 
 def seen_by_ranks_of_multiprocessing(folder, env, method: str, *how: str) -> dict[str, list]:
@@ -185,45 +227,23 @@ def test_process_that_made_no_group_ends_the_thread_that_told_so(rank_env):
     assert done.stdout == "True False\n", done.stdout + done.stderr
 
 
-def end_with(error: BaseException) -> None:
-    import rankside
-
-    rankside.kept["ending"] = error
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(SystemExit(3), 3), (RuntimeError("nobody catches this"), 1)]
-)
-def test_rank_whose_interpreter_ends_by_an_exception_is_told_as_left(ranks, error, status):
-    world = ranks.world(3)
-    blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 2)]
-    world.on(1, time_the_exit_hook)
-    world.on(1, end_with, error)
-    assert world.workers[1].process.wait(PATIENCE) == status
-    for call in blocked:
-        assert call.error("PeerLeftError", patience=10).cause["rank"] == 1
-    assert_it_ended_in_time(world.workers[1])
-    world.next([0, 2]).run(check_sum)
-
-
 def leave_operation_behind() -> None:
     import rankside
 
     rankside.kept["work"] = dist.irecv(torch.ones(10), 0)
 
 
-@pytest.mark.parametrize("status", (0, 3), ids=["end_of_script", "sys_exit"])
-def test_rank_with_an_operation_under_way_can_exit(ranks, status):
-    world = ranks.world(2)
-    world.on(1, time_the_exit_hook)
-    world.on(1, leave_operation_behind)
-    if status == 0:
-        assert world.workers[1].exit() == 0
-    else:
-        world.on(1, end_with, SystemExit(status))
-        assert world.workers[1].process.wait(PATIENCE) == status
-    assert world.on(0, wait_errored).type in ("PeerLeftError", "CommAbortedError")
-    assert_it_ended_in_time(world.workers[1])
+@pytest.mark.parametrize("end", [end_of_script, sys_exit])
+def test_rank_with_an_operation_under_way_can_exit(ranks, end):
+    def times() -> list[float]:
+        world = ranks.world(2)
+        world.on(1, time_the_exit_hook)
+        world.on(1, leave_operation_behind)
+        end(world.workers[1])
+        assert world.on(0, wait_errored).type in ("PeerLeftError", "CommAbortedError")
+        return [time_of_the_exit_hook(world.workers[1])]
+
+    assert_within(EXIT_LIMIT, times)
 
 
 def make_groups_beside() -> None:
