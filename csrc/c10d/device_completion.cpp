@@ -24,9 +24,17 @@ void DeviceCompletion::keepIfCaptured(std::vector<std::shared_ptr<void>> tensors
 }
 
 void DeviceCompletion::blockCurrentStream() const {
+  const OnDevice on_device(device_);
   const c10::Stream current = currentStream(device_);
   for (const auto& side : sides_) {
     if (side->end) side->end->block(current);
+  }
+}
+
+void DeviceCompletion::releaseTensors() const {
+  for (const auto& side : sides_) {
+    const auto stash = side->may_release ? side->stash.lock() : nullptr;
+    if (stash) stash->release();
   }
 }
 
@@ -42,6 +50,7 @@ void DeviceCompletion::complete(Future& future, c10::IValue value) const {
     future.markCompleted(std::move(value));
     return;
   }
+  const OnDevice on_device(device_);
   const c10::Stream stream = *(*last)->stream;
   for (const auto& side : sides_) {
     if (side->end && side->stream != stream) side->end->block(stream);

@@ -40,6 +40,9 @@ class DeviceCompletion {
   bool timed() const { return sides_.front()->start && sides_.back()->end; }
   // The caller's current stream waits for the operation. Nothing where it was never enqueued.
   void blockCurrentStream() const;
+  // Behind that, where the operation has not failed: its tensors' memory may be used again in
+  // stream order.
+  void releaseTensors() const;
   c10::intrusive_ptr<Future> makeFuture(const c10::TypePtr& type) const;
   // At once, under the operation's stream: who waits for the future waits in stream order. Runs its
   // callbacks, which are the user's.

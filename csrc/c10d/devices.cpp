@@ -34,7 +34,8 @@ void Devices::checkServed(const char* op, const c10::Device& device) const {
 }
 
 std::optional<c10::Device> Devices::forBarrier(const std::vector<int64_t>& chosen,
-                                               const std::optional<c10::Device>& bound) const {
+                                               const std::optional<c10::Device>& bound,
+                                               const std::optional<c10::Device>& used) const {
   if (!platform_) return std::nullopt;
   const c10::DeviceType type = platform_->device_type;
   if (!chosen.empty()) {
@@ -46,7 +47,10 @@ std::optional<c10::Device> Devices::forBarrier(const std::vector<int64_t>& chose
   }
   if (bound) return bound;
   if (host_) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(type).getDevice();
+  TORCH_CHECK_VALUE(used, "barrier: device_ids: expected the device on which it is held, since this ",
+                    "group has used none yet, or several; pass barrier(device_ids=[index]), or "
+                    "bind the group to its device (init_process_group(device_id=...))");
+  return used;
 }
 
 }  // namespace torchft_ext

@@ -25,10 +25,12 @@ class Devices {
   // on several; NotImplementedError, with what to do, where it is not served.
   c10::Device of(const char* op, const std::vector<at::Tensor>& tensors) const;
   // Where a barrier is held; nullopt: between the processes alone. chosen: by the caller, as an
-  // index. bound: the group's own. Else the CPU's, or, in a group for device tensors alone, the
-  // calling thread's current device.
+  // index. bound: the group's own. Else the CPU's, or, in a group for device tensors alone, the one
+  // device it has used; ValueError where there is none: a wrong guess, the same one on several
+  // ranks, would end the epoch.
   std::optional<c10::Device> forBarrier(const std::vector<int64_t>& chosen,
-                                        const std::optional<c10::Device>& bound) const;
+                                        const std::optional<c10::Device>& bound,
+                                        const std::optional<c10::Device>& used) const;
 
  private:
   void checkServed(const char* op, const c10::Device& device) const;

@@ -238,6 +238,9 @@ class FtBackend : public c10d::Backend {
   Prepared prepareReduceScatterFrom(const Argument& out, const at::Tensor& output,
                                     const Argument& in, const at::Tensor& input,
                                     const c10d::ReduceScatterOptions& options) const;
+  static std::shared_ptr<void> stashOnDevice(Prepared& prepared);
+  void noteUse(const c10::Device& device) const;
+  std::optional<c10::Device> deviceUsed() const;  // by operations so far; none, or several: nullopt
   WorkPtr receive(Tensors& tensors, std::optional<int> source, int tag);
 
   const ForkGuard guard_;
@@ -248,6 +251,9 @@ class FtBackend : public c10d::Backend {
   const Devices devices_;
   const std::string engine_name_;
   const std::optional<c10::Device> bound_device_;
+  static constexpr int kNoDevice = -1;
+  static constexpr int kSeveralDevices = -2;
+  mutable std::atomic<int> device_used_{kNoDevice};  // written by whoever issues
   const bool nan_check_;
   const bool may_resize_;
   const int fixed_rank_;  // what a ProcessGroup that cannot follow reports

@@ -13,6 +13,7 @@
 #include "c10d/poison.h"
 #include "c10d/premul_sum.h"
 #include "comm/callbacks.h"
+#include "nccl/device_comm.h"
 
 namespace torchft_ext {
 namespace {
@@ -119,7 +120,7 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
     if (kind != OpKind::kSend && kind != OpKind::kRecv)
       sequence_.fetch_add(1, std::memory_order_relaxed);
     one.operation.keep_alive = keepAlive(std::move(one.tensors));
-    if (one.side) tensors.push_back(one.operation.keep_alive);
+    if (one.side) tensors.push_back(stashOnDevice(one));
     operations.push_back(std::move(one.operation));
   }
   FtWork::States states;
@@ -140,6 +141,17 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
                                      std::move(completion));
 }
 
+// Its tensors go when it has been waited for, what it needs besides when the device is through.
+std::shared_ptr<void> FtBackend::stashOnDevice(Prepared& prepared) {
+  std::shared_ptr<void> tensors = std::move(prepared.operation.keep_alive);
+  auto stash = std::make_shared<Stash>(tensors);
+  prepared.side->stash = stash;
+  prepared.operation.keep_alive =
+      std::make_shared<std::pair<std::shared_ptr<Stash>, std::shared_ptr<void>>>(
+          std::move(stash), keepAlive(std::move(prepared.kept)));
+  return tensors;
+}
+
 void FtBackend::checkForNan(const Prepared& prepared) {
   if (!holdsNan(contributionsOf(prepared))) return;
   group_->abortEpoch(prepared.operation.epoch, nanFound(prepared.operation.kind));
@@ -151,6 +163,7 @@ void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
   // A barrier may be what uses the device first: its byte comes from an allocator that has to be
   // there.
   if (device.is_cuda()) at::globalContext().lazyInitDevice(device.type());
+  const OnDevice on_device(device);
   Operation& operation = prepared.operation;
   if (!reduces(operation.kind)) operation.dtype = movable(operation.dtype);
   at::Tensor flag;
@@ -167,10 +180,23 @@ void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
   }
   side->behind = behind(device, prepared, flag);
   if (nan_check_) side->verdict = verdictOn(prepared, side->current);
-  if (flag.defined()) prepared.tensors.push_back(std::move(flag));
+  noteUse(device);
+  if (flag.defined()) prepared.kept.push_back(std::move(flag));
   if (prepared.factor.defined()) prepared.tensors.push_back(std::move(prepared.factor));
   prepared.side = side;
   operation.device = std::move(side);
+}
+
+void FtBackend::noteUse(const c10::Device& device) const {
+  int before = kNoDevice;
+  if (device_used_.compare_exchange_strong(before, device.index())) return;
+  if (before != device.index()) device_used_.store(kSeveralDevices);
+}
+
+std::optional<c10::Device> FtBackend::deviceUsed() const {
+  const int index = device_used_.load();
+  if (index < 0) return std::nullopt;
+  return c10::Device(devices_.platform()->device_type, static_cast<c10::DeviceIndex>(index));
 }
 
 std::function<void(const c10::Stream&)> FtBackend::behind(const c10::Device& device,

@@ -179,7 +179,7 @@ FtBackend::WorkPtr FtBackend::receive(Tensors& tensors, std::optional<int> sourc
 
 FtBackend::WorkPtr FtBackend::barrier(const c10d::BarrierOptions& options) {
   Prepared prepared = prepare(enter(), OpKind::kBarrier, options.timeout, options.asyncOp);
-  if (const auto device = devices_.forBarrier(options.device_ids, bound_device_))
+  if (const auto device = devices_.forBarrier(options.device_ids, bound_device_, deviceUsed()))
     placeOn(*device, prepared);
   return submit(std::move(prepared), {OpType::BARRIER, "ft:barrier", std::nullopt, {}});
 }

@@ -171,6 +171,7 @@ bool FtWork::wait(std::chrono::milliseconds timeout) {
   if (!device_ || device_->hostWaits() || timeout > kNoTimeout) finishAll(timeout);
   if (end_of_profile_) end_of_profile_->run();
   if (const FailurePtr failed = failure()) throwFailure(failed);
+  if (device_) device_->releaseTensors();
   return true;
 }
 

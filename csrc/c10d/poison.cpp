@@ -17,8 +17,8 @@ std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> PoisonEngin
     const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
     const std::function<bool()>& superseded) {
   if (isNew(lifecycle)) {  // else: another attempt to form the same epoch
-    const at::Tensor flag = sharedByte(device_type_);
-    lifecycle->subscribe([flag](const FailurePtr&) { writeShared(flag, 1); });
+    const auto flag = std::make_shared<Flag>();
+    lifecycle->subscribe([flag](const FailurePtr&) { flag->set(); });
     const MutexLock lock(mutex_);
     flag_ = flag;
     latest_ = lifecycle;
@@ -34,7 +34,26 @@ bool PoisonEngine::isNew(const std::shared_ptr<Lifecycle>& lifecycle) const {
 at::Tensor PoisonEngine::flagOf(int64_t epoch) const {
   const MutexLock lock(mutex_);
   const auto lifecycle = latest_.lock();
-  return lifecycle && lifecycle->identity().epoch == epoch ? flag_ : at::Tensor();
+  return lifecycle && lifecycle->identity().epoch == epoch ? flag_->byte(device_type_)
+                                                           : at::Tensor();
+}
+
+// By the first operation, on its device: pinned memory that is made before any context is there
+// makes one, on the first device.
+at::Tensor PoisonEngine::Flag::byte(c10::DeviceType device_type) {
+  const MutexLock lock(mutex_);
+  if (!byte_.defined()) {
+    byte_ = sharedByte(device_type);
+    address_ = static_cast<uint8_t*>(byte_.mutable_data_ptr());
+    if (set_) writeShared(byte_, 1);
+  }
+  return byte_;
+}
+
+// Whichever of the two comes second sees what the other did.
+void PoisonEngine::Flag::set() {
+  set_ = true;
+  if (uint8_t* byte = address_) std::atomic_ref(*byte).store(1, std::memory_order_release);
 }
 
 void enqueuePoison(const std::vector<Buffer>& outputs, const at::Tensor& flag,

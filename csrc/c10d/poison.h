@@ -13,6 +13,7 @@
 
 #include <ATen/ATen.h>
 
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -44,13 +45,26 @@ class PoisonEngine : public Engine {
   at::Tensor flagOf(int64_t epoch) const;
 
  private:
+  // Of one epoch. byte(): who issues; making it may wait for the device. set(): any thread, and
+  // never waits.
+  class Flag {
+   public:
+    at::Tensor byte(c10::DeviceType device_type);
+    void set();
+
+   private:
+    Mutex mutex_;  // byte()'s alone
+    at::Tensor byte_ GUARDED_BY(mutex_);
+    std::atomic<uint8_t*> address_{nullptr};  // of byte_, once it has been made; which stays
+    std::atomic<bool> set_{false};
+  };
   bool isNew(const std::shared_ptr<Lifecycle>& lifecycle) const;
 
   const std::shared_ptr<Engine> inner_;
   const c10::DeviceType device_type_;
   mutable Mutex mutex_;
   std::weak_ptr<Lifecycle> latest_ GUARDED_BY(mutex_);
-  at::Tensor flag_ GUARDED_BY(mutex_);
+  std::shared_ptr<Flag> flag_ GUARDED_BY(mutex_);
 };
 
 // Enqueues on the current stream: where the flag is set, outputs become 0xff.

@@ -29,6 +29,7 @@ struct Prepared {
   Operation operation;
   int rank = 0;                     // this one's, in the epoch that it is laid out for
   std::vector<at::Tensor> tensors;  // those that its buffers lie in, and the callers'
+  std::vector<at::Tensor> kept;     // what the device needs beside them until it is through
   std::vector<StandIn> loads;       // before the operation
   std::vector<StandIn> stores;      // behind it
   bool async = true;                // false: device tensors are served on the current stream itself

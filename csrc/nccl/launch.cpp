@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -39,6 +40,8 @@ Launch::Launch(const Context& context, std::vector<Communicator::Issue> issues)
 }
 
 void Launch::run() {
+  // What is asked of streams and events of another device would make a context on this thread's.
+  const OnDevice on_device(ops_.front().side->current.device());
   try {
     begin();
   } catch (const std::invalid_argument&) {
@@ -243,10 +246,21 @@ void Launch::recordEnd(Op& op) {
 
 void Launch::handOver(Op& op) {
   recordEnd(op);
-  if (!capturing_) return watch(op, false);
+  if (!capturing_) {
+    letGoOfWaited(op);
+    return watch(op, false);
+  }
   op.side->captured = true;
   op.handed_over = true;  // to the graph
   complete(op, nullptr);
+}
+
+// On the caller's own stream whatever comes later is behind the operation.
+void Launch::letGoOfWaited(Op& op) {
+  StreamSide& side = *op.side;
+  side.may_release = true;
+  const auto stash = side.on_current ? side.stash.lock() : nullptr;
+  if (stash) stash->release();
 }
 
 void Launch::watch(Op& op, bool interrupted) {
@@ -263,20 +277,32 @@ void Launch::watch(Op& op, bool interrupted) {
 // The epoch has failed while NCCL was at work on the calls, or because of them. Waiters are
 // released as soon as the communicators are cut. `end` is recorded all the same once NCCL has let
 // go of the stream, so that whoever orders a stream behind the operation is behind its last kernel.
-// If that takes too long there is none: nothing may be enqueued there while NCCL is at work.
+// If that takes too long, or a signal interrupts it, there is none: nothing may be enqueued there
+// while NCCL is at work.
 void Launch::handOverInterrupted() {
-  const Deadline cut_by = Deadline::after(kCutWithin);
-  for (const auto& comm : used_) comm->awaitCut(cut_by);
-  const Deadline gone_by = Deadline::after(kGoneWithin);
+  std::exception_ptr signal;  // what the wait hook threw: only once the buffers are handed over
+  const auto await = [&](bool (DeviceComm::*ended)(Deadline), Deadline until) {
+    for (const auto& comm : used_) {
+      while (!signal && !(*comm.*ended)(until.orEarlier(kHookInterval)) && !until.expired()) {
+        try {
+          runWaitHook();
+        } catch (...) {
+          signal = std::current_exception();
+        }
+      }
+    }
+  };
+  await(&DeviceComm::awaitCut, Deadline::after(kCutWithin));
   const FailurePtr failure = whyOver();
   for (Op& op : ops_)
     if (!op.handed_over) complete(op, failure);
-  for (const auto& comm : used_) comm->awaitGone(gone_by);
+  await(&DeviceComm::awaitGone, Deadline::after(kGoneWithin));
   for (Op& op : ops_) {
     if (op.handed_over || !op.side->stream) continue;
     if (op.comm->gone()) recordEndOfFailed(op);
     watch(op, true);
   }
+  if (signal) std::rethrow_exception(signal);
 }
 
 // Whatever goes wrong here, the buffers must still reach the poller.

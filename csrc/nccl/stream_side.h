@@ -15,6 +15,7 @@
 #include <string>
 
 #include "comm/operation.h"
+#include "nccl/stash.h"
 
 namespace torchft_ext {
 
@@ -39,10 +40,15 @@ struct StreamSide : DeviceSide {
   // not block.
   std::function<std::string()> verdict;
 
+  std::weak_ptr<Stash> stash;  // what the operation keeps until it is waited for; may be none
+
   // What the engine did. Empty where nothing was enqueued (the operation failed at once).
   std::optional<c10::Stream> stream;  // where it runs
   std::shared_ptr<c10::Event> start;
   std::shared_ptr<c10::Event> end;  // recorded behind it and `behind`
+  // Whoever has had its stream wait for `end` may have the stash released: nothing but the streams
+  // stands between the operation and its end.
+  bool may_release = false;
   bool captured = false;  // into a graph: nobody watches it, its state is complete at once
 };
 

@@ -386,7 +386,7 @@ def both_kinds() -> None:
     expected = torch.full((5,), world * (world + 1) / 2)
     check(host, expected, "host")
     check(other.cpu(), expected, "device")
-    dist.barrier()
+    dist.barrier()  # on the device that the group has used
     no_violation()
 
 

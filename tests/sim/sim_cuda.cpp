@@ -13,6 +13,7 @@ class SimCuda final : public CudaApi {
  public:
   NativeStream native(const c10::Stream& stream) const override { return &streamOf(stream); }
   bool capturing(const c10::Stream& stream) const override {
+    countOnCurrentDevice("asked for a capture");
     return streamOf(stream).capture() != nullptr;
   }
   std::unique_ptr<RelaxedCapture> relaxCapture() const override {

@@ -242,9 +242,11 @@ struct SimGuard final : c10::impl::DeviceGuardImplInterface {
       const bool timed = flag == c10::EventFlag::BACKEND_DEFAULT;
       *event = new EventHandle(std::make_shared<SimEvent>(stream.device_index(), timed));
     }
+    countOnCurrentDevice("recorded");
     streamOf(stream).record(eventOf(*event));
   }
   void block(void* event, const c10::Stream& stream) const override {
+    countOnCurrentDevice("blocked");
     if (event != nullptr) streamOf(stream).block(eventOf(event));
   }
   bool queryEvent(void* event) const override {
