@@ -9,6 +9,7 @@ together: medians over the ranks, and the largest.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,18 +30,22 @@ def _thread_costs() -> Costs:
     """Voluntary switches and CPU seconds so far, by the name of the thread."""
     costs: Costs = {}
     for task in Path("/proc/self/task").iterdir():
-        name = (task / "comm").read_text().strip()
-        if not name.startswith("ft-"):
-            continue
-        status = (task / "status").read_text()
-        switches = next(
-            int(line.split()[1])
-            for line in status.splitlines()
-            if line.startswith("voluntary_ctxt_switches")
-        )
-        nanoseconds = int((task / "schedstat").read_text().split()[0])
-        costs[name] = {"wakeups": switches, "cpu_s": nanoseconds / 1e9}
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            name = (task / "comm").read_text().strip()
+            if name.startswith("ft-"):
+                costs[name] = _costs_of(task)
     return costs
+
+
+def _costs_of(task: Path) -> dict[str, float]:
+    status = (task / "status").read_text()
+    switches = next(
+        int(line.split()[1])
+        for line in status.splitlines()
+        if line.startswith("voluntary_ctxt_switches")
+    )
+    nanoseconds = int((task / "schedstat").read_text().split()[0])
+    return {"wakeups": switches, "cpu_s": nanoseconds / 1e9}
 
 
 def run_rank() -> None:
@@ -60,6 +65,7 @@ def run_rank() -> None:
         rates = {
             name: {key: (cost[key] - before[name][key]) / seconds for key in cost}
             for name, cost in after.items()
+            if name in before
         }
         ranks.reply("idle", rates=rates, lines=0 if monitor is None else monitor["lines"])
     dist.destroy_process_group()  # once all have answered
@@ -75,7 +81,7 @@ def measure(pool: ranks.Pool, world: int, seconds: float) -> dict[str, Any]:
     answers = pool.gather(processes, "idle", 120 + seconds)
     pool.finish(processes)
     threads = {}
-    for name in sorted(answers[0]["rates"]):
+    for name in sorted(set.intersection(*(set(answer["rates"]) for answer in answers))):
         wakeups = [answer["rates"][name]["wakeups"] for answer in answers]
         cpu = [answer["rates"][name]["cpu_s"] for answer in answers]
         threads[name] = {

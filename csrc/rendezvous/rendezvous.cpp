@@ -136,12 +136,12 @@ void Rendezvous::awaitReaders(Deadline until, const Cancelled& cancelled) {
   own_.awaitReaders(std::exchange(awaited_, {}), deadline_.orEarlier(until), cancelled);
 }
 
-void Rendezvous::decline(const Failure& why) {
+void Rendezvous::decline(const Failure& why, Duration readers_within) {
   own_.decline(attendance_.endingOf(why));
   // Behind the write: the store may be slow to answer at first.
   const auto written = store_->getEach({keys_.own()}, deadline_, cancelled_);
   if (written.status != StoreStatus::kOk) return;
-  own_.awaitReaders(keys_.readers(), deadline_.orEarlier(kReadersComeWithin), cancelled_);
+  own_.awaitReaders(keys_.readers(), deadline_.orEarlier(readers_within), cancelled_);
 }
 
 void Rendezvous::succeeded() {

@@ -51,9 +51,9 @@ class Rendezvous {
   static constexpr std::chrono::seconds kReadersComeWithin{2};
 
   // In place of enter(), once, by a member that cannot take part: has that told to those who wait
-  // for it. Blocks until they have read it, for kReadersComeWithin at most once the store has
+  // for it. Blocks until they have read it, for `readers_within` at most once the store has
   // answered, until the deadline in all.
-  void decline(const Failure& why);
+  void decline(const Failure& why, Duration readers_within = kReadersComeWithin);
   // Publishes the record and waits for the roster. Returns a Failure (kTimeout naming the missing
   // ranks as far as rank 0 can see them, kStoreLost, kRendezvous for a duplicate rank or a
   // malformed record, kAborted when cancelled; kPeerLost, and whatever a member withdrew with)

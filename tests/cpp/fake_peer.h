@@ -152,6 +152,10 @@ class FakePeer {
     *hello = decodeHello(frame.payload).value_or(Hello{});
     return line;
   }
+  bool isAsked() const {
+    pollfd entry{door_->fd.get(), POLLIN, 0};
+    return ::poll(&entry, 1, 0) == 1;
+  }
   void answerProbe(RefusalCode code) const {
     Hello hello;
     RawLine line = accept(&hello);

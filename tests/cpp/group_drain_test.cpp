@@ -150,8 +150,8 @@ TEST_F(EngineInside, ConfigureFailsByItsDeadlineSaysWhyAndTheNextOneWorks) {
 // The epoch that configure() is ending is nobody's current one.
 TEST_F(EngineInside, AbortWhileConfigureEndsTheEpochReturnsWhenTheEngineHasLeft) {
   strike();
-  auto configuring =
-      std::async(std::launch::async, [this] { return cluster_.members[0]->configure("second", 0, 1); });
+  auto configuring = std::async(std::launch::async,
+                                [this] { return cluster_.members[0]->configure("second", 0, 1); });
   EXPECT_TRUE(waitFor([] { return CapturedLog::contains(kStillInside); }));
   auto aborting = std::async(std::launch::async, [this] { group().abort("enough"); });
   EXPECT_EQ(aborting.wait_for(kShort), std::future_status::timeout);
@@ -167,8 +167,8 @@ TEST_F(EngineInside, AbortWhileConfigureEndsTheEpochReturnsWhenTheEngineHasLeft)
 
 TEST_F(EngineInside, ShutdownWhileConfigureEndsTheEpochEndsByItsDeadline) {
   strike();
-  auto configuring =
-      std::async(std::launch::async, [this] { return cluster_.members[0]->configure("second", 0, 1); });
+  auto configuring = std::async(std::launch::async,
+                                [this] { return cluster_.members[0]->configure("second", 0, 1); });
   EXPECT_TRUE(waitFor([] { return CapturedLog::contains(kStillInside); }));
   EXPECT_FALSE(group().shutdown(Deadline::after(kShort)));
   EXPECT_TRUE(inside());
@@ -218,7 +218,7 @@ TEST_F(EngineInside, AWaitWithATimeoutGivesUpIsReportedAndTheBuffersStay) {
 }
 
 TEST_F(EngineInside, AWaitUpToTheOperationsOwnDeadlineGivesUpIsReportedAndTheBuffersStay) {
-  strike(kShort);
+  strike(std::chrono::seconds(2));  // that the goodbye comes first
   FtWork work = workOf(state_);
   EXPECT_EQ(failureOfWait(work, kNoTimeout).kind, FailureKind::kTimeout);
   EXPECT_TRUE(CapturedLog::contains(kHasNotLetGo));

@@ -75,6 +75,8 @@ class LastWords : public PlayedMembers {
   void TearDown() override {
     if (ending_.joinable()) ending_.join();
   }
+  // Its lanes are local sockets: what was written before is there, and what follows is not waited
+  // for.
   bool isToldSomething(int rank) {
     pollfd entry{control(rank).fd(), POLLIN, 0};
     return ::poll(&entry, 1, 0) == 1;

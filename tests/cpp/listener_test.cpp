@@ -120,9 +120,9 @@ TEST(Listener, ClosesOnGarbageWithoutAnAnswer) {
 TEST(Listener, ClosesOnPeersThatAreSilentOrTooSlow) {
   Door door;
   door.expect();
+  const auto began = Clock::now();
   RawPeer silent(door.address());
   RawPeer slow(door.address());
-  const auto began = Clock::now();
   const std::string hello = encodeHello(door.hello());
   slow.say(hello.substr(0, hello.size() - 1));
   EXPECT_EQ(silent.readToEnd(), "");

@@ -12,6 +12,11 @@ namespace {
 
 using namespace rendezvous_test;  // NOLINT(google-build-using-namespace)
 
+// decline() whose readers may come as late as a machine that stalls makes them.
+void declinePatiently(Rendezvous& attempt, const Failure& why) {
+  attempt.decline(why, kPatience);
+}
+
 TEST_F(RendezvousTest, AMemberThatCannotTakePartIsToldToThoseWhoComeAfterIt) {
   for (const size_t absent : {0U, 1U}) {
     attempts.clear();
@@ -20,7 +25,8 @@ TEST_F(RendezvousTest, AMemberThatCannotTakePartIsToldToThoseWhoComeAfterIt) {
     prepare(3);
     const Process& missing = *processes[absent];
     const Failure why = missing.failure(FailureKind::kRendezvous, static_cast<int>(absent));
-    auto declining = std::async(std::launch::async, [&] { attempts[absent]->decline(why); });
+    auto declining =
+        std::async(std::launch::async, [&] { declinePatiently(*attempts[absent], why); });
     EXPECT_TRUE(eventually([&] { return server->size() == 1; }));
     std::vector<Rendezvous*> others;
     std::vector<std::future<Outcome>> waiting;
@@ -51,7 +57,7 @@ TEST_F(RendezvousTest, AMemberThatCannotTakePartIsToldInAStoreWithLeftovers) {
     server->put("run/0", encodeRecord(record(8)));
     server->put("run/1", left);
     const Failure why = processes[1]->failure(FailureKind::kRendezvous, 1);
-    auto declining = std::async(std::launch::async, [&] { attempts[1]->decline(why); });
+    auto declining = std::async(std::launch::async, [&] { declinePatiently(*attempts[1], why); });
     EXPECT_TRUE(eventually([&] { return server->use("p101").looks >= 20; }));
     const Failure failure = failureIn(attempts[0]->enter());
     EXPECT_EQ(failure.cause.pid, processes[1]->self.pid) << failure.describe();
@@ -83,7 +89,7 @@ TEST_F(RendezvousTest, AMemberThatCannotTakePartReturnsWhenItsReaderHasRead) {
   EXPECT_TRUE(eventually([&] { return server->peek("run/0").has_value(); }));
   server->delay(milliseconds(20));
   auto declining = std::async(std::launch::async, [&] {
-    attempts[1]->decline(processes[1]->failure(FailureKind::kRendezvous, 1));
+    declinePatiently(*attempts[1], processes[1]->failure(FailureKind::kRendezvous, 1));
     return decodeWithdrawal(server->peek("run/1").value_or(""));
   });
   const Failure failure = failureIn(waiting.get());
@@ -101,7 +107,7 @@ TEST_F(RendezvousTest, AMemberThatIsInterruptedWhileItTellsLeavesItsWithdrawal) 
     return false;
   });
   const Failure why = process.failure(FailureKind::kRendezvous, 1);
-  auto declining = std::async(std::launch::async, [&] { attempt->decline(why); });
+  auto declining = std::async(std::launch::async, [&] { declinePatiently(*attempt, why); });
   EXPECT_TRUE(eventually([&] { return server->peek("run/1").has_value(); }));
   interrupt = true;
   EXPECT_THROW(declining.get(), std::runtime_error);
@@ -114,7 +120,7 @@ TEST_F(RendezvousTest, AMemberThatCannotTakePartGivesWayToOneThatTakesItsPlace) 
   auto& process = addProcess();
   auto attempt = process.at("run", 1, 2);
   const Failure why = process.failure(FailureKind::kRendezvous, 1);
-  auto declining = std::async(std::launch::async, [&] { attempt->decline(why); });
+  auto declining = std::async(std::launch::async, [&] { declinePatiently(*attempt, why); });
   EXPECT_TRUE(eventually([&] { return server->peek("run/1").has_value(); }));
   const std::string successor = encodeRecord(record(7));
   EXPECT_TRUE(eventually([&] { return server->use(process.name).looks >= 20; }));
@@ -127,7 +133,7 @@ TEST_F(RendezvousTest, AMemberThatCannotTakePartGivesWayToOneThatTakesItsPlace) 
 TEST_F(RendezvousTest, AnEndInTheFirstEpochReachesThoseWhoComeAfterRankZeroWasTold) {
   prepare(3);
   auto declining = std::async(std::launch::async, [&] {
-    attempts[2]->decline(processes[2]->failure(FailureKind::kRendezvous, 2));
+    declinePatiently(*attempts[2], processes[2]->failure(FailureKind::kRendezvous, 2));
   });
   const Failure first = failureIn(attempts[0]->enter());
   attempts[0]->withdraw(first);

@@ -49,7 +49,7 @@ TEST_F(RendezvousTest, AWithdrawalIsReadThoughItsGroupIsGone) {
   // Its answers are deleted at once, behind the withdrawal.
   EXPECT_TRUE(eventually([&] { return server->size() == 3; }));
   for (const size_t rank : {1U, 2U}) {
-    const auto refreshed = attempts[rank]->refresh();
+    const auto refreshed = refreshedIn(*attempts[rank]);
     ASSERT_TRUE(std::holds_alternative<Failure>(refreshed)) << "rank " << rank;
     EXPECT_EQ(std::get<Failure>(refreshed).kind, FailureKind::kRendezvous);
     EXPECT_EQ(std::get<Failure>(refreshed).cause.pid, processes[0]->self.pid);

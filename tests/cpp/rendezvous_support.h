@@ -161,6 +161,17 @@ inline Failure failureIn(Outcome outcome) {
   return {};
 }
 
+// What refresh() says once it says something. A machine that stalls for a second makes it say
+// nothing: then once more.
+inline std::variant<std::monostate, Roster, Failure> refreshedIn(Rendezvous& attempt) {
+  std::variant<std::monostate, Roster, Failure> refreshed;
+  EXPECT_TRUE(eventually([&] {
+    refreshed = attempt.refresh();
+    return !std::holds_alternative<std::monostate>(refreshed);
+  }));
+  return refreshed;
+}
+
 // What a timeout says. A machine that stalls in the last moments costs the message its names: then
 // once more.
 inline std::string messageOfTimeout(

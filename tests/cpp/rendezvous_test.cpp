@@ -300,7 +300,7 @@ TEST_F(RendezvousTest, RankZeroIssuesANewRosterWhenAMemberTriedAgain) {
   }));
   EXPECT_NE(reissued.nonce, std::get<Roster>(outcomes[0]).nonce);
   EXPECT_EQ(std::get<Roster>(again.get()).nonce, reissued.nonce);
-  auto bystander = attempts[2]->refresh();
+  auto bystander = refreshedIn(*attempts[2]);
   ASSERT_TRUE(std::holds_alternative<Roster>(bystander));
   EXPECT_EQ(std::get<Roster>(bystander).nonce, reissued.nonce);
 }
@@ -334,7 +334,7 @@ TEST_F(RendezvousTest, RefreshNoticesThatTheRankWasTaken) {
   enterAll();
   for (const int rank : {0, 1}) {
     server->put("run/" + std::to_string(rank), encodeRecord(record(7)));
-    const auto refreshed = attempts[static_cast<size_t>(rank)]->refresh();
+    const auto refreshed = refreshedIn(*attempts[static_cast<size_t>(rank)]);
     ASSERT_TRUE(std::holds_alternative<Failure>(refreshed));
     EXPECT_EQ(std::get<Failure>(refreshed).kind, FailureKind::kRendezvous);
   }

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
+from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -164,10 +165,12 @@ class Worker:
             if size == last != before:
                 break
         python = self.dump_path.read_text(errors="replace")[before:]
-        threads = [
-            f"{task.name} {(task / 'comm').read_text().strip()}: {(task / 'wchan').read_text()}"
-            for task in Path(f"/proc/{self.pid}/task").iterdir()
-        ]
+        threads = []
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process ends
+            for task in Path(f"/proc/{self.pid}/task").iterdir():
+                with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                    name, place = (task / "comm").read_text(), (task / "wchan").read_text()
+                    threads.append(f"{task.name} {name.strip()}: {place}")
         return python + "\n".join(threads)
 
     def _read_replies(self) -> None:

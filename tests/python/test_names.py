@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def with_free_port(action: Callable[[int], object]) -> object:
+    """What the action makes of a port: of another one where somebody was faster to take it."""
+    try:
+        return action(free_port())
+    except AssertionError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+    return action(free_port())
+
+
 def init_by(method: str, where: str, rank: int, size: int) -> tuple[int, int]:
     leave_default_group()
     limit = seconds(60)
@@ -225,11 +236,13 @@ def init_by(method: str, where: str, rank: int, size: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("method", ["env", "tcp", "file", "store"])
 def test_init_process_group_by_every_method(ranks, tmp_path, method):
-    world = ranks.world(2)
-    port = free_port()
-    where = {"env": str(port), "tcp": f"127.0.0.1:{port}"}.get(method, str(tmp_path / "rendezvous"))
-    calls = [world.start(rank, init_by, method, where, rank, 2) for rank in range(2)]
-    assert values_of(calls) == [(0, 2), (1, 2)]
+    def init(port: int) -> list:
+        places = {"env": str(port), "tcp": f"127.0.0.1:{port}"}
+        where = places.get(method, str(tmp_path / "rendezvous"))
+        world = ranks.world(2)
+        return values_of([world.start(rank, init_by, method, where, rank, 2) for rank in range(2)])
+
+    assert with_free_port(init) == [(0, 2), (1, 2)]
 
 
 def limit_of_operations(where: str) -> float:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,18 @@ import torch.distributed as dist
 from fresh_process import run_cases
 from ranks import values_of
 from rankside import PATIENCE, backend, init_fresh, seconds, wait_errored
-from test_names import free_port
+from test_names import with_free_port
 from values import check_sum
 
 
 def listening() -> dict[int, str]:
     """This process's listening TCP sockets: port -> local address in hex, of every thread."""
     own = set()
-    for entry in Path("/proc/self/task").glob("*/fd/*"):
-        try:
-            own.add(os.readlink(entry))
-        except OSError:
-            continue  # closed meanwhile
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            for entry in (task / "fd").iterdir():
+                with suppress(OSError):  # closed meanwhile
+                    own.add(os.readlink(entry))
     found = {}
     for family in ("tcp", "tcp6"):
         path = Path("/proc/net") / family
@@ -287,6 +288,9 @@ def two_on_a_nameless_host(init_method: str) -> str:
 
 
 def test_epochs_form_on_a_host_whose_name_does_not_resolve(tmp_path, nameless_env):
-    methods = [f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}"]
-    hosts = run_cases("test_network", "two_on_a_nameless_host", methods, nameless_env)
-    assert hosts == dict.fromkeys(methods, NAMELESS)
+    def run(port: int) -> dict:
+        methods = [f"file://{tmp_path}/store{port}", f"tcp://127.0.0.1:{port}"]
+        return run_cases("test_network", "two_on_a_nameless_host", methods, nameless_env)
+
+    hosts = with_free_port(run)
+    assert list(hosts.values()) == [NAMELESS, NAMELESS], hosts
