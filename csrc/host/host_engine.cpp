@@ -15,6 +15,7 @@
 #include "host/probe_vigil.h"
 #include "net/handshake.h"
 #include "net/local_address.h"
+#include "peers/monitor_for_test.h"
 
 namespace torchft_ext {
 namespace {
@@ -73,6 +74,9 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override;
+  void cutLineTo(const Incarnation& peer) {
+    if (monitor_) cutLineForTest(*monitor_, peer);
+  }
 
  private:
   using Formed = std::variant<std::shared_ptr<Communicator>, Failure, std::monostate>;
@@ -359,6 +363,10 @@ std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
   auto engine = std::make_shared<HostEngine>(options, Incarnation::random());
   if (auto failure = engine->open()) return *failure;
   return std::shared_ptr<Engine>(std::move(engine));
+}
+
+void cutLineForTest(Engine& engine, const Incarnation& peer) {
+  dynamic_cast<HostEngine&>(engine).cutLineTo(peer);
 }
 
 std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOptions& options) {

@@ -29,6 +29,9 @@ std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOption
 // A separate one, for tests that play several processes in one. incarnation: drawn anew for it.
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
     const HostEngineOptions& options);
+// Shuts down the socket of its main liveness line to that process, as a broken network would. Any
+// thread.
+void cutLineForTest(Engine& engine, const Incarnation& peer);
 // Ends threads of all engines, by the deadline. After it hostEngine() starts afresh.
 bool stopHostEngines(Deadline deadline);
 

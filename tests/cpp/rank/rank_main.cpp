@@ -15,6 +15,7 @@
 //     progress                progress {rounds, longest_us}: successes of the current loop
 //   to the process, at once:
 //     cut ADDRESS...          shuts its connections to these addresses down
+//     cut_line INCARNATION    the same with its liveness line to that process
 //     die HOW                 see rank_ends.h
 //     ballast MEBIBYTES       holding {}
 //     quit
@@ -68,7 +69,8 @@ class Rank {
   void sayReady() {
     const auto record = std::get<MemberRecord>(engine_->describeSelf());
     say("", "ready",
-        "\"pid\":" + std::to_string(::getpid()) + ",\"doors\":" + listOf(record.addresses) +
+        "\"pid\":" + std::to_string(::getpid()) + ",\"incarnation\":\"" +
+            record.incarnation.hex() + "\",\"doors\":" + listOf(record.addresses) +
             ",\"line_doors\":" + listOf(record.line_addresses));
   }
 
@@ -79,11 +81,15 @@ class Rank {
     return "[" + list + "]";
   }
 
-  static bool ownCommand(const std::string& command, std::istringstream& words) {
+  bool ownCommand(const std::string& command, std::istringstream& words) {
     if (command == "cut") {
       std::vector<SocketAddress> doors;
       for (std::string word; words >> word;) doors.push_back(SocketAddress::parse(word).value());
       cutConnectionsTo(doors);
+    } else if (command == "cut_line") {
+      std::string peer;
+      words >> peer;
+      cutLineForTest(*engine_, Incarnation::fromHex(peer).value());
     } else if (command == "die") {
       std::string how;
       words >> how;
