@@ -14,6 +14,7 @@ from matrix.process import Event, MatrixError, RankProcess, StoreProcess
 from matrix.strikes import (
     CONFIGURE_LIMIT,
     FORMING,
+    FORMING_HOW,
     HEARTBEAT,
     LOST,
     PROBING,
@@ -230,7 +231,7 @@ def _collect(
             late[ranks.index(rank)] = event
             waited.add(rank, event)
         else:
-            _judge(case, event)
+            _judge(case, event, ranks)
             told.add(rank, event)
     if late and len(late) == len(survivors) and case.strike not in UNTOLD:
         raise MatrixError(f"nobody was told of the {case.strike}: all ran out of time")
@@ -238,11 +239,14 @@ def _collect(
     return max(told.expect_within(limit), waited.expect_within(pool.late_limit))
 
 
-def _judge(case: Case, event: Event) -> None:
-    if STRIKES[case.strike].victim_named:
-        expect_cause(event, case.victim)
+def _judge(case: Case, event: Event, ranks: list[RankProcess]) -> None:
+    strike = STRIKES[case.strike]
+    if strike.victim_named:
+        expect_cause(event, case.victim, ranks)
     else:
-        expect_ends(event, set(case.ends()))
+        expect_ends(event, case, ranks)
+    forming = case.operation == "configure"
+    expect_how(event, FORMING_HOW.get(case.strike, strike.how) if forming else strike.how)
 
 
 def expect_kind(event: Event, kinds: frozenset[str]) -> None:
@@ -255,18 +259,30 @@ def expect_kind(event: Event, kinds: frozenset[str]) -> None:
         )
 
 
-def expect_cause(event: Event, rank: int) -> None:
-    """It blames that one."""
+def expect_cause(event: Event, rank: int, ranks: list[RankProcess]) -> None:
+    """It blames that one of these: its rank and its process."""
     if event["cause"] != rank:
         raise MatrixError(f"the cause is rank {event['cause']}, expected {rank}: {event['text']}")
+    if event["pid"] != ranks[rank].pid:
+        raise MatrixError(
+            f"the cause is pid {event['pid']}, rank {rank} has {ranks[rank].pid}: {event['text']}"
+        )
 
 
-def expect_ends(event: Event, ends: set[int]) -> None:
-    """It names both ends of the cut link."""
+def expect_how(event: Event, how: str) -> None:
+    """It says how that was known, as this pattern has it."""
+    if not re.search(how, event["text"]):
+        raise MatrixError(f"it does not say {how!r}: {event['text']}")
+
+
+def expect_ends(event: Event, case: Case, ranks: list[RankProcess]) -> None:
+    """It names both ends of the cut link, one of them by its process too."""
+    ends = set(case.ends())
     if {event["cause"], event["other"]} != ends:
         raise MatrixError(
             f"the ends are {event['cause']} and {event['other']}, expected {ends}: {event['text']}"
         )
+    expect_cause(event, event["cause"], ranks)
 
 
 def expect_missing_named(late: dict[int, Event], away: set[int]) -> None:
@@ -286,7 +302,7 @@ def _go_on_without(
     strike = STRIKES[case.strike]
     if strike.signal == signal.SIGSTOP:
         victim.signal(signal.SIGCONT)
-        expect_left_out(victim.expect("failed", HANG), case.victim)
+        expect_left_out(victim.expect("failed", HANG), case.victim, ranks)
         await_late_writes(case.operation)
     expect_exact_sums(pool, survivors)
     if strike.survives:
@@ -297,10 +313,10 @@ def _go_on_without(
     victim.end()
 
 
-def expect_left_out(event: Event, rank: int) -> None:
+def expect_left_out(event: Event, rank: int, ranks: list[RankProcess]) -> None:
     """The thawed rank was told that others found it frozen and went on, with itself as the cause."""
     expect_kind(event, LOST)
-    expect_cause(event, rank)
+    expect_cause(event, rank, ranks)
     if not any(words in event["text"] for words in ("left out", "has not answered")):
         raise MatrixError(f"the thawed rank was not told that it was frozen: {event['text']}")
 

@@ -18,6 +18,7 @@ from matrix.cases import (
     expect_cause,
     expect_ends,
     expect_exact_sums,
+    expect_how,
     expect_kind,
     expect_missing_named,
 )
@@ -66,7 +67,7 @@ def _time_out(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
             if 0 in (index, absent):  # the others know of rank 0 alone whether it has come
                 _expect_named(event, absent)
         else:
-            expect_cause(event, case.victim)
+            expect_cause(event, case.victim, ranks)
         releases.add(ranks[index], event)
     return releases.expect_within((STRIKES["timeout"].bound + PROBING) * pool.scale)
 
@@ -104,7 +105,8 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
             limit = pool.late_limit
             late[index] = event
         else:
-            expect_ends(event, set(case.ends()))
+            expect_ends(event, case, ranks)
+            expect_how(event, STRIKES["cut_link"].how)
         releases.add(rank, event)
     if len(late) == len(ranks):
         raise MatrixError("nobody was told of the cut link: all ran out of time")

@@ -11,6 +11,12 @@ CONFIGURE_LIMIT = 2.0  # seconds; of every configure() that may fail
 
 LOST = frozenset({"peer lost"})
 LEFT = frozenset({"peer left"})
+ENDED = "its process ended"
+LEAVING = "it left before"
+STOPPED = r"has not answered for .*\(state T: stopped by a signal\)"
+SAID = "the matrix said so"  # abort()'s reason
+DUMPING = ENDED + "|has not answered"  # a core that takes long is named, see kernel.py
+CUT = "the connection broke although its process lives|its connection was cut"
 # Seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms, and what
 # one member sees travels through the store.
 PROBING = 0.1
@@ -23,6 +29,7 @@ class Strike:
     Attributes:
         name: on the command line and in reports.
         kinds: the kinds of failure a survivor may report.
+        how: what its error must say of how it was known, as a pattern.
         bound: seconds from the strike to the last survivor's release.
         signal: sent to the victim's process, or None.
         command: said to the victim on its standard input, or None.
@@ -32,6 +39,7 @@ class Strike:
 
     name: str
     kinds: frozenset[str]
+    how: str
     bound: float
     signal: int | None = None
     command: str | None = None
@@ -63,20 +71,30 @@ class Strike:
 STRIKES: dict[str, Strike] = {
     strike.name: strike
     for strike in (
-        Strike("sigkill", LOST, DEATH, signal=9),
-        Strike("sigstop", LOST, FREEZE, signal=19, survives=True),
-        Strike("core_dump", LOST, FREEZE, command="die abort"),
-        Strike("os_exit", LOST, DEATH, command="die _exit"),
-        Strike("exec", LOST, DEATH, command="die exec"),
-        Strike("exception", LOST, FREEZE, command="die exception"),
-        Strike("exit", LEFT, DEATH, command="die exit"),
-        Strike("shutdown", LEFT, DEATH, command="shutdown"),
-        Strike("abort", frozenset({"aborted"}), DEATH, command="abort", survives=True),
+        Strike("sigkill", LOST, ENDED, DEATH, signal=9),
+        Strike("sigstop", LOST, STOPPED, FREEZE, signal=19, survives=True),
+        Strike("core_dump", LOST, DUMPING, FREEZE, command="die abort"),
+        Strike("os_exit", LOST, ENDED, DEATH, command="die _exit"),
+        Strike("exec", LOST, ENDED, DEATH, command="die exec"),
+        Strike("exception", LOST, DUMPING, FREEZE, command="die exception"),
+        Strike("exit", LEFT, LEAVING, DEATH, command="die exit"),
+        Strike("shutdown", LEFT, LEAVING, DEATH, command="shutdown"),
+        Strike("abort", frozenset({"aborted"}), SAID, DEATH, command="abort", survives=True),
         Strike(
-            "timeout", frozenset({"timeout"}), DEATH + 0.05, command="timeout 50", survives=True
+            "timeout",
+            frozenset({"timeout"}),
+            r"recv #\d+ did not complete within",
+            DEATH + 0.05,
+            command="timeout 50",
+            survives=True,
         ),
         Strike(
-            "cut_link", frozenset({"link lost"}), DEATH + 0.1, survives=True, victim_named=False
+            "cut_link",
+            frozenset({"link lost"}),
+            CUT,
+            DEATH + 0.1,
+            survives=True,
+            victim_named=False,
         ),
     )
 }
@@ -102,6 +120,9 @@ FORMING: dict[str, frozenset[str]] = {
     "abort": frozenset({"aborted", "timeout"}),
     "cut_link": frozenset({"link lost", "timeout"}),
 }
+# And how it was known, where that is not the table's.
+SHUT_DOWN = rf"{LEAVING}|it shut its group down|shutdown\(\) was called"
+FORMING_HOW: dict[str, str] = {"exit": f"{ENDED}|{SHUT_DOWN}", "shutdown": SHUT_DOWN}
 # Strikes after which all who are left may run out of time; of every other one somebody is told.
 UNTOLD = frozenset({"shutdown"})
 OPERATIONS = (
