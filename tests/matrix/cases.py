@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from matrix import cores, lateness
@@ -17,6 +18,7 @@ from matrix.strikes import (
     FORMING_HOW,
     HEARTBEAT,
     LOST,
+    OVERTAKEN,
     PROBING,
     STORE_KINDS,
     STRIKES,
@@ -29,6 +31,7 @@ SMALL = 257
 LARGE = 300_000  # several pieces
 MOST_TRIES = 4  # of one rank for one epoch: a death is told once
 LATE_WRITES = 1.0  # seconds after a thaw; what it still sends has come by then, on busy cores too
+ASIDE = "aside"  # a group of the survivors
 UNWRITTEN = ("barrier", "configure")  # operations that write to no buffer
 
 
@@ -50,6 +53,7 @@ class Case:
     world: int
     victim: int
     strike: str
+    thaw: str = "first"  # of THAWS; matters where the strike is a freeze
 
     def __str__(self) -> str:
         """As printed in reports, and accepted on the command line."""
@@ -300,17 +304,57 @@ def _go_on_without(
 ) -> None:
     victim = ranks[case.victim]
     strike = STRIKES[case.strike]
-    if strike.signal == signal.SIGSTOP:
+
+    def thaw() -> None:
         victim.signal(signal.SIGCONT)
-        expect_left_out(victim.expect("failed", HANG), case.victim, ranks)
+        _judge_thawed(victim.expect("failed", HANG), case, ranks)
         await_late_writes(case.operation)
-    expect_exact_sums(pool, survivors)
+
+    if strike.signal == signal.SIGSTOP:
+        go_on_and_thaw(pool, survivors, thaw, case.thaw)
+    else:
+        expect_exact_sums(pool, survivors)
     if strike.survives:
         expect_exact_sums(pool, ranks)
         return
     if case.strike == "core_dump":
         cores.expect_one(victim)
     victim.end()
+
+
+def go_on_and_thaw(
+    pool: Pool, survivors: list[RankProcess], thaw: Callable[[], None], order: str
+) -> None:
+    """The survivors form an epoch of their own with exact sums; the frozen one wakes before or after.
+
+    thaw: wakes it, looks at what it is told, and waits for what it still sends. Where that comes
+    later, the sums before it are another group's, so that the buffers of the struck operation are
+    still there to be looked at after it; and the epoch must stand as if nobody had woken.
+    """
+    if order == "first":
+        thaw()
+        expect_exact_sums(pool, survivors)
+        return
+    pool.configure(survivors)
+    pool.configure(survivors, ASIDE)
+    expect_sums(survivors, ASIDE)
+    survivors[0].say("abort", ASIDE)
+    thaw()
+    expect_unchanged(survivors)
+    expect_sums(survivors)
+
+
+def _judge_thawed(event: Event, case: Case, ranks: list[RankProcess]) -> None:
+    if case.operation != "configure" or case.thaw == "first" or event.get("kind") in LOST:
+        expect_left_out(event, case.victim, ranks)
+        return
+    expect_kind(event, OVERTAKEN)
+    if event["kind"] == "timeout":
+        expect_how(event, "ranks? [0-9, ]+ did not come|its links did not come up in time")
+    else:
+        expect_cause(event, event["cause"], ranks)
+        if case.victim not in (event["cause"], event["other"]):
+            raise MatrixError(f"the thawed rank blames a link that is not its own: {event}")
 
 
 def expect_left_out(event: Event, rank: int, ranks: list[RankProcess]) -> None:
@@ -343,10 +387,15 @@ def expect_exact_sums(pool: Pool, ranks: list[RankProcess]) -> None:
     """
     pool.configure(ranks)
     expect_unchanged(ranks)
+    expect_sums(ranks)
+
+
+def expect_sums(ranks: list[RankProcess], group: str = "") -> None:
+    """The epoch that they are in works."""
     for rank in ranks:
-        rank.say("once allreduce 1000")
+        rank.say("once allreduce 1000", group)
     for rank in ranks:
-        event = rank.expect("done", HANG)
+        event = rank.expect("done", HANG, group)
         if not event["ok"]:
             raise MatrixError(f"the next epoch does not work: {event['text']}")
 

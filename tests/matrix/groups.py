@@ -21,6 +21,7 @@ from matrix.cases import (
     expect_kind,
     expect_left_out,
     expect_unchanged,
+    go_on_and_thaw,
 )
 from matrix.process import MatrixError, RankProcess
 from matrix.strikes import STRIKES, Strike
@@ -45,6 +46,7 @@ class GroupsCase:
     world: int
     place: str
     strike: str
+    thaw: str = "first"  # of THAWS; matters where the strike is a freeze
 
     def __str__(self) -> str:
         """As printed in reports, and accepted on the command line."""
@@ -162,13 +164,17 @@ def _go_on(
     groups: dict[str, list[int]],
 ) -> None:
     victim = ranks[case.victim()]
-    if strike.signal == signal.SIGSTOP:
+
+    def thaw() -> None:
         victim.signal(signal.SIGCONT)
         for name, members in groups.items():
             if case.victim() in members:
                 event = victim.expect("failed", HANG, name)
                 expect_left_out(event, members.index(case.victim()), [ranks[i] for i in members])
         await_late_writes(case.operation)
+
+    if strike.signal == signal.SIGSTOP:
+        go_on_and_thaw(pool, [rank for rank in ranks if rank is not victim], thaw, case.thaw)
     if not strike.survives:  # a group that was shut down stays so
         victim.end()
     left = [rank for rank in ranks if strike.survives or rank is not victim]

@@ -17,6 +17,7 @@ from matrix.cases import (
     expect_how,
     expect_kind,
     expect_left_out,
+    go_on_and_thaw,
 )
 from matrix.lateness import Releases, Strike
 from matrix.process import Event, MatrixError, RankProcess
@@ -41,6 +42,7 @@ class PairCase:
     world: int
     victims: tuple[int, int]
     combination: str
+    thaw: str = "first"  # of THAWS; matters where one is stopped
 
     def __str__(self) -> str:
         """As printed in reports, and accepted on the command line."""
@@ -139,15 +141,21 @@ def _judge_forming(event: Event, dead: int, members: list[RankProcess]) -> None:
 def _go_on(
     pool: Pool, case: PairCase, ranks: list[RankProcess], survivors: list[RankProcess]
 ) -> None:
-    for victim, other in (case.victims, case.victims[::-1]):
-        rank = ranks[victim]
-        if not case.stopped(victim):
-            rank.end()
-            continue
-        rank.signal(signal.SIGCONT)
-        _judge_thawed(rank.expect("failed", HANG), victim, other, ranks)
+    stopped = [victim for victim in case.victims if case.stopped(victim)]
+    dead = [victim for victim in case.victims if not case.stopped(victim)]
+    for victim in dead:
+        ranks[victim].end()
+
+    def thaw() -> None:
+        ranks[stopped[0]].signal(signal.SIGCONT)
+        event = ranks[stopped[0]].expect("failed", HANG)
+        _judge_thawed(event, stopped[0], dead[0], ranks)
         await_late_writes(case.operation)
-    expect_exact_sums(pool, survivors)
+
+    if stopped:
+        go_on_and_thaw(pool, survivors, thaw, case.thaw)
+    else:
+        expect_exact_sums(pool, survivors)
     expect_exact_sums(pool, [rank for rank in ranks if rank.alive()])
 
 

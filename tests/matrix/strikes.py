@@ -136,6 +136,11 @@ OPERATIONS = (
     "configure",
 )
 WORLDS = (2, 3, 4, 5, 8)
+# What a process may be told that wakes in a configure() which the others have left for another one, but for that it
+# was left out: that a link was closed by a process that lives, or, at the deadline, who did not come.
+OVERTAKEN = frozenset({"link lost", "timeout"})
+# When a frozen process wakes: before the others form an epoch without it, or once that epoch works.
+THAWS = ("first", "later")
 
 
 def victims(world: int) -> tuple[int, ...]:
