@@ -133,7 +133,7 @@ def _await_kill(group: Path, survivors: list[RankProcess]) -> Strike:
             raise MatrixError("the kernel does not kill for want of memory")
         time.sleep(0.0005)
     at = monotonic_ns()
-    return Strike(at, Strike.now(survivors).waited)
+    return Strike(at, Strike.now(survivors).waits)
 
 
 def _out_of_memory(pool: Pool, case: KernelCase) -> float:
