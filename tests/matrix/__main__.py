@@ -45,7 +45,10 @@ def arguments() -> argparse.Namespace:
         help="note passed cases there; skip those noted there; removed once all have passed",
     )
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor on all time bounds (sanitizers: 10)"
+        "--scale",
+        type=float,
+        default=1.0,
+        help="factor on all time bounds (sanitizers: 10), and on the heartbeat limit of more than 4 ranks",
     )
     parser.add_argument(
         "--only", default="", help="cases whose name OPERATION/WORLD/VICTIM/STRIKE contains this"

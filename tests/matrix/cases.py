@@ -31,6 +31,8 @@ SMALL = 257
 LARGE = 300_000  # several pieces
 MOST_TRIES = 4  # of one rank for one epoch: a death is told once
 LATE_WRITES = 1.0  # seconds after a thaw; what it still sends has come by then, on busy cores too
+MOST_UNCROWDED = 4  # ranks
+SANITIZED = 10.0  # the scale of ranks under a sanitizer
 ASIDE = "aside"  # a group of the survivors
 UNWRITTEN = ("barrier", "configure")  # operations that write to no buffer
 
@@ -72,21 +74,34 @@ class Pool:
     scale: float  # bounds are multiplied by it
     rng: random.Random
     store: StoreProcess = field(default_factory=StoreProcess)
-    ranks: list[RankProcess] = field(default_factory=list)
+    ranks: dict[float, list[RankProcess]] = field(default_factory=dict)  # by heartbeat limit
+    taken: list[RankProcess] = field(default_factory=list)
     epochs: int = 0
 
     def take(self, count: int) -> list[RankProcess]:
         """Living ranks, started where there are too few."""
-        for rank in [r for r in self.ranks if not r.alive()]:
+        heartbeat = self.heartbeat(count)
+        ranks = self.ranks.get(heartbeat, [])
+        for rank in [r for r in ranks if not r.alive()]:
             rank.end()
-        self.ranks = [r for r in self.ranks if r.alive()]
-        while len(self.ranks) < count:
-            heartbeat = HEARTBEAT * max(1.0, self.scale)  # bounds of freezes contain it
-            self.ranks.append(RankProcess(self.executable, self.store.address, heartbeat))
-        taken = self.ranks[:count]
-        for rank in taken:
+        ranks = [r for r in ranks if r.alive()]
+        while len(ranks) < count:
+            ranks.append(RankProcess(self.executable, self.store.address, heartbeat))
+        self.ranks[heartbeat] = ranks
+        self.taken = ranks[:count]
+        for rank in self.taken:
             rank.drain()
-        return taken
+        return list(self.taken)
+
+    def heartbeat(self, world: int) -> float:
+        """Seconds; the limit of the ranks of such a world: stretched where they crowd a core, or crawl."""
+        small = world <= MOST_UNCROWDED and self.scale < SANITIZED
+        return HEARTBEAT if small else HEARTBEAT * max(1.0, self.scale)
+
+    def bound(self, strike: Strike, world: int) -> float:
+        """Seconds from that strike to the last release."""
+        silence = self.heartbeat(world) if strike.silent else 0.0
+        return silence + strike.bound * self.scale
 
     @property
     def configure_limit(self) -> float:
@@ -137,13 +152,13 @@ class Pool:
 
     def transports(self) -> str:
         """How each rank is reached, in the order in which a case takes them."""
-        return "ranks reached by " + ", ".join(rank.transport for rank in self.ranks)
+        return "ranks reached by " + ", ".join(rank.transport for rank in self.taken)
 
     def drop(self) -> None:
         """End every rank."""
-        for rank in self.ranks:
+        for rank in [rank for ranks in self.ranks.values() for rank in ranks]:
             rank.end()
-        self.ranks = []
+        self.ranks, self.taken = {}, []
 
     def new_store(self) -> None:
         """Begin with another store, and so with other ranks."""
@@ -225,7 +240,7 @@ def _collect(
     strike = STRIKES[case.strike]
     told, waited = lateness.Releases(struck), lateness.Releases(struck)
     forming = case.operation == "configure"
-    limit = (strike.bound + PROBING if forming else strike.bound) * pool.scale
+    limit = pool.bound(strike, case.world) + (PROBING * pool.scale if forming else 0.0)
     kinds = FORMING.get(case.strike, strike.kinds) if forming else strike.kinds
     late: dict[int, Event] = {}  # of those who waited for somebody until the deadline
     for rank in survivors:

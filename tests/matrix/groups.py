@@ -83,7 +83,7 @@ def run_groups_case(pool: Pool, case: GroupsCase) -> float:
     releases = lateness.Releases(struck)
     for name in struck_groups:
         _collect(case, name, [ranks[i] for i in groups[name]], gone, releases)
-    released = releases.expect_within(strike.bound * pool.scale)
+    released = releases.expect_within(pool.bound(strike, case.world))
     for name in groups.keys() - struck_groups:
         _expect_undisturbed([ranks[i] for i in groups[name]], name)
     _go_on(pool, case, strike, ranks, groups)

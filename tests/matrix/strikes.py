@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HEARTBEAT = 0.3  # seconds; of all ranks of the matrix
+HEARTBEAT = 0.3  # seconds; the limit of all ranks of the matrix at scale 1
 DEATH = 0.1  # seconds from a strike to the last survivor's release, by the project's fourth promise
-FREEZE = HEARTBEAT + 0.1
 CONFIGURE_LIMIT = 2.0  # seconds; of every configure() that may fail
 
 LOST = frozenset({"peer lost"})
@@ -30,7 +29,9 @@ class Strike:
         name: on the command line and in reports.
         kinds: the kinds of failure a survivor may report.
         how: what its error must say of how it was known, as a pattern.
-        bound: seconds from the strike to the last survivor's release.
+        bound: seconds from the strike to the last survivor's release; with silent: after the
+            heartbeat limit.
+        silent: heartbeats alone may tell.
         signal: sent to the victim's process, or None.
         command: said to the victim on its standard input, or None.
         survives: the victim's process lives on and can come back (after a thaw, where it was stopped).
@@ -43,6 +44,7 @@ class Strike:
     bound: float
     signal: int | None = None
     command: str | None = None
+    silent: bool = False
     survives: bool = False
     victim_named: bool = True
 
@@ -72,11 +74,11 @@ STRIKES: dict[str, Strike] = {
     strike.name: strike
     for strike in (
         Strike("sigkill", LOST, ENDED, DEATH, signal=9),
-        Strike("sigstop", LOST, STOPPED, FREEZE, signal=19, survives=True),
-        Strike("core_dump", LOST, DUMPING, FREEZE, command="die abort"),
+        Strike("sigstop", LOST, STOPPED, DEATH, signal=19, silent=True, survives=True),
+        Strike("core_dump", LOST, DUMPING, DEATH, command="die abort", silent=True),
         Strike("os_exit", LOST, ENDED, DEATH, command="die _exit"),
         Strike("exec", LOST, ENDED, DEATH, command="die exec"),
-        Strike("exception", LOST, DUMPING, FREEZE, command="die exception"),
+        Strike("exception", LOST, DUMPING, DEATH, command="die exception", silent=True),
         Strike("exit", LEFT, LEAVING, DEATH, command="die exit"),
         Strike("shutdown", LEFT, LEAVING, DEATH, command="shutdown"),
         Strike("abort", frozenset({"aborted"}), SAID, DEATH, command="abort", survives=True),
