@@ -183,6 +183,7 @@ def run_case(pool: Pool, case: Case) -> float:
     forming = case.operation == "configure"
     pool.configure(ranks)
     elements = elements_for(case.world, pool.rng)
+    counts = _counts_of_epochs(ranks) if forming else []
     if forming:
         begin_configuring(pool, ranks)
     else:
@@ -193,7 +194,9 @@ def run_case(pool: Pool, case: Case) -> float:
     struck = _strike(case, strike, ranks)
     gone = not strike.survives or strike.signal is not None
     survivors = [r for i, r in enumerate(ranks) if i != case.victim] if gone else list(ranks)
-    released = _collect(pool, case, ranks, survivors, struck)
+    released, told = _collect(pool, case, ranks, survivors, struck)
+    if forming and case.strike == "abort":
+        _expect_told_with_rank_0(told, counts)
     if gone:
         _go_on_without(pool, case, ranks, survivors)
     else:
@@ -210,6 +213,35 @@ def begin_configuring(pool: Pool, ranks: list[RankProcess]) -> None:
         rank.say("loop configure 0")
     for rank in ranks:
         rank.expect("configured", HANG)
+
+
+def _epoch_of(event: Event) -> int:
+    found = re.search(r"rank \d+/\d+, epoch (\d+)\)", event["text"])
+    if found is None:
+        raise MatrixError(f"it does not say of which epoch it speaks: {event}")
+    return int(found[1])
+
+
+def _counts_of_epochs(ranks: list[RankProcess]) -> list[int]:
+    """By which number each knows their present epoch, which ends: processes count their own ones."""
+    for rank in ranks:
+        rank.say("loop barrier 0")
+    ranks[0].say("abort")
+    return [_epoch_of(rank.expect("failed", HANG)) for rank in ranks]
+
+
+def _expect_told_with_rank_0(told: dict[int, Event], counts: list[int]) -> None:
+    """Nobody waited for the deadline in an attempt that rank 0 has come to: it passes each end on.
+
+    Who has gone on to one that rank 0 stays away from, alive, can know of no end there.
+    """
+    attempts = {rank: _epoch_of(event) - counts[rank] for rank, event in told.items()}
+    for rank, event in told.items():
+        if event["kind"] == "timeout" and attempts[rank] <= attempts[0]:
+            raise MatrixError(
+                f"rank {rank} was not told of the abort, though rank 0 was there: "
+                f"attempts {attempts}: {event['text']}"
+            )
 
 
 def _strike(case: Case, strike: Strike, ranks: list[RankProcess]) -> lateness.Strike:
@@ -236,15 +268,17 @@ def _collect(
     ranks: list[RankProcess],
     survivors: list[RankProcess],
     struck: lateness.Strike,
-) -> float:
+) -> tuple[float, dict[int, Event]]:
+    """The seconds to the last release, and what each was told."""
     strike = STRIKES[case.strike]
+    events: dict[int, Event] = {}
     told, waited = lateness.Releases(struck), lateness.Releases(struck)
     forming = case.operation == "configure"
     limit = pool.bound(strike, case.world) + (PROBING * pool.scale if forming else 0.0)
     kinds = FORMING.get(case.strike, strike.kinds) if forming else strike.kinds
     late: dict[int, Event] = {}  # of those who waited for somebody until the deadline
     for rank in survivors:
-        event = rank.expect("failed", HANG)
+        event = events[ranks.index(rank)] = rank.expect("failed", HANG)
         expect_kind(event, kinds)
         if forming and event["kind"] == "timeout":
             late[ranks.index(rank)] = event
@@ -255,7 +289,8 @@ def _collect(
     if late and len(late) == len(survivors) and case.strike not in UNTOLD:
         raise MatrixError(f"nobody was told of the {case.strike}: all ran out of time")
     expect_missing_named(late, set(range(case.world)) - late.keys())
-    return max(told.expect_within(limit), waited.expect_within(pool.late_limit))
+    released = max(told.expect_within(limit), waited.expect_within(pool.late_limit))
+    return released, events
 
 
 def _judge(case: Case, event: Event, ranks: list[RankProcess]) -> None:
@@ -365,7 +400,7 @@ def _judge_thawed(event: Event, case: Case, ranks: list[RankProcess]) -> None:
         return
     expect_kind(event, OVERTAKEN)
     if event["kind"] == "timeout":
-        expect_how(event, "ranks? [0-9, ]+ did not come|its links did not come up in time")
+        expect_how(event, "did not come|its links did not come up|no answer from the store")
     else:
         expect_cause(event, event["cause"], ranks)
         if case.victim not in (event["cause"], event["other"]):

@@ -69,7 +69,8 @@ class Strike:
 #   shutdown   it falls between two configure() as a rule, or into one; between them nobody is told that the
 #              member will not come, until the deadline: see limits.md
 #   abort      it may end an epoch that some have left for the next one already: those it tells stay away, alive,
-#              and the others wait for them until the deadline; but somebody must have been told
+#              and if rank 0 is among them, the others wait for it until the deadline. Who is in one attempt with
+#              rank 0 is told
 STRIKES: dict[str, Strike] = {
     strike.name: strike
     for strike in (
