@@ -23,7 +23,7 @@ from matrix.cases import (
     expect_missing_named,
 )
 from matrix.process import Event, MatrixError, RankProcess
-from matrix.strikes import FORMING, PROBING, STORE_FORMING, STRIKES
+from matrix.strikes import FORMING, PROBING, STORE_FORMING, STORE_KINDS, STRIKES
 
 STRIKES_HERE = ("timeout", "cut_link")
 VICTIMS_LIMIT = 0.2  # seconds; of the configure() that runs out of time
@@ -114,6 +114,14 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     return releases.expect_within(limit)
 
 
+def _expect_store_named(events: list[Event], store: str, kinds: frozenset[str]) -> None:
+    """Somebody says which store it was, in an error of its kind: one that is killed is known as lost."""
+    named = [event for event in events if f"the store at {store}" in event["text"]]
+    if not any(event["kind"] in kinds for event in named):
+        told = [f"{event['kind']}: {event['text']}" for event in events]
+        raise MatrixError(f"nobody names the store in an error of {sorted(kinds)}: {told}")
+
+
 def run_store_forming_case(pool: Pool, world: int, number: int) -> float:
     """The store dies or freezes while epochs form one after the other; the seconds to the last release.
 
@@ -126,14 +134,13 @@ def run_store_forming_case(pool: Pool, world: int, number: int) -> float:
     struck = lateness.Strike.now(ranks)
     pool.store.strike(number)
     releases = lateness.Releases(struck)
-    texts = []
+    events = []
     for rank in ranks:
         event = rank.expect("failed", HANG)
         expect_kind(event, STORE_FORMING[number])
-        texts.append(event["text"])
+        events.append(event)
         releases.add(rank, event)
-    if not any(f"the store at {pool.store.address}" in text for text in texts):
-        raise MatrixError(f"nobody names the store: {texts}")
+    _expect_store_named(events, pool.store.address, STORE_KINDS[number])
     released = releases.expect_within(pool.late_limit + STORE_SILENCE * max(1.0, pool.scale))
     pool.new_store()
     return released

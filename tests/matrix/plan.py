@@ -11,7 +11,7 @@ from matrix import forming, groups, kernel, pairs
 from matrix.cases import Case, Pool, run_case, run_store_case
 from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, THAWS, WORLDS, victims
 
-STORE_WORLD = 3
+STORE_WORLDS = (2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,10 @@ def _kernel() -> list[Entry]:
     ]
 
 
-def _run_store(pool: Pool, operation: str, number: int) -> float:
+def _run_store(pool: Pool, operation: str, world: int, number: int) -> float:
     if operation == "configure":
-        return forming.run_store_forming_case(pool, STORE_WORLD, number)
-    run_store_case(pool, operation, STORE_WORLD, number)
+        return forming.run_store_forming_case(pool, world, number)
+    run_store_case(pool, operation, world, number)
     return 0.0
 
 
@@ -168,14 +168,15 @@ def _store() -> list[Entry]:
     return [
         _entry(
             "store",
-            f"{operation}/{STORE_WORLD}/-/{strike}",
+            f"{operation}/{world}/-/{strike}",
             strike,
-            STORE_WORLD,
-            [("operation", operation)],
-            partial(_run_store, operation=operation, number=number),
+            world,
+            [("operation", operation), ("world", world)],
+            partial(_run_store, operation=operation, world=world, number=number),
         )
         for strike, number in STORE_STRIKES.items()
         for operation in OPERATIONS
+        for world in STORE_WORLDS
     ]
 
 
