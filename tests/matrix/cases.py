@@ -183,7 +183,8 @@ def run_case(pool: Pool, case: Case) -> float:
     forming = case.operation == "configure"
     pool.configure(ranks)
     elements = elements_for(case.world, pool.rng)
-    counts = _counts_of_epochs(ranks) if forming else []
+    aborting = forming and case.strike == "abort"
+    counts = _counts_of_epochs(ranks) if aborting else []
     if forming:
         begin_configuring(pool, ranks)
     else:
@@ -195,7 +196,7 @@ def run_case(pool: Pool, case: Case) -> float:
     gone = not strike.survives or strike.signal is not None
     survivors = [r for i, r in enumerate(ranks) if i != case.victim] if gone else list(ranks)
     released, told = _collect(pool, case, ranks, survivors, struck)
-    if forming and case.strike == "abort":
+    if aborting:
         _expect_told_with_rank_0(told, counts)
     if gone:
         _go_on_without(pool, case, ranks, survivors)
@@ -340,13 +341,22 @@ def expect_ends(event: Event, case: Case, ranks: list[RankProcess]) -> None:
 
 
 def expect_missing_named(late: dict[int, Event], away: set[int]) -> None:
-    """Rank 0 names one of those who stayed away; the others know of rank 0 alone."""
+    """Each of the late names some of those who stayed away, and nobody else."""
     for rank, event in late.items():
-        named = ",".join(re.findall(r"ranks? ([\d, ]+) did not come", event["text"]))
-        if rank == 0 and not away & {int(each) for each in re.findall(r"\d+", named)}:
-            raise MatrixError(f"rank 0 names none of {sorted(away)}: {event['text']}")
-        if rank != 0 and "): rank 0 " not in event["text"]:
-            raise MatrixError(f"rank {rank} does not name the rank it waited for: {event['text']}")
+        named = missing_in(event)
+        if not named or not named <= away:
+            raise MatrixError(
+                f"rank {rank} names {sorted(named)}, {sorted(away)} were away: {event['text']}"
+            )
+
+
+def missing_in(event: Event) -> set[int]:
+    """Who did not come, or made no link, as this error has it."""
+    lists = re.findall(r"ranks? ([\d, ]+) did not come", event["text"])
+    missing = {int(rank) for rank in re.findall(r"\d+", ",".join(lists))}
+    if "its links did not come up in time" in event["text"]:
+        missing.add(event["cause"])
+    return missing
 
 
 def _go_on_without(
