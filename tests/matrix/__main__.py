@@ -45,7 +45,10 @@ def arguments() -> argparse.Namespace:
         help="note passed cases there; skip those noted there; removed once all have passed",
     )
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor on all time bounds (sanitizers: 10)"
+        "--scale",
+        type=float,
+        default=1.0,
+        help="factor on all time bounds (sanitizers: 10), and on the heartbeat limit of more than 4 ranks",
     )
     parser.add_argument(
         "--only", default="", help="cases whose name OPERATION/WORLD/VICTIM/STRIKE contains this"
@@ -59,9 +62,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen(options: argparse.Namespace, rng: random.Random) -> tuple[list[Entry], int]:
+def chosen(options: argparse.Namespace, rng: random.Random, seed: int) -> tuple[list[Entry], int]:
     """The cases to run, and how many of them, from the first, must run whatever the time."""
-    entries = [e for e in everything() if options.only in e.name]
+    entries = [e for e in everything(seed) if options.only in e.title]
     entries = [e for e in entries if options.world in (0, e.world)]
     entries = shard(entries, options.shard)
     if options.sample:
@@ -85,21 +88,21 @@ def attempt(pool: Pool, report: Report, entry: Entry, *, again: bool = False) ->
         told = f"{late} ({pool.transports()})"
         pool.new_store()
         if again or not late.starved:
-            report.add_failed(entry.name, told)
+            report.add_failed(entry.title, told)
         else:
-            report.add_repeated(entry.name, told)
+            report.add_repeated(entry.title, told)
             attempt(pool, report, entry, again=True)
     except SkippedError as reason:
-        report.add_skipped(entry.name, str(reason))
+        report.add_skipped(entry.title, str(reason))
         pool.new_store()
     except MatrixError as error:
-        report.add_failed(entry.name, f"{error} ({pool.transports()})")
+        report.add_failed(entry.title, f"{error} ({pool.transports()})")
         pool.new_store()
 
 
 def run_cases(options: argparse.Namespace, pool: Pool, seed: int) -> Report:
     """What the command line says, but for strangers."""
-    entries, needed = chosen(options, pool.rng)
+    entries, needed = chosen(options, pool.rng, seed)
     report = Report(len(entries), options.done)
     until = time.monotonic() + options.minutes * 60
     for number, entry in enumerate(entries):
@@ -125,7 +128,7 @@ def main() -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
     rng = random.Random(seed)
     if options.list:
-        print("\n".join(entry.name for entry in chosen(options, rng)[0]))
+        print("\n".join(entry.title for entry in chosen(options, rng, seed)[0]))
         return 0
     print(f"matrix: --seed {seed}", file=sys.stderr)
     pool = Pool(str(options.rank.resolve()), options.scale, rng)

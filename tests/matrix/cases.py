@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from matrix import cores, lateness
@@ -14,8 +15,10 @@ from matrix.process import Event, MatrixError, RankProcess, StoreProcess
 from matrix.strikes import (
     CONFIGURE_LIMIT,
     FORMING,
+    FORMING_HOW,
     HEARTBEAT,
     LOST,
+    OVERTAKEN,
     PROBING,
     STORE_KINDS,
     STRIKES,
@@ -28,6 +31,9 @@ SMALL = 257
 LARGE = 300_000  # several pieces
 MOST_TRIES = 4  # of one rank for one epoch: a death is told once
 LATE_WRITES = 1.0  # seconds after a thaw; what it still sends has come by then, on busy cores too
+MOST_UNCROWDED = 4  # ranks
+SANITIZED = 10.0  # the scale of ranks under a sanitizer
+ASIDE = "aside"  # a group of the survivors
 UNWRITTEN = ("barrier", "configure")  # operations that write to no buffer
 
 
@@ -49,6 +55,7 @@ class Case:
     world: int
     victim: int
     strike: str
+    thaw: str = "first"  # of THAWS; matters where the strike is a freeze
 
     def __str__(self) -> str:
         """As printed in reports, and accepted on the command line."""
@@ -67,21 +74,34 @@ class Pool:
     scale: float  # bounds are multiplied by it
     rng: random.Random
     store: StoreProcess = field(default_factory=StoreProcess)
-    ranks: list[RankProcess] = field(default_factory=list)
+    ranks: dict[float, list[RankProcess]] = field(default_factory=dict)  # by heartbeat limit
+    taken: list[RankProcess] = field(default_factory=list)
     epochs: int = 0
 
     def take(self, count: int) -> list[RankProcess]:
         """Living ranks, started where there are too few."""
-        for rank in [r for r in self.ranks if not r.alive()]:
+        heartbeat = self.heartbeat(count)
+        ranks = self.ranks.get(heartbeat, [])
+        for rank in [r for r in ranks if not r.alive()]:
             rank.end()
-        self.ranks = [r for r in self.ranks if r.alive()]
-        while len(self.ranks) < count:
-            heartbeat = HEARTBEAT * max(1.0, self.scale)  # bounds of freezes contain it
-            self.ranks.append(RankProcess(self.executable, self.store.address, heartbeat))
-        taken = self.ranks[:count]
-        for rank in taken:
+        ranks = [r for r in ranks if r.alive()]
+        while len(ranks) < count:
+            ranks.append(RankProcess(self.executable, self.store.address, heartbeat))
+        self.ranks[heartbeat] = ranks
+        self.taken = ranks[:count]
+        for rank in self.taken:
             rank.drain()
-        return taken
+        return list(self.taken)
+
+    def heartbeat(self, world: int) -> float:
+        """Seconds; the limit of the ranks of such a world: stretched where they crowd a core, or crawl."""
+        small = world <= MOST_UNCROWDED and self.scale < SANITIZED
+        return HEARTBEAT if small else HEARTBEAT * max(1.0, self.scale)
+
+    def bound(self, strike: Strike, world: int) -> float:
+        """Seconds from that strike to the last release."""
+        silence = self.heartbeat(world) if strike.silent else 0.0
+        return silence + strike.bound * self.scale
 
     @property
     def configure_limit(self) -> float:
@@ -132,13 +152,13 @@ class Pool:
 
     def transports(self) -> str:
         """How each rank is reached, in the order in which a case takes them."""
-        return "ranks reached by " + ", ".join(rank.transport for rank in self.ranks)
+        return "ranks reached by " + ", ".join(rank.transport for rank in self.taken)
 
     def drop(self) -> None:
         """End every rank."""
-        for rank in self.ranks:
+        for rank in [rank for ranks in self.ranks.values() for rank in ranks]:
             rank.end()
-        self.ranks = []
+        self.ranks, self.taken = {}, []
 
     def new_store(self) -> None:
         """Begin with another store, and so with other ranks."""
@@ -163,6 +183,8 @@ def run_case(pool: Pool, case: Case) -> float:
     forming = case.operation == "configure"
     pool.configure(ranks)
     elements = elements_for(case.world, pool.rng)
+    aborting = forming and case.strike == "abort"
+    counts = _counts_of_epochs(ranks) if aborting else []
     if forming:
         begin_configuring(pool, ranks)
     else:
@@ -173,7 +195,9 @@ def run_case(pool: Pool, case: Case) -> float:
     struck = _strike(case, strike, ranks)
     gone = not strike.survives or strike.signal is not None
     survivors = [r for i, r in enumerate(ranks) if i != case.victim] if gone else list(ranks)
-    released = _collect(pool, case, ranks, survivors, struck)
+    released, told = _collect(pool, case, ranks, survivors, struck)
+    if aborting:
+        _expect_told_with_rank_0(told, counts)
     if gone:
         _go_on_without(pool, case, ranks, survivors)
     else:
@@ -190,6 +214,35 @@ def begin_configuring(pool: Pool, ranks: list[RankProcess]) -> None:
         rank.say("loop configure 0")
     for rank in ranks:
         rank.expect("configured", HANG)
+
+
+def _epoch_of(event: Event) -> int:
+    found = re.search(r"rank \d+/\d+, epoch (\d+)\)", event["text"])
+    if found is None:
+        raise MatrixError(f"it does not say of which epoch it speaks: {event}")
+    return int(found[1])
+
+
+def _counts_of_epochs(ranks: list[RankProcess]) -> list[int]:
+    """By which number each knows their present epoch, which ends: processes count their own ones."""
+    for rank in ranks:
+        rank.say("loop barrier 0")
+    ranks[0].say("abort")
+    return [_epoch_of(rank.expect("failed", HANG)) for rank in ranks]
+
+
+def _expect_told_with_rank_0(told: dict[int, Event], counts: list[int]) -> None:
+    """Nobody waited for the deadline in an attempt that rank 0 has come to: it passes each end on.
+
+    Who has gone on to one that rank 0 stays away from, alive, can know of no end there.
+    """
+    attempts = {rank: _epoch_of(event) - counts[rank] for rank, event in told.items()}
+    for rank, event in told.items():
+        if event["kind"] == "timeout" and attempts[rank] <= attempts[0]:
+            raise MatrixError(
+                f"rank {rank} was not told of the abort, though rank 0 was there: "
+                f"attempts {attempts}: {event['text']}"
+            )
 
 
 def _strike(case: Case, strike: Strike, ranks: list[RankProcess]) -> lateness.Strike:
@@ -216,33 +269,39 @@ def _collect(
     ranks: list[RankProcess],
     survivors: list[RankProcess],
     struck: lateness.Strike,
-) -> float:
+) -> tuple[float, dict[int, Event]]:
+    """The seconds to the last release, and what each was told."""
     strike = STRIKES[case.strike]
+    events: dict[int, Event] = {}
     told, waited = lateness.Releases(struck), lateness.Releases(struck)
     forming = case.operation == "configure"
-    limit = (strike.bound + PROBING if forming else strike.bound) * pool.scale
+    limit = pool.bound(strike, case.world) + (PROBING * pool.scale if forming else 0.0)
     kinds = FORMING.get(case.strike, strike.kinds) if forming else strike.kinds
     late: dict[int, Event] = {}  # of those who waited for somebody until the deadline
     for rank in survivors:
-        event = rank.expect("failed", HANG)
+        event = events[ranks.index(rank)] = rank.expect("failed", HANG)
         expect_kind(event, kinds)
         if forming and event["kind"] == "timeout":
             late[ranks.index(rank)] = event
             waited.add(rank, event)
         else:
-            _judge(case, event)
+            _judge(case, event, ranks)
             told.add(rank, event)
     if late and len(late) == len(survivors) and case.strike not in UNTOLD:
         raise MatrixError(f"nobody was told of the {case.strike}: all ran out of time")
     expect_missing_named(late, set(range(case.world)) - late.keys())
-    return max(told.expect_within(limit), waited.expect_within(pool.late_limit))
+    released = max(told.expect_within(limit), waited.expect_within(pool.late_limit))
+    return released, events
 
 
-def _judge(case: Case, event: Event) -> None:
-    if STRIKES[case.strike].victim_named:
-        expect_cause(event, case.victim)
+def _judge(case: Case, event: Event, ranks: list[RankProcess]) -> None:
+    strike = STRIKES[case.strike]
+    if strike.victim_named:
+        expect_cause(event, case.victim, ranks)
     else:
-        expect_ends(event, set(case.ends()))
+        expect_ends(event, case, ranks)
+    forming = case.operation == "configure"
+    expect_how(event, FORMING_HOW.get(case.strike, strike.how) if forming else strike.how)
 
 
 def expect_kind(event: Event, kinds: frozenset[str]) -> None:
@@ -255,28 +314,49 @@ def expect_kind(event: Event, kinds: frozenset[str]) -> None:
         )
 
 
-def expect_cause(event: Event, rank: int) -> None:
-    """It blames that one."""
+def expect_cause(event: Event, rank: int, ranks: list[RankProcess]) -> None:
+    """It blames that one of these: its rank and its process."""
     if event["cause"] != rank:
         raise MatrixError(f"the cause is rank {event['cause']}, expected {rank}: {event['text']}")
+    if event["pid"] != ranks[rank].pid:
+        raise MatrixError(
+            f"the cause is pid {event['pid']}, rank {rank} has {ranks[rank].pid}: {event['text']}"
+        )
 
 
-def expect_ends(event: Event, ends: set[int]) -> None:
-    """It names both ends of the cut link."""
+def expect_how(event: Event, how: str) -> None:
+    """It says how that was known, as this pattern has it."""
+    if not re.search(how, event["text"]):
+        raise MatrixError(f"it does not say {how!r}: {event['text']}")
+
+
+def expect_ends(event: Event, case: Case, ranks: list[RankProcess]) -> None:
+    """It names both ends of the cut link, one of them by its process too."""
+    ends = set(case.ends())
     if {event["cause"], event["other"]} != ends:
         raise MatrixError(
             f"the ends are {event['cause']} and {event['other']}, expected {ends}: {event['text']}"
         )
+    expect_cause(event, event["cause"], ranks)
 
 
 def expect_missing_named(late: dict[int, Event], away: set[int]) -> None:
-    """Rank 0 names one of those who stayed away; the others know of rank 0 alone."""
+    """Each of the late names some of those who stayed away, and nobody else."""
     for rank, event in late.items():
-        named = ",".join(re.findall(r"ranks? ([\d, ]+) did not come", event["text"]))
-        if rank == 0 and not away & {int(each) for each in re.findall(r"\d+", named)}:
-            raise MatrixError(f"rank 0 names none of {sorted(away)}: {event['text']}")
-        if rank != 0 and "): rank 0 " not in event["text"]:
-            raise MatrixError(f"rank {rank} does not name the rank it waited for: {event['text']}")
+        named = missing_in(event)
+        if not named or not named <= away:
+            raise MatrixError(
+                f"rank {rank} names {sorted(named)}, {sorted(away)} were away: {event['text']}"
+            )
+
+
+def missing_in(event: Event) -> set[int]:
+    """Who did not come, or made no link, as this error has it."""
+    lists = re.findall(r"ranks? ([\d, ]+) did not come", event["text"])
+    missing = {int(rank) for rank in re.findall(r"\d+", ",".join(lists))}
+    if "its links did not come up in time" in event["text"]:
+        missing.add(event["cause"])
+    return missing
 
 
 def _go_on_without(
@@ -284,11 +364,16 @@ def _go_on_without(
 ) -> None:
     victim = ranks[case.victim]
     strike = STRIKES[case.strike]
-    if strike.signal == signal.SIGSTOP:
+
+    def thaw() -> None:
         victim.signal(signal.SIGCONT)
-        expect_left_out(victim.expect("failed", HANG), case.victim)
+        _judge_thawed(victim.expect("failed", HANG), case, ranks)
         await_late_writes(case.operation)
-    expect_exact_sums(pool, survivors)
+
+    if strike.signal == signal.SIGSTOP:
+        go_on_and_thaw(pool, survivors, thaw, case.thaw)
+    else:
+        expect_exact_sums(pool, survivors)
     if strike.survives:
         expect_exact_sums(pool, ranks)
         return
@@ -297,10 +382,45 @@ def _go_on_without(
     victim.end()
 
 
-def expect_left_out(event: Event, rank: int) -> None:
+def go_on_and_thaw(
+    pool: Pool, survivors: list[RankProcess], thaw: Callable[[], None], order: str
+) -> None:
+    """The survivors form an epoch of their own with exact sums; the frozen one wakes before or after.
+
+    thaw: wakes it, looks at what it is told, and waits for what it still sends. Where that comes
+    later, the sums before it are another group's, so that the buffers of the struck operation are
+    still there to be looked at after it; and the epoch must stand as if nobody had woken.
+    """
+    if order == "first":
+        thaw()
+        expect_exact_sums(pool, survivors)
+        return
+    pool.configure(survivors)
+    pool.configure(survivors, ASIDE)
+    expect_sums(survivors, ASIDE)
+    survivors[0].say("abort", ASIDE)
+    thaw()
+    expect_unchanged(survivors)
+    expect_sums(survivors)
+
+
+def _judge_thawed(event: Event, case: Case, ranks: list[RankProcess]) -> None:
+    if case.operation != "configure" or case.thaw == "first" or event.get("kind") in LOST:
+        expect_left_out(event, case.victim, ranks)
+        return
+    expect_kind(event, OVERTAKEN)
+    if event["kind"] == "timeout":
+        expect_how(event, "did not come|its links did not come up|no answer from the store")
+    else:
+        expect_cause(event, event["cause"], ranks)
+        if case.victim not in (event["cause"], event["other"]):
+            raise MatrixError(f"the thawed rank blames a link that is not its own: {event}")
+
+
+def expect_left_out(event: Event, rank: int, ranks: list[RankProcess]) -> None:
     """The thawed rank was told that others found it frozen and went on, with itself as the cause."""
     expect_kind(event, LOST)
-    expect_cause(event, rank)
+    expect_cause(event, rank, ranks)
     if not any(words in event["text"] for words in ("left out", "has not answered")):
         raise MatrixError(f"the thawed rank was not told that it was frozen: {event['text']}")
 
@@ -327,10 +447,15 @@ def expect_exact_sums(pool: Pool, ranks: list[RankProcess]) -> None:
     """
     pool.configure(ranks)
     expect_unchanged(ranks)
+    expect_sums(ranks)
+
+
+def expect_sums(ranks: list[RankProcess], group: str = "") -> None:
+    """The epoch that they are in works."""
     for rank in ranks:
-        rank.say("once allreduce 1000")
+        rank.say("once allreduce 1000", group)
     for rank in ranks:
-        event = rank.expect("done", HANG)
+        event = rank.expect("done", HANG, group)
         if not event["ok"]:
             raise MatrixError(f"the next epoch does not work: {event['text']}")
 

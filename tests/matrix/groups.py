@@ -15,9 +15,13 @@ from matrix.cases import (
     HANG,
     Pool,
     await_late_writes,
+    expect_cause,
     expect_exact_sums,
+    expect_how,
+    expect_kind,
     expect_left_out,
     expect_unchanged,
+    go_on_and_thaw,
 )
 from matrix.process import MatrixError, RankProcess
 from matrix.strikes import STRIKES, Strike
@@ -42,6 +46,7 @@ class GroupsCase:
     world: int
     place: str
     strike: str
+    thaw: str = "first"  # of THAWS; matters where the strike is a freeze
 
     def __str__(self) -> str:
         """As printed in reports, and accepted on the command line."""
@@ -77,10 +82,8 @@ def run_groups_case(pool: Pool, case: GroupsCase) -> float:
     gone = strike.signal is not None or not strike.survives
     releases = lateness.Releases(struck)
     for name in struck_groups:
-        members = [i for i in groups[name] if not (gone and i == case.victim())]
-        cause = groups[name].index(case.victim())
-        _collect(ranks, name, members, strike, cause, releases)
-    released = releases.expect_within(strike.bound * pool.scale)
+        _collect(case, name, [ranks[i] for i in groups[name]], gone, releases)
+    released = releases.expect_within(pool.bound(strike, case.world))
     for name in groups.keys() - struck_groups:
         _expect_undisturbed([ranks[i] for i in groups[name]], name)
     _go_on(pool, case, strike, ranks, groups)
@@ -116,20 +119,21 @@ def _strike(
 
 
 def _collect(
-    ranks: list[RankProcess],
+    case: GroupsCase,
     name: str,
-    members: list[int],
-    strike: Strike,
-    cause: int,
+    members: list[RankProcess],
+    gone: bool,
     releases: lateness.Releases,
 ) -> None:
-    for member in members:
-        event = ranks[member].expect("failed", HANG, name)
-        if event["ok"] or event["kind"] not in strike.kinds or event["cause"] != cause:
-            raise MatrixError(
-                f"group {name!r}: expected {sorted(strike.kinds)} of rank {cause}: {event}"
-            )
-        releases.add(ranks[member], event)
+    cause = case.groups()[name].index(case.victim())
+    for rank, member in enumerate(members):
+        if gone and rank == cause:
+            continue
+        event = member.expect("failed", HANG, name)
+        expect_kind(event, STRIKES[case.strike].kinds)
+        expect_cause(event, cause, members)
+        expect_how(event, STRIKES[case.strike].how)
+        releases.add(member, event)
 
 
 def _rounds(rank: RankProcess, name: str) -> int:
@@ -160,12 +164,17 @@ def _go_on(
     groups: dict[str, list[int]],
 ) -> None:
     victim = ranks[case.victim()]
-    if strike.signal == signal.SIGSTOP:
+
+    def thaw() -> None:
         victim.signal(signal.SIGCONT)
         for name, members in groups.items():
             if case.victim() in members:
-                expect_left_out(victim.expect("failed", HANG, name), members.index(case.victim()))
+                event = victim.expect("failed", HANG, name)
+                expect_left_out(event, members.index(case.victim()), [ranks[i] for i in members])
         await_late_writes(case.operation)
+
+    if strike.signal == signal.SIGSTOP:
+        go_on_and_thaw(pool, [rank for rank in ranks if rank is not victim], thaw, case.thaw)
     if not strike.survives:  # a group that was shut down stays so
         victim.end()
     left = [rank for rank in ranks if strike.survives or rank is not victim]

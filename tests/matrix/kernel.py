@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matrix import cores
-from matrix.cases import HANG, Pool, expect_exact_sums
+from matrix.cases import HANG, Pool, expect_cause, expect_exact_sums, expect_kind
 from matrix.lateness import Releases, Strike
 from matrix.process import MatrixError, RankProcess, SkippedError, monotonic_ns
-from matrix.strikes import DEATH, FREEZE, LOST
+from matrix.strikes import DEATH, LOST
 
 ROOM = 32 * 2**20  # bytes that the victim may still take
 CORE_MIB = 1024
@@ -52,13 +52,13 @@ def _begin(pool: Pool, case: KernelCase) -> tuple[RankProcess, list[RankProcess]
     return ranks[-1], ranks[:-1]
 
 
-def _collect(survivors: list[RankProcess], struck: Strike, limit: float) -> tuple[float, str]:
-    """The last release, and what one of them was told."""
+def _collect(ranks: list[RankProcess], struck: Strike, limit: float) -> tuple[float, str]:
+    """The last release, and what one of them was told: that the last of these ranks is lost."""
     releases, text = Releases(struck), ""
-    for rank in survivors:
+    for rank in ranks[:-1]:
         event = rank.expect("failed", HANG)
-        if event["ok"] or event["kind"] not in LOST or event["cause"] != len(survivors):
-            raise MatrixError(f"expected the loss of rank {len(survivors)}: {event}")
+        expect_kind(event, LOST)
+        expect_cause(event, len(ranks) - 1, ranks)
         releases.add(rank, event)
         text = event["text"]
     return releases.expect_within(limit, text), text
@@ -133,7 +133,7 @@ def _await_kill(group: Path, survivors: list[RankProcess]) -> Strike:
             raise MatrixError("the kernel does not kill for want of memory")
         time.sleep(0.0005)
     at = monotonic_ns()
-    return Strike(at, Strike.now(survivors).waited)
+    return Strike(at, Strike.now(survivors).waits)
 
 
 def _out_of_memory(pool: Pool, case: KernelCase) -> float:
@@ -142,7 +142,7 @@ def _out_of_memory(pool: Pool, case: KernelCase) -> float:
     with _limited(victim.pid) as group:
         victim.say("die oom")
         struck = _await_kill(group, survivors)
-        released, text = _collect(survivors, struck, DEATH * pool.scale)
+        released, text = _collect([*survivors, victim], struck, DEATH * pool.scale)
         if "its process ended" not in text:
             raise MatrixError(f"its heartbeats told, not its end: {text}")
         cores.await_end(victim)
@@ -159,7 +159,7 @@ def _out_of_memory(pool: Pool, case: KernelCase) -> float:
 def _big_core(pool: Pool, case: KernelCase) -> float:
     """While a core is written nothing is closed: the heartbeat limit tells, and the error says why."""
     if pool.scale > 1:
-        raise SkippedError("a core of that size is written within its bound at scale 1 alone")
+        raise SkippedError("a core of that size takes seconds: at scale 1 alone")
     if reason := cores.why_none(CORE_MIB * 2**20):
         raise SkippedError(reason)
     victim, survivors = _begin(pool, case)
@@ -167,7 +167,9 @@ def _big_core(pool: Pool, case: KernelCase) -> float:
     victim.expect("holding", HANG)
     struck = Strike.now(survivors)
     victim.say("die abort")
-    released, text = _collect(survivors, struck, FREEZE * pool.scale)
+    released, text = _collect(
+        [*survivors, victim], struck, pool.heartbeat(case.world) + DEATH * pool.scale
+    )
     dumping = victim.alive()
     cores.await_end(victim)
     if (size := cores.written(victim)) < CORE_MIB * 2**20:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -11,13 +12,16 @@ from matrix.cases import (
     Pool,
     await_late_writes,
     elements_for,
+    expect_cause,
     expect_exact_sums,
+    expect_how,
     expect_kind,
     expect_left_out,
+    go_on_and_thaw,
 )
 from matrix.lateness import Releases, Strike
 from matrix.process import Event, MatrixError, RankProcess
-from matrix.strikes import CONFIGURE_LIMIT, DEATH, LOST
+from matrix.strikes import CONFIGURE_LIMIT, DEATH, ENDED, LOST, STOPPED
 
 # Neighbours on the ring of witness lines, and ranks with others between them on both sides.
 VICTIMS: dict[int, tuple[tuple[int, int], ...]] = {
@@ -38,11 +42,17 @@ class PairCase:
     world: int
     victims: tuple[int, int]
     combination: str
+    thaw: str = "first"  # of THAWS; matters where one is stopped
 
     def __str__(self) -> str:
         """As printed in reports, and accepted on the command line."""
         first, second = self.victims
         return f"{self.operation}/{self.world}/{first}+{second}/{self.combination}"
+
+    def stopped(self, victim: int) -> bool:
+        """Whether that one is, not killed."""
+        blows = re.split("_and_|_then_", self.combination)
+        return blows[self.victims.index(victim)] == "stop"
 
 
 def run_pair_case(pool: Pool, case: PairCase) -> float:
@@ -63,23 +73,31 @@ def run_pair_case(pool: Pool, case: PairCase) -> float:
     struck = Strike.now(ranks)
     if case.combination == "kill_then_kill":
         first.signal(signal.SIGKILL)
-        released = _collect(pool, case, [*survivors, second], struck)
+        released = _collect(pool, case, ranks, [*survivors, second], struck)
         _kill_while_forming(pool, second, [rank for rank in ranks if rank is not first])
     else:
-        before, after = case.combination.split("_and_")
-        first.signal(signal.SIGSTOP if before == "stop" else signal.SIGKILL)
-        second.signal(signal.SIGSTOP if after == "stop" else signal.SIGKILL)
-        released = _collect(pool, case, survivors, struck)
+        for victim in case.victims:
+            ranks[victim].signal(signal.SIGSTOP if case.stopped(victim) else signal.SIGKILL)
+        released = _collect(pool, case, ranks, survivors, struck)
     _go_on(pool, case, ranks, survivors)
     return released
 
 
-def _collect(pool: Pool, case: PairCase, survivors: list[RankProcess], struck: Strike) -> float:
+def _collect(
+    pool: Pool,
+    case: PairCase,
+    ranks: list[RankProcess],
+    survivors: list[RankProcess],
+    struck: Strike,
+) -> float:
     releases = Releases(struck)
     for rank in survivors:
         event = rank.expect("failed", HANG)
-        if event["ok"] or event["kind"] not in LOST or event["cause"] not in case.victims:
+        expect_kind(event, LOST)
+        if event["cause"] not in case.victims:
             raise MatrixError(f"expected the loss of one of {case.victims}: {event}")
+        expect_cause(event, event["cause"], ranks)
+        expect_how(event, STOPPED if case.stopped(event["cause"]) else ENDED)
         releases.add(rank, event)
     # A death is among the strikes, and one failure releases everybody.
     return releases.expect_within(DEATH * pool.scale)
@@ -101,39 +119,51 @@ def _kill_while_forming(pool: Pool, second: RankProcess, members: list[RankProce
         configured = rank.expect("configured", limit + HANG)
         failed = rank.expect("failed", HANG)
         if configured["ok"]:
-            if failed["ok"] or failed["kind"] not in LOST or failed["cause"] != place:
-                raise MatrixError(f"expected the loss of rank {place}: {failed}")
+            expect_kind(failed, LOST)
+            expect_cause(failed, place, members)
+            expect_how(failed, ENDED)
             continue
-        _judge_forming(configured, place)
+        _judge_forming(configured, place, members)
         if any(failed.get(key) != configured[key] for key in ("ok", "kind", "cause")):
             raise MatrixError(f"it was told {configured} first, and then {failed}")
 
 
-def _judge_forming(event: Event, dead: int) -> None:
+def _judge_forming(event: Event, dead: int, members: list[RankProcess]) -> None:
     expect_kind(event, FORMING)
     if event["kind"] == "timeout":
         return  # its cause may be a member who waited for the dead one, and gave up first
     if event["cause"] >= 0 and dead not in (event["cause"], event["other"]):
         raise MatrixError(f"an epoch that forms blames another than rank {dead}: {event}")
+    if event["cause"] >= 0:
+        expect_cause(event, event["cause"], members)
 
 
 def _go_on(
     pool: Pool, case: PairCase, ranks: list[RankProcess], survivors: list[RankProcess]
 ) -> None:
-    order = case.combination.split("_and_")
-    for index, (victim, other) in enumerate((case.victims, case.victims[::-1])):
-        rank = ranks[victim]
-        if order[index % len(order)] != "stop":
-            rank.end()
-            continue
-        rank.signal(signal.SIGCONT)
-        _judge_thawed(rank.expect("failed", HANG), victim, other)
+    stopped = [victim for victim in case.victims if case.stopped(victim)]
+    dead = [victim for victim in case.victims if not case.stopped(victim)]
+    for victim in dead:
+        ranks[victim].end()
+
+    def thaw() -> None:
+        ranks[stopped[0]].signal(signal.SIGCONT)
+        event = ranks[stopped[0]].expect("failed", HANG)
+        _judge_thawed(event, stopped[0], dead[0], ranks)
         await_late_writes(case.operation)
-    expect_exact_sums(pool, survivors)
+
+    if stopped:
+        go_on_and_thaw(pool, survivors, thaw, case.thaw)
+    else:
+        expect_exact_sums(pool, survivors)
     expect_exact_sums(pool, [rank for rank in ranks if rank.alive()])
 
 
-def _judge_thawed(event: Event, thawed: int, dead: int) -> None:
+def _judge_thawed(event: Event, thawed: int, dead: int, ranks: list[RankProcess]) -> None:
     """Whichever of the two ended the epoch: the other one's death, or that it was frozen itself."""
-    if event["ok"] or event["kind"] not in LOST or event["cause"] != dead:
-        expect_left_out(event, thawed)
+    expect_kind(event, LOST)
+    if event["cause"] == dead:
+        expect_cause(event, dead, ranks)
+        expect_how(event, ENDED)
+    else:
+        expect_left_out(event, thawed, ranks)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from matrix import forming, groups, kernel, pairs
 from matrix.cases import Case, Pool, run_case, run_store_case
-from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, WORLDS, victims
+from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, THAWS, WORLDS, victims
 
-STORE_WORLD = 3
+STORE_WORLDS = (2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Entry:
     """One case.
 
     Attributes:
-        name: as printed, and accepted by --only.
-        strike: under which the table of the report counts it.
+        name: as noted by --done, whatever the seed.
+        strike: under which the table of the report counts it, with what chance has settled of it.
         world: how many ranks it takes.
         axes: the values that it stands for; a sample holds each at least once.
         run: runs it; seconds from strike to release. Raises MatrixError or SkippedError.
@@ -31,6 +31,11 @@ class Entry:
     world: int
     axes: frozenset[tuple[object, ...]]
     run: Callable[[Pool], float]
+
+    @property
+    def title(self) -> str:
+        """The name, with what chance has settled."""
+        return "".join((self.name, *self.strike.partition(",")[1:]))
 
 
 def _entry(
@@ -45,26 +50,41 @@ def _entry(
     return Entry(name, strike, world, frozenset(values), run)
 
 
-def _single() -> list[Entry]:
-    return [
-        _entry(
-            "single",
-            f"{operation}/{world}/{victim}/{strike}",
-            strike,
-            world,
-            [
-                ("operation", operation),
-                ("victim", world, victim),
-                # While an epoch forms more may be told: that proves less about the strike.
-                ("strike", strike, "forming" if operation == "configure" else "formed"),
-            ],
-            partial(_runner(operation, strike), case=Case(operation, world, victim, strike)),
-        )
+def _thaw(seed: int, case: object) -> str:
+    """Whether a frozen process wakes first or later, in this case and under this seed."""
+    return random.Random(f"{seed} {case}").choice(THAWS)
+
+
+def _with_thaw(strike: str, thaw: str, *, frozen: bool) -> str:
+    return f"{strike}, thaw {thaw}" if frozen else strike
+
+
+def _single(seed: int) -> list[Entry]:
+    cases = [
+        Case(operation, world, victim, strike)
         for operation in OPERATIONS
         for world in WORLDS
         for victim in victims(world)
         for strike in STRIKES
     ]
+    return [_single_entry(replace(case, thaw=_thaw(seed, case))) for case in cases]
+
+
+def _single_entry(case: Case) -> Entry:
+    strike = _with_thaw(case.strike, case.thaw, frozen=case.strike == "sigstop")
+    return _entry(
+        "single",
+        str(case),
+        strike,
+        case.world,
+        [
+            ("operation", case.operation),
+            ("victim", case.world, case.victim),
+            # While an epoch forms more may be told: that proves less about the strike.
+            ("strike", strike, "forming" if case.operation == "configure" else "formed"),
+        ],
+        partial(_runner(case.operation, case.strike), case=case),
+    )
 
 
 def _runner(operation: str, strike: str) -> Callable[..., float]:
@@ -72,7 +92,7 @@ def _runner(operation: str, strike: str) -> Callable[..., float]:
     return forming.run_forming_case if needs_help else run_case
 
 
-def _pairs() -> list[Entry]:
+def _pairs(seed: int) -> list[Entry]:
     cases = [
         pairs.PairCase(operation, world, two, combination)
         for operation in OPERATIONS
@@ -85,16 +105,16 @@ def _pairs() -> list[Entry]:
         _entry(
             "pairs",
             str(case),
-            case.combination,
+            _with_thaw(case.combination, case.thaw, frozen=any(map(case.stopped, case.victims))),
             case.world,
             [("operation", case.operation), ("victims", case.world, case.victims)],
             partial(pairs.run_pair_case, case=case),
         )
-        for case in cases
+        for case in [replace(case, thaw=_thaw(seed, case)) for case in cases]
     ]
 
 
-def _groups() -> list[Entry]:
+def _groups(seed: int) -> list[Entry]:
     cases = [
         groups.GroupsCase(operation, world, place, strike)
         for operation in groups.OPERATIONS
@@ -106,12 +126,12 @@ def _groups() -> list[Entry]:
         _entry(
             "groups",
             str(case),
-            f"groups: {case.strike}",
+            _with_thaw(f"groups: {case.strike}", case.thaw, frozen=case.strike == "sigstop"),
             case.world,
             [("operation", case.operation), ("place", case.world, case.place)],
             partial(groups.run_groups_case, case=case),
         )
-        for case in cases
+        for case in [replace(case, thaw=_thaw(seed, case)) for case in cases]
     ]
 
 
@@ -137,10 +157,10 @@ def _kernel() -> list[Entry]:
     ]
 
 
-def _run_store(pool: Pool, operation: str, number: int) -> float:
+def _run_store(pool: Pool, operation: str, world: int, number: int) -> float:
     if operation == "configure":
-        return forming.run_store_forming_case(pool, STORE_WORLD, number)
-    run_store_case(pool, operation, STORE_WORLD, number)
+        return forming.run_store_forming_case(pool, world, number)
+    run_store_case(pool, operation, world, number)
     return 0.0
 
 
@@ -148,20 +168,21 @@ def _store() -> list[Entry]:
     return [
         _entry(
             "store",
-            f"{operation}/{STORE_WORLD}/-/{strike}",
+            f"{operation}/{world}/-/{strike}",
             strike,
-            STORE_WORLD,
-            [("operation", operation)],
-            partial(_run_store, operation=operation, number=number),
+            world,
+            [("operation", operation), ("world", world)],
+            partial(_run_store, operation=operation, world=world, number=number),
         )
         for strike, number in STORE_STRIKES.items()
         for operation in OPERATIONS
+        for world in STORE_WORLDS
     ]
 
 
-def everything() -> list[Entry]:
-    """The whole matrix."""
-    return [*_single(), *_pairs(), *_groups(), *_kernel(), *_store()]
+def everything(seed: int) -> list[Entry]:
+    """The whole matrix; seed: of what chance settles about a case."""
+    return [*_single(seed), *_pairs(seed), *_groups(seed), *_kernel(), *_store()]
 
 
 def axes_of(entries: Iterable[Entry]) -> frozenset[tuple[object, ...]]:

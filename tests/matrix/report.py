@@ -75,11 +75,11 @@ class Report:
 
     def text(self, seed: int) -> str:
         """Strike by strike: cases, median and worst release; then what was skipped, and the sums."""
-        lines = [f"{'strike':<18}{'cases':>6}{'median ms':>11}{'worst ms':>10}"]
+        lines = [f"{'strike':<28}{'cases':>6}{'median ms':>11}{'worst ms':>10}"]
         for strike, times in sorted(self.releases.items()):
             ordered = sorted(times)
             middle = ordered[len(ordered) // 2] * 1000
-            lines.append(f"{strike:<18}{len(times):>6}{middle:>11.1f}{ordered[-1] * 1000:>10.1f}")
+            lines.append(f"{strike:<28}{len(times):>6}{middle:>11.1f}{ordered[-1] * 1000:>10.1f}")
         lines += [f"skipped: {reason}" for reason in self.skipped]
         lines += [f"repeated: {reason}" for reason in self.repeated]
         lines.append(

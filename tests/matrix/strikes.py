@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HEARTBEAT = 0.3  # seconds; of all ranks of the matrix
+HEARTBEAT = 0.3  # seconds; the limit of all ranks of the matrix at scale 1
 DEATH = 0.1  # seconds from a strike to the last survivor's release, by the project's fourth promise
-FREEZE = HEARTBEAT + 0.1
 CONFIGURE_LIMIT = 2.0  # seconds; of every configure() that may fail
 
 LOST = frozenset({"peer lost"})
 LEFT = frozenset({"peer left"})
+ENDED = "its process ended"
+LEAVING = "it left before"
+STOPPED = r"has not answered for .*\(state T: stopped by a signal\)"
+SAID = "the matrix said so"  # abort()'s reason
+DUMPING = ENDED + "|has not answered"  # a core that takes long is named, see kernel.py
+CUT = "the connection broke although its process lives|its connection was cut"
 # Seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms, and what
 # one member sees travels through the store.
 PROBING = 0.1
@@ -23,7 +28,10 @@ class Strike:
     Attributes:
         name: on the command line and in reports.
         kinds: the kinds of failure a survivor may report.
-        bound: seconds from the strike to the last survivor's release.
+        how: what its error must say of how it was known, as a pattern.
+        bound: seconds from the strike to the last survivor's release; with silent: after the
+            heartbeat limit.
+        silent: heartbeats alone may tell.
         signal: sent to the victim's process, or None.
         command: said to the victim on its standard input, or None.
         survives: the victim's process lives on and can come back (after a thaw, where it was stopped).
@@ -32,9 +40,11 @@ class Strike:
 
     name: str
     kinds: frozenset[str]
+    how: str
     bound: float
     signal: int | None = None
     command: str | None = None
+    silent: bool = False
     survives: bool = False
     victim_named: bool = True
 
@@ -59,24 +69,35 @@ class Strike:
 #   shutdown   it falls between two configure() as a rule, or into one; between them nobody is told that the
 #              member will not come, until the deadline: see limits.md
 #   abort      it may end an epoch that some have left for the next one already: those it tells stay away, alive,
-#              and the others wait for them until the deadline; but somebody must have been told
+#              and if rank 0 is among them, the others wait for it until the deadline. Who is in one attempt with
+#              rank 0 is told
 STRIKES: dict[str, Strike] = {
     strike.name: strike
     for strike in (
-        Strike("sigkill", LOST, DEATH, signal=9),
-        Strike("sigstop", LOST, FREEZE, signal=19, survives=True),
-        Strike("core_dump", LOST, FREEZE, command="die abort"),
-        Strike("os_exit", LOST, DEATH, command="die _exit"),
-        Strike("exec", LOST, DEATH, command="die exec"),
-        Strike("exception", LOST, FREEZE, command="die exception"),
-        Strike("exit", LEFT, DEATH, command="die exit"),
-        Strike("shutdown", LEFT, DEATH, command="shutdown"),
-        Strike("abort", frozenset({"aborted"}), DEATH, command="abort", survives=True),
+        Strike("sigkill", LOST, ENDED, DEATH, signal=9),
+        Strike("sigstop", LOST, STOPPED, DEATH, signal=19, silent=True, survives=True),
+        Strike("core_dump", LOST, DUMPING, DEATH, command="die abort", silent=True),
+        Strike("os_exit", LOST, ENDED, DEATH, command="die _exit"),
+        Strike("exec", LOST, ENDED, DEATH, command="die exec"),
+        Strike("exception", LOST, DUMPING, DEATH, command="die exception", silent=True),
+        Strike("exit", LEFT, LEAVING, DEATH, command="die exit"),
+        Strike("shutdown", LEFT, LEAVING, DEATH, command="shutdown"),
+        Strike("abort", frozenset({"aborted"}), SAID, DEATH, command="abort", survives=True),
         Strike(
-            "timeout", frozenset({"timeout"}), DEATH + 0.05, command="timeout 50", survives=True
+            "timeout",
+            frozenset({"timeout"}),
+            r"recv #\d+ did not complete within",
+            DEATH + 0.05,
+            command="timeout 50",
+            survives=True,
         ),
         Strike(
-            "cut_link", frozenset({"link lost"}), DEATH + 0.1, survives=True, victim_named=False
+            "cut_link",
+            frozenset({"link lost"}),
+            CUT,
+            DEATH + 0.1,
+            survives=True,
+            victim_named=False,
         ),
     )
 }
@@ -102,6 +123,9 @@ FORMING: dict[str, frozenset[str]] = {
     "abort": frozenset({"aborted", "timeout"}),
     "cut_link": frozenset({"link lost", "timeout"}),
 }
+# And how it was known, where that is not the table's.
+SHUT_DOWN = rf"{LEAVING}|it shut its group down|shutdown\(\) was called"
+FORMING_HOW: dict[str, str] = {"exit": f"{ENDED}|{SHUT_DOWN}", "shutdown": SHUT_DOWN}
 # Strikes after which all who are left may run out of time; of every other one somebody is told.
 UNTOLD = frozenset({"shutdown"})
 OPERATIONS = (
@@ -115,6 +139,11 @@ OPERATIONS = (
     "configure",
 )
 WORLDS = (2, 3, 4, 5, 8)
+# What a process may be told that wakes in a configure() which the others have left for another one, but for that it
+# was left out: that a link was closed by a process that lives, or, at the deadline, who did not come.
+OVERTAKEN = frozenset({"link lost", "timeout"})
+# When a frozen process wakes: before the others form an epoch without it, or once that epoch works.
+THAWS = ("first", "later")
 
 
 def victims(world: int) -> tuple[int, ...]:
