@@ -47,7 +47,8 @@ std::optional<c10::Device> Devices::forBarrier(const std::vector<int64_t>& chose
   }
   if (bound) return bound;
   if (host_) return std::nullopt;
-  TORCH_CHECK_VALUE(used, "barrier: device_ids: expected the device on which it is held, since this ",
+  TORCH_CHECK_VALUE(used,
+                    "barrier: device_ids: expected the device on which it is held, since this ",
                     "group has used none yet, or several; pass barrier(device_ids=[index]), or "
                     "bind the group to its device (init_process_group(device_id=...))");
   return used;

@@ -36,6 +36,7 @@ class PoisonEngine : public Engine {
   }
   std::variant<MemberRecord, Failure> describeSelf() override { return inner_->describeSelf(); }
   std::unique_ptr<Vigil> keepVigil(int size) override { return inner_->keepVigil(size); }
+  Duration frozenAfter() const override { return inner_->frozenAfter(); }
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override;

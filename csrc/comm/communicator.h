@@ -78,6 +78,8 @@ class Engine {
   // For an attempt of a world of that size: asks such addresses as describeSelf() gives. Null:
   // none.
   virtual std::unique_ptr<Vigil> keepVigil(int size) = 0;
+  // A member that does not run for so long may be left out by the others. Zero: never.
+  virtual Duration frozenAfter() const = 0;
 
   // One attempt to link up with the roster's members and to pass a barrier over the links; blocks
   // until done (the lifecycle may have failed since), until the lifecycle is over, the deadline, or

@@ -3,7 +3,8 @@
 // Owner: the c10d backend. Threads: every method from any thread at any time. No lock is held while
 // anything blocks. States: idle (no epoch yet), configuring, active, failed, shut down.
 //   configure  idle/active/failed -> configuring -> active | failed; one at a time, a second raises
-//   abort      in configuring: that attempt fails, and the epoch that it is ending, if it is at that
+//   abort      in configuring: that attempt fails, and the epoch that it is ending, if it is at
+//   that
 //              still; active: the epoch fails; else nothing
 //   issue      active: runs; else: an operation that has already failed
 //   shutdown   final; configure after it raises
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/standstill.h"
 #include "comm/watchdog.h"
 
 namespace torchft_ext {
@@ -109,6 +111,7 @@ class Group {
     Deadline deadline;
     std::shared_ptr<Lifecycle> lifecycle;
     AttemptMemory memory{};
+    Standstill standstill{};
     std::vector<std::pair<std::string, Duration>> phases{};
     std::unique_ptr<Rendezvous> rendezvous{};
     std::optional<Failure> store_lost{};  // while links are made
@@ -123,6 +126,7 @@ class Group {
   void attemptEnded(Attempt& attempt, const FailurePtr& failure);
   void awaitReaders(const Attempt& attempt);
   Failure asTold(const Failure& failure) const;
+  FailurePtr inHindsight(const Attempt& attempt, FailurePtr failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   // Whose operations may still be under way: the current one, or that which configure() is ending.
   Epoch lastLocked() const REQUIRES(mutex_);

@@ -210,6 +210,20 @@ Failure Group::asTold(const Failure& failure) const {
   return told;
 }
 
+// A process that was stopped finds what the others left behind: nobody comes, or links end. That it
+// was left out nobody tells it, since it had no links yet.
+FailurePtr Group::inHindsight(const Attempt& attempt, FailurePtr failure) const {
+  const Duration limit = engine_->frozenAfter();
+  const Duration stood_still = attempt.standstill.longest();
+  const bool puzzling =
+      failure->kind == FailureKind::kTimeout || failure->kind == FailureKind::kLinkLost;
+  if (!puzzling || limit == Duration::zero() || stood_still < limit) return failure;
+  auto explained = std::make_shared<Failure>(*failure);
+  explained->cause.how += "; this process itself did not run for " + formatSeconds(stood_still) +
+                          " meanwhile: the others may have gone on without it";
+  return explained;
+}
+
 FailurePtr Group::configureFailed(Attempt& attempt, Failure failure, bool interrupted) {
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
   failure.op = "configure";
@@ -232,9 +246,10 @@ FailurePtr Group::configureFailed(Attempt& attempt, Failure failure, bool interr
       placed->cause.how += "; " + trouble;
     known = std::move(placed);
   }
+  if (attempt.rendezvous) attempt.memory = attempt.rendezvous->withdraw(asTold(*known));
+  known = inHindsight(attempt, std::move(known));
   log(LogLevel::kWarning, known->describe());
   failure_counts_->count(known);
-  if (attempt.rendezvous) attempt.memory = attempt.rendezvous->withdraw(asTold(*known));
   struct AtEnd {
     Group& group;
     Attempt& attempt;

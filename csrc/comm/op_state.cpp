@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/callbacks.h"
+#include "comm/standstill.h"
 
 namespace torchft_ext {
 namespace {
@@ -15,6 +16,7 @@ void setWaitHook(WaitHook hook) {
   wait_hook.store(hook, std::memory_order_release);
 }
 void runWaitHook() {
+  Standstill::look();
   if (const WaitHook hook = wait_hook.load(std::memory_order_acquire)) hook();
 }
 

@@ -71,6 +71,7 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
   std::vector<std::pair<std::string, int64_t>> counters() const override;
   std::variant<MemberRecord, Failure> describeSelf() override;
   std::unique_ptr<Vigil> keepVigil(int size) override;
+  Duration frozenAfter() const override { return options_.heartbeat_limit; }
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override;

@@ -32,6 +32,7 @@ class NcclEngine : public Engine {
   std::vector<std::pair<std::string, int64_t>> counters() const override;
   std::variant<MemberRecord, Failure> describeSelf() override { return control_->describeSelf(); }
   std::unique_ptr<Vigil> keepVigil(int size) override { return control_->keepVigil(size); }
+  Duration frozenAfter() const override { return control_->frozenAfter(); }
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override;

@@ -1,6 +1,6 @@
-// The tensors of an operation on device memory, kept for the device: until somebody has had a stream
-// wait for the operation, behind which the allocator may use their memory again, or until it is
-// through.
+// The tensors of an operation on device memory, kept for the device: until somebody has had a
+// stream wait for the operation, behind which the allocator may use their memory again, or until it
+// is through.
 //
 // Owner: the operation, and so whoever watches it; the Work sees it weakly. Threads: release() from
 // any, again: nothing. What it kept is let go on the thread that releases it.

@@ -25,10 +25,10 @@ struct Notice {
   };
 
   Type type = Type::kAsk;
-  Nonce epoch;       // kSeek, kSeen: the question instead
-  Failure failure;   // kFailed: kind and cause
-  Incarnation dead;  // kFailed: the process that ended, where that is the cause; else zero
-  int rank = -1;     // kLeft: who
+  Nonce epoch;         // kSeek, kSeen: the question instead
+  Failure failure;     // kFailed: kind and cause
+  Incarnation dead;    // kFailed: the process that ended, where that is the cause; else zero
+  int rank = -1;       // kLeft: who
   Incarnation sought;  // kSeek, kSeen
 };
 

@@ -20,6 +20,7 @@ class AroundEngine : public Engine {
   }
   std::variant<MemberRecord, Failure> describeSelf() override { return inner_->describeSelf(); }
   std::unique_ptr<Vigil> keepVigil(int size) override { return inner_->keepVigil(size); }
+  Duration frozenAfter() const override { return inner_->frozenAfter(); }
 
  protected:
   const std::shared_ptr<Engine> inner_;

@@ -249,11 +249,11 @@ void MonitorWorld::Process::transmitAfter(Duration delay, const std::shared_ptr<
                                           int to, Event event) {
   Process& other = world_.at(to);
   channel->last = std::max(channel->last, world_.now_ + delay);
-  world_.later(channel->last - world_.now_, [world = &world_, self = number_, to, &other, channel,
-                                             event = std::move(event)] {
-    if (channel->lost || world->isMuted(self, to)) return;
-    other.receive(event);
-  });
+  world_.later(channel->last - world_.now_,
+               [world = &world_, self = number_, to, &other, channel, event = std::move(event)] {
+                 if (channel->lost || world->isMuted(self, to)) return;
+                 other.receive(event);
+               });
 }
 
 // ---------------------------------------------------------------- its lines

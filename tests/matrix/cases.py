@@ -62,7 +62,7 @@ class Case:
         return f"{self.operation}/{self.world}/{self.victim}/{self.strike}"
 
     def ends(self) -> tuple[int, int]:
-        """The two ranks of the link that a cut_link cuts, the higher one first: it connected."""
+        """The two ranks of the link or line that is cut, the higher one first: it connected the link."""
         return (1, 0) if self.victim == 0 else (self.victim, 0)
 
 
@@ -252,6 +252,9 @@ def _strike(case: Case, strike: Strike, ranks: list[RankProcess]) -> lateness.St
         victim.signal(strike.signal)
     elif strike.command is not None:
         victim.say(strike.command)
+    elif case.strike == "cut_line":
+        upper, lower = case.ends()
+        ranks[upper].say("cut_line " + ranks[lower].incarnation)
     else:
         cut(case, ranks)
     return now

@@ -32,6 +32,7 @@ class RankProcess:
     Attributes:
         doors: addresses of its links, "127.0.0.1:PORT" and, of every second rank, "unix:NAME" before it.
         line_doors: of its liveness lines.
+        incarnation: by which others know its liveness lines.
         transport: how others reach it, "local" or "tcp".
         directory: its working directory, which goes with it; a core is written there by default.
     """
@@ -65,6 +66,7 @@ class RankProcess:
         ready = self.expect("ready", 60)
         self.doors: list[str] = ready["doors"]
         self.line_doors: list[str] = ready["line_doors"]
+        self.incarnation: str = ready["incarnation"]
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -15,6 +15,7 @@ LEAVING = "it left before"
 STOPPED = r"has not answered for .*\(state T: stopped by a signal\)"
 SAID = "the matrix said so"  # abort()'s reason
 DUMPING = ENDED + "|has not answered"  # a core that takes long is named, see kernel.py
+CUT_LINE = "its connection was cut"
 CUT = "the connection broke although its process lives|its connection was cut"
 # Seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms, and what
 # one member sees travels through the store.
@@ -49,6 +50,7 @@ class Strike:
     victim_named: bool = True
 
 
+# A cut_line is that of a liveness line: no case of `configure` has it, since lines belong to epochs that stand.
 # What is not in this table:
 #   oom, big_core   the kernel's doing, in a cgroup and with a core of 1 GiB: peer lost, see kernel.py
 #   store_killed, store_frozen   no rank fails: see STORE_STRIKES, below
@@ -59,9 +61,8 @@ class Strike:
 #
 # Wider than the promise, each for a reason that is not hidden in a scale factor:
 #   timeout    50 ms of it are the operation's own limit
-#   cut_link   the process is asked whether it lives before the link is blamed. A cut connection is a lost link;
-#              where no new one can be made either, as behind a route that is gone, who finds the line cut counts
-#              the peer as lost, alive or not: see docs/decisions.md
+#   cut_link   the engine's connections; the process is asked whether it lives before the link is blamed. A route
+#              that is gone for good cannot be played here: see MonitorStories in tests/cpp
 #   exception, core_dump    a core may be written before anything is closed: only heartbeats tell
 # Cases of `configure` have PROBING added. Three differ more:
 #   exit       also a death: an exit handler says goodbye, but who waits in the store has no link that would carry
@@ -90,6 +91,14 @@ STRIKES: dict[str, Strike] = {
             DEATH + 0.05,
             command="timeout 50",
             survives=True,
+        ),
+        Strike(
+            "cut_line",
+            frozenset({"link lost"}),
+            CUT_LINE,
+            DEATH,
+            survives=True,
+            victim_named=False,
         ),
         Strike(
             "cut_link",
@@ -140,7 +149,8 @@ OPERATIONS = (
 )
 WORLDS = (2, 3, 4, 5, 8)
 # What a process may be told that wakes in a configure() which the others have left for another one, but for that it
-# was left out: that a link was closed by a process that lives, or, at the deadline, who did not come.
+# was left out: that a link was closed by a process that lives, or, at the deadline, who did not come. That it had
+# not run meanwhile is said where that was within the same configure(): see test_heartbeat.py.
 OVERTAKEN = frozenset({"link lost", "timeout"})
 # When a frozen process wakes: before the others form an epoch without it, or once that epoch works.
 THAWS = ("first", "later")

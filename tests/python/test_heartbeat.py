@@ -8,10 +8,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from rankside import connected_store, seconds, wait_until
+from test_epochs import configure
 
 RANK = """
 import os, sys, time
@@ -107,3 +110,20 @@ def test_without_a_limit_nobody_is_lost_for_being_stopped(rank_env):
         os.kill(stopped.pid, signal.SIGCONT)
         go_on(stopped)
         assert [line_of(rank) for rank in (waiting, stopped)] == ["sum [2.0, 2.0, 2.0]"] * 2
+
+
+def wait_for_the_record_of_rank_0(address: str) -> None:
+    store = connected_store(address)
+    wait_until(lambda: store.check(["0"]), "rank 0 in the store")
+
+
+def test_process_that_was_stopped_in_configure_is_told_so(ranks):
+    world, address = ranks.world(2, heartbeat=seconds(0.5)), ranks.address()
+    call = world.start(0, configure, address, 0, 2, 4.0)  # nobody else comes
+    world.on(1, wait_for_the_record_of_rank_0, address)
+    world.freeze(0)
+    time.sleep(1)
+    world.thaw(0)
+    error = call.error("CommTimeoutError")
+    stood_still = re.search(r"this process itself did not run for ([\d.]+) s meanwhile", error.text)
+    assert stood_still and float(stood_still[1]) >= 1, error.text

@@ -69,8 +69,8 @@ class Rank {
   void sayReady() {
     const auto record = std::get<MemberRecord>(engine_->describeSelf());
     say("", "ready",
-        "\"pid\":" + std::to_string(::getpid()) + ",\"incarnation\":\"" +
-            record.incarnation.hex() + "\",\"doors\":" + listOf(record.addresses) +
+        "\"pid\":" + std::to_string(::getpid()) + ",\"incarnation\":\"" + record.incarnation.hex() +
+            "\",\"doors\":" + listOf(record.addresses) +
             ",\"line_doors\":" + listOf(record.line_addresses));
   }
 
