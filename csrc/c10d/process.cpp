@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -49,10 +48,12 @@ std::vector<std::shared_ptr<Group>> takeGroups() {
 // Those with nothing under way first, which takes them no time; and each has its share of what is
 // left: one that waits for a peer in vain must not cost the others their goodbyes.
 bool sayGoodbyes(const Watchdog& watchdog, Deadline deadline) {
-  auto groups = takeGroups();
-  const auto busy = watchdog.outstanding();
-  std::stable_partition(groups.begin(), groups.end(),
-                        [&](const auto& group) { return !group->isIn(busy); });
+  std::vector<std::shared_ptr<Group>> groups;
+  std::vector<std::shared_ptr<Group>> busy;
+  const auto outstanding = watchdog.outstanding();
+  for (auto& group : takeGroups())
+    (group->isIn(outstanding) ? busy : groups).push_back(std::move(group));
+  groups.insert(groups.end(), busy.begin(), busy.end());
   bool all = true;
   auto left = static_cast<int64_t>(groups.size());
   for (const auto& group : groups) {

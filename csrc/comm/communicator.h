@@ -46,7 +46,7 @@ class Communicator {
   // thread, not inside this call. It must not block. For engines that ride on this one; operations
   // of its own that need the member fail anyway.
   using OnPeerLeft = std::function<void(int rank, bool begins_another)>;
-  virtual void onPeerLeft(OnPeerLeft /*told*/) {}
+  virtual void onPeerLeft(const OnPeerLeft& /*told*/) {}
 
   // After the lifecycle failed: waits until no engine thread is inside a user buffer and every
   // operation is completed. False: not by the deadline. Any thread but the engine's own, which gets

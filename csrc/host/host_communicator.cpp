@@ -48,10 +48,8 @@ void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation
   }
 }
 
-void HostCommunicator::onPeerLeft(OnPeerLeft told) {
-  loop_.post([epoch = epoch_, told = std::move(told)]() mutable {
-    epoch->tellOfLeavers(std::move(told));
-  });
+void HostCommunicator::onPeerLeft(const OnPeerLeft& told) {
+  loop_.post([epoch = epoch_, told] { epoch->tellOfLeavers(told); });
 }
 
 bool HostCommunicator::drain(Deadline deadline) {

@@ -17,7 +17,7 @@ class HostCommunicator : public Communicator {
   ~HostCommunicator() override;
 
   void issue(std::shared_ptr<OpState> state, Operation operation) override;
-  void onPeerLeft(OnPeerLeft told) override;
+  void onPeerLeft(const OnPeerLeft& told) override;
   bool drain(Deadline deadline) override;
   bool leave(Deadline deadline) override;
   bool leaveForAnother(Deadline deadline) override;

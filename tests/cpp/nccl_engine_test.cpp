@@ -449,7 +449,7 @@ TEST_F(NcclEngineTest, AGoodbyeFinalizesAndDestroys) {
 class TellingControl : public Communicator {
  public:
   void issue(std::shared_ptr<OpState>, Operation) override {}
-  void onPeerLeft(OnPeerLeft told) override { tell = std::move(told); }
+  void onPeerLeft(const OnPeerLeft& told) override { tell = told; }
   bool drain(Deadline) override { return true; }
   bool leave(Deadline) override { return true; }
   uint64_t bytesSent() const override { return 0; }
