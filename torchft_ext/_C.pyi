@@ -2,8 +2,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Backend as _Backend
+from torch._C._distributed_c10d import ErrorType, Store
 from torch._C._distributed_c10d import ProcessGroup as _ProcessGroup
-from torch._C._distributed_c10d import Store
 from torch._C._distributed_c10d import Work as _Work
 
 from torchft_ext._stats import Stats
@@ -124,6 +124,13 @@ class Backend(_Backend):
             why: what the errors of all ranks will say.
 
         Threads: any, at any time; also from callbacks.
+        """
+
+    def get_error(self) -> ErrorType:
+        """torch's type of the error that the epoch failed with, without blocking.
+
+        SUCCESS where there is none, TIMEOUT, REMOTE_ERROR where a member was lost or left, else
+        COMM_ERROR. Source: c10d's getError(), which torch binds for its own NCCL backend alone.
         """
 
     def errored(self) -> CommError | None:

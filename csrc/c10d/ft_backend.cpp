@@ -148,7 +148,8 @@ FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
       creators_store_(creation.store),
       serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
       group_(std::make_shared<Group>(creation.group_name, engine_, sharedWatchdog(),
-                                     durationOf(chosenTimeout(creation)))) {
+                                     durationOf(chosenTimeout(creation)),
+                                     [hooks = abort_hooks_] { hooks->call(); })) {
   options_->timeout = chosenTimeout(creation);
   options_->group_name = creation.group_name;
   rememberGroup(group_);
@@ -365,6 +366,22 @@ c10d::ErrorType FtBackend::getError() {
       return c10d::ErrorType::COMM_ERROR;
   }
 }
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+void FtBackend::registerAbortHook(int64_t hook_id, c10d::AbortHook hook) {
+  guard_.check("this process group");
+  TORCH_CHECK_VALUE(hook != nullptr, "register_abort_hook: hook: expected a function, found none");
+  TORCH_CHECK_VALUE(abort_hooks_->add(hook_id, std::move(hook)),
+                    "register_abort_hook: hook_id: expected one that is not taken, found ",
+                    hook_id);
+}
+
+void FtBackend::unregisterAbortHook(int64_t hook_id) {
+  guard_.check("this process group");
+  TORCH_CHECK_VALUE(abort_hooks_->remove(hook_id),
+                    "unregister_abort_hook: hook_id: expected that of a hook, found ", hook_id);
+}
+#endif
 
 void FtBackend::registerOnCompletionHook(CompletionHook::Hook&& hook) {
   guard_.check("this process group");

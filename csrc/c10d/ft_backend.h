@@ -21,6 +21,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "c10d/abort_hooks.h"
 #include "c10d/arguments.h"
 #include "c10d/coalescing.h"
 #include "c10d/completion_hook.h"
@@ -172,6 +173,12 @@ class FtBackend : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
+#ifdef C10D_BACKEND_HAS_HOOKS
+  // See abort_hooks.h. ValueError for an id that is taken, or of none.
+  void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(int64_t hook_id) override;
+#endif
+
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   // As configure(), over the creator's store, with members named by their handles. A vector gives
   // the ranks, a set is put in alphabetical order. Blocks up to the timeout; the Work has
@@ -238,7 +245,7 @@ class FtBackend : public c10d::Backend {
   Prepared prepareReduceScatterFrom(const Argument& out, const at::Tensor& output,
                                     const Argument& in, const at::Tensor& input,
                                     const c10d::ReduceScatterOptions& options) const;
-  static std::shared_ptr<void> stashOnDevice(Prepared& prepared);
+  static std::shared_ptr<void> ownersOf(Prepared& prepared);
   void noteUse(const c10::Device& device) const;
   std::optional<c10::Device> deviceUsed() const;  // by operations so far; none, or several: nullopt
   WorkPtr receive(Tensors& tensors, std::optional<int> source, int tag);
@@ -270,6 +277,7 @@ class FtBackend : public c10d::Backend {
   std::map<std::string, c10::intrusive_ptr<FtBackend>> to_come_ GUARDED_BY(store_mutex_);
   // Of every reconfigure() that succeeded.
   std::set<int64_t> used_uuids_ GUARDED_BY(store_mutex_);
+  const std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
   std::shared_ptr<Group> group_;       // constant; let go of in a forked child
   std::atomic<uint64_t> sequence_{0};  // any thread
   std::atomic<bool> timed_{false};     // by enableCollectivesTiming()

@@ -119,8 +119,8 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
     const OpKind kind = one.operation.kind;
     if (kind != OpKind::kSend && kind != OpKind::kRecv)
       sequence_.fetch_add(1, std::memory_order_relaxed);
-    one.operation.keep_alive = keepAlive(std::move(one.tensors));
-    if (one.side) tensors.push_back(stashOnDevice(one));
+    one.operation.keep_alive = ownersOf(one);
+    if (one.side) tensors.push_back(one.operation.keep_alive);
     operations.push_back(std::move(one.operation));
   }
   FtWork::States states;
@@ -141,15 +141,12 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
                                      std::move(completion));
 }
 
-// Its tensors go when it has been waited for, what it needs besides when the device is through.
-std::shared_ptr<void> FtBackend::stashOnDevice(Prepared& prepared) {
-  std::shared_ptr<void> tensors = std::move(prepared.operation.keep_alive);
-  auto stash = std::make_shared<Stash>(tensors);
-  prepared.side->stash = stash;
-  prepared.operation.keep_alive =
-      std::make_shared<std::pair<std::shared_ptr<Stash>, std::shared_ptr<void>>>(
-          std::move(stash), keepAlive(std::move(prepared.kept)));
-  return tensors;
+// On a device the callers' tensors go when it has been waited for.
+std::shared_ptr<void> FtBackend::ownersOf(Prepared& prepared) {
+  auto stash = std::make_shared<Stash>(keepAlive(std::move(prepared.tensors)));
+  if (prepared.side) prepared.side->stash = stash;
+  return std::make_shared<std::pair<std::shared_ptr<Stash>, std::shared_ptr<void>>>(
+      std::move(stash), keepAlive(std::move(prepared.kept)));
 }
 
 void FtBackend::checkForNan(const Prepared& prepared) {
@@ -167,7 +164,10 @@ void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
   Operation& operation = prepared.operation;
   if (!reduces(operation.kind)) operation.dtype = movable(operation.dtype);
   at::Tensor flag;
-  if (poison_ && !operation.outputs.empty()) flag = poison_->flagOf(operation.epoch);
+  if (poison_ && !operation.outputs.empty()) {
+    const auto relaxed = devices_.platform()->cuda->relaxCapture();  // it may be made here
+    flag = poison_->flagOf(operation.epoch);
+  }
   auto side = std::make_shared<StreamSide>(currentStream(device));
   side->on_current = !prepared.async;
   side->timed = timed_.load(std::memory_order_relaxed);
@@ -182,7 +182,7 @@ void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
   if (nan_check_) side->verdict = verdictOn(prepared, side->current);
   noteUse(device);
   if (flag.defined()) prepared.kept.push_back(std::move(flag));
-  if (prepared.factor.defined()) prepared.tensors.push_back(std::move(prepared.factor));
+  if (prepared.factor.defined()) prepared.kept.push_back(std::move(prepared.factor));
   prepared.side = side;
   operation.device = std::move(side);
 }

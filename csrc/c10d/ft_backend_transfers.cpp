@@ -142,7 +142,8 @@ FtBackend::WorkPtr FtBackend::send(Tensors& tensors, int destination, int tag) {
   prepared.operation.peer = destination;
   prepared.operation.tag = checkedTag("send", tag);
   prepared.operation.inputs = {readable(input)};
-  prepared.tensors = {input};
+  prepared.tensors = {tensors[0]};
+  if (!input.is_same(tensors[0])) prepared.kept = {input};
   return submit(std::move(prepared), {OpType::SEND, "ft:send", profiled(tensors), {tensors}});
 }
 

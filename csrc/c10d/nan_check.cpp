@@ -84,6 +84,7 @@ std::vector<at::Tensor> contributionsOf(const Prepared& prepared) {
   }
   for (const Buffer& buffer : merge(plain)) {
     auto type = typeOf(buffer, prepared.tensors);
+    if (!type) type = typeOf(buffer, prepared.kept);
     if (type && c10::isComplexType(*type)) type = c10::toRealValueType(*type);
     if (type && mayBeNan(*type))
       contributions.push_back(viewOf(buffer, prepared.tensors.front().device(), *type));

@@ -32,10 +32,13 @@ bool PoisonEngine::isNew(const std::shared_ptr<Lifecycle>& lifecycle) const {
 }
 
 at::Tensor PoisonEngine::flagOf(int64_t epoch) const {
-  const MutexLock lock(mutex_);
-  const auto lifecycle = latest_.lock();
-  return lifecycle && lifecycle->identity().epoch == epoch ? flag_->byte(device_type_)
-                                                           : at::Tensor();
+  std::shared_ptr<Flag> flag;
+  {
+    const MutexLock lock(mutex_);
+    const auto lifecycle = latest_.lock();
+    if (lifecycle && lifecycle->identity().epoch == epoch) flag = flag_;
+  }
+  return flag ? flag->byte(device_type_) : at::Tensor();
 }
 
 // By the first operation, on its device: pinned memory that is made before any context is there

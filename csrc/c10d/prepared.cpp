@@ -16,7 +16,7 @@ bool overlap(const Buffer& a, const Buffer& b) {
 at::Tensor Prepared::standIn(const at::Tensor& tensor, bool loaded, bool stored) {
   const at::Tensor plain = tensor.variable_data();  // as it lies in memory, without its history
   const StandIn stand_in{at::empty(plain.sizes(), plain.options()), plain};
-  tensors.push_back(stand_in.contiguous);
+  kept.push_back(stand_in.contiguous);
   if (loaded) loads.push_back(stand_in);
   if (stored) {
     plain.mutable_data_ptr();  // a copy-on-write tensor gets memory of its own, now

@@ -28,14 +28,16 @@ struct Prepared {
 
   Operation operation;
   int rank = 0;                     // this one's, in the epoch that it is laid out for
-  std::vector<at::Tensor> tensors;  // those that its buffers lie in, and the callers'
-  std::vector<at::Tensor> kept;     // what the device needs beside them until it is through
-  std::vector<StandIn> loads;       // before the operation
-  std::vector<StandIn> stores;      // behind it
-  bool async = true;                // false: device tensors are served on the current stream itself
-  bool flat = false;                // the parts of its inputs or outputs are one tensor
-  bool low_bit = false;             // BXOR of bools: the results are the lowest bits of a sum
-  at::Tensor factor;                // of a PREMUL_SUM, where it is read on the device
+  std::vector<at::Tensor> tensors;  // the callers'
+  // Its own, until it is through, whoever has waited: their memory may belong to another stream
+  // than the waiter's.
+  std::vector<at::Tensor> kept;
+  std::vector<StandIn> loads;   // before the operation
+  std::vector<StandIn> stores;  // behind it
+  bool async = true;            // false: device tensors are served on the current stream itself
+  bool flat = false;            // the parts of its inputs or outputs are one tensor
+  bool low_bit = false;         // BXOR of bools: the results are the lowest bits of a sum
+  at::Tensor factor;            // of a PREMUL_SUM, where it is read on the device
   std::shared_ptr<StreamSide> side;  // null: host memory, or not issued yet
 
  private:

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -45,23 +46,24 @@ std::vector<std::shared_ptr<Group>> takeGroups() {
   return groups;
 }
 
-// Those with nothing under way first, which takes them no time; and each has its share of what is
-// left: one that waits for a peer in vain must not cost the others their goodbyes.
+constexpr Duration kIdleGoodbye = std::chrono::milliseconds(100);  // microseconds, as a rule
+
+// Those with nothing under way first; and each has its share of what is left: one that waits for a
+// peer in vain must not cost the others their goodbyes.
 bool sayGoodbyes(const Watchdog& watchdog, Deadline deadline) {
-  std::vector<std::shared_ptr<Group>> groups;
+  std::vector<std::shared_ptr<Group>> idle;
   std::vector<std::shared_ptr<Group>> busy;
   const auto outstanding = watchdog.outstanding();
   for (auto& group : takeGroups())
-    (group->isIn(outstanding) ? busy : groups).push_back(std::move(group));
-  groups.insert(groups.end(), busy.begin(), busy.end());
+    (group->isIn(outstanding) ? busy : idle).push_back(std::move(group));
   bool all = true;
-  auto left = static_cast<int64_t>(groups.size());
-  for (const auto& group : groups) {
-    const Deadline share =
-        deadline.isNever() ? deadline : Deadline::after(deadline.remaining() / left);
-    all &= group->shutdown(share);
-    --left;
-  }
+  auto left = static_cast<int64_t>(idle.size() + busy.size());
+  const auto leave = [&](const std::shared_ptr<Group>& group, Duration at_least) {
+    const Duration share = std::max<Duration>(deadline.remaining() / left--, at_least);
+    all &= group->shutdown(deadline.orEarlier(share));
+  };
+  for (const auto& group : idle) leave(group, kIdleGoodbye);
+  for (const auto& group : busy) leave(group, Duration::zero());
   return all;
 }
 

@@ -3,14 +3,14 @@
 // Owner: the c10d backend. Threads: every method from any thread at any time. No lock is held while
 // anything blocks. States: idle (no epoch yet), configuring, active, failed, shut down.
 //   configure  idle/active/failed -> configuring -> active | failed; one at a time, a second raises
-//   abort      in configuring: that attempt fails, and the epoch that it is ending, if it is at
-//   that
-//              still; active: the epoch fails; else nothing
+//   abort      in configuring: that attempt fails, and the epoch that it is still ending;
+//              active: the epoch fails; else nothing
 //   issue      active: runs; else: an operation that has already failed
 //   shutdown   final; configure after it raises
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -47,8 +47,10 @@ class GroupStateError : public std::logic_error {
 
 class Group {
  public:
+  // on_failure: called once for each epoch that fails, on the thread that fails it; must not block
+  // or throw. May be empty.
   Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
-        Duration timeout);
+        Duration timeout, std::function<void()> on_failure = nullptr);
   ~Group();  // fails the epoch, cuts; does not wait
 
   // Begins a new epoch. Null: success. Otherwise why not: the group is failed with it, and whole.
@@ -151,6 +153,7 @@ class Group {
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Watchdog> watchdog_;
   const std::shared_ptr<FailureCounts> failure_counts_;
+  const std::function<void()> on_failure_;
 
   mutable Mutex mutex_;
   Epoch current_ GUARDED_BY(mutex_);

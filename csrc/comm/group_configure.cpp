@@ -315,8 +315,9 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
     stats_.last_configure = std::move(attempt.phases);
   }
   if (attempt.rendezvous) attempt.rendezvous->succeeded();
-  lifecycle->subscribe([counts = failure_counts_](const FailurePtr& failure) {
+  lifecycle->subscribe([counts = failure_counts_, on_failure = on_failure_](const auto& failure) {
     counts->count(failure);
+    if (on_failure) on_failure();
     log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : LogLevel::kWarning,
         failure->describe());
   });

@@ -17,7 +17,10 @@ void setWaitHook(WaitHook hook) {
 }
 void runWaitHook() {
   Standstill::look();
-  if (const WaitHook hook = wait_hook.load(std::memory_order_acquire)) hook();
+  const WaitHook hook = wait_hook.load(std::memory_order_acquire);
+  if (hook == nullptr) return;
+  hook();
+  Standstill::goOn();
 }
 
 OpState::OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout)

@@ -14,12 +14,19 @@ namespace torchft_ext {
 class Standstill {
  public:
   Standstill() : outer_(present()) { present() = this; }
-  ~Standstill() { present() = outer_; }
+  ~Standstill() {
+    present() = outer_;
+    goOn();
+  }
   Standstill(const Standstill&) = delete;
   Standstill& operator=(const Standstill&) = delete;
 
   Duration longest() const { return std::max<Duration>(longest_, Clock::now() - last_); }
 
+  // Behind what is not waiting: user code, an inner call of this kind.
+  static void goOn() {
+    if (present() != nullptr) present()->last_ = Clock::now();
+  }
   static void look() {
     Standstill* const self = present();
     if (self == nullptr) return;

@@ -1,5 +1,6 @@
 #include "nccl/epoch_comms.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/log.h"
@@ -115,6 +116,12 @@ void EpochComms::lookForErrors() const {
     for (const auto& [key, comm] : comms_) comms.push_back(comm);
   }
   for (const auto& comm : comms) comm->lookForError();
+}
+
+bool EpochComms::anyCaptured() const {
+  MutexLock lock(mutex_);
+  return std::any_of(comms_.begin(), comms_.end(),
+                     [](const auto& entry) { return entry.second->captured(); });
 }
 
 std::vector<std::shared_ptr<DeviceComm>> EpochComms::takeAll() {

@@ -41,6 +41,8 @@ class EpochComms {
   bool has(c10::Device device, int peer) const;
 
   std::vector<std::shared_ptr<DeviceComm>> takeAll();
+  // Whether a graph that may be replayed holds operations of one of them.
+  bool anyCaptured() const;
   // Asks each that nobody is calling for an asynchronous error. Any thread.
   void lookForErrors() const;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -40,9 +41,9 @@ Launch::Launch(const Context& context, std::vector<Communicator::Issue> issues)
 }
 
 void Launch::run() {
-  // What is asked of streams and events of another device would make a context on this thread's.
-  const OnDevice on_device(ops_.front().side->current.device());
   try {
+    // What is asked of streams and events of another device would make a context on this thread's.
+    const OnDevice on_device(ops_.front().side->current.device());
     begin();
   } catch (const std::invalid_argument&) {
     completeAll();
@@ -280,6 +281,8 @@ void Launch::watch(Op& op, bool interrupted) {
 // If that takes too long, or a signal interrupts it, there is none: nothing may be enqueued there
 // while NCCL is at work.
 void Launch::handOverInterrupted() {
+  if (std::exchange(interrupted_, true)) return;  // and left by a signal
+  const OnDevice on_device(ops_.front().side->current.device(), std::nothrow);
   std::exception_ptr signal;  // what the wait hook threw: only once the buffers are handed over
   const auto await = [&](bool (DeviceComm::*ended)(Deadline), Deadline until) {
     for (const auto& comm : used_) {

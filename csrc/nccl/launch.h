@@ -77,6 +77,7 @@ class Launch {
   Deadline deadline_ = Deadline::never();
   bool capturing_ = false;
   bool called_ = false;
+  bool interrupted_ = false;
   bool loaded_ = false;  // what stands in for callers' tensors
 };
 

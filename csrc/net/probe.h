@@ -2,9 +2,8 @@
 // connection that ends without a word is tried again twice, a few milliseconds later, since the
 // process may be ending, or something cuts connections, of which this was one; as long as this
 // process can open no connection, nothing is known; and a route that is not there may come back, up
-// to the deadline. The deadline counts for each connection, and
-// for each answer from when it was asked for: time in which this process was stopped is nobody's
-// silence. Each has 100 ms at least.
+// to the deadline. The deadline counts for each connection, and for each answer from when it was
+// asked for: time in which this process was stopped is nobody's silence. Each has 100 ms at least.
 //
 // Loop thread only. The callback runs once, on the loop, never from the constructor nor after
 // destruction; it may destroy the Probe.

@@ -273,6 +273,11 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineVi
   // A line that came up meanwhile says more than the probe: should the process end, so will the
   // line.
   if (line.state == LineState::kUp && end != ProbeEnd::kAlive) return;
+  const bool no_answer = end == ProbeEnd::kUnreachable || end == ProbeEnd::kSilent;
+  if (no_answer && beatsMeanwhile(id, line)) {
+    if (line.state == LineState::kDoubted) startProbe(now, id, kind, line);
+    return;
+  }
   switch (end) {
     case ProbeEnd::kGone:
       return declareDead(now, id, true, "its process ended");
@@ -290,7 +295,7 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineVi
 void Detector::judgeAlive(const Incarnation& id, LineKind kind, LineView& line) {
   tombstones_.erase(id);
   Neighbour& peer = neighbours_.at(id);
-  peer.asked = peer.seen = false;
+  if (kind == LineKind::kMain) peer.asked = peer.seen = false;
   if (line.state == LineState::kDoubted) return declareCut(id, kConnectionCut);
   if (line.state != LineState::kAbsent || kind != LineKind::kMain) return;
   peer.warned = false;
@@ -421,9 +426,18 @@ std::optional<Detector::Time> Detector::whenToAsk(const Neighbour& peer) const {
   const bool up = peer.lines[indexOf(LineKind::kMain)].state == LineState::kUp;
   if (up && limit_ > Duration::zero()) consider(peer.last_heard + limit_ / kAskAtLimitPart);
   for (const LineView& line : peer.lines) {
-    if (line.probe != 0) consider(line.probe_began + connectWithin() / kAskAtConnectPart);
+    if (!up && line.probe != 0) consider(line.probe_began + connectWithin() / kAskAtConnectPart);
   }
   return when;
+}
+
+// Of a witness line that cannot be made, say because its port is filtered: the main line says more,
+// and should the process end or freeze, so will that.
+bool Detector::beatsMeanwhile(const Incarnation& id, const LineView& line) const {
+  const Neighbour& peer = neighbours_.at(id);
+  const LineView& main = peer.lines[indexOf(LineKind::kMain)];
+  return &main != &line && main.state == LineState::kUp && peer.last_heard > line.probe_began &&
+         limit_ > Duration::zero();
 }
 
 void Detector::askIfDue(Time now, const Incarnation& id) {

@@ -17,6 +17,8 @@
 //   up       main line only: nothing heard for the limit -> frozen
 //   doubted  the line ended without a word, a probe is under way:
 //              as above, but kAlive, or a new line -> link lost
+// Where a witness line's probe has no answer while the main line beats, the main line counts, and
+// the probe is repeated.
 // So a line that is wanted and not up ends in a verdict within a bounded time, whatever the cause:
 // where heartbeats are on, no member waits for ever for a neighbour (peers/sentry.h builds on it).
 // Before a process is called frozen or unreachable the others are asked for it (askOthers()), at
@@ -191,6 +193,7 @@ class Detector {
   Duration connectWithin() const;
   std::optional<Time> whenToAsk(const Neighbour& peer) const;
   void askIfDue(Time now, const Incarnation& id);
+  bool beatsMeanwhile(const Incarnation& id, const LineView& line) const;
   void judgeSilence(Time now, const Incarnation& id);
   bool isSilenceCounted(const Neighbour& peer) const;
   void creditLateness(Time now);

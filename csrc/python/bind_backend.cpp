@@ -180,6 +180,8 @@ void bind_backend(py::module_& module) {
           py::arg("why") = "abort() was called",
           "End the epoch on every rank, or the configure() under way here; releases every waiter. "
           "Any thread, any time; idempotent.")
+      .def("get_error", &FtBackend::getError, NoGil(),
+           "torch's type of the error that the epoch failed with; SUCCESS: none.")
       .def("errored", &errored, "The error that the epoch failed with, or None.")
       .def(
           "check",

@@ -25,8 +25,11 @@ std::string MissingRanks::nameMembers(int but) {
   std::vector<int> missing;
   const auto everyone = keys_.everyone();
   find(1, static_cast<int>(everyone.size()), missing);
-  if (missing.empty())
-    return nameLeftOver(store_.getAll(everyone, deadline_, cancelled_).values, but);
+  if (missing.empty()) {
+    const auto reply = store_.getAll(everyone, deadline_, cancelled_);
+    answered_ = answered_ && reply.status == StoreStatus::kOk;
+    return nameLeftOver(reply.values, but);
+  }
   std::string how = nameRanks(missing) + " did not come";
   if (missing.size() == kMostMissingNamed) how += " (and maybe others)";
   return how;
@@ -70,7 +73,7 @@ void MissingRanks::find(int first, int last, std::vector<int>& missing) {
   answered_ = answered_ && reply.status == StoreStatus::kOk;
   if (reply.status != StoreStatus::kOk || !reply.values.empty()) return;
   if (last - first == 1) {
-    missing.push_back(first);
+    if (keys_.of(first) != keys_.own()) missing.push_back(first);
     return;
   }
   const int middle = first + (last - first) / 2;

@@ -225,6 +225,24 @@ TEST_F(DetectorTest, UnreachableHostThatOthersReachIsALostLink) {
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kLinkLost);
 }
 
+// The witness line's port is filtered, say.
+TEST_F(DetectorTest, PeerThatBeatsIsNotLostForAWitnessLineThatCannotBeMade) {
+  begin(1, {member(3, true)});
+  detector.lineUp(now, peerNumber(3), LineKind::kMain);
+  for (int beat = 0; beat < 20; ++beat) {
+    pass(kLimit / 5);
+    detector.heard(now, peerNumber(3));
+    if (orders.lastProbeOf(peerNumber(3), LineKind::kWitness) != 0)
+      probeSays(3, ProbeEnd::kUnreachable, LineKind::kWitness);
+  }
+  EXPECT_GE(orders.probes.size(), 2U) << "it is tried again";
+  EXPECT_TRUE(orders.asked.empty()) << "it is heard of";
+  EXPECT_TRUE(orders.failures.empty());
+  pass(kLimit * 2);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost)
+      << "the main line has fallen silent";
+}
+
 TEST_F(DetectorTest, FrozenPeerMayJoinALaterEpoch) {
   beginWithLine(1, 3);
   pass(kLimit * 2);

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 
+import torch
 import torch.distributed as dist
 from rankside import (
     abort,
@@ -13,6 +14,7 @@ from rankside import (
     backend,
     configure,
     failure_of,
+    wait_errored,
     wait_until,
 )
 from tasks import thread_names
@@ -120,3 +122,21 @@ def test_descriptor_that_comes_and_goes_counts_for_one(ranks):
 
 def test_stats_count_the_open_descriptors_of_the_process(ranks):
     ranks.world(2).run(descriptors_follow_open_files)
+
+
+def type_of_error() -> str:
+    return str(dist.group.WORLD._get_backend(torch.device("cpu")).get_error().name)
+
+
+def test_get_error_gives_torchs_types_of_errors(ranks):
+    world = ranks.world(2)
+    assert world.run(type_of_error) == ["SUCCESS", "SUCCESS"]
+    world.on(0, abort, "enough")
+    world.on(1, wait_errored)
+    assert world.run(type_of_error) == ["COMM_ERROR", "COMM_ERROR"]
+    world = world.next()
+    world.kill(1)
+    world.on(0, wait_errored)
+    assert world.on(0, type_of_error) == "REMOTE_ERROR"
+    world.start(0, configure, ranks.address(), 0, 2, 1.0).error("CommTimeoutError")
+    assert world.on(0, type_of_error) == "TIMEOUT"

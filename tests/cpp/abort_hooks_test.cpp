@@ -1,0 +1,42 @@
+// What is called when an epoch fails.
+#include "c10d/abort_hooks.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+
+#include "captured_log.h"
+#include "cluster.h"
+#include "wait_for.h"
+
+namespace torchft_ext {
+namespace {
+
+TEST(AbortHooks, RunOnceForEachEpochThatFailsThoughOneThrows) {
+  const CapturedLog log;
+  const auto hooks = std::make_shared<AbortHooks>();
+  std::atomic<int> calls{0};
+  EXPECT_TRUE(hooks->add(1, [] { throw std::runtime_error("of its own"); }));
+  EXPECT_TRUE(hooks->add(2, [&] { ++calls; }));
+  EXPECT_FALSE(hooks->add(2, [] {})) << "that id is taken";
+  Cluster cluster(1);
+  Member& member = *cluster.members[0];
+  member.group = std::make_unique<Group>("test", member.engine, std::make_shared<Watchdog>(),
+                                         kTestLimit, [hooks] { hooks->call(); });
+  for (int epoch = 1; epoch <= 3; ++epoch) {
+    cluster.form({0}, std::to_string(epoch));
+    cluster.group(0).abort("enough");
+    cluster.group(0).abort("again");
+    EXPECT_TRUE(waitFor([&] { return calls == epoch; })) << calls;
+  }
+  EXPECT_TRUE(waitFor([] { return CapturedLog::contains("abort hook 1 threw: of its own"); }));
+  EXPECT_TRUE(hooks->remove(2));
+  EXPECT_FALSE(hooks->remove(2));
+  cluster.form({0}, "last");
+  EXPECT_TRUE(cluster.group(0).shutdown(testDeadline()));
+  EXPECT_EQ(calls, 3);
+}
+
+}  // namespace
+}  // namespace torchft_ext
