@@ -43,9 +43,10 @@ std::string findPlace() {
   return digits.data();
 }
 
+// Never destroyed: threads may ask while the process exits.
 const std::string& place() {
-  static const std::string found = findPlace();
-  return found;
+  static const auto* const found = new std::string(findPlace());
+  return *found;
 }
 
 }  // namespace

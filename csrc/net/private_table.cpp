@@ -101,7 +101,7 @@ class Listed {
 bool takePrivateTable(int keep) {
   if (!kAllowed || keep < 0) return false;
   if (!unshareByCloseRange(static_cast<unsigned>(keep)) && !unshareByCopying(keep)) return false;
-  thread_local const Listed listed;
+  thread_local const Listed listed;  // NOLINT(clang-diagnostic-exit-time-destructors): the thread's
   return true;
 }
 

@@ -64,7 +64,7 @@ struct AwaitEndingAtExit {
       if (!worker->join(deadline)) worker->abandon("the process exits");
     }
   }
-} await_ending_at_exit;
+} await_ending_at_exit;  // NOLINT(clang-diagnostic-exit-time-destructors): its purpose
 
 std::string nameKeys(const std::vector<std::string>& keys) {
   constexpr size_t kMostNamed = 4;
