@@ -3,8 +3,8 @@
 // An operation is watched from the moment its `end` event is recorded. It is complete when the
 // event has fired before its communicator was closed: success; or when its epoch has failed and the
 // communicator has been cut: the epoch's failure; or when its verdict is that its epoch must fail,
-// and it does. What owns its buffers is kept until the event has
-// fired in either case, so after an abort until the stream has drained; but callers' tensors only
+// and it does. What owns its buffers is kept until the event has fired in either case, so after an
+// abort until the stream has drained; but callers' tensors only
 // until a stream waits for a sound operation (nccl/stash.h). Where NCCL was still at
 // work on the call when the epoch ended, that event proves nothing: they are kept until NCCL has
 // freed the communicator, and then until an event that is recorded behind it has fired. Where the

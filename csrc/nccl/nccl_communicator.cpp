@@ -101,9 +101,8 @@ bool NcclCommunicator::leave(Deadline deadline) {
 
 // What is in the streams may be through in time; whether a graph is being replayed cannot be known,
 // so where one holds operations the epoch fails, which whoever looks at the results can see. The
-// communicators may still be sending to members
-// that are slower: they are finalized beside the next epoch's beginning, and aborted where that
-// takes too long.
+// communicators may still be sending to members that are slower: they are finalized beside the next
+// epoch's beginning, and aborted where that takes too long.
 bool NcclCommunicator::leaveForAnother(Deadline deadline) {
   if (context_.lifecycle->failure() || context_.comms->anyCaptured()) return false;
   if (!context_.outstanding->awaitBelow(context_.outstanding->mark(), deadline)) return false;
