@@ -42,7 +42,7 @@ bool DeviceComm::initialise(const std::vector<NcclUniqueId>& ids, Deadline deadl
   {
     const GateEntry entry(gate_, deadline);
     if (!entry.entered()) return false;
-    begun = api().init(&handle_, {setup_.rank, setup_.size, ids, setup_.name});
+    begun = api().init(&handle_, {setup_.rank, setup_.size, ids});
   }
   if (isError(begun)) {
     fail(begun, "beginning");

@@ -17,7 +17,6 @@
 #include <c10/core/Stream.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -39,7 +38,6 @@ struct DeviceCommSetup {
   int size = 1;
   std::string name;  // "dp0 epoch 3 cuda:0"
   bool high_priority = false;
-  std::function<void(const std::shared_ptr<Lifecycle>&)> before_revoke;  // may be empty
   int peer = -1;                            // the epoch's rank at the other end; -1: all ranks
   std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
 };

@@ -41,7 +41,6 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
                        identity.size,
                        nameOf(device, peer),
                        setup_.options.high_priority,
-                       setup_.options.before_revoke,
                        peer,
                        setup_.left};
   if (peer >= 0) {

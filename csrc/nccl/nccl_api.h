@@ -32,7 +32,6 @@ struct NcclInit {
   int rank = 0;
   int size = 1;
   std::vector<NcclUniqueId> ids;  // one; several with kScalableInit
-  std::string name;               // for NCCL's own logs; must live as long as the communicator
 };
 
 class NcclApi {

@@ -14,10 +14,9 @@ std::atomic<bool> warned_of_unsafe_abort{false};  // once per process
 
 void warnOfUnsafeAbort(const NcclApi& nccl) {
   if (nccl.has(NcclFeature::kSafeAbort) || warned_of_unsafe_abort.exchange(true)) return;
-  log(LogLevel::kWarning, "NCCL " + std::to_string(nccl.version()) +
+  log(LogLevel::kWarning, "NCCL " + dottedVersion(nccl.version()) +
                               " may hang in an abort; failures are told all the same, but device "
-                              "memory and streams may "
-                              "not come back: use NCCL 2.26.2 or later");
+                              "memory and streams may not come back: use NCCL 2.26.2 or later");
 }
 
 class NcclEngine : public Engine {

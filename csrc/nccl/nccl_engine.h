@@ -11,7 +11,6 @@
 
 #include <c10/core/Device.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -26,10 +25,6 @@ struct NcclEngineOptions {
   // In larger worlds NCCL's bootstrap gets several roots, where it can (2.23). As in torch's nccl
   // (TORCH_NCCL_RANKS_PER_ROOT).
   int ranks_per_root = 128;
-  // Called once for a failed epoch that has NCCL communicators, on a thread of the engine's, before
-  // they are revoked: what is on the device when it returns is there before any stream is freed
-  // (poison's flags). Must not take longer than some milliseconds: waiters are released after it.
-  std::function<void(const std::shared_ptr<Lifecycle>&)> before_revoke;
 };
 
 std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,

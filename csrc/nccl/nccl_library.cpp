@@ -165,11 +165,6 @@ void* openLibrary(std::string& where) {
   return ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
 }
 
-std::string dotted(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
-
 }  // namespace
 
 // NCCL prefers its environment to what a caller asks for (envConfigOverride() in init.cc), and then
@@ -196,8 +191,8 @@ std::variant<std::shared_ptr<NcclApi>, std::string> loadNcclLibrary() {
   if (result(entry.GetVersion(&version)) != NcclResult::kSuccess)
     return "NCCL (" + where + ") does not tell its version";
   if (version < kOldestVersion)
-    return "NCCL " + dotted(version) + " (" + where + ") is too old: expected " +
-           dotted(kOldestVersion) + " or later";
+    return "NCCL " + dottedVersion(version) + " (" + where + ") is too old: expected " +
+           dottedVersion(kOldestVersion) + " or later";
   return std::make_shared<NcclLibrary>(entry, version);
 }
 

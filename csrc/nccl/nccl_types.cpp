@@ -26,4 +26,9 @@ const char* toString(NcclResult result) {
   return "unknown result";
 }
 
+std::string dottedVersion(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
 }  // namespace torchft_ext

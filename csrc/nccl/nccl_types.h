@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 namespace torchft_ext {
 
@@ -27,6 +28,7 @@ enum class NcclResult : int {  // ncclResult_t
   kTimeout = 8,  // by 2.30.7
 };
 const char* toString(NcclResult result);
+std::string dottedVersion(int version);  // 22809: "2.28.9"
 
 enum class NcclType : int {  // ncclDataType_t
   kInt8 = 0,

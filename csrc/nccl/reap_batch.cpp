@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <new>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -70,7 +69,6 @@ void ReapBatch::run() {
   const Deadline soon = deadline_.orEarlier(kCallerLeavesWithin);
   for (const auto& comm : comms_) (comm->gate().awaitEmpty(soon) ? free : busy).push_back(comm);
   const Comms rest = how_ == How::kRetire ? retire(free) : free;
-  if (!rest.empty() || !busy.empty()) callHooks();
   // Whose caller does not come back is not told to stop: its waiters are released all the same.
   for (const auto& comm : busy) comm->markCut();
   abortAll(rest);
@@ -90,20 +88,6 @@ void ReapBatch::run() {
 void ReapBatch::giveUp() {
   for (const auto& comm : comms_) comm->markCut();
   on_cut_();
-}
-
-void ReapBatch::callHooks() const {
-  std::set<const Lifecycle*> told;
-  for (const auto& comm : comms_) {
-    const auto& setup = comm->setup();
-    if (!setup.before_revoke || !setup.lifecycle->failure()) continue;
-    if (!told.insert(setup.lifecycle.get()).second) continue;
-    try {
-      setup.before_revoke(setup.lifecycle);
-    } catch (const std::exception& error) {
-      log(LogLevel::kError, std::string("what comes before a revoke failed: ") + error.what());
-    }
-  }
 }
 
 // What has to be aborted instead.
@@ -212,7 +196,7 @@ void ReapBatch::releaseRoots(const Comms& comms) const {
     std::array<NcclComm, 2> decoys{};
     for (size_t i = 0; i < decoys.size(); ++i) {
       const int size = comm->setup().size + 1 + static_cast<int>(i);
-      api.init(&decoys[i], {0, size, {*id}, comm->setup().name + ", to release its root"});
+      api.init(&decoys[i], {0, size, {*id}});
     }
     const Deadline deadline = Deadline::after(kRootReachedWithin);
     for (NcclComm decoy : decoys)

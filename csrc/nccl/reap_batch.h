@@ -27,7 +27,6 @@ class ReapBatch {
   Deadline deadline() const { return deadline_; }
 
  private:
-  void callHooks() const;
   Comms retire(const Comms& comms) const;
   void abortAll(const Comms& comms) const;
   void abort(const Comms& comms) const;

@@ -284,22 +284,6 @@ TEST_F(NcclFailureTest, AStreamThatWaitsForADeadOperationGetsOn) {
   EXPECT_TRUE(waitFor([&] { return user.query(); }));
 }
 
-TEST_F(NcclFailureTest, TheHookRunsBeforeTheStreamsAreFreed) {
-  std::atomic<int> told{0};
-  NcclEngineOptions options;
-  options.before_revoke = [&](const std::shared_ptr<Lifecycle>& lifecycle) {
-    EXPECT_NE(lifecycle->failure(), nullptr);
-    EXPECT_EQ(sim::Faults::instance().counted("revokes"), 0);
-    ++told;
-  };
-  NcclCluster cluster(1, options);
-  cluster.form({0}, "a");
-  expectSum(cluster, {0});
-  cluster.group(0).abort("told");
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
-  EXPECT_EQ(told.load(), 1);
-}
-
 // ---- leaks
 
 TEST_F(NcclFailureTest, OneHundredEpochsLeaveThreadsDescriptorsAndMemoryFlat) {

@@ -126,7 +126,7 @@ TEST_F(NcclLibraryTest, WhatALibraryCannotIsRefusedAndNotCalled) {
   NcclComm comm = at<NcclComm>(9);
   EXPECT_EQ(old->revoke(comm), NcclResult::kInvalidUsage);
   EXPECT_EQ(old->shrink(comm, {1}, true, &comm), NcclResult::kInvalidUsage);
-  EXPECT_EQ(old->init(&comm, {0, 2, std::vector<NcclUniqueId>(2), ""}),
+  EXPECT_EQ(old->init(&comm, {0, 2, std::vector<NcclUniqueId>(2)}),
             NcclResult::kInvalidArgument);
   EXPECT_EQ(calls(), "");
 }
@@ -135,7 +135,7 @@ TEST_F(NcclLibraryTest, CommunicatorsAreNonBlockingAndShareNothing) {
   const auto api = stub();
   const std::string config =
       "config " + std::to_string(sizeof(NcclConfig)) + "/21801 blocking 0 share 0";
-  NcclInit init{2, 5, std::vector<NcclUniqueId>(1), "name"};
+  NcclInit init{2, 5, std::vector<NcclUniqueId>(1)};
   EXPECT_EQ(api->getUniqueId(init.ids.data()), NcclResult::kSuccess);
   NcclComm comm = nullptr;
   EXPECT_EQ(api->init(&comm, init), NcclResult::kSuccess);

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "nccl/comm_reaper.h"
 #include "scripted_nccl.h"
@@ -22,7 +21,7 @@ class NcclReaper : public testing::Test {
     platform->nccl = nccl;
     return std::make_shared<DeviceComm>(
         DeviceCommSetup{platform, lifecycle, c10::Device(c10::DeviceType::PrivateUse1, 0), 0, 2,
-                        name, false, before_revoke});
+                        name, false});
   }
   std::shared_ptr<DeviceComm> readyComm(const std::string& name = "c") {
     auto made = comm(name);
@@ -39,7 +38,6 @@ class NcclReaper : public testing::Test {
   std::shared_ptr<ScriptedNccl> nccl = std::make_shared<ScriptedNccl>();
   std::shared_ptr<Lifecycle> lifecycle =
       std::make_shared<Lifecycle>(EpochIdentity{"scripted", 1, 0, 2});
-  std::function<void(const std::shared_ptr<Lifecycle>&)> before_revoke;
   std::atomic<int> cuts{0};
 };
 
@@ -54,22 +52,6 @@ TEST_F(NcclReaper, RevokesAllBeforeItAbortsAllInOneGroup) {
             Calls({"revoke 1", "revoke 2", "groupStart", "abort 1", "abort 2", "groupEnd"}));
   EXPECT_TRUE(ends->stop(testDeadline()));
   EXPECT_EQ(ends->counts().aborted, 2);
-}
-
-TEST_F(NcclReaper, CallsTheHookOnceForAnEpochBeforeAnythingIsRevoked) {
-  int told = 0;
-  before_revoke = [&](const std::shared_ptr<Lifecycle>&) {
-    ++told;
-    EXPECT_FALSE(nccl->called("revoke 1"));
-  };
-  const auto first = readyComm();
-  const auto second = readyComm();
-  lifecycle->fail({});
-  auto ends = reaper();
-  ends->abort({first, second});
-  ASSERT_TRUE(second->awaitGone(testDeadline()));
-  EXPECT_EQ(told, 1);
-  ends->stop(testDeadline());
 }
 
 TEST_F(NcclReaper, WithoutRevokeWaitersAreReleasedWhileTheAbortIsUnderWay) {
@@ -193,16 +175,6 @@ TEST_F(NcclReaper, OneInErrorIsNotRevoked) {
   ASSERT_TRUE(broken->awaitGone(testDeadline()));
   EXPECT_EQ(ending(), Calls({"groupStart", "abort 1", "groupEnd"}));
   ends->stop(testDeadline());
-}
-
-TEST_F(NcclReaper, AHookThatThrowsEndsNothing) {
-  before_revoke = [](const std::shared_ptr<Lifecycle>&) { throw std::runtime_error("a hook"); };
-  const auto only = readyComm();
-  lifecycle->fail({});
-  auto ends = reaper();
-  ends->abort({only});
-  EXPECT_TRUE(only->awaitGone(testDeadline()));
-  EXPECT_TRUE(ends->stop(testDeadline()));
 }
 
 TEST_F(NcclReaper, WhoWantsRoomOnADeviceWaitsForWhatIsBeingEndedThere) {

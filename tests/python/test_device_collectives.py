@@ -286,6 +286,26 @@ def test_duration_is_told_when_timing_is_on(devices):
     devices.world(2).run(durations)
 
 
+def duration_of_a_captured_one() -> str:
+    dist.group.WORLD._enable_collectives_timing()
+    check_sum()
+    tensor, graph = ones(3), accelerator.Graph()
+    torch.accelerator.synchronize()
+    with graph.capture():
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+    with pytest.raises(RuntimeError) as caught:
+        work._get_duration()
+    graph.free()
+    no_violation()
+    return str(caught.value)
+
+
+def test_duration_of_a_captured_operation_is_refused(devices):
+    for text in devices.world(2).run(duration_of_a_captured_one):
+        assert "captured into a graph" in text and "replay()" in text
+
+
 def hook_on_the_device() -> int:
     group, told = dist.group.WORLD, []
     check_sum()

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from device_side import accelerator, check_sum, device, init
 from fresh_process import run_cases
-from rankside import backend
+from rankside import backend, wait_until
 from values import me
 
 
@@ -39,6 +39,20 @@ def test_spec_serves_device_tensors(devices, spec, bound):
         for rank, worker in enumerate(workers)
     ]
     assert [call.value() for call in calls] == [True, True]
+
+
+def sum_with_an_old_library(address: str) -> None:
+    accelerator.prepare()
+    accelerator.simulator().inject("version 22601")
+    init_and_sum("ft:nccl", address, 0, 1)
+
+
+@pytest.mark.skipif(not accelerator.simulated(), reason="the simulator's version can be chosen")
+def test_library_whose_aborts_may_hang_is_warned_of(devices):
+    (worker,) = devices.pool.borrow(1)
+    worker.call(sum_with_an_old_library, (devices.pool.address(),), {}).value()
+    wait_until(lambda: "use NCCL 2.26.2 or later" in worker.log(), "the warning")
+    assert "NCCL 2.26.1 may hang in an abort" in worker.log()
 
 
 def without_device(name: str) -> str:

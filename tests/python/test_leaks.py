@@ -128,6 +128,7 @@ def epochs_together(address: str, rank: int, first: int, count: int) -> None:
             assert error is None or "CommError" in error.kinds
 
 
+@pytest.mark.timeout(900)  # two waits of at most 400 s
 @pytest.mark.parametrize("local_sockets", (True, False))
 def test_a_thousand_epochs_of_two_leak_nothing(ranks, local_sockets):
     world, address = ranks.world(2, local_sockets=local_sockets), ranks.address()

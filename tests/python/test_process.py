@@ -209,6 +209,9 @@ def listed():
 
 server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 _C._tell_absence(server, 1, 2, "a test says so")
+limit = time.monotonic() + 30
+while not listed() and time.monotonic() < limit:  # a new thread is listed before it has its name
+    time.sleep(0.01)
 assert listed()
 ended = _C._process_exit(timedelta(seconds=60))
 limit = time.monotonic() + 30
