@@ -9,6 +9,7 @@
 #include "c10d/poison.h"
 #include "host/host_engine.h"
 #include "nccl/nccl_engine.h"
+#include "nccl/nccl_library.h"
 
 namespace torchft_ext {
 namespace {
@@ -72,6 +73,11 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   if (bound_device && bound_device->type() == platform->device_type)
     nccl.bound_device = bound_device;
   nccl.high_priority = options.high_priority_stream;
+  nccl.blocking_calls = readEnvironment().nccl_blocking.value_or(false);
+  if (nccl.blocking_calls) {
+    const std::string refused = refusedForBlockingCalls();
+    TORCH_CHECK_VALUE(refused.empty(), "TORCHFT_EXT_NCCL_BLOCKING=1: ", refused);
+  }
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   Devices devices(name == "ft", platform, "");
   if (!options.poison) return EngineChoice{std::move(engine), nullptr, std::move(devices)};

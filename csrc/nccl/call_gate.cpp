@@ -25,6 +25,16 @@ void CallGate::close() {
   changed_.notifyAll();
 }
 
+void CallGate::enterToEnd() {
+  MutexLock lock(mutex_);
+  inside_ = true;
+}
+
+bool CallGate::occupied() const {
+  MutexLock lock(mutex_);
+  return inside_;
+}
+
 bool CallGate::awaitEmpty(Deadline deadline) {
   MutexLock lock(mutex_);
   while (inside_) {

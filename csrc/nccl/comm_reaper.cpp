@@ -125,7 +125,9 @@ void CommReaper::Shared::startAll(std::vector<Request> requests_taken) {
     const bool retires = request.how == ReapBatch::How::kRetire;
     Comms retired;
     for (auto& comm : request.comms) {
-      if (comm->captured()) {
+      // A caller that waits for peers in a blocking communicator leaves when that one is aborted.
+      const bool inside = comm->blocking() && !retires && comm->gate().occupied();
+      if (comm->captured() || inside) {
         start({std::move(comm)}, request.how, request.retire_by);
       } else {
         (retires ? retired : together).push_back(std::move(comm));

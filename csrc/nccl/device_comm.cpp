@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/op_state.h"
+#include "nccl/nccl_group.h"
 #include "nccl/pause.h"
 #include "nccl/stream_pool.h"
 
@@ -38,19 +40,64 @@ DeviceComm::DeviceComm(DeviceCommSetup setup)
 
 bool DeviceComm::initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline) {
   const OnDevice on_device(setup_.device);
-  NcclResult begun = NcclResult::kSuccess;
-  {
-    const GateEntry entry(gate_, deadline);
-    if (!entry.entered()) return false;
-    begun = api().init(&handle_, {setup_.rank, setup_.size, ids});
-  }
-  if (isError(begun)) {
-    fail(begun, "beginning");
+  const auto begun =
+      blocking() ? initBeside(ids, deadline) : std::optional(beginInit(ids, deadline));
+  if (!begun) return false;
+  if (isError(*begun)) {
+    fail(*begun, "beginning");
     return false;
   }
   if (!settle(deadline)) return false;
   ready_.store(true, std::memory_order_release);
   return true;
+}
+
+NcclResult DeviceComm::beginInit(const std::vector<NcclUniqueId>& ids, Deadline deadline) {
+  const GateEntry entry(gate_, deadline);
+  if (!entry.entered()) return NcclResult::kInProgress;  // settle() says why
+  return api().init(&handle_, {setup_.rank, setup_.size, ids});
+}
+
+std::optional<NcclResult> DeviceComm::initBeside(const std::vector<NcclUniqueId>& ids,
+                                                 Deadline deadline) {
+  const auto call = setup_.calls->start(
+      [self = shared_from_this(), ids, deadline] { return self->initInGroup(ids, deadline); });
+  return call ? awaitCall(*call, deadline) : NcclResult::kSystemError;
+}
+
+// In a group the call itself returns at once with a handle, by which an abort reaches what the
+// group's end then waits for.
+NcclResult DeviceComm::initInGroup(const std::vector<NcclUniqueId>& ids, Deadline deadline) {
+  const OnDevice on_device(setup_.device);
+  const auto relaxed = setup_.platform->cuda->relaxCapture();  // for this thread
+  const GateEntry entry(gate_, deadline);
+  if (!entry.entered()) return NcclResult::kInProgress;
+  NcclGroup group(api());
+  if (group.started() != NcclResult::kSuccess) return group.started();
+  NcclInit init{setup_.rank, setup_.size, ids};
+  init.blocking = true;
+  const NcclResult begun = api().init(&handle_, init);
+  handle_known_.store(true, std::memory_order_release);
+  const NcclResult ended = group.end();
+  return begun == NcclResult::kSuccess ? ended : begun;
+}
+
+std::optional<NcclResult> DeviceComm::awaitCall(CallThreads::Call& call, Deadline deadline) {
+  LeaverWatch leavers;
+  while (!setup_.lifecycle->over()) {
+    if (const auto result = call.await(deadline.orEarlier(kHookInterval))) return result;
+    if (deadline.expired()) return std::nullopt;
+    if (setup_.left && leavers.look(*setup_.left, setup_.peer, true, *setup_.lifecycle))
+      return std::nullopt;
+    runWaitHook();
+  }
+  return std::nullopt;
+}
+
+void DeviceComm::learn(uint64_t shape) {
+  constexpr size_t kMost = 1024;  // who has more is asked to wait beside again, now and then
+  if (shapes_.size() == kMost) shapes_.clear();
+  shapes_.insert(shape);
 }
 
 bool DeviceComm::settle(Deadline deadline) {

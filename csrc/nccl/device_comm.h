@@ -6,6 +6,11 @@
 //   cut     revoked or aborted, so that its kernels end and streams get on; or given up
 //   gone    NCCL has freed it
 //
+// Non-blocking: calls return at once, and NCCL goes on in threads of its own until asyncError()
+// says that it is through. Blocking: calls return when that is so, and NCCL starts no thread; what
+// may have to wait for peers there (initialisation, the first call of each shape) is called on a
+// thread beside the issuing one, which has a deadline and the wait hook.
+//
 // Owner: its epoch until it is closed, then the reaper until it is gone; operations under way hold
 // it too. Destruction calls nothing: whoever owns it last has seen it gone, or has reported why
 // not. Threads: the issuing thread (one at a time per epoch) initialises and calls; the poller asks
@@ -21,10 +26,12 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "comm/lifecycle.h"
 #include "nccl/call_gate.h"
+#include "nccl/call_threads.h"
 #include "nccl/nccl_platform.h"
 #include "nccl/peers_left.h"
 
@@ -40,15 +47,17 @@ struct DeviceCommSetup {
   bool high_priority = false;
   int peer = -1;                            // the epoch's rank at the other end; -1: all ranks
   std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
+  std::shared_ptr<CallThreads> calls{};     // of a blocking one; null: it is non-blocking
 };
 
-class DeviceComm {
+class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
  public:
   explicit DeviceComm(DeviceCommSetup setup);
 
   const DeviceCommSetup& setup() const { return setup_; }
   NcclApi& api() const { return *setup_.platform->nccl; }
   const c10::Stream& stream() const { return *stream_; }  // its own
+  bool blocking() const { return setup_.calls != nullptr; }
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   bool closed() const { return gate_.closed(); }
   bool cut() const { return cut_.load(std::memory_order_acquire); }
@@ -61,6 +70,12 @@ class DeviceComm {
   // Blocks until NCCL says that it is ready. False: the epoch is over (and has failed, if this call
   // is what ended it), or the deadline has passed. The wait hook may throw.
   bool initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline);
+  // Of a blocking one: waits for a call beside this thread. nullopt: the epoch is over (a member
+  // that leaves and is needed ends it, after the grace), or the deadline has passed.
+  std::optional<NcclResult> awaitCall(CallThreads::Call& call, Deadline deadline);
+  // Whether such calls have been made before, so that NCCL has connected what they need.
+  bool knows(uint64_t shape) const { return shapes_.count(shape) > 0; }
+  void learn(uint64_t shape);
   // To be called inside the gate.
   NcclComm handle() const { return handle_; }
   CallGate& gate() { return gate_; }
@@ -93,10 +108,16 @@ class DeviceComm {
 
   void markCut();
   void markGone();
+  // With someone inside: whether handle() may be read, since NCCL will not write it any more.
+  bool handleIsKnown() const { return handle_known_.load(std::memory_order_acquire); }
   // The id that this process made for it, where other ranks may still be awaited under it.
   std::optional<NcclUniqueId> abandonedRoot() const;
 
  private:
+  NcclResult beginInit(const std::vector<NcclUniqueId>& ids, Deadline deadline);
+  std::optional<NcclResult> initBeside(const std::vector<NcclUniqueId>& ids, Deadline deadline);
+  NcclResult initInGroup(const std::vector<NcclUniqueId>& ids, Deadline deadline);
+
   const DeviceCommSetup setup_;
   const std::shared_ptr<const c10::Stream> stream_;
   CallGate gate_;
@@ -105,6 +126,8 @@ class DeviceComm {
   NcclComm handle_ = nullptr;
   std::shared_ptr<c10::DataPtr> scratch_;     // the issuing thread's
   std::vector<c10::Stream> capture_streams_;  // the issuing thread's
+  std::unordered_set<uint64_t> shapes_;       // the issuing thread's
+  std::atomic<bool> handle_known_{false};     // written inside the gate
   std::atomic<bool> ready_{false};            // written by the issuing thread
   std::atomic<bool> cut_{false};              // written by the reaper, under mutex_
   std::atomic<bool> captured_{false};         // written by the issuing thread

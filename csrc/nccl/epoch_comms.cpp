@@ -43,6 +43,7 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
                        setup_.options.high_priority,
                        peer,
                        setup_.left};
+  if (setup_.options.blocking_calls) comm.calls = setup_.threads->calls;
   if (peer >= 0) {
     comm.rank = identity.rank < peer ? 0 : 1;
     comm.size = 2;

@@ -12,7 +12,6 @@
 
 #include "base/log.h"
 #include "nccl/nccl_calls.h"
-#include "nccl/nccl_group.h"
 
 namespace torchft_ext {
 namespace {
@@ -164,53 +163,82 @@ void Launch::order(Op& op) {
 }
 
 Launch::Called Launch::call() {
-  const NcclResult result = callAll();
+  const DeviceCalls shapes = calls(false);
+  const bool beside = mayConnect(shapes);
+  const auto result = beside ? callBeside(shapes) : std::optional(callHere());
   if (!called_) return Called::kNothing;
-  if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
-    used_.front()->fail(result, "running an operation on");
+  if (!result) {
+    endIfLate(ops_.front());
     return Called::kInterrupted;
   }
-  if (result == NcclResult::kInProgress && !settleAll()) return Called::kInterrupted;
+  if (*result != NcclResult::kSuccess && *result != NcclResult::kInProgress) {
+    used_.front()->fail(*result, "running an operation on");
+    return Called::kInterrupted;
+  }
+  if (*result == NcclResult::kInProgress && !settleAll()) return Called::kInterrupted;
   return Called::kDone;
+}
+
+// In the same order on all ranks: kernels of several communicators that do not all fit on a device
+// at once must not wait for each other in a circle. Not copied: their operations are this object's.
+DeviceCalls Launch::calls(bool copied) const {
+  DeviceCalls calls;
+  calls.reserve(in_order_.size());
+  for (const Op* op : in_order_) {
+    const Operation& operation = op->issue.operation;
+    auto held = copied ? std::make_shared<const Operation>(operation)
+                       : std::shared_ptr<const Operation>(std::shared_ptr<void>(), &operation);
+    calls.push_back({std::move(held), op->side->flat, op->comm,
+                     context_.platform->cuda->native(*op->side->stream), op->scratch});
+  }
+  return calls;
+}
+
+bool Launch::mayConnect(const DeviceCalls& calls) const {
+  return !capturing_ && std::any_of(used_.begin(), used_.end(), [&](const auto& comm) {
+    return comm->blocking() && !comm->knows(shapeOf(calls, *comm));
+  });
 }
 
 // kInProgress: NCCL goes on in a thread of its own, and until it is through nothing else may be
 // called on these communicators or enqueued on their streams.
-NcclResult Launch::callAll() {
+NcclResult Launch::callHere() {
   std::vector<std::unique_ptr<GateEntry>> entries;
   for (const auto& comm : used_) {
     entries.push_back(std::make_unique<GateEntry>(comm->gate(), deadline_));
     if (!entries.back()->entered()) return NcclResult::kSuccess;
   }
   const OnDevice on_device(used_.front()->setup().device);
-  NcclApi& nccl = *context_.platform->nccl;
   if (capturing_)
     for (const Op& op : ops_) op.comm->markCaptured(*op.side->stream);
   called_ = true;
-  // From here on the buffers reach the poller, whatever happens: what is enqueued here uses them.
+  load();
+  return callInGroup(*context_.platform->nccl, calls(false));
+}
+
+// nullopt: the epoch is over, or the deadline has passed; the call may still be under way.
+std::optional<NcclResult> Launch::callBeside(const DeviceCalls& shapes) {
+  std::vector<uint64_t> shape_of_each;
+  for (const auto& comm : used_) shape_of_each.push_back(shapeOf(shapes, *comm));
+  called_ = true;
+  load();
+  const auto call = used_.front()->setup().calls->start(
+      [comms = used_, copies = calls(true), deadline = deadline_] {
+        return callThroughGates(comms, copies, deadline);
+      });
+  if (!call) return NcclResult::kSystemError;
+  const auto result = used_.front()->awaitCall(*call, deadline_);
+  if (result == NcclResult::kSuccess)
+    for (size_t i = 0; i < used_.size(); ++i) used_[i]->learn(shape_of_each[i]);
+  return result;
+}
+
+// From here on the buffers reach the poller, whatever happens: what is enqueued here uses them.
+void Launch::load() {
   for (Op& op : ops_) {
     if (const auto ahead = std::exchange(op.side->ahead, nullptr)) ahead(*op.side->stream);
   }
   loaded_ = true;
-  NcclGroup group(nccl);
-  if (group.started() != NcclResult::kSuccess) return group.started();
-  NcclResult first_error = NcclResult::kSuccess;
-  // In the same order on all ranks: kernels of several communicators that do not all fit on a
-  // device at once must not wait for each other in a circle.
-  for (const Op* op : in_order_) {
-    const DeviceCommSetup& comm = op->comm->setup();
-    const CallTarget target{nccl,
-                            op->comm->handle(),
-                            context_.platform->cuda->native(*op->side->stream),
-                            comm.rank,
-                            comm.size,
-                            1 - comm.rank,
-                            op->scratch.get()};
-    first_error = makeCalls(op->issue.operation, op->side->flat, target);
-    if (first_error != NcclResult::kSuccess) break;
-  }
-  const NcclResult ended = group.end();
-  return first_error == NcclResult::kSuccess ? ended : first_error;
 }
 
 bool Launch::settleAll() {

@@ -1,6 +1,9 @@
 // Operations that begin together, from arguments to the device: finds their communicators, orders
 // their streams, makes NCCL's calls in one group, and hands each over to the poller.
 //
+// On blocking communicators, calls that NCCL may first have to connect to peers for are made on a
+// thread beside (device_comm.h), with copies of their arguments; all others here.
+//
 // Owner: the stack of the issuing thread; one at a time per communicator. Every operation given to
 // it is completed, or in the poller's hands, when run() returns or throws. run() blocks while a
 // communicator is made or while NCCL is at work on the calls, until the first deadline at most, and
@@ -8,8 +11,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "nccl/device_call.h"
 #include "nccl/epoch_comms.h"
 #include "nccl/nccl_threads.h"
 #include "nccl/outstanding.h"
@@ -55,7 +60,11 @@ class Launch {
   void checkCapture(const Op& op) const;
   void order(Op& op);
   Called call();
-  NcclResult callAll();
+  DeviceCalls calls(bool copied) const;
+  bool mayConnect(const DeviceCalls& calls) const;
+  NcclResult callHere();
+  std::optional<NcclResult> callBeside(const DeviceCalls& shapes);
+  void load();
   bool settleAll();
   void handOver(Op& op);
   void handOverInterrupted();

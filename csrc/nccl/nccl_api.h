@@ -5,7 +5,11 @@
 // one thread at a time per communicator, asyncError() and abort() serialised with each other too;
 // after kInProgress no call on that communicator but asyncError() and abort(); revoke() only right
 // after asyncError() has said that it is quiet and sound. Nothing here throws, logs or takes locks.
-// Communicators are created non-blocking.
+//
+// Of blocking communicators nothing is ever kInProgress: calls, and a group's end, return when NCCL
+// is through, which may need all ranks. While one is inside, another thread may call abort() in a
+// group of its own, which raises the flags that end the call's waits for peers; the end of that
+// group, which frees the communicator, only once nobody is inside (kDeferredAbort).
 #pragma once
 
 #include <memory>
@@ -19,6 +23,7 @@ namespace torchft_ext {
 // By the version that brought it; asked at run time.
 enum class NcclFeature {
   kSplit,           // 2.18
+  kDeferredAbort,   // 2.22.3: in a group an abort sets flags, and frees at the group's end
   kScalableInit,    // 2.23
   kFloat8,          // 2.24
   kSafeAbort,       // 2.26.2: before it an abort can hang
@@ -32,6 +37,7 @@ struct NcclInit {
   int rank = 0;
   int size = 1;
   std::vector<NcclUniqueId> ids;  // one; several with kScalableInit
+  bool blocking = false;
 };
 
 class NcclApi {
@@ -43,7 +49,8 @@ class NcclApi {
   virtual std::string lastError(NcclComm comm) = 0;  // comm may be null
 
   virtual NcclResult getUniqueId(NcclUniqueId* id) = 0;
-  // Non-blocking: mostly kInProgress, with *comm set; asyncError() tells when it is ready. NCCL may
+  // Non-blocking: mostly kInProgress, with *comm set; asyncError() tells when it is ready. Blocking:
+  // inside a group, kSuccess with *comm set; the group's end returns when it is ready. NCCL may
   // write *comm (of split and shrink: *out) on a thread of its own until asyncError(), of this one
   // (of split and shrink: of the parent), is no longer kInProgress, or its abort() has returned: it
   // must live so long.

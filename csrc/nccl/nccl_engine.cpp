@@ -19,6 +19,15 @@ void warnOfUnsafeAbort(const NcclApi& nccl) {
                               "memory and streams may not come back: use NCCL 2.26.2 or later");
 }
 
+NcclEngineOptions possible(NcclEngineOptions options, const NcclApi& nccl) {
+  if (!options.blocking_calls || nccl.has(NcclFeature::kDeferredAbort)) return options;
+  log(LogLevel::kWarning, "NCCL " + dottedVersion(nccl.version()) +
+                              " cannot free a blocking communicator in which a call waits "
+                              "(2.22.3 can): communicators are non-blocking");
+  options.blocking_calls = false;
+  return options;
+}
+
 class NcclEngine : public Engine {
  public:
   NcclEngine(std::shared_ptr<const NcclPlatform> platform, std::shared_ptr<Engine> control,
@@ -84,7 +93,8 @@ std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platf
                                        std::shared_ptr<Engine> control,
                                        const NcclEngineOptions& options) {
   warnOfUnsafeAbort(*platform->nccl);
-  return std::make_shared<NcclEngine>(std::move(platform), std::move(control), options);
+  const NcclEngineOptions used = possible(options, *platform->nccl);
+  return std::make_shared<NcclEngine>(std::move(platform), std::move(control), used);
 }
 
 bool stopNcclEngines(Deadline deadline) {

@@ -25,6 +25,10 @@ struct NcclEngineOptions {
   // In larger worlds NCCL's bootstrap gets several roots, where it can (2.23). As in torch's nccl
   // (TORCH_NCCL_RANKS_PER_ROOT).
   int ranks_per_root = 128;
+  // Communicators whose calls return when NCCL is through (device_comm.h), where the library can
+  // free one in which a call waits (NcclFeature::kDeferredAbort); else non-blocking ones. This
+  // process's alone: members need not do it alike.
+  bool blocking_calls = false;
 };
 
 std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,

@@ -17,6 +17,9 @@ class NcclGroup {
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
+  // It stays open: only for a thread that makes no other call into NCCL and is about to end.
+  void leaveOpen() { open_ = false; }
+
   NcclResult started() const { return started_; }
   NcclResult end() {
     open_ = false;

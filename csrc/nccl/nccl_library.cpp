@@ -30,6 +30,8 @@ class NcclLibrary : public NcclApi {
     switch (feature) {
       case NcclFeature::kSplit:
         return entry_.CommSplit != nullptr && version_ >= 21801;
+      case NcclFeature::kDeferredAbort:
+        return version_ >= 22203;
       case NcclFeature::kScalableInit:
         return entry_.CommInitRankScalable != nullptr && version_ >= 22304;
       case NcclFeature::kFloat8:
@@ -57,6 +59,7 @@ class NcclLibrary : public NcclApi {
 
   NcclResult init(NcclComm* comm, const NcclInit& init) override {
     NcclConfig config;
+    config.blocking = init.blocking ? 1 : 0;
     if (init.ids.size() == 1)
       return result(
           entry_.CommInitRankConfig(comm, init.size, init.ids.front(), init.rank, &config));
@@ -174,6 +177,21 @@ std::string refusedNcclEnvironment() {
   if (blocking == nullptr || *blocking == '\0' || std::string(blocking) == "0") return {};
   return std::string("NCCL_COMM_BLOCKING=") + blocking +
          " makes NCCL's communicators blocking, and those cannot be aborted safely: unset it";
+}
+
+std::string refusedForBlockingCalls() {
+  // By 2.31 an abort's clean-up is then put where the call that waits may run it (mgmt_task_enq.cc).
+  if (const char* queue = std::getenv("NCCL_ENQUEUE_REARCH_ENABLE");
+      queue != nullptr && *queue != '\0' && std::string(queue) != "0")
+    return std::string("NCCL_ENQUEUE_REARCH_ENABLE=") + queue +
+           " is not for blocking communicators that may be aborted: unset it, or "
+           "TORCHFT_EXT_NCCL_BLOCKING";
+  // A barrier between the ranks of a process, which no abort ends (ncclCommIntraBarrierOut).
+  if (const char* mode = std::getenv("NCCL_LAUNCH_MODE");
+      mode != nullptr && std::string(mode) == "GROUP")
+    return "NCCL_LAUNCH_MODE=GROUP is not for blocking communicators that may be aborted: unset it, "
+           "or TORCHFT_EXT_NCCL_BLOCKING";
+  return {};
 }
 
 std::variant<std::shared_ptr<NcclApi>, std::string> loadNcclLibrary() {

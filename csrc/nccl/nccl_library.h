@@ -18,5 +18,8 @@ std::variant<std::shared_ptr<NcclApi>, std::string> loadNcclLibrary();
 // The variable of the environment that would turn the communicators into something that cannot be
 // aborted, with what to do about it. Empty: none is set.
 std::string refusedNcclEnvironment();
+// The same for what would free a blocking communicator while a call waits in it, or let calls wait
+// for other communicators' ranks.
+std::string refusedForBlockingCalls();
 
 }  // namespace torchft_ext

@@ -17,6 +17,7 @@ PerProcess<Shared> shared;
 NcclThreads::NcclThreads(Duration abort_limit)
     : events(std::make_shared<EventPool>()),
       poller(std::make_shared<EventPoller>()),
+      calls(std::make_shared<CallThreads>()),
       reaper(
           [weak = std::weak_ptr<EventPoller>(poller)] {
             if (const auto alive = weak.lock()) alive->wake();
@@ -38,7 +39,8 @@ bool stopNcclThreads(Deadline deadline) {
   }
   if (!threads) return true;
   const bool reaped = threads->reaper.stop(deadline);
-  return threads->poller->stop(deadline) && reaped;
+  const bool returned = threads->calls->stop(deadline);  // those that the reaper has freed
+  return threads->poller->stop(deadline) && returned && reaped;
 }
 
 void setAbortLimitForTest(Duration limit) {

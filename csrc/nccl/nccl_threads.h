@@ -1,11 +1,12 @@
 // What all NCCL engines of a process share: the thread that watches events, the one that ends
-// communicators, and the events.
+// communicators, those of calls that may block, and the events.
 //
 // Owner: the process, and every communicator; made at first use. Threads: any.
 #pragma once
 
 #include <memory>
 
+#include "nccl/call_threads.h"
 #include "nccl/comm_reaper.h"
 #include "nccl/event_poller.h"
 #include "nccl/event_pool.h"
@@ -16,6 +17,7 @@ struct NcclThreads {
   explicit NcclThreads(Duration abort_limit);
   const std::shared_ptr<EventPool> events;
   const std::shared_ptr<EventPoller> poller;
+  const std::shared_ptr<CallThreads> calls;
   CommReaper reaper;
 };
 

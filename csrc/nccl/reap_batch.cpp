@@ -17,6 +17,7 @@ constexpr Duration kCallerLeavesWithin = std::chrono::seconds(1);
 constexpr Duration kRevokedWithin = std::chrono::milliseconds(250);
 constexpr Duration kRootReachedWithin = std::chrono::milliseconds(250);
 constexpr Duration kLook = std::chrono::microseconds(100);
+constexpr Duration kLookForFailure = std::chrono::milliseconds(10);
 
 bool isNoError(NcclResult result) {
   return result == NcclResult::kSuccess || result == NcclResult::kInProgress;
@@ -38,14 +39,42 @@ NcclResult awaitQuiet(NcclApi& api, NcclComm comm, Deadline deadline,
   }
 }
 
-// Only one that is quiet and sound, as the question after its state finds out: NCCL up to 2.31 uses
+// What it returned; kInProgress: it has not.
+NcclResult awaitReturn(CallThreads::Call& call, Deadline deadline,
+                       const std::function<bool()>& givenUp) {
+  while (true) {
+    const auto result = call.await(deadline.orEarlier(kLookForFailure));
+    if (result) return *result;
+    if (deadline.expired() || givenUp()) return NcclResult::kInProgress;
+  }
+}
+
+// Of a blocking one a revoke would block. Only one that is quiet and sound, as the question after its state finds out: NCCL up to 2.31 uses
 // the job of a call in progress, or of one that failed, after it has freed it there
 // (ncclCommEnsureReady). And none that a graph has captured: after a revoke NCCL's abort frees it
 // under the graph, and without one it waits for the graph's end (commReclaim, 2.28.9).
 bool mayBeRevoked(const DeviceComm& comm) {
-  return comm.handle() != nullptr && comm.ready() && !comm.captured() &&
+  return comm.handle() != nullptr && comm.ready() && !comm.blocking() && !comm.captured() &&
          comm.api().has(NcclFeature::kRevoke) &&
          stateOf(comm.api(), comm.handle()) == NcclResult::kSuccess;
+}
+
+void reportInside(const DeviceComm& comm) {
+  log(LogLevel::kError, "a call into NCCL does not return: " + comm.setup().name +
+                            " cannot be aborted and is left as it is");
+}
+
+// Its finalize on another thread, inside the gate. Null: it has not begun.
+std::shared_ptr<CallThreads::Call> finalizeBeside(const std::shared_ptr<DeviceComm>& comm) {
+  comm->gate().enterToEnd();
+  auto call = comm->setup().calls->start([comm] {
+    const OnDevice on_device(comm->setup().device, std::nothrow);
+    const NcclResult result = comm->api().finalize(comm->handle());
+    comm->gate().leave();
+    return result;
+  });
+  if (!call) comm->gate().leave();
+  return call;
 }
 
 }  // namespace
@@ -66,9 +95,18 @@ void ReapBatch::run() {
   for (const auto& comm : comms_) comm->close();
   Comms free;
   Comms busy;
+  Comms inside;
   const Deadline soon = deadline_.orEarlier(kCallerLeavesWithin);
-  for (const auto& comm : comms_) (comm->gate().awaitEmpty(soon) ? free : busy).push_back(comm);
-  const Comms rest = how_ == How::kRetire ? retire(free) : free;
+  for (const auto& comm : comms_) {
+    if (how_ == How::kAbort && comm->blocking() && comm->gate().occupied()) {
+      inside.push_back(comm);
+    } else {
+      (comm->gate().awaitEmpty(soon) ? free : busy).push_back(comm);
+    }
+  }
+  Comms rest;
+  for (const auto& comm : how_ == How::kRetire ? retire(free) : free)
+    (comm->gate().occupied() ? inside : rest).push_back(comm);
   // Whose caller does not come back is not told to stop: its waiters are released all the same.
   for (const auto& comm : busy) comm->markCut();
   abortAll(rest);
@@ -77,12 +115,12 @@ void ReapBatch::run() {
     if (comm->gate().awaitEmpty(deadline_)) {
       late.push_back(comm);
     } else {
-      log(LogLevel::kError, "a call into NCCL does not return: " + comm->setup().name +
-                                " cannot be aborted and is left as it is");
+      reportInside(*comm);
     }
   }
   abortAll(late);
   releaseRoots(comms_);
+  abortInside(inside);
 }
 
 void ReapBatch::giveUp() {
@@ -92,30 +130,72 @@ void ReapBatch::giveUp() {
 
 // What has to be aborted instead.
 ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
-  Comms finalizing;
+  struct Finalizing {
+    std::shared_ptr<DeviceComm> comm;
+    std::shared_ptr<CallThreads::Call> call;  // of a blocking one
+  };
+  std::vector<Finalizing> finalizing;
   Comms rest;
   for (const auto& comm : comms) {
     const bool clean = comm->handle() != nullptr && comm->ready() && !comm->captured() &&
                        !comm->setup().lifecycle->failure();
     const OnDevice on_device(comm->setup().device, std::nothrow);
-    const bool begun = clean && isNoError(comm->api().finalize(comm->handle()));
-    (begun ? finalizing : rest).push_back(comm);
+    const auto call = clean && comm->blocking() ? finalizeBeside(comm) : nullptr;
+    const bool begun = call != nullptr || (clean && !comm->blocking() &&
+                                           isNoError(comm->api().finalize(comm->handle())));
+    if (begun) {
+      finalizing.push_back({comm, call});
+    } else {
+      rest.push_back(comm);
+    }
   }
   const Deadline deadline = retire_by_.orEarlier(deadline_);
-  for (const auto& comm : finalizing) {
-    const auto failed = [&] { return comm->setup().lifecycle->failure() != nullptr; };
-    const OnDevice on_device(comm->setup().device, std::nothrow);
+  for (const auto& one : finalizing) {
+    DeviceComm& comm = *one.comm;
+    const auto failed = [&] { return comm.setup().lifecycle->failure() != nullptr; };
+    const OnDevice on_device(comm.setup().device, std::nothrow);
     // Destroying one that is in error leaves NCCL's group open on this thread (2.28.9).
-    if (awaitQuiet(comm->api(), comm->handle(), deadline, failed) != NcclResult::kSuccess) {
-      rest.push_back(comm);
+    const NcclResult ended = one.call ? awaitReturn(*one.call, deadline, failed)
+                                      : awaitQuiet(comm.api(), comm.handle(), deadline, failed);
+    if (ended != NcclResult::kSuccess) {
+      rest.push_back(one.comm);
       continue;
     }
-    comm->api().destroy(comm->handle());
-    comm->markCut();
-    comm->markGone();
+    comm.api().destroy(comm.handle());
+    comm.markCut();
+    comm.markGone();
   }
   on_cut_();
   return rest;
+}
+
+// They come last: a thread whose group stays open can end no other communicator.
+void ReapBatch::abortInside(const Comms& comms) const {
+  if (comms.empty()) return;
+  NcclGroup group(comms.front()->api());
+  for (const auto& comm : comms)
+    if (!tellInside(*comm)) comm->markCut();
+  on_cut_();
+  for (const auto& comm : comms) {
+    if (comm->gate().awaitEmpty(deadline_)) continue;
+    reportInside(*comm);
+    return group.leaveOpen();
+  }
+  group.end();
+  for (const auto& comm : comms) comm->markGone();
+  on_cut_();
+  releaseRoots(comms);
+}
+
+// False: there is nothing to tell, or no handle by the deadline.
+bool ReapBatch::tellInside(DeviceComm& comm) const {
+  while (!comm.handleIsKnown() && comm.gate().occupied()) {
+    if (deadline_.expired()) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+  if (comm.handle() == nullptr) return false;
+  tellToStop(comm);
+  return true;
 }
 
 // One that a graph has captured is freed when the graph is, and holds up no other.

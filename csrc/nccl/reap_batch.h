@@ -1,5 +1,10 @@
 // The communicators that one helper of the reaper ends, and how. See comm_reaper.h.
 //
+// Nobody may be inside of one that is aborted: NCCL frees it. But who waits for peers inside of a
+// blocking one only leaves when the abort's flags are raised. So there abort() is called in a
+// group, which raises the flags; and the group, at whose end NCCL frees, ends when the caller has
+// left (NCCL 2.22.3 to 2.31, ncclCommAbort and groupLaunch).
+//
 // Owner: the reaper and the helper that runs it. Threads: run() on the helper; giveUp() on the
 // reaper's when it takes too long.
 #pragma once
@@ -28,6 +33,8 @@ class ReapBatch {
 
  private:
   Comms retire(const Comms& comms) const;
+  void abortInside(const Comms& comms) const;
+  bool tellInside(DeviceComm& comm) const;
   void abortAll(const Comms& comms) const;
   void abort(const Comms& comms) const;
   bool revoke(DeviceComm& comm) const;

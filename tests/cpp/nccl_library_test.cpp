@@ -105,6 +105,17 @@ TEST_F(NcclLibraryTest, AnEnvironmentThatMakesCommunicatorsBlockingIsRefused) {
   EXPECT_EQ(why(), refusedNcclEnvironment());
 }
 
+TEST_F(NcclLibraryTest, AnEnvironmentInWhichABlockingCallCannotBeEndedIsNamed) {
+  EXPECT_EQ(refusedForBlockingCalls(), "");
+  set("NCCL_ENQUEUE_REARCH_ENABLE", "0");
+  set("NCCL_LAUNCH_MODE", "PARALLEL");
+  EXPECT_EQ(refusedForBlockingCalls(), "");
+  set("NCCL_LAUNCH_MODE", "GROUP");
+  EXPECT_NE(refusedForBlockingCalls().find("NCCL_LAUNCH_MODE=GROUP"), std::string::npos);
+  set("NCCL_ENQUEUE_REARCH_ENABLE", "1");
+  EXPECT_NE(refusedForBlockingCalls().find("NCCL_ENQUEUE_REARCH_ENABLE=1"), std::string::npos);
+}
+
 TEST_F(NcclLibraryTest, WhatItCanIsAQuestionOfItsVersionToo) {
   EXPECT_EQ(stub("22809")->version(), 22809);
   EXPECT_TRUE(stub("22807")->has(NcclFeature::kRevoke));
@@ -119,6 +130,16 @@ TEST_F(NcclLibraryTest, WhatItCanIsAQuestionOfItsVersionToo) {
   EXPECT_FALSE(stub("22802")->has(NcclFeature::kNativeAlltoall));
   EXPECT_TRUE(stub("22602")->has(NcclFeature::kSafeAbort));
   EXPECT_FALSE(stub("22601")->has(NcclFeature::kSafeAbort));
+  EXPECT_TRUE(stub("22203")->has(NcclFeature::kDeferredAbort));
+  EXPECT_FALSE(stub("22202")->has(NcclFeature::kDeferredAbort));
+}
+
+TEST_F(NcclLibraryTest, CommunicatorsAreBlockingWhereThatIsAsked) {
+  NcclInit init{0, 1, std::vector<NcclUniqueId>(1)};
+  init.blocking = true;
+  NcclComm comm = nullptr;
+  EXPECT_EQ(stub()->init(&comm, init), NcclResult::kSuccess);
+  EXPECT_NE(calls().find("blocking 1 share 0"), std::string::npos);
 }
 
 TEST_F(NcclLibraryTest, WhatALibraryCannotIsRefusedAndNotCalled) {

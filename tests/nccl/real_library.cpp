@@ -32,6 +32,7 @@ constexpr Brought kFeatures[] = {
     {NcclFeature::kFloat8, "float8", 22403}, {NcclFeature::kSafeAbort, "safe abort", 22602},
     {NcclFeature::kShrink, "shrink", 22703}, {NcclFeature::kNativeAlltoall, "alltoall", 22803},
     {NcclFeature::kRevoke, "revoke", 22807}, {NcclFeature::kGrow, "grow", 22902},
+    {NcclFeature::kDeferredAbort, "deferred abort", 22203},
 };
 
 std::string features(const NcclApi& api) {

@@ -67,7 +67,7 @@ NcclResult SimCommunicator::join(const std::vector<NcclUniqueId>& ids) {
   if (const auto delay = Faults::instance().take(FaultAction::kDelay, "init", rank_))
     ready_not_before_ = Clock::now() + milliseconds(delay->ms);
   if (const auto slow = Faults::instance().take(FaultAction::kInProgress, "init", rank_))
-    polls_left_ = slow->polls;
+    stayInProgressLocked(slow->polls);
   exchange_ = Exchange::open(ids.front());
   if (!exchange_) {
     error_ = NcclResult::kRemoteError;  // connection refused, told by asyncError
@@ -104,7 +104,7 @@ NcclResult SimCommunicator::splitFrom(SimCommunicator& parent, int color, int ke
   splitting.parent->wish(splitting.row, parent.rank_, {color, key});
   splitting_ = std::move(splitting);
   if (const auto slow = Faults::instance().take(FaultAction::kInProgress, "split", parent.rank_))
-    polls_left_ = slow->polls;
+    stayInProgressLocked(slow->polls);
   return NcclResult::kInProgress;
 }
 
@@ -140,8 +140,8 @@ bool SimCommunicator::progressSplit() {
 NcclResult SimCommunicator::poll() {
   MutexLock lock(mutex_);
   if (error_ != NcclResult::kSuccess) return error_;
-  if (polls_left_ > 0) {
-    --polls_left_;
+  if (polls_left_ != 0) {
+    if (polls_left_ > 0) --polls_left_;
     return NcclResult::kInProgress;
   }
   if (revoked_) return NcclResult::kSuccess;
@@ -164,7 +164,7 @@ void SimCommunicator::becomeReady() {
 bool SimCommunicator::inProgress() const {
   MutexLock lock(mutex_);
   if (error_ != NcclResult::kSuccess) return false;
-  return polls_left_ > 0 || !deferred_.empty() || (!ready_ && !revoked_);
+  return polls_left_ != 0 || !deferred_.empty() || (!ready_ && !revoked_);
 }
 
 bool SimCommunicator::failed() const {
@@ -205,7 +205,20 @@ bool SimCommunicator::capturedByGraph() const {
 
 void SimCommunicator::stayInProgress(int polls) {
   MutexLock lock(mutex_);
-  polls_left_ += polls;
+  stayInProgressLocked(polls);
+}
+
+void SimCommunicator::stayInProgressLocked(int polls) {
+  polls_left_ = polls < 0 ? polls : polls_left_ + polls;
+}
+
+NcclResult SimCommunicator::awaitThrough() {
+  while (!stop_) {
+    const NcclResult state = poll();
+    if (state != NcclResult::kInProgress) return state;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return NcclResult::kInternalError;
 }
 
 NcclRedOp SimCommunicator::addPreMulSum(const PreMul& reduction) {
@@ -236,7 +249,7 @@ NcclResult SimCommunicator::launch(std::vector<NcclCall> calls) {
   MutexLock lock(mutex_);
   const std::string point = toString(calls.front().kind);
   if (const auto slow = Faults::instance().take(FaultAction::kInProgress, point, rank_))
-    polls_left_ += slow->polls;
+    stayInProgressLocked(slow->polls);
   for (const NcclCall& call : calls) call.stream->launchPending(true);
   deferred_.push_back(std::move(calls));
   return NcclResult::kInProgress;

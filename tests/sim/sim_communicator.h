@@ -46,7 +46,10 @@ struct NcclCall {
 
 class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
  public:
-  SimCommunicator(int rank, int size) : rank_(rank), size_(size) {}
+  SimCommunicator(int rank, int size, bool blocking = false)
+      : blocking_(blocking), rank_(rank), size_(size) {}
+
+  bool blocking() const { return blocking_; }
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -69,16 +72,19 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   // Until the operations enqueued so far have ended, and no graph holds this. As the real one,
   // which forgets graphs once it was revoked; a graph that ends after that is a violation.
   void awaitIdle();
+  // Of a blocking one: until it is no longer in progress, or is stopped, which is an error.
+  NcclResult awaitThrough();
 
   // ---- operations
   // Enqueued at once, or when it is no longer in progress: then kInProgress.
   NcclResult launch(std::vector<NcclCall> calls);
-  // The next `polls` polls say kInProgress.
+  // The next `polls` polls say kInProgress; -1: all.
   void stayInProgress(int polls);
   NcclRedOp addPreMulSum(const PreMul& reduction);
   std::optional<PreMul> preMulSum(NcclRedOp op) const;
   bool dropPreMulSum(NcclRedOp op);
 
+  std::atomic<int> inside{0};         // of a blocking one: threads that wait in it
   std::atomic<int> callers{0};        // threads inside a call; more than one is a violation
   std::atomic<bool> aborting{false};  // by abort(): nothing may be called any more
   bool capturedByGraph() const;
@@ -92,6 +98,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
     std::vector<int> members;  // ranks of the parent that take part, all colors
   };
 
+  void stayInProgressLocked(int polls) REQUIRES(mutex_);
   bool progressSplit() REQUIRES(mutex_);
   void becomeReady() REQUIRES(mutex_);
   void enqueueLocked(std::vector<NcclCall> calls) REQUIRES(mutex_);
@@ -113,6 +120,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
                                                             std::vector<Transfer> sends,
                                                             const void* own, size_t bytes);
 
+  const bool blocking_;
   int rank_;
   int size_;
   uint32_t sequence_ = 0;          // of collectives; run() only, hence one stream at a time

@@ -57,15 +57,28 @@ class Table {
 // One thread's group: what waits for the outermost groupEnd().
 struct ThreadGroup {
   int depth = 0;
+  std::vector<CommPtr> inits;                                       // of blocking ones
   std::vector<std::pair<CommPtr, std::vector<NcclCall>>> launches;  // in order of first use
   std::vector<std::pair<NcclComm, CommPtr>> aborts;
 };
 thread_local ThreadGroup group;
 
+// A thread inside of a blocking communicator, where another one may abort it.
+class Inside {
+ public:
+  explicit Inside(CommPtr comm) : comm_(std::move(comm)) { ++comm_->inside; }
+  ~Inside() { --comm_->inside; }
+  Inside(const Inside&) = delete;
+
+ private:
+  CommPtr comm_;
+};
+
 enum Allowed : unsigned {
   kWhenInProgress = 1,
   kWhenRevoked = 2,
   kWhenFailed = 4,
+  kFromAnother = 8,  // thread, while one is inside of a blocking communicator
 };
 
 // One call on a communicator. comm is null where it must not be made: the call is refused.
@@ -73,13 +86,17 @@ class CallScope {
  public:
   CallScope(NcclComm handle, const char* call, unsigned allowed) {
     comm = Table::instance().find(handle);
-    if (!comm || comm->aborting) {
+    // One that is blocking and not freed takes calls that were on their way when it was aborted.
+    if (!comm || (comm->aborting && !comm->blocking())) {
       refuse(call, "was called on a communicator that is aborted, destroyed or none");
       return;
     }
+    if (comm->blocking() && (allowed & kFromAnother) != 0) return;
     counted_ = comm;
     if (comm->callers++ > 0) violation(std::string(call) + ": two threads in one communicator");
-    if (comm->inProgress() && (allowed & kWhenInProgress) == 0)
+    if (comm->inside > 0)
+      refuse(call, "was called on a blocking communicator while another call is inside");
+    else if (!comm->blocking() && comm->inProgress() && (allowed & kWhenInProgress) == 0)
       refuse(call, "was called on a communicator that is in progress");
     else if (comm->revoked() && (allowed & kWhenRevoked) == 0)
       refuse(call, "was called on a revoked communicator");
@@ -106,7 +123,8 @@ class SimNccl final : public NcclApi {
 
   bool has(NcclFeature feature) const override {
     static const std::map<NcclFeature, int> since = {
-        {NcclFeature::kSplit, 21800},  {NcclFeature::kScalableInit, 22300},
+        {NcclFeature::kSplit, 21800},  {NcclFeature::kDeferredAbort, 22203},
+        {NcclFeature::kScalableInit, 22300},
         {NcclFeature::kFloat8, 22400}, {NcclFeature::kSafeAbort, 22602},
         {NcclFeature::kShrink, 22703}, {NcclFeature::kNativeAlltoall, 22803},
         {NcclFeature::kRevoke, 22807}, {NcclFeature::kGrow, 22902},
@@ -128,10 +146,13 @@ class SimNccl final : public NcclApi {
     if (init.rank < 0 || init.rank >= init.size || init.size > kMaxRanks || init.ids.empty())
       return NcclResult::kInvalidArgument;
     Faults::instance().count("inits");
-    auto fresh = std::make_shared<SimCommunicator>(init.rank, init.size);
+    auto fresh = std::make_shared<SimCommunicator>(init.rank, init.size, init.blocking);
     const NcclResult result = fresh->join(init.ids);
-    *comm = Table::instance().add(std::move(fresh));
-    return result;
+    *comm = Table::instance().add(fresh);
+    if (!init.blocking) return result;
+    if (group.depth == 0) violation("init of a blocking communicator outside of a group");
+    group.inits.push_back(std::move(fresh));
+    return NcclResult::kSuccess;
   }
 
   NcclResult split(NcclComm comm, int color, int key, NcclComm* out) override {
@@ -158,7 +179,10 @@ class SimNccl final : public NcclApi {
     if (const auto failure = enter("finalize", scope.comm->rank())) return *failure;
     Faults::instance().count("finalizes");
     scope.comm->beginFinalize();
-    return slow(*scope.comm, "finalize", NcclResult::kInProgress);
+    const NcclResult begun = slow(*scope.comm, "finalize", NcclResult::kInProgress);
+    if (!scope.comm->blocking()) return begun;
+    const Inside inside(scope.comm);
+    return scope.comm->awaitThrough();
   }
 
   NcclResult destroy(NcclComm comm) override {
@@ -176,7 +200,8 @@ class SimNccl final : public NcclApi {
   }
 
   NcclResult abort(NcclComm comm) override {
-    const CallScope scope(comm, "abort", kWhenInProgress | kWhenRevoked | kWhenFailed);
+    const CallScope scope(comm, "abort",
+                          kWhenInProgress | kWhenRevoked | kWhenFailed | kFromAnother);
     if (!scope.comm) return NcclResult::kInvalidArgument;
     Faults::instance().count("aborts");
     scope.comm->raiseStop();
@@ -214,15 +239,23 @@ class SimNccl final : public NcclApi {
     if (--group.depth > 0) return NcclResult::kSuccess;
     NcclResult result = NcclResult::kSuccess;
     if (const auto failure = enter("group_end", -1)) result = *failure;
+    for (const CommPtr& comm : std::exchange(group.inits, {})) {
+      const Inside inside(comm);
+      const NcclResult through = comm->awaitThrough();
+      if (result == NcclResult::kSuccess) result = through;
+    }
     auto launches = std::exchange(group.launches, {});
+    const bool blocks = !launches.empty() && launches.front().first->blocking();
     for (auto& [comm, calls] : launches) {
-      if (comm->aborting) {
+      if (comm->blocking() != blocks) violation("blocking and non-blocking ones in one group");
+      if (comm->aborting && !blocks) {
         violation("a communicator was aborted between a call on it and its group's end");
         continue;
       }
       if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) break;
-      if (comm->launch(std::move(calls)) == NcclResult::kInProgress)
-        result = NcclResult::kInProgress;
+      const NcclResult launched =
+          blocks ? launchAndWait(comm, std::move(calls)) : comm->launch(std::move(calls));
+      if (launched != NcclResult::kSuccess) result = launched;
     }
     cleanUp();
     return result;
@@ -345,10 +378,17 @@ class SimNccl final : public NcclApi {
     return color >= 0 ? result : NcclResult::kSuccess;
   }
 
+  static NcclResult launchAndWait(const CommPtr& comm, std::vector<NcclCall> calls) {
+    const Inside inside(comm);
+    comm->launch(std::move(calls));
+    return comm->awaitThrough();
+  }
+
   // Aborted ones go when what they have enqueued is over. Blocks.
   static void cleanUp() {
     auto aborts = std::exchange(group.aborts, {});
     for (auto& [handle, comm] : aborts) {
+      if (comm->inside > 0) violation("abort freed a communicator while a call was inside");
       comm->awaitIdle();
       Table::instance().remove(handle);
     }

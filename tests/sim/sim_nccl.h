@@ -1,6 +1,6 @@
 // The simulated NCCL: real data between threads and processes, and the real one's bad habits.
 //
-// As the real library: communicators are non-blocking; init is in progress until every rank has
+// As the real library: init is in progress until every rank has
 // come; a rank that died, froze or never comes leaves the others' operations hanging on their
 // streams until revoke or abort; abort raises its flag at once, and cleans up only when every
 // operation already enqueued has started and ended (at the outermost groupEnd inside a group) and
@@ -8,10 +8,14 @@
 // fault says so (sim_faults.h), calls are slow, stuck, failing or in progress: an operation is then
 // enqueued only when asyncError() has said that it is no longer.
 //
+// On a blocking communicator nothing is in progress: calls, and a group's end, return when that is
+// so, or when another thread has aborted it, in a group of its own whose end frees it.
+//
 // Misuse is a violation: a call on a communicator that is in progress, revoked, failed, aborted or
 // gone (but for those allowed); two threads in one communicator at once; finalize or destroy after
 // a failure; destroy or abort's clean-up where NCCL forbids it; memory that is not alive; ranks out
-// of step. A group's operations must share one stream for each communicator.
+// of step; a communicator that is freed while a call is inside; blocking and non-blocking ones in
+// one group. A group's operations must share one stream for each communicator.
 //
 // Owner: the process. Threads: as NcclApi says.
 #pragma once
