@@ -59,8 +59,24 @@ def device_pool(
     pool.close()
 
 
+@pytest.fixture(scope="session")
+def blocking_pool(
+    tmp_path_factory: pytest.TempPathFactory, rank_env: dict[str, str]
+) -> Iterator[Pool]:
+    environment = {**device_environment(rank_env), "TORCHFT_EXT_NCCL_BLOCKING": "1"}
+    pool = Pool(tmp_path_factory.mktemp("blocking_ranks"), environment)
+    yield pool
+    pool.close()
+
+
+# For tests of `devices`, each of which then runs with either kind of communicators.
+BOTH_KINDS = pytest.mark.parametrize("devices", ("non_blocking", "blocking"), indirect=True)
+
+
 @pytest.fixture
-def devices(device_pool: Pool) -> Iterator[DevicePool]:
+def devices(request: pytest.FixtureRequest) -> Iterator[DevicePool]:
     """The pool; whatever a test did to its workers is made good after it."""
-    yield DevicePool(device_pool)
-    device_pool.discard_unusable()
+    blocking = getattr(request, "param", "") == "blocking"
+    pool: Pool = request.getfixturevalue("blocking_pool" if blocking else "device_pool")
+    yield DevicePool(pool)
+    pool.discard_unusable()

@@ -19,12 +19,15 @@ from device_side import (
     reaped,
     stream_waits_for,
 )
+from device_worlds import BOTH_KINDS
 from rankside import ErrorInfo, abort, configure, failure_of, kept, wait_errored
 from records import record
 from values import check, me
 
 NOTICE = 20.0  # seconds in which a failure must have reached everyone
 MODULE = torch.get_device_module
+
+pytestmark = BOTH_KINDS
 
 
 def queue_behind() -> list[torch.Tensor]:

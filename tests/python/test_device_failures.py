@@ -20,6 +20,7 @@ from device_side import (
     reaped,
     stream_waits_for,
 )
+from device_worlds import BOTH_KINDS
 from heap import heap_bytes
 from rankside import (
     ErrorInfo,
@@ -104,6 +105,7 @@ def test_sigkill_releases_streams_and_check_names_the_dead(devices, size):
     devices.next(world, range(size - 1)).run(check_sum)
 
 
+@BOTH_KINDS
 def test_sigkill_releases_a_receiver(devices):
     world = devices.world(2)
     world.run(warm)
@@ -136,6 +138,7 @@ def first_all_reduce() -> None:
     dist.all_reduce(ones(10), async_op=True).check()
 
 
+@BOTH_KINDS
 def test_abort_releases_a_rank_whose_communicator_is_being_made(devices):
     world = devices.world(2)
     call = world.start_blocked(0, first_all_reduce)  # rank 1 does not come
@@ -144,6 +147,7 @@ def test_abort_releases_a_rank_whose_communicator_is_being_made(devices):
     devices.next(world, range(2)).run(check_sum)
 
 
+@BOTH_KINDS
 def test_sigkill_releases_a_rank_whose_communicator_is_being_made(devices):
     world = devices.world(2)
     call = world.start_blocked(0, first_all_reduce)
@@ -155,6 +159,7 @@ def leave() -> None:
     backend().shutdown()
 
 
+@BOTH_KINDS
 def test_goodbye_of_a_member_fails_operations_that_still_need_it(devices):
     world = devices.world(2)
     world.run(warm)
@@ -174,6 +179,7 @@ def late_all_reduce() -> None:
     dist.all_reduce(ones(10), async_op=True).check()
 
 
+@BOTH_KINDS
 def test_operation_past_its_deadline_fails_the_epoch_for_everyone(devices):
     world = devices.world(2)
     world.run(warm)
@@ -268,6 +274,7 @@ def poisoned() -> None:
     no_violation()
 
 
+@BOTH_KINDS
 def test_poison_leaves_nan_in_outputs_of_failed_operations(devices):
     world = devices.world(2, poison=True)
     world.run(warm)  # and what succeeds is not poisoned
@@ -321,6 +328,7 @@ def abort_in_mid_operation() -> None:
     assert failure_of(work.check).type == "CommAbortedError"
 
 
+@BOTH_KINDS
 def test_epochs_leave_no_thread_descriptor_memory_or_communicator(devices):
     world = devices.world(2)
     for number in range(EPOCHS):

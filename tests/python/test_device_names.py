@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,6 +55,60 @@ def test_library_whose_aborts_may_hang_is_warned_of(devices):
     worker.call(sum_with_an_old_library, (devices.pool.address(),), {}).value()
     wait_until(lambda: "use NCCL 2.26.2 or later" in worker.log(), "the warning")
     assert "NCCL 2.26.1 may hang in an abort" in worker.log()
+
+
+def blocking_communicators(address: str, rank: int) -> int:
+    """How many of this process's communicators are: one of all ranks, one of these two."""
+    init("ft:nccl", address, rank, 2)
+    accelerator.simulator().reset()
+    check_sum()
+    if rank == 0:
+        dist.send(torch.ones(3, device=device()), 1)
+    else:
+        dist.recv(torch.empty(3, device=device()), 0)
+    backend().check()
+    return int(accelerator.simulator().report()["counts"].get("blocking inits", 0))
+
+
+@pytest.mark.skipif(not accelerator.simulated(), reason="the simulator counts them")
+@pytest.mark.parametrize(
+    ("devices", "made"), (("non_blocking", 0), ("blocking", 2)), indirect=["devices"]
+)
+def test_communicators_are_blocking_where_the_environment_says_so(devices, made):
+    pool = devices.pool
+    address = pool.address()
+    calls = [
+        worker.call(blocking_communicators, (address, rank), {})
+        for rank, worker in enumerate(pool.borrow(2))
+    ]
+    assert [call.value() for call in calls] == [made, made]
+
+
+def refused_environment(address: str) -> list[str]:
+    refused = []
+    for variable, value in (
+        ("TORCHFT_EXT_NCCL_BLOCKING", "yes"),
+        ("NCCL_LAUNCH_MODE", "GROUP"),
+        ("NCCL_ENQUEUE_REARCH_ENABLE", "1"),
+    ):
+        before = os.environ.get(variable)
+        os.environ[variable] = value
+        with pytest.raises(ValueError) as caught:
+            init("ft:nccl", address, 0, 1)
+        refused.append(str(caught.value))
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
+    return refused
+
+
+@pytest.mark.parametrize("devices", ("blocking",), indirect=True)
+def test_environment_that_goes_ill_with_blocking_communicators_is_refused(devices):
+    (worker,) = devices.pool.borrow(1)
+    texts = worker.call(refused_environment, (devices.pool.address(),), {}).value()
+    assert "TORCHFT_EXT_NCCL_BLOCKING: expected '0' or '1', found 'yes'" in texts[0]
+    assert "NCCL_LAUNCH_MODE=GROUP" in texts[1] and "unset it" in texts[1]
+    assert "NCCL_ENQUEUE_REARCH_ENABLE=1" in texts[2] and "unset it" in texts[2]
 
 
 def without_device(name: str) -> str:

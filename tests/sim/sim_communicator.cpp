@@ -190,10 +190,7 @@ void SimCommunicator::beginFinalize() {
 
 void SimCommunicator::awaitIdle() {
   MutexLock lock(mutex_);
-  for (const std::vector<NcclCall>& calls : deferred_) {
-    for (const NcclCall& call : calls) call.stream->launchPending(false);
-  }
-  deferred_.clear();  // never launched
+  dropDeferred();
   while (outstanding_ > 0 || (graphs_ > 0 && !revoked_)) idle_.waitUntil(mutex_, Deadline::never());
   freed_ = true;
 }
@@ -218,7 +215,16 @@ NcclResult SimCommunicator::awaitThrough() {
     if (state != NcclResult::kInProgress) return state;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
+  MutexLock lock(mutex_);
+  dropDeferred();
   return NcclResult::kInternalError;
+}
+
+void SimCommunicator::dropDeferred() {
+  for (const std::vector<NcclCall>& calls : deferred_) {
+    for (const NcclCall& call : calls) call.stream->launchPending(false);
+  }
+  deferred_.clear();  // never launched
 }
 
 NcclRedOp SimCommunicator::addPreMulSum(const PreMul& reduction) {

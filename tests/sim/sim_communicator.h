@@ -99,6 +99,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   };
 
   void stayInProgressLocked(int polls) REQUIRES(mutex_);
+  void dropDeferred() REQUIRES(mutex_);
   bool progressSplit() REQUIRES(mutex_);
   void becomeReady() REQUIRES(mutex_);
   void enqueueLocked(std::vector<NcclCall> calls) REQUIRES(mutex_);

@@ -40,6 +40,11 @@ class Table {
     last = std::move(found->second);
     comms_.erase(found);
   }
+  void clear() {
+    std::map<uintptr_t, CommPtr> gone;
+    MutexLock lock(mutex_);
+    gone.swap(comms_);
+  }
   NcclCensus census() const {
     NcclCensus census;
     MutexLock lock(mutex_);
@@ -146,6 +151,7 @@ class SimNccl final : public NcclApi {
     if (init.rank < 0 || init.rank >= init.size || init.size > kMaxRanks || init.ids.empty())
       return NcclResult::kInvalidArgument;
     Faults::instance().count("inits");
+    if (init.blocking) Faults::instance().count("blocking inits");
     auto fresh = std::make_shared<SimCommunicator>(init.rank, init.size, init.blocking);
     const NcclResult result = fresh->join(init.ids);
     *comm = Table::instance().add(fresh);
@@ -399,6 +405,10 @@ class SimNccl final : public NcclApi {
 
 std::shared_ptr<NcclApi> makeSimNccl() {
   return std::make_shared<SimNccl>();
+}
+
+void forgetCommunicators() {
+  Table::instance().clear();
 }
 
 NcclCensus ncclCensus() {

@@ -34,5 +34,7 @@ struct NcclCensus {
   int captured = 0;  // communicators held by live graphs
 };
 NcclCensus ncclCensus();
+// Of tests in which one is left as it is for good.
+void forgetCommunicators();
 
 }  // namespace torchft_ext::sim

@@ -1,0 +1,157 @@
+// Blocking communicators, where a call of one thread is ended by the abort of another. Their
+// operations, failures and races are those of the suites that run a second time with them; here is
+// what they alone have.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/threads.h"
+#include "captured_log.h"
+#include "nccl_cluster.h"
+
+namespace torchft_ext {
+namespace {
+
+using Values = std::vector<float>;
+
+NcclEngineOptions blocking() {
+  NcclEngineOptions options;
+  options.blocking_calls = true;
+  return options;
+}
+
+// 10 values on all, of a shape that NCCL has connected afterwards.
+void sumOnAll(Cluster& cluster) {
+  cluster.onAll([&](int i) {
+    const FailurePtr failure =
+        finish(cluster.group(i).issue(deviceAllreduce(floats(i, Values(10, 1)))));
+    EXPECT_EQ(failure, nullptr) << failure->describe();
+  });
+}
+
+int callThreads() {
+  const auto running = threadCensus().running;
+  return static_cast<int>(std::count(running.begin(), running.end(), "ft-nccl-call"));
+}
+
+class NcclBlockingTest : public NcclTest {
+ protected:
+  // Rank 0 issues an operation that NCCL does not get through with. What it returned.
+  static std::thread issueInVain(Cluster& cluster, size_t count, std::atomic<bool>& returned) {
+    return std::thread([&cluster, count, &returned] {
+      const auto state = cluster.group(0).issue(deviceAllreduce(floats(0, Values(count, 1))));
+      EXPECT_NE(finish(state), nullptr);
+      returned = true;
+    });
+  }
+};
+
+TEST_F(NcclBlockingTest, WhatMayHaveToConnectIsCalledBesideAndWhatIsKnownHere) {
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  inject("in_progress allreduce rank=0 polls=-1");
+  std::atomic<bool> returned{false};
+  std::thread known = issueInVain(cluster, 10, returned);
+  EXPECT_TRUE(waitFor([&] { return counted("allreduce") == 3; }));
+  EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
+  cluster.group(1).abort("it waits here");
+  known.join();
+
+  cluster.form(cluster.all(), "b");
+  sumOnAll(cluster);
+  inject("in_progress allreduce rank=0 polls=-1");
+  std::thread unknown = issueInVain(cluster, 1000, returned);
+  EXPECT_TRUE(waitFor([] { return callThreads() == 1; }));
+  cluster.group(1).abort("it waits beside");
+  unknown.join();
+  EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
+}
+
+// The flags are raised while the call is inside, and it is freed when that has returned: the
+// simulator counts the opposite as a violation.
+TEST_F(NcclBlockingTest, ACallInsideIsToldToStopAtOnceAndFreedWhenItHasReturned) {
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  inject("block group_end");  // no flag ends that
+  std::atomic<bool> returned{false};
+  std::thread issuing = issueInVain(cluster, 10, returned);
+  EXPECT_TRUE(waitFor([] { return !sim::Faults::instance().armed("group_end"); }));
+  cluster.group(1).abort("one is inside");
+  EXPECT_TRUE(waitFor([&] { return counted("aborts") == 2; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));
+  EXPECT_FALSE(returned);
+  inject("clear");
+  issuing.join();
+}
+
+// Beside, nothing holds up the issuing thread beyond the epoch's end, not even NCCL.
+TEST_F(NcclBlockingTest, AFirstCallThatNeverReturnsLetsItsIssuerGo) {
+  allow_stuck = true;
+  setAbortLimitForTest(milliseconds(300));
+  EXPECT_TRUE(stopNcclEngines(testDeadline()));  // the limit is that of threads made later
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  const CapturedLog log;
+  inject("block group_end");
+  std::atomic<bool> returned{false};
+  std::thread issuing = issueInVain(cluster, 1000, returned);
+  EXPECT_TRUE(waitFor([] { return !sim::Faults::instance().armed("group_end"); }));
+  cluster.group(1).abort("NCCL does not come back");
+  EXPECT_TRUE(waitFor([&] { return CapturedLog::contains("a call into NCCL does not return"); }));
+  issuing.join();  // with NCCL still in its call
+  EXPECT_EQ(sim::ncclCensus().communicators, 1);
+  cluster.form(cluster.all(), "b");
+  sumOnAll(cluster);
+  inject("clear");
+  EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
+  // It is left as it is: its group is that of a thread which has ended.
+  EXPECT_EQ(sim::ncclCensus().communicators, 3);
+  cluster.group(0).abort("the end of the test");
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));
+  sim::forgetCommunicators();
+  setAbortLimitForTest(std::chrono::seconds(10));
+}
+
+// A member that is slower than the limit of a goodbye: what waits for it there is aborted.
+TEST_F(NcclBlockingTest, AFinalizeThatTakesTooLongIsAborted) {
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  inject("in_progress finalize rank=0 polls=-1");
+  std::thread slow([&] { cluster.group(0).shutdown(Deadline::after(milliseconds(200))); });
+  cluster.group(1).shutdown(testDeadline());
+  slow.join();
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+  EXPECT_EQ(counted("destroys"), 1);
+  EXPECT_EQ(counted("aborts"), 1);
+}
+
+TEST_F(NcclBlockingTest, MembersNeedNotDoItAlike) {
+  const auto made = std::make_shared<int>(0);
+  Cluster cluster(2, loopbackOptions(), [made](std::shared_ptr<Engine> host) {
+    NcclEngineOptions options;
+    options.blocking_calls = (*made)++ == 0;
+    return makeNcclEngine(sim::platform(), std::move(host), options);
+  });
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  EXPECT_EQ(counted("inits"), 2);
+  EXPECT_EQ(counted("blocking inits"), 1);
+}
+
+TEST_F(NcclBlockingTest, AnOlderLibraryGetsNonBlockingOnes) {
+  inject("version 22202");
+  const CapturedLog log;
+  NcclCluster cluster(1, blocking());
+  EXPECT_TRUE(waitFor([] { return CapturedLog::contains("communicators are non-blocking"); }));
+  cluster.form({0}, "a");
+  sumOnAll(cluster);
+  EXPECT_EQ(counted("inits"), 1);
+  EXPECT_EQ(counted("blocking inits"), 0);
+}
+
+}  // namespace
+}  // namespace torchft_ext
