@@ -58,7 +58,18 @@ def names() -> tuple[str, ...]:
 
 
 def backend_of(name: str) -> str:
-    return "ft" if name == "ft2" else name
+    """Of the next group; sets the kind of its communicators."""
+    if name != "ft2":
+        return name
+    os.environ["TORCHFT_EXT_NCCL_BLOCKING"] = "0"
+    return "ft"
+
+
+def new_group(name: str) -> dist.ProcessGroup:
+    asked = os.environ.get("TORCHFT_EXT_NCCL_BLOCKING", "0")
+    group = dist.new_group(backend=backend_of(name), timeout=LIMIT)
+    os.environ["TORCHFT_EXT_NCCL_BLOCKING"] = asked
+    return group
 
 
 def use_device(rank: int) -> None:
@@ -123,7 +134,7 @@ def rank_launch(command: dict[str, Any], store: dist.Store) -> None:
         assert dist.group.WORLD is not None
         groups["ft"] = dist.group.WORLD
         for name in names()[1:]:
-            groups[name] = dist.new_group(backend=backend_of(name), timeout=LIMIT)
+            groups[name] = new_group(name)
         for group in groups.values():
             sum_is_right(group)
     tensor, count = zeros(command["size"]), block_length(command["size"])
@@ -208,7 +219,7 @@ def rank_memory(command: dict[str, Any], store: dist.Store) -> None:
         made = []
         for _ in range(command["count"] + 1):
             before = accelerator().device_bytes()
-            made.append(dist.new_group(backend=backend_of(name), timeout=LIMIT))
+            made.append(new_group(name))
             sum_is_right(made[-1])
             taken.setdefault(name, []).append(accelerator().device_bytes() - before)
         taken[name] = taken[name][1:]
@@ -446,7 +457,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rival",
         choices=("nccl", "ft2", "none"),
-        help="ft2: ft once more, which must give ratios of 1; default nccl, none where simulated",
+        help="ft2: ft once more, with non-blocking communicators, which must give ratios of 1 "
+        "unless --blocking; default nccl, none where simulated",
+    )
+    parser.add_argument(
+        "--blocking",
+        action="store_true",
+        help="ft with blocking communicators (TORCHFT_EXT_NCCL_BLOCKING=1)",
     )
     parser.add_argument("--parts", default=",".join(PARTS), help=f"default {','.join(PARTS)}")
     parser.add_argument("--worlds", type=report.comma_list(int), default=[1, 2], help="default 1,2")
@@ -491,6 +508,7 @@ def main() -> int:
     arguments = parse_arguments()
     os.environ["TORCHFT_EXT_TEST_DEVICE"] = arguments.device  # of the ranks too
     os.environ["BENCH_RIVAL"] = arguments.rival
+    os.environ["TORCHFT_EXT_NCCL_BLOCKING"] = str(int(arguments.blocking))
     run, bench = describe(arguments), Bench(arguments)
     results: dict[str, Any] = {}
     for part in arguments.parts:
