@@ -40,7 +40,8 @@ std::shared_ptr<CallThreads::Call> CallThreads::start(std::function<NcclResult()
   auto handle = std::make_shared<Call>();
   MutexLock lock(mutex_);
   if (stopped_) return nullptr;
-  std::erase_if(threads_, [](OwnedThread& thread) { return thread.join(Deadline::at(Clock::now())); });
+  std::erase_if(threads_,
+                [](OwnedThread& thread) { return thread.join(Deadline::at(Clock::now())); });
   try {
     threads_.emplace_back("ft-nccl-call", [handle, call = std::move(call)]() mutable {
       const NcclResult result = resultOf(call);

@@ -6,9 +6,9 @@
 // is aborted (where NCCL can revoke), and all are aborted in one group, since aborts one after the
 // other wait for each other's kernels. A batch never waits for the one before it. One that a CUDA
 // graph may have captured goes alone: its replays exit at once, but NCCL frees it only when the
-// graph is gone, and a helper waits for that as long as it takes, counted in held_by_graphs. A blocking one
-// in which a caller waits goes alone too: it is told to stop at once, and freed when that one has
-// left.
+// graph is gone, and a helper waits for that as long as it takes, counted in held_by_graphs. A
+// blocking one in which a caller waits goes alone too: it is told to stop at once, and freed when
+// that one has left.
 //
 // Owner: the process's NCCL threads; everyone shares it. Threads: abort() and retire() from any,
 // never block. The reaper's own ("ft-nccl-reaper") starts and joins the helpers ("ft-nccl-abort").

@@ -35,9 +35,8 @@ NcclResult callInGroup(NcclApi& nccl, const DeviceCalls& calls) {
   NcclResult first_error = NcclResult::kSuccess;
   for (const DeviceCall& call : calls) {
     const DeviceCommSetup& comm = call.comm->setup();
-    const CallTarget target{nccl,          call.comm->handle(), call.stream,
-                            comm.rank,     comm.size,           1 - comm.rank,
-                            call.scratch.get()};
+    const CallTarget target{nccl,      call.comm->handle(), call.stream,       comm.rank,
+                            comm.size, 1 - comm.rank,       call.scratch.get()};
     first_error = makeCalls(*call.operation, call.flat, target);
     if (first_error != NcclResult::kSuccess) break;
   }

@@ -163,9 +163,8 @@ void Launch::order(Op& op) {
 }
 
 Launch::Called Launch::call() {
-  const DeviceCalls shapes = calls(false);
-  const bool beside = mayConnect(shapes);
-  const auto result = beside ? callBeside(shapes) : std::optional(callHere());
+  const DeviceCalls calls = planned();
+  const auto result = mayConnect(calls) ? callBeside(calls) : std::optional(callHere(calls));
   if (!called_) return Called::kNothing;
   if (!result) {
     endIfLate(ops_.front());
@@ -180,16 +179,16 @@ Launch::Called Launch::call() {
 }
 
 // In the same order on all ranks: kernels of several communicators that do not all fit on a device
-// at once must not wait for each other in a circle. Not copied: their operations are this object's.
-DeviceCalls Launch::calls(bool copied) const {
+// at once must not wait for each other in a circle. Their operations are this object's.
+DeviceCalls Launch::planned() const {
   DeviceCalls calls;
   calls.reserve(in_order_.size());
   for (const Op* op : in_order_) {
-    const Operation& operation = op->issue.operation;
-    auto held = copied ? std::make_shared<const Operation>(operation)
-                       : std::shared_ptr<const Operation>(std::shared_ptr<void>(), &operation);
-    calls.push_back({std::move(held), op->side->flat, op->comm,
-                     context_.platform->cuda->native(*op->side->stream), op->scratch});
+    calls.push_back({{std::shared_ptr<void>(), &op->issue.operation},
+                     op->side->flat,
+                     op->comm,
+                     context_.platform->cuda->native(*op->side->stream),
+                     op->scratch});
   }
   return calls;
 }
@@ -202,7 +201,7 @@ bool Launch::mayConnect(const DeviceCalls& calls) const {
 
 // kInProgress: NCCL goes on in a thread of its own, and until it is through nothing else may be
 // called on these communicators or enqueued on their streams.
-NcclResult Launch::callHere() {
+NcclResult Launch::callHere(const DeviceCalls& calls) {
   std::vector<std::unique_ptr<GateEntry>> entries;
   for (const auto& comm : used_) {
     entries.push_back(std::make_unique<GateEntry>(comm->gate(), deadline_));
@@ -213,23 +212,24 @@ NcclResult Launch::callHere() {
     for (const Op& op : ops_) op.comm->markCaptured(*op.side->stream);
   called_ = true;
   load();
-  return callInGroup(*context_.platform->nccl, calls(false));
+  return callInGroup(*context_.platform->nccl, calls);
 }
 
 // nullopt: the epoch is over, or the deadline has passed; the call may still be under way.
-std::optional<NcclResult> Launch::callBeside(const DeviceCalls& shapes) {
-  std::vector<uint64_t> shape_of_each;
-  for (const auto& comm : used_) shape_of_each.push_back(shapeOf(shapes, *comm));
+std::optional<NcclResult> Launch::callBeside(const DeviceCalls& calls) {
+  DeviceCalls copies = calls;
+  for (DeviceCall& call : copies)
+    call.operation = std::make_shared<const Operation>(*call.operation);
   called_ = true;
   load();
   const auto call = used_.front()->setup().calls->start(
-      [comms = used_, copies = calls(true), deadline = deadline_] {
+      [comms = used_, copies = std::move(copies), deadline = deadline_] {
         return callThroughGates(comms, copies, deadline);
       });
   if (!call) return NcclResult::kSystemError;
   const auto result = used_.front()->awaitCall(*call, deadline_);
   if (result == NcclResult::kSuccess)
-    for (size_t i = 0; i < used_.size(); ++i) used_[i]->learn(shape_of_each[i]);
+    for (const auto& comm : used_) comm->learn(shapeOf(calls, *comm));
   return result;
 }
 

@@ -60,10 +60,10 @@ class Launch {
   void checkCapture(const Op& op) const;
   void order(Op& op);
   Called call();
-  DeviceCalls calls(bool copied) const;
+  DeviceCalls planned() const;
   bool mayConnect(const DeviceCalls& calls) const;
-  NcclResult callHere();
-  std::optional<NcclResult> callBeside(const DeviceCalls& shapes);
+  NcclResult callHere(const DeviceCalls& calls);
+  std::optional<NcclResult> callBeside(const DeviceCalls& calls);
   void load();
   bool settleAll();
   void handOver(Op& op);

@@ -49,11 +49,11 @@ class NcclApi {
   virtual std::string lastError(NcclComm comm) = 0;  // comm may be null
 
   virtual NcclResult getUniqueId(NcclUniqueId* id) = 0;
-  // Non-blocking: mostly kInProgress, with *comm set; asyncError() tells when it is ready. Blocking:
-  // inside a group, kSuccess with *comm set; the group's end returns when it is ready. NCCL may
-  // write *comm (of split and shrink: *out) on a thread of its own until asyncError(), of this one
-  // (of split and shrink: of the parent), is no longer kInProgress, or its abort() has returned: it
-  // must live so long.
+  // Non-blocking: mostly kInProgress, with *comm set; asyncError() tells when it is ready.
+  // Blocking: inside a group, kSuccess with *comm set; the group's end returns when it is ready.
+  // NCCL may write *comm (of split and shrink: *out) on a thread of its own until asyncError(), of
+  // this one (of split and shrink: of the parent), is no longer kInProgress, or its abort() has
+  // returned: it must live so long.
   virtual NcclResult init(NcclComm* comm, const NcclInit& init) = 0;
   virtual NcclResult split(NcclComm comm, int color, int key, NcclComm* out) = 0;
   // abort: the parent's operations are given up. excluded: ranks of the parent.

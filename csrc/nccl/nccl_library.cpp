@@ -180,7 +180,8 @@ std::string refusedNcclEnvironment() {
 }
 
 std::string refusedForBlockingCalls() {
-  // By 2.31 an abort's clean-up is then put where the call that waits may run it (mgmt_task_enq.cc).
+  // By 2.31 an abort's clean-up is then put where the call that waits may run it
+  // (mgmt_task_enq.cc).
   if (const char* queue = std::getenv("NCCL_ENQUEUE_REARCH_ENABLE");
       queue != nullptr && *queue != '\0' && std::string(queue) != "0")
     return std::string("NCCL_ENQUEUE_REARCH_ENABLE=") + queue +
@@ -189,7 +190,8 @@ std::string refusedForBlockingCalls() {
   // A barrier between the ranks of a process, which no abort ends (ncclCommIntraBarrierOut).
   if (const char* mode = std::getenv("NCCL_LAUNCH_MODE");
       mode != nullptr && std::string(mode) == "GROUP")
-    return "NCCL_LAUNCH_MODE=GROUP is not for blocking communicators that may be aborted: unset it, "
+    return "NCCL_LAUNCH_MODE=GROUP is not for blocking communicators that may be aborted: unset "
+           "it, "
            "or TORCHFT_EXT_NCCL_BLOCKING";
   return {};
 }

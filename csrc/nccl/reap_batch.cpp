@@ -49,10 +49,11 @@ NcclResult awaitReturn(CallThreads::Call& call, Deadline deadline,
   }
 }
 
-// Of a blocking one a revoke would block. Only one that is quiet and sound, as the question after its state finds out: NCCL up to 2.31 uses
-// the job of a call in progress, or of one that failed, after it has freed it there
-// (ncclCommEnsureReady). And none that a graph has captured: after a revoke NCCL's abort frees it
-// under the graph, and without one it waits for the graph's end (commReclaim, 2.28.9).
+// Of a blocking one a revoke would block. Only one that is quiet and sound, as the question after
+// its state finds out: NCCL up to 2.31 uses the job of a call in progress, or of one that failed,
+// after it has freed it there (ncclCommEnsureReady). And none that a graph has captured: after a
+// revoke NCCL's abort frees it under the graph, and without one it waits for the graph's end
+// (commReclaim, 2.28.9).
 bool mayBeRevoked(const DeviceComm& comm) {
   return comm.handle() != nullptr && comm.ready() && !comm.blocking() && !comm.captured() &&
          comm.api().has(NcclFeature::kRevoke) &&

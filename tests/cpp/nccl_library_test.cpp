@@ -147,8 +147,7 @@ TEST_F(NcclLibraryTest, WhatALibraryCannotIsRefusedAndNotCalled) {
   NcclComm comm = at<NcclComm>(9);
   EXPECT_EQ(old->revoke(comm), NcclResult::kInvalidUsage);
   EXPECT_EQ(old->shrink(comm, {1}, true, &comm), NcclResult::kInvalidUsage);
-  EXPECT_EQ(old->init(&comm, {0, 2, std::vector<NcclUniqueId>(2)}),
-            NcclResult::kInvalidArgument);
+  EXPECT_EQ(old->init(&comm, {0, 2, std::vector<NcclUniqueId>(2)}), NcclResult::kInvalidArgument);
   EXPECT_EQ(calls(), "");
 }
 

@@ -19,9 +19,8 @@ class NcclReaper : public testing::Test {
   std::shared_ptr<DeviceComm> comm(const std::string& name = "c") {
     auto platform = std::make_shared<NcclPlatform>(*sim::platform());
     platform->nccl = nccl;
-    return std::make_shared<DeviceComm>(
-        DeviceCommSetup{platform, lifecycle, c10::Device(c10::DeviceType::PrivateUse1, 0), 0, 2,
-                        name, false});
+    return std::make_shared<DeviceComm>(DeviceCommSetup{
+        platform, lifecycle, c10::Device(c10::DeviceType::PrivateUse1, 0), 0, 2, name, false});
   }
   std::shared_ptr<DeviceComm> readyComm(const std::string& name = "c") {
     auto made = comm(name);

@@ -9,7 +9,8 @@
 //   fail         the call returns code= at once
 //   async_error  while the operation runs, its communicator gets the asynchronous error code=, and
 //                the operation stays until abort or revoke
-//   in_progress  the call returns kInProgress, and so do the next polls= asyncError() calls (-1: all
+//   in_progress  the call returns kInProgress, and so do the next polls= asyncError() calls (-1:
+//   all
 //                of them, until it is aborted); a blocking communicator's call takes as long
 //   block        the call does not return for ms= (-1: until clear)
 // keys: rank= (of the communicator; default any), count= (how often; default 1, -1: always), code=

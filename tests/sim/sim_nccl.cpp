@@ -128,11 +128,11 @@ class SimNccl final : public NcclApi {
 
   bool has(NcclFeature feature) const override {
     static const std::map<NcclFeature, int> since = {
-        {NcclFeature::kSplit, 21800},  {NcclFeature::kDeferredAbort, 22203},
-        {NcclFeature::kScalableInit, 22300},
-        {NcclFeature::kFloat8, 22400}, {NcclFeature::kSafeAbort, 22602},
-        {NcclFeature::kShrink, 22703}, {NcclFeature::kNativeAlltoall, 22803},
-        {NcclFeature::kRevoke, 22807}, {NcclFeature::kGrow, 22902},
+        {NcclFeature::kSplit, 21800},          {NcclFeature::kDeferredAbort, 22203},
+        {NcclFeature::kScalableInit, 22300},   {NcclFeature::kFloat8, 22400},
+        {NcclFeature::kSafeAbort, 22602},      {NcclFeature::kShrink, 22703},
+        {NcclFeature::kNativeAlltoall, 22803}, {NcclFeature::kRevoke, 22807},
+        {NcclFeature::kGrow, 22902},
     };
     return version() >= since.at(feature);
   }
