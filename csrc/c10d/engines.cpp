@@ -8,6 +8,7 @@
 #include "c10d/interface_choice.h"
 #include "c10d/poison.h"
 #include "host/host_engine.h"
+#include "nccl/memory_registry.h"
 #include "nccl/nccl_engine.h"
 
 namespace torchft_ext {
@@ -72,11 +73,13 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   if (bound_device && bound_device->type() == platform->device_type)
     nccl.bound_device = bound_device;
   nccl.high_priority = options.high_priority_stream;
+  nccl.memory = std::make_shared<MemoryRegistry>();
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   Devices devices(name == "ft", platform, "");
-  if (!options.poison) return EngineChoice{std::move(engine), nullptr, std::move(devices)};
+  if (!options.poison)
+    return EngineChoice{std::move(engine), nullptr, std::move(devices), nccl.memory};
   auto poison = std::make_shared<PoisonEngine>(std::move(engine), platform->device_type);
-  return EngineChoice{poison, poison, std::move(devices)};
+  return EngineChoice{poison, poison, std::move(devices), nccl.memory};
 }
 
 }  // namespace torchft_ext

@@ -19,12 +19,15 @@
 
 namespace torchft_ext {
 
+class MemoryRegistry;
+
 struct NcclEngineOptions {
   std::optional<c10::Device> bound_device;  // its communicator is made with the epoch (device_id=)
   bool high_priority = false;               // of the communicators' streams
   // In larger worlds NCCL's bootstrap gets several roots, where it can (2.23). As in torch's nccl
   // (TORCH_NCCL_RANKS_PER_ROOT).
   int ranks_per_root = 128;
+  std::shared_ptr<MemoryRegistry> memory{};  // one group's; null: no pools are registered
 };
 
 std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,

@@ -48,6 +48,15 @@ bool mayBeRevoked(const DeviceComm& comm) {
          stateOf(comm.api(), comm.handle()) == NcclResult::kSuccess;
 }
 
+// NCCL frees registrations that are left after what they need (commFree, 2.28.9): a healthy end
+// leaves none. Not before an abort, since peers that may be dead would be asked.
+bool deregisterAll(DeviceComm& comm) {
+  const auto all = [](const MemorySegment&) { return true; };
+  // ncclCommDeregister may leave another device current (2.28.9).
+  const OnDevice on_device(comm.setup().device, std::nothrow);
+  return isNoError(comm.memory().remove(comm.api(), comm.handle(), all));
+}
+
 }  // namespace
 
 ReapBatch::ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit,
@@ -98,7 +107,8 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
     const bool clean = comm->handle() != nullptr && comm->ready() && !comm->captured() &&
                        !comm->setup().lifecycle->failure();
     const OnDevice on_device(comm->setup().device, std::nothrow);
-    const bool begun = clean && isNoError(comm->api().finalize(comm->handle()));
+    const bool begun =
+        clean && deregisterAll(*comm) && isNoError(comm->api().finalize(comm->handle()));
     (begun ? finalizing : rest).push_back(comm);
   }
   const Deadline deadline = retire_by_.orEarlier(deadline_);
