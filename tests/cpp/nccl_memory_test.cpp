@@ -30,16 +30,18 @@ class BeforeForm : public AroundEngine {
   const std::function<void()> before_;
 };
 
-// Each member has a registry; `around` may stand between NCCL's engine and the host's.
+// Each member has a registry. `around` may stand between NCCL's engine and the host's, `outside`
+// before NCCL's.
 struct MemoryCluster {
   using Around = std::function<std::shared_ptr<Engine>(std::shared_ptr<Engine>, size_t member)>;
-  explicit MemoryCluster(int size, const Around& around = nullptr)
-      : cluster(size, loopbackOptions(), [this, around](std::shared_ptr<Engine> host) {
+  explicit MemoryCluster(int size, const Around& around = nullptr, const Around& outside = nullptr)
+      : cluster(size, loopbackOptions(), [this, around, outside](std::shared_ptr<Engine> host) {
           NcclEngineOptions options;
           options.memory = std::make_shared<MemoryRegistry>();
           registries.push_back(options.memory);
           if (around) host = around(std::move(host), registries.size() - 1);
-          return makeNcclEngine(sim::platform(), std::move(host), options);
+          auto nccl = makeNcclEngine(sim::platform(), std::move(host), options);
+          return outside ? outside(std::move(nccl), registries.size() - 1) : nccl;
         }) {}
 
   MemoryRegistry& of(int member) { return *registries[static_cast<size_t>(member)]; }
@@ -221,7 +223,7 @@ TEST_F(NcclMemoryTest, MemoryOfAFailedEpochIsKeptUntilNcclHasFreedIt) {
   inject("block abort rank=0");
   world.cluster.group(0).abort("while memory is registered");
   EXPECT_EQ(world.of(0).remove({0, 1}, testDeadline()).kind, Kind::kDone);
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));
+  EXPECT_TRUE(waitFor([] { return counted("aborts") == 2; }));
   EXPECT_FALSE(owner.expired());
   EXPECT_EQ(world.of(0).notFreed().size(), 1);
   inject("clear");
@@ -304,7 +306,10 @@ TEST_F(NcclMemoryTest, WhereTheyAreNotFreedInTimeConfigureSaysSoAndCanBeRepeated
 }
 
 TEST_F(NcclMemoryTest, AnAbortEndsTheWaitForThem) {
-  MemoryCluster world(1);
+  std::atomic<int> attempts{0};
+  MemoryCluster world(1, nullptr, [&](std::shared_ptr<Engine> nccl, size_t) {
+    return std::make_shared<BeforeForm>(std::move(nccl), [&] { ++attempts; });
+  });
   addPool(world, 0);
   world.cluster.form({0}, "a");
   expectSum(world.cluster, {0});
@@ -312,19 +317,12 @@ TEST_F(NcclMemoryTest, AnAbortEndsTheWaitForThem) {
   world.cluster.group(0).abort("it hangs");
   FailurePtr failure;
   std::thread configuring([&] { failure = world.cluster.members[0]->configure("b", 0, 1); });
-  // It may not have begun when it is told for the first time.
-  std::atomic<bool> done{false};
-  std::thread aborting([&] {
-    while (!done) {
-      world.cluster.group(0).abort("no longer wanted");
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-  });
+  EXPECT_TRUE(waitFor([&] { return attempts == 2; }));
+  world.cluster.group(0).abort("no longer wanted");
   configuring.join();
-  done = true;
-  aborting.join();
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
+  EXPECT_EQ(world.of(0).notFreed().size(), 1);
 }
 
 }  // namespace

@@ -111,10 +111,13 @@ def test_registration_survives_epochs_that_end_well_and_that_fail(devices):
     world = devices.world(3)
     world.run(add_pool)
     world.run(sum_in_pool)
-    for ranks in ([2, 0, 1], [1, 0]):
-        world = devices.next(world, ranks)
-        world.run(sum_in_pool)
-        world.run(registered_are, 1)
+    larger = devices.next(world, [2, 0, 1])
+    larger.run(sum_in_pool)
+    larger.run(registered_are, 1)
+    world = devices.next(larger, [1, 0])
+    larger.on(2, drop_pool)  # in an epoch that the others have left
+    world.run(sum_in_pool)
+    world.run(registered_are, 1)
     world.run(fail_epoch)
     world = devices.next(world, range(2))
     world.run(sum_in_pool)
