@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Protocol
 
 from torch._C._distributed_c10d import Backend as _Backend
 from torch._C._distributed_c10d import ErrorType, Store
@@ -8,6 +9,10 @@ from torch._C._distributed_c10d import Work as _Work
 
 from torchft_ext._stats import Stats
 from torchft_ext.errors import CommError
+
+class _MemPool(Protocol):
+    @property
+    def id(self) -> tuple[int, int]: ...
 
 class Options(_Backend.Options):
     """What one group may choose.
@@ -163,6 +168,51 @@ class Backend(_Backend):
             ValueError, TypeError: not a positive timedelta.
 
         Threads: any.
+        """
+
+    def register_mem_pool(self, pool: _MemPool, symm: bool = False) -> None:
+        """Register a memory pool's device memory with NCCL, in this epoch and in all to come.
+
+        Operations on tensors in it can then go without NCCL's own buffers. Each new communicator
+        of all ranks gets it before its first operation, those between two ranks never. Called
+        again, it adds the segments that have come since. All ranks of the group must register
+        alike, since NCCL requires that all ranks of an operation pass registered memory or none
+        does. The pool is kept alive until deregister_mem_pool(), shutdown() or the group's end, and
+        beyond that as long as a communicator has it. configure() then waits until the communicators
+        of earlier epochs are freed. Blocks, without the GIL, up to the group's timeout.
+
+        Args:
+            pool: a torch.cuda.MemPool, or what has its `id` and `snapshot()`.
+            symm: must be False: live peers could still write into symmetric memory after an abort.
+
+        Raises:
+            NotImplementedError: symm, or a group without NCCL.
+            ValueError, TypeError: a pool that is none; nothing was registered.
+            RuntimeError: after shutdown(), or in a forked child.
+            torch.distributed.DistBackendError: NCCL refused a segment, which it names; what this
+                call registered is taken back, and the epoch stands.
+            CommTimeoutError: not done in time; as above.
+
+        Threads: any; before the first epoch too. Source: ProcessGroupNCCL's, which raises where no
+        communicator exists yet, and takes symm.
+        """
+
+    def deregister_mem_pool(self, pool: _MemPool) -> None:
+        """Wait until everything issued on device tensors is complete, then take a pool back.
+
+        No graph that uses it may be replayed meanwhile. Blocks, without the GIL, up to the group's
+        timeout. The pool is forgotten whatever is raised but for the first three.
+
+        Raises:
+            ValueError, TypeError: a pool that is none, or is not registered.
+            RuntimeError: after shutdown(), or in a forked child.
+            NotImplementedError: a group without NCCL.
+            torch.distributed.DistBackendError: NCCL refused; the epoch stands, and its
+                communicator keeps the pool to its end.
+            CommTimeoutError: operations were not complete, or NCCL did not come back, in time: a
+                member may be frozen. The epoch has failed.
+
+        Threads: any. Source: ProcessGroupNCCL's.
         """
 
     def shutdown(self) -> None:

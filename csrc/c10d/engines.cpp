@@ -8,6 +8,7 @@
 #include "c10d/interface_choice.h"
 #include "c10d/poison.h"
 #include "host/host_engine.h"
+#include "nccl/memory_registry.h"
 #include "nccl/nccl_engine.h"
 #include "nccl/nccl_library.h"
 
@@ -78,11 +79,13 @@ std::variant<EngineChoice, Failure> engineOrFailure(
     const std::string refused = refusedForBlockingCalls();
     TORCH_CHECK_VALUE(refused.empty(), "TORCHFT_EXT_NCCL_BLOCKING=1: ", refused);
   }
+  nccl.memory = std::make_shared<MemoryRegistry>();
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   Devices devices(name == "ft", platform, "");
-  if (!options.poison) return EngineChoice{std::move(engine), nullptr, std::move(devices)};
+  if (!options.poison)
+    return EngineChoice{std::move(engine), nullptr, std::move(devices), nccl.memory};
   auto poison = std::make_shared<PoisonEngine>(std::move(engine), platform->device_type);
-  return EngineChoice{poison, poison, std::move(devices)};
+  return EngineChoice{poison, poison, std::move(devices), nccl.memory};
 }
 
 }  // namespace torchft_ext

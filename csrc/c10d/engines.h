@@ -13,6 +13,7 @@
 
 namespace torchft_ext {
 
+class MemoryRegistry;
 class PoisonEngine;
 
 // An engine, and which tensors it serves.
@@ -20,6 +21,7 @@ struct EngineChoice {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<PoisonEngine> poison;  // the same, or null: Options.poison is off
   Devices devices;
+  std::shared_ptr<MemoryRegistry> memory{};  // the engine's; null: no NCCL
 };
 
 // "host": the CPU engine, shared by all groups with equal options. "nccl": device tensors, by

@@ -139,6 +139,7 @@ FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
       engine_(std::move(choice.engine)),
       poison_(std::move(choice.poison)),
       devices_(std::move(choice.devices)),
+      memory_(std::move(choice.memory)),
       engine_name_(creation.engine),
       bound_device_(creation.bound_device),
       nan_check_(creation.options->nan_check.value_or(readEnvironment().nan_check.value_or(false))),
@@ -298,6 +299,7 @@ void FtBackend::check(std::optional<Milliseconds> timeout) {
 void FtBackend::shutdown() {
   guard_.check("this process group");
   AllOrThrow each;
+  if (memory_) memory_->close();
   for (const auto& child : childrenToCome()) each.run([&] { child->shutdown(); });
   each.run([&] {
     group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));

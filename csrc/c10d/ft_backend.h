@@ -32,6 +32,7 @@
 #include "c10d/process.h"
 #include "c10d/store_adapter.h"
 #include "comm/group.h"
+#include "nccl/memory_registry.h"
 
 namespace torchft_ext {
 
@@ -133,6 +134,12 @@ class FtBackend : public c10d::Backend {
       const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
 
+  // Registers a pool's device memory with NCCL, in this epoch and all to come
+  // (ft_backend_memory.cpp has what they raise). Block up to the group's timeout. The second waits
+  // for everything issued, as check() does, and fails the epoch where that, or NCCL, takes longer.
+  void registerMemPool(MemoryPool pool);
+  void deregisterMemPool(const PoolId& id);
+
   // Operations that this thread issues in between begin as one, with one Work. On the CPU they
   // begin one after the other.
   bool supportsCoalescing() const override { return devices_.platform() != nullptr; }
@@ -215,6 +222,9 @@ class FtBackend : public c10d::Backend {
                                         const std::vector<int>& members);
   std::vector<c10::intrusive_ptr<FtBackend>> childrenToCome();
   void awaitAll(Deadline deadline);
+  void checkPools(const char* operation) const;
+  void throwUnlessDone(const char* operation, const MemoryOutcome& outcome, Clock::time_point began,
+                       Duration limit) const;
   size_t awaitHook(Deadline deadline);  // see CompletionHook::awaitAll(); a signal aborts the epoch
   Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout, bool async) const;
   void setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
@@ -256,6 +266,7 @@ class FtBackend : public c10d::Backend {
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<PoisonEngine> poison_;  // null: Options.poison is off
   const Devices devices_;
+  const std::shared_ptr<MemoryRegistry> memory_;  // null: no NCCL
   const std::string engine_name_;
   const std::optional<c10::Device> bound_device_;
   static constexpr int kNoDevice = -1;

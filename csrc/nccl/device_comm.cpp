@@ -193,8 +193,15 @@ bool DeviceComm::gone() const {
   return gone_;
 }
 
+NcclResult DeviceComm::state() const {
+  NcclResult state = NcclResult::kSuccess;
+  const NcclResult asked = api().asyncError(handle_, &state);
+  return isError(asked) ? asked : state;
+}
+
 void DeviceComm::markGone() {
   handle_ = nullptr;
+  memory_.letGo();
   MutexLock lock(mutex_);
   gone_ = true;
   changed_.notifyAll();

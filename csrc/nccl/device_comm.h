@@ -32,6 +32,7 @@
 #include "comm/lifecycle.h"
 #include "nccl/call_gate.h"
 #include "nccl/call_threads.h"
+#include "nccl/comm_memory.h"
 #include "nccl/nccl_platform.h"
 #include "nccl/peers_left.h"
 
@@ -79,6 +80,10 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // To be called inside the gate.
   NcclComm handle() const { return handle_; }
   CallGate& gate() { return gate_; }
+  // kSuccess: it is quiet and sound. Inside the gate.
+  NcclResult state() const;
+  // What is registered in it. Inside the gate, or by the reaper; see there.
+  CommMemory& memory() { return memory_; }
   // Waits until NCCL is no longer at work on this communicator's last call. False: as above. A
   // member that leaves meanwhile and is needed ends the epoch, after the grace.
   bool settle(Deadline deadline);
@@ -124,6 +129,7 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // Whoever is inside the gate, or closed and emptied it. NCCL may write it until init is through
   // or the communicator is gone (nccl_api.h): so it is here, not on the stack of who initialises.
   NcclComm handle_ = nullptr;
+  CommMemory memory_;                         // the same
   std::shared_ptr<c10::DataPtr> scratch_;     // the issuing thread's
   std::vector<c10::Stream> capture_streams_;  // the issuing thread's
   std::unordered_set<uint64_t> shapes_;       // the issuing thread's

@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "nccl/bootstrap.h"
+#include "nccl/memory_registry.h"
 
 namespace torchft_ext {
 namespace {
@@ -28,7 +29,9 @@ std::shared_ptr<DeviceComm> EpochComms::get(c10::Device device, int peer, const 
   auto comm = find({device.index(), peer});
   if (comm && comm->ready()) return comm;
   if (!comm) comm = make(device, peer);
-  return comm && bringUp(*comm, peer, need) ? comm : nullptr;
+  if (!comm || !bringUp(*comm, peer, need)) return nullptr;
+  const auto& memory = setup_.options.memory;
+  return peer >= 0 || !memory || memory->attach(comm, need.deadline) ? comm : nullptr;
 }
 
 // Known from the start, so that the end of the epoch also ends one that is being initialised.

@@ -5,10 +5,13 @@
 #include <utility>
 
 #include "base/log.h"
+#include "nccl/memory_registry.h"
 #include "nccl/nccl_communicator.h"
 
 namespace torchft_ext {
 namespace {
+
+constexpr Duration kLookEvery = milliseconds(20);
 
 std::atomic<bool> warned_of_unsafe_abort{false};  // once per process
 
@@ -46,6 +49,10 @@ class NcclEngine : public Engine {
       const std::function<bool()>& superseded) override;
 
  private:
+  using Formed = std::variant<std::shared_ptr<Communicator>, Failure, std::monostate>;
+  std::optional<Formed> awaitMemoryFreed(const Lifecycle& lifecycle, Deadline deadline,
+                                         const std::function<bool()>& superseded) const;
+
   const std::shared_ptr<const NcclPlatform> platform_;
   const std::shared_ptr<Engine> control_;
   const NcclEngineOptions options_;
@@ -67,9 +74,34 @@ std::vector<std::pair<std::string, int64_t>> NcclEngine::counters() const {
   return counters;
 }
 
+// Kernels of this process may write into memory that live peers have registered until NCCL has
+// freed their communicators. The control engine's barrier comes after this wait on every member:
+// who leaves it knows that none of them writes into its memory any more (promise 6). Without
+// registrations there is nothing to wait for. nullopt: go on.
+std::optional<NcclEngine::Formed> NcclEngine::awaitMemoryFreed(
+    const Lifecycle& lifecycle, Deadline deadline, const std::function<bool()>& superseded) const {
+  if (!options_.memory) return std::nullopt;
+  while (!lifecycle.over()) {
+    const auto left = options_.memory->notFreed();
+    if (left.empty()) return std::nullopt;
+    const std::string& name = left.front()->setup().name;
+    if (deadline.expired())
+      return lifecycle.ownFailure(
+          FailureKind::kTimeout,
+          "NCCL has not freed the communicator of " + name +
+              ", whose kernels could still write into memory that other members have registered; "
+              "the next attempt can work once it is freed");
+    if (superseded()) return std::monostate();
+    runWaitHook();
+    left.front()->awaitGone(deadline.orEarlier(kLookEvery));
+  }
+  return std::nullopt;  // the control engine says how it ended
+}
+
 std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> NcclEngine::form(
     const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
     const std::function<bool()>& superseded) {
+  if (auto instead = awaitMemoryFreed(*lifecycle, deadline, superseded)) return *std::move(instead);
   auto formed = control_->form(roster, lifecycle, deadline, superseded);
   auto* control = std::get_if<std::shared_ptr<Communicator>>(&formed);
   if (control == nullptr) return formed;

@@ -19,6 +19,8 @@
 
 namespace torchft_ext {
 
+class MemoryRegistry;
+
 struct NcclEngineOptions {
   std::optional<c10::Device> bound_device;  // its communicator is made with the epoch (device_id=)
   bool high_priority = false;               // of the communicators' streams
@@ -29,6 +31,7 @@ struct NcclEngineOptions {
   // free one in which a call waits (NcclFeature::kDeferredAbort); else non-blocking ones. This
   // process's alone: members need not do it alike.
   bool blocking_calls = false;
+  std::shared_ptr<MemoryRegistry> memory{};  // one group's; null: no pools are registered
 };
 
 std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,

@@ -65,12 +65,26 @@ void reportInside(const DeviceComm& comm) {
                             " cannot be aborted and is left as it is");
 }
 
-// Its finalize on another thread, inside the gate. Null: it has not begun.
+// NCCL frees registrations that are left after what they need (commFree, 2.28.9): a healthy end
+// leaves none. Not before an abort, since peers that may be dead would be asked.
+NcclResult deregisterAll(DeviceComm& comm) {
+  const auto all = [](const MemorySegment&) { return true; };
+  // ncclCommDeregister may leave another device current (2.28.9).
+  const OnDevice on_device(comm.setup().device, std::nothrow);
+  return comm.memory().remove(comm.api(), comm.handle(), all);
+}
+
+NcclResult finalize(DeviceComm& comm) {
+  const OnDevice on_device(comm.setup().device, std::nothrow);
+  const NcclResult freed = deregisterAll(comm);
+  return isNoError(freed) ? comm.api().finalize(comm.handle()) : freed;
+}
+
+// The same on another thread, inside the gate. Null: it has not begun.
 std::shared_ptr<CallThreads::Call> finalizeBeside(const std::shared_ptr<DeviceComm>& comm) {
   comm->gate().enterToEnd();
   auto call = comm->setup().calls->start([comm] {
-    const OnDevice on_device(comm->setup().device, std::nothrow);
-    const NcclResult result = comm->api().finalize(comm->handle());
+    const NcclResult result = finalize(*comm);
     comm->gate().leave();
     return result;
   });
@@ -142,8 +156,8 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
                        !comm->setup().lifecycle->failure();
     const OnDevice on_device(comm->setup().device, std::nothrow);
     const auto call = clean && comm->blocking() ? finalizeBeside(comm) : nullptr;
-    const bool begun = call != nullptr || (clean && !comm->blocking() &&
-                                           isNoError(comm->api().finalize(comm->handle())));
+    const bool begun =
+        call != nullptr || (clean && !comm->blocking() && isNoError(finalize(*comm)));
     if (begun) {
       finalizing.push_back({comm, call});
     } else {

@@ -8,6 +8,7 @@
 #include "python/bindings.h"
 #include "python/error_objects.h"
 #include "python/limits.h"
+#include "python/mem_pools.h"
 #include "python/plain_values.h"
 
 namespace py = pybind11;
@@ -153,6 +154,23 @@ py::dict statsOf(FtBackend& backend) {
   return result;
 }
 
+void registerMemPool(FtBackend& backend, const py::object& pool, const py::object& symm) {
+  const char* const operation = "register_mem_pool";
+  TORCH_CHECK_NOT_IMPLEMENTED(!switchOf("register_mem_pool: symm", symm),
+                              "register_mem_pool: symm: expected False, found True: symmetric "
+                              "memory is not supported, since "
+                              "live peers could still write into it after an abort() here");
+  MemoryPool found = poolOf(operation, pool);
+  const py::gil_scoped_release no_gil;
+  backend.registerMemPool(std::move(found));
+}
+
+void deregisterMemPool(FtBackend& backend, const py::object& pool) {
+  const PoolId id = poolIdOf("deregister_mem_pool", pool);
+  const py::gil_scoped_release no_gil;
+  backend.deregisterMemPool(id);
+}
+
 std::vector<std::string> incarnationsOf(const FtBackend& backend, bool before) {
   std::vector<std::string> incarnations;
   for (const Incarnation& one : backend.incarnations(before)) incarnations.push_back(one.hex());
@@ -216,6 +234,12 @@ void bind_backend(py::module_& module) {
       .def("stats", &statsOf,
            "Counters of this group and of the process's engine: epochs, operations, bytes, "
            "failures, phases of the last configure(), threads, descriptors.")
+      .def(
+          "register_mem_pool", &registerMemPool, py::arg("pool"), py::arg("symm") = false,
+          "Register a memory pool's device memory with NCCL, in this epoch and all to come; again: "
+          "what has come since. All ranks must. Blocks up to the timeout.")
+      .def("deregister_mem_pool", &deregisterMemPool, py::arg("pool"),
+           "Wait until everything issued is complete, then take a memory pool back from NCCL.")
       // By rank in the epoch. The tables of torch.distributed are written after them.
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
       // torch copies them for groups that it splits off.

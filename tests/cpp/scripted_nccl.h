@@ -108,10 +108,16 @@ class ScriptedNccl : public NcclApi {
   NcclResult destroyRedOp(NcclRedOp op, NcclComm) override {
     return note("destroyRedOp", std::to_string(op));
   }
-  NcclResult registerBuffer(NcclComm, void*, size_t, void**) override {
-    return note("registerBuffer", "");
+  // The handle is the address, or none where this was said.
+  NcclResult registerBuffer(NcclComm comm, void* data, size_t bytes, void** handle) override {
+    *handle = without_handles ? nullptr : data;
+    return note("registerBuffer", name(comm) + " " + std::to_string(bytes));
   }
-  NcclResult deregisterBuffer(NcclComm, void*) override { return note("deregisterBuffer", ""); }
+  NcclResult deregisterBuffer(NcclComm comm, void* handle) override {
+    return note("deregisterBuffer",
+                name(comm) + " " + std::to_string(reinterpret_cast<uintptr_t>(handle)));
+  }
+  std::atomic<bool> without_handles{false};
 
  private:
   static std::string name(NcclComm comm) {

@@ -142,6 +142,27 @@ def _stalled_cuda() -> Iterator[Callable[[], None]]:
         release()
 
 
+def mem_pool() -> Any:
+    """A pool of device memory, as torch.cuda.MemPool is one."""
+    return simulator().MemPool() if simulated() else torch.cuda.MemPool()
+
+
+def made_in(pool: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A tensor whose memory is the pool's."""
+    if simulated():
+        made: torch.Tensor = pool.make(make)
+        return made
+    with torch.cuda.use_mem_pool(pool):
+        return make()
+
+
+def registrations() -> int | None:
+    """How much is registered in live communicators; None: it cannot be counted."""
+    if not simulated():
+        return None
+    return int(simulator().report()["counts"].get("live_registrations", 0))
+
+
 class Graph:
     """What is enqueued in `with graph.capture():`, to be enqueued again by replay()."""
 

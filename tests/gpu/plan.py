@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu"
 WHOLE = 590  # seconds; the sum of all budgets stays below it
-SINGLES = "--ranks 0 -k 'not without_a_device'"  # not those of several sizes
+# Not those of several sizes, and none that needs faults injected.
+SINGLES = "--ranks 0 -k 'not without_a_device and not on_the_simulator'"
 DEVICE_TESTS = "tests/python/test_device_"
 
 
@@ -88,7 +89,9 @@ def steps(device: str) -> list[Step]:
         Step(
             "operations",
             35,
-            tests("collectives", "names", "subgroups", "nan_check", options=SINGLES),
+            tests(
+                "collectives", "names", "subgroups", "nan_check", "memory_pools", options=SINGLES
+            ),
         ),
         Step("aborts", 35, tests("aborts", "failures", options="-k 'not epochs_leave'")),
         Step("matrix", 80, tests("matrix")),

@@ -177,6 +177,11 @@ bool SimCommunicator::revoked() const {
   return revoked_;
 }
 
+bool SimCommunicator::running() const {
+  MutexLock lock(mutex_);
+  return outstanding_ > 0 || !deferred_.empty();
+}
+
 void SimCommunicator::revoke() {
   MutexLock lock(mutex_);
   revoked_ = true;

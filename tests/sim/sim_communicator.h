@@ -66,6 +66,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   bool inProgress() const;
   bool failed() const;  // asynchronous error, or revoked
   bool revoked() const;
+  bool running() const;  // operations that have not ended, enqueued or to be
   void revoke();
   void beginFinalize();
   void raiseStop() { stop_ = true; }

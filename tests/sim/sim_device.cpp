@@ -14,6 +14,7 @@
 #include <string>
 
 #include "sim_faults.h"
+#include "sim_registrations.h"
 
 namespace torchft_ext::sim {
 namespace {
@@ -170,6 +171,8 @@ class Memory {
       bytes = blocks_.at(start).bytes;
       blocks_.erase(start);
     }
+    if (Registrations::covers(start, bytes))
+      violation("memory was freed that is registered in a live communicator");
     void* data = reinterpret_cast<void*>(start);
     std::memset(data, kFreedByte, bytes);
     std::free(data);

@@ -9,6 +9,7 @@
 #include "sim_device.h"
 #include "sim_faults.h"
 #include "sim_reduce.h"
+#include "sim_registrations.h"
 
 namespace torchft_ext::sim {
 namespace {
@@ -33,6 +34,7 @@ class Table {
     return found == comms_.end() ? nullptr : found->second;
   }
   void remove(NcclComm handle) {
+    Registrations::removeAll(handle);
     CommPtr last;
     MutexLock lock(mutex_);
     const auto found = comms_.find(reinterpret_cast<uintptr_t>(handle));
@@ -183,6 +185,7 @@ class SimNccl final : public NcclApi {
     const CallScope scope(comm, "finalize", 0);
     if (!scope.comm) return NcclResult::kInvalidUsage;
     if (const auto failure = enter("finalize", scope.comm->rank())) return *failure;
+    if (Registrations::any(comm)) violation("finalize with memory registered");
     Faults::instance().count("finalizes");
     scope.comm->beginFinalize();
     const NcclResult begun = slow(*scope.comm, "finalize", NcclResult::kInProgress);
@@ -199,6 +202,7 @@ class SimNccl final : public NcclApi {
       return NcclResult::kInvalidUsage;
     }
     if (const auto failure = enter("destroy", scope.comm->rank())) return *failure;
+    if (Registrations::any(comm)) violation("destroy with memory registered");
     Faults::instance().count("destroys");
     scope.comm->awaitIdle();
     Table::instance().remove(comm);
@@ -318,17 +322,23 @@ class SimNccl final : public NcclApi {
   }
 
   NcclResult registerBuffer(NcclComm comm, void* data, size_t bytes, void** handle) override {
+    *handle = nullptr;
     const CallScope scope(comm, "registerBuffer", 0);
     if (!scope.comm || !Pin(data, bytes, "registerBuffer").ok()) return NcclResult::kInvalidUsage;
-    Faults::instance().count("live_registrations");
-    *handle = data;
+    if (const auto failure = enter("register", scope.comm->rank())) return *failure;
+    Faults::instance().count("registrations");
+    *handle = Registrations::add(comm, data, bytes);
     return NcclResult::kSuccess;
   }
-  NcclResult deregisterBuffer(NcclComm comm, void* /*handle*/) override {
-    const CallScope scope(comm, "deregisterBuffer", kWhenRevoked | kWhenFailed);
+  NcclResult deregisterBuffer(NcclComm comm, void* handle) override {
+    const CallScope scope(comm, "deregisterBuffer", 0);
     if (!scope.comm) return NcclResult::kInvalidUsage;
-    Faults::instance().count("live_registrations", -1);
-    return NcclResult::kSuccess;
+    if (const auto failure = enter("deregister", scope.comm->rank())) return *failure;
+    if (scope.comm->running()) violation("deregisterBuffer while operations run");
+    setCurrentDevice(deviceCount() - 1);  // the real one may leave another device current
+    if (Registrations::remove(comm, handle)) return NcclResult::kSuccess;
+    violation("deregisterBuffer: the handle is not of a registration of this communicator");
+    return NcclResult::kInvalidUsage;
   }
 
  private:

@@ -13,9 +13,10 @@
 //
 // Misuse is a violation: a call on a communicator that is in progress, revoked, failed, aborted or
 // gone (but for those allowed); two threads in one communicator at once; finalize or destroy after
-// a failure; destroy or abort's clean-up where NCCL forbids it; memory that is not alive; ranks out
-// of step; a communicator that is freed while a call is inside; blocking and non-blocking ones in
-// one group. A group's operations must share one stream for each communicator.
+// a failure; destroy or abort's clean-up where NCCL forbids it; what sim_registrations.h says;
+// memory that is not alive; ranks out of step; a communicator that is freed while a call is inside;
+// blocking and non-blocking ones in one group. A group's operations must share one stream for each
+// communicator.
 //
 // Owner: the process. Threads: as NcclApi says.
 #pragma once

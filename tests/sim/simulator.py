@@ -147,6 +147,33 @@ def gate() -> Iterator[Callable[[], None]]:
         release()
 
 
+class MemPool:
+    """Stands in for torch.cuda.MemPool: the tensors that make() made are its segments."""
+
+    _last = 0
+
+    def __init__(self) -> None:
+        MemPool._last += 1
+        self.id = (0, MemPool._last)
+        self._tensors: list[torch.Tensor] = []
+
+    def make(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """A tensor in a segment of its own, which lives as long as the pool."""
+        self._tensors.append(make())
+        return self._tensors[-1]
+
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, object]]:
+        return [
+            {
+                "address": tensor.untyped_storage().data_ptr(),
+                "total_size": tensor.untyped_storage().nbytes(),
+                "device": tensor.device.index,
+                "segment_pool_id": self.id,
+            }
+            for tensor in self._tensors
+        ]
+
+
 class Graph:
     """What is enqueued in `with graph.capture():`, to be enqueued again by replay()."""
 

@@ -1,0 +1,97 @@
+#include "nccl/comm_memory.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "base/mutex.h"
+#include "comm/callbacks.h"
+
+namespace torchft_ext {
+namespace {
+
+using Owners = std::vector<std::shared_ptr<void>>;
+
+// Of communicators that NCCL has not freed, and may use for good.
+void keepForGood(Owners owners) {
+  static auto* const mutex = new Mutex;
+  static auto* const kept = new Owners;
+  const MutexLock lock(*mutex);
+  for (auto& owner : owners) kept->push_back(std::move(owner));
+}
+
+}  // namespace
+
+void letGoLater(Owners owners) {
+  if (owners.empty()) return;
+  runOnCallbackThread([kept = std::make_shared<Owners>(std::move(owners))] { kept->clear(); });
+}
+
+std::string describe(const PoolId& id) {
+  return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
+}
+
+std::string describe(const MemorySegment& segment) {
+  std::ostringstream text;
+  text << segment.bytes << " bytes at 0x" << std::hex << segment.address << " of pool "
+       << describe(segment.pool);
+  return text.str();
+}
+
+CommMemory::~CommMemory() {
+  Owners owners;
+  for (Entry& entry : entries_) owners.push_back(std::move(entry.owner));
+  if (!owners.empty()) keepForGood(std::move(owners));
+}
+
+bool CommMemory::has(const MemorySegment& segment) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const Entry& entry) { return entry.segment == segment; });
+}
+
+NcclResult CommMemory::add(NcclApi& nccl, NcclComm comm, const MemorySegment& segment,
+                           std::shared_ptr<void> owner) {
+  // Before the call: there is no way back from one that has succeeded.
+  entries_.push_back({segment, nullptr, std::move(owner)});
+  holds_any_.store(true, std::memory_order_release);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): what torch told of its memory
+  void* const address = reinterpret_cast<void*>(segment.address);
+  const NcclResult result =
+      nccl.registerBuffer(comm, address, segment.bytes, &entries_.back().handle);
+  if (result == NcclResult::kSuccess) return result;
+  Owners unused{std::move(entries_.back().owner)};
+  entries_.pop_back();
+  holds_any_.store(!entries_.empty(), std::memory_order_release);
+  letGoLater(std::move(unused));
+  return result;
+}
+
+NcclResult CommMemory::remove(NcclApi& nccl, NcclComm comm, const Chosen& chosen) {
+  NcclResult first = NcclResult::kSuccess;
+  Owners owners;
+  for (Entry& entry : entries_) {
+    if (!chosen(entry.segment)) continue;
+    const NcclResult result =
+        entry.handle == nullptr ? NcclResult::kSuccess : nccl.deregisterBuffer(comm, entry.handle);
+    if (result == NcclResult::kSuccess) {
+      owners.push_back(std::move(entry.owner));
+      entry.removed = true;
+    } else if (first == NcclResult::kSuccess) {
+      first = result;
+    }
+  }
+  std::erase_if(entries_, [](const Entry& entry) { return entry.removed; });
+  holds_any_.store(!entries_.empty(), std::memory_order_release);
+  letGoLater(std::move(owners));
+  return first;
+}
+
+void CommMemory::letGo() {
+  Owners owners;
+  for (Entry& entry : entries_) owners.push_back(std::move(entry.owner));
+  entries_.clear();
+  holds_any_.store(false, std::memory_order_release);
+  letGoLater(std::move(owners));
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,80 @@
+// What is registered in one NCCL communicator, and what keeps that memory alive.
+//
+// NCCL and the peers may reach registered memory until it is deregistered, or until NCCL has freed
+// the communicator. So each entry holds the owner of its pool until then, whatever the registry has
+// forgotten meanwhile. Where NCCL never says that it is done, the owners are kept until the process
+// ends.
+//
+// Owner: the device communicator. Threads: whoever is inside its gate, or has closed and emptied
+// it; holdsAny() from any. Owners go on the callback thread, since the end of one may need the GIL.
+// What is called in NCCL may block: remove() for as long as a peer's proxy does not answer.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nccl/nccl_api.h"
+
+namespace torchft_ext {
+
+// As torch's MemPool.id. {0, 0} is none.
+struct PoolId {
+  uint64_t first = 0;
+  uint64_t second = 0;
+  auto operator<=>(const PoolId&) const = default;
+};
+std::string describe(const PoolId& id);  // "(0, 3)"
+
+// One piece of device memory of a pool, of the platform's device with that index.
+struct MemorySegment {
+  PoolId pool;
+  c10::DeviceIndex device = 0;
+  uintptr_t address = 0;
+  size_t bytes = 0;
+  bool operator==(const MemorySegment&) const = default;
+};
+std::string describe(const MemorySegment& segment);  // "4096 bytes at 0x7f00 of pool (0, 3)"
+
+// Later, on the callback thread: the last reference may be Python's, and whoever ends communicators
+// or epochs must not wait for the GIL.
+void letGoLater(std::vector<std::shared_ptr<void>> owners);
+
+class CommMemory {
+ public:
+  using Chosen = std::function<bool(const MemorySegment&)>;
+
+  CommMemory() = default;
+  ~CommMemory();
+  CommMemory(const CommMemory&) = delete;
+  CommMemory& operator=(const CommMemory&) = delete;
+
+  bool has(const MemorySegment& segment) const;
+  NcclResult add(NcclApi& nccl, NcclComm comm, const MemorySegment& segment,
+                 std::shared_ptr<void> owner);
+  // Deregisters those chosen, all of them though one is refused: that one keeps its owner. The
+  // first error, or kSuccess.
+  NcclResult remove(NcclApi& nccl, NcclComm comm, const Chosen& chosen);
+  void letGo();  // NCCL has freed the communicator
+
+  bool holdsAny() const { return holds_any_.load(std::memory_order_acquire); }
+
+ private:
+  struct Entry {
+    MemorySegment segment;
+    void* handle = nullptr;  // NCCL may succeed without one (NCCL_LOCAL_REGISTER=0)
+    std::shared_ptr<void> owner;
+    bool removed = false;
+  };
+  std::vector<Entry> entries_;
+  std::atomic<bool> holds_any_{false};  // by the same threads
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,96 @@
+// A group's registered memory pools, through all of its epochs.
+//
+// NCCL registers memory with a communicator; a user registers a pool with the group. So each new
+// communicator of all ranks gets what is registered for its device before its first operation, and
+// those that live get what comes later at once. Those of two ranks get none. NCCL requires that all
+// ranks of an operation pass registered buffers or none does, so all ranks of a group have to
+// register alike.
+//
+// Owner: the backend and its engine; communicators are seen weakly. Threads: any. add() and
+// remove() run one at a time, block until their deadline at most, and call the wait hook, which may
+// throw. After close(): nothing is registered any more. Destruction calls nothing in NCCL. No lock
+// is held over a call into NCCL or the end of a pool's owner.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "nccl/call_gate.h"
+#include "nccl/comm_memory.h"
+#include "nccl/device_comm.h"
+
+namespace torchft_ext {
+
+struct MemoryPool {
+  PoolId id;
+  std::shared_ptr<void> owner;  // the memory stays mapped while it lives
+  std::vector<MemorySegment> segments;
+};
+
+struct MemoryOutcome {
+  enum class Kind {
+    kDone,
+    kClosed,   // the group was shut down
+    kUnknown,  // no such pool
+    kRefused,  // by NCCL; the epoch stands
+    kLate,     // not by the deadline
+  };
+  Kind kind = Kind::kDone;
+  std::string why{};
+};
+
+class MemoryRegistry {
+ public:
+  MemoryRegistry() = default;
+  ~MemoryRegistry();  // on whatever thread ends the last epoch: see letGoLater()
+  MemoryRegistry(const MemoryRegistry&) = delete;
+  MemoryRegistry& operator=(const MemoryRegistry&) = delete;
+
+  // The pool's segments that are new, in live communicators and in all to come. Again: what has
+  // come since. Not kDone, or an exception: what this call has registered is deregistered.
+  MemoryOutcome add(MemoryPool pool, Deadline deadline);
+  // The pool is forgotten in any case but kClosed and kUnknown. Everything issued that uses it must
+  // be complete. NCCL may wait for a peer there: on a helper thread, which is abandoned at the
+  // deadline; the epochs concerned fail then, and their communicators keep the pool's owner.
+  MemoryOutcome remove(const PoolId& id, Deadline deadline);
+  bool knows(const PoolId& id) const;
+  void close();  // forgets all pools; never blocks
+
+  // A communicator of all ranks has become ready, and nothing was issued on it. False: its epoch is
+  // over (and has failed, if this call is what ended it), or the deadline has passed.
+  bool attach(const std::shared_ptr<DeviceComm>& comm, Deadline deadline);
+  // Between two epochs: those that have memory registered and that NCCL has not freed, so that
+  // their kernels may still write into that of live peers. One that a graph has captured counts
+  // until it is cut, since it is freed only with the graph.
+  std::vector<std::shared_ptr<DeviceComm>> notFreed() const;
+
+ private:
+  using Comms = std::vector<std::shared_ptr<DeviceComm>>;
+  struct Known {
+    std::shared_ptr<void> owner;
+    std::vector<MemorySegment> segments;
+  };
+  struct Owned {
+    MemorySegment segment;
+    std::shared_ptr<void> owner;
+  };
+
+  MemoryOutcome takeTurn(Deadline deadline);
+  std::vector<MemorySegment> note(const MemoryPool& pool);
+  std::shared_ptr<void> forget(const std::vector<MemorySegment>& segments);
+  std::vector<Owned> on(c10::DeviceIndex device) const;
+  Comms live();
+  MemoryOutcome bringUpToDate(DeviceComm& comm, Deadline deadline) const;
+  MemoryOutcome registerMissing(DeviceComm& comm) const;
+  void undo(const std::vector<MemorySegment>& segments);
+
+  CallGate turn_;  // of add() and remove(); closed: the group was shut down
+  mutable Mutex mutex_;
+  std::map<PoolId, Known> pools_ GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<DeviceComm>> comms_ GUARDED_BY(mutex_);
+};
+
+}  // namespace torchft_ext
