@@ -37,17 +37,21 @@ CallThreads::~CallThreads() {
 }
 
 std::shared_ptr<CallThreads::Call> CallThreads::start(std::function<NcclResult()> call) {
+  if (inherited() || !collect()) return nullptr;
   auto handle = std::make_shared<Call>();
-  MutexLock lock(mutex_);
-  if (stopped_) return nullptr;
-  std::erase_if(threads_,
-                [](OwnedThread& thread) { return thread.join(Deadline::at(Clock::now())); });
+  const auto body = [handle, call = std::move(call)]() mutable {
+    const NcclResult result = resultOf(call);
+    call = nullptr;  // what it used is let go of before anyone is told
+    handle->finish(result);
+  };
   try {
-    threads_.emplace_back("ft-nccl-call", [handle, call = std::move(call)]() mutable {
-      const NcclResult result = resultOf(call);
-      call = nullptr;  // what it used is let go of before anyone is told
-      handle->finish(result);
-    });
+    OwnedThread thread("ft-nccl-call", body);
+    MutexLock lock(mutex_);
+    if (stopped_) {
+      thread.abandon("it began while the process's NCCL threads ended");
+    } else {
+      threads_.push_back(std::move(thread));
+    }
   } catch (const std::system_error& error) {
     log(LogLevel::kError, std::string("no thread for a call into NCCL: ") + error.what());
     return nullptr;
@@ -55,7 +59,24 @@ std::shared_ptr<CallThreads::Call> CallThreads::start(std::function<NcclResult()
   return handle;
 }
 
+// Those that have returned are joined, without the lock. False: it is the end.
+bool CallThreads::collect() {
+  std::vector<OwnedThread> ended;
+  bool going = false;
+  {
+    MutexLock lock(mutex_);
+    going = !stopped_;
+    std::vector<OwnedThread> running;
+    for (OwnedThread& thread : threads_)
+      (thread.running() ? running : ended).push_back(std::move(thread));
+    threads_.swap(running);
+  }
+  for (OwnedThread& thread : ended) thread.join(Deadline::never());
+  return going;
+}
+
 bool CallThreads::stop(Deadline deadline) {
+  if (inherited()) return true;
   std::vector<OwnedThread> threads;
   {
     MutexLock lock(mutex_);

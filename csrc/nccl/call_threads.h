@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/mutex.h"
 #include "base/threads.h"
 #include "nccl/nccl_types.h"
@@ -34,12 +35,19 @@ class CallThreads {
 
   ~CallThreads();  // leaves what has not returned to itself
 
-  // Null: no thread could be started. What the call throws becomes kInternalError, in the log.
+  // Null: no thread could be started, or it was stopped. What the call throws becomes
+  // kInternalError, in the log.
   std::shared_ptr<Call> start(std::function<NcclResult()> call);
   // False: one has not returned by the deadline and is left to itself. None starts afterwards.
   bool stop(Deadline deadline);
 
  private:
+  bool inherited() const {
+    return generation_ != forkGeneration();
+  }  // its threads are the parent's
+  bool collect();
+
+  const uint64_t generation_ = forkGeneration();
   Mutex mutex_;
   std::vector<OwnedThread> threads_ GUARDED_BY(mutex_);
   bool stopped_ GUARDED_BY(mutex_) = false;

@@ -32,6 +32,12 @@ struct Helper {
     // It ends its own waits at the batch's deadline: a second more shows that it is in NCCL.
     return Deadline::at(batch->deadline().at() + std::chrono::seconds(1));
   }
+  // A call into NCCL did not return.
+  bool leftAsItIs() const {
+    const auto& comms = batch->comms();
+    return std::any_of(comms.begin(), comms.end(),
+                       [](const auto& comm) { return !comm->gone() && comm->gate().occupied(); });
+  }
   bool waitsForGraph() const {
     const auto& comms = batch->comms();
     return std::any_of(comms.begin(), comms.end(),
@@ -125,8 +131,9 @@ void CommReaper::Shared::startAll(std::vector<Request> requests_taken) {
     const bool retires = request.how == ReapBatch::How::kRetire;
     Comms retired;
     for (auto& comm : request.comms) {
-      // A caller that waits for peers in a blocking communicator leaves when that one is aborted.
-      const bool inside = comm->blocking() && !retires && comm->gate().occupied();
+      // A caller that waits for peers in a blocking communicator leaves when that one is aborted;
+      // and one whose caller does not leave must hold up no other.
+      const bool inside = comm->blocking() && (retires || comm->gate().occupied());
       if (comm->captured() || inside) {
         start({std::move(comm)}, request.how, request.retire_by);
       } else {
@@ -171,6 +178,10 @@ void CommReaper::Shared::collect(bool give_up_all) {
     const bool overdue = helper.overdue().expired() || give_up_all;
     if (helper.done->load()) {
       helper.thread.join(Deadline::after(kHelperEndsWithin));
+      if (helper.leftAsItIs()) {
+        MutexLock lock(mutex);
+        ++counts.stuck;
+      }
     } else if (overdue && helper.waitsForGraph()) {
       if (!helper.given_up) helper.batch->giveUp();
       helper.given_up = true;

@@ -31,8 +31,9 @@ NcclResult callInGroup(NcclApi& nccl, const DeviceCalls& calls);
 NcclResult callThroughGates(const std::vector<std::shared_ptr<DeviceComm>>& comms,
                             const DeviceCalls& calls, Deadline deadline);
 
-// Calls of one shape need the same connections: alike in kind, dtype, reduction, root and peer, and
-// sizes of the same power of two, by which NCCL chooses its algorithms. Of those on `comm`.
+// Calls of one shape mostly need the same connections: alike in kind, dtype, reduction, root and
+// peer, and sizes of the same power of two. Mostly: NCCL connects by algorithm, and may change that
+// in between. Of those on `comm`.
 uint64_t shapeOf(const DeviceCalls& calls, const DeviceComm& comm);
 
 }  // namespace torchft_ext

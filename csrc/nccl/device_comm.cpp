@@ -77,6 +77,7 @@ NcclResult DeviceComm::initInGroup(const std::vector<NcclUniqueId>& ids, Deadlin
   NcclInit init{setup_.rank, setup_.size, ids};
   init.blocking = true;
   const NcclResult begun = api().init(&handle_, init);
+  known_handle_ = handle_;  // which NCCL writes once more, with the same value
   handle_known_.store(true, std::memory_order_release);
   const NcclResult ended = group.end();
   return begun == NcclResult::kSuccess ? ended : begun;

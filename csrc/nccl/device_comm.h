@@ -7,15 +7,16 @@
 //   gone    NCCL has freed it
 //
 // Non-blocking: calls return at once, and NCCL goes on in threads of its own until asyncError()
-// says that it is through. Blocking: calls return when that is so, and NCCL starts no thread; what
+// says that it is through. Blocking: calls return when that is so, and NCCL needs no thread; what
 // may have to wait for peers there (initialisation, the first call of each shape) is called on a
 // thread beside the issuing one, which has a deadline and the wait hook.
 //
 // Owner: its epoch until it is closed, then the reaper until it is gone; operations under way hold
 // it too. Destruction calls nothing: whoever owns it last has seen it gone, or has reported why
-// not. Threads: the issuing thread (one at a time per epoch) initialises and calls; the poller asks
-// for asynchronous errors; the reaper cuts. All calls into NCCL go through the gate. close() and
-// what only reads: any thread, never blocks.
+// not. Threads: the issuing thread (one at a time per epoch) initialises and calls, or has that
+// done beside it; the poller asks for asynchronous errors; the reaper cuts. All calls into NCCL go
+// through the gate, but for the abort of a blocking one with someone inside (reap_batch.h). close()
+// and what only reads: any thread, never blocks.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -109,12 +110,14 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   bool awaitGone(Deadline deadline);
   bool gone() const;
 
-  // ---- reaper, once the gate is closed and empty
+  // ---- reaper, once the gate is closed, and empty but for what the last two say
 
   void markCut();
   void markGone();
-  // With someone inside: whether handle() may be read, since NCCL will not write it any more.
+  // Of a blocking one with someone inside, where handle() is not to be read: what an abort is told,
+  // once there is one.
   bool handleIsKnown() const { return handle_known_.load(std::memory_order_acquire); }
+  NcclComm knownHandle() const { return known_handle_; }
   // The id that this process made for it, where other ranks may still be awaited under it.
   std::optional<NcclUniqueId> abandonedRoot() const;
 
@@ -133,10 +136,11 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   std::shared_ptr<c10::DataPtr> scratch_;     // the issuing thread's
   std::vector<c10::Stream> capture_streams_;  // the issuing thread's
   std::unordered_set<uint64_t> shapes_;       // the issuing thread's
-  std::atomic<bool> handle_known_{false};     // written inside the gate
-  std::atomic<bool> ready_{false};            // written by the issuing thread
-  std::atomic<bool> cut_{false};              // written by the reaper, under mutex_
-  std::atomic<bool> captured_{false};         // written by the issuing thread
+  NcclComm known_handle_ = nullptr;           // written inside the gate, before the next
+  std::atomic<bool> handle_known_{false};
+  std::atomic<bool> ready_{false};     // written by the issuing thread
+  std::atomic<bool> cut_{false};       // written by the reaper, under mutex_
+  std::atomic<bool> captured_{false};  // written by the issuing thread
   mutable Mutex mutex_;
   CondVar changed_;
   bool gone_ GUARDED_BY(mutex_) = false;

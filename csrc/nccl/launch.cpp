@@ -228,6 +228,7 @@ std::optional<NcclResult> Launch::callBeside(const DeviceCalls& calls) {
       });
   if (!call) return NcclResult::kSystemError;
   const auto result = used_.front()->awaitCall(*call, deadline_);
+  if (result == NcclResult::kInProgress) return std::nullopt;  // a gate was not to be entered
   if (result == NcclResult::kSuccess)
     for (const auto& comm : used_) comm->learn(shapeOf(calls, *comm));
   return result;

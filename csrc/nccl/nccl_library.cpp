@@ -1,6 +1,7 @@
 #include "nccl/nccl_library.h"
 
 #include <dlfcn.h>
+#include <strings.h>
 
 #include <cstdlib>
 
@@ -189,7 +190,7 @@ std::string refusedForBlockingCalls() {
            "TORCHFT_EXT_NCCL_BLOCKING";
   // A barrier between the ranks of a process, which no abort ends (ncclCommIntraBarrierOut).
   if (const char* mode = std::getenv("NCCL_LAUNCH_MODE");
-      mode != nullptr && std::string(mode) == "GROUP")
+      mode != nullptr && ::strcasecmp(mode, "GROUP") == 0)  // as NCCL compares it
     return "NCCL_LAUNCH_MODE=GROUP is not for blocking communicators that may be aborted: unset "
            "it, "
            "or TORCHFT_EXT_NCCL_BLOCKING";

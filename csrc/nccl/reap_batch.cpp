@@ -84,6 +84,7 @@ NcclResult finalize(DeviceComm& comm) {
 std::shared_ptr<CallThreads::Call> finalizeBeside(const std::shared_ptr<DeviceComm>& comm) {
   comm->gate().enterToEnd();
   auto call = comm->setup().calls->start([comm] {
+    const auto relaxed = comm->setup().platform->cuda->relaxCapture();  // for this thread
     const NcclResult result = finalize(*comm);
     comm->gate().leave();
     return result;
@@ -100,6 +101,7 @@ ReapBatch::ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit,
       how_(how),
       retire_by_(retire_by),
       deadline_(Deadline::after(limit)),
+      half_(Deadline::after(limit / 2)),
       on_cut_(std::move(on_cut)) {}
 
 void ReapBatch::run() {
@@ -115,8 +117,10 @@ void ReapBatch::run() {
   for (const auto& comm : comms_) {
     if (how_ == How::kAbort && comm->blocking() && comm->gate().occupied()) {
       inside.push_back(comm);
+    } else if (comm->gate().awaitEmpty(soon)) {
+      free.push_back(comm);
     } else {
-      (comm->gate().awaitEmpty(soon) ? free : busy).push_back(comm);
+      (comm->blocking() ? inside : busy).push_back(comm);
     }
   }
   Comms rest;
@@ -170,7 +174,7 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
     const auto failed = [&] { return comm.setup().lifecycle->failure() != nullptr; };
     const OnDevice on_device(comm.setup().device, std::nothrow);
     // Destroying one that is in error leaves NCCL's group open on this thread (2.28.9).
-    const NcclResult ended = one.call ? awaitReturn(*one.call, deadline, failed)
+    const NcclResult ended = one.call ? awaitReturn(*one.call, deadline.orEarlier(half_), failed)
                                       : awaitQuiet(comm.api(), comm.handle(), deadline, failed);
     if (ended != NcclResult::kSuccess) {
       rest.push_back(one.comm);
@@ -184,18 +188,26 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
   return rest;
 }
 
-// They come last: a thread whose group stays open can end no other communicator.
+// They come last: a thread whose group stays open can end no other communicator. It does where one
+// does not return, or something goes wrong here: its end would free what someone is inside of.
 void ReapBatch::abortInside(const Comms& comms) const {
   if (comms.empty()) return;
   NcclGroup group(comms.front()->api());
-  for (const auto& comm : comms)
-    if (!tellInside(*comm)) comm->markCut();
-  on_cut_();
-  for (const auto& comm : comms) {
-    if (comm->gate().awaitEmpty(deadline_)) continue;
-    reportInside(*comm);
-    return group.leaveOpen();
+  bool all = group.started() == NcclResult::kSuccess;  // else an abort would free at once
+  try {
+    for (const auto& comm : comms)
+      if (!all || !tellInside(*comm)) comm->markCut();
+    on_cut_();
+    for (const auto& comm : comms) {
+      if (all && comm->gate().awaitEmpty(deadline_)) continue;
+      all = false;
+      reportInside(*comm);
+    }
+  } catch (...) {
+    group.leaveOpen();
+    throw;
   }
+  if (!all) return group.leaveOpen();
   group.end();
   for (const auto& comm : comms) comm->markGone();
   on_cut_();
@@ -208,8 +220,11 @@ bool ReapBatch::tellInside(DeviceComm& comm) const {
     if (deadline_.expired()) return false;
     std::this_thread::sleep_for(kLook);
   }
-  if (comm.handle() == nullptr) return false;
-  tellToStop(comm);
+  const NcclComm handle = comm.handleIsKnown() ? comm.knownHandle() : nullptr;
+  if (handle == nullptr) return false;
+  const OnDevice on_device(comm.setup().device, std::nothrow);
+  comm.api().abort(handle);
+  comm.markCut();
   return true;
 }
 

@@ -45,6 +45,7 @@ class ReapBatch {
   const How how_;
   const Deadline retire_by_;
   const Deadline deadline_;
+  const Deadline half_;  // for what comes first, where something may follow that takes time
   const std::function<void()> on_cut_;
 };
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/deadline.h"
@@ -85,7 +86,9 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   std::optional<PreMul> preMulSum(NcclRedOp op) const;
   bool dropPreMulSum(NcclRedOp op);
 
-  std::atomic<int> inside{0};         // of a blocking one: threads that wait in it
+  std::atomic<int> inside{0};         // of a blocking one: groups that have calls on it
+  std::atomic<std::thread::id> by{};  // the thread of the last of them
+  bool freed() const;
   std::atomic<int> callers{0};        // threads inside a call; more than one is a violation
   std::atomic<bool> aborting{false};  // by abort(): nothing may be called any more
   bool capturedByGraph() const;

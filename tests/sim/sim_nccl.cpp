@@ -61,25 +61,30 @@ class Table {
   std::map<uintptr_t, CommPtr> comms_ GUARDED_BY(mutex_);
 };
 
-// One thread's group: what waits for the outermost groupEnd().
-struct ThreadGroup {
-  int depth = 0;
-  std::vector<CommPtr> inits;                                       // of blocking ones
-  std::vector<std::pair<CommPtr, std::vector<NcclCall>>> launches;  // in order of first use
-  std::vector<std::pair<NcclComm, CommPtr>> aborts;
-};
-thread_local ThreadGroup group;
-
-// A thread inside of a blocking communicator, where another one may abort it.
+// A thread inside of a blocking communicator, where another one may abort it: from its first call
+// in a group to the group's end.
 class Inside {
  public:
-  explicit Inside(CommPtr comm) : comm_(std::move(comm)) { ++comm_->inside; }
+  explicit Inside(CommPtr comm) : comm_(std::move(comm)) {
+    comm_->by = std::this_thread::get_id();
+    ++comm_->inside;
+  }
   ~Inside() { --comm_->inside; }
   Inside(const Inside&) = delete;
 
  private:
   CommPtr comm_;
 };
+
+// One thread's group: what waits for the outermost groupEnd().
+struct ThreadGroup {
+  int depth = 0;
+  std::vector<CommPtr> inits;                                       // of blocking ones
+  std::vector<std::pair<CommPtr, std::vector<NcclCall>>> launches;  // in order of first use
+  std::vector<std::pair<NcclComm, CommPtr>> aborts;
+  std::vector<std::unique_ptr<Inside>> inside;
+};
+thread_local ThreadGroup group;
 
 enum Allowed : unsigned {
   kWhenInProgress = 1,
@@ -101,7 +106,7 @@ class CallScope {
     if (comm->blocking() && (allowed & kFromAnother) != 0) return;
     counted_ = comm;
     if (comm->callers++ > 0) violation(std::string(call) + ": two threads in one communicator");
-    if (comm->inside > 0)
+    if (comm->inside > 0 && comm->by.load() != std::this_thread::get_id())
       refuse(call, "was called on a blocking communicator while another call is inside");
     else if (!comm->blocking() && comm->inProgress() && (allowed & kWhenInProgress) == 0)
       refuse(call, "was called on a communicator that is in progress");
@@ -159,6 +164,7 @@ class SimNccl final : public NcclApi {
     *comm = Table::instance().add(fresh);
     if (!init.blocking) return result;
     if (group.depth == 0) violation("init of a blocking communicator outside of a group");
+    group.inside.push_back(std::make_unique<Inside>(fresh));
     group.inits.push_back(std::move(fresh));
     return NcclResult::kSuccess;
   }
@@ -250,7 +256,6 @@ class SimNccl final : public NcclApi {
     NcclResult result = NcclResult::kSuccess;
     if (const auto failure = enter("group_end", -1)) result = *failure;
     for (const CommPtr& comm : std::exchange(group.inits, {})) {
-      const Inside inside(comm);
       const NcclResult through = comm->awaitThrough();
       if (result == NcclResult::kSuccess) result = through;
     }
@@ -267,6 +272,7 @@ class SimNccl final : public NcclApi {
           blocks ? launchAndWait(comm, std::move(calls)) : comm->launch(std::move(calls));
       if (launched != NcclResult::kSuccess) result = launched;
     }
+    group.inside.clear();
     cleanUp();
     return result;
   }
@@ -376,6 +382,7 @@ class SimNccl final : public NcclApi {
       calls.push_back(what);
       return NcclResult::kSuccess;
     }
+    if (scope.comm->blocking()) group.inside.push_back(std::make_unique<Inside>(scope.comm));
     group.launches.push_back({scope.comm, {what}});
     return NcclResult::kSuccess;
   }
@@ -395,7 +402,7 @@ class SimNccl final : public NcclApi {
   }
 
   static NcclResult launchAndWait(const CommPtr& comm, std::vector<NcclCall> calls) {
-    const Inside inside(comm);
+    if (comm->freed()) violation("a blocking communicator was freed within a group of calls on it");
     comm->launch(std::move(calls));
     return comm->awaitThrough();
   }
