@@ -201,7 +201,8 @@ class Backend(_Backend):
         """Wait until everything issued on device tensors is complete, then take a pool back.
 
         No graph that uses it may be replayed meanwhile. Blocks, without the GIL, up to the group's
-        timeout. The pool is forgotten whatever is raised but for the first three.
+        timeout. The pool is forgotten whatever is raised but for the first three, and a
+        CommTimeoutError which says that another thread's registration took all of the time.
 
         Raises:
             ValueError, TypeError: a pool that is none, or is not registered.

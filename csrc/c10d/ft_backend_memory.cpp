@@ -47,7 +47,7 @@ void FtBackend::deregisterMemPool(const PoolId& id) {
     }
     outcome = memory_->remove(id, deadline);
   } catch (...) {
-    group_->abort("a signal interrupted deregister_mem_pool()");
+    group_->abort("deregister_mem_pool() was interrupted");
     throw;
   }
   throwUnlessDone("deregister_mem_pool", outcome, began, limit);

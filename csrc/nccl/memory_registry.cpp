@@ -40,8 +40,10 @@ class Turn {
 
 MemoryRegistry::~MemoryRegistry() {
   std::vector<std::shared_ptr<void>> owners;
-  const MutexLock lock(mutex_);
-  for (auto& [id, known] : pools_) owners.push_back(std::move(known.owner));
+  {
+    const MutexLock lock(mutex_);
+    for (auto& [id, known] : pools_) owners.push_back(std::move(known.owner));
+  }
   letGoLater(std::move(owners));
 }
 
@@ -132,12 +134,16 @@ std::shared_ptr<void> MemoryRegistry::forget(const Segments& segments) {
 // meanwhile, which NCCL would have to be waited for.
 void MemoryRegistry::undo(const Segments& segments) {
   const auto owner = forget(segments);
-  const MemoryOutcome outcome = removeMemory(
-      live(), [segments](const MemorySegment& one) { return contains(segments, one); },
-      Deadline::after(kUndoneWithin), Removing::kUndo);
-  if (outcome.kind == Kind::kDone) return;
+  const auto chosen = [segments](const MemorySegment& one) { return contains(segments, one); };
+  std::string why;
+  try {
+    why = removeMemory(live(), chosen, Deadline::after(kUndoneWithin), Removing::kUndo).why;
+  } catch (const std::exception& error) {  // no thread to call on
+    why = error.what();
+  }
+  if (why.empty()) return;
   log(LogLevel::kWarning,
-      "memory whose registration failed stays registered in other communicators: " + outcome.why);
+      "memory whose registration failed stays registered in other communicators: " + why);
 }
 
 std::vector<MemoryRegistry::Owned> MemoryRegistry::on(c10::DeviceIndex device) const {
@@ -149,28 +155,25 @@ std::vector<MemoryRegistry::Owned> MemoryRegistry::on(c10::DeviceIndex device) c
   return found;
 }
 
-MemoryRegistry::Comms MemoryRegistry::live() {
+MemoryRegistry::Comms MemoryRegistry::attached() const {
   Comms found;
-  Comms others;  // let go of without the lock
   const MutexLock lock(mutex_);
-  std::erase_if(comms_, [](const auto& weak) { return weak.expired(); });
-  for (const auto& weak : comms_) {
-    auto comm = weak.lock();
-    if (comm) (comm->closed() ? others : found).push_back(std::move(comm));
-  }
+  for (const auto& weak : comms_)
+    if (auto comm = weak.lock()) found.push_back(std::move(comm));
+  return found;
+}
+
+MemoryRegistry::Comms MemoryRegistry::live() const {
+  Comms found = attached();
+  std::erase_if(found, [](const auto& comm) { return comm->closed(); });
   return found;
 }
 
 MemoryRegistry::Comms MemoryRegistry::notFreed() const {
-  Comms found;
-  Comms others;  // let go of without the lock
-  const MutexLock lock(mutex_);
-  for (const auto& weak : comms_) {
-    auto comm = weak.lock();
-    if (!comm) continue;
-    const bool freed = comm->gone() || (comm->captured() && comm->cut());
-    (comm->memory().holdsAny() && !freed ? found : others).push_back(std::move(comm));
-  }
+  Comms found = attached();
+  std::erase_if(found, [](const auto& comm) {
+    return !comm->memory().holdsAny() || comm->gone() || (comm->captured() && comm->cut());
+  });
   return found;
 }
 
@@ -178,6 +181,7 @@ bool MemoryRegistry::attach(const std::shared_ptr<DeviceComm>& comm, Deadline de
   {
     // First, so that either this call sees a new pool or add() sees the communicator.
     const MutexLock lock(mutex_);
+    std::erase_if(comms_, [](const auto& weak) { return weak.expired(); });
     comms_.push_back(comm);
   }
   const MemoryOutcome outcome = bringUpToDate(*comm, deadline);

@@ -52,9 +52,10 @@ class MemoryRegistry {
   // The pool's segments that are new, in live communicators and in all to come. Again: what has
   // come since. Not kDone, or an exception: what this call has registered is deregistered.
   MemoryOutcome add(MemoryPool pool, Deadline deadline);
-  // The pool is forgotten in any case but kClosed and kUnknown. Everything issued that uses it must
-  // be complete. NCCL may wait for a peer there: on a helper thread, which is abandoned at the
-  // deadline; the epochs concerned fail then, and their communicators keep the pool's owner.
+  // The pool is forgotten in any case but kClosed, kUnknown, and kLate where its turn did not come.
+  // Everything issued that uses it must be complete. NCCL may wait for a peer there: on a helper
+  // thread, which is abandoned at the deadline; the epochs concerned fail then, and their
+  // communicators keep the pool's owner.
   MemoryOutcome remove(const PoolId& id, Deadline deadline);
   bool knows(const PoolId& id) const;
   void close();  // forgets all pools; never blocks
@@ -82,7 +83,8 @@ class MemoryRegistry {
   std::vector<MemorySegment> note(const MemoryPool& pool);
   std::shared_ptr<void> forget(const std::vector<MemorySegment>& segments);
   std::vector<Owned> on(c10::DeviceIndex device) const;
-  Comms live();
+  Comms attached() const;
+  Comms live() const;
   MemoryOutcome bringUpToDate(DeviceComm& comm, Deadline deadline) const;
   MemoryOutcome registerMissing(DeviceComm& comm) const;
   void undo(const std::vector<MemorySegment>& segments);

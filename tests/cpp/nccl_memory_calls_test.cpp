@@ -95,6 +95,18 @@ TEST_F(NcclMemoryCalls, ARefusedSegmentTakesBackThoseBeforeIt) {
   end(comm);
 }
 
+TEST_F(NcclMemoryCalls, ARefusalInANewCommunicatorTakesBackAtOnceAndFailsTheEpoch) {
+  EXPECT_EQ(registry.add(pool({16, 32}), testDeadline()).kind, Kind::kDone);
+  const auto comm = readyComm();
+  nccl->answer("registerBuffer", {NcclResult::kSuccess, NcclResult::kInvalidUsage});
+  EXPECT_FALSE(registry.attach(comm, testDeadline()));
+  EXPECT_EQ(memoryCalls(),
+            Calls({"registerBuffer 1 16", "registerBuffer 1 32", "deregisterBuffer 1 16"}));
+  EXPECT_NE(lifecycle->failure(), nullptr);
+  EXPECT_TRUE(registry.knows(kPool));
+  end(comm);
+}
+
 TEST_F(NcclMemoryCalls, ARefusalOfOneCommunicatorTakesItBackFromTheOthers) {
   const auto first = readyComm();
   const auto second = readyComm();

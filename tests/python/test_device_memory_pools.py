@@ -330,12 +330,13 @@ def refused_by_nccl() -> None:
     assert error.type == "DistBackendError" and "keeps it to its end" in error.text, error.text
     assert failure_of(drop_pool).type == "ValueError"
     check_sum()
-    ended_clean()
 
 
 @simulated_only
 def test_error_of_nccl_is_raised_and_the_epoch_stands_on_the_simulator(devices):
-    devices.world(2).run(refused_by_nccl)
+    world = devices.world(2)
+    world.run(refused_by_nccl)
+    world.run(ended_clean)
 
 
 def waits_for_operations() -> None:
