@@ -390,10 +390,15 @@ TEST_F(NcclEngineTest, AnOperationWaitsForItsCallersStream) {
 TEST_F(NcclEngineTest, WhatIsToFollowRunsBeforeTheEndAndTheTimeIsKnown) {
   NcclCluster cluster(1);
   cluster.form({0}, "behind");
+  Operation first = deviceAllreduce(floats(0, {1}));
+  const auto beside = first.device;
+  succeed(cluster.group(0).issue(std::move(first)));
+  c10::Stream current = anotherOn(deviceOf(0));
+  while (current == *static_cast<StreamSide&>(*beside).stream) current = anotherOn(deviceOf(0));
   for (const bool on_current : {false, true}) {
     const Floats values = floats(0, {1, 2});
     Operation operation = deviceAllreduce(values);
-    const auto side = std::make_shared<StreamSide>(anotherOn(deviceOf(0)));
+    const auto side = std::make_shared<StreamSide>(current);
     side->on_current = on_current;
     side->timed = true;
     std::shared_ptr<sim::Gate> gate;
