@@ -72,6 +72,7 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   if (bound_device && bound_device->type() == platform->device_type)
     nccl.bound_device = bound_device;
   nccl.high_priority = options.high_priority_stream;
+  if (readEnvironment().nccl_shrinks.value_or(false)) nccl.reinit = NcclReinit::kShrink;
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   Devices devices(name == "ft", platform, "");
   if (!options.poison) return EngineChoice{std::move(engine), nullptr, std::move(devices)};

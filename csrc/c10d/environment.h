@@ -18,6 +18,7 @@ struct Environment {
   std::optional<bool> local_sockets;                   // TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1
   std::optional<std::chrono::milliseconds> heartbeat;  // TORCHFT_EXT_HEARTBEAT, seconds; 0: off
   std::optional<bool> nan_check;                       // TORCHFT_EXT_NAN_CHECK, 0 or 1
+  std::optional<bool> nccl_shrinks;                    // TORCHFT_EXT_NCCL_REINIT, plain or shrink
 };
 Environment readEnvironment();
 

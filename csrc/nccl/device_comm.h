@@ -5,6 +5,9 @@
 //   closed  its epoch is over (or it is being retired): no call into NCCL begins any more
 //   cut     revoked or aborted, so that its kernels end and streams get on; or given up
 //   gone    NCCL has freed it
+// Between the last two it may be at rest: revoked, and NCCL through with that, so that nothing more
+// of it comes into a stream. Then it may be spared for the next epoch's (heritage.h), which takes it
+// over: until that is ready, or is ended with it, calls on either go through the new one's gate.
 //
 // Owner: its epoch until it is closed, then the reaper until it is gone; operations under way hold
 // it too. Destruction calls nothing: whoever owns it last has seen it gone, or has reported why
@@ -25,6 +28,7 @@
 
 #include "comm/lifecycle.h"
 #include "nccl/call_gate.h"
+#include "nccl/lineage.h"
 #include "nccl/nccl_platform.h"
 #include "nccl/peers_left.h"
 
@@ -40,6 +44,7 @@ struct DeviceCommSetup {
   bool high_priority = false;
   int peer = -1;                            // the epoch's rank at the other end; -1: all ranks
   std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
+  std::shared_ptr<const Lineage> lineage{};  // null: no other is made from it
 };
 
 class DeviceComm {
@@ -61,6 +66,13 @@ class DeviceComm {
   // Blocks until NCCL says that it is ready. False: the epoch is over (and has failed, if this call
   // is what ended it), or the deadline has passed. The wait hook may throw.
   bool initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline);
+  // The same, out of an older one that this thread alone may call (heritage.h): shrunk by these of
+  // its ranks, or split off with all of them. It is this one's from then on, whatever comes.
+  bool initialiseFrom(std::shared_ptr<DeviceComm>& parent, const std::vector<int>& excluded,
+                      Deadline deadline);
+  // All ranks have it: it is ready. Gives back the parent, which the caller hands to the reaper.
+  // Null: the epoch is over, or the deadline has passed.
+  std::shared_ptr<DeviceComm> comeOfAge(Deadline deadline);
   // To be called inside the gate.
   NcclComm handle() const { return handle_; }
   CallGate& gate() { return gate_; }
@@ -88,11 +100,23 @@ class DeviceComm {
   bool awaitCut(Deadline deadline);
   bool awaitGone(Deadline deadline);
   bool gone() const;
+  // Whether NCCL enqueues nothing more for it: at rest, or gone.
+  bool awaitRest(Deadline deadline);
+  bool atRest() const;
+  // Its end is put off: nobody waits for it, or counts it as being ended.
+  bool spared() const { return spared_.load(std::memory_order_acquire); }
+  void spare(bool spared) { spared_.store(spared, std::memory_order_release); }
 
   // ---- reaper, once the gate is closed and empty
 
   void markCut();
+  void markAtRest();
   void markGone();
+  // Out of which it is being made. NCCL's thread for that is the parent's, and may write the handle
+  // until the parent's abort has returned: this one is aborted after that.
+  const std::shared_ptr<DeviceComm>& parent() const { return parent_; }
+  // True: once.
+  bool countEnd() { return !counted_.exchange(true); }
   // The id that this process made for it, where other ranks may still be awaited under it.
   std::optional<NcclUniqueId> abandonedRoot() const;
 
@@ -103,13 +127,17 @@ class DeviceComm {
   // Whoever is inside the gate, or closed and emptied it. NCCL may write it until init is through
   // or the communicator is gone (nccl_api.h): so it is here, not on the stack of who initialises.
   NcclComm handle_ = nullptr;
+  std::shared_ptr<DeviceComm> parent_;        // the issuing thread's, inside the gate
   std::shared_ptr<c10::DataPtr> scratch_;     // the issuing thread's
   std::vector<c10::Stream> capture_streams_;  // the issuing thread's
   std::atomic<bool> ready_{false};            // written by the issuing thread
   std::atomic<bool> cut_{false};              // written by the reaper, under mutex_
   std::atomic<bool> captured_{false};         // written by the issuing thread
+  std::atomic<bool> spared_{false};           // written by its owner
+  std::atomic<bool> counted_{false};          // written by the reaper
   mutable Mutex mutex_;
   CondVar changed_;
+  bool at_rest_ GUARDED_BY(mutex_) = false;  // gone included
   bool gone_ GUARDED_BY(mutex_) = false;
   std::optional<NcclUniqueId> root_ GUARDED_BY(mutex_);
 };

@@ -19,12 +19,17 @@
 
 namespace torchft_ext {
 
+// How the next epoch's communicator of all ranks is made where the last one failed: anew, or out of
+// that one's, where the library can (2.28.7), all ranks have it still, and members only went.
+enum class NcclReinit { kPlain, kShrink };
+
 struct NcclEngineOptions {
   std::optional<c10::Device> bound_device;  // its communicator is made with the epoch (device_id=)
   bool high_priority = false;               // of the communicators' streams
   // In larger worlds NCCL's bootstrap gets several roots, where it can (2.23). As in torch's nccl
   // (TORCH_NCCL_RANKS_PER_ROOT).
   int ranks_per_root = 128;
+  NcclReinit reinit = NcclReinit::kPlain;
 };
 
 std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,

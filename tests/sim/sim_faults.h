@@ -3,12 +3,12 @@
 // A fault is one line of text:  ACTION POINT [key=value ...]
 //   points   a call (init, allreduce, broadcast, reduce, allgather, reduce_scatter, send, recv,
 //            split, shrink, finalize, destroy, abort, revoke, unique_id, group_end), or "any"
-//   hang         the operation stays on its stream until abort or revoke, whoever comes; init:
-//                stays in progress for good
-//   delay        the operation takes ms= longer on its stream; init: is ready ms= later
+//   hang         the operation stays on its stream until abort or revoke, whoever comes; init, split
+//                and shrink: stay in progress for good
+//   delay        the operation takes ms= longer on its stream; init, split, shrink: ready ms= later
 //   fail         the call returns code= at once
 //   async_error  while the operation runs, its communicator gets the asynchronous error code=, and
-//                the operation stays until abort or revoke
+//                the operation stays until abort or revoke; split, shrink: the parent gets it
 //   in_progress  the call returns kInProgress, and so do the next polls= asyncError() calls
 //   block        the call does not return for ms= (-1: until clear)
 // keys: rank= (of the communicator; default any), count= (how often; default 1, -1: always), code=
