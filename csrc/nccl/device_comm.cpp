@@ -65,7 +65,7 @@ bool DeviceComm::initialiseFrom(std::shared_ptr<DeviceComm>& parent,
                              : api().shrink(parent_->handle_, excluded, false, &handle_);
   }
   if (isError(begun)) {
-    fail(begun, "beginning to make from the last epoch's");
+    fail(begun, "beginning to shrink an earlier epoch's to");
     return false;
   }
   return settle(deadline);
@@ -75,7 +75,7 @@ std::shared_ptr<DeviceComm> DeviceComm::comeOfAge(Deadline deadline) {
   const GateEntry entry(gate_, deadline);
   if (!entry.entered()) return nullptr;
   if (handle_ == nullptr) {
-    fail(NcclResult::kInternalError, "giving none although it said that it had made");
+    fail(NcclResult::kInternalError, "shrinking (it said success, and gave none) an earlier epoch's to");
     return nullptr;
   }
   ready_.store(true, std::memory_order_release);
@@ -97,7 +97,7 @@ bool DeviceComm::settle(Deadline deadline) {
     if (state == NcclResult::kSuccess) return true;
     if (isError(state)) {
       fail(state, ready()   ? "running an operation"
-                  : parent_ ? "making from the last epoch's"
+                  : parent_ ? "shrinking an earlier epoch's to"
                             : "initialising");
       return false;
     }

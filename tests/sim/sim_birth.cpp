@@ -84,12 +84,14 @@ std::optional<NcclResult> SimCommunicator::pollBirth() {
     failBirth(*birth.fails);
     return birth.fails;
   }
+  // The others may have it before a rank that is late or hangs hears so.
   const bool late = birth.never || Clock::now() < birth.not_before;
-  if (late || !birth.child->isBorn()) return NcclResult::kInProgress;
+  if (!birth.child->isBorn() || late) return NcclResult::kInProgress;
   {
     MutexLock lock(mutex_);
     birth_.reset();
   }
+  Faults::instance().count("births");
   birth.deliver(birth.child);
   return NcclResult::kSuccess;
 }
