@@ -105,8 +105,8 @@ std::optional<Received> receive(const Bootstrap& bootstrap, int from, size_t cou
   }
   Received received{Ids(count), header.parent};
   for (size_t i = 0; i < count; ++i) {
-    std::memcpy(received.ids[i].bytes.data(), bytes->data() + sizeof(header) + i * sizeof(NcclUniqueId),
-                sizeof(NcclUniqueId));
+    std::memcpy(received.ids[i].bytes.data(),
+                bytes->data() + sizeof(header) + i * sizeof(NcclUniqueId), sizeof(NcclUniqueId));
   }
   return received;
 }

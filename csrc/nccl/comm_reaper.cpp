@@ -162,7 +162,8 @@ void CommReaper::Shared::startAll(std::vector<Request> requests_taken) {
 }
 
 void CommReaper::Shared::start(Comms comms, ReapBatch::How how, Deadline retire_by) {
-  auto batch = std::make_shared<ReapBatch>(std::move(comms), how, retire_by, limit, on_cut, heritage);
+  auto batch =
+      std::make_shared<ReapBatch>(std::move(comms), how, retire_by, limit, on_cut, heritage);
   auto done = std::make_shared<std::atomic<bool>>(false);
   // A helper that is left to itself may outlive the reaper, not what it uses.
   const auto body = [shared = shared_from_this(), batch, done] {
@@ -241,8 +242,8 @@ bool CommReaper::Shared::endingOn(c10::Device device, Comms& seen) const {
     const auto comm = weak.lock();
     if (!comm) continue;
     seen.push_back(comm);
-    const bool ending = !comm->gone() && !comm->captured() && !comm->spared() &&
-                        comm->setup().device == device;
+    const bool ending =
+        !comm->gone() && !comm->captured() && !comm->spared() && comm->setup().device == device;
     if (ending && std::find(kept.begin(), kept.end(), comm) == kept.end()) return true;
   }
   return false;

@@ -75,7 +75,8 @@ std::shared_ptr<DeviceComm> DeviceComm::comeOfAge(Deadline deadline) {
   const GateEntry entry(gate_, deadline);
   if (!entry.entered()) return nullptr;
   if (handle_ == nullptr) {
-    fail(NcclResult::kInternalError, "shrinking (it said success, and gave none) an earlier epoch's to");
+    fail(NcclResult::kInternalError,
+         "shrinking (it said success, and gave none) an earlier epoch's to");
     return nullptr;
   }
   ready_.store(true, std::memory_order_release);

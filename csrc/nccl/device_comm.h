@@ -6,8 +6,8 @@
 //   cut     revoked or aborted, so that its kernels end and streams get on; or given up
 //   gone    NCCL has freed it
 // Between the last two it may be at rest: revoked, and NCCL through with that, so that nothing more
-// of it comes into a stream. Then it may be spared for the next epoch's (heritage.h), which takes it
-// over: until that is ready, or is ended with it, calls on either go through the new one's gate.
+// of it comes into a stream. Then it may be spared for the next epoch's (heritage.h), which takes
+// it over: until that is ready, or is ended with it, calls on either go through the new one's gate.
 //
 // Owner: its epoch until it is closed, then the reaper until it is gone; operations under way hold
 // it too. Destruction calls nothing: whoever owns it last has seen it gone, or has reported why
@@ -42,8 +42,8 @@ struct DeviceCommSetup {
   int size = 1;
   std::string name;  // "dp0 epoch 3 cuda:0"
   bool high_priority = false;
-  int peer = -1;                            // the epoch's rank at the other end; -1: all ranks
-  std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
+  int peer = -1;                             // the epoch's rank at the other end; -1: all ranks
+  std::shared_ptr<const PeersLeft> left{};   // null: nobody leaves
   std::shared_ptr<const Lineage> lineage{};  // null: no other is made from it
 };
 

@@ -7,8 +7,8 @@
 // abort until the stream has drained; but callers' tensors only
 // until a stream waits for a sound operation (nccl/stash.h). Where NCCL was still at
 // work on the call when the epoch ended, that event proves nothing: they are kept until the
-// communicator is at rest or gone, and then until an event that is recorded behind it has fired. Where the
-// device cannot tell, they are kept for good.
+// communicator is at rest or gone, and then until an event that is recorded behind it has fired.
+// Where the device cannot tell, they are kept for good.
 //
 // Never waits on the device, and asks it under relaxCapture(): safe beside a graph capture of
 // another thread. Looks every 100 us while operations complete, down to every 2 ms while none does,
@@ -49,7 +49,8 @@ struct WatchedOp {
   std::function<std::string()> verdict{};  // see StreamSide
 
   // The poller's own.
-  std::shared_ptr<c10::Event> behind_all{};  // of an interrupted one, once its communicator is at rest
+  std::shared_ptr<c10::Event>
+      behind_all{};  // of an interrupted one, once its communicator is at rest
   LeaverWatch leavers{};
 };
 

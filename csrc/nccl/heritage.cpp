@@ -7,8 +7,8 @@
 
 namespace torchft_ext {
 
-// Tokens are compared, never held: an engine that goes lets go of its own, and then nothing may keep
-// it from being expired for whoever looks next.
+// Tokens are compared, never held: an engine that goes lets go of its own, and then nothing may
+// keep it from being expired for whoever looks next.
 bool Heritage::Parked::isFor(const std::weak_ptr<const void>& heir, c10::Device device) const {
   const auto& own = comm->setup().lineage->heir;
   const bool same = !own.owner_before(heir) && !heir.owner_before(own);
@@ -31,9 +31,8 @@ bool Heritage::park(const std::shared_ptr<DeviceComm>& comm) {
 std::shared_ptr<DeviceComm> Heritage::claim(const std::weak_ptr<const void>& heir,
                                             c10::Device device) {
   MutexLock lock(mutex_);
-  const auto found = std::find_if(parked_.begin(), parked_.end(), [&](const Parked& parked) {
-    return parked.isFor(heir, device);
-  });
+  const auto found = std::find_if(parked_.begin(), parked_.end(),
+                                  [&](const Parked& parked) { return parked.isFor(heir, device); });
   if (found == parked_.end()) return nullptr;
   auto comm = std::move(found->comm);
   parked_.erase(found);

@@ -30,7 +30,8 @@ class Heritage {
   // One that has a lineage. False: its engine is gone, or it is the end; the caller aborts it. One
   // of the same engine and device that is here already is due.
   bool park(const std::shared_ptr<DeviceComm>& comm);
-  // From here on the caller alone may call NCCL on it, and has to hand it to the reaper. Null: none.
+  // From here on the caller alone may call NCCL on it, and has to hand it to the reaper. Null:
+  // none.
   std::shared_ptr<DeviceComm> claim(const std::weak_ptr<const void>& heir, c10::Device device);
 
   // What has been here too long, has been replaced, or whose engine is gone.

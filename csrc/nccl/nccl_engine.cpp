@@ -54,11 +54,11 @@ class NcclEngine : public Engine {
 // None: no communicator is to be made from those of that epoch.
 std::optional<Lineage> NcclEngine::lineageOf(const Roster& roster) const {
   const NcclApi& nccl = *platform_->nccl;
-  if (options_.reinit == NcclReinit::kPlain || !nccl.has(NcclFeature::kShrink) || !nccl.has(NcclFeature::kRevoke))
+  if (options_.reinit == NcclReinit::kPlain || !nccl.has(NcclFeature::kShrink) ||
+      !nccl.has(NcclFeature::kRevoke))
     return std::nullopt;
   Lineage lineage{{}, lineageId(roster.nonce), heir_};
-  for (const MemberRecord& member : roster.members)
-    lineage.members.push_back(member.incarnation);
+  for (const MemberRecord& member : roster.members) lineage.members.push_back(member.incarnation);
   return lineage;
 }
 

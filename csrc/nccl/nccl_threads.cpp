@@ -29,8 +29,7 @@ std::shared_ptr<NcclThreads> sharedNcclThreads() {
   MutexLock lock(shared.get().mutex);
   auto& threads = shared.get().threads;
   if (!threads)
-    threads =
-        std::make_shared<NcclThreads>(shared.get().abort_limit, shared.get().parked_for);
+    threads = std::make_shared<NcclThreads>(shared.get().abort_limit, shared.get().parked_for);
   return threads;
 }
 

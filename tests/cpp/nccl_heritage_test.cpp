@@ -214,7 +214,8 @@ void succeed(const std::shared_ptr<OpState>& state) {
   ASSERT_EQ(failure, nullptr) << failure->describe();
 }
 
-// The sum, and what the last rank has: with other ranks in NCCL than in the group it were another's.
+// The sum, and what the last rank has: with other ranks in NCCL than in the group it were
+// another's.
 void expectRight(Cluster& cluster, const Ranks& which) {
   Cluster::on(which, [&](int i) {
     const Floats values = floats(i, Values(10, 1));
@@ -258,7 +259,8 @@ class NcclShrink : public NcclTest {
   }
   static void endByAbort(Cluster& cluster, const Ranks& which) {
     cluster.group(which.front()).abort("a test said so");
-    for (const int i : which) EXPECT_TRUE(waitFor([&] { return cluster.group(i).errored() != nullptr; }));
+    for (const int i : which)
+      EXPECT_TRUE(waitFor([&] { return cluster.group(i).errored() != nullptr; }));
   }
   // Roads taken by all ranks of the epoch that is begun.
   void expectRoad(Cluster& cluster, const Ranks& which, const std::string& prefix,

@@ -109,6 +109,8 @@ void SimCommunicator::failBirth(NcclResult error) {
   {
     MutexLock lock(birth.child->mutex_);
     birth.child->still_of_ = weak_from_this();
+    // Nobody waits for ranks that do not come; those that come do not get there.
+    if (birth.child->exchange_) birth.child->exchange_->giveUp();
     birth.child->ready_ = true;  // its own state says success, as the real one's does
   }
   birth.deliver(birth.child);

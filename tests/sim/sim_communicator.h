@@ -151,7 +151,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   std::shared_ptr<Exchange> exchange_ GUARDED_BY(mutex_);
   std::optional<Splitting> splitting_ GUARDED_BY(mutex_);
   std::optional<Birth> birth_ GUARDED_BY(mutex_);
-  bool barren_ GUARDED_BY(mutex_) = false;            // a birth failed: none may be tried again
+  bool barren_ GUARDED_BY(mutex_) = false;  // a birth failed: none may be tried again
   std::weak_ptr<SimCommunicator> still_of_ GUARDED_BY(mutex_);  // of a birth that failed
   bool ready_ GUARDED_BY(mutex_) = false;
   Clock::time_point ready_not_before_ GUARDED_BY(mutex_){};

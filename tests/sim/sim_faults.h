@@ -3,7 +3,8 @@
 // A fault is one line of text:  ACTION POINT [key=value ...]
 //   points   a call (init, allreduce, broadcast, reduce, allgather, reduce_scatter, send, recv,
 //            split, shrink, finalize, destroy, abort, revoke, unique_id, group_end), or "any"
-//   hang         the operation stays on its stream until abort or revoke, whoever comes; init, split
+//   hang         the operation stays on its stream until abort or revoke, whoever comes; init,
+//   split
 //                and shrink: stay in progress for good
 //   delay        the operation takes ms= longer on its stream; init, split, shrink: ready ms= later
 //   fail         the call returns code= at once

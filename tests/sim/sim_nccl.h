@@ -13,7 +13,8 @@
 // gone (but for those allowed); two threads in one communicator at once; finalize or destroy after
 // a failure; destroy or abort's clean-up where NCCL forbids it; memory that is not alive; ranks out
 // of step; split or shrink of one that is not quiet, or where one has failed, or with a list of
-// ranks that is empty or wrong; abort of what a failed one left before its parent is gone. A group's operations must share one stream for each communicator.
+// ranks that is empty or wrong; abort of what a failed one left before its parent is gone. A
+// group's operations must share one stream for each communicator.
 //
 // Owner: the process. Threads: as NcclApi says.
 #pragma once
