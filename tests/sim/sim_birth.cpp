@@ -159,9 +159,10 @@ bool SimCommunicator::progressSplit() {
   }
   if (!id) return false;
   exchange_ = Exchange::open(*id);
-  if (exchange_) exchange_->join(rank_, size_);
+  if (!exchange_) return false;  // its leader has given up: this rank's part is never done
+  exchange_->join(rank_, size_);
   splitting_.reset();
-  return exchange_ != nullptr;
+  return true;
 }
 
 }  // namespace torchft_ext::sim
