@@ -62,9 +62,10 @@ void DeviceCompletion::complete(Future& future, c10::IValue value) const {
 float DeviceCompletion::milliseconds() const {
   const auto& first = sides_.front()->start;
   const auto& last = sides_.back()->end;
-  TORCH_CHECK(!captured(),
-              "get_duration(): the operation was captured into a graph, whose replays have times of their "
-              "own: measure those with events of yours around replay()");
+  TORCH_CHECK(
+      !captured(),
+      "get_duration(): the operation was captured into a graph, whose replays have times of their "
+      "own: measure those with events of yours around replay()");
   TORCH_CHECK(timed(),
               "get_duration(): timing was off when the operation was issued; turn it on with the "
               "group's _enable_collectives_timing()");

@@ -80,6 +80,7 @@ std::variant<EngineChoice, Failure> engineOrFailure(
     TORCH_CHECK_VALUE(refused.empty(), "TORCHFT_EXT_NCCL_BLOCKING=1: ", refused);
   }
   nccl.memory = std::make_shared<MemoryRegistry>();
+  if (readEnvironment().nccl_shrinks.value_or(false)) nccl.reinit = NcclReinit::kShrink;
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   Devices devices(name == "ft", platform, "");
   if (!options.poison)

@@ -10,20 +10,22 @@ namespace {
 
 // As it travels, before the ids; little-endian, as all frames are.
 struct Header {
-  static constexpr uint64_t kMagic = 0x334c43434e544654;  // "TFTNCCL3"
+  static constexpr uint64_t kMagic = 0x344c43434e544654;  // "TFTNCCL4"
   uint64_t magic = kMagic;
   uint64_t tag = 0;  // kind and ordinal
   uint64_t device_type = 0;
   uint64_t ids = 1;
+  uint64_t parent = 0;  // ranks may differ in it
 };
 constexpr uint64_t kPairTag = uint64_t{1} << 62;
 constexpr uint64_t kMeetTag = uint64_t{1} << 61;
+constexpr uint64_t kVoteTag = uint64_t{1} << 60;
 using Bytes = std::vector<uint8_t>;
 using Ids = std::vector<NcclUniqueId>;
-static_assert(sizeof(Header) == 32 && sizeof(NcclUniqueId) == 128);
+static_assert(sizeof(Header) == 40 && sizeof(NcclUniqueId) == 128);
 
 std::string described(uint64_t tag, uint64_t device_type) {
-  return "number " + std::to_string(tag & ~(kEngineTag | kPairTag | kMeetTag)) +
+  return "number " + std::to_string(tag & ~(kEngineTag | kPairTag | kMeetTag | kVoteTag)) +
          ((tag & kPairTag) != 0 ? " of two ranks" : " of all ranks") + " for device type " +
          std::to_string(device_type);
 }
@@ -66,7 +68,8 @@ TreePlace placeOf(const Bootstrap& bootstrap) {
 }
 
 Header headerOf(const Bootstrap& bootstrap, size_t ids) {
-  return {Header::kMagic, tagOf(bootstrap), static_cast<uint64_t>(bootstrap.device_type), ids};
+  return {Header::kMagic, tagOf(bootstrap), static_cast<uint64_t>(bootstrap.device_type), ids,
+          bootstrap.parent};
 }
 
 bool agrees(const Header& found, const Header& expected) {
@@ -85,7 +88,12 @@ std::shared_ptr<Bytes> messageOf(const Bootstrap& bootstrap, const Ids& ids) {
   return bytes;
 }
 
-std::optional<Ids> receive(const Bootstrap& bootstrap, int from, size_t count) {
+struct Received {
+  Ids ids;
+  uint64_t parent = 0;
+};
+
+std::optional<Received> receive(const Bootstrap& bootstrap, int from, size_t count) {
   const auto bytes = messageOf(bootstrap, Ids(count));
   const auto state = transfer(bootstrap, OpKind::kRecv, from, bytes);
   if (!state->wait(bootstrap.deadline) || state->failure()) return std::nullopt;
@@ -95,12 +103,12 @@ std::optional<Ids> receive(const Bootstrap& bootstrap, int from, size_t count) {
     failMismatch(bootstrap, header);
     return std::nullopt;
   }
-  Ids ids(count);
+  Received received{Ids(count), header.parent};
   for (size_t i = 0; i < count; ++i) {
-    std::memcpy(ids[i].bytes.data(), bytes->data() + sizeof(header) + i * sizeof(NcclUniqueId),
-                sizeof(NcclUniqueId));
+    std::memcpy(received.ids[i].bytes.data(),
+                bytes->data() + sizeof(header) + i * sizeof(NcclUniqueId), sizeof(NcclUniqueId));
   }
-  return ids;
+  return received;
 }
 
 // On the lowest rank: its own, and those of the other parts' first ranks.
@@ -110,7 +118,7 @@ std::optional<Ids> collect(const Bootstrap& bootstrap, const NcclUniqueId& own) 
     const int size = bootstrap.lifecycle->identity().size;
     const auto one = receive(bootstrap, firstRankOfPart(part, size, bootstrap.roots), 1);
     if (!one) return std::nullopt;
-    ids.push_back(one->front());
+    ids.push_back(one->ids.front());
   }
   return ids;
 }
@@ -118,8 +126,10 @@ std::optional<Ids> collect(const Bootstrap& bootstrap, const NcclUniqueId& own) 
 }  // namespace
 
 uint64_t tagOf(const Bootstrap& bootstrap) {
-  return kEngineTag | (bootstrap.peer < 0 ? 0 : kPairTag) | (bootstrap.meeting ? kMeetTag : 0) |
-         bootstrap.ordinal;
+  uint64_t round = 0;
+  if (bootstrap.round == Bootstrap::Round::kMeet) round = kMeetTag;
+  if (bootstrap.round == Bootstrap::Round::kVote) round = kVoteTag;
+  return kEngineTag | (bootstrap.peer < 0 ? 0 : kPairTag) | round | bootstrap.ordinal;
 }
 
 // Binomial: the parent is the rank without its lowest bit; the largest subtree is served first.
@@ -132,18 +142,23 @@ TreePlace placeInTree(int rank, int size) {
   return place;
 }
 
-bool meet(Bootstrap bootstrap) {
-  bootstrap.meeting = true;
+std::optional<uint64_t> meet(Bootstrap bootstrap) {
+  if (bootstrap.round == Bootstrap::Round::kIds) bootstrap.round = Bootstrap::Round::kMeet;
   const TreePlace place = placeOf(bootstrap);
-  const auto here = messageOf(bootstrap, {});
-  for (const int child : place.children)
-    if (!receive(bootstrap, child, 0)) return false;
-  if (place.parent >= 0) {
-    transfer(bootstrap, OpKind::kSend, place.parent, here);
-    if (!receive(bootstrap, place.parent, 0)) return false;
+  for (const int child : place.children) {
+    const auto below = receive(bootstrap, child, 0);
+    if (!below) return std::nullopt;
+    if (below->parent != bootstrap.parent) bootstrap.parent = 0;
   }
-  for (const int child : place.children) transfer(bootstrap, OpKind::kSend, child, here);
-  return true;
+  if (place.parent >= 0) {
+    transfer(bootstrap, OpKind::kSend, place.parent, messageOf(bootstrap, {}));
+    const auto agreed = receive(bootstrap, place.parent, 0);
+    if (!agreed) return std::nullopt;
+    bootstrap.parent = agreed->parent;
+  }
+  for (const int child : place.children)
+    transfer(bootstrap, OpKind::kSend, child, messageOf(bootstrap, {}));
+  return bootstrap.parent;
 }
 
 std::optional<std::vector<NcclUniqueId>> spreadUniqueIds(const Bootstrap& bootstrap,
@@ -154,7 +169,8 @@ std::optional<std::vector<NcclUniqueId>> spreadUniqueIds(const Bootstrap& bootst
     ids = collect(bootstrap, *own);
   } else {
     if (own != nullptr) transfer(bootstrap, OpKind::kSend, 0, messageOf(bootstrap, {*own}));
-    ids = receive(bootstrap, place.parent, static_cast<size_t>(bootstrap.roots));
+    if (auto received = receive(bootstrap, place.parent, static_cast<size_t>(bootstrap.roots)))
+      ids = std::move(received->ids);
   }
   if (!ids) return std::nullopt;
   const auto bytes = messageOf(bootstrap, *ids);

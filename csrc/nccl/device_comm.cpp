@@ -101,6 +101,37 @@ void DeviceComm::learn(uint64_t shape) {
   shapes_.insert(shape);
 }
 
+bool DeviceComm::initialiseFrom(std::shared_ptr<DeviceComm>& parent,
+                                const std::vector<int>& excluded, Deadline deadline) {
+  const OnDevice on_device(setup_.device);
+  NcclResult begun = NcclResult::kSuccess;
+  {
+    const GateEntry entry(gate_, deadline);
+    if (!entry.entered()) return false;
+    parent_ = std::move(parent);
+    begun = excluded.empty() ? api().split(parent_->handle_, 0, setup_.rank, &handle_)
+                             : api().shrink(parent_->handle_, excluded, false, &handle_);
+  }
+  if (isError(begun)) {
+    fail(begun, "beginning to shrink an earlier epoch's to");
+    return false;
+  }
+  return settle(deadline);
+}
+
+std::shared_ptr<DeviceComm> DeviceComm::comeOfAge(Deadline deadline) {
+  const GateEntry entry(gate_, deadline);
+  if (!entry.entered()) return nullptr;
+  if (handle_ == nullptr) {
+    fail(NcclResult::kInternalError,
+         "shrinking (it said success, and gave none) an earlier epoch's to");
+    return nullptr;
+  }
+  ready_.store(true, std::memory_order_release);
+  return std::exchange(parent_, nullptr);
+}
+
+// Where it is made out of another, the call in progress is that one's, and so is the answer.
 bool DeviceComm::settle(Deadline deadline) {
   Pause pause;
   LeaverWatch leavers;
@@ -109,12 +140,14 @@ bool DeviceComm::settle(Deadline deadline) {
     {
       const GateEntry entry(gate_, deadline);
       if (!entry.entered()) return false;
-      const NcclResult asked = api().asyncError(handle_, &state);
+      const NcclResult asked = api().asyncError(parent_ ? parent_->handle_ : handle_, &state);
       if (isError(asked)) state = asked;
     }
     if (state == NcclResult::kSuccess) return true;
     if (isError(state)) {
-      fail(state, ready() ? "running an operation" : "initialising");
+      fail(state, ready()   ? "running an operation"
+                  : parent_ ? "shrinking an earlier epoch's to"
+                            : "initialising");
       return false;
     }
     if (deadline.expired()) return false;
@@ -205,7 +238,28 @@ void DeviceComm::markGone() {
   memory_.letGo();
   MutexLock lock(mutex_);
   gone_ = true;
+  at_rest_ = true;
   changed_.notifyAll();
+}
+
+void DeviceComm::markAtRest() {
+  MutexLock lock(mutex_);
+  at_rest_ = true;
+  changed_.notifyAll();
+}
+
+bool DeviceComm::awaitRest(Deadline deadline) {
+  MutexLock lock(mutex_);
+  while (!at_rest_) {
+    if (deadline.expired()) return false;
+    changed_.waitUntil(mutex_, deadline);
+  }
+  return true;
+}
+
+bool DeviceComm::atRest() const {
+  MutexLock lock(mutex_);
+  return at_rest_;
 }
 
 void DeviceComm::madeRoot(const NcclUniqueId& id) {

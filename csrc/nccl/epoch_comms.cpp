@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "nccl/bootstrap.h"
 #include "nccl/memory_registry.h"
+#include "nccl/succession.h"
 
 namespace torchft_ext {
 namespace {
@@ -50,6 +51,8 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
   if (peer >= 0) {
     comm.rank = identity.rank < peer ? 0 : 1;
     comm.size = 2;
+  } else {
+    comm.lineage = nextLineage();
   }
   auto made = std::make_shared<DeviceComm>(std::move(comm));
   MutexLock lock(mutex_);
@@ -58,9 +61,18 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
   return made;
 }
 
+// All ranks make their communicators of all ranks in one order, whichever devices they are on.
+std::shared_ptr<const Lineage> EpochComms::nextLineage() {
+  if (!setup_.lineage) return nullptr;
+  auto lineage = std::make_shared<Lineage>(*setup_.lineage);
+  lineage->id = nthOfEpoch(lineage->id, lineages_++);
+  return lineage;
+}
+
 bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
   const DeviceCommSetup& setup = comm.setup();
   awaitRoom(setup.device, need.deadline);
+  Succession succession(*setup_.threads, comm);
   const OnDevice on_device(setup.device);  // whose context the change of mode needs
   // What NCCL allocates must not end a capture of another thread's.
   const auto relaxed = setup.platform->cuda->relaxCapture();
@@ -73,10 +85,21 @@ bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
                             static_cast<int>(setup.device.type()),
                             ordinals_[peer]++,
                             peer,
-                            roots};
-  if (setup.size > 1 && !meet(bootstrap)) return false;
+                            roots,
+                            succession.offer()};
+  if (setup.size > 1) {
+    const auto parent = meet(bootstrap);
+    if (!parent) return false;
+    if (*parent != 0) return succession.bringUp(comm, bootstrap);
+  }
+  if (succession.decline()) awaitRoom(setup.device, need.deadline);
+  return bringUpAnew(comm, bootstrap);
+}
+
+bool EpochComms::bringUpAnew(DeviceComm& comm, const Bootstrap& bootstrap) {
+  const DeviceCommSetup& setup = comm.setup();
   NcclUniqueId id;
-  const bool makes_id = makesId(setup.rank, setup.size, roots);
+  const bool makes_id = makesId(setup.rank, setup.size, bootstrap.roots);
   if (makes_id) {
     const NcclResult made = comm.api().getUniqueId(&id);
     if (made != NcclResult::kSuccess) {
@@ -85,9 +108,9 @@ bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
     }
     comm.madeRoot(id);
   }
-  if (setup.size == 1) return comm.initialise({id}, need.deadline);
+  if (setup.size == 1) return comm.initialise({id}, bootstrap.deadline);
   const auto ids = spreadUniqueIds(bootstrap, makes_id ? &id : nullptr);
-  return ids && comm.initialise(*ids, need.deadline);
+  return ids && comm.initialise(*ids, bootstrap.deadline);
 }
 
 int EpochComms::rootsOf(const DeviceComm& comm) const {

@@ -62,7 +62,7 @@ Fired fired(const c10::Event& event, Lifecycle& lifecycle) {
 // Of one whose state is complete: whether the device is through with its buffers.
 Fired drained(WatchedOp& op, Lifecycle& lifecycle) {
   if (!op.interrupted) return fired(*op.end, lifecycle);
-  if (!op.comm->gone()) return Fired::kNo;
+  if (!op.comm->atRest()) return Fired::kNo;
   if (!op.behind_all) {
     if (op.comm->setup().platform->cuda->capturing(op.stream)) return Fired::kNo;
     try {

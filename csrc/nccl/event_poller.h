@@ -6,9 +6,9 @@
 // and it does. What owns its buffers is kept until the event has fired in either case, so after an
 // abort until the stream has drained; but callers' tensors only
 // until a stream waits for a sound operation (nccl/stash.h). Where NCCL was still at
-// work on the call when the epoch ended, that event proves nothing: they are kept until NCCL has
-// freed the communicator, and then until an event that is recorded behind it has fired. Where the
-// device cannot tell, they are kept for good.
+// work on the call when the epoch ended, that event proves nothing: they are kept until the
+// communicator is at rest or gone, and then until an event that is recorded behind it has fired.
+// Where the device cannot tell, they are kept for good.
 //
 // Never waits on the device, and asks it under relaxCapture(): safe beside a graph capture of
 // another thread. Looks every 100 us while operations complete, down to every 2 ms while none does,
@@ -44,12 +44,13 @@ struct WatchedOp {
   std::shared_ptr<Outstanding> outstanding;
   uint64_t number = 0;
   // NCCL was still at work on the call when the epoch ended: the event alone proves nothing, the
-  // communicator must be gone too before the buffers are let go.
+  // communicator must be at rest too before the buffers are let go.
   bool interrupted = false;
   std::function<std::string()> verdict{};  // see StreamSide
 
   // The poller's own.
-  std::shared_ptr<c10::Event> behind_all{};  // of an interrupted one, once its communicator is gone
+  std::shared_ptr<c10::Event>
+      behind_all{};  // of an interrupted one, once its communicator is at rest
   LeaverWatch leavers{};
 };
 

@@ -19,7 +19,7 @@ namespace {
 // After an interrupted call the streams are ordered behind what NCCL may still launch, if it is
 // through by then.
 constexpr Duration kCutWithin = std::chrono::seconds(12);
-constexpr Duration kGoneWithin = std::chrono::seconds(2);
+constexpr Duration kAtRestWithin = std::chrono::seconds(2);
 
 bool isTransfer(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv;
@@ -328,10 +328,10 @@ void Launch::handOverInterrupted() {
   const FailurePtr failure = whyOver();
   for (Op& op : ops_)
     if (!op.handed_over) complete(op, failure);
-  await(&DeviceComm::awaitGone, Deadline::after(kGoneWithin));
+  await(&DeviceComm::awaitRest, Deadline::after(kAtRestWithin));
   for (Op& op : ops_) {
     if (op.handed_over || !op.side->stream) continue;
-    if (op.comm->gone()) recordEndOfFailed(op);
+    if (op.comm->atRest()) recordEndOfFailed(op);
     watch(op, true);
   }
   if (signal) std::rethrow_exception(signal);

@@ -38,6 +38,12 @@ class NcclEngine : public Engine {
       : platform_(std::move(platform)),
         control_(std::move(control)),
         options_(std::move(options)) {}
+  ~NcclEngine() override {
+    heir_.reset();
+    endOrphans();
+  }
+  NcclEngine(const NcclEngine&) = delete;
+  NcclEngine& operator=(const NcclEngine&) = delete;
 
   const char* name() const override { return "nccl"; }
   std::vector<std::pair<std::string, int64_t>> counters() const override;
@@ -55,8 +61,22 @@ class NcclEngine : public Engine {
 
   const std::shared_ptr<const NcclPlatform> platform_;
   const std::shared_ptr<Engine> control_;
+  std::optional<Lineage> lineageOf(const Roster& roster) const;
+
   const NcclEngineOptions options_;
+  std::shared_ptr<const int> heir_ = std::make_shared<const int>();  // heritage.h: as long as this
 };
+
+// None: no communicator is to be made from those of that epoch.
+std::optional<Lineage> NcclEngine::lineageOf(const Roster& roster) const {
+  const NcclApi& nccl = *platform_->nccl;
+  if (options_.reinit == NcclReinit::kPlain || options_.blocking_calls ||
+      !nccl.has(NcclFeature::kShrink) || !nccl.has(NcclFeature::kRevoke))
+    return std::nullopt;
+  Lineage lineage{{}, lineageId(roster.nonce), heir_};
+  for (const MemberRecord& member : roster.members) lineage.members.push_back(member.incarnation);
+  return lineage;
+}
 
 std::vector<std::pair<std::string, int64_t>> NcclEngine::counters() const {
   auto counters = control_->counters();
@@ -71,6 +91,8 @@ std::vector<std::pair<std::string, int64_t>> NcclEngine::counters() const {
   counters.emplace_back("nccl_retired", reaped.retired);
   counters.emplace_back("nccl_stuck_aborts", reaped.stuck);
   counters.emplace_back("nccl_held_by_graphs", reaped.held_by_graphs);
+  counters.emplace_back("nccl_parked", threads->heritage->parked());
+  counters.emplace_back("nccl_inherited", threads->heritage->inherited());
   return counters;
 }
 
@@ -106,7 +128,8 @@ std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> NcclEngine:
   auto* control = std::get_if<std::shared_ptr<Communicator>>(&formed);
   if (control == nullptr) return formed;
   auto communicator = std::make_shared<NcclCommunicator>(
-      EpochComms::Setup{platform_, std::move(*control), lifecycle, options_}, sharedNcclThreads());
+      EpochComms::Setup{platform_, std::move(*control), lifecycle, options_, lineageOf(roster)},
+      sharedNcclThreads());
   // All members have passed the control engine's barrier: nobody starts anew from here on.
   if (options_.bound_device && !communicator->bindDevice(*options_.bound_device, deadline)) {
     if (const FailurePtr failure = lifecycle->failure()) return *failure;

@@ -9,11 +9,13 @@
 // reaper's when it takes too long.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "nccl/device_comm.h"
+#include "nccl/heritage.h"
 
 namespace torchft_ext {
 
@@ -22,7 +24,8 @@ class ReapBatch {
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;
   enum class How { kAbort, kRetire };
 
-  ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit, std::function<void()> on_cut);
+  ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit, std::function<void()> on_cut,
+            std::shared_ptr<Heritage> heritage);
 
   void run();     // blocks in NCCL
   void giveUp();  // releases those who wait for the cut, though NCCL may be at work still
@@ -30,13 +33,17 @@ class ReapBatch {
   const Comms& comms() const { return comms_; }
   How how() const { return how_; }
   Deadline deadline() const { return deadline_; }
+  // How many were aborted since the last question because one that was being made out of them was.
+  int parentsAborted() { return parents_aborted_.exchange(0); }
 
  private:
   Comms retire(const Comms& comms) const;
   void abortInside(const Comms& comms) const;
   bool tellInside(DeviceComm& comm) const;
-  void abortAll(const Comms& comms) const;
-  void abort(const Comms& comms) const;
+  void abortAll(const Comms& comms);
+  void abort(const Comms& comms);
+  void abortHeirs(const Comms& heirs);
+  bool park(const std::shared_ptr<DeviceComm>& comm) const;
   bool revoke(DeviceComm& comm) const;
   void tellToStop(DeviceComm& comm) const;
   void releaseRoots(const Comms& comms) const;
@@ -47,6 +54,8 @@ class ReapBatch {
   const Deadline deadline_;
   const Deadline half_;  // for what comes first, where something may follow that takes time
   const std::function<void()> on_cut_;
+  const std::shared_ptr<Heritage> heritage_;
+  std::atomic<int> parents_aborted_{0};  // written by the helper
 };
 
 }  // namespace torchft_ext

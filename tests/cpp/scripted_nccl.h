@@ -15,7 +15,8 @@ namespace torchft_ext {
 
 class ScriptedNccl : public NcclApi {
  public:
-  // The next answers to this call; then kSuccess (init: with a communicator in any case).
+  // The next answers to this call; then kSuccess (init, split and shrink: with a
+  // communicator in any case).
   void answer(const std::string& call, std::deque<NcclResult> results) {
     MutexLock lock(mutex_);
     answers_[call] = std::move(results);
@@ -56,9 +57,13 @@ class ScriptedNccl : public NcclApi {
     *comm = reinterpret_cast<NcclComm>(++made_);
     return note("init", std::to_string(init.rank) + "/" + std::to_string(init.size));
   }
-  NcclResult split(NcclComm, int, int, NcclComm*) override { return note("split", ""); }
-  NcclResult shrink(NcclComm, const std::vector<int>&, bool, NcclComm*) override {
-    return note("shrink", "");
+  NcclResult split(NcclComm comm, int, int, NcclComm* out) override {
+    *out = reinterpret_cast<NcclComm>(++made_);
+    return note("split", name(comm));
+  }
+  NcclResult shrink(NcclComm comm, const std::vector<int>&, bool, NcclComm* out) override {
+    *out = reinterpret_cast<NcclComm>(++made_);
+    return note("shrink", name(comm));
   }
   NcclResult asyncError(NcclComm comm, NcclResult* state) override {
     *state = note("asyncError", name(comm));

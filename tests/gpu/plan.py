@@ -96,7 +96,7 @@ def steps(device: str) -> list[Step]:
         Step("aborts", 35, tests("aborts", "failures", options="-k 'not epochs_leave'")),
         Step("matrix", 80, tests("matrix")),
         Step("100 epochs", 30, tests("failures", options="-k 'epochs_leave and non_blocking'")),
-        Step("training", 35, tests("training")),
+        Step("training", 35, tests("training", "reinit")),
         Step(
             "memcheck",
             55,

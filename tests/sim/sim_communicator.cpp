@@ -85,59 +85,10 @@ NcclResult SimCommunicator::join(const std::vector<NcclUniqueId>& ids) {
   return NcclResult::kInProgress;
 }
 
-NcclResult SimCommunicator::splitFrom(SimCommunicator& parent, int color, int key,
-                                      const std::vector<int>& excluded) {
-  MutexLock lock(mutex_);
-  Splitting splitting;
-  {
-    MutexLock parent_lock(parent.mutex_);  // a child is locked before its parent
-    if (parent.splits_ == kMaxSplits) return NcclResult::kInternalError;
-    splitting.parent = parent.exchange_;
-    splitting.row = parent.splits_++;
-  }
-  splitting.parent_rank = parent.rank_;
-  splitting.color = color;
-  for (int rank = 0; rank < parent.size_; ++rank) {
-    if (std::find(excluded.begin(), excluded.end(), rank) == excluded.end())
-      splitting.members.push_back(rank);
-  }
-  splitting.parent->wish(splitting.row, parent.rank_, {color, key});
-  splitting_ = std::move(splitting);
-  if (const auto slow = Faults::instance().take(FaultAction::kInProgress, "split", parent.rank_))
-    stayInProgressLocked(slow->polls);
-  return NcclResult::kInProgress;
-}
-
-// True: this rank's part is known and joined.
-bool SimCommunicator::progressSplit() {
-  std::vector<std::pair<int, int>> part;  // key, rank of the parent
-  for (int member : splitting_->members) {
-    const auto wish = splitting_->parent->wishOf(splitting_->row, member);
-    if (!wish) return false;
-    if (wish->color == splitting_->color) part.emplace_back(wish->key, member);
-  }
-  std::sort(part.begin(), part.end());
-  const int leader = part.front().second;
-  size_ = static_cast<int>(part.size());
-  for (int i = 0; i < size_; ++i) {
-    if (part[static_cast<size_t>(i)].second == splitting_->parent_rank) rank_ = i;
-  }
-  auto id = splitting_->parent->published(splitting_->row, leader);
-  if (!id && leader == splitting_->parent_rank) {
-    id.emplace();
-    if (!Exchange::create(&*id)) return false;
-    splitting_->parent->publish(splitting_->row, leader, *id);
-  }
-  if (!id) return false;
-  exchange_ = Exchange::open(*id);
-  if (exchange_) exchange_->join(rank_, size_);
-  splitting_.reset();
-  return exchange_ != nullptr;
-}
-
 // ---- state
 
 NcclResult SimCommunicator::poll() {
+  if (const auto birth = pollBirth()) return *birth;
   MutexLock lock(mutex_);
   if (error_ != NcclResult::kSuccess) return error_;
   if (polls_left_ != 0) {
@@ -164,7 +115,7 @@ void SimCommunicator::becomeReady() {
 bool SimCommunicator::inProgress() const {
   MutexLock lock(mutex_);
   if (error_ != NcclResult::kSuccess) return false;
-  return polls_left_ != 0 || !deferred_.empty() || (!ready_ && !revoked_);
+  return birth_.has_value() || polls_left_ != 0 || !deferred_.empty() || (!ready_ && !revoked_);
 }
 
 bool SimCommunicator::failed() const {

@@ -57,9 +57,23 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
 
   // ---- beginning
   NcclResult join(const std::vector<NcclUniqueId>& ids);
-  // Part of `parent`'s members: those whose color is this one's, ordered by key.
-  NcclResult splitFrom(SimCommunicator& parent, int color, int key,
-                       const std::vector<int>& excluded);
+
+  // ---- another one out of this one: see sim_birth.cpp
+  // Of this one's members but the excluded ones those whose color is the same, ordered by key.
+  // `deliver` gives whoever asked for it its handle, at the end, when it has failed too.
+  struct Wanted {
+    const char* call = "split";
+    int color = 0;
+    int key = 0;
+    std::vector<int> excluded{};
+  };
+  using Deliver = std::function<void(const std::shared_ptr<SimCommunicator>&)>;
+  NcclResult beginBirth(const Wanted& wanted, Deliver deliver);
+  // By abort(): what is under way has failed.
+  void endBirth();
+  // It failed, and what it was to be made of, which refers to it still, is not gone.
+  bool needsParentGone() const;
+  bool freed() const;
 
   // ---- state
   // One asyncError(): what is in progress gets on.
@@ -94,6 +108,14 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   bool capturedByGraph() const;
 
  private:
+  struct Birth {
+    std::shared_ptr<SimCommunicator> child;
+    Deliver deliver;
+    int polls_left = 0;
+    Clock::time_point not_before{};
+    bool never = false;
+    std::optional<NcclResult> fails{};
+  };
   struct Splitting {
     std::shared_ptr<Exchange> parent;
     int parent_rank = 0;
@@ -104,6 +126,11 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
 
   void stayInProgressLocked(int polls) REQUIRES(mutex_);
   void dropDeferred() REQUIRES(mutex_);
+  // nullopt: there is none. Else what asyncError() says.
+  std::optional<NcclResult> pollBirth();
+  void failBirth(NcclResult error);
+  bool isBorn();
+  void beOf(Splitting splitting);
   bool progressSplit() REQUIRES(mutex_);
   void becomeReady() REQUIRES(mutex_);
   void enqueueLocked(std::vector<NcclCall> calls) REQUIRES(mutex_);
@@ -136,6 +163,9 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   CondVar idle_;
   std::shared_ptr<Exchange> exchange_ GUARDED_BY(mutex_);
   std::optional<Splitting> splitting_ GUARDED_BY(mutex_);
+  std::optional<Birth> birth_ GUARDED_BY(mutex_);
+  bool barren_ GUARDED_BY(mutex_) = false;  // a birth failed: none may be tried again
+  std::weak_ptr<SimCommunicator> still_of_ GUARDED_BY(mutex_);  // of a birth that failed
   bool ready_ GUARDED_BY(mutex_) = false;
   Clock::time_point ready_not_before_ GUARDED_BY(mutex_){};
   bool never_ready_ GUARDED_BY(mutex_) = false;

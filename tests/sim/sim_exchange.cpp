@@ -178,6 +178,10 @@ void Exchange::dismiss() {
   region_->dismissed = true;
 }
 
+void Exchange::giveUp() {
+  region_->broken = true;
+}
+
 bool Exchange::transfer(int rank, std::vector<Transfer>& transfers, const std::atomic<bool>& stop) {
   int idle_rounds = 0;
   while (!stop) {

@@ -58,6 +58,8 @@ class Exchange {
   bool complete() const;  // everyone has joined
   // Lets the root go although nobody joined: one of several ids of one communicator.
   void dismiss();
+  // Lets the root go because it comes to nothing: never complete, unless it is already.
+  void giveUp();
 
   // Moves all of them, in order for each peer and channel. False: stopped before.
   bool transfer(int rank, std::vector<Transfer>& transfers, const std::atomic<bool>& stop);

@@ -4,12 +4,13 @@
 //   points   a call (init, allreduce, broadcast, reduce, allgather, reduce_scatter, send, recv,
 //            split, shrink, finalize, destroy, abort, revoke, unique_id, group_end, register,
 //            deregister), or "any"
-//   hang         the operation stays on its stream until abort or revoke, whoever comes; init:
-//                stays in progress for good
-//   delay        the operation takes ms= longer on its stream; init: is ready ms= later
+//   hang         the operation stays on its stream until abort or revoke, whoever comes; init,
+//   split
+//                and shrink: stay in progress for good
+//   delay        the operation takes ms= longer on its stream; init, split, shrink: ready ms= later
 //   fail         the call returns code= at once; register with code=0: a success without a handle
 //   async_error  while the operation runs, its communicator gets the asynchronous error code=, and
-//                the operation stays until abort or revoke
+//                the operation stays until abort or revoke; split, shrink: the parent gets it
 //   in_progress  the call returns kInProgress, and so do the next polls= asyncError() calls (-1:
 //   all
 //                of them, until it is aborted); a blocking communicator's call takes as long

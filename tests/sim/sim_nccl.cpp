@@ -170,14 +170,14 @@ class SimNccl final : public NcclApi {
   }
 
   NcclResult split(NcclComm comm, int color, int key, NcclComm* out) override {
-    return part(comm, "split", color, key, {}, out);
+    return part(comm, {"split", color, key, {}}, out);
   }
 
   NcclResult shrink(NcclComm comm, const std::vector<int>& excluded, bool abort,
                     NcclComm* out) override {
     const CommPtr parent = Table::instance().find(comm);
     if (parent && abort) parent->raiseStop();
-    return part(comm, "shrink", 0, parent ? parent->rank() : 0, excluded, out);
+    return part(comm, {"shrink", 0, parent ? parent->rank() : 0, excluded}, out);
   }
 
   NcclResult asyncError(NcclComm comm, NcclResult* state) override {
@@ -219,6 +219,8 @@ class SimNccl final : public NcclApi {
     const CallScope scope(comm, "abort",
                           kWhenInProgress | kWhenRevoked | kWhenFailed | kFromAnother);
     if (!scope.comm) return NcclResult::kInvalidArgument;
+    if (scope.comm->needsParentGone())
+      violation("abort of what a failed split or shrink left, before its parent was gone");
     Faults::instance().count("aborts");
     scope.comm->raiseStop();
     scope.comm->aborting = true;
@@ -387,18 +389,18 @@ class SimNccl final : public NcclApi {
     return NcclResult::kSuccess;
   }
 
-  static NcclResult part(NcclComm handle, const char* name, int color, int key,
-                         const std::vector<int>& excluded, NcclComm* out) {
+  static NcclResult part(NcclComm handle, const SimCommunicator::Wanted& wanted, NcclComm* out) {
     *out = nullptr;
-    const CallScope scope(handle, name, kWhenRevoked | (excluded.empty() ? 0U : kWhenFailed));
+    const CallScope scope(handle, wanted.call, kWhenRevoked);
     if (!scope.comm) return NcclResult::kInvalidUsage;
-    if (const auto failure = enter(name, scope.comm->rank())) return *failure;
-    Faults::instance().count(std::string(name) + "s");
-    auto child = std::make_shared<SimCommunicator>(0, 1);
-    const NcclResult result = child->splitFrom(*scope.comm, color, key, excluded);
-    if (result != NcclResult::kInProgress) return result;
-    if (color >= 0) *out = Table::instance().add(std::move(child));
-    return color >= 0 ? result : NcclResult::kSuccess;
+    if (group.depth > 0) {
+      violation(std::string(wanted.call) + " inside a group");
+      return NcclResult::kInvalidUsage;
+    }
+    if (const auto failure = enter(wanted.call, scope.comm->rank())) return *failure;
+    Faults::instance().count(std::string(wanted.call) + "s");
+    return scope.comm->beginBirth(
+        wanted, [out](const CommPtr& child) { *out = Table::instance().add(child); });
   }
 
   static NcclResult launchAndWait(const CommPtr& comm, std::vector<NcclCall> calls) {
@@ -412,6 +414,7 @@ class SimNccl final : public NcclApi {
     auto aborts = std::exchange(group.aborts, {});
     for (auto& [handle, comm] : aborts) {
       if (comm->inside > 0) violation("abort freed a communicator while a call was inside");
+      comm->endBirth();
       comm->awaitIdle();
       Table::instance().remove(handle);
     }
