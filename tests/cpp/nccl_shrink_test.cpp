@@ -357,7 +357,9 @@ TEST_F(NcclShrink, AMemberThatIsLostWhileTheOthersMeetReleasesThem) {
   });
   Cluster::on({0, 2}, [&](int i) {
     const FailurePtr failure = allreduceFails(cluster, i);
-    if (failure) EXPECT_EQ(failure->cause.rank, 2) << failure->describe();
+    if (failure) {
+      EXPECT_EQ(failure->cause.rank, 2) << failure->describe();
+    }
   });
   dying.join();
   expectOnlyPlainFromHere(cluster, {0, 2});

@@ -151,11 +151,6 @@ void SimCommunicator::awaitIdle() {
   freed_ = true;
 }
 
-bool SimCommunicator::freed() const {
-  MutexLock lock(mutex_);
-  return freed_;
-}
-
 bool SimCommunicator::capturedByGraph() const {
   MutexLock lock(mutex_);
   return graphs_ > 0;

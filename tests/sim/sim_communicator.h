@@ -102,7 +102,6 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
 
   std::atomic<int> inside{0};         // of a blocking one: groups that have calls on it
   std::atomic<std::thread::id> by{};  // the thread of the last of them
-  bool freed() const;
   std::atomic<int> callers{0};        // threads inside a call; more than one is a violation
   std::atomic<bool> aborting{false};  // by abort(): nothing may be called any more
   bool capturedByGraph() const;
