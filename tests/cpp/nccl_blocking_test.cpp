@@ -102,6 +102,7 @@ TEST_F(NcclBlockingTest, AFirstCallThatNeverReturnsLetsItsIssuerGo) {
   cluster.group(1).abort("NCCL does not come back");
   EXPECT_TRUE(waitFor([&] { return CapturedLog::contains("a call into NCCL does not return"); }));
   issuing.join();  // with NCCL still in its call
+  EXPECT_TRUE(waitFor([] { return sharedNcclThreads()->reaper.counts().stuck == 1; }));
   EXPECT_EQ(sim::ncclCensus().communicators, 1);
   cluster.form(cluster.all(), "b");
   sumOnAll(cluster);
@@ -127,6 +128,57 @@ TEST_F(NcclBlockingTest, AFinalizeThatTakesTooLongIsAborted) {
   EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
   EXPECT_EQ(counted("destroys"), 1);
   EXPECT_EQ(counted("aborts"), 1);
+}
+
+// Where the goodbye's limit is beyond the reaper's own, there is still time to abort.
+TEST_F(NcclBlockingTest, AFinalizeThatOutlastsTheReapersLimitIsAbortedWithinIt) {
+  setAbortLimitForTest(milliseconds(600));
+  EXPECT_TRUE(stopNcclEngines(testDeadline()));
+  NcclCluster cluster(1, blocking());
+  cluster.form({0}, "a");
+  sumOnAll(cluster);
+  const CapturedLog log;
+  inject("in_progress finalize polls=-1");
+  cluster.group(0).shutdown(testDeadline());
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+  EXPECT_FALSE(CapturedLog::contains("does not return"));
+  EXPECT_EQ(sharedNcclThreads()->reaper.counts().stuck, 0);
+  setAbortLimitForTest(std::chrono::seconds(10));
+}
+
+// An operation that another thread has issued since holds up neither goodbye nor communicators.
+TEST_F(NcclBlockingTest, AGoodbyeBesideACallThatIsInsideEndsThatCall) {
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  inject("in_progress allreduce rank=0 polls=-1");
+  std::atomic<bool> returned{false};
+  std::thread issuing = issueInVain(cluster, 1000, returned);
+  EXPECT_TRUE(waitFor([] { return callThreads() == 1; }));
+  cluster.group(0).shutdown(Deadline::after(milliseconds(100)));
+  issuing.join();
+  EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
+}
+
+TEST_F(NcclBlockingTest, AnInitThatWaitsForOthersIsEndedByAnAbort) {
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  inject("block init rank=1");  // before it has a handle
+  std::vector<std::thread> issuing;
+  for (int i = 0; i < 2; ++i) {
+    issuing.emplace_back([&cluster, i] {
+      const auto state = cluster.group(i).issue(deviceAllreduce(floats(i, Values(10, 1))));
+      EXPECT_NE(finish(state), nullptr);
+    });
+  }
+  EXPECT_TRUE(waitFor([] { return counted("inits") == 1; }));
+  cluster.group(0).abort("the other one does not come");
+  for (auto& thread : issuing) thread.join();  // rank 1's own call is still in NCCL
+  EXPECT_TRUE(waitFor([] { return callThreads() == 1; }));
+  inject("clear");
+  EXPECT_TRUE(waitFor([] { return callThreads() == 0 && sim::ncclCensus().roots == 0; }));
+  cluster.form(cluster.all(), "b");
+  sumOnAll(cluster);
 }
 
 TEST_F(NcclBlockingTest, MembersNeedNotDoItAlike) {

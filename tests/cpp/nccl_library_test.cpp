@@ -112,6 +112,8 @@ TEST_F(NcclLibraryTest, AnEnvironmentInWhichABlockingCallCannotBeEndedIsNamed) {
   EXPECT_EQ(refusedForBlockingCalls(), "");
   set("NCCL_LAUNCH_MODE", "GROUP");
   EXPECT_NE(refusedForBlockingCalls().find("NCCL_LAUNCH_MODE=GROUP"), std::string::npos);
+  set("NCCL_LAUNCH_MODE", "group");
+  EXPECT_NE(refusedForBlockingCalls(), "");
   set("NCCL_ENQUEUE_REARCH_ENABLE", "1");
   EXPECT_NE(refusedForBlockingCalls().find("NCCL_ENQUEUE_REARCH_ENABLE=1"), std::string::npos);
 }
