@@ -70,7 +70,7 @@ def backend_of(name: str) -> str:
 
 def new_group(name: str) -> dist.ProcessGroup:
     asked = os.environ.get("TORCHFT_EXT_NCCL_BLOCKING", "0")
-    group = dist.new_group(backend=backend_of(name), timeout=LIMIT)
+    group: dist.ProcessGroup = dist.new_group(backend=backend_of(name), timeout=LIMIT)
     os.environ["TORCHFT_EXT_NCCL_BLOCKING"] = asked
     return group
 

@@ -74,8 +74,8 @@ std::optional<NcclResult> SimCommunicator::pollBirth() {
   {
     MutexLock lock(mutex_);
     if (!birth_) return std::nullopt;
-    if (birth_->polls_left > 0) {
-      --birth_->polls_left;
+    if (birth_->polls_left != 0) {
+      if (birth_->polls_left > 0) --birth_->polls_left;
       return NcclResult::kInProgress;
     }
     birth = *birth_;
@@ -121,9 +121,12 @@ void SimCommunicator::endBirth() {
 }
 
 bool SimCommunicator::needsParentGone() const {
-  MutexLock lock(mutex_);
-  const auto parent = still_of_.lock();
-  return parent && !parent->freed();
+  std::shared_ptr<SimCommunicator> parent;
+  {
+    MutexLock lock(mutex_);
+    parent = still_of_.lock();
+  }
+  return parent && !parent->freed();  // a parent is locked before its child, never the other way
 }
 
 bool SimCommunicator::freed() const {
