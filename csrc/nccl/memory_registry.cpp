@@ -105,10 +105,12 @@ void MemoryRegistry::close() {
 }
 
 // The segments that were not known. The first owner of a pool stays: they are one object's.
-Segments MemoryRegistry::note(const MemoryPool& pool) {
+Segments MemoryRegistry::note(MemoryPool& pool) {
   Segments fresh;
   const MutexLock lock(mutex_);
-  Known& known = pools_.try_emplace(pool.id, Known{pool.owner, {}}).first->second;
+  const auto [found, is_new] = pools_.try_emplace(pool.id);
+  Known& known = found->second;
+  if (is_new) known.owner = std::move(pool.owner);
   for (const MemorySegment& segment : pool.segments) {
     if (contains(known.segments, segment)) continue;
     known.segments.push_back(segment);

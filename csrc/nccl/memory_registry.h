@@ -80,7 +80,7 @@ class MemoryRegistry {
   };
 
   MemoryOutcome takeTurn(Deadline deadline);
-  std::vector<MemorySegment> note(const MemoryPool& pool);
+  std::vector<MemorySegment> note(MemoryPool& pool);  // takes the owner of one that is new
   std::shared_ptr<void> forget(const std::vector<MemorySegment>& segments);
   std::vector<Owned> on(c10::DeviceIndex device) const;
   Comms attached() const;

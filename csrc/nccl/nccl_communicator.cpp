@@ -96,7 +96,10 @@ bool NcclCommunicator::leave(Deadline deadline) {
   const bool complete = awaitIssued(deadline);
   // NCCL may wait for other ranks there: the goodbye must be said all the same.
   const bool retired = complete && retireAll(Deadline::after(deadline.remaining() / 2));
-  return control_->leave(deadline) && retired;
+  const bool left = control_->leave(deadline);
+  // Where something is under way still: the epoch may have ended now, and then nobody fails it.
+  context_.threads->reaper.abort(context_.comms->takeAll());
+  return left && retired;
 }
 
 // What is in the streams may be through in time; whether a graph is being replayed cannot be known,

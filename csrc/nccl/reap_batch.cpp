@@ -221,7 +221,7 @@ bool ReapBatch::tellInside(DeviceComm& comm) const {
     if (deadline_.expired()) return false;
     std::this_thread::sleep_for(kLook);
   }
-  const NcclComm handle = comm.handleIsKnown() ? comm.knownHandle() : nullptr;
+  NcclComm handle = comm.handleIsKnown() ? comm.knownHandle() : nullptr;
   if (handle == nullptr) return false;
   const OnDevice on_device(comm.setup().device, std::nothrow);
   comm.api().abort(handle);
