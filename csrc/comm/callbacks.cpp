@@ -65,13 +65,14 @@ void runGuarded(const std::function<void()>& callback) noexcept {
 
 }  // namespace
 
-void runOnCallbackThread(std::function<void()> callback) {
+bool runOnCallbackThread(std::function<void()> callback) {
   try {
     const auto thread = callback_thread.get().startedOnce();
-    if (thread) thread->post([callback = std::move(callback)] { runGuarded(callback); });
+    return thread && thread->post([callback = std::move(callback)] { runGuarded(callback); });
   } catch (const std::exception& error) {
     log(LogLevel::kError,
         std::string("a callback of a finished operation was dropped: ") + error.what());
+    return false;
   }
 }
 

@@ -9,9 +9,9 @@
 
 namespace torchft_ext {
 
-// Any thread, never blocks. After stopCallbackThread() the callback is dropped. What it throws is
-// logged.
-void runOnCallbackThread(std::function<void()> callback);
+// Any thread, never blocks. After stopCallbackThread() the callback is dropped: false. What it
+// throws is logged.
+bool runOnCallbackThread(std::function<void()> callback);
 bool onCallbackThread();
 // For how long the present callback has run; zero between callbacks.
 Duration presentCallbackRunsFor();

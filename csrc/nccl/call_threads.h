@@ -1,5 +1,6 @@
 // Calls into NCCL that may not return, each on a thread of its own: on a blocking communicator, its
-// initialisation, its end, and what may have to connect to peers first.
+// initialisation, its end, and what may have to connect to peers first. (The threads on which
+// registered memory is given back have the same name, and an owner of their own: memory_removal.h.)
 //
 // Owner of the threads: this; the process's NCCL threads own it. A call whose caller has given it
 // up goes on until NCCL returns, which the end of its communicator brings about; what it uses is

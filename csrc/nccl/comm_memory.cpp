@@ -4,6 +4,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/fork.h"
 #include "base/mutex.h"
 #include "comm/callbacks.h"
 
@@ -24,7 +25,13 @@ void keepForGood(Owners owners) {
 
 void letGoLater(Owners owners) {
   if (owners.empty()) return;
-  runOnCallbackThread([kept = std::make_shared<Owners>(std::move(owners))] { kept->clear(); });
+  const auto kept = std::make_shared<Owners>(std::move(owners));
+  // At the process's end nobody must wait for the GIL here: what Python has of it goes with it.
+  if (!runOnCallbackThread([kept] { kept->clear(); })) keepForGood(std::move(*kept));
+}
+
+void letGoNever(Owners owners) {
+  static_cast<void>(std::make_unique<Owners>(std::move(owners)).release());
 }
 
 std::string describe(const PoolId& id) {
@@ -41,7 +48,12 @@ std::string describe(const MemorySegment& segment) {
 CommMemory::~CommMemory() {
   Owners owners;
   for (Entry& entry : entries_) owners.push_back(std::move(entry.owner));
-  if (!owners.empty()) keepForGood(std::move(owners));
+  if (owners.empty()) return;
+  if (generation_ == forkGeneration()) {
+    keepForGood(std::move(owners));
+  } else {
+    letGoNever(std::move(owners));
+  }
 }
 
 bool CommMemory::has(const MemorySegment& segment) const {
@@ -69,6 +81,7 @@ NcclResult CommMemory::add(NcclApi& nccl, NcclComm comm, const MemorySegment& se
 NcclResult CommMemory::remove(NcclApi& nccl, NcclComm comm, const Chosen& chosen) {
   NcclResult first = NcclResult::kSuccess;
   Owners owners;
+  owners.reserve(entries_.size());  // nothing may go wrong once NCCL has let go of one
   for (Entry& entry : entries_) {
     if (!chosen(entry.segment)) continue;
     const NcclResult result =

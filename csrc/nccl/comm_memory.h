@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "nccl/nccl_api.h"
 
 namespace torchft_ext {
@@ -46,6 +47,8 @@ std::string describe(const MemorySegment& segment);  // "4096 bytes at 0x7f00 of
 // Later, on the callback thread: the last reference may be Python's, and whoever ends communicators
 // or epochs must not wait for the GIL.
 void letGoLater(std::vector<std::shared_ptr<void>> owners);
+// In a forked child: they are the parent's.
+void letGoNever(std::vector<std::shared_ptr<void>> owners);
 
 class CommMemory {
  public:
@@ -73,6 +76,7 @@ class CommMemory {
     std::shared_ptr<void> owner;
     bool removed = false;
   };
+  const uint64_t generation_ = forkGeneration();
   std::vector<Entry> entries_;
   std::atomic<bool> holds_any_{false};  // by the same threads
 };

@@ -14,6 +14,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kGraphAtStop = milliseconds(200);
+constexpr Duration kLookForReturned = std::chrono::seconds(1);
 constexpr Duration kHelperEndsWithin = std::chrono::seconds(10);  // its last lines
 
 struct Request {
@@ -64,12 +65,14 @@ struct CommReaper::Shared : std::enable_shared_from_this<CommReaper::Shared> {
   std::vector<std::weak_ptr<DeviceComm>> handed_over GUARDED_BY(mutex);
   std::vector<std::shared_ptr<DeviceComm>> kept GUARDED_BY(mutex);  // cannot be freed
   ReaperCounts counts GUARDED_BY(mutex);
-  std::vector<Helper> helpers;  // the reaper thread's
+  std::vector<Helper> helpers;  // the reaper thread's, as the next
+  Comms inside;                 // left as they are, since a caller does not come back
 
   bool inherited() const { return generation != forkGeneration(); }
   void submit(Request request);
   void noteHandedOver(const Comms& comms) REQUIRES(mutex);
   void startParked(Comms comms);
+  void startReturned();
   void run();
   std::vector<Request> await(Deadline deadline);
   void collect(bool give_up_all);
@@ -115,6 +118,22 @@ void CommReaper::Shared::startParked(Comms comms) {
   start(std::move(comms), ReapBatch::How::kAbort, Deadline::never());
 }
 
+// Those whose callers have come back after all. Not blocking ones: they were told to stop in a
+// group that a thread which has ended has left open.
+void CommReaper::Shared::startReturned() {
+  Comms returned;
+  std::erase_if(inside, [&](const auto& comm) {
+    if (comm->gate().occupied()) return false;
+    returned.push_back(comm);
+    return true;
+  });
+  {
+    MutexLock lock(mutex);
+    for (const auto& comm : returned) std::erase(kept, comm);
+  }
+  for (auto& comm : returned) start({std::move(comm)}, ReapBatch::How::kAbort, Deadline::never());
+}
+
 // What has been handed over, or nothing: a helper is through, one is overdue, or it is the end.
 std::vector<Request> CommReaper::Shared::await(Deadline deadline) {
   MutexLock lock(mutex);
@@ -128,14 +147,15 @@ Deadline CommReaper::Shared::nextLimit() const {
   Deadline next = heritage->nextDue();
   for (const Helper& helper : helpers)
     if (!helper.given_up) next = next.orEarlier(helper.overdue());
-  return next;
+  return inside.empty() ? next : next.orEarlier(kLookForReturned);
 }
 
 void CommReaper::Shared::run() {
   while (true) {
     startAll(await(nextLimit()));
+    collect(false);  // first: what a batch has parked is none of its own any more
     startParked(heritage->takeDue());
-    collect(false);
+    startReturned();
     MutexLock lock(mutex);
     if (stopping && requests.empty()) break;
   }
@@ -157,9 +177,10 @@ void CommReaper::Shared::startAll(std::vector<Request> requests_taken) {
     Comms retired;
     for (auto& comm : request.comms) {
       // A caller that waits for peers in a blocking communicator leaves when that one is aborted;
-      // and one whose caller does not leave must hold up no other.
-      const bool inside = comm->blocking() && (retires || comm->gate().occupied());
-      if (comm->captured() || inside) {
+      // and one whose caller does not leave must hold up no other, nor may one whose registered
+      // memory is given back, for which NCCL may ask peers.
+      const bool asks = comm->blocking() || comm->memory().holdsAny();
+      if (comm->captured() || (asks && (retires || comm->gate().occupied()))) {
         start({std::move(comm)}, request.how, request.retire_by);
       } else {
         (retires ? retired : together).push_back(std::move(comm));
@@ -205,6 +226,8 @@ void CommReaper::Shared::collect(bool give_up_all) {
     if (helper.done->load()) {
       helper.thread.join(Deadline::after(kHelperEndsWithin));
       if (helper.leftAsItIs()) {
+        for (const auto& comm : helper.batch->comms())
+          if (!comm->gone() && !comm->blocking() && comm->gate().occupied()) inside.push_back(comm);
         MutexLock lock(mutex);
         ++counts.stuck;
       }

@@ -32,7 +32,8 @@ struct ReaperCounts {
   int64_t live = 0;            // communicators handed over and not gone yet
   int64_t aborted = 0;         // gone after a failure
   int64_t retired = 0;         // gone after a goodbye
-  int64_t stuck = 0;           // batches that did not end within their limit, ever
+  int64_t stuck = 0;           // batches that did not end within their limit, or had to leave one
+                               // as it is since a call into NCCL did not return; ever
   int64_t held_by_graphs = 0;  // told to stop, and not gone before the graph that captured them is
 };
 

@@ -44,7 +44,12 @@ MemoryRegistry::~MemoryRegistry() {
     const MutexLock lock(mutex_);
     for (auto& [id, known] : pools_) owners.push_back(std::move(known.owner));
   }
-  letGoLater(std::move(owners));
+  if (owners.empty()) return;
+  if (generation_ == forkGeneration()) {
+    letGoLater(std::move(owners));
+  } else {
+    letGoNever(std::move(owners));
+  }
 }
 
 MemoryOutcome MemoryRegistry::takeTurn(Deadline deadline) {
@@ -83,7 +88,7 @@ MemoryOutcome MemoryRegistry::remove(const PoolId& id, Deadline deadline) {
   {
     const MutexLock lock(mutex_);
     const auto found = pools_.find(id);
-    if (found == pools_.end()) return {Kind::kUnknown, "no pool " + describe(id)};
+    if (found == pools_.end()) return {Kind::kUnknown, "pool " + describe(id)};
     forgotten = std::move(found->second);
     pools_.erase(found);
   }

@@ -89,6 +89,7 @@ class MemoryRegistry {
   MemoryOutcome registerMissing(DeviceComm& comm) const;
   void undo(const std::vector<MemorySegment>& segments);
 
+  const uint64_t generation_ = forkGeneration();
   CallGate turn_;  // of add() and remove(); closed: the group was shut down
   mutable Mutex mutex_;
   std::map<PoolId, Known> pools_ GUARDED_BY(mutex_);

@@ -75,7 +75,7 @@ class Removal {
   const CommMemory::Chosen chosen_;  // outlives the caller too
   const Deadline deadline_;
   mutable Mutex mutex_;
-  MemoryOutcome outcome_ GUARDED_BY(mutex_);
+  MemoryOutcome outcome_ GUARDED_BY(mutex_){Kind::kRefused, "the deregistration was cut short"};
 };
 
 // Nobody can call NCCL on them any more, or their memory cannot be let go of.

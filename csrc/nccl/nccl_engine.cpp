@@ -23,6 +23,13 @@ void warnOfUnsafeAbort(const NcclApi& nccl) {
 }
 
 NcclEngineOptions possible(NcclEngineOptions options, const NcclApi& nccl) {
+  const bool shrinks = nccl.has(NcclFeature::kShrink) && nccl.has(NcclFeature::kRevoke);
+  if (options.reinit == NcclReinit::kShrink && (!shrinks || options.blocking_calls)) {
+    options.reinit = NcclReinit::kPlain;
+    log(LogLevel::kWarning, "TORCHFT_EXT_NCCL_REINIT=shrink needs NCCL 2.28.7, found " +
+                                dottedVersion(nccl.version()) +
+                                ", and non-blocking communicators: they are made anew");
+  }
   if (!options.blocking_calls || nccl.has(NcclFeature::kDeferredAbort)) return options;
   log(LogLevel::kWarning, "NCCL " + dottedVersion(nccl.version()) +
                               " cannot free a blocking communicator in which a call waits "
@@ -69,10 +76,7 @@ class NcclEngine : public Engine {
 
 // None: no communicator is to be made from those of that epoch.
 std::optional<Lineage> NcclEngine::lineageOf(const Roster& roster) const {
-  const NcclApi& nccl = *platform_->nccl;
-  if (options_.reinit == NcclReinit::kPlain || options_.blocking_calls ||
-      !nccl.has(NcclFeature::kShrink) || !nccl.has(NcclFeature::kRevoke))
-    return std::nullopt;
+  if (options_.reinit == NcclReinit::kPlain) return std::nullopt;
   Lineage lineage{{}, lineageId(roster.nonce), heir_};
   for (const MemberRecord& member : roster.members) lineage.members.push_back(member.incarnation);
   return lineage;
@@ -112,7 +116,8 @@ std::optional<NcclEngine::Formed> NcclEngine::awaitMemoryFreed(
           FailureKind::kTimeout,
           "NCCL has not freed the communicator of " + name +
               ", whose kernels could still write into memory that other members have registered; "
-              "the next attempt can work once it is freed");
+              "the next attempt can work once it is freed; where the log says that a call does not "
+              "return, start this process anew");
     if (superseded()) return std::monostate();
     runWaitHook();
     left.front()->awaitGone(deadline.orEarlier(kLookEvery));

@@ -82,12 +82,15 @@ NcclResult finalize(DeviceComm& comm) {
 
 // The same on another thread, inside the gate. Null: it has not begun.
 std::shared_ptr<CallThreads::Call> finalizeBeside(const std::shared_ptr<DeviceComm>& comm) {
+  struct Leave {
+    CallGate& gate;
+    ~Leave() { gate.leave(); }
+  };
   comm->gate().enterToEnd();
   auto call = comm->setup().calls->start([comm] {
+    const Leave at_the_end{comm->gate()};
     const auto relaxed = comm->setup().platform->cuda->relaxCapture();  // for this thread
-    const NcclResult result = finalize(*comm);
-    comm->gate().leave();
-    return result;
+    return finalize(*comm);
   });
   if (!call) comm->gate().leave();
   return call;

@@ -124,6 +124,17 @@ TEST_F(NcclFailureTest, AbortWhileACallIsInProgress) {
   expectSum(cluster, cluster.all());
 }
 
+// The goodbye has no time for it, and nobody fails an epoch that has ended.
+TEST_F(NcclFailureTest, AGoodbyeEndsWhatIsUnderWayStill) {
+  NcclCluster cluster(2);
+  cluster.form(cluster.all(), "a");
+  expectSum(cluster, cluster.all());
+  const auto state = cluster.group(0).issue(deviceAllreduce(floats(0, Values(10, 1))));
+  cluster.group(0).shutdown(Deadline::after(milliseconds(50)));
+  EXPECT_NE(finish(state), nullptr);
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));  // the other one's
+}
+
 TEST_F(NcclFailureTest, AbortWhileIdleFreesTheCommunicators) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "a");

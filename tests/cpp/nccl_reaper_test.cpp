@@ -101,6 +101,19 @@ TEST_F(NcclReaper, ACallThatDoesNotReturnHoldsUpItsOwnCommunicatorAlone) {
   ends->stop(testDeadline());
 }
 
+TEST_F(NcclReaper, ACallThatReturnsAfterItsLimitStillFreesItsCommunicator) {
+  const auto busy = readyComm();
+  ASSERT_TRUE(busy->gate().tryEnter());
+  auto ends = reaper(milliseconds(50));
+  ends->abort({busy});
+  EXPECT_TRUE(waitFor([&] { return ends->counts().stuck == 1; }));
+  EXPECT_FALSE(nccl->called("abort 1"));
+  busy->gate().leave();
+  EXPECT_TRUE(busy->awaitGone(testDeadline()));
+  EXPECT_TRUE(waitFor([&] { return ends->counts().aborted == 1; }));
+  ends->stop(testDeadline());
+}
+
 // NCCL frees it when the graph is gone: until then its helper waits, which is not "stuck".
 TEST_F(NcclReaper, ACapturedCommunicatorIsAbortedAndWaitsForItsGraphAlone) {
   const auto captured = readyComm();
