@@ -1,18 +1,14 @@
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
 
 from torch._C._distributed_c10d import Backend as _Backend
 from torch._C._distributed_c10d import ErrorType, Store
 from torch._C._distributed_c10d import ProcessGroup as _ProcessGroup
 from torch._C._distributed_c10d import Work as _Work
+from torch.cuda import MemPool
 
 from torchft_ext._stats import Stats
 from torchft_ext.errors import CommError
-
-class _MemPool(Protocol):
-    @property
-    def id(self) -> tuple[int, int]: ...
 
 class Options(_Backend.Options):
     """What one group may choose.
@@ -170,7 +166,7 @@ class Backend(_Backend):
         Threads: any.
         """
 
-    def register_mem_pool(self, pool: _MemPool, symm: bool = False) -> None:
+    def register_mem_pool(self, pool: MemPool, symm: bool = False) -> None:
         """Register a memory pool's device memory with NCCL, in this epoch and in all to come.
 
         Operations on tensors in it can then go without NCCL's own buffers. Each new communicator
@@ -197,7 +193,7 @@ class Backend(_Backend):
         communicator exists yet, and takes symm.
         """
 
-    def deregister_mem_pool(self, pool: _MemPool) -> None:
+    def deregister_mem_pool(self, pool: MemPool) -> None:
         """Wait until everything issued on device tensors is complete, then take a pool back.
 
         No graph that uses it may be replayed meanwhile. Blocks, without the GIL, up to the group's
