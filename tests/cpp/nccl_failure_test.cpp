@@ -132,7 +132,8 @@ TEST_F(NcclFailureTest, AGoodbyeEndsWhatIsUnderWayStill) {
   const auto state = cluster.group(0).issue(deviceAllreduce(floats(0, Values(10, 1))));
   cluster.group(0).shutdown(Deadline::after(milliseconds(50)));
   EXPECT_NE(finish(state), nullptr);
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));  // the other one's
+  // The other one's may stay: whether its epoch failed too is a question of time.
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators <= 1; }));
 }
 
 TEST_F(NcclFailureTest, AbortWhileIdleFreesTheCommunicators) {
