@@ -171,7 +171,8 @@ TEST_F(NcclBlockingTest, AnInitThatWaitsForOthersIsEndedByAnAbort) {
       EXPECT_NE(finish(state), nullptr);
     });
   }
-  EXPECT_TRUE(waitFor([] { return counted("inits") == 1; }));
+  EXPECT_TRUE(
+      waitFor([] { return counted("inits") == 1 && !sim::Faults::instance().armed("init"); }));
   cluster.group(0).abort("the other one does not come");
   for (auto& thread : issuing) thread.join();  // rank 1's own call is still in NCCL
   EXPECT_TRUE(waitFor([] { return callThreads() == 1; }));
