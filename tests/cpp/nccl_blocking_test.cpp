@@ -160,6 +160,28 @@ TEST_F(NcclBlockingTest, AGoodbyeBesideACallThatIsInsideEndsThatCall) {
   EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
 }
 
+TEST_F(NcclBlockingTest, AnInitThatWaitsForOthersIsEndedByAnAbort) {
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  inject("block init rank=1");  // before it has a handle
+  std::vector<std::thread> issuing;
+  for (int i = 0; i < 2; ++i) {
+    issuing.emplace_back([&cluster, i] {
+      const auto state = cluster.group(i).issue(deviceAllreduce(floats(i, Values(10, 1))));
+      EXPECT_NE(finish(state), nullptr);
+    });
+  }
+  EXPECT_TRUE(
+      waitFor([] { return counted("inits") == 1 && !sim::Faults::instance().armed("init"); }));
+  cluster.group(0).abort("the other one does not come");
+  for (auto& thread : issuing) thread.join();  // rank 1's own call is still in NCCL
+  EXPECT_TRUE(waitFor([] { return callThreads() == 1; }));
+  inject("clear");
+  EXPECT_TRUE(waitFor([] { return callThreads() == 0 && sim::ncclCensus().roots == 0; }));
+  cluster.form(cluster.all(), "b");
+  sumOnAll(cluster);
+}
+
 TEST_F(NcclBlockingTest, MembersNeedNotDoItAlike) {
   const auto made = std::make_shared<int>(0);
   Cluster cluster(2, loopbackOptions(), [made](std::shared_ptr<Engine> host) {
