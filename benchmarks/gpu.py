@@ -21,12 +21,12 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import bench_gpu_results as figures
 import bench_pairs as paired
 import bench_ranks as ranks
 import bench_report as report
@@ -39,7 +39,6 @@ ROADS = ("plain", "shrink")
 PARTS = ("launch", "abort", "configure", "memory")
 LIMIT = timedelta(seconds=120)
 GPU_TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
-METRICS = {"call": "CPU time of the call", "done": "to completion"}
 
 
 def accelerator() -> ModuleType:
@@ -317,7 +316,7 @@ class Bench:
 
     def launch_size(self, pool: ranks.Pool, processes: list[Any], size: int) -> dict[str, Any]:
         turns: dict[str, dict[str, list[list[float]]]] = {
-            metric: {name: [] for name in names()} for metric in METRICS
+            metric: {name: [] for name in names()} for metric in figures.METRICS
         }
         world = len(processes)
 
@@ -424,86 +423,6 @@ class Bench:
         ]
 
 
-def print_launch(results: list[dict[str, Any]]) -> None:
-    rival = os.environ["BENCH_RIVAL"]
-    head = ["world x size", "what", "ft us", f"{rival} us", f"ft/{rival}"]
-    head += ["95 % of it", "width", "pairs"]
-    rows = []
-    for r in results:
-        for metric, text in METRICS.items():
-            seconds = r["seconds"][metric]
-            times = [f"{seconds[n]['median'] * 1e6:.1f}" for n in seconds]
-            times += ["-"] * (2 - len(times))
-            ratio = r["ratio_to_rival"].get(metric)
-            cells = paired.cells_of(ratio) if ratio else ["-"] * 3
-            place = f"{r['world']} x {report.format_bytes(r['bytes'])}"
-            rows.append([place, text, *times, *cells, str(r["pairs"])])
-    report.print_table(head, rows)
-
-
-def print_abort(results: list[dict[str, Any]]) -> None:
-    rows = [
-        [f"{r['operations_under_way']} under way", name, *ms_of(summary), str(summary["count"])]
-        for r in results
-        for name, summary in r["seconds"].items()
-    ]
-    report.print_table(["abort", "until", "median ms", "p99 ms", "max ms", "aborts"], rows)
-
-
-def print_configure(results: list[dict[str, Any]]) -> None:
-    rows = [
-        [f"{r['engine']}, world {r['world']}", name, *ms_of(summary), str(summary["count"])]
-        for r in results
-        for name, summary in r["seconds"].items()
-    ]
-    report.print_table(["configure", "epoch", "median ms", "p99 ms", "max ms", "epochs"], rows)
-
-
-def print_memory(results: list[dict[str, Any]]) -> None:
-    simulated = accelerator().simulated()
-    rows = [
-        [r["engine"], f"{r['bytes_per_group'] if simulated else r['bytes_per_group'] / 2**20:.1f}"]
-        for r in results
-    ]
-    report.print_table(["group", "allocations" if simulated else "MiB"], rows)
-
-
-def ms_of(summary: dict[str, float]) -> list[str]:
-    return [report.format_ms(summary[key]) for key in ("median", "p99", "max")]
-
-
-MIN_PAIRS, MAX_WIDTH, ABORT_LIMIT_S = 30, 0.10, 0.5
-
-
-def aims(results: dict[str, Any]) -> dict[str, bool]:
-    """What is aimed at, and whether these figures show it."""
-    found: dict[str, bool] = {}
-    for r in results.get("launch", ()):
-        for metric, ratio in r["ratio_to_rival"].items():
-            enough = r["pairs"] >= MIN_PAIRS and ratio["relative_width"] <= MAX_WIDTH
-            name = f"{METRICS[metric]}, {r['world']} x {report.format_bytes(r['bytes'])}"
-            found[f"no slower than the rival: {name}"] = enough and ratio["interval95"][0] <= 1
-    for r in results.get("abort", ()):
-        name = f"stream free within {ABORT_LIMIT_S} s, {r['operations_under_way']} under way"
-        found[name] = r["seconds"]["stream free"]["max"] <= ABORT_LIMIT_S
-    configured = [r for r in results.get("configure", ()) if "road" not in r]
-    by_engine = {(r["engine"], r["world"]): r["seconds"] for r in configured}
-    for (engine, world), rival in by_engine.items():
-        if engine != "ft":
-            ours = by_engine["ft", world]["warm"]["median"]
-            name = f"warm configure no slower than destroy + init, world {world}"
-            found[name] = ours <= rival["warm"]["median"]
-    return found
-
-
-PRINT: dict[str, Callable[[list[dict[str, Any]]], None]] = {
-    "launch": print_launch,
-    "abort": print_abort,
-    "configure": print_configure,
-    "memory": print_memory,
-}
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = report.make_parser(__doc__, quick="two sizes, 5 pairs, few epochs")
     device = os.environ.get("TORCHFT_EXT_TEST_DEVICE", "cuda")
@@ -572,12 +491,12 @@ def main() -> int:
     results: dict[str, Any] = {}
     for part in arguments.parts:
         results[part] = getattr(bench, part)()
-        reached = aims(results) if run["measurement"] else {}
+        reached = figures.aims(results) if run["measurement"] else {}
         data = {"benchmark": "gpu", **run, "results": results, "aims": reached}
         report.write_json(arguments.json, data)
     report.print_machine(run)
     for part, found in results.items():
-        PRINT[part](found)
+        figures.print_part(part, found, rival=arguments.rival, simulated=accelerator().simulated())
         print()
     for aim, reached_it in reached.items():
         print(f"{'reached' if reached_it else 'NOT reached'}: {aim}")

@@ -8,7 +8,7 @@ import os
 import torch.distributed as dist
 from device_side import accelerator, check_sum, leave, no_violation
 from rankside import abort, backend, failure_of, wait_errored
-from test_device_training import NOTICE, step_that_fails, train, wrap_in_ddp
+from test_device_training import lose_one_of_three_while_training, train, wrap_in_ddp
 
 VARIABLE = "TORCHFT_EXT_NCCL_REINIT"
 CAN_REVOKE = 22807  # NCCL's version
@@ -43,12 +43,7 @@ def test_ddp_on_devices_trains_on_through_a_kill_and_an_abort_by_shrinking(devic
     before = world.run(inherited)
     world.run(wrap_in_ddp)
     world.run(train, 2)
-    calls = [world.start_blocked(rank, step_that_fails, 2) for rank in (0, 2)]
-    world.kill(1)
-    for call in calls:
-        error = call.value(NOTICE)
-        assert error.type == "PeerLostError" and error.cause["rank"] == 1, error.text
-    world = devices.next(world, [0, 2])
+    world = devices.next(lose_one_of_three_while_training(world), [0, 2])
     world.run(train, 2, first=2)
     world.side(0, inherits, before[0], 1)
     world.side(1, inherits, before[2], 1)

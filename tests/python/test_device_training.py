@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_side import accelerator, device, no_violation
+from ranks import World
 from rankside import ErrorInfo, backend, failure_of, kept
 from test_features import average_gradients, loss_of, make_model, train_ddp
 from torch import nn
@@ -59,16 +60,21 @@ def step_that_fails(step: int) -> ErrorInfo:
     return error
 
 
-def test_ddp_on_devices_trains_on_through_a_kill(devices):
-    world = devices.world(3)
-    world.run(wrap_in_ddp)
-    world.run(train, 2)
+def lose_one_of_three_while_training(world: World) -> World:
+    """Rank 1, in the step after the second; the others have been told."""
     calls = [world.start_blocked(rank, step_that_fails, 2) for rank in (0, 2)]
     world.kill(1)
     for call in calls:
         error = call.value(NOTICE)
         assert error.type == "PeerLostError" and error.cause["rank"] == 1, error.text
-    world = devices.next(world, [0, 2])
+    return world
+
+
+def test_ddp_on_devices_trains_on_through_a_kill(devices):
+    world = devices.world(3)
+    world.run(wrap_in_ddp)
+    world.run(train, 2)
+    world = devices.next(lose_one_of_three_while_training(world), [0, 2])
     world.run(train, 3, first=2)
 
 
