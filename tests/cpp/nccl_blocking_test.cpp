@@ -8,6 +8,7 @@
 #include "base/threads.h"
 #include "captured_log.h"
 #include "nccl_cluster.h"
+#include "throwing_hook.h"
 
 namespace torchft_ext {
 namespace {
@@ -180,6 +181,54 @@ TEST_F(NcclBlockingTest, AnInitThatWaitsForOthersIsEndedByAnAbort) {
   EXPECT_TRUE(waitFor([] { return callThreads() == 0 && sim::ncclCensus().roots == 0; }));
   cluster.form(cluster.all(), "b");
   sumOnAll(cluster);
+}
+
+TEST_F(NcclBlockingTest,
+       ASignalWhileACallIsBesideEndsTheEpochAndKeepsTheBuffersUntilNcclIsThrough) {
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  Floats values = floats(0, Values(1000, 1));
+  const std::weak_ptr<DeviceArray<float>> watched = values;
+  Operation operation = deviceAllreduce(values);
+  values.reset();
+  inject("block group_end");  // which no flag ends
+  {
+    const ThrowingHook signal;
+    EXPECT_THROW(cluster.group(0).issue(std::move(operation)), Interrupted);
+  }
+  EXPECT_NE(cluster.group(0).errored(), nullptr);
+  EXPECT_EQ(callThreads(), 1);
+  EXPECT_FALSE(watched.expired());
+  inject("clear");
+  EXPECT_TRUE(waitFor([&] { return watched.expired(); }));
+}
+
+// The one of all ranks and the one of two: whichever does not come back is left as it is.
+TEST_F(NcclBlockingTest, AFinalizeThatNeverReturnsHoldsUpNoOther) {
+  allow_stuck = true;
+  setAbortLimitForTest(milliseconds(300));
+  EXPECT_TRUE(stopNcclEngines(testDeadline()));
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  cluster.onAll([&](int i) {
+    const Floats values = floats(i, {1});
+    EXPECT_EQ(
+        finish(cluster.group(i).issue(i == 0 ? deviceSend(values, 1) : deviceRecv(values, 0))),
+        nullptr);
+  });
+  EXPECT_EQ(sim::ncclCensus().communicators, 4);
+  inject("block finalize rank=0");
+  cluster.group(0).shutdown(Deadline::after(milliseconds(400)));
+  EXPECT_TRUE(waitFor([] { return sharedNcclThreads()->reaper.counts().stuck == 1; }));
+  EXPECT_EQ(sharedNcclThreads()->reaper.counts().retired, 1);
+  inject("clear");
+  EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
+  cluster.group(1).abort("the end of the test");
+  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));
+  sim::forgetCommunicators();
+  setAbortLimitForTest(std::chrono::seconds(10));
 }
 
 TEST_F(NcclBlockingTest, MembersNeedNotDoItAlike) {
