@@ -4,10 +4,10 @@ SHELL := /bin/bash
 VENV ?= .venv
 export VENV
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint format tidy sanitize matrix fuzz bench clean
+.PHONY: help setup build demo test lint format tidy sanitize matrix nccl-host fuzz bench clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 setup: ## the development environment in .venv
 	@scripts/setup.sh
@@ -40,6 +40,11 @@ matrix: ## kills, freezes and cuts ranks in the midst of operations; goes on whe
 	@scripts/setup.sh --tests
 	@mkdir -p build
 	@scripts/matrix.sh $(if $(filter undefined,$(origin ARGS)),--done build/matrix.done,$(ARGS))
+
+nccl-host: ## NCCL's own library on the simulated device: the device tests (ARGS for pytest)
+	@scripts/setup.sh --tests
+	@scripts/build.sh --tests
+	@scripts/nccl_host.sh $(ARGS)
 
 fuzz: ## the parsers under libFuzzer (ARGS: --seconds 60)
 	@scripts/setup.sh --all

@@ -1,12 +1,15 @@
 """The accelerator that device tests and benchmarks run on: CUDA's or the simulated (tests/sim).
 
-TORCHFT_EXT_TEST_DEVICE=cuda or privateuseone (the default) chooses. Whoever uses it calls prepare()
-in every rank, before the first group is made. What the two do differently is here and nowhere else.
+TORCHFT_EXT_TEST_DEVICE=cuda or privateuseone (the default) chooses. On the simulated one NCCL is
+simulated too, or NCCL's own library where TORCHFT_EXT_TEST_NCCL_HOST names the library of
+tests/nccl_host. Whoever uses it calls prepare() in every rank, before the first group is made. What
+they do differently is here and nowhere else.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import sys
@@ -39,17 +42,48 @@ SHARED_GPU = {
     "CUDA_MODULE_LOADING": "EAGER",
 }
 
+# NCCL's own library under the simulated device, if so.
+NCCL_HOST = os.environ.get("TORCHFT_EXT_TEST_NCCL_HOST", "") if NAME == "privateuseone" else ""
+# The one algorithm and protocol whose kernels are in tests/nccl_host.
+HOST_KERNELS = {
+    "NCCL_ALGO": "Ring",
+    "NCCL_PROTO": "Simple",
+    "NCCL_P2P_LL_THRESHOLD": "0",
+    "NCCL_CUMEM_ENABLE": "0",
+}
+
 
 def simulated() -> bool:
+    """The device is."""
     return NAME == "privateuseone"
+
+
+def nccl_simulated() -> bool:
+    """Faults can be injected into NCCL, and its communicators be counted."""
+    return simulated() and not NCCL_HOST
+
+
+@functools.cache
+def nccl_host() -> Any:
+    """The operators of tests/nccl_host."""
+    simulator()
+    torch.ops.load_library(NCCL_HOST)
+    return torch.ops.torchft_ext_nccl_host
 
 
 def environment(shared: bool = True) -> dict[str, str]:
     """What a rank's process must be started with. shared: others may be on the same device."""
     if not simulated():
         return {"TORCHFT_EXT_TEST_DEVICE": NAME, **(SHARED_GPU if shared else {})}
-    passed = ("TORCHFT_EXT_SIM_LIB", "TORCHFT_EXT_BUILD_ROOT")
-    return {name: os.environ[name] for name in passed if name in os.environ}
+    passed = (
+        "TORCHFT_EXT_SIM_LIB",
+        "TORCHFT_EXT_BUILD_ROOT",
+        "TORCHFT_EXT_TEST_NCCL_HOST",
+        "TORCHFT_EXT_NCCL_LIB",
+        "NCCL_DEBUG",
+    )
+    given = {name: os.environ[name] for name in passed if name in os.environ}
+    return {**given, **SHARED_GPU, **HOST_KERNELS} if NCCL_HOST else given
 
 
 def simulator() -> ModuleType:
@@ -66,10 +100,11 @@ def shared_by(ranks: int) -> bool:
 
 def prepare() -> None:
     """Make this process a rank: give "ft" and "ft:nccl" their device. It may be called again."""
-    if not simulated():
+    if not nccl_simulated():
         os.environ.setdefault("NCCL_HOSTID", f"torchft-ext-{os.getpid()}")
+    if not simulated():
         return
-    simulator().install()
+    nccl_host().install() if NCCL_HOST else simulator().install()
     for name, devices in dist.Backend.backend_capability.items():
         if name in ("ft", "ft:nccl", "ft_nccl") and NAME not in devices:
             devices.append(NAME)
@@ -93,7 +128,8 @@ def violations() -> list[str]:
 def device_bytes() -> int:
     """Memory in use on the current device, by anybody; allocations where it is simulated."""
     if simulated():
-        return int(simulator().report()["live_allocations"])
+        of_nccl = int(nccl_host().live_allocations()) if NCCL_HOST else 0
+        return int(simulator().report()["live_allocations"]) + of_nccl
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return int(total - free)
@@ -101,7 +137,7 @@ def device_bytes() -> int:
 
 def live_communicators() -> int:
     """As far as it can be counted."""
-    return int(simulator().report()["live_communicators"]) if simulated() else 0
+    return int(simulator().report()["live_communicators"]) if nccl_simulated() else 0
 
 
 def stalled() -> AbstractContextManager[Callable[[], None]]:
@@ -158,7 +194,7 @@ def made_in(pool: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 def registrations() -> int | None:
     """How much is registered in live communicators; None: it cannot be counted."""
-    if not simulated():
+    if not nccl_simulated():
         return None
     return int(simulator().report()["counts"].get("live_registrations", 0))
 

@@ -248,5 +248,5 @@ def go_on(devices, world, case: Case, survivors: list[int]) -> None:
 
 @pytest.mark.parametrize("case", chosen(), ids=str)
 def test_strike_is_told_to_survivors_who_go_on(devices, case):
-    limit = BOUND if accelerator.simulated() else NOTICE
+    limit = BOUND if accelerator.nccl_simulated() else NOTICE
     assert_within(limit, lambda: lateness(devices, case))

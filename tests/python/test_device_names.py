@@ -49,7 +49,7 @@ def sum_with_an_old_library(address: str) -> None:
     init_and_sum("ft:nccl", address, 0, 1)
 
 
-@pytest.mark.skipif(not accelerator.simulated(), reason="the simulator's version can be chosen")
+@pytest.mark.skipif(not accelerator.nccl_simulated(), reason="its version can be chosen")
 def test_library_whose_aborts_may_hang_is_warned_of(devices):
     (worker,) = devices.pool.borrow(1)
     worker.call(sum_with_an_old_library, (devices.pool.address(),), {}).value()
@@ -70,7 +70,7 @@ def blocking_communicators(address: str, rank: int) -> int:
     return int(accelerator.simulator().report()["counts"].get("blocking inits", 0))
 
 
-@pytest.mark.skipif(not accelerator.simulated(), reason="the simulator counts them")
+@pytest.mark.skipif(not accelerator.nccl_simulated(), reason="the simulator counts them")
 @pytest.mark.parametrize(
     ("devices", "made"), (("non_blocking", 0), ("blocking", 2)), indirect=["devices"]
 )

@@ -31,7 +31,7 @@ def inherits(before: int, count: int) -> None:
     if backend().stats()["counters"]["nccl_version"] < CAN_REVOKE:
         count = 0
     assert inherited() - before == count
-    if accelerator.simulated() and count > 0:
+    if accelerator.nccl_simulated() and count > 0:
         assert accelerator.simulator().report()["counts"].get("inits", 0) == 0
     no_violation()
 

@@ -65,7 +65,7 @@ def calls_about_another_device() -> dict[str, int]:
     return {name: after.get(name, 0) - before.get(name, 0) for name in asked}
 
 
-@pytest.mark.skipif(not accelerator.simulated(), reason="counts are the simulator's")
+@pytest.mark.skipif(not accelerator.nccl_simulated(), reason="counts are the simulator's")
 def test_nothing_is_asked_on_a_device_that_is_not_the_operations(devices):
     (counts,) = devices.world(1).run(calls_about_another_device)
     assert set(counts.values()) == {0}, counts

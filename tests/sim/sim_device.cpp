@@ -141,6 +141,14 @@ class Memory {
     if (late) release(start);
   }
 
+  bool contains(const void* inside) const {
+    MutexLock lock(mutex_);
+    const auto after = blocks_.upper_bound(key(inside));
+    if (after == blocks_.begin()) return false;
+    const auto& [start, block] = *std::prev(after);
+    return key(inside) < start + block.bytes;
+  }
+
   size_t live() const {
     MutexLock lock(mutex_);
     return blocks_.size();
@@ -397,6 +405,10 @@ Pin::~Pin() {
 
 size_t liveAllocations() {
   return Memory::instance().live();
+}
+
+bool isDeviceMemory(const void* inside) {
+  return Memory::instance().contains(inside);
 }
 
 void Gate::open() {

@@ -46,6 +46,7 @@ class Pin {
   bool ok_ = false;
 };
 size_t liveAllocations();
+bool isDeviceMemory(const void* inside);
 
 // A task that its stream stops at until it is opened: work that does not end by itself.
 class Gate {
