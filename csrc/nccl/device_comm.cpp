@@ -3,6 +3,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "comm/op_state.h"
@@ -12,6 +13,10 @@
 
 namespace torchft_ext {
 namespace {
+
+// NCCL knows of a peer's end by its sockets alone, and neither who it is nor why: whoever knows
+// better, by a goodbye, a death or an abort elsewhere, gets this long to say so.
+constexpr Duration kBetterCause = std::chrono::milliseconds(200);
 
 FailureKind kindOf(NcclResult result) {
   return result == NcclResult::kRemoteError ? FailureKind::kLinkLost : FailureKind::kInternal;
@@ -39,17 +44,45 @@ DeviceComm::DeviceComm(DeviceCommSetup setup)
     : setup_(std::move(setup)), stream_(takeStream(setup_.device, setup_.high_priority)) {}
 
 bool DeviceComm::initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline) {
-  const OnDevice on_device(setup_.device);
-  const auto begun =
-      blocking() ? initBeside(ids, deadline) : std::optional(beginInit(ids, deadline));
-  if (!begun) return false;
-  if (isError(*begun)) {
-    fail(*begun, "beginning");
-    return false;
-  }
-  if (!settle(deadline)) return false;
+  const auto init = [self = shared_from_this(), ids, deadline] {
+    return self->blocking() ? self->initInGroup(ids, deadline) : self->beginInit(ids, deadline);
+  };
+  if (!through(init, "beginning", deadline)) return false;
   ready_.store(true, std::memory_order_release);
   return true;
+}
+
+bool DeviceComm::connectBothWays(Deadline deadline) {
+  const auto exchange = [self = shared_from_this(), byte = scratch(), deadline] {
+    return self->exchangeNothing(byte.get(), deadline);
+  };
+  return through(exchange, "connecting", deadline);
+}
+
+NcclResult DeviceComm::exchangeNothing(void* byte, Deadline deadline) {
+  const GateEntry entry(gate_, deadline);
+  if (!entry.entered()) return NcclResult::kInProgress;  // settle() says why
+  const NativeStream stream = setup_.platform->cuda->native(*stream_);
+  NcclGroup group(api());
+  if (group.started() != NcclResult::kSuccess) return group.started();
+  const int peer = 1 - setup_.rank;
+  const NcclResult sent = api().send(byte, 0, NcclType::kUint8, peer, handle_, stream);
+  const NcclResult received = api().recv(byte, 0, NcclType::kUint8, peer, handle_, stream);
+  const NcclResult ended = group.end();
+  return isError(sent) ? sent : isError(received) ? received : ended;
+}
+
+// A call, on the calling thread or, where it may block, beside it; and what it began.
+bool DeviceComm::through(const std::function<NcclResult()>& call, const char* doing,
+                         Deadline deadline) {
+  const OnDevice on_device(setup_.device);
+  const auto begun = blocking() ? beside(call, deadline) : std::optional(call());
+  if (!begun) return false;
+  if (isError(*begun)) {
+    fail(*begun, doing);
+    return false;
+  }
+  return settle(deadline);
 }
 
 NcclResult DeviceComm::beginInit(const std::vector<NcclUniqueId>& ids, Deadline deadline) {
@@ -58,18 +91,19 @@ NcclResult DeviceComm::beginInit(const std::vector<NcclUniqueId>& ids, Deadline 
   return api().init(&handle_, {setup_.rank, setup_.size, ids});
 }
 
-std::optional<NcclResult> DeviceComm::initBeside(const std::vector<NcclUniqueId>& ids,
-                                                 Deadline deadline) {
-  const auto call = setup_.calls->start(
-      [self = shared_from_this(), ids, deadline] { return self->initInGroup(ids, deadline); });
-  return call ? awaitCall(*call, deadline) : NcclResult::kSystemError;
+std::optional<NcclResult> DeviceComm::beside(const std::function<NcclResult()>& call,
+                                             Deadline deadline) {
+  const auto started = setup_.calls->start([self = shared_from_this(), call] {
+    const OnDevice on_device(self->setup_.device);
+    const auto relaxed = self->setup_.platform->cuda->relaxCapture();  // for this thread
+    return call();
+  });
+  return started ? awaitCall(*started, deadline) : NcclResult::kSystemError;
 }
 
 // In a group the call itself returns at once with a handle, by which an abort reaches what the
 // group's end then waits for.
 NcclResult DeviceComm::initInGroup(const std::vector<NcclUniqueId>& ids, Deadline deadline) {
-  const OnDevice on_device(setup_.device);
-  const auto relaxed = setup_.platform->cuda->relaxCapture();  // for this thread
   const GateEntry entry(gate_, deadline);
   if (!entry.entered()) return NcclResult::kInProgress;
   NcclGroup group(api());
@@ -159,6 +193,26 @@ bool DeviceComm::settle(Deadline deadline) {
 }
 
 void DeviceComm::fail(NcclResult result, const std::string& doing) {
+  if (result != NcclResult::kRemoteError || !betterCauseComes()) tell(result, doing);
+}
+
+bool DeviceComm::betterCauseComes() {
+  const Deadline deadline = Deadline::after(kBetterCause);
+  while (!setup_.lifecycle->over() && !blameLeaver()) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // no hook: callers clean up yet
+  }
+  return true;
+}
+
+bool DeviceComm::blameLeaver() {
+  const std::optional<Leaver> leaver =
+      setup_.left ? setup_.left->neededBy(setup_.peer) : std::nullopt;
+  if (leaver) setup_.lifecycle->fail(failureOf(*leaver, kLeftTooSoon));
+  return leaver.has_value();
+}
+
+void DeviceComm::tell(NcclResult result, const std::string& doing) {
   // NCCL's text for no communicator in particular: this one may be closed by now.
   const std::string text = api().lastError(nullptr);
   setup_.lifecycle->fail(setup_.lifecycle->ownFailure(
@@ -195,7 +249,15 @@ void DeviceComm::lookForError() {
     if (isError(asked)) state = asked;
     gate_.leave();
   }
-  if (isError(state)) fail(state, "watching");
+  if (!isError(state) || (state == NcclResult::kRemoteError && betterCauseMayCome())) return;
+  tell(state, "watching");
+}
+
+bool DeviceComm::betterCauseMayCome() {
+  if (blameLeaver()) return true;
+  MutexLock lock(mutex_);
+  if (!remote_error_at_) remote_error_at_ = Clock::now();
+  return Clock::now() - *remote_error_at_ < kBetterCause;
 }
 
 void DeviceComm::markCut() {

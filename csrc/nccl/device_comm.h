@@ -77,6 +77,10 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // Blocks until NCCL says that it is ready. False: the epoch is over (and has failed, if this call
   // is what ended it), or the deadline has passed. The wait hook may throw.
   bool initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline);
+  // Of two ranks: sends nothing and receives nothing, in one group on both. NCCL would connect only
+  // the direction of the first call, and where both ranks send first, each takes the other's
+  // direction for its own (2.28.9, run).
+  bool connectBothWays(Deadline deadline);
   // Of a blocking one: waits for a call beside this thread. nullopt: the epoch is over (a member
   // that leaves and is needed ends it, after the grace), or the deadline has passed.
   std::optional<NcclResult> awaitCall(CallThreads::Call& call, Deadline deadline);
@@ -100,7 +104,8 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // Waits until NCCL is no longer at work on this communicator's last call. False: as above. A
   // member that leaves meanwhile and is needed ends the epoch, after the grace.
   bool settle(Deadline deadline);
-  // Fails the epoch in NCCL's words.
+  // Fails the epoch: in NCCL's words, or where those are that a peer is gone, in those of whoever
+  // knows more, which may take 200 ms.
   void fail(NcclResult result, const std::string& doing);
   // An operation of it goes into the graph that is being captured on this stream.
   void markCaptured(const c10::Stream& stream);
@@ -111,7 +116,8 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
 
   // ---- poller
 
-  // Asks for an asynchronous error, unless someone is calling; an error fails the epoch.
+  // Asks for an asynchronous error, unless someone is calling; an error fails the epoch, that a
+  // peer is gone only once it has been known for 200 ms (fail()).
   void lookForError();
 
   // ---- any thread
@@ -147,8 +153,15 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
 
  private:
   NcclResult beginInit(const std::vector<NcclUniqueId>& ids, Deadline deadline);
-  std::optional<NcclResult> initBeside(const std::vector<NcclUniqueId>& ids, Deadline deadline);
   NcclResult initInGroup(const std::vector<NcclUniqueId>& ids, Deadline deadline);
+  NcclResult exchangeNothing(void* byte, Deadline deadline);
+  bool through(const std::function<NcclResult()>& call, const char* doing, Deadline deadline);
+  // nullopt: as of awaitCall().
+  std::optional<NcclResult> beside(const std::function<NcclResult()>& call, Deadline deadline);
+  bool betterCauseComes();    // blocks
+  bool betterCauseMayCome();  // does not
+  bool blameLeaver();         // true: a member that is needed has left, and the epoch has failed
+  void tell(NcclResult result, const std::string& doing);
 
   const DeviceCommSetup setup_;
   const std::shared_ptr<const c10::Stream> stream_;
@@ -173,6 +186,7 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   bool at_rest_ GUARDED_BY(mutex_) = false;  // gone included
   bool gone_ GUARDED_BY(mutex_) = false;
   std::optional<NcclUniqueId> root_ GUARDED_BY(mutex_);
+  std::optional<Clock::time_point> remote_error_at_ GUARDED_BY(mutex_);
 };
 
 // Sets the calling thread's device, and puts back the one before.

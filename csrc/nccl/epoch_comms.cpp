@@ -110,7 +110,8 @@ bool EpochComms::bringUpAnew(DeviceComm& comm, const Bootstrap& bootstrap) {
   }
   if (setup.size == 1) return comm.initialise({id}, bootstrap.deadline);
   const auto ids = spreadUniqueIds(bootstrap, makes_id ? &id : nullptr);
-  return ids && comm.initialise(*ids, bootstrap.deadline);
+  return ids && comm.initialise(*ids, bootstrap.deadline) &&
+         (setup.peer < 0 || comm.connectBothWays(bootstrap.deadline));
 }
 
 int EpochComms::rootsOf(const DeviceComm& comm) const {

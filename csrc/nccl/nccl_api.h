@@ -49,6 +49,9 @@ class NcclApi {
   virtual std::string lastError(NcclComm comm) = 0;  // comm may be null
 
   virtual NcclResult getUniqueId(NcclUniqueId* id) = 0;
+  // What is behind an id that this process asked for, and that comes to nothing, ends. Blocks for
+  // half a second at most.
+  virtual void releaseRoot(const NcclUniqueId& id) = 0;
   // Non-blocking: mostly kInProgress, with *comm set; asyncError() tells when it is ready.
   // Blocking: inside a group, kSuccess with *comm set; the group's end returns when it is ready.
   // NCCL may write *comm (of split and shrink: *out) on a thread of its own until asyncError(), of

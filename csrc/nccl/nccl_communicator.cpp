@@ -1,5 +1,6 @@
 #include "nccl/nccl_communicator.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace torchft_ext {
@@ -15,6 +16,11 @@ Lifecycle::Subscription reapOnFailure(const Launch::Context& context) {
         const auto alive = threads.lock();
         if (epoch && alive) alive->reaper.abort(epoch->takeAll());
       });
+}
+
+template <class Comms, class Holds>
+bool allOf(const Comms& comms, Holds holds) {
+  return std::all_of(comms.begin(), comms.end(), [&](const auto& comm) { return holds(*comm); });
 }
 
 Launch::Context contextOf(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads) {
@@ -93,13 +99,18 @@ bool NcclCommunicator::drain(Deadline deadline) {
 }
 
 bool NcclCommunicator::leave(Deadline deadline) {
-  const bool complete = awaitIssued(deadline);
-  // NCCL may wait for other ranks there: the goodbye must be said all the same.
-  const bool retired = complete && retireAll(Deadline::after(deadline.remaining() / 2));
+  const bool complete = awaitIssued(deadline) && !context_.lifecycle->failure();
+  // NCCL may wait for other ranks there: the goodbye must be said all the same. It is said before
+  // NCCL frees anything, which takes it up to half a second, and closes connections in sight of
+  // members that still wait for this one.
+  const Deadline half = Deadline::after(deadline.remaining() / 2);
+  const Comms retiring = complete ? retireAll(half) : Comms();
+  const bool flushed = allOf(retiring, [&](auto& comm) { return comm.awaitRest(half); });
   const bool left = control_->leave(deadline);
   // Where something is under way still: the epoch may have ended now, and then nobody fails it.
   context_.threads->reaper.abort(context_.comms->takeAll());
-  return left && retired;
+  const bool freed = allOf(retiring, [&](auto& comm) { return comm.awaitGone(deadline); });
+  return complete && flushed && left && freed;
 }
 
 // What is in the streams may be through in time; whether a graph is being replayed cannot be known,
@@ -114,13 +125,16 @@ bool NcclCommunicator::leaveForAnother(Deadline deadline) {
   return control_->leaveForAnother(deadline);
 }
 
-bool NcclCommunicator::retireAll(Deadline deadline) {
-  if (context_.lifecycle->failure()) return false;
-  auto comms = context_.comms->takeAll();
+// Where the epoch has failed there is none: they are being aborted.
+NcclCommunicator::Comms NcclCommunicator::retireAll(Deadline deadline) {
+  if (context_.lifecycle->failure()) return {};
+  Comms comms = context_.comms->takeAll();
   context_.threads->reaper.retire(comms, deadline);
-  bool all = true;
-  for (const auto& comm : comms) all &= comm->captured() || comm->awaitGone(deadline);
-  return all;
+  // Those of graphs are held by them.
+  comms.erase(
+      std::remove_if(comms.begin(), comms.end(), [](const auto& comm) { return comm->captured(); }),
+      comms.end());
+  return comms;
 }
 
 }  // namespace torchft_ext

@@ -39,7 +39,8 @@ class NcclCommunicator : public Communicator {
   uint64_t bytesReceived() const override { return control_->bytesReceived(); }
 
  private:
-  bool retireAll(Deadline deadline);
+  using Comms = std::vector<std::shared_ptr<DeviceComm>>;
+  Comms retireAll(Deadline deadline);
 
   const std::shared_ptr<Communicator> control_;
   const Launch::Context context_;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "nccl/nccl_entry_points.h"
+#include "nccl/root_release.h"
 
 namespace torchft_ext {
 namespace {
@@ -57,6 +58,7 @@ class NcclLibrary : public NcclApi {
   }
 
   NcclResult getUniqueId(NcclUniqueId* id) override { return result(entry_.GetUniqueId(id)); }
+  void releaseRoot(const NcclUniqueId& id) override { releaseNcclRoot(id); }
 
   NcclResult init(NcclComm* comm, const NcclInit& init) override {
     NcclConfig config;

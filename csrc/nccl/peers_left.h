@@ -44,6 +44,8 @@ class PeersLeft {
   std::map<int, Leaver> leavers_ GUARDED_BY(mutex_);
 };
 
+inline constexpr const char* kLeftTooSoon = "it left before its part in an operation was done";
+
 // how: where it is one.
 inline Failure failureOf(const Leaver& leaver, std::string how) {
   Failure failure;
@@ -63,7 +65,7 @@ class LeaverWatch {
     if (!leaver) return false;
     if (!since_) since_ = Clock::now();
     if (Clock::now() - *since_ < kLeaverGrace) return false;
-    lifecycle.fail(failureOf(*leaver, "it left before its part in an operation was done"));
+    lifecycle.fail(failureOf(*leaver, kLeftTooSoon));
     return true;
   }
 

@@ -1,8 +1,8 @@
 #include "nccl/reap_batch.h"
 
 #include <algorithm>
-#include <array>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -14,8 +14,9 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kCallerLeavesWithin = std::chrono::seconds(1);
-constexpr Duration kRevokedWithin = std::chrono::milliseconds(250);
-constexpr Duration kRootReachedWithin = std::chrono::milliseconds(250);
+// NCCL needs up to half a second to revoke, since a thread of its looks only so often whether it is
+// to end (ncclProxyServiceUDS; 2.28.9, measured).
+constexpr Duration kRevokedWithin = std::chrono::seconds(1);
 constexpr Duration kLook = std::chrono::microseconds(100);
 constexpr Duration kLookForFailure = std::chrono::milliseconds(10);
 
@@ -128,11 +129,13 @@ void ReapBatch::run() {
     }
   }
   Comms rest;
-  for (const auto& comm : how_ == How::kRetire ? retire(free) : free)
+  Comms finalized;
+  for (const auto& comm : how_ == How::kRetire ? retire(free, finalized) : free)
     (comm->gate().occupied() ? inside : rest).push_back(comm);
   // Whose caller does not come back is not told to stop: its waiters are released all the same.
   for (const auto& comm : busy) comm->markCut();
   abortAll(rest);
+  destroyAll(finalized);
   Comms late;
   for (const auto& comm : busy) {
     if (comm->gate().awaitEmpty(deadline_)) {
@@ -151,8 +154,8 @@ void ReapBatch::giveUp() {
   on_cut_();
 }
 
-// What has to be aborted instead.
-ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
+// What has to be aborted instead; `finalized` is left to be destroyed.
+ReapBatch::Comms ReapBatch::retire(const Comms& comms, Comms& finalized) const {
   struct Finalizing {
     std::shared_ptr<DeviceComm> comm;
     std::shared_ptr<CallThreads::Call> call;  // of a blocking one
@@ -184,12 +187,28 @@ ReapBatch::Comms ReapBatch::retire(const Comms& comms) const {
       rest.push_back(one.comm);
       continue;
     }
-    comm.api().destroy(comm.handle());
-    comm.markCut();
-    comm.markGone();
+    comm.markAtRest();
+    finalized.push_back(one.comm);
   }
   on_cut_();
   return rest;
+}
+
+// In one group, since each takes NCCL up to half a second (as kRevokedWithin says), where that has
+// a meaning for destroys: since 2.22.3, as for aborts.
+void ReapBatch::destroyAll(const Comms& comms) const {
+  if (comms.empty()) return;
+  NcclApi& api = comms.front()->api();
+  std::optional<NcclGroup> group;
+  if (api.has(NcclFeature::kDeferredAbort)) group.emplace(api);
+  for (const auto& comm : comms) {
+    const OnDevice on_device(comm->setup().device, std::nothrow);
+    comm->api().destroy(comm->handle());
+    comm->markCut();
+  }
+  group.reset();
+  for (const auto& comm : comms) comm->markGone();
+  on_cut_();
 }
 
 // They come last: a thread whose group stays open can end no other communicator. It does where one
@@ -328,26 +347,11 @@ void ReapBatch::tellToStop(DeviceComm& comm) const {
   comm.markCut();
 }
 
-// The thread and listener behind an id wait until all ranks have come, and are told of no abort
-// (NCCL 2.18 to 2.31, bootstrap.cc). They do end when ranks come that disagree about their number:
-// so two come that do.
 void ReapBatch::releaseRoots(const Comms& comms) const {
   for (const auto& comm : comms) {
     const auto id = comm->abandonedRoot();
-    if (!id || !comm->gone()) continue;
-    const OnDevice on_device(comm->setup().device, std::nothrow);
-    NcclApi& api = comm->api();
-    std::array<NcclComm, 2> decoys{};
-    for (size_t i = 0; i < decoys.size(); ++i) {
-      const int size = comm->setup().size + 1 + static_cast<int>(i);
-      api.init(&decoys[i], {0, size, {*id}});
-    }
-    const Deadline deadline = Deadline::after(kRootReachedWithin);
-    for (NcclComm decoy : decoys)
-      if (decoy != nullptr) awaitQuiet(api, decoy, deadline, [] { return false; });
-    NcclGroup group(api);
-    for (NcclComm decoy : decoys)
-      if (decoy != nullptr) api.abort(decoy);
+    if (!id || !comm->gone()) continue;  // else its own ranks may still come
+    comm->api().releaseRoot(*id);
   }
 }
 

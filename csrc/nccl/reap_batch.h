@@ -37,7 +37,8 @@ class ReapBatch {
   int parentsAborted() { return parents_aborted_.exchange(0); }
 
  private:
-  Comms retire(const Comms& comms) const;
+  Comms retire(const Comms& comms, Comms& finalized) const;
+  void destroyAll(const Comms& comms) const;
   void abortInside(const Comms& comms) const;
   bool tellInside(DeviceComm& comm) const;
   void abortAll(const Comms& comms);

@@ -19,8 +19,10 @@ class NcclReaper : public testing::Test {
   std::shared_ptr<DeviceComm> comm(const std::string& name = "c") {
     auto platform = std::make_shared<NcclPlatform>(*sim::platform());
     platform->nccl = nccl;
-    return std::make_shared<DeviceComm>(DeviceCommSetup{
-        platform, lifecycle, c10::Device(c10::DeviceType::PrivateUse1, 0), 0, 2, name, false});
+    DeviceCommSetup setup{platform, lifecycle, c10::Device(c10::DeviceType::PrivateUse1, 0), 0, 2,
+                          name,     false};
+    setup.left = left;
+    return std::make_shared<DeviceComm>(setup);
   }
   std::shared_ptr<DeviceComm> readyComm(const std::string& name = "c") {
     auto made = comm(name);
@@ -37,6 +39,7 @@ class NcclReaper : public testing::Test {
   std::shared_ptr<ScriptedNccl> nccl = std::make_shared<ScriptedNccl>();
   std::shared_ptr<Lifecycle> lifecycle =
       std::make_shared<Lifecycle>(EpochIdentity{"scripted", 1, 0, 2});
+  std::shared_ptr<PeersLeft> left = std::make_shared<PeersLeft>();
   std::atomic<int> cuts{0};
 };
 
@@ -249,7 +252,7 @@ TEST_F(NcclReaper, RetiringFinalizesThenDestroys) {
   auto ends = reaper();
   ends->retire({only}, testDeadline());
   EXPECT_TRUE(only->awaitGone(testDeadline()));
-  EXPECT_EQ(ending(), Calls({"finalize 1", "destroy 1"}));
+  EXPECT_EQ(ending(), Calls({"finalize 1", "groupStart", "destroy 1", "groupEnd"}));
   ends->stop(testDeadline());
 }
 
@@ -314,7 +317,7 @@ TEST_F(NcclReaper, AnInitEndsAtItsDeadline) {
   EXPECT_EQ(lifecycle->failure(), nullptr);  // its caller's to say
 }
 
-// The root of an id waits for all ranks and hears of no abort: ranks that disagree end it.
+// The root of an id waits for all ranks and hears of no abort.
 TEST_F(NcclReaper, TheRootOfAnAbandonedIdIsReleased) {
   const auto hanging = comm();
   hanging->madeRoot({});
@@ -324,18 +327,40 @@ TEST_F(NcclReaper, TheRootOfAnAbandonedIdIsReleased) {
   ends->abort({hanging});
   EXPECT_TRUE(hanging->awaitGone(testDeadline()));
   EXPECT_TRUE(ends->stop(testDeadline()));
-  EXPECT_TRUE(nccl->called("init 0/3"));
-  EXPECT_TRUE(nccl->called("init 0/4"));
-  EXPECT_EQ(ending(), Calls({"groupStart", "abort 1", "groupEnd", "groupStart", "abort 2",
-                             "abort 3", "groupEnd"}));
+  EXPECT_EQ(ending(), Calls({"groupStart", "abort 1", "groupEnd", "releaseRoot"}));
 }
 
 TEST_F(NcclReaper, AnAsynchronousErrorFailsTheEpoch) {
   const auto watched = readyComm();
-  nccl->answer("asyncError", {NcclResult::kRemoteError});
+  nccl->answer("asyncError", {NcclResult::kSystemError});
   watched->lookForError();
   ASSERT_NE(lifecycle->failure(), nullptr);
+  EXPECT_EQ(lifecycle->failure()->kind, FailureKind::kInternal);
+}
+
+// NCCL says that a peer is gone, and not why: who knows more comes first.
+TEST_F(NcclReaper, APeerThatIsGoneIsToldOfOnceNobodyKnowsMore) {
+  const auto watched = readyComm();
+  nccl->answer("asyncError", std::deque<NcclResult>(1000, NcclResult::kRemoteError));
+  watched->lookForError();
+  EXPECT_EQ(lifecycle->failure(), nullptr);
+  EXPECT_TRUE(waitFor([&] {
+    watched->lookForError();
+    return lifecycle->failure() != nullptr;
+  }));
   EXPECT_EQ(lifecycle->failure()->kind, FailureKind::kLinkLost);
+}
+
+TEST_F(NcclReaper, AGoodbyeIsABetterCauseThanAPeerThatIsGone) {
+  const auto watched = readyComm();
+  nccl->answer("asyncError", std::deque<NcclResult>(1000, NcclResult::kRemoteError));
+  watched->lookForError();
+  EXPECT_EQ(lifecycle->failure(), nullptr);
+  left->add({1, false});
+  watched->lookForError();
+  ASSERT_NE(lifecycle->failure(), nullptr);
+  EXPECT_EQ(lifecycle->failure()->kind, FailureKind::kPeerLeft);
+  EXPECT_EQ(lifecycle->failure()->cause.rank, 1);
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ class ScriptedNccl : public NcclApi {
   std::string lastError(NcclComm) override { return "scripted"; }
 
   NcclResult getUniqueId(NcclUniqueId*) override { return note("getUniqueId", ""); }
+  void releaseRoot(const NcclUniqueId&) override { note("releaseRoot", ""); }
   NcclResult init(NcclComm* comm, const NcclInit& init) override {
     *comm = reinterpret_cast<NcclComm>(++made_);
     return note("init", std::to_string(init.rank) + "/" + std::to_string(init.size));

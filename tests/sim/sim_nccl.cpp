@@ -82,6 +82,7 @@ struct ThreadGroup {
   std::vector<CommPtr> inits;                                       // of blocking ones
   std::vector<std::pair<CommPtr, std::vector<NcclCall>>> launches;  // in order of first use
   std::vector<std::pair<NcclComm, CommPtr>> aborts;
+  std::vector<std::pair<NcclComm, CommPtr>> destroys;
   std::vector<std::unique_ptr<Inside>> inside;
 };
 thread_local ThreadGroup group;
@@ -151,6 +152,9 @@ class SimNccl final : public NcclApi {
     Faults::instance().count("unique_ids");
     return Exchange::create(id) ? NcclResult::kSuccess : NcclResult::kSystemError;
   }
+  void releaseRoot(const NcclUniqueId& id) override {
+    if (const std::shared_ptr<Exchange> exchange = Exchange::open(id)) exchange->giveUp();
+  }
 
   NcclResult init(NcclComm* comm, const NcclInit& init) override {
     *comm = nullptr;
@@ -203,15 +207,15 @@ class SimNccl final : public NcclApi {
   NcclResult destroy(NcclComm comm) override {
     const CallScope scope(comm, "destroy", kWhenRevoked);
     if (!scope.comm) return NcclResult::kInvalidUsage;
-    if (group.depth > 0) {
-      violation("destroy inside a group");
+    if (group.depth > 0 && !has(NcclFeature::kDeferredAbort)) {
+      violation("destroy inside a group: this version frees at the call");
       return NcclResult::kInvalidUsage;
     }
     if (const auto failure = enter("destroy", scope.comm->rank())) return *failure;
     if (Registrations::any(comm)) violation("destroy with memory registered");
     Faults::instance().count("destroys");
-    scope.comm->awaitIdle();
-    Table::instance().remove(comm);
+    group.destroys.emplace_back(comm, scope.comm);
+    if (group.depth == 0) cleanUp();
     return NcclResult::kSuccess;
   }
 
@@ -411,6 +415,10 @@ class SimNccl final : public NcclApi {
 
   // Aborted ones go when what they have enqueued is over. Blocks.
   static void cleanUp() {
+    for (auto& [handle, comm] : std::exchange(group.destroys, {})) {
+      comm->awaitIdle();
+      Table::instance().remove(handle);
+    }
     auto aborts = std::exchange(group.aborts, {});
     for (auto& [handle, comm] : aborts) {
       if (comm->inside > 0) violation("abort freed a communicator while a call was inside");
