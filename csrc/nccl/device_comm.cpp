@@ -62,7 +62,7 @@ bool DeviceComm::connectBothWays(Deadline deadline) {
 NcclResult DeviceComm::exchangeNothing(void* byte, Deadline deadline) {
   const GateEntry entry(gate_, deadline);
   if (!entry.entered()) return NcclResult::kInProgress;  // settle() says why
-  const NativeStream stream = setup_.platform->cuda->native(*stream_);
+  NativeStream stream = setup_.platform->cuda->native(*stream_);
   NcclGroup group(api());
   if (group.started() != NcclResult::kSuccess) return group.started();
   const int peer = 1 - setup_.rank;

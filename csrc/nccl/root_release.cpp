@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 #include <cstdint>
 #include <cstring>
@@ -60,7 +61,8 @@ void greet(const Root& root, int capacity) {
   const UniqueFd socket(
       ::socket(root.address.sin6_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket.get() < 0) return;
-  ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&root.address), root.addressBytes());
+  const auto* const address = reinterpret_cast<const sockaddr*>(&root.address);
+  if (::connect(socket.get(), address, root.addressBytes()) != 0 && errno != EINPROGRESS) return;
   if (!awaits(socket.get(), POLLOUT, deadline)) return;
   const Greeting greeting{root.magic, capacity};
   if (::send(socket.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) return;

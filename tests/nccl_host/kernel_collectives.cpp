@@ -64,8 +64,8 @@ class RingKernel {
                                    element_ * steps.per_slice)),
         input_(work.input),
         output_(work.output),
-        input_alive_(work.input, 1, "a kernel of NCCL"),
-        output_alive_(work.output, 1, "a kernel of NCCL"),
+        input_alive_(work.input, work.input == nullptr ? 0 : 1, "a kernel of NCCL"),
+        output_alive_(work.output, work.output == nullptr ? 0 : 1, "a kernel of NCCL"),
         from_(peers_[ring_.previous]->recv[0], steps, comm.abort_flag),
         to_(peers_[ring_.next]->send[0], steps, comm.abort_flag) {}
 
