@@ -10,7 +10,7 @@ mkdir -p "$BUILD_ROOT"
 work=$(mktemp -d "$BUILD_ROOT/nccl.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 own_flags=(-std=c++20 -Wall -Wextra -Werror -Icsrc -Icsrc/include)
-"${CXX:-g++}" "${own_flags[@]}" tests/nccl/real_library.cpp csrc/nccl/nccl_{library,entry_points,types}.cpp \
+"${CXX:-g++}" "${own_flags[@]}" tests/nccl/real_library.cpp csrc/nccl/{nccl_library,nccl_entry_points,nccl_types,root_release}.cpp \
   -o "$work/real_library" -ldl -pthread
 
 unpack() { # VERSION: nccl.h and the library

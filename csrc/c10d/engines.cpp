@@ -36,6 +36,16 @@ HostEngineOptions hostOptions(const FtOptions& options,
   return host;
 }
 
+// What the environment asks for. Else blocking communicators, which spare a thread of NCCL's for
+// each operation (docs/decisions.md), where nothing speaks against them.
+bool blockingCalls(std::optional<bool> asked, NcclReinit reinit, const NcclApi& nccl) {
+  if (asked == false) return false;
+  const std::string refused = refusedForBlockingCalls();
+  TORCH_CHECK_VALUE(!asked || refused.empty(), "TORCHFT_EXT_NCCL_BLOCKING=1: ", refused);
+  if (asked) return true;
+  return refused.empty() && reinit == NcclReinit::kPlain && knowsBlockingAborts(nccl);
+}
+
 }  // namespace
 
 EngineChoice makeEngine(const std::string& name, const FtOptions& options,
@@ -74,13 +84,10 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   if (bound_device && bound_device->type() == platform->device_type)
     nccl.bound_device = bound_device;
   nccl.high_priority = options.high_priority_stream;
-  nccl.blocking_calls = readEnvironment().nccl_blocking.value_or(false);
-  if (nccl.blocking_calls) {
-    const std::string refused = refusedForBlockingCalls();
-    TORCH_CHECK_VALUE(refused.empty(), "TORCHFT_EXT_NCCL_BLOCKING=1: ", refused);
-  }
   nccl.memory = std::make_shared<MemoryRegistry>();
-  if (readEnvironment().nccl_shrinks.value_or(false)) nccl.reinit = NcclReinit::kShrink;
+  const Environment environment = readEnvironment();
+  if (environment.nccl_shrinks.value_or(false)) nccl.reinit = NcclReinit::kShrink;
+  nccl.blocking_calls = blockingCalls(environment.nccl_blocking, nccl.reinit, *platform->nccl);
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   Devices devices(name == "ft", platform, "");
   if (!options.poison)

@@ -149,6 +149,11 @@ std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> NcclEngine:
 
 }  // namespace
 
+bool knowsBlockingAborts(const NcclApi& nccl) {
+  constexpr int kNotRead = 23200;
+  return nccl.has(NcclFeature::kDeferredAbort) && nccl.version() < kNotRead;
+}
+
 std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,
                                        std::shared_ptr<Engine> control,
                                        const NcclEngineOptions& options) {

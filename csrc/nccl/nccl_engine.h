@@ -38,6 +38,10 @@ struct NcclEngineOptions {
   NcclReinit reinit = NcclReinit::kPlain;
 };
 
+// Whether an abort of a blocking communicator in which a call waits is known to go well with this
+// version: it can, and it is none of later ones whose sources nobody has read.
+bool knowsBlockingAborts(const NcclApi& nccl);
+
 std::shared_ptr<Engine> makeNcclEngine(std::shared_ptr<const NcclPlatform> platform,
                                        std::shared_ptr<Engine> control,
                                        const NcclEngineOptions& options);

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -58,6 +60,28 @@ void uniqueIds(NcclApi& api) {
   expect(one.bytes != NcclUniqueId{}.bytes && one.bytes != other.bytes, "ids that differ");
 }
 
+size_t entriesOf(const char* directory) {
+  const std::filesystem::directory_iterator all(directory);
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// Behind an id are a thread and a listener, until its ranks have come or it is released.
+void releasedRoots(NcclApi& api) {
+  const size_t threads = entriesOf("/proc/self/task");
+  const size_t descriptors = entriesOf("/proc/self/fd");
+  NcclUniqueId id;
+  expect(api.getUniqueId(&id) == NcclResult::kSuccess, "an id to give up");
+  expect(entriesOf("/proc/self/task") == threads + 1, "a thread behind an id");
+  api.releaseRoot(id);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (entriesOf("/proc/self/task") > threads && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  expect(entriesOf("/proc/self/task") == threads, "no thread behind a released id");
+  const size_t left = entriesOf("/proc/self/fd") - descriptors;
+  // Later ones leave the connection's.
+  expect(left <= (api.version() < 23000 ? 0 : 1), "no descriptor behind a released id");
+}
+
 void refusals(NcclApi& api) {
   NcclResult state = NcclResult::kSuccess;
   expect(api.asyncError(nullptr, &state) == NcclResult::kInvalidArgument, "no state of no one");
@@ -101,6 +125,7 @@ int run(const std::string& version) {
   expect(std::to_string(api.version()) == version, "version " + version);
   const std::string has = features(api);
   uniqueIds(api);
+  releasedRoots(api);
   refusals(api);
   std::cout << "NCCL " << api.version() << ": " << has << "; " << oneRank(api) << std::endl;
   return failed ? 1 : 0;

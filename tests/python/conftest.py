@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from device_worlds import blocking_pool, device_pool, devices  # noqa: E402, F401  (fixtures)
+from device_worlds import device_pool, devices, non_blocking_pool  # noqa: E402, F401  (fixtures)
 from ranks import Pool  # noqa: E402
 
 

@@ -60,23 +60,24 @@ def device_pool(
 
 
 @pytest.fixture(scope="session")
-def blocking_pool(
+def non_blocking_pool(
     tmp_path_factory: pytest.TempPathFactory, rank_env: dict[str, str]
 ) -> Iterator[Pool]:
-    environment = {**device_environment(rank_env), "TORCHFT_EXT_NCCL_BLOCKING": "1"}
-    pool = Pool(tmp_path_factory.mktemp("blocking_ranks"), environment)
+    environment = {**device_environment(rank_env), "TORCHFT_EXT_NCCL_BLOCKING": "0"}
+    pool = Pool(tmp_path_factory.mktemp("non_blocking_ranks"), environment)
     yield pool
     pool.close()
 
 
-# For tests of `devices`, each of which then runs with either kind of communicators.
+# For tests of `devices`, each of which then runs with either kind of communicators. Blocking ones
+# are what there is by default.
 BOTH_KINDS = pytest.mark.parametrize("devices", ("non_blocking", "blocking"), indirect=True)
 
 
 @pytest.fixture
 def devices(request: pytest.FixtureRequest) -> Iterator[DevicePool]:
     """The pool; whatever a test did to its workers is made good after it."""
-    blocking = getattr(request, "param", "") == "blocking"
-    pool: Pool = request.getfixturevalue("blocking_pool" if blocking else "device_pool")
+    otherwise = getattr(request, "param", "") == "non_blocking"
+    pool: Pool = request.getfixturevalue("non_blocking_pool" if otherwise else "device_pool")
     yield DevicePool(pool)
     pool.discard_unusable()

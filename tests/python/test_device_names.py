@@ -73,7 +73,7 @@ def blocking_communicators(address: str, rank: int) -> int:
 @pytest.mark.skipif(not accelerator.nccl_simulated(), reason="the simulator counts them")
 @pytest.mark.parametrize(
     ("devices", "made"), (("non_blocking", 0), ("blocking", 2)), indirect=["devices"]
-)
+)  # blocking: by default
 def test_communicators_are_blocking_where_the_environment_says_so(devices, made):
     pool = devices.pool
     address = pool.address()
@@ -84,8 +84,47 @@ def test_communicators_are_blocking_where_the_environment_says_so(devices, made)
     assert [call.value() for call in calls] == [made, made]
 
 
+def kinds_by_default(address: str) -> dict[str, int]:
+    """How many communicators are blocking ones, where nobody has asked for any kind."""
+    made = {}
+    accelerator.prepare()
+    for number, (variable, value, version) in enumerate(
+        (
+            ("", "", 22202),
+            ("", "", 22203),
+            ("", "", 23200),
+            ("NCCL_LAUNCH_MODE", "GROUP", 22809),
+            ("TORCHFT_EXT_NCCL_REINIT", "shrink", 22809),
+        )
+    ):
+        accelerator.simulator().reset()
+        accelerator.simulator().inject(f"version {version}")
+        if variable:
+            os.environ[variable] = value
+        init("ft:nccl", f"{address}/{number}", 0, 1)
+        os.environ.pop(variable, None)
+        check_sum()
+        counts = accelerator.simulator().report()["counts"]
+        made[variable or str(version)] = int(counts.get("blocking inits", 0))
+    accelerator.simulator().reset()
+    return made
+
+
+@pytest.mark.skipif(not accelerator.nccl_simulated(), reason="its version can be chosen")
+def test_communicators_are_blocking_by_default_where_nothing_speaks_against_it(devices):
+    (worker,) = devices.pool.borrow(1)
+    assert worker.call(kinds_by_default, (devices.pool.address(),), {}).value() == {
+        "22202": 0,
+        "22203": 1,
+        "23200": 0,
+        "NCCL_LAUNCH_MODE": 0,
+        "TORCHFT_EXT_NCCL_REINIT": 0,
+    }
+
+
 def refused_environment(address: str) -> list[str]:
     refused = []
+    os.environ["TORCHFT_EXT_NCCL_BLOCKING"] = "1"
     for variable, value in (
         ("TORCHFT_EXT_NCCL_BLOCKING", "yes"),
         ("NCCL_LAUNCH_MODE", "GROUP"),
@@ -99,10 +138,10 @@ def refused_environment(address: str) -> list[str]:
         os.environ.pop(variable)
         if before is not None:
             os.environ[variable] = before
+    del os.environ["TORCHFT_EXT_NCCL_BLOCKING"]
     return refused
 
 
-@pytest.mark.parametrize("devices", ("blocking",), indirect=True)
 def test_environment_that_goes_ill_with_blocking_communicators_is_refused(devices):
     (worker,) = devices.pool.borrow(1)
     texts = worker.call(refused_environment, (devices.pool.address(),), {}).value()
