@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # The device tests on the simulated device with NCCL's own library under it (tests/nccl_host), on x86-64. Takes NCCL and
 # CUDA's headers from their wheels, and keeps them. On what scripts/build.sh --tests has built.
-#   scripts/nccl_host.sh                            the device tests, without those of graphs, which cannot be captured there
+#   scripts/nccl_host.sh                            the device tests
 #   scripts/nccl_host.sh tests/python/test_device_aborts.py --ranks 2
-#                                                   arguments for pytest instead of all those files (a -k of yours
-#                                                   replaces the one that leaves graphs out)
+#                                                   arguments for pytest instead of all those files
 #   scripts/nccl_host.sh --version 2.28.7 [...]     another NCCL (default 2.28.9; must come first)
 #   scripts/nccl_host.sh --build [--version ...]    no tests: what they need, made anew where it is older than its sources
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -107,6 +106,6 @@ export TORCHFT_EXT_TEST_DEVICE=privateuseone TORCHFT_EXT_TEST_NCCL_HOST="$librar
 [ $# -gt 0 ] || set -- \
   tests/python/test_device_{collectives,aborts,failures,matrix,training,reinit,subgroups,memory_pools,streams,names,nan_check}.py
 status=0
-python -m pytest -q -p no:cacheprovider -k "not graph and not captur and not replay and not hook_is_told_of_device" "$@" || status=$?
+python -m pytest -q -p no:cacheprovider "$@" || status=$?
 say "NCCL under these tests: $ran, as its wheel has it"
 exit "$status"

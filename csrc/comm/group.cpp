@@ -57,7 +57,9 @@ bool Group::endCurrent(const std::string& why, Deadline deadline) {
   // Others may still be at the last operation that succeeded here: they get its bytes.
   if (!ended.communicator->leaveForAnother(deadline.orEarlier(kFlushWithin)))
     ended.lifecycle->fail(ended.lifecycle->ownFailure(FailureKind::kAborted, why));
-  if (!drain(*ended.communicator, deadline)) return false;
+  const bool drained = drain(*ended.communicator, deadline);
+  orderBehind(ended);
+  if (!drained) return false;
   const uint64_t sent = ended.communicator->bytesSent();
   const uint64_t received = ended.communicator->bytesReceived();
   MutexLock lock(mutex_);
@@ -113,6 +115,12 @@ void Group::abort(const Epoch& epoch, const std::string& why, Duration limit) {
   if (!epoch.communicator) return;
   epoch.lifecycle->fail(epoch.lifecycle->ownFailure(FailureKind::kAborted, why));
   drain(*epoch.communicator, Deadline::after(limit));
+  orderBehind(epoch);
+}
+
+// Promise 6, in the order of the caller's streams.
+void Group::orderBehind(const Epoch& epoch) {
+  if (epoch.lifecycle->failure()) epoch.communicator->orderBehindOperations();
 }
 
 bool Group::shutdown(Deadline deadline) {
@@ -139,6 +147,7 @@ bool Group::shutdown(Deadline deadline) {
 void Group::endLast(const Epoch& last, const std::string& why_early) {
   if (!why_early.empty()) last.lifecycle->fail(withoutGroup(*last.lifecycle, why_early));
   drain(*last.communicator, Deadline::after(kDrainSoon));
+  orderBehind(last);
   std::unique_ptr<Rendezvous> ended;
   MutexLock lock(mutex_);
   ended = std::move(rendezvous_);
@@ -246,6 +255,7 @@ FailurePtr Group::check(Deadline deadline) {
     failure.op = "check";
     current.lifecycle->fail(std::move(failure));
   }
+  orderBehind(current);
   MutexLock lock(mutex_);
   return adviseLocked(current.lifecycle->failure());
 }

@@ -67,6 +67,15 @@ bool EpochLinks::everythingSent() const {
   });
 }
 
+bool EpochLinks::everythingArrived(int but) const {
+  for (int other = 0; other < static_cast<int>(lanes_.size()); ++other) {
+    const auto& links = lanes_[static_cast<size_t>(other)];
+    const auto arrived = [](const auto& link) { return !link || link->everythingArrived(); };
+    if (other != but && !std::all_of(links.begin(), links.end(), arrived)) return false;
+  }
+  return true;
+}
+
 int EpochLinks::count() const {
   int count = 0;
   for (const auto& links : lanes_) {

@@ -1,12 +1,16 @@
 #include "host/host_communicator.h"
 
+#include <atomic>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "comm/callbacks.h"
 
 namespace torchft_ext {
 namespace {
+
+constexpr Duration kLookForArrival = std::chrono::microseconds(100);
 
 Failure aborted(const Lifecycle& lifecycle, const char* how) {
   Failure failure;
@@ -50,6 +54,25 @@ void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation
 
 void HostCommunicator::onPeerLeft(const OnPeerLeft& told) {
   loop_.post([epoch = epoch_, told] { epoch->tellOfLeavers(told); });
+}
+
+bool HostCommunicator::tellOfFailure(Deadline deadline) {
+  const auto arrived = std::make_shared<std::atomic<bool>>(false);
+  while (true) {
+    const bool ran = loop_.runOnLoop(
+        [epoch = epoch_, arrived] { *arrived = epoch->tellOfFailure(); }, deadline);
+    if (!ran || *arrived || deadline.expired()) return *arrived;
+    std::this_thread::sleep_for(kLookForArrival);
+  }
+}
+
+// A loop looks at its descriptors first and then at its tasks: what the first task posts comes
+// after a look that began after this call.
+bool HostCommunicator::afterALook(std::function<void()> then) {
+  return loop_.post([loop = &loop_, then = std::move(then)]() mutable {
+    auto shared_then = std::make_shared<std::function<void()>>(std::move(then));
+    if (!loop->post([shared_then] { (*shared_then)(); })) (*shared_then)();
+  });
 }
 
 bool HostCommunicator::drain(Deadline deadline) {

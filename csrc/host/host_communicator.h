@@ -18,6 +18,8 @@ class HostCommunicator : public Communicator {
 
   void issue(std::shared_ptr<OpState> state, Operation operation) override;
   void onPeerLeft(const OnPeerLeft& told) override;
+  bool tellOfFailure(Deadline deadline) override;
+  bool afterALook(std::function<void()> then) override;
   bool drain(Deadline deadline) override;
   bool leave(Deadline deadline) override;
   bool leaveForAnother(Deadline deadline) override;

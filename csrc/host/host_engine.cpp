@@ -6,6 +6,7 @@
 #include <list>
 #include <map>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "base/fork.h"
@@ -77,6 +78,10 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
       const std::function<bool()>& superseded) override;
   void cutLineTo(const Incarnation& peer) {
     if (monitor_) cutLineForTest(*monitor_, peer);
+  }
+  void holdUp(Duration how_long) {
+    loop_.post([how_long] { std::this_thread::sleep_for(how_long); });
+    if (monitor_) holdUpForTest(*monitor_, how_long);
   }
 
  private:
@@ -364,6 +369,10 @@ std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
   auto engine = std::make_shared<HostEngine>(options, Incarnation::random());
   if (auto failure = engine->open()) return *failure;
   return std::shared_ptr<Engine>(std::move(engine));
+}
+
+void holdUpForTest(Engine& engine, Duration how_long) {
+  dynamic_cast<HostEngine&>(engine).holdUp(how_long);
 }
 
 void cutLineForTest(Engine& engine, const Incarnation& peer) {

@@ -32,6 +32,8 @@ std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
 // Shuts down the socket of its main liveness line to that process, as a broken network would. Any
 // thread.
 void cutLineForTest(Engine& engine, const Incarnation& peer);
+// Keeps its threads, the monitor's too, from everything else for so long. Any thread.
+void holdUpForTest(Engine& engine, Duration how_long);
 // Ends threads of all engines, by the deadline. After it hostEngine() starts afresh.
 bool stopHostEngines(Deadline deadline);
 

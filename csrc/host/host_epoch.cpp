@@ -396,6 +396,14 @@ void HostEpoch::abandon() {
   if (const FailurePtr failure = setup_.lifecycle->failure()) onLifecycleFailed(failure);
 }
 
+bool HostEpoch::tellOfFailure() {
+  abandon();
+  if (state_ != State::kOver) return false;
+  sayLastWords();
+  const FailurePtr& failure = last_words_.announced;
+  return links_.everythingArrived(failure ? failure->cause.rank : -1);
+}
+
 void HostEpoch::dissolve() {
   abandon();
   if (state_ == State::kOver) return;

@@ -69,6 +69,9 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   // not wait for that.
   void leave(Farewell farewell, std::function<void(bool left)> told);
   void dissolve();
+  // If the lifecycle has failed, this epoch is over now, and its last words are said. True: they
+  // have arrived with all but the failure's cause.
+  bool tellOfFailure();
   void abandon();  // its owner goes: if the lifecycle has failed, this epoch is over now
   void close();    // over, at once; fails the lifecycle if it is not over yet
   int linkCount() const { return links_.count(); }

@@ -102,6 +102,9 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   }
 
   bool queueEmpty() const { return queue_.empty(); }
+  bool everythingArrived() const {
+    return ended_ || (queue_.empty() && peersKernelHasAll(fd_.get()));
+  }
 
  private:
   bool stopped() const { return ended_ || let_go_; }  // no more callbacks
@@ -436,6 +439,7 @@ class StreamLink : public Link {
 
   void resume() override { connection_->resume(); }
   bool sendQueueEmpty() const override { return connection_->queueEmpty(); }
+  bool everythingArrived() const override { return connection_->everythingArrived(); }
   void close() override { connection_->close(); }
   void letGo() override { connection_->letGo(); }
   void closeAfterTexts(Duration at_most) override { connection_->closeAfterTexts(at_most); }

@@ -33,6 +33,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "comm/lifecycle.h"
 #include "nccl/call_gate.h"
 #include "nccl/call_threads.h"
@@ -55,6 +56,7 @@ struct DeviceCommSetup {
   std::shared_ptr<const PeersLeft> left{};   // null: nobody leaves
   std::shared_ptr<CallThreads> calls{};      // of a blocking one; null: it is non-blocking
   std::shared_ptr<const Lineage> lineage{};  // null: no other is made from it
+  std::weak_ptr<Communicator> control{};     // by which the epoch's members hear of failures
 };
 
 class DeviceComm : public std::enable_shared_from_this<DeviceComm> {

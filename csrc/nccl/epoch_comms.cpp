@@ -47,6 +47,7 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
                        setup_.options.high_priority,
                        peer,
                        setup_.left};
+  comm.control = setup_.control;
   if (setup_.options.blocking_calls) comm.calls = setup_.threads->calls;
   if (peer >= 0) {
     comm.rank = identity.rank < peer ? 0 : 1;

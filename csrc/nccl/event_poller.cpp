@@ -88,6 +88,9 @@ c10::Device deviceOf(const WatchedOp& op) {
 // Operations in the order in which their streams run them.
 class Watched {
  public:
+  // wake: called on another thread once there is something to look at.
+  explicit Watched(std::function<void()> wake) : wake_(std::move(wake)) {}
+
   void add(WatchedOp op) {
     const Key key{op.stream.device_index(), op.stream.id()};
     streams_[key].push_back(std::move(op));
@@ -115,11 +118,16 @@ class Watched {
     std::unique_ptr<CudaApi::RelaxedCapture> mode;
   };
   std::unique_ptr<Relaxed> relax() const;  // null: nothing is watched
+  void noteFired(std::deque<WatchedOp>& ops);
+  using Looked = std::shared_ptr<std::atomic<bool>>;
+  Looked lookForNews(const WatchedOp& op);
   bool completeFired(std::deque<WatchedOp>& ops);
   bool releaseCut(std::deque<WatchedOp>& ops);
   bool letGoDrained();
 
-  std::map<Key, std::deque<WatchedOp>> streams_;  // states not complete
+  const std::function<void()> wake_;
+  std::map<std::shared_ptr<Communicator>, Looked> looks_;  // of this turn
+  std::map<Key, std::deque<WatchedOp>> streams_;           // states not complete
   std::vector<WatchedOp> draining_;
   std::vector<WatchedOp> kept_;  // the device cannot tell whether it is through
 };
@@ -132,6 +140,7 @@ std::unique_ptr<Watched::Relaxed> Watched::relax() const {
 // True: something completed or was let go.
 bool Watched::look() {
   const auto relaxed = relax();
+  looks_.clear();
   bool any = false;
   for (auto stream = streams_.begin(); stream != streams_.end();) {
     const OnDevice on_device(deviceOf(stream->second.front()), std::nothrow);
@@ -143,14 +152,39 @@ bool Watched::look() {
   return any;
 }
 
+void Watched::noteFired(std::deque<WatchedOp>& ops) {
+  for (WatchedOp& op : ops) {
+    if (op.looked) continue;
+    if (op.interrupted || fired(*op.end, *op.state->lifecycle()) != Fired::kYes) return;
+    op.looked = lookForNews(op);
+  }
+}
+
+// True: there is none that has not been heard, or nobody to tell it.
+Watched::Looked Watched::lookForNews(const WatchedOp& op) {
+  const DeviceCommSetup& setup = op.comm->setup();
+  const auto control = setup.size > 1 ? setup.control.lock() : nullptr;
+  if (!control) return std::make_shared<std::atomic<bool>>(true);
+  Looked& looked = looks_[control];
+  if (looked) return looked;
+  looked = std::make_shared<std::atomic<bool>>(false);
+  const bool asked = control->afterALook([looked = looked, wake = wake_] {
+    *looked = true;
+    wake();
+  });
+  if (!asked) *looked = true;
+  return looked;
+}
+
 bool Watched::completeFired(std::deque<WatchedOp>& ops) {
+  noteFired(ops);
   bool any = false;
   while (!ops.empty()) {
     const WatchedOp& op = ops.front();
     // In this order: an event that had fired before the communicator was closed was not freed by an
     // abort, which comes after.
+    if (!op.looked || !*op.looked || op.comm->closed()) break;
     Lifecycle& lifecycle = *op.state->lifecycle();
-    if (op.interrupted || fired(*op.end, lifecycle) != Fired::kYes || op.comm->closed()) break;
     judge(op, lifecycle);
     const FailurePtr failure = lifecycle.failure();
     finish(op, failure);
@@ -227,7 +261,7 @@ bool guarded(const std::function<bool()>& look) noexcept {
 
 }  // namespace
 
-struct EventPoller::Shared {
+struct EventPoller::Shared : std::enable_shared_from_this<EventPoller::Shared> {
   const uint64_t generation = forkGeneration();
   mutable Mutex mutex;
   CondVar changed;
@@ -239,8 +273,15 @@ struct EventPoller::Shared {
 
   bool inherited() const { return generation != forkGeneration(); }
   bool await(Duration pause, const Watched& watched, std::vector<WatchedOp>& arrived);
+  void wake();
   void run();
 };
+
+void EventPoller::Shared::wake() {
+  MutexLock lock(mutex);
+  woken = true;
+  changed.notifyAll();
+}
 
 // Sleeps for `pause`, or while there is nothing to watch. False: stopping.
 bool EventPoller::Shared::await(Duration pause, const Watched& watched,
@@ -258,7 +299,9 @@ bool EventPoller::Shared::await(Duration pause, const Watched& watched,
 }
 
 void EventPoller::Shared::run() {
-  Watched watched;
+  Watched watched([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->wake();
+  });
   Duration pause = kShortest;
   auto errors_looked_for = Clock::now();
   std::vector<WatchedOp> arrived;
@@ -296,10 +339,7 @@ void EventPoller::watch(WatchedOp op) {
 }
 
 void EventPoller::wake() {
-  if (shared_->inherited()) return;
-  MutexLock lock(shared_->mutex);
-  shared_->woken = true;
-  shared_->changed.notifyAll();
+  if (!shared_->inherited()) shared_->wake();
 }
 
 bool EventPoller::stop(Deadline deadline) {

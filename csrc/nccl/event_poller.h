@@ -1,7 +1,9 @@
 // Learns that operations on the device are through, and completes them.
 //
 // An operation is watched from the moment its `end` event is recorded. It is complete when the
-// event has fired before its communicator was closed: success; or when its epoch has failed and the
+// event has fired before its communicator was closed, and no news of a failure had come from another
+// member by then: success (that event may have fired because a kernel was stopped there, which is
+// told before; see reap_batch.cpp); or when its epoch has failed and the
 // communicator has been cut: the epoch's failure; or when its verdict is that its epoch must fail,
 // and it does. What owns its buffers is kept until the event has fired in either case, so after an
 // abort until the stream has drained; but callers' tensors only
@@ -23,6 +25,7 @@
 
 #include <c10/core/Event.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -52,6 +55,7 @@ struct WatchedOp {
   std::shared_ptr<c10::Event>
       behind_all{};  // of an interrupted one, once its communicator is at rest
   LeaverWatch leavers{};
+  std::shared_ptr<std::atomic<bool>> looked{};  // once fired: for what members told before
 };
 
 class EventPoller {

@@ -271,6 +271,11 @@ void Launch::recordEnd(Op& op) {
   if (const auto behind = std::exchange(side.behind, nullptr)) behind(*side.stream);
   auto end = event(op, side.timed);
   end->record(*side.stream);
+  noteEnd(side, std::move(end));
+}
+
+void Launch::noteEnd(StreamSide& side, std::shared_ptr<c10::Event> end) const {
+  if (!capturing_) context_.tails->note(*side.stream, end);
   side.end = std::move(end);
 }
 
@@ -356,7 +361,7 @@ void Launch::recordEndOfFailed(Op& op) {
     if (const auto behind = std::exchange(side.behind, nullptr)) behind(*side.stream);
   });
   auto end = event(op, side.timed);
-  if (attempt([&] { end->record(*side.stream); })) side.end = std::move(end);
+  if (attempt([&] { end->record(*side.stream); })) noteEnd(side, std::move(end));
 }
 
 void Launch::interrupted(const char* how) {

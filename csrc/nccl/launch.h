@@ -22,6 +22,7 @@
 #include "nccl/outstanding.h"
 #include "nccl/peers_left.h"
 #include "nccl/stream_side.h"
+#include "nccl/stream_tails.h"
 
 namespace torchft_ext {
 
@@ -34,6 +35,7 @@ class Launch {
     std::shared_ptr<EpochComms> comms;
     std::shared_ptr<Outstanding> outstanding;
     std::shared_ptr<PeersLeft> left;
+    std::shared_ptr<StreamTails> tails;
   };
 
   Launch(const Context& context, std::vector<Communicator::Issue> issues);
@@ -74,6 +76,7 @@ class Launch {
   void watch(Op& op, bool interrupted);
   void recordEnd(Op& op);
   void recordEndOfFailed(Op& op);
+  void noteEnd(StreamSide& side, std::shared_ptr<c10::Event> end) const;
   void complete(Op& op, FailurePtr failure);
   void completeAll();
   void interrupted(const char* how);

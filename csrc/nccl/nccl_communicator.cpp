@@ -29,7 +29,8 @@ Launch::Context contextOf(EpochComms::Setup setup, std::shared_ptr<NcclThreads> 
                           setup.lifecycle,
                           nullptr,
                           std::make_shared<Outstanding>(),
-                          std::make_shared<PeersLeft>()};
+                          std::make_shared<PeersLeft>(),
+                          std::make_shared<StreamTails>()};
   setup.control->onPeerLeft([left = context.left](int rank, bool begins_another) {
     left->add({rank, begins_another});
   });
@@ -89,7 +90,37 @@ bool NcclCommunicator::awaitIssued(Deadline deadline) {
     runWaitHook();
   }
   context_.comms->lookForErrors();  // an error that the poller would find only some 50 ms later
+  // The poller has looked for each operation, but for a graph's.
+  if (context_.comms->anyCaptured() && !lookForNews(deadline)) return false;
   return control_->awaitIssued(deadline);
+}
+
+bool NcclCommunicator::lookForNews(Deadline deadline) {
+  struct Waiter {
+    Mutex mutex;
+    CondVar changed;
+    bool looked GUARDED_BY(mutex) = false;
+  };
+  const auto waiter = std::make_shared<Waiter>();
+  const bool asked = control_->afterALook([waiter] {
+    MutexLock lock(waiter->mutex);
+    waiter->looked = true;
+    waiter->changed.notifyAll();
+  });
+  while (asked) {
+    {
+      MutexLock lock(waiter->mutex);
+      const Deadline slice = deadline.orEarlier(kHookInterval);
+      while (!waiter->looked && !slice.expired()) waiter->changed.waitUntil(waiter->mutex, slice);
+      if (waiter->looked || deadline.expired()) return waiter->looked;
+    }
+    runWaitHook();
+  }
+  return true;
+}
+
+void NcclCommunicator::orderBehindOperations() {
+  context_.tails->blockCurrentStreams(*context_.platform->cuda);
 }
 
 bool NcclCommunicator::drain(Deadline deadline) {
@@ -100,6 +131,9 @@ bool NcclCommunicator::drain(Deadline deadline) {
 
 bool NcclCommunicator::leave(Deadline deadline) {
   const bool complete = awaitIssued(deadline) && !context_.lifecycle->failure();
+  // The abort of what is under way could let a member take junk for data, unless it hears of a
+  // failure (reap_batch.cpp): a goodbye is none.
+  if (!complete && !context_.lifecycle->failure()) return false;
   // NCCL may wait for other ranks there: the goodbye must be said all the same. It is said before
   // NCCL frees anything, which takes it up to half a second, and closes connections in sight of
   // members that still wait for this one.

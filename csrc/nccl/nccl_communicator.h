@@ -32,6 +32,7 @@ class NcclCommunicator : public Communicator {
   void issue(std::shared_ptr<OpState> state, Operation operation) override;
   void issueTogether(std::vector<Issue> issues) override;
   bool awaitIssued(Deadline deadline) override;
+  void orderBehindOperations() override;
   bool drain(Deadline deadline) override;
   bool leave(Deadline deadline) override;
   bool leaveForAnother(Deadline deadline) override;
@@ -41,6 +42,7 @@ class NcclCommunicator : public Communicator {
  private:
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;
   Comms retireAll(Deadline deadline);
+  bool lookForNews(Deadline deadline);  // what members had told before this call has been heard
 
   const std::shared_ptr<Communicator> control_;
   const Launch::Context context_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,6 +19,8 @@ constexpr Duration kCallerLeavesWithin = std::chrono::seconds(1);
 // to end (ncclProxyServiceUDS; 2.28.9, measured).
 constexpr Duration kRevokedWithin = std::chrono::seconds(1);
 constexpr Duration kLook = std::chrono::microseconds(100);
+// Of the host engine's thread, which may be at work on something else, and the network.
+constexpr Duration kToldWithin = std::chrono::milliseconds(100);
 constexpr Duration kLookForFailure = std::chrono::milliseconds(10);
 
 bool isNoError(NcclResult result) {
@@ -115,6 +118,7 @@ void ReapBatch::run() {
   // What this thread frees in NCCL must not end a graph capture of another thread's.
   const auto relaxed = comms_.front()->setup().platform->cuda->relaxCapture();
   for (const auto& comm : comms_) comm->close();
+  if (how_ == How::kAbort) tellMembers(comms_);
   Comms free;
   Comms busy;
   Comms inside;
@@ -211,10 +215,28 @@ void ReapBatch::destroyAll(const Comms& comms) const {
   on_cut_();
 }
 
+// A kernel that is told to stop runs through its remaining steps, and hands what lies in its buffers
+// to the next rank, whose kernel takes it for data and ends (prims_simple.h, prims_ll.h; 2.28.9). So
+// the members must have been told before: whoever looks at a result there looks for news first
+// (EventPoller). Again: nothing.
+void ReapBatch::tellMembers(const Comms& comms) {
+  std::set<std::shared_ptr<Communicator>> told;
+  const Deadline deadline = Deadline::after(kToldWithin);
+  for (const auto& comm : comms) {
+    const DeviceCommSetup& setup = comm->setup();
+    const auto control = setup.size > 1 ? setup.control.lock() : nullptr;
+    if (!control || !setup.lifecycle->failure() || !told.insert(control).second) continue;
+    if (!control->tellOfFailure(deadline))
+      log(LogLevel::kWarning, "not every member of " + setup.name +
+                                  " could be told of its failure before NCCL was aborted");
+  }
+}
+
 // They come last: a thread whose group stays open can end no other communicator. It does where one
 // does not return, or something goes wrong here: its end would free what someone is inside of.
 void ReapBatch::abortInside(const Comms& comms) const {
   if (comms.empty()) return;
+  tellMembers(comms);
   NcclGroup group(comms.front()->api());
   bool all = group.started() == NcclResult::kSuccess;  // else an abort would free at once
   try {
@@ -253,6 +275,7 @@ bool ReapBatch::tellInside(DeviceComm& comm) const {
 
 // One that a graph has captured is freed when the graph is, and holds up no other.
 void ReapBatch::abortAll(const Comms& comms) {
+  tellMembers(comms);
   Comms others;
   Comms captured;
   for (const auto& comm : comms) (comm->captured() ? captured : others).push_back(comm);

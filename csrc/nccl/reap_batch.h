@@ -39,6 +39,7 @@ class ReapBatch {
  private:
   Comms retire(const Comms& comms, Comms& finalized) const;
   void destroyAll(const Comms& comms) const;
+  static void tellMembers(const Comms& comms);
   void abortInside(const Comms& comms) const;
   bool tellInside(DeviceComm& comm) const;
   void abortAll(const Comms& comms);

@@ -79,5 +79,7 @@ UniqueFd acceptOne(int listener_fd);  // invalid: nothing to accept
 // system's number where the system refused.
 UniqueFd startConnect(const SocketAddress& to, std::string* error, int* code = nullptr);
 int pendingSocketError(int fd);  // SO_ERROR
+// Whether the kernel at the other end has taken all that was sent; of a Unix socket: sent means so.
+bool peersKernelHasAll(int fd);
 
 }  // namespace torchft_ext

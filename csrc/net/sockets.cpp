@@ -1,7 +1,9 @@
 // Sockets of net/socket_address.h: making them, and asking the kernel about them.
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include <cerrno>
 #include <memory>
@@ -123,6 +125,15 @@ int pendingSocketError(int fd) {
   socklen_t length = sizeof(error);
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
   return error;
+}
+
+bool peersKernelHasAll(int fd) {
+  int domain = AF_UNIX;
+  socklen_t length = sizeof(domain);
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain == AF_UNIX)
+    return true;
+  int unacknowledged = 0;
+  return ::ioctl(fd, SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0;
 }
 
 }  // namespace torchft_ext

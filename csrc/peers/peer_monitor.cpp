@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "net/event_loop.h"
@@ -68,6 +69,7 @@ class Monitor final : public PeerMonitor {
   MonitorStats stats() const override;
   bool stop(Deadline deadline) override;
   void cutForTest(const Incarnation& peer);
+  void holdUpForTest(Duration how_long);
 
  private:
   LineTableOptions tableOptions(LineKind kind) const;
@@ -179,6 +181,11 @@ void Monitor::cutForTest(const Incarnation& peer) {
   });
 }
 
+void Monitor::holdUpForTest(Duration how_long) {
+  for (EventLoop* loop : {&main_loop_, &witness_loop_})
+    loop->post([how_long] { std::this_thread::sleep_for(how_long); });
+}
+
 }  // namespace
 
 std::shared_ptr<PeerMonitor> PeerMonitor::start(const MonitorOptions& options, std::string* error) {
@@ -189,6 +196,10 @@ std::shared_ptr<PeerMonitor> PeerMonitor::start(const MonitorOptions& options, s
     if (error != nullptr) *error = refused.what();
   }
   return nullptr;
+}
+
+void holdUpForTest(PeerMonitor& monitor, Duration how_long) {
+  dynamic_cast<Monitor&>(monitor).holdUpForTest(how_long);
 }
 
 void cutLineForTest(PeerMonitor& monitor, const Incarnation& peer) {

@@ -1,5 +1,5 @@
-// The functions of the CUDA runtime. Each has the signature of CUDA's own header, which the table
-// at the end checks.
+// The functions of the CUDA runtime but for graphs. Each has the signature of CUDA's own header,
+// which the table at the end checks.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -9,9 +9,9 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <type_traits>
 
 #include "base/mutex.h"
+#include "cuda_handles.h"
 #include "cuda_stand_in.h"
 #include "device_memory.h"
 #include "kernel.h"
@@ -39,7 +39,7 @@ class OwnStreams {
     MutexLock lock(mutex_);
     for (auto each = idle_.begin(); each != idle_.end(); ++each) {
       SimStream* stream = *each;
-      if (!stream->idle()) continue;
+      if (!stream->idle() || stream->capture() != nullptr) continue;
       idle_.erase(each);
       return stream;
     }
@@ -56,26 +56,6 @@ class OwnStreams {
   std::deque<SimStream*> idle_ GUARDED_BY(mutex_);
   int64_t made_ GUARDED_BY(mutex_) = 0;
 };
-
-SimStream& streamOf(cudaStream_t stream) {
-  const auto number = reinterpret_cast<uintptr_t>(stream);
-  if (number <= 2)
-    return sim::streamOf(c10::Stream(
-        c10::Stream::DEFAULT, c10::Device(c10::DeviceType::PrivateUse1,
-                                          static_cast<c10::DeviceIndex>(sim::currentDevice()))));
-  return *reinterpret_cast<SimStream*>(stream);
-}
-
-using EventHandle = std::shared_ptr<SimEvent>;
-EventHandle& eventOf(cudaEvent_t event) {
-  return *reinterpret_cast<EventHandle*>(event);
-}
-
-thread_local cudaError_t last_error = cudaSuccess;
-cudaError_t failed(cudaError_t error) {
-  last_error = error;
-  return error;
-}
 
 // ---- devices
 
@@ -145,11 +125,6 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total = size_t{16} << 30;
   return cudaSuccess;
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
-  std::swap(current, *mode);
-  return cudaSuccess;
-}
 
 // ---- errors
 
@@ -184,23 +159,35 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 
 // ---- memory
 
-cudaError_t cudaMalloc(void** memory, size_t bytes) {
+cudaError_t allocate(void** memory, size_t bytes) {
   *memory = DeviceMemory::instance().allocate(bytes);
   return *memory == nullptr ? failed(cudaErrorMemoryAllocation) : cudaSuccess;
 }
-cudaError_t cudaFree(void* memory) {
+cudaError_t release(void* memory) {
   if (memory == nullptr || DeviceMemory::instance().release(memory)) return cudaSuccess;
   sim::violation("NCCL freed memory that it has not");
   return failed(cudaErrorInvalidValue);
 }
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  notInCapture("cudaMalloc");
+  return allocate(memory, bytes);
+}
+cudaError_t cudaFree(void* memory) {
+  notInCapture("cudaFree");
+  return release(memory);
+}
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned int) {
-  return nccl_host::cudaMalloc(memory, bytes);
+  notInCapture("cudaHostAlloc");
+  return allocate(memory, bytes);
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
-  return nccl_host::cudaMalloc(memory, bytes);
+  notInCapture("cudaMallocHost");
+  return allocate(memory, bytes);
 }
 cudaError_t cudaFreeHost(void* memory) {
-  return nccl_host::cudaFree(memory);
+  notInCapture("cudaFreeHost");
+  return release(memory);
 }
 cudaError_t cudaHostRegister(void*, size_t, unsigned int) {
   return cudaSuccess;
@@ -220,10 +207,12 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  notInCapture("cudaMemcpy");
   std::memmove(to, from, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
+  notInCapture("cudaMemset");
   std::memset(memory, value, bytes);
   return cudaSuccess;
 }
@@ -251,7 +240,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
-  return nccl_host::cudaFree(pool);
+  return release(pool);
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
   return cudaSuccess;
@@ -260,10 +249,10 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) {
   return cudaSuccess;
 }
 cudaError_t cudaMallocFromPoolAsync(void** memory, size_t bytes, cudaMemPool_t, cudaStream_t) {
-  return nccl_host::cudaMalloc(memory, bytes);
+  return allocate(memory, bytes);
 }
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
-  streamOf(stream).enqueue([memory] { nccl_host::cudaFree(memory); });
+  streamOf(stream).enqueue([memory] { release(memory); });
   return cudaSuccess;
 }
 
@@ -281,27 +270,20 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  notInCapture("cudaStreamSynchronize");
   streamOf(stream).synchronize();
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  notInCapture("cudaStreamQuery");
   return streamOf(stream).idle() ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
-  streamOf(stream).block(eventOf(event));
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
+  if ((flags & cudaEventWaitExternal) != 0)
+    streamOf(stream).blockExternal(eventOf(event));
+  else
+    streamOf(stream).block(eventOf(event));
   return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, size_t*) {
-  if (streamOf(stream).capture() != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
-  *status = cudaStreamCaptureStatusNone;
-  if (id != nullptr) *id = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  return nccl_host::cudaStreamGetCaptureInfo(stream, status, nullptr, nullptr, nullptr, nullptr,
-                                             nullptr);
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   const bool timed = (flags & cudaEventDisableTiming) == 0;
@@ -321,9 +303,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  notInCapture("cudaEventQuery");
   return eventOf(event)->done() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  notInCapture("cudaEventSynchronize");
   eventOf(event)->await(eventOf(event)->scheduled());
   return cudaSuccess;
 }
@@ -352,16 +336,6 @@ cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void** arguments,
                                                               : failed(cudaErrorInvalidValue);
 }
 
-// ---- the table
-
-template <class Function>
-StandIn checked(const char* name, Function* theirs, Function* ours) {
-  static_cast<void>(theirs);  // for its type alone
-  return {name, reinterpret_cast<const void*>(ours)};
-}
-#define STAND_IN(name) \
-  checked<std::remove_pointer_t<decltype(&::name)>>(#name, nullptr, &nccl_host::name)
-
 }  // namespace
 
 std::vector<StandIn> cudaRuntime() {
@@ -377,7 +351,6 @@ std::vector<StandIn> cudaRuntime() {
       STAND_IN(cudaDriverGetVersion),
       STAND_IN(cudaRuntimeGetVersion),
       STAND_IN(cudaMemGetInfo),
-      STAND_IN(cudaThreadExchangeStreamCaptureMode),
       STAND_IN(cudaGetErrorString),
       STAND_IN(cudaGetErrorName),
       STAND_IN(cudaGetLastError),
@@ -409,8 +382,6 @@ std::vector<StandIn> cudaRuntime() {
       STAND_IN(cudaStreamSynchronize),
       STAND_IN(cudaStreamQuery),
       STAND_IN(cudaStreamWaitEvent),
-      STAND_IN(cudaStreamGetCaptureInfo),
-      STAND_IN(cudaStreamIsCapturing),
       STAND_IN(cudaEventCreateWithFlags),
       STAND_IN(cudaEventCreate),
       STAND_IN(cudaEventDestroy),

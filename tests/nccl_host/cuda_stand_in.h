@@ -1,8 +1,8 @@
 // The CUDA runtime and driver that NCCL's library calls, over the simulated device: memory of the
 // host, streams of tests/sim, kernels of this folder.
 //
-// What is there is what NCCL needs without CUDA graphs, peer access and CUDA's virtual memory; any
-// other function fails, and is a violation (sim_faults.h).
+// What is there is what NCCL needs without peer access and CUDA's virtual memory; any other function
+// fails, and is a violation (sim_faults.h).
 //
 // Threads: any.
 #pragma once
@@ -18,6 +18,7 @@ struct StandIn {
   const void* function;
 };
 std::vector<StandIn> cudaRuntime();
+std::vector<StandIn> cudaGraphs();
 std::vector<StandIn> nvml();  // NCCL's own functions around it, by their mangled names
 // Null: this driver has no such function.
 const void* driverFunction(const std::string& name);

@@ -67,6 +67,7 @@ void divertAll(const LibrarySymbols& symbols) {
     done.insert(stand_in.name);
   };
   for (const StandIn& each : cudaRuntime()) divertTo(each);
+  for (const StandIn& each : cudaGraphs()) divertTo(each);
   for (const StandIn& each : nvml()) divertTo(each);
   const auto runtime = symbols.beginningWith("cuda");
   auto* const thunks = new Thunks(runtime.size());  // as long as the process

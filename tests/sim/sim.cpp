@@ -54,7 +54,7 @@ bool endCapture() {
 
 void replay(int64_t number) {
   const std::shared_ptr<Graph> graph = graphs().get(number);
-  currentStream().enqueue([graph, tasks = graph->tasks()] {
+  currentStream().enqueue([graph, tasks = graph->launch()] {
     for (const Task& task : tasks) task();
   });
 }

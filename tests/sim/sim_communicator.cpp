@@ -272,7 +272,12 @@ bool SimCommunicator::strike(const NcclCall& call) {
     MutexLock lock(mutex_);
     error_ = static_cast<NcclResult>(error->code);
   }
-  if (error || faults.take(FaultAction::kHang, point, rank_)) hangUntilStopped();
+  const auto hang = error ? std::nullopt : faults.take(FaultAction::kHang, point, rank_);
+  if (error || hang) hangUntilStopped();
+  if (hang && hang->ms > 0) {
+    std::this_thread::sleep_for(milliseconds(hang->ms));
+    if (call.out != nullptr) std::memset(call.out, 0x55, outBytes(call, size_));
+  }
   return stop_;
 }
 
@@ -308,7 +313,7 @@ bool SimCommunicator::runMessages(const std::vector<NcclCall>& calls) {
 
 bool SimCommunicator::runCollective(const NcclCall& asked) {
   ++sequence_;
-  if (strike(asked)) return false;
+  strike(asked);  // a stopped one runs through its steps
   const auto pins = pinBuffers(asked, rank_, size_);
   if (!pins) return false;
   NcclCall call = asked;

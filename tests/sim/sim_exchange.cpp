@@ -72,6 +72,9 @@ struct Exchange::Region {  // fresh shared memory is all zero: that is its first
   std::atomic<bool> broken;  // ranks disagreed about their number: the root has ended
   SplitRow splits[kMaxSplits];
   Ring rings[2][kMaxRanks][kMaxRanks];  // channel, from, to
+  // By sender and receiver: the collective after the last one that this end was stopped in.
+  std::atomic<uint32_t> sends_junk[kMaxRanks][kMaxRanks];
+  std::atomic<uint32_t> drops[kMaxRanks][kMaxRanks];
 
   bool over() const { return broken || complete(); }
   bool complete() const {
@@ -203,8 +206,34 @@ bool Exchange::transfer(int rank, std::vector<Transfer>& transfers, const std::a
       std::this_thread::yield();
     }
   }
+  runThrough(rank, transfers);
   return false;
 }
+
+void Exchange::runThrough(int rank, const std::vector<Transfer>& stopped) {
+  for (const Transfer& one : stopped) {
+    if (one.channel != Transfer::Channel::kCollective) continue;
+    auto& until = one.sending ? region_->sends_junk[rank][one.peer] : region_->drops[one.peer][rank];
+    until.store(one.header.sequence + 1, std::memory_order_release);
+  }
+}
+
+namespace {
+
+bool isRunThrough(const Transfer& transfer, const std::atomic<uint32_t>& until) {
+  return transfer.channel == Transfer::Channel::kCollective &&
+         transfer.header.sequence < until.load(std::memory_order_acquire);
+}
+
+bool endWithJunk(Transfer& transfer) {
+  constexpr int kJunk = 0x55;
+  const size_t at = std::max(transfer.done, sizeof(MessageHeader)) - sizeof(MessageHeader);
+  std::memset(transfer.data + at, kJunk, transfer.header.bytes - at);
+  transfer.done = sizeof(MessageHeader) + transfer.header.bytes;
+  return true;
+}
+
+}  // namespace
 
 bool Exchange::advance(int rank, Transfer& transfer) {
   return transfer.sending ? advanceSend(rank, transfer) : advanceReceive(rank, transfer);
@@ -222,6 +251,8 @@ bool Exchange::advanceSend(int rank, Transfer& transfer) {
     const size_t at = transfer.done - kHeader;
     transfer.done += ring.put(transfer.data + at, transfer.header.bytes - at);
   }
+  if (transfer.done == before && isRunThrough(transfer, region_->drops[rank][transfer.peer]))
+    transfer.done = kHeader + transfer.header.bytes;
   return transfer.done > before;
 }
 
@@ -231,9 +262,10 @@ bool Exchange::advanceReceive(int rank, Transfer& transfer) {
   static_assert(kRingBytes % kHeader == 0);
   const size_t before = transfer.done;
   if (transfer.done == 0) {
+    const bool junk = isRunThrough(transfer, region_->sends_junk[transfer.peer][rank]);
     const uint64_t there =
         ring.written.load(std::memory_order_acquire) - ring.read.load(std::memory_order_relaxed);
-    if (there < kHeader) return false;
+    if (there < kHeader) return junk && endWithJunk(transfer);
     MessageHeader found;
     for (size_t got = 0; got < kHeader;)
       got += ring.get(reinterpret_cast<char*>(&found) + got, kHeader - got);
@@ -246,9 +278,10 @@ bool Exchange::advanceReceive(int rank, Transfer& transfer) {
       return true;
     }
   }
+  const bool junk = isRunThrough(transfer, region_->sends_junk[transfer.peer][rank]);  // and no more
   const size_t at = transfer.done - kHeader;
   transfer.done += ring.get(transfer.data + at, transfer.header.bytes - at);
-  return transfer.done > before;
+  return transfer.done > before || (junk && endWithJunk(transfer));
 }
 
 void Exchange::wish(int split, int rank, Wish wish) {

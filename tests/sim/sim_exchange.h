@@ -61,7 +61,9 @@ class Exchange {
   // Lets the root go because it comes to nothing: never complete, unless it is already.
   void giveUp();
 
-  // Moves all of them, in order for each peer and channel. False: stopped before.
+  // Moves all of them, in order for each peer and channel. False: stopped before; as the real
+  // library's kernels, which then run through their remaining steps, a stopped collective lets those
+  // of its peers that wait for it end with what lies in the buffers, which is junk here.
   bool transfer(int rank, std::vector<Transfer>& transfers, const std::atomic<bool>& stop);
 
   // One row per split or shrink: what each rank wants, and the id of its part.
@@ -79,6 +81,7 @@ class Exchange {
   class Roots;
   explicit Exchange(Region* region) : region_(region) {}
   static std::shared_ptr<Exchange> map(int descriptor);
+  void runThrough(int rank, const std::vector<Transfer>& stopped);
   bool advance(int rank, Transfer& transfer);
   bool advanceSend(int rank, Transfer& transfer);
   bool advanceReceive(int rank, Transfer& transfer);

@@ -4,9 +4,9 @@
 //   points   a call (init, allreduce, broadcast, reduce, allgather, reduce_scatter, send, recv,
 //            split, shrink, finalize, destroy, abort, revoke, unique_id, group_end, register,
 //            deregister), or "any"
-//   hang         the operation stays on its stream until abort or revoke, whoever comes; init,
-//   split
-//                and shrink: stay in progress for good
+//   hang         the operation stays on its stream until abort or revoke, whoever comes; with ms=,
+//                for that much longer, and then writes junk into its output; init, split and
+//                shrink: stay in progress for good
 //   delay        the operation takes ms= longer on its stream; init, split, shrink: ready ms= later
 //   fail         the call returns code= at once; register with code=0: a success without a handle
 //   async_error  while the operation runs, its communicator gets the asynchronous error code=, and

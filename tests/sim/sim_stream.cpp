@@ -30,8 +30,12 @@ Graph::~Graph() {
 }
 
 void Graph::add(Task task) {
+  addAtLaunch([task = std::move(task)] { return task; });
+}
+
+void Graph::addAtLaunch(std::function<Task()> make) {
   MutexLock lock(mutex_);
-  tasks_.push_back(std::move(task));
+  tasks_.push_back(std::move(make));
 }
 
 void Graph::atEnd(Task task) {
@@ -49,9 +53,11 @@ std::vector<SimStream*> Graph::streams() const {
   return streams_;
 }
 
-std::vector<Task> Graph::tasks() const {
+std::vector<Task> Graph::launch() const {
+  std::vector<Task> made;
   MutexLock lock(mutex_);
-  return tasks_;
+  for (const std::function<Task()>& make : tasks_) made.push_back(make());
+  return made;
 }
 
 void SimEvent::live(int delta) {
@@ -213,6 +219,14 @@ void SimStream::block(const std::shared_ptr<SimEvent>& event) {
   enqueue([event, which = event->scheduled()] { event->await(which); });
 }
 
+void SimStream::blockExternal(const std::shared_ptr<SimEvent>& event) {
+  const std::shared_ptr<Graph> graph = capture();
+  if (!graph) return block(event);
+  graph->addAtLaunch([event] {
+    return [event, which = event->scheduled()] { event->await(which); };
+  });
+}
+
 std::shared_ptr<Graph> SimStream::beginCapture() {
   auto graph = std::make_shared<Graph>();
   ++captures;
@@ -256,8 +270,12 @@ bool SimStream::endCapture() {
   return joined;
 }
 
+bool captureForbids() {
+  return captures > 0 && relaxed == 0;
+}
+
 void checkQueryAllowed(const char* what) {
-  if (captures > 0 && relaxed == 0)
+  if (captureForbids())
     violation(std::string(what) + " during a capture, by a thread in strict capture mode");
 }
 

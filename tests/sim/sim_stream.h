@@ -31,17 +31,20 @@ class Graph {
  public:
   ~Graph();  // what it kept is let go; frees what was freed during its capture
   void add(Task task);
+  void addAtLaunch(std::function<Task()> make);  // makes its task anew when a replay is enqueued
   void atEnd(Task task);  // when the graph goes
   void addStream(SimStream* stream);
   std::vector<SimStream*> streams() const;
-  std::vector<Task> tasks() const;
+  std::vector<Task> launch() const;  // the tasks of a replay that is enqueued now
+  const uint64_t id = next_id++;
   bool capturing() const { return capturing_; }
   void end() { capturing_ = false; }
 
  private:
+  static inline std::atomic<uint64_t> next_id{1};
   std::atomic<bool> capturing_{true};  // until the capturing thread ends it
   mutable Mutex mutex_;
-  std::vector<Task> tasks_ GUARDED_BY(mutex_);
+  std::vector<std::function<Task()>> tasks_ GUARDED_BY(mutex_);
   std::vector<Task> at_end_ GUARDED_BY(mutex_);
   std::vector<SimStream*> streams_ GUARDED_BY(mutex_);
 };
@@ -90,6 +93,8 @@ class SimStream {
   void enqueue(Task task);
   void record(const std::shared_ptr<SimEvent>& event);
   void block(const std::shared_ptr<SimEvent>& event);
+  // In a capture: for what will have been recorded last, outside of it, when a replay is enqueued.
+  void blockExternal(const std::shared_ptr<SimEvent>& event);
   bool idle() const;
   void synchronize();
 
@@ -125,6 +130,7 @@ class SimStream {
 // While a capture is going on anywhere in the process, queries by threads that have not relaxed
 // their capture mode are violations.
 void checkQueryAllowed(const char* what);
+bool captureForbids();
 class RelaxQueries {
  public:
   RelaxQueries();
