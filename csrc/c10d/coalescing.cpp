@@ -55,6 +55,11 @@ void Coalescing::start() {
   std::swap(stale, by_thread_[std::this_thread::get_id()]);
 }
 
+bool Coalescing::collecting() {
+  const MutexLock lock(mutex_);
+  return by_thread_.count(std::this_thread::get_id()) > 0;
+}
+
 c10::intrusive_ptr<c10d::Work> Coalescing::collect(std::vector<Prepared>& operations,
                                                    Described& described) {
   const MutexLock lock(mutex_);

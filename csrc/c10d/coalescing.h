@@ -57,6 +57,7 @@ class Coalescing {
   };
 
   void start();
+  bool collecting();  // this thread is
   // Null: this thread is not collecting; nothing was moved from.
   c10::intrusive_ptr<c10d::Work> collect(std::vector<Prepared>& operations, Described& described);
   // RuntimeError without start().

@@ -71,7 +71,8 @@ float DeviceCompletion::milliseconds() const {
               "group's _enable_collectives_timing()");
   const OnDevice on_device(device_);
   const auto relaxed = cuda_->relaxCapture();
-  last->synchronize();
+  TORCH_CHECK(last->query(),
+              "get_duration(): the operation has not completed; synchronise with it first");
   return static_cast<float>(first->elapsedTime(*last));
 }
 

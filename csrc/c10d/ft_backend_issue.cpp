@@ -22,17 +22,17 @@ using TensorVector = std::vector<at::Tensor>;
 
 // The engine lets go of tensors on its own thread, and the last reference to one may need the GIL
 // to go: that must not hold up the network.
-std::shared_ptr<void> keepAlive(TensorVector tensors) {
-  return {new TensorVector(std::move(tensors)), [](TensorVector* kept) {
-            const bool shared =
-                std::all_of(kept->begin(), kept->end(),
-                            [](const at::Tensor& tensor) { return tensor.use_count() > 1; });
-            if (shared) {
-              delete kept;
-            } else {
-              runOnCallbackThread([owner = std::shared_ptr<TensorVector>(kept)] {});
-            }
-          }};
+void letGoElsewhere(std::shared_ptr<void> kept) {
+  auto tensors = std::static_pointer_cast<TensorVector>(std::move(kept));
+  const bool shared = std::all_of(tensors->begin(), tensors->end(), [](const at::Tensor& tensor) {
+    return tensor.use_count() > 1;
+  });
+  if (!shared) runOnCallbackThread([owner = std::move(tensors)] {});
+}
+
+std::shared_ptr<Stash> keepUntilReleased(TensorVector tensors) {
+  return std::make_shared<Stash>(std::make_shared<TensorVector>(std::move(tensors)),
+                                 letGoElsewhere);
 }
 
 TensorVector allTensors(const std::vector<Prepared>& prepared) {
@@ -98,6 +98,11 @@ FtBackend::WorkPtr FtBackend::submit(Prepared prepared, Described described) {
 FtBackend::WorkPtr FtBackend::submitAll(std::vector<Prepared> prepared, Described described) {
   const c10::Device device =
       devices_.of(toString(prepared.front().operation.kind), allTensors(prepared));
+  if (!device.is_cpu() && coalescing_.collecting()) {
+    // Each comes behind what its caller has enqueued on the stream that is current now.
+    for (Prepared& one : prepared)
+      if (!one.side) placeOn(device, one);
+  }
   if (WorkPtr work = coalescing_.collect(prepared, described)) return work;
   return issueAll(std::move(prepared), std::move(described), device);
 }
@@ -108,6 +113,7 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
   DeviceCompletion::Sides sides;
   std::vector<std::shared_ptr<void>> tensors;
   operations.reserve(prepared.size());
+  checkInOnePlace(prepared, device);
   for (Prepared& one : prepared) {
     if (nan_check_ && device.is_cpu()) checkForNan(one);
     if (!one.side && !device.is_cpu()) placeOn(device, one);
@@ -141,12 +147,24 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
                                      std::move(completion));
 }
 
+// A Work waits on the host, or on the current stream of one device. A barrier says where it is.
+void FtBackend::checkInOnePlace(const std::vector<Prepared>& prepared, const c10::Device& device) {
+  for (const Prepared& one : prepared) {
+    const c10::Device place = one.side ? one.side->current.device() : device;
+    const c10::Device first =
+        prepared.front().side ? prepared.front().side->current.device() : device;
+    TORCH_CHECK_VALUE(place == first, "coalesced block: expected all its operations on ",
+                      first.str(), ", found a ", toString(one.operation.kind), " on ", place.str(),
+                      ": issue it outside of the block");
+  }
+}
+
 // On a device the callers' tensors go when it has been waited for.
 std::shared_ptr<void> FtBackend::ownersOf(Prepared& prepared) {
-  auto stash = std::make_shared<Stash>(keepAlive(std::move(prepared.tensors)));
+  auto stash = keepUntilReleased(std::move(prepared.tensors));
   if (prepared.side) prepared.side->stash = stash;
-  return std::make_shared<std::pair<std::shared_ptr<Stash>, std::shared_ptr<void>>>(
-      std::move(stash), keepAlive(std::move(prepared.kept)));
+  return std::make_shared<std::pair<std::shared_ptr<Stash>, std::shared_ptr<Stash>>>(
+      std::move(stash), keepUntilReleased(std::move(prepared.kept)));
 }
 
 void FtBackend::checkForNan(const Prepared& prepared) {
@@ -179,7 +197,11 @@ void FtBackend::placeOn(const c10::Device& device, Prepared& prepared) const {
     };
   }
   side->behind = behind(device, prepared, flag);
-  if (nan_check_) side->verdict = verdictOn(prepared, side->current);
+  if (nan_check_) {
+    // Pinned memory for the answer, whose allocator asks events and may make some.
+    const auto relaxed = devices_.platform()->cuda->relaxCapture();
+    side->verdict = verdictOn(prepared, side->current);
+  }
   noteUse(device);
   if (flag.defined()) prepared.kept.push_back(std::move(flag));
   if (prepared.factor.defined()) prepared.kept.push_back(std::move(prepared.factor));

@@ -205,9 +205,40 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
   return entry;
 }
 
-std::shared_ptr<Mutex> Group::orderOfIssue() const {
-  MutexLock lock(mutex_);
-  return current_.order;
+// The orders that these operations need, entered.
+struct Group::Turn {
+  struct Leave {
+    void operator()(IssueOrder* order) const { order->leave(); }
+  };
+  using Entered = std::unique_ptr<IssueOrder, Leave>;
+  Entered host, device;
+};
+
+std::optional<Group::Turn> Group::awaitTurn(const std::vector<Operation>& operations,
+                                            const Epoch::Orders& orders) const {
+  const auto on_device = [](const Operation& each) { return each.device != nullptr; };
+  const Deadline deadline = deadlineOf(operations);
+  Turn turn;
+  const auto take = [&](IssueOrder& order, Turn::Entered& entered) {
+    if (!order.enter(deadline)) return false;
+    entered.reset(&order);
+    return true;
+  };
+  if (!std::all_of(operations.begin(), operations.end(), on_device) &&
+      !take(*orders.host, turn.host))
+    return std::nullopt;
+  if (std::any_of(operations.begin(), operations.end(), on_device) &&
+      !take(*orders.device, turn.device))
+    return std::nullopt;
+  return turn;
+}
+
+Deadline Group::deadlineOf(const std::vector<Operation>& operations) const {
+  const Duration usual = timeout();
+  Deadline first = Deadline::never();
+  for (const Operation& each : operations)
+    first = first.orEarlier(each.timeout > Duration::zero() ? each.timeout : usual);
+  return first;
 }
 
 std::shared_ptr<OpState> Group::issue(Operation operation) {
@@ -218,12 +249,23 @@ std::shared_ptr<OpState> Group::issue(Operation operation) {
 
 std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation> operations) {
   while (true) {
-    const std::shared_ptr<Mutex> order = orderOfIssue();
-    MutexLock in_order(*order);
+    std::shared_ptr<const Epoch::Orders> orders;
+    std::shared_ptr<Lifecycle> lifecycle;
+    {
+      MutexLock lock(mutex_);
+      orders = current_.orders;
+      lifecycle = current_.lifecycle;
+    }
+    const auto turn = awaitTurn(operations, *orders);
+    if (!turn && lifecycle)
+      lifecycle->fail(lifecycle->ownFailure(
+          FailureKind::kTimeout,
+          "an operation was not issued within its limit: another thread's of this group, which "
+          "waits for other ranks, was before it"));
     Entry entry;
     {
       MutexLock lock(mutex_);
-      if (order != current_.order) continue;  // another epoch began meanwhile
+      if (orders != current_.orders) continue;  // another epoch began meanwhile
       entry = enterLocked(operations);
     }
     if (!entry.communicator) return std::move(entry.states);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/issue_order.h"
 #include "comm/standstill.h"
 #include "comm/watchdog.h"
 
@@ -99,9 +100,14 @@ class Group {
     std::shared_ptr<Communicator> communicator;
     int64_t next_seq = 0;
     // Held while operations are handed to the communicator, so that the order of sequence numbers
-    // is the order of issue. One per epoch: an issue that hangs holds up no later epoch. Taken
-    // before mutex_.
-    std::shared_ptr<Mutex> order = std::make_shared<Mutex>();
+    // is the order of issue. One per epoch: an issue that hangs holds up no later epoch; and one for
+    // operations on devices, which may wait there for other ranks, beside that for those of the
+    // host. A batch of both takes both, this one first.
+    struct Orders {
+      std::shared_ptr<IssueOrder> host = std::make_shared<IssueOrder>();
+      std::shared_ptr<IssueOrder> device = std::make_shared<IssueOrder>();
+    };
+    std::shared_ptr<const Orders> orders = std::make_shared<Orders>();
   };
 
   // What one configure() works with.
@@ -148,7 +154,11 @@ class Group {
     std::shared_ptr<Communicator> communicator;  // null: none takes them
   };
   Entry enterLocked(std::vector<Operation>& operations) REQUIRES(mutex_);
-  std::shared_ptr<Mutex> orderOfIssue() const;
+  struct Turn;
+  // Empty: not by the deadline.
+  std::optional<Turn> awaitTurn(const std::vector<Operation>& operations,
+                                const Epoch::Orders& orders) const;
+  Deadline deadlineOf(const std::vector<Operation>& operations) const;
 
   const std::string name_;
   const std::shared_ptr<Engine> engine_;

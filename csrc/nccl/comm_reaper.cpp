@@ -213,8 +213,8 @@ void CommReaper::Shared::start(Comms comms, ReapBatch::How how, Deadline retire_
     helpers.push_back({batch, done, OwnedThread("ft-nccl-abort", body)});
   } catch (const std::system_error& error) {
     log(LogLevel::kError, std::string("no thread to abort NCCL communicators on (") + error.what() +
-                              "): they are left as they are");
-    batch->giveUp();
+                              "): others wait until these are aborted");
+    body();
     account(*batch);
   }
 }

@@ -17,15 +17,31 @@ class Digest {
       sum_ *= 0x100000001b3;
     }
   }
-  void add(const std::vector<Buffer>& buffers) {
+  // NCCL connects all channels of a peer for a message of any size, and for none if it is empty; for
+  // a collective as many as its size takes.
+  void add(const std::vector<Buffer>& buffers, bool messages) {
     add(buffers.size());
-    for (const Buffer& buffer : buffers) add(std::bit_width(buffer.bytes));
+    for (const Buffer& buffer : buffers)
+      add(messages ? static_cast<uint64_t>(buffer.bytes > 0) : std::bit_width(buffer.bytes));
   }
   uint64_t sum() const { return sum_; }
 
  private:
   uint64_t sum_ = 0xcbf29ce484222325;
 };
+
+bool madeOfMessages(OpKind kind) {
+  switch (kind) {
+    case OpKind::kGather:
+    case OpKind::kScatter:
+    case OpKind::kAlltoall:
+    case OpKind::kSend:
+    case OpKind::kRecv:
+      return true;
+    default:
+      return false;
+  }
+}
 
 }  // namespace
 
@@ -69,8 +85,8 @@ uint64_t shapeOf(const DeviceCalls& calls, const DeviceComm& comm) {
     digest.add(static_cast<uint64_t>(operation.root));
     digest.add(static_cast<uint64_t>(operation.peer));
     digest.add(call.flat ? 1 : 0);
-    digest.add(operation.inputs);
-    digest.add(operation.outputs);
+    digest.add(operation.inputs, madeOfMessages(operation.kind));
+    digest.add(operation.outputs, madeOfMessages(operation.kind));
   }
   return digest.sum();
 }

@@ -131,7 +131,7 @@ std::optional<NcclResult> DeviceComm::awaitCall(CallThreads::Call& call, Deadlin
 
 void DeviceComm::learn(uint64_t shape) {
   constexpr size_t kMost = 1024;  // who has more is asked to wait beside again, now and then
-  if (shapes_.size() == kMost) shapes_.clear();
+  if (shapes_.size() == kMost) shapes_.erase(shapes_.begin());
   shapes_.insert(shape);
 }
 

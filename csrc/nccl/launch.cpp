@@ -20,6 +20,7 @@ namespace {
 // through by then.
 constexpr Duration kCutWithin = std::chrono::seconds(12);
 constexpr Duration kAtRestWithin = std::chrono::seconds(2);
+constexpr uintptr_t kStreamPerThread = 2;  // cudaStreamPerThread
 
 bool isTransfer(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv;
@@ -194,6 +195,11 @@ DeviceCalls Launch::planned() const {
 }
 
 bool Launch::mayConnect(const DeviceCalls& calls) const {
+  // On another thread that handle would be another stream.
+  const auto per_thread = [](const DeviceCall& call) {
+    return reinterpret_cast<uintptr_t>(call.stream) == kStreamPerThread;
+  };
+  if (std::any_of(calls.begin(), calls.end(), per_thread)) return false;
   return !capturing_ && std::any_of(used_.begin(), used_.end(), [&](const auto& comm) {
     return comm->blocking() && !comm->knows(shapeOf(calls, *comm));
   });
@@ -208,6 +214,9 @@ NcclResult Launch::callHere(const DeviceCalls& calls) {
     if (!entries.back()->entered()) return NcclResult::kSuccess;
   }
   const OnDevice on_device(used_.front()->setup().device);
+  // What NCCL asks of events must not end another thread's capture; in a capture of this thread's
+  // own NCCL sets the mode itself.
+  const auto relaxed = capturing_ ? nullptr : context_.platform->cuda->relaxCapture();
   if (capturing_)
     for (const Op& op : ops_) op.comm->markCaptured(*op.side->stream);
   called_ = true;

@@ -3,7 +3,8 @@
 // is through.
 //
 // Owner: the operation, and so whoever watches it; the Work sees it weakly. Threads: release() from
-// any, again: nothing. What it kept is let go on the thread that releases it.
+// any, again: nothing. What it kept is let go on the thread that releases it, a caller's, at once;
+// else with the stash, by `elsewhere` where that is given.
 #pragma once
 
 #include <memory>
@@ -15,7 +16,14 @@ namespace torchft_ext {
 
 class Stash {
  public:
-  explicit Stash(std::shared_ptr<void> tensors) : tensors_(std::move(tensors)) {}
+  using LetGo = void (*)(std::shared_ptr<void> tensors);
+  explicit Stash(std::shared_ptr<void> tensors, LetGo elsewhere = nullptr)
+      : tensors_(std::move(tensors)), elsewhere_(elsewhere) {}
+  ~Stash() {
+    if (tensors_ && elsewhere_ != nullptr) elsewhere_(std::move(tensors_));
+  }
+  Stash(const Stash&) = delete;
+  Stash& operator=(const Stash&) = delete;
 
   void release() {
     std::shared_ptr<void> gone;  // without the lock: its end may be foreign code
@@ -26,6 +34,7 @@ class Stash {
  private:
   Mutex mutex_;
   std::shared_ptr<void> tensors_ GUARDED_BY(mutex_);
+  const LetGo elsewhere_;
 };
 
 }  // namespace torchft_ext

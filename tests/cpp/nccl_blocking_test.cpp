@@ -7,6 +7,7 @@
 
 #include "base/threads.h"
 #include "captured_log.h"
+#include "nccl/device_call.h"
 #include "nccl_cluster.h"
 #include "throwing_hook.h"
 
@@ -67,6 +68,22 @@ TEST_F(NcclBlockingTest, WhatMayHaveToConnectIsCalledBesideAndWhatIsKnownHere) {
   cluster.group(1).abort("it waits beside");
   unknown.join();
   EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
+}
+
+// Splits that change with each step are one shape; only who sends to whom is another.
+TEST_F(NcclBlockingTest, MessagesOfAnySizeAreOneShape) {
+  const auto comm = std::make_shared<DeviceComm>(DeviceCommSetup{
+      sim::platform(), std::make_shared<Lifecycle>(EpochIdentity{}), deviceOf(0), 0, 2, "c"});
+  const auto shape = [&](OpKind kind, size_t first, size_t second) {
+    Operation operation;
+    operation.kind = kind;
+    operation.inputs = {{nullptr, first}, {nullptr, second}};
+    return shapeOf({{std::make_shared<const Operation>(operation), false, comm}}, *comm);
+  };
+  EXPECT_EQ(shape(OpKind::kAlltoall, 4, 4096), shape(OpKind::kAlltoall, 1 << 20, 40));
+  EXPECT_NE(shape(OpKind::kAlltoall, 4, 4096), shape(OpKind::kAlltoall, 4, 0));
+  EXPECT_NE(shape(OpKind::kAlltoall, 4, 4096), shape(OpKind::kGather, 4, 4096));
+  EXPECT_NE(shape(OpKind::kAllgather, 4, 4), shape(OpKind::kAllgather, 4, 4096));
 }
 
 // The flags are raised while the call is inside, and it is freed when that has returned: the

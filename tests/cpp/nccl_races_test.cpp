@@ -81,6 +81,40 @@ TEST_F(NcclRacesTest, IdsStayOutOfAReceiveFromAnyRank) {
   EXPECT_EQ(*bytes, *sent_bytes);
 }
 
+// ---- issuers
+
+TEST_F(NcclRacesTest, AMessageThatWaitsForItsPeerHoldsUpNoOperationOfTheHost) {
+  NcclCluster cluster(2);
+  cluster.form(cluster.all(), "a");
+  std::thread receiving([&] {  // rank 1 comes to it after the broadcast that is next
+    const Floats values = floats(0, Values(10, 0));
+    succeed(cluster.group(0).issue(deviceRecv(values, 1)));
+    EXPECT_EQ(values->read(), Values(10, 5));
+  });
+  EXPECT_TRUE(waitFor([&] { return cluster.group(0).stats().operations == 1; }));
+  cluster.onAll([&](int i) {
+    const auto bytes = std::make_shared<std::vector<uint8_t>>(160, i == 0 ? 42 : 0);
+    succeed(cluster.group(i).issue(hostBroadcast(bytes)));
+    if (i == 1) succeed(cluster.group(1).issue(deviceSend(floats(1, Values(10, 5)), 0)));
+  });
+  receiving.join();
+}
+
+TEST_F(NcclRacesTest, WhoWaitsToIssueHasALimit) {
+  NcclCluster cluster(2);
+  cluster.form(cluster.all(), "a");
+  std::thread receiving([&] {
+    EXPECT_NE(finish(cluster.group(0).issue(deviceRecv(floats(0, Values(10, 0)), 1))), nullptr);
+  });
+  EXPECT_TRUE(waitFor([&] { return cluster.group(0).stats().operations == 1; }));
+  Operation second = deviceAllreduce(floats(0, Values(10, 0)));
+  second.timeout = milliseconds(50);
+  const FailurePtr failure = finish(cluster.group(0).issue(std::move(second)));
+  receiving.join();
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kTimeout) << failure->describe();
+}
+
 TEST(NcclBootstrap, TheTreeReachesEveryRankOnceAndAgrees) {
   for (int size = 1; size <= 33; ++size) {
     std::vector<int> parents(static_cast<size_t>(size), -1);

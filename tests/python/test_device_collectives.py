@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import test_collectives
 import test_layouts
 import torch
 import torch.distributed as dist
 import values
-from device_side import accelerator, check_sum, device, no_violation, ones, stalled
+from device_side import (
+    accelerator,
+    check_sum,
+    device,
+    hold,
+    let_go,
+    no_violation,
+    ones,
+    stalled,
+)
 from rankside import backend, seconds, wait_until
 from values import check, me, pattern, reduced_patterns
 
@@ -275,8 +286,12 @@ def test_wait_blocks_the_stream_and_not_the_host(devices):
 
 
 def durations() -> None:
+    check_sum()
     dist.group.WORLD._enable_collectives_timing()
-    work = dist.all_reduce(ones(10), async_op=True)
+    with stalled():
+        work = dist.all_reduce(ones(10), async_op=True)
+        with pytest.raises(RuntimeError, match="has not completed"):
+            work._get_duration()
     work.check()
     assert work._get_duration() >= 0
     no_violation()
@@ -358,6 +373,43 @@ def coalesced() -> None:
 
 def test_coalesced_operations_begin_as_one(devices):
     devices.world(3).run(coalesced)
+
+
+def coalesced_on_two_streams() -> None:
+    rank, _ = me()
+    check_sum()
+    tensor, other = ones(5, value=rank), torch.Stream(device=device())
+    torch.accelerator.synchronize()
+    stream_of = torch.get_device_module(accelerator.NAME).stream
+    with dist._coalescing_manager(device=device(), async_ops=True) as manager:
+        with stream_of(other):
+            hold()
+            tensor.add_(10)
+            dist.broadcast(tensor, 0, async_op=True)
+    threading.Timer(0.2, let_go).start()
+    manager.wait()
+    check(tensor.cpu(), torch.full((5,), 10.0), "behind what that stream had to do first")
+    no_violation()
+
+
+def test_coalesced_operations_come_behind_the_streams_they_were_called_on(devices):
+    devices.world(2).run(coalesced_on_two_streams)
+
+
+def coalesced_here_and_there() -> str:
+    check_sum()
+    with pytest.raises(ValueError, match="issue it outside of the block") as caught:
+        with dist._coalescing_manager(device=device(), async_ops=True):
+            dist.broadcast(torch.ones(3), 0, async_op=True)
+            dist.barrier(async_op=True, device_ids=[device().index])
+    check_sum()
+    no_violation()
+    return str(caught.value)
+
+
+def test_a_block_of_the_host_and_of_a_device_is_refused(devices):
+    for text in devices.world(2).run(coalesced_here_and_there):
+        assert "coalesced block" in text and "a barrier on" in text
 
 
 def exchange_with_everyone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import device_side
@@ -27,8 +28,10 @@ from rankside import (
     abort,
     backend,
     failure_of,
+    kept,
     seconds,
     wait_errored,
+    wait_until,
 )
 from records import record
 from values import check, me
@@ -345,3 +348,30 @@ def test_epochs_leave_no_thread_descriptor_memory_or_communicator(devices):
     record(f"{EPOCHS} epochs", before=before, after=after)
     for then, now in zip(before, after, strict=True):
         assert not grown(then, now), (grown(then, now), then, now)
+
+
+def sum_in_a_handler_too() -> None:
+    """A first sum, whose communicator takes until the other rank comes; and one more in a signal's
+    handler meanwhile."""
+
+    def handler(*_: object) -> None:
+        kept["told"] = failure_of(lambda: dist.all_reduce(ones(3)))
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    check_sum()
+    signal.signal(signal.SIGUSR2, before)
+    no_violation()
+
+
+def told_in_the_handler() -> str:
+    wait_until(lambda: "told" in kept, "the signal's handler")
+    return kept.pop("told").text
+
+
+def test_operation_in_a_signals_handler_is_refused_where_it_would_wait_for_itself(devices):
+    world = devices.world(2)
+    call = world.start_blocked(0, sum_in_a_handler_too)
+    os.kill(world.workers[0].pid, signal.SIGUSR2)
+    assert "a signal's handler must not use" in world.side(0, told_in_the_handler)
+    world.on(1, check_sum)
+    call.value()

@@ -222,6 +222,7 @@ void SimCommunicator::enqueueLocked(std::vector<NcclCall> calls) {
   auto self = shared_from_this();
   if (const auto graph = stream->capture()) {
     ++graphs_;
+    captured_before_ = true;
     graph->atEnd([self] {
       MutexLock lock(self->mutex_);
       --self->graphs_;
@@ -231,6 +232,8 @@ void SimCommunicator::enqueueLocked(std::vector<NcclCall> calls) {
     stream->enqueue([self, calls] { self->run(calls); });
     return;
   }
+  // The real library asks an event of such a one; where it is non-blocking on a thread of its own.
+  if (captured_before_ && blocking_) checkQueryAllowed("a launch of a captured communicator");
   ++outstanding_;
   stream->enqueue([self, calls = std::move(calls), launch = launches_++] {
     self->awaitTurn(launch);

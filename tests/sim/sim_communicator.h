@@ -176,6 +176,7 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   int outstanding_ GUARDED_BY(mutex_) = 0;
   uint64_t launches_ GUARDED_BY(mutex_) = 0;
   int graphs_ GUARDED_BY(mutex_) = 0;
+  bool captured_before_ GUARDED_BY(mutex_) = false;
   bool freed_ GUARDED_BY(mutex_) = false;
   int splits_ GUARDED_BY(mutex_) = 0;
   std::map<NcclRedOp, PreMul> factors_ GUARDED_BY(mutex_);

@@ -1,0 +1,36 @@
+#include "comm/issue_order.h"
+
+#include "comm/op_state.h"
+
+namespace torchft_ext {
+
+bool IssueOrder::enter(Deadline deadline) {
+  const std::thread::id self = std::this_thread::get_id();
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      if (owner_ == self)
+        throw std::runtime_error(
+            "an operation was issued while this thread is issuing another one of the same group: a "
+            "signal's handler must not use a group that the interrupted thread uses");
+      const Deadline slice = deadline.orEarlier(kHookInterval);
+      ++waiting_;
+      while (owner_ && !slice.expired()) changed_.waitUntil(mutex_, slice);
+      --waiting_;
+      if (!owner_) {
+        owner_ = self;
+        return true;
+      }
+    }
+    if (deadline.expired()) return false;
+    runWaitHook();
+  }
+}
+
+void IssueOrder::leave() {
+  MutexLock lock(mutex_);
+  owner_.reset();
+  if (waiting_ > 0) changed_.notifyAll();
+}
+
+}  // namespace torchft_ext
