@@ -22,6 +22,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -161,7 +162,7 @@ def rank_abort(command: dict[str, Any], store: dist.Store) -> None:
     use_device(command["rank"])
     init(command, dist.PrefixStore("abort", store))
     backend, times = torchft_ext.backend(), []
-    for number in range(command["count"]):
+    for number in range(command["count"] + 1):
         sum_is_right()
         dist.barrier()
         if command["rank"] == 0:
@@ -172,7 +173,7 @@ def rank_abort(command: dict[str, Any], store: dist.Store) -> None:
             torch.accelerator.synchronize()
         address = f"{command['address']}/abort{number}"
         backend.configure(address, command["rank"], command["world"], timeout=LIMIT)
-    ranks.reply("measured", times=times)
+    ranks.reply("measured", times=times[1:])  # the first makes what all later ones have
 
 
 def abort_once(backend: Any, pending: int) -> dict[str, float]:
@@ -276,8 +277,17 @@ def rank_main() -> None:
 class Bench:
     """The launcher's side of every part."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, save: Callable[[], None]) -> None:
+        """save: called whenever `results` has more in it."""
         self.arguments = arguments
+        self.results: dict[str, Any] = {}
+        self._save = save
+
+    def run(self, part: str) -> None:
+        found = self.results[part] = []
+        for result in getattr(self, part)():
+            found.append(result)
+            self._save()
 
     def ask(
         self, world: int, part: str, limit_s: float = 300, **fields: object
@@ -301,15 +311,13 @@ class Bench:
 
     # Each part returns rows of its table, and what goes into the JSON.
 
-    def launch(self) -> list[dict[str, Any]]:
-        results = []
+    def launch(self) -> Iterator[dict[str, Any]]:
         for world in self.arguments.worlds:
             with self.pool(world) as pool:
                 processes = pool.start(world)
                 for size in self.sizes(world):
-                    results.append(self.launch_size(pool, processes, size))
+                    yield self.launch_size(pool, processes, size)
                 pool.finish(processes)
-        return results
 
     def sizes(self, world: int) -> list[int]:
         if self.arguments.sizes:
@@ -344,6 +352,7 @@ class Bench:
     ) -> dict[str, Any]:
         return {
             "world": world,
+            "ranks_share_a_device": accelerator().shared_by(world),
             "bytes": size,
             "pairs": len(turns["call"]["ft"]),
             "operations_per_turn": block_length(size),
@@ -361,19 +370,16 @@ class Bench:
             },
         }
 
-    def abort(self) -> list[dict[str, Any]]:
-        results = []
+    def abort(self) -> Iterator[dict[str, Any]]:
         for pending in (1, 32):
             ranks.progress(f"abort with {pending} operations under way")
             answers = self.ask(2, "abort", pending=pending, count=self.arguments.aborts)
             times = answers[0]["times"]
             measured = {name: report.summary([t[name] for t in times]) for name in times[0]}
-            results.append({"operations_under_way": pending, "seconds": measured})
-        return results
+            yield {"operations_under_way": pending, "seconds": measured}
 
-    def configure(self) -> list[dict[str, Any]]:
+    def configure(self) -> Iterator[dict[str, Any]]:
         """Each library in processes of its own, in alternate rounds; the slowest rank counts."""
-        results = []
         for world in self.arguments.worlds:
             cold: dict[str, list[float]] = {name: [] for name in names()}
             warm: dict[str, list[float]] = {name: [] for name in names()}
@@ -390,12 +396,11 @@ class Bench:
                     "cold": report.summary(cold[engine]),
                     "warm": report.summary(warm[engine]),
                 }
-                results.append({"engine": engine, "world": world, "seconds": summaries})
-        return results + self.reinit()
+                yield {"engine": engine, "world": world, "seconds": summaries}
+        yield from self.reinit()
 
-    def reinit(self) -> list[dict[str, Any]]:
+    def reinit(self) -> Iterator[dict[str, Any]]:
         """After aborts; the roads in alternate rounds, each in processes of its own."""
-        results = []
         for world in [world for world in self.arguments.worlds if world > 1]:
             times: dict[str, list[float]] = {road: [] for road in self.arguments.reinit}
             taken = dict.fromkeys(times, 0)
@@ -407,16 +412,13 @@ class Bench:
                     times[road] += [max(found) for found in by_epoch]
                     taken[road] += answers[0]["taken"]
             for road, found in times.items():
-                results.append(
-                    {
-                        "engine": f"ft, {road}",
-                        "road": road,
-                        "world": world,
-                        "taken": taken[road],
-                        "seconds": {"after an abort": report.summary(found)},
-                    }
-                )
-        return results
+                yield {
+                    "engine": f"ft, {road}",
+                    "road": road,
+                    "world": world,
+                    "taken": taken[road],
+                    "seconds": {"after an abort": report.summary(found)},
+                }
 
     def memory(self) -> list[dict[str, Any]]:
         ranks.progress("memory of a group")
@@ -493,19 +495,24 @@ def main() -> int:
     os.environ["BENCH_RIVAL"] = arguments.rival
     if arguments.non_blocking:
         os.environ["TORCHFT_EXT_NCCL_BLOCKING"] = "0"
-    run, bench = describe(arguments), Bench(arguments)
-    results: dict[str, Any] = {}
-    for part in arguments.parts:
-        results[part] = getattr(bench, part)()
-        reached = figures.aims(results) if run["measurement"] else {}
-        data = {"benchmark": "gpu", **run, "results": results, "aims": reached}
+    run = describe(arguments)
+
+    def reached() -> dict[str, str]:
+        return figures.aims(bench.results) if run["measurement"] else {}
+
+    def save() -> None:
+        data = {"benchmark": "gpu", **run, "results": bench.results, "aims": reached()}
         report.write_json(arguments.json, data)
+
+    bench = Bench(arguments, save)
+    for part in arguments.parts:
+        bench.run(part)
     report.print_machine(run)
-    for part, found in results.items():
+    for part, found in bench.results.items():
         figures.print_part(part, found, rival=arguments.rival, simulated=accelerator().simulated())
         print()
-    for aim, reached_it in reached.items():
-        print(f"{'reached' if reached_it else 'NOT reached'}: {aim}")
+    for aim, verdict in reached().items():
+        print(f"{verdict}: {aim}")
     if not run["measurement"]:
         print(
             "Simulated device with NCCL's own library: its host code is measured, and no kernel, "

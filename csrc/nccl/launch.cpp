@@ -136,13 +136,20 @@ void Launch::checkCapture(const Op& op) const {
     throw std::invalid_argument(name +
                                 ": expected all operations of a batch in one graph capture, or all "
                                 "outside, found both");
-  // NCCL asks an event of one that was captured at each later launch, on a thread of its own, which
-  // ends a capture (ncclLaunchPrepare, 2.28.9).
-  if (!capturing_ && (cuda.capturing(op.comm->stream()) || op.comm->captureIsOpen(cuda)))
+  if (capturing_) return;
+  // NCCL asks an event of one that was captured at each later launch, on a thread of its own where
+  // it is non-blocking, which ends a capture (ncclLaunchPrepare, 2.28.9).
+  if (op.comm->captureIsOpen(cuda))
     throw std::invalid_argument(
         name +
         ": a graph capture has this group's operations in it and has not ended: issue others in "
         "the capture, after its end, or on another group");
+  if (cuda.capturing(op.comm->stream()))
+    throw std::invalid_argument(
+        name +
+        ": a graph is being captured on the stream that this group's communicator has, since "
+        "torch's pool has given it to both: issue it after the end of the capture, or capture on "
+        "another stream");
 }
 
 std::shared_ptr<c10::Event> Launch::event(const Op& op, bool timed) {

@@ -9,6 +9,7 @@
 
 #include "base/fork.h"
 #include "base/mutex.h"
+#include "nccl/device_comm.h"
 
 namespace torchft_ext {
 namespace {
@@ -55,21 +56,36 @@ class StreamPool {
 };
 PerProcess<StreamPool> pool;
 
-c10::Stream choose(const Kind& kind, c10::Device device, bool high_priority) {
+c10::Stream choose(const CudaApi& cuda, const Kind& kind, c10::Device device, bool high_priority) {
+  // Those that are being captured are held meanwhile, so that none is looked at twice.
+  struct Captured {
+    const Kind& kind;
+    std::vector<c10::Stream> streams;
+    ~Captured() {
+      for (const c10::Stream& stream : streams) pool.get().giveBack(kind, stream);
+    }
+  } captured{kind, {}};
+  const OnDevice on_device(device);
   std::vector<c10::Stream> taken;
-  if (pool.get().takeFree(kind, taken)) return taken.back();
+  while (pool.get().takeFree(kind, taken)) {
+    if (!cuda.capturing(taken.back())) return taken.back();
+    captured.streams.push_back(taken.back());
+  }
   const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
   for (int tried = 1;; ++tried) {
     const c10::Stream stream = guard->getStreamFromGlobalPool(device, high_priority);
-    if (pool.get().take(kind, stream, tried >= kTries)) return stream;
+    if (!pool.get().take(kind, stream, tried >= kTries)) continue;
+    if (tried >= kTries || !cuda.capturing(stream)) return stream;
+    captured.streams.push_back(stream);
   }
 }
 
 }  // namespace
 
-std::shared_ptr<const c10::Stream> takeStream(c10::Device device, bool high_priority) {
+std::shared_ptr<const c10::Stream> takeStream(const CudaApi& cuda, c10::Device device,
+                                              bool high_priority) {
   const Kind kind(device.type(), device.index(), high_priority);
-  auto* stream = new c10::Stream(choose(kind, device, high_priority));
+  auto* stream = new c10::Stream(choose(cuda, kind, device, high_priority));
   return {stream, [kind, generation = forkGeneration()](const c10::Stream* used) {
             if (generation == forkGeneration()) pool.get().giveBack(kind, *used);
             delete used;

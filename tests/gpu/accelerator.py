@@ -40,6 +40,7 @@ SHARED_GPU = {
     "NCCL_RAS_ENABLE": "0",
     "NCCL_MAX_CTAS": "2",
     "CUDA_MODULE_LOADING": "EAGER",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # no stream waits in a queue behind another one's kernel
 }
 
 # NCCL's own library under the simulated device, if so.
@@ -133,6 +134,20 @@ def device_bytes() -> int:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return int(total - free)
+
+
+def tensor_bytes() -> int:
+    """Memory that tensors of this process have; allocations where it is simulated."""
+    if simulated():
+        return int(simulator().report()["live_allocations"])
+    return int(torch.cuda.memory_allocated())
+
+
+def warm_up() -> None:
+    """Make the device's context, which takes seconds on a real one."""
+    if not simulated():
+        torch.ones(1, device=device()).add_(1)
+        torch.accelerator.synchronize()
 
 
 def live_communicators() -> int:

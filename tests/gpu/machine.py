@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 
 import accelerator
 import torch
@@ -21,10 +22,16 @@ def output_of(*command: str) -> str:
 
 
 def cuda() -> dict[str, object]:
+    query_modes = (
+        "nvidia-smi",
+        "--query-gpu=compute_mode,mig.mode.current",
+        "--format=csv,noheader",
+    )
     query = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     return {
         "gpus": output_of(*query).splitlines(),
+        "compute mode, MIG": output_of(*query_modes).splitlines(),
         "capability": capability,
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if capability else None,
@@ -39,6 +46,8 @@ def main() -> int:
         "torch": torch.__version__,
         "kernel": platform.release(),
         "cores": len(os.sched_getaffinity(0)),
+        "MiB of /dev/shm": shutil.disk_usage("/dev/shm").total >> 20,
+        "setuptools": metadata.version("setuptools"),
     }
     if not accelerator.simulated():
         found.update(cuda())

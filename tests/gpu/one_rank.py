@@ -4,6 +4,7 @@ compute-sanitizer can watch."""
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -15,11 +16,14 @@ import device_side  # noqa: E402
 import test_collectives  # noqa: E402
 import test_device_aborts  # noqa: E402
 import test_device_collectives  # noqa: E402
+from rankside import backend  # noqa: E402
 
 
 def main() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     device_side.join(f"127.0.0.1:{store.port}/one", 0, 1)
+    # Under compute-sanitizer an operation may take long.
+    backend().set_timeout(timedelta(seconds=300))
     test_collectives.SIZES, test_collectives.LARGE = (0, 7, 1025), 131_101
     for name in test_device_collectives.TABLE:
         test_device_collectives.run_table(name)

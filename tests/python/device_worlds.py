@@ -10,9 +10,11 @@ import pytest
 from device_side import accelerator
 from ranks import START_PATIENCE, Pool, Worker, World, values_of
 
+SPARES = 0 if accelerator.simulated() else 2  # a rank's start takes seconds on a GPU
+
 
 def device_environment(rank_env: dict[str, str]) -> dict[str, str]:
-    return {**rank_env, **accelerator.environment()}
+    return {**rank_env, **accelerator.environment(), "TORCHFT_EXT_TEST_WARM_UP": "1"}
 
 
 class DevicePool:
@@ -54,7 +56,7 @@ class DevicePool:
 def device_pool(
     tmp_path_factory: pytest.TempPathFactory, rank_env: dict[str, str]
 ) -> Iterator[Pool]:
-    pool = Pool(tmp_path_factory.mktemp("device_ranks"), device_environment(rank_env))
+    pool = Pool(tmp_path_factory.mktemp("device_ranks"), device_environment(rank_env), SPARES)
     yield pool
     pool.close()
 
@@ -64,7 +66,7 @@ def non_blocking_pool(
     tmp_path_factory: pytest.TempPathFactory, rank_env: dict[str, str]
 ) -> Iterator[Pool]:
     environment = {**device_environment(rank_env), "TORCHFT_EXT_NCCL_BLOCKING": "0"}
-    pool = Pool(tmp_path_factory.mktemp("non_blocking_ranks"), environment)
+    pool = Pool(tmp_path_factory.mktemp("non_blocking_ranks"), environment, SPARES)
     yield pool
     pool.close()
 

@@ -80,4 +80,8 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
+    if "TORCHFT_EXT_TEST_WARM_UP" in os.environ:
+        from device_side import accelerator
+
+        accelerator.warm_up()
     work(Connection(int(sys.argv[1])))

@@ -252,7 +252,11 @@ class World:
 class Pool:
     """Owns the workers and the store under which their epochs meet."""
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, folder: Path, env: dict[str, str], spares: int = 0) -> None:
+        """spares: so many more than were ever borrowed at once are kept ready, from the first that
+        is lost on."""
+        self._spares = spares
+        self._borrowed = 0
         self._folder = folder
         self._env = env
         self._workers: list[Worker] = []
@@ -278,6 +282,7 @@ class Pool:
         free = [w for w in self._workers if w.alive() and not w.busy() and w not in besides]
         while len(free) < count:
             free.append(self._start())
+        self._borrowed = max(self._borrowed, count)
         return free[:count]
 
     def start_spare(self) -> None:
@@ -313,6 +318,9 @@ class Pool:
             if not worker.alive() or worker.busy():
                 worker.kill()
                 self._workers.remove(worker)
+        if self._spares and len(self._workers) < self._borrowed:
+            while len(self._workers) < self._borrowed + self._spares:
+                self._start()
 
     def dump_stacks(self) -> str:
         parts = [

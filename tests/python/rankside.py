@@ -147,6 +147,8 @@ def leave_default_group() -> None:
     kept.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
+    # A failed init_process_group() has used up a name, which would differ from the other ranks'.
+    dist.distributed_c10d._world.group_count = 0
 
 
 def operations() -> int:

@@ -76,6 +76,26 @@ def test_abort_in_mid_operation_frees_all_that_is_queued_behind_it(devices):
     devices.next(world, range(2)).run(check_sum)
 
 
+def host_in_the_driver() -> float:
+    """When a synchronous copy returns that waits for an operation which does not end by itself."""
+    tensor = ones(1000)
+    dist.all_reduce(tensor)
+    assert tensor.cpu().shape == (1000,)
+    return time.monotonic()
+
+
+def test_abort_frees_a_host_that_waits_for_a_copy(devices):
+    world = devices.world(2)
+    world.run(check_sum)
+    call = world.start_blocked(0, host_in_the_driver)
+    time.sleep(0.2)  # it is in the copy, most likely
+    aborted = world.side(0, abort_now)
+    freed = call.value(NOTICE)
+    record("abort to a host freed from a copy", seconds=freed - aborted)
+    assert world.on(0, wait_errored).type == "CommAbortedError"
+    devices.next(world, range(2)).run(check_sum)
+
+
 def behind_a_stalled_stream() -> None:
     tensor = ones(1000)
     hold()
@@ -276,6 +296,7 @@ def epoch_beside_a_capture(address: str, rank: int, size: int) -> str:
             beside.submit(next_epoch).result(NOTICE)
 
     error = failure_of(capture_beside_it)
+    assert works, error
     works[0].wait()
     check(summed.cpu(), torch.full((10,), float(size)), "the next epoch's sum")
     if error is None:

@@ -88,13 +88,13 @@ def keep_works_of_strided_tensors() -> None:
     tensor = ones(1000, 1000).t()
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
-    before = accelerator.device_bytes()
+    before = accelerator.tensor_bytes()
     works = [dist.all_reduce(tensor, async_op=True) for _ in range(10)]
     for work in works:
         work.wait()
     torch.accelerator.synchronize()
     backend().check()
-    wait_until(lambda: accelerator.device_bytes() <= before, "what the operations needed to go")
+    wait_until(lambda: accelerator.tensor_bytes() <= before, "what the operations needed to go")
     del works
     no_violation()
 
@@ -174,6 +174,7 @@ def test_complex_numbers_are_summed_and_any_dtype_is_moved(devices):
 
 def factor_in_stream_order() -> None:
     """It is read on the device, behind what the caller has enqueued before; the host waits not."""
+    check_sum()  # what NCCL makes at first is not made behind a stream that is held back
     rank, world = me()
     tensor, factor = ones(1000), ones(1)
     with stalled():
@@ -234,11 +235,15 @@ def on_the_current_stream() -> None:
     stream = torch.Stream(device=device())
     tensor = ones(1000)
     torch.accelerator.synchronize()
+    before = torch.accelerator.current_stream()
     torch.accelerator.set_stream(stream)
-    tensor.mul_(3)
-    dist.all_reduce(tensor)  # behind the product, before the next one, with no wait in between
-    tensor.mul_(2)
-    check(tensor.cpu(), torch.full((1000,), 6.0 * world), "in stream order")
+    try:
+        tensor.mul_(3)
+        dist.all_reduce(tensor)  # behind the product, before the next one, no wait in between
+        tensor.mul_(2)
+        check(tensor.cpu(), torch.full((1000,), 6.0 * world), "in stream order")
+    finally:
+        torch.accelerator.set_stream(before)
     no_violation()
 
 
@@ -267,6 +272,7 @@ def test_operations_on_several_streams_keep_the_order_of_issue(devices):
 
 
 def wait_does_not_block() -> None:
+    check_sum()
     _, world = me()
     tensor = ones(10)
     with stalled():  # nothing on the current stream moves

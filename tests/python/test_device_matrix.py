@@ -134,12 +134,12 @@ def chosen() -> list[Case]:
 # ---- in a rank
 
 
-def meet(pairs: bool) -> None:
-    """Make the communicators: those of all ranks, and of pairs."""
+def meet(operation: str, victim: int) -> None:
+    """Have made and connected what the operation needs, so that it is struck on its way."""
     check_sum()
     rank, world = me()
-    if not pairs:
-        return
+    if operation != "receive":
+        return OPERATIONS[operation](victim)[0].check()
     others = [peer for peer in range(world) if peer != rank]
     batch = [dist.P2POp(dist.isend, ones(1), peer) for peer in others]
     batch += [dist.P2POp(dist.irecv, ones(1), peer) for peer in others]
@@ -213,7 +213,7 @@ def lateness(devices, case: Case) -> list[float]:
     """Of the release of each survivor, beyond the heartbeat limit where the victim was stopped."""
     heartbeat = seconds(HEARTBEAT)
     world = devices.world(case.size, heartbeat=heartbeat)
-    world.run(meet, case.operation == "receive")
+    world.run(meet, case.operation, case.victim)
     survivors = [rank for rank in range(case.size) if rank != case.victim]
     pid = world.workers[case.victim].pid
     calls = begin(world, case, survivors)

@@ -50,7 +50,7 @@ def sum_with_an_old_library(address: str) -> None:
 
 
 @pytest.mark.skipif(not accelerator.nccl_simulated(), reason="its version can be chosen")
-def test_library_whose_aborts_may_hang_is_warned_of(devices):
+def test_library_whose_aborts_may_hang_is_warned_of_on_the_simulator(devices):
     (worker,) = devices.pool.borrow(1)
     worker.call(sum_with_an_old_library, (devices.pool.address(),), {}).value()
     wait_until(lambda: "use NCCL 2.26.2 or later" in worker.log(), "the warning")
@@ -74,7 +74,7 @@ def blocking_communicators(address: str, rank: int) -> int:
 @pytest.mark.parametrize(
     ("devices", "made"), (("non_blocking", 0), ("blocking", 2)), indirect=["devices"]
 )  # blocking: by default
-def test_communicators_are_blocking_where_the_environment_says_so(devices, made):
+def test_communicators_are_blocking_where_the_environment_says_so_on_the_simulator(devices, made):
     pool = devices.pool
     address = pool.address()
     calls = [
@@ -111,7 +111,9 @@ def kinds_by_default(address: str) -> dict[str, int]:
 
 
 @pytest.mark.skipif(not accelerator.nccl_simulated(), reason="its version can be chosen")
-def test_communicators_are_blocking_by_default_where_nothing_speaks_against_it(devices):
+def test_communicators_are_blocking_by_default_where_nothing_speaks_against_it_on_the_simulator(
+    devices,
+):
     (worker,) = devices.pool.borrow(1)
     assert worker.call(kinds_by_default, (devices.pool.address(),), {}).value() == {
         "22202": 0,

@@ -254,7 +254,10 @@ def last_after_the_others(issue: Callable[[], list[dist.Work]]) -> None:
     """Issue on all ranks and wait; no sum is through before all but the last have issued all."""
     rank, world = me()
     word = torch.zeros(1, device="cpu")
-    dist.all_reduce(torch.zeros(1))  # on a device the first operation waits for everyone
+    # On a device the first operation of each kind and size may wait for everyone.
+    dist.all_reduce(torch.zeros(1200))
+    dist.broadcast(torch.zeros(1200), 0)
+    dist.all_gather_into_tensor(torch.zeros(world * 1200), torch.zeros(1200))
     if rank == world - 1:
         for other in range(world - 1):
             dist.recv(word, other)
