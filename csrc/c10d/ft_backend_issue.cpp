@@ -24,9 +24,8 @@ using TensorVector = std::vector<at::Tensor>;
 // to go: that must not hold up the network.
 void letGoElsewhere(std::shared_ptr<void> kept) {
   auto tensors = std::static_pointer_cast<TensorVector>(std::move(kept));
-  const bool shared = std::all_of(tensors->begin(), tensors->end(), [](const at::Tensor& tensor) {
-    return tensor.use_count() > 1;
-  });
+  const bool shared = std::all_of(tensors->begin(), tensors->end(),
+                                  [](const at::Tensor& tensor) { return tensor.use_count() > 1; });
   if (!shared) runOnCallbackThread([owner = std::move(tensors)] {});
 }
 

@@ -50,15 +50,15 @@ class Communicator {
 
   // For engines that ride on this one, whose own ends another member could take for data.
   // After the lifecycle failed: tells the other members, unless that has been done. True: all but
-  // who is the cause have it in their kernels. False: not by the deadline. Blocks; any thread but the
-  // engine's own.
+  // who is the cause have it in their kernels. False: not by the deadline. Blocks; any thread but
+  // the engine's own.
   virtual bool tellOfFailure(Deadline /*deadline*/) { return true; }
   // Calls `then` once everything has been looked at that other members had told this one before
   // this call: on an engine thread, where it must not block. False: it is not called. Any thread.
   virtual bool afterALook(std::function<void()> /*then*/) { return false; }
 
-  // After the lifecycle failed: what the calling thread enqueues on its current streams comes behind
-  // whatever operations of this epoch may still do to memory. Never blocks.
+  // After the lifecycle failed: what the calling thread enqueues on its current streams comes
+  // behind whatever operations of this epoch may still do to memory. Never blocks.
   virtual void orderBehindOperations() {}
 
   // After the lifecycle failed: waits until no engine thread is inside a user buffer and every

@@ -100,8 +100,8 @@ class Group {
     std::shared_ptr<Communicator> communicator;
     int64_t next_seq = 0;
     // Held while operations are handed to the communicator, so that the order of sequence numbers
-    // is the order of issue. One per epoch: an issue that hangs holds up no later epoch; and one for
-    // operations on devices, which may wait there for other ranks, beside that for those of the
+    // is the order of issue. One per epoch: an issue that hangs holds up no later epoch; and one
+    // for operations on devices, which may wait there for other ranks, beside that for those of the
     // host. A batch of both takes both, this one first.
     struct Orders {
       std::shared_ptr<IssueOrder> host = std::make_shared<IssueOrder>();

@@ -59,8 +59,8 @@ void HostCommunicator::onPeerLeft(const OnPeerLeft& told) {
 bool HostCommunicator::tellOfFailure(Deadline deadline) {
   const auto arrived = std::make_shared<std::atomic<bool>>(false);
   while (true) {
-    const bool ran = loop_.runOnLoop(
-        [epoch = epoch_, arrived] { *arrived = epoch->tellOfFailure(); }, deadline);
+    const bool ran =
+        loop_.runOnLoop([epoch = epoch_, arrived] { *arrived = epoch->tellOfFailure(); }, deadline);
     if (!ran || *arrived || deadline.expired()) return *arrived;
     std::this_thread::sleep_for(kLookForArrival);
   }

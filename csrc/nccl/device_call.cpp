@@ -17,8 +17,8 @@ class Digest {
       sum_ *= 0x100000001b3;
     }
   }
-  // NCCL connects all channels of a peer for a message of any size, and for none if it is empty; for
-  // a collective as many as its size takes.
+  // NCCL connects all channels of a peer for a message of any size, and for none if it is empty;
+  // for a collective as many as its size takes.
   void add(const std::vector<Buffer>& buffers, bool messages) {
     add(buffers.size());
     for (const Buffer& buffer : buffers)

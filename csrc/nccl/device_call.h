@@ -32,8 +32,8 @@ NcclResult callThroughGates(const std::vector<std::shared_ptr<DeviceComm>>& comm
                             const DeviceCalls& calls, Deadline deadline);
 
 // Calls of one shape mostly need the same connections: alike in kind, dtype, reduction, root and
-// peer, and sizes of the same power of two; of what is made of messages: in who gets one. Mostly: NCCL connects by algorithm, and may change that
-// in between. Of those on `comm`.
+// peer, and sizes of the same power of two; of what is made of messages: in who gets one. Mostly:
+// NCCL connects by algorithm, and may change that in between. Of those on `comm`.
 uint64_t shapeOf(const DeviceCalls& calls, const DeviceComm& comm);
 
 }  // namespace torchft_ext

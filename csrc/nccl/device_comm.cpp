@@ -41,7 +41,8 @@ OnDevice::~OnDevice() {
 }
 
 DeviceComm::DeviceComm(DeviceCommSetup setup)
-    : setup_(std::move(setup)), stream_(takeStream(*setup_.platform->cuda, setup_.device, setup_.high_priority)) {}
+    : setup_(std::move(setup)),
+      stream_(takeStream(*setup_.platform->cuda, setup_.device, setup_.high_priority)) {}
 
 bool DeviceComm::initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline) {
   const auto init = [self = shared_from_this(), ids, deadline] {

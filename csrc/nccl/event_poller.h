@@ -1,16 +1,15 @@
 // Learns that operations on the device are through, and completes them.
 //
 // An operation is watched from the moment its `end` event is recorded. It is complete when the
-// event has fired before its communicator was closed, and no news of a failure had come from another
-// member by then: success (that event may have fired because a kernel was stopped there, which is
-// told before; see reap_batch.cpp); or when its epoch has failed and the
-// communicator has been cut: the epoch's failure; or when its verdict is that its epoch must fail,
-// and it does. What owns its buffers is kept until the event has fired in either case, so after an
-// abort until the stream has drained; but callers' tensors only
-// until a stream waits for a sound operation (nccl/stash.h). Where NCCL was still at
-// work on the call when the epoch ended, that event proves nothing: they are kept until the
-// communicator is at rest or gone, and then until an event that is recorded behind it has fired.
-// Where the device cannot tell, they are kept for good.
+// event has fired before its communicator was closed, and no news of a failure had come from
+// another member by then: success (that event may have fired because a kernel was stopped there,
+// which is told before; see reap_batch.cpp); or when its epoch has failed and the communicator has
+// been cut: the epoch's failure; or when its verdict is that its epoch must fail, and it does. What
+// owns its buffers is kept until the event has fired in either case, so after an abort until the
+// stream has drained; but callers' tensors only until a stream waits for a sound operation
+// (nccl/stash.h). Where NCCL was still at work on the call when the epoch ended, that event proves
+// nothing: they are kept until the communicator is at rest or gone, and then until an event that is
+// recorded behind it has fired. Where the device cannot tell, they are kept for good.
 //
 // Never waits on the device, and asks it under relaxCapture(): safe beside a graph capture of
 // another thread. Looks every 100 us while operations complete, down to every 2 ms while none does,

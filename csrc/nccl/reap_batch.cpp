@@ -215,10 +215,10 @@ void ReapBatch::destroyAll(const Comms& comms) const {
   on_cut_();
 }
 
-// A kernel that is told to stop runs through its remaining steps, and hands what lies in its buffers
-// to the next rank, whose kernel takes it for data and ends (prims_simple.h, prims_ll.h; 2.28.9). So
-// the members must have been told before: whoever looks at a result there looks for news first
-// (EventPoller). Again: nothing.
+// A kernel that is told to stop runs through its remaining steps, and hands what lies in its
+// buffers to the next rank, whose kernel takes it for data and ends (prims_simple.h,
+// prims_ll.h; 2.28.9). So the members must have been told before: whoever looks at a result there
+// looks for news first (EventPoller). Again: nothing.
 void ReapBatch::tellMembers(const Comms& comms) {
   std::set<std::shared_ptr<Communicator>> told;
   const Deadline deadline = Deadline::after(kToldWithin);

@@ -1,6 +1,6 @@
 // What a kernel that is stopped leaves behind: junk that other ranks' kernels take for data, and
-// its own last writes. No operation succeeds with the former, nothing of the caller's is overwritten
-// by the latter. Over the NCCL engine and the simulator, which does both.
+// its own last writes. No operation succeeds with the former, nothing of the caller's is
+// overwritten by the latter. Over the NCCL engine and the simulator, which does both.
 #include <gtest/gtest.h>
 
 #include "nccl_cluster.h"
@@ -73,7 +73,8 @@ TEST_F(NcclNewsTest, AMemberThatLeavesInTheMiddleLetsNobodyTakeJunkForAResult) {
   expectAborted(states[0]);
 }
 
-// What a caller's thread enqueues once it knows of the failure comes behind the kernel's last write.
+// What a caller's thread enqueues once it knows of the failure comes behind the kernel's last
+// write.
 class NcclLastWriteTest : public NcclNewsTest {
  protected:
   void SetUp() override {

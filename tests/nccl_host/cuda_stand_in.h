@@ -1,8 +1,8 @@
 // The CUDA runtime and driver that NCCL's library calls, over the simulated device: memory of the
 // host, streams of tests/sim, kernels of this folder.
 //
-// What is there is what NCCL needs without peer access and CUDA's virtual memory; any other function
-// fails, and is a violation (sim_faults.h).
+// What is there is what NCCL needs without peer access and CUDA's virtual memory; any other
+// function fails, and is a violation (sim_faults.h).
 //
 // Threads: any.
 #pragma once

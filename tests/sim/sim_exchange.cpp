@@ -213,7 +213,8 @@ bool Exchange::transfer(int rank, std::vector<Transfer>& transfers, const std::a
 void Exchange::runThrough(int rank, const std::vector<Transfer>& stopped) {
   for (const Transfer& one : stopped) {
     if (one.channel != Transfer::Channel::kCollective) continue;
-    auto& until = one.sending ? region_->sends_junk[rank][one.peer] : region_->drops[one.peer][rank];
+    auto& until =
+        one.sending ? region_->sends_junk[rank][one.peer] : region_->drops[one.peer][rank];
     until.store(one.header.sequence + 1, std::memory_order_release);
   }
 }
@@ -278,7 +279,8 @@ bool Exchange::advanceReceive(int rank, Transfer& transfer) {
       return true;
     }
   }
-  const bool junk = isRunThrough(transfer, region_->sends_junk[transfer.peer][rank]);  // and no more
+  const bool junk =
+      isRunThrough(transfer, region_->sends_junk[transfer.peer][rank]);  // and no more
   const size_t at = transfer.done - kHeader;
   transfer.done += ring.get(transfer.data + at, transfer.header.bytes - at);
   return transfer.done > before || (junk && endWithJunk(transfer));

@@ -62,8 +62,8 @@ class Exchange {
   void giveUp();
 
   // Moves all of them, in order for each peer and channel. False: stopped before; as the real
-  // library's kernels, which then run through their remaining steps, a stopped collective lets those
-  // of its peers that wait for it end with what lies in the buffers, which is junk here.
+  // library's kernels, which then run through their remaining steps, a stopped collective lets
+  // those of its peers that wait for it end with what lies in the buffers, which is junk here.
   bool transfer(int rank, std::vector<Transfer>& transfers, const std::atomic<bool>& stop);
 
   // One row per split or shrink: what each rank wants, and the id of its part.

@@ -222,9 +222,8 @@ void SimStream::block(const std::shared_ptr<SimEvent>& event) {
 void SimStream::blockExternal(const std::shared_ptr<SimEvent>& event) {
   const std::shared_ptr<Graph> graph = capture();
   if (!graph) return block(event);
-  graph->addAtLaunch([event] {
-    return [event, which = event->scheduled()] { event->await(which); };
-  });
+  graph->addAtLaunch(
+      [event] { return [event, which = event->scheduled()] { event->await(which); }; });
 }
 
 std::shared_ptr<Graph> SimStream::beginCapture() {

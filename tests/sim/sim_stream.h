@@ -32,7 +32,7 @@ class Graph {
   ~Graph();  // what it kept is let go; frees what was freed during its capture
   void add(Task task);
   void addAtLaunch(std::function<Task()> make);  // makes its task anew when a replay is enqueued
-  void atEnd(Task task);  // when the graph goes
+  void atEnd(Task task);                         // when the graph goes
   void addStream(SimStream* stream);
   std::vector<SimStream*> streams() const;
   std::vector<Task> launch() const;  // the tasks of a replay that is enqueued now
