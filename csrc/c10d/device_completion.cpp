@@ -5,8 +5,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
+#include <string>
 #include <utility>
 
+#include "base/log.h"
 #include "nccl/device_comm.h"
 
 namespace torchft_ext {
@@ -28,6 +31,16 @@ void DeviceCompletion::blockCurrentStream() const {
   const c10::Stream current = currentStream(device_);
   for (const auto& side : sides_) {
     if (side->end) side->end->block(current);
+  }
+}
+
+void DeviceCompletion::orderBehind() const noexcept {
+  try {
+    const OnDevice on_device(device_);
+    if (!captured() && !cuda_->capturing(currentStream(device_))) blockCurrentStream();
+  } catch (const std::exception& error) {
+    log(LogLevel::kError,
+        std::string("a stream cannot wait for operations that failed: ") + error.what());
   }
 }
 

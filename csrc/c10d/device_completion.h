@@ -40,6 +40,8 @@ class DeviceCompletion {
   bool timed() const { return sides_.front()->start && sides_.back()->end; }
   // The caller's current stream waits for the operation. Nothing where it was never enqueued.
   void blockCurrentStream() const;
+  // The same after a failure, but where a graph is captured there; a device that refuses is logged.
+  void orderBehind() const noexcept;
   // Behind that, where the operation has not failed: its tensors' memory may be used again in
   // stream order.
   void releaseTensors() const;

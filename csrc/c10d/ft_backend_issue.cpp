@@ -134,6 +134,11 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
   } else {
     states = group_->issueTogether(std::move(operations));
   }
+  for (const auto& side : sides) {
+    // On the caller's own stream whatever comes later is behind the operation.
+    const auto stash = side->on_current && side->may_release ? side->stash.lock() : nullptr;
+    if (stash) stash->release();
+  }
   std::optional<DeviceCompletion> completion;
   if (!sides.empty()) {
     const bool host_waits = described.type == c10d::OpType::BARRIER || options_->blocking_wait;

@@ -177,10 +177,14 @@ bool FtWork::wait(std::chrono::milliseconds timeout) {
 
 void FtWork::check() {
   guard_.check("this operation");
-  // Of a failed one too: its kernel may be on its way out, and what follows must come after it.
-  if (device_ && !device_->captured()) device_->blockCurrentStream();
-  finishAll(kNoTimeout);
-  if (const FailurePtr failed = failure()) throwFailure(failed);
+  try {
+    finishAll(kNoTimeout);
+    if (const FailurePtr failed = failure()) throwFailure(failed);
+  } catch (...) {
+    // Its kernel may be on its way out, and what follows must come after it.
+    if (device_) device_->orderBehind();
+    throw;
+  }
 }
 
 void FtWork::finishAll(std::chrono::milliseconds timeout) const {

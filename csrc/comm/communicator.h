@@ -50,7 +50,7 @@ class Communicator {
 
   // For engines that ride on this one, whose own ends another member could take for data.
   // After the lifecycle failed: tells the other members, unless that has been done. True: all but
-  // who is the cause have it in their kernels. False: not by the deadline. Blocks; any thread but
+  // who is lost have it in their kernels. False: not by the deadline. Blocks; any thread but
   // the engine's own.
   virtual bool tellOfFailure(Deadline /*deadline*/) { return true; }
   // Calls `then` once everything has been looked at that other members had told this one before

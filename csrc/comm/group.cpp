@@ -215,12 +215,13 @@ struct Group::Turn {
 };
 
 std::optional<Group::Turn> Group::awaitTurn(const std::vector<Operation>& operations,
-                                            const Epoch::Orders& orders) const {
+                                            const Epoch::Orders& orders,
+                                            const std::shared_ptr<Lifecycle>& lifecycle) const {
   const auto on_device = [](const Operation& each) { return each.device != nullptr; };
   const Deadline deadline = deadlineOf(operations);
   Turn turn;
   const auto take = [&](IssueOrder& order, Turn::Entered& entered) {
-    if (!order.enter(deadline)) return false;
+    if (!order.enter(deadline, [&] { return lifecycle && lifecycle->over(); })) return false;
     entered.reset(&order);
     return true;
   };
@@ -256,7 +257,7 @@ std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation
       orders = current_.orders;
       lifecycle = current_.lifecycle;
     }
-    const auto turn = awaitTurn(operations, *orders);
+    const auto turn = awaitTurn(operations, *orders, lifecycle);
     if (!turn && lifecycle)
       lifecycle->fail(lifecycle->ownFailure(
           FailureKind::kTimeout,

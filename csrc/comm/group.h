@@ -155,9 +155,10 @@ class Group {
   };
   Entry enterLocked(std::vector<Operation>& operations) REQUIRES(mutex_);
   struct Turn;
-  // Empty: not by the deadline.
+  // Empty: not by the deadline, or the epoch is over.
   std::optional<Turn> awaitTurn(const std::vector<Operation>& operations,
-                                const Epoch::Orders& orders) const;
+                                const Epoch::Orders& orders,
+                                const std::shared_ptr<Lifecycle>& lifecycle) const;
   Deadline deadlineOf(const std::vector<Operation>& operations) const;
 
   const std::string name_;

@@ -4,7 +4,7 @@
 
 namespace torchft_ext {
 
-bool IssueOrder::enter(Deadline deadline) {
+bool IssueOrder::enter(Deadline deadline, const std::function<bool()>& givenUp) {
   const std::thread::id self = std::this_thread::get_id();
   while (true) {
     {
@@ -22,7 +22,7 @@ bool IssueOrder::enter(Deadline deadline) {
         return true;
       }
     }
-    if (deadline.expired()) return false;
+    if (deadline.expired() || (givenUp && givenUp())) return false;
     runWaitHook();
   }
 }

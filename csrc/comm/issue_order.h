@@ -4,6 +4,7 @@
 // it is: one that issues there would wait for itself, and is refused.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -16,8 +17,9 @@ namespace torchft_ext {
 class IssueOrder {
  public:
   // Blocks until it is this thread's turn; calls the wait hook, which may throw. False: not by the
-  // deadline. Throws std::runtime_error where this thread is at it already.
-  bool enter(Deadline deadline);
+  // deadline, or given up (asked now and then; may be empty). Throws std::runtime_error where this
+  // thread is at it already.
+  bool enter(Deadline deadline, const std::function<bool()>& givenUp = nullptr);
   void leave();
 
  private:

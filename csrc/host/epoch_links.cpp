@@ -67,6 +67,13 @@ bool EpochLinks::everythingSent() const {
   });
 }
 
+bool EpochLinks::everythingRead() const {
+  return std::none_of(lanes_.begin(), lanes_.end(), [](const auto& links) {
+    return std::any_of(links.begin(), links.end(),
+                       [](const auto& link) { return link && link->hasMoreToRead(); });
+  });
+}
+
 bool EpochLinks::everythingArrived(int but) const {
   for (int other = 0; other < static_cast<int>(lanes_.size()); ++other) {
     const auto& links = lanes_[static_cast<size_t>(other)];

@@ -31,6 +31,7 @@ class EpochLinks {
   void drop();  // all, closed
 
   bool everythingSent() const;
+  bool everythingRead() const;            // that had come by the last turn
   bool everythingArrived(int but) const;  // the kernels of the others but that one have it
   int count() const;
 

@@ -66,13 +66,9 @@ bool HostCommunicator::tellOfFailure(Deadline deadline) {
   }
 }
 
-// A loop looks at its descriptors first and then at its tasks: what the first task posts comes
-// after a look that began after this call.
 bool HostCommunicator::afterALook(std::function<void()> then) {
-  return loop_.post([loop = &loop_, then = std::move(then)]() mutable {
-    auto shared_then = std::make_shared<std::function<void()>>(std::move(then));
-    if (!loop->post([shared_then] { (*shared_then)(); })) (*shared_then)();
-  });
+  return loop_.post(
+      [epoch = epoch_, then = std::move(then)]() mutable { epoch->whenRead(std::move(then)); });
 }
 
 bool HostCommunicator::drain(Deadline deadline) {

@@ -401,7 +401,20 @@ bool HostEpoch::tellOfFailure() {
   if (state_ != State::kOver) return false;
   sayLastWords();
   const FailurePtr& failure = last_words_.announced;
-  return links_.everythingArrived(failure ? failure->cause.rank : -1);
+  const bool gone = failure && failure->kind == FailureKind::kPeerLost;
+  return links_.everythingArrived(gone ? failure->cause.rank : -1);
+}
+
+// The loop looks at its descriptors first and then at its tasks, but reads no more than so much of
+// each at a turn.
+void HostEpoch::whenRead(std::function<void()> then, int turns) {
+  auto shared_then = std::make_shared<std::function<void()>>(std::move(then));
+  const bool posted = setup_.loop->post([self = shared_from_this(), shared_then, turns] {
+    if (turns > 1 && self->state_ == State::kUp && !self->links_.everythingRead())
+      return self->whenRead(std::move(*shared_then), turns - 1);
+    (*shared_then)();
+  });
+  if (!posted) (*shared_then)();
 }
 
 void HostEpoch::dissolve() {

@@ -64,14 +64,18 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   std::vector<int> missingRanks() const;  // of which a lane is missing; else: the barrier
   void issue(std::shared_ptr<OpState> state, Operation operation);
   void tellOfLeavers(Communicator::OnPeerLeft told);  // at once of those who have left
+  // A turn reads up to 1 MiB of a link: more than a socket's buffer holds.
+  static constexpr int kTurnsToRead = 64;
   enum class Farewell { kForGood, kForAnotherEpoch };
   // told(true): it has left, and goodbye is said or will be; false: not idle, and this goodbye does
   // not wait for that.
   void leave(Farewell farewell, std::function<void(bool left)> told);
   void dissolve();
   // If the lifecycle has failed, this epoch is over now, and its last words are said. True: they
-  // have arrived with all but the failure's cause.
+  // have arrived with all but whom the failure counts as lost.
   bool tellOfFailure();
+  // `then` runs once what had come from the members by now has been read.
+  void whenRead(std::function<void()> then, int turns = kTurnsToRead);
   void abandon();  // its owner goes: if the lifecycle has failed, this epoch is over now
   void close();    // over, at once; fails the lifecycle if it is not over yet
   int linkCount() const { return links_.count(); }

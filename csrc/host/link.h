@@ -51,6 +51,8 @@ class Link {
   virtual void sendText(const FrameHeader& header, std::string payload) = 0;
   virtual void resume() = 0;
   virtual bool sendQueueEmpty() const = 0;
+  // The last look stopped before the end of what had come, and goes on at the next turn.
+  virtual bool hasMoreToRead() const = 0;
   // The peer's kernel has all that was sent, or the link has ended.
   virtual bool everythingArrived() const = 0;
   // Drops everything at once; user memory is not touched again. Pending `sent` never run. The peer

@@ -102,6 +102,7 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   }
 
   bool queueEmpty() const { return queue_.empty(); }
+  bool hasMoreToRead() const { return more_to_read_ && !paused_ && !stopped(); }
   bool everythingArrived() const {
     return ended_ || (queue_.empty() && peersKernelHasAll(fd_.get()));
   }
@@ -149,6 +150,7 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   void readAndJudge(bool hung_up) {
     if (receiver_ == nullptr) return;
     const bool drained = paused_ || readSome();
+    more_to_read_ = !drained;
     if (stopped()) return;
     if (paused_ && hung_up) {
       const int error = pendingSocketError(fd_.get());
@@ -382,6 +384,7 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   bool watched_ = false;
   uint32_t interest_ = 0;
   bool call_back_posted_ = false;
+  bool more_to_read_ = false;
   bool read_wanted_ = false;  // by the call that has been posted
 
   SendQueue queue_;
@@ -439,6 +442,7 @@ class StreamLink : public Link {
 
   void resume() override { connection_->resume(); }
   bool sendQueueEmpty() const override { return connection_->queueEmpty(); }
+  bool hasMoreToRead() const override { return connection_->hasMoreToRead(); }
   bool everythingArrived() const override { return connection_->everythingArrived(); }
   void close() override { connection_->close(); }
   void letGo() override { connection_->letGo(); }

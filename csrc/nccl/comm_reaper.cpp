@@ -92,6 +92,8 @@ void CommReaper::Shared::submit(Request request) {
     kept.insert(kept.end(), request.comms.begin(), request.comms.end());
     return;
   }
+  if (request.how == ReapBatch::How::kAbort)
+    for (const auto& comm : request.comms) comm->keepControl();
   requests.push_back(std::move(request));
   changed.notifyAll();
 }
@@ -212,9 +214,15 @@ void CommReaper::Shared::start(Comms comms, ReapBatch::How how, Deadline retire_
   try {
     helpers.push_back({batch, done, OwnedThread("ft-nccl-abort", body)});
   } catch (const std::system_error& error) {
-    log(LogLevel::kError, std::string("no thread to abort NCCL communicators on (") + error.what() +
-                              "): others wait until these are aborted");
-    body();
+    const std::string why =
+        std::string("no thread to abort NCCL communicators on (") + error.what() + "): ";
+    if (batch->mayTakeLong()) {
+      log(LogLevel::kError, why + "they are left as they are");
+      batch->giveUp();
+    } else {
+      log(LogLevel::kError, why + "others wait until these are aborted");
+      body();
+    }
     account(*batch);
   }
 }

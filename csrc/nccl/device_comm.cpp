@@ -132,8 +132,11 @@ std::optional<NcclResult> DeviceComm::awaitCall(CallThreads::Call& call, Deadlin
 
 void DeviceComm::learn(uint64_t shape) {
   constexpr size_t kMost = 1024;  // who has more is asked to wait beside again, now and then
-  if (shapes_.size() == kMost) shapes_.erase(shapes_.begin());
-  shapes_.insert(shape);
+  if (!shapes_.insert(shape).second) return;
+  shapes_by_age_.push_back(shape);
+  if (shapes_by_age_.size() <= kMost) return;
+  shapes_.erase(shapes_by_age_.front());
+  shapes_by_age_.pop_front();
 }
 
 bool DeviceComm::initialiseFrom(std::shared_ptr<DeviceComm>& parent,
@@ -323,6 +326,21 @@ bool DeviceComm::awaitRest(Deadline deadline) {
 bool DeviceComm::atRest() const {
   MutexLock lock(mutex_);
   return at_rest_;
+}
+
+void DeviceComm::keepControl() {
+  auto control = setup_.control.lock();
+  MutexLock lock(mutex_);
+  control_.swap(control);
+}
+
+std::shared_ptr<Communicator> DeviceComm::takeControl() {
+  std::shared_ptr<Communicator> kept;
+  {
+    MutexLock lock(mutex_);
+    kept.swap(control_);
+  }
+  return kept ? kept : setup_.control.lock();
 }
 
 void DeviceComm::madeRoot(const NcclUniqueId& id) {

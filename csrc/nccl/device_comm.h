@@ -26,6 +26,7 @@
 #include <c10/core/Stream.h>
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <new>
 #include <optional>
@@ -150,6 +151,10 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   const std::shared_ptr<DeviceComm>& parent() const { return parent_; }
   // True: once.
   bool countEnd() { return !counted_.exchange(true); }
+  // By which the epoch's members can be told of its failure. Kept from when its abort is asked for
+  // until it is taken, since the epoch's owner may go meanwhile. Null: it has gone.
+  void keepControl();
+  std::shared_ptr<Communicator> takeControl();
   // The id that this process made for it, where other ranks may still be awaited under it.
   std::optional<NcclUniqueId> abandonedRoot() const;
 
@@ -175,8 +180,9 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   CommMemory memory_;                         // the same
   std::shared_ptr<c10::DataPtr> scratch_;     // the issuing thread's
   std::vector<c10::Stream> capture_streams_;  // the issuing thread's
-  std::unordered_set<uint64_t> shapes_;       // the issuing thread's
-  NcclComm known_handle_ = nullptr;           // written inside the gate, before the next
+  std::unordered_set<uint64_t> shapes_;       // the issuing thread's, as the next
+  std::deque<uint64_t> shapes_by_age_;
+  NcclComm known_handle_ = nullptr;  // written inside the gate, before the next
   std::atomic<bool> handle_known_{false};
   std::atomic<bool> ready_{false};     // written by the issuing thread
   std::atomic<bool> cut_{false};       // written by the reaper, under mutex_
@@ -188,6 +194,7 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   bool at_rest_ GUARDED_BY(mutex_) = false;  // gone included
   bool gone_ GUARDED_BY(mutex_) = false;
   std::optional<NcclUniqueId> root_ GUARDED_BY(mutex_);
+  std::shared_ptr<Communicator> control_ GUARDED_BY(mutex_);
   std::optional<Clock::time_point> remote_error_at_ GUARDED_BY(mutex_);
 };
 

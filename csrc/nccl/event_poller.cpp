@@ -8,6 +8,7 @@
 #include <new>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace {
 constexpr Duration kShortest = std::chrono::microseconds(100);
 constexpr Duration kLongest = std::chrono::milliseconds(2);
 constexpr Duration kErrorInterval = std::chrono::milliseconds(50);
+constexpr int kLastLooks = 50;  // at what has fired when the thread is to end
 
 FailurePtr failureOf(const Lifecycle& lifecycle) {
   if (FailurePtr failure = lifecycle.failure()) return failure;
@@ -104,6 +106,7 @@ class Watched {
   }
 
   bool look();
+  bool awaitsNews() const;
   void lookForErrors();
   void lookForLeavers();
 
@@ -118,16 +121,17 @@ class Watched {
     std::unique_ptr<CudaApi::RelaxedCapture> mode;
   };
   std::unique_ptr<Relaxed> relax() const;  // null: nothing is watched
-  void noteFired(std::deque<WatchedOp>& ops);
+  // By whom they were asked for in one turn.
   using Looked = std::shared_ptr<std::atomic<bool>>;
-  Looked lookForNews(const WatchedOp& op);
+  using Looks = std::map<std::shared_ptr<Communicator>, Looked>;
+  void noteFired(std::deque<WatchedOp>& ops, Looks& looks) const;
+  Looked lookForNews(const WatchedOp& op, Looks& looks) const;
   bool completeFired(std::deque<WatchedOp>& ops);
   bool releaseCut(std::deque<WatchedOp>& ops);
   bool letGoDrained();
 
   const std::function<void()> wake_;
-  std::map<std::shared_ptr<Communicator>, Looked> looks_;  // of this turn
-  std::map<Key, std::deque<WatchedOp>> streams_;           // states not complete
+  std::map<Key, std::deque<WatchedOp>> streams_;  // states not complete
   std::vector<WatchedOp> draining_;
   std::vector<WatchedOp> kept_;  // the device cannot tell whether it is through
 };
@@ -140,10 +144,11 @@ std::unique_ptr<Watched::Relaxed> Watched::relax() const {
 // True: something completed or was let go.
 bool Watched::look() {
   const auto relaxed = relax();
-  looks_.clear();
+  Looks looks;
   bool any = false;
   for (auto stream = streams_.begin(); stream != streams_.end();) {
     const OnDevice on_device(deviceOf(stream->second.front()), std::nothrow);
+    noteFired(stream->second, looks);
     any |= completeFired(stream->second);
     any |= releaseCut(stream->second);
     stream = stream->second.empty() ? streams_.erase(stream) : std::next(stream);
@@ -152,20 +157,27 @@ bool Watched::look() {
   return any;
 }
 
-void Watched::noteFired(std::deque<WatchedOp>& ops) {
+bool Watched::awaitsNews() const {
+  return std::any_of(streams_.begin(), streams_.end(), [](const auto& stream) {
+    const auto& looked = stream.second.front().looked;
+    return looked && !*looked;
+  });
+}
+
+void Watched::noteFired(std::deque<WatchedOp>& ops, Looks& looks) const {
   for (WatchedOp& op : ops) {
     if (op.looked) continue;
     if (op.interrupted || fired(*op.end, *op.state->lifecycle()) != Fired::kYes) return;
-    op.looked = lookForNews(op);
+    op.looked = lookForNews(op, looks);
   }
 }
 
 // True: there is none that has not been heard, or nobody to tell it.
-Watched::Looked Watched::lookForNews(const WatchedOp& op) {
+Watched::Looked Watched::lookForNews(const WatchedOp& op, Looks& looks) const {
   const DeviceCommSetup& setup = op.comm->setup();
   const auto control = setup.size > 1 ? setup.control.lock() : nullptr;
   if (!control) return std::make_shared<std::atomic<bool>>(true);
-  Looked& looked = looks_[control];
+  Looked& looked = looks[control];
   if (looked) return looked;
   looked = std::make_shared<std::atomic<bool>>(false);
   const bool asked = control->afterALook([looked = looked, wake = wake_] {
@@ -177,7 +189,6 @@ Watched::Looked Watched::lookForNews(const WatchedOp& op) {
 }
 
 bool Watched::completeFired(std::deque<WatchedOp>& ops) {
-  noteFired(ops);
   bool any = false;
   while (!ops.empty()) {
     const WatchedOp& op = ops.front();
@@ -321,6 +332,10 @@ void EventPoller::Shared::run() {
   }
   for (auto& op : arrived) watched.add(std::move(op));
   guarded([&] { return watched.look(); });
+  for (int i = 0; i < kLastLooks && watched.awaitsNews(); ++i) {
+    std::this_thread::sleep_for(kLongest);
+    guarded([&] { return watched.look(); });
+  }
 }
 
 EventPoller::EventPoller()

@@ -298,20 +298,12 @@ void Launch::noteEnd(StreamSide& side, std::shared_ptr<c10::Event> end) const {
 void Launch::handOver(Op& op) {
   recordEnd(op);
   if (!capturing_) {
-    letGoOfWaited(op);
+    op.side->may_release = true;
     return watch(op, false);
   }
   op.side->captured = true;
   op.handed_over = true;  // to the graph
   complete(op, nullptr);
-}
-
-// On the caller's own stream whatever comes later is behind the operation.
-void Launch::letGoOfWaited(Op& op) {
-  StreamSide& side = *op.side;
-  side.may_release = true;
-  const auto stash = side.on_current ? side.stash.lock() : nullptr;
-  if (stash) stash->release();
 }
 
 void Launch::watch(Op& op, bool interrupted) {

@@ -72,7 +72,6 @@ class Launch {
   bool settleAll();
   void handOver(Op& op);
   void handOverInterrupted();
-  void letGoOfWaited(Op& op);
   void watch(Op& op, bool interrupted);
   void recordEnd(Op& op);
   void recordEndOfFailed(Op& op);

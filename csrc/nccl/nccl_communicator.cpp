@@ -155,14 +155,29 @@ bool NcclCommunicator::leaveForAnother(Deadline deadline) {
   if (context_.lifecycle->failure() || context_.comms->anyCaptured()) return false;
   if (!context_.outstanding->awaitBelow(context_.outstanding->mark(), deadline)) return false;
   if (context_.lifecycle->failure()) return false;
-  context_.threads->reaper.retire(context_.comms->takeAll(), Deadline::after(kRetireWithin));
+  Comms comms = takeIdle();
+  if (context_.lifecycle->failure()) return false;
+  context_.threads->reaper.retire(std::move(comms), Deadline::after(kRetireWithin));
   return control_->leaveForAnother(deadline);
+}
+
+// Another thread may have issued an operation since nothing was outstanding: what is numbered by
+// now is under way, what is numbered later finds no communicator. Then the epoch has failed.
+NcclCommunicator::Comms NcclCommunicator::takeIdle() {
+  Comms comms = context_.comms->takeAll();
+  const auto& outstanding = context_.outstanding;
+  if (outstanding->awaitBelow(outstanding->mark(), Deadline::after(Duration::zero()))) return comms;
+  context_.lifecycle->fail(context_.lifecycle->ownFailure(
+      FailureKind::kAborted, "an operation was issued while the epoch was being left"));
+  context_.threads->reaper.abort(std::move(comms));
+  return {};
 }
 
 // Where the epoch has failed there is none: they are being aborted.
 NcclCommunicator::Comms NcclCommunicator::retireAll(Deadline deadline) {
   if (context_.lifecycle->failure()) return {};
-  Comms comms = context_.comms->takeAll();
+  Comms comms = takeIdle();
+  if (context_.lifecycle->failure()) return {};
   context_.threads->reaper.retire(comms, deadline);
   // Those of graphs are held by them.
   comms.erase(

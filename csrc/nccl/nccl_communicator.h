@@ -41,6 +41,7 @@ class NcclCommunicator : public Communicator {
 
  private:
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;
+  Comms takeIdle();
   Comms retireAll(Deadline deadline);
   bool lookForNews(Deadline deadline);  // what members had told before this call has been heard
 

@@ -1,9 +1,9 @@
 #include "nccl/reap_batch.h"
 
 #include <algorithm>
+#include <map>
 #include <new>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -153,6 +153,11 @@ void ReapBatch::run() {
   abortInside(inside);
 }
 
+bool ReapBatch::mayTakeLong() const {
+  return std::any_of(comms_.begin(), comms_.end(),
+                     [](const auto& comm) { return comm->captured() || comm->gate().occupied(); });
+}
+
 void ReapBatch::giveUp() {
   for (const auto& comm : comms_) comm->markCut();
   on_cut_();
@@ -220,21 +225,29 @@ void ReapBatch::destroyAll(const Comms& comms) const {
 // prims_ll.h; 2.28.9). So the members must have been told before: whoever looks at a result there
 // looks for news first (EventPoller). Again: nothing.
 void ReapBatch::tellMembers(const Comms& comms) {
-  std::set<std::shared_ptr<Communicator>> told;
-  const Deadline deadline = Deadline::after(kToldWithin);
+  std::map<const Lifecycle*, std::pair<std::shared_ptr<Communicator>, std::string>> tellers;
   for (const auto& comm : comms) {
     const DeviceCommSetup& setup = comm->setup();
-    const auto control = setup.size > 1 ? setup.control.lock() : nullptr;
-    if (!control || !setup.lifecycle->failure() || !told.insert(control).second) continue;
-    if (!control->tellOfFailure(deadline))
-      log(LogLevel::kWarning, "not every member of " + setup.name +
-                                  " could be told of its failure before NCCL was aborted");
+    auto control = comm->takeControl();
+    if (!control || setup.size < 2 || !setup.lifecycle->failure()) continue;
+    if (told_.insert(setup.lifecycle.get()).second)
+      tellers[setup.lifecycle.get()] = {std::move(control), setup.name};
+  }
+  // All begin before any is waited for: an epoch with a member that cannot be reached takes the
+  // whole time.
+  for (const auto& [epoch, teller] : tellers)
+    teller.first->tellOfFailure(Deadline::after(Duration::zero()));
+  const Deadline deadline = Deadline::after(kToldWithin);
+  for (const auto& [epoch, teller] : tellers) {
+    if (teller.first->tellOfFailure(deadline)) continue;
+    log(LogLevel::kWarning, "not every member of " + teller.second +
+                                " could be told of its failure before NCCL was aborted");
   }
 }
 
 // They come last: a thread whose group stays open can end no other communicator. It does where one
 // does not return, or something goes wrong here: its end would free what someone is inside of.
-void ReapBatch::abortInside(const Comms& comms) const {
+void ReapBatch::abortInside(const Comms& comms) {
   if (comms.empty()) return;
   tellMembers(comms);
   NcclGroup group(comms.front()->api());

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "nccl/device_comm.h"
@@ -27,7 +28,9 @@ class ReapBatch {
   ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit, std::function<void()> on_cut,
             std::shared_ptr<Heritage> heritage);
 
-  void run();     // blocks in NCCL
+  void run();  // blocks in NCCL
+  // A graph's end, or someone inside of a communicator, is waited for.
+  bool mayTakeLong() const;
   void giveUp();  // releases those who wait for the cut, though NCCL may be at work still
 
   const Comms& comms() const { return comms_; }
@@ -39,8 +42,8 @@ class ReapBatch {
  private:
   Comms retire(const Comms& comms, Comms& finalized) const;
   void destroyAll(const Comms& comms) const;
-  static void tellMembers(const Comms& comms);
-  void abortInside(const Comms& comms) const;
+  void tellMembers(const Comms& comms);
+  void abortInside(const Comms& comms);
   bool tellInside(DeviceComm& comm) const;
   void abortAll(const Comms& comms);
   void abort(const Comms& comms);
@@ -58,6 +61,7 @@ class ReapBatch {
   const std::function<void()> on_cut_;
   const std::shared_ptr<Heritage> heritage_;
   std::atomic<int> parents_aborted_{0};  // written by the helper
+  std::set<const Lifecycle*> told_;      // the helper's: of comms_, each once
 };
 
 }  // namespace torchft_ext

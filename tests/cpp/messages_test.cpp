@@ -31,6 +31,7 @@ class HeldLink : public Link {
   }
   void resume() override {}
   bool sendQueueEmpty() const override { return frames.empty(); }
+  bool hasMoreToRead() const override { return false; }
   bool everythingArrived() const override { return frames.empty(); }
   void close() override { frames.clear(); }
   void letGo() override {}

@@ -78,12 +78,45 @@ TEST_F(NcclBlockingTest, MessagesOfAnySizeAreOneShape) {
     Operation operation;
     operation.kind = kind;
     operation.inputs = {{nullptr, first}, {nullptr, second}};
-    return shapeOf({{std::make_shared<const Operation>(operation), false, comm}}, *comm);
+    return shapeOf({{std::make_shared<const Operation>(operation), false, comm, nullptr, nullptr}},
+                   *comm);
   };
   EXPECT_EQ(shape(OpKind::kAlltoall, 4, 4096), shape(OpKind::kAlltoall, 1 << 20, 40));
   EXPECT_NE(shape(OpKind::kAlltoall, 4, 4096), shape(OpKind::kAlltoall, 4, 0));
   EXPECT_NE(shape(OpKind::kAlltoall, 4, 4096), shape(OpKind::kGather, 4, 4096));
   EXPECT_NE(shape(OpKind::kAllgather, 4, 4), shape(OpKind::kAllgather, 4, 4096));
+}
+
+TEST_F(NcclBlockingTest, ABatchWithAnUnknownShapeIsCalledBesideAsAWhole) {
+  NcclCluster cluster(2, blocking());
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  inject("in_progress allreduce rank=0 polls=-1");
+  std::thread issuing([&] {
+    for (const auto& state :
+         cluster.group(0).issueTogether({deviceAllreduce(floats(0, Values(10, 1))),
+                                         deviceAllreduce(floats(0, Values(1000, 1)))}))
+      EXPECT_NE(finish(state), nullptr);
+  });
+  EXPECT_TRUE(waitFor([] { return callThreads() == 1; }));
+  cluster.group(1).abort("it waits beside");
+  issuing.join();
+  cluster.form(cluster.all(), "b");
+  sumOnAll(cluster);
+}
+
+TEST_F(NcclBlockingTest, OfTooManyShapesTheLatestIsKnown) {
+  DeviceComm comm(DeviceCommSetup{sim::platform(), std::make_shared<Lifecycle>(EpochIdentity{}),
+                                  deviceOf(0), 0, 2, "c"});
+  constexpr uint64_t kMany = 3000;
+  uint64_t known = 0;
+  for (uint64_t shape = 0; shape < kMany; ++shape) {
+    comm.learn(shape);
+    EXPECT_TRUE(comm.knows(shape));
+    EXPECT_TRUE(shape == 0 || comm.knows(shape - 1));
+  }
+  for (uint64_t shape = 0; shape < kMany; ++shape) known += comm.knows(shape) ? 1 : 0;
+  EXPECT_EQ(known, 1024);
 }
 
 // The flags are raised while the call is inside, and it is freed when that has returned: the

@@ -12,7 +12,8 @@ namespace {
 using Values = std::vector<float>;
 
 constexpr Duration kHeldUp = milliseconds(50);
-constexpr int kLinger = 200;  // milliseconds
+constexpr Duration kHeldUpShortly = milliseconds(10);  // a tenth of what is given to telling
+constexpr int kLinger = 200;                           // milliseconds
 
 class NcclNewsTest : public NcclTest {
  protected:
@@ -56,7 +57,7 @@ TEST_F(NcclNewsTest, WhoeverTellsLateStopsNoKernelBefore) {
   cluster.form(cluster.all(), "slow");
   sumOnAll(cluster);
   const auto states = stuckOnBoth(cluster);
-  holdUpForTest(*cluster.members[0]->engine, kHeldUp);
+  holdUpForTest(*cluster.members[0]->engine, kHeldUpShortly);
   cluster.group(0).abort("the test says so");
   expectAborted(states[1]);
   expectAborted(states[0]);
@@ -69,6 +70,17 @@ TEST_F(NcclNewsTest, AMemberThatLeavesInTheMiddleLetsNobodyTakeJunkForAResult) {
   const auto states = stuckOnBoth(cluster);
   holdUpForTest(*cluster.members[1]->engine, kHeldUp);
   EXPECT_FALSE(cluster.group(0).shutdown(Deadline::after(milliseconds(10))));
+  expectAborted(states[1]);
+  expectAborted(states[0]);
+}
+
+TEST_F(NcclNewsTest, AGroupThatIsDroppedInTheMiddleTellsFirst) {
+  NcclCluster cluster(2);
+  cluster.form(cluster.all(), "dropped");
+  sumOnAll(cluster);
+  const auto states = stuckOnBoth(cluster);
+  holdUpForTest(*cluster.members[0]->engine, kHeldUpShortly);
+  cluster.members[0]->group.reset();
   expectAborted(states[1]);
   expectAborted(states[0]);
 }
@@ -88,7 +100,8 @@ class NcclLastWriteTest : public NcclNewsTest {
     const c10::Stream current = currentOn(values->device());
     sim::streamOf(current).enqueue([data = values->data()] { std::fill_n(data, 10, 7.0F); });
     sim::streamOf(current).synchronize();
-    std::this_thread::sleep_for(milliseconds(2 * kLinger));
+    const auto drained = [] { return sharedNcclThreads()->poller->counts().draining == 0; };
+    EXPECT_TRUE(waitFor(drained));  // its last write is behind it then
     EXPECT_EQ(values->read(), Values(10, 7));
   }
 
