@@ -174,7 +174,10 @@ void Rounds::onEnd(const Incarnation& id, const Dial::Result& result) {
 void Rounds::onTrouble(const Incarnation& id, const Dial::Result& result) {
   Target& target = targets_.at(id);
   if (result.end == Dial::End::kNoSocket) return askLater(id, interval());
-  if (!target.failing_since) target.failing_since = target.asked;
+  // A connection that broke had reached the host; how long it stood may be how long this process
+  // was stopped meanwhile.
+  const bool connected = result.end == Dial::End::kBroken;
+  if (!target.failing_since) target.failing_since = connected ? Clock::now() : target.asked;
   if (Clock::now() - *target.failing_since < connectPatience()) return askLater(id, kAskAgain);
   see(id, Vigil::Sight::kUnreachable, "its host cannot be reached");
   askLater(id, interval());
