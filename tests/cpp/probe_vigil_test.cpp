@@ -25,7 +25,8 @@ TEST(ProbeVigil, DoesNotTakeItsOwnStandstillForAHostThatCannotBeReached) {
   const auto vigil = makeProbeVigil(test.loop(), options);
   vigil->watch({member});
   {
-    const net_test::RawPeer first = door.accept();
+    net_test::RawPeer first = door.accept();
+    first.readBytes(1);  // it has been asked
     test.loop().post([] { std::this_thread::sleep_for(2 * kLimit); });
   }
   const net_test::RawPeer second =
