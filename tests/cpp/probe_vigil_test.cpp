@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <future>
 #include <thread>
 
 #include "link_support.h"
@@ -27,7 +28,12 @@ TEST(ProbeVigil, DoesNotTakeItsOwnStandstillForAHostThatCannotBeReached) {
   {
     net_test::RawPeer first = door.accept();
     first.readBytes(1);  // it has been asked
-    test.loop().post([] { std::this_thread::sleep_for(2 * kLimit); });
+    std::promise<void> stands;
+    test.loop().post([&] {
+      stands.set_value();
+      std::this_thread::sleep_for(2 * kLimit);
+    });
+    stands.get_future().wait();
   }
   const net_test::RawPeer second =
       door.accept();  // asked again, after what was to be said of the first
