@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <future>
+#include <memory>
 #include <thread>
 
 #include "link_support.h"
@@ -28,12 +29,12 @@ TEST(ProbeVigil, DoesNotTakeItsOwnStandstillForAHostThatCannotBeReached) {
   {
     net_test::RawPeer first = door.accept();
     first.readBytes(1);  // it has been asked
-    std::promise<void> stands;
-    test.loop().post([&] {
-      stands.set_value();
+    const auto stands = std::make_shared<std::promise<void>>();
+    test.loop().post([stands] {
+      stands->set_value();
       std::this_thread::sleep_for(2 * kLimit);
     });
-    stands.get_future().wait();
+    stands->get_future().wait();
   }
   const net_test::RawPeer second =
       door.accept();  // asked again, after what was to be said of the first
