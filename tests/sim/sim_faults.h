@@ -14,7 +14,8 @@
 //   in_progress  the call returns kInProgress, and so do the next polls= asyncError() calls (-1:
 //   all
 //                of them, until it is aborted); a blocking communicator's call takes as long
-//   block        the call does not return for ms= (-1: until clear)
+//   block        the call does not return for ms= (-1: until clear); abort: what frees it does not,
+//                the group's end where the version defers that
 // keys: rank= (of the communicator; default any), count= (how often; default 1, -1: always), code=
 // (default 6), polls= (default 3), ms= (default -1 for block, 10 for delay).
 // "version 22605" sets the library's version. "clear" removes all faults and lets blocked calls go.

@@ -228,7 +228,8 @@ class SimNccl final : public NcclApi {
     Faults::instance().count("aborts");
     scope.comm->raiseStop();
     scope.comm->aborting = true;
-    if (const auto failure = enter("abort", scope.comm->rank())) return *failure;
+    if (const auto failure = failureAt("abort", scope.comm->rank())) return *failure;
+    if (!has(NcclFeature::kDeferredAbort)) Faults::instance().pause("abort", scope.comm->rank());
     group.aborts.emplace_back(comm, scope.comm);
     if (group.depth == 0) cleanUp();
     return NcclResult::kSuccess;
@@ -359,6 +360,10 @@ class SimNccl final : public NcclApi {
   // A call begins: it may be injected to block, or to fail.
   static std::optional<NcclResult> enter(const std::string& point, int rank) {
     Faults::instance().pause(point, rank);
+    return failureAt(point, rank);
+  }
+
+  static std::optional<NcclResult> failureAt(const std::string& point, int rank) {
     const auto fault = Faults::instance().take(FaultAction::kFail, point, rank);
     if (!fault) return std::nullopt;
     return static_cast<NcclResult>(fault->code);
@@ -414,13 +419,14 @@ class SimNccl final : public NcclApi {
   }
 
   // Aborted ones go when what they have enqueued is over. Blocks.
-  static void cleanUp() {
+  void cleanUp() const {
     for (auto& [handle, comm] : std::exchange(group.destroys, {})) {
       comm->awaitIdle();
       Table::instance().remove(handle);
     }
     auto aborts = std::exchange(group.aborts, {});
     for (auto& [handle, comm] : aborts) {
+      if (has(NcclFeature::kDeferredAbort)) Faults::instance().pause("abort", comm->rank());
       if (comm->inside > 0) violation("abort freed a communicator while a call was inside");
       comm->endBirth();
       comm->awaitIdle();
