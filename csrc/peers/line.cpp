@@ -60,14 +60,17 @@ void Line::onEvent() {
   if (on_news) on_news(news);
 }
 
-// Bytes that came before an error count: the last words of a peer often arrive with its reset.
+// Bytes that came before an error count: the last words of a peer often arrive with its reset. What
+// is beyond kMostReadAtOnce waits for the loop's next turn.
 void Line::readInto(News& news) {
   std::array<char, 4096> chunk;
-  while (!news.end) {
+  size_t taken = 0;
+  while (!news.end && taken < kMostReadAtOnce) {
     // NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions): events come of an open line only
     const ssize_t got = ::recv(fd_.get(), chunk.data(), chunk.size(), 0);
     if (got > 0) {
       news.heard = true;
+      taken += static_cast<size_t>(got);
       in_.append(chunk.data(), static_cast<size_t>(got));
       parse(news);
       continue;

@@ -1,13 +1,15 @@
 // One standing TCP connection between two monitors, after its handshake: small frames both ways.
 //
-//   kBeat     tag = how long, in microseconds, the sender may go without hearing from the receiver;
-//   0: for ever kGoodbye  aux = 0: this line is no longer needed; 1: the sender's process leaves
+//   kBeat     tag = how long, in microseconds, the sender may go without hearing from the
+//             receiver; zero stands for ever
+//   kGoodbye  aux = 0: this line is no longer needed; 1: the sender's process leaves
 //   kFailed   payload: why the sender holds the receiver for dead
 //   kNotice   payload: encoded Notice
 //
 // Owner: LineTable. Loop thread only, construction included. The callback runs from the loop; it is
-// the last thing that happens in a handler, so it may destroy the line. It never blocks, holds at
-// most one frame that came in, and at most kMostUnsent bytes that have not left.
+// the last thing that happens in a handler, so it may destroy the line. It never blocks, reads at
+// most kMostReadAtOnce bytes and a chunk in a turn of the loop, holds at most one frame that came
+// in, and at most kMostUnsent bytes that have not left.
 #pragma once
 
 #include <functional>
@@ -35,6 +37,7 @@ class Line {
   using OnNews = std::function<void(const News&)>;
   static constexpr size_t kLongestText = 512;
   static constexpr size_t kMostUnsent = size_t{256} << 10U;
+  static constexpr size_t kMostReadAtOnce = size_t{64} << 10U;
 
   Line(EventLoop& loop, UniqueFd fd);
   ~Line();  // closes

@@ -1,0 +1,98 @@
+// One liveness line between a loop and the test, which plays the peer.
+#include "peers/line.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "wait_for.h"
+
+namespace torchft_ext {
+namespace {
+
+std::string beats(size_t count) {
+  FrameHeader header;
+  header.type = FrameType::kBeat;
+  const FrameBytes bytes = encodeHeader(header);
+  std::string text;
+  for (size_t i = 0; i < count; ++i) text.append(bytes.begin(), bytes.end());
+  return text;
+}
+
+class LineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
+    peer_ = UniqueFd(ends[0]);
+    own_ = UniqueFd(ends[1]);
+  }
+  void TearDown() override {
+    loop_.runOnLoop([&] { line_.reset(); }, Deadline::after(std::chrono::seconds(10)));
+  }
+  void open(const std::function<void(const Line::News&)>& on_news) {
+    ASSERT_TRUE(loop_.runOnLoop(
+        [&, on_news] {
+          line_ = std::make_unique<Line>(loop_, std::move(own_));
+          line_->listen(on_news);
+        },
+        Deadline::after(std::chrono::seconds(10))));
+  }
+
+  EventLoop loop_{"ft-test-loop"};
+  UniqueFd peer_;
+  UniqueFd own_;
+  std::unique_ptr<Line> line_;
+};
+
+TEST_F(LineTest, APeerThatFloodsItLeavesTheLoopTimeForOthers) {
+  const std::string flood = beats(Line::kMostReadAtOnce / kFrameHeaderBytes * 2);
+  ASSERT_EQ(::send(peer_.get(), flood.data(), flood.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(flood.size()));
+  std::atomic<int> news{0};
+  std::atomic<int> others{0};
+  std::atomic<bool> ended{false};
+  // Among two rounds of news is a task that the first has posted.
+  std::atomic<int> others_before_the_end{0};
+  open([&](const Line::News& what) {
+    ++news;
+    if (what.end) {
+      others_before_the_end = others.load();
+      ended = true;
+    }
+    loop_.post([&] { ++others; });
+  });
+  peer_.reset();
+  EXPECT_TRUE(waitFor([&] { return ended.load(); }));
+  EXPECT_GE(news, 2);
+  EXPECT_GE(others_before_the_end, 1);
+}
+
+TEST_F(LineTest, WhatCameBeforeTheEndIsHeard) {
+  std::string words = beats(1);
+  FrameHeader header;
+  header.type = FrameType::kGoodbye;
+  header.aux = 1;
+  const FrameBytes goodbye = encodeHeader(header);
+  words.append(goodbye.begin(), goodbye.end());
+  ASSERT_EQ(::send(peer_.get(), words.data(), words.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(words.size()));
+  peer_.reset();
+  std::atomic<bool> beat{false};
+  std::atomic<int> end{-1};
+  open([&](const Line::News& what) {
+    if (what.beat) beat = true;
+    if (what.end) end = static_cast<int>(*what.end);
+  });
+  EXPECT_TRUE(waitFor([&] { return end.load() >= 0; }));
+  EXPECT_TRUE(beat);
+  EXPECT_EQ(end, static_cast<int>(LineEnd::kLeft));
+}
+
+}  // namespace
+}  // namespace torchft_ext
