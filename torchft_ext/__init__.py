@@ -40,7 +40,7 @@ if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
 import torch.distributed
 
 import torchft_ext_autoload
-from torchft_ext import _C, _children, _ddp, _interrupts, errors
+from torchft_ext import _C, _children, _compiled, _ddp, _interrupts, errors
 from torchft_ext._C import Backend, Options, Work
 from torchft_ext._groups import backend
 from torchft_ext.errors import (
@@ -87,4 +87,5 @@ _C._install_error_factory(errors._from_native)
 atexit.register(_at_exit)
 _children.at_their_end(_at_exit)
 _ddp.watch()
+_compiled.watch()
 torchft_ext_autoload.register()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchft_ext import _C, _ddp
+from torchft_ext import _C, _compiled, _ddp
 
 # What the epochs before the last one knew, of groups and default groups of other libraries:
 # group rank -> process, process -> global rank.
@@ -64,6 +64,7 @@ def follow_epoch(changed: _C.Backend) -> None:
             else:
                 tables[group] = _table_of(changed, tables[group])
             _ddp.follow_epoch(group)
+    _compiled.follow_epoch(changed)
 
 
 def _own_groups() -> list[dist.ProcessGroup]:

@@ -46,11 +46,12 @@ class FtProcessGroup : public WithSplitGroup<decltype(&c10d::ProcessGroup::split
                  const std::vector<c10::DeviceType>& devices);
 
   const c10::intrusive_ptr<FtBackend>& backend() const { return backend_; }
-  int getRank() const override { return backend_->currentRank(); }
-  int getSize() const override { return backend_->currentSize(); }
+  int getRank() const override { return compiled().answerRank(backend_->currentRank()); }
+  int getSize() const override { return compiled().answerSize(backend_->currentSize()); }
   const std::string getBackendName() const override { return backend_->getBackendName(); }
 
  private:
+  CompiledNumbers& compiled() const { return backend_->compiledNumbers(); }
   // See FtBackend::split(): null for who is not among the ranks.
   ProcessGroupPtr splitOff(const std::vector<int>& ranks, const Timeout& timeout,
                            const BackendOptions& options, const std::optional<std::string>& name,

@@ -88,7 +88,15 @@ class DeviceModule(ModuleType):
     def synchronize(self, device: torch.device | int | None = None) -> None:
         torch.accelerator.synchronize(device)
 
+    # Random numbers are made on the host, from its own state.
+
     def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def get_rng_state(self, device: torch.device | int | None = None) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: torch.device | int | None = None) -> None:
         pass
 
 
