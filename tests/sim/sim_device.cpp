@@ -2,7 +2,6 @@
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -11,9 +10,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <new>
 #include <string>
 
+#include "base/mutex.h"
 #include "sim_faults.h"
 #include "sim_registrations.h"
 
@@ -304,6 +306,43 @@ struct SimGuard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
+// Host memory that torch asks to be pinned: any, by whose name it is known again.
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  static PinnedAllocator& instance() {
+    static auto* const one = new PinnedAllocator;  // tensors may outlive static objects
+    return *one;
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    void* const data = std::malloc(std::max<size_t>(bytes, 1));
+    if (data == nullptr) throw std::bad_alloc();
+    MutexLock lock(mutex_);
+    ends_[static_cast<char*>(data)] = static_cast<char*>(data) + bytes;
+    return {data, data, &freePinned, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &freePinned; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+  bool holds(const void* data) const {
+    const char* const byte = static_cast<const char*>(data);
+    MutexLock lock(mutex_);
+    const auto after = ends_.upper_bound(byte);
+    return after != ends_.begin() && byte < std::prev(after)->second;
+  }
+
+ private:
+  static void freePinned(void* data) {
+    {
+      MutexLock lock(instance().mutex_);
+      instance().ends_.erase(static_cast<char*>(data));
+    }
+    std::free(data);
+  }
+  mutable Mutex mutex_;
+  std::map<const char*, const char*> ends_ GUARDED_BY(mutex_);  // by beginning
+};
+
 struct SimHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -323,8 +362,10 @@ struct SimHooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
     return device < 0 ? getCurrentDevice() : exchangeDevice(device);
   }
-  // What a host tensor is made in that a copy goes to in stream order. None is pinned here.
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &PinnedAllocator::instance(); }
+  bool isPinnedPtr(const void* data) const override {
+    return PinnedAllocator::instance().holds(data);
+  }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     // In stream order, as on a real device: the caller may hold Python's lock.
     const int before = current_device;

@@ -14,6 +14,7 @@
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -215,7 +216,13 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+void recordStream(at::Tensor& self, c10::Stream stream) {
+  c10::impl::VirtualGuardImpl(stream.device_type())
+      .recordDataPtrOnStream(self.storage().data_ptr(), stream);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("record_stream", recordStream);
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", emptyStrided);
   m.impl("resize_", resize);
