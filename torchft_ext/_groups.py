@@ -64,7 +64,7 @@ def follow_epoch(changed: _C.Backend) -> None:
             else:
                 tables[group] = _table_of(changed, tables[group])
             _ddp.follow_epoch(group)
-    _compiled.follow_epoch(changed)
+    _compiled.follow_epoch()
 
 
 def _own_groups() -> list[dist.ProcessGroup]:

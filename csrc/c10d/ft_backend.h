@@ -24,7 +24,6 @@
 #include "c10d/abort_hooks.h"
 #include "c10d/arguments.h"
 #include "c10d/coalescing.h"
-#include "c10d/compiled_numbers.h"
 #include "c10d/completion_hook.h"
 #include "c10d/engines.h"
 #include "c10d/ft_work.h"
@@ -81,7 +80,6 @@ class FtBackend : public c10d::Backend {
   // torch 2.14.
   int currentRank() const;
   int currentSize() const;
-  CompiledNumbers& compiledNumbers() { return compiled_numbers_; }
   // The processes of the last epoch that was active, or of the one before it, by rank there.
   std::vector<Incarnation> incarnations(bool before) const;
   GroupStats stats() const;
@@ -294,7 +292,6 @@ class FtBackend : public c10d::Backend {
   const std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
   std::shared_ptr<Group> group_;       // constant; let go of in a forked child
   std::atomic<uint64_t> sequence_{0};  // any thread
-  CompiledNumbers compiled_numbers_;   // any thread
   std::atomic<bool> timed_{false};     // by enableCollectivesTiming()
   const std::shared_ptr<CompletionHook> hook_ = std::make_shared<CompletionHook>();
   Coalescing coalescing_;

@@ -16,6 +16,15 @@ FtProcessGroup::FtProcessGroup(const c10::intrusive_ptr<c10d::Store>& store,
   setDefaultBackend(BackendType::CUSTOM);
 }
 
+void FtProcessGroup::note(CompileQuestions::Of of, int number) const {
+  const c10::weak_intrusive_ptr<FtBackend> weak(backend_);
+  CompileQuestions::note(of, number, [weak, of]() -> std::optional<int> {
+    const auto backend = weak.lock();
+    if (!backend) return std::nullopt;
+    return of == CompileQuestions::Of::kRank ? backend->currentRank() : backend->currentSize();
+  });
+}
+
 ProcessGroupPtr FtProcessGroup::splitOff(const std::vector<int>& ranks, const Timeout& timeout,
                                          const BackendOptions& options,
                                          const std::optional<std::string>& name,

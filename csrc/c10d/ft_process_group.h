@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "c10d/compile_questions.h"
 #include "c10d/ft_backend.h"
 
 namespace torchft_ext {
@@ -46,12 +47,20 @@ class FtProcessGroup : public WithSplitGroup<decltype(&c10d::ProcessGroup::split
                  const std::vector<c10::DeviceType>& devices);
 
   const c10::intrusive_ptr<FtBackend>& backend() const { return backend_; }
-  int getRank() const override { return compiled().answerRank(backend_->currentRank()); }
-  int getSize() const override { return compiled().answerSize(backend_->currentSize()); }
+  int getRank() const override {
+    return answered(CompileQuestions::Of::kRank, backend_->currentRank());
+  }
+  int getSize() const override {
+    return answered(CompileQuestions::Of::kSize, backend_->currentSize());
+  }
   const std::string getBackendName() const override { return backend_->getBackendName(); }
 
  private:
-  CompiledNumbers& compiled() const { return backend_->compiledNumbers(); }
+  int answered(CompileQuestions::Of of, int number) const {
+    if (CompileQuestions::wanted()) note(of, number);
+    return number;
+  }
+  void note(CompileQuestions::Of of, int number) const;
   // See FtBackend::split(): null for who is not among the ranks.
   ProcessGroupPtr splitOff(const std::vector<int>& ranks, const Timeout& timeout,
                            const BackendOptions& options, const std::optional<std::string>& name,

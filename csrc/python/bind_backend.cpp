@@ -3,7 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "c10d/absence.h"
-#include "c10d/compiled_numbers.h"
+#include "c10d/compile_questions.h"
 #include "c10d/ft_backend.h"
 #include "c10d/ft_process_group.h"
 #include "python/bindings.h"
@@ -73,10 +73,6 @@ void configure(const py::object& self, const py::object& store_addr, const py::o
     backend->configure(address, new_rank, new_size, limit);
   }
   py::module_::import("torchft_ext._groups").attr("follow_epoch")(self);
-}
-
-bool isOutdatedWhenCompiled(FtBackend& backend) {
-  return backend.compiledNumbers().outdatedBy(backend.currentRank(), backend.currentSize());
 }
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -247,7 +243,6 @@ void bind_backend(py::module_& module) {
            "Wait until everything issued is complete, then take a memory pool back from NCCL.")
       // By rank in the epoch. The tables of torch.distributed are written after them.
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
-      .def("_outdated_when_compiled", &isOutdatedWhenCompiled)
       // torch copies them for groups that it splits off.
       .def_property_readonly("options", &FtBackend::getBackendOptions,
                              "Of this group; its timeout is the one that holds.")
@@ -284,9 +279,13 @@ void bind_backend(py::module_& module) {
              py::arg("ranks_beside") = std::vector<int>());
   module.def("_tell_absence", &tellAbsenceAt, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("why"), NoGil());
-  module.def("_compiling", &CompiledNumbers::setCompiling, py::arg("begins"));
-  module.def("_asking_aside", &CompiledNumbers::setAside, py::arg("begins"));
-  module.def("_forget_compiled", &CompiledNumbers::forgetAll);
+  py::class_<CompileQuestions, std::shared_ptr<CompileQuestions>>(module, "_CompileQuestions")
+      .def("hold", &CompileQuestions::hold)
+      .def("asked_for_rank", &CompileQuestions::askedForRank);
+  module.def("_begin_compile_questions", &CompileQuestions::begin);
+  module.def("_end_compile_questions", &CompileQuestions::end);
+  module.def("_compile_questions", &CompileQuestions::taken);
+  module.def("_ask_aside", &CompileQuestions::setAside, py::arg("begins"));
   module.def("_create_group", &createGroup, py::arg("store"), py::arg("backend"),
              py::arg("devices"), NoGil());
 }

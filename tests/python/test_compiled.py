@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
+import threading
 from typing import Any
 
 import fresh_process
@@ -30,11 +32,8 @@ def counting(name: str) -> Any:
 
 
 def make_functions() -> None:
-    from torchft_ext import _C
-
-    torch.compiler.reset()  # what earlier tests have left
-    _C._forget_compiled()
     compilations.clear()
+    torch._dynamo.config.recompile_limit = 64
 
     @counting("size")
     def by_size(x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +58,8 @@ def make_functions() -> None:
     kept["functions"] = (by_size, by_rank, by_group, gather, neither)
 
 
-def use(compiled_anew: list[str]) -> None:
+def use(compiled_anew: list[str] | None = None) -> None:
+    """Right answers; and which were compiled for that, unless any may be."""
     rank, world = me()
     by_size, by_rank, by_group, gather, neither = kept["functions"]
     for _ in range(2):
@@ -68,11 +68,13 @@ def use(compiled_anew: list[str]) -> None:
         check(by_group(torch.tensor([12.0])), torch.tensor([12.0 / world]), "group")
         check(gather(torch.tensor([1.0 + rank])), torch.arange(1.0, world + 1), "gather")
         check(neither(torch.tensor([3.0])), torch.tensor([6.0]), "neither")
-    assert compilations == compiled_anew, (rank, world, compilations)
+    if compiled_anew is not None:
+        assert compilations == compiled_anew, (rank, world, compilations)
     compilations.clear()
 
 
-ALL = ["size", "rank", "group", "gather", "neither"]
+ASKED = ["size", "rank", "group", "gather"]
+ALL = [*ASKED, "neither"]
 
 
 def test_compiled_functions_follow_rank_and_size(ranks):
@@ -82,23 +84,10 @@ def test_compiled_functions_follow_rank_and_size(ranks):
     world = world.next()
     world.run(use, [])  # the same numbers
     world = world.next([2, 0])
-    world.run(use, ALL)
-    world = world.next([0])
-    world.run(use, ALL)
+    world.run(use, ASKED)
+    world = world.next([1])  # it had rank 0 before, and a function for that
+    world.run(use, ["size", "group", "gather"])
     world.next().run(use, [])
-
-
-def neither(compiled_anew: list[str]) -> None:
-    check(kept["functions"][-1](torch.tensor([3.0])), torch.tensor([6.0]), "neither")
-    assert compilations == compiled_anew, compilations
-    compilations.clear()
-
-
-def test_compiled_functions_that_know_neither_stay_as_they_are(ranks):
-    world = ranks.world(3)
-    world.run(make_functions)
-    world.run(neither, ["neither"])
-    world.next([2, 1]).run(neither, [])
 
 
 def reset_by_hand() -> None:
@@ -111,7 +100,74 @@ def test_compiled_functions_follow_after_a_reset_by_the_user(ranks):
     world.run(use, ALL)
     world.run(reset_by_hand)
     world.run(use, ALL)
-    world.next([1]).run(use, ALL)
+    world.next([1]).run(use, ASKED)
+
+
+def make_subgroup() -> None:
+    kept["subgroup"] = subgroup = dist.new_group([0, 1])
+    mesh = dist.DeviceMesh.from_group(subgroup, "cpu")
+    kept["ranks"] = [
+        torch.compile(lambda x: x + dist.get_rank(subgroup), backend="eager", fullgraph=True),
+        torch.compile(lambda x: x + mesh.get_local_rank(), backend="eager", fullgraph=True),
+    ]
+
+
+def use_subgroup(rank: int) -> None:
+    for function in kept["ranks"]:
+        check(function(torch.tensor([1.0])), torch.tensor([1.0 + rank]), "rank in the subgroup")
+
+
+def swap_subgroup(address: str) -> None:
+    import torchft_ext
+
+    torchft_ext.backend(kept["subgroup"]).configure(address, 1 - dist.get_rank(), 2)
+
+
+def test_compiled_functions_follow_ranks_in_subgroups(ranks):
+    world = ranks.fresh(2)
+    world.run(make_subgroup)
+    assert [world.on(rank, use_subgroup, rank) for rank in (0, 1)] == [None, None]
+    world.run(swap_subgroup, ranks.address())
+    assert [world.on(rank, use_subgroup, 1 - rank) for rank in (0, 1)] == [None, None]
+
+
+def use_all_the_time() -> None:
+    """On a thread of its own, until stop_using()."""
+    stopped, wrong = threading.Event(), []
+    by_size = kept["functions"][0]
+    steps = itertools.count()
+    kept["steps"] = steps
+
+    def loop() -> None:
+        while not stopped.is_set():
+            got = by_size(torch.tensor([12.0])).item()
+            next(steps)
+            if got not in (12.0, 6.0, 4.0):
+                wrong.append(got)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    kept["using"] = (stopped, wrong, thread)
+
+
+def stop_using() -> list[float]:
+    stopped, wrong, thread = kept.pop("using")
+    stopped.set()
+    thread.join()
+    assert next(kept["steps"]) > 0
+    return wrong
+
+
+def test_compiled_functions_may_be_running_in_another_thread(ranks):
+    world = ranks.world(3)
+    world.run(make_functions)
+    world.run(use_all_the_time)
+    whole = world
+    for _ in range(8):
+        world = whole.next([0, 1])
+        world = whole.next([2, 0, 1])
+    assert world.run(stop_using) == [[], [], []]
+    world.run(use)
 
 
 def answers(case: str) -> list[object]:
