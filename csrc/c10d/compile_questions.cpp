@@ -5,51 +5,47 @@
 namespace torchft_ext {
 namespace {
 
-struct Thread {
-  std::vector<CompileQuestions> under_way;  // the innermost last
-  int aside = 0;
+// One that is under way on this thread.
+struct Compilation {
+  CompileQuestions own;
+  Compilation* outer = nullptr;
 };
-
-Thread& thisThread() {
-  thread_local Thread thread;
-  return thread;
-}
+thread_local Compilation* innermost = nullptr;
+thread_local int aside = 0;
 
 }  // namespace
 
 thread_local bool CompileQuestions::wanted_ = false;
 
 void CompileQuestions::refresh() {
-  const Thread& thread = thisThread();
-  wanted_ = !thread.under_way.empty() && thread.aside == 0;
+  wanted_ = innermost != nullptr && aside == 0;
 }
 
 void CompileQuestions::begin() {
-  thisThread().under_way.emplace_back();
+  auto fresh = std::make_unique<Compilation>();
+  fresh->outer = innermost;
+  innermost = fresh.release();  // end() has it
   refresh();
 }
 
 void CompileQuestions::end() {
-  auto& under_way = thisThread().under_way;
-  if (!under_way.empty()) under_way.pop_back();
+  const std::unique_ptr<Compilation> ended(innermost);
+  if (ended) innermost = ended->outer;
   refresh();
 }
 
 void CompileQuestions::setAside(bool begins) {
-  thisThread().aside += begins ? 1 : -1;
+  aside += begins ? 1 : -1;
   refresh();
 }
 
 std::shared_ptr<CompileQuestions> CompileQuestions::taken() {
-  const auto& under_way = thisThread().under_way;
-  if (under_way.empty() || under_way.back().questions_.empty()) return nullptr;
-  return std::make_shared<CompileQuestions>(under_way.back());
+  if (innermost == nullptr || innermost->own.questions_.empty()) return nullptr;
+  return std::make_shared<CompileQuestions>(innermost->own);
 }
 
 void CompileQuestions::note(Of of, int answer, Now now) {
-  auto& under_way = thisThread().under_way;
-  if (under_way.empty()) return;
-  under_way.back().questions_.push_back({of, answer, std::move(now)});
+  if (innermost != nullptr) innermost->own.questions_.push_back({of, answer, std::move(now)});
 }
 
 bool CompileQuestions::hold() const {
