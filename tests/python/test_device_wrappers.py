@@ -55,8 +55,8 @@ def train_fsdp1() -> None:
         model.clip_grad_norm_(1e9)
         backend().check()
         optimizer.step()
-        # FSDP1 makes gradients on a stream of its own, and lets go of them while the optimizer's may
-        # still read them: right where memory is used again by that stream alone, as CUDA's is. The
+        # FSDP1 makes gradients on a stream of its own, and lets go of them while the optimizer may
+        # still read them: right where that stream alone uses the memory again, as with CUDA. The
         # simulated device gives it back at once.
         torch.accelerator.synchronize()
         train_alone(reference, alone, step)
