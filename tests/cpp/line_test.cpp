@@ -55,17 +55,16 @@ TEST_F(LineTest, APeerThatFloodsItLeavesTheLoopTimeForOthers) {
   ASSERT_EQ(::send(peer_.get(), flood.data(), flood.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(flood.size()));
   std::atomic<int> news{0};
-  std::atomic<int> others{0};
   std::atomic<bool> ended{false};
-  // Among two rounds of news is a task that the first has posted.
+  // Among two rounds of news is a task that the first has posted; the last one's may outlive this.
+  const auto others = std::make_shared<std::atomic<int>>(0);
   std::atomic<int> others_before_the_end{0};
-  open([&](const Line::News& what) {
+  open([&, others](const Line::News& what) {
     ++news;
-    if (what.end) {
-      others_before_the_end = others.load();
-      ended = true;
-    }
-    loop_.post([&] { ++others; });
+    loop_.post([others] { ++*others; });
+    if (!what.end) return;
+    others_before_the_end = others->load();
+    ended = true;
   });
   peer_.reset();
   EXPECT_TRUE(waitFor([&] { return ended.load(); }));
