@@ -280,6 +280,8 @@ void bind_backend(py::module_& module) {
   module.def("_tell_absence", &tellAbsenceAt, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("why"), NoGil());
   py::class_<CompileQuestions, std::shared_ptr<CompileQuestions>>(module, "_CompileQuestions")
+      // With the GIL: torch looks through its guards under it. It waits for a group's lock alone,
+      // under which nobody waits.
       .def("hold", &CompileQuestions::hold)
       .def("asked_for_rank", &CompileQuestions::askedForRank);
   module.def("_begin_compile_questions", &CompileQuestions::begin);

@@ -11,9 +11,8 @@
 //   fail         the call returns code= at once; register with code=0: a success without a handle
 //   async_error  while the operation runs, its communicator gets the asynchronous error code=, and
 //                the operation stays until abort or revoke; split, shrink: the parent gets it
-//   in_progress  the call returns kInProgress, and so do the next polls= asyncError() calls (-1:
-//   all
-//                of them, until it is aborted); a blocking communicator's call takes as long
+//   in_progress  the call returns kInProgress, and so do the next polls= asyncError() calls; -1
+//                stands for all until it is aborted; a blocking communicator's call takes as long
 //   block        the call does not return for ms= (-1: until clear); abort: what frees it does not,
 //                the group's end where the version defers that
 // keys: rank= (of the communicator; default any), count= (how often; default 1, -1: always), code=
