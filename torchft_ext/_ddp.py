@@ -1,39 +1,375 @@
-"""What DistributedDataParallel caches of an epoch, reset when the next one begins.
+"""DistributedDataParallel through changes of members: each epoch begins with new reducers.
 
-torch's reducer keeps the divisor of its last backward; after a backward that failed it would go on
-dividing by the old world size. And a newcomer's DDP has not rebuilt its buckets yet where a
-survivor's has: without a reset their collectives would not match.
+torch's reducer keeps what it has learned: the layout of its buckets (made anew after the first
+backward), the divisor, which parameters were unused. A newcomer's reducer has learned nothing. So
+on every member the first forward() in an epoch makes a new reducer, without a collective: a
+newcomer may have no DDP object yet. Then all of them learn together.
+
+What that cannot mend is noticed: operations on buckets carry a digest of the bucket's layout, which
+members compare, and the epoch of their reducer, in whose place no other one takes them
+(csrc/c10d/bucket_layouts.h). A backward() whose forward() ran in an older epoch raises.
+
+Threads: a DDP object's forward() and backward() are not to run at the same time, as in torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import distributed as ddp_module
 
-_living: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+from torchft_ext import _C, _hook_states
+from torchft_ext.errors import Cause, CommAbortedError
 
 
-def watch() -> None:
-    """Remember each DDP object from here on; called once, when the package is imported."""
-    initialise = DistributedDataParallel.__init__
-    if getattr(initialise, "_torchft_ext", False):
-        return
+@dataclass
+class _Hooks:
+    """What was registered with a DDP object, of whatever group."""
 
-    @functools.wraps(initialise)
-    def remembering(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        initialise(self, *args, **kwargs)
-        _living.add(self)
+    python: list[tuple[object, Callable[..., Any]]] = field(default_factory=list)
+    builtin: dist.BuiltinCommHookType | None = None
 
-    remembering._torchft_ext = True  # type: ignore[attr-defined]
-    DistributedDataParallel.__init__ = remembering  # type: ignore[method-assign]
+
+@dataclass
+class _Wrapped:
+    """What this package keeps of a DDP object whose group is its own."""
+
+    arguments: tuple[Any, ...]  # of _ddp_init_helper
+    group: dist.ProcessGroup
+    backend: _C.Backend
+    reducer: _C._DdpReducer
+    complete: bool = True  # False: while a new reducer is being made, or where that failed
+    before: dist.Reducer | None = None  # the last one, which a late autograd hook may still enter
+    accumulates: bool = False  # the last forward() was one without synchronisation
+    given: tuple[object, ...] = ()  # the nodes of what forward() was given
+
+
+_wrapped: weakref.WeakKeyDictionary[DDP, _Wrapped] = weakref.WeakKeyDictionary()
+_hooks: weakref.WeakKeyDictionary[DDP, _Hooks] = weakref.WeakKeyDictionary()
+_watched: weakref.WeakKeyDictionary[dist.Reducer, _C._DdpReducer] = weakref.WeakKeyDictionary()
 
 
 def follow_epoch(group: dist.ProcessGroup) -> None:
-    """Make the DDP objects of this group begin anew: divisor, buckets, unfinished backward."""
-    for model in list(_living):
-        if getattr(model, "process_group", None) is group:
-            model._update_process_group(group)
+    """Undo what a backward() that failed has left in the models of this group.
+
+    Now, and not with the next forward(): their state may be sent to newcomers before that.
+    """
+    for model, wrapped in list(_wrapped.items()):
+        if wrapped.group is group and model.mixed_precision is not None:
+            _restore_precision(model)
+
+
+def _restore_precision(model: DDP) -> None:
+    for parameter in model.module.parameters():
+        full = getattr(parameter, "_fp_param", None)
+        if full is not None:
+            parameter.data = full
+        hook = parameter.__dict__.pop("_ddp_mp_hook_state", None)
+        if hook is not None:
+            hook[1].remove()
+
+
+def _watch_reducer(model: DDP, arguments: tuple[Any, ...]) -> None:
+    """Have the new reducer of a DDP object watched, if the group is one of this package."""
+    from torchft_ext._groups import backends_of
+
+    backend = next(backends_of(model.process_group), None)
+    known = _wrapped.get(model)
+    if backend is None:
+        _wrapped.pop(model, None)
+        return
+    reducer = _C._DdpReducer(backend, model.reducer, backend.epoch)
+    _watched[model.reducer] = reducer
+    if known is None:
+        _wrapped[model] = _Wrapped(arguments, model.process_group, backend, reducer)
+    else:
+        known.arguments, known.reducer = arguments, reducer
+        known.group, known.backend = model.process_group, backend
+    reducer.read_layout()
+
+
+@_disable_dynamo
+def _follow(model: DDP) -> None:
+    """Give a DDP object a new reducer if its group has begun an epoch since it got its last."""
+    wrapped = _wrapped.get(model)
+    if wrapped is None:
+        return
+    current = wrapped.group is model.process_group and wrapped.complete
+    if current and wrapped.backend.epoch == wrapped.reducer.epoch():
+        if wrapped.before is not None:  # no backward() of its epoch is under way any more
+            wrapped.before._remove_autograd_hooks()
+            wrapped.before = None
+        return
+    with torch.inference_mode(False), _all_trainable(wrapped.arguments[0]):
+        _remake(model, wrapped)
+
+
+@contextlib.contextmanager
+def _all_trainable(parameters: list[torch.nn.Parameter]) -> Iterator[None]:
+    """Have all of them require gradients: torch's reducer takes no others, which some now are."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _remake(model: DDP, wrapped: _Wrapped) -> None:
+    last, accumulates = wrapped.reducer, wrapped.accumulates
+    wrapped.complete = False
+    last.retire()  # its buckets go before there are new ones
+    if wrapped.before is None:
+        wrapped.before = model.reducer
+    model._ddp_init_helper(*wrapped.arguments)
+    if model in _wrapped:  # else the group is another library's now
+        wrapped.reducer.carry_over(last, accumulates)
+    _configure_reducer(model)
+    _register_hooks_again(model)
+    model._has_rebuilt_buckets = False
+    wrapped.complete = True
+
+
+def _configure_reducer(model: DDP) -> None:
+    """Tell the new reducer what DDP's constructor tells it after it has been made."""
+    reducer: Any = model.reducer
+    logger: Any = model.logger
+    if model.static_graph:
+        model._static_graph_delay_allreduce_enqueued = False
+        reducer._set_static_graph()
+        logger._set_static_graph()
+    if model.mixed_precision is not None:
+        _restore_precision(model)
+        reducer._set_mixed_precision_param_dtype(model.mixed_precision.param_dtype)
+    if getattr(model, "_lazy_init_ran", False) and any(
+        hasattr(parameter, "_in_backward_optimizers") for parameter in model._module_parameters
+    ):
+        reducer._set_optimizer_in_backward()
+        for parameter in model._module_parameters:
+            if hasattr(parameter, "_in_backward_optimizers"):
+                parameter.grad = None  # as after each backward() that did not fail
+
+
+def _register_hooks_again(model: DDP) -> None:
+    hooks = _hooks.get(model, _Hooks())
+    logger: Any = model.logger
+    for state, hook in hooks.python:
+        logger._set_comm_hook_name(hook.__qualname__)
+        _hook_states.begin_anew(state, hook)
+        dist._register_comm_hook(model.reducer, state, hook)
+    if hooks.builtin is not None:
+        logger._set_comm_hook_name(str(hooks.builtin))
+        dist._register_builtin_comm_hook(model.reducer, hooks.builtin)
+
+
+# ---------------------------------------------------------------- a backward() of an older epoch
+
+
+def _nodes_of(value: object) -> tuple[object, ...]:
+    """Return the autograd nodes under the tensors in a structure, each once."""
+    nodes: dict[object, None] = {}
+    for tensor in ddp_module._find_tensors(value):
+        # What is done in place to a view gives it another node; that of its base stays below.
+        for each in (tensor, tensor._base):
+            if each is not None and each.grad_fn is not None:
+                nodes[each.grad_fn] = None
+    return tuple(nodes)
+
+
+@_disable_dynamo
+def _note_inputs(model: DDP, inputs: object) -> None:
+    wrapped = _wrapped.get(model)
+    if wrapped is not None:
+        wrapped.given = _nodes_of(inputs)
+        wrapped.accumulates = not model.require_backward_grad_sync
+
+
+@_disable_dynamo
+def _guard_outputs(model: DDP, output: object) -> None:
+    """Have the backward() of this output raise if another epoch begins before it."""
+    wrapped = _wrapped.get(model)
+    if wrapped is None:
+        return
+    given, wrapped.given = wrapped.given, ()
+    if not model.require_backward_grad_sync:
+        return
+    check = functools.partial(_refuse_old_backward, wrapped.backend, wrapped.reducer.epoch())
+    for node in _nodes_of(output):
+        if node not in given:  # else it is the caller's
+            node.register_prehook(check)  # type: ignore[attr-defined]
+
+
+@_disable_dynamo
+def _refuse_old_backward(backend: _C.Backend, epoch: int, _gradients: object) -> None:
+    now = backend.epoch
+    if now == epoch:
+        return
+    how = (
+        f"its forward() ran in epoch {epoch} and the group is in epoch {now}: the other ranks "
+        "would not add these gradients to theirs"
+    )
+    raise CommAbortedError(
+        f"backward of DistributedDataParallel on '{backend.group_name}': {how}; run forward() "
+        "again",
+        epoch=epoch,
+        cause=Cause(how=how),
+        op="backward",
+    )
+
+
+# ---------------------------------------------------------------- in the place of torch's own
+
+_ARGUMENTS = (  # of _ddp_init_helper
+    "parameters",
+    "expect_sparse_gradient",
+    "param_to_name_mapping",
+    "static_graph",
+)
+
+
+def watch() -> None:
+    """Put this module's functions around torch's; called once, when the package is imported."""
+    if getattr(DDP._pre_forward, "_torchft_ext", False):
+        return
+    _replace(DDP, "_ddp_init_helper", _init_helper)
+    _replace(DDP, "_pre_forward", _pre_forward)
+    _replace(DDP, "_post_forward", _post_forward)
+    _replace(DDP, "join_hook", _join_hook)
+    _replace(DDP, "_match_all_reduce_for_bwd_pass", _match_all_reduce_for_bwd_pass)
+    _replace(DDP, "_update_process_group", _update_process_group)
+    _replace(DDP, "register_comm_hook", _register_comm_hook)
+    _replace(DDP, "_register_builtin_comm_hook", _register_builtin_comm_hook)
+    _replace(dist, "_register_comm_hook", _register_on_reducer)
+    _replace(dist, "_register_builtin_comm_hook", _register_builtin_on_reducer)
+    _replace(dist.Reducer, "_rebuild_buckets", _rebuild_buckets)
+    _replace(dist.Reducer, "_run_comm_hook", _run_comm_hook)
+
+
+def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Call `ours` with torch's own function as its first argument."""
+    theirs = getattr(owner, name)
+
+    @functools.wraps(theirs)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return ours(theirs, *args, **kwargs)
+
+    around._torchft_ext = True  # type: ignore[attr-defined]
+    setattr(owner, name, around)
+
+
+def _init_helper(theirs: Callable[..., Any], self: DDP, *args: Any, **kwargs: Any) -> None:
+    theirs(self, *args, **kwargs)
+    _watch_reducer(self, (*args, *(kwargs[name] for name in _ARGUMENTS[len(args) :])))
+
+
+def _pre_forward(theirs: Callable[..., Any], self: DDP, *args: Any, **kwargs: Any) -> Any:
+    trains = torch.is_grad_enabled() and not self._use_python_reducer
+    if trains:
+        _follow(self)
+        _note_inputs(self, (args, kwargs))
+    inputs = theirs(self, *args, **kwargs)
+    if trains and self.require_backward_grad_sync:
+        _compare_on_devices(self)
+    return inputs
+
+
+def _post_forward(theirs: Callable[..., Any], self: DDP, output: object) -> object:
+    output = theirs(self, output)
+    if torch.is_grad_enabled() and not self._use_python_reducer:
+        _guard_outputs(self, output)
+    return output
+
+
+@_disable_dynamo
+def _compare_on_devices(model: DDP) -> None:
+    wrapped = _wrapped.get(model)
+    if wrapped is not None:
+        wrapped.reducer.compare_on_devices()
+
+
+def _match_all_reduce_for_bwd_pass(theirs: Callable[..., Any], self: DDP) -> None:
+    _compare_on_devices(self)  # what the forward() of ranks that still have inputs does
+    theirs(self)
+
+
+def _join_hook(theirs: Callable[..., Any], self: DDP, **kwargs: Any) -> Any:
+    _follow(self)
+    return theirs(self, **kwargs)
+
+
+def _update_process_group(theirs: Callable[..., Any], self: DDP, group: dist.ProcessGroup) -> None:
+    theirs(self, group)
+    if self not in _wrapped:  # it was another library's group so far
+        _watch_reducer(self, _arguments_of(self))
+    _follow(self)
+
+
+def _arguments_of(model: DDP) -> tuple[Any, ...]:
+    parameters, sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    return parameters, sparse, names, model.static_graph
+
+
+def _register_comm_hook(
+    theirs: Callable[..., Any], self: DDP, state: object, hook: Callable[..., Any]
+) -> None:
+    theirs(self, state, hook)
+    _hooks.setdefault(self, _Hooks()).python.append((state, hook))
+    if self in _wrapped:
+        _hook_states.begin_own(state)
+
+
+def _register_builtin_comm_hook(
+    theirs: Callable[..., Any], self: DDP, comm_hook_type: dist.BuiltinCommHookType
+) -> None:
+    theirs(self, comm_hook_type)
+    _hooks.setdefault(self, _Hooks()).builtin = comm_hook_type
+
+
+def _register_on_reducer(
+    theirs: Callable[..., Any], reducer: dist.Reducer, state: object, hook: Callable[..., Any]
+) -> None:
+    watched = _watched.get(reducer)
+    if watched is None:
+        theirs(reducer, state, hook)
+    else:
+        watched.register_hook(state, hook)
+
+
+def _register_builtin_on_reducer(
+    theirs: Callable[..., Any], reducer: dist.Reducer, comm_hook_type: dist.BuiltinCommHookType
+) -> None:
+    watched = _watched.get(reducer)
+    if watched is None:
+        theirs(reducer, comm_hook_type)
+    else:
+        watched.register_builtin_hook(comm_hook_type)
+
+
+def _rebuild_buckets(theirs: Callable[..., Any], self: dist.Reducer) -> bool:
+    rebuilt: bool = theirs(self)
+    watched = _watched.get(self)
+    if rebuilt and watched is not None:
+        watched.read_layout()
+    return rebuilt
+
+
+def _run_comm_hook(
+    theirs: Callable[..., Any], self: dist.Reducer, bucket: dist.GradBucket
+) -> torch.futures.Future[Any]:
+    watched = _watched.get(self)
+    made: torch.futures.Future[Any] = (
+        theirs(self, bucket) if watched is None else watched.run_hook(bucket)
+    )
+    return made

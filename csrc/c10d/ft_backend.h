@@ -23,6 +23,7 @@
 
 #include "c10d/abort_hooks.h"
 #include "c10d/arguments.h"
+#include "c10d/bucket_layouts.h"
 #include "c10d/coalescing.h"
 #include "c10d/completion_hook.h"
 #include "c10d/engines.h"
@@ -84,6 +85,11 @@ class FtBackend : public c10d::Backend {
   std::vector<Incarnation> incarnations(bool before) const;
   GroupStats stats() const;
   const Engine& engine() const { return *engine_; }
+  // Of DDP's buckets that are reduced in this group.
+  BucketLayouts& bucketLayouts() { return bucket_layouts_; }
+  // Blocks until all members of that epoch have called it, up to the group's timeout. Raises the
+  // epoch's failure: a mismatch where one called it for another layout.
+  void compareLayouts(BucketTag tag);
   const std::string& groupName() const;
 
   const std::string getBackendName() const override { return "ft"; }
@@ -226,6 +232,7 @@ class FtBackend : public c10d::Backend {
   void throwUnlessDone(const char* operation, const MemoryOutcome& outcome, Clock::time_point began,
                        Duration limit) const;
   size_t awaitHook(Deadline deadline);  // see CompletionHook::awaitAll(); a signal aborts the epoch
+  static void markAs(Prepared& prepared, const BucketTag& tag);
   Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout, bool async) const;
   void setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
                     const c10d::ReduceOp& reduce_op) const;
@@ -270,6 +277,7 @@ class FtBackend : public c10d::Backend {
   const std::shared_ptr<MemoryRegistry> memory_;  // null: no NCCL
   const std::string engine_name_;
   const std::optional<c10::Device> bound_device_;
+  BucketLayouts bucket_layouts_;
   static constexpr int kNoDevice = -1;
   static constexpr int kSeveralDevices = -2;
   mutable std::atomic<int> device_used_{kNoDevice};  // written by whoever issues

@@ -35,6 +35,7 @@ Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor&
                                      const c10d::AllreduceOptions& options) const {
   checkOutput(argument, tensor);
   Prepared prepared = prepare(enter(), OpKind::kAllreduce, options.timeout, options.asyncOp);
+  if (const auto tag = bucket_layouts_.of(tensor)) markAs(prepared, *tag);
   setReduction(prepared, argument, tensor, options.reduceOp);
   prepared.operation.outputs = {writable(prepared.writableFor(tensor, Prepared::Use::kBoth))};
   return prepared;

@@ -64,7 +64,14 @@ Prepared FtBackend::prepare(const Place& place, OpKind kind, Milliseconds timeou
   prepared.operation.kind = kind;
   prepared.operation.epoch = place.epoch;
   prepared.operation.timeout = timeout.count() > 0 ? durationOf(timeout) : group_->timeout();
+  const BucketScope* scope = BucketScope::current();
+  if (scope != nullptr && scope->isOf(bucket_layouts_)) markAs(prepared, scope->tag());
   return prepared;
+}
+
+void FtBackend::markAs(Prepared& prepared, const BucketTag& tag) {
+  prepared.operation.layout = tag.layout;
+  if (tag.epoch >= 0) prepared.operation.epoch = tag.epoch;
 }
 
 void FtBackend::setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,

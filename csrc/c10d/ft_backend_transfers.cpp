@@ -185,6 +185,12 @@ FtBackend::WorkPtr FtBackend::barrier(const c10d::BarrierOptions& options) {
   return submit(std::move(prepared), {OpType::BARRIER, "ft:barrier", std::nullopt, {}});
 }
 
+void FtBackend::compareLayouts(BucketTag tag) {
+  Prepared prepared = prepare(enter(), OpKind::kBarrier, Milliseconds(0), true);
+  markAs(prepared, tag);
+  submit(std::move(prepared), {OpType::BARRIER, "ft:barrier", std::nullopt, {}})->wait();
+}
+
 void FtBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
   barrier(options)->wait();  // the failure names who did not come
 }

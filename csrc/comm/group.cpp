@@ -167,7 +167,7 @@ FailurePtr Group::whyNoEpoch() const {
                        : configuring_ ? "another thread is configuring the group"
                        : epoch_ == 0  ? "the group has no epoch yet"
                        : current_.communicator
-                           ? "another epoch began while the operation was being issued"
+                           ? "it belongs to an epoch that is over: another one has begun"
                            : "the last configure() failed";
   return failure;
 }

@@ -98,6 +98,9 @@ struct Operation {
   uint64_t tag = 0;
   int64_t epoch = -1;  // the epoch whose rank and size the buffers are laid out for; in another one
                        // it fails. -1: any
+  // Of a bucket of several tensors: a digest of how they lie in it, the same on all ranks. Engines
+  // that compare what ranks issue compare it too. 0: no bucket.
+  uint64_t layout = 0;
   std::vector<Buffer> inputs;
   std::vector<Buffer> outputs;
   Duration timeout{0};                 // its limit, counted from issue

@@ -93,26 +93,40 @@ Schedule makeSchedule(const Operation& operation, int rank, int size,
   return builder.take();
 }
 
-// kind 8 bits | dtype 4 | reduction 4 | root 16 | hash of the sizes 32
+// of a bucket 1 bit | kind 7 | dtype 4 | reduction 4 | root 16 | hash of the sizes 32. A bucket's
+// layout goes into the hash, and where there is no root into the place of that.
+constexpr uint64_t kOfBucket = uint64_t{1} << 63;
+constexpr uint64_t kLayoutBits = (uint64_t{1} << 48) - 1;
+
 uint64_t signatureOf(const Operation& operation) {
   uint64_t signature = static_cast<uint64_t>(operation.kind) << 56;
   if (operation.kind != OpKind::kBarrier) signature |= static_cast<uint64_t>(operation.dtype) << 52;
   if (reduces(operation.kind)) signature |= static_cast<uint64_t>(operation.reduce) << 48;
   if (hasRoot(operation.kind)) signature |= (static_cast<uint64_t>(operation.root) & 0xffffU) << 32;
-  return signature | hashOfSharedSizes(operation);
+  signature |= hashOfSharedSizes(operation);
+  if (operation.layout == 0) return signature;
+  const uint64_t bits = hasRoot(operation.kind) ? 0xffffffffU : kLayoutBits;
+  return (signature ^ (operation.layout & bits)) | kOfBucket;
 }
 
 std::string describeSignature(uint64_t signature) {
-  const auto kind = static_cast<OpKind>(signature >> 56);
+  const bool of_bucket = (signature & kOfBucket) != 0;
+  const auto kind = static_cast<OpKind>(signature >> 56 & 0x7fU);
   if (kind > OpKind::kBarrier) return "an unknown operation";
   std::string text = toString(kind);
+  if (of_bucket) text += " of a bucket of gradients";
   if (kind == OpKind::kBarrier) return text;
   if (reduces(kind)) {
     text += std::string(" (") + toString(static_cast<ReduceKind>(signature >> 48 & 0xfU)) + ")";
   }
-  text += std::string(" of ") + toString(static_cast<DType>(signature >> 52 & 0xfU));
+  text += std::string(of_bucket ? " in " : " of ") +
+          toString(static_cast<DType>(signature >> 52 & 0xfU));
   if (hasRoot(kind)) text += " with root " + std::to_string(signature >> 32 & 0xffffU);
   return text;
+}
+
+bool differInLayout(uint64_t one, uint64_t other) {
+  return one != other && (one & other & kOfBucket) != 0 && ((one ^ other) & ~kLayoutBits) == 0;
 }
 
 }  // namespace torchft_ext

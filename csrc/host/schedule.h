@@ -49,11 +49,13 @@ struct ScheduleTuning {
 
 // For every kind but send and recv.
 Schedule makeSchedule(const Operation& operation, int rank, int size, const ScheduleTuning& tuning);
-// Equal on all ranks that issued the same operation: kind, dtype, reduction, root and total bytes
-// where the kind fixes them. Sent with every frame, so that desynchronised ranks get an error
-// instead of a wrong sum.
+// Equal on all ranks that issued the same operation: kind, dtype, reduction, root, total bytes
+// where the kind fixes them, and the layout of a bucket. Sent with every frame, so that
+// desynchronised ranks get an error instead of a wrong sum.
 uint64_t signatureOf(const Operation& operation);
 // What another rank's signature says: "allreduce (sum) of float32". Total: any bits give a text.
 std::string describeSignature(uint64_t signature);
+// Whether these are signatures of buckets, of which nothing but the layout differs.
+bool differInLayout(uint64_t one, uint64_t other);
 
 }  // namespace torchft_ext

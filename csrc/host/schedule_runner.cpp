@@ -189,6 +189,11 @@ std::string ScheduleRunner::Impl::describeDifference(const FrameHeader& header) 
   const std::string theirs = describeSignature(header.tag);
   const std::string ours = describeSignature(running->signature);
   const std::string place = " as collective " + std::to_string(due) + " of the epoch";
+  if (differInLayout(header.tag, running->signature)) {
+    return "it issued " + theirs + place + " with another bucket layout than rank " +
+           std::to_string(rank) +
+           ": its gradients belong to other parameters; the DDP objects must wrap the same model";
+  }
   if (theirs == ours) {
     return "it issued " + theirs + place + " with other sizes than rank " + std::to_string(rank);
   }

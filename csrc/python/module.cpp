@@ -6,5 +6,6 @@ PYBIND11_MODULE(_C, module) {
   torchft_ext::bind_errors(module);
   torchft_ext::bind_options(module);
   torchft_ext::bind_backend(module);
+  torchft_ext::bind_ddp(module);
   torchft_ext::bind_process(module);
 }

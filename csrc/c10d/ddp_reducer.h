@@ -1,0 +1,79 @@
+// One reducer of DistributedDataParallel, watched by the backend of its group: the layout of its
+// buckets, its hook, and its end.
+//
+// Owner: Python, beside the DDP object. Threads: the one that runs forward(); what the hook needs
+// is shared with backward()'s. Does not keep the reducer alive. Blocks in retire() alone. After the
+// epoch: what the reducer still issues fails (see bucket_layouts.h).
+//
+// It reads fields of c10d::Reducer that are protected, of which no getter tells: where a parameter
+// lies in a bucket, and which parameters a pass without synchronisation used.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <vector>
+
+#include "c10d/bucket_layouts.h"
+#include "c10d/ft_backend.h"
+
+namespace torchft_ext {
+
+// The tags of a reducer's buckets, by index.
+class BucketTags {
+ public:
+  void set(std::vector<BucketTag> tags);
+  // Of no layout, before the buckets have been read.
+  BucketTag at(size_t index) const;
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<BucketTag> tags_ GUARDED_BY(mutex_);
+};
+
+class DdpReducer {
+ public:
+  // epoch: the one that the reducer is for.
+  DdpReducer(c10::intrusive_ptr<FtBackend> backend, const std::shared_ptr<c10d::Reducer>& reducer,
+             int64_t epoch);
+
+  int64_t epoch() const { return epoch_; }
+  // To be called when the buckets have been made, or made anew.
+  void readLayout();
+  // Blocks until all members have called it: MismatchError where one has another layout. For
+  // buckets on a device, whose operations do not carry their signature; does nothing else, and
+  // nothing the second time after readLayout().
+  void compareOnDevices();
+
+  // As Reducer's own; what they issue carries the bucket's tag.
+  void registerHook(std::unique_ptr<c10d::CommHookInterface> hook);
+  void registerBuiltinHook(c10d::BuiltinCommHookType kind);
+  // Reducer's run_comm_hook(), likewise.
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket);
+
+  // Takes over what no constructor is given: how often statistics are taken and, with used, which
+  // parameters that have a gradient were used in passes without synchronisation.
+  void carryOver(const DdpReducer& before, bool used);
+  // Takes no further part in a backward(), and lets go of its buckets' memory. Blocks while a
+  // backward() is inside it: until its operations are over. Its autograd hooks stay, and do
+  // nothing: a thread of the autograd engine may still run them after a backward() has raised.
+  void retire();
+
+ private:
+  std::shared_ptr<c10d::Reducer> reducer() const;
+
+  const c10::intrusive_ptr<FtBackend> backend_;
+  const std::weak_ptr<c10d::Reducer> reducer_;
+  const int64_t epoch_;
+  const std::shared_ptr<BucketTags> tags_ = std::make_shared<BucketTags>();
+  uint64_t layout_ = 0;  // of all buckets
+  bool on_device_ = false;
+  bool hooked_ = false;
+  bool compared_ = false;
+  // Kept by retire().
+  at::Tensor used_;
+  std::optional<int> sample_rate_;
+};
+
+}  // namespace torchft_ext

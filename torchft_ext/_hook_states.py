@@ -1,0 +1,54 @@
+"""The states of torch's communication hooks for DDP, begun anew with an epoch.
+
+A hook's state counts steps and keeps tensors and random numbers that must be the same on all
+members, which a newcomer's are not. What this package does not know stays as it is: a hook of one's
+own keeps nothing from step to step that members must have in common, or its state has a method
+`begin_generation()`, which is called on every member before its first step in an epoch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+# Of PowerSGD's random numbers: PowerSGDState's own default. Which one it was given is not kept.
+_SEED = 0
+
+
+def begin_anew(state: Any, hook: Callable[..., Any]) -> None:
+    """Put what a hook keeps to where that of every other member is put. Does not block.
+
+    That includes what a backward() that failed has left in it.
+    """
+    begin_own(state)
+    if _is(state, "powerSGD_hook", "PowerSGDState"):
+        _begin_power_sgd(state)
+    elif _is(state, "post_localSGD_hook", "PostLocalSGDState"):
+        state.iter = 0
+    elif _is(state, "mixed_precision_hooks", "_AllreduceUpcastHookState"):
+        state.wait_for_stream_enqueued = False
+    in_backward = getattr(hook, "keywords", {}).get("optim_stream_state")
+    if in_backward is not None:
+        in_backward.wait_for_optim_stream_enqueued = False
+
+
+def begin_own(state: object) -> None:
+    """Tell a state of the user's own, if it wants to be told."""
+    begin = getattr(state, "begin_generation", None)
+    if callable(begin):
+        begin()
+
+
+def _is(state: object, module: str, name: str) -> bool:
+    # Not imported for this: who has such a state has its module.
+    kind = getattr(sys.modules.get(f"{_HOOKS}.{module}"), name, None)
+    return kind is not None and isinstance(state, kind)
+
+
+def _begin_power_sgd(state: Any) -> None:
+    state.iter = 0
+    state.rng.seed(_SEED)
+    for tensors in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+        tensors.clear()
