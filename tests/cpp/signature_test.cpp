@@ -45,5 +45,26 @@ TEST(Signature, SaysWhatTheOperationIs) {
   EXPECT_EQ(describeSignature(~uint64_t{0}), "an unknown operation");
 }
 
+TEST(Signature, TellsBucketsOfOtherLayoutsApart) {
+  for (const OpKind kind : {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kBarrier}) {
+    Operation one = operationOf<float>(kind);
+    one.layout = 0x123456789abcdef;
+    Operation other = one;
+    EXPECT_FALSE(differInLayout(signatureOf(one), signatureOf(other)));
+    other.layout = 0xfedcba987654321;
+    EXPECT_TRUE(differInLayout(signatureOf(one), signatureOf(other)));
+    other.layout = 0;
+    EXPECT_NE(signatureOf(one), signatureOf(other));
+    EXPECT_FALSE(differInLayout(signatureOf(one), signatureOf(other)));
+  }
+}
+
+TEST(Signature, SaysThatTheOperationIsABuckets) {
+  Operation bucket = operationOf<float>(OpKind::kAllreduce);
+  bucket.layout = 1;
+  EXPECT_EQ(describeSignature(signatureOf(bucket)),
+            "allreduce of a bucket of gradients (sum) in float32");
+}
+
 }  // namespace
 }  // namespace torchft_ext
