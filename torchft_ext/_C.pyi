@@ -286,6 +286,14 @@ class Work(_Work):
         Threads: any.
         """
 
+class _ReconfigurableGroup(_ProcessGroup):
+    """A group whose one backend is torchft_ext's: its rank and size follow the epoch.
+
+    Only where torch has `reconfigure()`: 2.14 and later.
+    """
+
+    def reconfigure(self, opts: object) -> _Work: ...
+
 def _create_backend(
     store: Store,
     rank: int,

@@ -41,12 +41,31 @@ void CoalescedWork::abort() {
   if (const auto work = block_->get()) work->abort();
 }
 
+c10::intrusive_ptr<c10d::Work> CoalescedWork::ended(const char* call) const {
+  auto work = block_->get();
+  TORCH_CHECK(work, call,
+              ": the operation begins with its coalesced block, which has not ended yet");
+  return work;
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
-  const auto work = block_->get();
-  TORCH_CHECK(work,
-              "get_future(): the operation begins with its coalesced block, which has not "
-              "ended yet");
-  return work->getFuture();
+  return ended("get_future()")->getFuture();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFutureResult() {
+  return ended("get_future_result()")->getFutureResult();
+}
+
+std::vector<at::Tensor> CoalescedWork::result() {
+  return ended("result()")->result();
+}
+
+float CoalescedWork::getDuration() const {
+  return ended("get_duration()")->getDuration();
+}
+
+uint64_t CoalescedWork::getSequencenumber() const {
+  return ended("get_sequence_number()")->getSequencenumber();
 }
 
 void Coalescing::start() {

@@ -43,8 +43,14 @@ class CoalescedWork : public c10d::Work {
   void abort() override;
   // RuntimeError before the block has ended.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  std::vector<at::Tensor> result() override;
+  float getDuration() const override;
+  uint64_t getSequencenumber() const override;
 
  private:
+  c10::intrusive_ptr<c10d::Work> ended(const char* call) const;
+
   const std::shared_ptr<Block> block_;
 };
 

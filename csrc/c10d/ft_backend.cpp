@@ -208,8 +208,8 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
                     options.timeout.value_or(Milliseconds(0)).count(), " ms");
   {
     const MutexLock lock(store_mutex_);
-    TORCH_CHECK_VALUE(used_uuids_.count(options.uuid) == 0, "reconfigure: uuid: ", options.uuid,
-                      " was already used for an epoch of this group; give each one its own");
+    TORCH_CHECK(used_uuids_.count(options.uuid) == 0, "reconfigure: uuid: ", options.uuid,
+                " was already used for an epoch of this group; give each one its own");
   }
   const StorePlace place = storePlaceOf(creators_store_);
   keep(place.thread);
@@ -313,6 +313,16 @@ void FtBackend::setTimeout(Milliseconds timeout) {
   timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
   group_->setTimeout(durationOf(timeout));
 }
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+void FtBackend::addEphemeralTimeout(const Milliseconds& timeout) {
+  guard_.check("this process group");
+  TORCH_CHECK_VALUE(timeout.count() > 0,
+                    "add_ephemeral_timeout: timeout: expected a positive time, found ",
+                    timeout.count(), " ms");
+  extra_time_.add(durationOf(timeout));
+}
+#endif
 
 c10::intrusive_ptr<FtOptions> FtBackend::optionsNow() const {
   auto options = c10::make_intrusive<FtOptions>(*options_);

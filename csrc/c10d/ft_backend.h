@@ -27,6 +27,7 @@
 #include "c10d/coalescing.h"
 #include "c10d/completion_hook.h"
 #include "c10d/engines.h"
+#include "c10d/ephemeral_timeouts.h"
 #include "c10d/ft_work.h"
 #include "c10d/options.h"
 #include "c10d/prepared.h"
@@ -96,10 +97,17 @@ class FtBackend : public c10d::Backend {
   // A copy: another thread may set the timeout meanwhile.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return optionsNow(); }
   void setTimeout(Milliseconds timeout) override;
-  void abort() override { abort("abort() was called"); }
+#ifdef C10D_BACKEND_HAS_RECONFIGURE                                // torch 2.14 has it too
+  void addEphemeralTimeout(const Milliseconds& timeout) override;  // see ephemeral_timeouts.h
+#endif
+  void abort() override {
+    abort("abort() was called");
+  }
   void shutdown() override;
   c10d::ErrorType getError() override;
-  void enableCollectivesTiming() override { timed_.store(true, std::memory_order_relaxed); }
+  void enableCollectivesTiming() override {
+    timed_.store(true, std::memory_order_relaxed);
+  }
   // See completion_hook.h; turns timing on. RuntimeError for a second one. Before operations are
   // issued: torch's hasHooks() looks without a lock.
   void registerOnCompletionHook(CompletionHook::Hook&& hook) override;
@@ -113,8 +121,12 @@ class FtBackend : public c10d::Backend {
     return sequence_.load(std::memory_order_relaxed);
   }
 
-  bool supportsSplitting() const override { return true; }
-  bool supportsShrinking() const override { return true; }
+  bool supportsSplitting() const override {
+    return true;
+  }
+  bool supportsShrinking() const override {
+    return true;
+  }
   // A group of the members with these ranks of the current epoch, in ascending order; null for who
   // is not among them, and need not call it. Its first epoch meets below the current one's place in
   // the store. options: null, or the parent's: copied. Blocks up to their timeout; abort() of this
@@ -148,12 +160,18 @@ class FtBackend : public c10d::Backend {
 
   // Operations that this thread issues in between begin as one, with one Work. On the CPU they
   // begin one after the other.
-  bool supportsCoalescing() const override { return devices_.platform() != nullptr; }
+  bool supportsCoalescing() const override {
+    return devices_.platform() != nullptr;
+  }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;  // null: there was none
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  // What DDP calls where it knows the indices beforehand: allreduce() finds them itself.
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return allreduce(tensors, options);
+  }
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
@@ -186,6 +204,13 @@ class FtBackend : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
+#ifdef C10D_BACKEND_HAS_RECONFIGURE  // torch 2.14 has it too
+  // A gather into one tensor: [world size * n] on the root, where a stack of them does as well.
+  // Elsewhere the output is not looked at. gather_into_tensor() forwards to it.
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input,
+                        const c10d::GatherOptions& options) override;
+#endif
+
 #ifdef C10D_BACKEND_HAS_HOOKS
   // See abort_hooks.h. ValueError for an id that is taken, or of none.
   void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
@@ -195,7 +220,7 @@ class FtBackend : public c10d::Backend {
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   // As configure(), over the creator's store, with members named by their handles. A vector gives
   // the ranks, a set is put in alphabetical order. Blocks up to the timeout; the Work has
-  // completed. Raises as configure() does, and ValueError for a uuid that has begun an epoch here
+  // completed. Raises as configure() does, and RuntimeError for a uuid that has begun an epoch here
   // before. An attempt that failed may be repeated with its uuid. Hints are ignored.
   WorkPtr reconfigure(const c10d::ReconfigureOptions& options) override;
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
@@ -255,6 +280,8 @@ class FtBackend : public c10d::Backend {
 
   Prepared prepareAllreduce(const Argument& argument, const at::Tensor& tensor,
                             const c10d::AllreduceOptions& options) const;
+  Prepared prepareSparseAllreduce(const Argument& argument, const at::Tensor& tensor,
+                                  const c10d::AllreduceOptions& options) const;
   Prepared prepareAllgather(const Argument& outs, const Tensors& outputs, const Argument& in,
                             const at::Tensor& input, const c10d::AllgatherOptions& options) const;
   Prepared prepareAllgatherInto(const Argument& out, const at::Tensor& output, const Argument& in,
@@ -303,6 +330,7 @@ class FtBackend : public c10d::Backend {
   std::atomic<bool> timed_{false};     // by enableCollectivesTiming()
   const std::shared_ptr<CompletionHook> hook_ = std::make_shared<CompletionHook>();
   Coalescing coalescing_;
+  mutable EphemeralTimeouts extra_time_;
 };
 
 }  // namespace torchft_ext

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "c10d/ft_backend.h"
+#include "c10d/sparse_allreduce.h"
 
 namespace torchft_ext {
 namespace {
@@ -33,6 +34,8 @@ FtBackend::WorkPtr FtBackend::broadcast(Tensors& tensors, const c10d::BroadcastO
 
 Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor& tensor,
                                      const c10d::AllreduceOptions& options) const {
+  if (tensor.defined() && tensor.layout() == at::kSparse)
+    return prepareSparseAllreduce(argument, tensor, options);
   checkOutput(argument, tensor);
   Prepared prepared = prepare(enter(), OpKind::kAllreduce, options.timeout, options.asyncOp);
   if (const auto tag = bucket_layouts_.of(tensor)) markAs(prepared, *tag);
@@ -41,9 +44,30 @@ Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor&
   return prepared;
 }
 
+Prepared FtBackend::prepareSparseAllreduce(const Argument& argument, const at::Tensor& tensor,
+                                           const c10d::AllreduceOptions& options) const {
+  checkSparse(argument, tensor, options.reduceOp);
+  const DType dtype = reductionOf(argument, tensor, options.reduceOp).dtype;
+  const Place place = enter();
+  Prepared prepared = prepare(place, OpKind::kSparseAllreduce, options.timeout, options.asyncOp);
+  const auto rounds =
+      std::make_shared<SparseAllreduce>(tensor, dtype, place.rank, place.size, letGoElsewhere);
+  rounds->layOut(prepared.operation);
+  prepared.operation.dtype = dtype;
+  prepared.operation.rounds = rounds;
+  prepared.given = rounds->values();
+  prepared.tensors = {tensor};
+  return prepared;
+}
+
 FtBackend::WorkPtr FtBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const Argument argument{"allreduce", "tensors"};
   checkCount(argument, tensors.size(), 1);
+  if (tensors[0].defined() && tensors[0].layout() == at::kSparse) {
+    return submit(
+        prepareSparseAllreduce(argument.at(0), tensors[0], options),
+        {OpType::_ALLREDUCE_SPARSE, "ft:sparse_all_reduce", profiled(tensors), {tensors}});
+  }
   return submit(prepareAllreduce(argument.at(0), tensors[0], options),
                 {OpType::ALLREDUCE, "ft:all_reduce", profiled(tensors), {tensors}});
 }

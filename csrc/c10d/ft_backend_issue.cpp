@@ -20,18 +20,13 @@ namespace {
 
 using TensorVector = std::vector<at::Tensor>;
 
-// The engine lets go of tensors on its own thread, and the last reference to one may need the GIL
-// to go: that must not hold up the network.
-void letGoElsewhere(std::shared_ptr<void> kept) {
-  auto tensors = std::static_pointer_cast<TensorVector>(std::move(kept));
-  const bool shared = std::all_of(tensors->begin(), tensors->end(),
-                                  [](const at::Tensor& tensor) { return tensor.use_count() > 1; });
-  if (!shared) runOnCallbackThread([owner = std::move(tensors)] {});
+// The engine lets go of tensors on its own thread.
+void letGoOfAll(std::shared_ptr<void> kept) {
+  letGoElsewhere(std::move(*std::static_pointer_cast<TensorVector>(std::move(kept))));
 }
 
 std::shared_ptr<Stash> keepUntilReleased(TensorVector tensors) {
-  return std::make_shared<Stash>(std::make_shared<TensorVector>(std::move(tensors)),
-                                 letGoElsewhere);
+  return std::make_shared<Stash>(std::make_shared<TensorVector>(std::move(tensors)), letGoOfAll);
 }
 
 TensorVector allTensors(const std::vector<Prepared>& prepared) {
@@ -64,6 +59,7 @@ Prepared FtBackend::prepare(const Place& place, OpKind kind, Milliseconds timeou
   prepared.operation.kind = kind;
   prepared.operation.epoch = place.epoch;
   prepared.operation.timeout = timeout.count() > 0 ? durationOf(timeout) : group_->timeout();
+  prepared.operation.timeout = extra_time_.onTopOf(prepared.operation.timeout);
   const BucketScope* scope = BucketScope::current();
   if (scope != nullptr && scope->isOf(bucket_layouts_)) markAs(prepared, scope->tag());
   return prepared;
@@ -153,6 +149,7 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
     completion.emplace(where, std::move(sides), host_waits, devices_.platform()->cuda);
     completion->keepIfCaptured(std::move(tensors));
   }
+  extra_time_.issued(states.back());
   hook_->watch(described.type, states, completion);
   return c10::make_intrusive<FtWork>(std::move(described), std::move(states),
                                      std::move(completion));

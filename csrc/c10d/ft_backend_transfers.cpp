@@ -49,6 +49,31 @@ FtBackend::WorkPtr FtBackend::gather(TensorLists& outputs, Tensors& inputs,
   return submit(std::move(prepared), {OpType::GATHER, "ft:gather", profiled(inputs), outputs});
 }
 
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+FtBackend::WorkPtr FtBackend::gather_single(at::Tensor& output, at::Tensor& input,
+                                            const c10d::GatherOptions& options) {
+  const Place place = enter();
+  const Argument out{"gather_single", "output"};
+  const Argument in{"gather_single", "input"};
+  checkRank({"gather_single", "root rank"}, options.rootRank, place.size);
+  const at::Tensor given = asInput(in, input);
+  Prepared prepared = prepare(place, OpKind::kGather, options.timeout, options.asyncOp);
+  prepared.operation.dtype = dtypeOfData(given);
+  prepared.operation.root = static_cast<int>(options.rootRank);
+  prepared.flat = true;
+  Tensors written;
+  if (place.rank == options.rootRank) {
+    checkOutput(out, output);
+    checkSameDtype(out, output, in, given);
+    checkNumel(out, output, given.numel() * place.size, "world size times the input's");
+    written = {prepared.writableFor(output, Prepared::Use::kWritten)};
+    prepared.operation.outputs = cut(writable(written[0]), place.size);
+  }
+  prepared.operation.inputs = {readable(prepared.readableFor(given, written))};
+  return submit(std::move(prepared), {OpType::GATHER, "ft:gather", profiled({input}), {{output}}});
+}
+#endif
+
 FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                       const c10d::ScatterOptions& options) {
   const Place place = enter();

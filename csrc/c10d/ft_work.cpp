@@ -145,9 +145,10 @@ std::exception_ptr FtWork::exception() const {
 
 int FtWork::sourceRank() const {
   guard_.check("this operation");
-  TORCH_CHECK(opType_ == c10d::OpType::RECVANYSOURCE,
-              "source_rank(): expected a receive from any source, found ",
-              c10d::opTypeToString(opType_));
+  const bool knows =
+      opType_ == c10d::OpType::RECVANYSOURCE || (opType_ == c10d::OpType::RECV && !device_);
+  TORCH_CHECK(knows, "source_rank(): expected a receive into host memory, found ",
+              c10d::opTypeToString(opType_), device_ ? " on a device" : "");
   return states_.front()->sourceRank();
 }
 
@@ -323,8 +324,14 @@ FtWork::FuturePtr FtWork::deviceFuture() {
 
 float FtWork::getDuration() const {
   guard_.check("this operation");
-  TORCH_CHECK(device_, "get_duration(): expected an operation on device tensors");
-  return device_->milliseconds();
+  if (device_) return device_->milliseconds();
+  Duration longest{0};
+  for (const auto& state : states_) {
+    const std::optional<Duration> took = state->took();
+    TORCH_CHECK(took, "get_duration(): the operation has not completed; call wait() first");
+    longest = std::max(longest, *took);
+  }
+  return std::chrono::duration<float, std::milli>(longest).count();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFutureResult() {
@@ -336,6 +343,18 @@ c10::intrusive_ptr<c10::ivalue::Future> FtWork::getFutureResult() {
     };
     return Promise{future, std::make_shared<Ending>("a future's callback", std::move(complete))};
   });
+}
+
+#ifdef TORCHFT_EXT_WORK_HAS_TIMEOUT
+std::chrono::milliseconds FtWork::getTimeout() const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(states_.front()->timeout());
+}
+#endif
+
+void FtWork::blockCurrentStream() {
+  guard_.check("this operation");
+  if (device_) return device_->blockCurrentStream();
+  c10d::Work::blockCurrentStream();
 }
 
 uint64_t FtWork::getSequencenumber() const {

@@ -10,6 +10,8 @@
 // check() what becomes of the operation. The future is completed at once, in stream order.
 #pragma once
 
+#include <torch/headeronly/version.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,6 +23,10 @@
 #include "c10d/prepared.h"
 #include "c10d/process.h"
 #include "comm/op_state.h"
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+#define TORCHFT_EXT_WORK_HAS_TIMEOUT
+#endif
 
 namespace torchft_ext {
 
@@ -35,7 +41,7 @@ class FtWork : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;  // false only once it has failed, as torch's own
   std::exception_ptr exception() const override;
-  int sourceRank() const override;  // of recv from anyone
+  int sourceRank() const override;  // of a receive into host memory
   std::vector<at::Tensor> result() override;
   void synchronize() override;
   // kNoTimeout: until the operation's own deadline, at which its epoch fails. An explicit timeout,
@@ -49,11 +55,18 @@ class FtWork : public c10d::Work {
   // A list of tensors (of lists of tensors where there are several), or the failure. Complete when
   // wait() returns or raises, unless user code blocks the callback thread.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  // In milliseconds, of operations on device tensors with timing turned on; RuntimeError else.
+  // In milliseconds: on a device what it took there, with timing turned on; on the host the time
+  // from its issue to its completion. RuntimeError where it is not known.
   float getDuration() const override;
   // A WorkResult; never an error.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  // Its place among the operations of the epoch, from 1. Of several that belong together, the
+  // first's.
   uint64_t getSequencenumber() const override;
+#ifdef TORCHFT_EXT_WORK_HAS_TIMEOUT
+  std::chrono::milliseconds getTimeout() const override;  // its limit, from issue
+#endif
+  void blockCurrentStream() override;
 
  private:
   struct Ending;

@@ -71,6 +71,10 @@ std::optional<at::Tensor> realNumbersOf(const at::Tensor& tensor) {
 
 std::vector<at::Tensor> contributionsOf(const Prepared& prepared) {
   std::vector<at::Tensor> contributions;
+  if (prepared.given.defined()) {
+    if (const auto values = realNumbersOf(prepared.given)) contributions.push_back(*values);
+    return contributions;
+  }
   std::vector<Buffer> plain;
   const StandIn* last = nullptr;  // the parts of one follow each other
   for (const Buffer& buffer : readBy(prepared)) {

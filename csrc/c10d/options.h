@@ -14,6 +14,13 @@ struct FtOptions : c10d::Backend::Options {
       : c10d::Backend::Options("ft", timeout_option.value_or(kBackendDefaultTimeout)),
         timeout_chosen(timeout_option.has_value()) {}
 
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  // torch 2.14 copies a parent's options by it, and would share what it cannot copy whole.
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
+    return c10::make_intrusive<FtOptions>(*this);
+  }
+#endif
+
   bool timeout_chosen;                    // false: the timeout of init_process_group() holds
   std::optional<std::string> interface;   // "eth0", "eth", "eth0,ib0", "=eth0", "^docker,lo"
   std::optional<std::string> port_range;  // "7000-7100"; "" or "0": any free port

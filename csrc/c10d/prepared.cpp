@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "c10d/arguments.h"
+#include "comm/callbacks.h"
 
 namespace torchft_ext {
 namespace {
@@ -50,6 +51,12 @@ at::Tensor Prepared::readableFor(const at::Tensor& tensor, const std::vector<at:
   const bool usable = apart || (in_place != nullptr && tensor.const_data_ptr() == in_place);
   if (tensor.is_contiguous() && usable) return tensor;
   return standIn(tensor, /*loaded=*/true, /*stored=*/false);
+}
+
+void letGoElsewhere(std::vector<at::Tensor> tensors) {
+  const bool shared = std::all_of(tensors.begin(), tensors.end(),
+                                  [](const at::Tensor& tensor) { return tensor.use_count() > 1; });
+  if (!shared) runOnCallbackThread([owners = std::move(tensors)] {});
 }
 
 }  // namespace torchft_ext

@@ -37,6 +37,7 @@ struct Prepared {
   bool async = true;            // false: device tensors are served on the current stream itself
   bool flat = false;            // the parts of its inputs or outputs are one tensor
   bool low_bit = false;         // BXOR of bools: the results are the lowest bits of a sum
+  at::Tensor given;             // of a sparse tensor: the values that this rank gives
   at::Tensor factor;            // of a PREMUL_SUM, where it is read on the device
   std::shared_ptr<StreamSide> side;  // null: host memory, or not issued yet
 
@@ -51,5 +52,9 @@ struct Described {
   std::optional<std::vector<at::Tensor>> inputs;
   std::vector<std::vector<at::Tensor>> outputs;
 };
+
+// For an engine's thread: the last reference to a tensor may need the GIL to go, which must not
+// hold up the network.
+void letGoElsewhere(std::vector<at::Tensor> tensors);
 
 }  // namespace torchft_ext

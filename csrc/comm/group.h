@@ -98,7 +98,7 @@ class Group {
   struct Epoch {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<Communicator> communicator;
-    int64_t next_seq = 0;
+    int64_t next_seq = 1;  // as torch's own backends count
     // Held while operations are handed to the communicator, so that the order of sequence numbers
     // is the order of issue. One per epoch: an issue that hangs holds up no later epoch; and one
     // for operations on devices, which may wait there for other ranks, beside that for those of the

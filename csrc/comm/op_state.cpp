@@ -36,6 +36,11 @@ FailurePtr OpState::failure() const {
   return failure_;
 }
 
+std::optional<Duration> OpState::took() const {
+  MutexLock lock(mutex_);
+  return done() ? std::optional<Duration>(done_at_ - issued_at_) : std::nullopt;
+}
+
 void OpState::complete(FailurePtr failure) {
   if (done()) return;
   if (failure) failure = inPlace(failure);
@@ -44,6 +49,7 @@ void OpState::complete(FailurePtr failure) {
     MutexLock lock(mutex_);
     if (done()) return;
     failure_ = std::move(failure);
+    done_at_ = Clock::now();
     done_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
     changed_.notifyAll();

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,8 @@ class OpState {
   const std::shared_ptr<Lifecycle>& lifecycle() const { return lifecycle_; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  FailurePtr failure() const;  // null: not done, or success
+  FailurePtr failure() const;            // null: not done, or success
+  std::optional<Duration> took() const;  // from issue to completion; nullopt: not done
   int sourceRank() const { return source_rank_.load(std::memory_order_acquire); }
   void setSourceRank(int rank) { source_rank_.store(rank, std::memory_order_release); }
 
@@ -64,6 +66,7 @@ class OpState {
   mutable Mutex mutex_;
   CondVar changed_;
   FailurePtr failure_ GUARDED_BY(mutex_);
+  Clock::time_point done_at_ GUARDED_BY(mutex_);
   std::vector<std::function<void()>> callbacks_ GUARDED_BY(mutex_);
 };
 

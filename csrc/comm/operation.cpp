@@ -26,6 +26,8 @@ const char* toString(OpKind kind) {
       return "recv";
     case OpKind::kBarrier:
       return "barrier";
+    case OpKind::kSparseAllreduce:
+      return "sparse_allreduce";
   }
   return "unknown operation";
 }

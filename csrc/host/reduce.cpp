@@ -13,8 +13,10 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace torchft_ext {
 namespace {
@@ -116,7 +118,57 @@ void dividePiece(const at::Tensor& target, int divisor) {
   }
 }
 
+// The memory need not be aligned for T: it is a row of something.
+template <typename T>
+void addItems(uint8_t* into, const uint8_t* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += sizeof(T)) {
+    T sum;
+    T other;
+    std::memcpy(&sum, into + at, sizeof(T));
+    std::memcpy(&other, from + at, sizeof(T));
+    if constexpr (std::is_same_v<T, bool>) {
+      sum = sum || other;
+    } else if constexpr (std::is_integral_v<T>) {
+      // As unsigned numbers, whose sum may wrap round.
+      using Unsigned = std::make_unsigned_t<T>;
+      sum = static_cast<T>(static_cast<Unsigned>(sum) + static_cast<Unsigned>(other));
+    } else {
+      sum = static_cast<T>(sum + other);
+    }
+    std::memcpy(into + at, &sum, sizeof(T));
+  }
+}
+
 }  // namespace
+
+void addShort(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat:
+      return addItems<float>(into, from, bytes);
+    case DType::kDouble:
+      return addItems<double>(into, from, bytes);
+    case DType::kHalf:
+      return addItems<at::Half>(into, from, bytes);
+    case DType::kBFloat16:
+      return addItems<at::BFloat16>(into, from, bytes);
+    case DType::kInt8:
+      return addItems<int8_t>(into, from, bytes);
+    case DType::kInt16:
+      return addItems<int16_t>(into, from, bytes);
+    case DType::kInt32:
+      return addItems<int32_t>(into, from, bytes);
+    case DType::kInt64:
+      return addItems<int64_t>(into, from, bytes);
+    case DType::kUint8:
+      return addItems<uint8_t>(into, from, bytes);
+    case DType::kBool:
+      return addItems<bool>(into, from, bytes);
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+      break;
+  }
+  scalarTypeOf(dtype);  // says which it is
+}
 
 void reduceInto(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype, ReduceKind op) {
   inPieces(bytes, dtype, [&](size_t begin, size_t length) {

@@ -9,6 +9,8 @@ namespace torchft_ext {
 
 // into = into (op) from; kAvg and kPreMulSum add. bytes is a multiple of the item size.
 void reduceInto(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype, ReduceKind op);
+// into = into + from (bool: or), for spans too short to be worth a kernel's call; the same bits.
+void addShort(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype);
 // data = from * factor, which is one item; floating types.
 void multiplyInto(uint8_t* data, const uint8_t* from, size_t bytes, DType dtype,
                   const uint8_t* factor);

@@ -21,6 +21,7 @@ void build(ScheduleBuilder& builder) {
     case OpKind::kBroadcast:
       return buildBroadcast(builder);
     case OpKind::kAllgather:
+    case OpKind::kSparseAllreduce:
       return buildAllgather(builder);
     case OpKind::kReduceScatter:
       return buildReduceScatter(builder);
@@ -73,6 +74,7 @@ uint32_t hashOfSharedSizes(const Operation& operation) {
     case OpKind::kAllreduce:
     case OpKind::kBroadcast:
     case OpKind::kAllgather:
+    case OpKind::kSparseAllreduce:
       return hashOfSizes(operation.outputs);
     case OpKind::kReduceScatter:
     case OpKind::kReduce:
@@ -112,7 +114,7 @@ uint64_t signatureOf(const Operation& operation) {
 std::string describeSignature(uint64_t signature) {
   const bool of_bucket = (signature & kOfBucket) != 0;
   const auto kind = static_cast<OpKind>(signature >> 56 & 0x7fU);
-  if (kind > OpKind::kBarrier) return "an unknown operation";
+  if (kind > OpKind::kSparseAllreduce) return "an unknown operation";
   std::string text = toString(kind);
   if (of_bucket) text += " of a bucket of gradients";
   if (kind == OpKind::kBarrier) return text;

@@ -85,6 +85,9 @@ struct ScheduleRunner::Impl {
 
   void advance();
   void start();
+  void run(Pending& pending);
+  void exchange();
+  bool roundsAreOver();
   void complete();
   void goOnLater();
   bool runLocal();
@@ -238,6 +241,10 @@ void ScheduleRunner::Impl::advance() {
     }
     if (!runLocal()) return goOnLater();
     if (over || !running->progress.done()) return;
+    if (!roundsAreOver()) {
+      if (goes_on) return;
+      continue;
+    }
     if (!copySome(running->pending.operation.stores)) return goOnLater();
     complete();
   }
@@ -252,11 +259,20 @@ void ScheduleRunner::Impl::goOnLater() {
 }
 
 void ScheduleRunner::Impl::start() {
-  const Operation& operation = queue.front().operation;
-  ScheduleProgress progress(makeSchedule(operation, rank, size, tuning), size);
-  const uint64_t signature = signatureOf(operation);
-  running.reset(new Running{std::move(queue.front()), signature, std::move(progress)});
+  Pending& pending = queue.front();
+  if (pending.operation.rounds) pending.operation.rounds->begin();
+  run(pending);
   queue.pop_front();
+  exchange();
+}
+
+void ScheduleRunner::Impl::run(Pending& pending) {
+  ScheduleProgress progress(makeSchedule(pending.operation, rank, size, tuning), size);
+  const uint64_t signature = signatureOf(pending.operation);
+  running.reset(new Running{std::move(pending), signature, std::move(progress)});
+}
+
+void ScheduleRunner::Impl::exchange() {
   for (const auto& lane : lanes) {
     if (!lane) continue;
     lane->frames_sent = 0;
@@ -264,6 +280,29 @@ void ScheduleRunner::Impl::start() {
     pumpSends(*lane);
     reconsider(*lane);
   }
+}
+
+// False: the operation goes on, with another exchange or in another turn; or it has failed.
+bool ScheduleRunner::Impl::roundsAreOver() {
+  Operation& operation = running->pending.operation;
+  if (!operation.rounds) return true;
+  const Rounds::Next next = operation.rounds->next(operation);
+  switch (next.kind) {
+    case Rounds::Next::Kind::kDone:
+      return true;
+    case Rounds::Next::Kind::kExchange:
+      ++due;  // each exchange has an index of its own: a faster member's next one waits for ours
+      run(running->pending);
+      exchange();
+      return false;
+    case Rounds::Next::Kind::kLater:
+      goOnLater();
+      return false;
+    case Rounds::Next::Kind::kMismatch:
+      fail(FailureKind::kMismatch, next.culprit, next.how);
+      return false;
+  }
+  return true;
 }
 
 void ScheduleRunner::Impl::complete() {

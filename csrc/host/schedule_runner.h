@@ -30,7 +30,7 @@ class ScheduleRunner {
                  ScheduleTuning tuning, Callbacks callbacks);
   ~ScheduleRunner();
 
-  // Collective number n of the epoch has index n on every rank.
+  // Exchange number n of the epoch has index n on every rank; most collectives are one.
   void add(std::shared_ptr<OpState> state, Operation operation);
   bool idle() const;
   bool needs(

@@ -271,6 +271,8 @@ void Caller::dispatch(bool flat) {
     case OpKind::kBarrier:
       barrier();
       break;
+    case OpKind::kSparseAllreduce:
+      break;  // refused above
   }
 }
 

@@ -133,6 +133,56 @@ Operation allreduceApart(std::vector<float>& apart, std::vector<float>& close) {
   return operation;
 }
 
+// An operation of two exchanges, the second as long as the sum of what the first has brought.
+class TwoRounds : public Rounds {
+ public:
+  TwoRounds(int rank, size_t length, size_t size)
+      : own_(1, static_cast<float>(length)), lengths_(size, std::vector<float>(1, -1.0F)) {
+    rank_ = static_cast<size_t>(rank);
+  }
+  Operation operation() {
+    Operation operation = allreduceOf(own_);
+    operation.kind = OpKind::kSparseAllreduce;
+    operation.inputs = {bufferOf(own_)};
+    operation.outputs.clear();
+    for (auto& length : lengths_) operation.outputs.push_back(bufferOf(length));
+    return operation;
+  }
+  void begin() override { ++begun; }
+  Next next(Operation& operation) override {
+    if (!all_.empty()) return {again_-- > 0 ? Next::Kind::kLater : Next::Kind::kDone, -1, {}};
+    if (lengths_.back()[0] > 1000) return {Next::Kind::kMismatch, 1, "it is too long"};
+    own_.assign(static_cast<size_t>(lengths_[rank_][0]), 1.0F);
+    for (const auto& length : lengths_) all_.emplace_back(static_cast<size_t>(length[0]), -1.0F);
+    operation.inputs = {bufferOf(own_)};
+    operation.outputs.clear();
+    for (auto& part : all_) operation.outputs.push_back(bufferOf(part));
+    return {Next::Kind::kExchange, -1, {}};
+  }
+  const std::vector<std::vector<float>>& all() const { return all_; }
+  int begun = 0;
+
+ private:
+  size_t rank_;
+  std::vector<float> own_;
+  std::vector<std::vector<float>> lengths_, all_;
+  int again_ = 3;
+};
+
+std::vector<std::shared_ptr<TwoRounds>> roundsOf(const std::vector<size_t>& lengths) {
+  std::vector<std::shared_ptr<TwoRounds>> rounds;
+  for (size_t rank = 0; rank < lengths.size(); ++rank)
+    rounds.push_back(
+        std::make_shared<TwoRounds>(static_cast<int>(rank), lengths[rank], lengths.size()));
+  return rounds;
+}
+
+Operation operationWith(const std::shared_ptr<TwoRounds>& rounds) {
+  Operation operation = rounds->operation();
+  operation.rounds = rounds;
+  return operation;
+}
+
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -516,6 +566,48 @@ TEST_F(RunnerTest, NothingIsStoredOnceItIsCancelled) {
     EXPECT_EQ(cancelled[0].first, state);
   });
   test.on([&] { EXPECT_EQ(stored(), a_turn); });  // behind what the runner had posted
+  EXPECT_FALSE(state->done());
+}
+
+TEST_F(RunnerTest, OperationOfSeveralExchangesKeepsItsPlaceAmongOthers) {
+  connect(3);
+  const auto rounds = roundsOf({5, 0, 400});
+  std::vector<std::vector<float>> before(3, std::vector<float>(9, 1.0F)), after = before;
+  std::vector<std::shared_ptr<OpState>> states;
+  for (const int rank : {2, 0, 1}) {  // the last comes when the others wait
+    const auto at = static_cast<size_t>(rank);
+    states.push_back(issue(rank, allreduceOf(before[at])));
+    states.push_back(issue(rank, operationWith(rounds[at])));
+    states.push_back(issue(rank, allreduceOf(after[at])));
+  }
+  expectSuccess(states);
+  for (size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(rounds[rank]->begun, 1);
+    EXPECT_EQ(rounds[rank]->all()[2], std::vector<float>(400, 1.0F));
+    EXPECT_TRUE(rounds[rank]->all()[1].empty());
+    EXPECT_EQ(after[rank], std::vector<float>(9, 3.0F));
+  }
+}
+
+TEST_F(RunnerTest, OperationOfSeveralExchangesMayFindAMismatch) {
+  connect(2);
+  const auto rounds = roundsOf({1, 2000});
+  for (const int rank : {0, 1}) issue(rank, operationWith(rounds[static_cast<size_t>(rank)]));
+  const Failure failure = failureOf(0);
+  EXPECT_EQ(failure.kind, FailureKind::kMismatch);
+  EXPECT_EQ(failure.cause.how, "it is too long");
+}
+
+TEST_F(RunnerTest, OperationCancelledBetweenItsExchangesIsReturned) {
+  connect(2);
+  const auto rounds = roundsOf({4, 4});
+  const auto state = issue(0, operationWith(rounds[0]));
+  test.on([&] {
+    EXPECT_TRUE(at(0).runner->needs(1));
+    const auto cancelled = at(0).runner->cancelAll();
+    ASSERT_EQ(cancelled.size(), 1U);
+    EXPECT_EQ(cancelled[0].first, state);
+  });
   EXPECT_FALSE(state->done());
 }
 

@@ -75,9 +75,9 @@ COLLECTIVES = {
         "allreduce: tensors: expected a list of 1 tensor, found 2",
     ),
     "sparse_tensor": (
-        lambda: all_reduce([ones(3).to_sparse()]),
+        lambda: backend().allgather([[ones(3), ones(3)]], [ones(3).to_sparse()]),
         ValueError,
-        "allreduce: tensors[0]: expected a dense tensor, found layout Sparse",
+        "allgather: inputs[0]: expected a dense tensor, found layout Sparse",
     ),
     "broadcast_root_too_big": (
         lambda: group().broadcast([ones(3)], rooted(dist.BroadcastOptions, 2)),
