@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "host/turn.h"
@@ -26,17 +25,6 @@ at::SparseTensorImpl& implOf(const at::Tensor& tensor) {
   return *static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
-bool indicesFit(const at::Tensor& tensor) {
-  uint64_t cells = 1;
-  for (int64_t dim = 0; dim < tensor.sparse_dim(); ++dim) {
-    const auto size = static_cast<uint64_t>(tensor.size(dim));
-    if (size == 0) return true;
-    if (cells > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / size) return false;
-    cells *= size;
-  }
-  return true;
-}
-
 }  // namespace
 
 void checkSparse(const Argument& argument, const at::Tensor& tensor,
@@ -54,12 +42,9 @@ void checkSparse(const Argument& argument, const at::Tensor& tensor,
   TORCH_CHECK_VALUE(static_cast<size_t>(tensor.dim()) <= kMostDimensions, argument.text(),
                     ": expected a sparse tensor of at most ", kMostDimensions,
                     " dimensions, found ", tensor.dim());
-  TORCH_CHECK_VALUE(indicesFit(tensor), argument.text(),
-                    ": expected sparse dimensions of less than 2^63 cells, found sizes ",
-                    tensor.sizes());
   TORCH_CHECK_VALUE(implOf(tensor).allow_tensor_metadata_change(), argument.text(),
-                    ": expected a sparse tensor whose indices and values can be replaced, since "
-                    "the result is written to it, found one that .data or .detach() gave");
+                    ": expected a sparse tensor whose indices and values may be replaced, since "
+                    "the result is written to it, found one whose metadata must not change");
 }
 
 SparseAllreduce::SparseAllreduce(const at::Tensor& tensor, DType dtype, int rank, int size,

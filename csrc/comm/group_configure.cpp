@@ -301,7 +301,7 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
   {
     MutexLock lock(mutex_);
     memory_ = std::move(attempt.memory);
-    current_ = Epoch{lifecycle, std::move(communicator), 0};
+    current_ = Epoch{lifecycle, std::move(communicator)};
     rendezvous_.swap(
         attempt.rendezvous);  // the previous one ends with the attempt, without the lock
     forming_.reset();

@@ -51,7 +51,7 @@ def sums() -> None:
             rows = [NUMBERS[(first + r) % len(NUMBERS)] for r in range(world)]
             everyone = [sparse(r, rows[r], dtype, dense, dims) for r in range(world)]
             tensor = everyone[rank].clone()
-            dist.all_reduce(tensor)
+            backend().allreduce([tensor]).wait()
             what = (dtype, dense, dims, rows)
             if dtype == torch.complex64:
                 check(tensor.to_dense(), sum(t.to_dense() for t in everyone), what)
@@ -165,13 +165,8 @@ def refusals() -> None:
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT):
         with pytest.raises(NotImplementedError, match="unsupported reduction operation"):
             dist.all_reduce(tensor, op)
-    with pytest.raises(ValueError, match="detach"):
-        dist.all_reduce(tensor.detach())
     with pytest.raises(ValueError, match="at most 16 dimensions, found 17"):
         dist.all_reduce(torch.ones((1,) * 17).to_sparse())
-    huge = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.int64), [1.0], (2**40, 2**30))
-    with pytest.raises(ValueError, match="2\\^63 cells"):
-        dist.all_reduce(huge)
     with pytest.raises(ValueError, match="dense tensor"):
         backend().broadcast([tensor])
     with pytest.raises(ValueError, match="dense tensor"):
