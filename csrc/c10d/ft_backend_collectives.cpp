@@ -50,12 +50,12 @@ Prepared FtBackend::prepareSparseAllreduce(const Argument& argument, const at::T
   const DType dtype = reductionOf(argument, tensor, options.reduceOp).dtype;
   const Place place = enter();
   Prepared prepared = prepare(place, OpKind::kSparseAllreduce, options.timeout, options.asyncOp);
-  const auto rounds =
+  const auto exchanges =
       std::make_shared<SparseAllreduce>(tensor, dtype, place.rank, place.size, letGoElsewhere);
-  rounds->layOut(prepared.operation);
+  exchanges->layOut(prepared.operation);
   prepared.operation.dtype = dtype;
-  prepared.operation.rounds = rounds;
-  prepared.given = rounds->values();
+  prepared.operation.exchanges = exchanges;
+  prepared.given = exchanges->values();
   prepared.tensors = {tensor};
   return prepared;
 }

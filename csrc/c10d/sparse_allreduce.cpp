@@ -104,7 +104,7 @@ void SparseAllreduce::begin() {
   std::copy(target_.sizes().begin(), target_.sizes().end(), own + kSizes);
 }
 
-Rounds::Next SparseAllreduce::next(Operation& operation) {
+Exchanges::Next SparseAllreduce::next(Operation& operation) {
   switch (stage_) {
     case Stage::kHeaders:
       if (auto refusal = mismatch()) return *refusal;
@@ -135,7 +135,7 @@ std::string SparseAllreduce::describe(int rank) {
                   sparse, " sparse and ", dense, " dense dimensions)");
 }
 
-std::optional<Rounds::Next> SparseAllreduce::mismatch() {
+std::optional<Exchanges::Next> SparseAllreduce::mismatch() {
   const int64_t* const own = header(rank_);
   for (int rank = 0; rank < size_; ++rank) {
     const int64_t* const other = header(rank);
@@ -173,7 +173,7 @@ SparseMerge SparseAllreduce::merge() {
   return {std::move(parts), sizes.vec(), rowBytes(), dtype_};
 }
 
-Rounds::Next SparseAllreduce::compute() {
+Exchanges::Next SparseAllreduce::compute() {
   const Next later{Next::Kind::kLater, -1, {}};
   size_t budget = kLocalBytesPerTurn;
   if (stage_ == Stage::kCounting) {

@@ -29,7 +29,7 @@ namespace torchft_ext {
 void checkSparse(const Argument& argument, const at::Tensor& tensor,
                  const c10d::ReduceOp& reduce_op);
 
-class SparseAllreduce : public Rounds {
+class SparseAllreduce : public Exchanges {
  public:
   // The tensor has been checked. let_go: for tensors whose last owner this may be; it must not
   // block.

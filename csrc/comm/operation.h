@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "comm/rounds.h"
+#include "comm/exchanges.h"
 #include "comm/strided_copy.h"
 
 namespace torchft_ext {
@@ -89,7 +89,7 @@ constexpr uint64_t kEngineTag = uint64_t{1} << 63;
 //   alltoall        inputs[W] -> outputs[W], inputs[i] goes to rank i; sizes may differ
 //   send / recv     inputs[0] to `peer` / outputs[0] from `peer` (recv: -1 any)
 //   barrier         none
-//   sparse_allreduce  has `rounds`; each of its exchanges has the buffers of an allgather
+//   sparse_allreduce  has `exchanges`; each has the buffers of an allgather
 struct Operation {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
@@ -113,7 +113,7 @@ struct Operation {
   // when it is through, before a success is told. May be empty.
   std::vector<StridedCopy> loads;
   std::vector<StridedCopy> stores;
-  std::shared_ptr<Rounds> rounds;  // null: one exchange is all; host memory only
+  std::shared_ptr<Exchanges> exchanges;  // null: one exchange is all; host memory only
 };
 
 }  // namespace torchft_ext

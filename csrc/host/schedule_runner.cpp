@@ -87,7 +87,7 @@ struct ScheduleRunner::Impl {
   void start();
   void run(Pending& pending);
   void exchange();
-  bool roundsAreOver();
+  bool exchangesAreOver();
   void complete();
   void goOnLater();
   bool runLocal();
@@ -241,7 +241,7 @@ void ScheduleRunner::Impl::advance() {
     }
     if (!runLocal()) return goOnLater();
     if (over || !running->progress.done()) return;
-    if (!roundsAreOver()) {
+    if (!exchangesAreOver()) {
       if (goes_on) return;
       continue;
     }
@@ -260,7 +260,7 @@ void ScheduleRunner::Impl::goOnLater() {
 
 void ScheduleRunner::Impl::start() {
   Pending& pending = queue.front();
-  if (pending.operation.rounds) pending.operation.rounds->begin();
+  if (pending.operation.exchanges) pending.operation.exchanges->begin();
   run(pending);
   queue.pop_front();
   exchange();
@@ -283,22 +283,22 @@ void ScheduleRunner::Impl::exchange() {
 }
 
 // False: the operation goes on, with another exchange or in another turn; or it has failed.
-bool ScheduleRunner::Impl::roundsAreOver() {
+bool ScheduleRunner::Impl::exchangesAreOver() {
   Operation& operation = running->pending.operation;
-  if (!operation.rounds) return true;
-  const Rounds::Next next = operation.rounds->next(operation);
+  if (!operation.exchanges) return true;
+  const Exchanges::Next next = operation.exchanges->next(operation);
   switch (next.kind) {
-    case Rounds::Next::Kind::kDone:
+    case Exchanges::Next::Kind::kDone:
       return true;
-    case Rounds::Next::Kind::kExchange:
+    case Exchanges::Next::Kind::kExchange:
       ++due;  // each exchange has an index of its own: a faster member's next one waits for ours
       run(running->pending);
       exchange();
       return false;
-    case Rounds::Next::Kind::kLater:
+    case Exchanges::Next::Kind::kLater:
       goOnLater();
       return false;
-    case Rounds::Next::Kind::kMismatch:
+    case Exchanges::Next::Kind::kMismatch:
       fail(FailureKind::kMismatch, next.culprit, next.how);
       return false;
   }

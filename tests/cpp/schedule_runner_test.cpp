@@ -134,9 +134,9 @@ Operation allreduceApart(std::vector<float>& apart, std::vector<float>& close) {
 }
 
 // An operation of two exchanges, the second as long as the sum of what the first has brought.
-class TwoRounds : public Rounds {
+class TwoExchanges : public Exchanges {
  public:
-  TwoRounds(int rank, size_t length, size_t size)
+  TwoExchanges(int rank, size_t length, size_t size)
       : own_(1, static_cast<float>(length)), lengths_(size, std::vector<float>(1, -1.0F)) {
     rank_ = static_cast<size_t>(rank);
   }
@@ -169,17 +169,17 @@ class TwoRounds : public Rounds {
   int again_ = 3;
 };
 
-std::vector<std::shared_ptr<TwoRounds>> roundsOf(const std::vector<size_t>& lengths) {
-  std::vector<std::shared_ptr<TwoRounds>> rounds;
+std::vector<std::shared_ptr<TwoExchanges>> exchangesOf(const std::vector<size_t>& lengths) {
+  std::vector<std::shared_ptr<TwoExchanges>> exchanges;
   for (size_t rank = 0; rank < lengths.size(); ++rank)
-    rounds.push_back(
-        std::make_shared<TwoRounds>(static_cast<int>(rank), lengths[rank], lengths.size()));
-  return rounds;
+    exchanges.push_back(
+        std::make_shared<TwoExchanges>(static_cast<int>(rank), lengths[rank], lengths.size()));
+  return exchanges;
 }
 
-Operation operationWith(const std::shared_ptr<TwoRounds>& rounds) {
-  Operation operation = rounds->operation();
-  operation.rounds = rounds;
+Operation operationWith(const std::shared_ptr<TwoExchanges>& exchanges) {
+  Operation operation = exchanges->operation();
+  operation.exchanges = exchanges;
   return operation;
 }
 
@@ -571,28 +571,28 @@ TEST_F(RunnerTest, NothingIsStoredOnceItIsCancelled) {
 
 TEST_F(RunnerTest, OperationOfSeveralExchangesKeepsItsPlaceAmongOthers) {
   connect(3);
-  const auto rounds = roundsOf({5, 0, 400});
+  const auto exchanges = exchangesOf({5, 0, 400});
   std::vector<std::vector<float>> before(3, std::vector<float>(9, 1.0F)), after = before;
   std::vector<std::shared_ptr<OpState>> states;
   for (const int rank : {2, 0, 1}) {  // the last comes when the others wait
     const auto at = static_cast<size_t>(rank);
     states.push_back(issue(rank, allreduceOf(before[at])));
-    states.push_back(issue(rank, operationWith(rounds[at])));
+    states.push_back(issue(rank, operationWith(exchanges[at])));
     states.push_back(issue(rank, allreduceOf(after[at])));
   }
   expectSuccess(states);
   for (size_t rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(rounds[rank]->begun, 1);
-    EXPECT_EQ(rounds[rank]->all()[2], std::vector<float>(400, 1.0F));
-    EXPECT_TRUE(rounds[rank]->all()[1].empty());
+    EXPECT_EQ(exchanges[rank]->begun, 1);
+    EXPECT_EQ(exchanges[rank]->all()[2], std::vector<float>(400, 1.0F));
+    EXPECT_TRUE(exchanges[rank]->all()[1].empty());
     EXPECT_EQ(after[rank], std::vector<float>(9, 3.0F));
   }
 }
 
 TEST_F(RunnerTest, OperationOfSeveralExchangesMayFindAMismatch) {
   connect(2);
-  const auto rounds = roundsOf({1, 2000});
-  for (const int rank : {0, 1}) issue(rank, operationWith(rounds[static_cast<size_t>(rank)]));
+  const auto exchanges = exchangesOf({1, 2000});
+  for (const int rank : {0, 1}) issue(rank, operationWith(exchanges[static_cast<size_t>(rank)]));
   const Failure failure = failureOf(0);
   EXPECT_EQ(failure.kind, FailureKind::kMismatch);
   EXPECT_EQ(failure.cause.how, "it is too long");
@@ -600,8 +600,8 @@ TEST_F(RunnerTest, OperationOfSeveralExchangesMayFindAMismatch) {
 
 TEST_F(RunnerTest, OperationCancelledBetweenItsExchangesIsReturned) {
   connect(2);
-  const auto rounds = roundsOf({4, 4});
-  const auto state = issue(0, operationWith(rounds[0]));
+  const auto exchanges = exchangesOf({4, 4});
+  const auto state = issue(0, operationWith(exchanges[0]));
   test.on([&] {
     EXPECT_TRUE(at(0).runner->needs(1));
     const auto cancelled = at(0).runner->cancelAll();

@@ -13,7 +13,7 @@ namespace torchft_ext {
 
 struct Operation;
 
-class Rounds {
+class Exchanges {
  public:
   struct Next {
     enum class Kind : uint8_t {
@@ -27,7 +27,7 @@ class Rounds {
     std::string how;
   };
 
-  virtual ~Rounds() = default;
+  virtual ~Exchanges() = default;
   // The operation's turn has come: everything issued before it is through. Its buffers have been
   // laid out for the first exchange; what they hold may change here.
   virtual void begin() = 0;
