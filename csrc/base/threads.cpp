@@ -12,6 +12,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/shortage.h"
 
 namespace torchft_ext {
 namespace {
@@ -110,7 +111,8 @@ void OwnedThread::State::start(const std::shared_ptr<State>& state) {
   }
   if (error != 0) {
     registry.get().remove(state.get());
-    throw std::system_error(error, std::generic_category(), "start thread " + state->name);
+    throw std::system_error(error, std::generic_category(),
+                            "cannot start thread " + state->name + shortageNumbers(error));
   }
   static_cast<void>(argument.release());  // the thread's now
 }

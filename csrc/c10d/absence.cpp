@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <system_error>
 
 #include "base/host_name.h"
 #include "base/log.h"
@@ -14,7 +15,7 @@
 namespace torchft_ext {
 namespace {
 
-// A new connection to the store may wait for a name server, 5 s a try.
+// The store's server may wait for a name server, 5 s a try, while others connect to it.
 constexpr Duration kStoreAnswersWithin = std::chrono::seconds(15);
 
 MemberRecord absentSelf() {
@@ -28,7 +29,11 @@ MemberRecord absentSelf() {
 
 std::optional<StorePlace> placeIfAny(const c10::intrusive_ptr<c10d::Store>& store) {
   try {
-    return storePlaceOf(store);
+    try {
+      return storePlaceOf(store, kStoreAnswersWithin);
+    } catch (const std::system_error&) {  // that no thread is left may be what is to be told
+      return storePlaceWithoutThread(store);
+    }
   } catch (const std::exception& error) {
     log(LogLevel::kWarning,
         std::string("the other ranks cannot be told that this one does not come: ") + error.what());

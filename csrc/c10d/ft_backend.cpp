@@ -37,9 +37,10 @@ FtBackend::Milliseconds chosenTimeout(const FtBackend::Creation& creation) {
   return own ? creation.options->timeout : creation.timeout;
 }
 
-// The others wait for this rank: they are told why it does not come, without advice that is this
-// rank's.
-EngineChoice engineOrAbsence(const FtBackend::Creation& creation) {
+// What `make` returns. Where it cannot, the others wait for this rank: they are told why it does
+// not come, without advice that is this rank's.
+template <typename Make>
+auto orAbsence(const FtBackend::Creation& creation, const Make& make) {
   const auto tell = [&creation](const std::string& why) {
     if (!creation.begin) return;
     tellAbsence(creation.store, creation.rank, creation.size, durationOf(chosenTimeout(creation)),
@@ -47,13 +48,15 @@ EngineChoice engineOrAbsence(const FtBackend::Creation& creation) {
   };
   auto made = [&] {
     try {
-      return engineOrFailure(creation.engine, *creation.options, creation.store,
-                             creation.bound_device);
+      return make();
     } catch (const c10::Error& error) {
       tell(error.what_without_backtrace());
       throw;
     } catch (const std::system_error& error) {
       tell(error.what());
+      throw;
+    } catch (const std::bad_alloc&) {
+      tell("it ran out of memory");
       throw;
     }  // nobody is told of a signal or of a look-up without an answer: that would take long, too
   }();
@@ -61,7 +64,25 @@ EngineChoice engineOrAbsence(const FtBackend::Creation& creation) {
     tell(failure->cause.how);
     throwFailure(std::make_shared<Failure>(*failure));
   }
-  return std::get<EngineChoice>(std::move(made));
+  return std::get<0>(std::move(made));
+}
+
+// A backend, and where its members meet.
+struct Made {
+  c10::intrusive_ptr<FtBackend> backend;
+  StorePlace place;
+};
+
+std::variant<Made, Failure> makeBackend(const FtBackend::Creation& creation) {
+  auto choice = engineOrFailure(creation.engine, *creation.options, creation.store,
+                                creation.bound_device);
+  if (auto* failure = std::get_if<Failure>(&choice)) return std::move(*failure);
+  Made made;
+  made.backend =
+      c10::make_intrusive<FtBackend>(creation, std::get<EngineChoice>(std::move(choice)));
+  if (creation.begin)
+    made.place = storePlaceOf(creation.store, durationOf(chosenTimeout(creation)));
+  return made;
 }
 
 // Calls that are all made, though a signal's handler throws in one of them: the first exception
@@ -120,13 +141,12 @@ c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
                     "init_process_group: world_size: expected at least 1, found ", creation.size);
   creation.options->timeout = chosenTimeout(creation);
   checkRank({"init_process_group", "rank"}, creation.rank, creation.size);
-  auto backend = c10::make_intrusive<FtBackend>(creation, engineOrAbsence(creation));
+  auto [backend, place] = orAbsence(creation, [&] { return makeBackend(creation); });
   if (!creation.begin) return backend;
   if (creation.beside) {
     creation.beside->guard_.check("the default group");
     backend->group_->expectMembersOf(*creation.beside->group_, creation.ranks_beside);
   }
-  const StorePlace place = storePlaceOf(creation.store);
   backend->keep(place.thread);
   backend->begin(place.thread, place.prefix, creation.rank, creation.size, std::nullopt);
   return backend;
@@ -211,7 +231,7 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
     TORCH_CHECK(used_uuids_.count(options.uuid) == 0, "reconfigure: uuid: ", options.uuid,
                 " was already used for an epoch of this group; give each one its own");
   }
-  const StorePlace place = storePlaceOf(creators_store_);
+  const StorePlace place = storePlaceOf(creators_store_, group_->timeout());
   keep(place.thread);
   const std::string prefix = place.prefix.empty() ? "" : place.prefix + "/";
   begin(place.thread, prefix + membership.prefix, membership.rank, membership.size,

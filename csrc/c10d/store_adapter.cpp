@@ -3,11 +3,13 @@
 #include <netdb.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
+#include "base/shortage.h"
 #include "c10d/store_client.h"
 #include "c10d/store_layers.h"
 #include "net/socket_address.h"
@@ -23,13 +25,24 @@ constexpr std::chrono::seconds kConnectTimeout{30};
 // the time after which a store thread counts as stuck.
 constexpr milliseconds kRefusedFor{500};
 constexpr milliseconds kRetryAfter{50};
+// With one call of a lent client: well above what a newcomer costs its server, a look-up of a name
+// or two of 5 s each. A connection more would cost as much again, for everyone.
+constexpr std::chrono::seconds kLongestPatience{15};
 // Of one try of torch's, which knows no refusal: a server may end between the look at it and this.
 constexpr std::chrono::seconds kTryFor{2};
 
 // Empty where something accepts connections at the address, else why not.
 std::string tryConnect(const addrinfo& address, Deadline deadline) {
   std::string error;
-  const UniqueFd fd = startConnect(SocketAddress(address.ai_addr, address.ai_addrlen), &error);
+  int code = 0;
+  const UniqueFd fd = [&] {
+    try {
+      return startConnect(SocketAddress(address.ai_addr, address.ai_addrlen), &error, &code);
+    } catch (const std::system_error& lacking) {
+      throw StoreShortage(lacking.what());
+    }
+  }();
+  if (!fd && isShortage(code)) throw StoreShortage(error);
   if (!fd) return error;
   pollfd wanted{fd.get(), POLLOUT, 0};
   const auto patience = std::chrono::ceil<milliseconds>(deadline.remaining());
@@ -59,11 +72,20 @@ std::string tryConnect(const StoreAddress& address, Deadline deadline) {
 // each try.
 void awaitServer(const StoreAddress& address, Deadline deadline) {
   const Deadline refused = Deadline::after(kRefusedFor);
-  std::string why = tryConnect(address, deadline);
-  while (!why.empty() && !refused.expired()) {
-    std::this_thread::sleep_for(kRetryAfter);
-    why = tryConnect(address, deadline);
-  }
+  std::string why;
+  bool starved = false;
+  const auto look = [&] {
+    starved = false;
+    try {
+      why = tryConnect(address, deadline);
+    } catch (const StoreShortage& shortage) {
+      why = shortage.what();
+      starved = true;
+    }
+    return why.empty();
+  };
+  while (!look() && !refused.expired()) std::this_thread::sleep_for(kRetryAfter);
+  if (starved) throw StoreShortage("cannot connect: " + why);
   // Whoever tells it names the store.
   if (!why.empty()) throw StoreError("cannot connect: " + why);
 }
@@ -86,6 +108,20 @@ c10::intrusive_ptr<c10d::TCPStore> connectTo(const StoreAddress& address) {
 
 std::string serverKey(const StoreAddress& address) {
   return address.host + ":" + std::to_string(address.port);
+}
+
+LentClient lend(const StorePtr& base, Duration limit) {
+  const auto loan = [weak = c10::weak_intrusive_ptr<c10d::Store>(
+                         base)]() -> std::shared_ptr<StoreClient> {
+    auto store = weak.lock();
+    return store ? makeLentClient(std::move(store)) : nullptr;
+  };
+  return {loan, std::clamp<Duration>(limit / 2, StoreThread::kStuckAfter, kLongestPatience)};
+}
+
+StoreFactory factoryFor(const StoreAddress& address) {
+  // The constructor looks the host up and connects, for as long as that takes: on the store thread.
+  return [address] { return withStoreErrors([&] { return makeStoreClient(connectTo(address)); }); };
 }
 
 std::string unbracketed(const std::string& host) {
@@ -133,16 +169,16 @@ StoreAddress parseStoreAddress(const std::string& text) {
 }
 
 std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
-  // The constructor looks the host up and connects, for as long as that takes: on the store thread.
-  return StoreThread::forServer(serverKey(address), [address] {
-    return withStoreErrors([&] { return makeStoreClient(connectTo(address)); });
-  });
+  return StoreThread::forServer(serverKey(address), factoryFor(address));
 }
 
-StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {
-  StoreAddress address;
-  if (serverAddress(store, &address)) return {storeThreadFor(address), prefixOf(store)};
+StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store, Duration limit) {
   const StorePtr base = withoutPrefixes(store);
+  StoreAddress address;
+  if (serverAddress(store, &address)) {
+    return {StoreThread::forServer(serverKey(address), factoryFor(address), lend(base, limit)),
+            prefixOf(store)};
+  }
   // The thread keeps the factory, and so the store: no other one has its address meanwhile.
   const std::string key = c10::str("in-process@", static_cast<const void*>(base.get()));
   auto thread = StoreThread::forServer(key, [base] {
@@ -150,6 +186,13 @@ StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {
     return withStoreErrors([&] { return makeStoreClient(base->clone()); });
   });
   return {std::move(thread), prefixOf(store)};
+}
+
+StorePlace storePlaceWithoutThread(const c10::intrusive_ptr<c10d::Store>& store) {
+  const StorePtr base = withoutPrefixes(store);
+  const bool is_tcp = storeAs<c10d::TCPStore>(base) != nullptr;
+  auto client = [base, is_tcp] { return is_tcp ? makeLentClient(base) : makeStoreClient(base); };
+  return {StoreThread::onCaller("the group's store", std::move(client)), prefixOf(store)};
 }
 
 bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address) {

@@ -29,9 +29,16 @@ struct StorePlace {
   std::string prefix;  // of every key; empty: none
 };
 // A TCPStore under any number of PrefixStores: the thread of its address, which a later epoch at
-// that address then finds connected. Other stores: a thread with a clone of the innermost one,
-// shared by all groups over that object.
-StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store);
+// that address then finds. Where that thread has no connection, it is lent this one, as long as
+// its owner keeps it: a new one may cost everyone seconds (store_thread.h). Its owner and torch may
+// use it at the same time: of ours, each call ends with the server's answer, none waits for a key,
+// and none changes its timeout. limit: of what is done there; after half of it at the latest a call
+// that does not return is made over a connection of its own.
+// Other stores: a thread with a clone of the innermost one, shared by all groups over that object.
+StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store, Duration limit);
+// The same where no thread can be had, for a last word: calls block, for as long as the store takes
+// to answer, and only over the client that was handed in.
+StorePlace storePlaceWithoutThread(const c10::intrusive_ptr<c10d::Store>& store);
 
 // The address of the server behind any number of PrefixStores; false where it is no TCPStore.
 bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address);

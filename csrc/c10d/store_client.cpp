@@ -101,8 +101,9 @@ class ComparingClient : public C10dStoreClient {
   const Bytes nothing_{0, 'n', 'o', 't', 'h', 'i', 'n', 'g'};
 };
 
-// compareSet() locks others out, readers too.
-class FileClient final : public ComparingClient {
+// Of a FileStore, where compareSet() locks others out, readers too; and of a TCPStore that belongs
+// to another, where multiGet() would wait with that one's timeout.
+class CheckingClient final : public ComparingClient {
  public:
   using ComparingClient::ComparingClient;
 
@@ -139,10 +140,14 @@ class TcpClient final : public ComparingClient {
 std::unique_ptr<StoreClient> makeStoreClient(c10::intrusive_ptr<c10d::Store> store) {
   if (isA<c10d::TCPStore>(*store)) return std::make_unique<TcpClient>(std::move(store));
   const auto inner = withoutPrefixes(store);
-  if (isA<c10d::FileStore>(*inner)) return std::make_unique<FileClient>(std::move(store));
+  if (isA<c10d::FileStore>(*inner)) return std::make_unique<CheckingClient>(std::move(store));
   const bool compares = isA<c10d::HashStore>(*inner) || isA<c10d::TCPStore>(*inner);
   if (compares) return std::make_unique<ComparingClient>(std::move(store));
   return std::make_unique<C10dStoreClient>(std::move(store));
+}
+
+std::unique_ptr<StoreClient> makeLentClient(c10::intrusive_ptr<c10d::Store> store) {
+  return std::make_unique<CheckingClient>(std::move(store));
 }
 
 }  // namespace torchft_ext

@@ -58,13 +58,26 @@ void HostEpoch::start(FormingCallbacks callbacks) {
     failure.cause.how = "it could not be reached: " + why;
     breakAttempt(failure, false);
   };
+  mesh_callbacks.starved = [this](const std::string& why) { lacks(why); };
   mesh_ = std::make_unique<Mesh>(*loop, setup_.listener, setup_.roster, rank(),
                                  setup_.local_sockets, setup_.deadline, std::move(mesh_callbacks));
 }
 
+// Its own trouble, and not that of a peer: the others are told who has it.
+void HostEpoch::lacks(const std::string& why) {
+  breakAttempt(
+      setup_.lifecycle->ownFailure(FailureKind::kRendezvous, "it cannot make its links: " + why),
+      false);
+}
+
 void HostEpoch::laneArrived(int rank, Lane lane, UniqueFd fd) {
   if (state_ != State::kLinking) return;
-  Link* link = links_.add(rank, lane, makeStreamLink(*setup_.loop, std::move(fd), traffic_));
+  Link* link = nullptr;
+  try {
+    link = links_.add(rank, lane, makeStreamLink(*setup_.loop, std::move(fd), traffic_));
+  } catch (const std::exception& error) {  // the kernel or the heap has no more
+    return lacks(error.what());
+  }
   if (link == nullptr) return;
   if (lane == kControl) {
     ControlLane::Events& events = *this;

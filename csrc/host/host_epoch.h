@@ -108,6 +108,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
 
   void laneArrived(int rank, Lane lane, UniqueFd fd);
+  void lacks(const std::string& why);
   void allLanesStand();
   void startMonitor();
   void maybeUp();

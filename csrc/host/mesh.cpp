@@ -69,6 +69,8 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
         if (!impl) return;
         if (result.fd) {
           impl->callbacks.arrived(peer, static_cast<Lane>(lane), std::move(result.fd));
+        } else if (result.starved) {
+          impl->callbacks.starved(result.error);
         } else {
           impl->callbacks.failed(peer, result.error, result.timed_out);
         }
@@ -78,10 +80,15 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
           Welcome{roster.secret.acceptor, member.incarnation}, deadline, std::move(done)));
     }
   }
-  impl_->listener->expect(roster.nonce, roster.secret, [weak](Arrival& arrival) {
-    auto impl = weak.lock();
-    return impl && impl->admit(arrival);
-  });
+  impl_->listener->expect(
+      roster.nonce, roster.secret,
+      [weak](Arrival& arrival) {
+        auto impl = weak.lock();
+        return impl && impl->admit(arrival);
+      },
+      [weak](const std::string& why) {
+        if (auto impl = weak.lock()) impl->callbacks.starved(why);
+      });
 }
 
 Mesh::~Mesh() {

@@ -28,6 +28,8 @@ class Mesh {
     std::function<void(int rank, Lane lane, UniqueFd fd)> arrived;
     // A lane cannot be made: refused for good, or not by the deadline. May be called for several.
     std::function<void(int rank, const std::string& why, bool timed_out)> failed;
+    // This process has no descriptor, port or memory left for a lane (base/shortage.h). Likewise.
+    std::function<void(const std::string& why)> starved;
   };
 
   Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& roster, int rank,

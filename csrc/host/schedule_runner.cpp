@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -140,10 +141,12 @@ Receipt ScheduleRunner::Impl::onHeader(Lane& lane, const FrameHeader& header) {
   } else if (verdict.kind == Verdict::Kind::kWait) {
     lane.waiting = header;
   } else {
-    const Step& step = running->progress.step(running->progress.nextReceive(lane.peer));
-    receipt.into = step.kind == Step::Kind::kRecvReduce ? lane.stagingFor(step.bytes) : step.data;
-    receipt.kind = Receipt::Kind::kInto;
-    lane.receiving = running->progress.nextReceive(lane.peer);
+    guarded([&] {
+      const Step& step = running->progress.step(running->progress.nextReceive(lane.peer));
+      receipt.into = step.kind == Step::Kind::kRecvReduce ? lane.stagingFor(step.bytes) : step.data;
+      receipt.kind = Receipt::Kind::kInto;
+      lane.receiving = running->progress.nextReceive(lane.peer);
+    });
   }
   return receipt;
 }
@@ -410,6 +413,9 @@ template <typename Body>
 void ScheduleRunner::Impl::guarded(Body body) {
   try {
     body();
+  } catch (const std::bad_alloc&) {
+    fail(FailureKind::kAborted, rank,
+         "it ran out of memory for the buffers of its collective: Cannot allocate memory");
   } catch (const std::exception& thrown) {
     fail(FailureKind::kInternal, rank, std::string("its collective threw: ") + thrown.what());
   }

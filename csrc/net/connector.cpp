@@ -3,9 +3,11 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <optional>
 #include <system_error>
 #include <utility>
 
+#include "base/shortage.h"
 #include "net/frame_inbox.h"
 #include "net/local_address.h"
 #include "torchft_ext/failure.h"
@@ -56,6 +58,8 @@ struct Connector::Impl : std::enable_shared_from_this<Impl> {
   void onAnswer();
   void judgeRefusal();
   void tryAgain(const std::string& why);
+  void lacks(const std::string& why);
+  void nextAfter(const std::string& why);
   void askAgainLater(const std::string& why);
   void giveUpAddress(const std::string& why);
   void limitAttempt(Duration limit);
@@ -97,6 +101,7 @@ struct Connector::Impl : std::enable_shared_from_this<Impl> {
   EventLoop::TimerId next_timer = 0;
   EventLoop::TimerId deadline_timer = 0;
   std::string last_error = "no attempt was made";
+  std::optional<Clock::time_point> lacking_since;
 };
 
 Connector::Impl::Impl(EventLoop& event_loop, const std::vector<SocketAddress>& addresses,
@@ -144,16 +149,13 @@ void Connector::Impl::tryNext() {
 void Connector::Impl::beginAttempt(const SocketAddress& address) {
   try {
     std::string error;
-    attempt.fd = startConnect(address, &error);
-    if (!attempt.fd) {
-      tryAgain(error);
-      return;
-    }
+    int code = 0;
+    attempt.fd = startConnect(address, &error, &code);
+    if (!attempt.fd) return isShortage(code) ? lacks(error) : tryAgain(error);
     loop.watch(attempt.fd.get(), EPOLLOUT,
                [self = shared_from_this()](uint32_t) { self->onEvents(); });
-  } catch (const std::system_error& refused) {  // no descriptor left: there may be one later
-    tryAgain("cannot connect to " + currentName() + ": " + refused.what());
-    return;
+  } catch (const std::system_error& refused) {
+    return lacks("cannot connect to " + currentName() + ": " + refused.what());
   }
   limitAttempt(kConnectWithin);
 }
@@ -225,6 +227,18 @@ void Connector::Impl::judgeRefusal() {
 }
 
 void Connector::Impl::tryAgain(const std::string& why) {
+  lacking_since.reset();
+  nextAfter(why);
+}
+
+// There may be one later.
+void Connector::Impl::lacks(const std::string& why) {
+  if (!lacking_since) lacking_since = Clock::now();
+  if (Clock::now() - *lacking_since >= kLacksFor) return finish({UniqueFd(), why, false, true});
+  nextAfter(why);
+}
+
+void Connector::Impl::nextAfter(const std::string& why) {
   last_error = why;
   endAttempt();
   if (tried_in_round < addressesLeft()) {

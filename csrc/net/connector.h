@@ -6,7 +6,8 @@
 // destroy the Connector. Retries after 1, 2, 4 ... 50 ms on "connection refused", reset, and
 // kUnknownEpoch, until the deadline; gives an address up at once on a wrong secret, wrong process
 // or wire version, and fails when no address is left. It never blocks and reads nothing beyond the
-// handshake.
+// handshake. Where this process has had no descriptor, port or memory for a try at any address for
+// a second (base/shortage.h), it fails too: what is missing, others cannot mend.
 #pragma once
 
 #include <atomic>
@@ -27,6 +28,7 @@ class Connector {
     UniqueFd fd;        // invalid: failed
     std::string error;  // what happened last, with the address
     bool timed_out = false;
+    bool starved = false;  // for want of something of this process
   };
   using Callback = std::function<void(Result)>;
 

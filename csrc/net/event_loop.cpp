@@ -19,6 +19,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/shortage.h"
 #include "net/private_table.h"
 
 namespace torchft_ext {
@@ -31,6 +32,10 @@ constexpr uint64_t kWakeTag = 0;  // generations start at 1, so that no descript
 
 uint64_t tagOf(int fd, uint32_t generation) {
   return (static_cast<uint64_t>(generation) << 32U) | static_cast<uint32_t>(fd);
+}
+
+std::system_error lacking(int error, const std::string& what) {
+  return {error, std::generic_category(), what + shortageNumbers(error)};
 }
 
 bool becomeRealtime() {
@@ -227,7 +232,7 @@ void EventLoop::Core::end() {
 
 EventLoop::EventLoop(std::string name, LoopTraits traits)
     : wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!wake_) throw std::system_error(errno, std::generic_category(), "eventfd for loop " + name);
+  if (!wake_) throw lacking(errno, "eventfd for loop " + name);
   core_ = std::make_shared<Core>(name, traits, wake_.get());
   thread_ = OwnedThread(std::move(name), [core = core_] { core->run(); });
   int error = 0;
@@ -239,7 +244,7 @@ EventLoop::EventLoop(std::string name, LoopTraits traits)
   }
   if (error == 0) return;
   stop(Deadline::after(kStopWithin));
-  throw std::system_error(error, std::generic_category(), "epoll for loop " + core_->name);
+  throw lacking(error, "epoll for loop " + core_->name);
 }
 
 EventLoop::~EventLoop() {
@@ -320,7 +325,7 @@ void EventLoop::watch(int fd, uint32_t epoll_events, IoHandler handler) {
   event.events = epoll_events;
   event.data.u64 = tagOf(fd, core_->last_generation);
   if (::epoll_ctl(core_->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw std::system_error(errno, std::generic_category(), "epoll on loop " + core_->name);
+    throw lacking(errno, "epoll on loop " + core_->name);
   }
   core_->watches[fd] = {core_->last_generation, std::make_shared<IoHandler>(std::move(handler))};
 }

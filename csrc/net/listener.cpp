@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/shortage.h"
 #include "base/task_thread.h"
 #include "net/local_address.h"
 #include "net/waiting_room.h"
@@ -57,6 +58,8 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   struct Epoch {
     EpochSecret secret;
     std::shared_ptr<const Handler> handler;
+    Starved starved;  // null: nobody is to be told, or has been
+    Clock::time_point since = Clock::now();
   };
   using Guest = WaitingRoom::Guest;
   using Place = WaitingRoom::Place;
@@ -65,11 +68,12 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
 
   void start();
   void close();
-  void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler);
+  void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler, Starved starved);
 
   std::vector<SocketAddress> addresses() const;
   void acceptSome(const ListeningSocket& door);
   void pauseAccepting(const ListeningSocket& door, int error);
+  void tellStarved(const std::string& why);
   void listenTo(uint32_t events);
   void letIn(UniqueFd fd, bool local);
   void closeElsewhere(UniqueFd fd);
@@ -92,6 +96,7 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   bool closed = false;
   EventLoop::TimerId pause = 0;
   Clock::time_point next_warning{};
+  std::optional<Clock::time_point> lacking_since;
   WaitingRoom strangers;
   WaitingRoom parked;
   std::map<Nonce, Epoch> epochs;
@@ -143,10 +148,10 @@ void Listener::Impl::close() {
 void Listener::Impl::acceptSome(const ListeningSocket& door) {
   for (int i = 0; i < kAcceptsPerTurn && door.fd; ++i) {
     UniqueFd fd = acceptOne(door.fd.get());
-    if (!fd) {
-      if (errno != EAGAIN && errno != EWOULDBLOCK) pauseAccepting(door, errno);
-      return;
-    }
+    const int error = errno;
+    if (!fd && error != EAGAIN && error != EWOULDBLOCK) return pauseAccepting(door, error);
+    lacking_since.reset();
+    if (!fd) return;
     letIn(std::move(fd), door.address.isLocal());
     if (turned_away->load() > kMaxTurnedAway) closeLocalDoor();
   }
@@ -202,12 +207,26 @@ void Listener::Impl::pauseAccepting(const ListeningSocket& door, int error) {
     self->pause = 0;
     self->listenTo(EPOLLIN);
   });
-  if (Clock::now() < next_warning) return;
-  next_warning = Clock::now() + kBetweenWarnings;
-  log(LogLevel::kWarning,
-      "cannot accept connections on " + door.address.toString() + ": " +
-          std::error_code(error, std::generic_category()).message() +
-          "; trying again every 0.1 s. Raise the limit of open files (ulimit -n).");
+  const Clock::time_point now = Clock::now();
+  if (!lacking_since) lacking_since = now;
+  if (now < next_warning && now - *lacking_since < kLacksFor) return;
+  const std::string why = "cannot accept connections on " + door.address.toString() + ": " +
+                          std::error_code(error, std::generic_category()).message() +
+                          shortageNumbers(error);
+  if (now >= next_warning) {
+    next_warning = now + kBetweenWarnings;
+    log(LogLevel::kWarning, why + "; trying again every 0.1 s");
+  }
+  tellStarved(why);
+}
+
+void Listener::Impl::tellStarved(const std::string& why) {
+  std::vector<Starved> told;  // the calls may forget epochs
+  for (auto& [nonce, epoch] : epochs) {
+    if (epoch.starved && Clock::now() - std::max(epoch.since, *lacking_since) >= kLacksFor)
+      told.push_back(std::exchange(epoch.starved, nullptr));
+  }
+  for (const Starved& starved : told) starved(why);
 }
 
 void Listener::Impl::receive(UniqueFd fd, bool local) {
@@ -304,9 +323,10 @@ void Listener::Impl::refuse(const Guest& guest, RefusalCode code, const std::str
   if (guest.fd) sendWhole(guest.fd.get(), encodeRefusal({code, reason}));
 }
 
-void Listener::Impl::expect(const Nonce& nonce, const EpochSecret& secret, Handler handler) {
-  const Epoch epoch{secret, std::make_shared<const Handler>(std::move(handler))};
-  epochs[nonce] = epoch;
+void Listener::Impl::expect(const Nonce& nonce, const EpochSecret& secret, Handler handler,
+                            Starved starved) {
+  epochs[nonce] =
+      Epoch{secret, std::make_shared<const Handler>(std::move(handler)), std::move(starved)};
   std::vector<Guest> waiting;
   for (Place place = parked.guests().begin(); place != parked.guests().end();) {
     const Place current = place++;
@@ -371,8 +391,10 @@ Listener::~Listener() {
   }
 }
 
-void Listener::expect(const Nonce& nonce, const EpochSecret& secret, Handler handler) {
-  if (const auto impl = impl_.lock()) impl->expect(nonce, secret, std::move(handler));
+void Listener::expect(const Nonce& nonce, const EpochSecret& secret, Handler handler,
+                      Starved starved) {
+  if (const auto impl = impl_.lock())
+    impl->expect(nonce, secret, std::move(handler), std::move(starved));
 }
 
 void Listener::forget(const Nonce& nonce) {

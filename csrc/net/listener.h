@@ -48,6 +48,9 @@ class Listener {
   // The handler owns the connection, which has been welcomed; returning false ends it with a
   // refusal (kDuplicate). It may call expect() and forget(), and may destroy the Listener.
   using Handler = std::function<bool(Arrival&)>;
+  // Once: connections wait at the door, and this process has had no descriptor for them for a
+  // second. They are let in all the same once there is one. May call forget().
+  using Starved = std::function<void(const std::string& why)>;
 
   struct Counts {
     uint64_t accepted = 0;
@@ -71,7 +74,8 @@ class Listener {
   const SocketAddress& address() const { return addresses_.back(); }          // the TCP one
   const std::vector<SocketAddress>& addresses() const { return addresses_; }  // cheapest first
   // Admits connections for this epoch until forget(); parked ones are admitted before it returns.
-  void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler);
+  void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler,
+              Starved starved = nullptr);
   void forget(const Nonce& nonce);
   Counts counts() const;  // any thread
 

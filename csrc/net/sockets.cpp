@@ -9,6 +9,7 @@
 #include <memory>
 #include <system_error>
 
+#include "base/shortage.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
@@ -26,7 +27,10 @@ void explain(std::string* error, const std::string& text) {
 
 UniqueFd makeSocket(int family, int type) {
   UniqueFd fd(::socket(family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) throw std::system_error(errno, std::generic_category(), "socket");
+  if (!fd) {
+    const int error = errno;
+    throw std::system_error(error, std::generic_category(), "socket" + shortageNumbers(error));
+  }
   return fd;
 }
 
@@ -115,7 +119,8 @@ UniqueFd startConnect(const SocketAddress& to, std::string* error, int* code) {
   if (::connect(fd.get(), to.raw(), to.rawLength()) == 0) return fd;
   const int refused = errno;
   if (refused == EINPROGRESS || refused == EINTR) return fd;
-  explain(error, "cannot connect to " + to.toString() + ": " + errorText(refused));
+  const std::string numbers = isShortage(refused) ? shortageNumbers(refused) : "";
+  explain(error, "cannot connect to " + to.toString() + ": " + errorText(refused) + numbers);
   if (code != nullptr) *code = refused;
   return {};
 }

@@ -19,6 +19,8 @@ Failure failureOf(const StoreReply& reply) {
       return failureOf(FailureKind::kTimeout, reply.error);
     case StoreStatus::kLost:
       return failureOf(FailureKind::kStoreLost, reply.error);
+    case StoreStatus::kStarved:
+      return failureOf(FailureKind::kRendezvous, reply.error);
     case StoreStatus::kOk:
       break;
   }

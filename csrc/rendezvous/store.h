@@ -17,6 +17,12 @@ class StoreError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// This process has no descriptor or port left for a connection (base/shortage.h).
+class StoreShortage : public StoreError {
+ public:
+  using StoreError::StoreError;
+};
+
 // Called by the store thread only. A call may block for as long as the server is stuck: that is why
 // it has a thread of its own. Each throws StoreError.
 class StoreClient {
@@ -30,5 +36,9 @@ class StoreClient {
 
 // Makes a client of its own when called, on the store thread. Throws StoreError.
 using StoreFactory = std::function<std::unique_ptr<StoreClient>()>;
+
+// A client that belongs to somebody else, who may be in a call of it at the same time: lent for as
+// long as the pointer is held. Null: it is gone. Any thread; neither blocks nor throws.
+using StoreLoan = std::function<std::shared_ptr<StoreClient>()>;
 
 }  // namespace torchft_ext

@@ -105,30 +105,50 @@ bool takeReply(StoreRequest& request, Deadline until, StoreReply& reply) {
 
 }  // namespace
 
-std::shared_ptr<StoreThread> StoreThread::forServer(const std::string& key, StoreFactory factory) {
+std::shared_ptr<StoreThread> StoreThread::forServer(const std::string& key, StoreFactory factory,
+                                                    const LentClient& lent) {
+  std::shared_ptr<StoreThread> existing;
   {
     MutexLock lock(registry().mutex);
     const auto found = registry().by_key.find(key);
-    if (found != registry().by_key.end()) {
-      if (auto existing = found->second.lock()) return existing;
-    }
+    if (found != registry().by_key.end()) existing = found->second.lock();
   }
-  auto made =
-      std::make_shared<StoreThread>(key, std::move(factory));  // starts a thread: without the lock
+  if (existing) {
+    existing->worker()->lend(lent);
+    return existing;
+  }
+  auto made = std::make_shared<StoreThread>(key, std::move(factory),
+                                            lent);  // starts a thread: without the lock
   MutexLock lock(registry().mutex);
   std::erase_if(registry().by_key, [](const auto& entry) { return entry.second.expired(); });
   auto& slot = registry().by_key[key];
-  if (auto existing = slot.lock()) return existing;  // another caller was faster
+  if ((existing = slot.lock())) return existing;  // another caller was faster
   slot = made;
   return made;
 }
 
-StoreThread::StoreThread(std::string key, StoreFactory factory)
+StoreThread::StoreThread(std::string key, StoreFactory factory,
+                         std::shared_ptr<std::atomic<int>> stuck,
+                         std::shared_ptr<StoreWorker> worker)
+    : key_(std::move(key)),
+      factory_(std::move(factory)),
+      generation_(forkGeneration()),
+      stuck_(std::move(stuck)),
+      worker_(std::move(worker)) {}
+
+std::shared_ptr<StoreThread> StoreThread::onCaller(std::string key, StoreFactory factory) {
+  auto worker = StoreWorker::onCaller(key, factory);
+  return std::shared_ptr<StoreThread>(
+      new StoreThread(std::move(key), std::move(factory), nullptr, std::move(worker)));
+}
+
+StoreThread::StoreThread(std::string key, StoreFactory factory, const LentClient& lent)
     : key_(std::move(key)),
       factory_(std::move(factory)),
       generation_(forkGeneration()),
       stuck_(std::make_shared<std::atomic<int>>(0)),
       worker_(std::make_shared<StoreWorker>(key_, factory_, stuck_)) {
+  worker()->lend(lent);
   enlist(worker());
 }
 
@@ -299,7 +319,7 @@ StoreReply StoreThread::submit(const std::shared_ptr<StoreRequest>& request,
 
 void StoreThread::replaceIfStuck(bool caller_gave_up) {
   const auto old = worker();
-  if (!old->stuck(caller_gave_up) || stuck_->load() >= kMostStuck) return;
+  if (!stuck_ || !old->stuck(caller_gave_up) || stuck_->load() >= kMostStuck) return;
   std::shared_ptr<StoreWorker> fresh;
   try {
     fresh = std::make_shared<StoreWorker>(key_, factory_, stuck_);

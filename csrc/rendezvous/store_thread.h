@@ -9,6 +9,11 @@
 // while it looks: other requests run between two looks. Threads: any. Never throws (but for what
 // `cancelled` throws, which leaves the call): errors are in the reply. Destruction does not block;
 // removals posted before are still done.
+//
+// A client that was lent is used instead of one of its own: a new connection may hold up a TCPStore
+// for seconds, for everyone, where a name server does not answer. A client of its own is made once
+// the lent one is gone, has failed, or has held a call for longer than the lender's patience: its
+// owner may be blocked in it. That call is then made again, and the first answer counts.
 #pragma once
 
 #include <atomic>
@@ -25,17 +30,23 @@
 
 namespace torchft_ext {
 
-enum class StoreStatus { kOk, kTimedOut, kCancelled, kLost };
+// kStarved: this process cannot connect, for want of something of its own.
+enum class StoreStatus { kOk, kTimedOut, kCancelled, kLost, kStarved };
 
 struct StoreReply {
   StoreStatus status = StoreStatus::kOk;
   std::vector<std::string> values;
-  // kLost: what the store said; kTimedOut, kCancelled (empty before a request): what was awaited
+  // kLost: what the store said; kStarved: what lacks; kTimedOut, kCancelled (empty before a request): what was awaited
   std::string error;
 };
 
 // True: the caller gives up (abort, signal). Called every few milliseconds on the waiting thread.
 using Cancelled = std::function<bool()>;
+
+struct LentClient {
+  StoreLoan loan;        // empty: none
+  Duration patience{0};  // with one call
+};
 
 struct StoreRequest;
 class StoreWorker;
@@ -50,8 +61,14 @@ class StoreThread {
 
   // The same key gives the same object. key: "host:port", or unique to an in-process store while
   // the factory, which the thread keeps, lives.
-  static std::shared_ptr<StoreThread> forServer(const std::string& key, StoreFactory factory);
-  explicit StoreThread(std::string key, StoreFactory factory);
+  // lent: used if it has neither a client of its own nor a lent one. Throws std::system_error where
+  // no thread can be had.
+  static std::shared_ptr<StoreThread> forServer(const std::string& key, StoreFactory factory,
+                                                const LentClient& lent = {});
+  explicit StoreThread(std::string key, StoreFactory factory, const LentClient& lent = {});
+  // Without a thread: each call runs on the caller's, for as long as the store takes to answer. For
+  // what has no thread left, and no key to wait for. What is due later is not done.
+  static std::shared_ptr<StoreThread> onCaller(std::string key, StoreFactory factory);
   ~StoreThread();
 
   StoreReply set(const std::string& key, const std::string& value, Deadline deadline,
@@ -96,6 +113,8 @@ class StoreThread {
   std::shared_ptr<StoreWorker> worker();
   bool inForkedChild() const;
   void replaceIfStuck(bool caller_gave_up);
+  StoreThread(std::string key, StoreFactory factory, std::shared_ptr<std::atomic<int>> stuck,
+              std::shared_ptr<StoreWorker> worker);
 
   const std::string key_;
   const StoreFactory factory_;

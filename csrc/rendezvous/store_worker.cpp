@@ -16,9 +16,21 @@ StoreReply lost(std::string error) {
   return {StoreStatus::kLost, {}, std::move(error)};
 }
 
+// Why a client is unusable now.
+struct Trouble {
+  std::string error;
+  bool starved = false;  // of this process
+};
+
 }  // namespace
 
+void StoreRequest::noteLook() {
+  if (instead_of) return instead_of->noteLook();
+  looked.store(true, std::memory_order_release);
+}
+
 void StoreRequest::finish(StoreReply answer) {
+  if (instead_of) return instead_of->finish(std::move(answer));
   MutexLock lock(mutex);
   if (done) return;
   reply = std::move(answer);
@@ -42,6 +54,8 @@ struct StoreWorker::Shared {
   Clock::time_point running_since GUARDED_BY(mutex);
   bool stopping GUARDED_BY(mutex) = false;
   bool retired GUARDED_BY(mutex) = false;
+  LentClient lent GUARDED_BY(mutex);  // empty: nobody lends, or no more
+  bool borrowing GUARDED_BY(mutex) = false;  // the running request is in a call of a lent client
 
   // The thread's own.
   StoreFactory factory;  // may keep a store
@@ -75,18 +89,46 @@ struct StoreWorker::Shared {
     if (refused) request->finish(lost("the store at " + key + " had stopped answering"));
   }
 
-  // False: `error` says why the client is unusable now.
+  // Null: none is lent, or it has gone.
+  std::shared_ptr<StoreClient> borrow(const StoreRequest& request) {
+    StoreLoan loan;
+    {
+      MutexLock lock(mutex);
+      loan = lent.loan;
+    }
+    if (!loan) return nullptr;
+    auto borrowed = request.lent ? request.lent : loan();
+    if (!borrowed) giveBack(/*failed=*/true);
+    MutexLock lock(mutex);
+    borrowing = borrowed != nullptr;
+    return borrowed;
+  }
+
+  // A lent client that has failed, or gone, is not asked again.
+  void giveBack(bool failed) {
+    LentClient ended;  // without the lock
+    MutexLock lock(mutex);
+    borrowing = false;
+    if (failed) std::swap(lent, ended);
+  }
+
   bool attempt(StoreRequest& request, StoreReply& reply, StoreRequest::Progress& progress,
-               std::string& error) {
+               Trouble& trouble) {
+    if (!request.begun) request.begun = request.attempt;
     try {
-      if (!client) client = factory();
-      progress = request.attempt(*client, reply);
+      const auto borrowed = client ? nullptr : borrow(request);
+      if (borrowed) client_proven = true;
+      if (!client && !borrowed) client = factory();
+      progress = request.begun(borrowed ? *borrowed : *client, reply);
       client_proven = true;
+      giveBack(/*failed=*/false);
       return true;
+    } catch (const StoreShortage& thrown) {
+      trouble = {thrown.what(), true};
     } catch (const std::exception& thrown) {
-      error = thrown.what();
+      trouble.error = thrown.what();
     } catch (...) {
-      error = "an unknown exception";
+      trouble.error = "an unknown exception";
     }
     return false;
   }
@@ -97,14 +139,17 @@ struct StoreWorker::Shared {
       return;
     }
     StoreReply reply;
-    std::string error;
+    Trouble trouble;
     auto progress = StoreRequest::Progress::kDone;
     const auto began = Clock::now();
-    if (!attempt(*request, reply, progress, error)) {
+    if (!attempt(*request, reply, progress, trouble)) {
+      giveBack(/*failed=*/true);
       const bool repeat = std::exchange(client_proven, false);
       client.reset();
       if (repeat) return requeue(request, began);
-      return request->finish(lost("the store at " + key + ": " + error));
+      StoreReply answer = lost("the store at " + key + ": " + trouble.error);
+      if (trouble.starved) answer.status = StoreStatus::kStarved;
+      return request->finish(std::move(answer));
     }
     switch (progress) {
       case StoreRequest::Progress::kDone:
@@ -112,11 +157,24 @@ struct StoreWorker::Shared {
       case StoreRequest::Progress::kNextPart:
         return requeue(request, Clock::time_point::min());
       case StoreRequest::Progress::kLookAgain:
-        request->looked.store(true, std::memory_order_release);
+        request->noteLook();
         // Once it is queued again another worker may have it.
         const Duration pause =
             std::exchange(request->pause, std::min<Duration>(2 * request->pause, kLongestPause));
         requeue(request, Clock::now() + pause);
+    }
+  }
+
+  // Those that are posted on the way included.
+  void runDue() {
+    for (;;) {
+      Request request;
+      {
+        MutexLock lock(mutex);
+        if (queue.empty() || queue.begin()->first > Clock::now()) return;
+        request = queue.extract(queue.begin()).mapped();
+      }
+      perform(request);
     }
   }
 
@@ -130,6 +188,7 @@ struct StoreWorker::Shared {
     }
     client.reset();
     factory = nullptr;
+    giveBack(/*failed=*/true);
     bool was_retired = false;
     {
       MutexLock lock(mutex);
@@ -145,28 +204,61 @@ StoreWorker::StoreWorker(const std::string& key, StoreFactory factory,
     : shared_(std::make_shared<Shared>(key, std::move(factory), std::move(stuck))),
       thread_("ft-store", [shared = shared_] { shared->run(); }) {}
 
+StoreWorker::StoreWorker(std::shared_ptr<Shared> shared)
+    : shared_(std::move(shared)), on_caller_(true) {}
+
+std::shared_ptr<StoreWorker> StoreWorker::onCaller(const std::string& key, StoreFactory factory) {
+  return std::shared_ptr<StoreWorker>(
+      new StoreWorker(std::make_shared<Shared>(key, std::move(factory), nullptr)));
+}
+
 StoreWorker::~StoreWorker() {
-  if (abandoned_ || inForkedChild()) return;
+  if (on_caller_ || abandoned_ || inForkedChild()) return;
   requestStop();
   const auto patience = finished() ? std::chrono::seconds(1) : std::chrono::seconds(0);
   if (!join(Deadline::after(patience)))
     abandon("the store at " + shared_->key + " does not answer");
 }
 
+void StoreWorker::lend(const LentClient& lent) {
+  if (!lent.loan) return;
+  LentClient before;
+  {
+    MutexLock lock(shared_->mutex);
+    before = shared_->lent;
+  }
+  if (before.loan && before.loan()) return;
+  MutexLock lock(shared_->mutex);
+  shared_->lent = lent;
+}
+
 StoreWorker::Posted StoreWorker::post(const std::shared_ptr<StoreRequest>& request,
                                       Duration after) {
-  MutexLock lock(shared_->mutex);
-  if (shared_->retired) return Posted::kRetired;
-  if (shared_->stopping) return Posted::kStopped;
-  shared_->queue.emplace(Clock::now() + after, request);
-  shared_->changed.notifyAll();
+  StoreLoan loan;
+  {
+    MutexLock lock(shared_->mutex);
+    loan = shared_->lent.loan;
+  }
+  // What is due at once, removals of a group that ends among it, is done though the lender goes.
+  // What comes later does not keep a store alive, which may be the server itself.
+  if (loan && after == Duration::zero()) request->lent = loan();
+  {
+    MutexLock lock(shared_->mutex);
+    if (shared_->retired) return Posted::kRetired;
+    if (shared_->stopping) return Posted::kStopped;
+    shared_->queue.emplace(Clock::now() + after, request);
+    shared_->changed.notifyAll();
+  }
+  if (on_caller_) shared_->runDue();
   return Posted::kYes;
 }
 
 bool StoreWorker::stuck(bool caller_gave_up) {
   MutexLock lock(shared_->mutex);
   if (!shared_->running || shared_->retired || shared_->stopping) return false;
-  if (Clock::now() - shared_->running_since < StoreThread::kStuckAfter) return false;
+  const Duration in_call = Clock::now() - shared_->running_since;
+  if (shared_->borrowing) return in_call >= shared_->lent.patience;
+  if (in_call < StoreThread::kStuckAfter) return false;
   return caller_gave_up || shared_->running->pointless();
 }
 
@@ -175,6 +267,8 @@ StoreWorker::Requests StoreWorker::retire() {
   {
     MutexLock lock(shared_->mutex);
     shared_->retired = true;
+    if (shared_->borrowing && shared_->running && !shared_->running->pointless())
+      waiting.push_back(std::make_shared<StoreRequest>(shared_->running));
     for (auto& [due, request] : shared_->queue) waiting.push_back(std::move(request));
     shared_->queue.clear();
     shared_->changed.notifyAll();

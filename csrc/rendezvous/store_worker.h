@@ -1,5 +1,5 @@
-// The thread behind a StoreThread: one client, and a queue of requests ordered by when they are
-// due.
+// The thread behind a StoreThread: one client, its own or a lent one, and a queue of requests
+// ordered by when they are due.
 //
 // Owner: its StoreThread, and a process-wide list until it has ended. Threads: any; only run()
 // touches the client. After stop or retirement post() refuses. Destruction waits for a thread that
@@ -35,21 +35,36 @@ struct StoreRequest {
         deadline(deadline_),
         subject(std::move(subject_)),
         awaited(awaited_) {}
+  // The same from its beginning, while the first is still in a call: whoever waits for the first
+  // gets the answer that comes first.
+  explicit StoreRequest(const std::shared_ptr<StoreRequest>& first)
+      : attempt(first->attempt),
+        deadline(first->deadline),
+        subject(first->subject),
+        awaited(first->awaited),
+        instead_of(first) {}
 
-  const Attempt attempt;
+  const Attempt attempt;              // as it begins: copied, never run
   const Deadline deadline;
   const std::string subject;          // for messages: which keys
   const bool awaited;                 // false: nobody waits; still done when the worker stops
+  const std::shared_ptr<StoreRequest> instead_of;  // null: of nobody
   std::atomic<bool> given_up{false};  // the caller is gone; written by the caller
   std::atomic<bool> looked{false};    // an attempt has ended with kLookAgain; written by the worker
   Duration pause = StoreThread::kFirstPause;  // before the next look; the worker's
+  Attempt begun;                              // how far it has come; the worker's
+  std::shared_ptr<StoreClient> lent;  // kept for it since it was posted; constant from then on
 
   Mutex mutex;
   CondVar changed;
   bool done GUARDED_BY(mutex) = false;
   StoreReply reply GUARDED_BY(mutex);
 
-  bool pointless() const { return given_up.load(std::memory_order_acquire) || deadline.expired(); }
+  bool pointless() const {
+    if (instead_of) return instead_of->pointless();
+    return given_up.load(std::memory_order_acquire) || deadline.expired();
+  }
+  void noteLook();
   void finish(StoreReply answer);
 };
 
@@ -60,15 +75,21 @@ class StoreWorker {
   // stuck: counted down when the loop of a retired worker ends after all.
   StoreWorker(const std::string& key, StoreFactory factory,
               std::shared_ptr<std::atomic<int>> stuck);
+  // Has no thread: post() does what is due at once, on the caller's.
+  static std::shared_ptr<StoreWorker> onCaller(const std::string& key, StoreFactory factory);
   ~StoreWorker();
   StoreWorker(const StoreWorker&) = delete;
   StoreWorker& operator=(const StoreWorker&) = delete;
 
+  // Nothing where it has a lent client already, that is not gone. Empty: nothing.
+  void lend(const LentClient& lent);
   enum class Posted { kYes, kRetired, kStopped };
   Posted post(const std::shared_ptr<StoreRequest>& request, Duration after = Duration::zero());
-  // In one call for longer than kStuckAfter, and somebody gave up on it.
+  // In one call for longer than kStuckAfter, and somebody gave up on it; in a call of a lent client
+  // for longer than the lender's patience.
   bool stuck(bool caller_gave_up);
-  // Gives the thread up; returns the requests that it has not begun.
+  // Gives the thread up; returns the requests that it has not begun, and the one that hangs in a
+  // lent client, if it is still wanted, to be made again.
   Requests retire();
   // Refuses what is awaited, finishes the rest, ends. Does not wait. Idempotent; the thread ends
   // when what was posted for later has been done, or at once if that is dropped.
@@ -82,7 +103,10 @@ class StoreWorker {
 
  private:
   struct Shared;
+  explicit StoreWorker(std::shared_ptr<Shared> shared);  // without a thread
+
   const std::shared_ptr<Shared> shared_;  // also held by the thread, which may outlive this object
+  const bool on_caller_ = false;
   OwnedThread thread_;
   std::atomic<bool> abandoned_{false};  // written by abandon()
 };

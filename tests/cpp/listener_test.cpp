@@ -8,8 +8,10 @@
 #include <atomic>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
 #include "base/log.h"
+#include "base/shortage.h"
 #include "net/local_address.h"
 #include "net_support.h"
 
@@ -388,6 +390,76 @@ TEST(Listener, TellsWhyNoPortCanBeHad) {
   EXPECT_NE(error.find(std::to_string(taken)), std::string::npos) << error;
   ASSERT_TRUE(door.loop.stop(testDeadline()));
   EXPECT_FALSE(Listener::open(door.loop, loopbackAddress(), {}, &error));
+}
+
+// Lets a process have no descriptor more than those that are open, for as long as it stands.
+class NoDescriptorLeft {
+ public:
+  NoDescriptorLeft() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit none = before_;
+    {
+      const UniqueFd lowest_free(::dup(0));
+      none.rlim_cur = static_cast<rlim_t>(lowest_free.get());
+    }
+    ::setrlimit(RLIMIT_NOFILE, &none);
+    limit_ = std::to_string(none.rlim_cur);
+  }
+  ~NoDescriptorLeft() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptorLeft(const NoDescriptorLeft&) = delete;
+  NoDescriptorLeft& operator=(const NoDescriptorLeft&) = delete;
+  const std::string& limit() const { return limit_; }
+
+ private:
+  rlimit before_{};
+  std::string limit_;
+};
+
+TEST(Listener, SaysWhatLacksOnceConnectionsHaveWaitedForASecond) {
+  setLogSink([](LogLevel, const std::string&) {});
+  Door door;
+  auto told = std::make_shared<std::vector<std::string>>();
+  std::atomic<int> calls{0};
+  onLoop(door.loop, [&] {
+    door.listener->expect(
+        door.nonce, door.secret, [](Arrival&) { return false; },
+        [told, &calls](const std::string& why) {
+          told->push_back(why);
+          ++calls;
+        });
+  });
+  RawPeer peer(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  const SocketAddress address = door.address();
+  const auto began = Clock::now();
+  bool said = false;
+  std::string limit;
+  {
+    const NoDescriptorLeft none;
+    limit = none.limit();
+    EXPECT_EQ(::connect(peer.fd(), address.raw(), address.rawLength()), 0);
+    said = waitFor([&] { return calls == 1; });
+  }
+  setLogSink(nullptr);
+  ASSERT_TRUE(said);
+  EXPECT_GE(Clock::now() - began, kLacksFor);
+  EXPECT_NE(told->front().find("Too many open files"), std::string::npos) << told->front();
+  EXPECT_NE(told->front().find("the limit is " + limit), std::string::npos) << told->front();
+}
+
+TEST(Connector, FailsOnceItHasHadNoDescriptorForASecond) {
+  Door door;
+  door.expect();
+  Caller caller;
+  const auto began = Clock::now();
+  {
+    const NoDescriptorLeft none;
+    caller.connect(door, 1);
+    caller.result();
+  }
+  EXPECT_TRUE(caller.result().starved);
+  EXPECT_FALSE(caller.result().timed_out);
+  EXPECT_NE(caller.result().error.find("Too many open files"), std::string::npos);
+  EXPECT_GE(Clock::now() - began, kLacksFor);
 }
 
 }  // namespace

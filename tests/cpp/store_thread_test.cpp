@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <future>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -266,6 +267,96 @@ TEST(StoreThreadRegistry, StopAllDoesNotWaitForAHangingCall) {
   leaveAHangingCall(*store, *server);
   EXPECT_FALSE(StoreThread::stopAll(Deadline::after(milliseconds(20))));
   server->release();
+}
+
+// A client that belongs to somebody else, and is lent for as long as that one has it.
+struct Lender {
+  explicit Lender(MemoryStore& server) : client(server.client("lender")) {}
+  LentClient lends(Duration patience = kPatience) const {
+    return {[weak = std::weak_ptr(client)] { return weak.lock(); }, patience};
+  }
+  std::shared_ptr<StoreClient> client;
+};
+
+TEST_F(StoreThreadTest, AClientThatIsLentIsUsedAndNoneIsMade) {
+  const Lender lender(*server);
+  StoreThread borrower("lent", server->factory("own"), lender.lends());
+  EXPECT_EQ(borrower.set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
+  EXPECT_EQ(borrower.getAll({"a"}, soon(), nullptr).values, std::vector<std::string>{"1"});
+  EXPECT_EQ(server->use("own").clients, 0);
+  EXPECT_EQ(server->use("lender").calls(), 2);
+}
+
+TEST_F(StoreThreadTest, ACallThatHangsInALentClientIsMadeAgainOverItsOwn) {
+  const Lender lender(*server);
+  StoreThread borrower("lent", server->factory("own"), lender.lends(milliseconds(50)));
+  server->blockNext();
+  EXPECT_EQ(borrower.set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
+  EXPECT_EQ(server->held(), 1) << "the lender's call still hangs";
+  EXPECT_EQ(borrower.set("b", "1", soon(), nullptr).status, StoreStatus::kOk);
+  EXPECT_EQ(server->use("own").clients, 1);
+}
+
+TEST_F(StoreThreadTest, AWaitThatHangsInALentClientEndsByTheAnswerOfItsOwn) {
+  const Lender lender(*server);
+  StoreThread borrower("lent", server->factory("own"), lender.lends(milliseconds(50)));
+  server->blockNext();
+  server->put("a", "1");
+  EXPECT_EQ(borrower.awaitAll({"a"}, soon(), nullptr).values, std::vector<std::string>{"1"});
+}
+
+TEST_F(StoreThreadTest, ALentClientThatIsSlowIsNotReplacedWithinItsLendersPatience) {
+  const Lender lender(*server);
+  StoreThread borrower("lent", server->factory("own"), lender.lends());
+  server->blockNext();
+  const Deadline longer_than_stuck = Deadline::after(StoreThread::kStuckAfter + milliseconds(200));
+  EXPECT_EQ(borrower.set("a", "1", longer_than_stuck, nullptr).status, StoreStatus::kTimedOut);
+  server->release();
+  EXPECT_EQ(borrower.set("b", "1", soon(), nullptr).status, StoreStatus::kOk);
+  EXPECT_EQ(server->use("own").clients, 0);
+}
+
+TEST_F(StoreThreadTest, ALentClientThatFailsGivesWayToItsOwn) {
+  const Lender lender(*server);
+  StoreThread borrower("lent", server->factory("own"), lender.lends());
+  server->failNext(1);
+  EXPECT_EQ(borrower.set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
+  EXPECT_EQ(server->use("own").clients, 1);
+}
+
+TEST_F(StoreThreadTest, ALenderThatGoesTakesItsClientAlongUnlessACallIsPosted) {
+  std::optional<Lender> lender(*server);
+  StoreThread borrower("lent", server->factory("own"), lender->lends());
+  server->put("rubbish", "1");
+  server->blockNext();
+  leaveAHangingCall(borrower, *server);
+  borrower.removeLater({"rubbish"});
+  const std::weak_ptr<StoreClient> client = lender->client;
+  lender.reset();
+  EXPECT_FALSE(client.expired());
+  server->release();
+  EXPECT_TRUE(eventually([&] { return !server->peek("rubbish") && client.expired(); }));
+  EXPECT_EQ(server->use("own").clients, 0);
+  EXPECT_EQ(borrower.set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
+  EXPECT_EQ(server->use("own").clients, 1);
+}
+
+TEST_F(StoreThreadTest, WithoutAThreadCallsRunOnTheCallers) {
+  const size_t threads = threadCensus().running.size();
+  const auto calls = StoreThread::onCaller("caller", server->factory("own"));
+  EXPECT_EQ(calls->set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
+  calls->editLater("a", [](const auto& found, const auto&) { return found + "2"; });
+  EXPECT_EQ(server->peek("a"), "12");
+  EXPECT_EQ(threadCensus().running.size(), threads);
+}
+
+TEST_F(StoreThreadTest, AProcessThatCannotConnectForWantOfSomethingSaysSo) {
+  StoreThread starved("starved", []() -> std::unique_ptr<StoreClient> {
+    throw StoreShortage("no descriptors");
+  });
+  const auto reply = starved.set("a", "1", soon(), nullptr);
+  EXPECT_EQ(reply.status, StoreStatus::kStarved);
+  EXPECT_EQ(reply.error, "the store at starved: no descriptors");
 }
 
 }  // namespace

@@ -1,0 +1,81 @@
+"""What a rank process is short of, and what it then does: run inside the rank."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+
+import torch
+import torch.distributed as dist
+from rankside import connected_store, kept, leave_default_group, seconds
+
+GROUP_LIMIT = 20.0  # seconds; far beyond when a shortage must be told
+NOBODY = 65534
+
+
+def _lower(which: int, soft: int) -> None:
+    kept["shortage"] = (which, resource.getrlimit(which))
+    resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
+
+
+def leave_descriptors(count: int) -> int:
+    """Let this process open so many more, and no others; its limit from now on."""
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    held = [os.dup(0)]
+    while held[-1] <= highest:  # fills what is free below
+        held.append(os.dup(0))
+    kept["held"] = held
+    limit = held[-1] + 1 + count
+    _lower(resource.RLIMIT_NOFILE, limit)
+    return limit
+
+
+def leave_no_threads() -> None:
+    """Root has no limit of threads: become somebody else for a while."""
+    if os.getuid() == 0:
+        os.setresuid(NOBODY, NOBODY, 0)
+    _lower(resource.RLIMIT_NPROC, 1)
+
+
+def leave_memory(bytes_left: int) -> None:
+    pages = int(open("/proc/self/statm").read().split()[0])
+    _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + bytes_left)
+
+
+def end_shortage() -> None:
+    which, limits = kept.pop("shortage")
+    if os.getresuid()[2] == 0:
+        os.setresuid(0, 0, 0)
+    resource.setrlimit(which, limits)
+    for fd in kept.pop("held", ()):
+        os.close(fd)
+
+
+def make_group(**options: object) -> None:
+    import torchft_ext
+
+    settings = torchft_ext.Options(**options) if options else None
+    limit = seconds(GROUP_LIMIT)
+    group = dist.new_group(backend="ft", timeout=limit, pg_options=settings)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == dist.get_world_size()
+
+
+def make_default_group(address: str, rank: int, size: int) -> None:
+    leave_default_group()
+    store = connected_store(address)
+    limit = seconds(GROUP_LIMIT)
+    dist.init_process_group("ft", store=store, rank=rank, world_size=size, timeout=limit)
+
+
+def allocate(elements: int) -> None:
+    kept["tensor"] = torch.ones(elements)
+
+
+def reduce_what_is_allocated() -> None:
+    dist.reduce(kept["tensor"], dst=0)
+
+
+

@@ -1,0 +1,98 @@
+"""A rank that has no descriptor, thread, memory or port left says so at once, with numbers. The
+others hear it from that rank, and what was made works on."""
+
+from __future__ import annotations
+
+import pytest
+from namespaces import in_namespaces
+from ranks import Call, Pool, World
+from rankside import ErrorInfo
+from shortages import (
+    GROUP_LIMIT,
+    allocate,
+    end_shortage,
+    leave_descriptors,
+    leave_memory,
+    leave_no_threads,
+    make_default_group,
+    make_group,
+    reduce_what_is_allocated,
+)
+from values import check_sum
+
+KINDS = ("RuntimeError",)
+TOLD_WITHIN = GROUP_LIMIT / 2  # seconds; it takes one or two
+MANY = 1 << 26  # floats: too many for what is left
+
+
+def assert_all_hear_of(victim: int, calls: list[Call], words: str) -> ErrorInfo:
+    """The victim's own error."""
+    errors = [call.error(*KINDS) for call in calls]
+    began = min(error.at for error in errors)
+    for rank, error in enumerate(errors):
+        assert words in error.text, f"rank {rank}: {error.text}"
+        assert error.at - began < TOLD_WITHIN
+        if rank != victim:
+            assert error.cause is not None and error.cause["rank"] == victim, error.text
+            assert error.fields["elapsed"] < TOLD_WITHIN, error.text
+    return errors[victim]
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_rank_without_descriptors_says_so_and_how_many_are_open(ranks: Pool, victim, left):
+    world = ranks.fresh(3)
+    limit = world.on(victim, leave_descriptors, left)
+    own = assert_all_hear_of(victim, world.start_all(make_group), "Too many open files")
+    assert f"{limit} are open, the limit is {limit}" in own.text
+    world.run(check_sum)
+    world.on(victim, end_shortage)
+    world.run(make_group)
+
+
+def default_groups(world: World, address: str) -> list[Call]:
+    size = world.size
+    return [world.start(rank, make_default_group, address, rank, size) for rank in range(size)]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_rank_without_a_thread_for_its_store_says_so(ranks: Pool, victim):
+    world = ranks.fresh(3)
+    world.on(victim, leave_no_threads)
+    own = assert_all_hear_of(victim, default_groups(world, ranks.address()), "cannot start thread")
+    assert "threads run in this process" in own.text
+    world.on(victim, end_shortage)
+    for call in default_groups(world, ranks.address()):
+        call.value()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_rank_without_a_thread_for_its_engine_says_so(ranks: Pool, victim):
+    world = ranks.fresh(3)
+    world.on(victim, leave_no_threads)
+    calls = world.start_all(make_group, port_range=f"{20000 + victim}-30000")
+    assert_all_hear_of(victim, calls, "cannot start thread ft-loop")
+    world.on(victim, end_shortage)
+    world.run(check_sum)
+    world.run(make_group)
+
+
+def test_rank_without_memory_for_buffers_says_so_and_is_not_called_a_fault_of_ours(ranks: Pool):
+    world = ranks.fresh(2)
+    world.run(allocate, MANY)
+    world.on(1, leave_memory, 1 << 24)
+    calls = world.start_all(reduce_what_is_allocated)
+    own = assert_all_hear_of(1, calls, "ran out of memory")
+    assert "please report it" not in own.text
+    world.on(1, end_shortage)
+    world.next().run(check_sum)
+
+
+def test_rank_without_ports_says_so(tmp_path):
+    told = in_namespaces("port_shortage", tmp_path)
+    for rank, text in enumerate(told["errors"]):
+        assert "Cannot assign requested address" in text, f"rank {rank}: {text}"
+        assert "no local port from 40000 to 40000 is left" in text
+    assert "rank 1 (host" in told["errors"][0]
+    assert max(told["elapsed"]) < TOLD_WITHIN
+    assert told["works_on"]
