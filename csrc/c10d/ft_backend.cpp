@@ -22,6 +22,7 @@
 #include "c10d/poison.h"
 #include "c10d/reconfigure.h"
 #include "c10d/store_adapter.h"
+#include "c10d/store_layers.h"
 #include "comm/callbacks.h"
 
 namespace torchft_ext {
@@ -74,8 +75,8 @@ struct Made {
 };
 
 std::variant<Made, Failure> makeBackend(const FtBackend::Creation& creation) {
-  auto choice = engineOrFailure(creation.engine, *creation.options, creation.store,
-                                creation.bound_device);
+  auto choice =
+      engineOrFailure(creation.engine, *creation.options, creation.store, creation.bound_device);
   if (auto* failure = std::get_if<Failure>(&choice)) return std::move(*failure);
   Made made;
   made.backend =
@@ -217,7 +218,13 @@ c10d::ReconfigureHandle FtBackend::get_reconfigure_handle() const {
   auto described = engine_->describeSelf();
   if (auto* failure = std::get_if<Failure>(&described))
     throwFailure(std::make_shared<Failure>(std::move(*failure)));
-  return makeHandle(std::get<MemberRecord>(described), serial_);
+  const auto& self = std::get<MemberRecord>(described);
+  StoreAddress store;
+  TORCH_CHECK_VALUE(serverAddress(creators_store_, &store),
+                    "get_reconfigure_handle: expected a group over a TCPStore, whose address the "
+                    "other members can be told; found a store of another kind");
+  store.prefix = prefixOf(creators_store_);
+  return makeHandle(self, serial_, seenByOthers(std::move(store), self));
 }
 
 FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& options) {
@@ -231,11 +238,11 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
     TORCH_CHECK(used_uuids_.count(options.uuid) == 0, "reconfigure: uuid: ", options.uuid,
                 " was already used for an epoch of this group; give each one its own");
   }
-  const StorePlace place = storePlaceOf(creators_store_, group_->timeout());
-  keep(place.thread);
-  const std::string prefix = place.prefix.empty() ? "" : place.prefix + "/";
-  begin(place.thread, prefix + membership.prefix, membership.rank, membership.size,
-        options.timeout);
+  const std::shared_ptr<StoreThread> store =
+      membership.own_store ? storePlaceOf(creators_store_, group_->timeout()).thread
+                           : storeThreadFor(membership.store);
+  keep(store);
+  begin(store, membership.store.prefix, membership.rank, membership.size, options.timeout);
   {
     const MutexLock lock(store_mutex_);
     used_uuids_.insert(options.uuid);

@@ -218,11 +218,14 @@ class FtBackend : public c10d::Backend {
 #endif
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-  // As configure(), over the creator's store, with members named by their handles. A vector gives
-  // the ranks, a set is put in alphabetical order. Blocks up to the timeout; the Work has
-  // completed. Raises as configure() does, and RuntimeError for a uuid that has begun an epoch here
-  // before. An attempt that failed may be repeated with its uuid. Hints are ignored.
+  // As configure(), with members named by their handles, over the TCPStore of the first one's
+  // creator: it has to stay until the epoch stands. A vector gives the ranks, a set is put in
+  // alphabetical order, so the store of the smallest handle serves it. Blocks up to the timeout;
+  // the Work has completed. Raises as configure() does, ValueError for a store that this host
+  // cannot reach, and RuntimeError for a uuid that has begun an epoch here before. An attempt that
+  // failed may be repeated with its uuid. Hints are ignored.
   WorkPtr reconfigure(const c10d::ReconfigureOptions& options) override;
+  // ValueError where the creator's store is no TCPStore: it has no address.
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
   bool supportsReconfigure() const override;
 #endif

@@ -111,8 +111,8 @@ std::string serverKey(const StoreAddress& address) {
 }
 
 LentClient lend(const StorePtr& base, Duration limit) {
-  const auto loan = [weak = c10::weak_intrusive_ptr<c10d::Store>(
-                         base)]() -> std::shared_ptr<StoreClient> {
+  const auto loan =
+      [weak = c10::weak_intrusive_ptr<c10d::Store>(base)]() -> std::shared_ptr<StoreClient> {
     auto store = weak.lock();
     return store ? makeLentClient(std::move(store)) : nullptr;
   };

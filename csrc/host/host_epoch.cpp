@@ -65,6 +65,7 @@ void HostEpoch::start(FormingCallbacks callbacks) {
 
 // Its own trouble, and not that of a peer: the others are told who has it.
 void HostEpoch::lacks(const std::string& why) {
+  if (state_ != State::kLinking) return;
   breakAttempt(
       setup_.lifecycle->ownFailure(FailureKind::kRendezvous, "it cannot make its links: " + why),
       false);

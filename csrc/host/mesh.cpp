@@ -1,5 +1,6 @@
 #include "host/mesh.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -16,6 +17,12 @@ struct Mesh::Impl {
   std::vector<std::array<bool, kLanes>> taken;
   int rank = 0;
   std::vector<std::unique_ptr<Connector>> connectors;
+
+  bool allHaveCome() const {
+    return std::all_of(taken.begin() + rank + 1, taken.end(), [](const auto& lanes) {
+      return std::all_of(lanes.begin(), lanes.end(), [](bool came) { return came; });
+    });
+  }
 
   bool admit(Arrival& arrival) {
     const bool expected = arrival.rank > rank &&
@@ -87,7 +94,8 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
         return impl && impl->admit(arrival);
       },
       [weak](const std::string& why) {
-        if (auto impl = weak.lock()) impl->callbacks.starved(why);
+        const auto impl = weak.lock();
+        if (impl && !impl->allHaveCome()) impl->callbacks.starved(why);
       });
 }
 

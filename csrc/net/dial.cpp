@@ -32,6 +32,7 @@ Dial::End Dial::endOfError(int error) {
     case EAGAIN:
     case ENOBUFS:
     case ENOMEM:
+    case EADDRNOTAVAIL:  // no port is left
       return Dial::End::kNoSocket;
     default:
       return Dial::End::kUnreachable;

@@ -54,7 +54,7 @@ struct StoreWorker::Shared {
   Clock::time_point running_since GUARDED_BY(mutex);
   bool stopping GUARDED_BY(mutex) = false;
   bool retired GUARDED_BY(mutex) = false;
-  LentClient lent GUARDED_BY(mutex);  // empty: nobody lends, or no more
+  LentClient lent GUARDED_BY(mutex);         // empty: nobody lends, or no more
   bool borrowing GUARDED_BY(mutex) = false;  // the running request is in a call of a lent client
 
   // The thread's own.
@@ -86,7 +86,8 @@ struct StoreWorker::Shared {
       refused = retired || (stopping && request->awaited);
       if (!refused) queue.emplace(due, request);
     }
-    if (refused) request->finish(lost("the store at " + key + " had stopped answering"));
+    if (refused && !request->made_again)
+      request->finish(lost("the store at " + key + " had stopped answering"));
   }
 
   // Null: none is lent, or it has gone.
@@ -147,6 +148,7 @@ struct StoreWorker::Shared {
       const bool repeat = std::exchange(client_proven, false);
       client.reset();
       if (repeat) return requeue(request, began);
+      if (request->made_again) return;
       StoreReply answer = lost("the store at " + key + ": " + trouble.error);
       if (trouble.starved) answer.status = StoreStatus::kStarved;
       return request->finish(std::move(answer));
@@ -267,8 +269,10 @@ StoreWorker::Requests StoreWorker::retire() {
   {
     MutexLock lock(shared_->mutex);
     shared_->retired = true;
-    if (shared_->borrowing && shared_->running && !shared_->running->pointless())
+    if (shared_->borrowing && shared_->running && !shared_->running->pointless()) {
+      shared_->running->made_again = true;
       waiting.push_back(std::make_shared<StoreRequest>(shared_->running));
+    }
     for (auto& [due, request] : shared_->queue) waiting.push_back(std::move(request));
     shared_->queue.clear();
     shared_->changed.notifyAll();

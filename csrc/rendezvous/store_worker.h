@@ -44,13 +44,14 @@ struct StoreRequest {
         awaited(first->awaited),
         instead_of(first) {}
 
-  const Attempt attempt;              // as it begins: copied, never run
+  const Attempt attempt;  // as it begins: copied, never run
   const Deadline deadline;
-  const std::string subject;          // for messages: which keys
-  const bool awaited;                 // false: nobody waits; still done when the worker stops
+  const std::string subject;  // for messages: which keys
+  const bool awaited;         // false: nobody waits; still done when the worker stops
   const std::shared_ptr<StoreRequest> instead_of;  // null: of nobody
-  std::atomic<bool> given_up{false};  // the caller is gone; written by the caller
-  std::atomic<bool> looked{false};    // an attempt has ended with kLookAgain; written by the worker
+  std::atomic<bool> given_up{false};               // the caller is gone; written by the caller
+  std::atomic<bool> made_again{false};  // by another worker: it has the last word; see retire()
+  std::atomic<bool> looked{false};  // an attempt has ended with kLookAgain; written by the worker
   Duration pause = StoreThread::kFirstPause;  // before the next look; the worker's
   Attempt begun;                              // how far it has come; the worker's
   std::shared_ptr<StoreClient> lent;  // kept for it since it was posted; constant from then on

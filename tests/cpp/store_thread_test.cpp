@@ -351,9 +351,8 @@ TEST_F(StoreThreadTest, WithoutAThreadCallsRunOnTheCallers) {
 }
 
 TEST_F(StoreThreadTest, AProcessThatCannotConnectForWantOfSomethingSaysSo) {
-  StoreThread starved("starved", []() -> std::unique_ptr<StoreClient> {
-    throw StoreShortage("no descriptors");
-  });
+  StoreThread starved(
+      "starved", []() -> std::unique_ptr<StoreClient> { throw StoreShortage("no descriptors"); });
   const auto reply = starved.set("a", "1", soon(), nullptr);
   EXPECT_EQ(reply.status, StoreStatus::kStarved);
   EXPECT_EQ(reply.error, "the store at starved: no descriptors");

@@ -15,6 +15,7 @@ RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 def begin(address: str, rank: int, size: int) -> None:
     import torch.distributed as dist
+
     import torchft_ext
 
     leave_default_group()

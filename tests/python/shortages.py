@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 
-
 import torch
 import torch.distributed as dist
 from rankside import connected_store, kept, leave_default_group, seconds
@@ -76,6 +75,3 @@ def allocate(elements: int) -> None:
 
 def reduce_what_is_allocated() -> None:
     dist.reduce(kept["tensor"], dst=0)
-
-
-

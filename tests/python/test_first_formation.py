@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from contextlib import suppress
 
 import torch.distributed as dist
 from namespaces import in_namespaces
 from ranks import Pool, World, values_of
-from rankside import connected_store, leave_default_group, seconds
+from rankside import configure, connected_store, leave_default_group, seconds
 from values import check_sum
+
+
+def connections_to(port: int) -> int:
+    """Of this process, to that port."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+            count += (
+                one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1] == port
+            )
+    return count
+
+
+def form(address: str, rank: int, size: int) -> tuple[int, int]:
+    """The connections to the store: before, and with two groups that have formed."""
+    leave_default_group()
+    store = connected_store(address)
+    port = int(address.split("/")[0].rsplit(":", 1)[1])
+    before = connections_to(port)
+    dist.init_process_group("ft", store=store, rank=rank, world_size=size, timeout=seconds(40))
+    dist.new_group(list(range(size)))
+    configure(f"{address}/again", rank, size)
+    return before, connections_to(port)
+
+
+def test_groups_open_no_connection_to_the_store_of_their_creator(ranks: Pool):
+    world, address = World(ranks, ranks.borrow(3)), ranks.address()
+    for before, after in values_of([world.start(r, form, address, r, 3) for r in range(3)]):
+        assert after == before
+
 
 LOOK_UP = 1.0  # seconds, of one name, see namespaces.py
 

@@ -113,3 +113,32 @@ def test_halves_of_a_world_may_use_one_uuid(ranks):
     halves = [handles[:2], handles[2:]]
     calls = [world.start(rank, reconfigure, 1, halves[rank // 2]) for rank in range(4)]
     assert values_of(calls) == [(0, 2), (1, 2), (0, 2), (1, 2)]
+
+
+def init_with_a_store_of_its_own() -> str:
+    leave_default_group()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    limit = seconds(OPERATION_LIMIT)
+    dist.init_process_group(
+        "ft", store=store, rank=0, world_size=1, timeout=limit, enable_reconfigure=True
+    )
+    return c10d._get_reconfigure_handle()
+
+
+@pytest.mark.parametrize("kind", [list, set])
+def test_members_without_a_common_store_meet(ranks, kind):
+    world = World(ranks, ranks.borrow(3))
+    handles = world.run(init_with_a_store_of_its_own)
+    assert sorted(world.run(reconfigure, 1, kind(handles))) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_store_without_an_address_has_no_handle():
+    leave_default_group()
+    dist.init_process_group(
+        "ft", store=dist.HashStore(), rank=0, world_size=1, enable_reconfigure=True
+    )
+    try:
+        with pytest.raises(ValueError, match="expected a group over a TCPStore"):
+            c10d._get_reconfigure_handle()
+    finally:
+        leave_default_group()
