@@ -11,21 +11,23 @@ from rankside import connected_store, kept, leave_default_group, seconds
 
 GROUP_LIMIT = 20.0  # seconds; far beyond when a shortage must be told
 NOBODY = 65534
+MOST_GROUPS = 50
+_limits: list[tuple[int, tuple[int, int]]] = []  # as they were
+_held: list[int] = []
 
 
 def _lower(which: int, soft: int) -> None:
-    kept["shortage"] = (which, resource.getrlimit(which))
+    _limits.append((which, resource.getrlimit(which)))
     resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
 
 
 def leave_descriptors(count: int) -> int:
     """Let this process open so many more, and no others; its limit from now on."""
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    held = [os.dup(0)]
-    while held[-1] <= highest:  # fills what is free below
-        held.append(os.dup(0))
-    kept["held"] = held
-    limit = held[-1] + 1 + count
+    _held.append(os.dup(0))
+    while _held[-1] <= highest:  # fills what is free below
+        _held.append(os.dup(0))
+    limit = _held[-1] + 1 + count
     _lower(resource.RLIMIT_NOFILE, limit)
     return limit
 
@@ -43,12 +45,12 @@ def leave_memory(bytes_left: int) -> None:
 
 
 def end_shortage() -> None:
-    which, limits = kept.pop("shortage")
+    which, limits = _limits.pop()
     if os.getresuid()[2] == 0:
         os.setresuid(0, 0, 0)
     resource.setrlimit(which, limits)
-    for fd in kept.pop("held", ()):
-        os.close(fd)
+    while _held:
+        os.close(_held.pop())
 
 
 def make_group(**options: object) -> None:
@@ -60,6 +62,12 @@ def make_group(**options: object) -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=group)
     assert tensor.item() == dist.get_world_size()
+
+
+def make_groups() -> None:
+    """More than a process has descriptors for: some that groups before had are free again."""
+    for _ in range(MOST_GROUPS):
+        make_group()
 
 
 def make_default_group(address: str, rank: int, size: int) -> None:

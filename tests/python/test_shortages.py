@@ -3,6 +3,9 @@ others hear it from that rank, and what was made works on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 from namespaces import in_namespaces
 from ranks import Call, Pool, World
@@ -16,6 +19,7 @@ from shortages import (
     leave_no_threads,
     make_default_group,
     make_group,
+    make_groups,
     reduce_what_is_allocated,
 )
 from values import check_sum
@@ -38,15 +42,25 @@ def assert_all_hear_of(victim: int, calls: list[Call], words: str) -> ErrorInfo:
     return errors[victim]
 
 
+@contextmanager
+def shortage(world: World, victim: int, begin: Callable, *args: object) -> Iterator[object]:
+    """What `begin` returned in the rank, whose shortage ends with the block."""
+    world.run(check_sum)  # what that imports is there from now on
+    value = world.on(victim, begin, *args)
+    try:
+        yield value
+    finally:
+        world.on(victim, end_shortage)
+
+
 @pytest.mark.parametrize("left", [0, 1, 3])
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_rank_without_descriptors_says_so_and_how_many_are_open(ranks: Pool, victim, left):
     world = ranks.fresh(3)
-    limit = world.on(victim, leave_descriptors, left)
-    own = assert_all_hear_of(victim, world.start_all(make_group), "Too many open files")
-    assert f"{limit} are open, the limit is {limit}" in own.text
-    world.run(check_sum)
-    world.on(victim, end_shortage)
+    with shortage(world, victim, leave_descriptors, left) as limit:
+        own = assert_all_hear_of(victim, world.start_all(make_groups), "Too many open files")
+        assert f"{limit} are open, the limit is {limit}" in own.text
+        world.run(check_sum)
     world.run(make_group)
 
 
@@ -58,10 +72,10 @@ def default_groups(world: World, address: str) -> list[Call]:
 @pytest.mark.parametrize("victim", [0, 2])
 def test_rank_without_a_thread_for_its_store_says_so(ranks: Pool, victim):
     world = ranks.fresh(3)
-    world.on(victim, leave_no_threads)
-    own = assert_all_hear_of(victim, default_groups(world, ranks.address()), "cannot start thread")
-    assert "threads run in this process" in own.text
-    world.on(victim, end_shortage)
+    with shortage(world, victim, leave_no_threads):
+        calls = default_groups(world, ranks.address())
+        own = assert_all_hear_of(victim, calls, "cannot start thread ft-store")
+        assert "threads run in this process" in own.text
     for call in default_groups(world, ranks.address()):
         call.value()
 
@@ -69,22 +83,20 @@ def test_rank_without_a_thread_for_its_store_says_so(ranks: Pool, victim):
 @pytest.mark.parametrize("victim", [0, 2])
 def test_rank_without_a_thread_for_its_engine_says_so(ranks: Pool, victim):
     world = ranks.fresh(3)
-    world.on(victim, leave_no_threads)
-    calls = world.start_all(make_group, port_range=f"{20000 + victim}-30000")
-    assert_all_hear_of(victim, calls, "cannot start thread ft-loop")
-    world.on(victim, end_shortage)
-    world.run(check_sum)
+    with shortage(world, victim, leave_no_threads):
+        calls = world.start_all(make_group, port_range=f"{20000 + victim}-30000")
+        assert_all_hear_of(victim, calls, "cannot start thread ft-loop")
+        world.run(check_sum)
     world.run(make_group)
 
 
 def test_rank_without_memory_for_buffers_says_so_and_is_not_called_a_fault_of_ours(ranks: Pool):
     world = ranks.fresh(2)
     world.run(allocate, MANY)
-    world.on(1, leave_memory, 1 << 24)
-    calls = world.start_all(reduce_what_is_allocated)
-    own = assert_all_hear_of(1, calls, "ran out of memory")
-    assert "please report it" not in own.text
-    world.on(1, end_shortage)
+    with shortage(world, 1, leave_memory, 1 << 24):
+        calls = world.start_all(reduce_what_is_allocated)
+        own = assert_all_hear_of(1, calls, "ran out of memory")
+        assert "please report it" not in own.text
     world.next().run(check_sum)
 
 
