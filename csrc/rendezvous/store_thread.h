@@ -36,7 +36,8 @@ enum class StoreStatus { kOk, kTimedOut, kCancelled, kLost, kStarved };
 struct StoreReply {
   StoreStatus status = StoreStatus::kOk;
   std::vector<std::string> values;
-  // kLost: what the store said; kStarved: what lacks; kTimedOut, kCancelled (empty before a request): what was awaited
+  // kLost: what the store said; kStarved: what lacks; kTimedOut, kCancelled (empty before a
+  // request): what was awaited
   std::string error;
 };
 
