@@ -17,6 +17,7 @@ if [ ! -f "$where/unpacked" ]; then
   rm -rf "$where"
   mkdir -p "$where"
   say "downloading torch $version"
+  lift_caps_on_torch "$version" "$where/constraints.txt"
   retry python -m pip download --quiet --retries 10 --no-deps --dest "$where" "torch==$version"
   python - "$where" <<'PY'
 import pathlib, sys, zipfile

@@ -37,6 +37,13 @@ retry() {
 
 pip_install() { retry "$VENV/bin/python" -m pip install --quiet --retries 10 "$@"; }
 
+# lift_caps_on_torch VERSION FILE: pip's configuration on this machine may cap torch. Whoever asks for one version by name,
+# for an environment of its own, wants that one: from now on the FILE, which names it, is the only constraint.
+lift_caps_on_torch() {
+  echo "torch==$1" >"$2"
+  export PIP_CONSTRAINT=$2
+}
+
 # apt_install PACKAGE...: as root installs them, otherwise says what to run.
 apt_install() {
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,39 @@ def test_setup_installs_what_is_missing_as_root(tmp_path: Path) -> None:
     assert "installing Debian packages: g++\n" in said
     update, install = asked.splitlines()
     assert update.endswith("update") and install.endswith("install g++")
+
+
+def offer_torch(directory: Path, version: str) -> None:
+    """A wheel of that version of torch, with nothing in it."""
+    directory.mkdir()
+    about = f"torch-{version}.dist-info"
+    with zipfile.ZipFile(directory / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{about}/RECORD", "")
+
+
+@pytest.mark.parametrize("lifted", [True, False])
+def test_machines_cap_on_torch_holds_until_a_script_lifts_it(lifted: bool, tmp_path: Path) -> None:
+    offer_torch(tmp_path / "offered", "9.8.7")
+    (tmp_path / "caps.txt").write_text("torch<=2.0\n")
+    (tmp_path / "pip.conf").write_text(f"[global]\nconstraint = {tmp_path}/caps.txt\n")
+    lift = f"lift_caps_on_torch 9.8.7 {tmp_path}/constraints.txt; " if lifted else ""
+    install = f"python -m pip download --no-index -f {tmp_path}/offered -d {tmp_path} torch==9.8.7"
+    run = subprocess.run(
+        ["bash", "-c", f"source scripts/common.sh; {lift}{install}"],
+        cwd=ROOT,
+        env={**os.environ, "VENV": sys.prefix, "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (run.returncode == 0) == lifted, run.stderr
+    assert (tmp_path / "torch-9.8.7-py3-none-any.whl").exists() == lifted
 
 
 def tools_in(directory: Path, *more: str) -> Path:

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Builds the package against a torch of this version, in an environment and a copy of the tree of its own, and runs the
+# Python tests there. A CUDA wheel of torch takes some 6 GB, and runs on the CPU too.
+#   scripts/check_torch.sh 2.15.0                       the whole Python suite
+#   scripts/check_torch.sh --quick 2.14.1               the tests of reconfigure, epochs, names and failures
+#   scripts/check_torch.sh 2.11.0 tests/python/test_gil.py -x
+#                                                       these arguments of pytest, instead of the whole suite
+# Works in $TORCHFT_EXT_BUILD_ROOT/run-torch-VERSION, and goes on from what an earlier run left there (delete the
+# directory to begin afresh). PYTHON chooses the interpreter: a version of torch may have no wheel for each.
+# scripts/check_other_torch.sh only compiles, and needs none of the CUDA packages.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+quick=(tests/python/test_{reconfigure,epochs,names,failures}.py)
+tests=(tests/python)
+if [ "${1:-}" = --quick ]; then
+  tests=("${quick[@]}")
+  shift
+fi
+version=${1:?usage: scripts/check_torch.sh [--quick] VERSION [PYTEST ARGUMENT...]}
+shift
+# Words of which one names a test replace the choice; options alone (-x) are added to it.
+for argument in "$@"; do
+  case $argument in tests/*) tests=() ;; esac
+done
+
+work="$BUILD_ROOT/run-torch-$version"
+mkdir -p "$work"
+# A copy: what is built in place here stays as it is. Files keep their times, so that nothing is compiled twice.
+find "$work" -mindepth 1 -maxdepth 1 ! -name .venv ! -name build ! -name '*.egg-info' -exec rm -rf {} +
+git ls-files --cached --others --exclude-standard -z |
+  while IFS= read -r -d '' file; do [ ! -e "$file" ] || printf '%s\0' "$file"; done |
+  tar --create --null --files-from=- | tar --extract --directory "$work"
+
+cd "$work"
+export VENV="$work/.venv" TORCHFT_EXT_BUILD_ROOT="$work/build" TORCH_VERSION="$version"
+unset CCACHE_BASEDIR
+lift_caps_on_torch "$version" "$work/constraints.txt"
+scripts/setup.sh --tests
+# To be checked, not to be fast.
+export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_PRECOMPILE=ON -DTORCHFT_EXT_OPTIMIZE=-O1"
+CXX=$(checking_compiler) scripts/build.sh
+# The simulated device is all that the Python tests need of the C++ tests.
+cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON >build/simulator.log
+cmake --build build/dev -j "$JOBS" --target torchft_ext_sim >>build/simulator.log
+
+export PATH="$VENV/bin:$PATH"
+found=$(python -c 'import torch; print(torch.__version__)')
+case $found in "$version" | "$version"+*) ;; *) die "expected torch $version in $VENV, found $found" ;; esac
+say "torch $found, $(python --version), $(date +%F): ${tests[*]} $*"
+CUDA_VISIBLE_DEVICES='' python -m pytest "${tests[@]}" "$@"

@@ -1,0 +1,81 @@
+"""One run of the suite in a process of its own, with its progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+
+from conformance.suite import SECONDS_A_TEST, WAYS
+
+# A run ends its own tests by their limit; this one is for a run that does not.
+SECONDS_A_RUN = 1800
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one test.
+
+    Attributes:
+        outcome: "passed", "failed" or "skipped".
+        detail: the reason, or the first rank's traceback.
+        repeated: whether it failed first, and this is the second try.
+    """
+
+    test: str
+    outcome: str
+    seconds: float
+    detail: str
+    repeated: bool = False
+
+
+def run(way: str, tests: list[str]) -> list[Result]:
+    """Run these tests (all where there are none) in that way; what fails is tried once more.
+
+    The suite's ranks meet within limits that a busy machine misses now and then.
+    """
+    results = {result.test: result for result in run_once(way, tests)}
+    failed = [result.test for result in results.values() if result.outcome == "failed"]
+    if failed:
+        again = run_once(way, failed, "once more ")
+        results.update((result.test, replace(result, repeated=True)) for result in again)
+    return list(results.values())
+
+
+def run_once(way: str, tests: list[str], word: str = "") -> list[Result]:
+    """Run these tests in that way."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "conformance.suite", way, *tests]
+    results: list[Result] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            total = json.loads(process.stdout.readline() or '{"tests": 0}')["tests"]
+            for line in process.stdout:
+                results.append(Result(**json.loads(line)))
+                progress(f"{way} {word}{len(results)}/{total} {results[-1].test}")
+                if time.monotonic() - began > SECONDS_A_RUN:
+                    raise TimeoutError(f"{way}: not through after {SECONDS_A_RUN} s")
+        finally:
+            process.kill() if process.poll() is None and len(results) != total else process.wait(
+                SECONDS_A_TEST
+            )
+    progress("")
+    if process.returncode != 0 or len(results) != total:
+        ended = f"ended after {len(results)} of {total} tests (status {process.returncode})"
+        sys.exit(f"{way}: the run {ended}")
+    seconds = time.monotonic() - began
+    counts = {o: sum(r.outcome == o for r in results) for o in ("passed", "failed", "skipped")}
+    words = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    print(f"{way:10} {word}{words} in {seconds:.0f} s: {WAYS[way]}", file=sys.stderr, flush=True)
+    return results
+
+
+def progress(text: str) -> None:
+    """One line that overwrites itself on a terminal; elsewhere one line in twenty tests."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
+    elif text and int(text.split("/")[0].split()[-1]) % 20 == 0:
+        print(text, file=sys.stderr, flush=True)
