@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FILE = Path(__file__).with_name("expected.toml")
 
@@ -36,29 +37,26 @@ def read(torch: Path, file: Path = FILE) -> list[Expected]:
         StaleError: torch's file does not hold the line that a row quotes.
     """
     tables = tomllib.loads(file.read_text())
-    rows = [
-        Expected(way, test, located(torch, row["file"], row["line"]), ours=False)
-        for row in tables.get("torch", [])
-        for way in row["ways"]
-        for test in row["tests"]
-    ]
-    rows += [
-        Expected(way, test, row["fault"], ours=True)
-        for row in tables.get("ours", [])
-        for way in row["ways"]
-        for test in row["tests"]
-    ]
+    rows = []
+    for row in tables.get("torch", []):
+        where = located(torch, row["file"], row["after"], row["line"])
+        rows += expand(row, where, ours=False)
+    for row in tables.get("ours", []):
+        rows += expand(row, row["fault"], ours=True)
     return rows
 
 
-def located(torch: Path, file: str, line: str) -> str:
-    """Where that line stands in torch: its number is another in each version."""
-    path = torch.parent / file
-    if not path.exists():  # C++, of which the wheel has only headers
-        return f"{file}: {line}"
-    for number, text in enumerate(path.read_text().splitlines(), 1):
-        if text.strip() == line:
-            return f"{file}:{number}: {line}"
-    raise StaleError(
-        f"{FILE.name}: {file} of this torch has no line {line!r}: remove or mend the row"
-    )
+def expand(row: dict[str, Any], refused_by: str, ours: bool) -> list[Expected]:
+    """A row for each test in each way."""
+    return [Expected(way, test, refused_by, ours) for way in row["ways"] for test in row["tests"]]
+
+
+def located(torch: Path, file: str, after: str, line: str) -> str:
+    """Where that line stands in torch."""
+    lines = [text.strip() for text in (torch.parent / file).read_text().splitlines()]
+    try:
+        number = lines.index(line, lines.index(after))
+    except ValueError as error:
+        what = f"{file} of this torch has no line {line!r} after {after!r}"
+        raise StaleError(f"{FILE.name}: {what}: remove or mend the row") from error
+    return f"{file}:{number + 1}: {line}"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -27,8 +29,8 @@ WAYS = {
 }
 
 
-def load(way: str) -> tuple[types.ModuleType, type[unittest.TestCase]]:
-    """The suite as a module, and the class of its tests, of that way."""
+def load(way: str) -> type[unittest.TestCase]:
+    """The class of the suite's tests, of that way."""
     os.environ.update(
         BACKEND="gloo",  # its decorators choose by name: they are to choose what gloo can do
         WORLD_SIZE=str(WORLD_SIZE),
@@ -36,28 +38,26 @@ def load(way: str) -> tuple[types.ModuleType, type[unittest.TestCase]]:
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(SECONDS_A_TEST),
         OMP_NUM_THREADS="1",
     )
-    from torch.testing._internal import common_distributed
-    from torch.testing._internal.distributed import distributed_test
+    internal = "torch.testing._internal"
+    common: Any = importlib.import_module(f"{internal}.common_distributed")
+    suite: Any = importlib.import_module(f"{internal}.distributed.distributed_test")
+    fork = multiprocessing.get_context("fork").Process
 
-    common_distributed.TIMEOUT_OVERRIDE.clear()
+    common.TIMEOUT_OVERRIDE.clear()
     # Ranks meet through files and give one another ten seconds: more on a machine that is busy.
-    barrier = distributed_test.Barrier.sync.__func__
+    barrier = suite.Barrier.sync.__func__
     barrier.__defaults__ = (None, SECONDS_A_TEST / 3)
     if way == "ft":
-        distributed_test.BACKEND = os.environ["BACKEND"] = "ft"
+        suite.BACKEND = os.environ["BACKEND"] = "ft"
     elif way == "ft_as_gloo":
-        make_gloo_ft(distributed_test.dist)
+        make_gloo_ft(suite.dist)
 
-    class Forked(  # type: ignore[misc]
-        distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase
-    ):
+    class Forked(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
-            self._start_processes(
-                common_distributed.torch.multiprocessing.get_context("fork").Process
-            )
+            self._start_processes(fork)
 
-    return distributed_test, Forked
+    return Forked
 
 
 def make_gloo_ft(dist: types.ModuleType) -> None:
@@ -106,16 +106,17 @@ class Outcome(unittest.TestResult):
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         self.outcome, self.detail = "skipped", reason
 
-    def addError(self, test: unittest.TestCase, error: Any) -> None:
-        self.outcome, self.detail = "failed", first_rank(str(error[1]))
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
+        self.outcome, self.detail = "failed", first_rank(str(err[1]))
 
-    addFailure = addError  # unittest's names
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self.addError(test, err)
 
 
 def first_rank(text: str) -> str:
     """Of the tracebacks of several ranks the first, without C++ frames."""
     text = re.split(r"\nProcess \d+ exited with error code", text)[0]
-    text = re.split(r"\nException raised from |\nC\+\+ CapturedTraceback", text)[0]
+    text = re.split(r"\nException raised from |\nC\+\+ Captured|\nTo execute this test", text)[0]
     return text.strip()
 
 
@@ -154,7 +155,7 @@ def run(case: type[unittest.TestCase], name: str) -> dict[str, Any]:
 
 def main() -> None:
     way, *chosen = sys.argv[1:]
-    _, case = load(way)
+    case = load(way)
     names = chosen or unittest.defaultTestLoader.getTestCaseNames(case)
     print(json.dumps({"tests": len(names)}), flush=True)
     for name in names:

@@ -56,11 +56,12 @@ def test_run_in_which_nothing_passes_is_no_success():
 
 
 def test_row_that_quotes_a_line_which_torch_does_not_have_is_refused(tmp_path):
-    list_of_one = tmp_path / "expected.toml"
-    row = '[[torch]]\nways = ["ft"]\ntests = ["test_b"]\nfile = "torch/version.py"\n'
-    list_of_one.write_text(f'{row}line = "if name == gloo:"\n')
+    (tmp_path / "expected.toml").write_text(
+        '[[torch]]\nways = ["ft"]\ntests = ["test_b"]\n'
+        'file = "torch/version.py"\nafter = "def gone():"\nline = "if name == gloo:"\n'
+    )
     with pytest.raises(StaleError, match=r"torch/version\.py of this torch has no line 'if name"):
-        read(Path(torch.__file__).parent, list_of_one)
+        read(Path(torch.__file__).parent, tmp_path / "expected.toml")
 
 
 def test_every_row_of_the_list_quotes_a_line_of_the_torch_that_is_installed():
