@@ -39,9 +39,10 @@ scripts/setup.sh --tests
 # To be checked, not to be fast.
 export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_PRECOMPILE=ON -DTORCHFT_EXT_OPTIMIZE=-O1"
 CXX=$(checking_compiler) scripts/build.sh
-# The simulated device is all that the Python tests need of the C++ tests.
-cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON >build/simulator.log
-cmake --build build/dev -j "$JOBS" --target torchft_ext_sim >>build/simulator.log
+if [ "${tests[*]:-}" != "${quick[*]}" ]; then # the simulated device is all that Python tests need of the C++ tests
+  cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON >build/simulator.log
+  cmake --build build/dev -j "$JOBS" --target torchft_ext_sim >>build/simulator.log
+fi
 
 export PATH="$VENV/bin:$PATH"
 found=$(python -c 'import torch; print(torch.__version__)')
