@@ -180,7 +180,9 @@ def answers(case: str) -> list[object]:
 
     dist.init_process_group("ft", store=dist.HashStore(), rank=0, world_size=1)
     if peer == 0:
+        os.close(writing)
         torchft_ext.backend().configure(os.read(reading, 100).decode(), rank=0, world_size=2)
+        os.read(reading, 1)  # until rank 1 has done that too: a death before would fail its call
         os._exit(0)
     loaded = "torch._dynamo" in sys.modules
     function = torch.compile(lambda x: x * dist.get_world_size(), backend="eager", fullgraph=True)
@@ -189,6 +191,7 @@ def answers(case: str) -> list[object]:
     address = f"127.0.0.1:{server.port}/two"
     os.write(writing, address.encode())
     torchft_ext.backend().configure(address, rank=1, world_size=2)
+    os.close(writing)
     os.waitpid(peer, 0)
     return [loaded, before, function(torch.ones(1)).item()]
 
