@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 namespace torchft_ext {
@@ -15,6 +16,16 @@ c10::intrusive_ptr<c10d::Work> CoalescedWork::Block::get() {
 void CoalescedWork::Block::set(c10::intrusive_ptr<c10d::Work> issued) {
   const MutexLock lock(mutex);
   work = std::move(issued);
+}
+
+CoalescedWork::CoalescedWork(c10d::OpType type, std::shared_ptr<Block> block)
+    : c10d::Work(-1, type),
+      may_be_registered_(c10d::allow_inflight_collective_as_graph_input()),
+      block_(std::move(block)) {}
+
+void CoalescedWork::leaveRegistry() {
+  if (!may_be_registered_) return;
+  c10d::unregister_work(c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this));
 }
 
 bool CoalescedWork::isCompleted() {
@@ -33,6 +44,7 @@ std::exception_ptr CoalescedWork::exception() const {
 }
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  leaveRegistry();
   const auto work = block_->get();
   return !work || work->wait(timeout);
 }
@@ -89,6 +101,7 @@ c10::intrusive_ptr<c10d::Work> Coalescing::collect(std::vector<Prepared>& operat
   for (Prepared& one : operations) collected.operations.push_back(std::move(one));
   auto work = c10::make_intrusive<CoalescedWork>(described.type, collected.block);
   collected.described.push_back(std::move(described));
+  collected.works.push_back(work);
   return work;
 }
 

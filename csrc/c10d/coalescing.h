@@ -32,8 +32,7 @@ class CoalescedWork : public c10d::Work {
     void set(c10::intrusive_ptr<c10d::Work> issued);
   };
 
-  CoalescedWork(c10d::OpType type, std::shared_ptr<Block> block)
-      : c10d::Work(-1, type), block_(std::move(block)) {}
+  CoalescedWork(c10d::OpType type, std::shared_ptr<Block> block);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -47,10 +46,13 @@ class CoalescedWork : public c10d::Work {
   std::vector<at::Tensor> result() override;
   float getDuration() const override;
   uint64_t getSequencenumber() const override;
+  // Out of torch's registry of works (see ft_work.h): the block's own Work takes its place there.
+  void leaveRegistry();
 
  private:
   c10::intrusive_ptr<c10d::Work> ended(const char* call) const;
 
+  const bool may_be_registered_;
   const std::shared_ptr<Block> block_;
 };
 
@@ -59,6 +61,7 @@ class Coalescing {
   struct Collected {
     std::vector<Prepared> operations;
     std::vector<Described> described;
+    std::vector<c10::intrusive_ptr<CoalescedWork>> works;  // as callers have them
     std::shared_ptr<CoalescedWork::Block> block = std::make_shared<CoalescedWork::Block>();
   };
 

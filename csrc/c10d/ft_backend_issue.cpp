@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "c10d/device_arguments.h"
@@ -34,6 +35,12 @@ TensorVector allTensors(const std::vector<Prepared>& prepared) {
   for (const Prepared& one : prepared)
     all.insert(all.end(), one.tensors.begin(), one.tensors.end());
   return all;
+}
+
+// Where torch keeps works in its registry: the block's, in place of those of its operations.
+void registerBlock(const TensorVector& tensors, const c10::intrusive_ptr<c10d::Work>& work) {
+  if (!c10d::allow_inflight_collective_as_graph_input()) return;
+  for (const at::Tensor& tensor : tensors) c10d::register_work(tensor, work);
 }
 
 bool reduces(OpKind kind) {
@@ -263,13 +270,19 @@ FtBackend::WorkPtr FtBackend::endCoalescing() {
   guard_.check("this process group");
   Coalescing::Collected collected = coalescing_.end();
   if (collected.operations.empty()) return nullptr;
+  for (const auto& work : collected.works) work->leaveRegistry();
   const c10::Device device = devices_.of("coalesced block", allTensors(collected.operations));
   Described described{c10d::OpType::COALESCED, "ft:coalesced", std::nullopt, {}};
+  Tensors registered;
   for (Described& one : collected.described) {
-    for (Tensors& outputs : one.outputs) described.outputs.push_back(std::move(outputs));
+    for (Tensors& outputs : one.outputs) {
+      registered.insert(registered.end(), outputs.begin(), outputs.end());
+      described.outputs.push_back(std::move(outputs));
+    }
   }
   WorkPtr work = issueAll(std::move(collected.operations), std::move(described), device);
   collected.block->set(work);
+  registerBlock(registered, work);
   return work;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "base/host_name.h"
@@ -113,6 +114,7 @@ struct FtWork::Ending {
 
 FtWork::FtWork(Described described, States states, std::optional<DeviceCompletion> device)
     : c10d::Work(-1, described.type, described.title, described.inputs),
+      may_be_registered_(c10d::allow_inflight_collective_as_graph_input()),
       states_(std::move(states)),
       outputs_(std::move(described.outputs)),
       device_(std::move(device)),
@@ -165,8 +167,16 @@ void FtWork::synchronize() {
   wait(kNoTimeout);
 }
 
+// First of all, so that no way out of the wait leaves it there. Not where it cannot be registered:
+// torch makes a registry for each thread that looks into one, and keeps it.
+void FtWork::leaveRegistry() {
+  if (!may_be_registered_) return;
+  c10d::unregister_work(c10::intrusive_ptr<FtWork>::unsafe_reclaim_from_nonowning(this));
+}
+
 bool FtWork::wait(std::chrono::milliseconds timeout) {
   guard_.check("this operation");
+  leaveRegistry();
   // Of a failed operation too: it may still be in its stream, and what follows must come after it.
   if (device_) device_->blockCurrentStream();
   if (!device_ || device_->hostWaits() || timeout > kNoTimeout) finishAll(timeout);
@@ -178,6 +188,7 @@ bool FtWork::wait(std::chrono::milliseconds timeout) {
 
 void FtWork::check() {
   guard_.check("this operation");
+  leaveRegistry();
   try {
     finishAll(kNoTimeout);
     if (const FailurePtr failed = failure()) throwFailure(failed);

@@ -5,6 +5,10 @@
 // wait() is safe: the engine keeps the tensors. Only wait() and check() block, without the GIL as
 // their callers have it; they end by the operation's deadline plus a second at the latest.
 //
+// Under torch's allow_inflight_collective_as_graph_input (compiled code) torch keeps every Work in
+// a registry of the issuing thread, by its tensors. wait(), synchronize() and check() take it out,
+// before they do anything else; completion does not, since wait_tensor() still owes the failure.
+//
 // On device tensors: wait() makes the current stream wait, and blocks its caller only for a
 // barrier, an explicit timeout or Options(blocking_wait=True). It raises what is known by then;
 // check() what becomes of the operation. The future is completed at once, in stream order.
@@ -76,6 +80,7 @@ class FtWork : public c10d::Work {
     std::shared_ptr<Ending> ending;  // completes it; null: of a device, complete from the start
   };
 
+  void leaveRegistry();
   FailurePtr failure() const;  // the first failed state's
   void finishAll(std::chrono::milliseconds timeout) const;
   // given: when an explicit timeout runs out, for all states alike.
@@ -89,6 +94,7 @@ class FtWork : public c10d::Work {
   FuturePtr deviceFuture();
 
   const ForkGuard guard_;
+  const bool may_be_registered_;  // torch registers Works just after they are issued
   const States states_;
   const Outputs outputs_;
   const std::optional<DeviceCompletion> device_;

@@ -1,4 +1,5 @@
-"""A thousand epochs, of which some fail, leak no thread, descriptor, memory or key."""
+"""A thousand epochs, of which some fail, leak no thread, descriptor, memory, key, or entry in
+torch's own registries."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from heap import heap_bytes, private_bytes
 from ranks import values_of
 from rankside import (
@@ -27,7 +29,26 @@ WARM_UP = 500  # epochs after which the bounded histories are full
 ROUND = 1000  # epochs
 ROUNDS = 3  # a leak grows in each of them; what has a size to find does not
 MOST_BYTES = 256 << 10  # of a round
+TABLES_OF_TORCH = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "pg_coalesce_state",
+)
 MOST_MAPPED = 2 << 20  # of a round, which is half a page an epoch: two arenas of Python's allocator
+
+
+def entries_in_torch() -> dict[str, int]:
+    """How much torch keeps: works, for compiled code, and what it knows of groups."""
+    world = dist.distributed_c10d._world
+    tables = {name: getattr(world, name) for name in TABLES_OF_TORCH}
+    return {
+        "torch's works": torch._C._distributed_c10d._get_work_registry_size(),
+        "torch's tags": sum(map(len, world.tags_to_pg.values())),
+        **{f"torch's {name}": len(table) for name, table in tables.items()},
+    }
 
 
 def own_resources() -> dict[str, int]:
@@ -45,9 +66,11 @@ def own_resources() -> dict[str, int]:
         "private bytes": private_bytes(),
         "bytes": heap_bytes(),
         "Python blocks": sys.getallocatedblocks(),
+        **entries_in_torch(),
     }
 
 
+@funcol.allow_inflight_collective_as_graph_input_ctx()  # torch registers each work
 def epochs_alone(address: str, first: int, count: int) -> None:
     for number in range(first, first + count):
         backend().configure(f"{address}/{number}", 0, 1)
@@ -111,6 +134,7 @@ def test_a_thousand_epochs_alone_leak_nothing(ranks):
     world.next().run(check_sum)
 
 
+@funcol.allow_inflight_collective_as_graph_input_ctx()
 def epochs_together(address: str, rank: int, first: int, count: int) -> None:
     for number in range(first, first + count):
         configure(f"{address}/{number}", rank, 2)
@@ -144,3 +168,25 @@ def test_a_thousand_epochs_of_two_leak_nothing(ranks, local_sockets):
     assert_no_leak(world, go)
     wait_until(lambda: ranks.store_keys() <= keys, "the deletion of the epochs' keys")
     world.next().run(check_sum)
+
+
+def groups_and_back(count: int) -> list[dict[str, int]]:
+    """What torch keeps after each of some groups was made, used and destroyed."""
+    kept = []
+    for _ in range(count):
+        subgroup = dist.new_group(backend="ft")
+        with funcol.allow_inflight_collective_as_graph_input_ctx():
+            dist.all_reduce(torch.ones(3), group=subgroup)
+        dist.destroy_process_group(subgroup)
+        del subgroup
+        gc.collect()
+        kept.append(entries_in_torch())
+    return kept
+
+
+def test_groups_that_come_and_go_leave_nothing_in_torchs_tables(ranks):
+    world = ranks.fresh(2)
+    keys = ranks.store_keys()
+    for first, *later in world.run(groups_and_back, 5):
+        assert all(each == first for each in later), (first, later)
+    assert ranks.store_keys() == keys
