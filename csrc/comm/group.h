@@ -172,8 +172,8 @@ class Group {
   Epoch ending_ GUARDED_BY(mutex_);  // while configure() ends it; then there is no current one
   std::shared_ptr<Lifecycle> forming_ GUARDED_BY(mutex_);
   FailurePtr failure_ GUARDED_BY(mutex_);
-  // Of the last attempt, success or not: its keys are deleted when the next one is over, since
-  // slower members may still read them.
+  // Of the last attempt, if it failed: its keys are deleted when the next one is over, since slower
+  // members may still read them.
   std::unique_ptr<Rendezvous> rendezvous_ GUARDED_BY(mutex_);
   AttemptMemory memory_ GUARDED_BY(mutex_);  // empty while configure() works with it
   Clock::time_point configure_began_ GUARDED_BY(mutex_);

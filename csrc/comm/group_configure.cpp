@@ -11,6 +11,9 @@ namespace {
 // An epoch that ended so recently, and not by a loss, was ended by a member that began anew.
 constexpr Duration kJustEnded = std::chrono::seconds(1);
 
+// Of a store that is slow: a few round trips are all that it takes.
+constexpr Duration kLeaveStoreWithin = std::chrono::milliseconds(100);
+
 // The epoch has formed, and a member that was faster has ended it, to begin the next one perhaps.
 // configure() has succeeded here too: members that do nothing but begin epoch after epoch would see
 // every other one fail.
@@ -298,12 +301,12 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
   incarnations.reserve(attempt.memory.members.size());
   for (const MemberRecord& member : attempt.memory.members)
     incarnations.push_back(member.incarnation);
+  std::unique_ptr<Rendezvous> failed;
   {
     MutexLock lock(mutex_);
     memory_ = std::move(attempt.memory);
     current_ = Epoch{lifecycle, std::move(communicator)};
-    rendezvous_.swap(
-        attempt.rendezvous);  // the previous one ends with the attempt, without the lock
+    failed = std::move(rendezvous_);
     forming_.reset();
     failure_.reset();
     configuring_ = false;
@@ -314,13 +317,14 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
     ++stats_.epochs;
     stats_.last_configure = std::move(attempt.phases);
   }
-  if (attempt.rendezvous) attempt.rendezvous->succeeded();
+  if (failed) failed->succeeded();
   lifecycle->subscribe([counts = failure_counts_, on_failure = on_failure_](const auto& failure) {
     counts->count(failure);
     if (on_failure) on_failure();
     log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : LogLevel::kWarning,
         failure->describe());
   });
+  attempt.rendezvous->leaveStore(kLeaveStoreWithin);
   return nullptr;
 }
 

@@ -149,6 +149,12 @@ void Rendezvous::succeeded() {
   removeRosters();
 }
 
+void Rendezvous::leaveStore(Duration within) {
+  succeeded();
+  // An empty look comes behind the deletions.
+  store_->getEach({}, deadline_.orEarlier(within), cancelled_);
+}
+
 void Rendezvous::removeRosters() {
   std::vector<std::string> rubbish;
   rubbish.reserve(issued_.size());

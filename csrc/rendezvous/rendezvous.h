@@ -70,15 +70,19 @@ class Rendezvous {
   // The attempt is over, with an epoch of the last roster, or with this failure: then that is told,
   // in the background, to those who wait for this member. Once; ends the vigil.
   AttemptMemory formed();
+  // After formed(): deletes what this rank wrote. Nobody needs it, since this rank has its links to
+  // all others. Blocks until that is done, for `within` at most: a store's server may end with any
+  // member's process once that is through with the epoch, and torch's client logs what it loses.
+  void leaveStore(Duration within);
   AttemptMemory withdraw(const Failure& why);
   // After withdraw(), by rank 0, of another's end before the first epoch: those who come after it
   // could not tell it from an end of long ago. Has it told to them too. Blocks until all have read
   // it, until the time given or the deadline at most; elsewhere it returns at once. May throw what
   // `cancelled` throws.
   void awaitReaders(Deadline until, const Cancelled& cancelled);
-  // A later attempt of this group has formed an epoch. Each rank deletes what it wrote, in the
-  // background: a later attempt at P by this process comes after that. Not the record if another
-  // one has taken its place.
+  // After withdraw(): a later attempt of this group has formed an epoch. Each rank deletes what it
+  // wrote, in the background: a later attempt at P by this process comes after that. Not the record
+  // if another one has taken its place.
   void succeeded();
 
  private:

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <atomic>
+#include <numeric>
 #include <thread>
+#include <vector>
 
 #include "cluster.h"
 #include "cut_connections.h"
@@ -472,6 +474,21 @@ TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesShutDownAtOnce) {
       member.group->shutdown(Deadline::after(kTestLimit));
     });
     for (const FailurePtr& failure : failed) EXPECT_EQ(failure, nullptr) << failure->describe();
+  }
+}
+
+TEST(Configure, LeavesNothingInTheStoreAndNoCallBehind) {
+  for (const int size : {1, 2, 5}) {
+    Cluster cluster(size);
+    std::vector<int> order(static_cast<size_t>(size));
+    std::iota(order.begin(), order.end(), 0);
+    cluster.form(order, "a");
+    // At once, unless the machine is so busy that configure() has not waited for it.
+    EXPECT_TRUE(eventually([&] { return cluster.data->size() == 0; })) << size << " members";
+    cluster.data->fail("its server has left with a member's process");
+    const int calls = cluster.data->use("").calls();
+    for (int i = 0; i < size; ++i) cluster.group(i).shutdown(Deadline::after(kTestLimit));
+    EXPECT_EQ(cluster.data->use("").calls(), calls);
   }
 }
 
