@@ -7,22 +7,16 @@ function would go on with the old ones. With these guards it is compiled anew.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import logging
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchft_ext import _C
+from torchft_ext import _C, _torch_patches
 
 _COMPILER = "torch._dynamo.convert_frame"  # imports all that is marked below
 _log = logging.getLogger("torchft_ext")
@@ -31,18 +25,12 @@ _epochs = 0  # that have begun by configure()
 
 
 def watch() -> None:
-    """Guard what is compiled from here on; called when the package is imported.
-
-    torch.compile's own modules take seconds to import, so this waits until somebody else does.
-    """
+    """Guard what is compiled from here on; called when the package is imported."""
     global _watching
     if _watching:
         return
     _watching = True
-    if _COMPILER in sys.modules:
-        _mark()
-    else:
-        sys.meta_path.insert(0, _AfterImport())
+    _torch_patches.when_imported(_COMPILER, _mark)
 
 
 def follow_epoch() -> None:
@@ -51,76 +39,33 @@ def follow_epoch() -> None:
     _epochs += 1
 
 
-class _AfterImport(MetaPathFinder):
-    """Calls _mark() once the module has been imported."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _COMPILER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_mark(module: ModuleType) -> None:
-            execute(module)
-            _mark()
-
-        spec.loader.exec_module = execute_and_mark  # type: ignore[method-assign]
-        return spec
-
-
 def _mark() -> None:
-    handler = _found("torch._dynamo.callback", "CompilationCallbackHandler")
-    manager = _found("torch._dynamo.guards", "CheckFunctionManager")
-    if not hasattr(handler, "install_callbacks") or manager is None:
+    if not _torch_patches.around_compilations(_compiling, _guard_answers):
         _log.warning(
             "this torch compiles functions in a way that torchft_ext does not know: they may keep "
             "rank and size of an epoch that is over; call torch.compiler.reset() after configure()"
         )
         return
-    _ask_for_compilations(handler)
-    _guard_answers(manager)
-    _leave_out_the_log()
+    _torch_patches.around_log_records(_aside)
 
 
-def _found(module: str, name: str) -> Any:
-    return getattr(sys.modules.get(module), name, None)
-
-
-def _ask_for_compilations(handler: Any) -> None:
+@contextmanager
+def _compiling() -> Iterator[None]:
     """Have the native side keep the questions of each compilation; nested ones apart."""
-    install = handler.install_callbacks
-
-    @functools.wraps(install)
-    @contextmanager
-    def installed(*args: Any, **kwargs: Any) -> Iterator[None]:
-        _C._begin_compile_questions()
-        try:
-            with install(*args, **kwargs):
-                yield
-        finally:
-            _C._end_compile_questions()
-
-    handler.install_callbacks = installed
+    _C._begin_compile_questions()
+    try:
+        yield
+    finally:
+        _C._end_compile_questions()
 
 
-def _guard_answers(manager: Any) -> None:
-    """Add a guard to each compiled function that has asked."""
-    initialise = manager.__init__
-
-    @functools.wraps(initialise)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
-        initialise(self, *args, **kwargs)
-        questions = _C._compile_questions()
-        if questions is not None:
-            root = self.guard_manager.root
-            root.add_epilogue_lambda_guard(_guard(questions), ["torchft_ext: rank and size"], None)
-
-    manager.__init__ = guarded
+def _guard_answers(guard_manager: Any) -> None:
+    """Add a guard to a compiled function that has asked."""
+    questions = _C._compile_questions()
+    if questions is not None:
+        guard_manager.root.add_epilogue_lambda_guard(
+            _guard(questions), ["torchft_ext: rank and size"], None
+        )
 
 
 def _guard(questions: _C._CompileQuestions) -> Callable[[object], bool]:
@@ -164,18 +109,3 @@ def _aside() -> Iterator[None]:
         yield
     finally:
         _C._ask_aside(False)
-
-
-def _leave_out_the_log() -> None:
-    """Have torch's log records, which begin with the rank, not count as questions."""
-    formatter = _found("torch._logging._internal", "TorchLogsFormatter")
-    if formatter is None:
-        return
-    original = formatter.format
-
-    @functools.wraps(original)
-    def format_aside(self: logging.Formatter, record: logging.LogRecord) -> str:
-        with _aside():
-            return str(original(self, record))
-
-    formatter.format = format_aside

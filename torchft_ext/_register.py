@@ -7,7 +7,7 @@ import sys
 import warnings
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -71,35 +71,12 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         ranks_beside=list(opts.global_ranks_in_group),
     )
     _interrupts.watch()
-    _keep_out_of_nccl()
     if not single or spec is None:
         _mend_default_backend(frame, spec)
         return made
     group = _C._create_group(opts.store, made, list(spec))
     _copy_bound_device(frame, group)
     return group
-
-
-_kept_out = False
-
-
-def _keep_out_of_nccl() -> None:
-    """See to it that torch hands none of our backends to its own nccl backend.
-
-    torch takes the bound default group's backend for the parent of every new group's communicator
-    if it can be split at all, whatever the new group's backend is.
-    """
-    global _kept_out
-    find = getattr(c10d, "_get_split_source", None)
-    if _kept_out or find is None:
-        return
-    _kept_out = True
-
-    def find_but_ours(pg: dist.ProcessGroup) -> Any:
-        found = find(pg)
-        return None if isinstance(found, _C.Backend) else found
-
-    c10d._get_split_source = find_but_ours
 
 
 def _default_backend() -> _C.Backend | None:

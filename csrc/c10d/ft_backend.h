@@ -202,6 +202,7 @@ class FtBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  // See monitored_barrier.h. Raises the failure, and ValueError for a negative limit.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE  // torch 2.14 has it too

@@ -1,7 +1,9 @@
 // The operations of the backend that move data between single ranks, and the barrier.
 #include <utility>
 
+#include "c10d/comm_error.h"
 #include "c10d/ft_backend.h"
+#include "c10d/monitored_barrier.h"
 
 namespace torchft_ext {
 namespace {
@@ -216,8 +218,16 @@ void FtBackend::compareLayouts(BucketTag tag) {
   submit(std::move(prepared), {OpType::BARRIER, "ft:barrier", std::nullopt, {}})->wait();
 }
 
-void FtBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
-  barrier(options)->wait();  // the failure names who did not come
+void FtBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const Place place = enter();
+  const bool unset = options.timeout == c10d::kUnsetTimeout;
+  TORCH_CHECK_VALUE(unset || options.timeout.count() >= 0,
+                    "monitored_barrier: timeout: expected at least 0, found ",
+                    options.timeout.count(), " ms");
+  const Duration limit = unset ? group_->timeout() : durationOf(options.timeout);
+  const FailurePtr failure =
+      await({*group_, place.epoch, place.rank, place.size, limit, wait_all_ranks});
+  if (failure) throwFailure(failure);
 }
 
 }  // namespace torchft_ext
