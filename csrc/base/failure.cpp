@@ -58,15 +58,43 @@ std::string how(const Failure& failure, bool names_someone) {
 }
 
 std::string when(const Failure& failure) {
-  std::string text;
-  if (failure.elapsed.count() > 0) {
-    text = failure.op.empty() ? ", after " + formatSeconds(failure.elapsed)
-                              : ", " + formatSeconds(failure.elapsed) + " into the " + failure.op;
+  if (failure.elapsed.count() <= 0) return "";
+  return failure.op.empty() ? ", after " + formatSeconds(failure.elapsed)
+                            : ", " + formatSeconds(failure.elapsed) + " into the " + failure.op;
+}
+
+std::string wordsOfTimeout(const Failure& failure) {
+  // Not of an operation that another one's timeout ended early.
+  if (failure.limit.count() > 0 && failure.elapsed >= failure.limit) {
+    const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(failure.limit);
+    return "timed out after a timeout of " + formatSeconds(failure.limit) + ": Timed out waiting " +
+           std::to_string(limit.count()) + "ms";
   }
-  if (failure.kind == FailureKind::kTimeout && failure.limit.count() > 0) {
-    text += " (limit " + formatSeconds(failure.limit) + ")";
+  const int rank = failure.cause.rank;
+  const std::string whose = rank == failure.rank ? "this rank" : "rank " + std::to_string(rank);
+  return "timed out after a timeout of " + (rank < 0 ? "a rank" : whose);
+}
+
+// What programs that were written for torch's own backends look for in an error's text, in the
+// spelling of those; tests/python/test_words.py has who looks.
+std::string wordsThatCallersMatch(const Failure& failure) {
+  switch (failure.kind) {
+    case FailureKind::kPeerLost:
+    case FailureKind::kPeerLeft:
+    case FailureKind::kLinkLost:
+      return "Connection closed by peer";
+    case FailureKind::kTimeout:
+      return wordsOfTimeout(failure);
+    case FailureKind::kAborted:
+      return "communicator was aborted";
+    case FailureKind::kMismatch:
+      return "mismatch";
+    case FailureKind::kStoreLost:
+    case FailureKind::kRendezvous:
+    case FailureKind::kInternal:
+      break;
   }
-  return text;
+  return "";
 }
 
 std::string nextStep(const Failure& failure) {
@@ -109,7 +137,7 @@ const char* toString(FailureKind kind) {
     case FailureKind::kTimeout:
       return "timeout";
     case FailureKind::kAborted:
-      return "aborted";
+      return "communicator was aborted";
     case FailureKind::kStoreLost:
       return "store lost";
     case FailureKind::kMismatch:
@@ -139,7 +167,10 @@ std::string Failure::describe() const {
   const std::string who = whoCaused(*this);
   std::string text = where.empty() ? "" : where + ": ";
   if (!who.empty()) text += who + ": ";
-  return text + how(*this, !who.empty()) + when(*this) + "; " + nextStep(*this);
+  text += how(*this, !who.empty()) + when(*this);
+  const std::string words = wordsThatCallersMatch(*this);
+  if (text.find(words) == std::string::npos) text += " (" + words + ")";
+  return text + "; " + nextStep(*this);
 }
 
 }  // namespace torchft_ext

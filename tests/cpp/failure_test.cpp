@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
+#include <string>
 
 namespace torchft_ext {
 namespace {
@@ -27,8 +29,8 @@ Failure lostPeer() {
 TEST(Failure, NamesOperationPlaceCauseTimeAndNextStep) {
   EXPECT_EQ(lostPeer().describe(),
             "allreduce #42 on 'dp0' (rank 3/8, epoch 5): rank 6 (host b, pid 812): its process "
-            "ended, 0.013 s into the allreduce; begin a new epoch with configure(), without rank "
-            "6");
+            "ended, 0.013 s into the allreduce (Connection closed by peer); begin a new epoch with "
+            "configure(), without rank 6");
 }
 
 TEST(Failure, LeavesOutWhatIsNotKnown) {
@@ -36,7 +38,8 @@ TEST(Failure, LeavesOutWhatIsNotKnown) {
   failure.kind = FailureKind::kPeerLost;
   failure.cause.rank = 6;
   EXPECT_EQ(failure.describe(),
-            "rank 6: peer lost; begin a new epoch with configure(), without rank 6");
+            "rank 6: peer lost (Connection closed by peer); begin a new epoch with configure(), "
+            "without rank 6");
 }
 
 TEST(Failure, NamesTheGroupWhenNoticedBetweenOperations) {
@@ -54,7 +57,8 @@ TEST(Failure, NamesTheLimitOfATimeoutAndTheOperationOnce) {
   failure.elapsed = milliseconds(30004);
   EXPECT_EQ(failure.describe(),
             "allreduce #42 on 'dp0' (rank 3/8, epoch 5): did not complete within 30 s, "
-            "30.004 s into the allreduce (limit 30 s); begin a new epoch with configure()");
+            "30.004 s into the allreduce (timed out after a timeout of 30 s: Timed out waiting "
+            "30000ms); begin a new epoch with configure()");
 }
 
 TEST(Failure, SaysWhoIsToCorrectWhatAnotherRankCannotDo) {
@@ -85,6 +89,29 @@ TEST(Failure, KeepsTheOperationThatTimedOutWhenSeenFromAnotherOne) {
   EXPECT_NE(
       failure.describe().find("rank 6 (host b, pid 812): send #41 did not complete within 5 s"),
       std::string::npos);
+}
+
+TEST(Failure, DoesNotCallAnOperationTimedOutThatAnotherOnesTimeoutEnded) {
+  Failure failure = lostPeer();
+  failure.kind = FailureKind::kTimeout;
+  failure.cause.how = "send #41 did not complete within 5 s";
+  const std::string text = failure.describe();
+  EXPECT_NE(text.find("(timed out after a timeout of rank 6)"), std::string::npos) << text;
+  EXPECT_EQ(text.find("Timed out waiting"), std::string::npos) << text;
+}
+
+TEST(Failure, HasTheWordsThatCallersMatchOnce) {
+  const std::map<FailureKind, std::string> words{
+      {FailureKind::kPeerLost, " closed "},    {FailureKind::kPeerLeft, " closed "},
+      {FailureKind::kLinkLost, " closed "},    {FailureKind::kTimeout, " timeout "},
+      {FailureKind::kAborted, "communicator was aborted"},      {FailureKind::kMismatch, "mismatch"}};
+  for (const auto& [kind, word] : words) {
+    Failure failure = lostPeer();
+    failure.kind = kind;
+    const std::string text = failure.describe();
+    EXPECT_NE(text.find(word), std::string::npos) << text;
+    EXPECT_EQ(text.find(word), text.rfind(word)) << text;
+  }
 }
 
 TEST(Failure, NamesBothEndsOfALostLink) {
