@@ -53,13 +53,32 @@ void CompletionHook::watch(c10d::OpType type, const States& states,
   auto left = std::make_shared<std::atomic<size_t>>(states.size());
   for (const auto& state : states) {
     state->onDone([self = shared_from_this(), left, type, states, device] {
-      if (left->fetch_sub(1) == 1) self->ended(type, states, device);
+      if (left->fetch_sub(1) != 1) return;
+      self->ended([self, type, states, device] { self->tellGuarded(type, states, device); });
     });
   }
 }
 
-void CompletionHook::ended(c10d::OpType type, const States& states,
-                           const std::optional<DeviceCompletion>& device) {
+void CompletionHook::ended(Call call) {
+  {
+    const MutexLock lock(mutex_);
+    over_.push_back(std::move(call));
+    if (std::exchange(telling_, true)) return;
+  }
+  while (const Call one = next()) one();
+}
+
+CompletionHook::Call CompletionHook::next() {
+  const MutexLock lock(mutex_);
+  telling_ = !over_.empty();
+  if (!telling_) return nullptr;
+  Call one = std::move(over_.front());
+  over_.pop_front();
+  return one;
+}
+
+void CompletionHook::tellGuarded(c10d::OpType type, const States& states,
+                                 const std::optional<DeviceCompletion>& device) {
   try {
     const bool succeeded = std::all_of(states.begin(), states.end(),
                                        [](const auto& state) { return !state->failure(); });
@@ -78,8 +97,9 @@ void CompletionHook::tell(c10d::OpType type, const States& states,
                           const std::optional<DeviceCompletion>& device) {
   const Clock::time_point finished = Clock::now();
   const OpState& first = *states.front();
-  run(std::make_shared<c10d::WorkInfo>(type, static_cast<uint64_t>(first.seq()), first.issuedAt(),
-                                       finished, activeDuration(first, device, finished)));
+  run(std::make_shared<c10d::WorkInfo>(
+      type, static_cast<uint64_t>(std::max<int64_t>(first.seq(), 0)), first.issuedAt(), finished,
+      activeDuration(first, device, finished)));
 }
 
 size_t CompletionHook::awaitAll(Deadline deadline) {

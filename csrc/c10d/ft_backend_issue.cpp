@@ -13,6 +13,7 @@
 #include "c10d/nan_check.h"
 #include "c10d/poison.h"
 #include "c10d/premul_sum.h"
+#include "comm/callback_path.h"
 #include "comm/callbacks.h"
 #include "nccl/device_comm.h"
 
@@ -132,8 +133,9 @@ FtBackend::WorkPtr FtBackend::issueAll(std::vector<Prepared> prepared, Described
       one.operation.stores = storesOf(one.stores);
     }
     const OpKind kind = one.operation.kind;
-    if (kind != OpKind::kSend && kind != OpKind::kRecv)
-      sequence_.fetch_add(1, std::memory_order_relaxed);
+    // What callbacks issue is not in the order that all ranks count alike.
+    const bool nested = !one.side && CallbackScope::isNamed();
+    if (isCollective(kind) && !nested) sequence_.fetch_add(1, std::memory_order_relaxed);
     one.operation.keep_alive = ownersOf(one);
     if (one.side) tensors.push_back(one.operation.keep_alive);
     operations.push_back(std::move(one.operation));

@@ -13,14 +13,15 @@
 #include "base/host_name.h"
 #include "base/log.h"
 #include "c10d/comm_error.h"
+#include "comm/callback_path.h"
 #include "comm/callbacks.h"
 #include "host/host_engine.h"
 
 namespace torchft_ext {
 namespace {
 
-// How long wait() gives the callback thread to complete the futures; not while that thread has been
-// in one callback, so in user code, for longer than the second.
+// How long wait() gives the callback threads to complete the futures; not while a callback that
+// does not wait, so user code, has run for longer than the second.
 constexpr std::chrono::milliseconds kFuturesMayTake{100};
 constexpr std::chrono::milliseconds kCallbackMayTake{1};
 
@@ -39,7 +40,7 @@ FailurePtr firstFailure(const FtWork::States& states) {
   return nullptr;
 }
 
-// Runs `then` at once where all are done, else on the callback thread.
+// Runs `then` at once where all are done, else on a callback thread.
 void whenAllDone(const FtWork::States& states, std::function<void()> then) {
   if (allDone(states)) return then();
   auto left = std::make_shared<std::atomic<size_t>>(states.size());
@@ -87,7 +88,7 @@ c10d::WorkResult resultOf(const FailurePtr& failure) {
                                                 : c10d::WorkResult::COMM_ERROR;
 }
 
-// A user's callback that throws must not take the callback thread with it.
+// A user's callback that throws must not take its thread with it.
 template <typename Call>
 void guarded(const char* what, const Call& call) noexcept {
   try {
@@ -105,6 +106,8 @@ void guarded(const char* what, const Call& call) noexcept {
 struct FtWork::Ending {
   Ending(const char* what, std::function<void()> call) : what(what), call(std::move(call)) {}
   void run() {
+    // Whichever callback this thread may be in: what runs now is none of its own.
+    const CallbackScope nameless{std::nullopt};
     if (!ran.exchange(true)) guarded(what, call);
   }
   const char* const what;
@@ -223,7 +226,7 @@ void FtWork::finish(OpState& state, std::chrono::milliseconds timeout, Deadline 
 void FtWork::giveUp(OpState& state, std::chrono::milliseconds timeout, Deadline ran_out) const {
   Failure failure;
   failure.kind = FailureKind::kTimeout;
-  failure.op = toString(state.kind());
+  failure.op = state.describe();
   failure.seq = state.seq();
   failure.elapsed = Clock::now() - state.issuedAt();
   failure.limit = timeout.count() > 0 ? std::chrono::nanoseconds(timeout)
@@ -281,7 +284,7 @@ FtWork::FuturePtr FtWork::promised(Promise FtWork::*slot, const std::function<Pr
   return promise.future;
 }
 
-// Who has waited may look into the futures at once, unless user code blocks the callback thread.
+// Who has waited may look into the futures at once, unless user code has the callbacks' turn.
 void FtWork::awaitFutures() const {
   if (device_ || !allDone(states_)) return;
   std::vector<Promise> promises;
@@ -369,7 +372,13 @@ void FtWork::blockCurrentStream() {
 }
 
 uint64_t FtWork::getSequencenumber() const {
-  return static_cast<uint64_t>(states_.front()->seq());
+  return static_cast<uint64_t>(std::max<int64_t>(states_.front()->seq(), 0));
+}
+
+std::optional<FtWork::Source> FtWork::source() const {
+  if (device_) return std::nullopt;
+  const OpState& first = *states_.front();
+  return Source{first.path(), first.lifecycle(), callbacks_};
 }
 
 }  // namespace torchft_ext

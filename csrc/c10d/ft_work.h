@@ -16,6 +16,7 @@
 
 #include <torch/headeronly/version.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -57,7 +58,8 @@ class FtWork : public c10d::Work {
   void check();
   void abort() override;
   // A list of tensors (of lists of tensors where there are several), or the failure. Complete when
-  // wait() returns or raises, unless user code blocks the callback thread.
+  // wait() returns or raises, unless a callback computes meanwhile. On host memory its callbacks
+  // run on callback threads; those that Python adds, on those alone (python/callback_future.h).
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   // In milliseconds: on a device what it took there, with timing turned on; on the host the time
   // from its issue to its completion. RuntimeError where it is not known.
@@ -71,6 +73,14 @@ class FtWork : public c10d::Work {
   std::chrono::milliseconds getTimeout() const override;  // its limit, from issue
 #endif
   void blockCurrentStream() override;
+
+  // What callbacks of its future need to know of it.
+  struct Source {
+    std::optional<CallbackPath> path;  // nullopt: what they issue has no name
+    std::shared_ptr<Lifecycle> lifecycle;
+    std::shared_ptr<std::atomic<uint64_t>> callbacks;  // how many its future has been given
+  };
+  std::optional<Source> source() const;  // nullopt: on device memory, where callbacks run at once
 
  private:
   struct Ending;
@@ -99,6 +109,8 @@ class FtWork : public c10d::Work {
   const Outputs outputs_;
   const std::optional<DeviceCompletion> device_;
   const std::shared_ptr<Ending> end_of_profile_;  // null: nobody profiles
+  const std::shared_ptr<std::atomic<uint64_t>> callbacks_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
   mutable Mutex futures_mutex_;
   Promise future_;  // both under futures_mutex_, made by promiseOnce() alone
   Promise result_future_;

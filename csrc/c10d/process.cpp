@@ -136,7 +136,7 @@ bool processExit(Deadline deadline) {
   ended &= stopHostEngines(deadline);
   ended &= StoreThread::stopAll(deadline);
   ended &= watchdog->stop(deadline);
-  ended &= stopCallbackThread(deadline);
+  ended &= stopCallbackThreads(deadline);
   ended &= stopLogThread(deadline.expired() ? Deadline::after(kLastLines) : deadline);
   return ended;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "comm/callback_path.h"
 #include "comm/failure_counts.h"
 
 namespace torchft_ext {
@@ -197,12 +198,34 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
   if (refusal) entry.communicator = nullptr;
   for (Operation& operation : operations) {
     if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
-    entry.states.push_back(std::make_shared<OpState>(lifecycle, operation.kind, current_.next_seq++,
-                                                     operation.timeout));
+    entry.states.push_back(stateOfLocked(operation, lifecycle));
     if (refusal) entry.states.back()->complete(refusal);
   }
   stats_.operations += operations.size();
   return entry;
+}
+
+std::shared_ptr<OpState> Group::stateOfLocked(Operation& operation,
+                                              const std::shared_ptr<Lifecycle>& lifecycle) {
+  // Operations on devices stand in their streams' order; sends and receives are matched by tag.
+  const bool can_be_named = !operation.device && isCollective(operation.kind);
+  CallbackScope* const scope = can_be_named ? CallbackScope::present() : nullptr;
+  const uint64_t place = placeOf(name_, lifecycle->identity().epoch);
+  std::optional<CallbackPath> path;
+  if (scope != nullptr) path = scope->next(place);
+  if (path) {
+    operation.name = path->nameIn(place);
+    operation.described = inCallbackOf(toString(operation.kind), *path);
+    return std::make_shared<OpState>(lifecycle, operation.kind, OpState::kNoSeq, operation.timeout,
+                                     path);
+  }
+  operation.in_nameless_callback = scope != nullptr;
+  const int64_t seq = current_.next_seq++;
+  if (can_be_named)
+    path = CallbackPath::ofCollective(
+        place, current_.collectives++,
+        std::string(toString(operation.kind)) + " #" + std::to_string(seq));
+  return std::make_shared<OpState>(lifecycle, operation.kind, seq, operation.timeout, path);
 }
 
 // The orders that these operations need, entered.

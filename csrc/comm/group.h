@@ -99,6 +99,7 @@ class Group {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<Communicator> communicator;
     int64_t next_seq = 1;  // as torch's own backends count
+    uint64_t collectives = 0;  // of the threads, on host memory: counted alike on all ranks
     // Held while operations are handed to the communicator, so that the order of sequence numbers
     // is the order of issue. One per epoch: an issue that hangs holds up no later epoch; and one
     // for operations on devices, which may wait there for other ranks, beside that for those of the
@@ -154,6 +155,10 @@ class Group {
     std::shared_ptr<Communicator> communicator;  // null: none takes them
   };
   Entry enterLocked(std::vector<Operation>& operations) REQUIRES(mutex_);
+  // Gives it its place in the threads' order, or the name of what a callback issues.
+  std::shared_ptr<OpState> stateOfLocked(Operation& operation,
+                                         const std::shared_ptr<Lifecycle>& lifecycle)
+      REQUIRES(mutex_);
   struct Turn;
   // Empty: not by the deadline, or the epoch is over.
   std::optional<Turn> awaitTurn(const std::vector<Operation>& operations,

@@ -23,13 +23,20 @@ void runWaitHook() {
   Standstill::goOn();
 }
 
-OpState::OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout)
+OpState::OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout,
+                 std::optional<CallbackPath> path)
     : lifecycle_(std::move(lifecycle)),
       kind_(kind),
       seq_(seq),
       timeout_(timeout),
       issued_at_(Clock::now()),
-      deadline_(Deadline::after(timeout)) {}
+      deadline_(Deadline::after(timeout)),
+      path_(std::move(path)) {}
+
+std::string OpState::describe() const {
+  const bool nested = seq_ == kNoSeq && path_;
+  return nested ? inCallbackOf(toString(kind_), *path_) : toString(kind_);
+}
 
 FailurePtr OpState::failure() const {
   MutexLock lock(mutex_);
@@ -54,10 +61,12 @@ void OpState::complete(FailurePtr failure) {
     callbacks.swap(callbacks_);
     changed_.notifyAll();
   }
-  for (auto& callback : callbacks) runOnCallbackThread(std::move(callback));
+  for (auto& callback : callbacks) runOnCallbackThread(std::move(callback), lifecycle_);
 }
 
 bool OpState::wait(Deadline deadline) {
+  if (done()) return true;
+  const CallbackWaits waits;
   while (!done()) {
     const Deadline slice = deadline.orEarlier(kHookInterval);
     {
@@ -79,7 +88,7 @@ void OpState::onDone(std::function<void()> callback) {
       return;
     }
   }
-  runOnCallbackThread(std::move(callback));
+  runOnCallbackThread(std::move(callback), lifecycle_);
 }
 
 FailurePtr OpState::inPlace(const FailurePtr& epoch_failure) const {
@@ -92,7 +101,7 @@ FailurePtr OpState::inPlace(const FailurePtr& epoch_failure) const {
     placed->rank = identity.rank;
     placed->size = identity.size;
   }
-  placed->op = toString(kind_);
+  placed->op = describe();
   placed->seq = seq_;
   placed->elapsed = Clock::now() - issued_at_;
   placed->limit = deadline_.isNever() ? Duration::zero() : timeout_;

@@ -10,10 +10,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/mutex.h"
+#include "comm/callback_path.h"
 #include "comm/lifecycle.h"
 #include "comm/operation.h"
 
@@ -28,10 +30,17 @@ inline constexpr Duration kHookInterval = std::chrono::milliseconds(50);
 
 class OpState {
  public:
-  OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout);
+  // seq: kNoSeq of collectives that a callback has issued, which have no place in the order.
+  static constexpr int64_t kNoSeq = -1;
+  // path: of collectives on host memory; what callbacks of their futures issue is named after it.
+  OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout,
+          std::optional<CallbackPath> path = std::nullopt);
 
   OpKind kind() const { return kind_; }
   int64_t seq() const { return seq_; }
+  const std::optional<CallbackPath>& path() const { return path_; }
+  // For errors: "allreduce", "allreduce issued in a callback of broadcast #3".
+  std::string describe() const;
   Deadline deadline() const { return deadline_; }
   Clock::time_point issuedAt() const { return issued_at_; }
   Duration timeout() const { return timeout_; }
@@ -47,8 +56,8 @@ class OpState {
   void complete(FailurePtr failure);
   // True: done. Returns false at the deadline.
   bool wait(Deadline deadline);
-  // Runs on the callback thread once done (also when done already). No order between callbacks of
-  // different operations.
+  // Runs on a callback thread once done (also when done already). They begin in the order in which
+  // operations end; one that waits is overtaken.
   void onDone(std::function<void()> callback);
 
   // A failure as seen from this operation: the epoch's, with this operation's place filled in.
@@ -61,6 +70,7 @@ class OpState {
   const Duration timeout_;
   const Clock::time_point issued_at_;
   const Deadline deadline_;
+  const std::optional<CallbackPath> path_;
   std::atomic<bool> done_{false};  // written under mutex_
   std::atomic<int> source_rank_{-1};
   mutable Mutex mutex_;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/deadline.h"
@@ -27,6 +28,9 @@ enum class OpKind : uint8_t {
   kBarrier,
   kSparseAllreduce,  // host memory only
 };
+inline bool isCollective(OpKind kind) {
+  return kind != OpKind::kSend && kind != OpKind::kRecv;
+}
 const char* toString(OpKind kind);  // torch's names: "allreduce", "reduce_scatter", ...
 
 enum class DType : uint8_t {
@@ -99,6 +103,12 @@ struct Operation {
   int root = 0;
   int peer = -1;
   uint64_t tag = 0;
+  // Of a collective on host memory that a callback has issued: its name in the epoch, alike on all
+  // ranks (callback_path.h), and what errors call it. Zero: it has its place in the threads' order.
+  uint64_t name = 0;
+  std::string described;
+  // A callback without a name issued it; its place in that order is by chance.
+  bool in_nameless_callback = false;
   int64_t epoch = -1;  // the epoch whose rank and size the buffers are laid out for; in another one
                        // it fails. -1: any
   // Of a bucket of several tensors: a digest of how they lie in it, the same on all ranks. Engines

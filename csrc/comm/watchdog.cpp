@@ -23,10 +23,11 @@ bool later(const Entry& a, const Entry& b) {
 }
 
 void failEpochOf(const OpState& op) {
-  const std::string name = toString(op.kind());
+  const std::string name = op.describe();
+  const std::string number = op.seq() < 0 ? "" : " #" + std::to_string(op.seq());
   Failure failure = op.lifecycle()->ownFailure(
-      FailureKind::kTimeout, name + " #" + std::to_string(op.seq()) + " did not complete within " +
-                                 formatSeconds(op.timeout()));
+      FailureKind::kTimeout,
+      name + number + " did not complete within " + formatSeconds(op.timeout()));
   failure.op = name;
   failure.seq = op.seq();
   failure.elapsed = Clock::now() - op.issuedAt();

@@ -12,6 +12,7 @@
 #include "base/fork.h"
 #include "base/host_name.h"
 #include "base/log.h"
+#include "comm/callbacks.h"
 #include "host/host_communicator.h"
 #include "host/probe_vigil.h"
 #include "net/handshake.h"
@@ -173,6 +174,8 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
       {"connections_admitted", static_cast<int64_t>(counts.admitted)},
       {"connections_local", static_cast<int64_t>(counts.admitted_locally)},
       {"connections_refused", static_cast<int64_t>(counts.refused)},
+      {"callback_threads", static_cast<int64_t>(callbackThreads().threads)},
+      {"most_callback_threads", static_cast<int64_t>(callbackThreads().most_threads)},
       {"monitor", monitor_ ? 1 : 0},
   };
   if (!monitor_) return all;

@@ -106,6 +106,11 @@ void HostEpoch::allLanesStand() {
       Messages::Callbacks{
           [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); },
           [loop = setup_.loop](std::function<void()> task) { loop->post(std::move(task)); }});
+  nested_ = std::make_unique<NestedCollectives>(
+      rank(), size(), *messages_, setup_.tuning,
+      Messages::Callbacks{
+          [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); },
+          [loop = setup_.loop](std::function<void()> task) { loop->post(std::move(task)); }});
   for (Link* link : control) {
     if (link != nullptr) link->sendText(textFrame(FrameType::kBarrier), {});
   }
@@ -184,8 +189,10 @@ void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
     state->complete(state->inPlace(failure));
     return;
   }
-  const bool collective = operation.kind != OpKind::kSend && operation.kind != OpKind::kRecv;
-  if (operation.kind == OpKind::kSend) {
+  const bool ordered = isCollective(operation.kind) && operation.name == 0;
+  if (operation.name != 0) {
+    nested_->add(std::move(state), std::move(operation));
+  } else if (operation.kind == OpKind::kSend) {
     messages_->send(std::move(state), std::move(operation));
   } else if (operation.kind == OpKind::kRecv) {
     messages_->recv(std::move(state), std::move(operation));
@@ -194,8 +201,8 @@ void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
   }
   for (int other = 0; other < size() && state_ == State::kUp; ++other) {
     const Peer& candidate = peer(other);
-    const bool needed = (candidate.left && messages_->needs(other)) ||
-                        (collective && candidate.collectives_left && !runner_->idle());
+    const bool needed = (candidate.left && needsMessagesOf(other)) ||
+                        (ordered && candidate.collectives_left && !runner_->idle());
     if (needed) failLeaver(other, "it left before this operation");
   }
 }
@@ -214,7 +221,7 @@ void HostEpoch::onControlText(int rank, const FrameHeader& header, const std::st
   } else if (header.type == FrameType::kGoodbye) {
     onGoodbye(rank, header);
   } else if (messages_) {
-    messages_->onText(rank, header);
+    messages_->onText(rank, header, payload);
   }
 }
 
@@ -246,9 +253,7 @@ void HostEpoch::onGoodbye(int rank, const FrameHeader& goodbye) {
   if (watch_) watch_->peerLeft(rank);
   messages_->peerLeft(rank);
   if (told_of_leavers_) told_of_leavers_(rank, peer(rank).begins_another);
-  if (messages_->needs(rank)) {
-    failLeaver(rank, "it left before its send or recv was done");
-  }
+  if (needsMessagesOf(rank)) failLeaver(rank, "it left before its send or recv was done");
 }
 
 void HostEpoch::tellOfLeavers(Communicator::OnPeerLeft told) {
@@ -286,7 +291,7 @@ void HostEpoch::onLaneEnded(int rank, Lane lane) {
   Peer& gone = peer(rank);
   if (gone.left || gone.collectives_left) {
     if (lane == kCollective) gone.collectives_left = true;  // whether or not its goodbye was read
-    const bool needed = lane == kCollective ? runner_->needs(rank) : messages_->needs(rank);
+    const bool needed = lane == kCollective ? runner_->needs(rank) : needsMessagesOf(rank);
     if (needed) failLeaver(rank, "it left before it had done its part");
     return;
   }
@@ -323,6 +328,7 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
   if (runner_) pending = runner_->cancelAll();
   if (messages_) {
+    for (auto& entry : nested_->cancelAll()) pending.push_back(std::move(entry));
     for (auto& entry : messages_->cancelAll()) pending.push_back(std::move(entry));
   }
   links_.close(kCollective);
@@ -366,13 +372,21 @@ bool HostEpoch::waitDrained(Deadline deadline) {
   return drained_;
 }
 
+bool HostEpoch::idle() const {
+  return runner_->idle() && nested_->idle() && messages_->idle();
+}
+
+bool HostEpoch::needsMessagesOf(int rank) const {
+  return messages_->needs(rank) || nested_->needs(rank);
+}
+
 bool HostEpoch::everythingSent() const {
-  return runner_->idle() && messages_->idle() && links_.everythingSent();
+  return idle() && links_.everythingSent();
 }
 
 void HostEpoch::leave(Farewell farewell, std::function<void(bool left)> told) {
   const bool waits = farewell == Farewell::kForGood || state_ == State::kOver;
-  if (!waits && !(runner_->idle() && messages_->idle())) return told(false);
+  if (!waits && !idle()) return told(false);
   // Who shuts down while another thread begins an epoch leaves for good.
   if (leaving_.empty() || farewell == Farewell::kForGood) farewell_ = farewell;
   leaving_.push_back(std::move(told));
@@ -452,6 +466,7 @@ void HostEpoch::close() {
   }
   if (state_ == State::kOver) sayLastWords();
   runner_.reset();
+  nested_.reset();
   messages_.reset();
   links_.drop();
 }

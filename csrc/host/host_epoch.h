@@ -31,6 +31,7 @@
 #include "host/link_judge.h"
 #include "host/mesh.h"
 #include "host/messages.h"
+#include "host/nested_collectives.h"
 #include "host/schedule_runner.h"
 #include "peers/peer_monitor.h"
 
@@ -137,6 +138,9 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   void sayGoodbye();
   void haveLeft();
   bool everythingSent() const;
+  bool idle() const;
+  // A pending send, recv, or collective of a callback waits for this peer.
+  bool needsMessagesOf(int rank) const;
 
   HostEpochSetup setup_;
   FormingCallbacks forming_;
@@ -147,6 +151,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   std::vector<Peer> peers_;
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;
+  std::unique_ptr<NestedCollectives> nested_;  // over messages_
   std::unique_ptr<PeerMonitor::Watch> watch_;
   std::unique_ptr<LinkJudge> judge_;  // until it is over
   std::optional<Failure> lost_while_forming_;

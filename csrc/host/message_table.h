@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -20,15 +21,28 @@
 
 namespace torchft_ext {
 
+// A step of a collective that goes as a message (nested_collectives.h), in place of an operation of
+// its own.
+struct Transfer {
+  uint64_t signature = 0;      // of the collective: both ends must have issued the same
+  std::string described;       // the collective, for errors
+  std::function<void()> done;  // called once, on the loop
+};
+
 struct PendingOp {
-  std::shared_ptr<OpState> state;
+  std::shared_ptr<OpState> state;  // null: of a transfer
   Operation operation;
+  std::shared_ptr<const Transfer> transfer{};
+
+  void complete() const { state ? state->complete(nullptr) : transfer->done(); }
+  uint64_t signature() const { return transfer ? transfer->signature : 0; }
 };
 
 struct Announced {
   int peer = -1;
   uint64_t number = 0;  // of the send, counted by its sender for this receiver
   uint64_t bytes = 0;
+  uint64_t signature = 0;  // of a transfer's collective
 };
 
 class MessageTable {

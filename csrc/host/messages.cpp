@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "host/message_table.h"
+#include "host/schedule.h"
 #include "host/turn.h"
 
 namespace torchft_ext {
@@ -74,6 +75,9 @@ struct Messages::Impl {
   void startSending(int to, uint64_t number);
   void hasSent(int to, uint64_t number);
   void failSizes(const PendingOp& recv, const Announced& announcement);
+  void failSignatures(const PendingOp& recv, const Announced& announcement);
+  void begin(PendingOp send);
+  void post(PendingOp recv);
   void fail(int culprit, const PendingOp* op, std::string how);
   bool isLastLeft(int index) const;
 
@@ -100,8 +104,9 @@ void Messages::Impl::announced(const Announced& announcement, uint64_t tag) {
 }
 
 void Messages::Impl::match(PendingOp recv, const Announced& announcement) {
+  if (recv.signature() != announcement.signature) return failSignatures(recv, announcement);
   if (recv.operation.outputs[0].bytes != announcement.bytes) return failSizes(recv, announcement);
-  recv.state->setSourceRank(announcement.peer);
+  if (recv.state) recv.state->setSourceRank(announcement.peer);
   if (announcement.peer == rank) return handOver(std::move(recv), announcement);
   Peer& from = peer(announcement.peer);
   from.expected.emplace(announcement.number, Expected{std::move(recv)});
@@ -115,7 +120,7 @@ void Messages::Impl::handOver(PendingOp recv, const Announced& announcement) {
   peer(rank).sends.erase(found);
   const Buffer& to = recv.operation.outputs[0];
   if (to.bytes > 0) std::memmove(to.data, send.operation.inputs[0].data, to.bytes);
-  send.state->complete(nullptr);
+  send.complete();
   hasReceived(std::move(recv));
 }
 
@@ -135,7 +140,7 @@ void Messages::Impl::store() {
     }
     const PendingOp done = std::move(storing.front());
     storing.pop_front();
-    done.state->complete(nullptr);
+    done.complete();
   }
 }
 
@@ -161,16 +166,25 @@ void Messages::Impl::hasSent(int to, uint64_t number) {
   const PendingOp done = std::move(found->second);
   receiver.sends.erase(found);
   receiver.cleared.erase(number);
-  done.state->complete(nullptr);
+  done.complete();
 }
 
 void Messages::Impl::failSizes(const PendingOp& recv, const Announced& announcement) {
-  fail(announcement.peer, &recv,
-       "it sends " + std::to_string(announcement.bytes) + " bytes (tag " +
-           std::to_string(recv.operation.tag) + "), but the matching recv on rank " +
-           std::to_string(rank) + " expects " + std::to_string(recv.operation.outputs[0].bytes) +
-           " bytes");
+  fail(
+      announcement.peer, &recv,
+      "it sends " + std::to_string(announcement.bytes) + " bytes (" +
+          (recv.transfer ? recv.transfer->described : "tag " + std::to_string(recv.operation.tag)) +
+          "), but the matching recv on rank " + std::to_string(rank) + " expects " +
+          std::to_string(recv.operation.outputs[0].bytes) + " bytes");
   table.post(recv);  // for cancelAll(): it is still pending
+}
+
+void Messages::Impl::failSignatures(const PendingOp& recv, const Announced& announcement) {
+  fail(announcement.peer, &recv,
+       "it issued " + describeSignature(announcement.signature) + ", where rank " +
+           std::to_string(rank) + " has " + describeSignature(recv.signature()) + ": " +
+           recv.transfer->described);
+  table.post(recv);  // as above
 }
 
 void Messages::Impl::fail(int culprit, const PendingOp* op, std::string how) {
@@ -180,8 +194,8 @@ void Messages::Impl::fail(int culprit, const PendingOp* op, std::string how) {
   failure.cause.rank = culprit;
   failure.cause.how = std::move(how);
   if (op != nullptr) {
-    failure.op = toString(op->operation.kind);
-    failure.seq = op->state->seq();
+    failure.op = op->transfer ? op->transfer->described : toString(op->operation.kind);
+    if (op->state) failure.seq = op->state->seq();
   }
   callbacks.failed(std::move(failure));
 }
@@ -200,31 +214,49 @@ Messages::Messages(int rank, const std::vector<Link*>& links, Callbacks callback
 Messages::~Messages() = default;
 
 void Messages::send(std::shared_ptr<OpState> state, Operation operation) {
-  const int to = operation.peer;
-  Impl::Peer& receiver = impl_->peer(to);
+  impl_->begin({std::move(state), std::move(operation)});
+}
+
+void Messages::recv(std::shared_ptr<OpState> state, Operation operation) {
+  impl_->post({std::move(state), std::move(operation)});
+}
+
+void Messages::transfer(Operation operation, std::shared_ptr<const Transfer> transfer) {
+  const bool sends = operation.kind == OpKind::kSend;
+  PendingOp op{nullptr, std::move(operation), std::move(transfer)};
+  sends ? impl_->begin(std::move(op)) : impl_->post(std::move(op));
+}
+
+void Messages::Impl::begin(PendingOp send) {
+  const int to = send.operation.peer;
+  Peer& receiver = peer(to);
   const uint64_t number = receiver.next_number++;
-  const uint64_t tag = operation.tag;
-  const uint64_t bytes = operation.inputs[0].bytes;
-  receiver.sends.emplace(number, PendingOp{std::move(state), std::move(operation)});
-  if (impl_->over) return;
-  if (to == impl_->rank) {
-    impl_->announced({to, number, bytes}, tag);
+  const uint64_t tag = send.operation.tag;
+  const uint64_t bytes = send.operation.inputs[0].bytes;
+  const uint64_t signature = send.signature();
+  receiver.sends.emplace(number, std::move(send));
+  if (over) return;
+  if (to == rank) {
+    announced({to, number, bytes, signature}, tag);
     return;
   }
   FrameHeader header = headerOf(FrameType::kAnnounce, number);
   header.tag = tag;
   header.aux = bytes;
-  receiver.link->sendText(header, {});
+  ByteWriter payload;
+  if (isTransfer(tag)) payload.u64(signature);
+  std::string text = payload.take();
+  header.length = text.size();
+  receiver.link->sendText(header, std::move(text));
 }
 
-void Messages::recv(std::shared_ptr<OpState> state, Operation operation) {
-  PendingOp recv{std::move(state), std::move(operation)};
+void Messages::Impl::post(PendingOp recv) {
   std::optional<Announced> announcement;
-  if (!impl_->over) announcement = impl_->table.takeAnnouncedFor(recv.operation);
+  if (!over) announcement = table.takeAnnouncedFor(recv.operation);
   if (announcement) {
-    impl_->match(std::move(recv), *announcement);
+    match(std::move(recv), *announcement);
   } else {
-    impl_->table.post(std::move(recv));
+    table.post(std::move(recv));
   }
 }
 
@@ -242,7 +274,9 @@ Receipt Messages::onHeader(int peer, const FrameHeader& header) {
     }
     return receiptOf(Receipt::Kind::kInto, into.data + arrived);
   }
-  if (header.length != 0) return breakWith("an announcement with a payload");
+  const bool has_signature = header.type == FrameType::kAnnounce && isTransfer(header.tag);
+  if (header.length != (has_signature ? sizeof(uint64_t) : 0))
+    return breakWith("an announcement with a payload of another size");
   if (header.type == FrameType::kAnnounce && header.seq != from.next_announced) {
     return breakWith("send " + std::to_string(header.seq) + " was announced instead of " +
                      std::to_string(from.next_announced));
@@ -266,12 +300,13 @@ void Messages::onFrame(int peer, const FrameHeader& header) {
   impl_->hasReceived(std::move(done));
 }
 
-void Messages::onText(int peer, const FrameHeader& header) {
+void Messages::onText(int peer, const FrameHeader& header, const std::string& payload) {
   if (impl_->over) return;
   Impl::Peer& from = impl_->peer(peer);
   if (header.type == FrameType::kAnnounce) {
     ++from.next_announced;
-    impl_->announced({peer, header.seq, header.aux}, header.tag);
+    const uint64_t signature = isTransfer(header.tag) ? ByteReader(payload).u64() : 0;
+    impl_->announced({peer, header.seq, header.aux, signature}, header.tag);
   } else if (header.type == FrameType::kClear) {
     from.cleared.insert(header.seq);
     impl_->startSending(peer, header.seq);
@@ -302,7 +337,7 @@ std::vector<std::pair<std::shared_ptr<OpState>, Operation>> Messages::cancelAll(
   impl_->over = true;
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> all;
   const auto take = [&all](PendingOp& op) {
-    all.emplace_back(std::move(op.state), std::move(op.operation));
+    if (op.state) all.emplace_back(std::move(op.state), std::move(op.operation));
   };
   for (PendingOp& op : impl_->table.takeAllPosted()) take(op);
   for (PendingOp& op : impl_->storing) take(op);

@@ -7,14 +7,24 @@
 // Loop thread only. Owner: the host communicator, which feeds it the frames of its types.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/op_state.h"
 #include "host/link.h"
 
 namespace torchft_ext {
+
+struct Transfer;
+
+// Tags of transfers: both bits, which no user's tag and no other engine's has, and a name.
+constexpr uint64_t kTransferTag = kEngineTag | uint64_t{1} << 59;
+constexpr bool isTransfer(uint64_t tag) {
+  return (tag & kTransferTag) == kTransferTag;
+}
 
 class Messages {
  public:
@@ -30,9 +40,13 @@ class Messages {
 
   void send(std::shared_ptr<OpState> state, Operation operation);
   void recv(std::shared_ptr<OpState> state, Operation operation);
+  // A step of a collective: a send or a receive whose tag has kTransferTag. It is no operation of
+  // its own: cancelAll() drops it.
+  void transfer(Operation operation, std::shared_ptr<const Transfer> transfer);
   Receipt onHeader(int peer, const FrameHeader& header);  // kAnnounce, kClear, kMessage
   void onFrame(int peer, const FrameHeader& header);
-  void onText(int peer, const FrameHeader& header);  // kAnnounce and kClear have no payload
+  // kAnnounce of a transfer has its collective's signature as payload; nothing else has one.
+  void onText(int peer, const FrameHeader& header, const std::string& payload = {});
 
   bool idle() const;
   bool needs(int peer) const;  // a pending send or recv (a recv from any, if it is the last peer

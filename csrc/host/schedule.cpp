@@ -95,17 +95,20 @@ Schedule makeSchedule(const Operation& operation, int rank, int size,
   return builder.take();
 }
 
-// of a bucket 1 bit | kind 7 | dtype 4 | reduction 4 | root 16 | hash of the sizes 32. A bucket's
-// layout goes into the hash, and where there is no root into the place of that.
-constexpr uint64_t kOfBucket = uint64_t{1} << 63;
+// Issued in a nameless callback, so that it never pairs with a thread's.
+constexpr uint64_t kInCallback = uint64_t{1} << 63;
+constexpr uint64_t kOfBucket = uint64_t{1} << 62;
 constexpr uint64_t kLayoutBits = (uint64_t{1} << 48) - 1;
 
+// in a callback 1 bit | of a bucket 1 | kind 6 | dtype 4 | reduction 4 | root 16 | hash of the
+// sizes 32. A bucket's layout goes into the hash, and where there is no root into the place of that.
 uint64_t signatureOf(const Operation& operation) {
   uint64_t signature = static_cast<uint64_t>(operation.kind) << 56;
   if (operation.kind != OpKind::kBarrier) signature |= static_cast<uint64_t>(operation.dtype) << 52;
   if (reduces(operation.kind)) signature |= static_cast<uint64_t>(operation.reduce) << 48;
   if (hasRoot(operation.kind)) signature |= (static_cast<uint64_t>(operation.root) & 0xffffU) << 32;
   signature |= hashOfSharedSizes(operation);
+  if (operation.in_nameless_callback) signature |= kInCallback;
   if (operation.layout == 0) return signature;
   const uint64_t bits = hasRoot(operation.kind) ? 0xffffffffU : kLayoutBits;
   return (signature ^ (operation.layout & bits)) | kOfBucket;
@@ -113,8 +116,10 @@ uint64_t signatureOf(const Operation& operation) {
 
 std::string describeSignature(uint64_t signature) {
   const bool of_bucket = (signature & kOfBucket) != 0;
-  const auto kind = static_cast<OpKind>(signature >> 56 & 0x7fU);
+  const auto kind = static_cast<OpKind>(signature >> 56 & 0x3fU);
   if (kind > OpKind::kSparseAllreduce) return "an unknown operation";
+  if ((signature & kInCallback) != 0)
+    return describeSignature(signature & ~kInCallback) + ", issued in a callback,";
   std::string text = toString(kind);
   if (of_bucket) text += " of a bucket of gradients";
   if (kind == OpKind::kBarrier) return text;

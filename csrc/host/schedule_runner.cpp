@@ -1,14 +1,13 @@
 #include "host/schedule_runner.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "host/reduce.h"
+#include "host/local_step.h"
 #include "host/schedule_progress.h"
 #include "host/turn.h"
 
@@ -92,7 +91,6 @@ struct ScheduleRunner::Impl {
   void complete();
   void goOnLater();
   bool runLocal();
-  void compute(const Step& step);
   void finish(int step);
   void pumpSends(Lane& lane);
   void reconsider(Lane& lane);
@@ -211,10 +209,8 @@ void ScheduleRunner::Impl::onFrame(Lane& lane) {
   if (over || index == ScheduleProgress::kNone) return;
   guarded([&] {
     const Step& step = running->progress.step(index);
-    if (step.kind == Step::Kind::kRecvReduce) {
-      const Operation& operation = running->pending.operation;
-      reduceInto(step.data, lane.staging.get(), step.bytes, operation.dtype, operation.reduce);
-    }
+    if (step.kind == Step::Kind::kRecvReduce)
+      reduceReceived(step, lane.staging.get(), running->pending.operation);
     running->progress.takeReceive(lane.peer);
     ++lane.frames_received;
     finish(index);
@@ -321,33 +317,11 @@ bool ScheduleRunner::Impl::runLocal() {
     if (bytes >= kLocalBytesPerTurn) return false;
     const int index = running->progress.takeLocal();
     const Step& step = running->progress.step(index);
-    compute(step);
+    runLocalStep(step, running->pending.operation, size);
     bytes += step.bytes;
     finish(index);
   }
   return true;
-}
-
-void ScheduleRunner::Impl::compute(const Step& step) {
-  const Operation& operation = running->pending.operation;
-  switch (step.kind) {
-    case Step::Kind::kCopy:
-      std::memcpy(step.data, step.from, step.bytes);
-      return;
-    case Step::Kind::kReduce:
-      reduceInto(step.data, step.from, step.bytes, operation.dtype, operation.reduce);
-      return;
-    case Step::Kind::kScale:
-      multiplyInto(step.data, step.from, step.bytes, operation.dtype, operation.factor.data());
-      return;
-    case Step::Kind::kAverage:
-      divideBy(step.data, step.bytes, operation.dtype, size);
-      return;
-    case Step::Kind::kSend:
-    case Step::Kind::kRecv:
-    case Step::Kind::kRecvReduce:
-      return;  // not local
-  }
 }
 
 void ScheduleRunner::Impl::finish(int step) {

@@ -115,6 +115,7 @@ uint64_t longestPayload(FrameType type) {
     case FrameType::kBeat:
       return 64;
     case FrameType::kAnnounce:
+      return 8;
     case FrameType::kClear:
     case FrameType::kBarrier:
       return 0;

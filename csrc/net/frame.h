@@ -25,7 +25,8 @@ enum class FrameType : uint16_t {
   kWelcome = 2,    // acceptor -> connector, its answer
   kRefused = 3,    // acceptor -> connector: not admitted; payload: a reason (text, bounded)
   kData = 10,      // part of a collective: seq = operation, tag = its signature, aux = step
-  kAnnounce = 11,  // a send is waiting: seq = its number, tag = user's tag, aux = bytes
+  kAnnounce = 11,  // a send is waiting: seq = its number, tag = user's tag, aux = bytes; of a step
+                   // of a collective: tag = its name, payload: the signature u64
   kClear = 12,     // the matching recv is posted: seq = the announced number
   kMessage = 13,   // a piece of the send's bytes: seq = the announced number, aux = offset
   kBarrier = 14,   // forming an epoch: this end's links are up

@@ -133,13 +133,13 @@ TEST(OpState, TheWaitHookRunsWithoutALockHeld) {
 bool callbacksAreDroppedAfterTheStop() {
   std::atomic<bool> queued_ran{false};
   runOnCallbackThread([&] { queued_ran = true; });
-  if (!stopCallbackThread(Deadline::after(kPatience)) || !queued_ran) return false;
+  if (!stopCallbackThreads(Deadline::after(kPatience)) || !queued_ran) return false;
   bool late_ran = false;
   const auto op = makeOp();
   op->onDone([&, witness = std::make_shared<int>(1)] { late_ran = true; });
   op->complete(nullptr);
   return op->wait(Deadline::after(kPatience)) && !late_ran &&
-         stopCallbackThread(Deadline::after(kPatience));
+         stopCallbackThreads(Deadline::after(kPatience));
 }
 
 // In a process of its own: the stop is for good.
