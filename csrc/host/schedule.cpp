@@ -119,7 +119,7 @@ std::string describeSignature(uint64_t signature) {
   const auto kind = static_cast<OpKind>(signature >> 56 & 0x3fU);
   if (kind > OpKind::kSparseAllreduce) return "an unknown operation";
   if ((signature & kInCallback) != 0)
-    return describeSignature(signature & ~kInCallback) + ", issued in a callback,";
+    return describeSignature(signature & ~kInCallback) + " (issued in a callback)";
   std::string text = toString(kind);
   if (of_bucket) text += " of a bucket of gradients";
   if (kind == OpKind::kBarrier) return text;

@@ -7,6 +7,7 @@
 #include "c10d/ft_backend.h"
 #include "c10d/ft_process_group.h"
 #include "python/bindings.h"
+#include "python/callback_future.h"
 #include "python/error_objects.h"
 #include "python/limits.h"
 #include "python/mem_pools.h"
@@ -252,8 +253,10 @@ void bind_backend(py::module_& module) {
           "group_name", [](const FtBackend& self) { return self.groupName(); },
           "The group's name in torch.distributed; errors and the log call it so.");
 
+  bind_future(module);
   py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(module, "Work",
                                                              "One operation of an 'ft' group.")
+      .def("get_future", &futureOf, "Its future: a list of the output tensors, or the failure.")
       .def("check", &FtWork::check, NoGil(),
            "Wait until it is complete, on the device too, then raise what failed.");
 

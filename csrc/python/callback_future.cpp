@@ -1,0 +1,111 @@
+#include "python/callback_future.h"
+
+#include <utility>
+
+#include "comm/callbacks.h"
+
+namespace py = pybind11;
+
+// Objects are held by their base's pointer. pybind11 finds an object's owner by shared_from_this(),
+// and casts it to the holder's type: down from a base without virtual functions that is impossible.
+template <>
+struct pybind11::detail::is_holder_type<torchft_ext::CallbackFuture,
+                                        std::shared_ptr<torchft_ext::PlainFuture>>
+    : std::true_type {};
+
+namespace torchft_ext {
+namespace {
+
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+void pass(const FuturePtr& from, const FuturePtr& to) {
+  if (from->hasError()) {
+    to->setError(from->exception_ptr());
+  } else {
+    to->markCompleted(from->value());
+  }
+}
+
+}  // namespace
+
+// Its own callback's place, for the future that comes of it.
+FtWork::Source CallbackFuture::nextCallback() {
+  const uint64_t index = source_.callbacks->fetch_add(1);
+  FtWork::Source next{std::nullopt, source_.lifecycle, std::make_shared<std::atomic<uint64_t>>(0)};
+  if (source_.path) next.path = source_.path->callback(index);
+  return next;
+}
+
+// A future that is completed as this one is, on a callback thread: torch's runs callbacks on
+// whichever thread completes it, or adds them to one that is complete.
+std::shared_ptr<PlainFuture> CallbackFuture::gate() const {
+  return std::make_shared<PlainFuture>(fut->createInstance(fut->elementType()));
+}
+
+namespace {
+
+void open(const FuturePtr& from, const FuturePtr& gate, const std::shared_ptr<Lifecycle>& whose) {
+  from->addCallback([gate, whose](c10::ivalue::Future& complete) {
+    const auto source = FuturePtr::reclaim_copy(&complete);
+    if (onCallbackThread()) return pass(source, gate);
+    // At exit there are no callback threads any more.
+    if (!runOnCallbackThread([source, gate] { pass(source, gate); }, whose)) pass(source, gate);
+  });
+}
+
+}  // namespace
+
+// The callback is given this future, as torch's is.
+py::function CallbackFuture::placed(py::function callback, std::optional<CallbackPath> path) {
+  auto self = std::static_pointer_cast<CallbackFuture>(shared_from_this());
+  return py::cpp_function([self, callback = std::move(callback),
+                           path = std::move(path)](const py::object& /*gate*/) -> py::object {
+    const CallbackScope scope(path);
+    return callback(self);
+  });
+}
+
+std::shared_ptr<CallbackFuture> CallbackFuture::then(py::function callback) {
+  FtWork::Source next = nextCallback();
+  const auto opened = gate();
+  const auto child = opened->then(placed(std::move(callback), next.path));
+  open(fut, opened->fut, source_.lifecycle);
+  return std::make_shared<CallbackFuture>(child->fut, std::move(next));
+}
+
+void CallbackFuture::addDoneCallback(py::function callback) {
+  const auto opened = gate();
+  opened->add_done_callback(placed(std::move(callback), nextCallback().path));
+  open(fut, opened->fut, source_.lifecycle);
+}
+
+py::object CallbackFuture::wait() {
+  if (!fut->completed()) {
+    const CallbackWaits waits;
+    fut->wait();
+  }
+  return PlainFuture::wait();
+}
+
+py::object futureOf(FtWork& work) {
+  auto future = work.getFuture();
+  auto source = work.source();
+  if (!source) return py::cast(std::make_shared<PlainFuture>(std::move(future)));
+  return py::cast(std::make_shared<CallbackFuture>(std::move(future), std::move(*source)));
+}
+
+void bind_future(py::module_& module) {
+  py::class_<CallbackFuture, PlainFuture, std::shared_ptr<PlainFuture>>(
+      module, "Future",
+      "The future of an operation on host memory. Callbacks run on threads of the library, one at "
+      "a "
+      "time unless one waits; collectives that they issue run beside those of other threads.")
+      .def("then", &CallbackFuture::then, py::arg("callback"),
+           "As torch's, but that the callback never runs on the caller's thread.")
+      .def("add_done_callback", &CallbackFuture::addDoneCallback, py::arg("callback"),
+           "As torch's, but that the callback never runs on the caller's thread.")
+      .def("wait", &CallbackFuture::wait, py::call_guard<py::gil_scoped_release>(),
+           "Block until it is complete; its value, or the failure raised.");
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,46 @@
+// The future of an operation on host memory, as Python sees it: torch._C.Future with callbacks that
+// know where they stand.
+//
+// A callback that Python adds runs on a callback thread, never on the caller's, also where the
+// future is complete already: so it runs in the same place on all ranks, takes turns with the
+// others (comm/callback_pool.h), and what it issues has a name (comm/callback_path.h). Its wait()
+// lets other callbacks run.
+//
+// Owner: Python, and callbacks that have not run. Threads: any that has the GIL. An abort completes
+// the operation, and so its future, with the failure. wait() alone blocks, without the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <memory>
+
+#include "c10d/ft_work.h"
+
+namespace torchft_ext {
+
+using PlainFuture = torch::jit::PythonFutureWrapper;
+
+class VISIBILITY_HIDDEN CallbackFuture : public PlainFuture {
+ public:
+  CallbackFuture(c10::intrusive_ptr<c10::ivalue::Future> future, FtWork::Source source)
+      : PlainFuture(std::move(future)), source_(std::move(source)) {}
+
+  // As torch's.
+  std::shared_ptr<CallbackFuture> then(pybind11::function callback);
+  void addDoneCallback(pybind11::function callback);
+  pybind11::object wait();
+
+ private:
+  FtWork::Source nextCallback();
+  std::shared_ptr<PlainFuture> gate() const;
+  pybind11::function placed(pybind11::function callback, std::optional<CallbackPath> path);
+
+  const FtWork::Source source_;
+};
+
+// A PlainFuture on device memory. (pybind11 tells the two apart by the static type alone.)
+pybind11::object futureOf(FtWork& work);
+void bind_future(pybind11::module_& module);
+
+}  // namespace torchft_ext
