@@ -1,7 +1,9 @@
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from torch import Tensor
+from torch._C import Future as _Future
 from torch._C._distributed_c10d import Backend as _Backend
 from torch._C._distributed_c10d import BuiltinCommHookType, ErrorType, GradBucket, Reducer, Store
 from torch._C._distributed_c10d import ProcessGroup as _ProcessGroup
@@ -11,6 +13,9 @@ from torch.futures import Future
 
 from torchft_ext._stats import Stats
 from torchft_ext.errors import CommError
+
+_T = TypeVar("_T")
+_S = TypeVar("_S")
 
 class Options(_Backend.Options):
     """What one group may choose.
@@ -272,8 +277,42 @@ class Backend(_Backend):
     def group_name(self) -> str:
         """The group's name in torch.distributed; errors and the log call it so."""
 
+class Future(_Future[_T]):
+    """The future of an operation on host memory, or what a callback of one came to.
+
+    Its callbacks run on threads of the library, in the order in which operations end, one at a
+    time; while one waits, in `wait()` here or of a Work, others run. Collectives that a callback
+    issues run beside those of other threads, in any order that the ranks' callbacks run in. That
+    goes for futures of collectives; what a callback of a send's or a receive's future issues is
+    in the order of the other threads' collectives, by chance.
+
+    Threads: any.
+    """
+
+    def then(self, callback: Callable[[Future[_T]], _S]) -> Future[_S]:
+        """As torch's, but that the callback never runs on the caller's thread."""
+
+    def add_done_callback(self, callback: Callable[[Future[_T]], None]) -> None:
+        """As torch's, but that the callback never runs on the caller's thread."""
+
+    def wait(self) -> _T:
+        """Block until it is complete; return its value, or raise the failure.
+
+        It ends by the limit of the operation, or when the callback that it stands for has
+        returned.
+        """
+
 class Work(_Work):
     """One operation of an 'ft' group."""
+
+    def get_future(self) -> _Future[list[Tensor]]:
+        """Return the operation's future: a list of its output tensors, or its failure.
+
+        Does not block. On host memory it is a Future of this module; on a device torch's own, which
+        is complete at once, in stream order.
+
+        Threads: any.
+        """
 
     def check(self) -> None:
         """Wait until the operation is complete, on its device too, then raise its failure.

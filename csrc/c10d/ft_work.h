@@ -66,8 +66,8 @@ class FtWork : public c10d::Work {
   float getDuration() const override;
   // A WorkResult; never an error.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  // Its place among the operations of the epoch, from 1. Of several that belong together, the
-  // first's.
+  // Its place among the operations of the epoch, from 1; 0: issued in a callback, outside of the
+  // order. Of several that belong together, the first's.
   uint64_t getSequencenumber() const override;
 #ifdef TORCHFT_EXT_WORK_HAS_TIMEOUT
   std::chrono::milliseconds getTimeout() const override;  // its limit, from issue
