@@ -10,12 +10,12 @@ earnest.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,8 +62,13 @@ def train(process: int, port: int) -> None:
 
 def main() -> int:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(train, args=(store.port,), nprocs=3)
-    return 0
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=train, args=(each, store.port)) for each in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return max(abs(process.exitcode or 0) for process in processes)
 
 
 if __name__ == "__main__":

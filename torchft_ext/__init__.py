@@ -40,7 +40,7 @@ if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
 import torch.distributed
 
 import torchft_ext_autoload
-from torchft_ext import _C, _children, _compiled, _ddp, _interrupts, _torch_patches, errors
+from torchft_ext import _C, _children, _compiled, _ddp, _interrupts, _torch_patches, _zero, errors
 from torchft_ext._C import Backend, Options, Work
 from torchft_ext._groups import backend, backends_of
 from torchft_ext.errors import (
@@ -87,6 +87,7 @@ _C._install_error_factory(errors._from_native)
 atexit.register(_at_exit)
 _children.at_their_end(_at_exit)
 _torch_patches.install(backends_of)
-_ddp.watch()
+_torch_patches.around(_ddp.functions())
+_torch_patches.when_imported(_zero.MODULE, lambda: _torch_patches.around(_zero.functions()))
 _compiled.watch()
 torchft_ext_autoload.register()

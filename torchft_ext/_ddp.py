@@ -238,34 +238,22 @@ _ARGUMENTS = (  # of _ddp_init_helper
 )
 
 
-def watch() -> None:
-    """Put this module's functions around torch's; called once, when the package is imported."""
-    if getattr(DDP._pre_forward, "_torchft_ext", False):
-        return
-    _replace(DDP, "_ddp_init_helper", _init_helper)
-    _replace(DDP, "_pre_forward", _pre_forward)
-    _replace(DDP, "_post_forward", _post_forward)
-    _replace(DDP, "join_hook", _join_hook)
-    _replace(DDP, "_match_all_reduce_for_bwd_pass", _match_all_reduce_for_bwd_pass)
-    _replace(DDP, "_update_process_group", _update_process_group)
-    _replace(DDP, "register_comm_hook", _register_comm_hook)
-    _replace(DDP, "_register_builtin_comm_hook", _register_builtin_comm_hook)
-    _replace(dist, "_register_comm_hook", _register_on_reducer)
-    _replace(dist, "_register_builtin_comm_hook", _register_builtin_on_reducer)
-    _replace(dist.Reducer, "_rebuild_buckets", _rebuild_buckets)
-    _replace(dist.Reducer, "_run_comm_hook", _run_comm_hook)
-
-
-def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Call `ours` with torch's own function as its first argument."""
-    theirs = getattr(owner, name)
-
-    @functools.wraps(theirs)
-    def around(*args: Any, **kwargs: Any) -> Any:
-        return ours(theirs, *args, **kwargs)
-
-    around._torchft_ext = True  # type: ignore[attr-defined]
-    setattr(owner, name, around)
+def functions() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Return what stands around torch's functions: of which object, which one, and ours."""
+    return [
+        (DDP, "_ddp_init_helper", _init_helper),
+        (DDP, "_pre_forward", _pre_forward),
+        (DDP, "_post_forward", _post_forward),
+        (DDP, "join_hook", _join_hook),
+        (DDP, "_match_all_reduce_for_bwd_pass", _match_all_reduce_for_bwd_pass),
+        (DDP, "_update_process_group", _update_process_group),
+        (DDP, "register_comm_hook", _register_comm_hook),
+        (DDP, "_register_builtin_comm_hook", _register_builtin_comm_hook),
+        (dist, "_register_comm_hook", _register_on_reducer),
+        (dist, "_register_builtin_comm_hook", _register_builtin_on_reducer),
+        (dist.Reducer, "_rebuild_buckets", _rebuild_buckets),
+        (dist.Reducer, "_run_comm_hook", _run_comm_hook),
+    ]
 
 
 def _init_helper(theirs: Callable[..., Any], self: DDP, *args: Any, **kwargs: Any) -> None:

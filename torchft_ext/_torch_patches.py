@@ -2,9 +2,8 @@
 
 Each patch replaces a function by one that calls it, and does for groups without a backend of this
 package what torch does. They are made when the package is imported; a name that somebody took out
-of torch's module before then stays torch's own. Two patches stand elsewhere: that of
-DistributedDataParallel (``_ddp.py``), and the table of backend names, which is needed before this
-package is imported (``torchft_ext_autoload.py``).
+of torch's module before then stays torch's own. One patch stands elsewhere: the table of backend
+names, which is needed before this package is imported (``torchft_ext_autoload.py``).
 """
 
 from __future__ import annotations
@@ -138,6 +137,33 @@ def _has_others(group: dist.ProcessGroup) -> bool:
         if not isinstance(getattr(found, "wrapped_pg", found), _C.Backend):
             return True
     return False
+
+
+# ---------------------------------------------------------------- what torch builds on groups
+
+
+def around(functions: Iterable[tuple[Any, str, Callable[..., Any]]]) -> None:
+    """Have functions of this package called in the place of torch's, which they are given first.
+
+    DistributedDataParallel and its reducer (``_ddp.py``). Versions: all. Reason: a reducer keeps
+    what it has learned of an epoch, and torch has no way to make it anew. End: when torch's DDP can
+    begin anew, and compares the layout of its buckets.
+
+    ZeroRedundancyOptimizer (``_zero.py``). Versions: all. Reason: it trains on with the partition
+    of another rank or size, silently. End: when torch refuses to, or partitions anew.
+    """
+    for owner, name, ours in functions:
+        if not hasattr(getattr(owner, name), "_torchft_ext"):
+            setattr(owner, name, _given_theirs(ours, getattr(owner, name)))
+
+
+def _given_theirs(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ours(theirs, *args, **kwargs)
+
+    call._torchft_ext = True  # type: ignore[attr-defined]
+    return call
 
 
 # ---------------------------------------------------------------- torch.compile

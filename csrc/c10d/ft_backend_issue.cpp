@@ -68,7 +68,8 @@ Prepared FtBackend::prepare(const Place& place, OpKind kind, Milliseconds timeou
   prepared.operation.epoch = place.epoch;
   prepared.operation.timeout = timeout.count() > 0 ? durationOf(timeout) : group_->timeout();
   prepared.operation.timeout = extra_time_.onTopOf(prepared.operation.timeout);
-  const BucketScope* scope = BucketScope::current();
+  // What a hook's callbacks issue is named after the operation whose future they belong to.
+  const BucketScope* scope = CallbackScope::present() ? nullptr : BucketScope::current();
   if (scope != nullptr && scope->isOf(bucket_layouts_)) markAs(prepared, scope->tag());
   return prepared;
 }

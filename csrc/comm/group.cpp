@@ -198,7 +198,11 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
   if (refusal) entry.communicator = nullptr;
   for (Operation& operation : operations) {
     if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
-    entry.states.push_back(stateOfLocked(operation, lifecycle));
+    // One for another epoch takes no place in this one's order, which is the same on all ranks.
+    entry.states.push_back(laid_out_for_another
+                               ? std::make_shared<OpState>(lifecycle, operation.kind,
+                                                           OpState::kNoSeq, operation.timeout)
+                               : stateOfLocked(operation, lifecycle));
     if (refusal) entry.states.back()->complete(refusal);
   }
   stats_.operations += operations.size();
@@ -212,7 +216,8 @@ std::shared_ptr<OpState> Group::stateOfLocked(Operation& operation,
   CallbackScope* const scope = can_be_named ? CallbackScope::present() : nullptr;
   const uint64_t place = placeOf(name_, lifecycle->identity().epoch);
   std::optional<CallbackPath> path;
-  if (scope != nullptr) path = scope->next(place);
+  // One of several exchanges needs a place in the order.
+  if (scope != nullptr && !operation.exchanges) path = scope->next(place);
   if (path) {
     operation.name = path->nameIn(place);
     operation.described = inCallbackOf(toString(operation.kind), *path);

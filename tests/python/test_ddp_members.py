@@ -395,6 +395,41 @@ def test_a_hooks_own_state_is_told_of_each_epoch(ranks):
     assert world.run(times_begun) == [2, 2]
 
 
+def wrap_with_zero() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    wrap()
+    parameters = kept["ddp"].module.parameters()
+    kept["zero"] = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
+
+
+def step_with_zero(step: int) -> None:
+    model = kept["ddp"]
+    rank, world = me()
+    expected = mean_gradients(model.module, world, [step])
+    before = [parameter.detach().clone() for parameter in model.module.parameters()]
+    model.zero_grad()
+    loss_of(model, rank, step).backward()
+    kept["zero"].step()
+    for parameter, was, gradient in zip(model.module.parameters(), before, expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), was - 0.1 * gradient)
+
+
+@pytest.mark.parametrize("members", ([1, 0, 2], [0, 2], [1, 2]))
+def test_zero_optimizer_refuses_a_step_for_which_it_is_not_partitioned(ranks, members):
+    world = ranks.world(3)
+    world.run(wrap_with_zero)
+    world.run(step_with_zero, 0)
+    world = world.next([0, 1, 2])
+    world.run(step_with_zero, 1)
+    world = world.next(members)
+    outcomes = [call.outcome() for call in world.start_all(step_with_zero, 2)]
+    assert any("partitioned" in value.text for ok, value in outcomes if not ok)
+    world = world.next()
+    world.run(wrap_with_zero)
+    world.run(step_with_zero, 3)
+
+
 # ---------------------------------------------------------------- members that come and go
 
 
