@@ -1,11 +1,14 @@
 #include "comm/callback_pool.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
 #include <deque>
 #include <exception>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +16,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/threads.h"
+#include "base/unique_fd.h"
 
 namespace torchft_ext {
 namespace {
@@ -26,6 +30,19 @@ Duration usedBy(clockid_t clock) {
   if (::clock_gettime(clock, &used) != 0) return Duration::zero();
   return std::chrono::duration_cast<Duration>(std::chrono::seconds(used.tv_sec) +
                                               std::chrono::nanoseconds(used.tv_nsec));
+}
+
+// It has a processor or waits for one: on a busy machine a thread that computes may get none for
+// long. False where the system does not say.
+bool isRunnable(pid_t thread) {
+  const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  char text[128];  // number, (name), state, ...
+  const ssize_t length = file ? ::read(file.get(), text, sizeof text) : -1;
+  if (length <= 0) return false;
+  const std::string_view whole(text, static_cast<size_t>(length));
+  const size_t name_end = whole.rfind(") ");
+  return name_end != std::string_view::npos && whole.substr(name_end + 2).starts_with('R');
 }
 
 // What the task captured ends here too.
@@ -47,6 +64,7 @@ struct CallbackPool::Shared : std::enable_shared_from_this<Shared> {
 
   struct Worker {
     OwnedThread thread;  // written before the thread's first look under the mutex
+    pid_t id = 0;        // as the next
     clockid_t clock{};   // its own thread's, before it first has the turn
     int waits = 0;       // its own thread's: how many CallbackWaits it is in
   };
@@ -128,7 +146,7 @@ bool CallbackPool::Shared::isBlocked(Clock::time_point now) {
   const Duration passed = now - turn.looked;
   if (passed < bounds.blocked_after) return false;
   const Duration used = usedBy(turn.holder->clock);
-  const bool computes = (used - turn.used) * kComputesFrom >= passed;
+  const bool computes = (used - turn.used) * kComputesFrom >= passed || isRunnable(turn.holder->id);
   turn.looked = now;
   turn.used = used;
   return !computes;
@@ -178,6 +196,7 @@ CallbackPool::Shared::Starving CallbackPool::Shared::attend() {
 }
 
 void CallbackPool::Shared::runAll(Worker& self) {
+  self.id = ::gettid();
   ::pthread_getcpuclockid(::pthread_self(), &self.clock);
   pool_here = this;
   worker_here = &self;
