@@ -3,13 +3,12 @@ from datetime import timedelta
 from typing import TypeVar
 
 from torch import Tensor
-from torch._C import Future as _Future
 from torch._C._distributed_c10d import Backend as _Backend
 from torch._C._distributed_c10d import BuiltinCommHookType, ErrorType, GradBucket, Reducer, Store
 from torch._C._distributed_c10d import ProcessGroup as _ProcessGroup
 from torch._C._distributed_c10d import Work as _Work
 from torch.cuda import MemPool
-from torch.futures import Future as _TorchFuture
+from torch.futures import Future as _Future  # as in torch's own stubs; it is torch._C's
 
 from torchft_ext._stats import Stats
 from torchft_ext.errors import CommError
@@ -361,7 +360,7 @@ class _DdpReducer:
     def compare_on_devices(self) -> None: ...
     def register_hook(self, state: object, hook: Callable[..., object]) -> None: ...
     def register_builtin_hook(self, kind: BuiltinCommHookType) -> None: ...
-    def run_hook(self, bucket: GradBucket) -> _TorchFuture[Tensor]: ...
+    def run_hook(self, bucket: GradBucket) -> _Future[Tensor]: ...
     def carry_over(self, before: _DdpReducer, used: bool) -> None: ...
     def retire(self) -> None: ...
 
