@@ -324,6 +324,18 @@ class Work(_Work):
         Threads: any.
         """
 
+    def synchronize(self) -> None:
+        """Wait as ``wait()`` does.
+
+        Blocks, without the GIL (torch's own method holds it), until the operation's deadline at
+        most.
+
+        Raises:
+            CommError: it failed.
+
+        Threads: any.
+        """
+
 class _ReconfigurableGroup(_ProcessGroup):
     """A group whose one backend is torchft_ext's: its rank and size follow the epoch.
 

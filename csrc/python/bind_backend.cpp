@@ -258,7 +258,9 @@ void bind_backend(py::module_& module) {
                                                              "One operation of an 'ft' group.")
       .def("get_future", &futureOf, "Its future: a list of the output tensors, or the failure.")
       .def("check", &FtWork::check, NoGil(),
-           "Wait until it is complete, on the device too, then raise what failed.");
+           "Wait until it is complete, on the device too, then raise what failed.")
+      // torch's own holds the GIL, which the engine may need to let go of a tensor.
+      .def("synchronize", &FtWork::synchronize, NoGil(), "Wait as wait() does.");
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   // c10d's own, and the tables of torch.distributed after it. Before, the group is torch's own

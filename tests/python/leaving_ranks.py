@@ -1,10 +1,10 @@
 """Ranks of small healthy programs that leave in a given order, and what they write on stderr.
 
 Usage: python leaving_ranks.py CASE...
-CASE: WAY/ORDER/GROUPS. WAY: a function below. ORDER: "201" (one after the other, each when the one
-before has ended) or "all" (at once). GROUPS: "one" or "several".
-Prints {case: what its ranks wrote, by rank} as JSON. The ranks are forked from a process that has
-imported torch and started nothing: a fresh interpreter for each costs seconds.
+CASE: WAY/ORDER. WAY: a function below. ORDER: "201" (one after the other, each when the one before
+has ended) or "all" (at once).
+Prints [[case, what its ranks wrote, by rank], ...] as JSON. The ranks are forked from a process
+that has imported torch and started nothing: a fresh interpreter for each costs seconds.
 """
 
 from __future__ import annotations
@@ -51,17 +51,16 @@ WAYS: dict[str, Callable[[], None]] = {
 }
 
 
-def be_a_rank(rank: int, port: int, way: str, groups: str, go: int) -> None:
+def be_a_rank(rank: int, port: int, way: str, go: int) -> None:
     """As a program that torchrun has not started: rank 0 has the store."""
     place = f"tcp://127.0.0.1:{port}"
     limit = seconds(PATIENCE)
     dist.init_process_group("ft", place, rank=rank, world_size=WORLD, timeout=limit)
     dist.all_reduce(torch.ones(3))
-    if groups == "several":
-        for members in ([0, 1], [1, 2], [2, 0]):
-            subgroup = dist.new_group(members)
-            if rank in members:
-                dist.all_reduce(torch.ones(3), group=subgroup)
+    for members in ([0, 1], [1, 2]):  # one without the rank that has the store
+        subgroup = dist.new_group(members)
+        if rank in members:
+            dist.all_reduce(torch.ones(3), group=subgroup)
     os.read(go, 1)
     WAYS[way]()
 
@@ -69,13 +68,13 @@ def be_a_rank(rank: int, port: int, way: str, groups: str, go: int) -> None:
 class Rank:
     """A forked process; the parent's side of it."""
 
-    def __init__(self, rank: int, port: int, way: str, groups: str) -> None:
+    def __init__(self, rank: int, port: int, way: str) -> None:
         self.stderr = tempfile.TemporaryFile()
         reading, self._go = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             os.dup2(self.stderr.fileno(), 2)
-            be_a_rank(rank, port, way, groups, reading)
+            be_a_rank(rank, port, way, reading)
             sys.exit(0)  # by the interpreter's own end
         os.close(reading)
 
@@ -99,9 +98,9 @@ def free_port() -> int:
 
 
 def written_in(case: str) -> list[str]:
-    way, order, groups = case.split("/")
+    way, order = case.split("/")
     port = free_port()
-    ranks = [Rank(rank, port, way, groups) for rank in range(WORLD)]
+    ranks = [Rank(rank, port, way) for rank in range(WORLD)]
     if order == "all":
         for rank in ranks:
             rank.let_go()
@@ -115,4 +114,4 @@ def written_in(case: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({case: written_in(case) for case in sys.argv[1:]}))
+    print(json.dumps([[case, written_in(case)] for case in sys.argv[1:]]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-ORDERS = ["".join(order) for order in permutations("012")]
+ORDERS = ("012", "120", "201", "210")  # who has the store is the first, the middle one, the last
+WAYS = ("destroy", "shut_down", "just_end", "sys_exit", "destroy_and_die")
 LIMIT = 100  # seconds, for some cases together
 AT_ONCE = 5  # times that all leave at the same moment: what goes wrong then does so now and then
 
@@ -21,23 +21,20 @@ def assert_quiet(env: dict[str, str], cases: list[str]) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     written = json.loads(done.stdout.splitlines()[-1])
-    assert set(written) == set(cases) and done.stderr == ""
-    for case, texts in written.items():
+    assert len(written) == len(cases) and done.stderr == ""
+    for case, texts in written:
         assert texts == [""] * 3, (case, texts)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("groups", ["one", "several"])
-@pytest.mark.parametrize("way", ["destroy", "shut_down", "just_end", "sys_exit", "destroy_and_die"])
-def test_ranks_that_leave_one_after_the_other_write_nothing(rank_env, way, groups):
-    assert_quiet(rank_env, [f"{way}/{order}/{groups}" for order in ORDERS])
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_that_leave_one_after_the_other_write_nothing(rank_env, way):
+    assert_quiet(rank_env, [f"{way}/{order}" for order in ORDERS])
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("groups", ["one", "several"])
-def test_ranks_that_leave_at_once_write_nothing(rank_env, groups):
-    for _ in range(AT_ONCE):
-        assert_quiet(rank_env, [f"{way}/all/{groups}" for way in ("destroy", "just_end")])
+def test_ranks_that_leave_at_once_write_nothing(rank_env):
+    assert_quiet(rank_env, ["destroy/all", "just_end/all"] * AT_ONCE)
 
 
 UNDER_TORCHRUN = """

@@ -58,7 +58,7 @@ def limits_beside_another(address: str) -> list[float]:
     theirs = dist.new_group([0], backend="gloo")
     set_limit(theirs)
     limits = [
-        backend().options.timeout,
+        backend().options._timeout,
         group._get_backend(torch.device("cuda")).options._timeout,
         theirs._get_backend(torch.device("cpu")).options._timeout,
     ]
