@@ -484,7 +484,7 @@ TEST(Configure, LeavesNothingInTheStoreAndNoCallBehind) {
     std::iota(order.begin(), order.end(), 0);
     cluster.form(order, "a");
     // At once, unless the machine is so busy that configure() has not waited for it.
-    EXPECT_TRUE(eventually([&] { return cluster.data->size() == 0; })) << size << " members";
+    EXPECT_TRUE(waitFor([&] { return cluster.data->size() == 0; })) << size << " members";
     cluster.data->fail("its server has left with a member's process");
     const int calls = cluster.data->use("").calls();
     for (int i = 0; i < size; ++i) cluster.group(i).shutdown(Deadline::after(kTestLimit));

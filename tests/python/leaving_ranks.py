@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -61,6 +62,7 @@ def be_a_rank(rank: int, port: int, way: str, go: int) -> None:
         subgroup = dist.new_group(members)
         if rank in members:
             dist.all_reduce(torch.ones(3), group=subgroup)
+    dist.barrier()  # all have their groups, for which they needed the store
     os.read(go, 1)
     WAYS[way]()
 
@@ -79,7 +81,8 @@ class Rank:
         os.close(reading)
 
     def let_go(self) -> None:
-        os.write(self._go, b"!")
+        with suppress(BrokenPipeError):  # it has ended, and wait() says how
+            os.write(self._go, b"!")
         os.close(self._go)
 
     def wait(self) -> None:
