@@ -102,9 +102,12 @@ TEST(Failure, DoesNotCallAnOperationTimedOutThatAnotherOnesTimeoutEnded) {
 
 TEST(Failure, HasTheWordsThatCallersMatchOnce) {
   const std::map<FailureKind, std::string> words{
-      {FailureKind::kPeerLost, " closed "},    {FailureKind::kPeerLeft, " closed "},
-      {FailureKind::kLinkLost, " closed "},    {FailureKind::kTimeout, " timeout "},
-      {FailureKind::kAborted, "communicator was aborted"},      {FailureKind::kMismatch, "mismatch"}};
+      {FailureKind::kPeerLost, " closed "},
+      {FailureKind::kPeerLeft, " closed "},
+      {FailureKind::kLinkLost, " closed "},
+      {FailureKind::kTimeout, " timeout "},
+      {FailureKind::kAborted, "communicator was aborted"},
+      {FailureKind::kMismatch, "mismatch"}};
   for (const auto& [kind, word] : words) {
     Failure failure = lostPeer();
     failure.kind = kind;
