@@ -5,6 +5,7 @@
 #   scripts/check_torch.sh --quick 2.14.1               the tests of reconfigure, epochs, names and failures
 #   scripts/check_torch.sh 2.11.0 tests/python/test_gil.py -x
 #                                                       these arguments of pytest, instead of the whole suite
+#   scripts/check_torch.sh --build --quick 2.14.1       only makes what those tests need
 # Works in $TORCHFT_EXT_BUILD_ROOT/run-torch-VERSION, and goes on from what an earlier run left there (delete the
 # directory to begin afresh). PYTHON chooses the interpreter: a version of torch may have no wheel for each.
 # scripts/check_other_torch.sh only compiles, and needs none of the CUDA packages.
@@ -12,11 +13,16 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 quick=(tests/python/test_{reconfigure,epochs,names,failures}.py)
 tests=(tests/python)
+build=
+if [ "${1:-}" = --build ]; then
+  build=only
+  shift
+fi
 if [ "${1:-}" = --quick ]; then
   tests=("${quick[@]}")
   shift
 fi
-version=${1:?usage: scripts/check_torch.sh [--quick] VERSION [PYTEST ARGUMENT...]}
+version=${1:?usage: scripts/check_torch.sh [--build] [--quick] VERSION [PYTEST ARGUMENT...]}
 shift
 # Words of which one names a test replace the choice; options alone (-x) are added to it.
 for argument in "$@"; do
@@ -47,5 +53,6 @@ fi
 export PATH="$VENV/bin:$PATH"
 found=$(python -c 'import torch; print(torch.__version__)')
 case $found in "$version" | "$version"+*) ;; *) die "expected torch $version in $VENV, found $found" ;; esac
+[ -z "$build" ] || exit 0
 say "torch $found, $(python --version), $(date +%F): ${tests[*]} $*"
 CUDA_VISIBLE_DEVICES='' python -m pytest "${tests[@]}" "$@"
