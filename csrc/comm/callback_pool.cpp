@@ -112,6 +112,11 @@ struct CallbackPool::Shared : std::enable_shared_from_this<Shared> {
   static thread_local Shared* pool_here;
   static thread_local Worker* worker_here;
 
+  // Its child, forked by a callback, has the thread but not the pool.
+  static Shared* here() {
+    return pool_here != nullptr && !pool_here->inherited() ? pool_here : nullptr;
+  }
+
   // They have left the pool, and return now.
   static void join(const std::vector<std::unique_ptr<Worker>>& left) {
     for (const auto& worker : left) worker->thread.join(Deadline::after(std::chrono::seconds(1)));
@@ -280,12 +285,12 @@ void CallbackPool::Shared::endWait(Worker& self) {
 
 CallbackWaits::CallbackWaits() {
   using Shared = CallbackPool::Shared;
-  if (Shared::pool_here != nullptr) Shared::pool_here->beginWait(*Shared::worker_here);
+  if (Shared* const pool = Shared::here()) pool->beginWait(*Shared::worker_here);
 }
 
 CallbackWaits::~CallbackWaits() {
   using Shared = CallbackPool::Shared;
-  if (Shared::pool_here != nullptr) Shared::pool_here->endWait(*Shared::worker_here);
+  if (Shared* const pool = Shared::here()) pool->endWait(*Shared::worker_here);
 }
 
 // ---------------------------------------------------------------- the pool
@@ -345,7 +350,7 @@ CallbackPool::Counts CallbackPool::counts() const {
 }
 
 bool CallbackPool::onThread() {
-  return Shared::pool_here != nullptr;
+  return Shared::here() != nullptr;
 }
 
 }  // namespace torchft_ext
