@@ -202,9 +202,11 @@ def too_many_wait() -> tuple[str, int]:
 
 
 def test_a_group_whose_callbacks_find_no_thread_fails_and_says_so(ranks):
-    (error, threads), _ = ranks.fresh(2).run(too_many_wait)
-    assert "its callbacks found no thread: 64 callbacks" in error
-    assert threads >= 64
+    ends = ranks.fresh(2).run(too_many_wait)
+    for error, _ in ends:
+        assert "its callbacks found no thread: 64 callbacks" in error
+    # The other rank is told, and may have had fewer.
+    assert max(threads for _, threads in ends) >= 64
 
 
 def mixed_up() -> ErrorInfo | None:
