@@ -92,6 +92,9 @@ struct CallbackPool::Shared : std::enable_shared_from_this<Shared> {
   bool post(Entry entry) EXCLUDES(mutex);
   void runAll(Worker& self) EXCLUDES(mutex);
   bool next(Worker& self, Task* task) EXCLUDES(mutex);
+  // What a thread that waits is to do: run a task, end, collect threads that have.
+  enum class Next { kTask, kEnd, kJoin };
+  Next await(Clock::time_point idle_since) REQUIRES(mutex);
   void hasReturned(Worker& self) EXCLUDES(mutex);
   void beginWait(Worker& self) EXCLUDES(mutex);
   void endWait(Worker& self) EXCLUDES(mutex);
@@ -221,34 +224,39 @@ Deadline CallbackPool::Shared::untilNextLook(Clock::time_point idle_since) const
   return waiting > 1 ? Deadline::at(idle_since + bounds.spare_for) : Deadline::never();
 }
 
+CallbackPool::Shared::Next CallbackPool::Shared::await(Clock::time_point idle_since) {
+  while (true) {
+    if (!ended.empty()) return Next::kJoin;
+    if (!queue.empty() && returning == 0 && turnIsFree()) return Next::kTask;
+    if ((queue.empty() && stopping) || isSpare(idle_since)) return Next::kEnd;
+    changed.waitUntil(mutex, untilNextLook(idle_since));
+  }
+}
+
 // Whoever started this thread has counted it among those that wait.
 bool CallbackPool::Shared::next(Worker& self, Task* task) {
-  std::vector<std::unique_ptr<Worker>> left;
-  Starving starving;
-  bool ends = false;
-  {
-    MutexLock lock(mutex);
-    left.swap(ended);
-    const Clock::time_point idle_since = Clock::now();
-    while (queue.empty() || returning > 0 || !turnIsFree()) {
-      if ((queue.empty() && stopping) || isSpare(idle_since)) {
-        end(self);
-        ends = true;
-        break;
+  const Clock::time_point idle_since = Clock::now();
+  while (true) {
+    std::vector<std::unique_ptr<Worker>> left;
+    Starving starving;
+    Next found = Next::kJoin;
+    {
+      MutexLock lock(mutex);
+      found = await(idle_since);
+      if (found != Next::kJoin) --waiting;
+      if (found == Next::kJoin) left.swap(ended);
+      if (found == Next::kEnd) end(self);
+      if (found == Next::kTask) {
+        take(self);
+        *task = std::move(queue.front().task);
+        queue.pop_front();
+        starving = attend();
       }
-      changed.waitUntil(mutex, untilNextLook(idle_since));
     }
-    --waiting;
-    if (!ends) {
-      take(self);
-      *task = std::move(queue.front().task);
-      queue.pop_front();
-      starving = attend();
-    }
+    join(left);
+    starving.tell();
+    if (found != Next::kJoin) return found == Next::kTask;
   }
-  join(left);
-  starving.tell();
-  return !ends;
 }
 
 void CallbackPool::Shared::end(Worker& self) {
