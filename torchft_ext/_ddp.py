@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._compile import _disable_dynamo
+from torch.distributed.algorithms.join import _JoinConfig
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.parallel import distributed as ddp_module
 
@@ -138,6 +139,8 @@ def _remake(model: DDP, wrapped: _Wrapped) -> None:
     _configure_reducer(model)
     _register_hooks_again(model)
     model._has_rebuilt_buckets = False
+    # A Join that is over leaves it on, and a newcomer's model has not been in one.
+    model._join_config = _JoinConfig.construct_disabled_join_config()
     wrapped.complete = True
 
 

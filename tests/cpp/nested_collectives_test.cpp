@@ -119,7 +119,7 @@ TEST_F(NestedCollectivesTest, OfOtherKindsUnderOneNameFailTheEpoch) {
     const FailurePtr failure = finish(nested);
     ASSERT_NE(failure, nullptr);
     EXPECT_EQ(failure->kind, FailureKind::kMismatch);
-    EXPECT_NE(failure->describe().find("issued in a callback of allreduce #0"), std::string::npos)
+    EXPECT_NE(failure->describe().find("issued in a callback of allreduce #1"), std::string::npos)
         << failure->describe();
   });
 }
@@ -152,7 +152,7 @@ TEST_F(NestedCollectivesTest, OfAPeerThatStaysAwayEndByTheirLimit) {
   const FailurePtr failure = finish(nested);
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->kind, FailureKind::kTimeout);
-  EXPECT_NE(failure->describe().find("allreduce issued in a callback of allreduce #0"),
+  EXPECT_NE(failure->describe().find("allreduce issued in a callback of allreduce #1"),
             std::string::npos)
       << failure->describe();
 }

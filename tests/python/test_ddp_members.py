@@ -313,6 +313,26 @@ def test_power_sgd_begins_anew_with_a_newcomer_and_keeps_weights_equal(ranks):
 # ---------------------------------------------------------------- models as they are used
 
 
+def join_with_uneven_inputs() -> None:
+    from torch.distributed.algorithms.join import Join
+
+    with Join([kept["ddp"]]):
+        for step in range(2 + me()[0]):
+            loss_of(kept["ddp"], me()[0], step).backward()
+
+
+def test_a_newcomer_trains_with_models_that_have_been_in_a_join(ranks):
+    workers = ranks.borrow(3)
+    pair, newcomer = ranks.epoch(workers[:2]), ranks.epoch(workers[2:])
+    pair.run(wrap, **MANY)
+    pair.run(join_with_uneven_inputs)
+    newcomer.run(wrap, **MANY)
+    everybody = ranks.epoch(workers)
+    everybody.run(take_state)
+    everybody.run(train, "ddp", 0, 3)
+    everybody.run(join_with_uneven_inputs)
+
+
 def freeze_first_layer(frozen: bool) -> None:
     for parameter in kept["ddp"].module.first.parameters():
         parameter.requires_grad_(not frozen)
