@@ -98,7 +98,7 @@ class Group {
   struct Epoch {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<Communicator> communicator;
-    int64_t next_seq = 1;  // as torch's own backends count
+    int64_t next_seq = 1;      // as torch's own backends count
     uint64_t collectives = 0;  // of the threads, on host memory: counted alike on all ranks
     // Held while operations are handed to the communicator, so that the order of sequence numbers
     // is the order of issue. One per epoch: an issue that hangs holds up no later epoch; and one

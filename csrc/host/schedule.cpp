@@ -101,7 +101,8 @@ constexpr uint64_t kOfBucket = uint64_t{1} << 62;
 constexpr uint64_t kLayoutBits = (uint64_t{1} << 48) - 1;
 
 // in a callback 1 bit | of a bucket 1 | kind 6 | dtype 4 | reduction 4 | root 16 | hash of the
-// sizes 32. A bucket's layout goes into the hash, and where there is no root into the place of that.
+// sizes 32. A bucket's layout goes into the hash, and where there is no root into the place of
+// that.
 uint64_t signatureOf(const Operation& operation) {
   uint64_t signature = static_cast<uint64_t>(operation.kind) << 56;
   if (operation.kind != OpKind::kBarrier) signature |= static_cast<uint64_t>(operation.dtype) << 52;
