@@ -18,7 +18,13 @@ SUFFIXES = (".py", ".sh", ".h", ".cpp", ".md", ".toml", ".txt", ".json")
 OF_OTHERS = {"cuda.h", "nccl.h"}
 MADE = ("build/", ".ci-work/", "dist/", ".venv")  # by the commands that name them
 EXAMPLE = "Suite.Case"  # how C++ tests are written
-CLASSES_OF_TORCH = {"DataLoader", "DistBackendError", "ProcessGroup", "WorkInfo"}
+CLASSES_OF_TORCH = {
+    "DataLoader",
+    "DistBackendError",
+    "DistributedSampler",
+    "ProcessGroup",
+    "WorkInfo",
+}
 
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
