@@ -51,7 +51,7 @@ class _Wrapped:
     complete: bool = True  # False: while a new reducer is being made, or where that failed
     before: dist.Reducer | None = None  # the last one, which a late autograd hook may still enter
     accumulates: bool = False  # the last forward() was one without synchronisation
-    given: tuple[object, ...] = ()  # the nodes of what forward() was given
+    first_node: int = 0  # autograd's number of the first node that forward() made
 
 
 _wrapped: weakref.WeakKeyDictionary[DDP, _Wrapped] = weakref.WeakKeyDictionary()
@@ -179,9 +179,9 @@ def _register_hooks_again(model: DDP) -> None:
 # ---------------------------------------------------------------- a backward() of an older epoch
 
 
-def _nodes_of(value: object) -> tuple[object, ...]:
+def _nodes_of(value: object) -> tuple[Any, ...]:
     """Return the autograd nodes under the tensors in a structure, each once."""
-    nodes: dict[object, None] = {}
+    nodes: dict[Any, None] = {}
     for tensor in ddp_module._find_tensors(value):
         # What is done in place to a view gives it another node; that of its base stays below.
         for each in (tensor, tensor._base):
@@ -191,10 +191,11 @@ def _nodes_of(value: object) -> tuple[object, ...]:
 
 
 @_disable_dynamo
-def _note_inputs(model: DDP, inputs: object) -> None:
+def _begin_forward(model: DDP) -> None:
     wrapped = _wrapped.get(model)
     if wrapped is not None:
-        wrapped.given = _nodes_of(inputs)
+        autograd: Any = torch.autograd
+        wrapped.first_node = autograd._get_sequence_nr()
         wrapped.accumulates = not model.require_backward_grad_sync
 
 
@@ -202,15 +203,12 @@ def _note_inputs(model: DDP, inputs: object) -> None:
 def _guard_outputs(model: DDP, output: object) -> None:
     """Have the backward() of this output raise if another epoch begins before it."""
     wrapped = _wrapped.get(model)
-    if wrapped is None:
-        return
-    given, wrapped.given = wrapped.given, ()
-    if not model.require_backward_grad_sync:
+    if wrapped is None or not model.require_backward_grad_sync:
         return
     check = functools.partial(_refuse_old_backward, wrapped.backend, wrapped.reducer.epoch())
     for node in _nodes_of(output):
-        if node not in given:  # else it is the caller's
-            node.register_prehook(check)  # type: ignore[attr-defined]
+        if node._sequence_nr() >= wrapped.first_node:  # else it is the caller's
+            node.register_prehook(check)
 
 
 @_disable_dynamo
@@ -268,7 +266,7 @@ def _pre_forward(theirs: Callable[..., Any], self: DDP, *args: Any, **kwargs: An
     trains = torch.is_grad_enabled() and not self._use_python_reducer
     if trains:
         _follow(self)
-        _note_inputs(self, (args, kwargs))
+        _begin_forward(self)
     inputs = theirs(self, *args, **kwargs)
     if trains and self.require_backward_grad_sync:
         _compare_on_devices(self)

@@ -230,6 +230,33 @@ def test_a_backward_whose_forward_ran_in_an_older_epoch_raises(ranks, variant, a
     world.next().run(train, "ddp", 2, 3)
 
 
+class Passes(nn.Module):
+    """Gives back what it was given, beside what it makes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, self.layer(x)
+
+
+def keep_graph_in_front() -> None:
+    kept["passes"] = DistributedDataParallel(Passes())
+    kept["front"] = torch.ones(3, requires_grad=True) * 2
+    kept["passes"](kept["front"])[1].sum().backward(retain_graph=True)
+
+
+def backward_of_front() -> None:
+    kept["front"].sum().backward()
+
+
+def test_what_a_model_was_given_may_be_differentiated_in_a_later_epoch(ranks):
+    world = ranks.world(2)
+    world.run(keep_graph_in_front)
+    world.next().run(backward_of_front)
+
+
 # ---------------------------------------------------------------- buckets that lie differently
 
 
