@@ -316,7 +316,7 @@ def _register_comm_hook(
     theirs(self, state, hook)
     _hooks.setdefault(self, _Hooks()).python.append((state, hook))
     if self in _wrapped:
-        _hook_states.begin_own(state)
+        _hook_states.begin_registered(state)
 
 
 def _register_builtin_comm_hook(

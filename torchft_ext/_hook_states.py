@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
-# Of PowerSGD's random numbers: PowerSGDState's own default. Which one it was given is not kept.
+# Of PowerSGD's random numbers, PowerSGDState's own default: members need the same, and which one a
+# state was given is not kept.
 _SEED = 0
 
 
@@ -22,7 +23,7 @@ def begin_anew(state: Any, hook: Callable[..., Any]) -> None:
 
     That includes what a backward() that failed has left in it.
     """
-    begin_own(state)
+    _begin_own(state)
     if _is(state, "powerSGD_hook", "PowerSGDState"):
         _begin_power_sgd(state)
     elif _is(state, "post_localSGD_hook", "PostLocalSGDState"):
@@ -34,8 +35,17 @@ def begin_anew(state: Any, hook: Callable[..., Any]) -> None:
         in_backward.wait_for_optim_stream_enqueued = False
 
 
-def begin_own(state: object) -> None:
-    """Tell a state of the user's own, if it wants to be told."""
+def begin_registered(state: Any) -> None:
+    """Put a state that is registered in the midst of an epoch to where older ones were put.
+
+    Its random numbers, that is: whoever restores one with steps behind it does so on all members.
+    """
+    _begin_own(state)
+    if _is(state, "powerSGD_hook", "PowerSGDState") and state.iter == 0:
+        state.rng.seed(_SEED)
+
+
+def _begin_own(state: object) -> None:
     begin = getattr(state, "begin_generation", None)
     if callable(begin):
         begin()

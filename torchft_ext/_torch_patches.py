@@ -139,6 +139,25 @@ def _has_others(group: dist.ProcessGroup) -> bool:
     return False
 
 
+# ---------------------------------------------------------------- futures
+
+
+def futures() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Return what stands around callbacks of torch's own futures, for `around()`.
+
+    Versions: all. Reason: such a callback runs wherever its future is completed, inside one of our
+    callbacks too, on one rank and not on another: what it issues must not be counted as that one's
+    (``comm/callback_path.h``). End: when torch's futures say on which thread they run callbacks.
+    """
+    return [(torch._C.Future, name, _nameless) for name in ("then", "add_done_callback")]
+
+
+def _nameless(theirs: Callable[..., Any], self: Any, callback: object) -> Any:
+    if not callable(callback):
+        return theirs(self, callback)
+    return theirs(self, functools.partial(_C._call_nameless, callback))
+
+
 # ---------------------------------------------------------------- what torch builds on groups
 
 
@@ -185,21 +204,28 @@ class _AfterImport(MetaPathFinder):
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name = name
         self._then = then
+        self._looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
+        # Only now: somebody may look for the module and not import it.
         def execute_and_tell(module: ModuleType) -> None:
             execute(module)
-            self._then()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then()
 
         spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
         return spec

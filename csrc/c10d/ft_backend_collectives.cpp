@@ -3,6 +3,7 @@
 
 #include "c10d/ft_backend.h"
 #include "c10d/sparse_allreduce.h"
+#include "comm/callback_path.h"
 
 namespace torchft_ext {
 namespace {
@@ -47,6 +48,10 @@ Prepared FtBackend::prepareAllreduce(const Argument& argument, const at::Tensor&
 Prepared FtBackend::prepareSparseAllreduce(const Argument& argument, const at::Tensor& tensor,
                                            const c10d::AllreduceOptions& options) const {
   checkSparse(argument, tensor, options.reduceOp);
+  // It takes several exchanges, for which a place in the threads' order is needed.
+  TORCH_CHECK_VALUE(!CallbackScope::present(), argument.text(),
+                    ": expected a dense tensor in a callback of a future, found a sparse one: sum "
+                    "it on the thread that waits for the future");
   const DType dtype = reductionOf(argument, tensor, options.reduceOp).dtype;
   const Place place = enter();
   Prepared prepared = prepare(place, OpKind::kSparseAllreduce, options.timeout, options.asyncOp);

@@ -14,7 +14,8 @@
 namespace torchft_ext {
 namespace {
 
-constexpr uint64_t kTag = kEngineTag | uint64_t{1} << 59;
+// Not bit 59, which is that of transfers (host/messages.h), nor one of nccl/bootstrap.cpp's.
+constexpr uint64_t kTag = kEngineTag | uint64_t{1} << 58;
 constexpr Duration kForAnswers = std::chrono::seconds(1);
 // An operation's own limit is there for one whose waiter has gone: it is never the first to run
 // out.

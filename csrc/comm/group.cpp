@@ -216,8 +216,7 @@ std::shared_ptr<OpState> Group::stateOfLocked(Operation& operation,
   CallbackScope* const scope = can_be_named ? CallbackScope::present() : nullptr;
   const uint64_t place = placeOf(name_, lifecycle->identity().epoch);
   std::optional<CallbackPath> path;
-  // One of several exchanges needs a place in the order.
-  if (scope != nullptr && !operation.exchanges) path = scope->next(place);
+  if (scope != nullptr) path = scope->next(place);
   if (path) {
     operation.name = path->nameIn(place);
     operation.described = inCallbackOf(toString(operation.kind), *path);

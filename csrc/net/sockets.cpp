@@ -119,9 +119,12 @@ UniqueFd startConnect(const SocketAddress& to, std::string* error, int* code) {
   if (::connect(fd.get(), to.raw(), to.rawLength()) == 0) return fd;
   const int refused = errno;
   if (refused == EINPROGRESS || refused == EINTR) return fd;
-  const std::string numbers = isShortage(refused) ? shortageNumbers(refused) : "";
+  // Of IPv6 it may mean as well that this host has none.
+  const bool no_such_address = refused == EADDRNOTAVAIL && to.family() == AF_INET6;
+  const std::string numbers =
+      isShortage(refused) && !no_such_address ? shortageNumbers(refused) : "";
   explain(error, "cannot connect to " + to.toString() + ": " + errorText(refused) + numbers);
-  if (code != nullptr) *code = refused;
+  if (code != nullptr) *code = no_such_address ? EHOSTUNREACH : refused;
   return {};
 }
 

@@ -47,7 +47,8 @@ namespace {
 void open(const FuturePtr& from, const FuturePtr& gate, const std::shared_ptr<Lifecycle>& whose) {
   from->addCallback([gate, whose](c10::ivalue::Future& complete) {
     const auto source = FuturePtr::reclaim_copy(&complete);
-    if (onCallbackThread()) return pass(source, gate);
+    // Posted from a callback thread too: a callback that waited for its future's next one would
+    // otherwise stand in front of that on one stack.
     // At exit there are no callback threads any more.
     if (!runOnCallbackThread([source, gate] { pass(source, gate); }, whose)) pass(source, gate);
   });
@@ -87,6 +88,13 @@ py::object CallbackFuture::wait() {
   return PlainFuture::wait();
 }
 
+// A callback of torch's own futures runs on whichever thread completes them: what it issues has no
+// place that is the same on all ranks.
+py::object callNameless(const py::function& callback, const py::object& future) {
+  const CallbackScope scope(std::nullopt);
+  return callback(future);
+}
+
 py::object futureOf(FtWork& work) {
   auto future = work.getFuture();
   auto source = work.source();
@@ -95,6 +103,7 @@ py::object futureOf(FtWork& work) {
 }
 
 void bind_future(py::module_& module) {
+  module.def("_call_nameless", &callNameless, py::arg("callback"), py::arg("future"));
   py::class_<CallbackFuture, PlainFuture, std::shared_ptr<PlainFuture>>(
       module, "Future",
       "The future of an operation on host memory. Callbacks run on threads of the library, one at "

@@ -61,6 +61,88 @@ def test_a_callback_waits_for_what_it_issues(ranks):
         ranks.world(size).run(nested, 1)
 
 
+def wait_for_a_sibling() -> None:
+    """A callback's callback waits for what another callback of the first future comes to."""
+    held: dict[str, torch.futures.Future] = {}
+    first = future_of_ones()
+    waiting = first.then(lambda _: 1).then(lambda _: held["sibling"].wait())
+    held["sibling"] = first.then(lambda _: 5)
+    assert waiting.wait() == 5
+
+
+def test_a_callback_may_wait_for_its_futures_next_callback(ranks):
+    world = ranks.world(2)
+    blocked = world.start_blocked(0, wait_for_a_sibling)  # so that the future is not complete
+    world.on(1, wait_for_a_sibling)
+    blocked.value()
+
+
+def gather_in_a_callback() -> None:
+    """A future of torch's own gets its callback inside one of ours: complete on one rank only."""
+    rank, world = me()
+    others = torch.futures.Future()
+    both: list[torch.Tensor] = []
+
+    def inner(_: torch.futures.Future) -> None:
+        both.append(torch.full((3,), 1.0))  # issues nothing: what did would have no name
+
+    def outer(future: torch.futures.Future) -> torch.Tensor:
+        torch.futures.collect_all([others]).then(inner)
+        inside = summed(torch.full((3,), 10.0))
+        return inside + future.value()[0]
+
+    if rank == 0:
+        others.set_result(0)
+    result = future_of_ones().then(outer)
+    check(result.wait(), torch.full((3,), 11.0 * world), "what the callback issued")
+    if rank != 0:
+        others.set_result(0)
+    assert len(both) == 1
+
+
+def test_callbacks_of_torchs_own_futures_take_no_name_from_ours(ranks):
+    ranks.world(2).run(gather_in_a_callback)
+
+
+def issue_in_a_callback_of_torchs_own() -> None:
+    def own(_: torch.futures.Future) -> None:
+        dist.all_reduce(torch.ones(3))
+
+    def outer(_: torch.futures.Future) -> None:
+        complete = torch.futures.Future()
+        complete.set_result(0)
+        if me()[0] == 0:
+            complete.then(own).wait()
+        summed(torch.full((3,), 10.0))
+
+    future_of_ones().then(outer).wait()
+
+
+def test_what_a_callback_of_torchs_own_issues_never_pairs_with_a_named_one(ranks):
+    world = ranks.world(2)
+    world.run(backend_limit, 2)
+    for call in world.start_all(issue_in_a_callback_of_torchs_own):
+        ok, _ = call.outcome()
+        assert not ok, "one rank's sum of ones was taken for the other's sum of tens"
+    world.next().run(backend_limit, 40)
+
+
+def backend_limit(limit: float) -> None:
+    backend().set_timeout(seconds(limit))
+
+
+def sum_sparse_in_a_callback() -> None:
+    def outer(_: torch.futures.Future) -> None:
+        dist.all_reduce(torch.eye(3).to_sparse())
+
+    future_of_ones().then(outer).wait()
+
+
+def test_a_sparse_sum_in_a_callback_is_refused(ranks):
+    for call in ranks.world(2).start_all(sum_sparse_in_a_callback):
+        assert "expected a dense tensor in a callback" in call.error("RuntimeError").text
+
+
 def test_callbacks_wait_three_deep(ranks):
     ranks.world(3).run(nested, 3)
 
