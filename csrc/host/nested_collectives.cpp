@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <map>
+#include <new>
 #include <string>
 
 #include "host/local_step.h"
@@ -46,6 +47,8 @@ struct NestedCollectives::Impl {
   bool runLocal(Running& op);
   void finish(Running& op, int step);
   void moved(uint64_t name, int step);
+  template <typename Body>
+  void guarded(const Operation& operation, Body body);
   void goOnLater(uint64_t name);
   void fail(FailureKind kind, const Operation& operation, std::string how);
 
@@ -117,12 +120,14 @@ void NestedCollectives::Impl::moved(uint64_t name, int index) {
   const auto found = running.find(name);
   if (over || found == running.end()) return;
   Running& op = *found->second;
-  const Step& step = op.progress.step(index);
-  if (step.kind == Step::Kind::kRecvReduce)
-    reduceReceived(step, op.staging.at(index).get(), op.operation);
-  op.staging.erase(index);
-  if (step.kind != Step::Kind::kSend) --op.receiving[static_cast<size_t>(step.peer)];
-  finish(op, index);
+  guarded(op.operation, [&] {
+    const Step& step = op.progress.step(index);
+    if (step.kind == Step::Kind::kRecvReduce)
+      reduceReceived(step, op.staging.at(index).get(), op.operation);
+    op.staging.erase(index);
+    if (step.kind != Step::Kind::kSend) --op.receiving[static_cast<size_t>(step.peer)];
+    finish(op, index);
+  });
   advance(name);
 }
 
@@ -161,16 +166,27 @@ void NestedCollectives::Impl::advance(uint64_t name) {
   const auto found = running.find(name);
   if (over || found == running.end()) return;
   Running& op = *found->second;
-  try {
-    if (!advanceOnce(op)) return goOnLater(name);
-  } catch (const std::exception& thrown) {
-    return fail(FailureKind::kInternal, op.operation,
-                std::string("its collective threw: ") + thrown.what());
-  }
-  if (over || !op.progress.done()) return;
+  bool through = false;
+  guarded(op.operation, [&] { through = advanceOnce(op); });
+  if (over) return;
+  if (!through) return goOnLater(name);
+  if (!op.progress.done()) return;
   const std::unique_ptr<Running> done = std::move(found->second);
   running.erase(found);
   done->state->complete(nullptr);
+}
+
+template <typename Body>
+void NestedCollectives::Impl::guarded(const Operation& operation, Body body) {
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+    fail(FailureKind::kAborted, operation,
+         "it ran out of memory for the buffers of its collective: Cannot allocate memory");
+  } catch (const std::exception& thrown) {
+    fail(FailureKind::kInternal, operation,
+         std::string("its collective threw: ") + thrown.what());
+  }
 }
 
 void NestedCollectives::Impl::goOnLater(uint64_t name) {
