@@ -184,8 +184,7 @@ void NestedCollectives::Impl::guarded(const Operation& operation, Body body) {
     fail(FailureKind::kAborted, operation,
          "it ran out of memory for the buffers of its collective: Cannot allocate memory");
   } catch (const std::exception& thrown) {
-    fail(FailureKind::kInternal, operation,
-         std::string("its collective threw: ") + thrown.what());
+    fail(FailureKind::kInternal, operation, std::string("its collective threw: ") + thrown.what());
   }
 }
 
