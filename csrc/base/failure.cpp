@@ -137,7 +137,7 @@ const char* toString(FailureKind kind) {
     case FailureKind::kTimeout:
       return "timeout";
     case FailureKind::kAborted:
-      return "communicator was aborted";
+      return "aborted";
     case FailureKind::kStoreLost:
       return "store lost";
     case FailureKind::kMismatch:
