@@ -20,7 +20,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 from matrix.cases import HANG, Pool, expect_exact_sums, progress
@@ -228,19 +227,13 @@ def _start(pool: Pool) -> list[RankProcess]:
     return list(ranks)
 
 
-def _targets(pool: Pool, ranks: list[RankProcess]) -> list[Target]:
-    """What the store says of the epoch that was begun last."""
-    import torch.distributed as dist
-
-    host, port = pool.store.address.split(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=HANG))
-    records = [store.get(f"epoch{pool.epochs}/{index}") for index in range(len(ranks))]
-    incarnations = [record[1:17] for record in records]  # after the version; then the token
-    token = records[-1][17:33]
-    nonce = store.get(f"epoch{pool.epochs}/go/{token.hex()}")[17:33]  # after version and token
+def _targets(ranks: list[RankProcess]) -> list[Target]:
+    """The doors of the epoch that was begun last, and what strangers could know of it."""
+    ranks[0].say("nonce")
+    nonce = bytes.fromhex(ranks[0].expect("nonce", HANG)["nonce"])
     return [
-        Target(door, incarnation, nonce)
-        for rank, incarnation in zip(ranks, incarnations, strict=True)
+        Target(door, bytes.fromhex(rank.incarnation), nonce)
+        for rank in ranks
         for door in (*rank.doors, *rank.line_doors)
     ]
 
@@ -297,7 +290,7 @@ def run_strangers(pool: Pool, count: int) -> int:
     """
     ranks = _start(pool)
     pool.configure(ranks)
-    siege = Siege(_targets(pool, ranks), pool)
+    siege = Siege(_targets(ranks), pool)
     for rank in ranks:
         rank.say("loop allreduce 10000")
     siege.everywhere(200)  # what is made at first use is there now

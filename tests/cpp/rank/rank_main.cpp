@@ -18,15 +18,22 @@
 //     cut_line INCARNATION    the same with its liveness line to that process
 //     die HOW                 see rank_ends.h
 //     ballast MEBIBYTES       holding {}
+//     nonce                   nonce {nonce}: of the epoch that was formed last
 //     quit
 #include <unistd.h>
 
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
+#include <variant>
 
+#include "around_engine.h"
+#include "base/mutex.h"
 #include "c10d/process.h"
 #include "c10d/store_adapter.h"
 #include "cut_connections.h"
@@ -38,6 +45,31 @@
 namespace torchft_ext {
 namespace {
 
+// Remembers the nonce that the members of an epoch have agreed on: their keys leave the store
+// before anybody else could read them.
+class NotingEngine : public AroundEngine {
+ public:
+  using AroundEngine::AroundEngine;
+
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override {
+    {
+      MutexLock lock(mutex_);
+      nonce_ = roster.nonce;
+    }
+    return inner_->form(roster, std::move(lifecycle), deadline, superseded);
+  }
+  Nonce nonce() {
+    MutexLock lock(mutex_);
+    return nonce_;
+  }
+
+ private:
+  Mutex mutex_;
+  Nonce nonce_ GUARDED_BY(mutex_);
+};
+
 // The process: its engine, its store, its groups. Main thread only.
 class Rank {
  public:
@@ -47,6 +79,7 @@ class Rank {
     if (auto* failure = std::get_if<Failure>(&engine))
       throw std::runtime_error(failure->describe());
     engine_ = std::get<std::shared_ptr<Engine>>(engine);
+    noting_ = std::make_shared<NotingEngine>(engine_);
   }
 
   void serve() {
@@ -99,6 +132,8 @@ class Rank {
       words >> mebibytes;
       takeMemory(mebibytes);
       say("", "holding", "");
+    } else if (command == "nonce") {
+      say("", "nonce", "\"nonce\":\"" + noting_->nonce().hex() + "\"");
     } else {
       return false;
     }
@@ -107,13 +142,14 @@ class Rank {
 
   RankMember& member(const std::string& name) {
     const auto made =
-        members_.try_emplace(name, name, engine_, watchdog_, store_);  // nothing if it is there
+        members_.try_emplace(name, name, noting_, watchdog_, store_);  // nothing if it is there
     return made.first->second;
   }
 
   const std::shared_ptr<StoreThread> store_;
   const std::shared_ptr<Watchdog> watchdog_;
   std::shared_ptr<Engine> engine_;
+  std::shared_ptr<NotingEngine> noting_;  // around it, for the members
   std::map<std::string, RankMember> members_;
 };
 
