@@ -164,6 +164,7 @@ void SparseAllreduce::gather(Operation& operation, const at::Tensor& own,
 
 SparseMerge SparseAllreduce::merge() {
   std::vector<SparsePart> parts;
+  parts.reserve(all_indices_.size());
   for (size_t rank = 0; rank < all_indices_.size(); ++rank) {
     parts.push_back({static_cast<const int64_t*>(all_indices_[rank].const_data_ptr()),
                      static_cast<const uint8_t*>(all_values_[rank].const_data_ptr()),

@@ -66,7 +66,7 @@ py::function CallbackFuture::placed(py::function callback, std::optional<Callbac
   });
 }
 
-std::shared_ptr<CallbackFuture> CallbackFuture::then(py::function callback) {
+std::shared_ptr<CallbackFuture> CallbackFuture::thenOnPool(py::function callback) {
   FtWork::Source next = nextCallback();
   const auto opened = gate();
   const auto child = opened->then(placed(std::move(callback), next.path));
@@ -80,7 +80,7 @@ void CallbackFuture::addDoneCallback(py::function callback) {
   open(fut, opened->fut, source_.lifecycle);
 }
 
-py::object CallbackFuture::wait() {
+py::object CallbackFuture::waitInTurn() {
   if (!fut->completed()) {
     const CallbackWaits waits;
     fut->wait();
@@ -109,11 +109,11 @@ void bind_future(py::module_& module) {
       "The future of an operation on host memory. Callbacks run on threads of the library, one at "
       "a "
       "time unless one waits; collectives that they issue run beside those of other threads.")
-      .def("then", &CallbackFuture::then, py::arg("callback"),
+      .def("then", &CallbackFuture::thenOnPool, py::arg("callback"),
            "As torch's, but that the callback never runs on the caller's thread.")
       .def("add_done_callback", &CallbackFuture::addDoneCallback, py::arg("callback"),
            "As torch's, but that the callback never runs on the caller's thread.")
-      .def("wait", &CallbackFuture::wait, py::call_guard<py::gil_scoped_release>(),
+      .def("wait", &CallbackFuture::waitInTurn, py::call_guard<py::gil_scoped_release>(),
            "Block until it is complete; its value, or the failure raised.");
 }
 

@@ -26,10 +26,10 @@ class VISIBILITY_HIDDEN CallbackFuture : public PlainFuture {
   CallbackFuture(c10::intrusive_ptr<c10::ivalue::Future> future, FtWork::Source source)
       : PlainFuture(std::move(future)), source_(std::move(source)) {}
 
-  // As torch's.
-  std::shared_ptr<CallbackFuture> then(pybind11::function callback);
+  // then(), add_done_callback() and wait() of torch's.
+  std::shared_ptr<CallbackFuture> thenOnPool(pybind11::function callback);
   void addDoneCallback(pybind11::function callback);
-  pybind11::object wait();
+  pybind11::object waitInTurn();
 
  private:
   FtWork::Source nextCallback();

@@ -122,7 +122,8 @@ std::shared_ptr<StoreThread> StoreThread::forServer(const std::string& key, Stor
   MutexLock lock(registry().mutex);
   std::erase_if(registry().by_key, [](const auto& entry) { return entry.second.expired(); });
   auto& slot = registry().by_key[key];
-  if ((existing = slot.lock())) return existing;  // another caller was faster
+  existing = slot.lock();
+  if (existing) return existing;  // another caller was faster
   slot = made;
   return made;
 }
