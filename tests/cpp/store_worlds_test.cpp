@@ -22,6 +22,12 @@ namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kSlower = 10;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+constexpr int kSlower = 10;
+#else
+constexpr int kSlower = 1;
+#endif
 #else
 constexpr int kSlower = 1;
 #endif
