@@ -6,8 +6,6 @@ launch     CPU time of one allreduce call, and time until its result is there, b
            which share the GPU where there is only one.
 abort      from the call of abort() with operations under way to an idle stream.
 configure  a first and later epochs, up to the first checked sum, beside destroy + init of "nccl".
-           --reinit plain,shrink: also epochs after one that was aborted, by each of these roads
-           to a communicator (TORCHFT_EXT_NCCL_REINIT), and how often the latter was taken.
 memory     that one more group takes on the device.
 
 --device privateuseone runs it on the simulated device, without a rival or with ft as its own: that
@@ -37,7 +35,6 @@ import torch.distributed as dist
 
 DEFAULT_SIZES = {1: "4,1K,32K,256K,1M,16M,64M,256M", 2: "4,1K,32K,256K,1M,16M,256M"}
 QUICK_SIZES = "4,1M"
-ROADS = ("plain", "shrink")
 PARTS = ("launch", "abort", "configure", "memory")
 LIMIT = timedelta(seconds=120)
 GPU_TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
@@ -216,31 +213,6 @@ def rank_configure(command: dict[str, Any], store: dist.Store) -> None:
     ranks.reply("measured", cold=cold, warm=warm)
 
 
-def rank_reinit(command: dict[str, Any], store: dist.Store) -> None:
-    """Epochs that begin after an abort, each up to its first checked sum."""
-    import torchft_ext
-
-    rank, world, times = command["rank"], command["world"], []
-    os.environ["TORCHFT_EXT_NCCL_REINIT"] = command["road"]
-    use_device(rank)
-    init(command, dist.PrefixStore(f"reinit/{command['road']}", store))
-    backend = torchft_ext.backend()
-    for number in range(command["count"]):
-        sum_is_right()
-        dist.barrier()
-        if rank == 0:
-            time.sleep(0.02)  # the others' barrier is through by then
-            backend.abort("the benchmark")
-        while backend.errored() is None:
-            time.sleep(0.001)
-        begin = time.perf_counter()
-        address = f"{command['address']}/{command['road']}{number}"
-        backend.configure(address, rank, world, timeout=LIMIT)
-        sum_is_right()
-        times.append(time.perf_counter() - begin)
-    ranks.reply("measured", times=times, taken=backend.stats()["counters"]["nccl_inherited"])
-
-
 def rank_memory(command: dict[str, Any], store: dist.Store) -> None:
     use_device(command["rank"])
     init(command, dist.PrefixStore("memory", store))
@@ -263,7 +235,6 @@ def rank_main() -> None:
         "launch": rank_launch,
         "abort": rank_abort,
         "configure": rank_configure,
-        "reinit": rank_reinit,
         "memory": rank_memory,
     }
     for command in ranks.commands():
@@ -397,28 +368,6 @@ class Bench:
                     "warm": report.summary(warm[engine]),
                 }
                 yield {"engine": engine, "world": world, "seconds": summaries}
-        yield from self.reinit()
-
-    def reinit(self) -> Iterator[dict[str, Any]]:
-        """After aborts; the roads in alternate rounds, each in processes of its own."""
-        for world in [world for world in self.arguments.worlds if world > 1]:
-            times: dict[str, list[float]] = {road: [] for road in self.arguments.reinit}
-            taken = dict.fromkeys(times, 0)
-            for number in range(self.arguments.rounds):
-                for road in times:
-                    ranks.progress(f"configure after an abort, {road}, round {number + 1}")
-                    answers = self.ask(world, "reinit", road=road, count=self.arguments.epochs)
-                    by_epoch = zip(*(a["times"] for a in answers), strict=True)
-                    times[road] += [max(found) for found in by_epoch]
-                    taken[road] += answers[0]["taken"]
-            for road, found in times.items():
-                yield {
-                    "engine": f"ft, {road}",
-                    "road": road,
-                    "world": world,
-                    "taken": taken[road],
-                    "seconds": {"after an abort": report.summary(found)},
-                }
 
     def memory(self) -> list[dict[str, Any]]:
         ranks.progress("memory of a group")
@@ -445,7 +394,6 @@ def parse_arguments() -> argparse.Namespace:
         help="ft with non-blocking communicators (TORCHFT_EXT_NCCL_BLOCKING=0)",
     )
     parser.add_argument("--parts", default=",".join(PARTS), help=f"default {','.join(PARTS)}")
-    parser.add_argument("--reinit", default="", help=f"some of {','.join(ROADS)}; default none")
     parser.add_argument("--worlds", type=report.comma_list(int), default=[1, 2], help="default 1,2")
     sizes = report.comma_list(report.parse_bytes)
     parser.add_argument("--sizes", type=sizes, help=f"in bytes, with K, M, G; {DEFAULT_SIZES}")
@@ -464,10 +412,6 @@ def parse_arguments() -> argparse.Namespace:
         arguments.rival = "nccl" if arguments.device == "cuda" else "none"
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("this torch sees no CUDA device; --device privateuseone is the simulated one")
-    arguments.reinit = arguments.reinit.split(",") if arguments.reinit else []
-    for road in arguments.reinit:
-        if road not in ROADS:
-            parser.error(f"--reinit: expected some of {', '.join(ROADS)}; found {road!r}")
     arguments.parts = arguments.parts.split(",")
     for part in arguments.parts:
         if part not in PARTS:

@@ -38,12 +38,12 @@ HostEngineOptions hostOptions(const FtOptions& options,
 
 // What the environment asks for. Else blocking communicators, which spare a thread of NCCL's for
 // each operation (docs/decisions.md), where nothing speaks against them.
-bool blockingCalls(std::optional<bool> asked, NcclReinit reinit, const NcclApi& nccl) {
+bool blockingCalls(std::optional<bool> asked, const NcclApi& nccl) {
   if (asked == false) return false;
   const std::string refused = refusedForBlockingCalls();
   TORCH_CHECK_VALUE(!asked || refused.empty(), "TORCHFT_EXT_NCCL_BLOCKING=1: ", refused);
   if (asked) return true;
-  return refused.empty() && reinit == NcclReinit::kPlain && knowsBlockingAborts(nccl);
+  return refused.empty() && knowsBlockingAborts(nccl);
 }
 
 }  // namespace
@@ -86,8 +86,7 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   nccl.high_priority = options.high_priority_stream;
   nccl.memory = std::make_shared<MemoryRegistry>();
   const Environment environment = readEnvironment();
-  if (environment.nccl_shrinks.value_or(false)) nccl.reinit = NcclReinit::kShrink;
-  nccl.blocking_calls = blockingCalls(environment.nccl_blocking, nccl.reinit, *platform->nccl);
+  nccl.blocking_calls = blockingCalls(environment.nccl_blocking, *platform->nccl);
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   Devices devices(name == "ft", platform, "");
   if (!options.poison)

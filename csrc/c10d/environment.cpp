@@ -84,11 +84,6 @@ Environment readEnvironment() {
   if (const auto text = read("TORCHFT_EXT_NCCL_BLOCKING")) {
     environment.nccl_blocking = parseSwitch("TORCHFT_EXT_NCCL_BLOCKING", *text);
   }
-  if (const auto text = read("TORCHFT_EXT_NCCL_REINIT")) {
-    TORCH_CHECK_VALUE(*text == "plain" || *text == "shrink",
-                      "TORCHFT_EXT_NCCL_REINIT: expected 'plain' or 'shrink', found '", *text, "'");
-    environment.nccl_shrinks = *text == "shrink";
-  }
   return environment;
 }
 

@@ -19,7 +19,6 @@ struct Environment {
   std::optional<std::chrono::milliseconds> heartbeat;  // TORCHFT_EXT_HEARTBEAT, seconds; 0: off
   std::optional<bool> nan_check;                       // TORCHFT_EXT_NAN_CHECK, 0 or 1
   std::optional<bool> nccl_blocking;                   // TORCHFT_EXT_NCCL_BLOCKING, 0 or 1
-  std::optional<bool> nccl_shrinks;                    // TORCHFT_EXT_NCCL_REINIT, plain or shrink
 };
 Environment readEnvironment();
 

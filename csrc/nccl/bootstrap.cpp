@@ -10,22 +10,20 @@ namespace {
 
 // As it travels, before the ids; little-endian, as all frames are.
 struct Header {
-  static constexpr uint64_t kMagic = 0x344c43434e544654;  // "TFTNCCL4"
+  static constexpr uint64_t kMagic = 0x354c43434e544654;  // "TFTNCCL5"
   uint64_t magic = kMagic;
   uint64_t tag = 0;  // kind and ordinal
   uint64_t device_type = 0;
   uint64_t ids = 1;
-  uint64_t parent = 0;  // ranks may differ in it
 };
 constexpr uint64_t kPairTag = uint64_t{1} << 62;
 constexpr uint64_t kMeetTag = uint64_t{1} << 61;
-constexpr uint64_t kVoteTag = uint64_t{1} << 60;
 using Bytes = std::vector<uint8_t>;
 using Ids = std::vector<NcclUniqueId>;
-static_assert(sizeof(Header) == 40 && sizeof(NcclUniqueId) == 128);
+static_assert(sizeof(Header) == 32 && sizeof(NcclUniqueId) == 128);
 
 std::string described(uint64_t tag, uint64_t device_type) {
-  return "number " + std::to_string(tag & ~(kEngineTag | kPairTag | kMeetTag | kVoteTag)) +
+  return "number " + std::to_string(tag & ~(kEngineTag | kPairTag | kMeetTag)) +
          ((tag & kPairTag) != 0 ? " of two ranks" : " of all ranks") + " for device type " +
          std::to_string(device_type);
 }
@@ -68,8 +66,7 @@ TreePlace placeOf(const Bootstrap& bootstrap) {
 }
 
 Header headerOf(const Bootstrap& bootstrap, size_t ids) {
-  return {Header::kMagic, tagOf(bootstrap), static_cast<uint64_t>(bootstrap.device_type), ids,
-          bootstrap.parent};
+  return {Header::kMagic, tagOf(bootstrap), static_cast<uint64_t>(bootstrap.device_type), ids};
 }
 
 bool agrees(const Header& found, const Header& expected) {
@@ -88,12 +85,7 @@ std::shared_ptr<Bytes> messageOf(const Bootstrap& bootstrap, const Ids& ids) {
   return bytes;
 }
 
-struct Received {
-  Ids ids;
-  uint64_t parent = 0;
-};
-
-std::optional<Received> receive(const Bootstrap& bootstrap, int from, size_t count) {
+std::optional<Ids> receive(const Bootstrap& bootstrap, int from, size_t count) {
   const auto bytes = messageOf(bootstrap, Ids(count));
   const auto state = transfer(bootstrap, OpKind::kRecv, from, bytes);
   if (!state->wait(bootstrap.deadline) || state->failure()) return std::nullopt;
@@ -103,12 +95,12 @@ std::optional<Received> receive(const Bootstrap& bootstrap, int from, size_t cou
     failMismatch(bootstrap, header);
     return std::nullopt;
   }
-  Received received{Ids(count), header.parent};
+  Ids ids(count);
   for (size_t i = 0; i < count; ++i) {
-    std::memcpy(received.ids[i].bytes.data(),
-                bytes->data() + sizeof(header) + i * sizeof(NcclUniqueId), sizeof(NcclUniqueId));
+    std::memcpy(ids[i].bytes.data(), bytes->data() + sizeof(header) + i * sizeof(NcclUniqueId),
+                sizeof(NcclUniqueId));
   }
-  return received;
+  return ids;
 }
 
 // On the lowest rank: its own, and those of the other parts' first ranks.
@@ -118,7 +110,7 @@ std::optional<Ids> collect(const Bootstrap& bootstrap, const NcclUniqueId& own) 
     const int size = bootstrap.lifecycle->identity().size;
     const auto one = receive(bootstrap, firstRankOfPart(part, size, bootstrap.roots), 1);
     if (!one) return std::nullopt;
-    ids.push_back(one->ids.front());
+    ids.push_back(one->front());
   }
   return ids;
 }
@@ -126,10 +118,8 @@ std::optional<Ids> collect(const Bootstrap& bootstrap, const NcclUniqueId& own) 
 }  // namespace
 
 uint64_t tagOf(const Bootstrap& bootstrap) {
-  uint64_t round = 0;
-  if (bootstrap.round == Bootstrap::Round::kMeet) round = kMeetTag;
-  if (bootstrap.round == Bootstrap::Round::kVote) round = kVoteTag;
-  return kEngineTag | (bootstrap.peer < 0 ? 0 : kPairTag) | round | bootstrap.ordinal;
+  return kEngineTag | (bootstrap.peer < 0 ? 0 : kPairTag) | (bootstrap.meets ? kMeetTag : 0) |
+         bootstrap.ordinal;
 }
 
 // Binomial: the parent is the rank without its lowest bit; the largest subtree is served first.
@@ -142,23 +132,18 @@ TreePlace placeInTree(int rank, int size) {
   return place;
 }
 
-std::optional<uint64_t> meet(Bootstrap bootstrap) {
-  if (bootstrap.round == Bootstrap::Round::kIds) bootstrap.round = Bootstrap::Round::kMeet;
+bool meet(Bootstrap bootstrap) {
+  bootstrap.meets = true;
   const TreePlace place = placeOf(bootstrap);
-  for (const int child : place.children) {
-    const auto below = receive(bootstrap, child, 0);
-    if (!below) return std::nullopt;
-    if (below->parent != bootstrap.parent) bootstrap.parent = 0;
-  }
+  for (const int child : place.children)
+    if (!receive(bootstrap, child, 0)) return false;
   if (place.parent >= 0) {
     transfer(bootstrap, OpKind::kSend, place.parent, messageOf(bootstrap, {}));
-    const auto agreed = receive(bootstrap, place.parent, 0);
-    if (!agreed) return std::nullopt;
-    bootstrap.parent = agreed->parent;
+    if (!receive(bootstrap, place.parent, 0)) return false;
   }
   for (const int child : place.children)
     transfer(bootstrap, OpKind::kSend, child, messageOf(bootstrap, {}));
-  return bootstrap.parent;
+  return true;
 }
 
 std::optional<std::vector<NcclUniqueId>> spreadUniqueIds(const Bootstrap& bootstrap,
@@ -169,8 +154,7 @@ std::optional<std::vector<NcclUniqueId>> spreadUniqueIds(const Bootstrap& bootst
     ids = collect(bootstrap, *own);
   } else {
     if (own != nullptr) transfer(bootstrap, OpKind::kSend, 0, messageOf(bootstrap, {*own}));
-    if (auto received = receive(bootstrap, place.parent, static_cast<size_t>(bootstrap.roots)))
-      ids = std::move(received->ids);
+    ids = receive(bootstrap, place.parent, static_cast<size_t>(bootstrap.roots));
   }
   if (!ids) return std::nullopt;
   const auto bytes = messageOf(bootstrap, *ids);

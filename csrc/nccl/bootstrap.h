@@ -6,8 +6,7 @@
 // Messages alone, under tags that no user's operation can have (operation.h): an id never enters
 // the sequence of the user's own collectives on host memory, which other threads issue in another
 // order on each rank. Tag and message both say for which communicator an id is: for all ranks or
-// for two, and the how-manyeth of its kind. Before that the ranks meet, up the tree and down again,
-// and find out whether all of them could make it from the same older communicator (succession.h).
+// for two, and the how-manyeth of its kind. Before that the ranks meet, up the tree and down again.
 //
 // Threads: the issuing thread. Blocks until the id has come, until the deadline at most, calls the
 // wait hook (which may throw), and ends with the epoch. What has still to be passed on when it
@@ -34,17 +33,13 @@ struct Bootstrap {
   uint64_t ordinal = 0;  // how many communicators these ranks made before in this epoch
   int peer = -1;         // the other rank; -1: all ranks
   int roots = 1;         // how many ids
-  uint64_t parent = 0;   // the id of what this rank could make it from; 0: nothing
-  // Its messages: the ids, those of the ranks that meet, or those of ranks that have made it.
-  enum class Round { kIds, kMeet, kVote };
-  Round round = Round::kIds;
+  bool meets = false;    // its messages: those of the ranks that meet; else the ids
 };
 
-// All ranks have come to this communicator (or to kVote). Before anything of NCCL's is made for it:
-// what waits there for ranks hears of no abort, and is freed only when they come (NCCL 2.18 to
-// 2.31). The parent that all of them named, or 0, the same on all ranks. nullopt: the epoch is
-// over, or the deadline has passed.
-std::optional<uint64_t> meet(Bootstrap bootstrap);
+// All ranks have come to this communicator. Before anything of NCCL's is made for it: what waits
+// there for ranks hears of no abort, and is freed only when they come (NCCL 2.18 to 2.31). False:
+// the epoch is over, or the deadline has passed.
+bool meet(Bootstrap bootstrap);
 
 // own: the id that this rank has made, if it is the first of a part; null elsewhere. nullopt: the
 // epoch is over (it has failed if the ranks did not agree), or the deadline has passed.

@@ -49,17 +49,16 @@ struct Helper {
 }  // namespace
 
 struct CommReaper::Shared : std::enable_shared_from_this<CommReaper::Shared> {
-  Shared(std::function<void()> cut, Duration batch_limit, std::shared_ptr<Heritage> parked)
-      : on_cut(std::move(cut)), limit(batch_limit), heritage(std::move(parked)) {}
+  Shared(std::function<void()> cut, Duration batch_limit)
+      : on_cut(std::move(cut)), limit(batch_limit) {}
 
   const std::function<void()> on_cut;
   const Duration limit;
-  const std::shared_ptr<Heritage> heritage;
   const uint64_t generation = forkGeneration();
   Mutex mutex;
   CondVar changed;
   std::vector<Request> requests GUARDED_BY(mutex);
-  bool finished GUARDED_BY(mutex) = false;  // some helper has, or something parked is due
+  bool finished GUARDED_BY(mutex) = false;  // some helper has
   bool stopping GUARDED_BY(mutex) = false;
   Deadline stop_by GUARDED_BY(mutex) = Deadline::never();
   std::vector<std::weak_ptr<DeviceComm>> handed_over GUARDED_BY(mutex);
@@ -70,13 +69,11 @@ struct CommReaper::Shared : std::enable_shared_from_this<CommReaper::Shared> {
 
   bool inherited() const { return generation != forkGeneration(); }
   void submit(Request request);
-  void noteHandedOver(const Comms& comms) REQUIRES(mutex);
-  void startParked(Comms comms);
   void startReturned();
   void run();
   std::vector<Request> await(Deadline deadline);
   void collect(bool give_up_all);
-  void account(ReapBatch& batch);
+  void account(const ReapBatch& batch);
   void start(Comms comms, ReapBatch::How how, Deadline retire_by);
   bool endingOn(c10::Device device, Comms& seen) const REQUIRES(mutex);
   void startAll(std::vector<Request> requests);
@@ -87,7 +84,9 @@ void CommReaper::Shared::submit(Request request) {
   for (const auto& comm : request.comms) comm->close();
   if (request.comms.empty() || inherited()) return;
   MutexLock lock(mutex);
-  noteHandedOver(request.comms);
+  std::erase_if(handed_over, [](const auto& weak) { return weak.expired(); });
+  std::erase_if(kept, [](const auto& comm) { return comm->gone(); });
+  handed_over.insert(handed_over.end(), request.comms.begin(), request.comms.end());
   if (stopping) {
     kept.insert(kept.end(), request.comms.begin(), request.comms.end());
     return;
@@ -96,28 +95,6 @@ void CommReaper::Shared::submit(Request request) {
     for (const auto& comm : request.comms) comm->keepControl();
   requests.push_back(std::move(request));
   changed.notifyAll();
-}
-
-// One that was spared comes for the second time.
-void CommReaper::Shared::noteHandedOver(const Comms& comms) {
-  const auto again = [&](const std::weak_ptr<DeviceComm>& weak) {
-    return std::any_of(comms.begin(), comms.end(), [&](const auto& comm) {
-      return !weak.owner_before(comm) && !comm.owner_before(weak);
-    });
-  };
-  std::erase_if(handed_over, [&](const auto& weak) { return weak.expired() || again(weak); });
-  std::erase_if(kept, [](const auto& comm) { return comm->gone(); });
-  handed_over.insert(handed_over.end(), comms.begin(), comms.end());
-  for (const auto& comm : comms) comm->spare(false);
-}
-
-void CommReaper::Shared::startParked(Comms comms) {
-  if (comms.empty()) return;
-  {
-    MutexLock lock(mutex);
-    noteHandedOver(comms);
-  }
-  start(std::move(comms), ReapBatch::How::kAbort, Deadline::never());
 }
 
 // Those whose callers have come back after all. Not blocking ones: they were told to stop in a
@@ -146,7 +123,7 @@ std::vector<Request> CommReaper::Shared::await(Deadline deadline) {
 }
 
 Deadline CommReaper::Shared::nextLimit() const {
-  Deadline next = heritage->nextDue();
+  Deadline next = Deadline::never();
   for (const Helper& helper : helpers)
     if (!helper.given_up) next = next.orEarlier(helper.overdue());
   return inside.empty() ? next : next.orEarlier(kLookForReturned);
@@ -155,13 +132,11 @@ Deadline CommReaper::Shared::nextLimit() const {
 void CommReaper::Shared::run() {
   while (true) {
     startAll(await(nextLimit()));
-    collect(false);  // first: what a batch has parked is none of its own any more
-    startParked(heritage->takeDue());
+    collect(false);
     startReturned();
     MutexLock lock(mutex);
     if (stopping && requests.empty()) break;
   }
-  startParked(heritage->close());
   Deadline by = Deadline::never();
   {
     MutexLock lock(mutex);
@@ -194,8 +169,7 @@ void CommReaper::Shared::startAll(std::vector<Request> requests_taken) {
 }
 
 void CommReaper::Shared::start(Comms comms, ReapBatch::How how, Deadline retire_by) {
-  auto batch =
-      std::make_shared<ReapBatch>(std::move(comms), how, retire_by, limit, on_cut, heritage);
+  auto batch = std::make_shared<ReapBatch>(std::move(comms), how, retire_by, limit, on_cut);
   auto done = std::make_shared<std::atomic<bool>>(false);
   // A helper that is left to itself may outlive the reaper, not what it uses.
   const auto body = [shared = shared_from_this(), batch, done] {
@@ -264,14 +238,10 @@ void CommReaper::Shared::collect(bool give_up_all) {
   helpers.swap(waiting);
 }
 
-void CommReaper::Shared::account(ReapBatch& batch) {
+void CommReaper::Shared::account(const ReapBatch& batch) {
   MutexLock lock(mutex);
-  counts.aborted += batch.parentsAborted();
   for (const auto& comm : batch.comms()) {
-    if (comm->spared()) continue;  // parked, or claimed: comes again
     if (comm->gone()) {
-      // One that was parked here may have been aborted by a later batch already.
-      if (!comm->countEnd()) continue;
       ++(batch.how() == ReapBatch::How::kRetire ? counts.retired : counts.aborted);
     } else {
       kept.push_back(comm);
@@ -286,16 +256,14 @@ bool CommReaper::Shared::endingOn(c10::Device device, Comms& seen) const {
     const auto comm = weak.lock();
     if (!comm) continue;
     seen.push_back(comm);
-    const bool ending =
-        !comm->gone() && !comm->captured() && !comm->spared() && comm->setup().device == device;
+    const bool ending = !comm->gone() && !comm->captured() && comm->setup().device == device;
     if (ending && std::find(kept.begin(), kept.end(), comm) == kept.end()) return true;
   }
   return false;
 }
 
-CommReaper::CommReaper(std::function<void()> on_cut, Duration limit,
-                       std::shared_ptr<Heritage> heritage)
-    : shared_(std::make_shared<Shared>(std::move(on_cut), limit, std::move(heritage))),
+CommReaper::CommReaper(std::function<void()> on_cut, Duration limit)
+    : shared_(std::make_shared<Shared>(std::move(on_cut), limit)),
       thread_("ft-nccl-reaper", [shared = shared_] { shared->run(); }) {}
 
 CommReaper::~CommReaper() {
@@ -308,13 +276,6 @@ void CommReaper::abort(Comms comms) {
 
 void CommReaper::retire(Comms comms, Deadline deadline) {
   shared_->submit({std::move(comms), ReapBatch::How::kRetire, deadline});
-}
-
-void CommReaper::lookAtHeritage() {
-  if (shared_->inherited()) return;
-  MutexLock lock(shared_->mutex);
-  shared_->finished = true;
-  shared_->changed.notifyAll();
 }
 
 bool CommReaper::awaitEnded(c10::Device device, Deadline deadline) const {
@@ -333,7 +294,7 @@ ReaperCounts CommReaper::counts() const {
   ReaperCounts counts = shared_->counts;
   for (const auto& weak : shared_->handed_over) {
     const auto comm = weak.lock();
-    if (!comm || comm->gone() || comm->spared()) continue;
+    if (!comm || comm->gone()) continue;
     ++counts.live;
     if (comm->captured() && comm->cut()) ++counts.held_by_graphs;
   }

@@ -10,9 +10,6 @@
 // blocking one in which a caller waits goes alone too: it is told to stop at once, and freed when
 // that one has left.
 //
-// What the next epoch may go on from is revoked and parked (heritage.h) in place of being aborted;
-// it is aborted when it is due, or handed over again.
-//
 // Owner: the process's NCCL threads; everyone shares it. Threads: abort() and retire() from any,
 // never block. The reaper's own ("ft-nccl-reaper") starts and joins the helpers ("ft-nccl-abort").
 // After stop(): what is handed over is closed and kept as it is, and counted.
@@ -24,7 +21,6 @@
 
 #include "base/threads.h"
 #include "nccl/device_comm.h"
-#include "nccl/heritage.h"
 
 namespace torchft_ext {
 
@@ -42,16 +38,12 @@ class CommReaper {
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;
 
   // on_cut: called on helpers when communicators have been cut or are gone. limit: of one batch.
-  CommReaper(std::function<void()> on_cut, Duration limit,
-             std::shared_ptr<Heritage> heritage = std::make_shared<Heritage>());
+  CommReaper(std::function<void()> on_cut, Duration limit);
   ~CommReaper();  // must have been stopped
 
   void abort(Comms comms);
   // After a goodbye: finalize and destroy; what is not through by the deadline is aborted.
   void retire(Comms comms, Deadline deadline);
-
-  // Something parked is due that was not before.
-  void lookAtHeritage();
 
   // Waits until no communicator on that device is being ended, but those that are stuck or held by
   // graphs. False: not by the deadline.

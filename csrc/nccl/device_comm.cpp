@@ -139,37 +139,6 @@ void DeviceComm::learn(uint64_t shape) {
   shapes_by_age_.pop_front();
 }
 
-bool DeviceComm::initialiseFrom(std::shared_ptr<DeviceComm>& parent,
-                                const std::vector<int>& excluded, Deadline deadline) {
-  const OnDevice on_device(setup_.device);
-  NcclResult begun = NcclResult::kSuccess;
-  {
-    const GateEntry entry(gate_, deadline);
-    if (!entry.entered()) return false;
-    parent_ = std::move(parent);
-    begun = excluded.empty() ? api().split(parent_->handle_, 0, setup_.rank, &handle_)
-                             : api().shrink(parent_->handle_, excluded, false, &handle_);
-  }
-  if (isError(begun)) {
-    fail(begun, "beginning to shrink an earlier epoch's to");
-    return false;
-  }
-  return settle(deadline);
-}
-
-std::shared_ptr<DeviceComm> DeviceComm::comeOfAge(Deadline deadline) {
-  const GateEntry entry(gate_, deadline);
-  if (!entry.entered()) return nullptr;
-  if (handle_ == nullptr) {
-    fail(NcclResult::kInternalError,
-         "shrinking (it said success, and gave none) an earlier epoch's to");
-    return nullptr;
-  }
-  ready_.store(true, std::memory_order_release);
-  return std::exchange(parent_, nullptr);
-}
-
-// Where it is made out of another, the call in progress is that one's, and so is the answer.
 bool DeviceComm::settle(Deadline deadline) {
   Pause pause;
   LeaverWatch leavers;
@@ -178,14 +147,12 @@ bool DeviceComm::settle(Deadline deadline) {
     {
       const GateEntry entry(gate_, deadline);
       if (!entry.entered()) return false;
-      const NcclResult asked = api().asyncError(parent_ ? parent_->handle_ : handle_, &state);
+      const NcclResult asked = api().asyncError(handle_, &state);
       if (isError(asked)) state = asked;
     }
     if (state == NcclResult::kSuccess) return true;
     if (isError(state)) {
-      fail(state, ready()   ? "running an operation"
-                  : parent_ ? "shrinking an earlier epoch's to"
-                            : "initialising");
+      fail(state, ready() ? "running an operation" : "initialising");
       return false;
     }
     if (deadline.expired()) return false;

@@ -5,9 +5,7 @@
 //   closed  its epoch is over (or it is being retired): no call into NCCL begins any more
 //   cut     revoked or aborted, so that its kernels end and streams get on; or given up
 //   gone    NCCL has freed it
-// Between the last two it may be at rest: revoked, and NCCL through with that, so that nothing more
-// of it comes into a stream. Then it may be spared for the next epoch's (heritage.h), which takes
-// it over: until that is ready, or is ended with it, calls on either go through the new one's gate.
+// Once NCCL is through with its finalize it is at rest: nothing more of it comes into a stream.
 //
 // Non-blocking: calls return at once, and NCCL goes on in threads of its own until asyncError()
 // says that it is through. Blocking: calls return when that is so, and NCCL needs no thread; what
@@ -39,7 +37,6 @@
 #include "nccl/call_gate.h"
 #include "nccl/call_threads.h"
 #include "nccl/comm_memory.h"
-#include "nccl/lineage.h"
 #include "nccl/nccl_platform.h"
 #include "nccl/peers_left.h"
 
@@ -53,11 +50,10 @@ struct DeviceCommSetup {
   int size = 1;
   std::string name;  // "dp0 epoch 3 cuda:0"
   bool high_priority = false;
-  int peer = -1;                             // the epoch's rank at the other end; -1: all ranks
-  std::shared_ptr<const PeersLeft> left{};   // null: nobody leaves
-  std::shared_ptr<CallThreads> calls{};      // of a blocking one; null: it is non-blocking
-  std::shared_ptr<const Lineage> lineage{};  // null: no other is made from it
-  std::weak_ptr<Communicator> control{};     // by which the epoch's members hear of failures
+  int peer = -1;                            // the epoch's rank at the other end; -1: all ranks
+  std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
+  std::shared_ptr<CallThreads> calls{};     // of a blocking one; null: it is non-blocking
+  std::weak_ptr<Communicator> control{};    // by which the epoch's members hear of failures
 };
 
 class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
@@ -90,13 +86,6 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // Whether such calls have been made before, so that NCCL has connected what they need.
   bool knows(uint64_t shape) const { return shapes_.count(shape) > 0; }
   void learn(uint64_t shape);
-  // The same, out of an older one that this thread alone may call (heritage.h): shrunk by these of
-  // its ranks, or split off with all of them. It is this one's from then on, whatever comes.
-  bool initialiseFrom(std::shared_ptr<DeviceComm>& parent, const std::vector<int>& excluded,
-                      Deadline deadline);
-  // All ranks have it: it is ready. Gives back the parent, which the caller hands to the reaper.
-  // Null: the epoch is over, or the deadline has passed.
-  std::shared_ptr<DeviceComm> comeOfAge(Deadline deadline);
   // To be called inside the gate.
   NcclComm handle() const { return handle_; }
   CallGate& gate() { return gate_; }
@@ -133,9 +122,6 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // Whether NCCL enqueues nothing more for it: at rest, or gone.
   bool awaitRest(Deadline deadline);
   bool atRest() const;
-  // Its end is put off: nobody waits for it, or counts it as being ended.
-  bool spared() const { return spared_.load(std::memory_order_acquire); }
-  void spare(bool spared) { spared_.store(spared, std::memory_order_release); }
 
   // ---- reaper, once the gate is closed, and empty but for what the last two say
 
@@ -146,11 +132,6 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // once there is one.
   bool handleIsKnown() const { return handle_known_.load(std::memory_order_acquire); }
   NcclComm knownHandle() const { return known_handle_; }
-  // Out of which it is being made. NCCL's thread for that is the parent's, and may write the handle
-  // until the parent's abort has returned: this one is aborted after that.
-  const std::shared_ptr<DeviceComm>& parent() const { return parent_; }
-  // True: once.
-  bool countEnd() { return !counted_.exchange(true); }
   // By which the epoch's members can be told of its failure. Kept from when its abort is asked for
   // until it is taken, since the epoch's owner may go meanwhile. Null: it has gone.
   void keepControl();
@@ -176,8 +157,7 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // Whoever is inside the gate, or closed and emptied it. NCCL may write it until init is through
   // or the communicator is gone (nccl_api.h): so it is here, not on the stack of who initialises.
   NcclComm handle_ = nullptr;
-  std::shared_ptr<DeviceComm> parent_;        // the issuing thread's, inside the gate
-  CommMemory memory_;                         // the same
+  CommMemory memory_;                         // the issuing thread's, inside the gate
   std::shared_ptr<c10::DataPtr> scratch_;     // the issuing thread's
   std::vector<c10::Stream> capture_streams_;  // the issuing thread's
   std::unordered_set<uint64_t> shapes_;       // the issuing thread's, as the next
@@ -187,8 +167,6 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   std::atomic<bool> ready_{false};     // written by the issuing thread
   std::atomic<bool> cut_{false};       // written by the reaper, under mutex_
   std::atomic<bool> captured_{false};  // written by the issuing thread
-  std::atomic<bool> spared_{false};    // written by its owner
-  std::atomic<bool> counted_{false};   // written by the reaper
   mutable Mutex mutex_;
   CondVar changed_;
   bool at_rest_ GUARDED_BY(mutex_) = false;  // gone included

@@ -6,7 +6,6 @@
 #include "base/log.h"
 #include "nccl/bootstrap.h"
 #include "nccl/memory_registry.h"
-#include "nccl/succession.h"
 
 namespace torchft_ext {
 namespace {
@@ -52,8 +51,6 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
   if (peer >= 0) {
     comm.rank = identity.rank < peer ? 0 : 1;
     comm.size = 2;
-  } else {
-    comm.lineage = nextLineage();
   }
   auto made = std::make_shared<DeviceComm>(std::move(comm));
   MutexLock lock(mutex_);
@@ -62,18 +59,9 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
   return made;
 }
 
-// All ranks make their communicators of all ranks in one order, whichever devices they are on.
-std::shared_ptr<const Lineage> EpochComms::nextLineage() {
-  if (!setup_.lineage) return nullptr;
-  auto lineage = std::make_shared<Lineage>(*setup_.lineage);
-  lineage->id = nthOfEpoch(lineage->id, lineages_++);
-  return lineage;
-}
-
 bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
   const DeviceCommSetup& setup = comm.setup();
   awaitRoom(setup.device, need.deadline);
-  Succession succession(*setup_.threads, comm);
   const OnDevice on_device(setup.device);  // whose context the change of mode needs
   // What NCCL allocates must not end a capture of another thread's.
   const auto relaxed = setup.platform->cuda->relaxCapture();
@@ -86,18 +74,11 @@ bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
                             static_cast<int>(setup.device.type()),
                             ordinals_[peer]++,
                             peer,
-                            roots,
-                            succession.offer()};
-  if (setup.size > 1) {
-    const auto parent = meet(bootstrap);
-    if (!parent) return false;
-    if (*parent != 0) return succession.bringUp(comm, bootstrap);
-  }
-  if (succession.decline()) awaitRoom(setup.device, need.deadline);
-  return bringUpAnew(comm, bootstrap);
+                            roots};
+  return (setup.size == 1 || meet(bootstrap)) && initialise(comm, bootstrap);
 }
 
-bool EpochComms::bringUpAnew(DeviceComm& comm, const Bootstrap& bootstrap) {
+bool EpochComms::initialise(DeviceComm& comm, const Bootstrap& bootstrap) {
   const DeviceCommSetup& setup = comm.setup();
   NcclUniqueId id;
   const bool makes_id = makesId(setup.rank, setup.size, bootstrap.roots);

@@ -26,7 +26,6 @@ class EpochComms {
     std::shared_ptr<Communicator> control;
     std::shared_ptr<Lifecycle> lifecycle;
     NcclEngineOptions options;
-    std::optional<Lineage> lineage{};  // of its first communicator of all ranks; none: of no use
     std::shared_ptr<NcclThreads> threads{};  // these two by the communicator
     std::shared_ptr<PeersLeft> left{};
   };
@@ -53,16 +52,14 @@ class EpochComms {
   using Key = std::pair<c10::DeviceIndex, int>;
   std::shared_ptr<DeviceComm> find(const Key& key) const;
   std::shared_ptr<DeviceComm> make(c10::Device device, int peer);
-  std::shared_ptr<const Lineage> nextLineage();
   bool bringUp(DeviceComm& comm, int peer, const Need& need);
-  static bool bringUpAnew(DeviceComm& comm, const Bootstrap& bootstrap);
+  static bool initialise(DeviceComm& comm, const Bootstrap& bootstrap);
   int rootsOf(const DeviceComm& comm) const;
   void awaitRoom(c10::Device device, Deadline deadline) const;
   std::string nameOf(c10::Device device, int peer) const;
 
   const Setup setup_;
   std::map<int, uint64_t> ordinals_;  // the issuing thread's: by peer, how many were made
-  uint64_t lineages_ = 0;             // the issuing thread's
   mutable Mutex mutex_;
   std::map<Key, std::shared_ptr<DeviceComm>> comms_ GUARDED_BY(mutex_);
   bool over_ GUARDED_BY(mutex_) = false;

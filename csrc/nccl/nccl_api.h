@@ -22,15 +22,11 @@ namespace torchft_ext {
 
 // By the version that brought it; asked at run time.
 enum class NcclFeature {
-  kSplit,           // 2.18
-  kDeferredAbort,   // 2.22.3: in a group an abort sets flags, and frees at the group's end
-  kScalableInit,    // 2.23
-  kFloat8,          // 2.24
-  kSafeAbort,       // 2.26.2: before it an abort can hang
-  kShrink,          // 2.27.3
-  kNativeAlltoall,  // 2.28.3: AlltoAll, Gather, Scatter
-  kRevoke,          // 2.28.7
-  kGrow,            // 2.29.2
+  kDeferredAbort,  // 2.22.3: in a group an abort sets flags, and frees at the group's end
+  kScalableInit,   // 2.23
+  kFloat8,         // 2.24
+  kSafeAbort,      // 2.26.2: before it an abort can hang
+  kRevoke,         // 2.28.7
 };
 
 struct NcclInit {
@@ -54,14 +50,9 @@ class NcclApi {
   virtual void releaseRoot(const NcclUniqueId& id) = 0;
   // Non-blocking: mostly kInProgress, with *comm set; asyncError() tells when it is ready.
   // Blocking: inside a group, kSuccess with *comm set; the group's end returns when it is ready.
-  // NCCL may write *comm (of split and shrink: *out) on a thread of its own until asyncError(), of
-  // this one (of split and shrink: of the parent), is no longer kInProgress, or its abort() has
-  // returned: it must live so long.
+  // NCCL may write *comm on a thread of its own until asyncError() is no longer kInProgress, or its
+  // abort() has returned: it must live so long.
   virtual NcclResult init(NcclComm* comm, const NcclInit& init) = 0;
-  virtual NcclResult split(NcclComm comm, int color, int key, NcclComm* out) = 0;
-  // abort: the parent's operations are given up. excluded: ranks of the parent.
-  virtual NcclResult shrink(NcclComm comm, const std::vector<int>& excluded, bool abort,
-                            NcclComm* out) = 0;
   virtual NcclResult asyncError(NcclComm comm, NcclResult* state) = 0;
   virtual NcclResult finalize(NcclComm comm) = 0;
   virtual NcclResult destroy(NcclComm comm) = 0;

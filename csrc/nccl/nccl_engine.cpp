@@ -23,13 +23,6 @@ void warnOfUnsafeAbort(const NcclApi& nccl) {
 }
 
 NcclEngineOptions possible(NcclEngineOptions options, const NcclApi& nccl) {
-  const bool shrinks = nccl.has(NcclFeature::kShrink) && nccl.has(NcclFeature::kRevoke);
-  if (options.reinit == NcclReinit::kShrink && (!shrinks || options.blocking_calls)) {
-    options.reinit = NcclReinit::kPlain;
-    log(LogLevel::kWarning, "TORCHFT_EXT_NCCL_REINIT=shrink needs NCCL 2.28.7, found " +
-                                dottedVersion(nccl.version()) +
-                                ", and non-blocking communicators: they are made anew");
-  }
   if (!options.blocking_calls || nccl.has(NcclFeature::kDeferredAbort)) return options;
   log(LogLevel::kWarning, "NCCL " + dottedVersion(nccl.version()) +
                               " cannot free a blocking communicator in which a call waits "
@@ -45,13 +38,6 @@ class NcclEngine : public Engine {
       : platform_(std::move(platform)),
         control_(std::move(control)),
         options_(std::move(options)) {}
-  ~NcclEngine() override {
-    heir_.reset();
-    endOrphans();
-  }
-  NcclEngine(const NcclEngine&) = delete;
-  NcclEngine& operator=(const NcclEngine&) = delete;
-
   const char* name() const override { return "nccl"; }
   std::vector<std::pair<std::string, int64_t>> counters() const override;
   std::variant<MemberRecord, Failure> describeSelf() override { return control_->describeSelf(); }
@@ -68,19 +54,8 @@ class NcclEngine : public Engine {
 
   const std::shared_ptr<const NcclPlatform> platform_;
   const std::shared_ptr<Engine> control_;
-  std::optional<Lineage> lineageOf(const Roster& roster) const;
-
   const NcclEngineOptions options_;
-  std::shared_ptr<const int> heir_ = std::make_shared<const int>();  // heritage.h: as long as this
 };
-
-// None: no communicator is to be made from those of that epoch.
-std::optional<Lineage> NcclEngine::lineageOf(const Roster& roster) const {
-  if (options_.reinit == NcclReinit::kPlain) return std::nullopt;
-  Lineage lineage{{}, lineageId(roster.nonce), heir_};
-  for (const MemberRecord& member : roster.members) lineage.members.push_back(member.incarnation);
-  return lineage;
-}
 
 std::vector<std::pair<std::string, int64_t>> NcclEngine::counters() const {
   auto counters = control_->counters();
@@ -95,8 +70,6 @@ std::vector<std::pair<std::string, int64_t>> NcclEngine::counters() const {
   counters.emplace_back("nccl_retired", reaped.retired);
   counters.emplace_back("nccl_stuck_aborts", reaped.stuck);
   counters.emplace_back("nccl_held_by_graphs", reaped.held_by_graphs);
-  counters.emplace_back("nccl_parked", threads->heritage->parked());
-  counters.emplace_back("nccl_inherited", threads->heritage->inherited());
   return counters;
 }
 
@@ -133,8 +106,7 @@ std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> NcclEngine:
   auto* control = std::get_if<std::shared_ptr<Communicator>>(&formed);
   if (control == nullptr) return formed;
   auto communicator = std::make_shared<NcclCommunicator>(
-      EpochComms::Setup{platform_, std::move(*control), lifecycle, options_, lineageOf(roster)},
-      sharedNcclThreads());
+      EpochComms::Setup{platform_, std::move(*control), lifecycle, options_}, sharedNcclThreads());
   // All members have passed the control engine's barrier: nobody starts anew from here on.
   if (options_.bound_device && !communicator->bindDevice(*options_.bound_device, deadline)) {
     if (const FailurePtr failure = lifecycle->failure()) return *failure;

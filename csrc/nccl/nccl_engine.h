@@ -20,9 +20,6 @@
 namespace torchft_ext {
 
 class MemoryRegistry;
-// How the next epoch's communicator of all ranks is made where the last one failed: anew, or out of
-// that one's, where the library can (2.28.7), all ranks have it still, and members only went.
-enum class NcclReinit { kPlain, kShrink };
 
 struct NcclEngineOptions {
   std::optional<c10::Device> bound_device;  // its communicator is made with the epoch (device_id=)
@@ -35,7 +32,6 @@ struct NcclEngineOptions {
   // process's alone: members need not do it alike.
   bool blocking_calls = false;
   std::shared_ptr<MemoryRegistry> memory{};  // one group's; null: no pools are registered
-  NcclReinit reinit = NcclReinit::kPlain;
 };
 
 // Whether an abort of a blocking communicator in which a call waits is known to go well with this

@@ -52,13 +52,9 @@ void lookUpRequired(Lookup& lookup, NcclEntryPoints& entry) {
 
 void lookUpOptional(Lookup& lookup, NcclEntryPoints& entry) {
   TFT_OPTIONAL(CommInitRankScalable);
-  TFT_OPTIONAL(CommSplit);
-  TFT_OPTIONAL(CommShrink);
   TFT_OPTIONAL(CommRevoke);
-  TFT_OPTIONAL(CommGrow);
   TFT_OPTIONAL(CommRegister);
   TFT_OPTIONAL(CommDeregister);
-  TFT_OPTIONAL(AlltoAll);
 }
 
 #undef TFT_REQUIRED

@@ -32,7 +32,6 @@ struct NcclConfig {
 
 constexpr int kNcclScalarDevice = 0;         // ncclScalarDevice
 constexpr int kNcclScalarHostImmediate = 1;  // ncclScalarHostImmediate
-constexpr int kNcclShrinkAbort = 1;          // NCCL_SHRINK_ABORT
 constexpr int kNcclRevokeDefault = 0;        // NCCL_REVOKE_DEFAULT
 
 // The functions, by name. Enumerations travel as int.
@@ -43,14 +42,11 @@ struct NcclEntryPoints {
   int (*GetUniqueId)(NcclUniqueId*) = nullptr;
   int (*CommInitRankConfig)(NcclComm*, int, NcclUniqueId, int, NcclConfig*) = nullptr;
   int (*CommInitRankScalable)(NcclComm*, int, int, int, NcclUniqueId*, NcclConfig*) = nullptr;
-  int (*CommSplit)(NcclComm, int, int, NcclComm*, NcclConfig*) = nullptr;
-  int (*CommShrink)(NcclComm, int*, int, NcclComm*, NcclConfig*, int) = nullptr;
   int (*CommGetAsyncError)(NcclComm, int*) = nullptr;
   int (*CommFinalize)(NcclComm) = nullptr;
   int (*CommDestroy)(NcclComm) = nullptr;
   int (*CommAbort)(NcclComm) = nullptr;
   int (*CommRevoke)(NcclComm, int) = nullptr;
-  int (*CommGrow)(NcclComm, int, const NcclUniqueId*, int, NcclComm*, NcclConfig*) = nullptr;
   int (*CommRegister)(NcclComm, void*, size_t, void**) = nullptr;
   int (*CommDeregister)(NcclComm, void*) = nullptr;
   int (*GroupStart)() = nullptr;
@@ -62,7 +58,6 @@ struct NcclEntryPoints {
   int (*ReduceScatter)(const void*, void*, size_t, int, int, NcclComm, Stream) = nullptr;
   int (*Send)(const void*, size_t, int, int, NcclComm, Stream) = nullptr;
   int (*Recv)(void*, size_t, int, int, NcclComm, Stream) = nullptr;
-  int (*AlltoAll)(const void*, void*, size_t, int, NcclComm, Stream) = nullptr;
   int (*RedOpCreatePreMulSum)(int*, void*, int, int, NcclComm) = nullptr;
   int (*RedOpDestroy)(int, NcclComm) = nullptr;
 };

@@ -30,8 +30,6 @@ class NcclLibrary : public NcclApi {
 
   bool has(NcclFeature feature) const override {
     switch (feature) {
-      case NcclFeature::kSplit:
-        return entry_.CommSplit != nullptr && version_ >= 21801;
       case NcclFeature::kDeferredAbort:
         return version_ >= 22203;
       case NcclFeature::kScalableInit:
@@ -40,14 +38,8 @@ class NcclLibrary : public NcclApi {
         return version_ >= 22403;
       case NcclFeature::kSafeAbort:
         return version_ >= 22602;
-      case NcclFeature::kShrink:
-        return entry_.CommShrink != nullptr && version_ >= 22703;
-      case NcclFeature::kNativeAlltoall:
-        return entry_.AlltoAll != nullptr && version_ >= 22803;
       case NcclFeature::kRevoke:
         return entry_.CommRevoke != nullptr && version_ >= 22807;
-      case NcclFeature::kGrow:
-        return entry_.CommGrow != nullptr && version_ >= 22902;
     }
     return false;
   }
@@ -70,21 +62,6 @@ class NcclLibrary : public NcclApi {
     std::vector<NcclUniqueId> ids = init.ids;
     return result(entry_.CommInitRankScalable(comm, init.size, init.rank,
                                               static_cast<int>(ids.size()), ids.data(), &config));
-  }
-
-  NcclResult split(NcclComm comm, int color, int key, NcclComm* out) override {
-    if (!has(NcclFeature::kSplit)) return NcclResult::kInvalidUsage;
-    NcclConfig config;
-    return result(entry_.CommSplit(comm, color, key, out, &config));
-  }
-
-  NcclResult shrink(NcclComm comm, const std::vector<int>& excluded, bool abort,
-                    NcclComm* out) override {
-    if (!has(NcclFeature::kShrink)) return NcclResult::kInvalidUsage;
-    NcclConfig config;
-    std::vector<int> ranks = excluded;
-    return result(entry_.CommShrink(comm, ranks.data(), static_cast<int>(ranks.size()), out,
-                                    &config, abort ? kNcclShrinkAbort : 0));
   }
 
   NcclResult asyncError(NcclComm comm, NcclResult* state) override {

@@ -9,28 +9,25 @@ struct Shared {
   Mutex mutex;
   std::shared_ptr<NcclThreads> threads GUARDED_BY(mutex);
   Duration abort_limit GUARDED_BY(mutex) = std::chrono::seconds(10);
-  Duration parked_for GUARDED_BY(mutex) = kParkedFor;
 };
 PerProcess<Shared> shared;
 
 }  // namespace
 
-NcclThreads::NcclThreads(Duration abort_limit, Duration parked_for)
+NcclThreads::NcclThreads(Duration abort_limit)
     : events(std::make_shared<EventPool>()),
       poller(std::make_shared<EventPoller>()),
       calls(std::make_shared<CallThreads>()),
-      heritage(std::make_shared<Heritage>(parked_for)),
       reaper(
           [weak = std::weak_ptr<EventPoller>(poller)] {
             if (const auto alive = weak.lock()) alive->wake();
           },
-          abort_limit, heritage) {}
+          abort_limit) {}
 
 std::shared_ptr<NcclThreads> sharedNcclThreads() {
   MutexLock lock(shared.get().mutex);
   auto& threads = shared.get().threads;
-  if (!threads)
-    threads = std::make_shared<NcclThreads>(shared.get().abort_limit, shared.get().parked_for);
+  if (!threads) threads = std::make_shared<NcclThreads>(shared.get().abort_limit);
   return threads;
 }
 
@@ -44,20 +41,6 @@ bool stopNcclThreads(Deadline deadline) {
   const bool reaped = threads->reaper.stop(deadline);
   const bool returned = threads->calls->stop(deadline);  // those that the reaper has freed
   return threads->poller->stop(deadline) && returned && reaped;
-}
-
-void endOrphans() {
-  std::shared_ptr<NcclThreads> threads;
-  {
-    MutexLock lock(shared.get().mutex);
-    threads = shared.get().threads;
-  }
-  if (threads) threads->reaper.lookAtHeritage();
-}
-
-void setParkedForTest(Duration limit) {
-  MutexLock lock(shared.get().mutex);
-  shared.get().parked_for = limit;
 }
 
 void setAbortLimitForTest(Duration limit) {

@@ -10,26 +10,21 @@
 #include "nccl/comm_reaper.h"
 #include "nccl/event_poller.h"
 #include "nccl/event_pool.h"
-#include "nccl/heritage.h"
 
 namespace torchft_ext {
 
 struct NcclThreads {
-  NcclThreads(Duration abort_limit, Duration parked_for);
+  explicit NcclThreads(Duration abort_limit);
   const std::shared_ptr<EventPool> events;
   const std::shared_ptr<EventPoller> poller;
   const std::shared_ptr<CallThreads> calls;
-  const std::shared_ptr<Heritage> heritage;
   CommReaper reaper;
 };
 
 std::shared_ptr<NcclThreads> sharedNcclThreads();
 // Ends them; the next use makes new ones. False: something was left to itself.
 bool stopNcclThreads(Deadline deadline);
-// An engine is gone: what is parked for it goes too. Never blocks, and makes no threads.
-void endOrphans();
-// Of the threads made later. Default: 10 s, and heritage.h's.
+// Of the threads made later. Default: 10 s.
 void setAbortLimitForTest(Duration limit);
-void setParkedForTest(Duration limit);
 
 }  // namespace torchft_ext

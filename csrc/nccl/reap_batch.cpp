@@ -103,14 +103,13 @@ std::shared_ptr<CallThreads::Call> finalizeBeside(const std::shared_ptr<DeviceCo
 }  // namespace
 
 ReapBatch::ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit,
-                     std::function<void()> on_cut, std::shared_ptr<Heritage> heritage)
+                     std::function<void()> on_cut)
     : comms_(std::move(comms)),
       how_(how),
       retire_by_(retire_by),
       deadline_(Deadline::after(limit)),
       half_(Deadline::after(limit / 2)),
-      on_cut_(std::move(on_cut)),
-      heritage_(std::move(heritage)) {}
+      on_cut_(std::move(on_cut)) {}
 
 void ReapBatch::run() {
   // A thread that has named no device speaks to the first one, and makes a context there.
@@ -299,16 +298,12 @@ void ReapBatch::abortAll(const Comms& comms) {
 // In one group: each is told to stop when abort() is called, and freed when the group ends. A
 // revoke stops kernels at once, goes on in a thread of NCCL's and lowers the flag that stops them
 // at its end, which could undo an abort: that follows when it has ended, and comes last where it
-// has not, since NCCL joins it there. One that is being made out of another goes after that one.
+// has not, since NCCL joins it there.
 void ReapBatch::abort(const Comms& comms) {
   Comms revoked;
   Comms others;
-  Comms heirs;
   for (const auto& comm : comms) {
-    if (comm->parent()) {
-      heirs.push_back(comm);
-      others.push_back(comm->parent());
-    } else if (comm->handle() == nullptr) {
+    if (comm->handle() == nullptr) {
       comm->markGone();
     } else {
       (revoke(*comm) ? revoked : others).push_back(comm);
@@ -317,12 +312,9 @@ void ReapBatch::abort(const Comms& comms) {
   on_cut_();
   if (revoked.empty() && others.empty()) return;
   NcclGroup group(comms.front()->api());
-  // Those that are not ready are at work in NCCL, as the heirs' parents are: nothing has told them
-  // to stop yet.
-  std::partition(others.begin(), others.end(),
-                 [](const auto& comm) { return !comm->ready() || comm->spared(); });
+  // Those that are not ready are at work in NCCL: nothing has told them to stop yet.
+  std::partition(others.begin(), others.end(), [](const auto& comm) { return !comm->ready(); });
   for (const auto& comm : others) tellToStop(*comm);
-  for (const auto& heir : heirs) heir->markCut();
   on_cut_();
   Comms ended = std::move(others);
   Comms at_work;
@@ -330,7 +322,6 @@ void ReapBatch::abort(const Comms& comms) {
   for (const auto& comm : revoked) {
     const auto never = [] { return false; };
     const NcclResult state = awaitQuiet(comm->api(), comm->handle(), deadline, never);
-    if (state == NcclResult::kSuccess && park(comm)) continue;
     (state == NcclResult::kInProgress ? at_work : ended).push_back(comm);
     if (state != NcclResult::kInProgress) tellToStop(*comm);
   }
@@ -338,36 +329,13 @@ void ReapBatch::abort(const Comms& comms) {
   group.end();
   ended.insert(ended.end(), at_work.begin(), at_work.end());
   for (const auto& comm : ended) comm->markGone();
-  abortHeirs(heirs);
   on_cut_();
-}
-
-// NCCL's thread that made them has ended with their parents, and has left what there is of them.
-void ReapBatch::abortHeirs(const Comms& heirs) {
-  if (heirs.empty()) return;
-  parents_aborted_ += static_cast<int>(heirs.size());
-  NcclGroup group(heirs.front()->api());
-  for (const auto& heir : heirs)
-    if (heir->handle() != nullptr) tellToStop(*heir);
-  group.end();
-  for (const auto& heir : heirs) heir->markGone();
-}
-
-// True: the next epoch's may be made from it. It has been revoked, and NCCL said success. Not one
-// with registered memory, for whose end the next epoch waits.
-bool ReapBatch::park(const std::shared_ptr<DeviceComm>& comm) const {
-  if (how_ != How::kAbort || !comm->setup().lineage || comm->setup().size < 2) return false;
-  if (comm->memory().holdsAny()) return false;
-  const FailurePtr failure = comm->setup().lifecycle->failure();
-  if (!failure || failure->needs_new_group) return false;
-  comm->markAtRest();
-  return heritage_->park(comm);
 }
 
 // False: it may not be.
 bool ReapBatch::revoke(DeviceComm& comm) const {
   const OnDevice on_device(comm.setup().device, std::nothrow);
-  if (comm.atRest() || !mayBeRevoked(comm)) return false;  // once
+  if (!mayBeRevoked(comm)) return false;
   comm.api().revoke(comm.handle());
   comm.markCut();
   return true;

@@ -9,14 +9,12 @@
 // reaper's when it takes too long.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <set>
 #include <vector>
 
 #include "nccl/device_comm.h"
-#include "nccl/heritage.h"
 
 namespace torchft_ext {
 
@@ -25,8 +23,7 @@ class ReapBatch {
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;
   enum class How { kAbort, kRetire };
 
-  ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit, std::function<void()> on_cut,
-            std::shared_ptr<Heritage> heritage);
+  ReapBatch(Comms comms, How how, Deadline retire_by, Duration limit, std::function<void()> on_cut);
 
   void run();  // blocks in NCCL
   // A graph's end, or someone inside of a communicator, is waited for.
@@ -36,8 +33,6 @@ class ReapBatch {
   const Comms& comms() const { return comms_; }
   How how() const { return how_; }
   Deadline deadline() const { return deadline_; }
-  // How many were aborted since the last question because one that was being made out of them was.
-  int parentsAborted() { return parents_aborted_.exchange(0); }
 
  private:
   Comms retire(const Comms& comms, Comms& finalized) const;
@@ -47,8 +42,6 @@ class ReapBatch {
   bool tellInside(DeviceComm& comm) const;
   void abortAll(const Comms& comms);
   void abort(const Comms& comms);
-  void abortHeirs(const Comms& heirs);
-  bool park(const std::shared_ptr<DeviceComm>& comm) const;
   bool revoke(DeviceComm& comm) const;
   void tellToStop(DeviceComm& comm) const;
   void releaseRoots(const Comms& comms) const;
@@ -59,9 +52,7 @@ class ReapBatch {
   const Deadline deadline_;
   const Deadline half_;  // for what comes first, where something may follow that takes time
   const std::function<void()> on_cut_;
-  const std::shared_ptr<Heritage> heritage_;
-  std::atomic<int> parents_aborted_{0};  // written by the helper
-  std::set<const Lifecycle*> told_;      // the helper's: of comms_, each once
+  std::set<const Lifecycle*> told_;  // the helper's: of comms_, each once
 };
 
 }  // namespace torchft_ext

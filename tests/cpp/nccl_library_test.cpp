@@ -122,14 +122,8 @@ TEST_F(NcclLibraryTest, WhatItCanIsAQuestionOfItsVersionToo) {
   EXPECT_EQ(stub("22809")->version(), 22809);
   EXPECT_TRUE(stub("22807")->has(NcclFeature::kRevoke));
   EXPECT_FALSE(stub("22806")->has(NcclFeature::kRevoke));
-  EXPECT_TRUE(stub("22703")->has(NcclFeature::kShrink));
-  EXPECT_FALSE(stub("22702")->has(NcclFeature::kShrink));
   EXPECT_TRUE(stub("22304")->has(NcclFeature::kScalableInit));
   EXPECT_FALSE(stub("22303")->has(NcclFeature::kScalableInit));
-  EXPECT_TRUE(stub("22902")->has(NcclFeature::kGrow));
-  EXPECT_FALSE(stub("22901")->has(NcclFeature::kGrow));
-  EXPECT_TRUE(stub("22803")->has(NcclFeature::kNativeAlltoall));
-  EXPECT_FALSE(stub("22802")->has(NcclFeature::kNativeAlltoall));
   EXPECT_TRUE(stub("22602")->has(NcclFeature::kSafeAbort));
   EXPECT_FALSE(stub("22601")->has(NcclFeature::kSafeAbort));
   EXPECT_TRUE(stub("22203")->has(NcclFeature::kDeferredAbort));
@@ -148,7 +142,6 @@ TEST_F(NcclLibraryTest, WhatALibraryCannotIsRefusedAndNotCalled) {
   const auto old = stub("21801");
   NcclComm comm = at<NcclComm>(9);
   EXPECT_EQ(old->revoke(comm), NcclResult::kInvalidUsage);
-  EXPECT_EQ(old->shrink(comm, {1}, true, &comm), NcclResult::kInvalidUsage);
   EXPECT_EQ(old->init(&comm, {0, 2, std::vector<NcclUniqueId>(2)}), NcclResult::kInvalidArgument);
   EXPECT_EQ(calls(), "");
 }
@@ -171,14 +164,6 @@ TEST_F(NcclLibraryTest, CommunicatorsAreNonBlockingAndShareNothing) {
   EXPECT_EQ(calls(), "CommInitRankScalable 5 2 3 4 " + config + ";");
   init.ids.clear();
   EXPECT_EQ(api->init(&comm, init), NcclResult::kInvalidArgument);
-
-  EXPECT_EQ(api->split(at<NcclComm>(9), 1, 2, &comm), NcclResult::kSuccess);
-  EXPECT_EQ(comm, at<NcclComm>(79));
-  EXPECT_EQ(api->shrink(at<NcclComm>(9), {3, 4}, true, &comm), NcclResult::kSuccess);
-  EXPECT_EQ(api->shrink(at<NcclComm>(9), {3}, false, &comm), NcclResult::kSuccess);
-  EXPECT_EQ(comm, at<NcclComm>(80));
-  EXPECT_EQ(calls(), "CommSplit 9 1 2 " + config + ";CommShrink 9 4 2 " + config +
-                         " 1;CommShrink 9 3 1 " + config + " 0;");
 }
 
 TEST_F(NcclLibraryTest, ACommunicatorIsAskedAndEnded) {

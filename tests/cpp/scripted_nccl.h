@@ -15,8 +15,7 @@ namespace torchft_ext {
 
 class ScriptedNccl : public NcclApi {
  public:
-  // The next answers to this call; then kSuccess (init, split and shrink: with a
-  // communicator in any case).
+  // The next answers to this call; then kSuccess (init: with a communicator in any case).
   void answer(const std::string& call, std::deque<NcclResult> results) {
     MutexLock lock(mutex_);
     answers_[call] = std::move(results);
@@ -57,14 +56,6 @@ class ScriptedNccl : public NcclApi {
   NcclResult init(NcclComm* comm, const NcclInit& init) override {
     *comm = reinterpret_cast<NcclComm>(++made_);
     return note("init", std::to_string(init.rank) + "/" + std::to_string(init.size));
-  }
-  NcclResult split(NcclComm comm, int, int, NcclComm* out) override {
-    *out = reinterpret_cast<NcclComm>(++made_);
-    return note("split", name(comm));
-  }
-  NcclResult shrink(NcclComm comm, const std::vector<int>&, bool, NcclComm* out) override {
-    *out = reinterpret_cast<NcclComm>(++made_);
-    return note("shrink", name(comm));
   }
   NcclResult asyncError(NcclComm comm, NcclResult* state) override {
     *state = note("asyncError", name(comm));

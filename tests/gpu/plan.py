@@ -96,7 +96,7 @@ def steps(device: str) -> list[Step]:
             65,
             tests("failures", only="epochs_leave and not non_blocking", limit=240),
         ),
-        Step("training", 65, tests("training", "frameworks", "wrappers", "reinit", "newcomers")),
+        Step("training", 65, tests("training", "frameworks", "wrappers", "newcomers")),
         Step(
             "memcheck",
             40,

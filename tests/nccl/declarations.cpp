@@ -62,7 +62,6 @@ TFT_SAME(GetVersion);
 TFT_SAME(GetLastError);
 TFT_SAME(GetUniqueId);
 TFT_SAME(CommInitRankConfig);
-TFT_SAME(CommSplit);
 TFT_SAME(CommGetAsyncError);
 TFT_SAME(CommFinalize);
 TFT_SAME(CommDestroy);
@@ -85,19 +84,9 @@ TFT_SAME(CommDeregister);
 #if NCCL_VERSION_CODE >= 22304
 TFT_SAME(CommInitRankScalable);
 #endif
-#if NCCL_VERSION_CODE >= 22703
-TFT_SAME(CommShrink);
-static_assert(NCCL_SHRINK_ABORT == kNcclShrinkAbort);
-#endif
-#if NCCL_VERSION_CODE >= 22803
-TFT_SAME(AlltoAll);
-#endif
 #if NCCL_VERSION_CODE >= 22807
 TFT_SAME(CommRevoke);
 static_assert(NCCL_REVOKE_DEFAULT == kNcclRevokeDefault);
-#endif
-#if NCCL_VERSION_CODE >= 22902
-TFT_SAME(CommGrow);
 #endif
 
 // ---- values

@@ -30,14 +30,8 @@ struct Brought {
   int by;
 };
 constexpr Brought kFeatures[] = {
-    {NcclFeature::kSplit, "split", 21801},
-    {NcclFeature::kScalableInit, "scalable", 22304},
-    {NcclFeature::kFloat8, "float8", 22403},
-    {NcclFeature::kSafeAbort, "safe abort", 22602},
-    {NcclFeature::kShrink, "shrink", 22703},
-    {NcclFeature::kNativeAlltoall, "alltoall", 22803},
-    {NcclFeature::kRevoke, "revoke", 22807},
-    {NcclFeature::kGrow, "grow", 22902},
+    {NcclFeature::kScalableInit, "scalable", 22304},        {NcclFeature::kFloat8, "float8", 22403},
+    {NcclFeature::kSafeAbort, "safe abort", 22602},         {NcclFeature::kRevoke, "revoke", 22807},
     {NcclFeature::kDeferredAbort, "deferred abort", 22203},
 };
 

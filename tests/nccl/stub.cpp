@@ -83,15 +83,6 @@ int ncclCommInitRankScalable(NcclComm* comm, int size, int rank, int count, Nccl
   return called("CommInitRankScalable", size, rank, count, int{ids[count - 1].bytes[0]},
                 text(config));
 }
-int ncclCommSplit(NcclComm comm, int color, int key, NcclComm* out, NcclConfig* config) {
-  *out = reinterpret_cast<NcclComm>(size_t{79});
-  return called("CommSplit", comm, color, key, text(config));
-}
-int ncclCommShrink(NcclComm comm, int* ranks, int count, NcclComm* out, NcclConfig* config,
-                   int flags) {
-  *out = reinterpret_cast<NcclComm>(size_t{80});
-  return called("CommShrink", comm, ranks[count - 1], count, text(config), flags);
-}
 int ncclCommGetAsyncError(NcclComm comm, int* state) {
   *state = 6;
   return called("CommGetAsyncError", comm);
@@ -107,9 +98,6 @@ int ncclCommAbort(NcclComm comm) {
 }
 int ncclCommRevoke(NcclComm comm, int flags) {
   return called("CommRevoke", comm, flags);
-}
-int ncclCommGrow(NcclComm comm, int size, const NcclUniqueId*, int rank, NcclComm*, NcclConfig*) {
-  return called("CommGrow", comm, size, rank);
 }
 int ncclCommRegister(NcclComm comm, void* data, size_t bytes, void** handle) {
   *handle = reinterpret_cast<void*>(size_t{81});
@@ -148,9 +136,6 @@ int ncclSend(const void* in, size_t count, int type, int peer, NcclComm comm, St
 }
 int ncclRecv(void* out, size_t count, int type, int peer, NcclComm comm, Stream stream) {
   return called("Recv", out, count, type, peer, comm, stream);
-}
-int ncclAlltoAll(const void* in, void* out, size_t count, int type, NcclComm comm, Stream stream) {
-  return called("AlltoAll", in, out, count, type, comm, stream);
 }
 int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, NcclComm comm) {
   *op = 5;

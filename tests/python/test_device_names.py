@@ -94,7 +94,6 @@ def kinds_by_default(address: str) -> dict[str, int]:
             ("", "", 22203),
             ("", "", 23200),
             ("NCCL_LAUNCH_MODE", "GROUP", 22809),
-            ("TORCHFT_EXT_NCCL_REINIT", "shrink", 22809),
         )
     ):
         accelerator.simulator().reset()
@@ -120,7 +119,6 @@ def test_communicators_are_blocking_by_default_where_nothing_speaks_against_it_o
         "22203": 1,
         "23200": 0,
         "NCCL_LAUNCH_MODE": 0,
-        "TORCHFT_EXT_NCCL_REINIT": 0,
     }
 
 

@@ -88,7 +88,6 @@ NcclResult SimCommunicator::join(const std::vector<NcclUniqueId>& ids) {
 // ---- state
 
 NcclResult SimCommunicator::poll() {
-  if (const auto birth = pollBirth()) return *birth;
   MutexLock lock(mutex_);
   if (error_ != NcclResult::kSuccess) return error_;
   if (polls_left_ != 0) {
@@ -108,14 +107,13 @@ NcclResult SimCommunicator::poll() {
 
 void SimCommunicator::becomeReady() {
   if (never_ready_ || Clock::now() < ready_not_before_) return;
-  if (splitting_ && !progressSplit()) return;
   ready_ = exchange_->complete();
 }
 
 bool SimCommunicator::inProgress() const {
   MutexLock lock(mutex_);
   if (error_ != NcclResult::kSuccess) return false;
-  return birth_.has_value() || polls_left_ != 0 || !deferred_.empty() || (!ready_ && !revoked_);
+  return polls_left_ != 0 || !deferred_.empty() || (!ready_ && !revoked_);
 }
 
 bool SimCommunicator::failed() const {
@@ -154,6 +152,11 @@ void SimCommunicator::awaitIdle() {
 bool SimCommunicator::capturedByGraph() const {
   MutexLock lock(mutex_);
   return graphs_ > 0;
+}
+
+bool SimCommunicator::freed() const {
+  MutexLock lock(mutex_);
+  return freed_;
 }
 
 void SimCommunicator::stayInProgress(int polls) {

@@ -58,23 +58,6 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   // ---- beginning
   NcclResult join(const std::vector<NcclUniqueId>& ids);
 
-  // ---- another one out of this one: see sim_birth.cpp
-  // Of this one's members but the excluded ones those whose color is the same, ordered by key.
-  // `deliver` gives whoever asked for it its handle, at the end, when it has failed too.
-  struct Wanted {
-    const char* call = "split";
-    int color = 0;
-    int key = 0;
-    std::vector<int> excluded{};
-  };
-  using Deliver = std::function<void(const std::shared_ptr<SimCommunicator>&)>;
-  NcclResult beginBirth(const Wanted& wanted, Deliver deliver);
-  // By abort(): what is under way has failed.
-  void endBirth();
-  // It failed, and what it was to be made of, which refers to it still, is not gone.
-  bool needsParentGone() const;
-  bool freed() const;
-
   // ---- state
   // One asyncError(): what is in progress gets on.
   NcclResult poll();
@@ -105,32 +88,11 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   std::atomic<int> callers{0};        // threads inside a call; more than one is a violation
   std::atomic<bool> aborting{false};  // by abort(): nothing may be called any more
   bool capturedByGraph() const;
+  bool freed() const;
 
  private:
-  struct Birth {
-    std::shared_ptr<SimCommunicator> child;
-    Deliver deliver;
-    int polls_left = 0;
-    Clock::time_point not_before{};
-    bool never = false;
-    std::optional<NcclResult> fails{};
-  };
-  struct Splitting {
-    std::shared_ptr<Exchange> parent;
-    int parent_rank = 0;
-    int row = 0;
-    int color = 0;
-    std::vector<int> members;  // ranks of the parent that take part, all colors
-  };
-
   void stayInProgressLocked(int polls) REQUIRES(mutex_);
   void dropDeferred() REQUIRES(mutex_);
-  // nullopt: there is none. Else what asyncError() says.
-  std::optional<NcclResult> pollBirth();
-  void failBirth(NcclResult error);
-  bool isBorn();
-  void beOf(Splitting splitting);
-  bool progressSplit() REQUIRES(mutex_);
   void becomeReady() REQUIRES(mutex_);
   void enqueueLocked(std::vector<NcclCall> calls) REQUIRES(mutex_);
   std::shared_ptr<Exchange> exchange() const;
@@ -152,8 +114,8 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
                                                             const void* own, size_t bytes);
 
   const bool blocking_;
-  int rank_;
-  int size_;
+  const int rank_;
+  const int size_;
   uint32_t sequence_ = 0;          // of collectives; run() only, hence one stream at a time
   std::atomic<uint64_t> turn_{0};  // by the task whose turn it was: launches that are done
   std::atomic<bool> stop_{false};  // by revoke() and abort(): operations end, unfinished
@@ -161,10 +123,6 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   mutable Mutex mutex_;
   CondVar idle_;
   std::shared_ptr<Exchange> exchange_ GUARDED_BY(mutex_);
-  std::optional<Splitting> splitting_ GUARDED_BY(mutex_);
-  std::optional<Birth> birth_ GUARDED_BY(mutex_);
-  bool barren_ GUARDED_BY(mutex_) = false;  // a birth failed: none may be tried again
-  std::weak_ptr<SimCommunicator> still_of_ GUARDED_BY(mutex_);  // of a birth that failed
   bool ready_ GUARDED_BY(mutex_) = false;
   Clock::time_point ready_not_before_ GUARDED_BY(mutex_){};
   bool never_ready_ GUARDED_BY(mutex_) = false;
@@ -178,7 +136,6 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   int graphs_ GUARDED_BY(mutex_) = 0;
   bool captured_before_ GUARDED_BY(mutex_) = false;
   bool freed_ GUARDED_BY(mutex_) = false;
-  int splits_ GUARDED_BY(mutex_) = 0;
   std::map<NcclRedOp, PreMul> factors_ GUARDED_BY(mutex_);
   NcclRedOp next_op_ GUARDED_BY(mutex_) = kNcclAvg + 1;
 };

@@ -55,12 +55,6 @@ struct Ring {
   }
 };
 
-struct SplitRow {
-  std::array<std::atomic<uint64_t>, kMaxRanks> wishes;  // 0: none yet
-  std::array<std::atomic<bool>, kMaxRanks> published;
-  std::array<NcclUniqueId, kMaxRanks> ids;
-};
-
 }  // namespace
 
 struct Exchange::Region {  // fresh shared memory is all zero: that is its first state
@@ -69,8 +63,7 @@ struct Exchange::Region {  // fresh shared memory is all zero: that is its first
   std::atomic<int> size;
   std::atomic<uint32_t> joined;  // one bit a rank
   std::atomic<bool> dismissed;
-  std::atomic<bool> broken;  // ranks disagreed about their number: the root has ended
-  SplitRow splits[kMaxSplits];
+  std::atomic<bool> broken;             // ranks disagreed about their number: the root has ended
   Ring rings[2][kMaxRanks][kMaxRanks];  // channel, from, to
   // By sender and receiver: the collective after the last one that this end was stopped in.
   std::atomic<uint32_t> sends_junk[kMaxRanks][kMaxRanks];
@@ -284,30 +277,6 @@ bool Exchange::advanceReceive(int rank, Transfer& transfer) {
   const size_t at = transfer.done - kHeader;
   transfer.done += ring.get(transfer.data + at, transfer.header.bytes - at);
   return transfer.done > before || (junk && endWithJunk(transfer));
-}
-
-void Exchange::wish(int split, int rank, Wish wish) {
-  const uint64_t packed = (static_cast<uint64_t>(static_cast<uint32_t>(wish.color)) << 32) |
-                          (static_cast<uint64_t>(static_cast<uint32_t>(wish.key)) << 1);
-  region_->splits[split].wishes[static_cast<size_t>(rank)] = packed | 1U;
-}
-
-std::optional<Exchange::Wish> Exchange::wishOf(int split, int rank) const {
-  const uint64_t packed = region_->splits[split].wishes[static_cast<size_t>(rank)];
-  if (packed == 0) return std::nullopt;
-  return Wish{static_cast<int>(packed >> 32), static_cast<int>((packed & 0xffffffff) >> 1)};
-}
-
-void Exchange::publish(int split, int color_rank, const NcclUniqueId& id) {
-  SplitRow& row = region_->splits[split];
-  row.ids[static_cast<size_t>(color_rank)] = id;
-  row.published[static_cast<size_t>(color_rank)] = true;
-}
-
-std::optional<NcclUniqueId> Exchange::published(int split, int color_rank) const {
-  const SplitRow& row = region_->splits[split];
-  if (!row.published[static_cast<size_t>(color_rank)]) return std::nullopt;
-  return row.ids[static_cast<size_t>(color_rank)];
 }
 
 }  // namespace torchft_ext::sim

@@ -21,7 +21,6 @@
 namespace torchft_ext::sim {
 
 inline constexpr int kMaxRanks = 16;
-inline constexpr int kMaxSplits = 32;  // of one communicator, in its life
 
 struct MessageHeader {
   uint32_t what = 0;  // kind and arguments, hashed: differs between ranks that are out of step
@@ -65,16 +64,6 @@ class Exchange {
   // library's kernels, which then run through their remaining steps, a stopped collective lets
   // those of its peers that wait for it end with what lies in the buffers, which is junk here.
   bool transfer(int rank, std::vector<Transfer>& transfers, const std::atomic<bool>& stop);
-
-  // One row per split or shrink: what each rank wants, and the id of its part.
-  struct Wish {
-    int color = 0;
-    int key = 0;
-  };
-  void wish(int split, int rank, Wish wish);
-  std::optional<Wish> wishOf(int split, int rank) const;
-  void publish(int split, int color_rank, const NcclUniqueId& id);
-  std::optional<NcclUniqueId> published(int split, int color_rank) const;
 
  private:
   struct Region;

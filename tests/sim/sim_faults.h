@@ -2,15 +2,15 @@
 //
 // A fault is one line of text:  ACTION POINT [key=value ...]
 //   points   a call (init, allreduce, broadcast, reduce, allgather, reduce_scatter, send, recv,
-//            split, shrink, finalize, destroy, abort, revoke, unique_id, group_end, register,
-//            deregister), or "any"
+//            finalize, destroy, abort, revoke, unique_id, group_end, register, deregister), or
+//            "any"
 //   hang         the operation stays on its stream until abort or revoke, whoever comes; with ms=,
-//                for that much longer, and then writes junk into its output; init, split and
-//                shrink: stay in progress for good
-//   delay        the operation takes ms= longer on its stream; init, split, shrink: ready ms= later
+//                for that much longer, and then writes junk into its output; init: stays in
+//                progress for good
+//   delay        the operation takes ms= longer on its stream; init: ready ms= later
 //   fail         the call returns code= at once; register with code=0: a success without a handle
 //   async_error  while the operation runs, its communicator gets the asynchronous error code=, and
-//                the operation stays until abort or revoke; split, shrink: the parent gets it
+//                the operation stays until abort or revoke
 //   in_progress  the call returns kInProgress, and so do the next polls= asyncError() calls; -1
 //                stands for all until it is aborted; a blocking communicator's call takes as long
 //   block        the call does not return for ms= (-1: until clear); abort: what frees it does not,

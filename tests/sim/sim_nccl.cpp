@@ -136,11 +136,9 @@ class SimNccl final : public NcclApi {
 
   bool has(NcclFeature feature) const override {
     static const std::map<NcclFeature, int> since = {
-        {NcclFeature::kSplit, 21800},          {NcclFeature::kDeferredAbort, 22203},
-        {NcclFeature::kScalableInit, 22300},   {NcclFeature::kFloat8, 22400},
-        {NcclFeature::kSafeAbort, 22602},      {NcclFeature::kShrink, 22703},
-        {NcclFeature::kNativeAlltoall, 22803}, {NcclFeature::kRevoke, 22807},
-        {NcclFeature::kGrow, 22902},
+        {NcclFeature::kDeferredAbort, 22203}, {NcclFeature::kScalableInit, 22300},
+        {NcclFeature::kFloat8, 22400},        {NcclFeature::kSafeAbort, 22602},
+        {NcclFeature::kRevoke, 22807},
     };
     return version() >= since.at(feature);
   }
@@ -171,17 +169,6 @@ class SimNccl final : public NcclApi {
     group.inside.push_back(std::make_unique<Inside>(fresh));
     group.inits.push_back(std::move(fresh));
     return NcclResult::kSuccess;
-  }
-
-  NcclResult split(NcclComm comm, int color, int key, NcclComm* out) override {
-    return part(comm, {"split", color, key, {}}, out);
-  }
-
-  NcclResult shrink(NcclComm comm, const std::vector<int>& excluded, bool abort,
-                    NcclComm* out) override {
-    const CommPtr parent = Table::instance().find(comm);
-    if (parent && abort) parent->raiseStop();
-    return part(comm, {"shrink", 0, parent ? parent->rank() : 0, excluded}, out);
   }
 
   NcclResult asyncError(NcclComm comm, NcclResult* state) override {
@@ -223,8 +210,6 @@ class SimNccl final : public NcclApi {
     const CallScope scope(comm, "abort",
                           kWhenInProgress | kWhenRevoked | kWhenFailed | kFromAnother);
     if (!scope.comm) return NcclResult::kInvalidArgument;
-    if (scope.comm->needsParentGone())
-      violation("abort of what a failed split or shrink left, before its parent was gone");
     Faults::instance().count("aborts");
     scope.comm->raiseStop();
     scope.comm->aborting = true;
@@ -398,20 +383,6 @@ class SimNccl final : public NcclApi {
     return NcclResult::kSuccess;
   }
 
-  static NcclResult part(NcclComm handle, const SimCommunicator::Wanted& wanted, NcclComm* out) {
-    *out = nullptr;
-    const CallScope scope(handle, wanted.call, kWhenRevoked);
-    if (!scope.comm) return NcclResult::kInvalidUsage;
-    if (group.depth > 0) {
-      violation(std::string(wanted.call) + " inside a group");
-      return NcclResult::kInvalidUsage;
-    }
-    if (const auto failure = enter(wanted.call, scope.comm->rank())) return *failure;
-    Faults::instance().count(std::string(wanted.call) + "s");
-    return scope.comm->beginBirth(
-        wanted, [out](const CommPtr& child) { *out = Table::instance().add(child); });
-  }
-
   static NcclResult launchAndWait(const CommPtr& comm, std::vector<NcclCall> calls) {
     if (comm->freed()) violation("a blocking communicator was freed within a group of calls on it");
     comm->launch(std::move(calls));
@@ -428,7 +399,6 @@ class SimNccl final : public NcclApi {
     for (auto& [handle, comm] : aborts) {
       if (has(NcclFeature::kDeferredAbort)) Faults::instance().pause("abort", comm->rank());
       if (comm->inside > 0) violation("abort freed a communicator while a call was inside");
-      comm->endBirth();
       comm->awaitIdle();
       Table::instance().remove(handle);
     }

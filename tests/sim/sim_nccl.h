@@ -6,8 +6,7 @@
 // operation already enqueued has started and ended (at the outermost groupEnd inside a group) and
 // no graph that captured the communicator is alive; destroy waits for what is enqueued. Where a
 // fault says so (sim_faults.h), calls are slow, stuck, failing or in progress: an operation is then
-// enqueued only when asyncError() has said that it is no longer. What split and shrink make:
-// sim_birth.cpp.
+// enqueued only when asyncError() has said that it is no longer.
 //
 // On a blocking communicator nothing is in progress: calls, and a group's end, return when that is
 // so, or when another thread has aborted it, in a group of its own whose end frees it.
@@ -15,10 +14,9 @@
 // Misuse is a violation: a call on a communicator that is in progress, revoked, failed, aborted or
 // gone (but for those allowed); two threads in one communicator at once; finalize or destroy after
 // a failure; destroy or abort's clean-up where NCCL forbids it; what sim_registrations.h says;
-// memory that is not alive; ranks out of step; split or shrink of one that is not quiet, or where
-// one has failed, or with a list of ranks that is empty or wrong; abort of what a failed one left
-// before its parent is gone; a communicator that is freed while a call is inside; blocking and
-// non-blocking ones in one group. A group's operations must share one stream for each communicator.
+// memory that is not alive; ranks out of step; a communicator that is freed while a call is inside;
+// blocking and non-blocking ones in one group. A group's operations must share one stream for each
+// communicator.
 //
 // Owner: the process. Threads: as NcclApi says.
 #pragma once
