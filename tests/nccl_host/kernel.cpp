@@ -13,6 +13,7 @@
 #include "kernel_link.h"
 #include "kernel_reduce.h"
 #include "sim_faults.h"
+#include "sim_types.h"
 
 namespace torchft_ext::nccl_host {
 namespace {
@@ -196,7 +197,7 @@ bool launchOneRank(const void* function, void** arguments, sim::SimStream& strea
   const auto argument = *static_cast<uint64_t*>(arguments[3]);
   const auto by_pointer = *static_cast<bool*>(arguments[4]);
   stream.enqueue([=] {
-    std::memmove(output, input, count * bytesOf(*type));
+    std::memmove(output, input, count * sim::sizeOf(*type));
     Reduction{DeviceOp::kPreMulSum, *type, by_pointer ? loadArgument(argument) : argument}.before(
         output, count);
   });

@@ -9,6 +9,7 @@
 #include "kernel_link.h"
 #include "kernel_reduce.h"
 #include "sim_device.h"
+#include "sim_types.h"
 
 namespace torchft_ext::nccl_host {
 namespace {
@@ -58,7 +59,7 @@ class RingKernel {
       : ring_(comm.channels[channel].ring),
         peers_(comm.channels[channel].peers),
         reduction_{function.op, function.type, argumentOf(work)},
-        element_(bytesOf(function.type)),
+        element_(sim::sizeOf(function.type)),
         steps_(steps),
         slice_(static_cast<Signed>(static_cast<size_t>(comm.buffer_bytes[kSimple]) / kSteps /
                                    element_ * steps.per_slice)),
@@ -265,7 +266,7 @@ void runCollective(const DeviceComm& comm, int channel, const Function& function
       function.what != Collection::kBroadcast && function.what != Collection::kReduce;
   RingKernel kernel(comm, channel, function, work,
                     chunked ? Steps{.per_slice = 2, .slices = 2} : Steps{});
-  const Share share = shareOf(work, channel, bytesOf(function.type));
+  const Share share = shareOf(work, channel, sim::sizeOf(function.type));
   const int root = static_cast<int>(work.root);
   switch (function.what) {
     case Collection::kAllReduce:

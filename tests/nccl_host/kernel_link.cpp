@@ -54,48 +54,30 @@ void tellSize(Connection& connection, uint64_t step, size_t bytes) {
 
 }  // namespace
 
-SendLink::SendLink(Connection& connection, Steps steps, const volatile uint32_t* abort_flag)
+Link::Link(Connection& connection, Steps steps, const volatile uint32_t* abort_flag)
     : connection_(connection),
+      step_(roundedUp(connection.step, steps)),
       steps_(steps),
-      abort_flag_(abort_flag),
-      step_(roundedUp(connection.step, steps)) {}
+      abort_flag_(abort_flag) {}
 
-SendLink::~SendLink() {
+Link::~Link() {
   connection_.step = step_;
 }
 
-char* SendLink::wait(size_t bytes) {
-  await(connection_.head, kSteps, step_ + steps_.per_slice, abort_flag_);
+char* Link::wait(const uint64_t* counter, uint64_t ahead, size_t bytes) {
+  await(counter, ahead, step_ + steps_.per_slice, abort_flag_);
   tellSize(connection_, step_, bytes);
   return place(connection_, step_);
 }
 
-void SendLink::post() {
+void Link::post(uint64_t* counter) {
   step_ += steps_.per_slice;
-  store(connection_.tail, step_);
+  store(counter, step_);
 }
 
 RecvLink::RecvLink(Connection& connection, Steps steps, const volatile uint32_t* abort_flag)
-    : connection_(connection),
-      steps_(steps),
-      abort_flag_(abort_flag),
-      step_(roundedUp(connection.step, steps)) {
+    : Link(connection, steps, abort_flag) {
   store(connection_.head, step_);  // credits for the steps that were rounded over
-}
-
-RecvLink::~RecvLink() {
-  connection_.step = step_;
-}
-
-const char* RecvLink::wait(size_t bytes) {
-  await(connection_.tail, 0, step_ + steps_.per_slice, abort_flag_);
-  tellSize(connection_, step_, bytes);
-  return place(connection_, step_);
-}
-
-void RecvLink::post() {
-  step_ += steps_.per_slice;
-  store(connection_.head, step_);
 }
 
 }  // namespace torchft_ext::nccl_host

@@ -19,34 +19,40 @@ struct Steps {
   uint64_t slices = 1;
 };
 
-class SendLink {
+// Either end of it.
+class Link {
  public:
-  SendLink(Connection& connection, Steps steps, const volatile uint32_t* abort_flag);
-  ~SendLink();
-  SendLink(const SendLink&) = delete;
-  char* wait(size_t bytes);  // where the next slice goes, once there is room. Throws Aborted
-  void post();               // it is there
+  Link(Connection& connection, Steps steps, const volatile uint32_t* abort_flag);
+  Link(const Link&) = delete;
+
+ protected:
+  ~Link();
+  // Where the next slice lies, once the other end's counter and `ahead` steps more cover it.
+  char* wait(const uint64_t* counter, uint64_t ahead, size_t bytes);
+  void post(uint64_t* counter);
+
+  Connection& connection_;
+  uint64_t step_;
 
  private:
-  Connection& connection_;
   const Steps steps_;
   const volatile uint32_t* abort_flag_;
-  uint64_t step_;
 };
 
-class RecvLink {
+class SendLink : Link {
+ public:
+  using Link::Link;
+  // Where the next slice goes, once there is room. Throws Aborted.
+  char* wait(size_t bytes) { return Link::wait(connection_.head, kSteps, bytes); }
+  void post() { Link::post(connection_.tail); }  // it is there
+};
+
+class RecvLink : Link {
  public:
   RecvLink(Connection& connection, Steps steps, const volatile uint32_t* abort_flag);
-  ~RecvLink();
-  RecvLink(const RecvLink&) = delete;
-  const char* wait(size_t bytes);  // where the next slice is, once it is there. Throws Aborted
-  void post();                     // it was read
-
- private:
-  Connection& connection_;
-  const Steps steps_;
-  const volatile uint32_t* abort_flag_;
-  uint64_t step_;
+  // Where the next slice is, once it is there. Throws Aborted.
+  const char* wait(size_t bytes) { return Link::wait(connection_.tail, 0, bytes); }
+  void post() { Link::post(connection_.head); }  // it was read
 };
 
 }  // namespace torchft_ext::nccl_host

@@ -1,22 +1,25 @@
 #include "kernel_reduce.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Float8_e4m3fn.h>
-#include <c10/util/Float8_e5m2.h>
-#include <c10/util/Half.h>
-
 #include <cstring>
 #include <type_traits>
+
+#include "sim_types.h"
 
 namespace torchft_ext::nccl_host {
 namespace {
 
-template <class T>
-constexpr bool kWhole = std::is_integral_v<T>;
+using sim::kWhole;
+using sim::Wide;
 
-// What short floats are added and multiplied in.
-template <class T>
-using Wide = std::conditional_t<kWhole<T> || std::is_same_v<T, double>, T, float>;
+// Whole numbers as unsigned ones: one function of NCCL's serves both, and is told which they are
+// where that matters.
+template <class Use>
+void withType(NcclType type, Use use) {
+  sim::withType(type, [&](auto kind) {
+    using T = decltype(kind);
+    use(std::conditional_t<kWhole<T>, Wide<T>, T>{});
+  });
+}
 
 template <class T>
 T argumentAs(uint64_t argument) {
@@ -45,44 +48,11 @@ T combined(T one, T other, DeviceOp op, uint64_t argument) {
   const auto right = static_cast<Wide<T>>(other);
   switch (op) {
     case DeviceOp::kProduct:
-      return static_cast<T>(left * right);
+      return static_cast<T>(sim::product(left, right));
     case DeviceOp::kMinMax:
       return kept(one, other, argument) ? one : other;
     default:
-      return static_cast<T>(left + right);
-  }
-}
-
-template <class T, class Do>
-void each(void* values, size_t count, Do what) {
-  auto* at = static_cast<T*>(values);
-  for (size_t i = 0; i < count; ++i) at[i] = what(at[i]);
-}
-
-template <class Use>
-void withType(NcclType type, Use use) {
-  switch (type) {
-    case NcclType::kInt8:
-    case NcclType::kUint8:
-      return use(uint8_t{});
-    case NcclType::kInt32:
-    case NcclType::kUint32:
-      return use(uint32_t{});
-    case NcclType::kInt64:
-    case NcclType::kUint64:
-      return use(uint64_t{});
-    case NcclType::kFloat16:
-      return use(c10::Half{});
-    case NcclType::kFloat32:
-      return use(float{});
-    case NcclType::kFloat64:
-      return use(double{});
-    case NcclType::kBFloat16:
-      return use(c10::BFloat16{});
-    case NcclType::kFloat8E4M3:
-      return use(c10::Float8_e4m3fn{});
-    case NcclType::kFloat8E5M2:
-      return use(c10::Float8_e5m2{});
+      return static_cast<T>(sim::sum(left, right));
   }
 }
 
@@ -97,12 +67,6 @@ T divided(T sum, uint64_t argument) {
 
 }  // namespace
 
-size_t bytesOf(NcclType type) {
-  size_t bytes = 0;
-  withType(type, [&](auto value) { bytes = sizeof value; });
-  return bytes;
-}
-
 uint64_t loadArgument(uint64_t address) {
   uint64_t value = 0;
   std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
@@ -113,10 +77,7 @@ void Reduction::before(void* values, size_t count) const {
   if (op != DeviceOp::kPreMulSum) return;
   withType(type, [&](auto kind) {
     using T = decltype(kind);
-    const T factor = argumentAs<T>(argument);
-    each<T>(values, count, [&](T value) {
-      return static_cast<T>(static_cast<Wide<T>>(value) * static_cast<Wide<T>>(factor));
-    });
+    sim::multiply(static_cast<T*>(values), count, argumentAs<T>(argument));
   });
 }
 
@@ -134,7 +95,8 @@ void Reduction::after(void* values, size_t count) const {
   withType(type, [&](auto kind) {
     using T = decltype(kind);
     if constexpr (kWhole<T>) {
-      each<T>(values, count, [&](T value) { return divided(value, argument); });
+      auto* at = static_cast<T*>(values);
+      for (size_t i = 0; i < count; ++i) at[i] = divided(at[i], argument);
     }
   });
 }

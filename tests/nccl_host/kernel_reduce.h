@@ -8,7 +8,6 @@
 
 namespace torchft_ext::nccl_host {
 
-size_t bytesOf(NcclType type);
 // What an argument that is an address stands for.
 uint64_t loadArgument(uint64_t address);
 

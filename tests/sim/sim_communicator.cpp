@@ -8,6 +8,7 @@
 #include "sim_device.h"
 #include "sim_faults.h"
 #include "sim_reduce.h"
+#include "sim_types.h"
 
 namespace torchft_ext::sim {
 namespace {
@@ -23,13 +24,17 @@ uint32_t fingerprint(const NcclCall& call) {
   return static_cast<uint32_t>(call.kind) << 24 | static_cast<uint32_t>(call.type) << 16 | op << 8;
 }
 
+size_t bytesOf(const NcclCall& call) {
+  return call.count * sizeOf(call.type);
+}
+
 size_t inBytes(const NcclCall& call, int size) {
-  const size_t bytes = call.count * sizeOf(call.type);
+  const size_t bytes = bytesOf(call);
   return call.kind == CallKind::kReduceScatter ? bytes * static_cast<size_t>(size) : bytes;
 }
 
 size_t outBytes(const NcclCall& call, int size) {
-  const size_t bytes = call.count * sizeOf(call.type);
+  const size_t bytes = bytesOf(call);
   return call.kind == CallKind::kAllgather ? bytes * static_cast<size_t>(size) : bytes;
 }
 
@@ -311,8 +316,8 @@ bool SimCommunicator::runMessages(const std::vector<NcclCall>& calls) {
     if (!pinned) return false;
     pins.push_back(std::move(*pinned));
     const bool sending = call.kind == CallKind::kSend;
-    transfers.push_back(part(call, sending, call.peer, sending ? call.in : call.out,
-                             call.count * sizeOf(call.type)));
+    transfers.push_back(
+        part(call, sending, call.peer, sending ? call.in : call.out, bytesOf(call)));
   }
   return exchange()->transfer(rank_, transfers, stop_);
 }
@@ -349,8 +354,19 @@ std::shared_ptr<Exchange> SimCommunicator::exchange() const {
   return exchange_;
 }
 
+std::vector<Transfer> SimCommunicator::toOthers(const NcclCall& call, size_t stride) const {
+  std::vector<Transfer> sends;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const char* from = static_cast<const char*>(call.in) + static_cast<size_t>(peer) * stride;
+    sends.push_back(part(call, true, peer, from, bytesOf(call)));
+  }
+  return sends;
+}
+
 std::optional<std::vector<std::vector<char>>> SimCommunicator::gatherParts(
-    const NcclCall& call, std::vector<Transfer> sends, const void* own, size_t bytes) {
+    const NcclCall& call, std::vector<Transfer> sends, const void* own) {
+  const size_t bytes = bytesOf(call);
   std::vector<std::vector<char>> parts(static_cast<size_t>(size_), std::vector<char>(bytes));
   if (bytes > 0) std::memcpy(parts[static_cast<size_t>(rank_)].data(), own, bytes);
   for (int peer = 0; peer < size_; ++peer) {
@@ -361,51 +377,39 @@ std::optional<std::vector<std::vector<char>>> SimCommunicator::gatherParts(
   return parts;
 }
 
-bool SimCommunicator::allreduce(const NcclCall& call) {
-  const size_t bytes = call.count * sizeOf(call.type);
-  std::vector<Transfer> sends;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) sends.push_back(part(call, true, peer, call.in, bytes));
-  }
-  auto parts = gatherParts(call, std::move(sends), call.in, bytes);
+bool SimCommunicator::reduceParts(const NcclCall& call, std::vector<Transfer> sends,
+                                  const void* own) {
+  const auto parts = gatherParts(call, std::move(sends), own);
   if (!parts) return false;
   reduceBytes(*parts, call.out, call.count, call.type, call.op);
   return true;
 }
 
+bool SimCommunicator::allreduce(const NcclCall& call) {
+  return reduceParts(call, toOthers(call, 0), call.in);
+}
+
 bool SimCommunicator::broadcast(const NcclCall& call) {
-  const size_t bytes = call.count * sizeOf(call.type);
+  const size_t bytes = bytesOf(call);
   std::vector<Transfer> transfers;
-  if (rank_ != call.peer) {
+  if (rank_ == call.peer) {
+    if (bytes > 0) std::memmove(call.out, call.in, bytes);
+    transfers = toOthers(call, 0);
+  } else {
     transfers.push_back(part(call, false, call.peer, call.out, bytes));
-    return exchange()->transfer(rank_, transfers, stop_);
   }
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) transfers.push_back(part(call, true, peer, call.in, bytes));
-  }
-  if (bytes > 0) std::memmove(call.out, call.in, bytes);
   return exchange()->transfer(rank_, transfers, stop_);
 }
 
 bool SimCommunicator::reduce(const NcclCall& call) {
-  const size_t bytes = call.count * sizeOf(call.type);
-  if (rank_ != call.peer) {
-    std::vector<Transfer> send = {part(call, true, call.peer, call.in, bytes)};
-    return exchange()->transfer(rank_, send, stop_);
-  }
-  auto parts = gatherParts(call, {}, call.in, bytes);
-  if (!parts) return false;
-  reduceBytes(*parts, call.out, call.count, call.type, call.op);
-  return true;
+  if (rank_ == call.peer) return reduceParts(call, {}, call.in);
+  std::vector<Transfer> send = {part(call, true, call.peer, call.in, bytesOf(call))};
+  return exchange()->transfer(rank_, send, stop_);
 }
 
 bool SimCommunicator::allgather(const NcclCall& call) {
-  const size_t bytes = call.count * sizeOf(call.type);
-  std::vector<Transfer> sends;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) sends.push_back(part(call, true, peer, call.in, bytes));
-  }
-  const auto parts = gatherParts(call, std::move(sends), call.in, bytes);
+  const size_t bytes = bytesOf(call);
+  const auto parts = gatherParts(call, toOthers(call, 0), call.in);
   if (!parts) return false;
   for (size_t rank = 0; rank < parts->size() && bytes > 0; ++rank)
     std::memcpy(static_cast<char*>(call.out) + rank * bytes, (*parts)[rank].data(), bytes);
@@ -413,17 +417,9 @@ bool SimCommunicator::allgather(const NcclCall& call) {
 }
 
 bool SimCommunicator::reduceScatter(const NcclCall& call) {
-  const size_t bytes = call.count * sizeOf(call.type);
-  const auto* in = static_cast<const char*>(call.in);
-  std::vector<Transfer> sends;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_)
-      sends.push_back(part(call, true, peer, in + static_cast<size_t>(peer) * bytes, bytes));
-  }
-  auto parts = gatherParts(call, std::move(sends), in + static_cast<size_t>(rank_) * bytes, bytes);
-  if (!parts) return false;
-  reduceBytes(*parts, call.out, call.count, call.type, call.op);
-  return true;
+  const size_t bytes = bytesOf(call);
+  const char* own = static_cast<const char*>(call.in) + static_cast<size_t>(rank_) * bytes;
+  return reduceParts(call, toOthers(call, bytes), own);
 }
 
 }  // namespace torchft_ext::sim

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,7 +23,6 @@ namespace torchft_ext::sim {
 
 enum class CallKind { kAllreduce, kBroadcast, kReduce, kAllgather, kReduceScatter, kSend, kRecv };
 const char* toString(CallKind kind);
-size_t sizeOf(NcclType type);
 
 // A reduction that multiplies first: by a number, or by what lies there when it runs.
 struct PreMul {
@@ -108,10 +106,13 @@ class SimCommunicator : public std::enable_shared_from_this<SimCommunicator> {
   bool allgather(const NcclCall& call);
   bool reduceScatter(const NcclCall& call);
   Transfer part(const NcclCall& call, bool sending, int peer, const void* data, size_t bytes) const;
-  // Everyone's contributions of `bytes`, in rank order; nullopt: stopped.
+  // Of its input to every other rank, each `stride` bytes after the one for the rank before.
+  std::vector<Transfer> toOthers(const NcclCall& call, size_t stride) const;
+  // Everyone's contributions, in rank order; nullopt: stopped.
   std::optional<std::vector<std::vector<char>>> gatherParts(const NcclCall& call,
                                                             std::vector<Transfer> sends,
-                                                            const void* own, size_t bytes);
+                                                            const void* own);
+  bool reduceParts(const NcclCall& call, std::vector<Transfer> sends, const void* own);
 
   const bool blocking_;
   const int rank_;

@@ -1,105 +1,81 @@
 #include "sim_reduce.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <ATen/ops/mul.h>
+#include <cmath>
+#include <cstring>
 
-#include <optional>
-
-#include "sim_communicator.h"
-#include "sim_faults.h"
+#include "sim_types.h"
 
 namespace torchft_ext::sim {
 namespace {
 
-// Unsigned ones as their signed twins: the same bits for sums and products.
-at::ScalarType scalarType(NcclType type) {
-  switch (type) {
-    case NcclType::kInt8:
-      return at::kChar;
-    case NcclType::kUint8:
-      return at::kByte;
-    case NcclType::kInt32:
-    case NcclType::kUint32:
-      return at::kInt;
-    case NcclType::kInt64:
-    case NcclType::kUint64:
-      return at::kLong;
-    case NcclType::kFloat16:
-      return at::kHalf;
-    case NcclType::kFloat32:
-      return at::kFloat;
-    case NcclType::kFloat64:
-      return at::kDouble;
-    case NcclType::kBFloat16:
-      return at::kBFloat16;
-    case NcclType::kFloat8E4M3:
-      return at::kFloat8_e4m3fn;
-    default:
-      return at::kFloat8_e5m2;
-  }
+template <class T>
+T load(const void* data, size_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(data) + index * sizeof(T), sizeof(T));
+  return value;
 }
 
-at::Tensor wrap(const void* data, size_t count, NcclType type) {
-  return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(count)}, scalarType(type));
-}
-
-// What the reduction is done in: always another type than a short float.
-at::Tensor widened(const void* data, size_t count, NcclType type) {
-  const at::Tensor tensor = wrap(data, count, type);
-  const bool short_float = tensor.is_floating_point() && tensor.element_size() < 4;
-  return tensor.to(short_float ? at::kFloat : tensor.scalar_type(), /*non_blocking=*/false,
-                   /*copy=*/true);
-}
-
-void fold(at::Tensor& total, const at::Tensor& next, NcclRedOp op) {
-  if (op == kNcclProd) {
-    total.mul_(next);
-  } else if (op == kNcclMax) {
-    total = at::maximum(total, next);
-  } else if (op == kNcclMin) {
-    total = at::minimum(total, next);
+// Whether the other one is the greater. NaN is greater and less than all.
+template <class T>
+bool beats(Wide<T> other, Wide<T> one, bool greater) {
+  if constexpr (kWhole<T>) {
+    const auto left = static_cast<T>(one);
+    const auto right = static_cast<T>(other);
+    return greater ? right > left : right < left;
   } else {
-    total.add_(next);
+    return std::isnan(other) || (greater ? other > one : other < one);
   }
+}
+
+template <class T>
+Wide<T> folded(Wide<T> total, Wide<T> next, NcclRedOp op) {
+  switch (op) {
+    case kNcclProd:
+      return product(total, next);
+    case kNcclMax:
+    case kNcclMin:
+      return beats<T>(next, total, op == kNcclMax) ? next : total;
+    default:
+      return sum(total, next);
+  }
+}
+
+template <class T>
+T average(Wide<T> total, size_t ranks) {
+  if constexpr (kWhole<T>) return static_cast<T>(static_cast<T>(total) / static_cast<T>(ranks));
+  return static_cast<T>(total / static_cast<Wide<T>>(ranks));
 }
 
 }  // namespace
 
-size_t sizeOf(NcclType type) {
-  return c10::elementSize(scalarType(type));
-}
-
-void reduceBytes(std::vector<std::vector<char>>& parts, void* out, size_t count, NcclType type,
-                 NcclRedOp op) {
-  if (count == 0) return;
-  if ((type == NcclType::kUint32 || type == NcclType::kUint64) && op != kNcclSum && op != kNcclProd)
-    violation("this reduction of unsigned numbers is not simulated");
-  at::Tensor total;
-  for (const std::vector<char>& part : parts) {
-    at::Tensor next = widened(part.data(), count, type);
-    if (total.defined()) {
-      fold(total, next, op);
-    } else {
-      total = next;
+void reduceBytes(const std::vector<std::vector<char>>& parts, void* out, size_t count,
+                 NcclType type, NcclRedOp op) {
+  withType(type, [&](auto kind) {
+    using T = decltype(kind);
+    for (size_t i = 0; i < count; ++i) {
+      auto total = static_cast<Wide<T>>(load<T>(parts.front().data(), i));
+      for (size_t rank = 1; rank < parts.size(); ++rank)
+        total = folded<T>(total, static_cast<Wide<T>>(load<T>(parts[rank].data(), i)), op);
+      static_cast<T*>(out)[i] =
+          op == kNcclAvg ? average<T>(total, parts.size()) : static_cast<T>(total);
     }
-  }
-  if (op == kNcclAvg)
-    total.div_(static_cast<int64_t>(parts.size()),
-               total.is_floating_point() ? std::optional<c10::string_view>() : "trunc");
-  wrap(out, count, type).copy_(total);
+  });
 }
 
 std::vector<char> multiplied(const void* data, size_t count, NcclType type, double factor) {
   std::vector<char> bytes(count * sizeOf(type));
-  if (count > 0) wrap(bytes.data(), count, type).copy_(wrap(data, count, type).mul(factor));
+  if (count == 0) return bytes;
+  std::memcpy(bytes.data(), data, bytes.size());
+  withType(type, [&](auto kind) {
+    using T = decltype(kind);
+    multiply(reinterpret_cast<T*>(bytes.data()), count, static_cast<T>(factor));
+  });
   return bytes;
 }
 
 double numberAt(const void* data, NcclType type) {
-  return wrap(data, 1, type).to(at::kDouble).item<double>();
+  return withType(type,
+                  [&](auto kind) { return static_cast<double>(load<decltype(kind)>(data, 0)); });
 }
 
 }  // namespace torchft_ext::sim

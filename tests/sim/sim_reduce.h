@@ -9,9 +9,10 @@
 namespace torchft_ext::sim {
 
 // parts[rank] are `count` elements each; reduced in rank order into `out`. Short floating types are
-// added in float and rounded once. Whatever is no built-in reduction sums.
-void reduceBytes(std::vector<std::vector<char>>& parts, void* out, size_t count, NcclType type,
-                 NcclRedOp op);
+// added in float and rounded once; the average of whole numbers is cut off. Whatever is no built-in
+// reduction sums.
+void reduceBytes(const std::vector<std::vector<char>>& parts, void* out, size_t count,
+                 NcclType type, NcclRedOp op);
 // `count` elements times a number of their type.
 std::vector<char> multiplied(const void* data, size_t count, NcclType type, double factor);
 // One number of that type.
