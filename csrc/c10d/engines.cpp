@@ -6,7 +6,6 @@
 #include "c10d/comm_error.h"
 #include "c10d/environment.h"
 #include "c10d/interface_choice.h"
-#include "c10d/poison.h"
 #include "host/host_engine.h"
 #include "nccl/memory_registry.h"
 #include "nccl/nccl_engine.h"
@@ -67,7 +66,7 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   if (name == "host") {
     auto made = hostEngine(hostOptions(options, store));
     if (auto* failure = std::get_if<Failure>(&made)) return std::move(*failure);
-    return EngineChoice{std::get<std::shared_ptr<Engine>>(std::move(made)), nullptr,
+    return EngineChoice{std::get<std::shared_ptr<Engine>>(std::move(made)),
                         Devices(true, nullptr, "use the backend 'ft', which serves both")};
   }
   const auto found = ncclPlatform();
@@ -78,7 +77,7 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   auto made = hostEngine(hostOptions(options, store));
   if (auto* failure = std::get_if<Failure>(&made)) return std::move(*failure);
   auto host = std::get<std::shared_ptr<Engine>>(std::move(made));
-  if (why_none) return EngineChoice{std::move(host), nullptr, Devices(true, nullptr, *why_none)};
+  if (why_none) return EngineChoice{std::move(host), Devices(true, nullptr, *why_none)};
   const auto& platform = std::get<std::shared_ptr<const NcclPlatform>>(found);
   NcclEngineOptions nccl;
   if (bound_device && bound_device->type() == platform->device_type)
@@ -88,11 +87,7 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   const Environment environment = readEnvironment();
   nccl.blocking_calls = blockingCalls(environment.nccl_blocking, *platform->nccl);
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
-  Devices devices(name == "ft", platform, "");
-  if (!options.poison)
-    return EngineChoice{std::move(engine), nullptr, std::move(devices), nccl.memory};
-  auto poison = std::make_shared<PoisonEngine>(std::move(engine), platform->device_type);
-  return EngineChoice{poison, poison, std::move(devices), nccl.memory};
+  return EngineChoice{std::move(engine), Devices(name == "ft", platform, ""), nccl.memory};
 }
 
 }  // namespace torchft_ext

@@ -14,12 +14,10 @@
 namespace torchft_ext {
 
 class MemoryRegistry;
-class PoisonEngine;
 
 // An engine, and which tensors it serves.
 struct EngineChoice {
   std::shared_ptr<Engine> engine;
-  std::shared_ptr<PoisonEngine> poison;  // the same, or null: Options.poison is off
   Devices devices;
   std::shared_ptr<MemoryRegistry> memory{};  // the engine's; null: no NCCL
 };

@@ -158,8 +158,10 @@ FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
       options_(creation.options),
       timeout_ms_(chosenTimeout(creation).count()),
       engine_(std::move(choice.engine)),
-      poison_(std::move(choice.poison)),
       devices_(std::move(choice.devices)),
+      poison_(options_->poison && devices_.platform()
+                  ? std::make_shared<Poison>(devices_.platform()->device_type)
+                  : nullptr),
       memory_(std::move(choice.memory)),
       engine_name_(creation.engine),
       bound_device_(creation.bound_device),
@@ -169,9 +171,12 @@ FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
       fixed_size_(creation.size),
       creators_store_(creation.store),
       serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
-      group_(std::make_shared<Group>(creation.group_name, engine_, sharedWatchdog(),
-                                     durationOf(chosenTimeout(creation)),
-                                     [hooks = abort_hooks_] { hooks->call(); })) {
+      group_(std::make_shared<Group>(
+          creation.group_name, engine_, sharedWatchdog(), durationOf(chosenTimeout(creation)),
+          [hooks = abort_hooks_] { hooks->call(); },
+          [poison = poison_](const auto& lifecycle) {
+            if (poison) poison->begin(lifecycle);
+          })) {
   options_->timeout = chosenTimeout(creation);
   options_->group_name = creation.group_name;
   rememberGroup(group_);

@@ -38,6 +38,8 @@
 
 namespace torchft_ext {
 
+class Poison;
+
 class FtBackend : public c10d::Backend {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -303,8 +305,8 @@ class FtBackend : public c10d::Backend {
   const c10::intrusive_ptr<FtOptions> options_;  // its timeout is the first one
   std::atomic<Milliseconds::rep> timeout_ms_;    // as set last, by any thread
   const std::shared_ptr<Engine> engine_;
-  const std::shared_ptr<PoisonEngine> poison_;  // null: Options.poison is off
   const Devices devices_;
+  const std::shared_ptr<Poison> poison_;  // null: no device is served, or Options.poison is off
   const std::shared_ptr<MemoryRegistry> memory_;  // null: no NCCL
   const std::string engine_name_;
   const std::optional<c10::Device> bound_device_;

@@ -13,25 +13,15 @@ at::ScalarType widestFor(const Buffer& buffer) {
 
 }  // namespace
 
-std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> PoisonEngine::form(
-    const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
-    const std::function<bool()>& superseded) {
-  if (isNew(lifecycle)) {  // else: another attempt to form the same epoch
-    const auto flag = std::make_shared<Flag>();
-    lifecycle->subscribe([flag](const FailurePtr&) { flag->set(); });
-    const MutexLock lock(mutex_);
-    flag_ = flag;
-    latest_ = lifecycle;
-  }
-  return inner_->form(roster, std::move(lifecycle), deadline, superseded);
-}
-
-bool PoisonEngine::isNew(const std::shared_ptr<Lifecycle>& lifecycle) const {
+void Poison::begin(const std::shared_ptr<Lifecycle>& lifecycle) {
+  const auto flag = std::make_shared<Flag>();
+  lifecycle->subscribe([flag](const FailurePtr&) { flag->set(); });
   const MutexLock lock(mutex_);
-  return latest_.lock() != lifecycle;
+  flag_ = flag;
+  latest_ = lifecycle;
 }
 
-at::Tensor PoisonEngine::flagOf(int64_t epoch) const {
+at::Tensor Poison::flagOf(int64_t epoch) const {
   std::shared_ptr<Flag> flag;
   {
     const MutexLock lock(mutex_);
@@ -43,7 +33,7 @@ at::Tensor PoisonEngine::flagOf(int64_t epoch) const {
 
 // By the first operation, on its device: pinned memory that is made before any context is there
 // makes one, on the first device.
-at::Tensor PoisonEngine::Flag::byte(c10::DeviceType device_type) {
+at::Tensor Poison::Flag::byte(c10::DeviceType device_type) {
   const MutexLock lock(mutex_);
   if (!byte_.defined()) {
     byte_ = sharedByte(device_type);
@@ -54,7 +44,7 @@ at::Tensor PoisonEngine::Flag::byte(c10::DeviceType device_type) {
 }
 
 // Whichever of the two comes second sees what the other did.
-void PoisonEngine::Flag::set() {
+void Poison::Flag::set() {
   set_ = true;
   if (uint8_t* byte = address_) std::atomic_ref(*byte).store(1, std::memory_order_release);
 }

@@ -7,8 +7,8 @@
 // the outputs where it is set. The epoch's failure sets it before any stream is freed: so what the
 // device finds unset was complete.
 //
-// Owner: the backend, as its engine. Threads: any. It never blocks by itself; form() does as the
-// inner engine's.
+// Owner: the backend, and its group's epochs. Threads: any. It never blocks, but that byte's making
+// may wait for the device.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,28 +19,17 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "comm/communicator.h"
+#include "comm/lifecycle.h"
+#include "comm/operation.h"
 
 namespace torchft_ext {
 
-// Wraps an engine to hear of each epoch's failure before the engine itself does: it subscribes to
-// the lifecycle first.
-class PoisonEngine : public Engine {
+class Poison {
  public:
-  PoisonEngine(std::shared_ptr<Engine> inner, c10::DeviceType device_type)
-      : inner_(std::move(inner)), device_type_(device_type) {}
+  explicit Poison(c10::DeviceType device_type) : device_type_(device_type) {}
 
-  const char* name() const override { return inner_->name(); }
-  std::vector<std::pair<std::string, int64_t>> counters() const override {
-    return inner_->counters();
-  }
-  std::variant<MemberRecord, Failure> describeSelf() override { return inner_->describeSelf(); }
-  std::unique_ptr<Vigil> keepVigil(int size) override { return inner_->keepVigil(size); }
-  Duration frozenAfter() const override { return inner_->frozenAfter(); }
-  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
-      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
-      const std::function<bool()>& superseded) override;
-
+  // The epoch's first subscriber, so that it hears of a failure before the engine does.
+  void begin(const std::shared_ptr<Lifecycle>& lifecycle);
   // The epoch's byte, as a 0-dim uint8 tensor that host and devices can reach; undefined where that
   // epoch is not the latest.
   at::Tensor flagOf(int64_t epoch) const;
@@ -59,9 +48,7 @@ class PoisonEngine : public Engine {
     std::atomic<uint8_t*> address_{nullptr};  // of byte_, once it has been made; which stays
     std::atomic<bool> set_{false};
   };
-  bool isNew(const std::shared_ptr<Lifecycle>& lifecycle) const;
 
-  const std::shared_ptr<Engine> inner_;
   const c10::DeviceType device_type_;
   mutable Mutex mutex_;
   std::weak_ptr<Lifecycle> latest_ GUARDED_BY(mutex_);

@@ -22,12 +22,13 @@ Failure withoutGroup(const Lifecycle& lifecycle, std::string how) {
 }  // namespace
 
 Group::Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
-             Duration timeout, std::function<void()> on_failure)
+             Duration timeout, std::function<void()> on_failure, OnForming on_forming)
     : name_(std::move(name)),
       engine_(std::move(engine)),
       watchdog_(std::move(watchdog)),
       failure_counts_(std::make_shared<FailureCounts>()),
       on_failure_(std::move(on_failure)),
+      on_forming_(std::move(on_forming)),
       timeout_(timeout) {}
 
 Group::~Group() {

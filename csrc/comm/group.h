@@ -48,10 +48,14 @@ class GroupStateError : public std::logic_error {
 
 class Group {
  public:
-  // on_failure: called once for each epoch that fails, on the thread that fails it; must not block
-  // or throw. May be empty.
+  using OnForming = std::function<void(const std::shared_ptr<Lifecycle>&)>;
+
+  // on_failure: called once for each epoch that fails, on the thread that fails it. on_forming:
+  // once for each whose members have met, before the engine knows of it: who subscribes there hears
+  // of a failure first. Neither may block or throw; both may be empty.
   Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
-        Duration timeout, std::function<void()> on_failure = nullptr);
+        Duration timeout, std::function<void()> on_failure = nullptr,
+        OnForming on_forming = nullptr);
   ~Group();  // fails the epoch, cuts; does not wait
 
   // Begins a new epoch. Null: success. Otherwise why not: the group is failed with it, and whole.
@@ -171,6 +175,7 @@ class Group {
   const std::shared_ptr<Watchdog> watchdog_;
   const std::shared_ptr<FailureCounts> failure_counts_;
   const std::function<void()> on_failure_;
+  const OnForming on_forming_;
 
   mutable Mutex mutex_;
   Epoch current_ GUARDED_BY(mutex_);

@@ -126,7 +126,10 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& 
       cancelled, attempt.memory, engine_->keepVigil(attempt.size));
   Rendezvous& rendezvous = *attempt.rendezvous;
   auto entered = rendezvous.enter();
-  if (!std::holds_alternative<Failure>(entered)) stopwatch.begin("links");
+  if (!std::holds_alternative<Failure>(entered)) {
+    stopwatch.begin("links");
+    if (on_forming_) on_forming_(lifecycle);
+  }
   while (true) {
     if (auto* failure = std::get_if<Failure>(&entered)) return std::move(*failure);
     std::variant<std::monostate, Roster, Failure> refreshed;

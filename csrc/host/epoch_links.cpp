@@ -5,7 +5,7 @@
 
 namespace torchft_ext {
 
-Link* EpochLinks::add(int rank, Lane lane, std::unique_ptr<Link> link) {
+Link* EpochLinks::add(int rank, Lane lane, std::shared_ptr<Link> link) {
   auto& place = lanes_[static_cast<size_t>(rank)][lane];
   if (place) return nullptr;
   place = std::move(link);

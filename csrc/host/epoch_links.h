@@ -19,7 +19,7 @@ class EpochLinks {
   EpochLinks(int rank, int size) : rank_(rank), lanes_(static_cast<size_t>(size)) {}
 
   // Null: that lane stands already, and this link is dropped.
-  Link* add(int rank, Lane lane, std::unique_ptr<Link> link);
+  Link* add(int rank, Lane lane, std::shared_ptr<Link> link);
   bool stand(int rank) const;  // all lanes to that member
   bool allStand() const;
   std::vector<Link*> along(Lane lane) const;  // by rank; null: this process, or it has not arrived
@@ -37,7 +37,7 @@ class EpochLinks {
 
  private:
   const int rank_;
-  std::vector<std::array<std::unique_ptr<Link>, kLanes>> lanes_;  // by rank
+  std::vector<std::array<std::shared_ptr<Link>, kLanes>> lanes_;  // by rank
 };
 
 }  // namespace torchft_ext

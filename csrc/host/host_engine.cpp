@@ -17,7 +17,6 @@
 #include "host/probe_vigil.h"
 #include "net/handshake.h"
 #include "net/local_address.h"
-#include "peers/monitor_for_test.h"
 
 namespace torchft_ext {
 namespace {
@@ -78,11 +77,11 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override;
   void cutLineTo(const Incarnation& peer) {
-    if (monitor_) cutLineForTest(*monitor_, peer);
+    if (monitor_) monitor_->cutLineForTest(peer);
   }
   void holdUp(Duration how_long) {
     loop_.post([how_long] { std::this_thread::sleep_for(how_long); });
-    if (monitor_) holdUpForTest(*monitor_, how_long);
+    if (monitor_) monitor_->holdUpForTest(how_long);
   }
 
  private:

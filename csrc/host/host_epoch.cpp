@@ -21,7 +21,50 @@ FrameHeader textFrame(FrameType type, const std::string& payload = {}) {
   return header;
 }
 
+Receipt refuse(std::string why) {
+  Receipt receipt;
+  receipt.why = std::move(why);
+  return receipt;
+}
+
 }  // namespace
+
+// Receives one peer's control lane, and sorts it: what the epoch is told, and its messages.
+struct HostEpoch::ControlLane final : LinkReceiver {
+  ControlLane(HostEpoch& of, int from) : epoch(of), rank(from) {}
+
+  Receipt onHeader(const FrameHeader& header) override {
+    switch (header.type) {
+      case FrameType::kBarrier:
+      case FrameType::kFailed:
+      case FrameType::kGoodbye: {
+        Receipt text;
+        text.kind = Receipt::Kind::kText;
+        return text;
+      }
+      case FrameType::kAnnounce:
+      case FrameType::kClear:
+      case FrameType::kMessage:
+        if (epoch.messages_) return epoch.messages_->onHeader(rank, header);
+        return refuse("a message before the epoch has formed");
+      default:
+        return refuse("a frame of type " + std::to_string(static_cast<int>(header.type)) +
+                      " on a control lane");
+    }
+  }
+  void onFrame(const FrameHeader& header) override {
+    if (epoch.messages_) epoch.messages_->onFrame(rank, header);
+  }
+  void onText(const FrameHeader& header, std::string payload) override {
+    epoch.onControlText(rank, header, payload);
+  }
+  void onBroken(const std::string& /*why*/, bool /*clean*/) override {
+    epoch.onLaneEnded(rank, kControl);
+  }
+
+  HostEpoch& epoch;
+  const int rank;
+};
 
 HostEpoch::HostEpoch(HostEpochSetup setup) : setup_(std::move(setup)), links_(rank(), size()) {
   peers_.resize(static_cast<size_t>(size()));
@@ -81,8 +124,7 @@ void HostEpoch::laneArrived(int rank, Lane lane, UniqueFd fd) {
   }
   if (link == nullptr) return;
   if (lane == kControl) {
-    ControlLane::Events& events = *this;
-    peer(rank).control = std::make_unique<ControlLane>(events, rank);
+    peer(rank).control = std::make_unique<ControlLane>(*this, rank);
     link->setReceiver(peer(rank).control.get());
   }
   if (links_.allStand()) allLanesStand();

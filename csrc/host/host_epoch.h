@@ -26,7 +26,6 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "host/control_lane.h"
 #include "host/epoch_links.h"
 #include "host/link_judge.h"
 #include "host/mesh.h"
@@ -48,7 +47,7 @@ struct HostEpochSetup {
   Deadline deadline = Deadline::never();  // of forming
 };
 
-class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private ControlLane::Events {
+class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
  public:
   // Told to the attempt, on the loop. up(): once. broken(): a forming attempt cannot succeed any
   // more.
@@ -58,7 +57,9 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   };
 
   explicit HostEpoch(HostEpochSetup setup);
-  ~HostEpoch() override;
+  ~HostEpoch();
+  HostEpoch(const HostEpoch&) = delete;
+  HostEpoch& operator=(const HostEpoch&) = delete;
 
   void start(FormingCallbacks callbacks);
   const Roster& roster() const { return setup_.roster; }  // constant: any thread
@@ -87,6 +88,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
 
  private:
   enum class State { kLinking, kBarrier, kUp, kOver };
+  struct ControlLane;
   struct Peer {
     std::unique_ptr<ControlLane> control;
     bool barrier_seen = false;
@@ -117,9 +119,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch>, private Contro
   void becomeUp();
   void breakAttempt(const Failure& failure, bool superseded);
 
-  Messages* messages() override { return messages_.get(); }
-  void onControlText(int rank, const FrameHeader& header, const std::string& payload) override;
-  void onControlEnded(int rank) override { onLaneEnded(rank, kControl); }
+  void onControlText(int rank, const FrameHeader& header, const std::string& payload);
   void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
   void onGoodbye(int rank, const FrameHeader& goodbye);
   // From either lane.

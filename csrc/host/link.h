@@ -1,9 +1,9 @@
 // One ordered, reliable stream of frames to one peer. A socket here, TCP or Unix; shared memory
 // fits behind the same interface: collectives and messages see nothing else.
 //
-// Loop thread only, construction included. Owner: the Mesh of one epoch. No callback runs from
-// inside send(), resume() or close(): they run from the loop's next turn, and never after close().
-// It never blocks.
+// Loop thread only, construction included. Owner: the EpochLinks of one epoch, by the pointer that
+// its maker returns: releasing that closes the link. No callback runs from inside send(), resume()
+// or close(): they run from the loop's next turn, and never after close(). It never blocks.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,7 @@ class Link {
   // payload if that is at most 1 MiB (else the link is just closed). Texts may still be sent.
   virtual void letGo() = 0;
   // As letGo(). Then sends what is queued, tells the peer that no more comes, and closes when the
-  // peer has closed too or after `at_most`. Destruction closes at once.
+  // peer has closed too or after `at_most`. Releasing it closes it at once.
   virtual void closeAfterTexts(Duration at_most) = 0;
 };
 
@@ -73,7 +73,7 @@ constexpr milliseconds kDescriptorClosedAfter{10};
 
 // traffic: counts this link's bytes too. closed_after: how long after the link's end its descriptor
 // is closed, by the loop.
-std::unique_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic,
+std::shared_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic,
                                      Duration closed_after = kDescriptorClosedAfter);
 
 }  // namespace torchft_ext

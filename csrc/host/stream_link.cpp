@@ -30,34 +30,43 @@ bool wouldBlock(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
-// The connection behind a StreamLink. The loop's handlers share it, so that a receiver may close or
-// destroy the link from within a call.
-class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
+// The loop's handlers share it, so that a receiver may close or release the link from within a
+// call.
+class StreamLink final : public Link, public std::enable_shared_from_this<StreamLink> {
  public:
-  StreamConnection(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic,
-                   Duration closed_after)
+  StreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic, Duration closed_after)
       : loop_(loop),
         fd_(std::move(fd)),
         traffic_(std::move(traffic)),
         closed_after_(closed_after) {}
 
-  void setReceiver(LinkReceiver* receiver) {
+  void setReceiver(LinkReceiver* receiver) override {
     if (stopped()) return;
     receiver_ = receiver;
     updateInterest();
   }
 
-  void enqueue(OutgoingFrame frame) {
-    if (ended_ || lingering_ || !send_error_.empty()) return;
-    assert(frame.is_text || !let_go_);
-    queue_.push(std::move(frame));
-    if (queue_.size() > 1) return;
-    writeSome();
-    updateInterest();
-    if (queue_.hasFinished() || !send_error_.empty()) callBackLater();
+  void send(const FrameHeader& header, const uint8_t* payload,
+            std::function<void()> sent) override {
+    OutgoingFrame frame;
+    frame.header = encodeHeader(header);
+    frame.user_payload = payload;
+    frame.length = header.length;
+    frame.sent = std::move(sent);
+    enqueue(std::move(frame));
   }
 
-  void resume() {
+  void sendText(const FrameHeader& header, std::string payload) override {
+    assert(header.length == payload.size());
+    OutgoingFrame frame;
+    frame.header = encodeHeader(header);
+    frame.is_text = true;
+    frame.length = payload.size();
+    frame.text = std::move(payload);
+    enqueue(std::move(frame));
+  }
+
+  void resume() override {
     if (!paused_ || ended_) return;
     paused_ = false;
     muted_ = false;
@@ -67,7 +76,7 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
     callBackLater();
   }
 
-  void close() {
+  void close() override {
     if (ended_) return;
     ended_ = true;
     receiver_ = nullptr;
@@ -81,13 +90,13 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
     queue_.forgetFinished();
   }
 
-  void letGo() {
+  void letGo() override {
     if (stopped()) return;
     stopCallbacks();
     updateInterest();
   }
 
-  void closeAfterTexts(Duration at_most) {
+  void closeAfterTexts(Duration at_most) override {
     if (ended_ || lingering_) return;
     if (!let_go_) stopCallbacks();
     if (ended_) return;
@@ -101,14 +110,24 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
     if (!posted) linger();
   }
 
-  bool queueEmpty() const { return queue_.empty(); }
-  bool hasMoreToRead() const { return more_to_read_ && !paused_ && !stopped(); }
-  bool everythingArrived() const {
+  bool sendQueueEmpty() const override { return queue_.empty(); }
+  bool hasMoreToRead() const override { return more_to_read_ && !paused_ && !stopped(); }
+  bool everythingArrived() const override {
     return ended_ || (queue_.empty() && peersKernelHasAll(fd_.get()));
   }
 
  private:
   bool stopped() const { return ended_ || let_go_; }  // no more callbacks
+
+  void enqueue(OutgoingFrame frame) {
+    if (ended_ || lingering_ || !send_error_.empty()) return;
+    assert(frame.is_text || !let_go_);
+    queue_.push(std::move(frame));
+    if (queue_.size() > 1) return;
+    writeSome();
+    updateInterest();
+    if (queue_.hasFinished() || !send_error_.empty()) callBackLater();
+  }
 
   void stopCallbacks() {
     if (!queue_.ownBegunPayload(kLongestCopy)) return close();
@@ -409,54 +428,13 @@ class StreamConnection : public std::enable_shared_from_this<StreamConnection> {
   EventLoop::TimerId linger_timer_ = 0;
 };
 
-class StreamLink : public Link {
- public:
-  StreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic, Duration closed_after)
-      : connection_(std::make_shared<StreamConnection>(loop, std::move(fd), std::move(traffic),
-                                                       closed_after)) {}
-  ~StreamLink() override { connection_->close(); }
-  StreamLink(const StreamLink&) = delete;
-  StreamLink& operator=(const StreamLink&) = delete;
-
-  void setReceiver(LinkReceiver* receiver) override { connection_->setReceiver(receiver); }
-
-  void send(const FrameHeader& header, const uint8_t* payload,
-            std::function<void()> sent) override {
-    OutgoingFrame frame;
-    frame.header = encodeHeader(header);
-    frame.user_payload = payload;
-    frame.length = header.length;
-    frame.sent = std::move(sent);
-    connection_->enqueue(std::move(frame));
-  }
-
-  void sendText(const FrameHeader& header, std::string payload) override {
-    assert(header.length == payload.size());
-    OutgoingFrame frame;
-    frame.header = encodeHeader(header);
-    frame.is_text = true;
-    frame.length = payload.size();
-    frame.text = std::move(payload);
-    connection_->enqueue(std::move(frame));
-  }
-
-  void resume() override { connection_->resume(); }
-  bool sendQueueEmpty() const override { return connection_->queueEmpty(); }
-  bool hasMoreToRead() const override { return connection_->hasMoreToRead(); }
-  bool everythingArrived() const override { return connection_->everythingArrived(); }
-  void close() override { connection_->close(); }
-  void letGo() override { connection_->letGo(); }
-  void closeAfterTexts(Duration at_most) override { connection_->closeAfterTexts(at_most); }
-
- private:
-  const std::shared_ptr<StreamConnection> connection_;
-};
-
 }  // namespace
 
-std::unique_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic,
+std::shared_ptr<Link> makeStreamLink(EventLoop& loop, UniqueFd fd, std::shared_ptr<Traffic> traffic,
                                      Duration closed_after) {
-  return std::make_unique<StreamLink>(loop, std::move(fd), std::move(traffic), closed_after);
+  const auto link =
+      std::make_shared<StreamLink>(loop, std::move(fd), std::move(traffic), closed_after);
+  return {link.get(), [link](Link* released) { released->close(); }};
 }
 
 }  // namespace torchft_ext

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -33,15 +35,15 @@ Duration beatPause(Duration limit) {
 
 }  // namespace
 
-LineTable::LineTable(EventLoop& loop, const LineTableOptions& options, LineListener& listener)
+LineTable::LineTable(EventLoop& loop, const LineTableOptions& options, OnReport on_report)
     : loop_(loop),
       options_(options),
-      listener_(listener),
+      on_report_(std::move(on_report)),
       self_(std::make_shared<LineTable*>(this)) {}
 
 std::unique_ptr<LineTable> LineTable::open(EventLoop& loop, const LineTableOptions& options,
-                                           LineListener& listener, std::string* error) {
-  std::unique_ptr<LineTable> table(new LineTable(loop, options, listener));
+                                           OnReport on_report, std::string* error) {
+  std::unique_ptr<LineTable> table(new LineTable(loop, options, std::move(on_report)));
   table->door_ = Listener::open(loop, options.bind_address, options.ports, error, options.self);
   if (!table->door_) return nullptr;
   table->door_->expect(kProbeNonce, EpochSecret{}, [](Arrival&) { return false; });
@@ -90,7 +92,7 @@ void LineTable::want(const LineWish& wish) {
   if (peer.line) {
     runAfter(Duration::zero(), [this, id = wish.peer] {
       const Peer* standing = find(id);
-      if (standing != nullptr && standing->line) listener_.lineUp(options_.kind, id);
+      if (standing != nullptr && standing->line) report(LineReport::What::kUp, id);
     });
   } else {
     dialAll(wish.peer);
@@ -146,13 +148,13 @@ void LineTable::onDialled(const Incarnation& id, uint64_t watch, Dial::Result re
     return holdUnconfirmed(id, std::move(result.fd));
   }
   if (result.end == Dial::End::kAnswered && result.code == RefusalCode::kWrongSecret) {
-    return listener_.warn("peer monitor: rank " + std::to_string(wish.what.self_rank) +
-                          " was refused a liveness line by " + wish.what.address.toString() + ": " +
-                          result.detail + "; its death will not be noticed early");
+    return log(LogLevel::kWarning, "peer monitor: rank " + std::to_string(wish.what.self_rank) +
+                                       " was refused a liveness line by " +
+                                       wish.what.address.toString() + ": " + result.detail +
+                                       "; its death will not be noticed early");
   }
   redialLater(id);
-  if (lifeSignOf(result) == LifeSign::kGone)
-    listener_.probed(options_.kind, id, ProbeEnd::kGone, 0);
+  if (lifeSignOf(result) == LifeSign::kGone) reportProbe(id, ProbeEnd::kGone, 0);
 }
 
 // Those whose dial is neither under way nor waiting.
@@ -242,14 +244,14 @@ void LineTable::stand(const Incarnation& id, std::unique_ptr<Line> line) {
   peer.line->beat(options_.heartbeat_limit);
   considerBeats(*peer.line);
   if (peer.wishes.empty()) startGrace(id, peer);
-  listener_.lineUp(options_.kind, id);
+  report(LineReport::What::kUp, id);
 }
 
 void LineTable::onNews(const Incarnation& id, const Line::News& news) {
   Peer& peer = peers_.at(id);
   if (news.beat && peer.line) considerBeats(*peer.line);
-  if (news.heard && !news.end) listener_.lineHeard(options_.kind, id);
-  for (const Notice& notice : news.notices) listener_.noticed(options_.kind, id, notice);
+  if (news.heard && !news.end) report(LineReport::What::kHeard, id);
+  reportNotices(id, news.notices);
   if (news.end) endLine(id, *news.end);
 }
 
@@ -258,7 +260,9 @@ void LineTable::endLine(const Incarnation& id, LineEnd end) {
   if (peer == nullptr || !peer->line) return;  // ended by what the notices led to
   const std::unique_ptr<Line> ended = takeLine(*peer);
   loop_.cancel(std::exchange(peer->grace, 0));
-  listener_.lineEnded(options_.kind, id, end);
+  LineReport over{LineReport::What::kEnded, options_.kind, id};
+  over.end = end;
+  on_report_(over);
   dialAll(id);
   forgetIfUnused(id);
 }
@@ -297,7 +301,7 @@ void LineTable::closeInPeace(const Incarnation& id, std::unique_ptr<Line> line) 
 
 void LineTable::onClosing(const Incarnation& id, uint64_t number, const Line::News& news) {
   if (news.end) drop(peers_.at(id).closing, number);
-  for (const Notice& notice : news.notices) listener_.noticed(options_.kind, id, notice);
+  reportNotices(id, news.notices);
   forgetIfUnused(id);
 }
 
@@ -416,7 +420,7 @@ void LineTable::onProbed(const Incarnation& id, Dial::Result result) {
   }
   const uint64_t number = run.order.number;
   dropProbe(peer);
-  listener_.probed(options_.kind, id, end, number);
+  reportProbe(id, end, number);
 }
 
 void LineTable::probeAgain(const Incarnation& id, ProbeRun& run) {
@@ -432,6 +436,24 @@ void LineTable::dropProbe(Peer& peer) {
   if (!peer.probe) return;
   loop_.cancel(peer.probe->retry);
   peer.probe.reset();
+}
+
+// Reports.
+
+void LineTable::report(LineReport::What what, const Incarnation& id) {
+  on_report_({what, options_.kind, id});
+}
+
+void LineTable::reportProbe(const Incarnation& id, ProbeEnd answer, uint64_t number) {
+  LineReport probed{LineReport::What::kProbed, options_.kind, id};
+  probed.answer = answer;
+  probed.number = number;
+  on_report_(probed);
+}
+
+void LineTable::reportNotices(const Incarnation& id, const std::vector<Notice>& notices) {
+  for (const Notice& notice : notices)
+    on_report_({LineReport::What::kNotice, options_.kind, id, notice});
 }
 
 }  // namespace torchft_ext

@@ -1,10 +1,9 @@
 // The liveness lines of one of the monitor's two threads: makes, keeps and ends sockets. It decides
-// nothing about deaths: it reports to a LineListener what happened to a line, and what a probe of a
-// peer's port said.
+// nothing about deaths: it reports what happened to a line, and what a probe of a peer's port said.
 //
 // Owner: PeerMonitor, one for the monitor's loop and one for the witness's. Threads: its loop's
 // only, construction and destruction included, since the sockets live in that thread's private
-// descriptor table. It never blocks. Callbacks run from the loop's handlers, never from inside a
+// descriptor table. It never blocks. Reports come from the loop's handlers, never from inside a
 // call of this class.
 //
 // A peer is a process (its incarnation), and has at most one line here, however many watches want
@@ -40,9 +39,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/identity.h"
 #include "net/dial.h"
@@ -54,16 +55,16 @@
 
 namespace torchft_ext {
 
-class LineListener {
- public:
-  virtual ~LineListener() = default;
-  virtual void lineUp(LineKind kind, const Incarnation& peer) = 0;
-  virtual void lineHeard(LineKind kind, const Incarnation& peer) = 0;
-  virtual void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) = 0;
-  virtual void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) = 0;
-  // The number of the order; 0: nobody asked, a dial found it.
-  virtual void probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) = 0;
-  virtual void warn(const std::string& line) = 0;  // for the log
+// What a table tells of one line. A value: it may go to another thread.
+struct LineReport {
+  enum class What : uint8_t { kUp, kHeard, kNotice, kEnded, kProbed };
+  What what = What::kUp;
+  LineKind kind = LineKind::kMain;
+  Incarnation peer;
+  Notice notice{};                     // kNotice
+  LineEnd end = LineEnd::kBroken;      // kEnded
+  ProbeEnd answer = ProbeEnd::kAlive;  // kProbed
+  uint64_t number = 0;                 // kProbed: of the order; 0: nobody asked, a dial found it
 };
 
 struct LineTableOptions {
@@ -89,9 +90,11 @@ struct LineWish {
 
 class LineTable {
  public:
-  // nullptr and *error when no port can be had. The listener outlives the table.
+  using OnReport = std::function<void(const LineReport&)>;
+
+  // nullptr and *error when no port can be had.
   static std::unique_ptr<LineTable> open(EventLoop& loop, const LineTableOptions& options,
-                                         LineListener& listener, std::string* error);
+                                         OnReport on_report, std::string* error);
   ~LineTable();  // closes everything without a word
 
   const SocketAddress& address() const { return door_->address(); }
@@ -142,7 +145,7 @@ class LineTable {
     EventLoop::TimerId grace = 0;
   };
 
-  LineTable(EventLoop& loop, const LineTableOptions& options, LineListener& listener);
+  LineTable(EventLoop& loop, const LineTableOptions& options, OnReport on_report);
   bool connectsTo(const Incarnation& peer) const { return options_.self > peer; }
   Peer* find(const Incarnation& id);
   EventLoop::TimerId runAfter(Duration delay, std::function<void()> task);
@@ -176,12 +179,15 @@ class LineTable {
   void probeAgain(const Incarnation& id, ProbeRun& run);
   void dropProbe(Peer& peer);
 
+  void report(LineReport::What what, const Incarnation& id);
+  void reportProbe(const Incarnation& id, ProbeEnd answer, uint64_t number);
+  void reportNotices(const Incarnation& id, const std::vector<Notice>& notices);
   void considerBeats(const Line& line);
   void beatAll();
 
   EventLoop& loop_;
   const LineTableOptions options_;
-  LineListener& listener_;
+  const OnReport on_report_;
   std::shared_ptr<LineTable*>
       self_;  // expires with the table: for tasks and timers that outlive it
   std::shared_ptr<Listener> door_;

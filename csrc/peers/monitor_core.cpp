@@ -18,69 +18,21 @@ size_t indexOf(LineKind kind) {
 
 }  // namespace
 
-// WitnessDesk
-
-bool WitnessDesk::open(const LineTableOptions& options, std::weak_ptr<MonitorCore> core,
-                       std::string* error) {
-  core_ = std::move(core);
-  table_ = LineTable::open(loop_, options, *this, error);
-  return table_ != nullptr;
-}
-
-void WitnessDesk::leave() {
-  if (!table_) return;
-  table_->leave();
-  table_.reset();
-}
-
-void WitnessDesk::ask(std::function<void(LineTable&)> call) {
-  paths_.relay->post(paths_.witness_door, [self = shared_from_this(), call = std::move(call)] {
-    if (self->table_) call(*self->table_);
-  });
-}
-
-void WitnessDesk::tell(std::function<void(MonitorCore&)> call) {
-  paths_.relay->post(paths_.main_door, [weak = core_, call = std::move(call)] {
-    if (const auto core = weak.lock()) call(*core);
-  });
-}
-
-void WitnessDesk::lineUp(LineKind kind, const Incarnation& peer) {
-  tell([kind, peer](MonitorCore& core) { core.lineUp(kind, peer); });
-}
-
-// No beats are asked for on witness lines.
-void WitnessDesk::lineHeard(LineKind, const Incarnation&) {}
-
-// They go along main lines.
-void WitnessDesk::noticed(LineKind, const Incarnation&, const Notice&) {}
-
-void WitnessDesk::lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) {
-  tell([kind, peer, end](MonitorCore& core) { core.lineEnded(kind, peer, end); });
-}
-
-void WitnessDesk::probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) {
-  tell([kind, peer, end, number](MonitorCore& core) { core.probed(kind, peer, end, number); });
-}
-
-void WitnessDesk::warn(const std::string& line) {
-  log(LogLevel::kWarning, line);
-}
-
-// MonitorCore
-
 MonitorCore::MonitorCore(EventLoop& loop, const MonitorOptions& options,
-                         std::shared_ptr<Relay> relay, std::shared_ptr<WitnessDesk> witness)
+                         std::shared_ptr<Relay> relay, std::shared_ptr<LoopDoor> witness_door,
+                         std::shared_ptr<WitnessLines> witness)
     : incarnation_(options.self),
       loop_(loop),
       host_(options.host),
       relay_(std::move(relay)),
+      witness_door_(std::move(witness_door)),
       witness_(std::move(witness)),
       self_(std::make_shared<MonitorCore*>(this)),
       sentry_(*this, options.heartbeat_limit, {options.self, options.host, ::getpid()}) {}
 
 bool MonitorCore::open(const LineTableOptions& options, std::string* error) {
-  table_ = LineTable::open(loop_, options, *this, error);
+  table_ = LineTable::open(
+      loop_, options, [this](const LineReport& report) { onReport(report); }, error);
   return table_ != nullptr;
 }
 
@@ -91,6 +43,12 @@ void MonitorCore::leave() {
   table_.reset();
   for (auto& [id, watch] : watches_) dropElsewhere(watch);
   watches_.clear();
+}
+
+void MonitorCore::askWitness(std::function<void(LineTable&)> call) {
+  relay_->post(witness_door_, [witness = witness_, call = std::move(call)] {
+    if (witness->table) call(*witness->table);
+  });
 }
 
 // What on_failure captured is foreign: it may close descriptors when it ends.
@@ -126,7 +84,7 @@ void MonitorCore::addWatch(WatchRequest request) {
     watch.addresses[peer.incarnation] = peer.line_addresses;
   }
   table_->expect(watch.nonce, watch.secret);
-  witness_->ask([nonce = watch.nonce, secret = watch.secret](LineTable& table) {
+  askWitness([nonce = watch.nonce, secret = watch.secret](LineTable& table) {
     table.expect(nonce, secret);
   });
   sentry_.addWatch(Clock::now(), request.id, request.nonce, request.self_rank, watchable(request));
@@ -144,7 +102,7 @@ void MonitorCore::removeWatch(WatchId id) {
 void MonitorCore::retire(WatchId id) {
   const auto found = watches_.find(id);
   table_->forget(found->second.nonce);
-  witness_->ask([nonce = found->second.nonce](LineTable& table) { table.forget(nonce); });
+  askWitness([nonce = found->second.nonce](LineTable& table) { table.forget(nonce); });
   watches_.erase(found);
 }
 
@@ -166,28 +124,25 @@ void MonitorCore::cutForTest(const Incarnation& peer) {
 
 // Reports of the tables.
 
-void MonitorCore::lineUp(LineKind kind, const Incarnation& peer) {
-  sentry_.lineUp(Clock::now(), peer, kind);
-  afterChange();
-}
-
-// Not worth a new timer: the one that stands is too early now, and finds that out itself.
-void MonitorCore::lineHeard(LineKind, const Incarnation& peer) {
-  sentry_.heard(Clock::now(), peer);
-}
-
-void MonitorCore::noticed(LineKind, const Incarnation& peer, const Notice& notice) {
-  sentry_.noticed(Clock::now(), peer, notice);
-  afterChange();
-}
-
-void MonitorCore::lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) {
-  sentry_.lineEnded(Clock::now(), peer, kind, end);
-  afterChange();
-}
-
-void MonitorCore::probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) {
-  sentry_.probed(Clock::now(), peer, kind, end, number);
+void MonitorCore::onReport(const LineReport& report) {
+  const auto now = Clock::now();
+  switch (report.what) {
+    case LineReport::What::kUp:
+      sentry_.lineUp(now, report.peer, report.kind);
+      break;
+    case LineReport::What::kHeard:
+      sentry_.heard(now, report.peer);
+      return;  // not worth a new timer: the one that stands is too early now, and finds that out
+    case LineReport::What::kNotice:
+      sentry_.noticed(now, report.peer, report.notice);
+      break;
+    case LineReport::What::kEnded:
+      sentry_.lineEnded(now, report.peer, report.kind, report.end);
+      break;
+    case LineReport::What::kProbed:
+      sentry_.probed(now, report.peer, report.kind, report.answer, report.number);
+      break;
+  }
   afterChange();
 }
 
@@ -227,7 +182,7 @@ void MonitorCore::wantLine(WatchId watch, const Incarnation& peer, LineKind kind
   if (kind == LineKind::kMain) {
     table_->want(*wish);
   } else {
-    witness_->ask([wish = *wish](LineTable& table) { table.want(wish); });
+    askWitness([wish = *wish](LineTable& table) { table.want(wish); });
   }
 }
 
@@ -235,7 +190,7 @@ void MonitorCore::unwantLine(WatchId watch, const Incarnation& peer, LineKind ki
   if (kind == LineKind::kMain) {
     table_->unwant(peer, watch);
   } else {
-    witness_->ask([peer, watch](LineTable& table) { table.unwant(peer, watch); });
+    askWitness([peer, watch](LineTable& table) { table.unwant(peer, watch); });
   }
 }
 
@@ -243,13 +198,13 @@ void MonitorCore::probe(const Incarnation& peer, LineKind kind, const ProbeOrder
   if (kind == LineKind::kMain) {
     table_->probe(peer, order);
   } else {
-    witness_->ask([peer, order](LineTable& table) { table.probe(peer, order); });
+    askWitness([peer, order](LineTable& table) { table.probe(peer, order); });
   }
 }
 
 void MonitorCore::accuse(const Incarnation& peer, const std::string& why) {
   table_->accuse(peer, why);
-  witness_->ask([peer, why](LineTable& table) { table.accuse(peer, why); });
+  askWitness([peer, why](LineTable& table) { table.accuse(peer, why); });
 }
 
 void MonitorCore::warn(const std::string& line) {

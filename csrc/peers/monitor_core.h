@@ -1,13 +1,13 @@
 // The monitor's part that lives on its loop: ties the sentry's orders to the two line tables, and
 // the tables' reports to the sentry.
 //
-// Owner: PeerMonitor's implementation; tasks on the loops hold weak_ptrs. Threads: MonitorCore the
-// monitor's loop only, WitnessDesk the witness's loop only; each talks to the other, and to the
-// watches' owners, through the relay. After leave() both ignore everything. Never blocks.
+// Owner: PeerMonitor; tasks on the loops hold weak_ptrs. Threads: the monitor's loop only. It talks
+// to the witness's loop, and to the watches' owners, through the relay. After leave() it ignores
+// everything. Never blocks.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,43 +23,13 @@
 
 namespace torchft_ext {
 
-class MonitorCore;
-
-// How the two reach each other.
-struct MonitorPaths {
-  std::shared_ptr<Relay> relay;
-  std::shared_ptr<LoopDoor> main_door;
-  std::shared_ptr<LoopDoor> witness_door;
+// The table of the witness lines: null until it is opened, and when the witness has left. Threads:
+// the witness's loop only.
+struct WitnessLines {
+  std::unique_ptr<LineTable> table;
 };
 
-// Holds the witness lines and passes on what happens to them.
-class WitnessDesk : public LineListener, public std::enable_shared_from_this<WitnessDesk> {
- public:
-  WitnessDesk(EventLoop& loop, MonitorPaths paths) : loop_(loop), paths_(std::move(paths)) {}
-
-  bool open(const LineTableOptions& options, std::weak_ptr<MonitorCore> core, std::string* error);
-  void leave();
-  // Any thread: runs later on the witness's loop, or never after leave().
-  void ask(std::function<void(LineTable&)> call);
-  const SocketAddress& address() const { return table_->address(); }
-
-  void lineUp(LineKind kind, const Incarnation& peer) override;
-  void lineHeard(LineKind kind, const Incarnation& peer) override;
-  void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) override;
-  void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) override;
-  void probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) override;
-  void warn(const std::string& line) override;
-
- private:
-  void tell(std::function<void(MonitorCore&)> call);
-
-  EventLoop& loop_;
-  const MonitorPaths paths_;
-  std::weak_ptr<MonitorCore> core_;
-  std::unique_ptr<LineTable> table_;
-};
-
-class MonitorCore : public LineListener, private SentryOrders {
+class MonitorCore : private SentryOrders {
  public:
   struct WatchRequest {
     WatchId id = 0;
@@ -71,7 +41,7 @@ class MonitorCore : public LineListener, private SentryOrders {
   };
 
   MonitorCore(EventLoop& loop, const MonitorOptions& options, std::shared_ptr<Relay> relay,
-              std::shared_ptr<WitnessDesk> witness);
+              std::shared_ptr<LoopDoor> witness_door, std::shared_ptr<WitnessLines> witness);
 
   bool open(const LineTableOptions& options, std::string* error);
   const SocketAddress& address() const { return table_->address(); }
@@ -83,14 +53,9 @@ class MonitorCore : public LineListener, private SentryOrders {
   void announce(WatchId id, const Failure& failure);
   void cutForTest(const Incarnation& peer);
 
-  SentryCounts counts() const;  // any thread
+  void onReport(const LineReport& report);  // of either table
 
-  void lineUp(LineKind kind, const Incarnation& peer) override;
-  void lineHeard(LineKind kind, const Incarnation& peer) override;
-  void noticed(LineKind kind, const Incarnation& peer, const Notice& notice) override;
-  void lineEnded(LineKind kind, const Incarnation& peer, LineEnd end) override;
-  void probed(LineKind kind, const Incarnation& peer, ProbeEnd end, uint64_t number) override;
-  void warn(const std::string& line) override;
+  SentryCounts counts() const;  // any thread
 
  private:
   struct Watch {
@@ -110,7 +75,9 @@ class MonitorCore : public LineListener, private SentryOrders {
   void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
   void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override;
   void accuse(const Incarnation& peer, const std::string& why) override;
+  void warn(const std::string& line) override;
   std::string processState(const std::string& host, int64_t pid) override;
+  void askWitness(std::function<void(LineTable&)> call);  // later, or never once it has left
   void dropElsewhere(Watch& watch);
   void afterChange();
   void publish();  // the counts
@@ -120,7 +87,8 @@ class MonitorCore : public LineListener, private SentryOrders {
   EventLoop& loop_;
   const std::string host_;
   const std::shared_ptr<Relay> relay_;
-  const std::shared_ptr<WitnessDesk> witness_;
+  const std::shared_ptr<LoopDoor> witness_door_;
+  const std::shared_ptr<WitnessLines> witness_;
   const std::shared_ptr<MonitorCore*> self_;  // expires with this object: for timers
   Sentry sentry_;
   std::unique_ptr<LineTable> table_;  // null before open() and after leave()

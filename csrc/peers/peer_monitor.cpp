@@ -1,13 +1,11 @@
 #include "peers/peer_monitor.h"
 
-#include <atomic>
+#include <functional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
-#include "net/event_loop.h"
 #include "peers/monitor_core.h"
-#include "peers/monitor_for_test.h"
 #include "peers/relay.h"
 
 namespace torchft_ext {
@@ -16,93 +14,76 @@ namespace {
 constexpr std::chrono::seconds kOpenWithin{10};
 constexpr std::chrono::seconds kDestroyWithin{1};
 
-class WatchHandle : public PeerMonitor::Watch {
- public:
-  WatchHandle(std::shared_ptr<LoopDoor> door, std::weak_ptr<MonitorCore> core, WatchId id)
-      : door_(std::move(door)), core_(std::move(core)), id_(id) {}
-  ~WatchHandle() override {
-    tell([id = id_](MonitorCore& core) { core.removeWatch(id); });
-  }
-  WatchHandle(const WatchHandle&) = delete;
-  WatchHandle& operator=(const WatchHandle&) = delete;
+// Unless the monitor has stopped.
+void tell(LoopDoor& door, const std::weak_ptr<MonitorCore>& core,
+          std::function<void(MonitorCore&)> call) {
+  door.post([core, call = std::move(call)] {
+    if (const auto held = core.lock()) call(*held);
+  });
+}
 
-  void peerLeft(int rank) override {
-    tell([id = id_, rank](MonitorCore& core) { core.peerLeft(id, rank); });
-  }
-  void announce(const Failure& failure) override {
-    tell([id = id_, failure](MonitorCore& core) { core.announce(id, failure); });
-  }
-
- private:
-  void tell(std::function<void(MonitorCore&)> call) {
-    door_->post([weak = core_, call = std::move(call)] {
-      if (const auto core = weak.lock()) call(*core);
-    });
-  }
-
-  const std::shared_ptr<LoopDoor> door_;
-  const std::weak_ptr<MonitorCore> core_;
-  const WatchId id_;
-};
-
-class Monitor final : public PeerMonitor {
- public:
-  explicit Monitor(const MonitorOptions& options)
-      : options_(options),
-        main_loop_("ft-monitor", LoopTraits{true, true}),
-        witness_loop_("ft-witness", LoopTraits{true, true}),
-        relay_(std::make_shared<Relay>(main_loop_.isRealtime())),
-        door_(std::make_shared<LoopDoor>(main_loop_)),
-        witness_door_(std::make_shared<LoopDoor>(witness_loop_)),
-        witness_(std::make_shared<WitnessDesk>(witness_loop_,
-                                               MonitorPaths{relay_, door_, witness_door_})),
-        core_(std::make_shared<MonitorCore>(main_loop_, options, relay_, witness_)) {}
-  ~Monitor() override { Monitor::stop(Deadline::after(kDestroyWithin)); }
-  Monitor(const Monitor&) = delete;
-  Monitor& operator=(const Monitor&) = delete;
-
-  bool open(std::string* error);
-
-  std::vector<SocketAddress> lineAddresses() const override { return addresses_; }
-  std::unique_ptr<Watch> watch(const Nonce& nonce, const EpochSecret& secret, int self_rank,
-                               std::vector<MonitoredPeer> peers, OnFailure on_failure) override;
-  MonitorStats stats() const override;
-  bool stop(Deadline deadline) override;
-  void cutForTest(const Incarnation& peer);
-  void holdUpForTest(Duration how_long);
-
- private:
-  LineTableOptions tableOptions(LineKind kind) const;
-
-  // Constant after open().
-  const MonitorOptions options_;
-  std::vector<SocketAddress> addresses_;
-
-  const std::shared_ptr<std::atomic<int>> main_lines_ = std::make_shared<std::atomic<int>>(0);
-  const std::shared_ptr<std::atomic<int>> witness_lines_ = std::make_shared<std::atomic<int>>(0);
-  std::atomic<WatchId> next_watch_{1};
-  EventLoop main_loop_;
-  EventLoop witness_loop_;
-  const std::shared_ptr<Relay> relay_;
-  const std::shared_ptr<LoopDoor> door_;  // to the main loop
-  const std::shared_ptr<LoopDoor> witness_door_;
-  const std::shared_ptr<WitnessDesk> witness_;
-  const std::shared_ptr<MonitorCore> core_;
-};
-
-LineTableOptions Monitor::tableOptions(LineKind kind) const {
+LineTableOptions mainTable(const MonitorOptions& monitor, std::shared_ptr<std::atomic<int>> lines) {
   LineTableOptions options;
-  options.kind = kind;
-  options.self = options_.self;
-  options.bind_address = options_.bind_address;
-  options.ports = options_.ports;
-  options.idle_grace = options_.idle_line_grace;
-  options.lines = kind == LineKind::kMain ? main_lines_ : witness_lines_;
-  if (kind == LineKind::kMain) options.heartbeat_limit = options_.heartbeat_limit;
+  options.kind = LineKind::kMain;
+  options.self = monitor.self;
+  options.bind_address = monitor.bind_address;
+  options.ports = monitor.ports;
+  options.heartbeat_limit = monitor.heartbeat_limit;
+  options.idle_grace = monitor.idle_line_grace;
+  options.lines = std::move(lines);
   return options;
 }
 
-bool Monitor::open(std::string* error) {
+LineTableOptions witnessTable(const MonitorOptions& monitor,
+                              std::shared_ptr<std::atomic<int>> lines) {
+  LineTableOptions options = mainTable(monitor, std::move(lines));
+  options.kind = LineKind::kWitness;
+  options.heartbeat_limit = Duration(0);  // no beats are asked for
+  return options;
+}
+
+}  // namespace
+
+PeerMonitor::Watch::Watch(std::shared_ptr<LoopDoor> door, std::weak_ptr<MonitorCore> core,
+                          uint64_t id)
+    : door_(std::move(door)), core_(std::move(core)), id_(id) {}
+
+PeerMonitor::Watch::~Watch() {
+  tell(*door_, core_, [id = id_](MonitorCore& core) { core.removeWatch(id); });
+}
+
+void PeerMonitor::Watch::peerLeft(int rank) {
+  tell(*door_, core_, [id = id_, rank](MonitorCore& core) { core.peerLeft(id, rank); });
+}
+
+void PeerMonitor::Watch::announce(const Failure& failure) {
+  tell(*door_, core_, [id = id_, failure](MonitorCore& core) { core.announce(id, failure); });
+}
+
+PeerMonitor::PeerMonitor(const MonitorOptions& options)
+    : main_loop_("ft-monitor", LoopTraits{true, true}),
+      witness_loop_("ft-witness", LoopTraits{true, true}),
+      relay_(std::make_shared<Relay>(main_loop_.isRealtime())),
+      main_door_(std::make_shared<LoopDoor>(main_loop_)),
+      witness_door_(std::make_shared<LoopDoor>(witness_loop_)),
+      witness_(std::make_shared<WitnessLines>()),
+      core_(std::make_shared<MonitorCore>(main_loop_, options, relay_, witness_door_, witness_)) {}
+
+PeerMonitor::~PeerMonitor() {
+  stop(Deadline::after(kDestroyWithin));
+}
+
+std::shared_ptr<PeerMonitor> PeerMonitor::start(const MonitorOptions& options, std::string* error) {
+  try {
+    const std::shared_ptr<PeerMonitor> monitor(new PeerMonitor(options));
+    if (monitor->open(options, error)) return monitor;
+  } catch (const std::system_error& refused) {
+    if (error != nullptr) *error = refused.what();
+  }
+  return nullptr;
+}
+
+bool PeerMonitor::open(const MonitorOptions& options, std::string* error) {
   struct Opening {  // shared with the loops, which may come to it too late
     std::string error;
     SocketAddress address;
@@ -111,14 +92,24 @@ bool Monitor::open(std::string* error) {
   const auto main = std::make_shared<Opening>();
   const auto witness = std::make_shared<Opening>();
   const bool main_answered = main_loop_.runOnLoop(
-      [main, core = core_, options = tableOptions(LineKind::kMain)] {
-        if (core->open(options, &main->error)) main->address = core->address();
+      [main, core = core_, table = mainTable(options, main_lines_)] {
+        if (core->open(table, &main->error)) main->address = core->address();
       },
       deadline);
+  auto on_report = [relay = relay_, door = main_door_,
+                    core = std::weak_ptr(core_)](const LineReport& report) {
+    using What = LineReport::What;
+    // No beats are asked for on witness lines, and notices go along main lines.
+    if (report.what == What::kHeard || report.what == What::kNotice) return;
+    relay->post(door, [core, report] {
+      if (const auto held = core.lock()) held->onReport(report);
+    });
+  };
   const bool witness_answered = witness_loop_.runOnLoop(
-      [witness, desk = witness_, core = std::weak_ptr(core_),
-       options = tableOptions(LineKind::kWitness)] {
-        if (desk->open(options, core, &witness->error)) witness->address = desk->address();
+      [witness, lines = witness_, table = witnessTable(options, witness_lines_), on_report,
+       loop = &witness_loop_] {
+        lines->table = LineTable::open(*loop, table, on_report, &witness->error);
+        if (lines->table) witness->address = lines->table->address();
       },
       deadline);
   std::string why;
@@ -132,9 +123,10 @@ bool Monitor::open(std::string* error) {
   return why.empty();
 }
 
-std::unique_ptr<PeerMonitor::Watch> Monitor::watch(const Nonce& nonce, const EpochSecret& secret,
-                                                   int self_rank, std::vector<MonitoredPeer> peers,
-                                                   OnFailure on_failure) {
+std::unique_ptr<PeerMonitor::Watch> PeerMonitor::watch(const Nonce& nonce,
+                                                       const EpochSecret& secret, int self_rank,
+                                                       std::vector<MonitoredPeer> peers,
+                                                       OnFailure on_failure) {
   auto request = std::make_shared<MonitorCore::WatchRequest>();
   request->id = next_watch_.fetch_add(1, std::memory_order_relaxed);
   request->nonce = nonce;
@@ -142,14 +134,12 @@ std::unique_ptr<PeerMonitor::Watch> Monitor::watch(const Nonce& nonce, const Epo
   request->self_rank = self_rank;
   request->peers = std::move(peers);
   request->on_failure = std::move(on_failure);
-  auto handle = std::make_unique<WatchHandle>(door_, core_, request->id);
-  door_->post([weak = std::weak_ptr(core_), request] {
-    if (const auto core = weak.lock()) core->addWatch(std::move(*request));
-  });
+  auto handle = std::make_unique<Watch>(main_door_, core_, request->id);
+  tell(*main_door_, core_, [request](MonitorCore& core) { core.addWatch(std::move(*request)); });
   return handle;
 }
 
-MonitorStats Monitor::stats() const {
+MonitorStats PeerMonitor::stats() const {
   const SentryCounts counts = core_->counts();
   MonitorStats stats;
   stats.private_tables = main_loop_.hasPrivateTable() && witness_loop_.hasPrivateTable();
@@ -165,45 +155,28 @@ MonitorStats Monitor::stats() const {
   return stats;
 }
 
-bool Monitor::stop(Deadline deadline) {
-  door_->close();
+bool PeerMonitor::stop(Deadline deadline) {
+  main_door_->close();
   witness_door_->close();
   main_loop_.runOnLoop([core = core_] { core->leave(); }, deadline);
-  witness_loop_.runOnLoop([desk = witness_] { desk->leave(); }, deadline);
+  witness_loop_.runOnLoop(
+      [lines = witness_] {
+        if (lines->table) lines->table->leave();
+        lines->table.reset();
+      },
+      deadline);
   const bool main_ended = main_loop_.stop(deadline);
   const bool witness_ended = witness_loop_.stop(deadline);
   return relay_->stop(deadline) && main_ended && witness_ended;
 }
 
-void Monitor::cutForTest(const Incarnation& peer) {
-  door_->post([weak = std::weak_ptr(core_), peer] {
-    if (const auto core = weak.lock()) core->cutForTest(peer);
-  });
+void PeerMonitor::cutLineForTest(const Incarnation& peer) {
+  tell(*main_door_, core_, [peer](MonitorCore& core) { core.cutForTest(peer); });
 }
 
-void Monitor::holdUpForTest(Duration how_long) {
+void PeerMonitor::holdUpForTest(Duration how_long) {
   for (EventLoop* loop : {&main_loop_, &witness_loop_})
     loop->post([how_long] { std::this_thread::sleep_for(how_long); });
-}
-
-}  // namespace
-
-std::shared_ptr<PeerMonitor> PeerMonitor::start(const MonitorOptions& options, std::string* error) {
-  try {
-    auto monitor = std::make_shared<Monitor>(options);
-    if (monitor->open(error)) return monitor;
-  } catch (const std::system_error& refused) {
-    if (error != nullptr) *error = refused.what();
-  }
-  return nullptr;
-}
-
-void holdUpForTest(PeerMonitor& monitor, Duration how_long) {
-  dynamic_cast<Monitor&>(monitor).holdUpForTest(how_long);
-}
-
-void cutLineForTest(PeerMonitor& monitor, const Incarnation& peer) {
-  dynamic_cast<Monitor&>(monitor).cutForTest(peer);
 }
 
 }  // namespace torchft_ext

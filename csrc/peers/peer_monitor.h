@@ -8,9 +8,11 @@
 // Notices along the main lines tell everybody else, of failures that the monitor did not find
 // itself too (announce()). An engine that tells its peers on its own ways as well makes them two.
 //
-// Threads: any, never blocking (posts to the monitor's loop). Owner: the process.
+// Threads: any, never blocking (posts to the monitor's loop), but for start() and stop(). Owner:
+// the process's engine. Destruction stops it, within a second.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,10 +22,16 @@
 
 #include "base/deadline.h"
 #include "base/identity.h"
+#include "net/event_loop.h"
 #include "net/socket_address.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {
+
+class LoopDoor;
+class MonitorCore;
+class Relay;
+struct WitnessLines;
 
 // A member of an epoch as the monitor needs it.
 struct MonitoredPeer {
@@ -71,26 +79,60 @@ class PeerMonitor {
   // epoch.
   class Watch {
    public:
-    virtual ~Watch() = default;
-    virtual void peerLeft(int rank) = 0;  // it said goodbye: its end is no death
+    Watch(std::shared_ptr<LoopDoor> door, std::weak_ptr<MonitorCore> core, uint64_t id);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+    void peerLeft(int rank);  // it said goodbye: its end is no death
     // The epoch failed for a reason that the monitor did not report: tells all members (once; the
     // first failure is the one that counts). OnFailure is not called for it.
-    virtual void announce(const Failure& failure) = 0;
+    void announce(const Failure& failure);
+
+   private:
+    const std::shared_ptr<LoopDoor> door_;
+    const std::weak_ptr<MonitorCore> core_;
+    const uint64_t id_;
   };
 
   // nullptr and *error when no listener can be opened.
   static std::shared_ptr<PeerMonitor> start(const MonitorOptions& options, std::string* error);
-  virtual ~PeerMonitor() = default;
+  ~PeerMonitor();
+  PeerMonitor(const PeerMonitor&) = delete;
+  PeerMonitor& operator=(const PeerMonitor&) = delete;
 
-  virtual std::vector<SocketAddress> lineAddresses() const = 0;  // for this process's record
+  // For this process's record.
+  const std::vector<SocketAddress>& lineAddresses() const { return addresses_; }
   // An epoch begins: lines to its neighbours are made where they do not stand yet; a member with a
   // tombstone, or a notice that came ahead, fails it at once. The secret admits the lines between
   // its members. nonce: identifies the epoch on the wire.
-  virtual std::unique_ptr<Watch> watch(const Nonce& nonce, const EpochSecret& secret, int self_rank,
-                                       std::vector<MonitoredPeer> peers, OnFailure on_failure) = 0;
-  virtual MonitorStats stats() const = 0;
+  std::unique_ptr<Watch> watch(const Nonce& nonce, const EpochSecret& secret, int self_rank,
+                               std::vector<MonitoredPeer> peers, OnFailure on_failure);
+  MonitorStats stats() const;
   // Tells all peers that this process leaves, then ends the threads. False: not by the deadline.
-  virtual bool stop(Deadline deadline) = 0;
+  bool stop(Deadline deadline);
+
+  // Shuts down the socket of this process's main line to the peer, as a broken network would.
+  void cutLineForTest(const Incarnation& peer);
+  // Keeps its threads from everything else for so long.
+  void holdUpForTest(Duration how_long);
+
+ private:
+  explicit PeerMonitor(const MonitorOptions& options);
+  bool open(const MonitorOptions& options, std::string* error);
+
+  std::vector<SocketAddress> addresses_;  // constant after open()
+  // How many lines stand.
+  const std::shared_ptr<std::atomic<int>> main_lines_ = std::make_shared<std::atomic<int>>(0);
+  const std::shared_ptr<std::atomic<int>> witness_lines_ = std::make_shared<std::atomic<int>>(0);
+  std::atomic<uint64_t> next_watch_{1};
+  EventLoop main_loop_;
+  EventLoop witness_loop_;
+  const std::shared_ptr<Relay> relay_;
+  const std::shared_ptr<LoopDoor> main_door_;
+  const std::shared_ptr<LoopDoor> witness_door_;
+  const std::shared_ptr<WitnessLines> witness_;
+  const std::shared_ptr<MonitorCore> core_;
 };
 
 }  // namespace torchft_ext

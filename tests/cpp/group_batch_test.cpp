@@ -50,7 +50,9 @@ TEST(GroupBatch, OfAFailedEpochTouchesNothing) {
   cluster.group(0).abort("a test said so");
   std::vector<float> values(10, 1.0F);
   std::vector<Operation> batch = {allreduceOf(values), allreduceOf(values)};
-  for (const auto& state : cluster.group(0).issueTogether(std::move(batch))) {
+  const auto states = cluster.group(0).issueTogether(std::move(batch));
+  EXPECT_EQ(states.size(), 2U);
+  for (const auto& state : states) {
     ASSERT_TRUE(state->done());
     EXPECT_EQ(state->failure()->kind, FailureKind::kAborted);
   }

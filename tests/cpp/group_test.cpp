@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "around_engine.h"
 #include "cluster.h"
 #include "cut_connections.h"
 #include "wait_for.h"
@@ -497,6 +498,39 @@ TEST(Configure, AfterShutdownRaises) {
   cluster.form({0}, "a");
   cluster.group(0).shutdown(Deadline::after(kTestLimit));
   EXPECT_THROW(cluster.members[0]->configure("b", 0, 1), GroupStateError);
+}
+
+// Notes that it has heard of its epoch's failure.
+class NotesFailures : public AroundEngine {
+ public:
+  NotesFailures(std::shared_ptr<Engine> inner, std::vector<std::string>& told)
+      : AroundEngine(std::move(inner)), told_(told) {}
+
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override {
+    lifecycle->subscribe([this](const FailurePtr&) { told_.emplace_back("engine"); });
+    return inner_->form(roster, lifecycle, deadline, superseded);
+  }
+
+ private:
+  std::vector<std::string>& told_;
+};
+
+TEST(Group, WhoSubscribesWhileAnEpochFormsHearsOfItsFailureBeforeTheEngine) {
+  std::vector<std::string> told;
+  Cluster cluster(1);
+  Member& member = *cluster.members[0];
+  member.group = std::make_unique<Group>(
+      "test", std::make_shared<NotesFailures>(member.engine, told), std::make_shared<Watchdog>(),
+      kTestLimit, nullptr, [&told](const std::shared_ptr<Lifecycle>& lifecycle) {
+        lifecycle->subscribe([&told](const FailurePtr&) { told.emplace_back("subscriber"); });
+      });
+  for (const char* epoch : {"first", "second"}) {
+    cluster.form({0}, epoch);
+    cluster.group(0).abort("enough");
+    EXPECT_EQ(std::exchange(told, {}), (std::vector<std::string>{"subscriber", "engine"}));
+  }
 }
 
 }  // namespace

@@ -83,7 +83,11 @@ TEST(Notice, FitsIntoItsFrameHoweverLongItsTexts) {
   Notice notice = failed(1);
   notice.failure.cause.host = std::string(100000, 'h');
   notice.failure.cause.how = std::string(100000, 'x');
-  EXPECT_LE(encodeNotice(notice).size(), longestPayload(FrameType::kNotice));
+  const std::string bytes = encodeNotice(notice);
+  EXPECT_LE(bytes.size(), longestPayload(FrameType::kNotice));
+  const auto after = decodeNotice(bytes);
+  ASSERT_TRUE(after);
+  EXPECT_EQ(after->epoch, notice.epoch);
 }
 
 class NoticeBoardTest : public ::testing::Test {

@@ -20,7 +20,6 @@
 #include <thread>
 
 #include "base/mutex.h"
-#include "peers/monitor_for_test.h"
 #include "peers/peer_monitor.h"
 #include "realtime_refusal.h"
 #include "wait_for.h"
@@ -371,7 +370,7 @@ TEST_F(PeerMonitorProcesses, ProcessThatStopsItsMonitorIsNotHeldForDead) {
 
 TEST_F(PeerMonitorProcesses, CutLineFailsTheEpochAtBothEndsAndIsMadeAnewForTheNext) {
   begin(kNoFreeze);
-  cutLineForTest(*monitor, victim->record().incarnation);
+  monitor->cutLineForTest(victim->record().incarnation);
   EXPECT_EQ(expectFailure().kind, FailureKind::kLinkLost);
   EXPECT_EQ(victim->hear("failed ").substr(0, 1), "3");
   beginEpoch();

@@ -7,7 +7,6 @@
 
 #include "base/mutex.h"
 #include "fake_peer.h"
-#include "peers/monitor_for_test.h"
 #include "peers/process_state.h"
 
 namespace torchft_ext {
@@ -189,7 +188,7 @@ TEST_F(PeerMonitorTest, CutLineIsALostLink) {
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
   RawLine line = standingLine(peer);
-  cutLineForTest(*monitor, peer.record().incarnation);
+  monitor->cutLineForTest(peer.record().incarnation);
   answerProbes(peer, RefusalCode::kDuplicate);
   ASSERT_TRUE(verdict.arrives());
   EXPECT_EQ(verdict.failure().kind, FailureKind::kLinkLost);
@@ -502,12 +501,16 @@ TEST_F(PeerMonitorTest, WatchesMayOutliveTheMonitor) {
   EXPECT_EQ(verdict.count(), 0U);
 }
 
-TEST_F(PeerMonitorTest, WatchAfterStopIsHarmless) {
+TEST_F(PeerMonitorTest, WatchAfterStopLetsGoOfWhatItWasGiven) {
   start(kNoFreeze);
   ASSERT_TRUE(monitor->stop(testDeadline()));
   const FakePeer peer(Role::kConnects);
-  const auto watching = watch(peer);
-  EXPECT_NE(watching, nullptr);
+  const auto held = std::make_shared<int>();
+  const auto watching =
+      monitor->watch(nonce, secret, kSelfRank, {peer.record()}, [held](const Failure&) {});
+  watching->announce({});
+  EXPECT_EQ(held.use_count(), 1);
+  EXPECT_EQ(monitor->stats().watches, 0);
 }
 
 TEST_F(PeerMonitorTest, PeersWithoutAddressesAndThisProcessItselfAreNotWatched) {

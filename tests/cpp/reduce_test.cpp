@@ -123,6 +123,14 @@ TEST(Reduce, NanWinsInMinAndMax) {
 }
 
 TEST(Reduce, NothingHappensToNoBytes) {
+  const float three = 3;
+  float kept = 5;
+  auto* const into = reinterpret_cast<uint8_t*>(&kept);
+  const auto* const from = reinterpret_cast<const uint8_t*>(&three);
+  reduceInto(into, from, 0, DType::kFloat, ReduceKind::kSum);
+  multiplyInto(into, from, 0, DType::kFloat, from);
+  divideBy(into, 0, DType::kFloat, 3);
+  EXPECT_EQ(kept, 5);
   reduceInto(nullptr, nullptr, 0, DType::kFloat, ReduceKind::kSum);
   divideBy(nullptr, 0, DType::kFloat, 3);
 }

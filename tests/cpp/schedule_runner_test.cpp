@@ -18,7 +18,7 @@ constexpr ScheduleTuning kSmallChunks{4096, 256, 4};
 class RunnerTest : public ::testing::Test {
  protected:
   struct Rank {
-    std::vector<std::unique_ptr<Link>> links;
+    std::vector<std::shared_ptr<Link>> links;
     std::unique_ptr<ScheduleRunner> runner;
     std::vector<Failure> failures;
     std::vector<int> left;

@@ -380,9 +380,12 @@ TEST(Schedule, LongBuffersTravelInChunks) {
   Operation operation = operationOf<uint8_t>(OpKind::kAllreduce);
   operation.outputs = {bufferOf(items)};
   const ScheduleTuning tuning;
+  size_t sent = 0;
   for (const Step& step : makeSchedule(operation, 0, 2, tuning).steps) {
     EXPECT_LE(step.bytes, tuning.chunk_bytes);
+    if (step.kind == Step::Kind::kSend) sent += step.bytes;
   }
+  EXPECT_EQ(sent, items.size());  // one half to be reduced, the other one reduced
 }
 
 }  // namespace

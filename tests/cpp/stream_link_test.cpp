@@ -64,8 +64,8 @@ class StreamLinkTest : public ::testing::TestWithParam<Transport> {
   UniqueFd far_fd;
   const std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();
   const std::shared_ptr<Traffic> far_traffic = std::make_shared<Traffic>();
-  std::unique_ptr<Link> link;
-  std::unique_ptr<Link> far_link;
+  std::shared_ptr<Link> link;
+  std::shared_ptr<Link> far_link;
 };
 
 TEST_P(StreamLinkTest, DeliversFramesOfAllSizesInOrder) {

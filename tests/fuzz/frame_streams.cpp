@@ -226,7 +226,7 @@ class LinkReader : public Reader, LinkReceiver {
   const bool destroys_;
   const size_t close_after_;
   std::shared_ptr<Traffic> traffic_;
-  std::unique_ptr<Link> link_;
+  std::shared_ptr<Link> link_;
   OnALink said_;
   bool closed_ = false;
   bool waiting_ = false;

@@ -149,7 +149,7 @@ def test_settings_in_the_contract_are_those_that_are_read() -> None:
 
 
 def test_what_is_gone_is_found() -> None:
-    text = """`test_no_such_claim`, `Listener.NoSuchCase`, `Records.EveryChangedByteIsSurvived`,
+    text = """`test_no_such_claim`, `Listener.NoSuchCase`, `Records.ARecordSurvivesTheRoundTrip`,
         `csrc/gone.cpp`, `gone.h`, `scripts/gone.sh --fast`, `base/mutex.h`, [x](gone.md),
         `make gone`, `tests/python/test_gone_*.py`, `ReduceOp.AVG`, `build/dev`, `make test`,
         `GoneSuite`, `LastWords`, `Engine`"""

@@ -44,7 +44,9 @@ ENDS = re.compile(
 
 def test_no_source_ends_the_process() -> None:
     """The library never ends the process that it is loaded into."""
-    for path in sorted((ROOT / "csrc").rglob("*.[ch]*")):
+    sources = sorted((ROOT / "csrc").rglob("*.[ch]*"))
+    assert sources
+    for path in sources:
         for line in path.read_text(encoding="utf-8").splitlines():
             assert not ENDS.search(line.split("//")[0]), f"{path}: {line}"
 
