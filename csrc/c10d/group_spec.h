@@ -23,7 +23,7 @@ struct GroupSpec {
   std::optional<c10::Device> bound_device;  // init_process_group(device_id=)
   std::string name;
   const char* caller = "init_process_group";  // what refusals begin with
-  c10::intrusive_ptr<FtOptions> options;  // the group's own: it changes them
+  c10::intrusive_ptr<FtOptions> options;      // the group's own: it changes them
   // Of init_process_group(); 0: none. The options' own goes before it.
   std::chrono::milliseconds timeout{0};
   bool may_resize = true;  // false: the ProcessGroup above reports a fixed rank and size

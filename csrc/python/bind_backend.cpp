@@ -305,9 +305,9 @@ void bind_backend(py::module_& module) {
              py::arg("options"), py::arg("may_resize"), py::arg("begin"),
              py::arg("bound_device") = py::none(), py::arg("beside") = py::none(),
              py::arg("ranks_beside") = std::vector<int>());
-  module.def("_make_group", &makeOwnGroup, py::arg("store"), py::arg("rank"),
-             py::arg("world_size"), py::kw_only(), py::arg("timeout"), py::arg("engine"),
-             py::arg("name"), py::arg("options"), py::arg("bound_device") = py::none());
+  module.def("_make_group", &makeOwnGroup, py::arg("store"), py::arg("rank"), py::arg("world_size"),
+             py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
+             py::arg("options"), py::arg("bound_device") = py::none());
   module.def("_tell_absence", &tellAbsenceAt, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("why"), NoGil());
   py::class_<CompileQuestions, std::shared_ptr<CompileQuestions>>(module, "_CompileQuestions")

@@ -68,11 +68,11 @@ def test_group_without_torchs_tables_survives_a_death(ranks):
 
 def test_bad_arguments_are_refused_in_the_name_of_make_group():
     store = dist.HashStore()
-    with pytest.raises(ValueError, match="make_group: rank: expected .* found 2"):
+    with pytest.raises(ValueError, match=r"make_group: rank: expected .* found 2"):
         torchft_ext.make_group(store, 2, 2)
     with pytest.raises(ValueError, match="make_group: world_size: expected at least 1, found 0"):
         torchft_ext.make_group(store, 0, 0)
-    with pytest.raises(ValueError, match="make_group: backend: expected one of .* found 'gloo'"):
+    with pytest.raises(ValueError, match=r"make_group: backend: expected one of .* found 'gloo'"):
         torchft_ext.make_group(store, 0, 1, backend="gloo")
 
 
