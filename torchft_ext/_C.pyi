@@ -359,6 +359,17 @@ def _create_backend(
     beside: Backend | None = None,
     ranks_beside: list[int] = ...,
 ) -> Backend: ...
+def _make_group(
+    store: Store,
+    rank: int,
+    world_size: int,
+    *,
+    timeout: timedelta | None,
+    engine: str,
+    name: str,
+    options: Options | None,
+    bound_device: str | None = None,
+) -> _ProcessGroup: ...
 def _tell_absence(store: Store, rank: int, size: int, why: str) -> None: ...
 
 class _CompileQuestions:

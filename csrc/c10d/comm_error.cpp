@@ -1,7 +1,10 @@
 #include "c10d/comm_error.h"
 
 #include <atomic>
+#include <memory>
 #include <utility>
+
+#include "comm/group.h"
 
 namespace torchft_ext {
 namespace {
@@ -29,6 +32,22 @@ std::exception_ptr exceptionPtr(const FailurePtr& failure) {
   } catch (...) {
     return std::current_exception();
   }
+}
+
+FailurePtr timeoutOf(const Group& group, const char* op, std::string how, Clock::time_point began,
+                     Duration limit) {
+  Failure failure;
+  failure.kind = FailureKind::kTimeout;
+  failure.op = op;
+  failure.group = group.name();
+  failure.epoch = group.epoch();
+  failure.rank = group.rank();
+  failure.size = group.size();
+  failure.cause.rank = failure.rank;
+  failure.cause.how = std::move(how);
+  failure.elapsed = Clock::now() - began;
+  failure.limit = limit;
+  return std::make_shared<const Failure>(std::move(failure));
 }
 
 }  // namespace torchft_ext

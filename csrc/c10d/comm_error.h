@@ -8,10 +8,14 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <string>
 
+#include "base/deadline.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {
+
+class Group;
 
 class CommErrorCxx : public c10::DistBackendError {
  public:
@@ -28,5 +32,10 @@ void setThrower(Thrower thrower);  // nullptr: CommErrorCxx
 
 [[noreturn]] void throwFailure(const FailurePtr& failure);
 std::exception_ptr exceptionPtr(const FailurePtr& failure);
+
+// That a call on the group, which is no operation of its epoch, ran out of time. how: what it
+// waited for.
+FailurePtr timeoutOf(const Group& group, const char* op, std::string how, Clock::time_point began,
+                     Duration limit);
 
 }  // namespace torchft_ext

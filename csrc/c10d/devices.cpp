@@ -5,6 +5,13 @@
 
 namespace torchft_ext {
 
+std::vector<c10::DeviceType> Devices::types() const {
+  std::vector<c10::DeviceType> types;
+  if (host_) types.push_back(c10::DeviceType::CPU);
+  if (platform_) types.push_back(platform_->device_type);
+  return types;
+}
+
 c10::Device Devices::of(const char* op, const std::vector<at::Tensor>& tensors) const {
   if (tensors.empty()) return c10::kCPU;
   const c10::Device device = tensors.front().device();

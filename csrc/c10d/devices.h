@@ -21,6 +21,7 @@ class Devices {
   bool host() const { return host_; }
   const NcclPlatform* platform() const { return platform_.get(); }
   const std::string& whyNone() const { return why_none_; }
+  std::vector<c10::DeviceType> types() const;
 
   // The one device of all these tensors; the CPU where there are none. ValueError where they are
   // on several; NotImplementedError, with what to do, where it is not served.

@@ -1,5 +1,5 @@
-// The backend's own life: creation, epochs, settings. Operations are in ft_backend_collectives.cpp
-// and ft_backend_transfers.cpp, how they are issued in ft_backend_issue.cpp.
+// The backend's own life: epochs, settings, groups of its members. ft_backend_operations.cpp has
+// the operations.
 #include "c10d/ft_backend.h"
 
 #include <ATen/core/ivalue.h>
@@ -8,21 +8,19 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <exception>
 #include <new>
-#include <system_error>
 #include <unordered_set>
 #include <utility>
 #include <variant>
 
-#include "c10d/absence.h"
+#include "c10d/all_or_throw.h"
 #include "c10d/comm_error.h"
-#include "c10d/engines.h"
 #include "c10d/environment.h"
 #include "c10d/poison.h"
 #include "c10d/reconfigure.h"
 #include "c10d/store_adapter.h"
 #include "c10d/store_layers.h"
+#include "c10d/subgroups.h"
 #include "comm/callbacks.h"
 
 namespace torchft_ext {
@@ -31,83 +29,20 @@ namespace {
 // destroy_process_group() waits so long for what was issued to be sent.
 constexpr std::chrono::seconds kShutdownWithin{5};
 
+// Flags of torch.distributed.shrink_group().
+constexpr int kShrinkDefault = 0;
+constexpr int kShrinkAbort = 1;
+
 std::atomic<uint64_t> next_serial{0};  // any thread
 
-FtBackend::Milliseconds chosenTimeout(const FtBackend::Creation& creation) {
-  const bool own = creation.options->timeout_chosen || creation.timeout.count() <= 0;
-  return own ? creation.options->timeout : creation.timeout;
+bool nanCheckOf(const FtOptions& options) {
+  return options.nan_check.value_or(readEnvironment().nan_check.value_or(false));
 }
 
-// What `make` returns. Where it cannot, the others wait for this rank: they are told why it does
-// not come, without advice that is this rank's.
-template <typename Make>
-auto orAbsence(const FtBackend::Creation& creation, const Make& make) {
-  const auto tell = [&creation](const std::string& why) {
-    if (!creation.begin) return;
-    tellAbsence(creation.store, creation.rank, creation.size, durationOf(chosenTimeout(creation)),
-                why);
-  };
-  auto made = [&] {
-    try {
-      return make();
-    } catch (const c10::Error& error) {
-      tell(error.what_without_backtrace());
-      throw;
-    } catch (const std::system_error& error) {
-      tell(error.what());
-      throw;
-    } catch (const std::bad_alloc&) {
-      tell("it ran out of memory");
-      throw;
-    }  // nobody is told of a signal or of a look-up without an answer: that would take long, too
-  }();
-  if (const auto* failure = std::get_if<Failure>(&made)) {
-    tell(failure->cause.how);
-    throwFailure(std::make_shared<Failure>(*failure));
-  }
-  return std::get<0>(std::move(made));
+std::shared_ptr<Poison> poisonOf(const FtOptions& options, const Devices& devices) {
+  if (!options.poison || devices.platform() == nullptr) return nullptr;
+  return std::make_shared<Poison>(devices.platform()->device_type);
 }
-
-// A backend, and where its members meet.
-struct Made {
-  c10::intrusive_ptr<FtBackend> backend;
-  StorePlace place;
-};
-
-std::variant<Made, Failure> makeBackend(const FtBackend::Creation& creation) {
-  auto choice =
-      engineOrFailure(creation.engine, *creation.options, creation.store, creation.bound_device);
-  if (auto* failure = std::get_if<Failure>(&choice)) return std::move(*failure);
-  Made made;
-  made.backend =
-      c10::make_intrusive<FtBackend>(creation, std::get<EngineChoice>(std::move(choice)));
-  if (creation.begin)
-    made.place = storePlaceOf(creation.store, durationOf(chosenTimeout(creation)));
-  return made;
-}
-
-// Calls that are all made, though a signal's handler throws in one of them: the first exception
-// leaves with this object.
-class AllOrThrow {
- public:
-  AllOrThrow() = default;
-  AllOrThrow(const AllOrThrow&) = delete;
-  AllOrThrow& operator=(const AllOrThrow&) = delete;
-  ~AllOrThrow() noexcept(false) {
-    if (first_) std::rethrow_exception(first_);
-  }
-  template <typename Call>
-  void run(const Call& call) {
-    try {
-      call();
-    } catch (...) {
-      if (!first_) first_ = std::current_exception();
-    }
-  }
-
- private:
-  std::exception_ptr first_;
-};
 
 // Assigns where torch allows it (2.14 and later).
 template <typename T>
@@ -137,48 +72,30 @@ FtBackend::WorkPtr completedWork() {
 
 }  // namespace
 
-c10::intrusive_ptr<FtBackend> FtBackend::create(const Creation& creation) {
-  TORCH_CHECK_VALUE(creation.size > 0,
-                    "init_process_group: world_size: expected at least 1, found ", creation.size);
-  creation.options->timeout = chosenTimeout(creation);
-  checkRank({"init_process_group", "rank"}, creation.rank, creation.size);
-  auto [backend, place] = orAbsence(creation, [&] { return makeBackend(creation); });
-  if (!creation.begin) return backend;
-  if (creation.beside) {
-    creation.beside->guard_.check("the default group");
-    backend->group_->expectMembersOf(*creation.beside->group_, creation.ranks_beside);
-  }
-  backend->keep(place.thread);
-  backend->begin(place.thread, place.prefix, creation.rank, creation.size, std::nullopt);
-  return backend;
-}
-
-FtBackend::FtBackend(const Creation& creation, EngineChoice choice)
-    : c10d::Backend(creation.rank, creation.size),
-      options_(creation.options),
-      timeout_ms_(chosenTimeout(creation).count()),
+FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
+    : c10d::Backend(spec.rank, spec.size),
+      options_(spec.options),
+      timeout_ms_(spec.chosenTimeout().count()),
       engine_(std::move(choice.engine)),
-      devices_(std::move(choice.devices)),
-      poison_(options_->poison && devices_.platform()
-                  ? std::make_shared<Poison>(devices_.platform()->device_type)
-                  : nullptr),
-      memory_(std::move(choice.memory)),
-      engine_name_(creation.engine),
-      bound_device_(creation.bound_device),
-      nan_check_(creation.options->nan_check.value_or(readEnvironment().nan_check.value_or(false))),
-      may_resize_(creation.may_resize || kTorchFollowsBackend),
-      fixed_rank_(creation.rank),
-      fixed_size_(creation.size),
-      creators_store_(creation.store),
+      poison_(poisonOf(*spec.options, choice.devices)),
+      engine_name_(spec.engine),
+      bound_device_(spec.bound_device),
+      may_resize_(spec.may_resize || kTorchFollowsBackend),
+      fixed_rank_(spec.rank),
+      fixed_size_(spec.size),
+      creators_store_(spec.store),
       serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
       group_(std::make_shared<Group>(
-          creation.group_name, engine_, sharedWatchdog(), durationOf(chosenTimeout(creation)),
+          spec.name, engine_, sharedWatchdog(), durationOf(spec.chosenTimeout()),
           [hooks = abort_hooks_] { hooks->call(); },
           [poison = poison_](const auto& lifecycle) {
             if (poison) poison->begin(lifecycle);
-          })) {
-  options_->timeout = chosenTimeout(creation);
-  options_->group_name = creation.group_name;
+          })),
+      issuer_(group_, std::move(choice.devices), poison_, spec.bound_device, hook_,
+              {nanCheckOf(*spec.options), spec.options->blocking_wait}),
+      memory_(group_, issuer_.devices(), std::move(choice.memory)) {
+  options_->timeout = spec.chosenTimeout();
+  options_->group_name = spec.name;
   rememberGroup(group_);
 }
 
@@ -207,9 +124,7 @@ void FtBackend::configure(const std::string& store_address, int rank, int size,
               "size when it is made: expected rank ",
               fixed_rank_, " of ", fixed_size_, ", found rank ", rank, " of ", size,
               "; use a group with the single backend 'ft', or torch 2.14 or later");
-  const std::shared_ptr<StoreThread> store = storeThreadFor(address);
-  keep(store);
-  begin(store, address.prefix, rank, size, timeout);
+  form({storeThreadFor(address), address.prefix}, rank, size, timeout);
 }
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -246,8 +161,7 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
   const std::shared_ptr<StoreThread> store =
       membership.own_store ? storePlaceOf(creators_store_, group_->timeout()).thread
                            : storeThreadFor(membership.store);
-  keep(store);
-  begin(store, membership.store.prefix, membership.rank, membership.size, options.timeout);
+  form({store, membership.store.prefix}, membership.rank, membership.size, options.timeout);
   {
     const MutexLock lock(store_mutex_);
     used_uuids_.insert(options.uuid);
@@ -257,48 +171,49 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
 
 #endif
 
-void FtBackend::keep(std::shared_ptr<StoreThread> store) {
-  const MutexLock lock(store_mutex_);
-  store_.swap(store);  // the previous one is let go of after the lock
-}
-
-void FtBackend::begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix,
-                      int rank, int size, std::optional<Milliseconds> timeout) {
+void FtBackend::form(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout) {
+  std::shared_ptr<StoreThread> before = where.thread;
+  {
+    const MutexLock lock(store_mutex_);
+    store_.swap(before);  // the previous one is let go of after the lock
+  }
   std::optional<Duration> limit;
   if (timeout) limit = durationOf(*timeout);
   FailurePtr failure;
   try {
-    failure = group_->configure(store, prefix, rank, size, limit);
+    failure = group_->configure(where.thread, where.prefix, rank, size, limit);
   } catch (const std::logic_error&) {
     throw;  // shut down, or configuring already: the running attempt is not ours to end
   } catch (...) {
     group_->abort("a signal interrupted configure()");
-    noteFormed({});
+    derived_.follow({}, 0);
     throw;
   }
-  noteFormed(failure ? EpochPlace{} : EpochPlace{store, prefix, group_->epoch()});
-  if (failure) throwFailure(failure);
+  if (failure) {
+    derived_.follow({}, 0);
+    throwFailure(failure);
+  }
+  derived_.follow(std::move(where), group_->epoch());
   followEpoch();
 }
 
-void FtBackend::noteFormed(EpochPlace place) {
-  std::map<std::string, c10::intrusive_ptr<FtBackend>> children;  // ended after the lock
-  {
-    const MutexLock lock(store_mutex_);
-    std::swap(formed_, place);
-    children.swap(to_come_);
-  }
-  AllOrThrow each;
-  for (const auto& [where, child] : children) {
-    each.run([&child = child] {
-      child->abort("the group whose members it has began another epoch, or tried to");
-    });
+void FtBackend::expectMembersOf(const FtBackend& other, const std::vector<int>& ranks) {
+  other.guard_.check("the default group");
+  group_->expectMembersOf(*other.group_, ranks);
+}
+
+RankInEpoch FtBackend::enter() const {
+  guard_.check("this process group");
+  while (true) {
+    const int64_t epoch = group_->epoch();
+    const RankInEpoch place{epoch, currentRank(), currentSize()};
+    if (group_->epoch() == epoch) return place;
   }
 }
 
 void FtBackend::followEpoch() {
-  const Place place = enter();
-  sequence_.store(0, std::memory_order_relaxed);
+  const RankInEpoch place = enter();
+  issuer_.countAnew();
   last_rank_.store(place.rank, std::memory_order_relaxed);
   last_size_.store(place.size, std::memory_order_relaxed);
   assignIfMutable(rank_, place.rank);
@@ -308,7 +223,7 @@ void FtBackend::followEpoch() {
 void FtBackend::abort(const std::string& why) {
   guard_.check("this process group");
   AllOrThrow each;
-  for (const auto& child : childrenToCome()) each.run([&] { child->abort(why); });
+  for (const auto& child : derived_.underWay()) each.run([&] { child->abort(why); });
   each.run([&] { group_->abort(why); });
 }
 
@@ -331,8 +246,8 @@ void FtBackend::check(std::optional<Milliseconds> timeout) {
 void FtBackend::shutdown() {
   guard_.check("this process group");
   AllOrThrow each;
-  if (memory_) memory_->close();
-  for (const auto& child : childrenToCome()) each.run([&] { child->shutdown(); });
+  memory_.close();
+  for (const auto& child : derived_.underWay()) each.run([&] { child->shutdown(); });
   each.run([&] {
     group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));
   });
@@ -352,7 +267,7 @@ void FtBackend::addEphemeralTimeout(const Milliseconds& timeout) {
   TORCH_CHECK_VALUE(timeout.count() > 0,
                     "add_ephemeral_timeout: timeout: expected a positive time, found ",
                     timeout.count(), " ms");
-  extra_time_.add(durationOf(timeout));
+  issuer_.addTime(durationOf(timeout));
 }
 #endif
 
@@ -458,19 +373,89 @@ void FtBackend::waitForPendingWorks() {
   const Duration limit = group_->timeout();
   const size_t left = awaitHook(Deadline::after(limit));
   if (left == 0) return;
-  Failure failure;
-  failure.kind = FailureKind::kTimeout;
-  failure.op = "wait_for_pending_works";
-  failure.group = group_->name();
-  failure.epoch = group_->epoch();
-  failure.rank = currentRank();
-  failure.size = currentSize();
-  failure.cause.rank = failure.rank;
-  failure.cause.how = "its completion hook has not returned from " + std::to_string(left) +
-                      (left == 1 ? " operation" : " operations");
-  failure.elapsed = Clock::now() - began;
-  failure.limit = limit;
-  throwFailure(std::make_shared<const Failure>(std::move(failure)));
+  throwFailure(timeoutOf(*group_, "wait_for_pending_works",
+                         "its completion hook has not returned from " + std::to_string(left) +
+                             (left == 1 ? " operation" : " operations"),
+                         began, limit));
+}
+
+// ---------------------------------------------------------------- groups of this one's members
+
+// torch hands over the parent's own object, or a copy of it, or a plain one: never changed here.
+c10::intrusive_ptr<FtOptions> FtBackend::optionsOfChild(
+    const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
+  auto* own = dynamic_cast<FtOptions*>(given.get());
+  auto options = own != nullptr ? c10::make_intrusive<FtOptions>(*own) : optionsNow();
+  if (given) options->timeout = given->timeout;
+  return options;
+}
+
+GroupSpec FtBackend::specOfChild(const c10::intrusive_ptr<c10d::Store>& store,
+                                 const c10::intrusive_ptr<c10d::Backend::Options>& options) const {
+  GroupSpec spec;
+  spec.store = store ? store : creators_store_;
+  spec.engine = engine_name_;
+  spec.bound_device = bound_device_;
+  spec.options = optionsOfChild(options);
+  return spec;
+}
+
+c10::intrusive_ptr<c10d::Backend> FtBackend::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  return splitOff(store, ranks, options, false);
+}
+
+c10::intrusive_ptr<FtBackend> FtBackend::splitOff(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options, bool may_resize) {
+  const RankInEpoch place = enter();
+  const std::vector<int> members = checkedMembers("split: ranks", ranks, place.size);
+  MeetingPlace where =
+      derived_.placeFor("split/" + nameOfMembers(members, place.size), place.epoch, "split");
+  if (const FailurePtr failure = errored()) throwFailure(failure);
+  if (!std::binary_search(members.begin(), members.end(), place.rank)) return {};
+  GroupSpec spec = specOfChild(store, options);
+  spec.may_resize = may_resize;
+  spec.name = options ? options->group_name : "";
+  if (spec.name.empty() || spec.name == groupName()) {
+    spec.name = groupName() + ":split";
+    for (const int member : members) spec.name += ":" + std::to_string(member);
+  }
+  return derived_.make(std::move(spec), place, members, std::move(where));
+}
+
+c10::intrusive_ptr<c10d::Backend> FtBackend::shrink(
+    const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  TORCH_CHECK_VALUE(shrink_flags == kShrinkDefault || shrink_flags == kShrinkAbort,
+                    "shrink: shrink_flags: expected SHRINK_DEFAULT (0) or SHRINK_ABORT (1), found ",
+                    shrink_flags);
+  const RankInEpoch place = enter();
+  const std::vector<int> left =
+      membersWithout("shrink: ranks_to_exclude", ranks_to_exclude, place.size);
+  TORCH_CHECK_VALUE(std::binary_search(left.begin(), left.end(), place.rank),
+                    "shrink: ranks_to_exclude: expected ranks of others, found this one, ",
+                    place.rank);
+  MeetingPlace where =
+      derived_.placeFor("shrink/" + nameOfMembers(left, place.size), place.epoch, "shrink");
+  if (shrink_flags == kShrinkAbort) group_->abort("shrink() with SHRINK_ABORT was called");
+  GroupSpec spec = specOfChild({}, options);
+  spec.name = groupName() + ":shrunk";
+  spec.may_resize = false;
+  return derived_.make(std::move(spec), place, left, std::move(where));
+}
+
+// ---------------------------------------------------------------- memory pools
+
+void FtBackend::registerMemPool(MemoryPool pool) {
+  guard_.check("this process group");
+  memory_.add(std::move(pool));
+}
+
+void FtBackend::deregisterMemPool(const PoolId& id) {
+  guard_.check("this process group");
+  memory_.remove(id);
 }
 
 }  // namespace torchft_ext

@@ -1,6 +1,6 @@
-// The c10d backend "ft": tensors in, operations of a Group out. Arguments are checked completely
-// before anything is sent. Host and device tensors take the same way; what a device adds (streams,
-// events, NCCL's types) is put to an operation just before it is issued.
+// The c10d backend "ft": a Group as torch knows it. Each operation goes through three hands: the
+// TensorAdapter makes it of tensors, the OperationIssuer issues it, the FtWork is what its caller
+// gets. Groups are made in group_making.h and derived_groups.h.
 //
 // Owner: the ProcessGroup, and Python handles. Threads: any. After a failure of the epoch every
 // operation returns a Work that has already failed; only bad arguments raise. Destruction fails the
@@ -10,8 +10,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -19,22 +17,20 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "c10d/abort_hooks.h"
-#include "c10d/arguments.h"
-#include "c10d/bucket_layouts.h"
-#include "c10d/coalescing.h"
 #include "c10d/completion_hook.h"
+#include "c10d/derived_groups.h"
 #include "c10d/engines.h"
-#include "c10d/ephemeral_timeouts.h"
-#include "c10d/ft_work.h"
+#include "c10d/group_spec.h"
+#include "c10d/memory_pools.h"
+#include "c10d/operation_issuer.h"
 #include "c10d/options.h"
-#include "c10d/prepared.h"
 #include "c10d/process.h"
-#include "c10d/store_adapter.h"
+#include "c10d/tensor_adapter.h"
 #include "comm/group.h"
-#include "nccl/memory_registry.h"
 
 namespace torchft_ext {
 
@@ -47,28 +43,15 @@ class FtBackend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
 
-  struct Creation {
-    c10::intrusive_ptr<c10d::Store> store;
-    int rank = 0;
-    int size = 1;
-    std::string engine = "host";
-    std::optional<c10::Device> bound_device;  // init_process_group(device_id=)
-    std::string group_name;
-    c10::intrusive_ptr<FtOptions> options;
-    Milliseconds timeout{0};  // of init_process_group(); Options' own goes before it
-    bool may_resize = true;   // false: the ProcessGroup above reports a fixed rank and size
-    // Made beside another group (new_group): that one, and the members' ranks in it.
-    c10::intrusive_ptr<FtBackend> beside;
-    std::vector<int> ranks_beside;
-    bool begin = true;  // false: the first epoch comes with configure() or reconfigure()
-  };
-  // Makes the backend and its first epoch over the creator's store. Blocks up to the timeout.
-  // Raises what configure() raises, and what makeEngine() raises; the others are told either way.
-  static c10::intrusive_ptr<FtBackend> create(const Creation& creation);
-
-  FtBackend(const Creation& creation, EngineChoice choice);
+  // Without an epoch. makeBackend() is what makes a group's.
+  FtBackend(const GroupSpec& spec, EngineChoice choice);
   ~FtBackend() override;
 
+  // Begins an epoch that meets there. timeout: nullopt for the group's. Raises the failure, with
+  // which the group is failed then, and RuntimeError as configure().
+  void form(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout);
+  // Before the first epoch: only members of that group's epoch with these ranks may be in it.
+  void expectMembersOf(const FtBackend& other, const std::vector<int>& ranks);
   // Begins an epoch over the store at "host:port/prefix". ValueError for bad arguments,
   // RuntimeError for a group that is shut down or configuring already or cannot be resized; else
   // the failure, and the group is failed with it.
@@ -88,8 +71,10 @@ class FtBackend : public c10d::Backend {
   std::vector<Incarnation> incarnations(bool before) const;
   GroupStats stats() const;
   const Engine& engine() const { return *engine_; }
+  Group& group() { return *group_; }
+  const Devices& devices() const { return issuer_.devices(); }
   // Of DDP's buckets that are reduced in this group.
-  BucketLayouts& bucketLayouts() { return bucket_layouts_; }
+  BucketLayouts& bucketLayouts() { return issuer_.bucketLayouts(); }
   // Blocks until all members of that epoch have called it, up to the group's timeout. Raises the
   // epoch's failure: a mismatch where one called it for another layout.
   void compareLayouts(BucketTag tag);
@@ -108,7 +93,7 @@ class FtBackend : public c10d::Backend {
   void shutdown() override;
   c10d::ErrorType getError() override;
   void enableCollectivesTiming() override {
-    timed_.store(true, std::memory_order_relaxed);
+    issuer_.enableTiming();
   }
   // See completion_hook.h; turns timing on. RuntimeError for a second one. Before operations are
   // issued: torch's hasHooks() looks without a lock.
@@ -120,7 +105,7 @@ class FtBackend : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   // Collectives issued in this epoch.
   uint64_t getSequenceNumberForGroup() override {
-    return sequence_.load(std::memory_order_relaxed);
+    return issuer_.issued();
   }
 
   bool supportsSplitting() const override {
@@ -154,16 +139,14 @@ class FtBackend : public c10d::Backend {
       const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
 
-  // Registers a pool's device memory with NCCL, in this epoch and all to come
-  // (ft_backend_memory.cpp has what they raise). Block up to the group's timeout. The second waits
-  // for everything issued, as check() does, and fails the epoch where that, or NCCL, takes longer.
+  // See memory_pools.h.
   void registerMemPool(MemoryPool pool);
   void deregisterMemPool(const PoolId& id);
 
   // Operations that this thread issues in between begin as one, with one Work. On the CPU they
   // begin one after the other.
   bool supportsCoalescing() const override {
-    return devices_.platform() != nullptr;
+    return devices().platform() != nullptr;
   }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;  // null: there was none
@@ -236,85 +219,25 @@ class FtBackend : public c10d::Backend {
  private:
   static constexpr bool kTorchFollowsBackend = !std::is_const_v<decltype(rank_)>;
 
-  // One consistent look at the epoch: what buffers are laid out for. The group refuses an operation
-  // whose epoch is over.
-  struct Place {
-    int64_t epoch = 0;
-    int rank = 0;
-    int size = 1;
-  };
-
-  // Where the members of an epoch have met.
-  struct EpochPlace {
-    std::shared_ptr<StoreThread> thread;
-    std::string prefix;
-    int64_t epoch = 0;  // 0: none
-  };
-
-  Place enter() const;
-  EpochPlace placeOf(int64_t epoch, const char* operation);
-  c10::intrusive_ptr<FtBackend> derive(Creation creation, const Place& place,
-                                       const std::vector<int>& members, const EpochPlace& where);
-  c10::intrusive_ptr<FtBackend> childAt(const EpochPlace& where, const Creation& creation,
-                                        const std::vector<int>& members);
-  std::vector<c10::intrusive_ptr<FtBackend>> childrenToCome();
-  void awaitAll(Deadline deadline);
-  void checkPools(const char* operation) const;
-  void throwUnlessDone(const char* operation, const MemoryOutcome& outcome, Clock::time_point began,
-                       Duration limit) const;
-  size_t awaitHook(Deadline deadline);  // see CompletionHook::awaitAll(); a signal aborts the epoch
-  static void markAs(Prepared& prepared, const BucketTag& tag);
-  Prepared prepare(const Place& place, OpKind kind, Milliseconds timeout, bool async) const;
-  void setReduction(Prepared& prepared, const Argument& argument, const at::Tensor& tensor,
-                    const c10d::ReduceOp& reduce_op) const;
-  WorkPtr submit(Prepared prepared, Described described);
-  WorkPtr submitAll(std::vector<Prepared> prepared, Described described);
-  // Where they run has been checked.
-  WorkPtr issueAll(std::vector<Prepared> prepared, Described described, const c10::Device& device);
-  static void checkInOnePlace(const std::vector<Prepared>& prepared, const c10::Device& device);
-  void placeOn(const c10::Device& device, Prepared& prepared) const;
-  void checkForNan(const Prepared& prepared);  // host memory
-  std::function<std::string()> verdictOn(const Prepared& prepared, const c10::Stream& stream) const;
-  std::function<void(const c10::Stream&)> behind(const c10::Device& device,
-                                                 const Prepared& prepared,
-                                                 const at::Tensor& poison_flag) const;
-  void begin(const std::shared_ptr<StoreThread>& store, const std::string& prefix, int rank,
-             int size, std::optional<Milliseconds> timeout);
-  void noteFormed(EpochPlace place);
+  RankInEpoch enter() const;
+  TensorAdapter adapter() const {
+    return {enter(), devices().platform()};
+  }
+  WorkPtr submit(PreparedCall call) {
+    return issuer_.submit(std::move(call));
+  }
+  GroupSpec specOfChild(const c10::intrusive_ptr<c10d::Store>& store,
+                        const c10::intrusive_ptr<c10d::Backend::Options>& options) const;
   void followEpoch();
-  void keep(std::shared_ptr<StoreThread> store);
-
-  Prepared prepareAllreduce(const Argument& argument, const at::Tensor& tensor,
-                            const c10d::AllreduceOptions& options) const;
-  Prepared prepareSparseAllreduce(const Argument& argument, const at::Tensor& tensor,
-                                  const c10d::AllreduceOptions& options) const;
-  Prepared prepareAllgather(const Argument& outs, const Tensors& outputs, const Argument& in,
-                            const at::Tensor& input, const c10d::AllgatherOptions& options) const;
-  Prepared prepareAllgatherInto(const Argument& out, const at::Tensor& output, const Argument& in,
-                                const at::Tensor& input,
-                                const c10d::AllgatherOptions& options) const;
-  Prepared prepareReduceScatterFrom(const Argument& out, const at::Tensor& output,
-                                    const Argument& in, const at::Tensor& input,
-                                    const c10d::ReduceScatterOptions& options) const;
-  static std::shared_ptr<void> ownersOf(Prepared& prepared);
-  void noteUse(const c10::Device& device) const;
-  std::optional<c10::Device> deviceUsed() const;  // by operations so far; none, or several: nullopt
-  WorkPtr receive(Tensors& tensors, std::optional<int> source, int tag);
+  size_t awaitHook(Deadline deadline);  // see CompletionHook::awaitAll(); a signal aborts the epoch
 
   const ForkGuard guard_;
   const c10::intrusive_ptr<FtOptions> options_;  // its timeout is the first one
   std::atomic<Milliseconds::rep> timeout_ms_;    // as set last, by any thread
   const std::shared_ptr<Engine> engine_;
-  const Devices devices_;
   const std::shared_ptr<Poison> poison_;  // null: no device is served, or Options.poison is off
-  const std::shared_ptr<MemoryRegistry> memory_;  // null: no NCCL
   const std::string engine_name_;
   const std::optional<c10::Device> bound_device_;
-  BucketLayouts bucket_layouts_;
-  static constexpr int kNoDevice = -1;
-  static constexpr int kSeveralDevices = -2;
-  mutable std::atomic<int> device_used_{kNoDevice};  // written by whoever issues
-  const bool nan_check_;
   const bool may_resize_;
   const int fixed_rank_;  // what a ProcessGroup that cannot follow reports
   const int fixed_size_;
@@ -325,18 +248,14 @@ class FtBackend : public c10d::Backend {
   Mutex store_mutex_;
   // Of the last epoch: kept, since making a client may take seconds.
   std::shared_ptr<StoreThread> store_ GUARDED_BY(store_mutex_);
-  EpochPlace formed_ GUARDED_BY(store_mutex_);  // of the last configure(), where it succeeded
-  // Split or shrunken off this epoch: those being formed, and those tried in vain; by place.
-  std::map<std::string, c10::intrusive_ptr<FtBackend>> to_come_ GUARDED_BY(store_mutex_);
   // Of every reconfigure() that succeeded.
   std::set<int64_t> used_uuids_ GUARDED_BY(store_mutex_);
   const std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
-  std::shared_ptr<Group> group_;       // constant; let go of in a forked child
-  std::atomic<uint64_t> sequence_{0};  // any thread
-  std::atomic<bool> timed_{false};     // by enableCollectivesTiming()
+  std::shared_ptr<Group> group_;  // constant; let go of in a forked child
   const std::shared_ptr<CompletionHook> hook_ = std::make_shared<CompletionHook>();
-  Coalescing coalescing_;
-  mutable EphemeralTimeouts extra_time_;
+  OperationIssuer issuer_;
+  MemoryPools memory_;
+  DerivedGroups derived_{*this};
 };
 
 }  // namespace torchft_ext

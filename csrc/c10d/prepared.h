@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "c10d/bucket_layouts.h"
 #include "c10d/stand_in.h"
 #include "comm/operation.h"
 #include "nccl/stream_side.h"
@@ -32,13 +33,14 @@ struct Prepared {
   // Its own, until it is through, whoever has waited: their memory may belong to another stream
   // than the waiter's.
   std::vector<at::Tensor> kept;
-  std::vector<StandIn> loads;   // before the operation
-  std::vector<StandIn> stores;  // behind it
-  bool async = true;            // false: device tensors are served on the current stream itself
-  bool flat = false;            // the parts of its inputs or outputs are one tensor
-  bool low_bit = false;         // BXOR of bools: the results are the lowest bits of a sum
-  at::Tensor given;             // of a sparse tensor: the values that this rank gives
-  at::Tensor factor;            // of a PREMUL_SUM, where it is read on the device
+  std::vector<StandIn> loads;       // before the operation
+  std::vector<StandIn> stores;      // behind it
+  bool async = true;                // false: device tensors are served on the current stream itself
+  bool flat = false;                // the parts of its inputs or outputs are one tensor
+  bool low_bit = false;             // BXOR of bools: the results are the lowest bits of a sum
+  at::Tensor given;                 // of a sparse tensor: the values that this rank gives
+  at::Tensor factor;                // of a PREMUL_SUM, where it is read on the device
+  std::optional<BucketTag> bucket;  // that it belongs to; nullopt: found when it is issued
   std::shared_ptr<StreamSide> side;  // null: host memory, or not issued yet
 
  private:
@@ -51,6 +53,12 @@ struct Described {
   const char* title;  // a literal: "ft:all_reduce"
   std::optional<std::vector<at::Tensor>> inputs;
   std::vector<std::vector<at::Tensor>> outputs;
+};
+
+// One call of a caller's: operations, one at least, that get one Work.
+struct PreparedCall {
+  std::vector<Prepared> operations;
+  Described described;
 };
 
 // For an engine's thread: the last reference to a tensor may need the GIL to go, which must not

@@ -6,6 +6,7 @@
 #include "c10d/compile_questions.h"
 #include "c10d/ft_backend.h"
 #include "c10d/ft_process_group.h"
+#include "c10d/group_making.h"
 #include "python/bindings.h"
 #include "python/callback_future.h"
 #include "python/error_objects.h"
@@ -23,6 +24,24 @@ using BackendPtr = c10::intrusive_ptr<FtBackend>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
+GroupSpec specOf(const StorePtr& store, int rank, int size, std::optional<Milliseconds> timeout,
+                 const std::string& engine, const std::string& name,
+                 const c10::intrusive_ptr<FtOptions>& options,
+                 const std::optional<std::string>& bound_device) {
+  GroupSpec spec;
+  spec.store = store;
+  spec.rank = rank;
+  spec.size = size;
+  spec.engine = engine;
+  spec.name = name;
+  // A copy: the caller may give one object to several groups, and each changes its own.
+  spec.options =
+      options ? c10::make_intrusive<FtOptions>(*options) : c10::make_intrusive<FtOptions>();
+  spec.timeout = timeout.value_or(Milliseconds(0));
+  if (bound_device) spec.bound_device = c10::Device(*bound_device);
+  return spec;
+}
+
 BackendPtr createBackend(const StorePtr& store, int rank, int size, const py::object& timeout,
                          const std::string& engine, const std::string& name,
                          const c10::intrusive_ptr<FtOptions>& options, bool may_resize, bool begin,
@@ -30,22 +49,26 @@ BackendPtr createBackend(const StorePtr& store, int rank, int size, const py::ob
                          std::vector<int> ranks_beside) {
   const auto limit = optionalLimitOf("_create_backend: timeout", timeout);
   const py::gil_scoped_release no_gil;
-  FtBackend::Creation creation;
-  creation.store = store;
-  creation.rank = rank;
-  creation.size = size;
-  creation.engine = engine;
-  creation.group_name = name;
-  // A copy: the caller may give one object to several groups, and each changes its own.
-  creation.options =
-      options ? c10::make_intrusive<FtOptions>(*options) : c10::make_intrusive<FtOptions>();
-  creation.timeout = limit.value_or(Milliseconds(0));
-  creation.may_resize = may_resize;
-  creation.begin = begin;
-  if (bound_device) creation.bound_device = c10::Device(*bound_device);
-  creation.beside = std::move(beside);
-  creation.ranks_beside = std::move(ranks_beside);
-  return FtBackend::create(creation);
+  GroupSpec spec = specOf(store, rank, size, limit, engine, name, options, bound_device);
+  spec.may_resize = may_resize;
+  spec.begin = begin;
+  spec.beside = std::move(beside);
+  spec.ranks_beside = std::move(ranks_beside);
+  return makeBackend(spec);
+}
+
+ProcessGroupPtr makeOwnGroup(const StorePtr& store, const py::object& rank,
+                             const py::object& world_size, const py::object& timeout,
+                             const std::string& engine, const std::string& name,
+                             const c10::intrusive_ptr<FtOptions>& options,
+                             const std::optional<std::string>& bound_device) {
+  const int own_rank = numberOf("make_group: rank", rank);
+  const int size = numberOf("make_group: world_size", world_size);
+  const auto limit = optionalLimitOf("make_group: timeout", timeout);
+  const py::gil_scoped_release no_gil;
+  GroupSpec spec = specOf(store, own_rank, size, limit, engine, name, options, bound_device);
+  spec.caller = "make_group";
+  return makeGroup(spec);
 }
 
 void tellAbsenceAt(const StorePtr& store, int rank, int size, const std::string& why) {
@@ -282,6 +305,9 @@ void bind_backend(py::module_& module) {
              py::arg("options"), py::arg("may_resize"), py::arg("begin"),
              py::arg("bound_device") = py::none(), py::arg("beside") = py::none(),
              py::arg("ranks_beside") = std::vector<int>());
+  module.def("_make_group", &makeOwnGroup, py::arg("store"), py::arg("rank"), py::arg("world_size"),
+             py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
+             py::arg("options"), py::arg("bound_device") = py::none());
   module.def("_tell_absence", &tellAbsenceAt, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("why"), NoGil());
   py::class_<CompileQuestions, std::shared_ptr<CompileQuestions>>(module, "_CompileQuestions")

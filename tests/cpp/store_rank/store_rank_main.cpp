@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
-#include "c10d/ft_backend.h"
+#include "c10d/group_making.h"
 #include "c10d/process.h"
 
 namespace torchft_ext {
@@ -28,15 +28,16 @@ void meet(const Store& store, const std::string& where, int size) {
 
 void formWorld(const Store& store, int rank, int size) {
   const std::string name = "world" + std::to_string(size);
-  FtBackend::Creation creation;
-  creation.store = c10::make_intrusive<c10d::PrefixStore>(name, store);
-  creation.rank = rank;
-  creation.size = size;
-  creation.group_name = name;
-  creation.options = c10::make_intrusive<FtOptions>(kLimit);
+  GroupSpec spec;
+  spec.store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  spec.engine = "host";
+  spec.rank = rank;
+  spec.size = size;
+  spec.name = name;
+  spec.options = c10::make_intrusive<FtOptions>(kLimit);
   meet(store, "begin/" + name, size);
   const auto began = Clock::now();
-  const auto backend = FtBackend::create(creation);
+  const auto backend = makeBackend(spec);
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - began);
   const std::string text = std::to_string(took.count());
   store->set("took/" + std::to_string(size) + "/" + std::to_string(rank),

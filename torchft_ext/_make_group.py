@@ -1,0 +1,71 @@
+"""A group that needs no init_process_group()."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from torchft_ext import _C, _interrupts
+
+_BACKENDS = ("ft", "ft:host", "ft_host", "ft:nccl", "ft_nccl")
+_number = itertools.count()
+
+
+def make_group(
+    store: Store,
+    rank: int,
+    world_size: int,
+    *,
+    backend: str = "ft",
+    name: str | None = None,
+    timeout: timedelta | None = None,
+    options: _C.Options | None = None,
+    device_id: torch.device | None = None,
+) -> dist.ProcessGroup:
+    """Make a process group of its own, beside torch's tables or without them.
+
+    Blocks, without the GIL, until all members have come, up to the timeout. The result is torch's
+    ProcessGroup, with all of its methods, and `group=` of torch.distributed's collectives.
+    `torchft_ext.backend(group)` is its handle. torch's tables do not know it: ask the group itself
+    for rank() and size(). Call shutdown() on it when it is done: its end says no goodbye.
+
+    Args:
+        store: where the members meet. Its keys lie under the group's name.
+        rank: this process's, 0 to `world_size` - 1.
+        world_size: 1 or more.
+        backend: "ft", "ft:host" or "ft:nccl".
+        name: the group's, the same on all members; None: a number counted in this process, which
+            fits where all members make their groups in one order.
+        timeout: of operations, and of making the group; None: that of `options`, else 30 minutes.
+        options: of this group.
+        device_id: the device whose communicator is made at once.
+
+    Returns:
+        The group, for every type of device that the backend serves.
+
+    Raises:
+        CommError: the group could not be formed. Nothing is left of it.
+        ValueError, TypeError: a bad argument.
+        NotImplementedError: there is no such engine, or none for this process's devices.
+
+    Threads: any. Source: the constructors of torch's own backends (ProcessGroupGloo).
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(f"make_group: backend: expected one of {_BACKENDS}, found {backend!r}")
+    chosen = f"group{next(_number)}" if name is None else name
+    made = _C._make_group(
+        dist.PrefixStore(chosen, store),
+        rank,
+        world_size,
+        timeout=timeout,
+        engine=backend[3:] or "ft",
+        name=chosen,
+        options=options,
+        bound_device=None if device_id is None else str(device_id),
+    )
+    _interrupts.watch()
+    return made
