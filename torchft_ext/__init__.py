@@ -43,6 +43,7 @@ import torchft_ext_autoload
 from torchft_ext import _C, _children, _compiled, _ddp, _interrupts, _torch_patches, _zero, errors
 from torchft_ext._C import Backend, Options, Work
 from torchft_ext._groups import backend, backends_of
+from torchft_ext._stats import Stats
 from torchft_ext.errors import (
     Cause,
     CommAbortedError,
@@ -68,6 +69,7 @@ __all__ = [
     "PeerLeftError",
     "PeerLostError",
     "RendezvousError",
+    "Stats",
     "StoreLostError",
     "Work",
     "backend",
