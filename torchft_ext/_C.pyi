@@ -331,7 +331,7 @@ class Backend(_Backend):
 
     @property
     def epoch(self) -> int:
-        """The number of the last epoch that was active, which grows; 0: none yet."""
+        """The number of the last epoch that was active, which grows; 0 before the first."""
 
     @property
     def group_name(self) -> str:
