@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from datetime import timedelta
 
 import start
@@ -26,13 +27,15 @@ def main() -> None:
     print(f"rank {rank} of {size}: the sum is {total.item():g}", flush=True)
 
     if rank == 1:
-        os._exit(0)  # dies without a goodbye; torchrun takes status 0 for the end of its work
+        time.sleep(1)  # the others are through their sum, and wait in the next one
+        os._exit(0)  # no goodbye; torchrun is content with status 0
     try:
         dist.all_reduce(total)
     except torchft_ext.PeerLostError as error:
-        print(f"rank {rank} of {size}: lost rank {error.cause.rank}: {error.cause.how}", flush=True)
-        assert error.cause.rank is not None
-        rank -= rank > error.cause.rank  # those above the dead move down
+        lost = error.cause
+        print(f"rank {rank} of {size}: lost rank {lost.rank}: {lost.how}", flush=True)
+        assert lost.rank is not None
+        rank -= rank > lost.rank  # those above the dead move down
         size -= 1
 
     # The survivors name the same place and size, and a rank each.
