@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 export VENV
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint format tidy sanitize matrix nccl-host fuzz bench clean
+.PHONY: help setup build demo docs linkcheck test lint format tidy sanitize matrix nccl-host fuzz bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -17,6 +17,12 @@ build: setup ## the package, in place
 
 demo: build ## trains on four processes, kills one, trains on; writes demo.png
 	@$(VENV)/bin/python examples/train_digits.py $(ARGS)
+
+docs: build ## the documentation site: build/docs/html/index.html
+	@scripts/docs.sh
+
+linkcheck: build ## whether the documentation's links to other sites still lead somewhere
+	@scripts/docs.sh --linkcheck
 
 test: ## builds; C++ tests, then Python tests
 	@scripts/setup.sh --tests

@@ -27,9 +27,15 @@ analyse() {
 }
 export -f analyse
 
+# The docstrings of the bindings, as the build makes them.
+generated=$(mktemp -d)
+trap 'rm -rf "$generated"' EXIT
+python scripts/make_docstrings.py torchft_ext/_C.pyi "$generated/python/docstrings.h"
+own_flags="$own_flags -I$generated"
+
 # A guarded field that is read without its lock. Where that passes, the analysis is off and says nothing of the files below.
 probe=$(mktemp -d)
-trap 'rm -rf "$probe"' EXIT
+trap 'rm -rf "$generated" "$probe"' EXIT
 cat >"$probe/unguarded.cpp" <<'CPP'
 #include "base/mutex.h"
 

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 _S = TypeVar("_S")
 
 class Options(_Backend.Options):
-    """What one group may choose.
+    """What one group may choose: ``init_process_group("ft", pg_options=Options(...))``.
 
     None leaves it to the environment variable, then to the default. A bad value of a variable is a
     ValueError where a group is made.
@@ -38,58 +38,119 @@ class Options(_Backend.Options):
         high_priority_stream: bool = False,
         blocking_wait: bool = False,
     ) -> None:
-        """Check the values; nothing is opened or sent.
+        """Check the values, all given by keyword; nothing is opened or sent.
+
+        Each property of this class says more: values, environment variable and default.
 
         Args:
-            timeout: the limit of operations and of configure(), above zero, rounded up to
-                milliseconds; over a century: never. Default: init_process_group()'s.
-            interface: to listen on: "eth0"; "eth" (prefix); "eth0,ib0" (the first that is there);
-                "=eth0" (exactly); "^docker,lo" (all but these). Where there is none, making the
-                group is a ValueError. Environment: TORCHFT_EXT_SOCKET_IFNAME, then
-                GLOO_SOCKET_IFNAME. Default: the address by which the store is reached.
-            port_range: TCP ports to listen on, first and last: "7000-7100"; "0": any. A process
-                takes three. Where all are taken, making the group is a RendezvousError.
-                Environment: TORCHFT_EXT_PORT_RANGE. Default: any free port.
-            local_sockets: Unix sockets between processes of one host and user; False: all links of
-                this process are TCP. Environment: TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1. Default: True.
-            heartbeat: the silence after which a peer counts as frozen (PeerLostError); zero: off,
-                else 100 ms to 24 hours. Environment: TORCHFT_EXT_HEARTBEAT, in seconds.
-                Default: 5 s.
-            nan_check: a NaN in this rank's input of an operation fails the epoch, with a
-                CommAbortedError on all ranks that names this one. Environment:
-                TORCHFT_EXT_NAN_CHECK, 0 or 1. Default: False.
-            poison: outputs of failed device operations become NaN (integers: -1 or the largest
-                value).
-            high_priority_stream: device operations run on streams of high priority.
-            blocking_wait: wait() of device operations blocks the host too, and raises what became
-                of them.
+            timeout: the limit of operations and of configure().
+            interface: the network interface to listen on.
+            port_range: the TCP ports to listen on.
+            local_sockets: whether processes of one host and user talk through Unix sockets.
+            heartbeat: the silence after which a peer counts as frozen.
+            nan_check: whether a NaN in this rank's input of an operation is a failure.
+            poison: whether outputs of failed device operations become NaN.
+            high_priority_stream: whether device operations run on streams of high priority.
+            blocking_wait: whether wait() of device operations blocks the host too.
 
         Raises:
             ValueError: a time that is not positive, a heartbeat out of its bounds, an empty
                 interface, no port range, or one of fewer than three ports.
-            TypeError: a value of another type.
+            TypeError: a value of another type than the property says.
         """
 
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, object]) -> Options: ...
     @property
-    def timeout(self) -> timedelta | None: ...
+    def timeout(self) -> timedelta | None:
+        """timedelta or None: the limit of operations and of configure(), above zero.
+
+        Rounded up to milliseconds; over a century means never. Backend.set_timeout() changes it
+        later.
+
+        Default: that of init_process_group() or new_group().
+        """
+
     @property
-    def interface(self) -> str | None: ...
+    def interface(self) -> str | None:
+        """str or None: the network interface to listen on.
+
+        "eth0"; "eth" (prefix); "eth0,ib0" (the first that is there); "=eth0" (exactly);
+        "^docker,lo" (all but these). Where there is none, making the group is a ValueError.
+
+        Environment: TORCHFT_EXT_SOCKET_IFNAME, then GLOO_SOCKET_IFNAME.
+
+        Default: the address by which the store is reached, else that of this host's name, else
+        loopback.
+        """
+
     @property
-    def port_range(self) -> str | None: ...
+    def port_range(self) -> str | None:
+        """str or None: the TCP ports to listen on, first and last: "7000-7100"; "0": any.
+
+        A process takes three, so fewer are refused. Where all are taken, making the group is a
+        RendezvousError.
+
+        Environment: TORCHFT_EXT_PORT_RANGE.
+
+        Default: any free port.
+        """
+
     @property
-    def local_sockets(self) -> bool | None: ...
+    def local_sockets(self) -> bool | None:
+        """bool or None: Unix sockets between processes of one host and user, cheaper than TCP.
+
+        False: all links of this process are TCP.
+
+        Environment: TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1.
+
+        Default: True.
+        """
+
     @property
-    def heartbeat(self) -> timedelta | None: ...
+    def heartbeat(self) -> timedelta | None:
+        """timedelta or None: the silence after which a peer counts as frozen: a PeerLostError.
+
+        Zero: off; else 100 ms to 24 hours, rounded up to milliseconds.
+
+        Environment: TORCHFT_EXT_HEARTBEAT, in seconds.
+
+        Default: 5 s.
+        """
+
     @property
-    def nan_check(self) -> bool | None: ...
+    def nan_check(self) -> bool | None:
+        """bool or None: a NaN in this rank's input of an operation fails the generation.
+
+        That is a CommAbortedError on all ranks, and names this one.
+
+        Environment: TORCHFT_EXT_NAN_CHECK, 0 or 1.
+
+        Default: False.
+        """
+
     @property
-    def poison(self) -> bool: ...
+    def poison(self) -> bool:
+        """bool: outputs of failed device operations become NaN.
+
+        Integers become -1 or the largest value.
+
+        Default: False.
+        """
+
     @property
-    def high_priority_stream(self) -> bool: ...
+    def high_priority_stream(self) -> bool:
+        """bool: device operations run on streams of high priority.
+
+        Default: False.
+        """
+
     @property
-    def blocking_wait(self) -> bool: ...
+    def blocking_wait(self) -> bool:
+        """bool: wait() of device operations blocks the host too, and raises what became of them.
+
+        Default: False.
+        """
 
 class Backend(_Backend):
     """The fault-tolerant backend of one group: torchft_ext.backend(group) finds it."""
@@ -270,7 +331,7 @@ class Backend(_Backend):
 
     @property
     def epoch(self) -> int:
-        """The number of the last epoch that was active, which grows; 0: none yet."""
+        """The number of the last epoch that was active, which grows; 0 before the first."""
 
     @property
     def group_name(self) -> str:

@@ -44,6 +44,7 @@ from torchft_ext import _C, _children, _compiled, _ddp, _interrupts, _torch_patc
 from torchft_ext._C import Backend, Options, Work
 from torchft_ext._groups import backend, backends_of
 from torchft_ext._make_group import make_group
+from torchft_ext._stats import Stats
 from torchft_ext.errors import (
     Cause,
     CommAbortedError,
@@ -69,6 +70,7 @@ __all__ = [
     "PeerLeftError",
     "PeerLostError",
     "RendezvousError",
+    "Stats",
     "StoreLostError",
     "Work",
     "backend",

@@ -9,6 +9,7 @@
 #include "c10d/group_making.h"
 #include "python/bindings.h"
 #include "python/callback_future.h"
+#include "python/docstrings.h"
 #include "python/error_objects.h"
 #include "python/limits.h"
 #include "python/mem_pools.h"
@@ -205,14 +206,10 @@ std::vector<std::string> incarnationsOf(const FtBackend& backend, bool before) {
 }  // namespace
 
 void bind_backend(py::module_& module) {
-  py::class_<FtBackend, c10d::Backend, BackendPtr> backend(
-      module, "Backend",
-      "The fault-tolerant backend of one group: torchft_ext.backend(group) finds it.");
+  py::class_<FtBackend, c10d::Backend, BackendPtr> backend(module, "Backend", docs::Backend::about);
   backend
       .def("configure", &configure, py::arg("store_addr"), py::arg("rank"), py::arg("world_size"),
-           py::kw_only(), py::arg("timeout") = py::none(),
-           "Begin a new epoch: the members that name the same 'host:port/prefix' and world size "
-           "meet there. Blocks until all have come, up to the timeout. Raises CommError.")
+           py::kw_only(), py::arg("timeout") = py::none(), docs::Backend::configure)
       .def(
           "abort",
           [](FtBackend& self, const py::object& why) {
@@ -220,12 +217,9 @@ void bind_backend(py::module_& module) {
             const py::gil_scoped_release no_gil;
             self.abort(reason);
           },
-          py::arg("why") = "abort() was called",
-          "End the epoch on every rank, or the configure() under way here; releases every waiter. "
-          "Any thread, any time; idempotent.")
-      .def("get_error", &FtBackend::getError, NoGil(),
-           "torch's type of the error that the epoch failed with; SUCCESS: none.")
-      .def("errored", &errored, "The error that the epoch failed with, or None.")
+          py::arg("why") = "abort() was called", docs::Backend::abort)
+      .def("get_error", &FtBackend::getError, NoGil(), docs::Backend::get_error)
+      .def("errored", &errored, docs::Backend::errored)
       .def(
           "check",
           [](FtBackend& self, const py::object& timeout) {
@@ -233,8 +227,7 @@ void bind_backend(py::module_& module) {
             const py::gil_scoped_release no_gil;
             self.check(limit);
           },
-          py::arg("timeout") = py::none(),
-          "Wait until everything issued on device tensors is complete, then raise what failed.")
+          py::arg("timeout") = py::none(), docs::Backend::check)
       .def(
           "set_timeout",
           [](FtBackend& self, const py::object& timeout) {
@@ -242,56 +235,41 @@ void bind_backend(py::module_& module) {
             const py::gil_scoped_release no_gil;
             self.setTimeout(limit);
           },
-          py::arg("timeout"),
-          "The limit of later operations, and of later calls of configure() that name none.")
-      .def("shutdown", &FtBackend::shutdown, NoGil(),
-           "Say goodbye to the other members and end the epoch; configure() raises after it.")
+          py::arg("timeout"), docs::Backend::set_timeout)
+      .def("shutdown", &FtBackend::shutdown, NoGil(), docs::Backend::shutdown)
       // torch's own binding of it may hold the GIL.
       .def("shrink", &FtBackend::shrink, py::arg("ranks_to_exclude"), py::arg("shrink_flags") = 0,
            py::arg("opts_override") = c10::intrusive_ptr<c10d::Backend::Options>(), NoGil(),
-           "A group of all members but these, which all that stay call; "
-           "torch.distributed.shrink_group() calls it. Blocks; raises CommError.")
-      .def("rank", &FtBackend::currentRank, NoGil(),
-           "This process's rank in the epoch, of a failed one too; before the first, the rank that "
-           "the group was made with.")
-      .def("size", &FtBackend::currentSize, NoGil(),
-           "The number of ranks in the epoch, under the same rules as rank().")
-      .def("stats", &statsOf,
-           "Counters of this group and of the process's engine: epochs, operations, bytes, "
-           "failures, phases of the last configure(), threads, descriptors.")
-      .def(
-          "register_mem_pool", &registerMemPool, py::arg("pool"), py::arg("symm") = false,
-          "Register a memory pool's device memory with NCCL, in this epoch and all to come; again: "
-          "what has come since. All ranks must. Blocks up to the timeout.")
+           docs::Backend::shrink)
+      .def("rank", &FtBackend::currentRank, NoGil(), docs::Backend::rank)
+      .def("size", &FtBackend::currentSize, NoGil(), docs::Backend::size)
+      .def("stats", &statsOf, docs::Backend::stats)
+      .def("register_mem_pool", &registerMemPool, py::arg("pool"), py::arg("symm") = false,
+           docs::Backend::register_mem_pool)
       .def("deregister_mem_pool", &deregisterMemPool, py::arg("pool"),
-           "Wait until everything issued is complete, then take a memory pool back from NCCL.")
+           docs::Backend::deregister_mem_pool)
       // By rank in the epoch. The tables of torch.distributed are written after them.
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
       // torch copies them for groups that it splits off.
-      .def_property_readonly("options", &FtBackend::getBackendOptions,
-                             "Of this group; its timeout is the one that holds.")
-      .def_property_readonly("epoch", &FtBackend::epoch,
-                             "The number of the last epoch that was active; 0: none yet.")
+      .def_property_readonly("options", &FtBackend::getBackendOptions, docs::Backend::options)
+      .def_property_readonly("epoch", &FtBackend::epoch, docs::Backend::epoch)
       .def_property_readonly(
           "group_name", [](const FtBackend& self) { return self.groupName(); },
-          "The group's name in torch.distributed; errors and the log call it so.");
+          docs::Backend::group_name);
 
   bind_future(module);
-  py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(module, "Work",
-                                                             "One operation of an 'ft' group.")
-      .def("get_future", &futureOf, "Its future: a list of the output tensors, or the failure.")
-      .def("check", &FtWork::check, NoGil(),
-           "Wait until it is complete, on the device too, then raise what failed.")
+  py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(module, "Work", docs::Work::about)
+      .def("get_future", &futureOf, docs::Work::get_future)
+      .def("check", &FtWork::check, NoGil(), docs::Work::check)
       // torch's own holds the GIL, which the engine may need to let go of a tensor.
-      .def("synchronize", &FtWork::synchronize, NoGil(), "Wait as wait() does.");
+      .def("synchronize", &FtWork::synchronize, NoGil(), docs::Work::synchronize);
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   // c10d's own, and the tables of torch.distributed after it. Before, the group is torch's own
   // class to Python: batch_isend_irecv() asks for exactly that.
   backend.def("reconfigure", &reconfigure, py::arg("opts"));
   py::class_<FtProcessGroup, c10d::ProcessGroup, c10::intrusive_ptr<FtProcessGroup>> group(
-      module, "_ReconfigurableGroup",
-      "A group whose one backend is torchft_ext's: its rank and size follow the epoch.");
+      module, "_ReconfigurableGroup", docs::_ReconfigurableGroup::about);
   group.def(
       "reconfigure",
       [](const FtProcessGroup& self, const c10d::ReconfigureOptions& options) {

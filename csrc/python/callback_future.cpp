@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/callbacks.h"
+#include "python/docstrings.h"
 
 namespace py = pybind11;
 
@@ -104,17 +105,13 @@ py::object futureOf(FtWork& work) {
 
 void bind_future(py::module_& module) {
   module.def("_call_nameless", &callNameless, py::arg("callback"), py::arg("future"));
-  py::class_<CallbackFuture, PlainFuture, std::shared_ptr<PlainFuture>>(
-      module, "Future",
-      "The future of an operation on host memory. Callbacks run on threads of the library, one at "
-      "a "
-      "time unless one waits; collectives that they issue run beside those of other threads.")
-      .def("then", &CallbackFuture::thenOnPool, py::arg("callback"),
-           "As torch's, but that the callback never runs on the caller's thread.")
+  py::class_<CallbackFuture, PlainFuture, std::shared_ptr<PlainFuture>>(module, "Future",
+                                                                        docs::Future::about)
+      .def("then", &CallbackFuture::thenOnPool, py::arg("callback"), docs::Future::then)
       .def("add_done_callback", &CallbackFuture::addDoneCallback, py::arg("callback"),
-           "As torch's, but that the callback never runs on the caller's thread.")
+           docs::Future::add_done_callback)
       .def("wait", &CallbackFuture::waitInTurn, py::call_guard<py::gil_scoped_release>(),
-           "Block until it is complete; its value, or the failure raised.");
+           docs::Future::wait);
 }
 
 }  // namespace torchft_ext

@@ -2,6 +2,8 @@
 #include "python/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
+  pybind11::options options;
+  options.disable_function_signatures();  // the docstrings begin with those of the stub
   module.doc() = "Native part of torchft_ext; use the names that torchft_ext exports.";
   torchft_ext::bind_errors(module);
   torchft_ext::bind_options(module);

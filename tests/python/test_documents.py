@@ -4,30 +4,47 @@ from __future__ import annotations
 
 import builtins
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+
+import torchft_ext
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+]
 # Where a path that a document names may begin.
 BASES = ("", "docs", "csrc", "tests/python", "benchmarks/results")
 SUFFIXES = (".py", ".sh", ".h", ".cpp", ".md", ".toml", ".txt", ".json")
 OF_OTHERS = {"cuda.h", "nccl.h"}
-MADE = ("build/", ".ci-work/", "dist/", ".venv")  # by the commands that name them
+FRAMEWORKS = ("accelerate/", "deepspeed/", "lightning/", "transformers/")
+# By the commands that name them, and by torch in each checkpoint.
+MADE = ("build/", ".ci-work/", "dist/", ".venv", ".metadata")
 EXAMPLE = "Suite.Case"  # how C++ tests are written
-CLASSES_OF_TORCH = {
+CLASSES_OF_OTHERS = {  # of torch and of frameworks
+    "CheckpointException",
     "DataLoader",
     "DistBackendError",
     "DistributedSampler",
+    "Join",
+    "PartialState",
     "ProcessGroup",
+    "TCPStore",
+    "Trainer",
     "WorkInfo",
 }
 
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+MESSAGE = re.compile(r"^### `(.+)`$", re.M)
 PYTHON_TEST = re.compile(r"\btest_\w+\b(?!\*)")
 CPP_TEST = re.compile(r"\b[A-Z]\w+\.[A-Z]\w*[a-z]\w*\b")
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
@@ -54,11 +71,11 @@ def cpp_tests() -> set[str]:
 
 @cache
 def classes() -> set[str]:
-    """Ours, Python's and those of torch's that documents speak of; and suites of C++ tests."""
+    """Ours, Python's and those of others that documents speak of; and suites of C++ tests."""
     files = [*(ROOT / "csrc").rglob("*.*"), *(ROOT / "torchft_ext").glob("*.py*")]
     ours = (CLASS.findall(file.read_text()) for file in files)
     suites = {name.split(".")[0] for name in cpp_tests()}
-    return suites.union(dir(builtins), CLASSES_OF_TORCH, *ours)
+    return suites.union(dir(builtins), CLASSES_OF_OTHERS, *ours)
 
 
 @cache
@@ -73,15 +90,17 @@ def paths_in(text: str) -> Iterator[str]:
     for span in SPAN.findall(text):
         for word in span.split():
             path = word.split("::")[0].rstrip(",;")
-            if re.fullmatch(r"\.?\w[\w./*-]*", path) and (
+            if re.fullmatch(r"\.?(?!\d+/\d+$)\w[\w./*-]*", path) and (
                 "/" in path or path.endswith(SUFFIXES) or path.startswith(".")
             ):
                 yield path
 
 
 def exists(path: str) -> bool:
-    if path in OF_OTHERS or path.startswith(MADE):
+    if path in OF_OTHERS or path.startswith((*MADE, *FRAMEWORKS)):
         return True
+    if path.startswith("torch/"):
+        return (Path(torch.__file__).parent.parent / path).exists()
     if "/" not in path and path in file_names():
         return True
     return any(next((ROOT / base).glob(path), None) is not None for base in BASES)
@@ -148,13 +167,81 @@ def test_settings_in_the_contract_are_those_that_are_read() -> None:
     assert len(read) >= 7
 
 
+def words_of_messages() -> str:
+    """All sources, with texts that are written in parts put together, and without line ends."""
+    folders = (ROOT / "csrc", ROOT / "torchft_ext")
+    files = (file for folder in folders for file in folder.rglob("*.*"))
+    sources = [file.read_text() for file in files if file.suffix in {".cpp", ".h", ".py"}]
+    return re.sub(r'"\s*f?"', "", "\n".join(sources))
+
+
+def test_messages_in_troubleshooting_are_those_of_the_library() -> None:
+    of_torch = {"Unknown backend type ft"}
+    messages = MESSAGE.findall((ROOT / "docs" / "troubleshooting.md").read_text())
+    assert len(messages) == len(set(messages)) > 50
+    words = words_of_messages()
+    assert {message for message in messages if message not in words} == of_torch
+
+
+def statements_in(text: str) -> str:
+    """The text, with the fences of its code taken off: they would count as expected output."""
+    return re.sub(r"^```.*$", "", text, flags=re.M)
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if ">>>" in d.read_text()], ids=lambda path: path.name
+)
+def test_statements_in_documents_give_what_is_written_below_them(
+    document: Path, tmp_path: Path
+) -> None:
+    extracted = tmp_path / document.name
+    extracted.write_text(statements_in(document.read_text()))
+    run = subprocess.run(
+        [sys.executable, "-m", "doctest", str(extracted)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_reference_has_every_public_name_and_member() -> None:
+    reference = (ROOT / "docs" / "reference" / "python.md").read_text()
+    words = set(re.findall(r"[\w.]+", reference))
+    assert {f"torchft_ext.{name}" for name in torchft_ext.__all__} <= words
+    for cls in (torchft_ext.Backend, torchft_ext.Options, torchft_ext.Work):
+        members = {name for name in vars(cls) if not name.startswith("_")}
+        assert members - {"reconfigure"} <= words, cls
+
+
+def programs_shown() -> set[Path]:
+    shown = re.compile(r"^```\{literalinclude\} (\S+)$", re.M)
+    return {
+        (document.parent / path).resolve()
+        for document in DOCUMENTS
+        for path in shown.findall(document.read_text())
+    }
+
+
+def test_programs_shown_in_documents_are_run_by_a_test() -> None:
+    runners = [
+        ROOT / "tests" / "python" / "test_examples.py",
+        ROOT / "scripts" / "check_frameworks.sh",
+    ]
+    run = " ".join(runner.read_text() for runner in runners)
+    assert programs_shown()
+    assert {path for path in programs_shown() if path.stem not in run} == set()
+
+
 def test_what_is_gone_is_found() -> None:
     text = """`test_no_such_claim`, `Listener.NoSuchCase`, `Records.ARecordSurvivesTheRoundTrip`,
-        `csrc/gone.cpp`, `gone.h`, `scripts/gone.sh --fast`, `base/mutex.h`, [x](gone.md),
+        `csrc/gone.cpp`, `gone.h`, `rank 0/3`, `torch/gone.py`, `torch/version.py`,
+        `scripts/gone.sh --fast`, `base/mutex.h`, [x](gone.md),
         `make gone`, `tests/python/test_gone_*.py`, `ReduceOp.AVG`, `build/dev`, `make test`,
         `GoneSuite`, `LastWords`, `Engine`"""
     assert missing_tests(text) == {"test_no_such_claim", "Listener.NoSuchCase"}
     assert missing_classes(text) == {"GoneSuite"}
     paths = {"csrc/gone.cpp", "gone.h", "scripts/gone.sh", "gone.md", "tests/python/test_gone_*.py"}
+    paths.add("torch/gone.py")
     assert missing_paths(text, ROOT) == paths
     assert missing_targets(text) == {"gone"}

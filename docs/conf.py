@@ -1,0 +1,41 @@
+"""Configuration of the documentation site: scripts/docs.sh."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torchft_ext
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "torchft_ext"
+author = "The torchft_ext authors"
+project_copyright = author
+version = release = torchft_ext.__version__
+
+# Breathe comes here when the C++ headers get a reference of their own.
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "stub_signatures"]
+exclude_patterns = ["_ext"]
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+
+default_role = "literal"  # `x` in docstrings
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Keys", "params_style")]
+# Names of Python and torch in signatures and docstrings: their sites are not asked.
+nitpick_ignore_regex = [
+    ("py:.*", r"(torch|datetime|typing|collections)\..*"),
+    ("py:.*", r"(timedelta|Callable|Tensor|MemPool|ErrorType|DistBackendError|TypedDict)"),
+    ("py:.*", r"(ValueError|TypeError|RuntimeError|NotImplementedError|None)"),
+    ("py:.*", r"_?(Backend\.Options|Future|Backend|Work)|_[ST]"),
+]
+
+html_theme = "furo"
+html_title = f"torchft_ext {release}"
+html_static_path: list[str] = []
+linkcheck_timeout = 20

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Runs the programs of examples/frameworks, each on two processes and the CPU, in an environment of its own, which has
+# the development environment's torch and the versions below. After scripts/build.sh.
+#   scripts/check_frameworks.sh                  all of them
+#   scripts/check_frameworks.sh lightning_ddp    one: lightning_ddp, accelerate_ddp, hf_trainer, deepspeed_zero
+# Works in $TORCHFT_EXT_BUILD_ROOT/frameworks. DeepSpeed compiles an extension when it runs for the first time.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+work="$BUILD_ROOT/frameworks"
+stamp="$work/.made-$(sha256sum <scripts/check_frameworks.sh | cut -c1-16)"
+if [ ! -f "$stamp" ]; then
+  rm -rf "$work"
+  python -m venv --without-pip "$work/venv"
+  python scripts/share_packages.py "$work/venv" pip setuptools wheel torch numpy ninja
+  install=(retry "$work/venv/bin/python" -m pip install --quiet --no-build-isolation)
+  "${install[@]}" lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0 deepspeed==0.19.8
+  touch "$stamp"
+fi
+
+programs=("$@")
+[ $# -gt 0 ] || programs=(lightning_ddp accelerate_ddp hf_trainer deepspeed_zero)
+export PATH="$work/venv/bin:$PATH" PYTHONPATH="$ROOT" DS_ACCELERATOR=cpu HF_HUB_OFFLINE=1
+log="$work/run.log"
+for program in "${programs[@]}"; do
+  say "$program"
+  timeout 600 python examples/start.py 2 "examples/frameworks/$program.py" >"$log" 2>&1 || { cat "$log"; exit 1; }
+  for rank in 0 1; do
+    grep -o "rank $rank: backend ft, [0-9]* steps" "$log" || { cat "$log"; die "$program: rank $rank did not train"; }
+  done
+done
