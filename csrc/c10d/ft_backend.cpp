@@ -158,9 +158,9 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
     TORCH_CHECK(used_uuids_.count(options.uuid) == 0, "reconfigure: uuid: ", options.uuid,
                 " was already used for an epoch of this group; give each one its own");
   }
-  const std::shared_ptr<StoreThread> store =
-      membership.own_store ? storePlaceOf(creators_store_, group_->timeout()).thread
-                           : storeThreadFor(membership.store);
+  const std::shared_ptr<StoreThread> store = membership.own_store
+                                                 ? storePlaceOf(creators_store_).thread
+                                                 : storeThreadFor(membership.store);
   form({store, membership.store.prefix}, membership.rank, membership.size, options.timeout);
   {
     const MutexLock lock(store_mutex_);

@@ -3,7 +3,9 @@
 // Owner: the caller (and torch's future callbacks through what they captured, never through this
 // object). Threads: any. After a failure of the epoch: completed with it. Destruction without
 // wait() is safe: the engine keeps the tensors. Only wait() and check() block, without the GIL as
-// their callers have it; they end by the operation's deadline plus a second at the latest.
+// their callers have it; they end by the operation's deadline plus a second at the latest. In a
+// callback they return in its turn, when those before it are through: for as long as user code
+// takes (comm/callback_pool.h).
 //
 // Under torch's allow_inflight_collective_as_graph_input (compiled code) torch keeps every Work in
 // a registry of the issuing thread, by its tensors. wait(), synchronize() and check() take it out,

@@ -24,7 +24,7 @@ std::variant<Made, Failure> make(const GroupSpec& spec) {
   if (auto* failure = std::get_if<Failure>(&choice)) return std::move(*failure);
   Made made;
   made.backend = c10::make_intrusive<FtBackend>(spec, std::get<EngineChoice>(std::move(choice)));
-  if (spec.begin) made.place = storePlaceOf(spec.store, durationOf(spec.chosenTimeout()));
+  if (spec.begin) made.place = storePlaceOf(spec.store);
   return made;
 }
 

@@ -191,11 +191,13 @@ bool CallbackPool::Shared::start(std::string* why) {
   return true;
 }
 
+// Those that come back from their waits need no others to run first.
 CallbackPool::Shared::Starving CallbackPool::Shared::attend() {
   Starving starving;
   if (queue.empty() || waiting > 0) return starving;
-  if (workers.size() >= bounds.threads)
-    starving.why = "its callbacks found no thread: " + std::to_string(workers.size()) +
+  const size_t held_up = workers.size() - returning;
+  if (held_up >= bounds.threads)
+    starving.why = "its callbacks found no thread: " + std::to_string(held_up) +
                    " callbacks of finished operations wait at the same time in this process";
   if (workers.size() < 2 * bounds.threads && start(&starving.why)) ++waiting;  // it will be
   if (starving.why.empty()) return starving;
@@ -279,8 +281,13 @@ void CallbackPool::Shared::hasReturned(Worker& self) {
 
 void CallbackPool::Shared::beginWait(Worker& self) {
   if (self.waits++ > 0) return;
-  MutexLock lock(mutex);
-  leaveTurn(self);
+  Starving starving;
+  {
+    MutexLock lock(mutex);
+    leaveTurn(self);
+    starving = attend();
+  }
+  starving.tell();
 }
 
 void CallbackPool::Shared::endWait(Worker& self) {
@@ -356,7 +363,7 @@ bool CallbackPool::stop(Deadline deadline) {
 
 CallbackPool::Counts CallbackPool::counts() const {
   MutexLock lock(shared_->mutex);
-  return {shared_->workers.size(), shared_->most_threads};
+  return {shared_->workers.size(), shared_->most_threads, shared_->returning};
 }
 
 bool CallbackPool::onThread() {

@@ -4,12 +4,19 @@
 // thread runs a callback while it has the turn. A callback that waits (CallbackWaits) gives the
 // turn up meanwhile and takes it back, before any callback that has not begun. One that neither
 // returns nor computes for Bounds::blocked_after waits for something that nobody told the pool of;
-// it loses the turn, as does one that runs for longer than Bounds::runs_at_most.
+// it loses the turn, as does one that runs for longer than Bounds::runs_at_most. To wait for the
+// GIL is to wait: a callback that another thread keeps from it for so long loses the turn too, and
+// the next one runs beside it. So what callbacks share is safe from that only as far as the GIL, or
+// a lock of theirs, makes it so.
 //
-// A post, or a thread that takes a task, that finds no thread waiting for the rest of the queue
-// starts another. At Bounds::threads that is a fault of the program: what is queued is told
-// (`starved`, once each), and as many threads again may start, so that the waits of the failed
-// epochs, which end now, find somebody to run what ends them.
+// The end of a wait has no deadline: a callback that comes back lasts until those who have the turn
+// before it are through, for Bounds::runs_at_most each at the most.
+//
+// A post, a wait, or a thread that takes a task, that finds no thread waiting for the rest of the
+// queue starts another. At Bounds::threads, without those that come back from a wait, that is a
+// fault of the program: what is queued is told (`starved`, once each), and as many threads again
+// may start, so that the waits of the failed epochs, which end now, find somebody to run what ends
+// them.
 //
 // States of a thread: waiting (for a task and the turn) -> running, with the turn or without ->
 // waiting; it ends when the pool stops, and a spare one after Bounds::spare_for without a task.
@@ -34,8 +41,8 @@ class CallbackPool {
     Duration spare_for = std::chrono::seconds(1);
   };
   using Task = std::function<void()>;
-  // Told why no thread is left to run the task; it stays queued. On the thread that finds out,
-  // without a lock. May be empty.
+  // Told why no thread is left to run the task; it stays queued. On the thread that finds out, a
+  // callback's that begins to wait among them, without a lock. May be empty.
   using Starved = std::function<void(const std::string& why)>;
 
   CallbackPool() : CallbackPool(Bounds{}) {}
@@ -53,6 +60,7 @@ class CallbackPool {
   struct Counts {
     size_t threads = 0;
     size_t most_threads = 0;
+    size_t coming_back = 0;  // now, from their waits
   };
   Counts counts() const;
 

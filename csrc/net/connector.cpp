@@ -154,6 +154,7 @@ void Connector::Impl::beginAttempt(const SocketAddress& address) {
     if (!attempt.fd) return isShortage(code) ? lacks(error) : tryAgain(error);
     loop.watch(attempt.fd.get(), EPOLLOUT,
                [self = shared_from_this()](uint32_t) { self->onEvents(); });
+    lacking_since.reset();
   } catch (const std::system_error& refused) {
     return lacks("cannot connect to " + currentName() + ": " + refused.what());
   }

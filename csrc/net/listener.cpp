@@ -1,5 +1,6 @@
 #include "net/listener.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
@@ -34,6 +35,12 @@ std::optional<ListeningSocket> listenLocally(const SocketAddress& address) {
   } catch (const std::system_error&) {
     return std::nullopt;
   }
+}
+
+// accept(2) asks for a descriptor before it looks whether there is a connection.
+bool somebodyWaits(int listener_fd) {
+  pollfd wanted{listener_fd, POLLIN, 0};
+  return ::poll(&wanted, 1, 0) == 1;
 }
 
 size_t capacity(int most, rlim_t share) {
@@ -149,7 +156,8 @@ void Listener::Impl::acceptSome(const ListeningSocket& door) {
   for (int i = 0; i < kAcceptsPerTurn && door.fd; ++i) {
     UniqueFd fd = acceptOne(door.fd.get());
     const int error = errno;
-    if (!fd && error != EAGAIN && error != EWOULDBLOCK) return pauseAccepting(door, error);
+    if (!fd && error != EAGAIN && error != EWOULDBLOCK && somebodyWaits(door.fd.get()))
+      return pauseAccepting(door, error);
     lacking_since.reset();
     if (!fd) return;
     letIn(std::move(fd), door.address.isLocal());

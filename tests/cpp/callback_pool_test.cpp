@@ -135,6 +135,24 @@ TEST(CallbackPool, TellsWhatIsQueuedWhenAllItsThreadsWaitAndRunsItOnMore) {
   EXPECT_EQ(pool.counts().most_threads, 5U);
 }
 
+TEST(CallbackPool, TasksThatComeBackFromTheirWaitsDoNotCountAsWaiting) {
+  CallbackPool pool({.threads = 4, .blocked_after = kTestPatience, .runs_at_most = kTestPatience});
+  Door waits;
+  Door holds;
+  std::atomic<bool> told{false};
+  for (int i = 0; i < 3; ++i) pool.post([&] { waits.waitLettingOthers(); });
+  ASSERT_TRUE(waits.arrived(3));
+  pool.post([&] { holds.waitHere(); });
+  ASSERT_TRUE(holds.arrived(1));
+  waits.open();
+  ASSERT_TRUE(waitFor([&] { return pool.counts().coming_back == 3; }));
+  std::promise<void> ran;
+  pool.post([&] { ran.set_value(); }, [&](const std::string&) { told = true; });
+  holds.open();
+  EXPECT_EQ(ran.get_future().wait_for(kTestPatience), std::future_status::ready);
+  EXPECT_FALSE(told);
+}
+
 TEST(CallbackPool, ThreadsThatWereNeededOnceEnd) {
   CallbackPool pool({.spare_for = std::chrono::milliseconds(20)});
   Door door;

@@ -395,12 +395,12 @@ TEST(Listener, TellsWhyNoPortCanBeHad) {
 // Lets a process have no descriptor more than those that are open, for as long as it stands.
 class NoDescriptorLeft {
  public:
-  NoDescriptorLeft() {
+  explicit NoDescriptorLeft(rlim_t but = 0) {
     ::getrlimit(RLIMIT_NOFILE, &before_);
     rlimit none = before_;
     {
       const UniqueFd lowest_free(::dup(0));
-      none.rlim_cur = static_cast<rlim_t>(lowest_free.get());
+      none.rlim_cur = static_cast<rlim_t>(lowest_free.get()) + but;
     }
     ::setrlimit(RLIMIT_NOFILE, &none);
     limit_ = std::to_string(none.rlim_cur);
@@ -446,6 +446,40 @@ TEST(Listener, SaysWhatLacksOnceConnectionsHaveWaitedForASecond) {
   EXPECT_NE(told->front().find("the limit is " + limit), std::string::npos) << told->front();
 }
 
+// One that was taken by who came last is no shortage, as long as nobody else comes.
+TEST(Listener, CountsAShortageFromWhenSomebodyWaits) {
+  setLogSink([](LogLevel, const std::string&) {});
+  Door door;
+  std::atomic<bool> told{false};
+  std::vector<Arrival> inside;
+  onLoop(door.loop, [&] {
+    const auto keep = [&inside](Arrival& arrival) {
+      inside.push_back(std::move(arrival));
+      return true;
+    };
+    door.listener->expect(door.nonce, door.secret, keep,
+                          [&told](const std::string&) { told = true; });
+  });
+  RawPeer first(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  RawPeer second(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  const SocketAddress address = door.address();
+  Clock::time_point came;
+  {
+    const NoDescriptorLeft none(/*but=*/1);
+    EXPECT_EQ(::connect(first.fd(), address.raw(), address.rawLength()), 0);
+    first.say(encodeHello(door.hello()));
+    EXPECT_TRUE(waitFor([&] { return door.listener->counts().admitted == 1; }));
+    const Deadline long_ago = Deadline::after(kLacksFor + milliseconds(50));
+    EXPECT_TRUE(waitFor([&] { return long_ago.expired(); }));
+    came = Clock::now();
+    EXPECT_EQ(::connect(second.fd(), address.raw(), address.rawLength()), 0);
+    EXPECT_TRUE(waitFor([&] { return told.load(); }));
+  }
+  EXPECT_GE(Clock::now() - came, kLacksFor);
+  onLoop(door.loop, [&] { inside.clear(); });
+  setLogSink(nullptr);
+}
+
 TEST(Connector, FailsOnceItHasHadNoDescriptorForASecond) {
   Door door;
   door.expect();
@@ -460,6 +494,50 @@ TEST(Connector, FailsOnceItHasHadNoDescriptorForASecond) {
   EXPECT_FALSE(caller.result().timed_out);
   EXPECT_NE(caller.result().error.find("Too many open files"), std::string::npos);
   EXPECT_GE(Clock::now() - began, kLacksFor);
+}
+
+// Every new descriptor would have a number from 3 on.
+class NoDescriptorAtAll {
+ public:
+  NoDescriptorAtAll() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit none = before_;
+    none.rlim_cur = 3;
+    ::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptorAtAll() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptorAtAll(const NoDescriptorAtAll&) = delete;
+  NoDescriptorAtAll& operator=(const NoDescriptorAtAll&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Connector, CountsAShortageFromItsOwnBeginningAfterOneThatIsOver) {
+  const Nonce nonce = Nonce::random();
+  const auto secret = EpochSecret::random();
+  const auto other = Incarnation::random();
+  const std::string not_yet = encodeRefusal({RefusalCode::kUnknownEpoch, "not yet"});
+  RawAcceptor acceptor;
+  Caller caller;
+  {
+    const NoDescriptorAtAll none;
+    caller.connect({acceptor.address()}, {nonce, secret.connector, selfIncarnation(), other, 1, 0},
+                   {secret.acceptor, other});
+  }
+  const Deadline long_ago = Deadline::after(kLacksFor + milliseconds(50));
+  acceptor.accept().say(not_yet);
+  RawPeer second = acceptor.accept();
+  EXPECT_TRUE(waitFor([&] { return long_ago.expired(); }));
+  {
+    const NoDescriptorAtAll none;
+    second.say(not_yet);
+    std::this_thread::sleep_for(milliseconds(100));  // it tries again meanwhile
+  }
+  EXPECT_FALSE(caller.ended());
+  RawPeer third = acceptor.accept();
+  third.say(encodeWelcome({secret.acceptor, other}));
+  EXPECT_TRUE(caller.result().fd) << caller.result().error;
 }
 
 }  // namespace
