@@ -30,7 +30,7 @@ MemberRecord absentSelf() {
 std::optional<StorePlace> placeIfAny(const c10::intrusive_ptr<c10d::Store>& store) {
   try {
     try {
-      return storePlaceOf(store, kStoreAnswersWithin);
+      return storePlaceOf(store);
     } catch (const std::system_error&) {  // that no thread is left may be what is to be told
       return storePlaceWithoutThread(store);
     }

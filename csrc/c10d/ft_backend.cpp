@@ -81,8 +81,7 @@ std::variant<Made, Failure> makeBackend(const FtBackend::Creation& creation) {
   Made made;
   made.backend =
       c10::make_intrusive<FtBackend>(creation, std::get<EngineChoice>(std::move(choice)));
-  if (creation.begin)
-    made.place = storePlaceOf(creation.store, durationOf(chosenTimeout(creation)));
+  if (creation.begin) made.place = storePlaceOf(creation.store);
   return made;
 }
 
@@ -238,9 +237,9 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
     TORCH_CHECK(used_uuids_.count(options.uuid) == 0, "reconfigure: uuid: ", options.uuid,
                 " was already used for an epoch of this group; give each one its own");
   }
-  const std::shared_ptr<StoreThread> store =
-      membership.own_store ? storePlaceOf(creators_store_, group_->timeout()).thread
-                           : storeThreadFor(membership.store);
+  const std::shared_ptr<StoreThread> store = membership.own_store
+                                                 ? storePlaceOf(creators_store_).thread
+                                                 : storeThreadFor(membership.store);
   keep(store);
   begin(store, membership.store.prefix, membership.rank, membership.size, options.timeout);
   {

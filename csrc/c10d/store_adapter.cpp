@@ -32,12 +32,12 @@ constexpr std::chrono::seconds kLongestPatience{15};
 constexpr std::chrono::seconds kTryFor{2};
 
 // Empty where something accepts connections at the address, else why not.
-std::string tryConnect(const addrinfo& address, Deadline deadline) {
+std::string tryConnect(const SocketAddress& address, Deadline deadline) {
   std::string error;
   int code = 0;
   const UniqueFd fd = [&] {
     try {
-      return startConnect(SocketAddress(address.ai_addr, address.ai_addrlen), &error, &code);
+      return startConnect(address, &error, &code);
     } catch (const std::system_error& lacking) {
       throw StoreShortage(lacking.what());
     }
@@ -60,12 +60,11 @@ std::string tryConnect(const StoreAddress& address, Deadline deadline) {
   if (problem != 0)
     return std::string("its host's name does not resolve: ") + ::gai_strerror(problem);
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
-  std::string why;
-  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    why = tryConnect(*entry, deadline);
-    if (why.empty()) break;
-  }
-  return why;
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next)
+    addresses.emplace_back(entry->ai_addr, entry->ai_addrlen);
+  return tryEach(addresses,
+                 [deadline](const SocketAddress& one) { return tryConnect(one, deadline); });
 }
 
 // torch's own client goes on trying for its whole timeout and beyond, and logs a stack trace for
@@ -110,13 +109,13 @@ std::string serverKey(const StoreAddress& address) {
   return address.host + ":" + std::to_string(address.port);
 }
 
-LentClient lend(const StorePtr& base, Duration limit) {
+LentClient lend(const StorePtr& base) {
   const auto loan =
       [weak = c10::weak_intrusive_ptr<c10d::Store>(base)]() -> std::shared_ptr<StoreClient> {
     auto store = weak.lock();
     return store ? makeLentClient(std::move(store)) : nullptr;
   };
-  return {loan, std::clamp<Duration>(limit / 2, StoreThread::kStuckAfter, kLongestPatience)};
+  return {loan, kLongestPatience};
 }
 
 StoreFactory factoryFor(const StoreAddress& address) {
@@ -148,6 +147,22 @@ std::optional<uint16_t> parsePort(std::string_view text) {
 
 }  // namespace
 
+std::string tryEach(const std::vector<SocketAddress>& addresses,
+                    const std::function<std::string(const SocketAddress&)>& tryOne) {
+  std::string why;
+  std::string lacking;
+  for (const SocketAddress& address : addresses) {
+    try {
+      why = tryOne(address);
+      if (why.empty()) return why;
+    } catch (const StoreShortage& shortage) {
+      lacking = shortage.what();
+    }
+  }
+  if (why.empty()) throw StoreShortage(lacking);
+  return why;
+}
+
 StoreAddress parseStoreAddress(const std::string& text) {
   const auto refuse = [&text](const char* problem) {
     TORCH_CHECK_VALUE(
@@ -172,11 +187,11 @@ std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
   return StoreThread::forServer(serverKey(address), factoryFor(address));
 }
 
-StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store, Duration limit) {
+StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {
   const StorePtr base = withoutPrefixes(store);
   StoreAddress address;
   if (serverAddress(store, &address)) {
-    return {StoreThread::forServer(serverKey(address), factoryFor(address), lend(base, limit)),
+    return {StoreThread::forServer(serverKey(address), factoryFor(address), lend(base)),
             prefixOf(store)};
   }
   // The thread keeps the factory, and so the store: no other one has its address meanwhile.

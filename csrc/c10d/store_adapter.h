@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
+#include "net/socket_address.h"
 #include "rendezvous/store.h"
 #include "rendezvous/store_thread.h"
 
@@ -32,13 +35,19 @@ struct StorePlace {
 // that address then finds. Where that thread has no connection, it is lent this one, as long as
 // its owner keeps it: a new one may cost everyone seconds (store_thread.h). Its owner and torch may
 // use it at the same time: of ours, each call ends with the server's answer, none waits for a key,
-// and none changes its timeout. limit: of what is done there; after half of it at the latest a call
-// that does not return is made over a connection of its own.
+// and none changes its timeout. One that does not return is made over a connection of its own after
+// 15 s, or after half of an attempt's limit.
 // Other stores: a thread with a clone of the innermost one, shared by all groups over that object.
-StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store, Duration limit);
+StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store);
 // The same where no thread can be had, for a last word: calls block, for as long as the store takes
 // to answer, and only over the client that was handed in.
 StorePlace storePlaceWithoutThread(const c10::intrusive_ptr<c10d::Store>& store);
+
+// A host's addresses, in turn. tryOne: empty where something accepts connections at the address,
+// else why not; may throw StoreShortage. The answer is the first that is empty, else the last.
+// Throws StoreShortage only where each try did: what lacks may be of one kind of addresses.
+std::string tryEach(const std::vector<SocketAddress>& addresses,
+                    const std::function<std::string(const SocketAddress&)>& tryOne);
 
 // The address of the server behind any number of PrefixStores; false where it is no TCPStore.
 bool serverAddress(const c10::intrusive_ptr<c10d::Store>& store, StoreAddress* address);

@@ -93,6 +93,7 @@ Rendezvous::Rendezvous(std::shared_ptr<StoreThread> store, std::string prefix, i
                        MemberRecord self, Deadline deadline, Cancelled cancelled,
                        AttemptMemory memory, std::unique_ptr<Vigil> vigil)
     : store_(std::move(store)),
+      limit_(std::in_place, store_, deadline.remaining()),
       keys_(std::move(prefix), rank, size),
       rank_(rank),
       size_(size),
@@ -107,10 +108,12 @@ Rendezvous::~Rendezvous() {
 }
 
 AttemptMemory Rendezvous::formed() {
+  limit_.reset();
   return attendance_.formed(current_.members);
 }
 
 AttemptMemory Rendezvous::withdraw(const Failure& why) {
+  limit_.reset();
   const Ending ending = attendance_.endingOf(why);
   own_.withdraw(ending);
   if (mayBeMissed(ending)) awaited_ = readersBut(ending.failure.cause.rank);

@@ -114,6 +114,7 @@ class Rendezvous {
   Deadline lastLook() const;
 
   const std::shared_ptr<StoreThread> store_;
+  std::optional<StoreLimit> limit_;  // while the attempt goes on
   const AttemptKeys keys_;
   const int rank_;
   const int size_;

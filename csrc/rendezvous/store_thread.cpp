@@ -18,6 +18,8 @@ constexpr milliseconds kCancelInterval{4};
 constexpr std::chrono::seconds kRemovalLimit{5};
 constexpr milliseconds kExitPatience{200};
 constexpr size_t kLooksAtOnce = 8;  // before others have their turn
+// With a call of a lent client, however short the limit: an answer takes far less.
+constexpr milliseconds kShortestPatience{100};
 
 struct Registry {
   Mutex mutex;
@@ -148,7 +150,8 @@ StoreThread::StoreThread(std::string key, StoreFactory factory, const LentClient
       factory_(std::move(factory)),
       generation_(forkGeneration()),
       stuck_(std::make_shared<std::atomic<int>>(0)),
-      worker_(std::make_shared<StoreWorker>(key_, factory_, stuck_)) {
+      late_(std::make_shared<LateWrites>()),
+      worker_(std::make_shared<StoreWorker>(key_, factory_, StoreWorker::Common{stuck_, late_})) {
   worker()->lend(lent);
   enlist(worker());
 }
@@ -273,6 +276,24 @@ std::shared_ptr<StoreWorker> StoreThread::worker() {
   return worker_;
 }
 
+std::vector<StoreLimit::Patience> StoreThread::patience() {
+  MutexLock lock(mutex_);
+  return {limits_.begin(), limits_.end()};
+}
+
+StoreLimit::StoreLimit(std::shared_ptr<StoreThread> store, Duration limit)
+    : store_(std::move(store)) {
+  const Patience patience{Clock::now(), std::max<Duration>(limit / 2, kShortestPatience)};
+  MutexLock lock(store_->mutex_);
+  place_ = store_->limits_.insert(store_->limits_.end(), patience);
+}
+
+StoreLimit::~StoreLimit() {
+  if (store_->inForkedChild()) return;
+  MutexLock lock(store_->mutex_);
+  store_->limits_.erase(place_);
+}
+
 bool StoreThread::inForkedChild() const {
   return generation_ != forkGeneration();
 }
@@ -320,10 +341,10 @@ StoreReply StoreThread::submit(const std::shared_ptr<StoreRequest>& request,
 
 void StoreThread::replaceIfStuck(bool caller_gave_up) {
   const auto old = worker();
-  if (!stuck_ || !old->stuck(caller_gave_up) || stuck_->load() >= kMostStuck) return;
+  if (!stuck_ || !old->stuck(caller_gave_up, patience()) || stuck_->load() >= kMostStuck) return;
   std::shared_ptr<StoreWorker> fresh;
   try {
-    fresh = std::make_shared<StoreWorker>(key_, factory_, stuck_);
+    fresh = std::make_shared<StoreWorker>(key_, factory_, StoreWorker::Common{stuck_, late_});
   } catch (const std::exception& error) {
     log(LogLevel::kError, std::string("no new thread for the store: ") + error.what());
     return;

@@ -12,13 +12,20 @@
 //
 // A client that was lent is used instead of one of its own: a new connection may hold up a TCPStore
 // for seconds, for everyone, where a name server does not answer. A client of its own is made once
-// the lent one is gone, has failed, or has held a call for longer than the lender's patience: its
-// owner may be blocked in it. That call is then made again, and the first answer counts.
+// the lent one is gone, has failed, or has held a call for longer than the lender's patience, or
+// than half of an attempt's limit (StoreLimit): its owner may be blocked in it. That call is then
+// made again, and the first answer counts.
+//
+// A write of an abandoned thread may reach the store late. That thread then undoes it: what this
+// process has written or found there since takes its place again. What it wrote there stays only
+// where it cannot say so any more: the process has ended, or the connection has broken behind it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,8 +56,32 @@ struct LentClient {
   Duration patience{0};  // with one call
 };
 
+class LateWrites;
 struct StoreRequest;
+class StoreThread;
 class StoreWorker;
+
+// The limit of somebody, an attempt, who uses a store. While it lives, a call of a lent client that
+// has held it up for half of this limit is made again.
+class StoreLimit {
+ public:
+  struct Patience {
+    Clock::time_point since;
+    Duration patience;
+    bool isOver(Clock::time_point call_began) const {
+      return Clock::now() - std::max(since, call_began) >= patience;
+    }
+  };
+
+  StoreLimit(std::shared_ptr<StoreThread> store, Duration limit);
+  ~StoreLimit();
+  StoreLimit(const StoreLimit&) = delete;
+  StoreLimit& operator=(const StoreLimit&) = delete;
+
+ private:
+  const std::shared_ptr<StoreThread> store_;
+  std::list<Patience>::iterator place_;
+};
 
 class StoreThread {
  public:
@@ -108,12 +139,15 @@ class StoreThread {
   static bool stopAll(Deadline deadline);
 
  private:
+  friend class StoreLimit;
   StoreReply submit(const std::shared_ptr<StoreRequest>& request, const Cancelled& cancelled,
                     Deadline enough = Deadline::never());
   bool post(const std::shared_ptr<StoreRequest>& request, Duration after = Duration::zero());
   std::shared_ptr<StoreWorker> worker();
   bool inForkedChild() const;
   void replaceIfStuck(bool caller_gave_up);
+  std::vector<StoreLimit::Patience> patience();
+  // stuck: null: of one without threads.
   StoreThread(std::string key, StoreFactory factory, std::shared_ptr<std::atomic<int>> stuck,
               std::shared_ptr<StoreWorker> worker);
 
@@ -122,7 +156,9 @@ class StoreThread {
   const uint64_t generation_;  // of forks: a child has no such thread
   const std::shared_ptr<std::atomic<int>>
       stuck_;  // abandoned workers that are still in a call; they count down
+  const std::shared_ptr<LateWrites> late_;
   Mutex mutex_;
+  std::list<StoreLimit::Patience> limits_ GUARDED_BY(mutex_);
   std::shared_ptr<StoreWorker> worker_ GUARDED_BY(mutex_);
 };
 

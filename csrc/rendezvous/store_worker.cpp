@@ -40,9 +40,10 @@ void StoreRequest::finish(StoreReply answer) {
 
 struct StoreWorker::Shared {
   using Request = std::shared_ptr<StoreRequest>;
+  class FollowedClient;
 
   const std::string key;
-  const std::shared_ptr<std::atomic<int>> stuck;
+  const Common common;
   const uint64_t generation = forkGeneration();
   std::atomic<bool> finished{false};  // written by the thread, last
 
@@ -56,14 +57,40 @@ struct StoreWorker::Shared {
   bool retired GUARDED_BY(mutex) = false;
   LentClient lent GUARDED_BY(mutex);         // empty: nobody lends, or no more
   bool borrowing GUARDED_BY(mutex) = false;  // the running request is in a call of a lent client
+  // The write that is in a call, and its number once that was given up; mutex, then LateWrites'
+  // own.
+  std::optional<LateWrites::Write> writing GUARDED_BY(mutex);
+  uint64_t given_up GUARDED_BY(mutex) = 0;
 
   // The thread's own.
   StoreFactory factory;  // may keep a store
   std::unique_ptr<StoreClient> client;
   bool client_proven = false;  // it has answered before: an error may mean that it has gone stale
 
-  Shared(std::string key_, StoreFactory factory_, std::shared_ptr<std::atomic<int>> stuck_)
-      : key(std::move(key_)), stuck(std::move(stuck_)), factory(std::move(factory_)) {}
+  Shared(std::string key_, StoreFactory factory_, Common common_)
+      : key(std::move(key_)), common(std::move(common_)), factory(std::move(factory_)) {}
+
+  // Throws where nobody wants it from this thread any more. What nobody waits for has just looked
+  // at what stands there.
+  void beginWrite(LateWrites::Write write) {
+    MutexLock lock(mutex);
+    if (retired && running && (running->made_again || (running->awaited && running->pointless())))
+      throw StoreError("it was given up");
+    if (!retired) common.late->note(write);
+    writing = std::move(write);
+  }
+
+  // The number of a write that was given up meanwhile; else 0.
+  uint64_t endWrite() {
+    MutexLock lock(mutex);
+    writing.reset();
+    return std::exchange(given_up, 0);
+  }
+
+  void noteFound(const std::string& found_at, const std::string& value) {
+    MutexLock lock(mutex);
+    if (!retired) common.late->note({found_at, value});
+  }
 
   Request next() {
     MutexLock lock(mutex);
@@ -114,25 +141,7 @@ struct StoreWorker::Shared {
   }
 
   bool attempt(StoreRequest& request, StoreReply& reply, StoreRequest::Progress& progress,
-               Trouble& trouble) {
-    if (!request.begun) request.begun = request.attempt;
-    try {
-      const auto borrowed = client ? nullptr : borrow(request);
-      if (borrowed) client_proven = true;
-      if (!client && !borrowed) client = factory();
-      progress = request.begun(borrowed ? *borrowed : *client, reply);
-      client_proven = true;
-      giveBack(/*failed=*/false);
-      return true;
-    } catch (const StoreShortage& thrown) {
-      trouble = {thrown.what(), true};
-    } catch (const std::exception& thrown) {
-      trouble.error = thrown.what();
-    } catch (...) {
-      trouble.error = "an unknown exception";
-    }
-    return false;
-  }
+               Trouble& trouble);
 
   void perform(const Request& request) {
     if (request->pointless()) {
@@ -196,14 +205,84 @@ struct StoreWorker::Shared {
       MutexLock lock(mutex);
       was_retired = retired;
     }
-    if (was_retired) stuck->fetch_sub(1);
+    if (was_retired) common.stuck->fetch_sub(1);
     finished.store(true, std::memory_order_release);
   }
 };
 
-StoreWorker::StoreWorker(const std::string& key, StoreFactory factory,
-                         std::shared_ptr<std::atomic<int>> stuck)
-    : shared_(std::make_shared<Shared>(key, std::move(factory), std::move(stuck))),
+// A client that tells of what it writes and finds, and undoes what it has written too late.
+class StoreWorker::Shared::FollowedClient : public StoreClient {
+ public:
+  FollowedClient(Shared& worker, StoreClient& client) : worker_(worker), client_(client) {}
+
+  void set(const std::string& key, const std::string& value) override { write({key, value}); }
+  void remove(const std::string& key) override { write({key, ""}); }
+  std::optional<std::vector<std::string>> getAll(const std::vector<std::string>& keys) override {
+    auto values = client_.getAll(keys);
+    if (keys.size() == 1) worker_.noteFound(keys[0], values ? values->front() : "");
+    return values;
+  }
+
+ private:
+  void put(const LateWrites::Write& write) {
+    write.value.empty() ? client_.remove(write.key) : client_.set(write.key, write.value);
+  }
+
+  void write(const LateWrites::Write& write) {
+    worker_.beginWrite(write);
+    try {
+      put(write);
+    } catch (...) {
+      forget(worker_.endWrite());
+      throw;
+    }
+    if (const uint64_t late = worker_.endWrite()) undo(write, late);
+  }
+
+  // A set does not wait for the server: once a look behind it is answered, it has been done.
+  void undo(const LateWrites::Write& write, uint64_t late) {
+    std::string found;
+    try {
+      const auto values = client_.getAll({write.key});
+      if (values) found = values->front();
+    } catch (...) {
+      forget(late);
+      throw;
+    }
+    const auto since = worker_.common.late->returned(late);
+    if (since && *since != found && found == write.value) put({write.key, *since});
+  }
+
+  void forget(uint64_t late) { worker_.common.late->returned(late); }
+
+  Shared& worker_;
+  StoreClient& client_;
+};
+
+bool StoreWorker::Shared::attempt(StoreRequest& request, StoreReply& reply,
+                                  StoreRequest::Progress& progress, Trouble& trouble) {
+  if (!request.begun) request.begun = request.attempt;
+  try {
+    const auto borrowed = client ? nullptr : borrow(request);
+    if (borrowed) client_proven = true;
+    if (!client && !borrowed) client = factory();
+    FollowedClient followed(*this, borrowed ? *borrowed : *client);
+    progress = request.begun(followed, reply);
+    client_proven = true;
+    giveBack(/*failed=*/false);
+    return true;
+  } catch (const StoreShortage& thrown) {
+    trouble = {thrown.what(), true};
+  } catch (const std::exception& thrown) {
+    trouble.error = thrown.what();
+  } catch (...) {
+    trouble.error = "an unknown exception";
+  }
+  return false;
+}
+
+StoreWorker::StoreWorker(const std::string& key, StoreFactory factory, const Common& common)
+    : shared_(std::make_shared<Shared>(key, std::move(factory), common)),
       thread_("ft-store", [shared = shared_] { shared->run(); }) {}
 
 StoreWorker::StoreWorker(std::shared_ptr<Shared> shared)
@@ -211,7 +290,7 @@ StoreWorker::StoreWorker(std::shared_ptr<Shared> shared)
 
 std::shared_ptr<StoreWorker> StoreWorker::onCaller(const std::string& key, StoreFactory factory) {
   return std::shared_ptr<StoreWorker>(
-      new StoreWorker(std::make_shared<Shared>(key, std::move(factory), nullptr)));
+      new StoreWorker(std::make_shared<Shared>(key, std::move(factory), Common())));
 }
 
 StoreWorker::~StoreWorker() {
@@ -255,11 +334,17 @@ StoreWorker::Posted StoreWorker::post(const std::shared_ptr<StoreRequest>& reque
   return Posted::kYes;
 }
 
-bool StoreWorker::stuck(bool caller_gave_up) {
+bool StoreWorker::stuck(bool caller_gave_up, const std::vector<StoreLimit::Patience>& others) {
   MutexLock lock(shared_->mutex);
   if (!shared_->running || shared_->retired || shared_->stopping) return false;
   const Duration in_call = Clock::now() - shared_->running_since;
-  if (shared_->borrowing) return in_call >= shared_->lent.patience;
+  if (shared_->borrowing) {
+    return in_call >= shared_->lent.patience ||
+           std::any_of(others.begin(), others.end(),
+                       [began = shared_->running_since](const StoreLimit::Patience& patience) {
+                         return patience.isOver(began);
+                       });
+  }
   if (in_call < StoreThread::kStuckAfter) return false;
   return caller_gave_up || shared_->running->pointless();
 }
@@ -269,6 +354,7 @@ StoreWorker::Requests StoreWorker::retire() {
   {
     MutexLock lock(shared_->mutex);
     shared_->retired = true;
+    if (shared_->writing) shared_->given_up = shared_->common.late->giveUp(*shared_->writing);
     if (shared_->borrowing && shared_->running && !shared_->running->pointless()) {
       shared_->running->made_again = true;
       waiting.push_back(std::make_shared<StoreRequest>(shared_->running));
@@ -276,7 +362,7 @@ StoreWorker::Requests StoreWorker::retire() {
     for (auto& [due, request] : shared_->queue) waiting.push_back(std::move(request));
     shared_->queue.clear();
     shared_->changed.notifyAll();
-    shared_->stuck->fetch_add(1);
+    shared_->common.stuck->fetch_add(1);
   }
   abandon("a call to the store at " + shared_->key + " does not return");
   return waiting;

@@ -4,6 +4,9 @@
 // Owner: its StoreThread, and a process-wide list until it has ended. Threads: any; only run()
 // touches the client. After stop or retirement post() refuses. Destruction waits for a thread that
 // has left its loop, and abandons one that is in a call. Never throws once constructed.
+//
+// A retired worker's write that reaches the store late is undone by it, over the same client: where
+// it stands in the place of what this process has written or found there since (late_writes.h).
 #pragma once
 
 #include <atomic>
@@ -14,6 +17,7 @@
 
 #include "base/mutex.h"
 #include "base/threads.h"
+#include "rendezvous/late_writes.h"
 #include "rendezvous/store_thread.h"
 
 namespace torchft_ext {
@@ -73,9 +77,13 @@ class StoreWorker {
  public:
   using Requests = std::vector<std::shared_ptr<StoreRequest>>;
 
-  // stuck: counted down when the loop of a retired worker ends after all.
-  StoreWorker(const std::string& key, StoreFactory factory,
-              std::shared_ptr<std::atomic<int>> stuck);
+  // Of all workers of a store thread. stuck: counted down when the loop of a retired one ends after
+  // all.
+  struct Common {
+    std::shared_ptr<std::atomic<int>> stuck;
+    std::shared_ptr<LateWrites> late = std::make_shared<LateWrites>();
+  };
+  StoreWorker(const std::string& key, StoreFactory factory, const Common& common);
   // Has no thread: post() does what is due at once, on the caller's.
   static std::shared_ptr<StoreWorker> onCaller(const std::string& key, StoreFactory factory);
   ~StoreWorker();
@@ -87,8 +95,8 @@ class StoreWorker {
   enum class Posted { kYes, kRetired, kStopped };
   Posted post(const std::shared_ptr<StoreRequest>& request, Duration after = Duration::zero());
   // In one call for longer than kStuckAfter, and somebody gave up on it; in a call of a lent client
-  // for longer than the lender's patience.
-  bool stuck(bool caller_gave_up);
+  // for longer than the lender's patience, or than one of these.
+  bool stuck(bool caller_gave_up, const std::vector<StoreLimit::Patience>& others);
   // Gives the thread up; returns the requests that it has not begun, and the one that hangs in a
   // lent client, if it is still wanted, to be made again.
   Requests retire();

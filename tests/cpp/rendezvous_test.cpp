@@ -329,6 +329,19 @@ TEST_F(RendezvousTest, FormsThoughEachCallToTheStoreTakesLong) {
   for (const auto& outcome : enterAll()) EXPECT_TRUE(std::holds_alternative<Roster>(outcome));
 }
 
+// The lender had all the time in the world; this attempt has not.
+TEST_F(RendezvousTest, AnAttemptWithAShortLimitDoesNotSpendItInALentClientThatHangs) {
+  const std::shared_ptr<StoreClient> lent = server->client("lender");
+  Process& process = addProcess();
+  const LentClient loan{[weak = std::weak_ptr(lent)] { return weak.lock(); }, kPatience};
+  process.store = std::make_shared<StoreThread>("lent", server->factory("own"), loan);
+  server->blockNext();
+  const auto attempt = process.at("run", 0, 1, Deadline::after(std::chrono::seconds(3)));
+  const Outcome outcome = attempt->enter();
+  EXPECT_TRUE(std::holds_alternative<Roster>(outcome));
+  EXPECT_EQ(server->use("own").clients, 1);
+}
+
 TEST_F(RendezvousTest, RefreshNoticesThatTheRankWasTaken) {
   prepare(2);
   enterAll();

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "net/socket_address.h"
 #include "wait_for.h"
@@ -30,6 +32,31 @@ TEST(StoreAdapter, AServerThatEndsBetweenTheLookAtItAndTheConnectionIsLostSoon) 
   server.join();
   EXPECT_EQ(reply.status, StoreStatus::kLost) << reply.error;
   EXPECT_FALSE(late.expired());
+}
+
+// Addresses 10.0.0.1, 10.0.0.2 and so on, and what becomes of a try at each: empty: an answer.
+std::string tryAll(const std::vector<std::string>& outcomes) {
+  std::vector<SocketAddress> addresses;
+  for (size_t i = 1; i <= outcomes.size(); ++i)
+    addresses.push_back(*SocketAddress::fromNumeric("10.0.0." + std::to_string(i), 1));
+  size_t tries = 0;
+  return tryEach(addresses, [&](const SocketAddress& address) {
+    EXPECT_EQ(address, addresses[tries]);
+    const std::string& outcome = outcomes[tries++];
+    if (outcome == "lacks") throw StoreShortage(outcome);
+    return outcome;
+  });
+}
+
+TEST(StoreAdapter, AllAddressesOfAHostAreTriedBeforeAShortageIsReported) {
+  EXPECT_EQ(tryAll({"lacks", ""}), "");
+  EXPECT_EQ(tryAll({"lacks", "refused", ""}), "");
+  EXPECT_THROW(tryAll({"lacks", "lacks"}), StoreShortage);
+}
+
+TEST(StoreAdapter, AServerThatRefusesIsNoShortageThoughAnotherAddressLacks) {
+  EXPECT_EQ(tryAll({"lacks", "refused"}), "refused");
+  EXPECT_EQ(tryAll({"refused", "lacks"}), "refused");
 }
 
 }  // namespace

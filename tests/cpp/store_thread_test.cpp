@@ -316,6 +316,101 @@ TEST_F(StoreThreadTest, ALentClientThatIsSlowIsNotReplacedWithinItsLendersPatien
   EXPECT_EQ(server->use("own").clients, 0);
 }
 
+TEST_F(StoreThreadTest, ALentClientThatHangsIsReplacedWithinHalfOfALaterLimit) {
+  const Lender lender(*server);
+  const auto borrower =
+      std::make_shared<StoreThread>("lent", server->factory("own"), lender.lends());
+  const Duration limit = kPatience / 3;
+  server->blockNext();
+  const StoreLimit attempt(borrower, milliseconds(200));
+  EXPECT_EQ(borrower->set("a", "1", Deadline::after(limit), nullptr).status, StoreStatus::kOk);
+  EXPECT_EQ(server->held(), 1) << "the lender's call still hangs";
+}
+
+TEST_F(StoreThreadTest, ALimitThatIsOverDoesNotCostALentClient) {
+  const Lender lender(*server);
+  const auto borrower =
+      std::make_shared<StoreThread>("lent", server->factory("own"), lender.lends());
+  { const StoreLimit over(borrower, milliseconds(200)); }
+  server->blockNext();
+  const Deadline longer = Deadline::after(milliseconds(400));
+  EXPECT_EQ(borrower->set("a", "1", longer, nullptr).status, StoreStatus::kTimedOut);
+  EXPECT_EQ(server->use("own").clients, 0);
+}
+
+// ---------------------------------------------------------------- writes that come late
+
+struct LateWriteTest : StoreThreadTest {
+  // A write that is given up hangs in the server, and another thread has taken its place.
+  void giveUpAWrite() {
+    stuck_before = threadCensus().stuck;
+    EXPECT_EQ(set("before", "1"), StoreStatus::kOk);  // so that there is a client
+    server->blockNextSet();
+    leaveAHangingCall(*store, *server);
+    EXPECT_EQ(set("b", "1"), StoreStatus::kOk);
+    EXPECT_EQ(threadCensus().stuck, stuck_before + 1);
+  }
+  void itReturns() {
+    server->release();
+    EXPECT_TRUE(eventually([&] { return threadCensus().stuck == stuck_before; }));
+  }
+  void remove(const std::string& key) {
+    store->removeLater({key});
+    EXPECT_EQ(set("behind", "1"), StoreStatus::kOk);
+  }
+  int stuck_before = 0;
+};
+
+TEST_F(LateWriteTest, IsRemovedWhereItsKeyWasRemovedMeanwhile) {
+  giveUpAWrite();
+  remove("hanging");
+  itReturns();
+  EXPECT_EQ(server->peek("hanging"), std::nullopt);
+}
+
+TEST_F(LateWriteTest, GivesWayToALaterOne) {
+  giveUpAWrite();
+  EXPECT_EQ(set("hanging", "2"), StoreStatus::kOk);
+  itReturns();
+  EXPECT_EQ(server->peek("hanging"), "2");
+}
+
+TEST_F(LateWriteTest, GivesWayToWhatWasFoundThereMeanwhile) {
+  giveUpAWrite();
+  store->editLater("hanging", [](const auto&, const auto&) { return std::nullopt; });
+  EXPECT_EQ(set("behind", "1"), StoreStatus::kOk);
+  itReturns();
+  EXPECT_EQ(server->peek("hanging"), std::nullopt);
+}
+
+TEST_F(LateWriteTest, StaysWhereNobodyHasTouchedItsKey) {
+  giveUpAWrite();
+  itReturns();
+  EXPECT_EQ(server->peek("hanging"), "1");
+  remove("hanging");
+  EXPECT_EQ(server->peek("hanging"), std::nullopt);
+}
+
+TEST_F(LateWriteTest, DoesNotBeginOnceItIsGivenUp) {
+  stuck_before = threadCensus().stuck;
+  server->blockNext();  // the making of the client
+  leaveAHangingCall(*store, *server);
+  EXPECT_EQ(set("b", "1"), StoreStatus::kOk);
+  itReturns();
+  EXPECT_EQ(server->peek("hanging"), std::nullopt);
+}
+
+TEST_F(LateWriteTest, OfALentClientDoesNotUndoWhatItsSuccessorWrote) {
+  const Lender lender(*server);
+  StoreThread borrower("lent", server->factory("own"), lender.lends(milliseconds(50)));
+  stuck_before = threadCensus().stuck;
+  server->blockNextSet();
+  EXPECT_EQ(borrower.set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
+  EXPECT_EQ(borrower.set("a", "2", soon(), nullptr).status, StoreStatus::kOk);
+  itReturns();
+  EXPECT_EQ(server->peek("a"), "2");
+}
+
 TEST_F(StoreThreadTest, ALentClientThatFailsGivesWayToItsOwn) {
   const Lender lender(*server);
   StoreThread borrower("lent", server->factory("own"), lender.lends());
