@@ -269,6 +269,7 @@ class FtBackend : public c10d::Backend {
   WorkPtr submitAll(std::vector<Prepared> prepared, Described described);
   // Where they run has been checked.
   WorkPtr issueAll(std::vector<Prepared> prepared, Described described, const c10::Device& device);
+  WorkPtr issueBlock(Coalescing::Collected& collected);
   static void checkInOnePlace(const std::vector<Prepared>& prepared, const c10::Device& device);
   void placeOn(const c10::Device& device, Prepared& prepared) const;
   void checkForNan(const Prepared& prepared);  // host memory

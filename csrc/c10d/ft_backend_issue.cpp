@@ -274,6 +274,15 @@ FtBackend::WorkPtr FtBackend::endCoalescing() {
   Coalescing::Collected collected = coalescing_.end();
   if (collected.operations.empty()) return nullptr;
   for (const auto& work : collected.works) work->leaveRegistry();
+  try {
+    return issueBlock(collected);
+  } catch (...) {
+    collected.block->fail(std::current_exception());
+    throw;
+  }
+}
+
+FtBackend::WorkPtr FtBackend::issueBlock(Coalescing::Collected& collected) {
   const c10::Device device = devices_.of("coalesced block", allTensors(collected.operations));
   Described described{c10d::OpType::COALESCED, "ft:coalesced", std::nullopt, {}};
   Tensors registered;
