@@ -254,6 +254,7 @@ def functions() -> list[tuple[Any, str, Callable[..., Any]]]:
         (dist, "_register_builtin_comm_hook", _register_builtin_on_reducer),
         (dist.Reducer, "_rebuild_buckets", _rebuild_buckets),
         (dist.Reducer, "_run_comm_hook", _run_comm_hook),
+        (dist.Reducer, "_set_mixed_precision_param_dtype", _set_mixed_precision_dtype),
     ]
 
 
@@ -352,6 +353,15 @@ def _rebuild_buckets(theirs: Callable[..., Any], self: dist.Reducer) -> bool:
     if rebuilt and watched is not None:
         watched.read_layout()
     return rebuilt
+
+
+def _set_mixed_precision_dtype(
+    theirs: Callable[..., Any], self: dist.Reducer, dtype: torch.dtype
+) -> None:
+    theirs(self, dtype)
+    watched = _watched.get(self)
+    if watched is not None:
+        watched.renew_views()
 
 
 def _run_comm_hook(

@@ -18,6 +18,17 @@ void CoalescedWork::Block::set(c10::intrusive_ptr<c10d::Work> issued) {
   work = std::move(issued);
 }
 
+std::exception_ptr CoalescedWork::Block::failure() {
+  guard.check("this operation");
+  const MutexLock lock(mutex);
+  return error;
+}
+
+void CoalescedWork::Block::fail(std::exception_ptr why) {
+  const MutexLock lock(mutex);
+  error = std::move(why);
+}
+
 CoalescedWork::CoalescedWork(c10d::OpType type, std::shared_ptr<Block> block)
     : c10d::Work(-1, type),
       may_be_registered_(c10d::allow_inflight_collective_as_graph_input()),
@@ -28,24 +39,32 @@ void CoalescedWork::leaveRegistry() {
   c10d::unregister_work(c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this));
 }
 
+c10::intrusive_ptr<c10d::Work> CoalescedWork::issued() const {
+  if (const auto failed = block_->failure()) std::rethrow_exception(failed);
+  return block_->get();
+}
+
 bool CoalescedWork::isCompleted() {
+  if (block_->failure()) return true;
   const auto work = block_->get();
   return work && work->isCompleted();
 }
 
 bool CoalescedWork::isSuccess() const {
+  if (block_->failure()) return false;
   const auto work = block_->get();
   return !work || work->isSuccess();
 }
 
 std::exception_ptr CoalescedWork::exception() const {
+  if (auto failed = block_->failure()) return failed;
   const auto work = block_->get();
   return work ? work->exception() : nullptr;
 }
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
   leaveRegistry();
-  const auto work = block_->get();
+  const auto work = issued();
   return !work || work->wait(timeout);
 }
 
@@ -54,7 +73,7 @@ void CoalescedWork::abort() {
 }
 
 c10::intrusive_ptr<c10d::Work> CoalescedWork::ended(const char* call) const {
-  auto work = block_->get();
+  auto work = issued();
   TORCH_CHECK(work, call,
               ": the operation begins with its coalesced block, which has not ended yet");
   return work;
@@ -82,8 +101,14 @@ uint64_t CoalescedWork::getSequencenumber() const {
 
 void Coalescing::start() {
   Collected stale;  // left by a block that an exception ended; its tensors go after the lock
-  const MutexLock lock(mutex_);
-  std::swap(stale, by_thread_[std::this_thread::get_id()]);
+  {
+    const MutexLock lock(mutex_);
+    std::swap(stale, by_thread_[std::this_thread::get_id()]);
+  }
+  if (stale.works.empty()) return;
+  stale.block->fail(std::make_exception_ptr(
+      c10::Error({__func__, __FILE__, __LINE__},
+                 "the operation was not issued: its coalesced block has never ended")));
 }
 
 bool Coalescing::collecting() {

@@ -2,10 +2,11 @@
 //
 // Owner: the backend. Threads: any; what one thread collects is its own, and operations that other
 // threads issue meanwhile are not touched. After an abort: nothing changes, the operations fail
-// when they are issued. It never blocks. What is collected and never ended goes with the next start
-// on that thread, or with the backend.
+// when they are issued. It never blocks. What is collected and never ended fails, and goes, with
+// the next start on that thread; without one it goes with the backend.
 #pragma once
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,16 +21,20 @@
 namespace torchft_ext {
 
 // What an operation inside a coalesced block gives its caller: the block's Work, once there is one.
-// Until then wait() does nothing, since torch's synchronous calls wait at once.
+// Until then wait() does nothing, since torch's synchronous calls wait at once. Where the block's
+// end raised, or never came, nothing was issued: each call raises what the end raised.
 class CoalescedWork : public c10d::Work {
  public:
-  // The block's Work; empty until it has been issued.
+  // The block's Work; empty until it has been issued, or where it could not be.
   struct Block {
     const ForkGuard guard;
     Mutex mutex;
     c10::intrusive_ptr<c10d::Work> work GUARDED_BY(mutex);
+    std::exception_ptr error GUARDED_BY(mutex);
     c10::intrusive_ptr<c10d::Work> get();
+    std::exception_ptr failure();
     void set(c10::intrusive_ptr<c10d::Work> issued);
+    void fail(std::exception_ptr why);
   };
 
   CoalescedWork(c10d::OpType type, std::shared_ptr<Block> block);
@@ -50,6 +55,7 @@ class CoalescedWork : public c10d::Work {
   void leaveRegistry();
 
  private:
+  c10::intrusive_ptr<c10d::Work> issued() const;  // raises what the block's end raised
   c10::intrusive_ptr<c10d::Work> ended(const char* call) const;
 
   const bool may_be_registered_;

@@ -155,6 +155,17 @@ void DdpReducer::readLayout() {
   backend_->bucketLayouts().set(reducer.get(), std::move(buffers));
 }
 
+void DdpReducer::renewViews() {
+  const auto reducer = this->reducer();
+  for (auto& bucket : Inside::buckets(*reducer)) {
+    if (bucket.expect_sparse_gradient || !bucket.gradients.defined()) continue;
+    for (at::Tensor& view : bucket.bucket_views_in)
+      view = bucket.gradients.as_strided(view.sizes(), view.strides(), view.storage_offset());
+    bucket.bucket_views_out = bucket.bucket_views_in;
+  }
+  readLayout();
+}
+
 void DdpReducer::compareOnDevices() {
   if (!on_device_ || compared_) return;
   Digest digest;

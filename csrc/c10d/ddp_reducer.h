@@ -41,6 +41,11 @@ class DdpReducer {
   int64_t epoch() const { return epoch_; }
   // To be called when the buckets have been made, or made anew.
   void readLayout();
+  // To be called when the reducer was told the dtype of mixed precision: it converts its buckets,
+  // but not the views through which gradients come and go (torch 2.13, Reducer::
+  // set_mixed_precision_param_dtype()). With those of the old buckets, the sum of what no gradient
+  // was written to becomes the gradients of its first step.
+  void renewViews();
   // Blocks until all members have called it: MismatchError where one has another layout. For
   // buckets on a device, whose operations do not carry their signature; does nothing else, and
   // nothing the second time after readLayout().

@@ -16,7 +16,7 @@ namespace {
 
 // Not bit 59, which is that of transfers (host/messages.h), nor one of nccl/bootstrap.cpp's.
 constexpr uint64_t kTag = kEngineTag | uint64_t{1} << 58;
-constexpr Duration kForAnswers = std::chrono::seconds(1);
+constexpr Duration kForAnswers = std::chrono::seconds(1);  // at least
 // An operation's own limit is there for one whose waiter has gone: it is never the first to run
 // out.
 constexpr Duration kBehindTheWaiter = std::chrono::seconds(2);
@@ -122,8 +122,9 @@ FailurePtr awaitOthers(const MonitoredBarrier& barrier) {
   }
   if (!awaitEach(reports, deadline))
     return fail(barrier, *reports.front(), whoIsMissing(barrier, reports));
-  const States answers = withEach(OpKind::kSend, kForAnswers);
-  if (!awaitEach(answers, Deadline::after(kForAnswers)))
+  const Duration for_answers = std::max(kForAnswers, deadline.remaining());
+  const States answers = withEach(OpKind::kSend, for_answers);
+  if (!awaitEach(answers, Deadline::after(for_answers)))
     return fail(barrier, *reports.front(), whoIsMissing(barrier, answers));
   return nullptr;
 }

@@ -2,8 +2,9 @@
 // have come, or names those who have not. By messages, so that ranks that are inside a collective,
 // or nowhere, are told from those that came.
 //
-// Threads: any. It blocks: rank 0 for the limit, and a second for its answers; others for a second
-// more than the larger of the limit and the group's timeout, so that rank 0 is the first to speak.
+// Threads: any. It blocks: rank 0 for the limit, its answers included, which have a second at
+// least; others for a second more than the larger of the limit and the group's timeout, so that
+// rank 0 is the first to speak.
 // A signal's exception, or a failed barrier, fails the epoch: whoever came, and whoever comes late,
 // gets an error that names the ranks.
 #pragma once

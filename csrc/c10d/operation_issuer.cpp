@@ -181,6 +181,15 @@ OperationIssuer::WorkPtr OperationIssuer::endBlock() {
   Coalescing::Collected collected = coalescing_.end();
   if (collected.operations.empty()) return nullptr;
   for (const auto& work : collected.works) work->leaveRegistry();
+  try {
+    return issueBlock(collected);
+  } catch (...) {
+    collected.block->fail(std::current_exception());
+    throw;
+  }
+}
+
+OperationIssuer::WorkPtr OperationIssuer::issueBlock(Coalescing::Collected& collected) {
   const c10::Device device = devices().of("coalesced block", allTensors(collected.operations));
   PreparedCall block{std::move(collected.operations),
                      {c10d::OpType::COALESCED, "ft:coalesced", std::nullopt, {}}};

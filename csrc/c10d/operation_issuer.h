@@ -58,6 +58,7 @@ class OperationIssuer {
 
  private:
   WorkPtr issue(PreparedCall call, const c10::Device& device);
+  WorkPtr issueBlock(Coalescing::Collected& collected);
   void complete(Prepared& prepared);
   std::optional<BucketTag> bucketOf(const Prepared& prepared) const;
   Operation operationOf(Prepared& prepared, const c10::Device& device);

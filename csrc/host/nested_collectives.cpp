@@ -23,7 +23,7 @@ struct NestedCollectives::Impl {
   struct Running {
     std::shared_ptr<OpState> state;
     Operation operation;
-    ScheduleProgress progress;
+    ScheduleProgress progress;                            // of no step, before prepare()
     std::shared_ptr<Transfer> like{};                     // what its transfers have in common
     std::vector<int> receiving{};                         // by peer: steps that have asked
     std::map<int, std::unique_ptr<uint8_t[]>> staging{};  // by step
@@ -39,6 +39,8 @@ struct NestedCollectives::Impl {
         tuning(its_tuning),
         callbacks(std::move(calls)) {}
 
+  bool keep(uint64_t name, std::unique_ptr<Running> op);
+  void prepare(Running& op);
   void advance(uint64_t name);
   bool advanceOnce(Running& op);
   void pump(uint64_t name, Running& op);
@@ -162,6 +164,23 @@ bool NestedCollectives::Impl::advanceOnce(Running& op) {
   return local && (!op.progress.done() || copySome(op.operation.stores));
 }
 
+// False: another one has that name; this one is kept under what is no name.
+bool NestedCollectives::Impl::keep(uint64_t name, std::unique_ptr<Running> op) {
+  const bool first = running.count(name) == 0;
+  uint64_t place = first ? name : ~uint64_t{0};
+  while (running.count(place) != 0) --place;
+  running.emplace(place, std::move(op));
+  return first;
+}
+
+void NestedCollectives::Impl::prepare(Running& op) {
+  op.like = std::make_shared<Transfer>();
+  op.like->signature = signatureOf(op.operation);
+  op.like->described = op.operation.described;
+  op.receiving.resize(static_cast<size_t>(size));
+  op.progress = ScheduleProgress(makeSchedule(op.operation, rank, size, tuning), size);
+}
+
 void NestedCollectives::Impl::advance(uint64_t name) {
   const auto found = running.find(name);
   if (over || found == running.end()) return;
@@ -224,25 +243,16 @@ void NestedCollectives::add(std::shared_ptr<OpState> state, Operation operation)
   // Less than the tag's own bits: two that are under way at once hardly ever share the rest.
   operation.name &= ~kTransferTag;
   const uint64_t name = operation.name;
-  auto like = std::make_shared<Transfer>();
-  like->signature = signatureOf(operation);
-  like->described = operation.described;
-  ScheduleProgress progress(makeSchedule(operation, impl_->rank, impl_->size, impl_->tuning),
-                            impl_->size);
-  auto op = std::make_unique<Impl::Running>(
-      Impl::Running{std::move(state), std::move(operation), std::move(progress)});
-  op->like = std::move(like);
-  op->receiving.resize(static_cast<size_t>(impl_->size));
-  if (impl_->running.try_emplace(name, nullptr).second) {
-    impl_->running[name] = std::move(op);
-    return impl_->advance(name);
+  auto owned = std::make_unique<Impl::Running>(Impl::Running{
+      std::move(state), std::move(operation), ScheduleProgress(Schedule(), impl_->size)});
+  Impl::Running& op = *owned;
+  // Before what may fail: cancelAll() is to find it.
+  if (!impl_->keep(name, std::move(owned))) {
+    return impl_->fail(FailureKind::kMismatch, op.operation,
+                       "it issued two collectives in callbacks under one name");
   }
-  // Kept all the same, for cancelAll(), under what is no name.
-  uint64_t spare = ~uint64_t{0};
-  while (impl_->running.count(spare) != 0) --spare;
-  impl_->fail(FailureKind::kMismatch, op->operation,
-              "it issued two collectives in callbacks under one name");
-  impl_->running.emplace(spare, std::move(op));
+  impl_->guarded(op.operation, [&] { impl_->prepare(op); });
+  impl_->advance(name);
 }
 
 bool NestedCollectives::idle() const {

@@ -30,6 +30,7 @@ void bind_ddp(py::module_& module) {
           py::arg("backend"), py::arg("reducer"), py::arg("epoch"))
       .def("epoch", &DdpReducer::epoch)
       .def("read_layout", &DdpReducer::readLayout, NoGil())
+      .def("renew_views", &DdpReducer::renewViews, NoGil())
       .def("compare_on_devices", &DdpReducer::compareOnDevices, NoGil())
       .def("register_hook", &registerHook, py::arg("state"), py::arg("hook"))
       .def("register_builtin_hook", &DdpReducer::registerBuiltinHook, py::arg("kind"))

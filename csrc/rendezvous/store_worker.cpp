@@ -338,11 +338,13 @@ bool StoreWorker::stuck(bool caller_gave_up, const std::vector<StoreLimit::Patie
   MutexLock lock(shared_->mutex);
   if (!shared_->running || shared_->retired || shared_->stopping) return false;
   const Duration in_call = Clock::now() - shared_->running_since;
-  if (shared_->borrowing)
+  if (shared_->borrowing) {
     return in_call >= shared_->lent.patience ||
-           std::any_of(others.begin(), others.end(), [&](const StoreLimit::Patience& patience) {
-             return patience.isOver(shared_->running_since);
-           });
+           std::any_of(others.begin(), others.end(),
+                       [began = shared_->running_since](const StoreLimit::Patience& patience) {
+                         return patience.isOver(began);
+                       });
+  }
   if (in_call < StoreThread::kStuckAfter) return false;
   return caller_gave_up || shared_->running->pointless();
 }

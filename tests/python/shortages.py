@@ -83,3 +83,12 @@ def allocate(elements: int) -> None:
 
 def reduce_what_is_allocated() -> None:
     dist.reduce(kept["tensor"], dst=0)
+
+
+def reduce_it_in_a_callback() -> None:
+    """Multiplied in a copy, which is made when the collective begins."""
+    works: list[dist.Work] = []
+    op = dist._make_nccl_premul_sum(2.0)
+    first = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    first.then(lambda _: works.append(dist.reduce(kept["tensor"], 0, op, async_op=True))).wait()
+    works[0].wait()

@@ -429,10 +429,15 @@ def test_coalesced_operations_come_behind_the_streams_they_were_called_on(device
 
 def coalesced_here_and_there() -> str:
     check_sum()
+    works: list[dist.Work] = []
     with pytest.raises(ValueError, match="issue it outside of the block") as caught:
         with dist._coalescing_manager(device=device(), async_ops=True):
-            dist.broadcast(torch.ones(3), 0, async_op=True)
+            works.append(dist.group.WORLD.broadcast(torch.ones(3), 0))
             dist.barrier(async_op=True, device_ids=[device().index])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="issue it outside of the block"):
+            works[0].wait()
+    assert works[0].is_completed() and not works[0].is_success()
     check_sum()
     no_violation()
     return str(caught.value)

@@ -146,6 +146,24 @@ def test_coalesced_collectives_give_each_result(ranks):
     ranks.world(3).run(coalesced)
 
 
+def begin_a_block_before_the_last_has_ended() -> None:
+    group, device = dist.group.WORLD, torch.device("cpu")
+    group._start_coalescing(device)
+    work = group.allreduce([torch.ones(3)])
+    assert not work.is_completed()
+    group._start_coalescing(device)
+    group.allreduce([torch.ones(3)])
+    group._end_coalescing(device).wait()
+    assert work.is_completed() and not work.is_success()
+    for call in (work.wait, work.wait, work.result, work.get_future):
+        with pytest.raises(RuntimeError, match="its coalesced block has never ended"):
+            call()
+
+
+def test_works_of_a_block_that_never_ended_raise(ranks):
+    ranks.world(2).run(begin_a_block_before_the_last_has_ended)
+
+
 def wait_for_messages_sent_at_intervals(count: int, interval: float, limit: float):
     """What wait(limit) of a block of receives raised, in the rank that receives."""
     rank, _ = me()

@@ -118,6 +118,17 @@ def zero_limit() -> ErrorInfo | None:
     return error
 
 
+def test_rank_that_stops_for_a_while_before_its_answer_passes(ranks):
+    world = ranks.world(3)
+    calls = [world.start_blocked(rank, barrier, OPERATION_LIMIT) for rank in (0, 1)]
+    time.sleep(0.5)  # so that rank 0 has its report
+    world.freeze(1)
+    calls.append(world.start(2, barrier, OPERATION_LIMIT))
+    time.sleep(2.0)
+    world.thaw(1)
+    assert [call.value() for call in calls] == [None, None, None]
+
+
 def test_zero_limit_runs_out_at_once(ranks):
     error = ranks.world(3).on(0, zero_limit)
     assert re.search("Rank 0 timed out in monitoredBarrier after 0 ms", error.text), error.text

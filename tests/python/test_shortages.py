@@ -20,6 +20,7 @@ from shortages import (
     make_default_group,
     make_group,
     make_groups,
+    reduce_it_in_a_callback,
     reduce_what_is_allocated,
 )
 from values import check_sum
@@ -90,11 +91,14 @@ def test_rank_without_a_thread_for_its_engine_says_so(ranks: Pool, victim):
     world.run(make_group)
 
 
-def test_rank_without_memory_for_buffers_says_so_and_is_not_called_a_fault_of_ours(ranks: Pool):
+@pytest.mark.parametrize("reduce", [reduce_what_is_allocated, reduce_it_in_a_callback])
+def test_rank_without_memory_for_buffers_says_so_and_is_not_called_a_fault_of_ours(
+    ranks: Pool, reduce
+):
     world = ranks.fresh(2)
     world.run(allocate, MANY)
     with shortage(world, 1, leave_memory, 1 << 24):
-        calls = world.start_all(reduce_what_is_allocated)
+        calls = world.start_all(reduce)
         own = assert_all_hear_of(1, calls, "ran out of memory")
         assert "please report it" not in own.text
     world.next().run(check_sum)
