@@ -41,7 +41,9 @@ def print_configure(results: list[dict[str, Any]]) -> None:
         for r in results
         for name, summary in r["seconds"].items()
     ]
-    report.print_table(["configure", "epoch", "median ms", "p99 ms", "max ms", "epochs"], rows)
+    report.print_table(
+        ["configure", "generation", "median ms", "p99 ms", "max ms", "generations"], rows
+    )
 
 
 def print_memory(results: list[dict[str, Any]], simulated: bool) -> None:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""How long live processes take to begin a new epoch: configure() beside gloo's destroy and init.
+"""How long live processes take to begin a new generation: configure() beside gloo's destroy and
+init.
 
-The processes and their store clients stand; before each epoch all ranks meet in a barrier. A time
-is that of the slowest rank, from its call to its return. The phases are that rank's, from
+The processes and their store clients stand; before each generation all ranks meet in a barrier. A
+time is that of the slowest rank, from its call to its return. The phases are that rank's, from
 stats()["last_configure_ms"]. Both libraries run in processes of their own, in alternate rounds.
 """
 
@@ -25,7 +26,7 @@ LIMIT = timedelta(seconds=60)
 WARM_UP = 3
 SETTLE_S = 0.02  # after the barrier, so that its last bytes are read before the links go
 
-Begin = Callable[[str], None]  # begins the epoch of that name
+Begin = Callable[[str], None]  # begins the generation of that name
 
 
 # ---- in a rank ----
@@ -65,21 +66,21 @@ def phases_of(engine: str) -> dict[str, float]:
     return dict(torchft_ext.backend().stats()["last_configure_ms"])
 
 
-def time_epochs(begin: Begin, engine: str, count: int) -> list[dict[str, Any]]:
-    epochs = []
+def time_generations(begin: Begin, engine: str, count: int) -> list[dict[str, Any]]:
+    generations = []
     for number in range(WARM_UP + count):
         dist.barrier()
         time.sleep(SETTLE_S)
         start = time.monotonic()
-        begin(f"epoch{number}")
+        begin(f"generation{number}")
         seconds = time.monotonic() - start
         ones = torch.ones(1)
         dist.all_reduce(ones)
         if ones.item() != dist.get_world_size():
-            raise RuntimeError(f"epoch {number}: the sum of ones is {ones.item()}")
+            raise RuntimeError(f"generation {number}: the sum of ones is {ones.item()}")
         # Now that all are through: stats() counts descriptors, on a core that others may need.
-        epochs.append({"seconds": seconds, "phases_ms": phases_of(engine)})
-    return epochs[WARM_UP:]
+        generations.append({"seconds": seconds, "phases_ms": phases_of(engine)})
+    return generations[WARM_UP:]
 
 
 def rank_main() -> None:
@@ -90,46 +91,51 @@ def rank_main() -> None:
             begin = begin_with_ft(store, command["address"], rank, world)
         else:
             begin = begin_with_gloo(store, rank, world)
-        ranks.reply("measured", epochs=time_epochs(begin, engine, command["epochs"]))
+        ranks.reply("measured", generations=time_generations(begin, engine, command["generations"]))
     dist.destroy_process_group()
 
 
 # ---- in the launcher ----
 
 
-def run_round(engine: str, world: int, epochs: int) -> list[dict[str, Any]]:
-    """By epoch, what the slowest rank measured."""
+def run_round(engine: str, world: int, generations: int) -> list[dict[str, Any]]:
+    """By generation, what the slowest rank measured."""
     with ranks.Pool(__file__) as pool:
         processes = pool.start(world)
         for rank, process in enumerate(processes):
             process.send(
-                "run", engine=engine, rank=rank, world=world, epochs=epochs, address=pool.address
+                "run",
+                engine=engine,
+                rank=rank,
+                world=world,
+                generations=generations,
+                address=pool.address,
             )
-        answers = pool.gather(processes, "measured", 120 + 2.0 * epochs)
+        answers = pool.gather(processes, "measured", 120 + 2.0 * generations)
         pool.finish(processes)
-    by_epoch = zip(*(answer["epochs"] for answer in answers), strict=True)
-    return [max(same_epoch, key=lambda e: e["seconds"]) for same_epoch in by_epoch]
+    by_generation = zip(*(answer["generations"] for answer in answers), strict=True)
+    return [max(same_generation, key=lambda e: e["seconds"]) for same_generation in by_generation]
 
 
-def evaluate(engine: str, world: int, epochs: list[dict[str, Any]]) -> dict[str, Any]:
-    names = list(epochs[0]["phases_ms"])
+def evaluate(engine: str, world: int, generations: list[dict[str, Any]]) -> dict[str, Any]:
+    names = list(generations[0]["phases_ms"])
     return {
         "engine": engine,
         "world": world,
-        "seconds": report.summary([e["seconds"] for e in epochs]),
+        "seconds": report.summary([e["seconds"] for e in generations]),
         "phases_ms_median": {
-            n: statistics.median(e["phases_ms"].get(n, 0.0) for e in epochs) for n in names
+            n: statistics.median(e["phases_ms"].get(n, 0.0) for e in generations) for n in names
         },
     }
 
 
 def measure_world(world: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    epochs: dict[str, list[dict[str, Any]]] = {"ft": [], "gloo": []}
+    generations: dict[str, list[dict[str, Any]]] = {"ft": [], "gloo": []}
     for number in range(arguments.rounds):
-        for engine in epochs:
+        for engine in generations:
             ranks.progress(f"world {world}: {engine}, round {number + 1} of {arguments.rounds}")
-            epochs[engine] += run_round(engine, world, arguments.epochs)
-    return [evaluate(engine, world, epochs[engine]) for engine in epochs]
+            generations[engine] += run_round(engine, world, arguments.generations)
+    return [evaluate(engine, world, generations[engine]) for engine in generations]
 
 
 def print_results(results: list[dict[str, Any]]) -> None:
@@ -142,17 +148,17 @@ def print_results(results: list[dict[str, Any]]) -> None:
         rows.append(
             [*row, *(report.format_ms(s[k]) for k in ("median", "p99", "max")), phases or "-"]
         )
-    head = ["engine", "world", "epochs", "median ms", "p99 ms", "max ms", "phases, median ms"]
+    head = ["engine", "world", "generations", "median ms", "p99 ms", "max ms", "phases, median ms"]
     report.print_table(head, rows)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = report.make_parser(__doc__, quick="one round of 10 epochs")
+    parser = report.make_parser(__doc__, quick="one round of 10 generations")
     parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 4], help="default 2,4")
-    parser.add_argument("--epochs", type=int, help="per round; default 100")
+    parser.add_argument("--generations", type=int, help="per round; default 100")
     parser.add_argument("--rounds", type=int, help="of each library; default 3")
     arguments = parser.parse_args()
-    arguments.epochs = arguments.epochs or (10 if arguments.quick else 100)
+    arguments.generations = arguments.generations or (10 if arguments.quick else 100)
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     return arguments
 

@@ -5,8 +5,8 @@ launch     CPU time of one allreduce call, and time until its result is there, b
            turns in random order, and the ratio pair by pair, as in allreduce.py. One rank, and two,
            which share the GPU where there is only one.
 abort      from the call of abort() with operations under way to an idle stream.
-configure  a first and later epochs, up to the first checked sum, beside destroy + init of "nccl".
-memory     that one more group takes on the device.
+configure  a first and later generations, up to the first checked sum, beside destroy + init of
+"nccl". memory     that one more group takes on the device.
 
 --device privateuseone runs it on the simulated device, without a rival or with ft as its own: that
 shows that it runs and measures nothing; but with NCCL's own library there (tests/nccl_host), what
@@ -189,7 +189,8 @@ def abort_once(backend: Any, pending: int) -> dict[str, float]:
 
 
 def rank_configure(command: dict[str, Any], store: dist.Store) -> None:
-    """Epochs, each up to its first checked sum; the first, by init_process_group(), is cold."""
+    """Generations, each up to its first checked sum; the first, by init_process_group(), is
+    cold."""
     engine, rank, world = command["engine"], command["rank"], command["world"]
     use_device(rank)
     begin = time.perf_counter()
@@ -357,11 +358,11 @@ class Bench:
             for number in range(self.arguments.rounds):
                 for engine in names():
                     ranks.progress(f"configure, world {world}: {engine}, round {number + 1}")
-                    count = self.arguments.epochs
+                    count = self.arguments.generations
                     answers = self.ask(world, "configure", engine=engine, count=count)
                     cold[engine].append(max(a["cold"] for a in answers))
-                    by_epoch = zip(*(a["warm"] for a in answers), strict=True)
-                    warm[engine] += [max(times) for times in by_epoch]
+                    by_generation = zip(*(a["warm"] for a in answers), strict=True)
+                    warm[engine] += [max(times) for times in by_generation]
             for engine in names():
                 summaries = {
                     "cold": report.summary(cold[engine]),
@@ -379,7 +380,7 @@ class Bench:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = report.make_parser(__doc__, quick="two sizes, 5 pairs, few epochs")
+    parser = report.make_parser(__doc__, quick="two sizes, 5 pairs, few generations")
     device = os.environ.get("TORCHFT_EXT_TEST_DEVICE", "cuda")
     parser.add_argument("--device", default=device, choices=("cuda", "privateuseone"))
     parser.add_argument(
@@ -399,12 +400,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=sizes, help=f"in bytes, with K, M, G; {DEFAULT_SIZES}")
     parser.add_argument("--seconds", type=float, help="per size at most; default 15")
     parser.add_argument("--aborts", type=int, help="default 20")
-    parser.add_argument("--epochs", type=int, help="per round; default 20")
+    parser.add_argument("--generations", type=int, help="per round; default 20")
     parser.add_argument("--rounds", type=int, help="of each library; default 3")
     paired.add_arguments(parser, pairs=30, most=1200)
     arguments = parser.parse_args()
     paired.fill_in(arguments, pairs=30, most=1200)
-    defaults = {"seconds": (5.0, 15.0), "aborts": (3, 20), "epochs": (3, 20), "rounds": (1, 3)}
+    defaults = {"seconds": (5.0, 15.0), "aborts": (3, 20), "generations": (3, 20), "rounds": (1, 3)}
     for name, (quick, usual) in defaults.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, quick if arguments.quick else usual)

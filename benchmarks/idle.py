@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the library costs a process that does nothing: wake-ups and CPU time of its threads.
 
-Every rank forms an epoch and then rests. Context switches (voluntary: the thread slept and was
+Every rank forms a generation and then rests. Context switches (voluntary: the thread slept and was
 woken) and CPU time are read from /proc before and after, per thread. The figures are of all ranks
 together: medians over the ranks, and the largest.
 """

@@ -10,7 +10,7 @@ Scenarios (each in a fresh round with a fresh victim; the survivors stay):
 Each in every --world and with every --resident: the kernel frees a dead process's memory before it
 closes its ordinary sockets. With --netns (root) the victim has a host of its own: a network
 namespace, reached over a veth pair. The clock is CLOCK_MONOTONIC, which all namespaces and
-processes of a host share; it starts just before the signal. Who belongs to the next epoch is
+processes of a host share; it starts just before the signal. Who belongs to the next generation is
 decided by the caller; here everyone knows the victim beforehand, so that no launcher stands between
 the error and configure().
 """
@@ -64,7 +64,7 @@ def resident_bytes() -> int:
 
 
 class FtMember:
-    """Begins epochs by configure(), on one group for life that starts with itself alone."""
+    """Begins generations by configure(), on one group for life that starts with itself alone."""
 
     def __init__(self, store: dist.Store, address: str) -> None:
         import torchft_ext
@@ -88,7 +88,7 @@ class FtMember:
 
 
 class GlooMember:
-    """Begins epochs by destroying the group and making another."""
+    """Begins generations by destroying the group and making another."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store

@@ -1,6 +1,6 @@
 """Who belongs to the group: decided by the launcher, read by the workers, over a store.
 
-torchft_ext reports that the membership is broken, and begins an epoch with the membership it is
+torchft_ext reports that the membership is broken, and begins a generation with the membership it is
 given; who that is, the user's own launcher decides. This is the simplest such launcher: it holds
 the store, sees its children end, and writes each new membership under the next number: the prefix
 under which its ranks meet, and who has which rank.
@@ -18,12 +18,12 @@ import torch.distributed as dist
 @dataclass(frozen=True)
 class Membership:
     number: int
-    prefix: str  # where in the store this epoch's ranks find each other
+    prefix: str  # where in the store this generation's ranks find each other
     ranks: dict[int, int]  # rank in the membership before -> rank in this one
 
     @staticmethod
     def first(world: int) -> Membership:
-        return Membership(1, "epoch/1", {rank: rank for rank in range(world)})
+        return Membership(1, "generation/1", {rank: rank for rank in range(world)})
 
     @property
     def world(self) -> int:
@@ -33,7 +33,9 @@ class Membership:
         """The next one: this rank is gone, those above it move down."""
         number = self.number + 1
         left = [old for old in range(self.world) if old != rank]
-        return Membership(number, f"epoch/{number}", {old: new for new, old in enumerate(left)})
+        return Membership(
+            number, f"generation/{number}", {old: new for new, old in enumerate(left)}
+        )
 
 
 def _key(number: int) -> str:

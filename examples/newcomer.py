@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchft_ext
 
-# What the plan says: before which step an epoch begins, and of which processes.
+# What the plan says: before which step a generation begins, and of which processes.
 PLAN = {0: [0, 1], 10: [0, 1, 2]}
 STEPS = 20
 

@@ -3,8 +3,8 @@
 
 Four workers train a small convolutional network on handwritten digits with
 DistributedDataParallel. In the middle of a step one of them is killed (SIGKILL). The others get an
-error, begin a new epoch as a group of three, agree on the state to go on from, and train on with
-the same DDP object. The same training without a failure runs first, for comparison.
+error, begin a new generation as a group of three, agree on the state to go on from, and train on
+with the same DDP object. The same training without a failure runs first, for comparison.
 
 Read worker_main() first: that is what a training script of your own would contain.
 """
@@ -64,7 +64,7 @@ def worker_main(arguments: argparse.Namespace) -> None:
     while step < arguments.steps:
         try:
             if not healthy:
-                members, rank = begin_next_epoch(store, members, rank)
+                members, rank = begin_next_generation(store, members, rank)
                 step = digits_state.take_furthest(ddp.module, optimizer, step)
                 digits_state.compare(ddp.module, optimizer)
                 tell("agreed", steps_done=step)
@@ -80,8 +80,8 @@ def worker_main(arguments: argparse.Namespace) -> None:
                 alone = mean_gradients(before, *data.batch(step - 1))
                 tell("checked", difference=largest_difference(ddp.module, alone))
         except torchft_ext.CommError as error:
-            # Whichever operation it was: this epoch is over, on every rank. The same group and the
-            # same DDP object serve the next one.
+            # Whichever operation it was: this generation is over, on every rank. The same group and
+            # the same DDP object serve the next one.
             healthy = False
             tell("error", kind=type(error).__name__, text=str(error), step=step + 1)
 
@@ -93,7 +93,7 @@ def worker_main(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def begin_next_epoch(
+def begin_next_generation(
     store: dist.TCPStore, old: Membership, old_rank: int
 ) -> tuple[Membership, int]:
     """Wait until the launcher has decided who is left, and form the group anew."""

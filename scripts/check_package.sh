@@ -55,7 +55,7 @@ assert tensor.tolist() == [1, 1, 1], tensor
 import torchft_ext
 
 assert "site-packages" in torchft_ext.__file__, torchft_ext.__file__
-print("imported", torchft_ext.__file__, "epoch", torchft_ext.backend().epoch)
+print("imported", torchft_ext.__file__, "generation", torchft_ext.backend().generation)
 dist.destroy_process_group()
 PY
 timeout 120 "$work/venv/bin/python" "$work/use.py"

@@ -2,7 +2,7 @@
 # Builds the package against a torch of this version, in an environment and a copy of the tree of its own, and runs the
 # Python tests there. A CUDA wheel of torch takes some 6 GB, and runs on the CPU too.
 #   scripts/check_torch.sh 2.15.0                       the whole Python suite
-#   scripts/check_torch.sh --quick 2.14.1               the tests of reconfigure, epochs, names and failures
+#   scripts/check_torch.sh --quick 2.14.1               the tests of reconfigure, generations, names and failures
 #   scripts/check_torch.sh 2.11.0 tests/python/test_gil.py -x
 #                                                       these arguments of pytest, instead of the whole suite
 #   scripts/check_torch.sh --build --quick 2.14.1       only makes what those tests need
@@ -11,7 +11,7 @@
 # scripts/check_other_torch.sh only compiles, and needs none of the CUDA packages.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-quick=(tests/python/test_{reconfigure,epochs,names,failures}.py)
+quick=(tests/python/test_{reconfigure,generations,names,failures}.py)
 tests=(tests/python)
 build=
 if [ "${1:-}" = --build ]; then

@@ -7,7 +7,7 @@
 #   scripts/matrix.sh --built --sample --minutes 0 --scale 3
 #                                           as CI does: no more than that, on ranks that are built already (must
 #                                           come first); --scale: factor on all bounds of time
-#   scripts/matrix.sh --strangers 10000     hostile connections against a live epoch
+#   scripts/matrix.sh --strangers 10000     hostile connections against a live generation
 #   scripts/matrix.sh --sanitize thread --world 4 --sample --minutes 3
 #                                           ranks under a sanitizer (must come first); all bounds x 10
 # All arguments: PYTHONPATH=tests python -m matrix --help

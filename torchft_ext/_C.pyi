@@ -158,18 +158,18 @@ class Backend(_Backend):
     def configure(
         self, store_addr: str, rank: int, world_size: int, *, timeout: timedelta | None = None
     ) -> None:
-        """Begin a new epoch of this group with another rank and world size.
+        """Begin a new generation of this group with another rank and world size.
 
-        Ends the current epoch first. Blocks, without the GIL, until all `world_size` members that
-        name the same address have come and are connected, up to the timeout. After a success rank,
-        size, torch's rank tables and DDP's divisor are those of the new epoch. After a failure the
-        group has no epoch, and configure() may be called again.
+        Ends the current generation first. Blocks, without the GIL, until all `world_size` members
+        that name the same address have come and are connected, up to the timeout. After a success
+        rank, size, torch's rank tables and DDP's divisor are those of the new generation. After a
+        failure the group has no generation, and configure() may be called again.
 
         Args:
             store_addr: "host:port/prefix" of a TCPStore, "[ipv6]:port/prefix". A prefix serves one
-                epoch: take a new one for each.
-            rank: this process's in the new epoch, 0 to `world_size` - 1.
-            world_size: of the new epoch, 1 or more.
+                generation: take a new one for each.
+            rank: this process's in the new generation, 0 to `world_size` - 1.
+            world_size: of the new generation, 1 or more.
             timeout: for the whole call; None: the group's timeout.
 
         Raises:
@@ -183,7 +183,7 @@ class Backend(_Backend):
         """
 
     def abort(self, why: str = "abort() was called") -> None:
-        """End the epoch on every rank, or the configure() that is under way here.
+        """End the generation on every rank, or the configure() that is under way here.
 
         Releases every waiter at once, then waits until the engine is out of all tensors: 50 ms as a
         rule. Does nothing where there is nothing to end. The next configure() starts clean.
@@ -195,14 +195,14 @@ class Backend(_Backend):
         """
 
     def get_error(self) -> ErrorType:
-        """torch's type of the error that the epoch failed with, without blocking.
+        """torch's type of the error that the generation failed with, without blocking.
 
         SUCCESS where there is none, TIMEOUT, REMOTE_ERROR where a member was lost or left, else
         COMM_ERROR. Source: c10d's getError(), which torch binds for its own NCCL backend alone.
         """
 
     def errored(self) -> CommError | None:
-        """Return what the epoch, or the last configure(), failed with; None: it stands.
+        """Return what the generation, or the last configure(), failed with; None: it stands.
 
         Does not block. Threads: any.
         """
@@ -218,7 +218,7 @@ class Backend(_Backend):
             timeout: None: the group's timeout.
 
         Raises:
-            CommError: the epoch failed, or fails now because the time ran out.
+            CommError: the generation failed, or fails now because the time ran out.
             ValueError, TypeError: the timeout is not a positive timedelta.
 
         Threads: any.
@@ -234,7 +234,7 @@ class Backend(_Backend):
         """
 
     def register_mem_pool(self, pool: MemPool, symm: bool = False) -> None:
-        """Register a memory pool's device memory with NCCL, in this epoch and in all to come.
+        """Register a memory pool's device memory with NCCL, in this generation and in all to come.
 
         Operations on tensors in it can then go without NCCL's own buffers. Each new communicator
         of all ranks gets it before its first operation, those between two ranks never. Called
@@ -242,7 +242,7 @@ class Backend(_Backend):
         alike, since NCCL requires that all ranks of an operation pass registered memory or none
         does. The pool is kept alive until deregister_mem_pool(), shutdown() or the group's end, and
         beyond that as long as a communicator has it. configure() then waits until the communicators
-        of earlier epochs are freed. Blocks, without the GIL, up to the group's timeout.
+        of earlier generations are freed. Blocks, without the GIL, up to the group's timeout.
 
         Args:
             pool: a torch.cuda.MemPool, or what has its `id` and `snapshot()`.
@@ -253,10 +253,11 @@ class Backend(_Backend):
             ValueError, TypeError: a pool that is none; nothing was registered.
             RuntimeError: after shutdown(), or in a forked child.
             torch.distributed.DistBackendError: NCCL refused a segment, which it names; what this
-                call registered is taken back, and the epoch stands.
+                call registered is taken back, and the generation stands.
             CommTimeoutError: not done in time; as above.
 
-        Threads: any; before the first epoch too. Source: ProcessGroupNCCL's, which raises where no
+        Threads: any; before the first generation too. Source: ProcessGroupNCCL's, which raises
+            where no
         communicator exists yet, and takes symm.
         """
 
@@ -271,16 +272,16 @@ class Backend(_Backend):
             ValueError, TypeError: a pool that is none, or is not registered.
             RuntimeError: after shutdown(), or in a forked child.
             NotImplementedError: a group without NCCL.
-            torch.distributed.DistBackendError: NCCL refused; the epoch stands, and its
+            torch.distributed.DistBackendError: NCCL refused; the generation stands, and its
                 communicator keeps the pool to its end.
             CommTimeoutError: operations were not complete, or NCCL did not come back, in time: a
-                member may be frozen. The epoch has failed.
+                member may be frozen. The generation has failed.
 
         Threads: any. Source: ProcessGroupNCCL's.
         """
 
     def shutdown(self) -> None:
-        """Say goodbye to the other members, once what was issued is done, and end the epoch.
+        """Say goodbye to the other members, once what was issued is done, and end the generation.
 
         Blocks, without the GIL, for 5 s or the group's timeout at most: a receive that nobody
         answers takes that long, and fails then. configure() raises after.
@@ -296,25 +297,25 @@ class Backend(_Backend):
     ) -> Backend:
         """Return a group of all members but these; torch.distributed.shrink_group() calls it.
 
-        Blocks, without the GIL, until the new group's first epoch stands, up to the timeout.
+        Blocks, without the GIL, until the new group's first generation stands, up to the timeout.
 
         Raises:
             CommError: it could not be formed.
             ValueError: bad ranks or flags.
-            RuntimeError: this group has no epoch.
+            RuntimeError: this group has no generation.
 
         Threads: any.
         """
 
     def rank(self) -> int:
-        """Return this process's rank in the epoch.
+        """Return this process's rank in the generation.
 
-        Of a failed epoch too, until configure() begins another; before the first, the rank that the
-        group was made with. Does not block. Threads: any.
+        Of a failed generation too, until configure() begins another; before the first, the rank
+        that the group was made with. Does not block. Threads: any.
         """
 
     def size(self) -> int:
-        """Return the number of ranks in the epoch, under the same rules as rank().
+        """Return the number of ranks in the generation, under the same rules as rank().
 
         Does not block. Threads: any.
         """
@@ -330,8 +331,8 @@ class Backend(_Backend):
         """Of this group; its timeout is the one that holds, as ``_timeout``."""
 
     @property
-    def epoch(self) -> int:
-        """The number of the last epoch that was active, which grows; 0 before the first."""
+    def generation(self) -> int:
+        """The number of the last generation that was active, which grows; 0 before the first."""
 
     @property
     def group_name(self) -> str:
@@ -398,7 +399,7 @@ class Work(_Work):
         """
 
 class _ReconfigurableGroup(_ProcessGroup):
-    """A group whose one backend is torchft_ext's: its rank and size follow the epoch.
+    """A group whose one backend is torchft_ext's: its rank and size follow the generation.
 
     Only where torch has `reconfigure()`: 2.14 and later.
     """
@@ -438,8 +439,8 @@ class _CompileQuestions:
     def asked_for_rank(self) -> bool: ...
 
 class _DdpReducer:
-    def __init__(self, backend: Backend, reducer: Reducer, epoch: int) -> None: ...
-    def epoch(self) -> int: ...
+    def __init__(self, backend: Backend, reducer: Reducer, generation: int) -> None: ...
+    def generation(self) -> int: ...
     def read_layout(self) -> None: ...
     def renew_views(self) -> None: ...
     def compare_on_devices(self) -> None: ...

@@ -8,7 +8,8 @@
     try:
         dist.all_reduce(tensor)
     except torchft_ext.CommError:
-        torchft_ext.backend().configure("10.0.0.1:29500/epoch2", rank=new_rank, world_size=new_size)
+        torchft_ext.backend().configure("10.0.0.1:29500/generation2", rank=new_rank,
+        world_size=new_size)
 
 The group object that DDP or other code holds stays the same. ``init_process_group("ft")`` needs no
 import of this package.

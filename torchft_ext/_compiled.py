@@ -1,4 +1,4 @@
-"""Guards for the numbers of an epoch that torch.compile makes constants of.
+"""Guards for the numbers of a generation that torch.compile makes constants of.
 
 It asks for ``dist.get_rank()``, ``dist.get_world_size()`` and what functional collectives need when
 it compiles a function, and guards none of the answers: after configure() with other numbers the
@@ -21,7 +21,7 @@ from torchft_ext import _C, _torch_patches
 _COMPILER = "torch._dynamo.convert_frame"  # imports all that is marked below
 _log = logging.getLogger("torchft_ext")
 _watching = False
-_epochs = 0  # that have begun by configure()
+_generations = 0  # that have begun by configure()
 
 
 def watch() -> None:
@@ -33,17 +33,18 @@ def watch() -> None:
     _torch_patches.when_imported(_COMPILER, _mark)
 
 
-def follow_epoch() -> None:
+def follow_generation() -> None:
     """Have guards look again at ranks in groups that were not asked themselves."""
-    global _epochs
-    _epochs += 1
+    global _generations
+    _generations += 1
 
 
 def _mark() -> None:
     if not _torch_patches.around_compilations(_compiling, _guard_answers):
         _log.warning(
             "this torch compiles functions in a way that torchft_ext does not know: they may keep "
-            "rank and size of an epoch that is over; call torch.compiler.reset() after configure()"
+            "rank and size of a generation that is over; call torch.compiler.reset() after "
+            "configure()"
         )
         return
     _torch_patches.around_log_records(_aside)
@@ -70,17 +71,17 @@ def _guard_answers(guard_manager: Any) -> None:
 
 def _guard(questions: _C._CompileQuestions) -> Callable[[object], bool]:
     ranks = _ranks() if questions.asked_for_rank() else []
-    looked_at = _epochs
+    looked_at = _generations
 
     def hold(_locals: object) -> bool:
         nonlocal looked_at
         if not questions.hold():
             return False
-        epochs = _epochs
-        if looked_at != epochs:
+        generations = _generations
+        if looked_at != generations:
             if any(_differs(group, rank) for group, rank in ranks):
                 return False
-            looked_at = epochs
+            looked_at = generations
         return True
 
     return hold

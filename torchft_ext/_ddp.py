@@ -1,13 +1,13 @@
-"""DistributedDataParallel through changes of members: each epoch begins with new reducers.
+"""DistributedDataParallel through changes of members: each generation begins with new reducers.
 
 torch's reducer keeps what it has learned: the layout of its buckets (made anew after the first
 backward), the divisor, which parameters were unused. A newcomer's reducer has learned nothing. So
-on every member the first forward() in an epoch makes a new reducer, without a collective: a
+on every member the first forward() in a generation makes a new reducer, without a collective: a
 newcomer may have no DDP object yet. Then all of them learn together.
 
 What that cannot mend is noticed: operations on buckets carry a digest of the bucket's layout, which
-members compare, and the epoch of their reducer, in whose place no other one takes them
-(csrc/c10d/bucket_layouts.h). A backward() whose forward() ran in an older epoch raises.
+members compare, and the generation of their reducer, in whose place no other one takes them
+(csrc/c10d/bucket_layouts.h). A backward() whose forward() ran in an older generation raises.
 
 Threads: a DDP object's forward() and backward() are not to run at the same time, as in torch.
 """
@@ -59,7 +59,7 @@ _hooks: weakref.WeakKeyDictionary[DDP, _Hooks] = weakref.WeakKeyDictionary()
 _watched: weakref.WeakKeyDictionary[dist.Reducer, _C._DdpReducer] = weakref.WeakKeyDictionary()
 
 
-def follow_epoch(group: dist.ProcessGroup) -> None:
+def follow_generation(group: dist.ProcessGroup) -> None:
     """Undo what a backward() that failed has left in the models of this group.
 
     Now, and not with the next forward(): their state may be sent to newcomers before that.
@@ -88,7 +88,7 @@ def _watch_reducer(model: DDP, arguments: tuple[Any, ...]) -> None:
     if backend is None:
         _wrapped.pop(model, None)
         return
-    reducer = _C._DdpReducer(backend, model.reducer, backend.epoch)
+    reducer = _C._DdpReducer(backend, model.reducer, backend.generation)
     _watched[model.reducer] = reducer
     if known is None:
         _wrapped[model] = _Wrapped(arguments, model.process_group, backend, reducer)
@@ -100,13 +100,13 @@ def _watch_reducer(model: DDP, arguments: tuple[Any, ...]) -> None:
 
 @_disable_dynamo
 def _follow(model: DDP) -> None:
-    """Give a DDP object a new reducer if its group has begun an epoch since it got its last."""
+    """Give a DDP object a new reducer if its group has begun a generation since it got its last."""
     wrapped = _wrapped.get(model)
     if wrapped is None:
         return
     current = wrapped.group is model.process_group and wrapped.complete
-    if current and wrapped.backend.epoch == wrapped.reducer.epoch():
-        if wrapped.before is not None:  # no backward() of its epoch is under way any more
+    if current and wrapped.backend.generation == wrapped.reducer.generation():
+        if wrapped.before is not None:  # no backward() of its generation is under way any more
             wrapped.before._remove_autograd_hooks()
             wrapped.before = None
         return
@@ -176,7 +176,8 @@ def _register_hooks_again(model: DDP) -> None:
         dist._register_builtin_comm_hook(model.reducer, hooks.builtin)
 
 
-# ---------------------------------------------------------------- a backward() of an older epoch
+# ---------------------------------------------------------------- a backward() of an older
+# generation
 
 
 def _nodes_of(value: object) -> tuple[Any, ...]:
@@ -201,29 +202,30 @@ def _begin_forward(model: DDP) -> None:
 
 @_disable_dynamo
 def _guard_outputs(model: DDP, output: object) -> None:
-    """Have the backward() of this output raise if another epoch begins before it."""
+    """Have the backward() of this output raise if another generation begins before it."""
     wrapped = _wrapped.get(model)
     if wrapped is None or not model.require_backward_grad_sync:
         return
-    check = functools.partial(_refuse_old_backward, wrapped.backend, wrapped.reducer.epoch())
+    check = functools.partial(_refuse_old_backward, wrapped.backend, wrapped.reducer.generation())
     for node in _nodes_of(output):
         if node._sequence_nr() >= wrapped.first_node:  # else it is the caller's
             node.register_prehook(check)
 
 
 @_disable_dynamo
-def _refuse_old_backward(backend: _C.Backend, epoch: int, _gradients: object) -> None:
-    now = backend.epoch
-    if now == epoch:
+def _refuse_old_backward(backend: _C.Backend, generation: int, _gradients: object) -> None:
+    now = backend.generation
+    if now == generation:
         return
     how = (
-        f"its forward() ran in epoch {epoch} and the group is in epoch {now}: the other ranks "
+        f"its forward() ran in generation {generation} and the group is in generation {now}: the "
+        "other ranks "
         "would not add these gradients to theirs"
     )
     raise CommAbortedError(
         f"backward of DistributedDataParallel on '{backend.group_name}': {how}; run forward() "
         "again",
-        epoch=epoch,
+        generation=generation,
         cause=Cause(how=how),
         op="backward",
     )

@@ -1,4 +1,4 @@
-"""The tables of torch.distributed that hold ranks, kept in step with epochs."""
+"""The tables of torch.distributed that hold ranks, kept in step with generations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _compiled, _ddp
 
-# What the epochs before the last one knew, of groups and default groups of other libraries:
+# What the generations before the last one knew, of groups and default groups of other libraries:
 # group rank -> process, process -> global rank.
 _foreign_members: WeakKeyDictionary[dist.ProcessGroup, dict[int, str]] = WeakKeyDictionary()
 _foreign_ranks: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDictionary()
@@ -54,8 +54,8 @@ def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:
     )
 
 
-def follow_epoch(changed: _C.Backend) -> None:
-    """Bring torch's rank tables up to date after `changed` has begun an epoch."""
+def follow_generation(changed: _C.Backend) -> None:
+    """Bring torch's rank tables up to date after `changed` has begun a generation."""
     tables = c10d._world.pg_group_ranks
     for group in _own_groups():
         if any(found is changed for found in backends_of(group)):
@@ -63,8 +63,8 @@ def follow_epoch(changed: _C.Backend) -> None:
                 _follow_default_group(group, changed)
             else:
                 tables[group] = _table_of(changed, tables[group])
-            _ddp.follow_epoch(group)
-    _compiled.follow_epoch()
+            _ddp.follow_generation(group)
+    _compiled.follow_generation()
 
 
 def _own_groups() -> list[dist.ProcessGroup]:
@@ -89,9 +89,10 @@ def _follow_default_group(group: dist.ProcessGroup, changed: _C.Backend) -> None
 
 
 def _table_of(backend: _C.Backend, table: dict[int, int]) -> dict[int, int]:
-    """Return global rank -> group rank for the members of a subgroup's epoch; `table`: as it was.
+    """Return global rank -> group rank for the members of a subgroup's generation; `table`: as it
+    was.
 
-    Who is not in the default group's epoch has no global rank, and is entered under a negative
+    Who is not in the default group's generation has no global rank, and is entered under a negative
     number: asking for it by a rank is an error, and no wrong answer; ``group_src`` and
     ``group_dst`` work.
     """
@@ -112,7 +113,7 @@ def _renumbered(
     group: dist.ProcessGroup, table: dict[int, int], default: _C.Backend
 ) -> dict[int, int]:
     """Return the table of a group of another library, after the default group's last change."""
-    if group not in _foreign_members:  # it was made in the epoch before
+    if group not in _foreign_members:  # it was made in the generation before
         before = dict(enumerate(default._incarnations(before=True)))
         _foreign_members[group] = {rank: before.get(old, "") for old, rank in table.items()}
     numbers = _numbered(default._incarnations())

@@ -1,9 +1,9 @@
-"""The states of torch's communication hooks for DDP, begun anew with an epoch.
+"""The states of torch's communication hooks for DDP, begun anew with a generation.
 
 A hook's state counts steps and keeps tensors and random numbers that must be the same on all
 members, which a newcomer's are not. What this package does not know stays as it is: a hook of one's
 own keeps nothing from step to step that members must have in common, or its state has a method
-`begin_generation()`, which is called on every member before its first step in an epoch.
+`begin_generation()`, which is called on every member before its first step in a generation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def begin_anew(state: Any, hook: Callable[..., Any]) -> None:
 
 
 def begin_registered(state: Any) -> None:
-    """Put a state that is registered in the midst of an epoch to where older ones were put.
+    """Put a state that is registered in the midst of a generation to where older ones were put.
 
     Its random numbers, that is: whoever restores one with steps behind it does so on all members.
     """

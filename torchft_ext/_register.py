@@ -34,11 +34,11 @@ class _CreationOptions(Protocol):
 def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.ProcessGroup | Backend:
     """Make what `init_process_group(name)` asks for; called by torch.
 
-    Returns a group whose rank and size follow the epoch where `name` is its only backend, else a
-    plain backend. Blocks until the first epoch stands, up to the timeout.
+    Returns a group whose rank and size follow the generation where `name` is its only backend, else
+    a plain backend. Blocks until the first generation stands, up to the timeout.
 
     Raises:
-        CommError: the first epoch could not be formed.
+        CommError: the first generation could not be formed.
         NotImplementedError: there is no such engine, or none for this process's devices.
         ValueError, TypeError: bad options, or a spec that torch cannot serve.
     """

@@ -9,7 +9,7 @@ class Stats(TypedDict):
     """Counts since the group was made; threads and descriptors are the whole process's.
 
     Keys:
-        epochs: that became active.
+        generations: that became active.
         failed_configures: that did not.
         operations: issued.
         bytes_sent, bytes_received: by the engine for this group.
@@ -26,7 +26,7 @@ class Stats(TypedDict):
         engine: "host" or, where a group has no other, "nccl".
     """
 
-    epochs: int
+    generations: int
     failed_configures: int
     operations: int
     bytes_sent: int

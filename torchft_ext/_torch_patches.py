@@ -165,8 +165,8 @@ def around(functions: Iterable[tuple[Any, str, Callable[..., Any]]]) -> None:
     """Have functions of this package called in the place of torch's, which they are given first.
 
     DistributedDataParallel and its reducer (``_ddp.py``). Versions: all. Reason: a reducer keeps
-    what it has learned of an epoch, and torch has no way to make it anew. End: when torch's DDP can
-    begin anew, and compares the layout of its buckets.
+    what it has learned of a generation, and torch has no way to make it anew. End: when torch's DDP
+    can begin anew, and compares the layout of its buckets.
 
     ZeroRedundancyOptimizer (``_zero.py``). Versions: all. Reason: it trains on with the partition
     of another rank or size, silently. End: when torch refuses to, or partitions anew.

@@ -27,7 +27,8 @@ def _local_step(theirs: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         raise RuntimeError(
             f"ZeroRedundancyOptimizer: expected rank {self.rank} of {self.world_size}, for which "
             f"its parameters are partitioned, found rank {rank} of {size}: the group has begun "
-            "another epoch; make a new optimizer on all members (consolidate_state_dict() before "
+            "another generation; make a new optimizer on all members (consolidate_state_dict() "
+            "before "
             "a planned change keeps its state)"
         )
     return theirs(self, *args, **kwargs)

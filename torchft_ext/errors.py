@@ -1,16 +1,16 @@
-"""What a failed epoch raises, and what the caller does about it.
+"""What a failed generation raises, and what the caller does about it.
 
 =====================  ======================================================================
 class                  what to do
 =====================  ======================================================================
-PeerLostError          a process died or froze: begin an epoch without it
-PeerLeftError          a process left cleanly before doing its part: begin an epoch without it
-LinkLostError          two living processes cannot reach each other: begin a new epoch
-CommTimeoutError       an operation or configure() ran past its deadline: begin a new epoch
-CommAbortedError       somebody called abort(), or a signal came: begin a new epoch
+PeerLostError          a process died or froze: begin a generation without it
+PeerLeftError          a process left cleanly before doing its part: begin a generation without it
+LinkLostError          two living processes cannot reach each other: begin a new generation
+CommTimeoutError       an operation or configure() ran past its deadline: begin a new generation
+CommAbortedError       somebody called abort(), or a signal came: begin a new generation
 StoreLostError         the store cannot be reached: configure() with another one
 MismatchError          ranks issued different operations: fix the program
-RendezvousError        the epoch could not be formed (a duplicate rank, say): see the message
+RendezvousError        the generation could not be formed (a duplicate rank, say): see the message
 =====================  ======================================================================
 
 ``wait()``, ``Future.wait()``, ``backward()`` of DDP, functional collectives and ``configure()``
@@ -45,7 +45,7 @@ class Cause:
     """Who caused a failure, as far as is known.
 
     Attributes:
-        rank: its rank in the failed epoch; None where it is not known.
+        rank: its rank in the failed generation; None where it is not known.
         other_rank: of a lost link, the rank at its other end; else None.
         host: its host's name; empty where it is not known.
         pid: its process id on that host; None where it is not known.
@@ -60,15 +60,15 @@ class Cause:
 
 
 class CommError(DistBackendError):
-    """The communication of an epoch failed. Base of all errors of this package.
+    """The communication of a generation failed. Base of all errors of this package.
 
     Attributes:
-        epoch: number of the failed epoch; None where none had begun.
+        generation: number of the failed generation; None where none had begun.
         rank: this process's rank in it; None where none had begun.
         size: its world size.
         cause: who caused it.
         op: the operation that noticed, such as "allreduce"; empty between operations.
-        seq: that operation's number in its epoch; None between operations.
+        seq: that operation's number in its generation; None between operations.
         elapsed: from the issue of the operation to the failure.
         limit: the limit it had; None where it had none.
     """
@@ -77,7 +77,7 @@ class CommError(DistBackendError):
         self,
         message: str = "",
         *,
-        epoch: int | None = None,
+        generation: int | None = None,
         rank: int | None = None,
         size: int = 0,
         cause: Cause | None = None,
@@ -87,7 +87,7 @@ class CommError(DistBackendError):
         limit: timedelta | None = None,
     ) -> None:
         super().__init__(message)
-        self.epoch = epoch
+        self.generation = generation
         self.rank = rank
         self.size = size
         self.cause = cause if cause is not None else Cause()
@@ -102,15 +102,15 @@ class CommError(DistBackendError):
 
 
 class PeerLostError(CommError):
-    """A process of the epoch died or froze."""
+    """A process of the generation died or froze."""
 
 
 class PeerLeftError(CommError):
-    """A process of the epoch left cleanly before doing its part of an operation."""
+    """A process of the generation left cleanly before doing its part of an operation."""
 
 
 class LinkLostError(CommError):
-    """Two living processes of the epoch cannot reach each other."""
+    """Two living processes of the generation cannot reach each other."""
 
 
 class CommTimeoutError(CommError):
@@ -122,7 +122,7 @@ class CommAbortedError(CommError):
 
 
 class StoreLostError(CommError):
-    """The store that the epoch was to be formed over cannot be reached."""
+    """The store that the generation was to be formed over cannot be reached."""
 
 
 class MismatchError(CommError):
@@ -130,7 +130,7 @@ class MismatchError(CommError):
 
 
 class RendezvousError(CommError):
-    """The epoch could not be formed: a duplicate rank, a refused peer, a malformed record."""
+    """The generation could not be formed: a duplicate rank, a refused peer, a malformed record."""
 
 
 _CLASSES: dict[str, type[CommError]] = {
@@ -153,7 +153,7 @@ def _from_native(
     kind: str,
     message: str,
     *,
-    epoch: int,
+    generation: int,
     rank: int,
     size: int,
     op: str,
@@ -169,7 +169,7 @@ def _from_native(
     """Make the error of a native failure; times are in seconds, -1 means not known."""
     return _CLASSES.get(kind, CommError)(
         message,
-        epoch=_known(epoch),
+        generation=_known(generation),
         rank=_known(rank),
         size=size,
         cause=Cause(_known(cause_rank), _known(other_rank), host, _known(pid), how),

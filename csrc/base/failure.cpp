@@ -20,7 +20,7 @@ std::string whereNoticed(const Failure& failure) {
   if (failure.rank >= 0) {
     text += text.empty() ? "(rank " : " (rank ";
     text += std::to_string(failure.rank) + "/" + std::to_string(failure.size);
-    if (failure.epoch >= 0) text += ", epoch " + std::to_string(failure.epoch);
+    if (failure.generation >= 0) text += ", generation " + std::to_string(failure.generation);
     text += ")";
   }
   return text;
@@ -99,7 +99,7 @@ std::string wordsThatCallersMatch(const Failure& failure) {
 
 std::string nextStep(const Failure& failure) {
   if (failure.needs_new_group) return "make a new group";
-  const std::string again = "begin a new epoch with configure()";
+  const std::string again = "begin a new generation with configure()";
   switch (failure.kind) {
     case FailureKind::kPeerLost:
     case FailureKind::kPeerLeft:

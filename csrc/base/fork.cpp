@@ -5,19 +5,19 @@
 namespace torchft_ext {
 namespace {
 
-std::atomic<uint64_t> generation{0};
+std::atomic<uint64_t> fork_count{0};
 
 void countFork() {
-  generation.fetch_add(1, std::memory_order_relaxed);
+  fork_count.fetch_add(1, std::memory_order_relaxed);
 }
 
 const int kRegistered = pthread_atfork(nullptr, nullptr, countFork);
 
 }  // namespace
 
-uint64_t forkGeneration() noexcept {
+uint64_t forkCount() noexcept {
   static_cast<void>(kRegistered);
-  return generation.load(std::memory_order_relaxed);
+  return fork_count.load(std::memory_order_relaxed);
 }
 
 }  // namespace torchft_ext

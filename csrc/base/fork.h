@@ -8,7 +8,7 @@
 namespace torchft_ext {
 
 // 0 in a process that was started, one more in each forked child. Any thread, never blocks.
-uint64_t forkGeneration() noexcept;
+uint64_t forkCount() noexcept;
 
 // One T for each process: made at first use, made anew in a forked child. The inherited one is left
 // as it is, since its locks may be held. Never destroyed: threads may use it while the process
@@ -17,10 +17,10 @@ template <typename T>
 class PerProcess {
  public:
   T& get() {
-    const uint64_t generation = forkGeneration();
+    const uint64_t fork_count = forkCount();
     Node* node = head_.load(std::memory_order_acquire);
-    if (node != nullptr && node->generation == generation) return node->value;
-    auto* fresh = new Node{{}, generation, node};
+    if (node != nullptr && node->fork_count == fork_count) return node->value;
+    auto* fresh = new Node{{}, fork_count, node};
     if (head_.compare_exchange_strong(node, fresh, std::memory_order_acq_rel)) return fresh->value;
     delete fresh;  // another thread was first, and node is now its
     return node->value;
@@ -29,7 +29,7 @@ class PerProcess {
  private:
   struct Node {
     T value;
-    uint64_t generation;
+    uint64_t fork_count;
     Node* inherited;  // keeps it reachable, for leak checkers
   };
   std::atomic<Node*> head_{nullptr};

@@ -59,7 +59,7 @@ std::optional<std::array<uint8_t, 16>> bytesFromHex(std::string_view text) {
   return bytes;
 }
 
-EpochSecret EpochSecret::random() {
+GenerationSecret GenerationSecret::random() {
   return {Identity<ConnectorHalf>::random(), Identity<AcceptorHalf>::random()};
 }
 

@@ -33,17 +33,17 @@ struct Identity {
 };
 
 using Incarnation = Identity<struct IncarnationTag>;  // one process's life
-using Nonce = Identity<struct NonceTag>;              // one attempt to form an epoch
+using Nonce = Identity<struct NonceTag>;              // one attempt to form a generation
 using Token = Identity<struct TokenTag>;              // one rank's part in one attempt
 
-// What a peer must show before it is admitted to an epoch. Each side shows its own half, so that a
-// stranger who accepts a connection learns nothing that would let it accept or connect elsewhere as
-// the other side. Compared in constant time.
-struct EpochSecret {
+// What a peer must show before it is admitted to a generation. Each side shows its own half, so
+// that a stranger who accepts a connection learns nothing that would let it accept or connect
+// elsewhere as the other side. Compared in constant time.
+struct GenerationSecret {
   Identity<struct ConnectorHalf> connector;
   Identity<struct AcceptorHalf> acceptor;
-  static EpochSecret random();
-  friend bool operator==(const EpochSecret&, const EpochSecret&) = default;
+  static GenerationSecret random();
+  friend bool operator==(const GenerationSecret&, const GenerationSecret&) = default;
 };
 bool equalInConstantTime(const std::array<uint8_t, 16>& a, const std::array<uint8_t, 16>& b);
 

@@ -1,5 +1,5 @@
-// The project's log: one line for each epoch and each failure, silence otherwise. The layer that
-// knows torch installs a sink; until then warnings and errors go to stderr. Any thread. Never
+// The project's log: one line for each generation and each failure, silence otherwise. The layer
+// that knows torch installs a sink; until then warnings and errors go to stderr. Any thread. Never
 // throws: a line that the sink throws at goes to stderr.
 //
 // Whoever reads stderr may have stopped reading. So that a line holds up no thread that finds or

@@ -12,14 +12,14 @@ struct TaskThread::Shared {
   explicit Shared(std::string thread_name) : name(std::move(thread_name)) {}
 
   const std::string name;
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
   Mutex mutex;
   CondVar changed;
   std::deque<std::function<void()>> tasks GUARDED_BY(mutex);
   bool stopping GUARDED_BY(mutex) = false;
 
   bool inherited() const {
-    return generation != forkGeneration();
+    return fork_count != forkCount();
   }  // then the mutex may be held for good
   bool next(std::function<void()>* task) EXCLUDES(mutex);
   void runAll();

@@ -83,7 +83,7 @@ struct OwnedThread::State {
       : name(std::move(thread_name)), body(std::move(thread_body)) {}
 
   const std::string name;
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
   std::function<void()> body;  // the new thread's alone
   pthread_t handle{};          // written before anyone else has this state; used by the owner
 
@@ -94,7 +94,7 @@ struct OwnedThread::State {
 
   // A thread of the parent does not exist in a forked child, and its mutex may be locked there for
   // good.
-  bool inherited() const { return generation != forkGeneration(); }
+  bool inherited() const { return fork_count != forkCount(); }
   static void start(const std::shared_ptr<State>& state);
   static void* entry(void* argument) noexcept;
   void runBody() noexcept;

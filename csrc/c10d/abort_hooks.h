@@ -1,9 +1,9 @@
-// What torch calls abort hooks (2.14 and later): functions that are called when an epoch fails, by
-// timeout, loss, error or abort(), so that users can write down what they need for debugging.
+// What torch calls abort hooks (2.14 and later): functions that are called when a generation fails,
+// by timeout, loss, error or abort(), so that users can write down what they need for debugging.
 //
-// Once each for every epoch that fails, on the callback thread (comm/callbacks.h), in the order of
-// their ids, beside the abort and not before it: nothing that user code does may hold up the
-// release of those who wait. They may block, issue, abort. What they throw is logged. Not for a
+// Once each for every generation that fails, on the callback thread (comm/callbacks.h), in the
+// order of their ids, beside the abort and not before it: nothing that user code does may hold up
+// the release of those who wait. They may block, issue, abort. What they throw is logged. Not for a
 // configure() that fails, which says so itself, nor for goodbyes.
 //
 // Owner: the backend, and calls under way. Threads: any. Destruction does nothing.

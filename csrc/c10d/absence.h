@@ -8,7 +8,7 @@
 
 namespace torchft_ext {
 
-// In the first epoch of a group whose members meet in this store. Blocks until they have
+// In the first generation of a group whose members meet in this store. Blocks until they have
 // read it, for two seconds at most once the store answers, 15 in all, or the limit. Where no thread
 // can be had it asks the store itself, for as long as that takes to answer. Nothing where
 // there are no others, or where the store cannot be used: the reason why is what the caller wants

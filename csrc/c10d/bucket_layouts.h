@@ -2,7 +2,7 @@
 //
 // Two ranks whose buckets lie differently would add up gradients of different parameters without
 // noticing. So each operation on a bucket carries a digest of its layout, which the members
-// compare, and the epoch that its reducer was made for: in another one it fails.
+// compare, and the generation that its reducer was made for: in another one it fails.
 //
 // Owner of BucketLayouts: the backend. Threads: any. Never blocks. Holds no tensor's memory: of a
 // buffer only what keeps its address from being used again.
@@ -22,7 +22,7 @@ namespace torchft_ext {
 struct BucketTag {
   uint64_t layout =
       0;  // of which parameter lies where, with which sizes and strides; see Operation
-  int64_t epoch = -1;
+  int64_t generation = -1;
 };
 
 class BucketLayouts {

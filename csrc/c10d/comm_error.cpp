@@ -40,7 +40,7 @@ FailurePtr timeoutOf(const Group& group, const char* op, std::string how, Clock:
   failure.kind = FailureKind::kTimeout;
   failure.op = op;
   failure.group = group.name();
-  failure.epoch = group.epoch();
+  failure.generation = group.generation();
   failure.rank = group.rank();
   failure.size = group.size();
   failure.cause.rank = failure.rank;

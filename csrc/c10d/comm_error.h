@@ -33,7 +33,7 @@ void setThrower(Thrower thrower);  // nullptr: CommErrorCxx
 [[noreturn]] void throwFailure(const FailurePtr& failure);
 std::exception_ptr exceptionPtr(const FailurePtr& failure);
 
-// That a call on the group, which is no operation of its epoch, ran out of time. how: what it
+// That a call on the group, which is no operation of its generation, ran out of time. how: what it
 // waited for.
 FailurePtr timeoutOf(const Group& group, const char* op, std::string how, Clock::time_point began,
                      Duration limit);

@@ -121,8 +121,8 @@ BucketTag BucketTags::at(size_t index) const {
 }
 
 DdpReducer::DdpReducer(c10::intrusive_ptr<FtBackend> backend,
-                       const std::shared_ptr<c10d::Reducer>& reducer, int64_t epoch)
-    : backend_(std::move(backend)), reducer_(reducer), epoch_(epoch) {}
+                       const std::shared_ptr<c10d::Reducer>& reducer, int64_t generation)
+    : backend_(std::move(backend)), reducer_(reducer), generation_(generation) {}
 
 std::shared_ptr<c10d::Reducer> DdpReducer::reducer() const {
   auto reducer = reducer_.lock();
@@ -137,7 +137,7 @@ void DdpReducer::readLayout() {
   Digest all;
   on_device_ = false;
   for (const auto& bucket : Inside::buckets(*reducer)) {
-    tags.push_back({layoutOf(bucket), epoch_});
+    tags.push_back({layoutOf(bucket), generation_});
     all.add(tags.back().layout);
     if (!bucket.gradients.defined()) continue;  // a sparse one, before its first backward()
     on_device_ = on_device_ || !bucket.gradients.is_cpu();
@@ -147,7 +147,7 @@ void DdpReducer::readLayout() {
   if (used.defined()) {
     Digest digest;
     digest.add(static_cast<uint64_t>(used.numel()));
-    buffers.push_back(bufferOf(used, {digest.value(), epoch_}));
+    buffers.push_back(bufferOf(used, {digest.value(), generation_}));
   }
   layout_ = all.value();
   compared_ = false;
@@ -171,7 +171,7 @@ void DdpReducer::compareOnDevices() {
   Digest digest;
   digest.add(layout_);
   digest.add(hooked_ ? 1 : 0);
-  backend_->compareLayouts({digest.value(), epoch_});
+  backend_->compareLayouts({digest.value(), generation_});
   compared_ = true;
 }
 

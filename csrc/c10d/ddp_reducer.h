@@ -3,7 +3,7 @@
 //
 // Owner: Python, beside the DDP object. Threads: the one that runs forward(); what the hook needs
 // is shared with backward()'s. Does not keep the reducer alive. Blocks in retire() alone. After the
-// epoch: what the reducer still issues fails (see bucket_layouts.h).
+// generation: what the reducer still issues fails (see bucket_layouts.h).
 //
 // It reads fields of c10d::Reducer that are protected, of which no getter tells: where a parameter
 // lies in a bucket, and which parameters a pass without synchronisation used.
@@ -34,11 +34,11 @@ class BucketTags {
 
 class DdpReducer {
  public:
-  // epoch: the one that the reducer is for.
+  // generation: the one that the reducer is for.
   DdpReducer(c10::intrusive_ptr<FtBackend> backend, const std::shared_ptr<c10d::Reducer>& reducer,
-             int64_t epoch);
+             int64_t generation);
 
-  int64_t epoch() const { return epoch_; }
+  int64_t generation() const { return generation_; }
   // To be called when the buckets have been made, or made anew.
   void readLayout();
   // To be called when the reducer was told the dtype of mixed precision: it converts its buckets,
@@ -70,7 +70,7 @@ class DdpReducer {
 
   const c10::intrusive_ptr<FtBackend> backend_;
   const std::weak_ptr<c10d::Reducer> reducer_;
-  const int64_t epoch_;
+  const int64_t generation_;
   const std::shared_ptr<BucketTags> tags_ = std::make_shared<BucketTags>();
   uint64_t layout_ = 0;  // of all buckets
   bool on_device_ = false;

@@ -39,27 +39,27 @@ void awaitAll(FtBackend& child, Deadline deadline) {
 
 }  // namespace
 
-void DerivedGroups::follow(MeetingPlace place, int64_t epoch) {
+void DerivedGroups::follow(MeetingPlace place, int64_t generation) {
   std::map<std::string, BackendPtr> children;  // ended after the lock
   {
     const MutexLock lock(mutex_);
     std::swap(place_, place);
-    epoch_ = epoch;
+    generation_ = generation;
     children.swap(to_come_);
   }
   AllOrThrow each;
   for (const auto& [where, child] : children) {
     each.run([&child = child] {
-      child->abort("the group whose members it has began another epoch, or tried to");
+      child->abort("the group whose members it has began another generation, or tried to");
     });
   }
 }
 
-MeetingPlace DerivedGroups::placeFor(const std::string& name, int64_t epoch,
+MeetingPlace DerivedGroups::placeFor(const std::string& name, int64_t generation,
                                      const char* operation) const {
   const MutexLock lock(mutex_);
-  TORCH_CHECK(epoch > 0 && epoch_ == epoch, operation,
-              ": expected a group with an epoch, found none: configure() it first");
+  TORCH_CHECK(generation > 0 && generation_ == generation, operation,
+              ": expected a group with a generation, found none: configure() it first");
   return {place_.thread, joined(place_.prefix, name)};
 }
 
@@ -73,7 +73,7 @@ std::vector<DerivedGroups::BackendPtr> DerivedGroups::underWay() const {
 
 // The one that has been tried in vain remembers what it was told, and what it told the others: one
 // that does not would take its own words for news.
-DerivedGroups::BackendPtr DerivedGroups::childAt(const MeetingPlace& where, int64_t epoch,
+DerivedGroups::BackendPtr DerivedGroups::childAt(const MeetingPlace& where, int64_t generation,
                                                  const GroupSpec& spec,
                                                  const std::vector<int>& members) {
   {
@@ -85,12 +85,13 @@ DerivedGroups::BackendPtr DerivedGroups::childAt(const MeetingPlace& where, int6
       spec, makeEngine(spec.engine, *spec.options, spec.store, spec.bound_device));
   child->expectMembersOf(parent_, members);
   const MutexLock lock(mutex_);
-  TORCH_CHECK(epoch_ == epoch,
-              "the group began another epoch while a group of its members was made: try again");
+  TORCH_CHECK(
+      generation_ == generation,
+      "the group began another generation while a group of its members was made: try again");
   return to_come_.try_emplace(where.prefix, std::move(child)).first->second;
 }
 
-DerivedGroups::BackendPtr DerivedGroups::make(GroupSpec spec, const RankInEpoch& parents,
+DerivedGroups::BackendPtr DerivedGroups::make(GroupSpec spec, const RankInGeneration& parents,
                                               const std::vector<int>& members, MeetingPlace where) {
   const auto own = std::lower_bound(members.begin(), members.end(), parents.rank);
   spec.rank = static_cast<int>(own - members.begin());
@@ -98,7 +99,7 @@ DerivedGroups::BackendPtr DerivedGroups::make(GroupSpec spec, const RankInEpoch&
   const auto limit = spec.options->timeout;
   const Deadline deadline = Deadline::after(limit);
   const FailurePtr known = parent_.errored();
-  const BackendPtr child = childAt(where, parents.epoch, spec, members);
+  const BackendPtr child = childAt(where, parents.generation, spec, members);
   // From here on the parent's abort() reaches it.
   if (const FailurePtr failure = parent_.errored(); failure != known) throwFailure(failure);
   child->setTimeout(limit);

@@ -50,7 +50,7 @@ void DevicePlacement::place(const c10::Device& device, Prepared& prepared) {
   at::Tensor flag;
   if (poison_ && !operation.outputs.empty()) {
     const auto relaxed = devices_.platform()->cuda->relaxCapture();  // it may be made here
-    flag = poison_->flagOf(operation.epoch);
+    flag = poison_->flagOf(operation.generation);
   }
   auto side = std::make_shared<StreamSide>(currentStream(device));
   side->on_current = !prepared.async;

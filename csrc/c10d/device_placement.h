@@ -2,8 +2,8 @@
 // and behind them there (copies of strided tensors, NaN checks, poison).
 //
 // Owner: the issuer. Threads: any. It enqueues and never waits for a device, but for the memory
-// that the first operation of an epoch makes. After a failure: as before; the operations it places
-// fail when they are issued.
+// that the first operation of a generation makes. After a failure: as before; the operations it
+// places fail when they are issued.
 #pragma once
 
 #include <atomic>

@@ -29,7 +29,7 @@ class Devices {
   // Where a barrier is held; nullopt: between the processes alone. chosen: by the caller, as an
   // index. bound: the group's own. Else the CPU's, or, in a group for device tensors alone, the one
   // device it has used; ValueError where there is none: a wrong guess, the same one on several
-  // ranks, would end the epoch.
+  // ranks, would end the generation.
   std::optional<c10::Device> forBarrier(const std::vector<int64_t>& chosen,
                                         const std::optional<c10::Device>& bound,
                                         const std::optional<c10::Device>& used) const;

@@ -26,7 +26,7 @@ struct EngineChoice {
 // NCCL; NotImplementedError with the reason where this process has none. "ft": both, or the CPU's
 // alone where there is no NCCL. "gloo": NotImplementedError, with what to use instead. ValueError
 // for other names and for bad options; RuntimeError where no port or thread can be had.
-// bound_device: its communicator is made with each epoch.
+// bound_device: its communicator is made with each generation.
 EngineChoice makeEngine(const std::string& name, const FtOptions& options,
                         const c10::intrusive_ptr<c10d::Store>& store,
                         const std::optional<c10::Device>& bound_device);

@@ -2,8 +2,9 @@
 // add_ephemeral_timeout() asks for (torch 2.14), for ranks that come late for once, since one of
 // them compiles. Several add up, and each ends by itself.
 //
-// Owner: the backend. Threads: any. It never blocks. After a failure of the epoch: its operations
-// are complete, and so the time is over; what no operation has followed yet stays for the next one.
+// Owner: the backend. Threads: any. It never blocks. After a failure of the generation: its
+// operations are complete, and so the time is over; what no operation has followed yet stays for
+// the next one.
 #pragma once
 
 #include <algorithm>

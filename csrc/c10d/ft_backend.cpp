@@ -1,5 +1,5 @@
-// The backend's own life: epochs, settings, groups of its members. ft_backend_operations.cpp has
-// the operations.
+// The backend's own life: generations, settings, groups of its members. ft_backend_operations.cpp
+// has the operations.
 #include "c10d/ft_backend.h"
 
 #include <ATen/core/ivalue.h>
@@ -156,7 +156,7 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
   {
     const MutexLock lock(store_mutex_);
     TORCH_CHECK(used_uuids_.count(options.uuid) == 0, "reconfigure: uuid: ", options.uuid,
-                " was already used for an epoch of this group; give each one its own");
+                " was already used for a generation of this group; give each one its own");
   }
   const std::shared_ptr<StoreThread> store = membership.own_store
                                                  ? storePlaceOf(creators_store_).thread
@@ -193,8 +193,8 @@ void FtBackend::form(MeetingPlace where, int rank, int size, std::optional<Milli
     derived_.follow({}, 0);
     throwFailure(failure);
   }
-  derived_.follow(std::move(where), group_->epoch());
-  followEpoch();
+  derived_.follow(std::move(where), group_->generation());
+  followGeneration();
 }
 
 void FtBackend::expectMembersOf(const FtBackend& other, const std::vector<int>& ranks) {
@@ -202,17 +202,17 @@ void FtBackend::expectMembersOf(const FtBackend& other, const std::vector<int>& 
   group_->expectMembersOf(*other.group_, ranks);
 }
 
-RankInEpoch FtBackend::enter() const {
+RankInGeneration FtBackend::enter() const {
   guard_.check("this process group");
   while (true) {
-    const int64_t epoch = group_->epoch();
-    const RankInEpoch place{epoch, currentRank(), currentSize()};
-    if (group_->epoch() == epoch) return place;
+    const int64_t generation = group_->generation();
+    const RankInGeneration place{generation, currentRank(), currentSize()};
+    if (group_->generation() == generation) return place;
   }
 }
 
-void FtBackend::followEpoch() {
-  const RankInEpoch place = enter();
+void FtBackend::followGeneration() {
+  const RankInGeneration place = enter();
   issuer_.countAnew();
   last_rank_.store(place.rank, std::memory_order_relaxed);
   last_size_.store(place.size, std::memory_order_relaxed);
@@ -282,20 +282,20 @@ FailurePtr FtBackend::errored() const {
   return group_->errored();
 }
 
-int64_t FtBackend::epoch() const {
+int64_t FtBackend::generation() const {
   guard_.check("this process group");
-  return group_->epoch();
+  return group_->generation();
 }
 
 // A forked child asks too: a DataLoader's worker for its part of the data.
 int FtBackend::currentRank() const {
   if (guard_.inherited()) return last_rank_.load(std::memory_order_relaxed);
-  return group_->epoch() == 0 ? fixed_rank_ : group_->rank();
+  return group_->generation() == 0 ? fixed_rank_ : group_->rank();
 }
 
 int FtBackend::currentSize() const {
   if (guard_.inherited()) return last_size_.load(std::memory_order_relaxed);
-  return group_->epoch() == 0 ? fixed_size_ : group_->size();
+  return group_->generation() == 0 ? fixed_size_ : group_->size();
 }
 
 std::vector<Incarnation> FtBackend::incarnations(bool before) const {
@@ -409,10 +409,10 @@ c10::intrusive_ptr<c10d::Backend> FtBackend::split(
 c10::intrusive_ptr<FtBackend> FtBackend::splitOff(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& options, bool may_resize) {
-  const RankInEpoch place = enter();
+  const RankInGeneration place = enter();
   const std::vector<int> members = checkedMembers("split: ranks", ranks, place.size);
   MeetingPlace where =
-      derived_.placeFor("split/" + nameOfMembers(members, place.size), place.epoch, "split");
+      derived_.placeFor("split/" + nameOfMembers(members, place.size), place.generation, "split");
   if (const FailurePtr failure = errored()) throwFailure(failure);
   if (!std::binary_search(members.begin(), members.end(), place.rank)) return {};
   GroupSpec spec = specOfChild(store, options);
@@ -431,14 +431,14 @@ c10::intrusive_ptr<c10d::Backend> FtBackend::shrink(
   TORCH_CHECK_VALUE(shrink_flags == kShrinkDefault || shrink_flags == kShrinkAbort,
                     "shrink: shrink_flags: expected SHRINK_DEFAULT (0) or SHRINK_ABORT (1), found ",
                     shrink_flags);
-  const RankInEpoch place = enter();
+  const RankInGeneration place = enter();
   const std::vector<int> left =
       membersWithout("shrink: ranks_to_exclude", ranks_to_exclude, place.size);
   TORCH_CHECK_VALUE(std::binary_search(left.begin(), left.end(), place.rank),
                     "shrink: ranks_to_exclude: expected ranks of others, found this one, ",
                     place.rank);
   MeetingPlace where =
-      derived_.placeFor("shrink/" + nameOfMembers(left, place.size), place.epoch, "shrink");
+      derived_.placeFor("shrink/" + nameOfMembers(left, place.size), place.generation, "shrink");
   if (shrink_flags == kShrinkAbort) group_->abort("shrink() with SHRINK_ABORT was called");
   GroupSpec spec = specOfChild({}, options);
   spec.name = groupName() + ":shrunk";

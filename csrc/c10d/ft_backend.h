@@ -2,10 +2,10 @@
 // TensorAdapter makes it of tensors, the OperationIssuer issues it, the FtWork is what its caller
 // gets. Groups are made in group_making.h and derived_groups.h.
 //
-// Owner: the ProcessGroup, and Python handles. Threads: any. After a failure of the epoch every
-// operation returns a Work that has already failed; only bad arguments raise. Destruction fails the
-// epoch and does not wait; in a forked child it touches nothing. Rank and size follow the epoch. It
-// never takes the GIL.
+// Owner: the ProcessGroup, and Python handles. Threads: any. After a failure of the generation
+// every operation returns a Work that has already failed; only bad arguments raise. Destruction
+// fails the generation and does not wait; in a forked child it touches nothing. Rank and size
+// follow the generation. It never takes the GIL.
 #pragma once
 
 #include <atomic>
@@ -43,31 +43,32 @@ class FtBackend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
 
-  // Without an epoch. makeBackend() is what makes a group's.
+  // Without a generation. makeBackend() is what makes a group's.
   FtBackend(const GroupSpec& spec, EngineChoice choice);
   ~FtBackend() override;
 
-  // Begins an epoch that meets there. timeout: nullopt for the group's. Raises the failure, with
-  // which the group is failed then, and RuntimeError as configure().
+  // Begins a generation that meets there. timeout: nullopt for the group's. Raises the failure,
+  // with which the group is failed then, and RuntimeError as configure().
   void form(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout);
-  // Before the first epoch: only members of that group's epoch with these ranks may be in it.
+  // Before the first generation: only members of that group's generation with these ranks may be in
+  // it.
   void expectMembersOf(const FtBackend& other, const std::vector<int>& ranks);
-  // Begins an epoch over the store at "host:port/prefix". ValueError for bad arguments,
+  // Begins a generation over the store at "host:port/prefix". ValueError for bad arguments,
   // RuntimeError for a group that is shut down or configuring already or cannot be resized; else
   // the failure, and the group is failed with it.
   void configure(const std::string& store_address, int rank, int size,
                  std::optional<Milliseconds> timeout);
   void abort(const std::string& why);
-  // Blocks until everything issued on device tensors is complete, then raises the epoch's failure.
-  // Running out of time (nullopt: the group's timeout) fails the epoch.
+  // Blocks until everything issued on device tensors is complete, then raises the generation's
+  // failure. Running out of time (nullopt: the group's timeout) fails the generation.
   void check(std::optional<Milliseconds> timeout);
   FailurePtr errored() const;
-  int64_t epoch() const;
-  // Before the first epoch: what the creator was told. getRank() is fixed at construction before
-  // torch 2.14.
+  int64_t generation() const;
+  // Before the first generation: what the creator was told. getRank() is fixed at construction
+  // before torch 2.14.
   int currentRank() const;
   int currentSize() const;
-  // The processes of the last epoch that was active, or of the one before it, by rank there.
+  // The processes of the last generation that was active, or of the one before it, by rank there.
   std::vector<Incarnation> incarnations(bool before) const;
   GroupStats stats() const;
   const Engine& engine() const { return *engine_; }
@@ -75,8 +76,8 @@ class FtBackend : public c10d::Backend {
   const Devices& devices() const { return issuer_.devices(); }
   // Of DDP's buckets that are reduced in this group.
   BucketLayouts& bucketLayouts() { return issuer_.bucketLayouts(); }
-  // Blocks until all members of that epoch have called it, up to the group's timeout. Raises the
-  // epoch's failure: a mismatch where one called it for another layout.
+  // Blocks until all members of that generation have called it, up to the group's timeout. Raises
+  // the generation's failure: a mismatch where one called it for another layout.
   void compareLayouts(BucketTag tag);
   const std::string& groupName() const;
 
@@ -100,10 +101,10 @@ class FtBackend : public c10d::Backend {
   void registerOnCompletionHook(CompletionHook::Hook&& hook) override;
   // Blocks until operations issued since a hook was registered are over and the hook has returned
   // from each; CommTimeoutError where that takes longer than the group's timeout, which leaves the
-  // epoch as it is. RuntimeError from within a hook.
+  // generation as it is. RuntimeError from within a hook.
   void waitForPendingWorks() override;
   void setSequenceNumberForGroup() override {}
-  // Collectives issued in this epoch.
+  // Collectives issued in this generation.
   uint64_t getSequenceNumberForGroup() override {
     return issuer_.issued();
   }
@@ -114,15 +115,15 @@ class FtBackend : public c10d::Backend {
   bool supportsShrinking() const override {
     return true;
   }
-  // A group of the members with these ranks of the current epoch, in ascending order; null for who
-  // is not among them, and need not call it. Its first epoch meets below the current one's place in
-  // the store. options: null, or the parent's: copied. Blocks up to their timeout; abort() of this
-  // group ends it. Raises as configure() does, the failure of an epoch that is over, and
-  // RuntimeError where there is none. What failed may be tried again.
+  // A group of the members with these ranks of the current generation, in ascending order; null for
+  // who is not among them, and need not call it. Its first generation meets below the current one's
+  // place in the store. options: null, or the parent's: copied. Blocks up to their timeout; abort()
+  // of this group ends it. Raises as configure() does, the failure of a generation that is over,
+  // and RuntimeError where there is none. What failed may be tried again.
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
-  // The same with a group that may be resized: where its ProcessGroup follows the epoch.
+  // The same with a group that may be resized: where its ProcessGroup follows the generation.
   c10::intrusive_ptr<FtBackend> splitOff(const c10::intrusive_ptr<c10d::Store>& store,
                                          const std::vector<int>& ranks,
                                          const c10::intrusive_ptr<c10d::Backend::Options>& options,
@@ -133,8 +134,8 @@ class FtBackend : public c10d::Backend {
   c10::intrusive_ptr<FtOptions> optionsOfChild(
       const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   // A group of all members but these, in the same order; those left all call it, with the same
-  // ranks. The epoch may have failed. SHRINK_ABORT (1) aborts it first; else it is left as it is.
-  // Blocks and raises as split(). What failed may be tried again, with more ranks too.
+  // ranks. The generation may have failed. SHRINK_ABORT (1) aborts it first; else it is left as it
+  // is. Blocks and raises as split(). What failed may be tried again, with more ranks too.
   c10::intrusive_ptr<c10d::Backend> shrink(
       const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
@@ -205,11 +206,11 @@ class FtBackend : public c10d::Backend {
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   // As configure(), with members named by their handles, over the TCPStore of the first one's
-  // creator: it has to stay until the epoch stands. A vector gives the ranks, a set is put in
+  // creator: it has to stay until the generation stands. A vector gives the ranks, a set is put in
   // alphabetical order, so the store of the smallest handle serves it. Blocks up to the timeout;
   // the Work has completed. Raises as configure() does, ValueError for a store that this host
-  // cannot reach, and RuntimeError for a uuid that has begun an epoch here before. An attempt that
-  // failed may be repeated with its uuid. Hints are ignored.
+  // cannot reach, and RuntimeError for a uuid that has begun a generation here before. An attempt
+  // that failed may be repeated with its uuid. Hints are ignored.
   WorkPtr reconfigure(const c10d::ReconfigureOptions& options) override;
   // ValueError where the creator's store is no TCPStore: it has no address.
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
@@ -219,7 +220,7 @@ class FtBackend : public c10d::Backend {
  private:
   static constexpr bool kTorchFollowsBackend = !std::is_const_v<decltype(rank_)>;
 
-  RankInEpoch enter() const;
+  RankInGeneration enter() const;
   TensorAdapter adapter() const {
     return {enter(), devices().platform()};
   }
@@ -228,8 +229,9 @@ class FtBackend : public c10d::Backend {
   }
   GroupSpec specOfChild(const c10::intrusive_ptr<c10d::Store>& store,
                         const c10::intrusive_ptr<c10d::Backend::Options>& options) const;
-  void followEpoch();
-  size_t awaitHook(Deadline deadline);  // see CompletionHook::awaitAll(); a signal aborts the epoch
+  void followGeneration();
+  // see CompletionHook::awaitAll(); a signal aborts the generation
+  size_t awaitHook(Deadline deadline);
 
   const ForkGuard guard_;
   const c10::intrusive_ptr<FtOptions> options_;  // its timeout is the first one
@@ -241,12 +243,12 @@ class FtBackend : public c10d::Backend {
   const bool may_resize_;
   const int fixed_rank_;  // what a ProcessGroup that cannot follow reports
   const int fixed_size_;
-  std::atomic<int> last_rank_{fixed_rank_};  // of the last epoch, for forked children
+  std::atomic<int> last_rank_{fixed_rank_};  // of the last generation, for forked children
   std::atomic<int> last_size_{fixed_size_};
   c10::intrusive_ptr<c10d::Store> creators_store_;  // constant; let go of in a forked child
   const uint64_t serial_;                           // of this object within the process
   Mutex store_mutex_;
-  // Of the last epoch: kept, since making a client may take seconds.
+  // Of the last generation: kept, since making a client may take seconds.
   std::shared_ptr<StoreThread> store_ GUARDED_BY(store_mutex_);
   // Of every reconfigure() that succeeded.
   std::set<int64_t> used_uuids_ GUARDED_BY(store_mutex_);

@@ -103,14 +103,14 @@ FtBackend::WorkPtr FtBackend::barrier(const c10d::BarrierOptions& options) {
 }
 
 void FtBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  const RankInEpoch place = enter();
+  const RankInGeneration place = enter();
   const bool unset = options.timeout == c10d::kUnsetTimeout;
   TORCH_CHECK_VALUE(unset || options.timeout.count() >= 0,
                     "monitored_barrier: timeout: expected at least 0, found ",
                     options.timeout.count(), " ms");
   const Duration limit = unset ? group_->timeout() : durationOf(options.timeout);
   const FailurePtr failure =
-      await({*group_, place.epoch, place.rank, place.size, limit, wait_all_ranks});
+      await({*group_, place.generation, place.rank, place.size, limit, wait_all_ranks});
   if (failure) throwFailure(failure);
 }
 

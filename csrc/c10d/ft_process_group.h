@@ -1,5 +1,5 @@
-// The group object that users hold when "ft" is its only backend: rank and size follow the epoch,
-// which torch's own class fixes at construction (before 2.14).
+// The group object that users hold when "ft" is its only backend: rank and size follow the
+// generation, which torch's own class fixes at construction (before 2.14).
 //
 // Owner: torch's tables and the user. Threads: any. After abort or destruction: as its one backend.
 // It never blocks by itself.

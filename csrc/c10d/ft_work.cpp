@@ -52,7 +52,7 @@ void whenAllDone(const FtWork::States& states, std::function<void()> then) {
   }
 }
 
-// Waits for a state whose epoch has failed; pending signals have had their say.
+// Waits for a state whose generation has failed; pending signals have had their say.
 void settle(OpState& state, Deadline until) noexcept {
   try {
     state.wait(until);
@@ -61,7 +61,8 @@ void settle(OpState& state, Deadline until) noexcept {
   }
 }
 
-// Once its epoch has failed: it is complete when the engine is out of its tensors, or at `until`.
+// Once its generation has failed: it is complete when the engine is out of its tensors, or at
+// `until`.
 void release(OpState& state, Deadline until, const FailurePtr& why) {
   settle(state, until);
   if (state.done()) return;
@@ -217,7 +218,7 @@ void FtWork::finish(OpState& state, std::chrono::milliseconds timeout, Deadline 
   if (state.done()) return;
   const bool own = timeout <= kNoTimeout;
   Deadline until = given;
-  // The watchdog fails the epoch at the operation's own deadline, so that only explicit ones
+  // The watchdog fails the generation at the operation's own deadline, so that only explicit ones
   // normally run out here.
   if (own && !state.deadline().isNever()) until = Deadline::at(state.deadline().at() + kGrace);
   if (!waitFor(state, until)) giveUp(state, own ? std::chrono::milliseconds(0) : timeout, until);
@@ -249,17 +250,17 @@ bool FtWork::waitFor(OpState& state, Deadline deadline) const {
   try {
     return state.wait(deadline);
   } catch (...) {
-    failEpoch(FailureKind::kAborted, "a signal interrupted wait()");
+    failGeneration(FailureKind::kAborted, "a signal interrupted wait()");
     throw;
   }
 }
 
 void FtWork::abort() {
   guard_.check("this operation");
-  failEpoch(FailureKind::kAborted, "the operation's abort() was called");
+  failGeneration(FailureKind::kAborted, "the operation's abort() was called");
 }
 
-void FtWork::failEpoch(FailureKind kind, const std::string& how) const {
+void FtWork::failGeneration(FailureKind kind, const std::string& how) const {
   const auto& lifecycle = states_.front()->lifecycle();
   if (!lifecycle) return;
   lifecycle->fail(lifecycle->ownFailure(kind, how));

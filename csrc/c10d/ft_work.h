@@ -1,7 +1,7 @@
 // One operation, or several that belong together, as c10d's callers see it.
 //
 // Owner: the caller (and torch's future callbacks through what they captured, never through this
-// object). Threads: any. After a failure of the epoch: completed with it. Destruction without
+// object). Threads: any. After a failure of the generation: completed with it. Destruction without
 // wait() is safe: the engine keeps the tensors. Only wait() and check() block, without the GIL as
 // their callers have it; they end by the operation's deadline plus a second at the latest. In a
 // callback they return in its turn, when those before it are through: for as long as user code
@@ -51,10 +51,10 @@ class FtWork : public c10d::Work {
   int sourceRank() const override;  // of a receive into host memory
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  // kNoTimeout: until the operation's own deadline, at which its epoch fails. An explicit timeout,
-  // one for all operations of the Work, fails the epoch when it runs out, in the name of the first
-  // that is not complete. Raises the failure; an exception from the wait hook (a signal) ends the
-  // epoch first.
+  // kNoTimeout: until the operation's own deadline, at which its generation fails. An explicit
+  // timeout, one for all operations of the Work, fails the generation when it runs out, in the name
+  // of the first that is not complete. Raises the failure; an exception from the wait hook (a
+  // signal) ends the generation first.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   // Blocks until the operation is complete, on the device too, then raises its failure.
   void check();
@@ -68,8 +68,8 @@ class FtWork : public c10d::Work {
   float getDuration() const override;
   // A WorkResult; never an error.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  // Its place among the operations of the epoch, from 1; 0: issued in a callback, outside of the
-  // order. Of several that belong together, the first's.
+  // Its place among the operations of the generation, from 1; 0: issued in a callback, outside of
+  // the order. Of several that belong together, the first's.
   uint64_t getSequencenumber() const override;
 #ifdef TORCHFT_EXT_WORK_HAS_TIMEOUT
   std::chrono::milliseconds getTimeout() const override;  // its limit, from issue
@@ -99,7 +99,7 @@ class FtWork : public c10d::Work {
   void finish(OpState& state, std::chrono::milliseconds timeout, Deadline given) const;
   void giveUp(OpState& state, std::chrono::milliseconds timeout, Deadline ran_out) const;
   bool waitFor(OpState& state, Deadline deadline) const;
-  void failEpoch(FailureKind kind, const std::string& how) const;
+  void failGeneration(FailureKind kind, const std::string& how) const;
   Promise promiseOnce(Promise FtWork::*slot, const std::function<Promise()>& make, bool* made);
   FuturePtr promised(Promise FtWork::*slot, const std::function<Promise()>& make);
   void awaitFutures() const;

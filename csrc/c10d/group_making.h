@@ -1,6 +1,6 @@
-// Makes groups: engine, backend, first epoch, and the group object around them.
+// Makes groups: engine, backend, first generation, and the group object around them.
 //
-// Threads: any. Both block until the first epoch stands, up to the timeout, without the GIL; a
+// Threads: any. Both block until the first generation stands, up to the timeout, without the GIL; a
 // signal's handler may throw out of them. They raise what configure() raises and what makeEngine()
 // raises: the other members are told either way.
 #pragma once

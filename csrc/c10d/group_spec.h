@@ -30,7 +30,7 @@ struct GroupSpec {
   // Made beside another group (new_group): that one, and the members' ranks in it.
   c10::intrusive_ptr<FtBackend> beside{};
   std::vector<int> ranks_beside{};
-  bool begin = true;  // false: the first epoch comes with configure() or reconfigure()
+  bool begin = true;  // false: the first generation comes with configure() or reconfigure()
 
   std::chrono::milliseconds chosenTimeout() const {
     const bool own = options->timeout_chosen || timeout.count() <= 0;

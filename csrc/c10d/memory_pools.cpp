@@ -35,7 +35,7 @@ void MemoryPools::remove(const PoolId& id) {
   MemoryOutcome outcome;
   FailurePtr late;
   try {
-    // An epoch that has failed already, or none, has nothing under way.
+    // A generation that has failed already, or none, has nothing under way.
     if (registry_->knows(id) && !group_->errored()) {
       const FailurePtr failure = group_->check(deadline);
       if (failure && failure->op == "check") late = failure;
@@ -59,8 +59,8 @@ void MemoryPools::throwUnlessDone(const char* operation, const MemoryOutcome& ou
                     ": pool: expected one that is registered with group '", group_->name(),
                     "', found ", outcome.why);
   TORCH_CHECK_WITH(DistBackendError, outcome.kind != Kind::kRefused, operation, " on '",
-                   group_->name(), "' (rank ", group_->rank(), "/", group_->size(), ", epoch ",
-                   group_->epoch(), "): ", outcome.why);
+                   group_->name(), "' (rank ", group_->rank(), "/", group_->size(), ", generation ",
+                   group_->generation(), "): ", outcome.why);
   throwFailure(timeoutOf(*group_, operation, outcome.why, began, limit));
 }
 

@@ -4,8 +4,8 @@
 // Owner: the backend. Threads: any. Both methods block up to the group's timeout; a signal's
 // handler may throw out of them. ValueError for a pool that is not registered or names no device;
 // NotImplementedError on a group without NCCL; RuntimeError for a group that was shut down;
-// DistBackendError where NCCL refuses, with the epoch unharmed; CommTimeoutError where it is not
-// done within the group's timeout.
+// DistBackendError where NCCL refuses, with the generation unharmed; CommTimeoutError where it is
+// not done within the group's timeout.
 #pragma once
 
 #include <memory>
@@ -23,10 +23,10 @@ class MemoryPools {
               std::shared_ptr<MemoryRegistry> registry)
       : group_(std::move(group)), devices_(devices), registry_(std::move(registry)) {}
 
-  // In this epoch and all to come.
+  // In this generation and all to come.
   void add(MemoryPool pool);
-  // Waits for everything issued, as the group's check() does, and fails the epoch where that, or
-  // NCCL, takes longer.
+  // Waits for everything issued, as the group's check() does, and fails the generation where that,
+  // or NCCL, takes longer.
   void remove(const PoolId& id);
   void close();  // forgets all pools; never blocks
 

@@ -36,7 +36,7 @@ State transfer(const MonitoredBarrier& barrier, OpKind kind, int peer, Duration 
   operation.kind = kind;
   operation.peer = peer;
   operation.tag = kTag;
-  operation.epoch = barrier.epoch;
+  operation.generation = barrier.generation;
   operation.timeout = longer(limit, kBehindTheWaiter);
   operation.keep_alive = byte;
   auto& buffers = kind == OpKind::kSend ? operation.inputs : operation.outputs;
@@ -58,7 +58,7 @@ std::string whoIsMissing(const MonitoredBarrier& barrier, const States& states) 
   std::vector<size_t> missing;
   for (size_t i = 0; i < states.size(); ++i)
     if (!arrived(states[i])) missing.push_back(i + 1);
-  if (missing.empty()) missing.push_back(1);  // the last came as the epoch failed
+  if (missing.empty()) missing.push_back(1);  // the last came as the generation failed
   if (!barrier.name_all) missing.resize(1);
   std::string names;
   for (size_t i = 0; i < std::min(missing.size(), kMostNames); ++i)
@@ -69,7 +69,7 @@ std::string whoIsMissing(const MonitoredBarrier& barrier, const States& states) 
          " failed to pass monitoredBarrier in " + inMilliseconds(barrier.limit);
 }
 
-// What the caller gets: the epoch's failure, in this barrier's place. words: empty where the
+// What the caller gets: the generation's failure, in this barrier's place. words: empty where the
 // failure has them already.
 FailurePtr inPlace(const MonitoredBarrier& barrier, const OpState& first, const FailurePtr& failure,
                    const std::string& words) {
@@ -83,7 +83,7 @@ FailurePtr inPlace(const MonitoredBarrier& barrier, const OpState& first, const 
   return placed;
 }
 
-// words: with what the epoch fails if it has not failed yet.
+// words: with what the generation fails if it has not failed yet.
 FailurePtr fail(const MonitoredBarrier& barrier, const OpState& first, const std::string& words) {
   // Refused, or failed by others.
   if (const FailurePtr why = first.failure()) return inPlace(barrier, first, why, words);
@@ -147,7 +147,7 @@ FailurePtr await(const MonitoredBarrier& barrier) {
   try {
     return barrier.rank == 0 ? awaitOthers(barrier) : awaitRankZero(barrier);
   } catch (...) {
-    barrier.group.abortEpoch(barrier.epoch, "a signal interrupted monitored_barrier()");
+    barrier.group.abortGeneration(barrier.generation, "a signal interrupted monitored_barrier()");
     throw;
   }
 }

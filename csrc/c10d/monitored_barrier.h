@@ -5,8 +5,8 @@
 // Threads: any. It blocks: rank 0 for the limit, its answers included, which have a second at
 // least; others for a second more than the larger of the limit and the group's timeout, so that
 // rank 0 is the first to speak.
-// A signal's exception, or a failed barrier, fails the epoch: whoever came, and whoever comes late,
-// gets an error that names the ranks.
+// A signal's exception, or a failed barrier, fails the generation: whoever came, and whoever comes
+// late, gets an error that names the ranks.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Group;
 
 struct MonitoredBarrier {
   Group& group;
-  int64_t epoch = 0;  // that the caller's rank and size belong to
+  int64_t generation = 0;  // that the caller's rank and size belong to
   int rank = 0;
   int size = 1;
   Duration limit{0};      // zero: it runs out at once, unless the group has one rank

@@ -1,5 +1,6 @@
 // Options(nan_check=True): what this rank puts into an operation is looked at before it is sent. A
-// NaN there fails the epoch, so that every rank is told which rank brought it into which operation.
+// NaN there fails the generation, so that every rank is told which rank brought it into which
+// operation.
 //
 // Host memory is looked at at issue, on the calling thread. Device memory is looked at in stream
 // order, on the stream that the caller works on, without blocking the host: the answer is a byte of

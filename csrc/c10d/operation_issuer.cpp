@@ -100,7 +100,7 @@ void OperationIssuer::complete(Prepared& prepared) {
   const std::optional<BucketTag> bucket = bucketOf(prepared);
   if (!bucket) return;
   operation.layout = bucket->layout;
-  if (bucket->epoch >= 0) operation.epoch = bucket->epoch;
+  if (bucket->generation >= 0) operation.generation = bucket->generation;
 }
 
 std::optional<BucketTag> OperationIssuer::bucketOf(const Prepared& prepared) const {
@@ -170,7 +170,7 @@ std::optional<DeviceCompletion> OperationIssuer::completionOf(
 
 void OperationIssuer::checkForNan(const Prepared& prepared) {
   if (!holdsNan(contributionsOf(prepared))) return;
-  group_->abortEpoch(prepared.operation.epoch, nanFound(prepared.operation.kind));
+  group_->abortGeneration(prepared.operation.generation, nanFound(prepared.operation.kind));
 }
 
 void OperationIssuer::startBlock() {

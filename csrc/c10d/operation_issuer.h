@@ -1,8 +1,8 @@
 // From prepared operations to their Work: gives them their limits, buckets and device, and issues
 // them in the group, one by one or as a block.
 //
-// Owner: the backend. Threads: any. After a failure of the epoch: the Works have failed already.
-// It never blocks and never takes the GIL. Destruction does nothing.
+// Owner: the backend. Threads: any. After a failure of the generation: the Works have failed
+// already. It never blocks and never takes the GIL. Destruction does nothing.
 #pragma once
 
 #include <atomic>
@@ -52,7 +52,7 @@ class OperationIssuer {
   const Devices& devices() const { return placement_.devices(); }
   // Of DDP's buckets that are reduced in this group.
   BucketLayouts& bucketLayouts() { return bucket_layouts_; }
-  // Collectives issued since an epoch began.
+  // Collectives issued since a generation began.
   uint64_t issued() const { return issued_.load(std::memory_order_relaxed); }
   void countAnew() { issued_.store(0, std::memory_order_relaxed); }
 

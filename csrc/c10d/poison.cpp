@@ -21,12 +21,12 @@ void Poison::begin(const std::shared_ptr<Lifecycle>& lifecycle) {
   latest_ = lifecycle;
 }
 
-at::Tensor Poison::flagOf(int64_t epoch) const {
+at::Tensor Poison::flagOf(int64_t generation) const {
   std::shared_ptr<Flag> flag;
   {
     const MutexLock lock(mutex_);
     const auto lifecycle = latest_.lock();
-    if (lifecycle && lifecycle->identity().epoch == epoch) flag = flag_;
+    if (lifecycle && lifecycle->identity().generation == generation) flag = flag_;
   }
   return flag ? flag->byte(device_type_) : at::Tensor();
 }

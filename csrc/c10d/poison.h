@@ -1,14 +1,14 @@
-// Options(poison=True): an operation of a failed epoch leaves NaN in its outputs, in stream order,
-// so that kernels which run on incomplete results cannot go unnoticed.
+// Options(poison=True): an operation of a failed generation leaves NaN in its outputs, in stream
+// order, so that kernels which run on incomplete results cannot go unnoticed.
 //
 // Every byte becomes 0xff, whatever the dtype: NaN for floating point and complex numbers, -1 for
-// signed integers, the largest value for unsigned ones, true for bool. How: each epoch has one byte
-// of host memory that devices can read. Behind each operation its stream copies that byte and fills
-// the outputs where it is set. The epoch's failure sets it before any stream is freed: so what the
-// device finds unset was complete.
+// signed integers, the largest value for unsigned ones, true for bool. How: each generation has one
+// byte of host memory that devices can read. Behind each operation its stream copies that byte and
+// fills the outputs where it is set. The generation's failure sets it before any stream is freed:
+// so what the device finds unset was complete.
 //
-// Owner: the backend, and its group's epochs. Threads: any. It never blocks, but that byte's making
-// may wait for the device.
+// Owner: the backend, and its group's generations. Threads: any. It never blocks, but that byte's
+// making may wait for the device.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -28,15 +28,15 @@ class Poison {
  public:
   explicit Poison(c10::DeviceType device_type) : device_type_(device_type) {}
 
-  // The epoch's first subscriber, so that it hears of a failure before the engine does.
+  // The generation's first subscriber, so that it hears of a failure before the engine does.
   void begin(const std::shared_ptr<Lifecycle>& lifecycle);
-  // The epoch's byte, as a 0-dim uint8 tensor that host and devices can reach; undefined where that
-  // epoch is not the latest.
-  at::Tensor flagOf(int64_t epoch) const;
+  // The generation's byte, as a 0-dim uint8 tensor that host and devices can reach; undefined where
+  // that generation is not the latest.
+  at::Tensor flagOf(int64_t generation) const;
 
  private:
-  // Of one epoch. byte(): who issues; making it may wait for the device. set(): any thread, and
-  // never waits.
+  // Of one generation. byte(): who issues; making it may wait for the device. set(): any thread,
+  // and never waits.
   class Flag {
    public:
     at::Tensor byte(c10::DeviceType device_type);

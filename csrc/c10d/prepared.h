@@ -28,7 +28,7 @@ struct Prepared {
                          const void* in_place = nullptr);
 
   Operation operation;
-  int rank = 0;                     // this one's, in the epoch that it is laid out for
+  int rank = 0;                     // this one's, in the generation that it is laid out for
   std::vector<at::Tensor> tensors;  // the callers'
   // Its own, until it is through, whoever has waited: their memory may belong to another stream
   // than the waiter's.

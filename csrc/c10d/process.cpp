@@ -148,10 +148,10 @@ int openDescriptors() {
   return count;
 }
 
-ForkGuard::ForkGuard() : pid_(::getpid()), generation_(forkGeneration()) {}
+ForkGuard::ForkGuard() : pid_(::getpid()), fork_count_(forkCount()) {}
 
 bool ForkGuard::inherited() const {
-  return forkGeneration() != generation_;
+  return forkCount() != fork_count_;
 }
 
 void ForkGuard::check(const char* what) const {

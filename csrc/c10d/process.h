@@ -20,8 +20,8 @@ std::shared_ptr<Watchdog> sharedWatchdog();
 // Known groups are shut down by processExit(). Holds no group alive.
 void rememberGroup(const std::shared_ptr<Group>& group);
 
-// Fails every epoch that has unfinished operations, so that whoever waits for them is released.
-// how: the cause that the error gives. Does not wait.
+// Fails every generation that has unfinished operations, so that whoever waits for them is
+// released. how: the cause that the error gives. Does not wait.
 void failOutstanding(const std::string& how);
 
 // Says goodbye for every group and ends all threads of the library, by the deadline; what does not
@@ -43,7 +43,7 @@ class ForkGuard {
 
  private:
   pid_t pid_;
-  uint64_t generation_;
+  uint64_t fork_count_;
 };
 
 }  // namespace torchft_ext

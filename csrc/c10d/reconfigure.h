@@ -1,5 +1,5 @@
-// c10d's own way to begin an epoch (torch 2.14 and later): members are named by handles that they
-// exchanged, instead of by rank and world size. Pure functions; any thread.
+// c10d's own way to begin a generation (torch 2.14 and later): members are named by handles that
+// they exchanged, instead of by rank and world size. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace torchft_ext {
 
 // "ft:<incarnation>:<serial>:<host>:<pid>@<store>": one group object of one process's life, and the
-// address of its store, "host:port/prefix". It stays the same through all epochs. serial: of the
-// group object within the process.
+// address of its store, "host:port/prefix". It stays the same through all generations. serial: of
+// the group object within the process.
 std::string makeHandle(const MemberRecord& self, uint64_t serial, const StoreAddress& store);
 // As others may use it: a host that means "here" wherever it is read ("localhost", a loopback
 // address, 0.0.0.0) becomes the address that this process's peers connect to.

@@ -179,7 +179,7 @@ StoreAddress parseStoreAddress(const std::string& text) {
   const std::optional<uint16_t> port = parsePort(rest.substr(1, slash - 1));
   if (!port) refuse("the port is no number from 1 to 65535");
   if (slash + 1 == rest.size())
-    refuse("the prefix is empty; each group and epoch needs one of its own");
+    refuse("the prefix is empty; each group and generation needs one of its own");
   return {unbracketed(std::string(host)), *port, std::string(rest.substr(slash + 1))};
 }
 

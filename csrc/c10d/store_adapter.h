@@ -31,8 +31,8 @@ struct StorePlace {
   std::shared_ptr<StoreThread> thread;
   std::string prefix;  // of every key; empty: none
 };
-// A TCPStore under any number of PrefixStores: the thread of its address, which a later epoch at
-// that address then finds. Where that thread has no connection, it is lent this one, as long as
+// A TCPStore under any number of PrefixStores: the thread of its address, which a later generation
+// at that address then finds. Where that thread has no connection, it is lent this one, as long as
 // its owner keeps it: a new one may cost everyone seconds (store_thread.h). Its owner and torch may
 // use it at the same time: of ours, each call ends with the server's answer, none waits for a key,
 // and none changes its timeout. One that does not return is made over a connection of its own after

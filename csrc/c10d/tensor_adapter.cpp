@@ -31,7 +31,7 @@ Prepared TensorAdapter::prepare(OpKind kind, std::chrono::milliseconds timeout, 
   prepared.rank = place_.rank;
   prepared.async = async;
   prepared.operation.kind = kind;
-  prepared.operation.epoch = place_.epoch;
+  prepared.operation.generation = place_.generation;
   if (timeout.count() > 0) prepared.operation.timeout = durationOf(timeout);
   return prepared;
 }

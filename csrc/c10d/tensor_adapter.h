@@ -1,8 +1,8 @@
 // From the arguments of c10d's collectives to operations: checks them completely, lays out their
 // buffers, and issues nothing. Refusals are those of arguments.h.
 //
-// A value, made for each call: it knows the epoch that it lays out for, and no group. Any thread.
-// It never blocks and never takes the GIL.
+// A value, made for each call: it knows the generation that it lays out for, and no group. Any
+// thread. It never blocks and never takes the GIL.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,9 +19,9 @@
 
 namespace torchft_ext {
 
-// Where this process stands in one epoch, as read at one moment.
-struct RankInEpoch {
-  int64_t epoch = 0;
+// Where this process stands in one generation, as read at one moment.
+struct RankInGeneration {
+  int64_t generation = 0;
   int rank = 0;
   int size = 1;
 };
@@ -32,7 +32,7 @@ class TensorAdapter {
   using TensorLists = std::vector<Tensors>;
 
   // platform: of device tensors, to outlive this object; null: none are served.
-  TensorAdapter(const RankInEpoch& place, const NcclPlatform* platform)
+  TensorAdapter(const RankInGeneration& place, const NcclPlatform* platform)
       : place_(place), platform_(platform) {}
 
   // As c10d's methods of the same names. An operation whose options name no timeout has none yet:
@@ -93,7 +93,7 @@ class TensorAdapter {
   static PreparedCall callOf(Prepared prepared, Described described);
   static PreparedCall callOf(std::vector<Prepared> prepared, Described described);
 
-  RankInEpoch place_;
+  RankInGeneration place_;
   const NcclPlatform* platform_;
 };
 

@@ -19,8 +19,8 @@ uint64_t mixed(uint64_t hash, uint64_t value) {
 
 }  // namespace
 
-uint64_t placeOf(const std::string& group, int64_t epoch) {
-  uint64_t hash = static_cast<uint64_t>(epoch);
+uint64_t placeOf(const std::string& group, int64_t generation) {
+  uint64_t hash = static_cast<uint64_t>(generation);
   for (const char letter : group) hash = mixed(hash, static_cast<uint8_t>(letter));
   return hash;
 }

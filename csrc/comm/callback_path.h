@@ -15,8 +15,8 @@
 
 namespace torchft_ext {
 
-// One epoch of one group, alike on all its ranks.
-uint64_t placeOf(const std::string& group, int64_t epoch);
+// One generation of one group, alike on all its ranks.
+uint64_t placeOf(const std::string& group, int64_t generation);
 
 class CallbackPath {
  public:

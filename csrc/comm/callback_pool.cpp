@@ -90,7 +90,7 @@ struct CallbackPool::Shared : std::enable_shared_from_this<Shared> {
     }
   };
 
-  bool inherited() const { return generation != forkGeneration(); }  // its mutex may be held
+  bool inherited() const { return fork_count != forkCount(); }  // its mutex may be held
   bool post(Entry entry) EXCLUDES(mutex);
   void runAll(Worker& self) EXCLUDES(mutex);
   bool next(Worker& self, Task* task) EXCLUDES(mutex);
@@ -128,7 +128,7 @@ struct CallbackPool::Shared : std::enable_shared_from_this<Shared> {
   }
 
   const Bounds bounds;
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
   mutable Mutex mutex;
   CondVar changed;
   std::deque<Entry> queue GUARDED_BY(mutex);

@@ -15,8 +15,8 @@
 // A post, a wait, or a thread that takes a task, that finds no thread waiting for the rest of the
 // queue starts another. At Bounds::threads, without those that come back from a wait, that is a
 // fault of the program: what is queued is told (`starved`, once each), and as many threads again
-// may start, so that the waits of the failed epochs, which end now, find somebody to run what ends
-// them.
+// may start, so that the waits of the failed generations, which end now, find somebody to run what
+// ends them.
 //
 // States of a thread: waiting (for a task and the turn) -> running, with the turn or without ->
 // waiting; it ends when the pool stops, and a spare one after Bounds::spare_for without a task.

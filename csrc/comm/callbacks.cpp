@@ -14,7 +14,7 @@ namespace {
 
 PerProcess<CallbackPool> callback_pool;
 
-// Some threads' worth of one callback each is a fault of the program's: its epoch ends.
+// Some threads' worth of one callback each is a fault of the program's: its generation ends.
 CallbackPool::Starved failing(const std::shared_ptr<Lifecycle>& whose) {
   if (!whose) return nullptr;
   return [whose](const std::string& why) {

@@ -12,7 +12,8 @@
 namespace torchft_ext {
 
 // Any thread, never blocks. After stopCallbackThreads() the callback is dropped: false. What it
-// throws is logged. whose: the epoch that fails where no thread is left to run it; may be null.
+// throws is logged. whose: the generation that fails where no thread is left to run it; may be
+// null.
 bool runOnCallbackThread(std::function<void()> callback,
                          const std::shared_ptr<Lifecycle>& whose = nullptr);
 // The caller is in a callback.

@@ -1,8 +1,8 @@
-// The live links of one epoch, as the policy above sees every engine.
+// The live links of one generation, as the policy above sees every engine.
 //
-// Owner: the group's current epoch, alone; retired to its destructor, which never blocks. Rank and
-// size never change. Failing the lifecycle is the one way to end it early: the engine subscribes to
-// it.
+// Owner: the group's current generation, alone; retired to its destructor, which never blocks. Rank
+// and size never change. Failing the lifecycle is the one way to end it early: the engine
+// subscribes to it.
 #pragma once
 
 #include <functional>
@@ -58,7 +58,7 @@ class Communicator {
   virtual bool afterALook(std::function<void()> /*then*/) { return false; }
 
   // After the lifecycle failed: what the calling thread enqueues on its current streams comes
-  // behind whatever operations of this epoch may still do to memory. Never blocks.
+  // behind whatever operations of this generation may still do to memory. Never blocks.
   virtual void orderBehindOperations() {}
 
   // After the lifecycle failed: waits until no engine thread is inside a user buffer and every
@@ -69,9 +69,10 @@ class Communicator {
   // Says goodbye after everything issued has been sent, and ends the lifecycle. False: not by the
   // deadline.
   virtual bool leave(Deadline deadline) = 0;
-  // The same, to begin another epoch: a member that still needs this one is told so (kAborted), and
-  // one that does not completes what it has begun. False: something issued here is not complete, or
-  // was not sent by the deadline, or the engine cannot: fail the lifecycle instead.
+  // The same, to begin another generation: a member that still needs this one is told so
+  // (kAborted), and one that does not completes what it has begun. False: something issued here is
+  // not complete, or was not sent by the deadline, or the engine cannot: fail the lifecycle
+  // instead.
   virtual bool leaveForAnother(Deadline /*deadline*/) { return false; }
 
   virtual uint64_t bytesSent() const = 0;

@@ -2,8 +2,8 @@
 // what the last one has brought. Its own place in the order covers them all.
 //
 // Owner: the Operation. Threads: the engine's, one call at a time. It never blocks. After a failure
-// of the epoch it is dropped without another call: so it writes to its caller's memory in the call
-// that answers kDone, and in no other.
+// of the generation it is dropped without another call: so it writes to its caller's memory in the
+// call that answers kDone, and in no other.
 #pragma once
 
 #include <cstdint>

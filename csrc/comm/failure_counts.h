@@ -1,6 +1,6 @@
 // A group's failures by kind, and the last one.
 //
-// Owner: the group, and the subscribers of its epochs, which may outlive it. Threads: any.
+// Owner: the group, and the subscribers of its generations, which may outlive it. Threads: any.
 #pragma once
 
 #include <array>

@@ -43,17 +43,17 @@ Group::~Group() {
 // ---------------------------------------------------------------- ends
 
 bool Group::endCurrent(const std::string& why, Deadline deadline) {
-  Epoch ended;
+  Generation ended;
   {
     MutexLock lock(mutex_);
-    ended = ending_ = std::exchange(current_, Epoch{});
+    ended = ending_ = std::exchange(current_, Generation{});
   }
   if (!ended.communicator) return true;
   struct Ended {  // also when the wait hook throws
     Group& group;
     ~Ended() {
       MutexLock lock(group.mutex_);
-      group.ending_ = Epoch{};  // `ended` holds it still
+      group.ending_ = Generation{};  // `ended` holds it still
     }
   } const at_end{*this};
   // Others may still be at the last operation that succeeded here: they get its bytes.
@@ -84,13 +84,13 @@ bool Group::drain(Communicator& communicator, Deadline deadline) {
   return false;
 }
 
-Group::Epoch Group::lastLocked() const {
+Group::Generation Group::lastLocked() const {
   return current_.communicator ? current_ : ending_;
 }
 
 void Group::abort(const std::string& why) {
   std::shared_ptr<Lifecycle> forming;
-  Epoch last;
+  Generation last;
   Duration limit{0};
   {
     MutexLock lock(mutex_);
@@ -102,31 +102,31 @@ void Group::abort(const std::string& why) {
   abort(last, why, limit);
 }
 
-void Group::abortEpoch(int64_t epoch, const std::string& why) {
-  Epoch current;
+void Group::abortGeneration(int64_t generation, const std::string& why) {
+  Generation current;
   Duration limit{0};
   {
     MutexLock lock(mutex_);
-    if (epoch_ == epoch) current = lastLocked();
+    if (generation_ == generation) current = lastLocked();
     limit = timeout_;
   }
   abort(current, why, limit);
 }
 
-void Group::abort(const Epoch& epoch, const std::string& why, Duration limit) {
-  if (!epoch.communicator) return;
-  epoch.lifecycle->fail(epoch.lifecycle->ownFailure(FailureKind::kAborted, why));
-  drain(*epoch.communicator, Deadline::after(limit));
-  orderBehind(epoch);
+void Group::abort(const Generation& generation, const std::string& why, Duration limit) {
+  if (!generation.communicator) return;
+  generation.lifecycle->fail(generation.lifecycle->ownFailure(FailureKind::kAborted, why));
+  drain(*generation.communicator, Deadline::after(limit));
+  orderBehind(generation);
 }
 
 // Promise 6, in the order of the caller's streams.
-void Group::orderBehind(const Epoch& epoch) {
-  if (epoch.lifecycle->failure()) epoch.communicator->orderBehindOperations();
+void Group::orderBehind(const Generation& generation) {
+  if (generation.lifecycle->failure()) generation.communicator->orderBehindOperations();
 }
 
 bool Group::shutdown(Deadline deadline) {
-  Epoch last;
+  Generation last;
   std::shared_ptr<Lifecycle> forming;
   {
     MutexLock lock(mutex_);
@@ -146,7 +146,7 @@ bool Group::shutdown(Deadline deadline) {
   }
 }
 
-void Group::endLast(const Epoch& last, const std::string& why_early) {
+void Group::endLast(const Generation& last, const std::string& why_early) {
   if (!why_early.empty()) last.lifecycle->fail(withoutGroup(*last.lifecycle, why_early));
   drain(*last.communicator, Deadline::after(kDrainSoon));
   orderBehind(last);
@@ -157,49 +157,52 @@ void Group::endLast(const Epoch& last, const std::string& why_early) {
 
 // ---------------------------------------------------------------- operations
 
-FailurePtr Group::whyNoEpoch() const {
+FailurePtr Group::whyNoGeneration() const {
   auto failure = std::make_shared<Failure>();
   failure->kind = FailureKind::kAborted;
   failure->group = name_;
-  failure->epoch = epoch_;
+  failure->generation = generation_;
   failure->rank = rank_;
   failure->size = size_;
   failure->needs_new_group = shut_down_;
-  failure->cause.how = shut_down_     ? "the group was shut down"
-                       : configuring_ ? "another thread is configuring the group"
-                       : epoch_ == 0  ? "the group has no epoch yet"
+  failure->cause.how = shut_down_         ? "the group was shut down"
+                       : configuring_     ? "another thread is configuring the group"
+                       : generation_ == 0 ? "the group has no generation yet"
                        : current_.communicator
-                           ? "it belongs to an epoch that is over: another one has begun"
+                           ? "it belongs to a generation that is over: another one has begun"
                            : "the last configure() failed";
   return failure;
 }
 
-// Judged once for all of them: a batch that straddles two epochs, or the end of one, is refused as
-// a whole, since the half of it would leave other ranks waiting.
+// Judged once for all of them: a batch that straddles two generations, or the end of one, is
+// refused as a whole, since the half of it would leave other ranks waiting.
 Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
   Entry entry;
   entry.communicator = shut_down_ ? nullptr : current_.communicator;
   const bool attempt_failed = !entry.communicator && failure_ && !shut_down_ && !configuring_;
-  // Ranks in a failure are those of the epoch, or of the attempt, that failed.
-  const EpochIdentity whose =
-      attempt_failed ? EpochIdentity{name_, failure_->epoch, failure_->rank, failure_->size}
-                     : EpochIdentity{name_, epoch_, rank_, size_};
+  // Ranks in a failure are those of the generation, or of the attempt, that failed.
+  const GenerationIdentity whose =
+      attempt_failed
+          ? GenerationIdentity{name_, failure_->generation, failure_->rank, failure_->size}
+          : GenerationIdentity{name_, generation_, rank_, size_};
   auto lifecycle = entry.communicator ? current_.lifecycle : std::make_shared<Lifecycle>(whose);
   const bool laid_out_for_another = std::any_of(
-      operations.begin(), operations.end(),
-      [epoch = epoch_](const Operation& each) { return each.epoch >= 0 && each.epoch != epoch; });
+      operations.begin(), operations.end(), [generation = generation_](const Operation& each) {
+        return each.generation >= 0 && each.generation != generation;
+      });
   FailurePtr refusal;
   if (!entry.communicator) {
-    refusal = attempt_failed ? failure_ : whyNoEpoch();
+    refusal = attempt_failed ? failure_ : whyNoGeneration();
   } else if (laid_out_for_another) {
-    refusal = whyNoEpoch();
+    refusal = whyNoGeneration();
   } else {
     refusal = lifecycle->failure();
   }
   if (refusal) entry.communicator = nullptr;
   for (Operation& operation : operations) {
     if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
-    // One for another epoch takes no place in this one's order, which is the same on all ranks.
+    // One for another generation takes no place in this one's order, which is the same on all
+    // ranks.
     entry.states.push_back(laid_out_for_another
                                ? std::make_shared<OpState>(lifecycle, operation.kind,
                                                            OpState::kNoSeq, operation.timeout)
@@ -215,7 +218,7 @@ std::shared_ptr<OpState> Group::stateOfLocked(Operation& operation,
   // Operations on devices stand in their streams' order; sends and receives are matched by tag.
   const bool can_be_named = !operation.device && isCollective(operation.kind);
   CallbackScope* const scope = can_be_named ? CallbackScope::present() : nullptr;
-  const uint64_t place = placeOf(name_, lifecycle->identity().epoch);
+  const uint64_t place = placeOf(name_, lifecycle->identity().generation);
   std::optional<CallbackPath> path;
   if (scope != nullptr) path = scope->next(place);
   if (path) {
@@ -243,7 +246,7 @@ struct Group::Turn {
 };
 
 std::optional<Group::Turn> Group::awaitTurn(const std::vector<Operation>& operations,
-                                            const Epoch::Orders& orders,
+                                            const Generation::Orders& orders,
                                             const std::shared_ptr<Lifecycle>& lifecycle) const {
   const auto on_device = [](const Operation& each) { return each.device != nullptr; };
   const Deadline deadline = deadlineOf(operations);
@@ -278,7 +281,7 @@ std::shared_ptr<OpState> Group::issue(Operation operation) {
 
 std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation> operations) {
   while (true) {
-    std::shared_ptr<const Epoch::Orders> orders;
+    std::shared_ptr<const Generation::Orders> orders;
     std::shared_ptr<Lifecycle> lifecycle;
     {
       MutexLock lock(mutex_);
@@ -294,7 +297,7 @@ std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation
     Entry entry;
     {
       MutexLock lock(mutex_);
-      if (orders != current_.orders) continue;  // another epoch began meanwhile
+      if (orders != current_.orders) continue;  // another generation began meanwhile
       entry = enterLocked(operations);
     }
     if (!entry.communicator) return std::move(entry.states);
@@ -314,10 +317,10 @@ std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation
 }
 
 FailurePtr Group::check(Deadline deadline) {
-  Epoch current;
+  Generation current;
   {
     MutexLock lock(mutex_);
-    if (!current_.communicator) return failure_ ? adviseLocked(failure_) : whyNoEpoch();
+    if (!current_.communicator) return failure_ ? adviseLocked(failure_) : whyNoGeneration();
     current = current_;
   }
   if (!current.communicator->awaitIssued(deadline)) {
@@ -341,10 +344,10 @@ FailurePtr Group::adviseLocked(FailurePtr failure) const {
 
 // ---------------------------------------------------------------- state
 
-bool Group::isIn(const std::vector<std::shared_ptr<Lifecycle>>& epochs) const {
+bool Group::isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) const {
   MutexLock lock(mutex_);
   const auto& own = lastLocked().lifecycle;
-  return std::find(epochs.begin(), epochs.end(), own) != epochs.end();
+  return std::find(generations.begin(), generations.end(), own) != generations.end();
 }
 
 FailurePtr Group::errored() const {
@@ -352,9 +355,9 @@ FailurePtr Group::errored() const {
   return adviseLocked(current_.lifecycle ? current_.lifecycle->failure() : failure_);
 }
 
-int64_t Group::epoch() const {
+int64_t Group::generation() const {
   MutexLock lock(mutex_);
-  return epoch_;
+  return generation_;
 }
 
 int Group::rank() const {

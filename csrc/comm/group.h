@@ -1,10 +1,10 @@
-// One group's life through its epochs: the policy that every engine shares, written once.
+// One group's life through its generations: the policy that every engine shares, written once.
 //
 // Owner: the c10d backend. Threads: every method from any thread at any time. No lock is held while
-// anything blocks. States: idle (no epoch yet), configuring, active, failed, shut down.
+// anything blocks. States: idle (no generation yet), configuring, active, failed, shut down.
 //   configure  idle/active/failed -> configuring -> active | failed; one at a time, a second raises
-//   abort      in configuring: that attempt fails, and the epoch that it is still ending;
-//              active: the epoch fails; else nothing
+//   abort      in configuring: that attempt fails, and the generation that it is still ending;
+//              active: the generation fails; else nothing
 //   issue      active: runs; else: an operation that has already failed
 //   shutdown   final; configure after it raises
 #pragma once
@@ -28,7 +28,7 @@ namespace torchft_ext {
 struct FailureCounts;
 
 struct GroupStats {
-  uint64_t epochs = 0;
+  uint64_t generations = 0;
   uint64_t failed_configures = 0;
   uint64_t operations = 0;
   std::array<uint64_t, 10> failures{};  // by FailureKind
@@ -50,46 +50,47 @@ class Group {
  public:
   using OnForming = std::function<void(const std::shared_ptr<Lifecycle>&)>;
 
-  // on_failure: called once for each epoch that fails, on the thread that fails it. on_forming:
-  // once for each whose members have met, before the engine knows of it: who subscribes there hears
-  // of a failure first. Neither may block or throw; both may be empty.
+  // on_failure: called once for each generation that fails, on the thread that fails it.
+  // on_forming: once for each whose members have met, before the engine knows of it: who subscribes
+  // there hears of a failure first. Neither may block or throw; both may be empty.
   Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
         Duration timeout, std::function<void()> on_failure = nullptr,
         OnForming on_forming = nullptr);
-  ~Group();  // fails the epoch, cuts; does not wait
+  ~Group();  // fails the generation, cuts; does not wait
 
-  // Begins a new epoch. Null: success. Otherwise why not: the group is failed with it, and whole.
-  // Blocks until the deadline at most (the default timeout's, if timeout is nullopt); calls the
-  // wait hook.
+  // Begins a new generation. Null: success. Otherwise why not: the group is failed with it, and
+  // whole. Blocks until the deadline at most (the default timeout's, if timeout is nullopt); calls
+  // the wait hook.
   FailurePtr configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
                        int size, std::optional<Duration> timeout = std::nullopt);
 
-  // Before the first configure(): its members are those of `other`'s epoch that have these ranks
-  // there. So the end of one of them is told while the others still wait for it.
+  // Before the first configure(): its members are those of `other`'s generation that have these
+  // ranks there. So the end of one of them is told while the others still wait for it.
   void expectMembersOf(const Group& other, const std::vector<int>& ranks);
 
   // Idempotent. Releases every waiter at once, then waits until no engine thread is inside a user
   // buffer (50 ms; if it stays longer, up to the group's timeout, and the log says so).
   void abort(const std::string& why);
-  // The same, if that is the current epoch; an attempt to form another is left alone.
-  void abortEpoch(int64_t epoch, const std::string& why);
+  // The same, if that is the current generation; an attempt to form another is left alone.
+  void abortGeneration(int64_t generation, const std::string& why);
   std::shared_ptr<OpState> issue(Operation operation);
-  // Operations that begin as one, in this order. All or none belong to the current epoch.
+  // Operations that begin as one, in this order. All or none belong to the current generation.
   std::vector<std::shared_ptr<OpState>> issueTogether(std::vector<Operation> operations);
-  // Waits until everything issued in the current epoch is complete. Null: it is, and the epoch
-  // stands. Otherwise the epoch's failure, or a timeout by the deadline (which fails the epoch).
+  // Waits until everything issued in the current generation is complete. Null: it is, and the
+  // generation stands. Otherwise the generation's failure, or a timeout by the deadline (which
+  // fails the generation).
   FailurePtr check(Deadline deadline);
-  // Says goodbye and ends the epoch. True: everything sent by the deadline.
+  // Says goodbye and ends the generation. True: everything sent by the deadline.
   bool shutdown(Deadline deadline);
 
-  // Whether its operations are under way in one of these epochs.
-  bool isIn(const std::vector<std::shared_ptr<Lifecycle>>& epochs) const;
+  // Whether its operations are under way in one of these generations.
+  bool isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) const;
 
-  FailurePtr errored() const;  // the current epoch's (or last configure's) failure
-  int64_t epoch() const;       // 0: none yet
-  int rank() const;            // of the last epoch that was active
+  FailurePtr errored() const;  // the current generation's (or last configure's) failure
+  int64_t generation() const;  // 0: none yet
+  int rank() const;            // of the last generation that was active
   int size() const;
-  // The processes of the last epoch that was active, and of the one before it, by rank there.
+  // The processes of the last generation that was active, and of the one before it, by rank there.
   // Empty: none.
   std::vector<Incarnation> incarnations() const;
   std::vector<Incarnation> incarnationsBefore() const;
@@ -99,15 +100,15 @@ class Group {
   const std::string& name() const { return name_; }
 
  private:
-  struct Epoch {
+  struct Generation {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<Communicator> communicator;
     int64_t next_seq = 1;      // as torch's own backends count
     uint64_t collectives = 0;  // of the threads, on host memory: counted alike on all ranks
     // Held while operations are handed to the communicator, so that the order of sequence numbers
-    // is the order of issue. One per epoch: an issue that hangs holds up no later epoch; and one
-    // for operations on devices, which may wait there for other ranks, beside that for those of the
-    // host. A batch of both takes both, this one first.
+    // is the order of issue. One per generation: an issue that hangs holds up no later generation;
+    // and one for operations on devices, which may wait there for other ranks, beside that for
+    // those of the host. A batch of both takes both, this one first.
     struct Orders {
       std::shared_ptr<IssueOrder> host = std::make_shared<IssueOrder>();
       std::shared_ptr<IssueOrder> device = std::make_shared<IssueOrder>();
@@ -130,7 +131,7 @@ class Group {
     std::optional<Failure> store_lost{};  // while links are made
   };
 
-  std::variant<std::shared_ptr<Communicator>, Failure> beginEpoch(Attempt& attempt);
+  std::variant<std::shared_ptr<Communicator>, Failure> beginGeneration(Attempt& attempt);
   static bool lookForSuccessor(Attempt& attempt,
                                std::variant<std::monostate, Roster, Failure>& refreshed);
   void lookBack(AttemptMemory& memory) const;
@@ -142,18 +143,18 @@ class Group {
   FailurePtr inHindsight(const Attempt& attempt, FailurePtr failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   // Whose operations may still be under way: the current one, or that which configure() is ending.
-  Epoch lastLocked() const REQUIRES(mutex_);
-  void abort(const Epoch& epoch, const std::string& why, Duration limit);
-  // What shutdown() leaves; why_early: of an epoch that said no goodbye.
-  void endLast(const Epoch& last, const std::string& why_early);
+  Generation lastLocked() const REQUIRES(mutex_);
+  void abort(const Generation& generation, const std::string& why, Duration limit);
+  // What shutdown() leaves; why_early: of a generation that said no goodbye.
+  void endLast(const Generation& last, const std::string& why_early);
   // False: the engine is still inside an operation at the deadline, which drain() has logged.
   bool endCurrent(const std::string& why, Deadline deadline);
   bool drain(Communicator& communicator, Deadline deadline);
-  static void orderBehind(const Epoch& epoch);
-  FailurePtr whyNoEpoch() const REQUIRES(mutex_);
+  static void orderBehind(const Generation& generation);
+  FailurePtr whyNoGeneration() const REQUIRES(mutex_);
   FailurePtr adviseLocked(FailurePtr failure) const REQUIRES(mutex_);
-  // The states of operations about to be issued as one, already complete where no epoch takes them,
-  // and the communicator that does take them.
+  // The states of operations about to be issued as one, already complete where no generation takes
+  // them, and the communicator that does take them.
   struct Entry {
     std::vector<std::shared_ptr<OpState>> states;
     std::shared_ptr<Communicator> communicator;  // null: none takes them
@@ -164,9 +165,9 @@ class Group {
                                          const std::shared_ptr<Lifecycle>& lifecycle)
       REQUIRES(mutex_);
   struct Turn;
-  // Empty: not by the deadline, or the epoch is over.
+  // Empty: not by the deadline, or the generation is over.
   std::optional<Turn> awaitTurn(const std::vector<Operation>& operations,
-                                const Epoch::Orders& orders,
+                                const Generation::Orders& orders,
                                 const std::shared_ptr<Lifecycle>& lifecycle) const;
   Deadline deadlineOf(const std::vector<Operation>& operations) const;
 
@@ -178,8 +179,8 @@ class Group {
   const OnForming on_forming_;
 
   mutable Mutex mutex_;
-  Epoch current_ GUARDED_BY(mutex_);
-  Epoch ending_ GUARDED_BY(mutex_);  // while configure() ends it; then there is no current one
+  Generation current_ GUARDED_BY(mutex_);
+  Generation ending_ GUARDED_BY(mutex_);  // while configure() ends it; then there is no current one
   std::shared_ptr<Lifecycle> forming_ GUARDED_BY(mutex_);
   FailurePtr failure_ GUARDED_BY(mutex_);
   // Of the last attempt, if it failed: its keys are deleted when the next one is over, since slower
@@ -190,7 +191,7 @@ class Group {
   Duration configure_limit_ GUARDED_BY(mutex_){0};
   bool configuring_ GUARDED_BY(mutex_) = false;
   bool shut_down_ GUARDED_BY(mutex_) = false;
-  int64_t epoch_ GUARDED_BY(mutex_) = 0;
+  int64_t generation_ GUARDED_BY(mutex_) = 0;
   int rank_ GUARDED_BY(mutex_) = 0;
   int size_ GUARDED_BY(mutex_) = 1;
   std::vector<Incarnation> incarnations_ GUARDED_BY(mutex_);

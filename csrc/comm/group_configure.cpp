@@ -1,4 +1,4 @@
-// How a group begins an epoch: the end of the last one, the rendezvous, the links.
+// How a group begins a generation: the end of the last one, the rendezvous, the links.
 #include <utility>
 
 #include "base/log.h"
@@ -8,19 +8,19 @@
 namespace torchft_ext {
 namespace {
 
-// An epoch that ended so recently, and not by a loss, was ended by a member that began anew.
+// A generation that ended so recently, and not by a loss, was ended by a member that began anew.
 constexpr Duration kJustEnded = std::chrono::seconds(1);
 
 // Of a store that is slow: a few round trips are all that it takes.
 constexpr Duration kLeaveStoreWithin = std::chrono::milliseconds(100);
 
-// The epoch has formed, and a member that was faster has ended it, to begin the next one perhaps.
-// configure() has succeeded here too: members that do nothing but begin epoch after epoch would see
-// every other one fail.
-bool endedByAnother(const Lifecycle& epoch) {
-  const FailurePtr failure = epoch.failure();
+// The generation has formed, and a member that was faster has ended it, to begin the next one
+// perhaps. configure() has succeeded here too: members that do nothing but begin generation after
+// generation would see every other one fail.
+bool endedByAnother(const Lifecycle& generation) {
+  const FailurePtr failure = generation.failure();
   return failure && failure->kind == FailureKind::kAborted && failure->cause.rank >= 0 &&
-         failure->cause.rank != epoch.identity().rank;
+         failure->cause.rank != generation.identity().rank;
 }
 
 // Its end, or a signal's handler, which may throw.
@@ -78,7 +78,7 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     configure_began_ = Clock::now();
     configure_limit_ = timeout.value_or(timeout_);
     deadline = Deadline::after(configure_limit_);
-    lifecycle = std::make_shared<Lifecycle>(EpochIdentity{name_, epoch_ + 1, rank, size});
+    lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{name_, generation_ + 1, rank, size});
     forming_ = lifecycle;
     memory = std::exchange(memory_, AttemptMemory{});
   }
@@ -97,20 +97,20 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     }
   } finally{*this, attempt};
 
-  std::variant<std::shared_ptr<Communicator>, Failure> formed = beginEpoch(attempt);
+  std::variant<std::shared_ptr<Communicator>, Failure> formed = beginGeneration(attempt);
   finally.done = true;
   if (auto* failure = std::get_if<Failure>(&formed))
     return configureFailed(attempt, std::move(*failure));
   return configureSucceeded(attempt, std::move(std::get<std::shared_ptr<Communicator>>(formed)));
 }
 
-std::variant<std::shared_ptr<Communicator>, Failure> Group::beginEpoch(Attempt& attempt) {
+std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Attempt& attempt) {
   Stopwatch stopwatch(attempt.phases);
   stopwatch.begin("end_previous");
   lookBack(attempt.memory);
-  if (!endCurrent("it began another epoch", attempt.deadline)) {
-    return attempt.lifecycle->ownFailure(FailureKind::kTimeout,
-                                         "the engine did not leave an operation of the last epoch");
+  if (!endCurrent("it began another generation", attempt.deadline)) {
+    return attempt.lifecycle->ownFailure(
+        FailureKind::kTimeout, "the engine did not leave an operation of the last generation");
   }
   stopwatch.begin("rendezvous");
 
@@ -174,7 +174,7 @@ void Group::expectMembersOf(const Group& other, const std::vector<int>& ranks) {
     if (!other.current_.lifecycle) return;  // what is remembered is an attempt
     for (const int rank : ranks) {
       const auto index = static_cast<size_t>(rank);
-      if (rank < 0 || index >= other.memory_.members.size()) return;  // not of one epoch
+      if (rank < 0 || index >= other.memory_.members.size()) return;  // not of one generation
       memory.members.push_back(other.memory_.members[index]);
     }
   }
@@ -182,7 +182,7 @@ void Group::expectMembersOf(const Group& other, const std::vector<int>& ranks) {
   memory_ = std::move(memory);
 }
 
-// What the last epoch, or else the last attempt, says about the members.
+// What the last generation, or else the last attempt, says about the members.
 void Group::lookBack(AttemptMemory& memory) const {
   if (memory.elsewhere) return;
   FailurePtr failure;
@@ -211,7 +211,7 @@ Failure Group::asTold(const Failure& failure) const {
   const bool own = failure.cause.rank == failure.rank;
   if (shut_down_ && own && failure.kind == FailureKind::kAborted) {
     told.kind = FailureKind::kPeerLeft;
-    told.cause.how = "it shut its group down while the epoch formed";
+    told.cause.how = "it shut its group down while the generation formed";
   }
   return told;
 }
@@ -296,8 +296,8 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
   Duration total{0};
   for (const auto& phase : attempt.phases) total += phase.second;
   log(LogLevel::kInfo,
-      "group '" + name_ + "': epoch " + std::to_string(lifecycle->identity().epoch) + " of " +
-          std::to_string(attempt.size) + " ranks begins, this is rank " +
+      "group '" + name_ + "': generation " + std::to_string(lifecycle->identity().generation) +
+          " of " + std::to_string(attempt.size) + " ranks begins, this is rank " +
           std::to_string(attempt.rank) + " (" + std::to_string(toMilliseconds(total)) + " ms)");
   attempt.memory = attempt.rendezvous->formed();
   std::vector<Incarnation> incarnations;
@@ -308,16 +308,16 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
   {
     MutexLock lock(mutex_);
     memory_ = std::move(attempt.memory);
-    current_ = Epoch{lifecycle, std::move(communicator)};
+    current_ = Generation{lifecycle, std::move(communicator)};
     failed = std::move(rendezvous_);
     forming_.reset();
     failure_.reset();
     configuring_ = false;
-    ++epoch_;
+    ++generation_;
     rank_ = attempt.rank;
     size_ = attempt.size;
     incarnations_before_ = std::exchange(incarnations_, std::move(incarnations));
-    ++stats_.epochs;
+    ++stats_.generations;
     stats_.last_configure = std::move(attempt.phases);
   }
   if (failed) failed->succeeded();

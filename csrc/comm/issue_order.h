@@ -1,7 +1,7 @@
 // Whose turn it is to issue: one thread at a time, and none waits without a limit.
 //
-// Owner: an epoch. Threads: any. A signal's handler may run inside a wait of the thread whose turn
-// it is: one that issues there would wait for itself, and is refused.
+// Owner: a generation. Threads: any. A signal's handler may run inside a wait of the thread whose
+// turn it is: one that issues there would wait for itself, and is refused.
 #pragma once
 
 #include <functional>

@@ -16,9 +16,10 @@ void notify(const Lifecycle::OnFailed& subscriber, const FailurePtr& failure) no
   try {
     subscriber(failure);
   } catch (const std::exception& error) {
-    log(LogLevel::kError, std::string("a subscriber to an epoch's failure threw: ") + error.what());
+    log(LogLevel::kError,
+        std::string("a subscriber to a generation's failure threw: ") + error.what());
   } catch (...) {
-    log(LogLevel::kError, "a subscriber to an epoch's failure threw");
+    log(LogLevel::kError, "a subscriber to a generation's failure threw");
   }
 }
 
@@ -48,7 +49,7 @@ bool Lifecycle::activate() {
 
 bool Lifecycle::fail(Failure failure) {
   failure.group = identity_.group;
-  failure.epoch = identity_.epoch;
+  failure.generation = identity_.generation;
   failure.rank = identity_.rank;
   failure.size = identity_.size;
   const auto kept = std::make_shared<const Failure>(std::move(failure));

@@ -1,4 +1,4 @@
-// The state of one epoch and its first error. Small and shared: held by communicator, works,
+// The state of one generation and its first error. Small and shared: held by communicator, works,
 // watchdog and peer monitor, none of which holds another through it.
 //
 // States: forming -> active -> ended; forming or active -> failed. failed and ended are final.
@@ -16,9 +16,9 @@
 
 namespace torchft_ext {
 
-struct EpochIdentity {
+struct GenerationIdentity {
   std::string group;
-  int64_t epoch = 0;
+  int64_t generation = 0;
   int rank = 0;
   int size = 1;
 };
@@ -29,9 +29,9 @@ class Lifecycle {
   using Subscription = uint64_t;
   using OnFailed = std::function<void(const FailurePtr&)>;
 
-  explicit Lifecycle(EpochIdentity identity) : identity_(std::move(identity)) {}
+  explicit Lifecycle(GenerationIdentity identity) : identity_(std::move(identity)) {}
 
-  const EpochIdentity& identity() const { return identity_; }
+  const GenerationIdentity& identity() const { return identity_; }
   State state() const { return state_.load(std::memory_order_acquire); }
   bool over() const { return state() >= State::kFailed; }
   // Set at once with kFailed; null in every other state.
@@ -41,8 +41,8 @@ class Lifecycle {
   Failure ownFailure(FailureKind kind, std::string how) const;
 
   bool activate();  // forming -> active; false: it is already over
-  // The first failure wins and is kept, completed with this epoch's identity; subscribers are
-  // called on this thread. False: the epoch was already over; the failure is dropped.
+  // The first failure wins and is kept, completed with this generation's identity; subscribers are
+  // called on this thread. False: the generation was already over; the failure is dropped.
   bool fail(Failure failure);
   bool end();  // a clean end (goodbye said); false: it had already failed
 
@@ -52,7 +52,7 @@ class Lifecycle {
   void unsubscribe(Subscription id);
 
  private:
-  const EpochIdentity identity_;
+  const GenerationIdentity identity_;
   std::atomic<State> state_{State::kForming};  // written under mutex_
   mutable Mutex mutex_;
   FailurePtr failure_ GUARDED_BY(mutex_);

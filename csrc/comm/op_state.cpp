@@ -91,13 +91,13 @@ void OpState::onDone(std::function<void()> callback) {
   runOnCallbackThread(std::move(callback), lifecycle_);
 }
 
-FailurePtr OpState::inPlace(const FailurePtr& epoch_failure) const {
-  if (!epoch_failure) return nullptr;
-  auto placed = std::make_shared<Failure>(*epoch_failure);
+FailurePtr OpState::inPlace(const FailurePtr& generation_failure) const {
+  if (!generation_failure) return nullptr;
+  auto placed = std::make_shared<Failure>(*generation_failure);
   if (lifecycle_) {
-    const EpochIdentity& identity = lifecycle_->identity();
+    const GenerationIdentity& identity = lifecycle_->identity();
     placed->group = identity.group;
-    placed->epoch = identity.epoch;
+    placed->generation = identity.generation;
     placed->rank = identity.rank;
     placed->size = identity.size;
   }

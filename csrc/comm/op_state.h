@@ -60,8 +60,8 @@ class OpState {
   // operations end; one that waits is overtaken.
   void onDone(std::function<void()> callback);
 
-  // A failure as seen from this operation: the epoch's, with this operation's place filled in.
-  FailurePtr inPlace(const FailurePtr& epoch_failure) const;
+  // A failure as seen from this operation: the generation's, with this operation's place filled in.
+  FailurePtr inPlace(const FailurePtr& generation_failure) const;
 
  private:
   const std::shared_ptr<Lifecycle> lifecycle_;

@@ -103,14 +103,15 @@ struct Operation {
   int root = 0;
   int peer = -1;
   uint64_t tag = 0;
-  // Of a collective on host memory that a callback has issued: its name in the epoch, alike on all
-  // ranks (callback_path.h), and what errors call it. Zero: it has its place in the threads' order.
+  // Of a collective on host memory that a callback has issued: its name in the generation, alike on
+  // all ranks (callback_path.h), and what errors call it. Zero: it has its place in the threads'
+  // order.
   uint64_t name = 0;
   std::string described;
   // A callback without a name issued it; its place in that order is by chance.
   bool in_nameless_callback = false;
-  int64_t epoch = -1;  // the epoch whose rank and size the buffers are laid out for; in another one
-                       // it fails. -1: any
+  int64_t generation = -1;  // the generation whose rank and size the buffers are laid out for; in
+                            // another one it fails. -1: any
   // Of a bucket of several tensors: a digest of how they lie in it, the same on all ranks. Engines
   // that compare what ranks issue compare it too. 0: no bucket.
   uint64_t layout = 0;

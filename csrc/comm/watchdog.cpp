@@ -22,7 +22,7 @@ bool later(const Entry& a, const Entry& b) {
   return a.at > b.at;
 }
 
-void failEpochOf(const OpState& op) {
+void failGenerationOf(const OpState& op) {
   const std::string name = op.describe();
   const std::string number = op.seq() < 0 ? "" : " #" + std::to_string(op.seq());
   Failure failure = op.lifecycle()->ownFailure(
@@ -40,7 +40,7 @@ void failEpochOf(const OpState& op) {
 struct Watchdog::Shared {
   using Owners = std::vector<std::shared_ptr<OpState>>;
 
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
   Mutex mutex;
   CondVar changed;
   std::vector<Entry> heap GUARDED_BY(mutex);
@@ -48,7 +48,7 @@ struct Watchdog::Shared {
   bool stopping GUARDED_BY(mutex) = false;
 
   bool inherited() const {
-    return generation != forkGeneration();
+    return fork_count != forkCount();
   }  // then the mutex may be held for good
 
   // `released` takes what may be an operation's last owner: it is to be destroyed without the lock.
@@ -85,7 +85,7 @@ struct Watchdog::Shared {
     while (takeExpired(expired)) {
       for (const Entry& entry : expired) {
         const auto op = entry.op.lock();
-        if (op && !op->done()) failEpochOf(*op);
+        if (op && !op->done()) failGenerationOf(*op);
       }
       expired.clear();
     }
@@ -124,11 +124,11 @@ std::vector<std::shared_ptr<Lifecycle>> Watchdog::outstanding() const {
       if (auto op = entry.op.lock()) operations.push_back(std::move(op));
     }
   }
-  std::set<std::shared_ptr<Lifecycle>> epochs;
+  std::set<std::shared_ptr<Lifecycle>> generations;
   for (const auto& op : operations) {
-    if (!op->done() && op->lifecycle()) epochs.insert(op->lifecycle());
+    if (!op->done() && op->lifecycle()) generations.insert(op->lifecycle());
   }
-  return {epochs.begin(), epochs.end()};
+  return {generations.begin(), generations.end()};
 }
 
 bool Watchdog::stop(Deadline deadline) {

@@ -2,7 +2,7 @@
 // only, never communicators: it can never become the last owner of one.
 //
 // Owner: the process (created at first use). Threads: watch() from any; it never blocks, and wakes
-// the thread only when the new deadline is the earliest. At a deadline: the epoch fails with
+// the thread only when the new deadline is the earliest. At a deadline: the generation fails with
 // kTimeout in the operation's name.
 #pragma once
 
@@ -20,7 +20,7 @@ class Watchdog {
   Watchdog();
   ~Watchdog();
   void watch(const std::shared_ptr<OpState>& op);
-  // The epochs of operations that are watched and have not ended, each once. Never blocks.
+  // The generations of operations that are watched and have not ended, each once. Never blocks.
   std::vector<std::shared_ptr<Lifecycle>> outstanding() const;
   bool stop(Deadline deadline);
   size_t watchedForTest();

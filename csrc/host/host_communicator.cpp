@@ -22,11 +22,11 @@ Failure aborted(const Lifecycle& lifecycle, const char* how) {
 
 }  // namespace
 
-HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> epoch,
+HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostGeneration> generation,
                                    std::shared_ptr<Lifecycle> lifecycle,
                                    std::shared_ptr<void> keep_alive)
     : loop_(loop),
-      epoch_(std::move(epoch)),
+      generation_(std::move(generation)),
       lifecycle_(std::move(lifecycle)),
       keep_alive_(std::move(keep_alive)) {}
 
@@ -34,7 +34,7 @@ HostCommunicator::~HostCommunicator() {
   Failure failure = aborted(*lifecycle_, "its group object was destroyed");
   failure.needs_new_group = true;
   lifecycle_->fail(std::move(failure));
-  loop_.post([epoch = std::move(epoch_)] { epoch->abandon(); });
+  loop_.post([generation = std::move(generation_)] { generation->abandon(); });
   // A subscriber of the lifecycle may have been the last owner, and runs on the loop: the engine
   // must not end there, since its loop would go before what is still to be released on it.
   if (loop_.inLoop()) runOnCallbackThread([engine = std::move(keep_alive_)] {});
@@ -42,10 +42,10 @@ HostCommunicator::~HostCommunicator() {
 
 void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation) {
   auto shared_state = state;
-  const bool posted = loop_.post(
-      [epoch = epoch_, state = std::move(state), operation = std::move(operation)]() mutable {
-        epoch->issue(std::move(state), std::move(operation));
-      });
+  const bool posted = loop_.post([generation = generation_, state = std::move(state),
+                                  operation = std::move(operation)]() mutable {
+    generation->issue(std::move(state), std::move(operation));
+  });
   if (!posted) {
     lifecycle_->fail(aborted(*lifecycle_, "its process is shutting down"));
     shared_state->complete(shared_state->inPlace(lifecycle_->failure()));
@@ -53,45 +53,46 @@ void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation
 }
 
 void HostCommunicator::onPeerLeft(const OnPeerLeft& told) {
-  loop_.post([epoch = epoch_, told] { epoch->tellOfLeavers(told); });
+  loop_.post([generation = generation_, told] { generation->tellOfLeavers(told); });
 }
 
 bool HostCommunicator::tellOfFailure(Deadline deadline) {
   const auto arrived = std::make_shared<std::atomic<bool>>(false);
   while (true) {
-    const bool ran =
-        loop_.runOnLoop([epoch = epoch_, arrived] { *arrived = epoch->tellOfFailure(); }, deadline);
+    const bool ran = loop_.runOnLoop(
+        [generation = generation_, arrived] { *arrived = generation->tellOfFailure(); }, deadline);
     if (!ran || *arrived || deadline.expired()) return *arrived;
     std::this_thread::sleep_for(kLookForArrival);
   }
 }
 
 bool HostCommunicator::afterALook(std::function<void()> then) {
-  return loop_.post(
-      [epoch = epoch_, then = std::move(then)]() mutable { epoch->whenRead(std::move(then)); });
+  return loop_.post([generation = generation_, then = std::move(then)]() mutable {
+    generation->whenRead(std::move(then));
+  });
 }
 
 bool HostCommunicator::drain(Deadline deadline) {
-  return epoch_->waitDrained(deadline);
+  return generation_->waitDrained(deadline);
 }
 
 bool HostCommunicator::leave(Deadline deadline) {
-  return depart(HostEpoch::Farewell::kForGood, deadline);
+  return depart(HostGeneration::Farewell::kForGood, deadline);
 }
 
 bool HostCommunicator::leaveForAnother(Deadline deadline) {
-  return depart(HostEpoch::Farewell::kForAnotherEpoch, deadline);
+  return depart(HostGeneration::Farewell::kForAnotherGeneration, deadline);
 }
 
-bool HostCommunicator::depart(HostEpoch::Farewell farewell, Deadline deadline) {
+bool HostCommunicator::depart(HostGeneration::Farewell farewell, Deadline deadline) {
   struct Waiter {
     Mutex mutex;
     CondVar changed;
     std::optional<bool> left GUARDED_BY(mutex);
   };
   auto waiter = std::make_shared<Waiter>();
-  const bool posted = loop_.post([epoch = epoch_, waiter, farewell] {
-    epoch->leave(farewell, [waiter](bool left) {
+  const bool posted = loop_.post([generation = generation_, waiter, farewell] {
+    generation->leave(farewell, [waiter](bool left) {
       MutexLock lock(waiter->mutex);
       waiter->left = left;
       waiter->changed.notifyAll();
@@ -110,10 +111,10 @@ bool HostCommunicator::depart(HostEpoch::Farewell farewell, Deadline deadline) {
 }
 
 uint64_t HostCommunicator::bytesSent() const {
-  return epoch_->traffic().sent.load(std::memory_order_relaxed);
+  return generation_->traffic().sent.load(std::memory_order_relaxed);
 }
 uint64_t HostCommunicator::bytesReceived() const {
-  return epoch_->traffic().received.load(std::memory_order_relaxed);
+  return generation_->traffic().received.load(std::memory_order_relaxed);
 }
 
 }  // namespace torchft_ext

@@ -1,18 +1,18 @@
-// The host engine's communicator: posts to the epoch on the network thread, and waits for it.
-// Owner: the group. Threads: any. Destruction never waits: the epoch fails and closes on its
+// The host engine's communicator: posts to the generation on the network thread, and waits for it.
+// Owner: the group. Threads: any. Destruction never waits: the generation fails and closes on its
 // thread.
 #pragma once
 
 #include <memory>
 
-#include "host/host_epoch.h"
+#include "host/host_generation.h"
 
 namespace torchft_ext {
 
 class HostCommunicator : public Communicator {
  public:
-  // keep_alive: the engine, whose loop outlives the epoch.
-  HostCommunicator(EventLoop& loop, std::shared_ptr<HostEpoch> epoch,
+  // keep_alive: the engine, whose loop outlives the generation.
+  HostCommunicator(EventLoop& loop, std::shared_ptr<HostGeneration> generation,
                    std::shared_ptr<Lifecycle> lifecycle, std::shared_ptr<void> keep_alive);
   ~HostCommunicator() override;
 
@@ -27,10 +27,10 @@ class HostCommunicator : public Communicator {
   uint64_t bytesReceived() const override;
 
  private:
-  bool depart(HostEpoch::Farewell farewell, Deadline deadline);
+  bool depart(HostGeneration::Farewell farewell, Deadline deadline);
 
   EventLoop& loop_;
-  std::shared_ptr<HostEpoch> epoch_;  // released on the loop
+  std::shared_ptr<HostGeneration> generation_;  // released on the loop
   const std::shared_ptr<Lifecycle> lifecycle_;
   std::shared_ptr<void> keep_alive_;  // released last, never on the loop
 };

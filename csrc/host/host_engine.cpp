@@ -87,21 +87,23 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
  private:
   using Formed = std::variant<std::shared_ptr<Communicator>, Failure, std::monostate>;
 
-  std::shared_ptr<HostEpoch> startEpoch(const Roster& roster,
-                                        const std::shared_ptr<Lifecycle>& lifecycle,
-                                        Deadline deadline, const std::shared_ptr<Attempt>& attempt);
-  Formed await(Attempt& attempt, const std::shared_ptr<HostEpoch>& epoch,
+  std::shared_ptr<HostGeneration> startGeneration(const Roster& roster,
+                                                  const std::shared_ptr<Lifecycle>& lifecycle,
+                                                  Deadline deadline,
+                                                  const std::shared_ptr<Attempt>& attempt);
+  Formed await(Attempt& attempt, const std::shared_ptr<HostGeneration>& generation,
                const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
                const std::function<bool()>& superseded);
-  Failure timedOut(const std::shared_ptr<HostEpoch>& epoch, const Roster& roster);
+  Failure timedOut(const std::shared_ptr<HostGeneration>& generation, const Roster& roster);
 
   const HostEngineOptions options_;
   const Incarnation incarnation_;
   EventLoop loop_;
   std::shared_ptr<Listener> listener_;    // set by open()
   std::shared_ptr<PeerMonitor> monitor_;  // set by open(); null: none could be started
-  using Epochs = std::list<std::weak_ptr<HostEpoch>>;
-  const std::shared_ptr<Epochs> epochs_ = std::make_shared<Epochs>();  // contents: loop thread only
+  using Generations = std::list<std::weak_ptr<HostGeneration>>;
+  // contents: loop thread only
+  const std::shared_ptr<Generations> generations_ = std::make_shared<Generations>();
 };
 
 std::optional<Failure> HostEngine::open() {
@@ -117,7 +119,7 @@ std::optional<Failure> HostEngine::open() {
   }
   // Answers the vigils of others where there is no monitor that would.
   loop_.post([listener = listener_] {
-    listener->expect(kProbeNonce, EpochSecret{}, [](Arrival&) { return false; });
+    listener->expect(kProbeNonce, GenerationSecret{}, [](Arrival&) { return false; });
   });
   MonitorOptions monitor;
   monitor.bind_address = options_.bind_address;
@@ -138,9 +140,9 @@ bool HostEngine::stop(Deadline deadline) {
   bool stopped = true;
   if (monitor_) stopped = monitor_->stop(deadline);
   loop_.runOnLoop(
-      [epochs = epochs_] {
-        for (const auto& weak : *epochs) {
-          if (auto epoch = weak.lock()) epoch->close();
+      [generations = generations_] {
+        for (const auto& weak : *generations) {
+          if (auto generation = weak.lock()) generation->close();
         }
       },
       deadline);
@@ -191,13 +193,12 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
   return all;
 }
 
-// ---------------------------------------------------------------- forming an epoch
+// ---------------------------------------------------------------- forming a generation
 
-std::shared_ptr<HostEpoch> HostEngine::startEpoch(const Roster& roster,
-                                                  const std::shared_ptr<Lifecycle>& lifecycle,
-                                                  Deadline deadline,
-                                                  const std::shared_ptr<Attempt>& attempt) {
-  HostEpochSetup setup;
+std::shared_ptr<HostGeneration> HostEngine::startGeneration(
+    const Roster& roster, const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
+    const std::shared_ptr<Attempt>& attempt) {
+  HostGenerationSetup setup;
   setup.loop = &loop_;
   setup.listener = listener_;
   setup.monitor = monitor_;
@@ -206,9 +207,9 @@ std::shared_ptr<HostEpoch> HostEngine::startEpoch(const Roster& roster,
   setup.local_sockets = options_.local_sockets;
   setup.tuning = options_.tuning;
   setup.deadline = deadline;
-  auto epoch = std::make_shared<HostEpoch>(std::move(setup));
+  auto generation = std::make_shared<HostGeneration>(std::move(setup));
 
-  HostEpoch::FormingCallbacks callbacks;
+  HostGeneration::FormingCallbacks callbacks;
   callbacks.up = [attempt] {
     MutexLock lock(attempt->mutex);
     attempt->up = true;
@@ -220,19 +221,23 @@ std::shared_ptr<HostEpoch> HostEngine::startEpoch(const Roster& roster,
     attempt->superseded = attempt->superseded || superseded;
     attempt->changed.notifyAll();
   };
-  loop_.post([epochs = epochs_, epoch, callbacks = std::move(callbacks)]() mutable {
-    epochs->remove_if([](const std::weak_ptr<HostEpoch>& weak) { return weak.expired(); });
-    epochs->push_back(epoch);
-    epoch->start(std::move(callbacks));
+  loop_.post([generations = generations_, generation, callbacks = std::move(callbacks)]() mutable {
+    generations->remove_if(
+        [](const std::weak_ptr<HostGeneration>& weak) { return weak.expired(); });
+    generations->push_back(generation);
+    generation->start(std::move(callbacks));
   });
-  return epoch;
+  return generation;
 }
 
-Failure HostEngine::timedOut(const std::shared_ptr<HostEpoch>& epoch, const Roster& roster) {
+Failure HostEngine::timedOut(const std::shared_ptr<HostGeneration>& generation,
+                             const Roster& roster) {
   auto missing = std::make_shared<std::vector<int>>();
-  const bool asked = loop_.runOnLoop([epoch, missing] { *missing = epoch->missingRanks(); },
-                                     Deadline::after(std::chrono::milliseconds(200)));
-  Failure failure = failureOf(FailureKind::kTimeout, "the epoch's links did not come up in time");
+  const bool asked =
+      loop_.runOnLoop([generation, missing] { *missing = generation->missingRanks(); },
+                      Deadline::after(std::chrono::milliseconds(200)));
+  Failure failure =
+      failureOf(FailureKind::kTimeout, "the generation's links did not come up in time");
   if (!asked || missing->empty()) return failure;
   const MemberRecord& first = roster.members[static_cast<size_t>(missing->front())];
   failure.cause = {missing->front(), -1, first.host, first.pid,
@@ -240,7 +245,8 @@ Failure HostEngine::timedOut(const std::shared_ptr<HostEpoch>& epoch, const Rost
   return failure;
 }
 
-HostEngine::Formed HostEngine::await(Attempt& attempt, const std::shared_ptr<HostEpoch>& epoch,
+HostEngine::Formed HostEngine::await(Attempt& attempt,
+                                     const std::shared_ptr<HostGeneration>& generation,
                                      const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
                                      const std::function<bool()>& superseded) {
   std::optional<Deadline> successor_deadline;
@@ -258,13 +264,13 @@ HostEngine::Formed HostEngine::await(Attempt& attempt, const std::shared_ptr<Hos
     }
     if (up) {
       return std::shared_ptr<Communicator>(
-          std::make_shared<HostCommunicator>(loop_, epoch, lifecycle, shared_from_this()));
+          std::make_shared<HostCommunicator>(loop_, generation, lifecycle, shared_from_this()));
     }
     if (failure) return *failure;
     if (superseded() && !attempt.isUp()) return std::monostate{};
-    // A store that does not answer keeps superseded() to the deadline, and the epoch forms
+    // A store that does not answer keeps superseded() to the deadline, and the generation forms
     // meanwhile.
-    if (deadline.expired() && !attempt.isUp()) return timedOut(epoch, epoch->roster());
+    if (deadline.expired() && !attempt.isUp()) return timedOut(generation, generation->roster());
     if (!broken) continue;
     if (!successor_deadline) {
       successor_deadline = awaits_successor ? deadline : deadline.orEarlier(kSuccessorWithin);
@@ -281,22 +287,22 @@ HostEngine::Formed HostEngine::form(const Roster& roster, std::shared_ptr<Lifecy
   auto attempt = std::make_shared<Attempt>();
   const Lifecycle::Subscription subscription =
       lifecycle->subscribe([attempt](const FailurePtr&) { attempt->wake(); });
-  auto epoch = startEpoch(roster, lifecycle, deadline, attempt);
+  auto generation = startGeneration(roster, lifecycle, deadline, attempt);
   // If the hook in superseded() throws (a signal), the attempt must not stay behind.
   struct Dissolve {
     EventLoop& loop;
-    std::shared_ptr<HostEpoch> epoch;
+    std::shared_ptr<HostGeneration> generation;
     ~Dissolve() {
-      if (epoch) loop.post([epoch = std::move(epoch)] { epoch->dissolve(); });
+      if (generation) loop.post([generation = std::move(generation)] { generation->dissolve(); });
     }
-  } dissolve{loop_, epoch};
+  } dissolve{loop_, generation};
 
-  Formed formed = await(*attempt, epoch, lifecycle, deadline, superseded);
+  Formed formed = await(*attempt, generation, lifecycle, deadline, superseded);
   lifecycle->unsubscribe(subscription);
   if (std::holds_alternative<std::shared_ptr<Communicator>>(formed)) {
-    dissolve.epoch.reset();
+    dissolve.generation.reset();
   } else if (auto* failure = std::get_if<Failure>(&formed)) {
-    // Told to the members that are linked already, by the epoch's own subscription.
+    // Told to the members that are linked already, by the generation's own subscription.
     lifecycle->fail(*failure);
   }
   return formed;

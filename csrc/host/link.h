@@ -1,9 +1,10 @@
 // One ordered, reliable stream of frames to one peer. A socket here, TCP or Unix; shared memory
 // fits behind the same interface: collectives and messages see nothing else.
 //
-// Loop thread only, construction included. Owner: the EpochLinks of one epoch, by the pointer that
-// its maker returns: releasing that closes the link. No callback runs from inside send(), resume()
-// or close(): they run from the loop's next turn, and never after close(). It never blocks.
+// Loop thread only, construction included. Owner: the GenerationLinks of one generation, by the
+// pointer that its maker returns: releasing that closes the link. No callback runs from inside
+// send(), resume() or close(): they run from the loop's next turn, and never after close(). It
+// never blocks.
 #pragma once
 
 #include <cstdint>

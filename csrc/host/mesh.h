@@ -1,9 +1,9 @@
-// Makes the links of one epoch: two lanes to each other member. Lane kCollective carries kData and
-// stops being read while no operation wants its frames; lane kControl is always read and carries
-// messages, failures and goodbyes, so that no news ever waits behind data.
+// Makes the links of one generation: two lanes to each other member. Lane kCollective carries kData
+// and stops being read while no operation wants its frames; lane kControl is always read and
+// carries messages, failures and goodbyes, so that no news ever waits behind data.
 //
 // A member connects to every lower rank, through its local socket where there is one and
-// local_sockets says so, and admits every higher one. Loop thread only. Owner: the epoch that
+// local_sockets says so, and admits every higher one. Loop thread only. Owner: the generation that
 // forms. It never blocks; no callback runs after its destruction, which forgets the nonce at the
 // listener.
 #pragma once

@@ -17,8 +17,8 @@ namespace {
 // Sends that nobody receives cost memory here: far more than a program that works has outstanding.
 constexpr size_t kMostAnnounced = size_t{1} << 20;
 
-// Messages travel in pieces: one that has begun when the epoch fails is completed from a copy, so
-// that the notice of the failure can follow it (link.h, closeAfterTexts).
+// Messages travel in pieces: one that has begun when the generation fails is completed from a copy,
+// so that the notice of the failure can follow it (link.h, closeAfterTexts).
 constexpr size_t kPieceBytes = size_t{256} << 10;
 
 FrameHeader headerOf(FrameType type, uint64_t number) {

@@ -2,7 +2,7 @@
 // receiver clears it, and only then do the bytes travel, straight into the recv's buffer. So an
 // outstanding send or recv holds up nothing. Matching is per (peer, tag) in order of issue; recv
 // from any takes the announcement that arrived first. A send of another size than the recv's fails
-// the epoch with kMismatch, naming both.
+// the generation with kMismatch, naming both.
 //
 // Loop thread only. Owner: the host communicator, which feeds it the frames of its types.
 #pragma once

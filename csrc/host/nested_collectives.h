@@ -8,9 +8,9 @@
 // whatever is issued later, and its callbacks then begin, since threads of callbacks that wait are
 // replaced (comm/callback_pool.h). Where a program differs, the operation's limit ends it.
 //
-// Ranks that issue different operations under one name fail the epoch with kMismatch.
+// Ranks that issue different operations under one name fail the generation with kMismatch.
 //
-// Loop thread only. Owner: HostEpoch, whose messages outlive it. cancelAll()
+// Loop thread only. Owner: HostGeneration, whose messages outlive it. cancelAll()
 // leaves every buffer untouched from then on and completes nothing: it returns what was pending;
 // the control lanes have been let go before.
 #pragma once

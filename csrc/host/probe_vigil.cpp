@@ -15,8 +15,8 @@
 namespace torchft_ext {
 namespace {
 
-// An epoch that forms as fast as usual is over by then, and costs no probe: where there are more
-// ranks than cores, those of all members would slow it down.
+// A generation that forms as fast as usual is over by then, and costs no probe: where there are
+// more ranks than cores, those of all members would slow it down.
 constexpr milliseconds kFirstAsk{15};
 constexpr milliseconds kInterval{25};
 constexpr int kMostPerSecond = 400;

@@ -175,7 +175,7 @@ ScheduleRunner::Impl::Verdict ScheduleRunner::Impl::judge(const Lane& lane,
 ScheduleRunner::Impl::Verdict ScheduleRunner::Impl::judgeOther(const Lane& lane,
                                                                const FrameHeader& header) const {
   const std::string theirs = describeSignature(header.tag) + " (collective " +
-                             std::to_string(header.seq) + " of the epoch)";
+                             std::to_string(header.seq) + " of the generation)";
   if (header.seq < due) {
     return {Verdict::Kind::kMismatch, "it sent " + bytesText(header.length) + " in " + theirs +
                                           ", which is over on rank " + std::to_string(rank)};
@@ -192,7 +192,7 @@ ScheduleRunner::Impl::Verdict ScheduleRunner::Impl::judgeOther(const Lane& lane,
 std::string ScheduleRunner::Impl::describeDifference(const FrameHeader& header) const {
   const std::string theirs = describeSignature(header.tag);
   const std::string ours = describeSignature(running->signature);
-  const std::string place = " as collective " + std::to_string(due) + " of the epoch";
+  const std::string place = " as collective " + std::to_string(due) + " of the generation";
   if (differInLayout(header.tag, running->signature)) {
     return "it issued " + theirs + place + " with another bucket layout than rank " +
            std::to_string(rank) +

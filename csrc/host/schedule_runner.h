@@ -2,8 +2,8 @@
 //
 // Loop thread only. Owner: the host communicator. Frames that arrive ahead of their operation wait
 // in the link (it is not read). A frame of another operation than the one that is due (seq,
-// signature, step or length differ) fails the epoch with kMismatch. cancelAll() leaves every buffer
-// untouched from then on and completes nothing: it returns what was pending.
+// signature, step or length differ) fails the generation with kMismatch. cancelAll() leaves every
+// buffer untouched from then on and completes nothing: it returns what was pending.
 #pragma once
 
 #include <deque>
@@ -30,7 +30,7 @@ class ScheduleRunner {
                  ScheduleTuning tuning, Callbacks callbacks);
   ~ScheduleRunner();
 
-  // Exchange number n of the epoch has index n on every rank; most collectives are one.
+  // Exchange number n of the generation has index n on every rank; most collectives are one.
   void add(std::shared_ptr<OpState> state, Operation operation);
   bool idle() const;
   bool needs(

@@ -1,4 +1,4 @@
-// Bytes that went over the links of one epoch, headers included.
+// Bytes that went over the links of one generation, headers included.
 // Threads: written by the loop, read by any. It outlives the links.
 #pragma once
 

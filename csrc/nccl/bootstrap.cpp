@@ -59,7 +59,7 @@ std::shared_ptr<OpState> transfer(const Bootstrap& bootstrap, OpKind kind, int p
 }
 
 TreePlace placeOf(const Bootstrap& bootstrap) {
-  const EpochIdentity& identity = bootstrap.lifecycle->identity();
+  const GenerationIdentity& identity = bootstrap.lifecycle->identity();
   if (bootstrap.peer < 0) return placeInTree(identity.rank, identity.size);
   if (identity.rank < bootstrap.peer) return {-1, {bootstrap.peer}};
   return {bootstrap.peer, {}};

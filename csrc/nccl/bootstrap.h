@@ -1,4 +1,4 @@
-// How the ranks of a new NCCL communicator get its unique ids: over the epoch's control
+// How the ranks of a new NCCL communicator get its unique ids: over the generation's control
 // communicator, from the lowest rank, by messages along a tree of its ranks. There is one id, or,
 // in large worlds with a library that can (2.23), one for each part of the ranks: the first rank of
 // a part makes it and sends it to the lowest one. So no process has to serve all ranks.
@@ -9,8 +9,9 @@
 // for two, and the how-manyeth of its kind. Before that the ranks meet, up the tree and down again.
 //
 // Threads: the issuing thread. Blocks until the id has come, until the deadline at most, calls the
-// wait hook (which may throw), and ends with the epoch. What has still to be passed on when it
-// returns is sent by the control communicator, which fails the epoch where that cannot be done.
+// wait hook (which may throw), and ends with the generation. What has still to be passed on when it
+// returns is sent by the control communicator, which fails the generation where that cannot be
+// done.
 #pragma once
 
 #include <memory>
@@ -30,7 +31,7 @@ struct Bootstrap {
   int64_t seq = -1;
   Deadline deadline = Deadline::never();
   int device_type = 0;
-  uint64_t ordinal = 0;  // how many communicators these ranks made before in this epoch
+  uint64_t ordinal = 0;  // how many communicators these ranks made before in this generation
   int peer = -1;         // the other rank; -1: all ranks
   int roots = 1;         // how many ids
   bool meets = false;    // its messages: those of the ranks that meet; else the ids
@@ -38,11 +39,11 @@ struct Bootstrap {
 
 // All ranks have come to this communicator. Before anything of NCCL's is made for it: what waits
 // there for ranks hears of no abort, and is freed only when they come (NCCL 2.18 to 2.31). False:
-// the epoch is over, or the deadline has passed.
+// the generation is over, or the deadline has passed.
 bool meet(Bootstrap bootstrap);
 
 // own: the id that this rank has made, if it is the first of a part; null elsewhere. nullopt: the
-// epoch is over (it has failed if the ranks did not agree), or the deadline has passed.
+// generation is over (it has failed if the ranks did not agree), or the deadline has passed.
 std::optional<std::vector<NcclUniqueId>> spreadUniqueIds(const Bootstrap& bootstrap,
                                                          const NcclUniqueId* own);
 

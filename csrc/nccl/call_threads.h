@@ -43,12 +43,10 @@ class CallThreads {
   bool stop(Deadline deadline);
 
  private:
-  bool inherited() const {
-    return generation_ != forkGeneration();
-  }  // its threads are the parent's
+  bool inherited() const { return fork_count_ != forkCount(); }  // its threads are the parent's
   bool collect();
 
-  const uint64_t generation_ = forkGeneration();
+  const uint64_t fork_count_ = forkCount();
   Mutex mutex_;
   std::vector<OwnedThread> threads_ GUARDED_BY(mutex_);
   bool stopped_ GUARDED_BY(mutex_) = false;

@@ -49,7 +49,7 @@ CommMemory::~CommMemory() {
   Owners owners;
   for (Entry& entry : entries_) owners.push_back(std::move(entry.owner));
   if (owners.empty()) return;
-  if (generation_ == forkGeneration()) {
+  if (fork_count_ == forkCount()) {
     keepForGood(std::move(owners));
   } else {
     letGoNever(std::move(owners));

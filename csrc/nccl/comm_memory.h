@@ -45,7 +45,7 @@ struct MemorySegment {
 std::string describe(const MemorySegment& segment);  // "4096 bytes at 0x7f00 of pool (0, 3)"
 
 // Later, on the callback thread: the last reference may be Python's, and whoever ends communicators
-// or epochs must not wait for the GIL.
+// or generations must not wait for the GIL.
 void letGoLater(std::vector<std::shared_ptr<void>> owners);
 // In a forked child: they are the parent's.
 void letGoNever(std::vector<std::shared_ptr<void>> owners);
@@ -76,7 +76,7 @@ class CommMemory {
     std::shared_ptr<void> owner;
     bool removed = false;
   };
-  const uint64_t generation_ = forkGeneration();
+  const uint64_t fork_count_ = forkCount();
   std::vector<Entry> entries_;
   std::atomic<bool> holds_any_{false};  // by the same threads
 };

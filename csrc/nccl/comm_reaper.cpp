@@ -54,7 +54,7 @@ struct CommReaper::Shared : std::enable_shared_from_this<CommReaper::Shared> {
 
   const std::function<void()> on_cut;
   const Duration limit;
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
   Mutex mutex;
   CondVar changed;
   std::vector<Request> requests GUARDED_BY(mutex);
@@ -67,7 +67,7 @@ struct CommReaper::Shared : std::enable_shared_from_this<CommReaper::Shared> {
   std::vector<Helper> helpers;  // the reaper thread's, as the next
   Comms inside;                 // left as they are, since a caller does not come back
 
-  bool inherited() const { return generation != forkGeneration(); }
+  bool inherited() const { return fork_count != forkCount(); }
   void submit(Request request);
   void startReturned();
   void run();

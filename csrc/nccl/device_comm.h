@@ -1,8 +1,8 @@
-// One NCCL communicator: of an epoch's ranks on one device, or of a pair of them.
+// One NCCL communicator: of a generation's ranks on one device, or of a pair of them.
 //
 // States: new -> initialising -> ready -> closed -> cut -> gone; from each of the first three
 // straight to closed.
-//   closed  its epoch is over (or it is being retired): no call into NCCL begins any more
+//   closed  its generation is over (or it is being retired): no call into NCCL begins any more
 //   cut     revoked or aborted, so that its kernels end and streams get on; or given up
 //   gone    NCCL has freed it
 // Once NCCL is through with its finalize it is at rest: nothing more of it comes into a stream.
@@ -12,12 +12,12 @@
 // may have to wait for peers there (initialisation, the first call of each shape) is called on a
 // thread beside the issuing one, which has a deadline and the wait hook.
 //
-// Owner: its epoch until it is closed, then the reaper until it is gone; operations under way hold
-// it too. Destruction calls nothing: whoever owns it last has seen it gone, or has reported why
-// not. Threads: the issuing thread (one at a time per epoch) initialises and calls, or has that
-// done beside it; the poller asks for asynchronous errors; the reaper cuts. All calls into NCCL go
-// through the gate, but for the abort of a blocking one with someone inside (reap_batch.h). close()
-// and what only reads: any thread, never blocks.
+// Owner: its generation until it is closed, then the reaper until it is gone; operations under way
+// hold it too. Destruction calls nothing: whoever owns it last has seen it gone, or has reported
+// why not. Threads: the issuing thread (one at a time per generation) initialises and calls, or has
+// that done beside it; the poller asks for asynchronous errors; the reaper cuts. All calls into
+// NCCL go through the gate, but for the abort of a blocking one with someone inside (reap_batch.h).
+// close() and what only reads: any thread, never blocks.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -48,12 +48,12 @@ struct DeviceCommSetup {
   c10::Device device;
   int rank = 0;
   int size = 1;
-  std::string name;  // "dp0 epoch 3 cuda:0"
+  std::string name;  // "dp0 generation 3 cuda:0"
   bool high_priority = false;
-  int peer = -1;                            // the epoch's rank at the other end; -1: all ranks
+  int peer = -1;                            // the generation's rank at the other end; -1: all ranks
   std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
   std::shared_ptr<CallThreads> calls{};     // of a blocking one; null: it is non-blocking
-  std::weak_ptr<Communicator> control{};    // by which the epoch's members hear of failures
+  std::weak_ptr<Communicator> control{};    // by which the generation's members hear of failures
 };
 
 class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
@@ -73,15 +73,15 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
 
   // This process made one of its ids, and so NCCL's root for it. Before initialise().
   void madeRoot(const NcclUniqueId& id);
-  // Blocks until NCCL says that it is ready. False: the epoch is over (and has failed, if this call
-  // is what ended it), or the deadline has passed. The wait hook may throw.
+  // Blocks until NCCL says that it is ready. False: the generation is over (and has failed, if this
+  // call is what ended it), or the deadline has passed. The wait hook may throw.
   bool initialise(const std::vector<NcclUniqueId>& ids, Deadline deadline);
   // Of two ranks: sends nothing and receives nothing, in one group on both. NCCL would connect only
   // the direction of the first call, and where both ranks send first, each takes the other's
   // direction for its own (2.28.9, run).
   bool connectBothWays(Deadline deadline);
-  // Of a blocking one: waits for a call beside this thread. nullopt: the epoch is over (a member
-  // that leaves and is needed ends it, after the grace), or the deadline has passed.
+  // Of a blocking one: waits for a call beside this thread. nullopt: the generation is over (a
+  // member that leaves and is needed ends it, after the grace), or the deadline has passed.
   std::optional<NcclResult> awaitCall(CallThreads::Call& call, Deadline deadline);
   // Whether such calls have been made before, so that NCCL has connected what they need.
   bool knows(uint64_t shape) const { return shapes_.count(shape) > 0; }
@@ -94,10 +94,10 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // What is registered in it. Inside the gate, or by the reaper; see there.
   CommMemory& memory() { return memory_; }
   // Waits until NCCL is no longer at work on this communicator's last call. False: as above. A
-  // member that leaves meanwhile and is needed ends the epoch, after the grace.
+  // member that leaves meanwhile and is needed ends the generation, after the grace.
   bool settle(Deadline deadline);
-  // Fails the epoch: in NCCL's words, or where those are that a peer is gone, in those of whoever
-  // knows more, which may take 200 ms.
+  // Fails the generation: in NCCL's words, or where those are that a peer is gone, in those of
+  // whoever knows more, which may take 200 ms.
   void fail(NcclResult result, const std::string& doing);
   // An operation of it goes into the graph that is being captured on this stream.
   void markCaptured(const c10::Stream& stream);
@@ -108,8 +108,8 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
 
   // ---- poller
 
-  // Asks for an asynchronous error, unless someone is calling; an error fails the epoch, that a
-  // peer is gone only once it has been known for 200 ms (fail()).
+  // Asks for an asynchronous error, unless someone is calling; an error fails the generation, that
+  // a peer is gone only once it has been known for 200 ms (fail()).
   void lookForError();
 
   // ---- any thread
@@ -132,8 +132,8 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // once there is one.
   bool handleIsKnown() const { return handle_known_.load(std::memory_order_acquire); }
   NcclComm knownHandle() const { return known_handle_; }
-  // By which the epoch's members can be told of its failure. Kept from when its abort is asked for
-  // until it is taken, since the epoch's owner may go meanwhile. Null: it has gone.
+  // By which the generation's members can be told of its failure. Kept from when its abort is asked
+  // for until it is taken, since the generation's owner may go meanwhile. Null: it has gone.
   void keepControl();
   std::shared_ptr<Communicator> takeControl();
   // The id that this process made for it, where other ranks may still be awaited under it.
@@ -148,7 +148,7 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   std::optional<NcclResult> beside(const std::function<NcclResult()>& call, Deadline deadline);
   bool betterCauseComes();    // blocks
   bool betterCauseMayCome();  // does not
-  bool blameLeaver();         // true: a member that is needed has left, and the epoch has failed
+  bool blameLeaver();  // true: a member that is needed has left, and the generation has failed
   void tell(NcclResult result, const std::string& doing);
 
   const DeviceCommSetup setup_;

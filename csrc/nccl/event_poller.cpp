@@ -28,7 +28,7 @@ FailurePtr failureOf(const Lifecycle& lifecycle) {
   if (FailurePtr failure = lifecycle.failure()) return failure;
   auto ended = std::make_shared<Failure>();
   ended->kind = FailureKind::kAborted;
-  ended->cause.how = "the epoch has ended";
+  ended->cause.how = "the generation has ended";
   return ended;
 }
 
@@ -48,7 +48,7 @@ void judge(const WatchedOp& op, Lifecycle& lifecycle) {
 
 enum class Fired { kNo, kYes, kUnknown };
 
-// Unknown: the device is in error, and will not tell better later; the epoch has failed.
+// Unknown: the device is in error, and will not tell better later; the generation has failed.
 Fired fired(const c10::Event& event, Lifecycle& lifecycle) {
   try {
     return event.query() ? Fired::kYes : Fired::kNo;
@@ -273,7 +273,7 @@ bool guarded(const std::function<bool()>& look) noexcept {
 }  // namespace
 
 struct EventPoller::Shared : std::enable_shared_from_this<EventPoller::Shared> {
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
   mutable Mutex mutex;
   CondVar changed;
   std::vector<WatchedOp> incoming GUARDED_BY(mutex);
@@ -282,7 +282,7 @@ struct EventPoller::Shared : std::enable_shared_from_this<EventPoller::Shared> {
   bool stopping GUARDED_BY(mutex) = false;
   Counts counts GUARDED_BY(mutex);
 
-  bool inherited() const { return generation != forkGeneration(); }
+  bool inherited() const { return fork_count != forkCount(); }
   bool await(Duration pause, const Watched& watched, std::vector<WatchedOp>& arrived);
   void wake();
   void run();

@@ -3,23 +3,24 @@
 // An operation is watched from the moment its `end` event is recorded. It is complete when the
 // event has fired before its communicator was closed, and no news of a failure had come from
 // another member by then: success (that event may have fired because a kernel was stopped there,
-// which is told before; see reap_batch.cpp); or when its epoch has failed and the communicator has
-// been cut: the epoch's failure; or when its verdict is that its epoch must fail, and it does. What
-// owns its buffers is kept until the event has fired in either case, so after an abort until the
-// stream has drained; but callers' tensors only until a stream waits for a sound operation
-// (nccl/stash.h). Where NCCL was still at work on the call when the epoch ended, that event proves
-// nothing: they are kept until the communicator is at rest or gone, and then until an event that is
-// recorded behind it has fired. Where the device cannot tell, they are kept for good.
+// which is told before; see reap_batch.cpp); or when its generation has failed and the communicator
+// has been cut: the generation's failure; or when its verdict is that its generation must fail, and
+// it does. What owns its buffers is kept until the event has fired in either case, so after an
+// abort until the stream has drained; but callers' tensors only until a stream waits for a sound
+// operation (nccl/stash.h). Where NCCL was still at work on the call when the generation ended,
+// that event proves nothing: they are kept until the communicator is at rest or gone, and then
+// until an event that is recorded behind it has fired. Where the device cannot tell, they are kept
+// for good.
 //
 // Never waits on the device, and asks it under relaxCapture(): safe beside a graph capture of
 // another thread. Looks every 100 us while operations complete, down to every 2 ms while none does,
 // at once when one is added, and sleeps while there is nothing to watch. Every 50 ms it asks busy
-// communicators for asynchronous errors, and fails epochs whose first operation on a stream has
-// waited too long for a member that said goodbye. Nothing that goes wrong ends the thread.
+// communicators for asynchronous errors, and fails generations whose first operation on a stream
+// has waited too long for a member that said goodbye. Nothing that goes wrong ends the thread.
 //
 // Owner: the process's NCCL threads. Threads: watch(), wake() from any, never block; everything
 // else happens on "ft-events", which also releases keep_alive there. After stop(): what is watched
-// is completed as failed where its epoch is over, and otherwise left to its epoch's end.
+// is completed as failed where its generation is over, and otherwise left to its generation's end.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -45,8 +46,8 @@ struct WatchedOp {
   std::shared_ptr<void> keep_alive;
   std::shared_ptr<Outstanding> outstanding;
   uint64_t number = 0;
-  // NCCL was still at work on the call when the epoch ended: the event alone proves nothing, the
-  // communicator must be at rest too before the buffers are let go.
+  // NCCL was still at work on the call when the generation ended: the event alone proves nothing,
+  // the communicator must be at rest too before the buffers are let go.
   bool interrupted = false;
   std::function<std::string()> verdict{};  // see StreamSide
 

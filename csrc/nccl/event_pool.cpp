@@ -33,16 +33,15 @@ std::shared_ptr<c10::Event> EventPool::take(c10::Device device, bool timed) {
   }
   if (!event) event = std::make_unique<c10::Event>(device.type(), flagFor(timed));
   return {event.release(),
-          [pool = shared_from_this(), key, generation = forkGeneration()](c10::Event* used) {
-            if (generation == forkGeneration())
-              pool->giveBack(key, std::unique_ptr<c10::Event>(used));
+          [pool = shared_from_this(), key, fork_count = forkCount()](c10::Event* used) {
+            if (fork_count == forkCount()) pool->giveBack(key, std::unique_ptr<c10::Event>(used));
           }};
 }
 
 std::shared_ptr<c10::Event> EventPool::fresh(c10::Device device, bool timed) {
   return {new c10::Event(device.type(), flagFor(timed)),
-          [generation = forkGeneration()](c10::Event* used) {
-            if (generation == forkGeneration()) delete used;
+          [fork_count = forkCount()](c10::Event* used) {
+            if (fork_count == forkCount()) delete used;
           }};
 }
 

@@ -112,7 +112,7 @@ bool Launch::findComms() {
     if (capturing_ && !context_.comms->has(device, op->peer))
       throw std::invalid_argument(
           std::string(toString(op->issue.operation.kind)) + " on " + device.str() +
-          ": the first such operation of an epoch cannot be captured into a graph, since its "
+          ": the first such operation of a generation cannot be captured into a graph, since its "
           "communicator has to be made; run one before the capture begins");
     op->comm = context_.comms->get(
         device, op->peer,
@@ -231,7 +231,7 @@ NcclResult Launch::callHere(const DeviceCalls& calls) {
   return callInGroup(*context_.platform->nccl, calls);
 }
 
-// nullopt: the epoch is over, or the deadline has passed; the call may still be under way.
+// nullopt: the generation is over, or the deadline has passed; the call may still be under way.
 std::optional<NcclResult> Launch::callBeside(const DeviceCalls& calls) {
   DeviceCalls copies = calls;
   for (DeviceCall& call : copies)
@@ -317,7 +317,7 @@ void Launch::watch(Op& op, bool interrupted) {
                                    interrupted, op.side->verdict});
 }
 
-// The epoch has failed while NCCL was at work on the calls, or because of them. Waiters are
+// The generation has failed while NCCL was at work on the calls, or because of them. Waiters are
 // released as soon as the communicators are cut. `end` is recorded all the same once NCCL has let
 // go of the stream, so that whoever orders a stream behind the operation is behind its last kernel.
 // If that takes too long, or a signal interrupts it, there is none: nothing may be enqueued there
@@ -382,7 +382,7 @@ FailurePtr Launch::whyOver() const {
   if (FailurePtr failure = context_.lifecycle->failure()) return failure;
   return std::make_shared<Failure>(context_.lifecycle->ownFailure(
       FailureKind::kAborted,
-      context_.lifecycle->over() ? "the epoch has ended" : "the operation was refused"));
+      context_.lifecycle->over() ? "the generation has ended" : "the operation was refused"));
 }
 
 void Launch::complete(Op& op, FailurePtr failure) {

@@ -9,7 +9,7 @@
 // a known shape on blocking communicators as long as NCCL does (an abort ends its waits for peers);
 // otherwise while a
 // communicator is made or while NCCL is at work on the calls, until the first deadline at most, and
-// ends with the epoch.
+// ends with the generation.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "nccl/device_call.h"
-#include "nccl/epoch_comms.h"
+#include "nccl/generation_comms.h"
 #include "nccl/nccl_threads.h"
 #include "nccl/outstanding.h"
 #include "nccl/peers_left.h"
@@ -32,7 +32,7 @@ class Launch {
     std::shared_ptr<const NcclPlatform> platform;
     std::shared_ptr<NcclThreads> threads;
     std::shared_ptr<Lifecycle> lifecycle;
-    std::shared_ptr<EpochComms> comms;
+    std::shared_ptr<GenerationComms> comms;
     std::shared_ptr<Outstanding> outstanding;
     std::shared_ptr<PeersLeft> left;
     std::shared_ptr<StreamTails> tails;
@@ -40,8 +40,8 @@ class Launch {
 
   Launch(const Context& context, std::vector<Communicator::Issue> issues);
 
-  // Throws std::invalid_argument where NCCL cannot do one of them: nothing was sent, the epoch is
-  // unharmed. Throws what the wait hook throws: the epoch has failed.
+  // Throws std::invalid_argument where NCCL cannot do one of them: nothing was sent, the generation
+  // is unharmed. Throws what the wait hook throws: the generation has failed.
   void run();
 
  private:

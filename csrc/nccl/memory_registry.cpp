@@ -45,7 +45,7 @@ MemoryRegistry::~MemoryRegistry() {
     for (auto& [id, known] : pools_) owners.push_back(std::move(known.owner));
   }
   if (owners.empty()) return;
-  if (generation_ == forkGeneration()) {
+  if (fork_count_ == forkCount()) {
     letGoLater(std::move(owners));
   } else {
     letGoNever(std::move(owners));
@@ -198,8 +198,8 @@ bool MemoryRegistry::attach(const std::shared_ptr<DeviceComm>& comm, Deadline de
   return outcome.kind == Kind::kDone && !comm->setup().lifecycle->over();
 }
 
-// kDone also where the communicator's epoch is over, or it is in error, which its poller will say:
-// those to come are what counts then.
+// kDone also where the communicator's generation is over, or it is in error, which its poller will
+// say: those to come are what counts then.
 MemoryOutcome MemoryRegistry::bringUpToDate(DeviceComm& comm, Deadline deadline) const {
   Pause pause;
   while (!comm.closed() && !comm.setup().lifecycle->over()) {

@@ -1,4 +1,4 @@
-// A group's registered memory pools, through all of its epochs.
+// A group's registered memory pools, through all of its generations.
 //
 // NCCL registers memory with a communicator; a user registers a pool with the group. So each new
 // communicator of all ranks gets what is registered for its device before its first operation, and
@@ -35,7 +35,7 @@ struct MemoryOutcome {
     kDone,
     kClosed,   // the group was shut down
     kUnknown,  // no such pool
-    kRefused,  // by NCCL; the epoch stands
+    kRefused,  // by NCCL; the generation stands
     kLate,     // not by the deadline
   };
   Kind kind = Kind::kDone;
@@ -45,7 +45,7 @@ struct MemoryOutcome {
 class MemoryRegistry {
  public:
   MemoryRegistry() = default;
-  ~MemoryRegistry();  // on whatever thread ends the last epoch: see letGoLater()
+  ~MemoryRegistry();  // on whatever thread ends the last generation: see letGoLater()
   MemoryRegistry(const MemoryRegistry&) = delete;
   MemoryRegistry& operator=(const MemoryRegistry&) = delete;
 
@@ -54,16 +54,16 @@ class MemoryRegistry {
   MemoryOutcome add(MemoryPool pool, Deadline deadline);
   // The pool is forgotten in any case but kClosed, kUnknown, and kLate where its turn did not come.
   // Everything issued that uses it must be complete. NCCL may wait for a peer there: on a helper
-  // thread, which is abandoned at the deadline; the epochs concerned fail then, and their
+  // thread, which is abandoned at the deadline; the generations concerned fail then, and their
   // communicators keep the pool's owner.
   MemoryOutcome remove(const PoolId& id, Deadline deadline);
   bool knows(const PoolId& id) const;
   void close();  // forgets all pools; never blocks
 
-  // A communicator of all ranks has become ready, and nothing was issued on it. False: its epoch is
-  // over (and has failed, if this call is what ended it), or the deadline has passed.
+  // A communicator of all ranks has become ready, and nothing was issued on it. False: its
+  // generation is over (and has failed, if this call is what ended it), or the deadline has passed.
   bool attach(const std::shared_ptr<DeviceComm>& comm, Deadline deadline);
-  // Between two epochs: those that have memory registered and that NCCL has not freed, so that
+  // Between two generations: those that have memory registered and that NCCL has not freed, so that
   // their kernels may still write into that of live peers. One that a graph has captured counts
   // until it is cut, since it is freed only with the graph.
   std::vector<std::shared_ptr<DeviceComm>> notFreed() const;
@@ -89,7 +89,7 @@ class MemoryRegistry {
   MemoryOutcome registerMissing(DeviceComm& comm) const;
   void undo(const std::vector<MemorySegment>& segments);
 
-  const uint64_t generation_ = forkGeneration();
+  const uint64_t fork_count_ = forkCount();
   CallGate turn_;  // of add() and remove(); closed: the group was shut down
   mutable Mutex mutex_;
   std::map<PoolId, Known> pools_ GUARDED_BY(mutex_);

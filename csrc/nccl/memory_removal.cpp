@@ -79,7 +79,7 @@ class Removal {
 };
 
 // Nobody can call NCCL on them any more, or their memory cannot be let go of.
-void failEpochs(const Removal& removal, const std::string& how) {
+void failGenerations(const Removal& removal, const std::string& how) {
   for (const auto& comm : removal.comms()) {
     Failure failure = comm->setup().lifecycle->ownFailure(FailureKind::kTimeout, how);
     failure.op = "deregister_mem_pool";
@@ -98,19 +98,20 @@ MemoryOutcome removeMemory(const std::vector<std::shared_ptr<DeviceComm>>& comms
   const auto removal = std::make_shared<Removal>(concerned, chosen, deadline);
   OwnedThread helper("ft-nccl-call", [removal] { removal->run(); });
   const std::string stuck =
-      "NCCL does not come back from deregistering memory: a member of the epoch may be frozen";
+      "NCCL does not come back from deregistering memory: a member of the generation may be frozen";
   const Deadline last = deadline.isNever() ? deadline : Deadline::at(deadline.at() + kLastLines);
   try {
     while (!helper.join(last.orEarlier(kHookInterval)) && !last.expired())
       if (how == Removing::kForGood) runWaitHook();
-  } catch (...) {  // a signal's handler: whoever called ends the epoch
+  } catch (...) {  // a signal's handler: whoever called ends the generation
     helper.abandon("a signal interrupted the wait for NCCL to deregister memory");
     throw;
   }
   const bool ended = helper.join(Deadline::after(Duration::zero()));
   if (!ended) helper.abandon(stuck);
   const MemoryOutcome outcome = ended ? removal->outcome() : MemoryOutcome{Kind::kLate, stuck};
-  if (outcome.kind == Kind::kLate && how == Removing::kForGood) failEpochs(*removal, outcome.why);
+  if (outcome.kind == Kind::kLate && how == Removing::kForGood)
+    failGenerations(*removal, outcome.why);
   return outcome;
 }
 

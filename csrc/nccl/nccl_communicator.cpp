@@ -10,11 +10,11 @@ constexpr Duration kRetireWithin = std::chrono::seconds(1);
 
 Lifecycle::Subscription reapOnFailure(const Launch::Context& context) {
   return context.lifecycle->subscribe(
-      [comms = std::weak_ptr<EpochComms>(context.comms),
+      [comms = std::weak_ptr<GenerationComms>(context.comms),
        threads = std::weak_ptr<NcclThreads>(context.threads)](const FailurePtr&) {
-        const auto epoch = comms.lock();
+        const auto generation = comms.lock();
         const auto alive = threads.lock();
-        if (epoch && alive) alive->reaper.abort(epoch->takeAll());
+        if (generation && alive) alive->reaper.abort(generation->takeAll());
       });
 }
 
@@ -23,7 +23,7 @@ bool allOf(const Comms& comms, Holds holds) {
   return std::all_of(comms.begin(), comms.end(), [&](const auto& comm) { return holds(*comm); });
 }
 
-Launch::Context contextOf(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads) {
+Launch::Context contextOf(GenerationComms::Setup setup, std::shared_ptr<NcclThreads> threads) {
   Launch::Context context{setup.platform,
                           threads,
                           setup.lifecycle,
@@ -36,13 +36,14 @@ Launch::Context contextOf(EpochComms::Setup setup, std::shared_ptr<NcclThreads> 
   });
   setup.threads = std::move(threads);
   setup.left = context.left;
-  context.comms = std::make_shared<EpochComms>(std::move(setup));
+  context.comms = std::make_shared<GenerationComms>(std::move(setup));
   return context;
 }
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads)
+NcclCommunicator::NcclCommunicator(GenerationComms::Setup setup,
+                                   std::shared_ptr<NcclThreads> threads)
     : control_(setup.control),
       context_(contextOf(std::move(setup), std::move(threads))),
       subscription_(reapOnFailure(context_)) {}
@@ -141,16 +142,17 @@ bool NcclCommunicator::leave(Deadline deadline) {
   const Comms retiring = complete ? retireAll(half) : Comms();
   const bool flushed = allOf(retiring, [&](auto& comm) { return comm.awaitRest(half); });
   const bool left = control_->leave(deadline);
-  // Where something is under way still: the epoch may have ended now, and then nobody fails it.
+  // Where something is under way still: the generation may have ended now, and then nobody fails
+  // it.
   context_.threads->reaper.abort(context_.comms->takeAll());
   const bool freed = allOf(retiring, [&](auto& comm) { return comm.awaitGone(deadline); });
   return complete && flushed && left && freed;
 }
 
 // What is in the streams may be through in time; whether a graph is being replayed cannot be known,
-// so where one holds operations the epoch fails, which whoever looks at the results can see. The
-// communicators may still be sending to members that are slower: they are finalized beside the next
-// epoch's beginning, and aborted where that takes too long.
+// so where one holds operations the generation fails, which whoever looks at the results can see.
+// The communicators may still be sending to members that are slower: they are finalized beside the
+// next generation's beginning, and aborted where that takes too long.
 bool NcclCommunicator::leaveForAnother(Deadline deadline) {
   if (context_.lifecycle->failure() || context_.comms->anyCaptured()) return false;
   if (!context_.outstanding->awaitBelow(context_.outstanding->mark(), deadline)) return false;
@@ -162,18 +164,18 @@ bool NcclCommunicator::leaveForAnother(Deadline deadline) {
 }
 
 // Another thread may have issued an operation since nothing was outstanding: what is numbered by
-// now is under way, what is numbered later finds no communicator. Then the epoch has failed.
+// now is under way, what is numbered later finds no communicator. Then the generation has failed.
 NcclCommunicator::Comms NcclCommunicator::takeIdle() {
   Comms comms = context_.comms->takeAll();
   const auto& outstanding = context_.outstanding;
   if (outstanding->awaitBelow(outstanding->mark(), Deadline::after(Duration::zero()))) return comms;
   context_.lifecycle->fail(context_.lifecycle->ownFailure(
-      FailureKind::kAborted, "an operation was issued while the epoch was being left"));
+      FailureKind::kAborted, "an operation was issued while the generation was being left"));
   context_.threads->reaper.abort(std::move(comms));
   return {};
 }
 
-// Where the epoch has failed there is none: they are being aborted.
+// Where the generation has failed there is none: they are being aborted.
 NcclCommunicator::Comms NcclCommunicator::retireAll(Deadline deadline) {
   if (context_.lifecycle->failure()) return {};
   Comms comms = takeIdle();

@@ -1,15 +1,15 @@
-// The NCCL engine's communicator: an epoch's control communicator with NCCL beside it. Operations
-// on host memory go to the former, those on device memory to the latter.
+// The NCCL engine's communicator: a generation's control communicator with NCCL beside it.
+// Operations on host memory go to the former, those on device memory to the latter.
 //
-// Owner: the group's current epoch. Threads: any. States follow the lifecycle:
+// Owner: the group's current generation. Threads: any. States follow the lifecycle:
 //   forming, active  operations run; communicators are made as they are needed
 //   failed           whoever fails the lifecycle hands all NCCL communicators to the reaper, on its
 //                    own thread and without waiting; they are cut within milliseconds, and then
 //                    everything under way is completed with the failure
 //   ended            after leave(): they were finalized, or aborted where that took too long
 // issue() blocks while a communicator is made (all its ranks have to come) and while NCCL is at
-// work on the calls; bounded by the operation's deadline, ended by the epoch's end. Destruction
-// never waits: the epoch fails.
+// work on the calls; bounded by the operation's deadline, ended by the generation's end.
+// Destruction never waits: the generation fails.
 #pragma once
 
 #include <memory>
@@ -22,11 +22,11 @@ namespace torchft_ext {
 
 class NcclCommunicator : public Communicator {
  public:
-  NcclCommunicator(EpochComms::Setup setup, std::shared_ptr<NcclThreads> threads);
+  NcclCommunicator(GenerationComms::Setup setup, std::shared_ptr<NcclThreads> threads);
   ~NcclCommunicator() override;
 
-  // Makes the communicator of the bound device, together with all other ranks. False: the epoch is
-  // over, or the deadline has passed.
+  // Makes the communicator of the bound device, together with all other ranks. False: the
+  // generation is over, or the deadline has passed.
   bool bindDevice(c10::Device device, Deadline deadline);
 
   void issue(std::shared_ptr<OpState> state, Operation operation) override;

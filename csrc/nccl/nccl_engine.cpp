@@ -106,7 +106,8 @@ std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> NcclEngine:
   auto* control = std::get_if<std::shared_ptr<Communicator>>(&formed);
   if (control == nullptr) return formed;
   auto communicator = std::make_shared<NcclCommunicator>(
-      EpochComms::Setup{platform_, std::move(*control), lifecycle, options_}, sharedNcclThreads());
+      GenerationComms::Setup{platform_, std::move(*control), lifecycle, options_},
+      sharedNcclThreads());
   // All members have passed the control engine's barrier: nobody starts anew from here on.
   if (options_.bound_device && !communicator->bindDevice(*options_.bound_device, deadline)) {
     if (const FailurePtr failure = lifecycle->failure()) return *failure;

@@ -1,10 +1,10 @@
-// The NCCL engine: communicators for device memory, under the same epochs, deadlines and failure
-// notices as the CPU engine.
+// The NCCL engine: communicators for device memory, under the same generations, deadlines and
+// failure notices as the CPU engine.
 //
-// Every epoch has a control communicator, made by another engine (the CPU's): it carries what NCCL
-// cannot, the news of failures and the unique ids, and in a group for all devices the operations on
-// host memory too. NCCL's own communicators are made when a device is first used, or at once for
-// a bound one.
+// Every generation has a control communicator, made by another engine (the CPU's): it carries what
+// NCCL cannot, the news of failures and the unique ids, and in a group for all devices the
+// operations on host memory too. NCCL's own communicators are made when a device is first used, or
+// at once for a bound one.
 //
 // Owner: groups share it. Threads: any. form() blocks as the control engine's does.
 #pragma once
@@ -22,8 +22,9 @@ namespace torchft_ext {
 class MemoryRegistry;
 
 struct NcclEngineOptions {
-  std::optional<c10::Device> bound_device;  // its communicator is made with the epoch (device_id=)
-  bool high_priority = false;               // of the communicators' streams
+  // its communicator is made with the generation (device_id=)
+  std::optional<c10::Device> bound_device;
+  bool high_priority = false;  // of the communicators' streams
   // In larger worlds NCCL's bootstrap gets several roots, where it can (2.23). As in torch's nccl
   // (TORCH_NCCL_RANKS_PER_ROOT).
   int ranks_per_root = 128;

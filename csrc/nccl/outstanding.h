@@ -1,5 +1,5 @@
-// The operations of one epoch that are issued and not yet complete, by number: what drain() and
-// check() wait for. Numbers outlive their operations, so nothing here keeps one alive.
+// The operations of one generation that are issued and not yet complete, by number: what drain()
+// and check() wait for. Numbers outlive their operations, so nothing here keeps one alive.
 //
 // Owner: the communicator and every operation it has under way. Threads: any.
 #pragma once

@@ -1,7 +1,7 @@
-// Which members of an epoch have said goodbye. An operation that begins later and needs one of them
-// would wait for its deadline, and so would one that began before but cannot complete without it:
-// NCCL says nothing. The latter gets a second's grace, since what the leaver had sent may be on its
-// way.
+// Which members of a generation have said goodbye. An operation that begins later and needs one of
+// them would wait for its deadline, and so would one that began before but cannot complete without
+// it: NCCL says nothing. The latter gets a second's grace, since what the leaver had sent may be on
+// its way.
 //
 // Owner: the communicator, its NCCL communicators, launches, and the control communicator's
 // callback. Threads: any.
@@ -23,7 +23,7 @@ constexpr Duration kLeaverGrace = std::chrono::seconds(1);
 
 struct Leaver {
   int rank = -1;
-  bool begins_another = false;  // epoch: it is no departure then
+  bool begins_another = false;  // generation: it is no departure then
 };
 
 class PeersLeft {
@@ -51,7 +51,7 @@ inline Failure failureOf(const Leaver& leaver, std::string how) {
   Failure failure;
   failure.kind = leaver.begins_another ? FailureKind::kAborted : FailureKind::kPeerLeft;
   failure.cause.rank = leaver.rank;
-  failure.cause.how = leaver.begins_another ? "it began another epoch" : std::move(how);
+  failure.cause.how = leaver.begins_another ? "it began another generation" : std::move(how);
   return failure;
 }
 
@@ -59,7 +59,7 @@ inline Failure failureOf(const Leaver& leaver, std::string how) {
 class LeaverWatch {
  public:
   // under_way: it has begun, so that the leaver's part in it is all that can be missing. True: it
-  // has waited for a leaver beyond the grace, and the epoch has failed.
+  // has waited for a leaver beyond the grace, and the generation has failed.
   bool look(const PeersLeft& left, int peer, bool under_way, Lifecycle& lifecycle) {
     const std::optional<Leaver> leaver = under_way ? left.neededBy(peer) : std::nullopt;
     if (!leaver) return false;

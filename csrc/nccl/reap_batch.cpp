@@ -232,12 +232,12 @@ void ReapBatch::tellMembers(const Comms& comms) {
     if (told_.insert(setup.lifecycle.get()).second)
       tellers[setup.lifecycle.get()] = {std::move(control), setup.name};
   }
-  // All begin before any is waited for: an epoch with a member that cannot be reached takes the
+  // All begin before any is waited for: a generation with a member that cannot be reached takes the
   // whole time.
-  for (const auto& [epoch, teller] : tellers)
+  for (const auto& [generation, teller] : tellers)
     teller.first->tellOfFailure(Deadline::after(Duration::zero()));
   const Deadline deadline = Deadline::after(kToldWithin);
-  for (const auto& [epoch, teller] : tellers) {
+  for (const auto& [generation, teller] : tellers) {
     if (teller.first->tellOfFailure(deadline)) continue;
     log(LogLevel::kWarning, "not every member of " + teller.second +
                                 " could be told of its failure before NCCL was aborted");

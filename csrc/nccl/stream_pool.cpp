@@ -86,8 +86,8 @@ std::shared_ptr<const c10::Stream> takeStream(const CudaApi& cuda, c10::Device d
                                               bool high_priority) {
   const Kind kind(device.type(), device.index(), high_priority);
   auto* stream = new c10::Stream(choose(cuda, kind, device, high_priority));
-  return {stream, [kind, generation = forkGeneration()](const c10::Stream* used) {
-            if (generation == forkGeneration()) pool.get().giveBack(kind, *used);
+  return {stream, [kind, fork_count = forkCount()](const c10::Stream* used) {
+            if (fork_count == forkCount()) pool.get().giveBack(kind, *used);
             delete used;
           }};
 }

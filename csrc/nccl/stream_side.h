@@ -36,8 +36,8 @@ struct StreamSide : DeviceSide {
   // enqueue. Called once at most, and gone then with what they hold.
   std::function<void(const c10::Stream&)> ahead;
   std::function<void(const c10::Stream&)> behind;
-  // Asked when the operation has run: empty, or why its epoch must fail. May be empty itself. Must
-  // not block.
+  // Asked when the operation has run: empty, or why its generation must fail. May be empty itself.
+  // Must not block.
   std::function<std::string()> verdict;
 
   std::weak_ptr<Stash> stash;  // what the operation keeps until it is waited for; may be none

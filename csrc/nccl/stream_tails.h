@@ -1,6 +1,6 @@
-// Behind what an epoch's operations end, by stream: the last `end` that was recorded on each. So
-// that a thread whose epoch has failed can have its streams wait for kernels that are still on
-// their way out, and may write until they are.
+// Behind what a generation's operations end, by stream: the last `end` that was recorded on each.
+// So that a thread whose generation has failed can have its streams wait for kernels that are still
+// on their way out, and may write until they are.
 //
 // Owner: the communicator and every launch. Threads: any.
 #pragma once

@@ -17,7 +17,7 @@ namespace {
 
 // Of a TCP address, and only where another one is left to try: a packet filter that swallows
 // connections must not cost the whole deadline. The answer may take longer, since the acceptor
-// parks us until its epoch begins.
+// parks us until its generation begins.
 constexpr std::chrono::seconds kConnectWithin{2};
 constexpr std::chrono::seconds kAnswerWithin{10};
 constexpr milliseconds kLongestPause{50};
@@ -208,7 +208,7 @@ void Connector::Impl::onAnswer() {
   }
   const auto welcome = decodeWelcome(attempt.inbox.payload());
   if (!welcome || !equalInConstantTime(welcome->proof.bytes, expected.proof.bytes)) {
-    giveUpAddress(currentName() + " does not know the epoch's secret");
+    giveUpAddress(currentName() + " does not know the generation's secret");
   } else if (welcome->from != expected.from) {
     giveUpAddress(currentName() + " is another process: expected incarnation " +
                   expected.from.hex() + ", found " + welcome->from.hex());
@@ -220,7 +220,7 @@ void Connector::Impl::onAnswer() {
 void Connector::Impl::judgeRefusal() {
   const auto refusal = decodeRefusal(attempt.inbox.payload());
   const std::string why = currentName() + " refused: " + (refusal ? refusal->reason : "malformed");
-  if (refusal && refusal->code == RefusalCode::kUnknownEpoch) {
+  if (refusal && refusal->code == RefusalCode::kUnknownGeneration) {
     askAgainLater(why);
   } else {
     giveUpAddress(why);

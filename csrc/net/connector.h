@@ -4,10 +4,10 @@
 // elsewhere, a callback may be under way meanwhile). The callback runs exactly once, on the loop,
 // never from inside the constructor, unless the Connector is destroyed first: then never. It may
 // destroy the Connector. Retries after 1, 2, 4 ... 50 ms on "connection refused", reset, and
-// kUnknownEpoch, until the deadline; gives an address up at once on a wrong secret, wrong process
-// or wire version, and fails when no address is left. It never blocks and reads nothing beyond the
-// handshake. Where this process has had no descriptor, port or memory for a try at any address for
-// a second (base/shortage.h), it fails too: what is missing, others cannot mend.
+// kUnknownGeneration, until the deadline; gives an address up at once on a wrong secret, wrong
+// process or wire version, and fails when no address is left. It never blocks and reads nothing
+// beyond the handshake. Where this process has had no descriptor, port or memory for a try at any
+// address for a second (base/shortage.h), it fails too: what is missing, others cannot mend.
 #pragma once
 
 #include <atomic>

@@ -148,7 +148,8 @@ void Dial::onAnswer(FrameType type, std::string_view payload) {
     return finish(End::kAnswered, "another process answered", RefusalCode::kWrongProcess);
   }
   if (!equalInConstantTime(welcome->proof.bytes, expected_.proof.bytes)) {
-    return finish(End::kAnswered, "it does not know the epoch's secret", RefusalCode::kWrongSecret);
+    return finish(End::kAnswered, "it does not know the generation's secret",
+                  RefusalCode::kWrongSecret);
   }
   finish(End::kWelcomed, "");
 }

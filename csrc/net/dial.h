@@ -30,7 +30,7 @@ class Dial {
   struct Result {
     End end = End::kBroken;
     UniqueFd fd;
-    RefusalCode code = RefusalCode::kUnknownEpoch;
+    RefusalCode code = RefusalCode::kUnknownGeneration;
     std::string detail;
   };
   using Callback = std::function<void(Result)>;
@@ -55,7 +55,7 @@ class Dial {
   void onAnswer(FrameType type, std::string_view payload);
   void arm(Deadline due);
   void onTime();
-  void finish(End end, std::string detail, RefusalCode code = RefusalCode::kUnknownEpoch);
+  void finish(End end, std::string detail, RefusalCode code = RefusalCode::kUnknownGeneration);
 
   EventLoop& loop_;
   const std::string hello_;

@@ -28,10 +28,10 @@ namespace {
 constexpr std::chrono::seconds kReadyWithin{30};
 constexpr std::chrono::seconds kStopWithin{1};
 constexpr int kEventsPerTurn = 64;
-constexpr uint64_t kWakeTag = 0;  // generations start at 1, so that no descriptor has this tag
+constexpr uint64_t kWakeTag = 0;  // tokens start at 1, so that no descriptor has this tag
 
-uint64_t tagOf(int fd, uint32_t generation) {
-  return (static_cast<uint64_t>(generation) << 32U) | static_cast<uint32_t>(fd);
+uint64_t tagOf(int fd, uint32_t token) {
+  return (static_cast<uint64_t>(token) << 32U) | static_cast<uint32_t>(fd);
 }
 
 std::system_error lacking(int error, const std::string& what) {
@@ -57,7 +57,7 @@ int millisecondsUntil(Clock::time_point when) {
 
 struct EventLoop::Core {
   struct Watch {
-    uint32_t generation = 0;
+    uint32_t token = 0;
     std::shared_ptr<IoHandler> handler;
   };
   struct Timer {
@@ -85,7 +85,7 @@ struct EventLoop::Core {
   const std::string name;
   const LoopTraits traits;
   const int wake;
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
 
   // Written by the loop's thread before ready; read by any.
   std::atomic<bool> has_private_table{false};
@@ -102,7 +102,7 @@ struct EventLoop::Core {
   int epoll = -1;  // made and closed by the loop's thread: in a private table nobody else knows it
   std::vector<Task> running;  // swapped with tasks, so that neither allocates in the long run
   std::unordered_map<int, Watch> watches;
-  uint32_t last_generation = 0;
+  uint32_t last_token = 0;
   Timers timers;
   std::unordered_map<TimerId, Timers::iterator> timer_index;
   TimerId last_timer = 0;
@@ -170,7 +170,7 @@ int EventLoop::Core::handleEvents(int timeout_ms) {
     const auto found = watches.find(static_cast<int>(event.data.u64 & 0xffffffffU));
     // An earlier handler of this turn may have ended this watch, or begun another one under its
     // number.
-    if (found == watches.end() || found->second.generation != event.data.u64 >> 32U) continue;
+    if (found == watches.end() || found->second.token != event.data.u64 >> 32U) continue;
     const std::shared_ptr<IoHandler> handler = found->second.handler;  // it may unwatch itself
     guarded("a descriptor's handler", [&] { (*handler)(event.events); });
   }
@@ -254,7 +254,7 @@ EventLoop::~EventLoop() {
 }
 
 bool EventLoop::post(Task task) {
-  if (core_->generation != forkGeneration()) return false;
+  if (core_->fork_count != forkCount()) return false;
   bool was_empty = false;
   {
     MutexLock lock(core_->mutex);
@@ -303,7 +303,7 @@ bool EventLoop::runOnLoop(Task task, Deadline deadline) {
 }
 
 bool EventLoop::stop(Deadline deadline) {
-  if (core_->generation != forkGeneration()) return true;
+  if (core_->fork_count != forkCount()) return true;
   {
     MutexLock lock(core_->mutex);
     core_->stopping = true;
@@ -320,14 +320,14 @@ bool EventLoop::onOwnLoop() const {
 void EventLoop::watch(int fd, uint32_t epoll_events, IoHandler handler) {
   unwatch(fd);
   if (!onOwnLoop()) return;
-  if (++core_->last_generation == 0) ++core_->last_generation;
+  if (++core_->last_token == 0) ++core_->last_token;
   epoll_event event{};
   event.events = epoll_events;
-  event.data.u64 = tagOf(fd, core_->last_generation);
+  event.data.u64 = tagOf(fd, core_->last_token);
   if (::epoll_ctl(core_->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
     throw lacking(errno, "epoll on loop " + core_->name);
   }
-  core_->watches[fd] = {core_->last_generation, std::make_shared<IoHandler>(std::move(handler))};
+  core_->watches[fd] = {core_->last_token, std::make_shared<IoHandler>(std::move(handler))};
 }
 
 void EventLoop::modify(int fd, uint32_t epoll_events) {
@@ -337,7 +337,7 @@ void EventLoop::modify(int fd, uint32_t epoll_events) {
   if (found == core_->watches.end()) return;
   epoll_event event{};
   event.events = epoll_events;
-  event.data.u64 = tagOf(fd, found->second.generation);
+  event.data.u64 = tagOf(fd, found->second.token);
   ::epoll_ctl(core_->epoll, EPOLL_CTL_MOD, fd, &event);
 }
 

@@ -10,7 +10,7 @@
 namespace torchft_ext {
 
 std::string encodeFailure(const Failure& failure);  // the payload of a kFailed frame
-// nullopt: malformed, an unknown kind, or a rank outside the epoch.
+// nullopt: malformed, an unknown kind, or a rank outside the generation.
 std::optional<Failure> decodeFailure(std::string_view payload, int size);
 
 }  // namespace torchft_ext

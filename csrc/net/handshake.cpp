@@ -72,7 +72,7 @@ std::optional<Refusal> decodeRefusal(std::string_view payload) {
   ByteReader in(payload);
   const uint8_t code = in.u8();
   Refusal refusal{static_cast<RefusalCode>(code), in.text(kLongestReason)};
-  const bool known = code >= static_cast<uint8_t>(RefusalCode::kUnknownEpoch) &&
+  const bool known = code >= static_cast<uint8_t>(RefusalCode::kUnknownGeneration) &&
                      code <= static_cast<uint8_t>(RefusalCode::kWrongVersion);
   if (!in.atEnd() || !known) return std::nullopt;
   // It came from a stranger and goes into logs and error messages.

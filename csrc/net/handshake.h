@@ -1,7 +1,7 @@
 // Who a connection belongs to, and the proof that it may. The connector says hello; the acceptor
 // looks the nonce up, compares the secret and answers. Used by listener and connector only.
 //
-// A member of an epoch is (nonce, rank, incarnation); a pair of members may have several lanes.
+// A member of a generation is (nonce, rank, incarnation); a pair of members may have several lanes.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct Hello {
 std::string encodeHello(const Hello& hello);                 // a whole frame
 std::optional<Hello> decodeHello(std::string_view payload);  // nullopt: malformed
 
-// The nonce of a hello that asks whether a process lives: of no epoch. Whoever listens answers it,
-// with a welcome or a refusal, and closes the connection.
+// The nonce of a hello that asks whether a process lives: of no generation. Whoever listens answers
+// it, with a welcome or a refusal, and closes the connection.
 inline constexpr Nonce kProbeNonce{};
 
 struct Welcome {
@@ -36,12 +36,13 @@ std::string encodeWelcome(const Welcome& welcome);  // a whole frame
 std::optional<Welcome> decodeWelcome(std::string_view payload);
 
 // A refusal that will not change (wrong secret, wrong process) ends the attempt to connect; one
-// that may (the epoch is unknown here: behind or ahead) does not.
+// that may (the generation is unknown here: behind or ahead) does not.
 enum class RefusalCode : uint8_t {
-  kUnknownEpoch = 1,
+  kUnknownGeneration = 1,
   kWrongSecret = 2,
   kWrongProcess = 3,
-  kDuplicate = 4,  // follows a welcome: the epoch has that member, lane or rank already, or no such
+  // follows a welcome: the generation has that member, lane or rank already, or no such
+  kDuplicate = 4,
   kWrongVersion = 5,
 };
 struct Refusal {

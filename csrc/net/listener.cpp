@@ -62,8 +62,8 @@ struct Listener::AtomicCounts {
 // Loop thread only. Owned by the handlers of its listening sockets, and by each handler or timer
 // while that runs.
 struct Listener::Impl : std::enable_shared_from_this<Impl> {
-  struct Epoch {
-    EpochSecret secret;
+  struct Generation {
+    GenerationSecret secret;
     std::shared_ptr<const Handler> handler;
     Starved starved;  // null: nobody is to be told, or has been
     Clock::time_point since = Clock::now();
@@ -75,7 +75,7 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
 
   void start();
   void close();
-  void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler, Starved starved);
+  void expect(const Nonce& nonce, const GenerationSecret& secret, Handler handler, Starved starved);
 
   std::vector<SocketAddress> addresses() const;
   void acceptSome(const ListeningSocket& door);
@@ -89,7 +89,7 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   void readHello(Place place);
   void judge(Guest guest);
   void park(Guest guest);
-  void admit(Guest guest, const Epoch& epoch);
+  void admit(Guest guest, const Generation& generation);
   void refuse(const Guest& guest, RefusalCode code, const std::string& reason);
   bool callHandler(const Handler& handler, Arrival& arrival) noexcept;
 
@@ -106,7 +106,7 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   std::optional<Clock::time_point> lacking_since;
   WaitingRoom strangers;
   WaitingRoom parked;
-  std::map<Nonce, Epoch> epochs;
+  std::map<Nonce, Generation> generations;
 };
 
 Listener::Impl::Impl(EventLoop& event_loop, std::vector<ListeningSocket> listening,
@@ -121,7 +121,8 @@ Listener::Impl::Impl(EventLoop& event_loop, std::vector<ListeningSocket> listeni
           event_loop, capacity(kMaxParked, kParkedShare), kParkedFor,
           [this](const Guest& guest) {
             counts->parked = parked.guests().size();
-            refuse(guest, RefusalCode::kUnknownEpoch, "this process does not know that epoch");
+            refuse(guest, RefusalCode::kUnknownGeneration,
+                   "this process does not know that generation");
           },
           [this] { return shared_from_this(); }) {}
 
@@ -149,7 +150,7 @@ void Listener::Impl::close() {
   }
   strangers.clear();
   parked.clear();
-  const auto ended = std::exchange(epochs, {});
+  const auto ended = std::exchange(generations, {});
 }
 
 void Listener::Impl::acceptSome(const ListeningSocket& door) {
@@ -229,10 +230,11 @@ void Listener::Impl::pauseAccepting(const ListeningSocket& door, int error) {
 }
 
 void Listener::Impl::tellStarved(const std::string& why) {
-  std::vector<Starved> told;  // the calls may forget epochs
-  for (auto& [nonce, epoch] : epochs) {
-    if (epoch.starved && Clock::now() - std::max(epoch.since, *lacking_since) >= kLacksFor)
-      told.push_back(std::exchange(epoch.starved, nullptr));
+  std::vector<Starved> told;  // the calls may forget generations
+  for (auto& [nonce, generation] : generations) {
+    if (generation.starved &&
+        Clock::now() - std::max(generation.since, *lacking_since) >= kLacksFor)
+      told.push_back(std::exchange(generation.starved, nullptr));
   }
   for (const Starved& starved : told) starved(why);
 }
@@ -272,11 +274,12 @@ void Listener::Impl::judge(Guest guest) {
     refuse(guest, RefusalCode::kWrongProcess, "another process has taken over this port");
     return;
   }
-  const auto found = epochs.find(hello->nonce);
-  if (found != epochs.end()) {
-    admit(std::move(guest), Epoch(found->second));  // a copy: the handler may forget the epoch
+  const auto found = generations.find(hello->nonce);
+  if (found != generations.end()) {
+    // a copy: the handler may forget the generation
+    admit(std::move(guest), Generation(found->second));
   } else if (hello->nonce.isZero()) {
-    refuse(guest, RefusalCode::kUnknownEpoch, "this process lives");  // a Probe asks
+    refuse(guest, RefusalCode::kUnknownGeneration, "this process lives");  // a Probe asks
   } else {
     park(std::move(guest));
   }
@@ -294,25 +297,25 @@ void Listener::Impl::park(Guest guest) {
   counts->parked = parked.guests().size();
 }
 
-void Listener::Impl::admit(Guest guest, const Epoch& epoch) {
+void Listener::Impl::admit(Guest guest, const Generation& generation) {
   const Hello& hello = guest.hello;
-  if (!equalInConstantTime(hello.proof.bytes, epoch.secret.connector.bytes)) {
-    refuse(guest, RefusalCode::kWrongSecret, "the epoch's secret is another one");
+  if (!equalInConstantTime(hello.proof.bytes, generation.secret.connector.bytes)) {
+    refuse(guest, RefusalCode::kWrongSecret, "the generation's secret is another one");
     return;
   }
-  if (!sendWhole(guest.fd.get(), encodeWelcome({epoch.secret.acceptor, incarnation}))) {
+  if (!sendWhole(guest.fd.get(), encodeWelcome({generation.secret.acceptor, incarnation}))) {
     ++counts->refused;
     return;
   }
   Arrival arrival{std::move(guest.fd), hello.rank, hello.lane, hello.from};
-  if (callHandler(*epoch.handler, arrival)) {
+  if (callHandler(*generation.handler, arrival)) {
     ++counts->admitted;
     if (guest.local) ++counts->admitted_locally;
     return;
   }
   guest.fd = std::move(arrival.fd);
   refuse(guest, RefusalCode::kDuplicate,
-         "the epoch does not take that rank and lane, or has it already");
+         "the generation does not take that rank and lane, or has it already");
 }
 
 bool Listener::Impl::callHandler(const Handler& handler, Arrival& arrival) noexcept {
@@ -331,10 +334,10 @@ void Listener::Impl::refuse(const Guest& guest, RefusalCode code, const std::str
   if (guest.fd) sendWhole(guest.fd.get(), encodeRefusal({code, reason}));
 }
 
-void Listener::Impl::expect(const Nonce& nonce, const EpochSecret& secret, Handler handler,
+void Listener::Impl::expect(const Nonce& nonce, const GenerationSecret& secret, Handler handler,
                             Starved starved) {
-  epochs[nonce] =
-      Epoch{secret, std::make_shared<const Handler>(std::move(handler)), std::move(starved)};
+  generations[nonce] =
+      Generation{secret, std::make_shared<const Handler>(std::move(handler)), std::move(starved)};
   std::vector<Guest> waiting;
   for (Place place = parked.guests().begin(); place != parked.guests().end();) {
     const Place current = place++;
@@ -343,11 +346,11 @@ void Listener::Impl::expect(const Nonce& nonce, const EpochSecret& secret, Handl
   counts->parked = parked.guests().size();
   for (Guest& guest : waiting) {
     if (closed) return;
-    const auto found = epochs.find(nonce);
-    if (found == epochs.end()) {
-      park(std::move(guest));  // a handler has forgotten the epoch
+    const auto found = generations.find(nonce);
+    if (found == generations.end()) {
+      park(std::move(guest));  // a handler has forgotten the generation
     } else {
-      admit(std::move(guest), Epoch(found->second));
+      admit(std::move(guest), Generation(found->second));
     }
   }
 }
@@ -399,7 +402,7 @@ Listener::~Listener() {
   }
 }
 
-void Listener::expect(const Nonce& nonce, const EpochSecret& secret, Handler handler,
+void Listener::expect(const Nonce& nonce, const GenerationSecret& secret, Handler handler,
                       Starved starved) {
   if (const auto impl = impl_.lock())
     impl->expect(nonce, secret, std::move(handler), std::move(starved));
@@ -408,10 +411,10 @@ void Listener::expect(const Nonce& nonce, const EpochSecret& secret, Handler han
 void Listener::forget(const Nonce& nonce) {
   const auto impl = impl_.lock();
   if (impl == nullptr) return;
-  const auto found = impl->epochs.find(nonce);
-  if (found == impl->epochs.end()) return;
-  const Impl::Epoch ended = std::move(found->second);  // what its handler holds may end here
-  impl->epochs.erase(found);
+  const auto found = impl->generations.find(nonce);
+  if (found == impl->generations.end()) return;
+  const Impl::Generation ended = std::move(found->second);  // what its handler holds may end here
+  impl->generations.erase(found);
 }
 
 Listener::Counts Listener::counts() const {

@@ -1,14 +1,14 @@
 // The process's door: a listening TCP socket and, where there may be one, a local one for peers of
-// this host. Both admit only those who know an epoch's secret, the local one only processes of this
-// user: another one's could make a read or a close take as long as it likes, by descriptors that it
-// sends along. So its connections are closed unread by a thread of their own, which exists once
-// there was one, and too many of them close the local door for good.
+// this host. Both admit only those who know a generation's secret, the local one only processes of
+// this user: another one's could make a read or a close take as long as it likes, by descriptors
+// that it sends along. So its connections are closed unread by a thread of their own, which exists
+// once there was one, and too many of them close the local door for good.
 //
 // Owned by the engine room; lives on one EventLoop, which it must not outlive. Threads: construct
 // and destroy anywhere; the rest on the loop. Destroyed on the loop, no handler is called any more;
 // destroyed elsewhere, one may still run until the loop has come to its clean-up. A connection has
 // 2 s to say a well-formed hello and costs one descriptor meanwhile; at most kMaxStrangers wait so
-// at a time, the oldest is dropped for a newer one. One that names an epoch not expected yet is
+// at a time, the oldest is dropped for a newer one. One that names a generation not expected yet is
 // parked (its hello kept, nothing answered) for at most kParkedFor, at most kMaxParked of them;
 // expect() then admits it; a nonce of zero is a Probe's, and answered. Where the limit of open
 // files is low, fewer may wait: an eighth and a quarter of what it was at open(), so that no
@@ -57,7 +57,7 @@ class Listener {
     uint64_t admitted = 0;
     uint64_t admitted_locally = 0;  // of them, through the local socket
     uint64_t refused = 0;           // wrong secret, malformed, too slow, too many
-    uint64_t parked = 0;            // now waiting for their epoch
+    uint64_t parked = 0;            // now waiting for their generation
   };
 
   // error is set and nullptr returned when no port can be had. local: a name from
@@ -73,8 +73,9 @@ class Listener {
 
   const SocketAddress& address() const { return addresses_.back(); }          // the TCP one
   const std::vector<SocketAddress>& addresses() const { return addresses_; }  // cheapest first
-  // Admits connections for this epoch until forget(); parked ones are admitted before it returns.
-  void expect(const Nonce& nonce, const EpochSecret& secret, Handler handler,
+  // Admits connections for this generation until forget(); parked ones are admitted before it
+  // returns.
+  void expect(const Nonce& nonce, const GenerationSecret& secret, Handler handler,
               Starved starved = nullptr);
   void forget(const Nonce& nonce);
   Counts counts() const;  // any thread

@@ -343,11 +343,12 @@ void Detector::declareFrozen(Time now, const Incarnation& id, Duration silence) 
   ++counts_.freezes;
   tombstones_[id] = Tombstone{now + kTombstoneFor, false, how};
   failAllWith(id, [&](const Watch&, const WatchedPeer& lost) { return peerLost(lost, how); });
-  // Last, since it closes the line, over which the peer is told first which epochs it is out of.
+  // Last, since it closes the line, over which the peer is told first which generations it is out
+  // of.
   orders_.accuse(id, how);
 }
 
-// Of the epochs with that process, those that do not need this link are unharmed.
+// Of the generations with that process, those that do not need this link are unharmed.
 void Detector::declareCut(const Incarnation& id, const std::string& how) {
   ++counts_.lost_links;
   for (auto& [watch_id, watch] : watches_) {

@@ -5,10 +5,10 @@
 // must not call back into the detector, but for what is const. Every method takes the time, so
 // tests can play any schedule.
 //
-// A watch counts on all members of its epoch, and wants lines to the few that are its neighbours
-// (peers/overlay.h): main lines along the overlay, witness lines along the ring. A member that
-// leaves is counted on no more; kRewireAfter later the overlay of those that remain is taken up, so
-// that members which all leave together cost nobody a new line.
+// A watch counts on all members of its generation, and wants lines to the few that are its
+// neighbours (peers/overlay.h): main lines along the overlay, witness lines along the ring. A
+// member that leaves is counted on no more; kRewireAfter later the overlay of those that remain is
+// taken up, so that members which all leave together cost nobody a new line.
 //
 // Per neighbour, and for each of its lines:
 //   absent   looked at now and then (0.2 s, 0.4 s ... 5 s after it was wanted) by a probe:
@@ -148,7 +148,7 @@ class Detector {
   };
   // A process to which some watch wants a line.
   struct Neighbour {
-    WatchedPeer who;  // its rank in one of the epochs, for warnings
+    WatchedPeer who;  // its rank in one of the generations, for warnings
     std::array<LineView, 2> lines;
     Time last_heard;  // or asked, while no main line is up
     bool warned = false;

@@ -48,7 +48,7 @@ void Herald::lineUp(const Incarnation& peer) {
   asked_.insert(peer);
   Notice question;
   question.type = Notice::Type::kAsk;
-  question.epoch = outcome_.epoch;
+  question.generation = outcome_.generation;
   orders_.send(peer, question);
 }
 

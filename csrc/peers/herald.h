@@ -1,7 +1,7 @@
-// Sees to it that the outcome of one epoch, which is over here, reaches every member that may count
-// on this process for it.
+// Sees to it that the outcome of one generation, which is over here, reaches every member that may
+// count on this process for it.
 //
-// A member of the epoch is
+// A member of the generation is
 //   untold    its line stays wanted. It was sent the outcome over the line that stood, if one did:
 //               that line may have been closed at its far end. Whenever a line to it comes up it is
 //               told again, and asked what it knows
@@ -14,8 +14,8 @@
 // untold, all neighbours know and see to the rest; after kKeptFor it gives up. An outcome that is
 // no failure, a member's leaving, counts as told when it is sent: nobody waits for it.
 //
-// Owner: Sentry, one for each epoch that is over and not retired. Threads: its owner's. Pure: no
-// clock, never blocks.
+// Owner: Sentry, one for each generation that is over and not retired. Threads: its owner's. Pure:
+// no clock, never blocks.
 #pragma once
 
 #include <chrono>

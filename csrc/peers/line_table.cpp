@@ -17,7 +17,7 @@ constexpr milliseconds kShortestBeat{20};
 constexpr milliseconds kLongestBeat{300};
 constexpr int kBeatsPerLimit = 5;
 // An unanswered dial is parked at the peer's listener (Listener::kParkedFor at most) until its
-// epoch begins there.
+// generation begins there.
 constexpr seconds kConnectWithin{5};
 constexpr seconds kAnswerWithin{20};
 constexpr seconds kConfirmWithin{10};
@@ -46,7 +46,7 @@ std::unique_ptr<LineTable> LineTable::open(EventLoop& loop, const LineTableOptio
   std::unique_ptr<LineTable> table(new LineTable(loop, options, std::move(on_report)));
   table->door_ = Listener::open(loop, options.bind_address, options.ports, error, options.self);
   if (!table->door_) return nullptr;
-  table->door_->expect(kProbeNonce, EpochSecret{}, [](Arrival&) { return false; });
+  table->door_->expect(kProbeNonce, GenerationSecret{}, [](Arrival&) { return false; });
   return table;
 }
 
@@ -68,7 +68,7 @@ EventLoop::TimerId LineTable::runAfter(Duration delay, std::function<void()> tas
   });
 }
 
-void LineTable::expect(const Nonce& nonce, const EpochSecret& secret) {
+void LineTable::expect(const Nonce& nonce, const GenerationSecret& secret) {
   if (expected_[nonce]++ > 0) return;
   door_->expect(nonce, secret, [weak = std::weak_ptr(self_)](Arrival& arrival) {
     const auto self = weak.lock();

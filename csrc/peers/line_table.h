@@ -7,14 +7,14 @@
 // call of this class.
 //
 // A peer is a process (its incarnation), and has at most one line here, however many watches want
-// it. The greater incarnation of the two connects, so both ends agree in every epoch.
+// it. The greater incarnation of the two connects, so both ends agree in every generation.
 //
 //   absent    no line. The connecting end runs a Dial for each watch that wants the line, under
-//   that epoch's nonce:
+//   that generation's nonce:
 //             the first to be welcomed becomes the line and the others are dropped. (Which of
-//             several epochs the other end has begun cannot be known, so none may stand in for the
-//             rest.) A dial that ends otherwise is tried again after 10 ms ... 1 s while the watch
-//             wants it. The accepting end waits.
+//             several generations the other end has begun cannot be known, so none may stand in for
+//             the rest.) A dial that ends otherwise is tried again after 10 ms ... 1 s while the
+//             watch wants it. The accepting end waits.
 //     welcomed (connecting end)      -> the other dials are dropped, a beat is sent; still
 //     unconfirmed arrival  (accepting end)       -> unconfirmed first beat on an unconfirmed   ->
 //     standing, in place of one that stands: who connects has just one, so the newest is
@@ -84,7 +84,7 @@ struct LineWish {
   Incarnation peer;
   SocketAddress address;
   Nonce nonce;
-  EpochSecret secret;
+  GenerationSecret secret;
   int self_rank = -1;
 };
 
@@ -98,8 +98,8 @@ class LineTable {
   ~LineTable();  // closes everything without a word
 
   const SocketAddress& address() const { return door_->address(); }
-  // Admits lines of this epoch; counted, so as many forget() as expect().
-  void expect(const Nonce& nonce, const EpochSecret& secret);
+  // Admits lines of this generation; counted, so as many forget() as expect().
+  void expect(const Nonce& nonce, const GenerationSecret& secret);
   void forget(const Nonce& nonce);
   // Reports lineUp() at the loop's next turn if the line stands already.
   void want(const LineWish& wish);

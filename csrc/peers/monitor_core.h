@@ -34,7 +34,7 @@ class MonitorCore : private SentryOrders {
   struct WatchRequest {
     WatchId id = 0;
     Nonce nonce;
-    EpochSecret secret;
+    GenerationSecret secret;
     int self_rank = -1;
     std::vector<MonitoredPeer> peers;
     PeerMonitor::OnFailure on_failure;
@@ -60,7 +60,7 @@ class MonitorCore : private SentryOrders {
  private:
   struct Watch {
     Nonce nonce;
-    EpochSecret secret;
+    GenerationSecret secret;
     int self_rank = -1;
     std::map<Incarnation, std::vector<SocketAddress>> addresses;
     PeerMonitor::OnFailure on_failure;

@@ -41,7 +41,7 @@ bool isOfAProcess(Notice::Type type) {
 std::string encodeNotice(const Notice& notice) {
   ByteWriter out;
   out.u8(static_cast<uint8_t>(notice.type));
-  out.raw(notice.epoch.bytes);
+  out.raw(notice.generation.bytes);
   if (notice.type == Notice::Type::kLeft) out.i64(notice.rank);
   if (isOfAProcess(notice.type)) out.raw(notice.sought.bytes);
   if (notice.type != Notice::Type::kFailed) return out.take();
@@ -53,7 +53,7 @@ std::optional<Notice> decodeNotice(std::string_view payload) {
   ByteReader in(payload);
   Notice notice;
   notice.type = static_cast<Notice::Type>(in.u8());
-  in.raw(notice.epoch.bytes);
+  in.raw(notice.generation.bytes);
   bool whole = false;
   switch (notice.type) {
     case Notice::Type::kFailed:

@@ -5,30 +5,30 @@
 namespace torchft_ext {
 namespace {
 
-// The first failure of an epoch is the one that counts; of leavers, each.
+// The first failure of a generation is the one that counts; of leavers, each.
 bool saysTheSame(const Notice& a, const Notice& b) {
-  return a.epoch == b.epoch && a.type == b.type && a.rank == b.rank;
+  return a.generation == b.generation && a.type == b.type && a.rank == b.rank;
 }
 
 }  // namespace
 
 void NoticeBoard::keep(Time now, const Notice& notice) {
   expire(ahead_, now);
-  if (outcomeOf(notice.epoch) != nullptr) return;
+  if (outcomeOf(notice.generation) != nullptr) return;
   const bool known = std::any_of(ahead_.begin(), ahead_.end(), [&](const Entry& entry) {
     return saysTheSame(entry.notice, notice);
   });
   if (!known) add(ahead_, kMostAhead, now + kAheadFor, notice);
 }
 
-std::vector<Notice> NoticeBoard::begin(Time now, const Nonce& epoch) {
+std::vector<Notice> NoticeBoard::begin(Time now, const Nonce& generation) {
   expire(ahead_, now);
   expire(over_, now);
   std::vector<Notice> found;
   for (const Entry& entry : ahead_) {
-    if (entry.notice.epoch == epoch) found.push_back(entry.notice);
+    if (entry.notice.generation == generation) found.push_back(entry.notice);
   }
-  std::erase_if(ahead_, [&](const Entry& entry) { return entry.notice.epoch == epoch; });
+  std::erase_if(ahead_, [&](const Entry& entry) { return entry.notice.generation == generation; });
   return found;
 }
 
@@ -37,9 +37,10 @@ void NoticeBoard::end(Time now, const Notice& outcome) {
   add(over_, kMostOver, now + kOverFor, outcome);
 }
 
-const Notice* NoticeBoard::outcomeOf(const Nonce& epoch) const {
-  const auto found = std::find_if(over_.begin(), over_.end(),
-                                  [&](const Entry& entry) { return entry.notice.epoch == epoch; });
+const Notice* NoticeBoard::outcomeOf(const Nonce& generation) const {
+  const auto found = std::find_if(over_.begin(), over_.end(), [&](const Entry& entry) {
+    return entry.notice.generation == generation;
+  });
   return found == over_.end() ? nullptr : &found->notice;
 }
 

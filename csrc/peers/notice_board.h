@@ -1,10 +1,10 @@
-// What is known of epochs that are not live here: notices ahead of their epoch, and how past ones
-// ended. Bounded in number and time; the oldest go first.
+// What is known of generations that are not live here: notices ahead of their generation, and how
+// past ones ended. Bounded in number and time; the oldest go first.
 //
 //   unknown  notices are kept for when it begins           (kAheadFor, kMostAhead)
 //   live     not here: Sentry's
 //   over     notices are behind and dropped; the outcome answers who asks (kOverFor, kMostOver)
-// An epoch that is over and has been forgotten looks unknown; what is then kept of it expires.
+// A generation that is over and has been forgotten looks unknown; what is then kept of it expires.
 //
 // Owner: Sentry. Threads: its owner's. Pure: no clock, never blocks.
 #pragma once
@@ -27,12 +27,12 @@ class NoticeBoard {
   static constexpr size_t kMostAhead = 512;
   static constexpr size_t kMostOver = 512;
 
-  // Of an epoch that is not live here: dropped if it is over, and if the same has been said.
+  // Of a generation that is not live here: dropped if it is over, and if the same has been said.
   void keep(Time now, const Notice& notice);
-  // The epoch begins: what came ahead of it, in that order.
-  std::vector<Notice> begin(Time now, const Nonce& epoch);
+  // The generation begins: what came ahead of it, in that order.
+  std::vector<Notice> begin(Time now, const Nonce& generation);
   void end(Time now, const Notice& outcome);
-  const Notice* outcomeOf(const Nonce& epoch) const;  // null: unknown; until the next call
+  const Notice* outcomeOf(const Nonce& generation) const;  // null: unknown; until the next call
 
   size_t ahead() const { return ahead_.size(); }
   size_t over() const { return over_.size(); }

@@ -124,7 +124,8 @@ bool PeerMonitor::open(const MonitorOptions& options, std::string* error) {
 }
 
 std::unique_ptr<PeerMonitor::Watch> PeerMonitor::watch(const Nonce& nonce,
-                                                       const EpochSecret& secret, int self_rank,
+                                                       const GenerationSecret& secret,
+                                                       int self_rank,
                                                        std::vector<MonitoredPeer> peers,
                                                        OnFailure on_failure) {
   auto request = std::make_shared<MonitorCore::WatchRequest>();

@@ -1,10 +1,10 @@
-// Learns within milliseconds that another process died or froze, and fails the epochs it was in.
-// One per process, however many groups; deaths are keyed by incarnation.
+// Learns within milliseconds that another process died or froze, and fails the generations it was
+// in. One per process, however many groups; deaths are keyed by incarnation.
 //
 // A killed process closes its ordinary sockets only after the kernel has freed its memory. So the
 // liveness lines live in the private descriptor tables of two threads, `ft-monitor` and
 // `ft-witness`: whichever of the two ends first closes its lines at once. Main lines go to some
-// 2 log2(n) members of an epoch (peers/overlay.h), witness lines to its two ring neighbours.
+// 2 log2(n) members of a generation (peers/overlay.h), witness lines to its two ring neighbours.
 // Notices along the main lines tell everybody else, of failures that the monitor did not find
 // itself too (announce()). An engine that tells its peers on its own ways as well makes them two.
 //
@@ -33,7 +33,7 @@ class MonitorCore;
 class Relay;
 struct WitnessLines;
 
-// A member of an epoch as the monitor needs it.
+// A member of a generation as the monitor needs it.
 struct MonitoredPeer {
   int rank = -1;
   Incarnation incarnation;
@@ -51,8 +51,8 @@ struct MonitorOptions {
   Duration heartbeat_limit = std::chrono::seconds(5);
   Incarnation self = selfIncarnation();
   std::string host;  // this host's name, to know which peers' /proc can be read
-  // A line that no epoch needs any more is kept for so long, since the next epoch mostly wants it
-  // again.
+  // A line that no generation needs any more is kept for so long, since the next generation mostly
+  // wants it again.
   Duration idle_line_grace = std::chrono::seconds(10);
 };
 
@@ -76,7 +76,7 @@ class PeerMonitor {
   using OnFailure = std::function<void(Failure)>;
   // Watching ends when this is destroyed (any thread; a call under way may still finish: capture
   // weak_ptrs). Unless it has failed, that tells the other members that this process leaves the
-  // epoch.
+  // generation.
   class Watch {
    public:
     Watch(std::shared_ptr<LoopDoor> door, std::weak_ptr<MonitorCore> core, uint64_t id);
@@ -85,8 +85,8 @@ class PeerMonitor {
     Watch& operator=(const Watch&) = delete;
 
     void peerLeft(int rank);  // it said goodbye: its end is no death
-    // The epoch failed for a reason that the monitor did not report: tells all members (once; the
-    // first failure is the one that counts). OnFailure is not called for it.
+    // The generation failed for a reason that the monitor did not report: tells all members (once;
+    // the first failure is the one that counts). OnFailure is not called for it.
     void announce(const Failure& failure);
 
    private:
@@ -103,10 +103,10 @@ class PeerMonitor {
 
   // For this process's record.
   const std::vector<SocketAddress>& lineAddresses() const { return addresses_; }
-  // An epoch begins: lines to its neighbours are made where they do not stand yet; a member with a
-  // tombstone, or a notice that came ahead, fails it at once. The secret admits the lines between
-  // its members. nonce: identifies the epoch on the wire.
-  std::unique_ptr<Watch> watch(const Nonce& nonce, const EpochSecret& secret, int self_rank,
+  // A generation begins: lines to its neighbours are made where they do not stand yet; a member
+  // with a tombstone, or a notice that came ahead, fails it at once. The secret admits the lines
+  // between its members. nonce: identifies the generation on the wire.
+  std::unique_ptr<Watch> watch(const Nonce& nonce, const GenerationSecret& secret, int self_rank,
                                std::vector<MonitoredPeer> peers, OnFailure on_failure);
   MonitorStats stats() const;
   // Tells all peers that this process leaves, then ends the threads. False: not by the deadline.

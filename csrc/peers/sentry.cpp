@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kMostErrands = 256;
 
-bool isOfAnEpoch(Notice::Type type) {
+bool isOfAGeneration(Notice::Type type) {
   return type == Notice::Type::kFailed || type == Notice::Type::kLeft;
 }
 
@@ -24,30 +24,30 @@ Sentry::Sentry(SentryOrders& orders, Duration heartbeat_limit, Identity self)
 void Sentry::addWatch(Time now, WatchId id, const Nonce& nonce, int self_rank,
                       const std::vector<WatchedPeer>& peers) {
   now_ = now;
-  Epoch& epoch = epochs_[id];
-  epoch.nonce = nonce;
-  epoch.self_rank = self_rank;
-  epoch.rank_bound = self_rank + 1;
+  Generation& generation = generations_[id];
+  generation.nonce = nonce;
+  generation.self_rank = self_rank;
+  generation.rank_bound = self_rank + 1;
   for (const WatchedPeer& peer : peers)
-    epoch.rank_bound = std::max(epoch.rank_bound, peer.rank + 1);
+    generation.rank_bound = std::max(generation.rank_bound, peer.rank + 1);
   detector_.addWatch(now, id, self_rank, peers);
   for (const Notice& early : board_.begin(now, nonce)) hear(early);
 }
 
 void Sentry::removeWatch(Time now, WatchId id) {
   now_ = now;
-  const auto found = epochs_.find(id);
-  if (found == epochs_.end()) return;
-  Epoch& epoch = found->second;
-  if (!epoch.herald) {
+  const auto found = generations_.find(id);
+  if (found == generations_.end()) return;
+  Generation& generation = found->second;
+  if (!generation.herald) {
     Notice leaving;
     leaving.type = Notice::Type::kLeft;
-    leaving.epoch = epoch.nonce;
-    leaving.rank = epoch.self_rank;
-    end(id, epoch, std::move(leaving));
+    leaving.generation = generation.nonce;
+    leaving.rank = generation.self_rank;
+    end(id, generation, std::move(leaving));
   }
   detector_.removeWatch(id);
-  epoch.removed = true;
+  generation.removed = true;
   retireFinished();
 }
 
@@ -67,20 +67,20 @@ void Sentry::announce(Time now, WatchId id, Failure failure) {
 
 bool Sentry::send(const Incarnation& to, const Notice& notice) {
   if (!orders_.send(to, notice)) return false;
-  if (isOfAnEpoch(notice.type)) ++notices_sent_;
+  if (isOfAGeneration(notice.type)) ++notices_sent_;
   return true;
 }
 
 void Sentry::fail(WatchId id, Failure failure) {
-  Epoch& epoch = epochs_.at(id);
-  end(id, epoch, failureOf(id, epoch, failure));
+  Generation& generation = generations_.at(id);
+  end(id, generation, failureOf(id, generation, failure));
   if (id != announced_) orders_.fail(id, std::move(failure));
 }
 
-Notice Sentry::failureOf(WatchId id, const Epoch& epoch, const Failure& failure) const {
+Notice Sentry::failureOf(WatchId id, const Generation& generation, const Failure& failure) const {
   Notice notice;
   notice.type = Notice::Type::kFailed;
-  notice.epoch = epoch.nonce;
+  notice.generation = generation.nonce;
   notice.failure = failure;
   const std::optional<Incarnation> culprit = detector_.memberAt(id, failure.cause.rank);
   const bool death = failure.kind == FailureKind::kPeerLost && culprit;
@@ -88,84 +88,85 @@ Notice Sentry::failureOf(WatchId id, const Epoch& epoch, const Failure& failure)
   return notice;
 }
 
-void Sentry::end(WatchId id, Epoch& epoch, Notice outcome) {
+void Sentry::end(WatchId id, Generation& generation, Notice outcome) {
   board_.end(now_, outcome);
   const auto members = detector_.membersOf(id);
   std::set<Incarnation> neighbours;
   std::set<Incarnation> settled;
   for (const auto& [rank, member] : members) {
     if (detector_.isNeighbour(id, member)) neighbours.insert(member);
-    if (isSource(epoch, member) || detector_.hasEnded(member)) settled.insert(member);
+    if (isSource(generation, member) || detector_.hasEnded(member)) settled.insert(member);
   }
-  epoch.herald.emplace(static_cast<HeraldOrders&>(*this), id, epoch.self_rank, std::move(outcome));
-  epoch.herald->begin(now_, members, neighbours, settled);
+  generation.herald.emplace(static_cast<HeraldOrders&>(*this), id, generation.self_rank,
+                            std::move(outcome));
+  generation.herald->begin(now_, members, neighbours, settled);
 }
 
-// Of another epoch it may not know what this process makes of its notice: that a member has died
-// says nothing to one whom it had left.
-bool Sentry::isSource(const Epoch& epoch, const Incarnation& member) const {
-  return member == source_ && epoch.nonce == source_epoch_;
+// Of another generation it may not know what this process makes of its notice: that a member has
+// died says nothing to one whom it had left.
+bool Sentry::isSource(const Generation& generation, const Incarnation& member) const {
+  return member == source_ && generation.nonce == source_generation_;
 }
 
 void Sentry::left(WatchId id, const Incarnation& peer, int rank) {
-  Epoch& epoch = epochs_.at(id);
+  Generation& generation = generations_.at(id);
   Notice notice;
   notice.type = Notice::Type::kLeft;
-  notice.epoch = epoch.nonce;
+  notice.generation = generation.nonce;
   notice.rank = rank;
   for (const auto& [of, member] : detector_.membersOf(id)) {
-    if (!isSource(epoch, member) && member != peer) send(member, notice);
+    if (!isSource(generation, member) && member != peer) send(member, notice);
   }
-  epoch.leavers.push_back(std::move(notice));
+  generation.leavers.push_back(std::move(notice));
 }
 
-void Sentry::ask(WatchId id, Epoch& epoch, const Incarnation& peer) {
-  if (!detector_.countsOn(id, peer) || epoch.asked.count(peer) > 0) return;
+void Sentry::ask(WatchId id, Generation& generation, const Incarnation& peer) {
+  if (!detector_.countsOn(id, peer) || generation.asked.count(peer) > 0) return;
   Notice question;
   question.type = Notice::Type::kAsk;
-  question.epoch = epoch.nonce;
-  if (send(peer, question)) epoch.asked.insert(peer);
+  question.generation = generation.nonce;
+  if (send(peer, question)) generation.asked.insert(peer);
 }
 
 // Notices that come in.
 
 void Sentry::noticed(Time now, const Incarnation& from, const Notice& notice) {
   now_ = now;
-  if (notice.type == Notice::Type::kAsk) return answer(from, notice.epoch);
+  if (notice.type == Notice::Type::kAsk) return answer(from, notice.generation);
   if (notice.type == Notice::Type::kSeek) return seek(from, notice);
   if (notice.type == Notice::Type::kSeen) return seen(from, notice);
   ++notices_heard_;
   source_ = from;
-  source_epoch_ = notice.epoch;
+  source_generation_ = notice.generation;
   hear(notice);
   source_ = {};
   retireFinished();
 }
 
 void Sentry::hear(const Notice& notice) {
-  // That a process has ended is true of all its epochs.
+  // That a process has ended is true of all its generations.
   if (!notice.dead.isZero() && notice.dead != self_.incarnation) {
     detector_.hearOfDeath(now_, notice.dead, notice.failure.cause.how);
     forEachHerald([&](Herald& herald) { herald.left(now_, notice.dead); });
   }
   bool known = false;
-  for (auto& [id, epoch] : epochs_) {
-    if (epoch.nonce != notice.epoch) continue;
+  for (auto& [id, generation] : generations_) {
+    if (generation.nonce != notice.generation) continue;
     known = true;
-    if (epoch.herald) {
-      hearAfter(*epoch.herald, notice);
+    if (generation.herald) {
+      hearAfter(*generation.herald, notice);
     } else {
-      hearIn(id, epoch, notice);
+      hearIn(id, generation, notice);
     }
   }
   if (!known) board_.keep(now_, notice);
 }
 
-void Sentry::hearIn(WatchId id, Epoch& epoch, const Notice& notice) {
+void Sentry::hearIn(WatchId id, Generation& generation, const Notice& notice) {
   if (notice.type == Notice::Type::kLeft) return detector_.peerLeft(now_, id, notice.rank);
   const Cause& cause = notice.failure.cause;
-  if (cause.rank >= epoch.rank_bound || cause.other_rank >= epoch.rank_bound) return;
-  detector_.failWatch(id, inOwnWords(epoch, notice.failure));
+  if (cause.rank >= generation.rank_bound || cause.other_rank >= generation.rank_bound) return;
+  detector_.failWatch(id, inOwnWords(generation, notice.failure));
 }
 
 void Sentry::hearAfter(Herald& herald, const Notice& notice) {
@@ -176,8 +177,8 @@ void Sentry::hearAfter(Herald& herald, const Notice& notice) {
   }
 }
 
-Failure Sentry::inOwnWords(const Epoch& epoch, Failure failure) const {
-  if (failure.kind != FailureKind::kPeerLost || failure.cause.rank != epoch.self_rank) {
+Failure Sentry::inOwnWords(const Generation& generation, Failure failure) const {
+  if (failure.kind != FailureKind::kPeerLost || failure.cause.rank != generation.self_rank) {
     return failure;
   }
   failure.cause.host = self_.host;
@@ -192,9 +193,9 @@ void Sentry::answer(const Incarnation& from, const Nonce& nonce) {
     send(from, *outcome);
     return;
   }
-  for (const auto& [id, epoch] : epochs_) {
-    if (epoch.nonce != nonce) continue;
-    for (const Notice& leaver : epoch.leavers) send(from, leaver);
+  for (const auto& [id, generation] : generations_) {
+    if (generation.nonce != nonce) continue;
+    for (const Notice& leaver : generation.leavers) send(from, leaver);
   }
 }
 
@@ -203,17 +204,17 @@ void Sentry::answer(const Incarnation& from, const Nonce& nonce) {
 void Sentry::askOthers(const Incarnation& peer) {
   Notice question;
   question.type = Notice::Type::kSeek;
-  question.epoch = Nonce::random();
+  question.generation = Nonce::random();
   question.sought = peer;
   std::set<Incarnation> others;
-  for (const auto& [id, epoch] : epochs_) {
+  for (const auto& [id, generation] : generations_) {
     if (!detector_.countsOn(id, peer)) continue;
     for (const auto& [rank, member] : detector_.membersOf(id)) {
       if (member != peer && detector_.isNeighbour(id, member)) others.insert(member);
     }
   }
   std::erase_if(sought_, [this](const auto& entry) { return !detector_.knows(entry.first); });
-  sought_[peer] = question.epoch;
+  sought_[peer] = question.generation;
   for (const Incarnation& other : others) send(other, question);
 }
 
@@ -223,7 +224,7 @@ void Sentry::seek(const Incarnation& from, const Notice& question) {
     notice.type = Notice::Type::kSeen;
     send(from, notice);
   } else if (from != question.sought && send(question.sought, notice)) {
-    errands_.push_back({from, question.sought, question.epoch});
+    errands_.push_back({from, question.sought, question.generation});
     if (errands_.size() > kMostErrands) errands_.pop_front();
   }
 }
@@ -231,13 +232,13 @@ void Sentry::seek(const Incarnation& from, const Notice& question) {
 // The errand's end: only what that process says itself is passed on.
 void Sentry::seen(const Incarnation& from, const Notice& answer) {
   const auto own = sought_.find(answer.sought);
-  if (own != sought_.end() && own->second == answer.epoch) {
+  if (own != sought_.end() && own->second == answer.generation) {
     sought_.erase(own);
     detector_.seenElsewhere(answer.sought);
   }
   if (from != answer.sought) return;
   std::erase_if(errands_, [&](const Errand& errand) {
-    const bool done = errand.sought == answer.sought && errand.question == answer.epoch;
+    const bool done = errand.sought == answer.sought && errand.question == answer.generation;
     if (done) send(errand.asker, answer);
     return done;
   });
@@ -249,11 +250,11 @@ void Sentry::lineUp(Time now, const Incarnation& peer, LineKind kind) {
   now_ = now;
   detector_.lineUp(now, peer, kind);
   if (kind != LineKind::kMain) return;
-  for (auto& [id, epoch] : epochs_) {
-    if (epoch.herald) {
-      epoch.herald->lineUp(peer);
+  for (auto& [id, generation] : generations_) {
+    if (generation.herald) {
+      generation.herald->lineUp(peer);
     } else {
-      ask(id, epoch, peer);
+      ask(id, generation, peer);
     }
   }
   retireFinished();
@@ -262,9 +263,9 @@ void Sentry::lineUp(Time now, const Incarnation& peer, LineKind kind) {
 void Sentry::lineEnded(Time now, const Incarnation& peer, LineKind kind, LineEnd end) {
   now_ = now;
   if (kind == LineKind::kMain) {
-    for (auto& [id, epoch] : epochs_) {
-      epoch.asked.erase(peer);
-      if (epoch.herald) epoch.herald->lineEnded(peer);
+    for (auto& [id, generation] : generations_) {
+      generation.asked.erase(peer);
+      if (generation.herald) generation.herald->lineEnded(peer);
     }
   }
   detector_.lineEnded(now, peer, kind, end);
@@ -278,16 +279,16 @@ void Sentry::probed(Time now, const Incarnation& peer, LineKind kind, ProbeEnd e
   if (end == ProbeEnd::kGone) forEachHerald([&](Herald& herald) { herald.left(now_, peer); });
 }
 
-// Which lines are wanted: some beyond the end of their epoch.
+// Which lines are wanted: some beyond the end of their generation.
 
 void Sentry::wantLine(WatchId watch, const Incarnation& peer, LineKind kind) {
-  if (kind == LineKind::kMain) epochs_.at(watch).asked.erase(peer);
+  if (kind == LineKind::kMain) generations_.at(watch).asked.erase(peer);
   orders_.wantLine(watch, peer, kind);
 }
 
 void Sentry::unwantLine(WatchId id, const Incarnation& peer, LineKind kind) {
-  Epoch& epoch = epochs_.at(id);
-  if (kind == LineKind::kMain && epoch.herald && epoch.herald->keep(peer)) return;
+  Generation& generation = generations_.at(id);
+  if (kind == LineKind::kMain && generation.herald && generation.herald->keep(peer)) return;
   orders_.unwantLine(id, peer, kind);
 }
 
@@ -300,21 +301,21 @@ void Sentry::dropLine(WatchId watch, const Incarnation& peer) {
 }
 
 void Sentry::forEachHerald(const std::function<void(Herald&)>& call) {
-  for (auto& [id, epoch] : epochs_) {
-    if (epoch.herald) call(*epoch.herald);
+  for (auto& [id, generation] : generations_) {
+    if (generation.herald) call(*generation.herald);
   }
   retireFinished();
 }
 
 void Sentry::retireFinished() {
-  for (auto entry = epochs_.begin(); entry != epochs_.end();) {
-    const Epoch& epoch = entry->second;
-    if (!epoch.removed || !epoch.herald->isDone()) {
+  for (auto entry = generations_.begin(); entry != generations_.end();) {
+    const Generation& generation = entry->second;
+    if (!generation.removed || !generation.herald->isDone()) {
       ++entry;
       continue;
     }
     orders_.retire(entry->first);
-    entry = epochs_.erase(entry);
+    entry = generations_.erase(entry);
   }
 }
 
@@ -323,16 +324,16 @@ void Sentry::retireFinished() {
 void Sentry::tick(Time now) {
   now_ = now;
   detector_.tick(now);
-  for (auto& [id, epoch] : epochs_) {
-    if (epoch.herald) epoch.herald->tick(now);
+  for (auto& [id, generation] : generations_) {
+    if (generation.herald) generation.herald->tick(now);
   }
   retireFinished();
 }
 
 std::optional<Sentry::Time> Sentry::nextDue(Time now) {
   std::optional<Time> due = detector_.nextDue(now);
-  for (const auto& [id, epoch] : epochs_) {
-    const auto next = epoch.herald ? epoch.herald->nextDue() : std::nullopt;
+  for (const auto& [id, generation] : generations_) {
+    const auto next = generation.herald ? generation.herald->nextDue() : std::nullopt;
     if (next) due = due ? std::min(*due, *next) : *next;
   }
   return due;

@@ -2,7 +2,7 @@
 // with the notices by which members tell each other what their lines told them. No sockets, no
 // clock, no thread of its own: whole worlds of sentries run in the tests, in simulated time.
 //
-// Per epoch (a watch here):
+// Per generation (a watch here):
 //   unknown  notices about it wait on the NoticeBoard
 //   live     fails with the first news of any source, or is left when its watch is removed
 //   over     its outcome has been sent to each member to which a line stands, and its Herald sees
@@ -11,30 +11,30 @@
 // A failure is sent on by every member that had not known of one, to whom it has it from too, who
 // learns by it that it arrived: one notice each way on each line, over at most log2(n) + 1 hops. A
 // member that leaves is spread in the same way, but not back; it is no failure. Whenever a line
-// comes up, both ends ask each other about the epochs they share, so a line that is late misses
-// nothing.
+// comes up, both ends ask each other about the generations they share, so a line that is late
+// misses nothing.
 //
 // A member that hears nothing of a neighbour seeks it: it asks those to whom it has lines, they ask
 // that process over theirs, and its answer comes back the same way. A neighbour that is one step on
 // the overlay away has a neighbour in common with it, so one who knows both is asked, where there
 // are three.
 //
-// Why no survivor stays blocked. Let something be broken in an epoch: a member dead or frozen, or a
-// line of the overlay cut. The overlay of the members present is connected, so from every survivor
-// a path leads to a broken member or line. Take the first broken one on it: the member before it is
-// its neighbour and alive, so its own line ends, falls silent or never comes up, each of which the
-// detector ends in a verdict; and whatever lies between that member and the survivor is whole, so
-// the notice comes along. That holds for any number and order of breaks, since every one of them
-// is a cause, not only an obstacle: a notice lost with the process or line that carried it is
-// replaced by the news of that very loss. A survivor that has moved on to another epoch has been
-// told, and its Herald tells its neighbours; one that left has said so, and the others close their
-// ranks around it, before the epoch ends for them (Detector) and after (Herald): so members that
-// know of different leavers still come to the same ring. The last resort of a member whose
-// neighbour is alive but has no line to it is the detector's: kLooksForALine.
+// Why no survivor stays blocked. Let something be broken in a generation: a member dead or frozen,
+// or a line of the overlay cut. The overlay of the members present is connected, so from every
+// survivor a path leads to a broken member or line. Take the first broken one on it: the member
+// before it is its neighbour and alive, so its own line ends, falls silent or never comes up, each
+// of which the detector ends in a verdict; and whatever lies between that member and the survivor
+// is whole, so the notice comes along. That holds for any number and order of breaks, since every
+// one of them is a cause, not only an obstacle: a notice lost with the process or line that carried
+// it is replaced by the news of that very loss. A survivor that has moved on to another generation
+// has been told, and its Herald tells its neighbours; one that left has said so, and the others
+// close their ranks around it, before the generation ends for them (Detector) and after (Herald):
+// so members that know of different leavers still come to the same ring. The last resort of a
+// member whose neighbour is alive but has no line to it is the detector's: kLooksForALine.
 // The exception: with heartbeats off a frozen member is not noticed, and passes nothing on.
 //
-// Trust: a notice comes over an admitted line, hence from a fellow member of some epoch, and is
-// believed. Its ranks are checked; a failure that names this process is put into its own words.
+// Trust: a notice comes over an admitted line, hence from a fellow member of some generation, and
+// is believed. Its ranks are checked; a failure that names this process is put into its own words.
 //
 // Owner: MonitorCore. Threads: the monitor's loop only. Orders are given from inside its methods;
 // they must not call back. After the last retire() nothing is kept but the board and tombstones.
@@ -82,11 +82,12 @@ class Sentry : private DetectorOrders, private HeraldOrders {
 
   Sentry(SentryOrders& orders, Duration heartbeat_limit, Identity self);
 
-  void addWatch(Time now, WatchId id, const Nonce& epoch, int self_rank,
+  void addWatch(Time now, WatchId id, const Nonce& generation, int self_rank,
                 const std::vector<WatchedPeer>& peers);
-  void removeWatch(Time now, WatchId id);  // unless it has failed: this process leaves the epoch
+  // unless it has failed: this process leaves the generation
+  void removeWatch(Time now, WatchId id);
   void peerLeft(Time now, WatchId id, int rank);
-  // The epoch failed here for a reason of its own; the watch's owner knows.
+  // The generation failed here for a reason of its own; the watch's owner knows.
   void announce(Time now, WatchId id, Failure failure);
 
   void lineUp(Time now, const Incarnation& peer, LineKind kind);
@@ -99,10 +100,10 @@ class Sentry : private DetectorOrders, private HeraldOrders {
   std::optional<Time> nextDue(Time now);  // as Detector's
 
   SentryCounts counts() const;
-  size_t epochs() const { return epochs_.size(); }
+  size_t generations() const { return generations_.size(); }
 
  private:
-  struct Epoch {
+  struct Generation {
     Nonce nonce;
     int self_rank = -1;
     int rank_bound = 0;  // above every member's rank
@@ -128,17 +129,17 @@ class Sentry : private DetectorOrders, private HeraldOrders {
   void keepLine(WatchId watch, const Incarnation& peer) override;
   void dropLine(WatchId watch, const Incarnation& peer) override;
 
-  void end(WatchId id, Epoch& epoch, Notice outcome);
-  Notice failureOf(WatchId id, const Epoch& epoch, const Failure& failure) const;
+  void end(WatchId id, Generation& generation, Notice outcome);
+  Notice failureOf(WatchId id, const Generation& generation, const Failure& failure) const;
   void hear(const Notice& notice);
-  void hearIn(WatchId id, Epoch& epoch, const Notice& notice);
+  void hearIn(WatchId id, Generation& generation, const Notice& notice);
   void hearAfter(Herald& herald, const Notice& notice);
   void answer(const Incarnation& from, const Nonce& nonce);
-  bool isSource(const Epoch& epoch, const Incarnation& member) const;
-  void ask(WatchId id, Epoch& epoch, const Incarnation& peer);
+  bool isSource(const Generation& generation, const Incarnation& member) const;
+  void ask(WatchId id, Generation& generation, const Incarnation& peer);
   void seek(const Incarnation& from, const Notice& question);
   void seen(const Incarnation& from, const Notice& answer);
-  Failure inOwnWords(const Epoch& epoch, Failure failure) const;
+  Failure inOwnWords(const Generation& generation, Failure failure) const;
   void forEachHerald(const std::function<void(Herald&)>& call);  // then retires those that are done
   void retireFinished();
 
@@ -146,7 +147,7 @@ class Sentry : private DetectorOrders, private HeraldOrders {
   const Identity self_;
   Detector detector_;
   NoticeBoard board_;
-  std::map<WatchId, Epoch> epochs_;
+  std::map<WatchId, Generation> generations_;
   std::map<Incarnation, Nonce> sought_;  // by this process: the last question
   struct Errand {                        // a question of another's, put to whom it seeks
     Incarnation asker;
@@ -159,7 +160,7 @@ class Sentry : private DetectorOrders, private HeraldOrders {
   // Of the call under way.
   Time now_;
   Incarnation source_;  // who sent the notice that is being handled: it knows
-  Nonce source_epoch_;
+  Nonce source_generation_;
   std::optional<WatchId> announced_;
 };
 

@@ -97,7 +97,7 @@ void configure(const py::object& self, const py::object& store_addr, const py::o
     const py::gil_scoped_release no_gil;
     backend->configure(address, new_rank, new_size, limit);
   }
-  py::module_::import("torchft_ext._groups").attr("follow_epoch")(self);
+  py::module_::import("torchft_ext._groups").attr("follow_generation")(self);
 }
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -109,7 +109,7 @@ c10::intrusive_ptr<c10d::Work> reconfigure(const py::object& backend,
     const py::gil_scoped_release no_gil;
     work = native->reconfigure(options);
   }
-  py::module_::import("torchft_ext._groups").attr("follow_epoch")(backend);
+  py::module_::import("torchft_ext._groups").attr("follow_generation")(backend);
   return work;
 }
 #endif
@@ -164,7 +164,7 @@ py::dict statsOf(FtBackend& backend) {
   for (const auto& [phase, duration] : stats.last_configure)
     phases[py::str(phase)] = toMilliseconds(duration);
   py::dict result;
-  result["epochs"] = stats.epochs;
+  result["generations"] = stats.generations;
   result["failed_configures"] = stats.failed_configures;
   result["operations"] = stats.operations;
   result["bytes_sent"] = stats.bytes_sent;
@@ -248,11 +248,11 @@ void bind_backend(py::module_& module) {
            docs::Backend::register_mem_pool)
       .def("deregister_mem_pool", &deregisterMemPool, py::arg("pool"),
            docs::Backend::deregister_mem_pool)
-      // By rank in the epoch. The tables of torch.distributed are written after them.
+      // By rank in the generation. The tables of torch.distributed are written after them.
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
       // torch copies them for groups that it splits off.
       .def_property_readonly("options", &FtBackend::getBackendOptions, docs::Backend::options)
-      .def_property_readonly("epoch", &FtBackend::epoch, docs::Backend::epoch)
+      .def_property_readonly("generation", &FtBackend::generation, docs::Backend::generation)
       .def_property_readonly(
           "group_name", [](const FtBackend& self) { return self.groupName(); },
           docs::Backend::group_name);

@@ -27,8 +27,8 @@ void bind_ddp(py::module_& module) {
   py::class_<DdpReducer, std::shared_ptr<DdpReducer>>(module, "_DdpReducer")
       .def(
           py::init<c10::intrusive_ptr<FtBackend>, const std::shared_ptr<c10d::Reducer>&, int64_t>(),
-          py::arg("backend"), py::arg("reducer"), py::arg("epoch"))
-      .def("epoch", &DdpReducer::epoch)
+          py::arg("backend"), py::arg("reducer"), py::arg("generation"))
+      .def("generation", &DdpReducer::generation)
       .def("read_layout", &DdpReducer::readLayout, NoGil())
       .def("renew_views", &DdpReducer::renewViews, NoGil())
       .def("compare_on_devices", &DdpReducer::compareOnDevices, NoGil())

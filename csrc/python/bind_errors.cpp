@@ -98,7 +98,7 @@ py::object errorObject(const FailurePtr& failure) {
   using namespace py::literals;  // pybind11's keyword syntax
   const Cause& cause = failure->cause;
   return py::reinterpret_borrow<py::object>(error_factory)(
-      nameOf(failure->kind), failure->describe(), "epoch"_a = failure->epoch,
+      nameOf(failure->kind), failure->describe(), "generation"_a = failure->generation,
       "rank"_a = failure->rank, "size"_a = failure->size, "op"_a = failure->op,
       "seq"_a = failure->seq, "elapsed"_a = seconds(failure->elapsed),
       "limit"_a = seconds(failure->limit), "cause_rank"_a = cause.rank,

@@ -4,7 +4,7 @@
 // Python writes the number of each signal that it has caught to its wakeup descriptor. ft-signals
 // reads it and asks, by a pending call, whether the main thread runs Python: then it raises
 // KeyboardInterrupt by itself. If it has not answered after 250 ms, and SIGINT still has Python's
-// own handler, the epochs with unfinished operations fail: the wait ends, and Python raises.
+// own handler, the generations with unfinished operations fail: the wait ends, and Python raises.
 //
 // Owner: the process; started at most once, and anew in a forked child. Threads: any. ft-signals
 // takes the GIL for the look at the handler alone. After the stop the descriptors stay open, since

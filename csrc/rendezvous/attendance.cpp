@@ -59,7 +59,8 @@ std::optional<Ending> Attendance::judgeWithdrawal(int rank, const Withdrawal& wi
   const Ending& ending = withdrawal.ending;
   if (member.incarnation == self_.incarnation || ownDoing(ending) || toldBefore(ending))
     return std::nullopt;
-  const bool faster = memory_.healthy && !memory_.elsewhere && inLastEpoch(member.incarnation) &&
+  const bool faster = memory_.healthy && !memory_.elsewhere &&
+                      inLastGeneration(member.incarnation) &&
                       ending.failure.kind != FailureKind::kTimeout;
   const auto& meant_for = withdrawal.meant_for;
   const bool meant = std::find(meant_for.begin(), meant_for.end(), self_.token) != meant_for.end();
@@ -115,8 +116,9 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
   }
   const Whom whom = find(incarnation);
   if (whom.record == nullptr || !(whom.came || isPresumed(incarnation))) return std::nullopt;
-  const bool met = met_.count(incarnation) > 0 || (memory_.healthy && inLastEpoch(incarnation)) ||
-                   cameSince(whom) || (whom.came && report.sight == Vigil::Sight::kFrozen);
+  const bool met = met_.count(incarnation) > 0 ||
+                   (memory_.healthy && inLastGeneration(incarnation)) || cameSince(whom) ||
+                   (whom.came && report.sight == Vigil::Sight::kFrozen);
   if (!met || memory_.told.count(incarnation) > 0) {
     left_over_.insert(incarnation);
     if (report.sight == Vigil::Sight::kGone) gone_.insert_or_assign(incarnation, report);
@@ -124,12 +126,13 @@ std::optional<Ending> Attendance::judgeSight(const Vigil::Report& report) {
   }
   Ending ending;
   ending.failure.kind = FailureKind::kPeerLost;
-  ending.failure.cause = {
-      whom.rank, -1, whom.record->host, whom.record->pid,
-      report.how + (whom.came ? ", while the epoch formed" : ", before it came to the new epoch")};
+  ending.failure.cause = {whom.rank, -1, whom.record->host, whom.record->pid,
+                          report.how + (whom.came ? ", while the generation formed"
+                                                  : ", before it came to the new generation")};
   if (whom.rank < 0) {
-    ending.failure.cause.how = "a member of the last epoch (host " + whom.record->host + ", pid " +
-                               std::to_string(whom.record->pid) + "): " + ending.failure.cause.how;
+    ending.failure.cause.how = "a member of the last generation (host " + whom.record->host +
+                               ", pid " + std::to_string(whom.record->pid) +
+                               "): " + ending.failure.cause.how;
   }
   if (whom.came) ending.origin = whom.record->token;
   ending.culprit = incarnation;
@@ -157,13 +160,13 @@ bool Attendance::ranksAreKept() const {
          memory_.members[rank].incarnation == self_.incarnation;
 }
 
-bool Attendance::inLastEpoch(const Incarnation& incarnation) const {
+bool Attendance::inLastGeneration(const Incarnation& incarnation) const {
   return std::any_of(memory_.members.begin(), memory_.members.end(),
                      [&](const MemberRecord& each) { return each.incarnation == incarnation; });
 }
 
-// A member of the last epoch that has written another record after that one. So it lived when the
-// epoch ended, whatever else ended then.
+// A member of the last generation that has written another record after that one. So it lived when
+// the generation ended, whatever else ended then.
 bool Attendance::cameSince(const Whom& whom) const {
   return whom.came &&
          std::any_of(memory_.members.begin(), memory_.members.end(), [&](const auto& each) {
@@ -176,7 +179,7 @@ bool Attendance::cameSince(const Whom& whom) const {
 std::vector<MemberRecord> Attendance::presumed() const {
   std::vector<MemberRecord> members;
   size_t places = 0;  // that are taken if all of them come
-  for (const auto& [rank, record] : here_) places += inLastEpoch(record.incarnation) ? 0 : 1;
+  for (const auto& [rank, record] : here_) places += inLastGeneration(record.incarnation) ? 0 : 1;
   for (const MemberRecord& member : memory_.members) {
     if (memory_.told.count(member.incarnation) > 0) continue;
     ++places;
@@ -245,7 +248,7 @@ const MemberRecord* Attendance::whoCaused(const Failure& failure) const {
 
 AttemptMemory Attendance::failed(const Ending& ending) {
   vigil_.reset();
-  // Another member, up already, began anew before this one was: its epoch counts as the last.
+  // Another member, up already, began anew before this one was: its generation counts as the last.
   memory_.healthy = !roster_.empty() && ending.failure.kind == FailureKind::kAborted &&
                     ending.culprit != self_.incarnation;
   memory_.elsewhere = memory_.elsewhere && !memory_.healthy;

@@ -2,39 +2,45 @@
 // knows no store, no clock and no socket, so tests play any interleaving.
 //
 // Rank 0 watches everyone who has come, the others watch rank 0. Until their rank has come, the
-// members of the last epoch are watched too, if the new one has room for all of them beside those
-// who are new: they are presumed to come. Rank 0's place in the store is the notice board: when its
-// attempt ends, for whatever reason, it says there why, and whoever waits for it ends too. A prefix
-// can be tried again at once, so what is found may belong to another attempt:
+// members of the last generation are watched too, if the new one has room for all of them beside
+// those who are new: they are presumed to come. Rank 0's place in the store is the notice board:
+// when its attempt ends, for whatever reason, it says there why, and whoever waits for it ends too.
+// A prefix can be tried again at once, so what is found may belong to another attempt:
 //
 // clang-format off
 //   found                                        it ends this attempt if
-//   a process is gone or cannot be reached       it was met: it answered during this attempt, or was
-//                                                in the last epoch, which was healthy until now,
-//                                                or has written a record since the last epoch
+//   a process is gone or cannot be reached       it was met: it answered during this attempt, or
+//                                                was in the last generation, which was healthy
+//                                                until now, or has written a record since the last
+//                                                generation
 //   a process is frozen                          its record is here, or it was met
 //   a withdrawal whose record was seen here,     always
 //   or that is addressed to this attempt
-//   a withdrawal, its record never seen          by a member of the last, healthy epoch, unless it
-//                                                only ran out of time: it was faster than we are
+//   a withdrawal, its record never seen          by a member of the last, healthy generation,
+//                                                unless it only ran out of time: it was faster than
+//                                                we are
 // clang-format on
 // but never if this group has been told before: of that process's end, or of that attempt's (our
 // own earlier ones included). So every end is told once, and the next attempt is not harmed by it.
 // What does not end the attempt is left over from another one: it counts as "not there yet", and
 // its member is awaited until the deadline, then named.
 //
-// A group made beside others (new_group) has had no epoch. Its members were in the default group's,
-// which takes the place of the last one for ends of processes. It does not for withdrawals never
-// seen: they may be of an earlier group with this name.
+// A group made beside others (new_group) has had no generation. Its members were in the default
+// group's, which takes the place of the last one for ends of processes. It does not for withdrawals
+// never seen: they may be of an earlier group with this name.
 //
 // Interleavings that this settles (each is a test):
 // clang-format off
-//   rank 0 tries again first        the others, not told yet, meet its fresh record and go on with it
-//   another tries again first       rank 0 sees its fresh record and goes on; or it saw the withdrawal
-//                                   and fails: then the new attempt knows the origin, its own, and waits
-//   a new process at the victim's   its record replaces the dead one's; until then the dead one's is
+//   rank 0 tries again first        the others, not told yet, meet its fresh record and go on with
+//                                   it
+//   another tries again first       rank 0 sees its fresh record and goes on; or it saw the
+//                                   withdrawal and fails: then the new attempt knows the origin,
+//                                   its own, and waits
+//   a new process at the victim's   its record replaces the dead one's; until then the dead one's
+//                                   is
 //   rank                            left over, since its end was told
-//   a member comes after the end    it waits for the next attempt, unless it comes from the same epoch
+//   a member comes after the end    it waits for the next attempt, unless it comes from the same
+//                                   generation
 //   a prefix with old records       their processes were never met: they are left over
 // clang-format on
 //
@@ -56,13 +62,13 @@ bool isLoss(FailureKind kind);  // of a member
 
 // What a group remembers from one attempt to the next.
 struct AttemptMemory {
-  std::vector<MemberRecord> members;  // of the last epoch, by rank
+  std::vector<MemberRecord> members;  // of the last generation, by rank
   bool healthy = false;               // all of them lived when this attempt began
-  bool elsewhere = false;             // that was another group's epoch, this group has had none
-  std::set<Incarnation> told;         // processes of whose end the group has been told
-  std::set<Token> settled;            // attempts whose end it has been told of, its own included
+  bool elsewhere = false;      // that was another group's generation, this group has had none
+  std::set<Incarnation> told;  // processes of whose end the group has been told
+  std::set<Token> settled;     // attempts whose end it has been told of, its own included
 
-  // A failure of the last epoch.
+  // A failure of the last generation.
   void noteFailure(const Failure& failure);
 };
 
@@ -79,13 +85,13 @@ class Attendance {
 
   // Everyone's records, once rank 0 has answered.
   void noteRoster(const std::vector<MemberRecord>& members) { roster_ = members; }
-  // The group has had no epoch: nobody here need have met the others.
-  bool isFirstEpoch() const { return memory_.members.empty() || memory_.elsewhere; }
+  // The group has had no generation: nobody here need have met the others.
+  bool isFirstGeneration() const { return memory_.members.empty() || memory_.elsewhere; }
   // Processes whose records do not count.
   const std::set<Incarnation>& leftOver() const { return left_over_; }
   // How this attempt's failure is told: as the ending that was judged, if it was one.
   Ending endingOf(const Failure& failure) const;
-  // The attempt is over: with this ending, or with an epoch of these members. Ends the vigil.
+  // The attempt is over: with this ending, or with a generation of these members. Ends the vigil.
   AttemptMemory failed(const Ending& ending);
   AttemptMemory formed(std::vector<MemberRecord> members);
 
@@ -99,7 +105,7 @@ class Attendance {
   std::optional<Ending> judgeWithdrawal(int rank, const Withdrawal& withdrawal);
   std::optional<Ending> judgeSight(const Vigil::Report& report);
   bool ranksAreKept() const;
-  bool inLastEpoch(const Incarnation& incarnation) const;
+  bool inLastGeneration(const Incarnation& incarnation) const;
   bool cameSince(const Whom& whom) const;
   bool toldBefore(const Ending& ending) const;
   bool ownDoing(const Ending& ending) const;

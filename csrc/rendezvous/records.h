@@ -46,7 +46,7 @@ std::optional<Withdrawal> decodeWithdrawal(std::string_view bytes);
 // What everyone knows once an attempt has formed.
 struct Roster {
   Nonce nonce;
-  EpochSecret secret;
+  GenerationSecret secret;
   std::vector<MemberRecord> members;  // by rank
 };
 std::string encodeGo(const Token& token, const Roster& roster);

@@ -124,7 +124,7 @@ AttemptMemory Rendezvous::withdraw(const Failure& why) {
 // and what ran out of time leaves none.
 bool Rendezvous::mayBeMissed(const Ending& ending) const {
   const FailureKind kind = ending.failure.kind;
-  return rank_ == 0 && size_ > 2 && attendance_.isFirstEpoch() && current_.members.empty() &&
+  return rank_ == 0 && size_ > 2 && attendance_.isFirstGeneration() && current_.members.empty() &&
          ending.origin != own_.self().token && kind != FailureKind::kTimeout &&
          kind != FailureKind::kStoreLost;
 }
@@ -361,7 +361,7 @@ std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& 
   if (auto failure = own_.judge(records[0])) return *failure;
   if (auto failure = judgeRecords(0, records)) return *failure;
   int malformed = -1;
-  Roster roster{Nonce::random(), EpochSecret::random(), decodeAll(records, &malformed)};
+  Roster roster{Nonce::random(), GenerationSecret::random(), decodeAll(records, &malformed)};
   if (malformed >= 0) {
     return failureOf(FailureKind::kRendezvous,
                      "the record of rank " + std::to_string(malformed) +
@@ -395,7 +395,7 @@ std::variant<Roster, Failure> Rendezvous::accept(const std::string& go) {
   const auto& members = decoded->roster.members;
   if (members.size() != static_cast<size_t>(size_)) {
     return failureOf(FailureKind::kRendezvous,
-                     "rank 0 forms an epoch of " + std::to_string(members.size()) +
+                     "rank 0 forms a generation of " + std::to_string(members.size()) +
                          " ranks, this rank was given " + std::to_string(size_));
   }
   if (encodeRecord(members[static_cast<size_t>(rank_)]) != encodeRecord(own_.self())) {

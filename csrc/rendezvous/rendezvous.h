@@ -12,10 +12,10 @@
 // come, each other member reads rank 0's; a member whose attempt ends puts a withdrawal in its
 // record's place. Then it looks who has come to the store meanwhile of those who read it, and
 // writes it again, addressed to them: they may never have seen the record. Who comes later than
-// that begins another attempt; but for the first epoch of a group, whose members come when they are
-// started, it goes on looking for a while (see awaitReaders()). Whose withdrawal, or death, ends
-// this attempt too is the Attendance's to judge. Threads: the caller's, which blocks until the
-// deadline at most. Cancelled by the predicate.
+// that begins another attempt; but for the first generation of a group, whose members come when
+// they are started, it goes on looking for a while (see awaitReaders()). Whose withdrawal, or
+// death, ends this attempt too is the Attendance's to judge. Threads: the caller's, which blocks
+// until the deadline at most. Cancelled by the predicate.
 #pragma once
 
 #include <functional>
@@ -46,8 +46,8 @@ class Rendezvous {
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  // How long ends before the first epoch are held up for those who come late. Ranks that a launcher
-  // started together come within milliseconds of each other.
+  // How long ends before the first generation are held up for those who come late. Ranks that a
+  // launcher started together come within milliseconds of each other.
   static constexpr std::chrono::seconds kReadersComeWithin{2};
 
   // In place of enter(), once, by a member that cannot take part: has that told to those who wait
@@ -57,7 +57,7 @@ class Rendezvous {
   // Publishes the record and waits for the roster. Returns a Failure (kTimeout naming the missing
   // ranks as far as rank 0 can see them, kStoreLost, kRendezvous for a duplicate rank or a
   // malformed record, kAborted when cancelled; kPeerLost, and whatever a member withdrew with)
-  // without group, epoch, op: the caller fills those in.
+  // without group, generation, op: the caller fills those in.
   std::variant<Roster, Failure> enter();
   // While links are being made: has the attempt been superseded? Rank 0: a member's record changed,
   // so a new roster was issued. Others: a newer `go` with our token is there. Failure: the attempt
@@ -67,22 +67,23 @@ class Rendezvous {
   std::variant<std::monostate, Roster, Failure> refresh();
   // What the store did instead of answering the last refresh(). Empty: it answered.
   const std::string& storeTrouble() const { return store_trouble_; }
-  // The attempt is over, with an epoch of the last roster, or with this failure: then that is told,
-  // in the background, to those who wait for this member. Once; ends the vigil.
+  // The attempt is over, with a generation of the last roster, or with this failure: then that is
+  // told, in the background, to those who wait for this member. Once; ends the vigil.
   AttemptMemory formed();
   // After formed(): deletes what this rank wrote. Nobody needs it, since this rank has its links to
   // all others. Blocks until that is done, for `within` at most: a store's server may end with any
-  // member's process once that is through with the epoch, and torch's client logs what it loses.
+  // member's process once that is through with the generation, and torch's client logs what it
+  // loses.
   void leaveStore(Duration within);
   AttemptMemory withdraw(const Failure& why);
-  // After withdraw(), by rank 0, of another's end before the first epoch: those who come after it
-  // could not tell it from an end of long ago. Has it told to them too. Blocks until all have read
-  // it, until the time given or the deadline at most; elsewhere it returns at once. May throw what
-  // `cancelled` throws.
+  // After withdraw(), by rank 0, of another's end before the first generation: those who come after
+  // it could not tell it from an end of long ago. Has it told to them too. Blocks until all have
+  // read it, until the time given or the deadline at most; elsewhere it returns at once. May throw
+  // what `cancelled` throws.
   void awaitReaders(Deadline until, const Cancelled& cancelled);
-  // After withdraw(): a later attempt of this group has formed an epoch. Each rank deletes what it
-  // wrote, in the background: a later attempt at P by this process comes after that. Not the record
-  // if another one has taken its place.
+  // After withdraw(): a later attempt of this group has formed a generation. Each rank deletes what
+  // it wrote, in the background: a later attempt at P by this process comes after that. Not the
+  // record if another one has taken its place.
   void succeeded();
 
  private:

@@ -1,4 +1,4 @@
-// How an attempt's failures begin: kind and cause, without group, epoch and operation.
+// How an attempt's failures begin: kind and cause, without group, generation and operation.
 #pragma once
 
 #include <string>

@@ -135,7 +135,7 @@ StoreThread::StoreThread(std::string key, StoreFactory factory,
                          std::shared_ptr<StoreWorker> worker)
     : key_(std::move(key)),
       factory_(std::move(factory)),
-      generation_(forkGeneration()),
+      fork_count_(forkCount()),
       stuck_(std::move(stuck)),
       worker_(std::move(worker)) {}
 
@@ -148,7 +148,7 @@ std::shared_ptr<StoreThread> StoreThread::onCaller(std::string key, StoreFactory
 StoreThread::StoreThread(std::string key, StoreFactory factory, const LentClient& lent)
     : key_(std::move(key)),
       factory_(std::move(factory)),
-      generation_(forkGeneration()),
+      fork_count_(forkCount()),
       stuck_(std::make_shared<std::atomic<int>>(0)),
       late_(std::make_shared<LateWrites>()),
       worker_(std::make_shared<StoreWorker>(key_, factory_, StoreWorker::Common{stuck_, late_})) {
@@ -295,7 +295,7 @@ StoreLimit::~StoreLimit() {
 }
 
 bool StoreThread::inForkedChild() const {
-  return generation_ != forkGeneration();
+  return fork_count_ != forkCount();
 }
 
 bool StoreThread::post(const std::shared_ptr<StoreRequest>& request, Duration after) {

@@ -153,7 +153,7 @@ class StoreThread {
 
   const std::string key_;
   const StoreFactory factory_;
-  const uint64_t generation_;  // of forks: a child has no such thread
+  const uint64_t fork_count_;  // of forks: a child has no such thread
   const std::shared_ptr<std::atomic<int>>
       stuck_;  // abandoned workers that are still in a call; they count down
   const std::shared_ptr<LateWrites> late_;

@@ -44,7 +44,7 @@ struct StoreWorker::Shared {
 
   const std::string key;
   const Common common;
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
   std::atomic<bool> finished{false};  // written by the thread, last
 
   Mutex mutex;
@@ -404,7 +404,7 @@ bool StoreWorker::finished() const {
   return shared_->finished.load(std::memory_order_acquire);
 }
 bool StoreWorker::inForkedChild() const {
-  return shared_->generation != forkGeneration();
+  return shared_->fork_count != forkCount();
 }
 
 }  // namespace torchft_ext

@@ -1,5 +1,5 @@
-// Whether some processes live, asked again and again while an epoch forms: there is no line to them
-// yet that would tell.
+// Whether some processes live, asked again and again while a generation forms: there is no line to
+// them yet that would tell.
 //
 // Owner: one attempt's Attendance. Threads: any. Never blocks, never throws. Destroyed, it asks
 // nobody any more; destruction does not wait.

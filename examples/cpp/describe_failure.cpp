@@ -13,7 +13,7 @@ int main() {
   failure.cause.pid = 812;
   failure.cause.how = "its process ended";
   failure.group = "dp0";
-  failure.epoch = 5;
+  failure.generation = 5;
   failure.rank = 3;
   failure.size = 8;
   failure.op = "allreduce";

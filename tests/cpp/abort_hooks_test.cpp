@@ -1,4 +1,4 @@
-// What is called when an epoch fails.
+// What is called when a generation fails.
 #include "c10d/abort_hooks.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace torchft_ext {
 namespace {
 
-TEST(AbortHooks, RunOnceForEachEpochThatFailsThoughOneThrows) {
+TEST(AbortHooks, RunOnceForEachGenerationThatFailsThoughOneThrows) {
   const CapturedLog log;
   const auto hooks = std::make_shared<AbortHooks>();
   std::atomic<int> calls{0};
@@ -24,11 +24,11 @@ TEST(AbortHooks, RunOnceForEachEpochThatFailsThoughOneThrows) {
   Member& member = *cluster.members[0];
   member.group = std::make_unique<Group>("test", member.engine, std::make_shared<Watchdog>(),
                                          kTestLimit, [hooks] { hooks->call(); });
-  for (int epoch = 1; epoch <= 3; ++epoch) {
-    cluster.form({0}, std::to_string(epoch));
+  for (int generation = 1; generation <= 3; ++generation) {
+    cluster.form({0}, std::to_string(generation));
     cluster.group(0).abort("enough");
     cluster.group(0).abort("again");
-    EXPECT_TRUE(waitFor([&] { return calls == epoch; })) << calls;
+    EXPECT_TRUE(waitFor([&] { return calls == generation; })) << calls;
   }
   EXPECT_TRUE(waitFor([] { return CapturedLog::contains("abort hook 1 threw: of its own"); }));
   EXPECT_TRUE(hooks->remove(2));

@@ -40,10 +40,10 @@ std::string withdrawn(const MemberRecord& member, const Ending& ending,
 struct AttendanceTest : testing::Test {
   std::shared_ptr<FakeWorld> world = std::make_shared<FakeWorld>();
   FakeVigil* vigil = nullptr;  // of the newest attempt
-  // Three processes that were the last epoch.
+  // Three processes that were the last generation.
   std::vector<MemberRecord> members{processOf(100), processOf(101), processOf(102)};
 
-  AttemptMemory lastEpoch(bool healthy) const {
+  AttemptMemory lastGeneration(bool healthy) const {
     AttemptMemory memory;
     memory.members = members;
     memory.healthy = healthy;
@@ -74,9 +74,9 @@ TEST_F(AttendanceTest, AProcessThatAnsweredAndDiesEndsTheAttempt) {
   EXPECT_EQ(ending->failure.cause.pid, 7);
 }
 
-// A group made beside the one whose epoch that was.
-TEST_F(AttendanceTest, AMemberOfAnotherGroupsEpochThatDiesBeforeItComesEndsTheAttempt) {
-  AttemptMemory memory = lastEpoch(true);
+// A group made beside the one whose generation that was.
+TEST_F(AttendanceTest, AMemberOfAnotherGroupsGenerationThatDiesBeforeItComesEndsTheAttempt) {
+  AttemptMemory memory = lastGeneration(true);
   memory.elsewhere = true;
   Attendance attendance = at(1, memory);
   world->set(members[2].incarnation, Sight::kGone);
@@ -86,13 +86,13 @@ TEST_F(AttendanceTest, AMemberOfAnotherGroupsEpochThatDiesBeforeItComesEndsTheAt
   EXPECT_EQ(ending->failure.cause.rank, 2);
 }
 
-TEST_F(AttendanceTest, AnOldWithdrawalOfAMemberOfAnotherGroupsEpochIsLeftOver) {
-  AttemptMemory memory = lastEpoch(true);
+TEST_F(AttendanceTest, AnOldWithdrawalOfAMemberOfAnotherGroupsGenerationIsLeftOver) {
+  AttemptMemory memory = lastGeneration(true);
   memory.elsewhere = true;
   const MemberRecord old = again(members[0]);
   const std::string words = withdrawn(old, endedBy(old, 0, FailureKind::kAborted));
   EXPECT_FALSE(at(1, memory).judgeRecord(0, words));
-  EXPECT_TRUE(at(1, lastEpoch(true)).judgeRecord(0, words));
+  EXPECT_TRUE(at(1, lastGeneration(true)).judgeRecord(0, words));
 }
 
 TEST_F(AttendanceTest, ADeadStrangersRecordIsLeftOverUntilANewProcessTakesItsPlace) {
@@ -135,10 +135,10 @@ TEST_F(AttendanceTest, ADeathIsToldOnceAndTheNextAttemptWaitsForAnother) {
   EXPECT_EQ(second.leftOver().count(other.incarnation), 1U);
 }
 
-TEST_F(AttendanceTest, AMemberOfTheHealthyEpochThatDiesBeforeItComesEndsTheAttempt) {
+TEST_F(AttendanceTest, AMemberOfTheHealthyGenerationThatDiesBeforeItComesEndsTheAttempt) {
   for (const int rank : {0, 2}) {
     world->set(members[1].incarnation, Sight::kAlive);
-    Attendance attendance = at(rank, lastEpoch(true));
+    Attendance attendance = at(rank, lastGeneration(true));
     world->set(members[1].incarnation, Sight::kGone);
     const auto ending = attendance.judgeNews();
     ASSERT_TRUE(ending) << rank;
@@ -148,9 +148,9 @@ TEST_F(AttendanceTest, AMemberOfTheHealthyEpochThatDiesBeforeItComesEndsTheAttem
 }
 
 TEST_F(AttendanceTest, MembersThatMayStayOutAreNotWatched) {
-  Attendance smaller = at(0, lastEpoch(true), 2);
+  Attendance smaller = at(0, lastGeneration(true), 2);
   EXPECT_FALSE(vigil->watches(members[1]));
-  AttemptMemory memory = lastEpoch(false);
+  AttemptMemory memory = lastGeneration(false);
   memory.told.insert(members[2].incarnation);
   Attendance fitting = at(0, std::move(memory), 2);
   EXPECT_TRUE(vigil->watches(members[1]));
@@ -158,7 +158,7 @@ TEST_F(AttendanceTest, MembersThatMayStayOutAreNotWatched) {
 }
 
 TEST_F(AttendanceTest, ANewProcessLeavesNoRoomForAMemberThatIsReplaced) {
-  Attendance attendance = at(0, lastEpoch(true));
+  Attendance attendance = at(0, lastGeneration(true));
   attendance.judgeRecord(1, encodeRecord(processOf(7)));
   world->set(members[1].incarnation, Sight::kGone);
   EXPECT_FALSE(attendance.judgeNews());
@@ -167,7 +167,7 @@ TEST_F(AttendanceTest, ANewProcessLeavesNoRoomForAMemberThatIsReplaced) {
 
 // A new order of ranks is in the making: the old one's rank would name another, maybe oneself.
 TEST_F(AttendanceTest, AMemberThatDiesBeforeItComesHasNoRankIfRanksChange) {
-  Attendance attendance = of(again(members[2]), 0, lastEpoch(true));
+  Attendance attendance = of(again(members[2]), 0, lastGeneration(true));
   world->set(members[0].incarnation, Sight::kGone);
   const auto ending = attendance.judgeNews();
   ASSERT_TRUE(ending);
@@ -175,34 +175,34 @@ TEST_F(AttendanceTest, AMemberThatDiesBeforeItComesHasNoRankIfRanksChange) {
   EXPECT_EQ(ending->failure.cause.pid, 100);
 }
 
-TEST_F(AttendanceTest, AMemberOfABrokenEpochCountsOnlyOnceItAnswered) {
+TEST_F(AttendanceTest, AMemberOfABrokenGenerationCountsOnlyOnceItAnswered) {
   world->set(members[1].incarnation, Sight::kGone);
-  Attendance late = at(0, lastEpoch(false));
+  Attendance late = at(0, lastGeneration(false));
   EXPECT_FALSE(late.judgeNews());
   world->set(members[1].incarnation, Sight::kAlive);
-  Attendance early = at(0, lastEpoch(false));
+  Attendance early = at(0, lastGeneration(false));
   EXPECT_FALSE(early.judgeNews());
   world->set(members[1].incarnation, Sight::kGone);
   EXPECT_TRUE(early.judgeNews());
 }
 
-TEST_F(AttendanceTest, AMemberOfABrokenEpochThatHasComeSinceCountsWhicheverIsSeenFirst) {
+TEST_F(AttendanceTest, AMemberOfABrokenGenerationThatHasComeSinceCountsWhicheverIsSeenFirst) {
   world->set(members[1].incarnation, Sight::kGone);
-  Attendance end_first = at(0, lastEpoch(false));
+  Attendance end_first = at(0, lastGeneration(false));
   EXPECT_FALSE(end_first.judgeNews());
   const auto ending = end_first.judgeRecord(1, encodeRecord(again(members[1])));
   ASSERT_TRUE(ending);
   EXPECT_EQ(ending->failure.kind, FailureKind::kPeerLost);
   EXPECT_EQ(ending->failure.cause.rank, 1);
   EXPECT_EQ(ending->culprit, members[1].incarnation);
-  Attendance record_first = at(0, lastEpoch(false));
+  Attendance record_first = at(0, lastGeneration(false));
   EXPECT_FALSE(record_first.judgeRecord(1, encodeRecord(again(members[1]))));
   EXPECT_TRUE(record_first.judgeNews());
 }
 
 TEST_F(AttendanceTest, AFreezeSeenBeforeTheRecordDoesNotCount) {
   world->set(members[1].incarnation, Sight::kFrozen);
-  Attendance attendance = at(0, lastEpoch(false));
+  Attendance attendance = at(0, lastGeneration(false));
   EXPECT_FALSE(attendance.judgeNews());
   EXPECT_FALSE(attendance.judgeRecord(1, encodeRecord(again(members[1]))));
   world->set(members[1].incarnation, Sight::kAlive);
@@ -210,16 +210,16 @@ TEST_F(AttendanceTest, AFreezeSeenBeforeTheRecordDoesNotCount) {
   EXPECT_EQ(attendance.leftOver().count(members[1].incarnation), 0U);
 }
 
-TEST_F(AttendanceTest, TheBrokenEpochsOwnRecordIsLeftOver) {
+TEST_F(AttendanceTest, TheBrokenGenerationsOwnRecordIsLeftOver) {
   world->set(members[1].incarnation, Sight::kGone);
-  Attendance attendance = at(0, lastEpoch(false));
+  Attendance attendance = at(0, lastGeneration(false));
   EXPECT_FALSE(attendance.judgeRecord(1, encodeRecord(members[1])));
   EXPECT_FALSE(attendance.judgeNews());
   EXPECT_EQ(attendance.leftOver().count(members[1].incarnation), 1U);
 }
 
 TEST_F(AttendanceTest, OthersWatchRankZeroAloneOnceItHasCome) {
-  Attendance attendance = at(2, lastEpoch(true));
+  Attendance attendance = at(2, lastGeneration(true));
   EXPECT_TRUE(vigil->watches(members[0]));
   EXPECT_TRUE(vigil->watches(members[1]));
   attendance.judgeRecord(0, encodeRecord(again(members[0])));
@@ -255,15 +255,15 @@ TEST_F(AttendanceTest, AWithdrawalWithoutACauseNamesItsMember) {
   EXPECT_EQ(judged->failure.cause.pid, 101);
 }
 
-TEST_F(AttendanceTest, WhoComesAfterTheEndWaitsUnlessItComesFromTheSameEpoch) {
+TEST_F(AttendanceTest, WhoComesAfterTheEndWaitsUnlessItComesFromTheSameGeneration) {
   const MemberRecord leader = again(members[0]);
   const std::string notice = withdrawn(leader, endedBy(members[1], 1, FailureKind::kPeerLost));
   EXPECT_FALSE(at(2).judgeRecord(0, notice));
-  EXPECT_FALSE(at(2, lastEpoch(false)).judgeRecord(0, notice));
-  EXPECT_FALSE(of(processOf(9), 2, lastEpoch(false)).judgeRecord(0, notice));
-  EXPECT_TRUE(at(2, lastEpoch(true)).judgeRecord(0, notice));
+  EXPECT_FALSE(at(2, lastGeneration(false)).judgeRecord(0, notice));
+  EXPECT_FALSE(of(processOf(9), 2, lastGeneration(false)).judgeRecord(0, notice));
+  EXPECT_TRUE(at(2, lastGeneration(true)).judgeRecord(0, notice));
   const std::string late = withdrawn(leader, endedBy(leader, 0, FailureKind::kTimeout));
-  EXPECT_FALSE(at(2, lastEpoch(true)).judgeRecord(0, late));
+  EXPECT_FALSE(at(2, lastGeneration(true)).judgeRecord(0, late));
 }
 
 TEST_F(AttendanceTest, AWithdrawalAddressedToTheAttemptEndsItThoughItsRecordWasNeverSeen) {
@@ -286,7 +286,7 @@ TEST_F(AttendanceTest, AnEndThatWasToldIsNotToldAgainByAnother) {
   const MemberRecord leader = again(members[0]);
   const MemberRecord aborter = again(members[1]);
   const Ending abort = endedBy(aborter, 1, FailureKind::kAborted);
-  Attendance first = at(2, lastEpoch(true));
+  Attendance first = at(2, lastGeneration(true));
   first.judgeRecord(0, encodeRecord(leader));
   first.noteRoster({leader, aborter, members[2]});
   Attendance second = at(2, first.failed(first.endingOf(abort.failure)));
@@ -306,8 +306,8 @@ TEST_F(AttendanceTest, ItsOwnAbortDoesNotComeBackToARetryingMember) {
   EXPECT_FALSE(second.judgeRecord(0, withdrawn(leader, abort)));
 }
 
-// It formed the epoch; another one, which ran out of time there, says so late.
-TEST_F(AttendanceTest, AnAttemptThatFormedAnEpochIsNotSaidToHaveFailedTheNextOne) {
+// It formed the generation; another one, which ran out of time there, says so late.
+TEST_F(AttendanceTest, AnAttemptThatFormedAGenerationIsNotSaidToHaveFailedTheNextOne) {
   const MemberRecord self = again(members[0]);
   const MemberRecord other = again(members[1]);
   Attendance first = of(self, 0, {});
@@ -327,8 +327,8 @@ TEST_F(AttendanceTest, AFrozenProcessThatIsBackCountsAgain) {
   EXPECT_TRUE(attendance.judgeNews());
 }
 
-TEST_F(AttendanceTest, AnEpochClearsWhatWasTold) {
-  Attendance attendance = at(0, lastEpoch(false));
+TEST_F(AttendanceTest, AGenerationClearsWhatWasTold) {
+  Attendance attendance = at(0, lastGeneration(false));
   AttemptMemory memory = attendance.failed(endedBy(members[1], 1, FailureKind::kPeerLost));
   EXPECT_FALSE(memory.told.empty());
   Attendance next = at(0, std::move(memory));

@@ -90,7 +90,7 @@ TEST(Identity, RefusesMalformedHex) {
 TEST(Identity, RandomOnesDiffer) {
   EXPECT_NE(Nonce::random(), Nonce::random());
   EXPECT_FALSE(Nonce::random().isZero());
-  const EpochSecret secret = EpochSecret::random();
+  const GenerationSecret secret = GenerationSecret::random();
   EXPECT_NE(secret.connector.bytes, secret.acceptor.bytes);
 }
 
@@ -110,10 +110,10 @@ TEST(Identity, ProcessKeepsItsIncarnation) {
 
 TEST(Identity, ForkedChildHasAnotherIncarnation) {
   const Incarnation parent = selfIncarnation();
-  const uint64_t generation = forkGeneration();
+  const uint64_t fork_count = forkCount();
   EXPECT_EQ(exitStatusOfChild([&] {
               return selfIncarnation() != parent && selfIncarnation() == selfIncarnation() &&
-                     forkGeneration() == generation + 1;
+                     forkCount() == fork_count + 1;
             }),
             0);
   EXPECT_EQ(selfIncarnation(), parent);
@@ -121,8 +121,8 @@ TEST(Identity, ForkedChildHasAnotherIncarnation) {
 
 TEST(Log, SinkGetsTheLine) {
   const CapturedLog captured;
-  log(LogLevel::kInfo, "epoch 3 began");
-  EXPECT_TRUE(CapturedLog::contains("epoch 3 began"));
+  log(LogLevel::kInfo, "generation 3 began");
+  EXPECT_TRUE(CapturedLog::contains("generation 3 began"));
 }
 
 TEST(Log, LineOfASinkThatThrowsGoesToStderr) {

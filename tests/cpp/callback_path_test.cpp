@@ -43,9 +43,9 @@ TEST(CallbackPath, OfAnotherGroupIsNamedAfterBoth) {
   const auto from_other =
       CallbackPath::ofCollective(kOther, 3, "").callback(0).collective(kOther, 0);
   EXPECT_NE(from_one.nameIn(kOther), from_other.nameIn(kOther));
-  const auto later_epoch =
+  const auto later_generation =
       CallbackPath::ofCollective(placeOf("dp0", 4), 3, "").callback(0).collective(kOther, 0);
-  EXPECT_NE(from_one.nameIn(kOther), later_epoch.nameIn(kOther));
+  EXPECT_NE(from_one.nameIn(kOther), later_generation.nameIn(kOther));
 }
 
 TEST(CallbackPath, ErrorsCallItAfterItsRoot) {

@@ -66,7 +66,7 @@ class Cluster {
     for (int i : which) threads.emplace_back([&body, i] { body(i); });
     for (auto& thread : threads) thread.join();
   }
-  // The listed members form an epoch, in that order of ranks.
+  // The listed members form a generation, in that order of ranks.
   void form(const std::vector<int>& which, const std::string& prefix) {
     std::vector<FailurePtr> failures(which.size());
     std::vector<std::thread> threads;

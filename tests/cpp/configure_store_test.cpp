@@ -162,7 +162,7 @@ class EndsTheStore : public AroundEngine {
   const std::shared_ptr<Moment> moment_;
 };
 
-TEST(StoreFreezesWhileLinksForm, TheEpochBeginsLongBeforeTheDeadline) {
+TEST(StoreFreezesWhileLinksForm, TheGenerationBeginsLongBeforeTheDeadline) {
   const auto moment = std::make_shared<EndsTheStore::Moment>();
   Cluster cluster(3, loopbackOptions(), [&moment](std::shared_ptr<Engine> engine) {
     return std::make_shared<EndsTheStore>(std::move(engine), moment);

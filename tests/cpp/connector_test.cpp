@@ -11,9 +11,9 @@ namespace {
 
 using namespace net_test;  // NOLINT(google-build-using-namespace)
 
-struct Epoch {
+struct Generation {
   Nonce nonce = Nonce::random();
-  EpochSecret secret = EpochSecret::random();
+  GenerationSecret secret = GenerationSecret::random();
   Incarnation acceptor = Incarnation::random();
 
   Hello hello() const { return {nonce, secret.connector, selfIncarnation(), acceptor, 1, 0}; }
@@ -36,37 +36,38 @@ void flush(Caller& caller) {
 }
 
 TEST(Connector, SaysItsHelloAndBelievesTheRightWelcome) {
-  const Epoch epoch;
+  const Generation generation;
   RawAcceptor acceptor;
   Caller caller;
-  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  caller.connect({acceptor.address()}, generation.hello(), generation.welcome());
   RawPeer peer = acceptor.accept();
-  const std::string hello = encodeHello(epoch.hello());
+  const std::string hello = encodeHello(generation.hello());
   EXPECT_EQ(peer.readBytes(hello.size()), hello);
-  peer.say(encodeWelcome(epoch.welcome()) + "data");
+  peer.say(encodeWelcome(generation.welcome()) + "data");
   ASSERT_TRUE(caller.result().fd) << caller.result().error;
   RawPeer connected(std::move(caller.result().fd));
   EXPECT_EQ(connected.readBytes(4), "data");
 }
 
 TEST(Connector, KeepsTryingUntilSomebodyListens) {
-  const Epoch epoch;
+  const Generation generation;
   const ClosedPort port;
   Caller caller;
-  caller.connect({port.address}, epoch.hello(), epoch.welcome());
+  caller.connect({port.address}, generation.hello(), generation.welcome());
   flush(caller);  // refused at least once by now
   EXPECT_FALSE(caller.ended());
   ASSERT_EQ(::listen(port.holder.get(), 8), 0);
   ASSERT_TRUE(waitReady(port.holder.get(), POLLIN));
-  RawPeer(acceptOne(port.holder.get())).say(encodeWelcome(epoch.welcome()));
+  RawPeer(acceptOne(port.holder.get())).say(encodeWelcome(generation.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
 }
 
 TEST(Connector, TimesOutAndNamesTheLastError) {
-  const Epoch epoch;
+  const Generation generation;
   const ClosedPort port;
   Caller caller;
-  caller.connect({port.address}, epoch.hello(), epoch.welcome(), Deadline::after(milliseconds(30)));
+  caller.connect({port.address}, generation.hello(), generation.welcome(),
+                 Deadline::after(milliseconds(30)));
   const auto& result = caller.result();
   EXPECT_FALSE(result.fd);
   EXPECT_TRUE(result.timed_out);
@@ -75,34 +76,34 @@ TEST(Connector, TimesOutAndNamesTheLastError) {
 }
 
 TEST(Connector, TimesOutOnAPeerThatNeverAnswers) {
-  const Epoch epoch;
+  const Generation generation;
   RawAcceptor acceptor;
   Caller caller;
-  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome(),
+  caller.connect({acceptor.address()}, generation.hello(), generation.welcome(),
                  Deadline::after(milliseconds(100)));
   EXPECT_FALSE(caller.result().fd);
   EXPECT_TRUE(caller.result().timed_out);
 }
 
-TEST(Connector, TriesAgainWhenTheEpochIsUnknownOrTheConnectionBreaks) {
-  const Epoch epoch;
+TEST(Connector, TriesAgainWhenTheGenerationIsUnknownOrTheConnectionBreaks) {
+  const Generation generation;
   RawAcceptor acceptor;
   Caller caller;
-  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
-  acceptor.accept().say(encodeRefusal({RefusalCode::kUnknownEpoch, "not yet"}));
+  caller.connect({acceptor.address()}, generation.hello(), generation.welcome());
+  acceptor.accept().say(encodeRefusal({RefusalCode::kUnknownGeneration, "not yet"}));
   acceptor.accept().close();
   RawPeer third = acceptor.accept();
-  third.say(encodeWelcome(epoch.welcome()));
+  third.say(encodeWelcome(generation.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
 }
 
 TEST(Connector, GivesUpAtOnceOnARefusalThatWillNotChange) {
   for (const RefusalCode code : {RefusalCode::kWrongSecret, RefusalCode::kWrongProcess,
                                  RefusalCode::kDuplicate, RefusalCode::kWrongVersion}) {
-    const Epoch epoch;
+    const Generation generation;
     RawAcceptor acceptor;
     Caller caller;
-    caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+    caller.connect({acceptor.address()}, generation.hello(), generation.welcome());
     RawPeer peer = acceptor.accept();
     peer.say(encodeRefusal({code, "the reason"}));
     EXPECT_FALSE(caller.result().fd);
@@ -112,23 +113,23 @@ TEST(Connector, GivesUpAtOnceOnARefusalThatWillNotChange) {
 }
 
 TEST(Connector, DoesNotBelieveAWrongAnswer) {
-  const Epoch epoch;
-  Welcome wrong_secret = epoch.welcome();
-  wrong_secret.proof = EpochSecret::random().acceptor;
-  Welcome wrong_process = epoch.welcome();
+  const Generation generation;
+  Welcome wrong_secret = generation.welcome();
+  wrong_secret.proof = GenerationSecret::random().acceptor;
+  Welcome wrong_process = generation.welcome();
   wrong_process.from = Incarnation::random();
-  std::string wrong_version = encodeWelcome(epoch.welcome());
+  std::string wrong_version = encodeWelcome(generation.welcome());
   wrong_version[4] = 9;
   const std::vector<std::pair<std::string, std::string>> answers{
       {encodeWelcome(wrong_secret), "secret"},
       {encodeWelcome(wrong_process), wrong_process.from.hex()},
       {wrong_version, "found 9"},
       {"HTTP/1.1 400 Bad Request, and more than a header's worth", "not a frame"},
-      {encodeHello(epoch.hello()), "unexpected frame"}};
+      {encodeHello(generation.hello()), "unexpected frame"}};
   for (const auto& [answer, word] : answers) {
     RawAcceptor acceptor;
     Caller caller;
-    caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+    caller.connect({acceptor.address()}, generation.hello(), generation.welcome());
     RawPeer peer = acceptor.accept();
     peer.say(answer);
     EXPECT_FALSE(caller.result().fd);
@@ -138,17 +139,17 @@ TEST(Connector, DoesNotBelieveAWrongAnswer) {
 }
 
 TEST(Connector, TakesTheNextAddressWhenOneRefuses) {
-  const Epoch epoch;
+  const Generation generation;
   const ClosedPort closed;
   RawAcceptor stranger;
   RawAcceptor acceptor;
   Caller caller;
-  caller.connect({closed.address, stranger.address(), acceptor.address()}, epoch.hello(),
-                 epoch.welcome());
+  caller.connect({closed.address, stranger.address(), acceptor.address()}, generation.hello(),
+                 generation.welcome());
   RawPeer wrong = stranger.accept();
   wrong.say(encodeRefusal({RefusalCode::kWrongProcess, "somebody else"}));
   RawPeer right = acceptor.accept();
-  right.say(encodeWelcome(epoch.welcome()));
+  right.say(encodeWelcome(generation.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
 }
 
@@ -167,11 +168,11 @@ struct FullDoor {
 TEST(Connector, TakesTcpWhereTheLocalAddressCannotBeHad) {
   const FullDoor full;
   for (const SocketAddress& local : {*newLocalAddress(), full.address}) {
-    const Epoch epoch;
+    const Generation generation;
     RawAcceptor acceptor;
     Caller caller;
-    caller.connect({local, acceptor.address()}, epoch.hello(), epoch.welcome());
-    acceptor.accept().say(encodeWelcome(epoch.welcome()));
+    caller.connect({local, acceptor.address()}, generation.hello(), generation.welcome());
+    acceptor.accept().say(encodeWelcome(generation.welcome()));
     EXPECT_TRUE(caller.result().fd) << caller.result().error;
   }
 }
@@ -180,99 +181,100 @@ TEST(Connector, TakesTcpWhereTheLocalAddressCannotBeHad) {
 TEST(Connector, DoesNotTryALocalAddressOfAnotherHost) {
   std::string elsewhere = newLocalAddress()->localName();
   elsewhere[0] = elsewhere[0] == '0' ? '1' : '0';
-  const Epoch epoch;
+  const Generation generation;
   const SocketAddress local = *SocketAddress::fromLocalName(elsewhere);
   const auto foreign = listenOn(local, {}, nullptr);
   RawAcceptor acceptor;
   Caller caller;
-  caller.connect({local, acceptor.address()}, epoch.hello(), epoch.welcome());
-  acceptor.accept().say(encodeWelcome(epoch.welcome()));
+  caller.connect({local, acceptor.address()}, generation.hello(), generation.welcome());
+  acceptor.accept().say(encodeWelcome(generation.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
   EXPECT_FALSE(acceptOne(foreign->fd.get()));
 }
 
-// It is the right process, which does not know the epoch yet: by TCP it would say the same.
-TEST(Connector, AsksAgainWhereTheEpochWasUnknown) {
-  const Epoch epoch;
+// It is the right process, which does not know the generation yet: by TCP it would say the same.
+TEST(Connector, AsksAgainWhereTheGenerationWasUnknown) {
+  const Generation generation;
   RawAcceptor local(*newLocalAddress());
   const auto port = listenOn(loopbackAddress(), {}, nullptr);
   Caller caller;
-  caller.connect({local.address(), port->address}, epoch.hello(), epoch.welcome());
+  caller.connect({local.address(), port->address}, generation.hello(), generation.welcome());
   for (int i = 0; i < 3; ++i) {
     RawPeer peer = local.accept();
-    peer.readBytes(encodeHello(epoch.hello()).size());  // as a listener does before it answers
-    peer.say(encodeRefusal({RefusalCode::kUnknownEpoch, "not yet"}));
+    peer.readBytes(encodeHello(generation.hello()).size());  // as a listener does before it answers
+    peer.say(encodeRefusal({RefusalCode::kUnknownGeneration, "not yet"}));
   }
   RawPeer last = local.accept();
-  last.say(encodeWelcome(epoch.welcome()));
+  last.say(encodeWelcome(generation.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
   EXPECT_FALSE(acceptOne(port->fd.get()));
 }
 
 // Somebody has taken the name; the process that we look for is where its port is.
 TEST(Connector, TakesTcpWhereSomebodyElseAnswersLocally) {
-  const Epoch epoch;
+  const Generation generation;
   const SocketAddress local = *newLocalAddress();
   RawAcceptor stranger(local);
   RawAcceptor acceptor;
   Caller caller;
-  caller.connect({local, acceptor.address()}, epoch.hello(), epoch.welcome());
+  caller.connect({local, acceptor.address()}, generation.hello(), generation.welcome());
   RawPeer wrong = stranger.accept();
-  wrong.readBytes(encodeHello(epoch.hello()).size());
+  wrong.readBytes(encodeHello(generation.hello()).size());
   wrong.say(encodeRefusal({RefusalCode::kWrongProcess, "somebody else"}));
-  acceptor.accept().say(encodeWelcome(epoch.welcome()));
+  acceptor.accept().say(encodeWelcome(generation.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
 }
 
 TEST(Connector, FailsWithoutAnAddressThatItCanReach) {
-  const Epoch epoch;
+  const Generation generation;
   Caller caller;
-  caller.connect({*SocketAddress::fromLocalName("elsewhere")}, epoch.hello(), epoch.welcome());
+  caller.connect({*SocketAddress::fromLocalName("elsewhere")}, generation.hello(),
+                 generation.welcome());
   EXPECT_FALSE(caller.result().fd);
   EXPECT_NE(caller.result().error.find("no address that can be reached"), std::string::npos)
       << caller.result().error;
 }
 
 TEST(Connector, FailsWithoutAnyAddress) {
-  const Epoch epoch;
+  const Generation generation;
   Caller caller;
-  caller.connect({}, epoch.hello(), epoch.welcome());
+  caller.connect({}, generation.hello(), generation.welcome());
   EXPECT_FALSE(caller.result().fd);
   EXPECT_FALSE(caller.result().timed_out);
   EXPECT_FALSE(caller.result().error.empty());
 }
 
 TEST(Connector, NeverCallsBackOnceDestroyed) {
-  const Epoch epoch;
+  const Generation generation;
   RawAcceptor acceptor;
   Caller caller;
-  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  caller.connect({acceptor.address()}, generation.hello(), generation.welcome());
   RawPeer peer = acceptor.accept();
   caller.cancel();
-  const std::string hello = encodeHello(epoch.hello());
+  const std::string hello = encodeHello(generation.hello());
   EXPECT_LE(peer.readToEnd().size(), hello.size()) << "and the connection is closed";
   flush(caller);
   EXPECT_EQ(caller.calls(), 0);
 }
 
 TEST(Connector, MayBeDestroyedByItsCallback) {
-  const Epoch epoch;
+  const Generation generation;
   RawAcceptor acceptor;
   Caller caller;
   caller.destroy_in_callback = true;
-  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  caller.connect({acceptor.address()}, generation.hello(), generation.welcome());
   RawPeer peer = acceptor.accept();
-  peer.say(encodeWelcome(epoch.welcome()));
+  peer.say(encodeWelcome(generation.welcome()));
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
   flush(caller);
   EXPECT_EQ(caller.calls(), 1);
 }
 
 TEST(Connector, EndsQuietlyWithItsLoop) {
-  const Epoch epoch;
+  const Generation generation;
   RawAcceptor acceptor;
   Caller caller;
-  caller.connect({acceptor.address()}, epoch.hello(), epoch.welcome());
+  caller.connect({acceptor.address()}, generation.hello(), generation.welcome());
   RawPeer peer = acceptor.accept();
   ASSERT_TRUE(caller.loop.stop(testDeadline()));
   peer.readToEnd();

@@ -8,7 +8,7 @@ namespace {
 using std::chrono::seconds;
 
 std::shared_ptr<OpState> pending() {
-  const EpochIdentity identity{"dp0", 1, 0, 1};
+  const GenerationIdentity identity{"dp0", 1, 0, 1};
   return std::make_shared<OpState>(std::make_shared<Lifecycle>(identity), OpKind::kBarrier, 1,
                                    seconds(5));
 }

@@ -27,7 +27,7 @@ TEST(FailureFrame, CarriesKindAndCauseButNotThePlace) {
   EXPECT_EQ(decoded->seq, -1);
 }
 
-TEST(FailureFrame, RefusesARankOutsideTheEpoch) {
+TEST(FailureFrame, RefusesARankOutsideTheGeneration) {
   EXPECT_FALSE(decodeFailure(encodeFailure(example()), 2));
   Failure failure = example();
   failure.cause.rank = -2;

@@ -16,7 +16,7 @@ Failure lostPeer() {
   failure.kind = FailureKind::kPeerLost;
   failure.cause = {6, -1, "b", 812, "its process ended"};
   failure.group = "dp0";
-  failure.epoch = 5;
+  failure.generation = 5;
   failure.rank = 3;
   failure.size = 8;
   failure.op = "allreduce";
@@ -27,26 +27,28 @@ Failure lostPeer() {
 }
 
 TEST(Failure, NamesOperationPlaceCauseTimeAndNextStep) {
-  EXPECT_EQ(lostPeer().describe(),
-            "allreduce #42 on 'dp0' (rank 3/8, epoch 5): rank 6 (host b, pid 812): its process "
-            "ended, 0.013 s into the allreduce (Connection closed by peer); begin a new epoch with "
-            "configure(), without rank 6");
+  EXPECT_EQ(
+      lostPeer().describe(),
+      "allreduce #42 on 'dp0' (rank 3/8, generation 5): rank 6 (host b, pid 812): its process "
+      "ended, 0.013 s into the allreduce (Connection closed by peer); begin a new generation with "
+      "configure(), without rank 6");
 }
 
 TEST(Failure, LeavesOutWhatIsNotKnown) {
   Failure failure;
   failure.kind = FailureKind::kPeerLost;
   failure.cause.rank = 6;
-  EXPECT_EQ(failure.describe(),
-            "rank 6: peer lost (Connection closed by peer); begin a new epoch with configure(), "
-            "without rank 6");
+  EXPECT_EQ(
+      failure.describe(),
+      "rank 6: peer lost (Connection closed by peer); begin a new generation with configure(), "
+      "without rank 6");
 }
 
 TEST(Failure, NamesTheGroupWhenNoticedBetweenOperations) {
   Failure failure = lostPeer();
   failure.op.clear();
   failure.seq = -1;
-  EXPECT_TRUE(failure.describe().starts_with("group 'dp0' (rank 3/8, epoch 5): rank 6"))
+  EXPECT_TRUE(failure.describe().starts_with("group 'dp0' (rank 3/8, generation 5): rank 6"))
       << failure.describe();
 }
 
@@ -56,9 +58,9 @@ TEST(Failure, NamesTheLimitOfATimeoutAndTheOperationOnce) {
   failure.cause = {3, -1, "", 7, "allreduce #42 did not complete within 30 s"};
   failure.elapsed = milliseconds(30004);
   EXPECT_EQ(failure.describe(),
-            "allreduce #42 on 'dp0' (rank 3/8, epoch 5): did not complete within 30 s, "
+            "allreduce #42 on 'dp0' (rank 3/8, generation 5): did not complete within 30 s, "
             "30.004 s into the allreduce (timed out after a timeout of 30 s: Timed out waiting "
-            "30000ms); begin a new epoch with configure()");
+            "30000ms); begin a new generation with configure()");
 }
 
 TEST(Failure, SaysWhoIsToCorrectWhatAnotherRankCannotDo) {
@@ -76,9 +78,10 @@ TEST(Failure, GivesWhatOthersSaidOfThisRankASubject) {
   Failure failure = lostPeer();
   failure.kind = FailureKind::kMismatch;
   failure.cause = {3, -1, "", -1, "it issued broadcast, while rank 2 issued allreduce"};
-  EXPECT_EQ(failure.describe().find("allreduce #42 on 'dp0' (rank 3/8, epoch 5): this rank: it "
-                                    "issued broadcast, while"),
-            0u)
+  EXPECT_EQ(
+      failure.describe().find("allreduce #42 on 'dp0' (rank 3/8, generation 5): this rank: it "
+                              "issued broadcast, while"),
+      0u)
       << failure.describe();
 }
 
@@ -151,7 +154,7 @@ TEST(Failure, EveryKindHasANameAndANextStep) {
 TEST(Failure, AKindFromALaterVersionIsStillDescribed) {
   Failure failure;
   failure.kind = static_cast<FailureKind>(200);
-  EXPECT_EQ(failure.describe(), "unknown failure; begin a new epoch with configure()");
+  EXPECT_EQ(failure.describe(), "unknown failure; begin a new generation with configure()");
 }
 
 TEST(FormatSeconds, GivesMillisecondsWithoutTrailingZeros) {

@@ -52,7 +52,7 @@ class RawLine {
 
   void write(const Notice& notice) { write(FrameType::kNotice, 0, 0, encodeNotice(notice)); }
 
-  // The next frame, but for questions about an epoch.
+  // The next frame, but for questions about a generation.
   Frame read() {
     Frame frame = readFrame();
     while (isQuestion(frame)) frame = readFrame();
@@ -64,7 +64,7 @@ class RawLine {
     while (frame.header.type == FrameType::kBeat) frame = read();
     return frame;
   }
-  // The next notice; one without an epoch if something else comes.
+  // The next notice; one without a generation if something else comes.
   Notice readNotice() {
     const Frame frame = readNews();
     const bool notice = frame.header.type == FrameType::kNotice;
@@ -129,7 +129,8 @@ class FakePeer {
   MonitoredPeer record() const { return {rank_, incarnation_, "fake", 4711, {door_->address}}; }
   void closePort() { door_->fd.reset(); }
 
-  RawLine connect(const SocketAddress& to, const Nonce& nonce, const EpochSecret& secret) const {
+  RawLine connect(const SocketAddress& to, const Nonce& nonce,
+                  const GenerationSecret& secret) const {
     std::string error;
     RawLine line(startConnect(to, &error));
     Hello hello;
@@ -162,7 +163,7 @@ class FakePeer {
     while (!hello.nonce.isZero()) line = accept(&hello);  // a dial, not a probe
     line.write(encodeRefusal({code, "test"}));
   }
-  std::string welcome(const EpochSecret& secret) const {
+  std::string welcome(const GenerationSecret& secret) const {
     return encodeWelcome({secret.acceptor, incarnation_});
   }
 

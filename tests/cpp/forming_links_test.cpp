@@ -1,4 +1,4 @@
-// A connection that ends while its epoch forms: has its process, or only the connection?
+// A connection that ends while its generation forms: has its process, or only the connection?
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -14,7 +14,7 @@ class FormingLinks : public PlayedMembers {
  protected:
   // What forming ends with, when rank 1 has done its part.
   Failure failureAfter(const std::function<void()>& part_of_rank_1) {
-    const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"test", 1, 0, 2});
+    const auto lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{"test", 1, 0, 2});
     std::thread other(part_of_rank_1);
     auto formed = engine_->form(roster_, lifecycle, testDeadline(), [] { return false; });
     other.join();
@@ -25,7 +25,7 @@ class FormingLinks : public PlayedMembers {
   // rank 2 as well.
   Failure failureWithoutRank2() {
     roster_.nonce = Nonce::random();
-    const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"test", 1, 0, 3});
+    const auto lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{"test", 1, 0, 3});
     std::thread other([this] {
       auto lanes = connect();
       lanes[0].readToEnd();
@@ -42,14 +42,14 @@ TEST_F(FormingLinks, AConnectionOfALivingProcessIsALostLinkWithTwoEnds) {
   const Failure failure = failureAfter([this] {
     connect().clear();
     RawPeer question = door_->accept();
-    question.say(encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"}));
+    question.say(encodeRefusal({RefusalCode::kUnknownGeneration, "it lives"}));
     question.readToEnd();
   });
   EXPECT_EQ(failure.kind, FailureKind::kLinkLost) << failure.describe();
   EXPECT_EQ(failure.cause.rank, 1);
   EXPECT_EQ(failure.cause.other_rank, 0);
   EXPECT_EQ(failure.cause.pid, 4711);
-  EXPECT_NE(failure.cause.how.find("while the epoch formed"), std::string::npos);
+  EXPECT_NE(failure.cause.how.find("while the generation formed"), std::string::npos);
 }
 
 TEST_F(FormingLinks, AConnectionOfADeadProcessIsALostPeer) {
@@ -75,14 +75,14 @@ TEST_F(FormingLinks, ATimeoutNamesWhoHasNoLinkRatherThanWhoMissesItToo) {
   EXPECT_EQ(failure.cause.rank, 2) << failure.describe();
 }
 
-// Its barrier came first: the epoch stands, and has failed, and nobody waits.
-TEST_F(FormingLinks, AConnectionThatEndsJustBeforeTheEpochStandsIsNotForgotten) {
-  const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"test", 1, 0, 2});
+// Its barrier came first: the generation stands, and has failed, and nobody waits.
+TEST_F(FormingLinks, AConnectionThatEndsJustBeforeTheGenerationStandsIsNotForgotten) {
+  const auto lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{"test", 1, 0, 2});
   std::thread other([this] {
     auto lanes = connect();
     lanes[0].close();
     RawPeer question = door_->accept();
-    question.say(encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"}));
+    question.say(encodeRefusal({RefusalCode::kUnknownGeneration, "it lives"}));
     question.readToEnd();
     lanes[1].say(frame(FrameType::kBarrier));
     lanes[1].readToEnd();

@@ -121,7 +121,7 @@ TEST(Bytes, TextWithALyingLengthIsRefused) {
 Hello someHello() {
   Hello hello;
   hello.nonce = Nonce::random();
-  hello.proof = EpochSecret::random().connector;
+  hello.proof = GenerationSecret::random().connector;
   hello.from = Incarnation::random();
   hello.to = Incarnation::random();
   hello.rank = 7;

@@ -1,4 +1,4 @@
-// Operations that begin as one: all of them belong to the current epoch, or none is begun.
+// Operations that begin as one: all of them belong to the current generation, or none is begun.
 #include <gtest/gtest.h>
 
 #include "cluster.h"
@@ -20,23 +20,24 @@ TEST(GroupBatch, ExchangesWithoutAnOrderOfItsOwn) {
   });
 }
 
-TEST(GroupBatch, ThatStraddlesTwoEpochsIsRefusedAsAWhole) {
+TEST(GroupBatch, ThatStraddlesTwoGenerationsIsRefusedAsAWhole) {
   Cluster cluster(2);
   cluster.form(cluster.all(), "first");
   std::vector<float> values(10, 1.0F);
   std::vector<float> received(10, 0.0F);
   Operation earlier = sendOf(values, 1);
-  earlier.epoch = cluster.group(0).epoch();
+  earlier.generation = cluster.group(0).generation();
   cluster.form(cluster.all(), "second");
   Operation later = sendOf(values, 1);
-  later.epoch = cluster.group(0).epoch();
+  later.generation = cluster.group(0).generation();
   std::vector<Operation> batch = {later, earlier};
   for (const auto& state : cluster.group(0).issueTogether(std::move(batch))) {
     ASSERT_TRUE(state->done());
     ASSERT_NE(state->failure(), nullptr);
     EXPECT_EQ(state->failure()->kind, FailureKind::kAborted);
   }
-  // The epoch is unharmed, and nothing of the batch has arrived: the next message is the first.
+  // The generation is unharmed, and nothing of the batch has arrived: the next message is the
+  // first.
   std::vector<float> next(10, 7.0F);
   auto receiving = cluster.group(1).issue(recvOf(received, 0));
   EXPECT_EQ(finish(cluster.group(0).issue(sendOf(next, 1))), nullptr);
@@ -44,7 +45,7 @@ TEST(GroupBatch, ThatStraddlesTwoEpochsIsRefusedAsAWhole) {
   EXPECT_EQ(received, next);
 }
 
-TEST(GroupBatch, OfAFailedEpochTouchesNothing) {
+TEST(GroupBatch, OfAFailedGenerationTouchesNothing) {
   Cluster cluster(1);
   cluster.form({0}, "lost");
   cluster.group(0).abort("a test said so");

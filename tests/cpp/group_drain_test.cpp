@@ -22,7 +22,7 @@ constexpr const char* kDidNotLeave = "did not leave an operation by the deadline
 constexpr const char* kHasNotLetGo = "has not let go of its tensors: they stay alive";
 constexpr milliseconds kShort{200};
 
-// Its loop is held up when a peer says goodbye, in the middle of an epoch: the first one.
+// Its loop is held up when a peer says goodbye, in the middle of a generation: the first one.
 class HeldLoop : public AroundEngine {
  public:
   struct Hold {
@@ -138,8 +138,9 @@ TEST_F(EngineInside, ConfigureFailsByItsDeadlineSaysWhyAndTheNextOneWorks) {
   const FailurePtr failure = cluster_.members[0]->configure("second", 0, 1, kShort);
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->kind, FailureKind::kTimeout) << failure->describe();
-  EXPECT_NE(failure->describe().find("the engine did not leave an operation of the last epoch"),
-            std::string::npos)
+  EXPECT_NE(
+      failure->describe().find("the engine did not leave an operation of the last generation"),
+      std::string::npos)
       << failure->describe();
   EXPECT_TRUE(CapturedLog::contains(kDidNotLeave));
   EXPECT_TRUE(inside());
@@ -147,8 +148,8 @@ TEST_F(EngineInside, ConfigureFailsByItsDeadlineSaysWhyAndTheNextOneWorks) {
   cluster_.form({0}, "third");
 }
 
-// The epoch that configure() is ending is nobody's current one.
-TEST_F(EngineInside, AbortWhileConfigureEndsTheEpochReturnsWhenTheEngineHasLeft) {
+// The generation that configure() is ending is nobody's current one.
+TEST_F(EngineInside, AbortWhileConfigureEndsTheGenerationReturnsWhenTheEngineHasLeft) {
   strike();
   auto configuring = std::async(std::launch::async,
                                 [this] { return cluster_.members[0]->configure("second", 0, 1); });
@@ -165,7 +166,7 @@ TEST_F(EngineInside, AbortWhileConfigureEndsTheEpochReturnsWhenTheEngineHasLeft)
   cluster_.form({0}, "third");
 }
 
-TEST_F(EngineInside, ShutdownWhileConfigureEndsTheEpochEndsByItsDeadline) {
+TEST_F(EngineInside, ShutdownWhileConfigureEndsTheGenerationEndsByItsDeadline) {
   strike();
   auto configuring = std::async(std::launch::async,
                                 [this] { return cluster_.members[0]->configure("second", 0, 1); });

@@ -1,5 +1,5 @@
-// An epoch's secret, against real engines: who does not know it does not get in, is told so, and
-// keeps nobody else out.
+// A generation's secret, against real engines: who does not know it does not get in, is told so,
+// and keeps nobody else out.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -74,7 +74,7 @@ std::optional<RefusalCode> answerToAStranger(Cluster& cluster, const std::string
   if (!go) return std::nullopt;
   Hello hello;
   hello.nonce = go->roster.nonce;
-  hello.proof = EpochSecret::random().connector;
+  hello.proof = GenerationSecret::random().connector;
   hello.from = member->incarnation;
   hello.to = acceptor->incarnation;
   hello.rank = 1;
@@ -87,7 +87,7 @@ std::optional<RefusalCode> answerToAStranger(Cluster& cluster, const std::string
   return refusal ? std::optional(refusal->code) : std::nullopt;
 }
 
-TEST(GroupSecret, AStrangerThatKnowsTheNonceIsRefusedAndTheEpochFormsWithItsMember) {
+TEST(GroupSecret, AStrangerThatKnowsTheNonceIsRefusedAndTheGenerationFormsWithItsMember) {
   Cluster cluster(2);
   std::atomic<bool> member_may_come{false};
   filterRosters(cluster, 1, [&](std::string*) { return member_may_come.load(); });
@@ -109,7 +109,7 @@ TEST(GroupSecret, AMemberWithTheWrongSecretIsToldSoAndTheNextConfigureWorks) {
   filterRosters(cluster, 1, [&](std::string* bytes) {
     auto go = decodeGo(*bytes);
     if (!wrong || !go) return true;
-    go->roster.secret = EpochSecret::random();
+    go->roster.secret = GenerationSecret::random();
     *bytes = encodeGo(go->token, go->roster);
     return true;
   });

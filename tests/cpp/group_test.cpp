@@ -1,4 +1,4 @@
-// Groups through their epochs, over the host engine.
+// Groups through their generations, over the host engine.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -34,7 +34,7 @@ TEST(Group, SumsOverWorldsOneToFive) {
   }
 }
 
-TEST(Group, ChangesSizeThroughEpochs) {
+TEST(Group, ChangesSizeThroughGenerations) {
   Cluster cluster(4);
   cluster.form({0, 1, 2, 3}, "a");
   expectSum(cluster, {0, 1, 2, 3});
@@ -42,16 +42,16 @@ TEST(Group, ChangesSizeThroughEpochs) {
   expectSum(cluster, {3, 1});
   EXPECT_EQ(cluster.group(3).rank(), 0);
   EXPECT_EQ(cluster.group(1).size(), 2);
-  EXPECT_EQ(cluster.group(1).epoch(), 2);
+  EXPECT_EQ(cluster.group(1).generation(), 2);
   cluster.form({0, 1, 2, 3}, "c");
   expectSum(cluster, {0, 1, 2, 3});
 }
 
-TEST(Group, OneHundredEpochsUnderOnePrefix) {
+TEST(Group, OneHundredGenerationsUnderOnePrefix) {
   Cluster cluster(2);
   for (int i = 0; i < 100; ++i) cluster.form({0, 1}, "same");
   expectSum(cluster, {0, 1});
-  EXPECT_EQ(cluster.group(0).stats().epochs, 100u);
+  EXPECT_EQ(cluster.group(0).stats().generations, 100u);
 }
 
 TEST(Group, AbortReleasesEveryRankAndNamesTheOriginator) {
@@ -74,7 +74,7 @@ TEST(Group, AbortReleasesEveryRankAndNamesTheOriginator) {
   expectSum(cluster, cluster.all());
 }
 
-TEST(Group, AbortIsIdempotentAndHarmlessWithoutAnEpoch) {
+TEST(Group, AbortIsIdempotentAndHarmlessWithoutAGeneration) {
   Cluster cluster(1);
   cluster.group(0).abort("idle");
   EXPECT_EQ(cluster.group(0).errored(), nullptr);
@@ -209,7 +209,7 @@ TEST(Group, ALostEngineIsAPeerLostOnEverySurvivor) {
   std::vector<std::shared_ptr<OpState>> states;
   for (int i : {0, 1, 3})
     states.push_back(cluster.group(i).issue(allreduceOf(values[static_cast<size_t>(i)])));
-  cluster.members[2].reset();  // its group fails its epoch, its engine closes everything
+  cluster.members[2].reset();  // its group fails its generation, its engine closes everything
   for (auto& state : states) {
     FailurePtr failure = finish(state);
     ASSERT_NE(failure, nullptr);
@@ -240,7 +240,7 @@ TEST(Group, ACutConnectionIsALostLinkAndItsEndsAreNamed) {
 }
 
 // Nothing reads them for an operation's sake, and the monitor's lines are whole.
-TEST(Group, ACutConnectionOfAnIdleEpochIsALostLinkToo) {
+TEST(Group, ACutConnectionOfAnIdleGenerationIsALostLinkToo) {
   Cluster cluster(2);
   cluster.form(cluster.all(), "cut while idle");
   const auto self = std::get<MemberRecord>(cluster.members[0]->engine->describeSelf());
@@ -395,14 +395,14 @@ TEST(Configure, TwoProcessesWithOneRankAreToldSo) {
   EXPECT_GE(duplicates.load(), 1);
 }
 
-TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesBeginTheNextEpochAtOnce) {
+TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesBeginTheNextGenerationAtOnce) {
   Cluster cluster(4);
   std::array<FailurePtr, 4> failed;
   cluster.onAll([&](int i) {
     auto& first = failed[static_cast<size_t>(i)];
-    for (int epoch = 0; epoch < 30; ++epoch) {
+    for (int generation = 0; generation < 30; ++generation) {
       const FailurePtr failure =
-          cluster.members[static_cast<size_t>(i)]->configure(std::to_string(epoch), i, 4);
+          cluster.members[static_cast<size_t>(i)]->configure(std::to_string(generation), i, 4);
       if (!first) first = failure;
     }
   });
@@ -412,16 +412,16 @@ TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesBeginTheNextEpochAtOnce) 
 
 bool wasHurried(const FailurePtr& failure) {
   return failure && failure->kind == FailureKind::kAborted &&
-         failure->cause.how == "it began another epoch";
+         failure->cause.how == "it began another generation";
 }
 
-// A sum and the next epoch, many times: how often a member was not left the sum. Any other failure
-// ends it.
+// A sum and the next generation, many times: how often a member was not left the sum. Any other
+// failure ends it.
 int sumsTakenAway(Cluster& cluster) {
   std::atomic<int> taken{0};
   cluster.onAll([&](int i) {
     FailurePtr failure;
-    for (int epoch = 0; epoch < 60 && !failure; ++epoch) {
+    for (int generation = 0; generation < 60 && !failure; ++generation) {
       std::vector<float> values(50'000, 1.0F);
       failure = finish(cluster.group(i).issue(allreduceOf(values)));
       if (wasHurried(failure)) {
@@ -430,7 +430,8 @@ int sumsTakenAway(Cluster& cluster) {
         ASSERT_EQ(failure, nullptr) << failure->describe();
         EXPECT_EQ(values.back(), 4.0F);
       }
-      failure = cluster.members[static_cast<size_t>(i)]->configure(std::to_string(epoch), i, 4);
+      failure =
+          cluster.members[static_cast<size_t>(i)]->configure(std::to_string(generation), i, 4);
     }
     EXPECT_EQ(failure, nullptr) << failure->describe();
   });
@@ -450,7 +451,7 @@ TEST(Configure, LeavesTheLastOperationToTheSlowerMembers) {
   EXPECT_EQ(taken, 0);
 }
 
-TEST(Configure, TellsWhoStillNeedsTheEpochThatThisOneEndsIt) {
+TEST(Configure, TellsWhoStillNeedsTheGenerationThatThisOneEndsIt) {
   Cluster cluster(2);
   cluster.form(cluster.all(), "first");
   std::vector<float> values(1);
@@ -460,7 +461,7 @@ TEST(Configure, TellsWhoStillNeedsTheEpochThatThisOneEndsIt) {
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
   EXPECT_EQ(failure->cause.rank, 1);
-  EXPECT_EQ(failure->cause.how, "it began another epoch");
+  EXPECT_EQ(failure->cause.how, "it began another generation");
   EXPECT_EQ(cluster.members[0]->configure("second", 0, 2), nullptr);
   other.join();
 }
@@ -500,7 +501,7 @@ TEST(Configure, AfterShutdownRaises) {
   EXPECT_THROW(cluster.members[0]->configure("b", 0, 1), GroupStateError);
 }
 
-// Notes that it has heard of its epoch's failure.
+// Notes that it has heard of its generation's failure.
 class NotesFailures : public AroundEngine {
  public:
   NotesFailures(std::shared_ptr<Engine> inner, std::vector<std::string>& told)
@@ -517,7 +518,7 @@ class NotesFailures : public AroundEngine {
   std::vector<std::string>& told_;
 };
 
-TEST(Group, WhoSubscribesWhileAnEpochFormsHearsOfItsFailureBeforeTheEngine) {
+TEST(Group, WhoSubscribesWhileAGenerationFormsHearsOfItsFailureBeforeTheEngine) {
   std::vector<std::string> told;
   Cluster cluster(1);
   Member& member = *cluster.members[0];
@@ -526,8 +527,8 @@ TEST(Group, WhoSubscribesWhileAnEpochFormsHearsOfItsFailureBeforeTheEngine) {
       kTestLimit, nullptr, [&told](const std::shared_ptr<Lifecycle>& lifecycle) {
         lifecycle->subscribe([&told](const FailurePtr&) { told.emplace_back("subscriber"); });
       });
-  for (const char* epoch : {"first", "second"}) {
-    cluster.form({0}, epoch);
+  for (const char* generation : {"first", "second"}) {
+    cluster.form({0}, generation);
     cluster.group(0).abort("enough");
     EXPECT_EQ(std::exchange(told, {}), (std::vector<std::string>{"subscriber", "engine"}));
   }

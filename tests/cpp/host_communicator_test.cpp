@@ -32,7 +32,7 @@ class HandsOver : public AroundEngine {
 };
 
 // Its lifecycles fail as soon as they have formed, and the thread that fails them is held up before
-// it has told the host epoch.
+// it has told the host generation.
 class FailsSlowly : public AroundEngine {
  public:
   FailsSlowly(std::shared_ptr<Engine> inner, std::shared_future<void> go_on)

@@ -1,5 +1,5 @@
-// What a member says on its links when its epoch is over, and when: at once and before it wakes its
-// own waiters; but where others know it anyway, some milliseconds after that.
+// What a member says on its links when its generation is over, and when: at once and before it
+// wakes its own waiters; but where others know it anyway, some milliseconds after that.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -11,7 +11,7 @@
 namespace torchft_ext {
 namespace {
 
-constexpr milliseconds kLater{5};  // HostEpoch's
+constexpr milliseconds kLater{5};  // HostGeneration's
 
 // One port is too few for a monitor, whose end would take a stopping engine longer than all this.
 std::shared_ptr<Engine> engineWithoutMonitor() {
@@ -61,8 +61,8 @@ class LastWords : public PlayedMembers {
     return decodeFailure(all.substr(kFrameHeaderBytes, header->length), 3);
   }
 
-  // An operation under way that only an end of the epoch completes. Waits for that, while `ending`
-  // brings it about on a thread of its own.
+  // An operation under way that only an end of the generation completes. Waits for that, while
+  // `ending` brings it about on a thread of its own.
   FailurePtr failureOfAWaiter(const std::function<void()>& ending) {
     const auto state = std::make_shared<OpState>(lifecycle_, OpKind::kRecv, 0, kTestLimit);
     communicator_->issue(state, recvOf(values_, 1));
@@ -88,7 +88,7 @@ class LastWords : public PlayedMembers {
   }
 
   const std::shared_ptr<Lifecycle> lifecycle_ =
-      std::make_shared<Lifecycle>(EpochIdentity{"test", 1, 0, 3});
+      std::make_shared<Lifecycle>(GenerationIdentity{"test", 1, 0, 3});
   std::shared_ptr<Communicator> communicator_;
   std::vector<float> values_ = std::vector<float>(1);
   std::thread ending_;
@@ -112,7 +112,7 @@ TEST_F(LastWords, AreSaidThoughTheEngineStopsAtOnce) {
   EXPECT_EQ(told->cause.rank, 1);
 }
 
-TEST_F(LastWords, OfWhoEndsTheEpochItselfComeBeforeItsOwnWaiters) {
+TEST_F(LastWords, OfWhoEndsTheGenerationItselfComeBeforeItsOwnWaiters) {
   const FailurePtr failure = failureOfAWaiter([this] {
     lifecycle_->fail(lifecycle_->ownFailure(FailureKind::kAborted, "a test said so"));
   });

@@ -31,7 +31,7 @@ TEST(Lifecycle, CompletesTheFailureWithItsIdentity) {
   lifecycle.fail(because("x"));
   const FailurePtr failure = lifecycle.failure();
   EXPECT_EQ(failure->group, "dp0");
-  EXPECT_EQ(failure->epoch, 5);
+  EXPECT_EQ(failure->generation, 5);
   EXPECT_EQ(failure->rank, 3);
   EXPECT_EQ(failure->size, 8);
 }

@@ -69,7 +69,7 @@ TEST(Listener, RefusesAWrongSecret) {
   Caller caller;
   door.expect();
   Hello hello = door.hello();
-  hello.proof = EpochSecret::random().connector;
+  hello.proof = GenerationSecret::random().connector;
   caller.connect({door.address()}, hello, door.welcome());
   EXPECT_FALSE(caller.result().fd);
   EXPECT_FALSE(caller.result().timed_out);
@@ -150,15 +150,15 @@ TEST(Listener, AdmitsAHelloThatComesInPieces) {
   EXPECT_TRUE(admitted);
 }
 
-TEST(Listener, ParksAConnectionAheadOfItsEpoch) {
+TEST(Listener, ParksAConnectionAheadOfItsGeneration) {
   Door door;
   Caller caller;
   caller.connect(door, 5);
   ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
   EXPECT_TRUE(door.admittedRanks().empty());
   EXPECT_FALSE(caller.ended());
-  // The hello has been read once the listener expects the epoch, or soon after: admitted either
-  // way.
+  // The hello has been read once the listener expects the generation, or soon after: admitted
+  // either way.
   door.expect();
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
   EXPECT_TRUE(door.waitForAdmitted(1));
@@ -179,11 +179,11 @@ TEST(Listener, AdmitsParkedConnectionsBeforeExpectReturns) {
   });
 }
 
-TEST(Listener, ParkedConnectionWithAWrongSecretIsRefusedWhenTheEpochBegins) {
+TEST(Listener, ParkedConnectionWithAWrongSecretIsRefusedWhenTheGenerationBegins) {
   Door door;
   RawPeer peer(door.address());
   Hello hello = door.hello();
-  hello.proof = EpochSecret::random().connector;
+  hello.proof = GenerationSecret::random().connector;
   peer.say(encodeHello(hello));
   ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
   door.expect();
@@ -204,7 +204,7 @@ TEST(Listener, ParkedConnectionThatLeavesIsDropped) {
   EXPECT_TRUE(door.admittedRanks().empty());
 }
 
-TEST(Listener, ForgottenEpochIsNotAdmitted) {
+TEST(Listener, ForgottenGenerationIsNotAdmitted) {
   Door door;
   Caller caller;
   door.expect();
@@ -515,9 +515,9 @@ class NoDescriptorAtAll {
 
 TEST(Connector, CountsAShortageFromItsOwnBeginningAfterOneThatIsOver) {
   const Nonce nonce = Nonce::random();
-  const auto secret = EpochSecret::random();
+  const auto secret = GenerationSecret::random();
   const auto other = Incarnation::random();
-  const std::string not_yet = encodeRefusal({RefusalCode::kUnknownEpoch, "not yet"});
+  const std::string not_yet = encodeRefusal({RefusalCode::kUnknownGeneration, "not yet"});
   RawAcceptor acceptor;
   Caller caller;
   {

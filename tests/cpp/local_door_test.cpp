@@ -38,7 +38,7 @@ TEST(LocalDoor, RefusesAWrongSecret) {
   Door door({}, newLocalAddress());
   door.expect();
   Hello hello = door.hello();
-  hello.proof = EpochSecret::random().connector;
+  hello.proof = GenerationSecret::random().connector;
   RawPeer peer(door.listener->addresses().front());
   peer.say(encodeHello(hello));
   const auto refusal = refusalIn(peer.readToEnd());

@@ -40,7 +40,7 @@ class HeldLink : public Link {
   std::deque<Frame> frames;
 };
 
-// The messages of all ranks of an epoch. Nothing moves until deliver...() is called.
+// The messages of all ranks of a generation. Nothing moves until deliver...() is called.
 class MessagesTest : public ::testing::Test {
  protected:
   void connect(int size) {
@@ -98,7 +98,7 @@ class MessagesTest : public ::testing::Test {
   }
 
   static std::shared_ptr<OpState> stateOf(OpKind kind) {
-    return std::make_shared<OpState>(std::make_shared<Lifecycle>(EpochIdentity{}), kind, 7,
+    return std::make_shared<OpState>(std::make_shared<Lifecycle>(GenerationIdentity{}), kind, 7,
                                      Duration{-1});
   }
   static Buffer bufferOf(std::vector<int>& items) {
@@ -377,7 +377,7 @@ TEST_F(MessagesTest, AMessageOfAnotherLengthThanAnnouncedBreaksTheLink) {
   EXPECT_EQ(at(0).onHeader(1, frameOf(FrameType::kMessage, 0, 4)).kind, Receipt::Kind::kInto);
 }
 
-TEST_F(MessagesTest, EndlessAnnouncementsFailTheEpoch) {
+TEST_F(MessagesTest, EndlessAnnouncementsFailTheGeneration) {
   connect(2);
   uint64_t number = 0;
   while (failures[0].empty() && number < (uint64_t{1} << 21)) {

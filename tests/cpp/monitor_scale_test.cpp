@@ -50,7 +50,7 @@ class MonitorScale : public ::testing::TestWithParam<std::tuple<int, Network>> {
     world = std::make_unique<MonitorWorld>(options);
     std::vector<int> members(static_cast<size_t>(size()));
     std::iota(members.begin(), members.end(), 0);
-    epoch = world->beginEpoch(members);
+    generation = world->beginGeneration(members);
     world->pass(milliseconds(500));
     for (int i = 0; i < size(); ++i) lines += static_cast<uint64_t>(world->lines(i));
   }
@@ -65,21 +65,21 @@ class MonitorScale : public ::testing::TestWithParam<std::tuple<int, Network>> {
   }
   void passUntilAllMustKnow() { world->pass((logOf(size()) / 2 + 4) * network().slowest()); }
   void expectAllTold() const {
-    for (const int member : world->survivorsOf(epoch)) {
-      ASSERT_NE(world->toldOf(epoch, member), nullptr) << member;
+    for (const int member : world->survivorsOf(generation)) {
+      ASSERT_NE(world->toldOf(generation, member), nullptr) << member;
     }
   }
   void expectAllToldOf(int culprit) const {
     expectAllTold();
     if (HasFatalFailure()) return;
-    for (const int member : world->survivorsOf(epoch)) {
-      EXPECT_EQ(world->toldOf(epoch, member)->cause.rank, culprit) << member;
+    for (const int member : world->survivorsOf(generation)) {
+      EXPECT_EQ(world->toldOf(generation, member)->cause.rank, culprit) << member;
     }
   }
   int hops() const {
     int most = 0;
-    for (const int member : world->survivorsOf(epoch)) {
-      most = std::max(most, world->hopsTo(epoch, member).value_or(0));
+    for (const int member : world->survivorsOf(generation)) {
+      most = std::max(most, world->hopsTo(generation, member).value_or(0));
     }
     return most;
   }
@@ -98,7 +98,7 @@ class MonitorScale : public ::testing::TestWithParam<std::tuple<int, Network>> {
   }
 
   std::unique_ptr<MonitorWorld> world;
-  int epoch = -1;
+  int generation = -1;
   uint64_t lines = 0;  // ends of them
 };
 
@@ -113,7 +113,7 @@ TEST_P(MonitorScale, DeathReachesEverySurvivorOverFewLinesInFewHopsAndNotices) {
 class MonitorScaleWithLoss : public MonitorScale {};
 
 TEST_P(MonitorScaleWithLoss, AbortReachesEveryMemberThoughLinesThatCarryTheNewsAreCut) {
-  world->abort(epoch, size() - 1);
+  world->abort(generation, size() - 1);
   world->pass(network().shortest);
   const int cuts = logOf(size());
   for (int i = 0; i < cuts; ++i) cutAnyLineOf(i == 0 ? size() - 1 : anyone());
@@ -138,7 +138,7 @@ TEST_P(MonitorScaleWithLoss, DeathOfHalfTheWorldAndCutLinesReachEverySurvivor) {
   }
   passUntilAllMustKnow();
   expectAllTold();
-  EXPECT_NE(world->toldOf(epoch, 0), nullptr);
+  EXPECT_NE(world->toldOf(generation, 0), nullptr);
   expectFewHopsAndNotices(cuts);
 }
 

@@ -1,6 +1,6 @@
 // The peer monitor's promise under random schedules: whatever dies, freezes, is cut, leaves or
-// moves on, in whatever order, no survivor of a broken epoch stays blocked, and nobody is named who
-// did nothing.
+// moves on, in whatever order, no survivor of a broken generation stays blocked, and nobody is
+// named who did nothing.
 #include <gtest/gtest.h>
 
 #include "monitor_world.h"
@@ -42,8 +42,8 @@ class Schedule {
       act();
     }
     settle();
-    for (const auto& [epoch, member] : world_.blocked()) {
-      ADD_FAILURE() << "epoch " << epoch << ": process " << member << " was never told";
+    for (const auto& [generation, member] : world_.blocked()) {
+      ADD_FAILURE() << "generation " << generation << ": process " << member << " was never told";
     }
     expectNothingKept();
   }
@@ -51,9 +51,11 @@ class Schedule {
  private:
   bool oneIn(uint32_t n) { return world_.random(n) == 0; }
   int anyone() { return static_cast<int>(world_.random(static_cast<uint32_t>(size_))); }
-  int anyEpoch() { return static_cast<int>(world_.random(static_cast<uint32_t>(epochs_))); }
-  int anyMemberOf(int epoch) {
-    const auto& members = world_.membersOf(epoch);
+  int anyGeneration() {
+    return static_cast<int>(world_.random(static_cast<uint32_t>(generations_)));
+  }
+  int anyMemberOf(int generation) {
+    const auto& members = world_.membersOf(generation);
     return members[world_.random(static_cast<uint32_t>(members.size()))];
   }
 
@@ -61,20 +63,20 @@ class Schedule {
   void begin() {
     std::vector<int> members;
     for (int i = 0; i < size_; ++i) {
-      if (world_.runs(i) && (epochs_ == 0 || !oneIn(4))) members.push_back(i);
+      if (world_.runs(i) && (generations_ == 0 || !oneIn(4))) members.push_back(i);
     }
     if (members.size() < 2) return;
     for (size_t i = members.size(); i > 1; --i) {
       std::swap(members[i - 1], members[world_.random(static_cast<uint32_t>(i))]);
     }
-    world_.beginEpoch(members, milliseconds(oneIn(3) ? 400 : 10));
-    ++epochs_;
+    world_.beginGeneration(members, milliseconds(oneIn(3) ? 400 : 10));
+    ++generations_;
   }
 
   void act() {
     const int one = anyone();
     const int other = anyone();
-    const int epoch = anyEpoch();
+    const int generation = anyGeneration();
     switch (world_.random(16)) {
       case 0:
       case 1:
@@ -93,26 +95,26 @@ class Schedule {
         return;
       case 7:
       case 8:
-        return world_.leaveEpoch(epoch, anyMemberOf(epoch));
+        return world_.leaveGeneration(generation, anyMemberOf(generation));
       case 9:
-        return world_.abort(epoch, anyMemberOf(epoch));
+        return world_.abort(generation, anyMemberOf(generation));
       case 10:
         return oneIn(3) ? world_.exit(one) : begin();
       case 11:
         return begin();
       case 12:
-        return moveOn(epoch);
+        return moveOn(generation);
       default:
         return;  // time passes
     }
   }
 
-  // As configure() does it: each ends the epoch before in its own time, and begins the next.
-  void moveOn(int epoch) {
-    for (const int member : world_.membersOf(epoch)) {
-      world_.later(milliseconds(world_.random(50)), [this, epoch, member] {
-        world_.abort(epoch, member);
-        world_.leaveEpoch(epoch, member);
+  // As configure() does it: each ends the generation before in its own time, and begins the next.
+  void moveOn(int generation) {
+    for (const int member : world_.membersOf(generation)) {
+      world_.later(milliseconds(world_.random(50)), [this, generation, member] {
+        world_.abort(generation, member);
+        world_.leaveGeneration(generation, member);
       });
     }
     begin();
@@ -136,13 +138,14 @@ class Schedule {
 
   // Once the owners have removed their watches, and nobody is left to be told.
   void expectNothingKept() {
-    for (int epoch = 0; epoch < epochs_; ++epoch) {
-      for (const int member : world_.membersOf(epoch)) world_.leaveEpoch(epoch, member);
+    for (int generation = 0; generation < generations_; ++generation) {
+      for (const int member : world_.membersOf(generation))
+        world_.leaveGeneration(generation, member);
     }
     world_.pass(Herald::kKeptFor + seconds(1));
     for (int i = 0; i < size_; ++i) {
       if (world_.runs(i)) {
-        EXPECT_EQ(world_.epochsKept(i), 0U) << "process " << i;
+        EXPECT_EQ(world_.generationsKept(i), 0U) << "process " << i;
         EXPECT_EQ(world_.lines(i), 0) << "process " << i;
       }
     }
@@ -150,16 +153,16 @@ class Schedule {
 
   MonitorWorld world_;
   const int size_;
-  int epochs_ = 0;
+  int generations_ = 0;
 };
 
 // Each has found a fault once.
 TEST(MonitorSchedules, ThoseThatFoundAFaultPass) {
-  // A death told in one epoch ended another one, in which the teller did not know of it.
+  // A death told in one generation ended another one, in which the teller did not know of it.
   Schedule(657282023).run();
   // The simulated network confirmed a line after what was said over it.
   Schedule(53835).run();
-  // A member ended its epoch just after others left, before its line to a new neighbour stood.
+  // A member ended its generation just after others left, before its line to a new neighbour stood.
   Schedule(11189).run();
   // One that had left was counted on to pass the news on.
   Schedule(2871).run();
@@ -182,16 +185,16 @@ class MonitorStories : public ::testing::Test {
     world = std::make_unique<MonitorWorld>(options);
     std::vector<int> members;
     for (int i = 0; i < size; ++i) members.push_back(i);
-    epoch = world->beginEpoch(members);
+    generation = world->beginGeneration(members);
     world->pass(milliseconds(200));
   }
   std::vector<int> neighboursOfZero() const {
-    return overlayNeighbours(0, world->membersOf(epoch));
+    return overlayNeighbours(0, world->membersOf(generation));
   }
   // rank: which the cause must name.
   void expectEveryoneToldOf(FailureKind kind, int rank) {
-    for (const int member : world->survivorsOf(epoch)) {
-      const Failure* told = world->toldOf(epoch, member);
+    for (const int member : world->survivorsOf(generation)) {
+      const Failure* told = world->toldOf(generation, member);
       ASSERT_NE(told, nullptr) << member;
       EXPECT_EQ(told->kind, kind) << told->describe();
       EXPECT_TRUE(told->cause.rank == rank || told->cause.other_rank == rank) << told->describe();
@@ -200,18 +203,18 @@ class MonitorStories : public ::testing::Test {
   void expectEveryoneTold(Duration within) {
     world->pass(within);
     EXPECT_TRUE(world->blocked().empty());
-    EXPECT_NE(world->toldOf(epoch, 0), nullptr);
+    EXPECT_NE(world->toldOf(generation, 0), nullptr);
   }
 
   std::unique_ptr<MonitorWorld> world;
-  int epoch = -1;
+  int generation = -1;
 };
 
 TEST_F(MonitorStories, MemberWhoseNeighboursAllLeftIsStillTold) {
   begin(32);
-  for (const int neighbour : neighboursOfZero()) world->leaveEpoch(epoch, neighbour);
+  for (const int neighbour : neighboursOfZero()) world->leaveGeneration(generation, neighbour);
   world->pass(Detector::kRewireAfter + milliseconds(500));
-  EXPECT_EQ(world->toldOf(epoch, 0), nullptr);
+  EXPECT_EQ(world->toldOf(generation, 0), nullptr);
   world->kill(5);
   expectEveryoneTold(milliseconds(100));
 }
@@ -270,8 +273,8 @@ TEST_F(MonitorStories, MemberThatNobodyReachesIsALostPeerToTheOthers) {
       if (other != 1) world->mutePair(1, other);
     }
     world->pass(kLimit + milliseconds(100));
-    for (const int member : world->survivorsOf(epoch)) {
-      const Failure* told = world->toldOf(epoch, member);
+    for (const int member : world->survivorsOf(generation)) {
+      const Failure* told = world->toldOf(generation, member);
       ASSERT_NE(told, nullptr) << member;
       EXPECT_EQ(told->kind, FailureKind::kPeerLost) << told->describe();
       if (member != 1) {
@@ -290,22 +293,22 @@ TEST_F(MonitorStories, FrozenMemberIsALostPeerThoughOthersAreAskedForIt) {
 
 TEST_F(MonitorStories, NoticeThatDiesWithItsBearerIsReplacedByTheNewsOfThatDeath) {
   begin(32);
-  world->abort(epoch, 16);  // some hops from 0
+  world->abort(generation, 16);  // some hops from 0
   world->pass(milliseconds(1));
   for (const int neighbour : neighboursOfZero()) world->kill(neighbour);
   expectEveryoneTold(milliseconds(100));
 }
 
-TEST_F(MonitorStories, EpochThatFailsBeforeItsLinesStandIsToldAll) {
+TEST_F(MonitorStories, GenerationThatFailsBeforeItsLinesStandIsToldAll) {
   WorldOptions options;
   options.processes = 8;
   options.longest_delay = milliseconds(40);
   world = std::make_unique<MonitorWorld>(options);
-  epoch = world->beginEpoch({0, 1, 2, 3, 4, 5, 6, 7}, milliseconds(100));
-  while (world->survivorsOf(epoch).empty()) world->pass(milliseconds(1));
-  const int first = world->survivorsOf(epoch).front();
-  world->abort(epoch, first);
-  world->leaveEpoch(epoch, first);
+  generation = world->beginGeneration({0, 1, 2, 3, 4, 5, 6, 7}, milliseconds(100));
+  while (world->survivorsOf(generation).empty()) world->pass(milliseconds(1));
+  const int first = world->survivorsOf(generation).front();
+  world->abort(generation, first);
+  world->leaveGeneration(generation, first);
   expectEveryoneTold(milliseconds(1000));
 }
 

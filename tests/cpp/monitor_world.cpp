@@ -43,10 +43,12 @@ class MonitorWorld::Process : private SentryOrders {
   const Sentry& sentry() const { return sentry_; }
   bool expects(const Nonce& nonce) const { return expected_.count(nonce) > 0; }
   int mainLines() const { return static_cast<int>(ends_[0].size()); }
-  bool takesPart(int epoch) const { return watches_.count(static_cast<WatchId>(epoch)) > 0; }
+  bool takesPart(int generation) const {
+    return watches_.count(static_cast<WatchId>(generation)) > 0;
+  }
 
-  void beginEpoch(int epoch);
-  void removeWatch(int epoch);
+  void beginGeneration(int generation);
+  void removeWatch(int generation);
   void exit();
   void end();
   void freeze() { state_ = State::kFrozen; }
@@ -149,12 +151,12 @@ void MonitorWorld::Process::thaw() {
   }
 }
 
-void MonitorWorld::Process::beginEpoch(int number) {
-  const Epoch& epoch = world_.epochs_[static_cast<size_t>(number)];
+void MonitorWorld::Process::beginGeneration(int number) {
+  const Generation& generation = world_.generations_[static_cast<size_t>(number)];
   std::vector<WatchedPeer> peers;
   int self_rank = -1;
-  for (size_t rank = 0; rank < epoch.members.size(); ++rank) {
-    const int member = epoch.members[rank];
+  for (size_t rank = 0; rank < generation.members.size(); ++rank) {
+    const int member = generation.members[rank];
     if (member == number_) {
       self_rank = static_cast<int>(rank);
     } else {
@@ -164,13 +166,15 @@ void MonitorWorld::Process::beginEpoch(int number) {
   }
   const auto id = static_cast<WatchId>(number);
   watches_.insert(id);
-  expected_.insert(epoch.nonce);
-  act([&](Sentry& sentry) { sentry.addWatch(world_.now_, id, epoch.nonce, self_rank, peers); });
+  expected_.insert(generation.nonce);
+  act([&](Sentry& sentry) {
+    sentry.addWatch(world_.now_, id, generation.nonce, self_rank, peers);
+  });
   if (!std::exchange(beating_, true)) beat();
 }
 
-void MonitorWorld::Process::removeWatch(int epoch) {
-  const auto id = static_cast<WatchId>(epoch);
+void MonitorWorld::Process::removeWatch(int generation) {
+  const auto id = static_cast<WatchId>(generation);
   watches_.erase(id);
   act([&](Sentry& sentry) { sentry.removeWatch(world_.now_, id); });
 }
@@ -314,7 +318,7 @@ void MonitorWorld::Process::connect(int peer, LineKind kind) {
   if (unconfirmed_[indexOf(kind)].count(peer) > 0) return;
   Process& other = world_.at(peer);
   const bool welcome = std::any_of(wishes->second.begin(), wishes->second.end(), [&](WatchId id) {
-    return other.expects(world_.epochs_[id].nonce);
+    return other.expects(world_.generations_[id].nonce);
   });
   const bool blocked = world_.isBlocked(number_, peer);
   if (blocked || other.state_ != State::kRuns || !welcome) {
@@ -374,7 +378,7 @@ bool MonitorWorld::Process::send(const Incarnation& to, const Notice& notice) {
   if (!read) return false;
   Process& other = world_.at(peer);
   const int known =
-      world_.hopsTo(world_.epochOf(notice.epoch), number_).value_or(world_.hops_heard_);
+      world_.hopsTo(world_.generationOf(notice.generation), number_).value_or(world_.hops_heard_);
   transmit(ends->out, peer,
            [&other, channel = ends->out, from = incarnation_, self = number_, hops = known + 1,
             notice = *read] {
@@ -401,7 +405,7 @@ void MonitorWorld::Process::fail(WatchId watch, Failure failure) {
 
 void MonitorWorld::Process::retire(WatchId watch) {
   EXPECT_EQ(watches_.count(watch), 0U);
-  expected_.erase(world_.epochs_[watch].nonce);
+  expected_.erase(world_.generations_[watch].nonce);
 }
 
 // ---------------------------------------------------------------- its probes
@@ -476,17 +480,17 @@ void MonitorWorld::pass(Duration time) {
   now_ = until;
 }
 
-int MonitorWorld::beginEpoch(const std::vector<int>& members, Duration spread) {
-  const int number = static_cast<int>(epochs_.size());
-  Epoch epoch;
-  for (uint8_t& byte : epoch.nonce.bytes) byte = static_cast<uint8_t>(random(256));
-  epoch.members = members;
-  for (const int member : members) epoch.broken = epoch.broken || !runs(member);
-  epochs_.push_back(std::move(epoch));
+int MonitorWorld::beginGeneration(const std::vector<int>& members, Duration spread) {
+  const int number = static_cast<int>(generations_.size());
+  Generation generation;
+  for (uint8_t& byte : generation.nonce.bytes) byte = static_cast<uint8_t>(random(256));
+  generation.members = members;
+  for (const int member : members) generation.broken = generation.broken || !runs(member);
+  generations_.push_back(std::move(generation));
   for (const int member : members) {
     const double part = static_cast<double>(random(1000)) / 1000;
     later(std::chrono::duration_cast<Duration>(spread * part), [this, number, member] {
-      at(member).receive([this, number, member] { at(member).beginEpoch(number); });
+      at(member).receive([this, number, member] { at(member).beginGeneration(number); });
     });
   }
   return number;
@@ -495,20 +499,20 @@ int MonitorWorld::beginEpoch(const std::vector<int>& members, Duration spread) {
 void MonitorWorld::abort(int number, int member) {
   Process& process = at(member);
   if (!runs(member) || !process.takesPart(number) || toldOf(number, member) != nullptr) return;
-  Epoch& epoch = epochs_[static_cast<size_t>(number)];
-  epoch.broken = true;
-  epoch.aborters.insert(member);
+  Generation& generation = generations_[static_cast<size_t>(number)];
+  generation.broken = true;
+  generation.aborters.insert(member);
   Failure failure;
   failure.kind = FailureKind::kAborted;
-  const auto place = std::find(epoch.members.begin(), epoch.members.end(), member);
-  failure.cause.rank = static_cast<int>(place - epoch.members.begin());
+  const auto place = std::find(generation.members.begin(), generation.members.end(), member);
+  failure.cause.rank = static_cast<int>(place - generation.members.begin());
   failure.cause.how = "abort() was called";
   told_[{number, member}] = {failure, 0};
   process.sentry().announce(now_, static_cast<WatchId>(number), failure);
 }
 
-void MonitorWorld::leaveEpoch(int epoch, int member) {
-  if (runs(member) && at(member).takesPart(epoch)) at(member).removeWatch(epoch);
+void MonitorWorld::leaveGeneration(int generation, int member) {
+  if (runs(member) && at(member).takesPart(generation)) at(member).removeWatch(generation);
 }
 
 void MonitorWorld::exit(int process) {
@@ -517,16 +521,16 @@ void MonitorWorld::exit(int process) {
   at(process).exit();
 }
 
-void MonitorWorld::breakEpochsWith(int process) {
-  for (size_t number = 0; number < epochs_.size(); ++number) {
-    Epoch& epoch = epochs_[number];
-    if (at(process).takesPart(static_cast<int>(number))) epoch.broken = true;
+void MonitorWorld::breakGenerationsWith(int process) {
+  for (size_t number = 0; number < generations_.size(); ++number) {
+    Generation& generation = generations_[number];
+    if (at(process).takesPart(static_cast<int>(number))) generation.broken = true;
   }
 }
 
 void MonitorWorld::kill(int process) {
   if (at(process).state() == Process::State::kEnded) return;
-  breakEpochsWith(process);
+  breakGenerationsWith(process);
   ever_killed_.insert(process);
   at(process).end();
 }
@@ -589,54 +593,55 @@ uint64_t MonitorWorld::noticesSent() const {
   return sent;
 }
 
-const std::vector<int>& MonitorWorld::membersOf(int epoch) const {
-  return epochs_[static_cast<size_t>(epoch)].members;
+const std::vector<int>& MonitorWorld::membersOf(int generation) const {
+  return generations_[static_cast<size_t>(generation)].members;
 }
 
-const Failure* MonitorWorld::toldOf(int epoch, int member) const {
-  const auto found = told_.find({epoch, member});
+const Failure* MonitorWorld::toldOf(int generation, int member) const {
+  const auto found = told_.find({generation, member});
   return found == told_.end() ? nullptr : &found->second.failure;
 }
 
-std::optional<int> MonitorWorld::hopsTo(int epoch, int member) const {
-  const auto found = told_.find({epoch, member});
+std::optional<int> MonitorWorld::hopsTo(int generation, int member) const {
+  const auto found = told_.find({generation, member});
   return found == told_.end() ? std::nullopt : std::optional<int>(found->second.hops);
 }
 
-int MonitorWorld::epochOf(const Nonce& nonce) const {
-  const auto found = std::find_if(epochs_.begin(), epochs_.end(),
-                                  [&](const Epoch& epoch) { return epoch.nonce == nonce; });
-  return static_cast<int>(found - epochs_.begin());
+int MonitorWorld::generationOf(const Nonce& nonce) const {
+  const auto found =
+      std::find_if(generations_.begin(), generations_.end(),
+                   [&](const Generation& generation) { return generation.nonce == nonce; });
+  return static_cast<int>(found - generations_.begin());
 }
 
-std::vector<int> MonitorWorld::survivorsOf(int epoch) const {
+std::vector<int> MonitorWorld::survivorsOf(int generation) const {
   std::vector<int> survivors;
-  for (const int member : membersOf(epoch)) {
-    if (runs(member) && at(member).takesPart(epoch)) survivors.push_back(member);
+  for (const int member : membersOf(generation)) {
+    if (runs(member) && at(member).takesPart(generation)) survivors.push_back(member);
   }
   return survivors;
 }
 
-bool MonitorWorld::isBroken(int epoch) const {
-  const std::vector<int> survivors = survivorsOf(epoch);
-  return epochs_[static_cast<size_t>(epoch)].broken ||
+bool MonitorWorld::isBroken(int generation) const {
+  const std::vector<int> survivors = survivorsOf(generation);
+  return generations_[static_cast<size_t>(generation)].broken ||
          std::any_of(survivors.begin(), survivors.end(),
-                     [&](int member) { return toldOf(epoch, member) != nullptr; });
+                     [&](int member) { return toldOf(generation, member) != nullptr; });
 }
 
 std::vector<MonitorWorld::Pair> MonitorWorld::blocked() const {
   std::vector<Pair> blocked;
-  for (int epoch = 0; epoch < static_cast<int>(epochs_.size()); ++epoch) {
-    if (!isBroken(epoch)) continue;
-    for (const int member : survivorsOf(epoch)) {
-      if (toldOf(epoch, member) == nullptr) blocked.emplace_back(epoch, member);
+  for (int generation = 0; generation < static_cast<int>(generations_.size()); ++generation) {
+    if (!isBroken(generation)) continue;
+    for (const int member : survivorsOf(generation)) {
+      if (toldOf(generation, member) == nullptr) blocked.emplace_back(generation, member);
     }
   }
   return blocked;
 }
 
-size_t MonitorWorld::epochsKept(int process) const {
-  return at(process).sentry().epochs();
+size_t MonitorWorld::generationsKept(int process) const {
+  return at(process).sentry().generations();
 }
 
 // ---------------------------------------------------------------- the truth
@@ -644,29 +649,29 @@ size_t MonitorWorld::epochsKept(int process) const {
 void MonitorWorld::judge(int number, int member, const Failure& failure) {
   const bool first = told_.emplace(Pair{number, member}, Told{failure, hops_heard_}).second;
   EXPECT_TRUE(first) << "told twice";
-  EXPECT_TRUE(isTrue(epochs_[static_cast<size_t>(number)], failure))
-      << "epoch " << number << ", process " << member << " was told: " << failure.describe();
+  EXPECT_TRUE(isTrue(generations_[static_cast<size_t>(number)], failure))
+      << "generation " << number << ", process " << member << " was told: " << failure.describe();
 }
 
-bool MonitorWorld::isTrue(const Epoch& epoch, const Failure& failure) const {
-  const auto size = static_cast<int>(epoch.members.size());
+bool MonitorWorld::isTrue(const Generation& generation, const Failure& failure) const {
+  const auto size = static_cast<int>(generation.members.size());
   const Cause& cause = failure.cause;
   if (cause.rank < 0 || cause.rank >= size || cause.other_rank >= size) return false;
-  const int culprit = epoch.members[static_cast<size_t>(cause.rank)];
-  if (failure.kind == FailureKind::kAborted) return epoch.aborters.count(culprit) > 0;
+  const int culprit = generation.members[static_cast<size_t>(cause.rank)];
+  if (failure.kind == FailureKind::kAborted) return generation.aborters.count(culprit) > 0;
   if (failure.kind == FailureKind::kLinkLost) {
-    const int other = epoch.members[static_cast<size_t>(cause.other_rank)];
-    return ever_cut_.count(pairOf(culprit, other)) > 0 || wasHeardLate(epoch, other);
+    const int other = generation.members[static_cast<size_t>(cause.other_rank)];
+    return ever_cut_.count(pairOf(culprit, other)) > 0 || wasHeardLate(generation, other);
   }
   return failure.kind == FailureKind::kPeerLost &&
          (ever_killed_.count(culprit) > 0 || ever_exited_.count(culprit) > 0 ||
-          wasOutOfReach(epoch, culprit));
+          wasOutOfReach(generation, culprit));
 }
 
 // Frozen, or cut off from another member, for so long that it may be held for lost though it lives.
 // The shortest silence that reaches the limit is that of a process that freezes just before its
 // next beat, and whose beat after that takes longest; a probe begins to look up to one delay late.
-bool MonitorWorld::wasOutOfReach(const Epoch& epoch, int process) const {
+bool MonitorWorld::wasOutOfReach(const Generation& generation, int process) const {
   const Duration limit = options_.heartbeat_limit;
   const Duration slowest = options_.longest_delay + options_.resent_after;
   const Duration patience =
@@ -675,7 +680,7 @@ bool MonitorWorld::wasOutOfReach(const Epoch& epoch, int process) const {
     const auto found = all.find(key);
     return found == all.end() ? Spans{} : found->second;
   };
-  return std::any_of(epoch.members.begin(), epoch.members.end(), [&](int other) {
+  return std::any_of(generation.members.begin(), generation.members.end(), [&](int other) {
     if (other == process) return false;
     Spans spans = absences(frozen_, process);
     const Spans blocked = absences(blocked_, pairOf(process, other));
@@ -686,13 +691,13 @@ bool MonitorWorld::wasOutOfReach(const Epoch& epoch, int process) const {
 
 // What it sent since it thawed, or was lost and sent again, may come after the limit, though others
 // have reached it: then the link counts as lost. A process that did not run meanwhile does not.
-bool MonitorWorld::wasHeardLate(const Epoch& epoch, int process) const {
+bool MonitorWorld::wasHeardLate(const Generation& generation, int process) const {
   const auto found = frozen_.find(process);
   const Duration lately =
       2 * options_.heartbeat_limit + options_.longest_delay + options_.resent_after;
   const bool ran = found == frozen_.end() || found->second.back().to < Time::max() ||
                    now_ - found->second.back().from <= lately;
-  return ran && wasOutOfReach(epoch, process);
+  return ran && wasOutOfReach(generation, process);
 }
 
 // What is too short for a probe to see counts as no pause.

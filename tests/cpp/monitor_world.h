@@ -2,9 +2,9 @@
 // network in memory that delays, loses and cuts. What each is told is compared with what happened.
 //
 // The network keeps to what LineTable and TCP promise: the greater incarnation connects where it
-// wants the line and the other end expects the epoch; bytes arrive in order or not at all; the end
-// of a process ends its lines; whoever is frozen neither sends nor hears, until it thaws. What is
-// lost and sent again holds up whatever follows it on its line, as with TCP.
+// wants the line and the other end expects the generation; bytes arrive in order or not at all; the
+// end of a process ends its lines; whoever is frozen neither sends nor hears, until it thaws. What
+// is lost and sent again holds up whatever follows it on its line, as with TCP.
 //
 // At the end the seeds of these and other randomised tests:
 //
@@ -56,9 +56,9 @@ class MonitorWorld {
 
   // What happens. Members in the order of their ranks; each begins at a time of its own, at most
   // `spread` from now.
-  int beginEpoch(const std::vector<int>& members, Duration spread = Duration::zero());
-  void abort(int epoch, int member);
-  void leaveEpoch(int epoch, int member);
+  int beginGeneration(const std::vector<int>& members, Duration spread = Duration::zero());
+  void abort(int generation, int member);
+  void leaveGeneration(int generation, int member);
   void exit(int process);  // cleanly
   void kill(int process);
   void freeze(int process);
@@ -73,21 +73,21 @@ class MonitorWorld {
   bool frozen(int process) const;
   int lines(int process) const;  // main ones, standing
   uint64_t noticesSent() const;
-  const std::vector<int>& membersOf(int epoch) const;
-  const Failure* toldOf(int epoch, int member) const;  // null: nothing yet
+  const std::vector<int>& membersOf(int generation) const;
+  const Failure* toldOf(int generation, int member) const;  // null: nothing yet
   // Over so many lines the news came to it. 0: it found out itself.
-  std::optional<int> hopsTo(int epoch, int member) const;
-  std::vector<int> survivorsOf(int epoch) const;  // take part in it still
+  std::optional<int> hopsTo(int generation, int member) const;
+  std::vector<int> survivorsOf(int generation) const;  // take part in it still
   // Broken, or a survivor holds it for broken.
-  bool isBroken(int epoch) const;
-  // The survivors of broken epochs who do not know: empty, sooner or later.
-  std::vector<Pair> blocked() const;  // (epoch, member)
-  size_t epochsKept(int process) const;
+  bool isBroken(int generation) const;
+  // The survivors of broken generations who do not know: empty, sooner or later.
+  std::vector<Pair> blocked() const;  // (generation, member)
+  size_t generationsKept(int process) const;
 
  private:
   class Process;
   struct Channel;  // a line
-  struct Epoch {
+  struct Generation {
     Nonce nonce;
     std::vector<int> members;
     std::set<int> aborters;
@@ -110,12 +110,12 @@ class MonitorWorld {
   bool isBlocked(int a, int b) const;
   bool isMuted(int a, int b) const { return muted_.count(pairOf(a, b)) > 0; }
   int processOf(const Incarnation& id) const { return numbers_.at(id); }
-  void breakEpochsWith(int process);
-  int epochOf(const Nonce& nonce) const;
-  void judge(int epoch, int member, const Failure& failure);
-  bool isTrue(const Epoch& epoch, const Failure& failure) const;
-  bool wasOutOfReach(const Epoch& epoch, int process) const;
-  bool wasHeardLate(const Epoch& epoch, int process) const;
+  void breakGenerationsWith(int process);
+  int generationOf(const Nonce& nonce) const;
+  void judge(int generation, int member, const Failure& failure);
+  bool isTrue(const Generation& generation, const Failure& failure) const;
+  bool wasOutOfReach(const Generation& generation, int process) const;
+  bool wasHeardLate(const Generation& generation, int process) const;
   Duration longestOf(Spans spans) const;
 
   const WorldOptions options_;
@@ -124,8 +124,8 @@ class MonitorWorld {
   std::multimap<Time, Event> events_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<Incarnation, int> numbers_;
-  std::vector<Epoch> epochs_;
-  std::map<Pair, Told> told_;  // by epoch and member
+  std::vector<Generation> generations_;
+  std::map<Pair, Told> told_;  // by generation and member
   int hops_heard_ = 0;         // of the notice that is being delivered
   std::map<Pair, Spans> blocked_;
   std::map<int, Spans> frozen_;

@@ -73,7 +73,7 @@ TEST_F(NcclBlockingTest, WhatMayHaveToConnectIsCalledBesideAndWhatIsKnownHere) {
 // Splits that change with each step are one shape; only who sends to whom is another.
 TEST_F(NcclBlockingTest, MessagesOfAnySizeAreOneShape) {
   const auto comm = std::make_shared<DeviceComm>(DeviceCommSetup{
-      sim::platform(), std::make_shared<Lifecycle>(EpochIdentity{}), deviceOf(0), 0, 2, "c"});
+      sim::platform(), std::make_shared<Lifecycle>(GenerationIdentity{}), deviceOf(0), 0, 2, "c"});
   const auto shape = [&](OpKind kind, size_t first, size_t second) {
     Operation operation;
     operation.kind = kind;
@@ -107,8 +107,8 @@ TEST_F(NcclBlockingTest, ABatchWithAnUnknownShapeIsCalledBesideAsAWhole) {
 }
 
 TEST_F(NcclBlockingTest, OfTooManyShapesTheLatestIsKnown) {
-  DeviceComm comm(DeviceCommSetup{sim::platform(), std::make_shared<Lifecycle>(EpochIdentity{}),
-                                  deviceOf(0), 0, 2, "c"});
+  DeviceComm comm(DeviceCommSetup{
+      sim::platform(), std::make_shared<Lifecycle>(GenerationIdentity{}), deviceOf(0), 0, 2, "c"});
   constexpr uint64_t kMany = 3000;
   uint64_t known = 0;
   for (uint64_t shape = 0; shape < kMany; ++shape) {
@@ -138,7 +138,7 @@ TEST_F(NcclBlockingTest, ACallInsideIsToldToStopAtOnceAndFreedWhenItHasReturned)
   issuing.join();
 }
 
-// Beside, nothing holds up the issuing thread beyond the epoch's end, not even NCCL.
+// Beside, nothing holds up the issuing thread beyond the generation's end, not even NCCL.
 TEST_F(NcclBlockingTest, AFirstCallThatNeverReturnsLetsItsIssuerGo) {
   allow_stuck = true;
   setAbortLimitForTest(milliseconds(300));
@@ -235,7 +235,7 @@ TEST_F(NcclBlockingTest, AnInitThatWaitsForOthersIsEndedByAnAbort) {
 }
 
 TEST_F(NcclBlockingTest,
-       ASignalWhileACallIsBesideEndsTheEpochAndKeepsTheBuffersUntilNcclIsThrough) {
+       ASignalWhileACallIsBesideEndsTheGenerationAndKeepsTheBuffersUntilNcclIsThrough) {
   NcclCluster cluster(2, blocking());
   cluster.form(cluster.all(), "a");
   sumOnAll(cluster);

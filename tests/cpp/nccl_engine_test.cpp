@@ -1,4 +1,4 @@
-// Groups on device memory, over the NCCL engine and the simulator: results, epochs, streams.
+// Groups on device memory, over the NCCL engine and the simulator: results, generations, streams.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -80,21 +80,21 @@ TEST_F(NcclEngineTest, ConfigureLeavesTheLastOperationToTheSlowerMembers) {
   std::array<FailurePtr, 3> failed;
   cluster.onAll([&](int i) {
     auto& first = failed[static_cast<size_t>(i)];
-    for (int epoch = 0; epoch < 20 && !first; ++epoch) {
+    for (int generation = 0; generation < 20 && !first; ++generation) {
       const Floats values = floats(i, valuesOf(i, 1000));
       first = finish(cluster.group(i).issue(deviceAllreduce(values)));
       if (first) break;
       EXPECT_EQ(values->read(), sumOf(3, 1000));
       std::vector<float> on_host(50'000, 1.0F);
-      if (epoch % 2 == 0) first = finish(cluster.group(i).issue(allreduceOf(on_host)));
+      if (generation % 2 == 0) first = finish(cluster.group(i).issue(allreduceOf(on_host)));
       if (first) break;
-      first = cluster.members[static_cast<size_t>(i)]->configure(std::to_string(epoch), i, 3);
+      first = cluster.members[static_cast<size_t>(i)]->configure(std::to_string(generation), i, 3);
     }
   });
   for (const FailurePtr& failure : failed) EXPECT_EQ(failure, nullptr) << failure->describe();
 }
 
-TEST_F(NcclEngineTest, WhoStillNeedsTheEpochThatAnotherEndsIsToldSo) {
+TEST_F(NcclEngineTest, WhoStillNeedsTheGenerationThatAnotherEndsIsToldSo) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "first");
   expectSum(cluster, cluster.all());
@@ -104,7 +104,7 @@ TEST_F(NcclEngineTest, WhoStillNeedsTheEpochThatAnotherEndsIsToldSo) {
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->kind, FailureKind::kAborted) << failure->describe();
   EXPECT_EQ(failure->cause.rank, 1);
-  EXPECT_EQ(failure->cause.how, "it began another epoch");
+  EXPECT_EQ(failure->cause.how, "it began another generation");
   EXPECT_EQ(cluster.members[0]->configure("second", 0, 2), nullptr);
   other.join();
 }
@@ -308,7 +308,7 @@ TEST_F(NcclEngineTest, CoalescedCollectivesBeginAsOne) {
   });
 }
 
-TEST_F(NcclEngineTest, HostAndDeviceOperationsShareAnEpoch) {
+TEST_F(NcclEngineTest, HostAndDeviceOperationsShareAGeneration) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "both");
   cluster.onAll([&](int rank) {
@@ -323,7 +323,7 @@ TEST_F(NcclEngineTest, HostAndDeviceOperationsShareAnEpoch) {
   });
 }
 
-TEST_F(NcclEngineTest, SizesChangeThroughEpochs) {
+TEST_F(NcclEngineTest, SizesChangeThroughGenerations) {
   NcclCluster cluster(4);
   cluster.form({0, 1, 2, 3}, "a");
   expectSum(cluster, {0, 1, 2, 3});
@@ -333,7 +333,7 @@ TEST_F(NcclEngineTest, SizesChangeThroughEpochs) {
   expectSum(cluster, {0, 1, 2});
 }
 
-TEST_F(NcclEngineTest, ABoundDeviceIsReadyWhenTheEpochBegins) {
+TEST_F(NcclEngineTest, ABoundDeviceIsReadyWhenTheGenerationBegins) {
   auto data = std::make_shared<MemoryStore>();
   std::vector<std::unique_ptr<Member>> members;
   for (int i = 0; i < 2; ++i) {
@@ -426,7 +426,7 @@ TEST_F(NcclEngineTest, CheckWaitsForEverythingIssued) {
   });
 }
 
-TEST_F(NcclEngineTest, WhatNcclCannotDoIsRefusedAndTheEpochGoesOn) {
+TEST_F(NcclEngineTest, WhatNcclCannotDoIsRefusedAndTheGenerationGoesOn) {
   NcclCluster cluster(1);
   cluster.form({0}, "refuse");
   const Floats values = floats(0, {1, 2});
@@ -464,7 +464,7 @@ class TellingControl : public Communicator {
 
 TEST_F(NcclEngineTest, WhatNeedsAMemberThatSaidGoodbyeFailsAtOnceAndCallsNothing) {
   const auto control = std::make_shared<TellingControl>();
-  const auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"left", 1, 0, 3});
+  const auto lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{"left", 1, 0, 3});
   NcclCommunicator communicator({sim::platform(), control, lifecycle, {}}, sharedNcclThreads());
   control->tell(2, false);
   const auto state =

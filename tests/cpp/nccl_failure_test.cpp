@@ -1,5 +1,5 @@
-// What ends an epoch on device memory, in each state of its communicators: who is released, what is
-// aborted in which order, what is left. Over the NCCL engine and the simulator.
+// What ends a generation on device memory, in each state of its communicators: who is released,
+// what is aborted in which order, what is left. Over the NCCL engine and the simulator.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -124,7 +124,7 @@ TEST_F(NcclFailureTest, AbortWhileACallIsInProgress) {
   expectSum(cluster, cluster.all());
 }
 
-// The goodbye has no time for it, and nobody fails an epoch that has ended.
+// The goodbye has no time for it, and nobody fails a generation that has ended.
 TEST_F(NcclFailureTest, AGoodbyeEndsWhatIsUnderWayStill) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "a");
@@ -132,7 +132,7 @@ TEST_F(NcclFailureTest, AGoodbyeEndsWhatIsUnderWayStill) {
   const auto state = cluster.group(0).issue(deviceAllreduce(floats(0, Values(10, 1))));
   cluster.group(0).shutdown(Deadline::after(milliseconds(50)));
   EXPECT_NE(finish(state), nullptr);
-  // The other one's may stay: whether its epoch failed too is a question of time.
+  // The other one's may stay: whether its generation failed too is a question of time.
   EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators <= 1; }));
 }
 
@@ -147,7 +147,7 @@ TEST_F(NcclFailureTest, AbortWhileIdleFreesTheCommunicators) {
   EXPECT_EQ(counted("finalizes"), 0);
 }
 
-TEST_F(NcclFailureTest, AllCommunicatorsOfTheEpochAreAborted) {
+TEST_F(NcclFailureTest, AllCommunicatorsOfTheGenerationAreAborted) {
   NcclCluster cluster(3);
   cluster.form(cluster.all(), "a");
   expectSum(cluster, cluster.all());
@@ -175,7 +175,7 @@ TEST_F(NcclFailureTest, AbortWithoutRevokeWorksToo) {
   EXPECT_EQ(counted("revokes"), 0);
 }
 
-TEST_F(NcclFailureTest, ABlockedAbortHoldsUpNeitherWaitersNorTheNextEpoch) {
+TEST_F(NcclFailureTest, ABlockedAbortHoldsUpNeitherWaitersNorTheNextGeneration) {
   setAbortLimitForTest(milliseconds(100));
   allow_stuck = true;
   NcclCluster cluster(2);
@@ -230,7 +230,7 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorOfOneRankFailsAll) {
   });
 }
 
-TEST_F(NcclFailureTest, ACallThatFailsFailsTheEpoch) {
+TEST_F(NcclFailureTest, ACallThatFailsFailsTheGeneration) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "a");
   inject("fail allreduce rank=0 code=4");
@@ -298,24 +298,24 @@ TEST_F(NcclFailureTest, AStreamThatWaitsForADeadOperationGetsOn) {
 
 // ---- leaks
 
-TEST_F(NcclFailureTest, OneHundredEpochsLeaveThreadsDescriptorsAndMemoryFlat) {
+TEST_F(NcclFailureTest, OneHundredGenerationsLeaveThreadsDescriptorsAndMemoryFlat) {
   NcclCluster cluster(2);
   size_t threads = 0;
   int descriptors = 0;
   size_t memory = 0;
-  for (int epoch = 0; epoch < 100; ++epoch) {
+  for (int generation = 0; generation < 100; ++generation) {
     cluster.form({0, 1}, "same");
     expectSum(cluster, {0, 1});
-    if (epoch % 2 == 1) {
-      // Every other epoch ends in mid-operation.
+    if (generation % 2 == 1) {
+      // Every other generation ends in mid-operation.
       const auto state = cluster.group(0).issue(deviceAllreduce(floats(0, Values(10, 1))));
       cluster.group(1).abort("next");
       EXPECT_NE(finish(state), nullptr);
     }
-    if (epoch % 33 != 0) continue;
+    if (generation % 33 != 0) continue;
     cluster.onAll([&](int i) { cluster.group(i).abort("look"); });
     ASSERT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
-    if (epoch > 33) {
+    if (generation > 33) {
       EXPECT_TRUE(waitFor([&] { return threadCensus().running.size() <= threads; }))
           << threadCensus().running.size() << " threads, " << threads << " before";
       EXPECT_TRUE(waitFor([&] { return openDescriptors() <= descriptors; }));

@@ -48,7 +48,7 @@ class NcclMemoryCalls : public testing::Test {
 
   std::shared_ptr<ScriptedNccl> nccl = std::make_shared<ScriptedNccl>();
   std::shared_ptr<Lifecycle> lifecycle =
-      std::make_shared<Lifecycle>(EpochIdentity{"scripted", 1, 0, 2});
+      std::make_shared<Lifecycle>(GenerationIdentity{"scripted", 1, 0, 2});
   MemoryRegistry registry;
   std::weak_ptr<void> owner;
 };
@@ -95,7 +95,7 @@ TEST_F(NcclMemoryCalls, ARefusedSegmentTakesBackThoseBeforeIt) {
   end(comm);
 }
 
-TEST_F(NcclMemoryCalls, ARefusalInANewCommunicatorTakesBackAtOnceAndFailsTheEpoch) {
+TEST_F(NcclMemoryCalls, ARefusalInANewCommunicatorTakesBackAtOnceAndFailsTheGeneration) {
   EXPECT_EQ(registry.add(pool({16, 32}), testDeadline()).kind, Kind::kDone);
   const auto comm = readyComm();
   nccl->answer("registerBuffer", {NcclResult::kSuccess, NcclResult::kInvalidUsage});
@@ -212,7 +212,7 @@ TEST_F(NcclMemoryCalls, MemoryOfACommunicatorThatIsNeverFreedIsKeptForGood) {
   EXPECT_FALSE(owner.expired());
 }
 
-TEST_F(NcclMemoryCalls, AnEpochThatIsOverIsAskedNothing) {
+TEST_F(NcclMemoryCalls, AGenerationThatIsOverIsAskedNothing) {
   const auto comm = readyComm();
   ASSERT_TRUE(registry.attach(comm, testDeadline()));
   registry.add(pool({16}), testDeadline());

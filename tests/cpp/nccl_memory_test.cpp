@@ -1,4 +1,4 @@
-// Registered memory pools through epochs, over the NCCL engine and the simulator.
+// Registered memory pools through generations, over the NCCL engine and the simulator.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -89,7 +89,7 @@ class NcclMemoryTest : public NcclTest {
   }
 };
 
-TEST_F(NcclMemoryTest, EachNewEpochGetsWhatWasRegisteredBefore) {
+TEST_F(NcclMemoryTest, EachNewGenerationGetsWhatWasRegisteredBefore) {
   MemoryCluster world(2);
   addToAll(world);
   for (const std::string prefix : {"a", "b", "c"}) {
@@ -103,7 +103,7 @@ TEST_F(NcclMemoryTest, EachNewEpochGetsWhatWasRegisteredBefore) {
   EXPECT_TRUE(allGone());
 }
 
-TEST_F(NcclMemoryTest, ALiveEpochGetsAPoolAtOnceAndItsLaterSegmentsAlone) {
+TEST_F(NcclMemoryTest, ALiveGenerationGetsAPoolAtOnceAndItsLaterSegmentsAlone) {
   MemoryCluster world(2);
   world.cluster.form({0, 1}, "a");
   expectSum(world.cluster, {0, 1});
@@ -141,7 +141,7 @@ TEST_F(NcclMemoryTest, OnlySegmentsOfTheCommunicatorsDeviceAreRegistered) {
   world.cluster.group(0).abort("enough");
 }
 
-TEST_F(NcclMemoryTest, ARefusalInANewCommunicatorFailsTheEpochBeforeAnyOperation) {
+TEST_F(NcclMemoryTest, ARefusalInANewCommunicatorFailsTheGenerationBeforeAnyOperation) {
   MemoryCluster world(1);
   addPool(world, 0);
   world.cluster.form({0}, "a");
@@ -156,7 +156,7 @@ TEST_F(NcclMemoryTest, ARefusalInANewCommunicatorFailsTheEpochBeforeAnyOperation
   world.cluster.group(0).abort("enough");
 }
 
-TEST_F(NcclMemoryTest, ARefusalInALiveOneIsToldAndTheEpochGoesOnWithoutThePool) {
+TEST_F(NcclMemoryTest, ARefusalInALiveOneIsToldAndTheGenerationGoesOnWithoutThePool) {
   MemoryCluster world(2);
   world.cluster.form({0, 1}, "a");
   expectSum(world.cluster, {0, 1});
@@ -172,7 +172,7 @@ TEST_F(NcclMemoryTest, ARefusalInALiveOneIsToldAndTheEpochGoesOnWithoutThePool) 
   world.cluster.group(0).abort("enough");
 }
 
-TEST_F(NcclMemoryTest, RemovedPoolsLeaveTheEpochAndThoseToCome) {
+TEST_F(NcclMemoryTest, RemovedPoolsLeaveTheGenerationAndThoseToCome) {
   MemoryCluster world(2);
   addToAll(world, 1);
   addToAll(world, 2);
@@ -213,7 +213,7 @@ TEST_F(NcclMemoryTest, AnAbortDeregistersNothingAndAsksNobody) {
 
 // ---- lifetimes
 
-TEST_F(NcclMemoryTest, MemoryOfAFailedEpochIsKeptUntilNcclHasFreedIt) {
+TEST_F(NcclMemoryTest, MemoryOfAFailedGenerationIsKeptUntilNcclHasFreedIt) {
   MemoryCluster world(2);
   MemoryPool pool = poolOf(0, 1, {floats(0, {1})});
   const std::weak_ptr<void> owner = pool.owner;
@@ -245,7 +245,7 @@ TEST_F(NcclMemoryTest, ClosingForgetsThePoolsAndRefusesMore) {
 
 // ---- promise 6: nobody leaves configure() before all have freed what could write into its memory
 
-TEST_F(NcclMemoryTest, TheBarrierOfTheNextEpochIsNotEnteredBeforeOldCommunicatorsAreFreed) {
+TEST_F(NcclMemoryTest, TheBarrierOfTheNextGenerationIsNotEnteredBeforeOldCommunicatorsAreFreed) {
   std::atomic<int> formed{0};
   std::atomic<int> too_early{0};
   MemoryCluster* all = nullptr;

@@ -345,7 +345,7 @@ TEST_F(NcclRacesTest, OutsideACaptureThatHasTheGroupsOperationsOthersAreRefused)
                std::invalid_argument);
   side->end->block(captured);
   EXPECT_TRUE(sim::streamOf(captured).endCapture());
-  sum(cluster, 0);  // the epoch is unharmed
+  sum(cluster, 0);  // the generation is unharmed
   cluster.group(0).abort("with a live graph");
   EXPECT_TRUE(waitFor([&] { return counted("aborts") == 1; }));
   EXPECT_EQ(sim::ncclCensus().communicators, 1);

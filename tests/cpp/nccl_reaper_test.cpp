@@ -38,7 +38,7 @@ class NcclReaper : public testing::Test {
 
   std::shared_ptr<ScriptedNccl> nccl = std::make_shared<ScriptedNccl>();
   std::shared_ptr<Lifecycle> lifecycle =
-      std::make_shared<Lifecycle>(EpochIdentity{"scripted", 1, 0, 2});
+      std::make_shared<Lifecycle>(GenerationIdentity{"scripted", 1, 0, 2});
   std::shared_ptr<PeersLeft> left = std::make_shared<PeersLeft>();
   std::atomic<int> cuts{0};
 };
@@ -299,7 +299,7 @@ TEST_F(NcclReaper, AnInitThatHangsIsLeftByItsThreadAndAborted) {
   ends->stop(testDeadline());
 }
 
-TEST_F(NcclReaper, AnInitThatFailsFailsTheEpochInNcclsWords) {
+TEST_F(NcclReaper, AnInitThatFailsFailsTheGenerationInNcclsWords) {
   const auto failing = comm("'dp0' on cuda:3");
   nccl->answer("asyncError", {NcclResult::kInProgress, NcclResult::kSystemError});
   EXPECT_FALSE(failing->initialise({}, testDeadline()));
@@ -330,7 +330,7 @@ TEST_F(NcclReaper, TheRootOfAnAbandonedIdIsReleased) {
   EXPECT_EQ(ending(), Calls({"groupStart", "abort 1", "groupEnd", "releaseRoot"}));
 }
 
-TEST_F(NcclReaper, AnAsynchronousErrorFailsTheEpoch) {
+TEST_F(NcclReaper, AnAsynchronousErrorFailsTheGeneration) {
   const auto watched = readyComm();
   nccl->answer("asyncError", {NcclResult::kSystemError});
   watched->lookForError();

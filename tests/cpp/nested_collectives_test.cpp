@@ -106,7 +106,7 @@ TEST_F(NestedCollectivesTest, HaveNoNumberInTheThreadsOrder) {
   });
 }
 
-TEST_F(NestedCollectivesTest, OfOtherKindsUnderOneNameFailTheEpoch) {
+TEST_F(NestedCollectivesTest, OfOtherKindsUnderOneNameFailTheGeneration) {
   form(2);
   cluster->onAll([&](int i) {
     Group& group = cluster->group(i);

@@ -97,7 +97,7 @@ class RawAcceptor {
   ListeningSocket listening_;
 };
 
-// A listener on a loop of its own, one epoch that it may expect, and what it has admitted.
+// A listener on a loop of its own, one generation that it may expect, and what it has admitted.
 class Door {
  public:
   explicit Door(LoopTraits traits = {}, const std::optional<SocketAddress>& local = std::nullopt)
@@ -149,7 +149,7 @@ class Door {
 
   EventLoop loop;
   Nonce nonce = Nonce::random();
-  EpochSecret secret = EpochSecret::random();
+  GenerationSecret secret = GenerationSecret::random();
   std::shared_ptr<Listener> listener;
   bool take = true;  // what the handler answers; changed on the loop or before expect()
 

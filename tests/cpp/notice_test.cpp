@@ -1,4 +1,4 @@
-// What members tell each other: the bytes, and what is remembered of epochs that are not live.
+// What members tell each other: the bytes, and what is remembered of generations that are not live.
 #include "peers/notice.h"
 
 #include <gtest/gtest.h>
@@ -11,27 +11,27 @@ namespace {
 
 using std::chrono::seconds;
 
-Nonce epochNumber(int number) {
+Nonce generationNumber(int number) {
   Nonce nonce;
   nonce.bytes[0] = static_cast<uint8_t>(number);
   nonce.bytes[1] = static_cast<uint8_t>(number >> 8);
   return nonce;
 }
 
-Notice failed(int epoch) {
+Notice failed(int generation) {
   Notice notice;
   notice.type = Notice::Type::kFailed;
-  notice.epoch = epochNumber(epoch);
+  notice.generation = generationNumber(generation);
   notice.dead.bytes.fill(7);
   notice.failure.kind = FailureKind::kPeerLost;
   notice.failure.cause = {3, -1, "host-b", 812, "its process ended"};
   return notice;
 }
 
-Notice left(int epoch, int rank) {
+Notice left(int generation, int rank) {
   Notice notice;
   notice.type = Notice::Type::kLeft;
-  notice.epoch = epochNumber(epoch);
+  notice.generation = generationNumber(generation);
   notice.rank = rank;
   return notice;
 }
@@ -40,7 +40,7 @@ TEST(Notice, ComesOutAsItWentIn) {
   const auto failure = decodeNotice(encodeNotice(failed(5)));
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->type, Notice::Type::kFailed);
-  EXPECT_EQ(failure->epoch, epochNumber(5));
+  EXPECT_EQ(failure->generation, generationNumber(5));
   EXPECT_EQ(failure->dead, failed(5).dead);
   EXPECT_EQ(failure->failure.kind, FailureKind::kPeerLost);
   EXPECT_EQ(failure->failure.cause.rank, 3);
@@ -53,12 +53,12 @@ TEST(Notice, ComesOutAsItWentIn) {
   for (const auto type : {Notice::Type::kSeek, Notice::Type::kSeen}) {
     Notice sought;
     sought.type = type;
-    sought.epoch = Nonce::random();
+    sought.generation = Nonce::random();
     sought.sought = Incarnation::random();
     const auto read = decodeNotice(encodeNotice(sought));
     ASSERT_TRUE(read);
     EXPECT_EQ(read->type, type);
-    EXPECT_EQ(read->epoch, sought.epoch);
+    EXPECT_EQ(read->generation, sought.generation);
     EXPECT_EQ(read->sought, sought.sought);
   }
 }
@@ -87,7 +87,7 @@ TEST(Notice, FitsIntoItsFrameHoweverLongItsTexts) {
   EXPECT_LE(bytes.size(), longestPayload(FrameType::kNotice));
   const auto after = decodeNotice(bytes);
   ASSERT_TRUE(after);
-  EXPECT_EQ(after->epoch, notice.epoch);
+  EXPECT_EQ(after->generation, notice.generation);
 }
 
 class NoticeBoardTest : public ::testing::Test {
@@ -96,16 +96,16 @@ class NoticeBoardTest : public ::testing::Test {
   NoticeBoard board;
 };
 
-TEST_F(NoticeBoardTest, KeepsWhatComesAheadUntilTheEpochBegins) {
+TEST_F(NoticeBoardTest, KeepsWhatComesAheadUntilTheGenerationBegins) {
   board.keep(now, left(1, 4));
   board.keep(now, failed(2));
   board.keep(now, failed(1));
-  const std::vector<Notice> found = board.begin(now, epochNumber(1));
+  const std::vector<Notice> found = board.begin(now, generationNumber(1));
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found[0].rank, 4);
   EXPECT_EQ(found[1].type, Notice::Type::kFailed);
   EXPECT_EQ(board.ahead(), 1U);
-  EXPECT_TRUE(board.begin(now, epochNumber(1)).empty());
+  EXPECT_TRUE(board.begin(now, generationNumber(1)).empty());
 }
 
 TEST_F(NoticeBoardTest, SaysTheSameOnceAndEachLeaver) {
@@ -119,9 +119,9 @@ TEST_F(NoticeBoardTest, DropsWhatIsBehind) {
   board.end(now, left(1, 0));
   board.keep(now, failed(1));
   EXPECT_EQ(board.ahead(), 0U);
-  ASSERT_NE(board.outcomeOf(epochNumber(1)), nullptr);
-  EXPECT_EQ(board.outcomeOf(epochNumber(1))->type, Notice::Type::kLeft);
-  EXPECT_EQ(board.outcomeOf(epochNumber(2)), nullptr);
+  ASSERT_NE(board.outcomeOf(generationNumber(1)), nullptr);
+  EXPECT_EQ(board.outcomeOf(generationNumber(1))->type, Notice::Type::kLeft);
+  EXPECT_EQ(board.outcomeOf(generationNumber(2)), nullptr);
 }
 
 TEST_F(NoticeBoardTest, IsBoundedInNumberAndTime) {
@@ -131,10 +131,10 @@ TEST_F(NoticeBoardTest, IsBoundedInNumberAndTime) {
   }
   EXPECT_EQ(board.ahead(), NoticeBoard::kMostAhead);
   EXPECT_EQ(board.over(), NoticeBoard::kMostOver);
-  EXPECT_TRUE(board.begin(now, epochNumber(0)).empty()) << "the oldest go first";
-  EXPECT_FALSE(board.begin(now, epochNumber(1999)).empty());
+  EXPECT_TRUE(board.begin(now, generationNumber(0)).empty()) << "the oldest go first";
+  EXPECT_FALSE(board.begin(now, generationNumber(1999)).empty());
   now += NoticeBoard::kOverFor;
-  board.begin(now, epochNumber(9999));
+  board.begin(now, generationNumber(9999));
   EXPECT_EQ(board.ahead() + board.over(), 0U);
 }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::seconds kPatience{30};
 
 std::shared_ptr<Lifecycle> makeLifecycle() {
-  return std::make_shared<Lifecycle>(EpochIdentity{"dp0", 5, 3, 8});
+  return std::make_shared<Lifecycle>(GenerationIdentity{"dp0", 5, 3, 8});
 }
 
 std::shared_ptr<OpState> makeOp(Duration timeout = kPatience) {

@@ -243,7 +243,7 @@ TEST_F(DetectorTest, PeerThatBeatsIsNotLostForAWitnessLineThatCannotBeMade) {
       << "the main line has fallen silent";
 }
 
-TEST_F(DetectorTest, FrozenPeerMayJoinALaterEpoch) {
+TEST_F(DetectorTest, FrozenPeerMayJoinALaterGeneration) {
   beginWithLine(1, 3);
   pass(kLimit * 2);
   ASSERT_EQ(orders.failures.count(1), 1U);
@@ -310,10 +310,10 @@ TEST_F(DetectorTest, AccusedProcessNamesItself) {
   EXPECT_EQ(failure.cause.rank, 0);
   EXPECT_EQ(failure.cause.pid, kPid);
   EXPECT_EQ(failure.cause.how.rfind("this process was frozen and left out", 0), 0U);
-  EXPECT_EQ(orders.failures.count(2), 0U) << "that epoch's members have not said so";
+  EXPECT_EQ(orders.failures.count(2), 0U) << "that generation's members have not said so";
 }
 
-TEST_F(DetectorTest, AccusationOnALineOfAnEarlierEpochIsOld) {
+TEST_F(DetectorTest, AccusationOnALineOfAnEarlierGenerationIsOld) {
   beginWithLine(1, 3);
   detector.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kAccused);
   begin(2, {member(3, true)});
@@ -329,14 +329,14 @@ TEST_F(DetectorTest, GoodbyeIsNoDeath) {
   EXPECT_TRUE(orders.wanted.empty());
 }
 
-TEST_F(DetectorTest, EndOfAPeerThatLeftTheEpochIsNoDeath) {
+TEST_F(DetectorTest, EndOfAPeerThatLeftTheGenerationIsNoDeath) {
   beginWithLine(1, 3);
   begin(2, {member(3)});
   detector.peerLeft(now, 1, 3);
   breakLine(3);
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.count(1), 0U);
-  EXPECT_EQ(orders.failures.count(2), 1U) << "it had left only one of the two epochs";
+  EXPECT_EQ(orders.failures.count(2), 1U) << "it had left only one of the two generations";
 }
 
 TEST_F(DetectorTest, AbsentPeerIsLookedAtNowAndThen) {

@@ -100,7 +100,7 @@ class VictimProgram {
     std::string connector;
     std::string acceptor;
     order >> nonce >> connector >> acceptor;
-    EpochSecret secret;
+    GenerationSecret secret;
     secret.connector.bytes = bytesFromHex(connector).value();
     secret.acceptor.bytes = bytesFromHex(acceptor).value();
     watch_ =
@@ -168,7 +168,7 @@ class Victim {
     ASSERT_EQ(::write(orders_.get(), line.data(), line.size()), static_cast<ssize_t>(line.size()));
     hear("done");
   }
-  void orderWatch(const Nonce& nonce, const EpochSecret& secret, const PeerMonitor& monitor) {
+  void orderWatch(const Nonce& nonce, const GenerationSecret& secret, const PeerMonitor& monitor) {
     order("watch " + nonce.hex() + " " + hexOf(secret.connector.bytes) + " " +
           hexOf(secret.acceptor.bytes) + " " + describe(selfRecord(monitor, kSelfRank)));
   }
@@ -268,16 +268,16 @@ struct Verdict {
 
 class PeerMonitorProcesses : public ::testing::Test {
  protected:
-  // An epoch of two: this process and the victim, both lines up.
+  // A generation of two: this process and the victim, both lines up.
   void begin(Duration heartbeat_limit) {
     monitor = startMonitor(heartbeat_limit);
     victim = std::make_unique<Victim>(heartbeat_limit);
-    beginEpoch();
+    beginGeneration();
     ASSERT_TRUE(linesBecome(2));
   }
-  void beginEpoch() {
+  void beginGeneration() {
     const Nonce nonce = Nonce::random();
-    const EpochSecret secret = EpochSecret::random();
+    const GenerationSecret secret = GenerationSecret::random();
     verdict = std::make_shared<Verdict>();
     watching = monitor->watch(nonce, secret, kSelfRank, {victim->record()},
                               [shared = verdict](Failure failure) {
@@ -354,7 +354,7 @@ TEST_F(PeerMonitorProcesses, FrozenProcessIsNoticedToldAndMayJoinAgain) {
   victim->signal(SIGCONT);
   const std::string told = victim->hear("failed ");
   EXPECT_EQ(told.rfind("1 1 this process was frozen and left out", 0), 0U) << told;
-  beginEpoch();
+  beginGeneration();
   EXPECT_TRUE(linesBecome(2));
   EXPECT_FALSE(failure().has_value());
 }
@@ -368,20 +368,20 @@ TEST_F(PeerMonitorProcesses, ProcessThatStopsItsMonitorIsNotHeldForDead) {
   EXPECT_FALSE(failure().has_value());
 }
 
-TEST_F(PeerMonitorProcesses, CutLineFailsTheEpochAtBothEndsAndIsMadeAnewForTheNext) {
+TEST_F(PeerMonitorProcesses, CutLineFailsTheGenerationAtBothEndsAndIsMadeAnewForTheNext) {
   begin(kNoFreeze);
   monitor->cutLineForTest(victim->record().incarnation);
   EXPECT_EQ(expectFailure().kind, FailureKind::kLinkLost);
   EXPECT_EQ(victim->hear("failed ").substr(0, 1), "3");
-  beginEpoch();
+  beginGeneration();
   EXPECT_TRUE(linesBecome(2));
   EXPECT_FALSE(failure().has_value());
 }
 
-TEST_F(PeerMonitorProcesses, EpochsThatOverlapShareOneLine) {
+TEST_F(PeerMonitorProcesses, GenerationsThatOverlapShareOneLine) {
   begin(kNoFreeze);
   const auto first = std::move(watching);
-  beginEpoch();
+  beginGeneration();
   EXPECT_TRUE(waitFor([this] { return monitor->stats().watches == 2; }));
   EXPECT_EQ(monitor->stats().lines, 2);
   victim->kill();
@@ -434,18 +434,18 @@ size_t openDescriptors() {
   return count;
 }
 
-TEST_F(PeerMonitorProcesses, ManyEpochsInARowLeaveNothingBehind) {
+TEST_F(PeerMonitorProcesses, ManyGenerationsInARowLeaveNothingBehind) {
   begin(kNoFreeze);
   watching.reset();
   victim->order("unwatch");
   ASSERT_TRUE(linesBecome(0));
   const size_t before = openDescriptors();
-  for (int epoch = 0; epoch < 200; ++epoch) {
-    beginEpoch();
-    if (epoch % 20 == 0) {
+  for (int generation = 0; generation < 200; ++generation) {
+    beginGeneration();
+    if (generation % 20 == 0) {
       ASSERT_TRUE(linesBecome(2));
     }
-    if (epoch % 40 == 20) watching.reset();
+    if (generation % 40 == 20) watching.reset();
   }
   watching.reset();
   victim->order("unwatch");

@@ -92,17 +92,17 @@ class PeerMonitorTest : public ::testing::Test {
   }
 
   const Nonce nonce = Nonce::random();
-  const EpochSecret secret = EpochSecret::random();
+  const GenerationSecret secret = GenerationSecret::random();
   Verdict verdict;
   std::shared_ptr<PeerMonitor> monitor;
 };
 
 using Role = FakePeer::Role;
 
-Notice abortOf(const Nonce& epoch) {
+Notice abortOf(const Nonce& generation) {
   Notice notice;
   notice.type = Notice::Type::kFailed;
-  notice.epoch = epoch;
+  notice.generation = generation;
   notice.failure.kind = FailureKind::kAborted;
   notice.failure.cause.rank = FakePeer::kRank;
   notice.failure.cause.how = "abort() was called";
@@ -113,7 +113,7 @@ TEST_F(PeerMonitorTest, RefusesAWrongSecret) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  EpochSecret wrong = EpochSecret::random();
+  GenerationSecret wrong = GenerationSecret::random();
   wrong.acceptor = secret.acceptor;
   RawLine line = peer.connect(monitor->lineAddresses()[0], nonce, wrong);
   const RawLine::Frame answer = line.read();
@@ -129,7 +129,7 @@ TEST_F(PeerMonitorTest, GivesUpAnAcceptorThatDoesNotKnowTheSecret) {
   Hello hello;
   RawLine line = peer.accept(&hello);
   EXPECT_EQ(hello.proof, secret.connector);
-  line.write(peer.welcome(EpochSecret::random()));
+  line.write(peer.welcome(GenerationSecret::random()));
   EXPECT_TRUE(line.isEnded());
   EXPECT_EQ(monitor->stats().lines, 0);
 }
@@ -261,7 +261,7 @@ TEST_F(PeerMonitorTest, QuestionForAnotherIsPutToItAndItsAnswerPassedOn) {
   RawLine line_to_sought = standingLine(sought);
   Notice question;
   question.type = Notice::Type::kSeek;
-  question.epoch = Nonce::random();
+  question.generation = Nonce::random();
   question.sought = sought.incarnation();
   line.write(question);
   Notice passed_on = line_to_sought.readNotice();
@@ -271,7 +271,7 @@ TEST_F(PeerMonitorTest, QuestionForAnotherIsPutToItAndItsAnswerPassedOn) {
   line_to_sought.write(passed_on);
   const Notice answer = line.readNotice();
   EXPECT_EQ(answer.type, Notice::Type::kSeen);
-  EXPECT_EQ(answer.epoch, question.epoch);
+  EXPECT_EQ(answer.generation, question.generation);
   // And of this process itself.
   question.sought = selfIncarnation();
   line.write(question);
@@ -313,7 +313,7 @@ TEST_F(PeerMonitorTest, GoodbyeIsNoDeath) {
   expectNoFailure();
 }
 
-TEST_F(PeerMonitorTest, EndOfAPeerThatLeftTheEpochIsNoDeath) {
+TEST_F(PeerMonitorTest, EndOfAPeerThatLeftTheGenerationIsNoDeath) {
   start(kNoFreeze);
   FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
@@ -417,12 +417,12 @@ TEST_F(PeerMonitorTest, LineThatIsNoLongerNeededIsReadUntilThePeerClosesItToo) {
   line.close();
   ASSERT_TRUE(waitFor([this] { return monitor->stats().notices_heard == 1; }));
   const auto next =
-      monitor->watch(crossing.epoch, secret, kSelfRank, {peer.record()}, verdict.sink());
-  ASSERT_TRUE(verdict.arrives()) << "it was told ahead of the epoch";
+      monitor->watch(crossing.generation, secret, kSelfRank, {peer.record()}, verdict.sink());
+  ASSERT_TRUE(verdict.arrives()) << "it was told ahead of the generation";
   EXPECT_EQ(verdict.failure().kind, FailureKind::kAborted);
 }
 
-TEST_F(PeerMonitorTest, NoticeFailsTheEpochWithWhatItSays) {
+TEST_F(PeerMonitorTest, NoticeFailsTheGenerationWithWhatItSays) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
@@ -434,7 +434,7 @@ TEST_F(PeerMonitorTest, NoticeFailsTheEpochWithWhatItSays) {
   EXPECT_EQ(verdict.failure().cause.how, "abort() was called");
 }
 
-TEST_F(PeerMonitorTest, NoticeOfAnotherEpochOrOfARankOutsideHarmsNobody) {
+TEST_F(PeerMonitorTest, NoticeOfAnotherGenerationOrOfARankOutsideHarmsNobody) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
@@ -464,7 +464,7 @@ TEST_F(PeerMonitorTest, AnnouncedFailureIsToldToPeersAndNotToItsOwner) {
   watching->announce(abortOf(nonce).failure);
   const Notice told = line.readNotice();
   EXPECT_EQ(told.type, Notice::Type::kFailed);
-  EXPECT_EQ(told.epoch, nonce);
+  EXPECT_EQ(told.generation, nonce);
   EXPECT_EQ(told.failure.kind, FailureKind::kAborted);
   expectNoFailure();
 }

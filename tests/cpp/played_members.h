@@ -1,4 +1,4 @@
-// An epoch whose rank 0 is a host engine and whose other ranks are played by the test.
+// A generation whose rank 0 is a host engine and whose other ranks are played by the test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ class PlayedMembers : public testing::Test {
                              makeHostEngineForTest(loopbackOptions())))
       : engine_(std::move(engine)) {
     roster_.nonce = Nonce::random();
-    roster_.secret = EpochSecret::random();
+    roster_.secret = GenerationSecret::random();
     roster_.members = {std::get<MemberRecord>(engine_->describeSelf())};
     while (static_cast<int>(roster_.members.size()) < size) {
       MemberRecord played;

@@ -41,7 +41,7 @@ class SlowPeer {
           ASSERT_TRUE(waitReady(asker.fd(), POLLIN));
           asked_.set_value();
           std::this_thread::sleep_for(pause);
-          asker.say(encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"}));
+          asker.say(encodeRefusal({RefusalCode::kUnknownGeneration, "it lives"}));
           asker.readToEnd();
         }) {}
   ~SlowPeer() { thread_.join(); }
@@ -65,7 +65,7 @@ TEST(Probe, ALivingProcessAnswers) {
 TEST(Probe, AWelcomeIsAnAnswerToo) {
   Door door;
   onLoop(door.loop, [&] {
-    door.listener->expect(kProbeNonce, EpochSecret{}, [](Arrival&) { return false; });
+    door.listener->expect(kProbeNonce, GenerationSecret{}, [](Arrival&) { return false; });
   });
   EXPECT_EQ(ask(door.loop, door.address(), selfIncarnation()), Probe::Answer::kAnswered);
   EXPECT_EQ(ask(door.loop, door.address(), Incarnation::random()), Probe::Answer::kGone);
@@ -112,7 +112,8 @@ TEST(Probe, OneConnectionThatEndsWithoutAWordIsNoDeath) {
     acceptOne(listening->fd.get());
     ASSERT_TRUE(waitReady(listening->fd.get(), POLLIN));
     const UniqueFd second = acceptOne(listening->fd.get());
-    ASSERT_TRUE(sendWhole(second.get(), encodeRefusal({RefusalCode::kUnknownEpoch, "it lives"})));
+    ASSERT_TRUE(
+        sendWhole(second.get(), encodeRefusal({RefusalCode::kUnknownGeneration, "it lives"})));
     ASSERT_TRUE(waitReady(second.get(), POLLHUP | POLLIN));
   });
   EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation()), Probe::Answer::kAnswered);

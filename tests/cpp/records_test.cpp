@@ -24,7 +24,8 @@ TEST(Records, ARecordSurvivesTheRoundTrip) {
 }
 
 TEST(Records, ARosterSurvivesTheRoundTrip) {
-  const Roster before{Nonce::random(), EpochSecret::random(), {record(1), record(2), record(3)}};
+  const Roster before{
+      Nonce::random(), GenerationSecret::random(), {record(1), record(2), record(3)}};
   const Token token = Token::random();
   const std::string bytes = encodeGo(token, before);
   const auto after = decodeGo(bytes);
@@ -62,7 +63,7 @@ TEST(Records, AWithdrawalSurvivesTheRoundTripAndIsNoRecord) {
 TEST(Records, TruncatedExtendedAndOversizedBytesAreRefused) {
   const std::string good = encodeRecord(record(7));
   const std::string go =
-      encodeGo(Token::random(), {Nonce::random(), EpochSecret::random(), {record(1)}});
+      encodeGo(Token::random(), {Nonce::random(), GenerationSecret::random(), {record(1)}});
   for (size_t length = 0; length < good.size(); ++length)
     EXPECT_FALSE(decodeRecord(good.substr(0, length)));
   for (size_t length = 0; length < go.size(); ++length)
@@ -74,8 +75,8 @@ TEST(Records, TruncatedExtendedAndOversizedBytesAreRefused) {
 }
 
 TEST(Records, EveryChangedByteIsRefusedOrChangesTheValue) {
-  const std::string go =
-      encodeGo(Token::random(), {Nonce::random(), EpochSecret::random(), {record(1), record(2)}});
+  const std::string go = encodeGo(
+      Token::random(), {Nonce::random(), GenerationSecret::random(), {record(1), record(2)}});
   int refused = 0;
   for (size_t at = 0; at < go.size(); ++at) {
     for (const char value : {'\0', '\x7f', '\xff'}) {

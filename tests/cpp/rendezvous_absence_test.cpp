@@ -130,7 +130,7 @@ TEST_F(RendezvousTest, AMemberThatCannotTakePartGivesWayToOneThatTakesItsPlace) 
 }
 
 // Rank 2's only reader is rank 0, which passes its end on. Rank 1 comes when it has done so.
-TEST_F(RendezvousTest, AnEndInTheFirstEpochReachesThoseWhoComeAfterRankZeroWasTold) {
+TEST_F(RendezvousTest, AnEndInTheFirstGenerationReachesThoseWhoComeAfterRankZeroWasTold) {
   prepare(3);
   auto declining = std::async(std::launch::async, [&] {
     declinePatiently(*attempts[2], processes[2]->failure(FailureKind::kRendezvous, 2));
@@ -148,15 +148,15 @@ TEST_F(RendezvousTest, AnEndInTheFirstEpochReachesThoseWhoComeAfterRankZeroWasTo
   telling.get();
 }
 
-// As for one whose own end it is, and for one that had an epoch before.
-TEST_F(RendezvousTest, OnlyAnothersEndInTheFirstEpochIsHeldUpForThoseWhoMayCome) {
+// As for one whose own end it is, and for one that had a generation before.
+TEST_F(RendezvousTest, OnlyAnothersEndInTheFirstGenerationIsHeldUpForThoseWhoMayCome) {
   auto& leader = addProcess();
   auto& other = addProcess();
   const Deadline late = Deadline::after(kPatience / 2);
   struct Case {
     FailureKind kind;
     int rank;
-    std::vector<MemberRecord> members;  // of the last epoch
+    std::vector<MemberRecord> members;  // of the last generation
   };
   for (const Case& each : {Case{FailureKind::kAborted, 0, {}}, Case{FailureKind::kTimeout, 1, {}},
                            Case{FailureKind::kStoreLost, 1, {}},

@@ -56,7 +56,7 @@ TEST_F(RendezvousTest, AWithdrawalIsReadThoughItsGroupIsGone) {
   }
 }
 
-TEST_F(RendezvousTest, AWithdrawalGoesAtOnceWhenItsGroupHasALaterEpoch) {
+TEST_F(RendezvousTest, AWithdrawalGoesAtOnceWhenItsGroupHasALaterGeneration) {
   prepare(3);
   enterAll();
   const auto began = Clock::now();

@@ -41,7 +41,7 @@ class Regroup {
     return done_;
   }
 
-  // Null: an epoch has formed.
+  // Null: a generation has formed.
   std::optional<Failure> attempt(size_t rank, Rendezvous& rendezvous, const Cancelled& cancelled) {
     auto outcome = rendezvous.enter();
     for (;;) {
@@ -70,7 +70,7 @@ class Regroup {
       auto rendezvous = process.at("run", static_cast<int>(rank),
                                    static_cast<int>(processes_.size()), soon(), cancelled);
       std::optional<Failure> failure = attempt(rank, *rendezvous, cancelled);
-      // The epoch may have formed between this member's last look and now: then nobody else is
+      // The generation may have formed between this member's last look and now: then nobody else is
       // here.
       if (!failure || agreed(rank, Nonce{})) return;
       ++told_[rank];

@@ -157,7 +157,7 @@ struct RendezvousTest : testing::Test {
 
 inline Failure failureIn(Outcome outcome) {
   if (auto* failure = std::get_if<Failure>(&outcome)) return *failure;
-  ADD_FAILURE() << "formed an epoch";
+  ADD_FAILURE() << "formed a generation";
   return {};
 }
 

@@ -234,17 +234,17 @@ TEST_F(RendezvousTest, AMalformedRecordIsRefusedWithItsRank) {
 TEST_F(RendezvousTest, ARosterOfAnotherSizeIsRefused) {
   auto& process = addProcess();
   auto attempt = process.at("run", 1, 3);
-  const Roster roster{Nonce::random(), EpochSecret::random(), {record(1), process.self}};
+  const Roster roster{Nonce::random(), GenerationSecret::random(), {record(1), process.self}};
   server->put("run/go/" + process.self.token.hex(), encodeGo(process.self.token, roster));
   const Failure failure = failureIn(attempt->enter());
   EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
-  EXPECT_EQ(failure.cause.how, "rank 0 forms an epoch of 2 ranks, this rank was given 3");
+  EXPECT_EQ(failure.cause.how, "rank 0 forms a generation of 2 ranks, this rank was given 3");
 }
 
 TEST_F(RendezvousTest, ARosterMeantForAnotherTokenIsRefused) {
   auto& process = addProcess();
   auto attempt = process.at("run", 1, 2);
-  const Roster roster{Nonce::random(), EpochSecret::random(), {record(1), process.self}};
+  const Roster roster{Nonce::random(), GenerationSecret::random(), {record(1), process.self}};
   server->put("run/go/" + process.self.token.hex(), encodeGo(Token::random(), roster));
   const Failure failure = failureIn(attempt->enter());
   EXPECT_EQ(failure.kind, FailureKind::kRendezvous);

@@ -14,7 +14,7 @@ namespace {
 // Small chunks, so that every collective is many frames.
 constexpr ScheduleTuning kSmallChunks{4096, 256, 4};
 
-// The runners of all ranks of an epoch, on one loop, with real connections between them.
+// The runners of all ranks of a generation, on one loop, with real connections between them.
 class RunnerTest : public ::testing::Test {
  protected:
   struct Rank {
@@ -73,7 +73,7 @@ class RunnerTest : public ::testing::Test {
   Rank& at(int rank) { return ranks[static_cast<size_t>(rank)]; }
 
   std::shared_ptr<OpState> stateOf(int rank, OpKind kind) {
-    EpochIdentity identity{"dp0", 1, rank, static_cast<int>(ranks.size())};
+    GenerationIdentity identity{"dp0", 1, rank, static_cast<int>(ranks.size())};
     return std::make_shared<OpState>(std::make_shared<Lifecycle>(identity), kind, 42,
                                      kTestPatience);
   }

@@ -41,7 +41,7 @@ class Paper : public SentryOrders {
 
 class SentryTest : public ::testing::Test {
  protected:
-  // An epoch of this process, rank 0, and ranks 1 to `others`.
+  // A generation of this process, rank 0, and ranks 1 to `others`.
   void begin(WatchId id, int others) {
     std::vector<WatchedPeer> peers;
     for (int rank = 1; rank <= others; ++rank) peers.push_back(member(rank));
@@ -57,17 +57,17 @@ class SentryTest : public ::testing::Test {
     nonce.bytes[0] = static_cast<uint8_t>(id);
     return nonce;
   }
-  static Notice failed(WatchId epoch, FailureKind kind, int rank) {
+  static Notice failed(WatchId generation, FailureKind kind, int rank) {
     Notice notice;
     notice.type = Notice::Type::kFailed;
-    notice.epoch = nonceOf(epoch);
+    notice.generation = nonceOf(generation);
     notice.failure.kind = kind;
     notice.failure.cause.rank = rank;
     notice.failure.cause.how = "its process ended";
     return notice;
   }
-  static Notice deathOf(WatchId epoch, int rank) {
-    Notice notice = failed(epoch, FailureKind::kPeerLost, rank);
+  static Notice deathOf(WatchId generation, int rank) {
+    Notice notice = failed(generation, FailureKind::kPeerLost, rank);
     notice.dead = peerNumber(rank);
     return notice;
   }
@@ -89,7 +89,7 @@ TEST_F(SentryTest, SendsAFailureOnOnceToAllAndSoConfirmsIt) {
   }
 }
 
-TEST_F(SentryTest, DeathThatIsHeardOfFailsEveryEpochWithThatProcess) {
+TEST_F(SentryTest, DeathThatIsHeardOfFailsEveryGenerationWithThatProcess) {
   begin(1, 3);
   begin(2, 2);
   begin(3, 1);
@@ -101,7 +101,7 @@ TEST_F(SentryTest, DeathThatIsHeardOfFailsEveryEpochWithThatProcess) {
   EXPECT_EQ(orders.failures.count(4), 1U) << "it stays dead";
 }
 
-TEST_F(SentryTest, FreezeThatIsHeardOfFailsThatEpochAlone) {
+TEST_F(SentryTest, FreezeThatIsHeardOfFailsThatGenerationAlone) {
   begin(1, 3);
   begin(2, 3);
   hear(1, failed(1, FailureKind::kPeerLost, 2));
@@ -109,7 +109,7 @@ TEST_F(SentryTest, FreezeThatIsHeardOfFailsThatEpochAlone) {
   EXPECT_EQ(orders.failures.count(2), 0U);
 }
 
-TEST_F(SentryTest, NewsAheadOfAnEpochFailsItWhenItBegins) {
+TEST_F(SentryTest, NewsAheadOfAGenerationFailsItWhenItBegins) {
   begin(1, 2);
   hear(1, failed(2, FailureKind::kAborted, 1));
   EXPECT_TRUE(orders.failures.empty());
@@ -117,7 +117,7 @@ TEST_F(SentryTest, NewsAheadOfAnEpochFailsItWhenItBegins) {
   EXPECT_EQ(orders.failures.at(2).cause.rank, 1);
 }
 
-TEST_F(SentryTest, NewsBehindAnEpochIsDropped) {
+TEST_F(SentryTest, NewsBehindAGenerationIsDropped) {
   begin(1, 2);
   sentry.removeWatch(now, 1);
   hear(1, failed(1, FailureKind::kAborted, 1));
@@ -125,7 +125,7 @@ TEST_F(SentryTest, NewsBehindAnEpochIsDropped) {
   EXPECT_TRUE(orders.failures.empty());
 }
 
-TEST_F(SentryTest, WhoAsksAboutAPastEpochIsTold) {
+TEST_F(SentryTest, WhoAsksAboutAPastGenerationIsTold) {
   begin(1, 2);
   lineUp(1);
   lineUp(2);
@@ -135,7 +135,7 @@ TEST_F(SentryTest, WhoAsksAboutAPastEpochIsTold) {
   EXPECT_EQ(orders.retired, std::vector<WatchId>{1});
   orders.sent.clear();
   Notice question;
-  question.epoch = nonceOf(1);
+  question.generation = nonceOf(1);
   hear(2, question);
   ASSERT_EQ(orders.sent.size(), 1U);
   EXPECT_EQ(orders.sent[0].second.failure.kind, FailureKind::kAborted);
@@ -162,7 +162,7 @@ TEST_F(SentryTest, LinesToTheUntoldStayWantedUntilTheySayThatTheyKnow) {
   hear(2, failed(1, FailureKind::kTimeout, 0));
   EXPECT_TRUE(orders.wanted.empty());
   EXPECT_EQ(orders.retired, std::vector<WatchId>{1});
-  EXPECT_EQ(sentry.epochs(), 0U);
+  EXPECT_EQ(sentry.generations(), 0U);
 }
 
 TEST_F(SentryTest, LinesToTheUntoldAreGivenUpInTheEnd) {
@@ -190,7 +190,7 @@ TEST_F(SentryTest, RingClosesAroundThoseWhoLeftWithoutHavingHeard) {
   EXPECT_EQ(orders.wanted.count({1, peerNumber(3)}), 0U);
   Notice leaver;
   leaver.type = Notice::Type::kLeft;
-  leaver.epoch = nonceOf(1);
+  leaver.generation = nonceOf(1);
   leaver.rank = 2;
   hear(1, leaver);
   EXPECT_EQ(orders.wanted.count({1, peerNumber(2)}), 0U);
@@ -208,7 +208,7 @@ TEST_F(SentryTest, LeaverThatKnewLeavesTheRingAsItIs) {
   hear(2, failed(1, FailureKind::kTimeout, 0));
   Notice leaver;
   leaver.type = Notice::Type::kLeft;
-  leaver.epoch = nonceOf(1);
+  leaver.generation = nonceOf(1);
   leaver.rank = 2;
   hear(1, leaver);
   EXPECT_EQ(sentry.nextDue(now), now + Herald::kKeptFor) << "for the other neighbours";
@@ -238,7 +238,7 @@ TEST_F(SentryTest, LeaverIsPassedOnOnceAndItsEndIsNoDeath) {
   for (int peer = 1; peer <= 3; ++peer) lineUp(peer);
   Notice leaver;
   leaver.type = Notice::Type::kLeft;
-  leaver.epoch = nonceOf(1);
+  leaver.generation = nonceOf(1);
   leaver.rank = 3;
   hear(3, leaver);
   hear(1, leaver);
@@ -252,7 +252,7 @@ TEST_F(SentryTest, LateLineBringsTheLeaversToo) {
   sentry.peerLeft(now, 1, 3);
   lineUp(1);
   Notice question;
-  question.epoch = nonceOf(1);
+  question.generation = nonceOf(1);
   hear(1, question);
   ASSERT_EQ(orders.sent.size(), 1U);
   EXPECT_EQ(orders.sent[0].second.rank, 3);
@@ -267,7 +267,7 @@ TEST_F(SentryTest, ProcessThatIsNamedItselfSaysSoInItsOwnWords) {
   EXPECT_EQ(failure.cause.how.rfind("this process was frozen and left out", 0), 0U);
 }
 
-TEST_F(SentryTest, RanksOutsideTheEpochAreNotBelieved) {
+TEST_F(SentryTest, RanksOutsideTheGenerationAreNotBelieved) {
   begin(1, 2);
   hear(1, failed(1, FailureKind::kAborted, 3));
   EXPECT_TRUE(orders.failures.empty());

@@ -10,7 +10,7 @@ namespace {
 constexpr std::chrono::seconds kPatience{30};
 
 std::shared_ptr<Lifecycle> makeLifecycle() {
-  auto lifecycle = std::make_shared<Lifecycle>(EpochIdentity{"dp0", 5, 3, 8});
+  auto lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{"dp0", 5, 3, 8});
   lifecycle->activate();
   return lifecycle;
 }
@@ -27,7 +27,7 @@ FailurePtr awaitFailure(const std::shared_ptr<Lifecycle>& lifecycle) {
   return result.wait_for(kPatience) == std::future_status::ready ? result.get() : nullptr;
 }
 
-TEST(Watchdog, FailsTheEpochOfAnOperationThatRanPastItsDeadline) {
+TEST(Watchdog, FailsTheGenerationOfAnOperationThatRanPastItsDeadline) {
   Watchdog watchdog;
   const auto lifecycle = makeLifecycle();
   const auto op = makeOp(lifecycle, milliseconds(20), 7);
@@ -59,18 +59,18 @@ TEST(Watchdog, LeavesCompletedOperationsAlone) {
   Watchdog watchdog;
   bool in_time = false;  // a machine that stalls is slower than the deadline: then once more
   for (int round = 0; round < 10 && !in_time; ++round) {
-    const auto done_epoch = makeLifecycle();
-    const auto late_epoch = makeLifecycle();
+    const auto done_generation = makeLifecycle();
+    const auto late_generation = makeLifecycle();
     const Deadline soonest = Deadline::after(milliseconds(20));
-    const auto done = makeOp(done_epoch, milliseconds(20));
-    const auto late = makeOp(late_epoch, milliseconds(50));
+    const auto done = makeOp(done_generation, milliseconds(20));
+    const auto late = makeOp(late_generation, milliseconds(50));
     watchdog.watch(done);
     watchdog.watch(late);
     done->complete(nullptr);
     in_time = !soonest.expired();
-    EXPECT_NE(awaitFailure(late_epoch), nullptr);  // by now the first deadline has passed, too
+    EXPECT_NE(awaitFailure(late_generation), nullptr);  // by now the first deadline has passed, too
     if (in_time) {
-      EXPECT_EQ(done_epoch->failure(), nullptr);
+      EXPECT_EQ(done_generation->failure(), nullptr);
     }
   }
   EXPECT_TRUE(in_time);
@@ -109,7 +109,7 @@ TEST(Watchdog, WhatHasNoDeadlineDoesNotHoldUpWhatHasOne) {
   EXPECT_EQ(patient->failure(), nullptr);
 }
 
-TEST(Watchdog, TellsTheEpochsOfUnfinishedOperations) {
+TEST(Watchdog, TellsTheGenerationsOfUnfinishedOperations) {
   Watchdog watchdog;
   const auto busy = makeLifecycle();
   const auto idle = makeLifecycle();

@@ -34,7 +34,7 @@ Welcome expectedWelcome() {
 
 struct DialVerdict {
   Dial::End end = Dial::End::kBroken;
-  RefusalCode code = RefusalCode::kUnknownEpoch;
+  RefusalCode code = RefusalCode::kUnknownGeneration;
   size_t taken = 0;
 };
 
@@ -53,7 +53,7 @@ DialVerdict judgeAnswer(FrameType type, std::string_view payload) {
     if (welcome->proof.bytes != expectedWelcome().proof.bytes) {
       return {Dial::End::kAnswered, RefusalCode::kWrongSecret, taken};
     }
-    return {Dial::End::kWelcomed, RefusalCode::kUnknownEpoch, taken};
+    return {Dial::End::kWelcomed, RefusalCode::kUnknownGeneration, taken};
   }
   return {};
 }
@@ -134,7 +134,7 @@ AttemptEnd judgeAttempt(std::string_view sent, bool hung_up, size_t* taken) {
   if (said.state != State::kWhole) return AttemptEnd::kNever;
   if (said.header.type == FrameType::kRefused) {
     const auto refusal = decodeRefusal(said.payload);
-    const bool again = refusal && refusal->code == RefusalCode::kUnknownEpoch;
+    const bool again = refusal && refusal->code == RefusalCode::kUnknownGeneration;
     return again ? AttemptEnd::kAgain : AttemptEnd::kNever;
   }
   const auto welcome = decodeWelcome(said.payload);

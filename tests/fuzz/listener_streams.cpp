@@ -1,8 +1,9 @@
-// The listener, with several callers who say anything in any order, and epochs that come and go.
+// The listener, with several callers who say anything in any order, and generations that come and
+// go.
 //
 // The input is a list of steps. Byte: three bits: the caller; two bits: 0 and 1: it says something
-// (a length, so many bytes), 2: it hangs up, 3: the caller's lowest bit names an epoch, the next
-// one says whether the listener is to expect it or to forget it.
+// (a length, so many bytes), 2: it hangs up, 3: the caller's lowest bit names a generation, the
+// next one says whether the listener is to expect it or to forget it.
 #include <array>
 #include <memory>
 #include <set>
@@ -20,13 +21,13 @@ namespace {
 constexpr size_t kCallers = 8;
 constexpr int kMostSteps = 64;
 constexpr int kRanks = 4;           // a greater one's arrival is refused
-constexpr uint8_t kForgets = 0x80;  // a lane at whose arrival the handler forgets the epoch
+constexpr uint8_t kForgets = 0x80;  // a lane at whose arrival the handler forgets the generation
 // Real time limits a caller's hello: what a process that was stopped meanwhile does is not judged.
 constexpr std::chrono::seconds kJudgedWithin{1};
 
 const auto kSelf = numbered<Incarnation>(4);
-EpochSecret secretOf(const Nonce& nonce) {
-  EpochSecret secret;
+GenerationSecret secretOf(const Nonce& nonce) {
+  GenerationSecret secret;
   secret.connector.bytes.fill(static_cast<uint8_t>(nonce.bytes.front() + 16));
   secret.acceptor.bytes.fill(static_cast<uint8_t>(nonce.bytes.front() + 32));
   return secret;
@@ -77,7 +78,7 @@ class Siege {
       case 2:
         return hangUp(caller);
       case 3:
-        return (what & 2) != 0 ? expect(epochs_[what & 1]) : forget(epochs_[what & 1]);
+        return (what & 2) != 0 ? expect(generations_[what & 1]) : forget(generations_[what & 1]);
       default:
         return say(caller, in_.take(in_.byte()));
     }
@@ -210,7 +211,7 @@ class Siege {
     const auto refusal = decodeRefusal(payload);
     require(refusal.has_value());
     switch (refusal->code) {
-      case RefusalCode::kUnknownEpoch:
+      case RefusalCode::kUnknownGeneration:
         return 'u';
       case RefusalCode::kWrongSecret:
         return 's';
@@ -224,7 +225,7 @@ class Siege {
     return '?';
   }
 
-  const std::array<Nonce, 2> epochs_{numbered<Nonce>(1), numbered<Nonce>(2)};
+  const std::array<Nonce, 2> generations_{numbered<Nonce>(1), numbered<Nonce>(2)};
   Input in_;
   const Clock::time_point began_ = Clock::now();
   int steps_ = 0;

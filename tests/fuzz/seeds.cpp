@@ -47,7 +47,7 @@ void failures() {
     failure.kind = static_cast<FailureKind>(kind);
     failure.cause = {3, 5, "host-b", 812, "its process ended"};
     failure.group = "dp0";
-    failure.epoch = 5;
+    failure.generation = 5;
     failure.rank = 3;
     failure.size = 8;
     failure.op = "allreduce";
@@ -64,7 +64,7 @@ void notices() {
                           Notice::Type::kSeek, Notice::Type::kSeen}) {
     Notice notice;
     notice.type = type;
-    notice.epoch = numbered<Nonce>(1);
+    notice.generation = numbered<Nonce>(1);
     if (type == Notice::Type::kFailed) {
       notice.failure.kind = FailureKind::kPeerLost;
       notice.failure.cause = {3, -1, "host-b", 812, "its process ended"};
@@ -149,10 +149,10 @@ void streamSeeds(const std::string& parser, const std::string& name, const std::
   seed(parser, name + "-bytes", cut(5, std::string(31, '\x01'), stream));
 }
 
-Hello helloTo(uint8_t epoch, int rank) {  // as listener_streams.cpp expects it
+Hello helloTo(uint8_t generation, int rank) {  // as listener_streams.cpp expects it
   Hello hello;
-  hello.nonce = numbered<Nonce>(epoch);
-  hello.proof.bytes.fill(static_cast<uint8_t>(epoch + 16));
+  hello.nonce = numbered<Nonce>(generation);
+  hello.proof.bytes.fill(static_cast<uint8_t>(generation + 16));
   hello.from = numbered<Incarnation>(3);
   hello.to = numbered<Incarnation>(4);
   hello.rank = rank;
@@ -169,7 +169,7 @@ Welcome welcomeFrom(uint8_t proof,
 
 std::string noticeFrame() {
   Notice notice;
-  notice.epoch = numbered<Nonce>(1);
+  notice.generation = numbered<Nonce>(1);
   return frame(FrameType::kNotice, encodeNotice(notice));
 }
 
@@ -192,7 +192,7 @@ void frames() {
 
 void answers() {
   const std::string welcome = encodeWelcome(welcomeFrom(5, 4));
-  const std::string unknown = encodeRefusal({RefusalCode::kUnknownEpoch, "not yet"});
+  const std::string unknown = encodeRefusal({RefusalCode::kUnknownGeneration, "not yet"});
   const std::string foreign = encodeRefusal({RefusalCode::kWrongVersion, "another"});
   for (const std::string parser : {"inbox", "dial"}) {
     streamSeeds(parser, "welcome", welcome + "beyond");

@@ -36,7 +36,7 @@ def main() -> None:
     device_side.join(f"127.0.0.1:{store.port}/two", 0, 1)
     device_side.check_sum()
     dist.destroy_process_group()
-    print("passed: graph, abort, next epoch, goodbye", flush=True)
+    print("passed: graph, abort, next generation, goodbye", flush=True)
 
 
 if __name__ == "__main__":

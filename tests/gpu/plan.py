@@ -88,13 +88,13 @@ def steps(device: str) -> list[Step]:
         Step("machine", 30, [python, "tests/gpu/machine.py"]),
         Step("build", 60, build),
         Step("control", 25, [python, "tests/gpu/control.py"]),
-        Step("aborts", 95, tests("aborts", "failures", only=f"{HERE} and not epochs_leave")),
+        Step("aborts", 95, tests("aborts", "failures", only=f"{HERE} and not generations_leave")),
         Step("matrix", 80, tests("matrix")),
         Step("operations", 105, tests("collectives", *kinds)),
         Step(
-            "100 epochs",
+            "100 generations",
             65,
-            tests("failures", only="epochs_leave and not non_blocking", limit=240),
+            tests("failures", only="generations_leave and not non_blocking", limit=240),
         ),
         Step("training", 65, tests("training", "frameworks", "wrappers", "newcomers")),
         Step(

@@ -1,4 +1,5 @@
-"""One case of the matrix: form an epoch, strike, look at what every survivor was told, go on without the victim."""
+"""One case of the matrix: form a generation, strike, look at what every survivor was told, go on
+without the victim."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from matrix.strikes import (
 HANG = 60.0  # seconds; reached only when something hangs
 SMALL = 257
 LARGE = 300_000  # several pieces
-MOST_TRIES = 4  # of one rank for one epoch: a death is told once
+MOST_TRIES = 4  # of one rank for one generation: a death is told once
 LATE_WRITES = 1.0  # seconds after a thaw; what it still sends has come by then, on busy cores too
 MOST_UNCROWDED = 4  # ranks
 SANITIZED = 10.0  # the scale of ranks under a sanitizer
@@ -62,7 +63,8 @@ class Case:
         return f"{self.operation}/{self.world}/{self.victim}/{self.strike}"
 
     def ends(self) -> tuple[int, int]:
-        """The two ranks of the link or line that is cut, the higher one first: it connected the link."""
+        """The two ranks of the link or line that is cut, the higher one first: it connected the
+        link."""
         return (1, 0) if self.victim == 0 else (self.victim, 0)
 
 
@@ -76,7 +78,7 @@ class Pool:
     store: StoreProcess = field(default_factory=StoreProcess)
     ranks: dict[float, list[RankProcess]] = field(default_factory=dict)  # by heartbeat limit
     taken: list[RankProcess] = field(default_factory=list)
-    epochs: int = 0
+    generations: int = 0
 
     def take(self, count: int) -> list[RankProcess]:
         """Living ranks, started where there are too few."""
@@ -94,7 +96,8 @@ class Pool:
         return list(self.taken)
 
     def heartbeat(self, world: int) -> float:
-        """Seconds; the limit of the ranks of such a world: stretched where they crowd a core, or crawl."""
+        """Seconds; the limit of the ranks of such a world: stretched where they crowd a core, or
+        crawl."""
         small = world <= MOST_UNCROWDED and self.scale < SANITIZED
         return HEARTBEAT if small else HEARTBEAT * max(1.0, self.scale)
 
@@ -114,15 +117,15 @@ class Pool:
         return self.configure_limit + 0.5 * max(1.0, self.scale / 10)
 
     def configure(self, ranks: list[RankProcess], group: str = "") -> None:
-        """Make them one epoch of that group, in this order.
+        """Make them one generation of that group, in this order.
 
         A process that an earlier case left to be ended has died since, maybe while some of these
-        were in an epoch with it and had no part in what followed. Who did not know it is told by
-        the first configure(), once, and tries again as the documentation says: at once, under the
-        same prefix. So do those who were told of that.
+        were in a generation with it and had no part in what followed. Who did not know it is told
+        by the first configure(), once, and tries again as the documentation says: at once, under
+        the same prefix. So do those who were told of that.
         """
-        self.epochs += 1
-        prefix = f"epoch{self.epochs}{group}"
+        self.generations += 1
+        prefix = f"generation{self.generations}{group}"
         commands = [
             f"configure {prefix} {index} {len(ranks)} {int(HANG * 1000)}"
             for index in range(len(ranks))
@@ -147,7 +150,7 @@ class Pool:
         if waiting or failed:
             told = "; ".join(f"rank {rank}: {text}" for rank, text in failed.items())
             raise MatrixError(
-                f"an epoch of {len(ranks)} could not form: {told}; no answer: {sorted(waiting)}"
+                f"a generation of {len(ranks)} could not form: {told}; no answer: {sorted(waiting)}"
             )
 
     def transports(self) -> str:
@@ -169,7 +172,7 @@ class Pool:
 
 def _not_coming(event: Event) -> bool:
     """It failed with a death that came before any record of that process."""
-    return not event["ok"] and "before it came to the new epoch" in event["text"]
+    return not event["ok"] and "before it came to the new generation" in event["text"]
 
 
 def run_case(pool: Pool, case: Case) -> float:
@@ -184,7 +187,7 @@ def run_case(pool: Pool, case: Case) -> float:
     pool.configure(ranks)
     elements = elements_for(case.world, pool.rng)
     aborting = forming and case.strike == "abort"
-    counts = _counts_of_epochs(ranks) if aborting else []
+    counts = _counts_of_generations(ranks) if aborting else []
     if forming:
         begin_configuring(pool, ranks)
     else:
@@ -206,29 +209,30 @@ def run_case(pool: Pool, case: Case) -> float:
 
 
 def begin_configuring(pool: Pool, ranks: list[RankProcess]) -> None:
-    """They form one epoch after the other, until one fails."""
-    pool.epochs += 1
+    """They form one generation after the other, until one fails."""
+    pool.generations += 1
     for index, rank in enumerate(ranks):
         limit = int(pool.configure_limit * 1000)
-        rank.say(f"configure epoch{pool.epochs} {index} {len(ranks)} {limit}")
+        rank.say(f"configure generation{pool.generations} {index} {len(ranks)} {limit}")
         rank.say("loop configure 0")
     for rank in ranks:
         rank.expect("configured", HANG)
 
 
-def _epoch_of(event: Event) -> int:
-    found = re.search(r"rank \d+/\d+, epoch (\d+)\)", event["text"])
+def _generation_of(event: Event) -> int:
+    found = re.search(r"rank \d+/\d+, generation (\d+)\)", event["text"])
     if found is None:
-        raise MatrixError(f"it does not say of which epoch it speaks: {event}")
+        raise MatrixError(f"it does not say of which generation it speaks: {event}")
     return int(found[1])
 
 
-def _counts_of_epochs(ranks: list[RankProcess]) -> list[int]:
-    """By which number each knows their present epoch, which ends: processes count their own ones."""
+def _counts_of_generations(ranks: list[RankProcess]) -> list[int]:
+    """By which number each knows their present generation, which ends: processes count their own
+    ones."""
     for rank in ranks:
         rank.say("loop barrier 0")
     ranks[0].say("abort")
-    return [_epoch_of(rank.expect("failed", HANG)) for rank in ranks]
+    return [_generation_of(rank.expect("failed", HANG)) for rank in ranks]
 
 
 def _expect_told_with_rank_0(told: dict[int, Event], counts: list[int]) -> None:
@@ -236,7 +240,7 @@ def _expect_told_with_rank_0(told: dict[int, Event], counts: list[int]) -> None:
 
     Who has gone on to one that rank 0 stays away from, alive, can know of no end there.
     """
-    attempts = {rank: _epoch_of(event) - counts[rank] for rank, event in told.items()}
+    attempts = {rank: _generation_of(event) - counts[rank] for rank, event in told.items()}
     for rank, event in told.items():
         if event["kind"] == "timeout" and attempts[rank] <= attempts[0]:
             raise MatrixError(
@@ -388,11 +392,12 @@ def _go_on_without(
 def go_on_and_thaw(
     pool: Pool, survivors: list[RankProcess], thaw: Callable[[], None], order: str
 ) -> None:
-    """The survivors form an epoch of their own with exact sums; the frozen one wakes before or after.
+    """The survivors form a generation of their own with exact sums; the frozen one wakes before or
+    after.
 
     thaw: wakes it, looks at what it is told, and waits for what it still sends. Where that comes
     later, the sums before it are another group's, so that the buffers of the struck operation are
-    still there to be looked at after it; and the epoch must stand as if nobody had woken.
+    still there to be looked at after it; and the generation must stand as if nobody had woken.
     """
     if order == "first":
         thaw()
@@ -421,7 +426,8 @@ def _judge_thawed(event: Event, case: Case, ranks: list[RankProcess]) -> None:
 
 
 def expect_left_out(event: Event, rank: int, ranks: list[RankProcess]) -> None:
-    """The thawed rank was told that others found it frozen and went on, with itself as the cause."""
+    """The thawed rank was told that others found it frozen and went on, with itself as the
+    cause."""
     expect_kind(event, LOST)
     expect_cause(event, rank, ranks)
     if not any(words in event["text"] for words in ("left out", "has not answered")):
@@ -444,9 +450,10 @@ def expect_unchanged(ranks: list[RankProcess], group: str = "") -> None:
 
 
 def expect_exact_sums(pool: Pool, ranks: list[RankProcess]) -> None:
-    """They form the next epoch, it works, and nothing was written for the last one meanwhile.
+    """They form the next generation, it works, and nothing was written for the last one meanwhile.
 
-    The buffers of the last operation are looked at as late as can be: the next one takes their place.
+    The buffers of the last operation are looked at as late as can be: the next one takes their
+        place.
     """
     pool.configure(ranks)
     expect_unchanged(ranks)
@@ -454,17 +461,18 @@ def expect_exact_sums(pool: Pool, ranks: list[RankProcess]) -> None:
 
 
 def expect_sums(ranks: list[RankProcess], group: str = "") -> None:
-    """The epoch that they are in works."""
+    """The generation that they are in works."""
     for rank in ranks:
         rank.say("once allreduce 1000", group)
     for rank in ranks:
         event = rank.expect("done", HANG, group)
         if not event["ok"]:
-            raise MatrixError(f"the next epoch does not work: {event['text']}")
+            raise MatrixError(f"the next generation does not work: {event['text']}")
 
 
 def run_store_case(pool: Pool, operation: str, world: int, number: int) -> None:
-    """The store dies or freezes: running operations go on, configure() says so, a new store mends it."""
+    """The store dies or freezes: running operations go on, configure() says so, a new store mends
+    it."""
     ranks = pool.take(world)
     pool.configure(ranks)
     for rank in ranks:
@@ -479,7 +487,8 @@ def run_store_case(pool: Pool, operation: str, world: int, number: int) -> None:
 
 
 def progress(ranks: list[RankProcess]) -> list[tuple[int, float]]:
-    """Rounds of their loops and the longest one's seconds; a loop that has failed says that instead."""
+    """Rounds of their loops and the longest one's seconds; a loop that has failed says that
+    instead."""
     for rank in ranks:
         rank.say("progress")
     answers = [rank.expect("progress", HANG) for rank in ranks]

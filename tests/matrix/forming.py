@@ -1,7 +1,7 @@
-"""Strikes against a forming epoch that need help to hit it.
+"""Strikes against a forming generation that need help to hit it.
 
-A time limit runs out only where somebody does not come; a connection is cut in the millisecond of its
-handshake only if it is cut again and again.
+A time limit runs out only where somebody does not come; a connection is cut in the millisecond of
+its handshake only if it is cut again and again.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ def _time_out(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     waiting = [index for index in range(case.world) if index != absent]
     victims_limit = VICTIMS_LIMIT * max(1.0, pool.scale)
     struck = lateness.Strike.now(ranks)
-    pool.epochs += 1
+    pool.generations += 1
     for index in sorted(waiting, key=lambda rank: rank == case.victim):  # the victim is the last
         limit = victims_limit if index == case.victim else HANG / 2
         if index == case.victim:
             time.sleep(0.1 * max(1.0, pool.scale))  # the others have come
             struck = lateness.Strike.now(ranks)
             struck.at += int(victims_limit * 1e9)
-        ranks[index].say(f"configure epoch{pool.epochs} {index} {case.world} {int(limit * 1000)}")
+        ranks[index].say(
+            f"configure generation{pool.generations} {index} {case.world} {int(limit * 1000)}"
+        )
     releases = lateness.Releases(struck)
     for index in waiting:
         event = ranks[index].expect("configured", HANG)
@@ -77,9 +79,9 @@ def _time_out(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
 def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     """The network between two members breaks, until somebody was told of it.
 
-    It hits an epoch while it forms, or the barrier that is its first operation. Who has gone on to
-    the next epoch by then waits there for those who were told and stay away. What is bounded is the
-    time from the last cut, so how far apart the releases are.
+    It hits a generation while it forms, or the barrier that is its first operation. Who has gone on
+    to the next generation by then waits there for those who were told and stay away. What is
+    bounded is the time from the last cut, so how far apart the releases are.
     """
     begin_configuring(pool, ranks)
     told: dict[int, Event] = {}
@@ -87,7 +89,7 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
     until = time.monotonic() + HANG
     while not told:
         if time.monotonic() > until:
-            raise MatrixError("no epoch failed, however often its connections were cut")
+            raise MatrixError("no generation failed, however often its connections were cut")
         struck = lateness.Strike.now(ranks)
         cut(case, ranks)
         time.sleep(CUT_EVERY)
@@ -112,7 +114,8 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
 
 
 def _expect_store_named(events: list[Event], store: str, kinds: frozenset[str]) -> None:
-    """Somebody says which store it was, in an error of its kind: one that is killed is known as lost."""
+    """Somebody says which store it was, in an error of its kind: one that is killed is known as
+    lost."""
     named = [event for event in events if f"the store at {store}" in event["text"]]
     if not any(event["kind"] in kinds for event in named):
         told = [f"{event['kind']}: {event['text']}" for event in events]
@@ -120,7 +123,8 @@ def _expect_store_named(events: list[Event], store: str, kinds: frozenset[str]) 
 
 
 def run_store_forming_case(pool: Pool, world: int, number: int) -> float:
-    """The store dies or freezes while epochs form one after the other; the seconds to the last release.
+    """The store dies or freezes while generations form one after the other; the seconds to the last
+    release.
 
     Raises:
         MatrixError: somebody was told late, or of something else, or nobody of the store.

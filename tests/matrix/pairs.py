@@ -1,4 +1,5 @@
-"""Two victims of one epoch: at once, or the second while the survivors of the first begin anew."""
+"""Two victims of one generation: at once, or the second while the survivors of the first begin
+anew."""
 
 from __future__ import annotations
 
@@ -104,12 +105,14 @@ def _collect(
 
 
 def _kill_while_forming(pool: Pool, second: RankProcess, members: list[RankProcess]) -> None:
-    """The epoch without the first victim does not form, or fails as soon as it has."""
-    pool.epochs += 1
+    """The generation without the first victim does not form, or fails as soon as it has."""
+    pool.generations += 1
     limit = CONFIGURE_LIMIT * max(1.0, pool.scale / 10)
     place = members.index(second)
     for index, rank in enumerate(members):
-        rank.say(f"configure epoch{pool.epochs} {index} {len(members)} {int(limit * 1000)}")
+        rank.say(
+            f"configure generation{pool.generations} {index} {len(members)} {int(limit * 1000)}"
+        )
         rank.say("loop allreduce 1000")
     time.sleep(pool.rng.uniform(0.0, 0.006))  # anywhere from the first store call to the first sum
     second.signal(signal.SIGKILL)
@@ -133,7 +136,7 @@ def _judge_forming(event: Event, dead: int, members: list[RankProcess]) -> None:
     if event["kind"] == "timeout":
         return  # its cause may be a member who waited for the dead one, and gave up first
     if event["cause"] >= 0 and dead not in (event["cause"], event["other"]):
-        raise MatrixError(f"an epoch that forms blames another than rank {dead}: {event}")
+        raise MatrixError(f"a generation that forms blames another than rank {dead}: {event}")
     if event["cause"] >= 0:
         expect_cause(event, event["cause"], members)
 
@@ -160,7 +163,8 @@ def _go_on(
 
 
 def _judge_thawed(event: Event, thawed: int, dead: int, ranks: list[RankProcess]) -> None:
-    """Whichever of the two ended the epoch: the other one's death, or that it was frozen itself."""
+    """Whichever of the two ended the generation: the other one's death, or that it was frozen
+    itself."""
     expect_kind(event, LOST)
     if event["cause"] == dead:
         expect_cause(event, dead, ranks)

@@ -81,7 +81,7 @@ def _single_entry(case: Case) -> Entry:
         [
             ("operation", case.operation),
             ("victim", case.world, case.victim),
-            # While an epoch forms more may be told: that proves less about the strike.
+            # While a generation forms more may be told: that proves less about the strike.
             ("strike", strike, "forming" if case.operation == "configure" else "formed"),
         ],
         partial(_runner(case.operation, case.strike), case=case),

@@ -1,13 +1,15 @@
-"""Thousands of hostile connections against a live epoch, which must not notice.
+"""Thousands of hostile connections against a live generation, which must not notice.
 
-While four ranks reduce without pause, every door of theirs (links over TCP and Unix sockets, main lines, witness lines) is
-scanned, fed garbage, held half-open, fed byte by byte, and lied to by those who know the wire
-format, the incarnation and even the epoch's nonce, but not its secret. The ranks run under the
-common limit of 1,024 open files, and hundreds of the connections are held open.
+While four ranks reduce without pause, every door of theirs (links over TCP and Unix sockets, main
+lines, witness lines) is scanned, fed garbage, held half-open, fed byte by byte, and lied to by
+those who know the wire format, the incarnation and even the generation's nonce, but not its secret.
+The ranks run under the common limit of 1,024 open files, and hundreds of the connections are held
+open.
 
-Must hold: no operation fails, every sum is exact, none takes half a second (at any scale), the rounds go on at a good
-part of the rate that they had in peace, another epoch forms in the midst of it, and afterwards each thread's descriptors and the
-process's memory are where they stood.
+Must hold: no operation fails, every sum is exact, none takes half a second (at any scale), the
+    rounds go on at a good
+part of the rate that they had in peace, another generation forms in the midst of it, and afterwards
+each thread's descriptors and the process's memory are where they stood.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ WORLD = 4
 HEARTBEAT = 2.0  # seconds
 LONGEST = 0.5  # seconds; of an operation, on two cores that four ranks and the strangers share
 PEACE = 2.0  # seconds in which the rate before them is measured
-SLOWED = 10  # times at most, by strangers that take one of two cores for themselves: 1.1 to 1.8 were measured
+# times at most, by strangers that take one of two cores for themselves: 1.1 to 1.8 were measured
+SLOWED = 10
 OPEN_FILES = 1024  # of a rank: what most systems allow by default
 HELD = 2_000  # connections held open at a time, over all doors
 MEMORY = 16 * 2**20  # bytes; what a rank may grow by, for its allocator's sake
@@ -82,10 +85,11 @@ class Siege:
             self._connect(self.pool.rng.choice(list(KINDS)), self.pool.rng.choice(self.targets))
 
     def at_one_door(self, target: Target) -> None:
-        """Make as many as are held, all to one address, all of those that wait there the longest."""
+        """Make as many as are held, all to one address, all of those that wait there the
+        longest."""
         self.end()
         for _ in range(HELD):
-            self._connect(self.pool.rng.choice(("silent", "unknown epoch")), target)
+            self._connect(self.pool.rng.choice(("silent", "unknown generation")), target)
 
     def _connect(self, name: str, target: Target) -> None:
         self.kinds[name] += 1
@@ -173,7 +177,7 @@ def _wrong_version(_siege: Siege, _target: Target, connection: socket.socket) ->
     _expect_refusal(connection, WRONG_VERSION)
 
 
-def _unknown_epoch(siege: Siege, target: Target, connection: socket.socket) -> None:
+def _unknown_generation(siege: Siege, target: Target, connection: socket.socket) -> None:
     connection.sendall(siege.hello(target, siege.pool.rng.randbytes(16)))
 
 
@@ -192,7 +196,7 @@ KINDS = {
     "oversized": _oversized,
     "out of turn": _out_of_turn,
     "wrong version": _wrong_version,
-    "unknown epoch": _unknown_epoch,
+    "unknown generation": _unknown_generation,
     "wrong secret": _wrong_secret,
 }
 
@@ -228,7 +232,7 @@ def _start(pool: Pool) -> list[RankProcess]:
 
 
 def _targets(ranks: list[RankProcess]) -> list[Target]:
-    """The doors of the epoch that was begun last, and what strangers could know of it."""
+    """The doors of the generation that was begun last, and what strangers could know of it."""
     ranks[0].say("nonce")
     nonce = bytes.fromhex(ranks[0].expect("nonce", HANG)["nonce"])
     return [
@@ -286,7 +290,7 @@ def run_strangers(pool: Pool, count: int) -> int:
     """The siege; 0.
 
     Raises:
-        MatrixError: the epoch noticed.
+        MatrixError: the generation noticed.
     """
     ranks = _start(pool)
     pool.configure(ranks)
@@ -304,12 +308,13 @@ def run_strangers(pool: Pool, count: int) -> int:
     ranks[0].say("abort")
     for rank in ranks:
         rank.expect("failed", HANG)
-    expect_exact_sums(pool, ranks)  # an epoch forms while the held ones are still there
+    expect_exact_sums(pool, ranks)  # a generation forms while the held ones are still there
     siege.end()
     _expect_settled(pool, ranks, before)
     print(f"{sum(siege.kinds.values())} strangers: {dict(sorted(siege.kinds.items()))}")
     print(
-        f"{war:.0f} allreduces a second meanwhile, {peace:.0f} before; the longest {longest * 1000:.1f} ms; "
+        f"{war:.0f} allreduces a second meanwhile, {peace:.0f} before; the longest "
+        f"{longest * 1000:.1f} ms; "
         f"at most {siege.most_descriptors} descriptors in a table"
     )
     return 0

@@ -17,8 +17,8 @@ SAID = "the matrix said so"  # abort()'s reason
 DUMPING = ENDED + "|has not answered"  # a core that takes long is named, see kernel.py
 CUT_LINE = "its connection was cut"
 CUT = "the connection broke although its process lives|its connection was cut"
-# Seconds more while an epoch forms: nobody holds a line yet, ports are asked every 25 ms, and what
-# one member sees travels through the store.
+# Seconds more while a generation forms: nobody holds a line yet, ports are asked every 25 ms, and
+# what one member sees travels through the store.
 PROBING = 0.1
 
 
@@ -35,7 +35,8 @@ class Strike:
         silent: heartbeats alone may tell.
         signal: sent to the victim's process, or None.
         command: said to the victim on its standard input, or None.
-        survives: the victim's process lives on and can come back (after a thaw, where it was stopped).
+        survives: the victim's process lives on and can come back (after a thaw, where it was
+            stopped).
         victim_named: the cause must name the victim (else: one of the two ends of the cut line).
     """
 
@@ -50,28 +51,30 @@ class Strike:
     victim_named: bool = True
 
 
-# A cut_line is that of a liveness line: no case of `configure` has it, since lines belong to epochs that stand.
-# What is not in this table:
-#   oom, big_core   the kernel's doing, in a cgroup and with a core of 1 GiB: peer lost, see kernel.py
+# A cut_line is that of a liveness line: no case of `configure` has it, since lines belong to
+# generations that stand. What is not in this table:
+#   oom, big_core   the kernel's doing, in a cgroup and with a core of 1 GiB: peer lost, see
+#                   kernel.py
 #   store_killed, store_frozen   no rank fails: see STORE_STRIKES, below
 #   two ranks at once, or one after the other   peer lost, see pairs.py
 #   the end of a Python interpreter, by the end of its script, sys.exit() or an exception that nobody catches   peer
-#              left: Python's exit hooks say goodbye first, see tests/python/test_process.py. `exception`, here, is
-#              one of C++, which ends in std::terminate() without a word.
+#              left: Python's exit hooks say goodbye first, see tests/python/test_process.py.
+#              `exception`, here, is one of C++, which ends in std::terminate() without a word.
 #
 # Wider than the promise, each for a reason that is not hidden in a scale factor:
 #   timeout    50 ms of it are the operation's own limit
-#   cut_link   the engine's connections; the process is asked whether it lives before the link is blamed. A route
-#              that is gone for good cannot be played here: see MonitorStories in tests/cpp
+#   cut_link   the engine's connections; the process is asked whether it lives before the link is
+#              blamed. A route that is gone for good cannot be played here: see MonitorStories in
+#              tests/cpp
 #   exception, core_dump    a core may be written before anything is closed: only heartbeats tell
 # Cases of `configure` have PROBING added. Three differ more:
-#   exit       also a death: an exit handler says goodbye, but who waits in the store has no link that would carry
-#              it, and asks a process that has ended by then
-#   shutdown   it falls between two configure() as a rule, or into one; between them nobody is told that the
-#              member will not come, until the deadline: see limits.md
-#   abort      it may end an epoch that some have left for the next one already: those it tells stay away, alive,
-#              and if rank 0 is among them, the others wait for it until the deadline. Who is in one attempt with
-#              rank 0 is told
+#   exit       also a death: an exit handler says goodbye, but who waits in the store has no link
+#              that would carry it, and asks a process that has ended by then
+#   shutdown   it falls between two configure() as a rule, or into one; between them nobody is told
+#              that the member will not come, until the deadline: see limits.md
+#   abort      it may end a generation that some have left for the next one already: those it tells
+#              stay away, alive, and if rank 0 is among them, the others wait for it until the
+#              deadline. Who is in one attempt with rank 0 is told
 STRIKES: dict[str, Strike] = {
     strike.name: strike
     for strike in (
@@ -124,8 +127,8 @@ STORE_FORMING: dict[int, frozenset[str]] = {
     number: kinds | {"timeout", "peer left", "aborted"} for number, kinds in STORE_KINDS.items()
 }
 
-# What the members may be told while an epoch forms, where that is not the table's. A timeout comes at the
-# deadline of configure(), and names who did not come.
+# What the members may be told while a generation forms, where that is not the table's. A timeout
+# comes at the deadline of configure(), and names who did not come.
 FORMING: dict[str, frozenset[str]] = {
     "exit": frozenset({"peer lost", "peer left", "aborted"}),
     "shutdown": frozenset({"peer left", "aborted", "timeout"}),
@@ -152,7 +155,8 @@ WORLDS = (2, 3, 4, 5, 8)
 # was left out: that a link was closed by a process that lives, or, at the deadline, who did not come. That it had
 # not run meanwhile is said where that was within the same configure(): see test_heartbeat.py.
 OVERTAKEN = frozenset({"link lost", "timeout"})
-# When a frozen process wakes: before the others form an epoch without it, or once that epoch works.
+# When a frozen process wakes: before the others form a generation without it, or once that
+# generation works.
 THAWS = ("first", "later")
 
 

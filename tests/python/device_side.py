@@ -24,7 +24,7 @@ _made_for: tuple[object, ...] | None = None
 
 
 def join(address: str, rank: int, size: int, name: str = "ft", **options: object) -> None:
-    """Begin an epoch of the long-lived default group; made anew when name or options differ."""
+    """Begin a generation of the long-lived default group; made anew when name or options differ."""
     import torchft_ext
 
     global _made_for
@@ -43,14 +43,14 @@ def join(address: str, rank: int, size: int, name: str = "ft", **options: object
             pg_options=torchft_ext.Options(**options) if options else None,
         )
         _made_for = key
-        # For as long as the group lives: models that outlive an epoch stay on it.
+        # For as long as the group lives: models that outlive a generation stay on it.
         torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
     backend().set_timeout(seconds(OPERATION_LIMIT))
     rankside.configure_next(address, rank, size)
 
 
 def init(spec: str, address: str, rank: int, size: int, bound: bool = False) -> None:
-    """Make a default group whose first epoch has this world; bound: to this rank's device."""
+    """Make a default group whose first generation has this world; bound: to this rank's device."""
     import torchft_ext  # noqa: F401
 
     accelerator.prepare()
@@ -88,12 +88,12 @@ def stream_waits_for(work: dist.Work) -> None:
 
 
 def check_sum() -> None:
-    """The epoch works on the device: an exact sum over whatever world this is."""
+    """The generation works on the device: an exact sum over whatever world this is."""
     rank, world = me()
     tensor = ones(33, value=rank + 1.0)
     dist.all_reduce(tensor)
     backend().check()
-    check(tensor.cpu(), torch.full((33,), world * (world + 1) / 2), "the sum over the epoch")
+    check(tensor.cpu(), torch.full((33,), world * (world + 1) / 2), "the sum over the generation")
 
 
 def no_violation() -> None:
@@ -111,7 +111,7 @@ def let_go(name: str = "gate") -> None:
 
 
 def keep_buffers(*tensors: torch.Tensor) -> None:
-    """Remember tensors of a dead epoch, and what they hold now."""
+    """Remember tensors of a dead generation, and what they hold now."""
     torch.accelerator.synchronize()
     kept["buffers"] = [(tensor, tensor.cpu()) for tensor in tensors]
 

@@ -1,7 +1,7 @@
 """A pool of rank processes that tests borrow: started once, told what to run, killed and replaced.
 
 Starting a rank costs seconds of CPU, so ranks live for the whole session. `Pool.world(n)` begins
-a fresh epoch over n of them; `World.run(function)` runs an importable function in all of them.
+a fresh generation over n of them; `World.run(function)` runs an importable function in all of them.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Worker:
 
 
 class World:
-    """Some workers as the ranks of one epoch of their default group."""
+    """Some workers as the ranks of one generation of their default group."""
 
     def __init__(self, pool: Pool, workers: list[Worker]) -> None:
         self.pool = pool
@@ -232,9 +232,9 @@ class World:
         return call
 
     def next(self, ranks: Sequence[int] | None = None, **options: object) -> World:
-        """A new epoch of these ranks of this world, in this order, with a new prefix."""
+        """A new generation of these ranks of this world, in this order, with a new prefix."""
         chosen = range(self.size) if ranks is None else ranks
-        return self.pool.epoch([self.workers[rank] for rank in chosen], **options)
+        return self.pool.generation([self.workers[rank] for rank in chosen], **options)
 
     def kill(self, rank: int) -> None:
         self.workers[rank].kill()
@@ -250,7 +250,7 @@ class World:
 
 
 class Pool:
-    """Owns the workers and the store under which their epochs meet."""
+    """Owns the workers and the store under which their generations meet."""
 
     def __init__(self, folder: Path, env: dict[str, str], spares: int = 0) -> None:
         """spares: so many more than were ever borrowed at once are kept ready, from the first that
@@ -289,7 +289,7 @@ class Pool:
         """Start a worker for the next who borrows, while others are at work."""
         self._start()
 
-    def epoch(self, workers: list[Worker], **options: object) -> World:
+    def generation(self, workers: list[Worker], **options: object) -> World:
         address, size = self.address(), len(workers)
         calls = [
             worker.call(rankside.join, (address, rank, size), options)
@@ -299,7 +299,7 @@ class Pool:
         return World(self, workers)
 
     def world(self, size: int, **options: object) -> World:
-        return self.epoch(self.borrow(size), **options)
+        return self.generation(self.borrow(size), **options)
 
     def fresh(self, size: int, backend_name: str = "ft") -> World:
         """A world whose default group was made by init_process_group just now."""

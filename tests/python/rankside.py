@@ -42,7 +42,7 @@ def describe(error: BaseException) -> ErrorInfo:
         text=str(error),
         traceback="".join(traceback.format_exception(error)),
     )
-    for name in ("epoch", "rank", "size", "op", "seq", "elapsed", "limit"):
+    for name in ("generation", "rank", "size", "op", "seq", "elapsed", "limit"):
         value = getattr(error, name, None)
         if isinstance(value, datetime.timedelta):
             value = value.total_seconds()
@@ -86,7 +86,7 @@ def configure(address: str, rank: int, size: int, limit: float = PATIENCE) -> No
 
 
 def configure_next(address: str, rank: int, size: int) -> None:
-    """Begin an epoch though the end of the last test may have killed a member of the last one.
+    """Begin a generation though the end of the last test may have killed a member of the last one.
 
     A death that was not known yet is told once, by the first configure() after it.
     """
@@ -96,12 +96,12 @@ def configure_next(address: str, rank: int, size: int) -> None:
         try:
             return torchft_ext.backend().configure(address, rank, size)
         except torchft_ext.PeerLostError as error:
-            if tries_left == 0 or "before it came to the new epoch" not in str(error):
+            if tries_left == 0 or "before it came to the new generation" not in str(error):
                 raise
 
 
 def join(address: str, rank: int, size: int, **options: object) -> None:
-    """Begin an epoch of the long-lived default group; made anew when the options differ."""
+    """Begin a generation of the long-lived default group; made anew when the options differ."""
     import torchft_ext
 
     global _group_made_for
@@ -122,7 +122,7 @@ def join(address: str, rank: int, size: int, **options: object) -> None:
 
 
 def init_fresh(address: str, rank: int, size: int, backend_name: str = "ft") -> None:
-    """Make a new default group by init_process_group, whose first epoch has this world."""
+    """Make a new default group by init_process_group, whose first generation has this world."""
     leave_default_group()
     dist.init_process_group(
         backend_name,
@@ -169,7 +169,7 @@ def errored() -> ErrorInfo | None:
 
 
 def wait_errored() -> ErrorInfo:
-    wait_until(lambda: backend().errored() is not None, "the epoch's failure")
+    wait_until(lambda: backend().errored() is not None, "the generation's failure")
     return describe(backend().errored())
 
 

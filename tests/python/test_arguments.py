@@ -1,4 +1,4 @@
-"""Bad settings, addresses and memberships are refused, and the epoch is unharmed."""
+"""Bad settings, addresses and memberships are refused, and the generation is unharmed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ADDRESSES = (
 
 
 def refuse_configure(address: object, rank: object, size: object) -> tuple[str, str]:
-    before = backend().epoch
+    before = backend().generation
     error = failure_of(lambda: backend().configure(address, rank, size, timeout=seconds(5)))
     assert error is not None, "it was not refused"
-    assert backend().epoch == before and backend().errored() is None
+    assert backend().generation == before and backend().errored() is None
     return error.type, error.text
 
 
-def test_malformed_store_addresses_are_refused_and_the_epoch_goes_on(ranks):
+def test_malformed_store_addresses_are_refused_and_the_generation_goes_on(ranks):
     world = ranks.world(2)
     for address in ADDRESSES:
         kind, text = world.on(0, refuse_configure, address, 0, 2)
@@ -60,7 +60,7 @@ MEMBERSHIPS = (
 )
 
 
-def test_impossible_memberships_are_refused_and_the_epoch_goes_on(ranks):
+def test_impossible_memberships_are_refused_and_the_generation_goes_on(ranks):
     world = ranks.world(2)
     for rank, size, kind, text in MEMBERSHIPS:
         found = world.on(0, refuse_configure, ranks.address(), rank, size)

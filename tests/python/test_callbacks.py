@@ -304,7 +304,7 @@ def mixed_up() -> ErrorInfo | None:
 def test_what_a_nameless_callback_issues_pairs_with_no_threads(ranks):
     for error in ranks.world(2).run(mixed_up):
         assert "issued in a callback" in error.text
-        assert "begin a new epoch" in error.text
+        assert "begin a new generation" in error.text
 
 
 # ---------------------------------------------------------------- torch's hooks

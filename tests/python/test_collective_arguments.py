@@ -1,4 +1,5 @@
-"""Collectives and messages with bad arguments are refused at issue, and the epoch is unharmed."""
+"""Collectives and messages with bad arguments are refused at issue, and the generation is
+unharmed."""
 
 from __future__ import annotations
 

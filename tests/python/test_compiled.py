@@ -1,4 +1,4 @@
-"""Functions that torch.compile made, through epochs with another rank or size."""
+"""Functions that torch.compile made, through generations with another rank or size."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_compiled_functions_may_be_running_in_another_thread(ranks):
 
 
 def answers(case: str) -> list[object]:
-    """In a fresh process: what a function answers in an epoch of one, and then of two."""
+    """In a fresh process: what a function answers in a generation of one, and then of two."""
     if case == "compile first":
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
     reading, writing = os.pipe()

@@ -101,34 +101,34 @@ def fingerprint(name: str) -> str:
 def test_gradients_are_the_mean_from_a_newcomers_first_step_on(ranks, variant, before):
     workers = ranks.borrow(3)
     options = VARIANTS[variant]
-    pair, newcomer = ranks.epoch(workers[:2]), ranks.epoch(workers[2:])
+    pair, newcomer = ranks.generation(workers[:2]), ranks.generation(workers[2:])
     pair.run(wrap, **options)
     pair.run(train, "ddp", 0, before)
     newcomer.run(wrap, **options)
-    everybody = ranks.epoch(workers)
+    everybody = ranks.generation(workers)
     everybody.run(take_state)
     everybody.run(train, "ddp", before, 4)
 
 
 def test_gradients_stay_the_mean_when_a_newcomer_has_trained_alone(ranks):
     workers = ranks.borrow(3)
-    pair, newcomer = ranks.epoch(workers[:2]), ranks.epoch(workers[2:])
+    pair, newcomer = ranks.generation(workers[:2]), ranks.generation(workers[2:])
     pair.run(wrap, **MANY)
     newcomer.run(wrap, **MANY)
     newcomer.run(train, "ddp", 0, 4)
-    everybody = ranks.epoch(workers)
+    everybody = ranks.generation(workers)
     everybody.run(take_state)
     everybody.run(train, "ddp", 0, 3)
 
 
-def test_two_models_follow_in_the_same_epochs(ranks):
+def test_two_models_follow_in_the_same_generations(ranks):
     workers = ranks.borrow(3)
-    pair, newcomer = ranks.epoch(workers[:2]), ranks.epoch(workers[2:])
+    pair, newcomer = ranks.generation(workers[:2]), ranks.generation(workers[2:])
     for name in ("one", "two"):
         pair.run(wrap, name, **MANY)
         newcomer.run(wrap, name, **MANY)
     pair.run(train, "one", 0, 3)
-    everybody = ranks.epoch(workers)
+    everybody = ranks.generation(workers)
     for name in ("one", "two"):
         everybody.run(take_state, name)
     for step in range(3):
@@ -143,10 +143,10 @@ def copy_and_wrap(copied: bool) -> None:
 
 def test_a_deep_copied_model_follows_too(ranks):
     workers = ranks.borrow(3)
-    ranks.epoch(workers[:2]).run(copy_and_wrap, True)
-    ranks.epoch(workers[:2]).run(train, "ddp", 0, 3)
-    ranks.epoch(workers[2:]).run(copy_and_wrap, False)
-    everybody = ranks.epoch(workers)
+    ranks.generation(workers[:2]).run(copy_and_wrap, True)
+    ranks.generation(workers[:2]).run(train, "ddp", 0, 3)
+    ranks.generation(workers[2:]).run(copy_and_wrap, False)
+    everybody = ranks.generation(workers)
     everybody.run(take_state)
     everybody.run(train, "ddp", 3, 3)
 
@@ -158,10 +158,10 @@ def accumulate(first: int) -> None:
 @pytest.mark.parametrize("variant", ("unused", "views"))
 def test_accumulated_gradients_are_the_mean_with_a_newcomer(ranks, variant):
     workers = ranks.borrow(3)
-    ranks.epoch(workers[:2]).run(wrap, **VARIANTS[variant])
-    ranks.epoch(workers[:2]).run(accumulate, 0)
-    ranks.epoch(workers[2:]).run(wrap, **VARIANTS[variant])
-    everybody = ranks.epoch(workers)
+    ranks.generation(workers[:2]).run(wrap, **VARIANTS[variant])
+    ranks.generation(workers[:2]).run(accumulate, 0)
+    ranks.generation(workers[2:]).run(wrap, **VARIANTS[variant])
+    everybody = ranks.generation(workers)
     everybody.run(take_state)
     for first in (3, 6, 7):
         everybody.run(accumulate, first)
@@ -185,7 +185,7 @@ def end_accumulating() -> None:
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-def test_what_a_pass_without_synchronisation_used_is_known_in_the_next_epoch(ranks):
+def test_what_a_pass_without_synchronisation_used_is_known_in_the_next_generation(ranks):
     world = ranks.world(2)
     world.run(wrap, **VARIANTS["unused"])
     world.run(train, "ddp", 0, 1)
@@ -193,7 +193,7 @@ def test_what_a_pass_without_synchronisation_used_is_known_in_the_next_epoch(ran
     world.next().run(end_accumulating)
 
 
-# ---------------------------------------------------------------- a backward of an older epoch
+# ---------------------------------------------------------------- a backward of an older generation
 
 
 def keep_loss() -> None:
@@ -216,7 +216,7 @@ def gradients() -> int:
 
 @pytest.mark.parametrize("again", (False, True))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_backward_whose_forward_ran_in_an_older_epoch_raises(ranks, variant, again):
+def test_a_backward_whose_forward_ran_in_an_older_generation_raises(ranks, variant, again):
     world = ranks.world(2)
     world.run(wrap, **VARIANTS[variant])
     world.run(train, "ddp", 0, 2)
@@ -225,7 +225,7 @@ def test_a_backward_whose_forward_ran_in_an_older_epoch_raises(ranks, variant, a
     if again:
         world.run(forward_again)
     for call in world.start_all(backward_kept):
-        assert "forward() ran in epoch" in call.error("CommAbortedError").text
+        assert "forward() ran in generation" in call.error("CommAbortedError").text
     assert world.run(gradients) == [0, 0]
     world.next().run(train, "ddp", 2, 3)
 
@@ -251,7 +251,7 @@ def backward_of_front() -> None:
     kept["front"].sum().backward()
 
 
-def test_what_a_model_was_given_may_be_differentiated_in_a_later_epoch(ranks):
+def test_what_a_model_was_given_may_be_differentiated_in_a_later_generation(ranks):
     world = ranks.world(2)
     world.run(keep_graph_in_front)
     world.next().run(backward_of_front)
@@ -286,13 +286,13 @@ def backward_of_pair() -> None:
 @pytest.mark.parametrize("hook", ("none", "python", "builtin"))
 def test_gradients_of_other_parameters_are_never_added(ranks, hook):
     workers = ranks.borrow(2)
-    ranks.epoch(workers[:1]).run(wrap_pair, [(2, 3), (3, 2)], hook)
-    ranks.epoch(workers[1:]).run(wrap_pair, [(3, 2), (2, 3)], hook)
-    for call in ranks.epoch(workers).start_all(backward_of_pair):
+    ranks.generation(workers[:1]).run(wrap_pair, [(2, 3), (3, 2)], hook)
+    ranks.generation(workers[1:]).run(wrap_pair, [(3, 2), (2, 3)], hook)
+    for call in ranks.generation(workers).start_all(backward_of_pair):
         # torch makes another error of one that a hook's callback raises.
         assert "other bucket layout" in call.error("MismatchError", "RuntimeError").text
     same = [(2, 3), (3, 2)]
-    world = ranks.epoch(workers)
+    world = ranks.generation(workers)
     world.run(wrap_pair, same, hook)
     world.run(backward_of_pair)
 
@@ -325,11 +325,11 @@ def power_sgd_steps() -> int:
 
 def test_power_sgd_begins_anew_with_a_newcomer_and_keeps_weights_equal(ranks):
     workers = ranks.borrow(3)
-    pair, newcomer = ranks.epoch(workers[:2]), ranks.epoch(workers[2:])
+    pair, newcomer = ranks.generation(workers[:2]), ranks.generation(workers[2:])
     pair.run(wrap_with_power_sgd, 7)
     pair.run(train_blindly, 5)
     newcomer.run(wrap_with_power_sgd, 7)
-    everybody = ranks.epoch(workers)
+    everybody = ranks.generation(workers)
     everybody.run(take_state)
     everybody.run(train, "ddp", 0, 2)  # exact as long as nothing is compressed
     everybody.run(train_blindly, 3)
@@ -350,11 +350,11 @@ def join_with_uneven_inputs() -> None:
 
 def test_a_newcomer_trains_with_models_that_have_been_in_a_join(ranks):
     workers = ranks.borrow(3)
-    pair, newcomer = ranks.epoch(workers[:2]), ranks.epoch(workers[2:])
+    pair, newcomer = ranks.generation(workers[:2]), ranks.generation(workers[2:])
     pair.run(wrap, **MANY)
     pair.run(join_with_uneven_inputs)
     newcomer.run(wrap, **MANY)
-    everybody = ranks.epoch(workers)
+    everybody = ranks.generation(workers)
     everybody.run(take_state)
     everybody.run(train, "ddp", 0, 3)
     everybody.run(join_with_uneven_inputs)
@@ -381,7 +381,7 @@ def evaluate() -> None:
         loss_of(kept["ddp"], 0, 1)
 
 
-def test_an_evaluation_may_be_an_epochs_first_forward(ranks):
+def test_an_evaluation_may_be_a_generations_first_forward(ranks):
     world = ranks.world(2)
     world.run(wrap, **MANY)
     world.run(train, "ddp", 0, 2)
@@ -432,7 +432,7 @@ def times_begun() -> int:
     return kept["state"].begun
 
 
-def test_a_hooks_own_state_is_told_of_each_epoch(ranks):
+def test_a_hooks_own_state_is_told_of_each_generation(ranks):
     world = ranks.world(2)
     world.run(wrap_with_own_state)
     world.run(train, "ddp", 0, 2)
@@ -481,14 +481,14 @@ def test_zero_optimizer_refuses_a_step_for_which_it_is_not_partitioned(ranks, me
 
 
 def members_of(seed: int) -> list[list[int]]:
-    """Six epochs of up to four processes; one of each epoch's goes on to the next."""
+    """Six generations of up to four processes; one of each generation's goes on to the next."""
     chooser = random.Random(seed)
-    epochs = [[0, 1]]
-    while len(epochs) < 6:
-        stays = chooser.choice(epochs[-1])
+    generations = [[0, 1]]
+    while len(generations) < 6:
+        stays = chooser.choice(generations[-1])
         others = [each for each in range(4) if each != stays]
-        epochs.append([stays, *chooser.sample(others, chooser.randrange(4))])
-    return epochs
+        generations.append([stays, *chooser.sample(others, chooser.randrange(4))])
+    return generations
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -499,8 +499,8 @@ def test_weights_stay_equal_while_members_come_and_go(ranks, seed):
     step = 0
     for members in members_of(seed):
         for each in members:  # who is here for the first time wraps its model alone
-            ranks.epoch([workers[each]]).run(wrap_once, name, **options)
-        world = ranks.epoch([workers[each] for each in members])
+            ranks.generation([workers[each]]).run(wrap_once, name, **options)
+        world = ranks.generation([workers[each] for each in members])
         world.run(take_state, name)
         world.run(train, name, step, 1 + seed % 3)
         step += 1 + seed % 3

@@ -38,7 +38,7 @@ def test_rank_and_prefix_are_those_of_the_next_membership(membership):
     store, first = dist.HashStore(), membership.Membership.first(4)
     membership.publish(store, first.without(1))
     found, rank = membership.await_newer(store, first, 3, LIMIT)
-    assert (found.number, found.prefix, found.world, rank) == (2, "epoch/2", 3, 2)
+    assert (found.number, found.prefix, found.world, rank) == (2, "generation/2", 3, 2)
 
 
 def test_rank_is_followed_through_memberships_that_were_missed(membership):

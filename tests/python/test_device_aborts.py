@@ -162,7 +162,7 @@ def test_abort_leaves_what_was_in_a_strided_tensor_that_nothing_came_for(devices
 
 
 def capture() -> None:
-    """A graph of a kernel, an all_reduce and another kernel, over the epoch of now."""
+    """A graph of a kernel, an all_reduce and another kernel, over the generation of now."""
     check_sum()  # the communicator is made outside of it
     kept["tensor"], kept["graph"] = ones(100), accelerator.Graph()
     torch.accelerator.synchronize()
@@ -183,7 +183,7 @@ def replay(times: int) -> None:
 
 
 def replay_alone() -> tuple[ErrorInfo, float]:
-    """The others do not replay theirs: it hangs on the stream until the epoch ends."""
+    """The others do not replay theirs: it hangs on the stream until the generation ends."""
     kept["graph"].replay()
     after = ones(5).add_(1)
     error = wait_errored()
@@ -237,7 +237,7 @@ def test_captured_operation_is_replayed(devices, size):
 
 
 @pytest.mark.parametrize("strike", ("abort", "kill", "configure"))
-def test_end_of_the_epoch_frees_a_stream_stuck_in_a_replay(devices, strike):
+def test_end_of_the_generation_frees_a_stream_stuck_in_a_replay(devices, strike):
     world = devices.world(2)
     world.run(capture)
     world.run(replay, 2)
@@ -245,7 +245,7 @@ def test_end_of_the_epoch_frees_a_stream_stuck_in_a_replay(devices, strike):
     if strike == "kill":
         began = time.monotonic()
         world.kill(1)
-    elif strike == "configure":  # the peer's epoch looks healthy there
+    elif strike == "configure":  # the peer's generation looks healthy there
         began = time.monotonic()
         world.on(1, configure, devices.pool.address(), 0, 1)
     else:
@@ -276,15 +276,15 @@ def test_abort_with_a_graph_that_is_not_running_waits_for_nobody(devices):
     devices.next(world, range(2)).run(check_sum)
 
 
-def epoch_beside_a_capture(address: str, rank: int, size: int) -> str:
-    """An epoch ends and the next one begins while a graph of something else is captured.
+def generation_beside_a_capture(address: str, rank: int, size: int) -> str:
+    """A generation ends and the next one begins while a graph of something else is captured.
 
     What spoilt the capture; empty: nothing did.
     """
     tensor, summed, works, graph = ones(10), ones(10), [], accelerator.Graph()
     torch.accelerator.synchronize()
 
-    def next_epoch() -> None:
+    def next_generation() -> None:
         abort()
         reaped()
         configure(address, rank, size)
@@ -293,12 +293,12 @@ def epoch_beside_a_capture(address: str, rank: int, size: int) -> str:
     def capture_beside_it() -> None:
         with graph.capture(), ThreadPoolExecutor(1) as beside:
             tensor.mul_(2)
-            beside.submit(next_epoch).result(NOTICE)
+            beside.submit(next_generation).result(NOTICE)
 
     error = failure_of(capture_beside_it)
     assert works, error
     works[0].wait()
-    check(summed.cpu(), torch.full((10,), float(size)), "the next epoch's sum")
+    check(summed.cpu(), torch.full((10,), float(size)), "the next generation's sum")
     if error is None:
         graph.replay()
         check(tensor.cpu(), torch.full((10,), 2.0), "the graph")
@@ -307,11 +307,11 @@ def epoch_beside_a_capture(address: str, rank: int, size: int) -> str:
     return "" if error is None else error.text
 
 
-def test_epoch_ends_and_begins_beside_a_capture_of_something_else(devices):
+def test_generation_ends_and_begins_beside_a_capture_of_something_else(devices):
     world, address = devices.world(2), devices.pool.address()
     world.run(check_sum)
-    calls = [world.start(rank, epoch_beside_a_capture, address, rank, 2) for rank in range(2)]
+    calls = [world.start(rank, generation_beside_a_capture, address, rank, 2) for rank in range(2)]
     spoilt = values_of(calls)
     # NCCL frees pinned memory on threads of its own, whose capture mode nobody can relax.
-    record("a capture beside the end of an epoch", spoilt=[text[:200] for text in spoilt])
+    record("a capture beside the end of a generation", spoilt=[text[:200] for text in spoilt])
     assert spoilt == ["", ""] or not accelerator.simulated()

@@ -250,7 +250,7 @@ def beside_stalled_streams() -> None:
     no_violation()
 
 
-def test_streams_of_high_priority_serve_an_epoch(devices):
+def test_streams_of_high_priority_serve_a_generation(devices):
     devices.world(2, high_priority_stream=True).run(beside_stalled_streams)
 
 
@@ -526,7 +526,7 @@ def refused() -> dict[str, str]:
     return texts
 
 
-def test_bad_device_arguments_are_refused_and_the_epoch_goes_on(devices):
+def test_bad_device_arguments_are_refused_and_the_generation_goes_on(devices):
     for texts in devices.world(2).run(refused):
         assert "int16" in texts["int16"] or "Short" in texts["int16"]
         assert "memory for each element" in texts["expanded"]

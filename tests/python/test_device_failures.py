@@ -183,7 +183,7 @@ def late_all_reduce() -> None:
 
 
 @BOTH_KINDS
-def test_operation_past_its_deadline_fails_the_epoch_for_everyone(devices):
+def test_operation_past_its_deadline_fails_the_generation_for_everyone(devices):
     world = devices.world(2)
     world.run(warm)
     call = world.start_blocked(0, late_all_reduce)
@@ -197,7 +197,7 @@ def impatient_check() -> None:
     backend().check(seconds(0.5))
 
 
-def test_check_that_runs_out_of_time_fails_the_epoch(devices):
+def test_check_that_runs_out_of_time_fails_the_generation(devices):
     world = devices.world(2)
     world.run(warm)
     world.start(0, impatient_check).error("CommTimeoutError", patience=NOTICE)
@@ -288,7 +288,7 @@ def test_poison_leaves_nan_in_outputs_of_failed_operations(devices):
     devices.next(world, range(2), poison=True).run(check_sum)
 
 
-EPOCHS = 20 if accelerator.simulated() else 100
+GENERATIONS = 20 if accelerator.simulated() else 100
 
 
 def counts() -> dict[str, int]:
@@ -317,7 +317,8 @@ def grown(then: dict[str, int], now: dict[str, int]) -> list[str]:
 
 
 def settled_counts(then: dict[str, int]) -> dict[str, int]:
-    """Counts now; what goes in the background, connections of ended epochs say, gets the time."""
+    """Counts now; what goes in the background, connections of ended generations say, gets the
+    time."""
     limit = time.monotonic() + SETTLES_WITHIN
     while grown(then, now := counts()) and time.monotonic() < limit:
         time.sleep(0.05)
@@ -325,16 +326,16 @@ def settled_counts(then: dict[str, int]) -> dict[str, int]:
 
 
 def abort_in_mid_operation() -> None:
-    """Only rank 0 issues: it is under way when the epoch ends."""
+    """Only rank 0 issues: it is under way when the generation ends."""
     work = dist.all_reduce(ones(1000), async_op=True)
     abort()
     assert failure_of(work.check).type == "CommAbortedError"
 
 
 @BOTH_KINDS
-def test_epochs_leave_no_thread_descriptor_memory_or_communicator(devices):
+def test_generations_leave_no_thread_descriptor_memory_or_communicator(devices):
     world = devices.world(2)
-    for number in range(EPOCHS):
+    for number in range(GENERATIONS):
         if number == 5:  # pools and allocators are as large as they will be
             before = world.run(counts)
         world = devices.next(world, range(2))
@@ -345,7 +346,7 @@ def test_epochs_leave_no_thread_descriptor_memory_or_communicator(devices):
     world = devices.next(world, range(2))
     world.run(check_sum)
     after = [world.on(rank, settled_counts, then) for rank, then in enumerate(before)]
-    record(f"{EPOCHS} epochs", before=before, after=after)
+    record(f"{GENERATIONS} generations", before=before, after=after)
     for then, now in zip(before, after, strict=True):
         assert not grown(then, now), (grown(then, now), then, now)
 

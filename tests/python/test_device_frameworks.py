@@ -205,7 +205,7 @@ def step_in_vain(step: int) -> ErrorInfo:
 
 
 def go_on_as_a_pair(address: str) -> None:
-    """The first tensor-parallel pair alone: its group begins an epoch of its own."""
+    """The first tensor-parallel pair alone: its group begins a generation of its own."""
     import torchft_ext
 
     rank, mesh = me()[0], kept["mesh"]

@@ -1,4 +1,4 @@
-"""Memory pools that are registered with NCCL: through epochs, given back, refused, let go."""
+"""Memory pools that are registered with NCCL: through generations, given back, refused, let go."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def test_pool_registered_again_gets_the_segments_that_have_come_since(devices):
     devices.world(2).run(again_with_more)
 
 
-def fail_epoch() -> None:
+def fail_generation() -> None:
     if me()[0] == 0:
         abort()
     assert rankside.wait_errored() is not None
 
 
-def test_registration_survives_epochs_that_end_well_and_that_fail(devices):
+def test_registration_survives_generations_that_end_well_and_that_fail(devices):
     world = devices.world(3)
     world.run(add_pool)
     world.run(sum_in_pool)
@@ -115,10 +115,10 @@ def test_registration_survives_epochs_that_end_well_and_that_fail(devices):
     larger.run(sum_in_pool)
     larger.run(registered_are, 1)
     world = devices.next(larger, [1, 0])
-    larger.on(2, drop_pool)  # in an epoch that the others have left
+    larger.on(2, drop_pool)  # in a generation that the others have left
     world.run(sum_in_pool)
     world.run(registered_are, 1)
-    world.run(fail_epoch)
+    world.run(fail_generation)
     world = devices.next(world, range(2))
     world.run(sum_in_pool)
     world.run(registered_are, 1)
@@ -128,7 +128,7 @@ def test_registration_survives_epochs_that_end_well_and_that_fail(devices):
 
 def after_a_kill() -> None:
     assert rankside.wait_errored() is not None
-    drop_pool("second")  # of a failed epoch: nothing is asked, nothing waited for
+    drop_pool("second")  # of a failed generation: nothing is asked, nothing waited for
 
 
 def test_survivors_of_a_kill_go_on_with_their_pools(devices):
@@ -201,7 +201,7 @@ def test_pool_goes_once_it_is_deregistered(devices):
     devices.world(2).run(deregistered_pool_goes)
 
 
-def many_epochs_later() -> tuple[int, int]:
+def many_generations_later() -> tuple[int, int]:
     gc.collect()
     torch.accelerator.synchronize()
     reaped()
@@ -209,21 +209,21 @@ def many_epochs_later() -> tuple[int, int]:
     return len(stats["threads"]), len(os.listdir("/proc/self/fd"))
 
 
-def test_twenty_epochs_with_a_pool_leave_nothing_behind(devices):
+def test_twenty_generations_with_a_pool_leave_nothing_behind(devices):
     world = devices.world(2)
     world.run(add_pool)
     before: list[Any] = []
-    for epoch in range(20):
+    for generation in range(20):
         world.run(sum_in_pool)
-        if epoch % 2:
-            world.run(fail_epoch)
+        if generation % 2:
+            world.run(fail_generation)
         world = devices.next(world, range(2))
-        if epoch == 5:
-            world.run(sum_in_pool)  # as at the end: the epoch's communicator is alive
-            before = world.run(many_epochs_later)
+        if generation == 5:
+            world.run(sum_in_pool)  # as at the end: the generation's communicator is alive
+            before = world.run(many_generations_later)
     world.run(sum_in_pool)
     world.run(registered_are, 1)
-    after = world.run(many_epochs_later)
+    after = world.run(many_generations_later)
     assert all(n[0] <= b[0] + 1 and n[1] <= b[1] + 2 for n, b in zip(after, before, strict=True))
     world.run(drop_pool)
     world.run(ended_clean)
@@ -290,7 +290,7 @@ def refusals() -> None:
     no_violation()
 
 
-def test_bad_pools_are_refused_and_the_epoch_goes_on(devices):
+def test_bad_pools_are_refused_and_the_generation_goes_on(devices):
     devices.world(2).run(refusals)
 
 
@@ -334,7 +334,7 @@ def refused_by_nccl() -> None:
 
 
 @simulated_only
-def test_error_of_nccl_is_raised_and_the_epoch_stands_on_the_simulator(devices):
+def test_error_of_nccl_is_raised_and_the_generation_stands_on_the_simulator(devices):
     world = devices.world(2)
     world.run(refused_by_nccl)
     world.run(ended_clean)
@@ -354,7 +354,7 @@ def waits_for_operations() -> None:
 
 
 @simulated_only
-def test_operation_that_is_not_complete_in_time_fails_the_epoch_on_the_simulator(devices):
+def test_operation_that_is_not_complete_in_time_fails_the_generation_on_the_simulator(devices):
     devices.world(1).run(waits_for_operations)
 
 

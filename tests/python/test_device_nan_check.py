@@ -18,7 +18,7 @@ def run(name: str, value: float) -> None:
 def run_until_told(name: str, value: float) -> None:
     """The other rank finds it once its own operation is through: the result may be here by then."""
     run(name, value)
-    wait_until(lambda: backend().errored() is not None, "the end of the epoch")
+    wait_until(lambda: backend().errored() is not None, "the end of the generation")
     backend().check()
 
 

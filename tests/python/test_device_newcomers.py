@@ -147,7 +147,7 @@ def backward_too_late() -> None:
         kept.pop("loss").backward()
 
 
-def test_a_forward_in_mixed_precision_that_an_epoch_cuts_off_leaves_whole_parameters(devices):
+def test_a_forward_in_mixed_precision_that_a_generation_cuts_off_leaves_whole_parameters(devices):
     workers = devices.pool.borrow(2)
     pair = devices.world(2, workers=workers)
     pair.run(wrap_in_mixed_precision)

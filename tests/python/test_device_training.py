@@ -91,7 +91,8 @@ def shard(model: nn.Module) -> nn.Module:
 
 
 def wrap_in_fsdp() -> None:
-    """A sharded model, and what it was made of: on a first epoch from a seed, later from a copy."""
+    """A sharded model, and what it was made of: on a first generation from a seed, later from a
+    copy."""
     whole = kept.get("whole") or make_model().state_dict()
     model = make_model()
     model.load_state_dict(whole)
@@ -188,8 +189,8 @@ def check_hybrid(step: int) -> None:
     no_violation()
 
 
-def next_epochs(address: str) -> None:
-    """The first replica goes on alone: every group of it begins an epoch of its own."""
+def next_generations(address: str) -> None:
+    """The first replica goes on alone: every group of it begins a generation of its own."""
     import torchft_ext
 
     rank, mesh = me()[0], kept["mesh"]
@@ -206,7 +207,7 @@ def test_hybrid_mesh_of_devices_goes_on_with_one_replica_fewer(devices):
     world.run(check_hybrid, 0)
     world.kill(3)
     address = pool.address()
-    calls = [world.start(rank, next_epochs, address) for rank in (0, 1)]
+    calls = [world.start(rank, next_generations, address) for rank in (0, 1)]
     for call in calls:
         call.value()
     for call in [world.start(rank, check_hybrid, 1) for rank in (0, 1)]:

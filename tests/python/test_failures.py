@@ -149,7 +149,7 @@ def test_sigkill_during_a_transfer_is_told_to_all_survivors(ranks):
     world.next([0, 1, 3]).run(check_sum)
 
 
-def test_sigkill_of_a_peer_fails_an_idle_epoch(ranks):
+def test_sigkill_of_a_peer_fails_an_idle_generation(ranks):
     world = ranks.world(3)
     world.kill(1)
     for rank in (0, 2):
@@ -247,7 +247,7 @@ def test_aborts_of_two_ranks_at_the_same_moment_release_everyone(ranks):
     assert_within(AT_ONCE, times)
 
 
-def operations_of_a_failed_epoch() -> None:
+def operations_of_a_failed_generation() -> None:
     import torchft_ext
 
     backend().abort("before the others")
@@ -268,7 +268,7 @@ def operations_of_a_failed_epoch() -> None:
 
 def test_later_operations_return_failed_works_and_touch_nothing(ranks):
     world = ranks.world(2)
-    world.on(0, operations_of_a_failed_epoch)
+    world.on(0, operations_of_a_failed_generation)
     world.next().run(check_sum)
 
 
@@ -428,14 +428,14 @@ def test_nothing_is_written_into_the_buffers_of_aborted_sums(ranks):
         assert world.on(0, sums_are, 9.0)
 
 
-def test_errored_is_none_in_a_new_epoch(ranks):
+def test_errored_is_none_in_a_new_generation(ranks):
     world = ranks.world(2)
     world.on(1, abort)
     assert world.on(0, wait_errored).type == "CommAbortedError"
     assert world.next().run(errored) == [None, None]
 
 
-def test_frozen_peer_fails_the_epoch_after_the_heartbeat_limit(ranks):
+def test_frozen_peer_fails_the_generation_after_the_heartbeat_limit(ranks):
     world = ranks.world(3, heartbeat=seconds(3))
     blocked = [world.start_blocked(rank, blocking_all_reduce) for rank in (0, 2)]
     world.freeze(1)
@@ -445,12 +445,12 @@ def test_frozen_peer_fails_the_epoch_after_the_heartbeat_limit(ranks):
     world.next([0, 2], heartbeat=seconds(3)).run(check_sum)
 
 
-def test_thawed_rank_learns_that_its_epoch_went_on_without_it(ranks):
+def test_thawed_rank_learns_that_its_generation_went_on_without_it(ranks):
     world = ranks.world(3, heartbeat=seconds(3))
     blocked = world.start_blocked(0, blocking_all_reduce)
     world.freeze(1)
     assert blocked.error("PeerLostError", patience=10).cause["rank"] == 1
-    world.on(2, wait_errored)  # else its last words to the frozen one are of its next epoch
+    world.on(2, wait_errored)  # else its last words to the frozen one are of its next generation
     world.next([0, 2], heartbeat=seconds(3)).run(check_sum)
     world.thaw(1)
     assert world.on(1, wait_errored).type in ("PeerLostError", "PeerLeftError", "LinkLostError")

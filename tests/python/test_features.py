@@ -101,14 +101,14 @@ def test_ddp_goes_on_after_an_abort_in_its_first_backward(ranks):
     world = ranks.world(2)
     world.run(wrap_in_ddp)
     blocked = world.start_blocked(0, one_backward)
-    world.side(0, abort_epoch)
+    world.side(0, abort_generation)
     blocked.error("CommAbortedError", patience=20)
     world.start(1, one_backward).error("CommAbortedError", patience=20)
     world = world.next()
     world.run(train_ddp, 3)
 
 
-def abort_epoch() -> None:
+def abort_generation() -> None:
     import torchft_ext
 
     torchft_ext.backend().abort("in the middle of a backward")
@@ -235,7 +235,7 @@ def functional_failure() -> str:
     return "raised"
 
 
-def test_functional_collectives_raise_the_epochs_error(ranks):
+def test_functional_collectives_raise_the_generations_error(ranks):
     world = ranks.fresh(2)
     assert world.on(0, functional_failure) == "raised"
     world.next().run(check_sum)

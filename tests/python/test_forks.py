@@ -164,7 +164,8 @@ def talk() -> None:
 
 
 def expect_no_death(world: World) -> None:
-    """A member's would have failed the epoch; that of an earlier world's may be noticed late."""
+    """A member's would have failed the generation; that of an earlier world's may be noticed
+    late."""
     assert world.run(errored) == [None, None]
 
 
@@ -255,7 +256,7 @@ def place_in_worker() -> list[list[int]]:
     return list(loader_of(Place(), workers=1))
 
 
-def test_worker_of_a_data_loader_knows_the_rank_and_size_of_its_epoch(ranks):
+def test_worker_of_a_data_loader_knows_the_rank_and_size_of_its_generation(ranks):
     world = ranks.world(3)
     for order in ([0, 1, 2], [2, 0]):
         size = len(order)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 from rankside import connected_store, seconds, wait_until
-from test_epochs import configure
+from test_generations import configure
 
 RANK = """
 import os, sys, time
@@ -60,7 +60,8 @@ def go_on(rank: Rank) -> None:
 
 @contextmanager
 def two_ranks(env: dict[str, str], limit: str | None, option: str) -> Iterator[tuple[Rank, Rank]]:
-    """Both in an epoch, their liveness lines up; limit: of the environment, option: of Options."""
+    """Both in a generation, their liveness lines up; limit: of the environment, option: of
+    Options."""
     own = {name: value for name, value in env.items() if name != "TORCHFT_EXT_HEARTBEAT"}
     if limit is not None:
         own["TORCHFT_EXT_HEARTBEAT"] = limit

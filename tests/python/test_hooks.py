@@ -148,20 +148,20 @@ def abort_is_not_told() -> None:
     assert len(told) == 1
 
 
-def hook_of_the_next_epoch() -> int:
+def hook_of_the_next_generation() -> int:
     check_sum()
     pending_works()
     return len(told)
 
 
-def test_failed_operations_are_not_told_and_the_hook_outlives_the_epoch(ranks):
+def test_failed_operations_are_not_told_and_the_hook_outlives_the_generation(ranks):
     world = ranks.fresh(2)
     world.run(hook_is_told)
     world.run(abort_is_not_told)
     address = ranks.address()
     calls = [world.start(rank, configure_next, address, 1 - rank, 2) for rank in range(2)]
     values_of(calls, PATIENCE)
-    assert world.run(hook_of_the_next_epoch) == [2, 2]
+    assert world.run(hook_of_the_next_generation) == [2, 2]
 
 
 def aborting_hook() -> str:

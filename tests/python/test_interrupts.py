@@ -36,7 +36,7 @@ def blocking_functional() -> None:
 
 
 def interrupted_in(wait: str) -> None:
-    """The wait may end with the epoch's error; the signal has its turn right after it."""
+    """The wait may end with the generation's error; the signal has its turn right after it."""
     import torchft_ext
 
     try:
@@ -142,7 +142,7 @@ def finish_work() -> None:
     assert kept.pop("interrupted")
 
 
-def test_interrupt_of_a_rank_that_runs_python_keeps_the_epoch(ranks):
+def test_interrupt_of_a_rank_that_runs_python_keeps_the_generation(ranks):
     world = ranks.world(2)
     running = world.start(0, run_python_meanwhile)
     world.side(0, in_python)

@@ -1,4 +1,4 @@
-"""A thousand epochs, of which some fail, leak no thread, descriptor, memory, key, or entry in
+"""A thousand generations, of which some fail, leak no thread, descriptor, memory, key, or entry in
 torch's own registries."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rankside import (
 )
 from values import check_sum
 
-WARM_UP = 500  # epochs after which the bounded histories are full
-ROUND = 1000  # epochs
+WARM_UP = 500  # generations after which the bounded histories are full
+ROUND = 1000  # generations
 ROUNDS = 3  # a leak grows in each of them; what has a size to find does not
 MOST_BYTES = 256 << 10  # of a round
 TABLES_OF_TORCH = (
@@ -37,7 +37,8 @@ TABLES_OF_TORCH = (
     "pg_to_tag",
     "pg_coalesce_state",
 )
-MOST_MAPPED = 2 << 20  # of a round, which is half a page an epoch: two arenas of Python's allocator
+# of a round, which is half a page a generation: two arenas of Python's allocator
+MOST_MAPPED = 2 << 20
 
 
 def entries_in_torch() -> dict[str, int]:
@@ -71,13 +72,13 @@ def own_resources() -> dict[str, int]:
 
 
 @funcol.allow_inflight_collective_as_graph_input_ctx()  # torch registers each work
-def epochs_alone(address: str, first: int, count: int) -> None:
+def generations_alone(address: str, first: int, count: int) -> None:
     for number in range(first, first + count):
         backend().configure(f"{address}/{number}", 0, 1)
         tensor = torch.ones(10)
         dist.all_reduce(tensor)
         if number % 10 == 0:
-            backend().abort("a failed epoch among them")
+            backend().abort("a failed generation among them")
             assert errored().type == "CommAbortedError"
         if number % 25 == 0:
             error = failure_of(lambda n=number: configure(f"{address}/{n}/no", 0, 2, 0.02))
@@ -105,7 +106,8 @@ def settled_resources(before: dict[str, int] | None = None) -> dict[str, int]:
 
 
 def assert_no_leak(world, go) -> None:
-    """`go(first, count)` runs epochs in the ranks of `world`, none of which may grow every time."""
+    """`go(first, count)` runs generations in the ranks of `world`, none of which may grow every
+    time."""
     before = world.run(settled_resources)
     rounds = []
     for number in range(ROUNDS):
@@ -115,34 +117,34 @@ def assert_no_leak(world, go) -> None:
         if not any(rounds[-1]):
             return
         before = after
-    raise AssertionError(f"grown in each of {ROUNDS} rounds of {ROUND} epochs: {rounds}")
+    raise AssertionError(f"grown in each of {ROUNDS} rounds of {ROUND} generations: {rounds}")
 
 
-def test_a_thousand_epochs_alone_leak_nothing(ranks):
+def test_a_thousand_generations_alone_leak_nothing(ranks):
     world, address = ranks.world(1), ranks.address()
 
     def go(first: int, count: int) -> None:
-        world.on(0, epochs_alone, address, first, count)
+        world.on(0, generations_alone, address, first, count)
 
     go(0, WARM_UP)
     go(0, WARM_UP)
     keys = ranks.store_keys()
     assert_no_leak(world, go)
-    wait_until(lambda: ranks.store_keys() <= keys, "the deletion of the epochs' keys")
+    wait_until(lambda: ranks.store_keys() <= keys, "the deletion of the generations' keys")
     stats = world.on(0, all_stats)
-    assert stats["epochs"] >= WARM_UP + ROUND and stats["stuck_threads"] == 0
+    assert stats["generations"] >= WARM_UP + ROUND and stats["stuck_threads"] == 0
     world.next().run(check_sum)
 
 
 @funcol.allow_inflight_collective_as_graph_input_ctx()
-def epochs_together(address: str, rank: int, first: int, count: int) -> None:
+def generations_together(address: str, rank: int, first: int, count: int) -> None:
     for number in range(first, first + count):
         configure(f"{address}/{number}", rank, 2)
         if number % 10 != 0:
             check_sum()
         elif rank == 0:
             check_sum()
-            backend().abort("a failed epoch among them")
+            backend().abort("a failed generation among them")
         else:  # an abort ends what the others have not completed yet: this sum, now and then
             failure = failure_of(check_sum)
             assert failure is None or failure.type == "CommAbortedError", failure
@@ -154,19 +156,20 @@ def epochs_together(address: str, rank: int, first: int, count: int) -> None:
 
 @pytest.mark.timeout(900)  # two waits of at most 400 s
 @pytest.mark.parametrize("local_sockets", (True, False))
-def test_a_thousand_epochs_of_two_leak_nothing(ranks, local_sockets):
+def test_a_thousand_generations_of_two_leak_nothing(ranks, local_sockets):
     world, address = ranks.world(2, local_sockets=local_sockets), ranks.address()
 
     def go(first: int, count: int) -> None:
         calls = [
-            world.start(rank, epochs_together, address, rank, first, count) for rank in range(2)
+            world.start(rank, generations_together, address, rank, first, count)
+            for rank in range(2)
         ]
         values_of(calls, patience=400)
 
     go(0, WARM_UP)
     keys = ranks.store_keys()
     assert_no_leak(world, go)
-    wait_until(lambda: ranks.store_keys() <= keys, "the deletion of the epochs' keys")
+    wait_until(lambda: ranks.store_keys() <= keys, "the deletion of the generations' keys")
     world.next().run(check_sum)
 
 

@@ -21,7 +21,7 @@ from rankside import (
     seconds,
     wait_until,
 )
-from test_epochs import serve_store, together
+from test_generations import serve_store, together
 from test_process import (
     EXIT_LIMIT,
     leave_operation_behind,
@@ -115,7 +115,7 @@ def test_rank_exits_in_time_though_its_store_is_frozen_in_a_call(ranks):
     def times() -> list[float]:
         world = ranks.world(2)
         server = ranks.borrow(1, besides=world.workers)[0]
-        address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/epoch"
+        address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/generation"
         together(world, address + "1")
         world.on(1, time_the_exit_hook)
         server.freeze()

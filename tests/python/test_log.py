@@ -1,4 +1,5 @@
-"""The log goes through torch's levels: one line for each epoch and each failure, or silence."""
+"""The log goes through torch's levels: one line for each generation and each failure, or
+silence."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import sys
 import time
 from typing import IO
 
-EPOCHS_AND_A_FAILURE = """
+GENERATIONS_AND_A_FAILURE = """
 from datetime import timedelta
 import torch, torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -42,7 +43,7 @@ STALLED = "thread ft-store is left to itself"
 
 
 def lines_at(
-    level: str | None, env: dict[str, str], program: str = EPOCHS_AND_A_FAILURE
+    level: str | None, env: dict[str, str], program: str = GENERATIONS_AND_A_FAILURE
 ) -> list[str]:
     """Our lines on stderr at torch's log level, but for stalls; None: the default."""
     chosen = {name: value for name, value in env.items() if name != "TORCH_CPP_LOG_LEVEL"}
@@ -64,7 +65,7 @@ def ours(error: str) -> list[str]:
     return [line for line in lines if "torchft_ext" in line and STALLED not in line]
 
 
-def test_each_epoch_and_each_failure_is_one_line_at_level_info(rank_env):
+def test_each_generation_and_each_failure_is_one_line_at_level_info(rank_env):
     lines = lines_at("INFO", rank_env)
     assert len([line for line in lines if "of 1 ranks begins" in line]) == 3, lines
     assert len([line for line in lines if "configure on" in line]) == 1, lines

@@ -170,7 +170,8 @@ def wait_for_messages_sent_at_intervals(count: int, interval: float, limit: floa
     if rank == 1:
         for _ in range(count):
             time.sleep(interval)
-            failure_of(lambda: dist.send(torch.ones(3), 0))  # the epoch may have failed meanwhile
+            # the generation may have failed meanwhile
+            failure_of(lambda: dist.send(torch.ones(3), 0))
         return None
     group, device = dist.group.WORLD, torch.device("cpu")
     group._start_coalescing(device)

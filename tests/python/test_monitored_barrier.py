@@ -151,7 +151,7 @@ def test_rank_zero_that_stays_away_is_named(ranks):
     assert LIMIT < error.fields["elapsed"] < SOON
 
 
-def test_signal_leaves_the_barrier_and_ends_the_epoch(ranks):
+def test_signal_leaves_the_barrier_and_ends_the_generation(ranks):
     world = ranks.world(3)
     others = world.start_blocked(1, barrier, OPERATION_LIMIT)
     call = world.start_blocked(0, plain_barrier)

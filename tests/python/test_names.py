@@ -382,10 +382,12 @@ def test_errors_keep_their_fields_when_they_are_pickled():
     import torchft_ext
 
     cause = torchft_ext.Cause(rank=2, host="a", pid=7, how="its process ended")
-    error = torchft_ext.PeerLostError("gone", epoch=3, rank=1, size=4, cause=cause, op="allreduce")
+    error = torchft_ext.PeerLostError(
+        "gone", generation=3, rank=1, size=4, cause=cause, op="allreduce"
+    )
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is torchft_ext.PeerLostError and str(copy) == "gone"
-    assert (copy.epoch, copy.rank, copy.size, copy.op) == (3, 1, 4, "allreduce")
+    assert (copy.generation, copy.rank, copy.size, copy.op) == (3, 1, 4, "allreduce")
     assert copy.cause == cause and copy.seq is None and copy.limit is None
 
 

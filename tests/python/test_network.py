@@ -74,7 +74,7 @@ def local_links() -> int:
 
 
 def links_without_local_sockets(address: str, rank: int, size: int, by: str) -> int:
-    """Begin an epoch and use it; how many of the links to this process are local."""
+    """Begin a generation and use it; how many of the links to this process are local."""
     from rankside import join
 
     if by == "option":
@@ -102,7 +102,7 @@ def test_links_within_a_host_are_local_unless_that_is_switched_off(ranks, by):
 
 
 def form_without_unix_sockets(init_method: str) -> int:
-    """Begin an epoch where a sandbox refuses to make Unix sockets; how many links are local."""
+    """Begin a generation where a sandbox refuses to make Unix sockets; how many links are local."""
     import ctypes
     import platform
     import struct
@@ -128,7 +128,7 @@ def form_without_unix_sockets(init_method: str) -> int:
     return local_links()
 
 
-def test_epochs_form_where_unix_sockets_are_forbidden(tmp_path, rank_env):
+def test_generations_form_where_unix_sockets_are_forbidden(tmp_path, rank_env):
     method = f"file://{tmp_path}/store"
     links = run_cases("test_network", "form_without_unix_sockets", [method], rank_env)
     assert links == {method: 0}
@@ -225,7 +225,7 @@ def configure_at(address: str, rank: int, size: int) -> None:
 
 
 @pytest.mark.skipif(not has_ipv6_loopback(), reason="this host has no ::1")
-def test_epochs_form_over_ipv6(ranks):
+def test_generations_form_over_ipv6(ranks):
     server = dist.TCPStore("::1", 0, is_master=True, wait_for_workers=False)
     world = ranks.world(2)
     address = f"[::1]:{server.port}/first"
@@ -287,7 +287,7 @@ def two_on_a_nameless_host(init_method: str) -> str:
         os.waitpid(child, 0)
 
 
-def test_epochs_form_on_a_host_whose_name_does_not_resolve(tmp_path, nameless_env):
+def test_generations_form_on_a_host_whose_name_does_not_resolve(tmp_path, nameless_env):
     def run(port: int) -> dict:
         methods = [f"file://{tmp_path}/store{port}", f"tcp://127.0.0.1:{port}"]
         return run_cases("test_network", "two_on_a_nameless_host", methods, nameless_env)

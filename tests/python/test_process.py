@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("operation", [blocking_all_reduce, blocking_recv, blocking_barrier])
-def test_interrupt_leaves_a_wait_and_aborts_the_epoch(ranks, operation):
+def test_interrupt_leaves_a_wait_and_aborts_the_generation(ranks, operation):
     world = ranks.world(3)
     blocked = world.start_blocked(0, operation)
     peer = world.start_blocked(1, operation)

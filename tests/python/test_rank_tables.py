@@ -16,7 +16,7 @@ def make_subgroup(members: list[int], library: str) -> None:
 
 
 def change(ranks: Pool, world: World, members: list[int]) -> World:
-    """The default group's next epoch: of these ranks of this world, in this order."""
+    """The default group's next generation: of these ranks of this world, in this order."""
     address, size = ranks.address(), len(members)
     values_of(
         [world.start(old, configure_next, address, new, size) for new, old in enumerate(members)]
@@ -62,7 +62,7 @@ def test_subgroup_is_addressed_by_the_default_groups_new_ranks(ranks, library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_member_that_is_in_no_epoch_of_the_default_group_has_no_global_rank(ranks, library):
+def test_member_that_is_in_no_generation_of_the_default_group_has_no_global_rank(ranks, library):
     world = ranks.fresh(3)
     world.run(make_subgroup, [0, 1], library)
     others = change(ranks, world, [0, 2])

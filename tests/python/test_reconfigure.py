@@ -1,4 +1,4 @@
-"""torch's own way to begin an epoch: members that are named by handles."""
+"""torch's own way to begin a generation: members that are named by handles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def init_unconnected(address: str, rank: int, size: int) -> str:
-    """Make the default group without an epoch; its handle."""
+    """Make the default group without a generation; its handle."""
     leave_default_group()
     dist.init_process_group(
         "ft",
@@ -85,7 +85,7 @@ def refused(uuid: int, handles: list[str], kind: type[Exception] = ValueError) -
     return str(caught.value)
 
 
-def test_used_uuid_is_refused_and_the_epoch_goes_on(ranks):
+def test_used_uuid_is_refused_and_the_generation_goes_on(ranks):
     world, handles = unconnected(ranks, 2)
     world.run(reconfigure, 7, handles)
     texts = world.run(refused, 7, handles[::-1], RuntimeError)

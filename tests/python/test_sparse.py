@@ -205,7 +205,7 @@ def test_aborted_sparse_sum_leaves_the_tensor_alone(ranks):
 
 
 def sum_in_a_loop() -> None:
-    """Whole or untouched, whenever the epoch ends."""
+    """Whole or untouched, whenever the generation ends."""
     rank, world = me()
     whole = dense_sum([sparse(r, 3000, torch.float64, (9,)) for r in range(world)])
     own = sparse(rank, 3000, torch.float64, (9,))

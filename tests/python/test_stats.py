@@ -24,7 +24,7 @@ PHASES = ["end_previous", "rendezvous", "links"]
 LATE = 0.2  # seconds that a member comes after the others
 FILES = 50
 LOOKS = 300
-MARGIN = 6  # connections of the last epoch may close meanwhile; a table has more
+MARGIN = 6  # connections of the last generation may close meanwhile; a table has more
 
 
 def own_threads() -> set[str]:
@@ -38,7 +38,7 @@ def test_stats_tell_threads_and_failures(ranks):
     stats = world.on(0, all_stats)
     assert stats["engine"] == "host" and stats["stuck_threads"] == 0
     assert set(stats["threads"]) == world.on(0, own_threads)
-    assert stats["epochs"] >= 1
+    assert stats["generations"] >= 1
     assert "for the record" in stats["last_error"]
 
 
@@ -68,24 +68,24 @@ def configure_nowhere() -> dict[str, tuple[int, int]]:
     assert failure_of(lambda: configure("127.0.0.1:1/nowhere", 0, 1)).type == "StoreLostError"
     after = backend().stats()
     assert list(after["last_configure_ms"]) == PHASES[:2], after
-    return {name: (before[name], after[name]) for name in ("epochs", "failed_configures")}
+    return {name: (before[name], after[name]) for name in ("generations", "failed_configures")}
 
 
-def test_failed_configure_counts_as_such_and_as_no_epoch(ranks):
+def test_failed_configure_counts_as_such_and_as_no_generation(ranks):
     world = ranks.world(2)
     counts = world.on(0, configure_nowhere)
     assert counts["failed_configures"][1] == counts["failed_configures"][0] + 1
-    assert counts["epochs"][1] == counts["epochs"][0]
+    assert counts["generations"][1] == counts["generations"][0]
     world = world.next()
     after = world.on(0, all_stats)
     assert after["failed_configures"] == counts["failed_configures"][1]
-    assert after["epochs"] == counts["epochs"][1] + 1
+    assert after["generations"] == counts["generations"][1] + 1
     world.run(check_sum)
 
 
 def descriptors_follow_open_files() -> None:
     def counted() -> bool:
-        """Connections of the last epochs may close meanwhile."""
+        """Connections of the last generations may close meanwhile."""
         before = backend().stats()["descriptors"]
         files = [open("/dev/null") for _ in range(FILES)]
         during = backend().stats()["descriptors"]

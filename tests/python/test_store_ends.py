@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from ranks import Call, Pool, World
 from rankside import PATIENCE, configure, connected_store, wait_until
-from test_epochs import serve_store
+from test_generations import serve_store
 from values import check_sum
 
 # Seconds, of a configure() whose store ends so: a dead one is told long before.

@@ -15,7 +15,7 @@ from rankside import (
     seconds,
     wait_errored,
 )
-from test_epochs import together
+from test_generations import together
 from torch.distributed import distributed_c10d as c10d
 
 
@@ -69,7 +69,7 @@ def sum_in_split() -> int:
     return sum_of_ranks(group, 1)
 
 
-def test_split_group_has_epochs_of_its_own(ranks):
+def test_split_group_has_generations_of_its_own(ranks):
     world = ranks.world(4)
     world.run(split_in_halves)
     world.kill(3)
@@ -103,7 +103,7 @@ def split_after_failure() -> None:
     split([0, 1])
 
 
-def test_split_of_a_failed_epoch_raises_its_failure(ranks):
+def test_split_of_a_failed_generation_raises_its_failure(ranks):
     world = ranks.world(3)
     world.kill(2)
     for call in [world.start(rank, split_after_failure) for rank in (0, 1)]:
@@ -175,12 +175,12 @@ def test_abort_ends_a_split_that_waits(ranks):
     call.error("CommAbortedError", patience=20)
 
 
-def test_split_that_waits_ends_when_its_group_begins_another_epoch(ranks):
+def test_split_that_waits_ends_when_its_group_begins_another_generation(ranks):
     world = ranks.world(2)
     call = start_waiting_split(ranks, world)
     address = ranks.address()
     values_of([world.start_side(rank, configure_next, address, rank, 2) for rank in range(2)])
-    assert "began another epoch" in call.error("CommAbortedError", patience=20).text
+    assert "began another generation" in call.error("CommAbortedError", patience=20).text
     assert world.run(split, [0, 1]) == [(0, 2, 1), (1, 2, 1)]
 
 
@@ -256,8 +256,8 @@ def configure_nowhere() -> None:
     backend().configure("127.0.0.1:1/nowhere", 0, 1, timeout=seconds(0.2))
 
 
-def test_group_without_an_epoch_cannot_be_shrunk(ranks):
+def test_group_without_a_generation_cannot_be_shrunk(ranks):
     world = ranks.world(2)
     world.start(0, configure_nowhere).error("StoreLostError", "CommTimeoutError")
     text = world.start(0, shrink_backend, [1], 0).error("RuntimeError").text
-    assert "expected a group with an epoch, found none: configure() it first" in text
+    assert "expected a group with a generation, found none: configure() it first" in text

@@ -95,7 +95,7 @@ def wait_for_ones_refused() -> None:
             assert failure_of(registered(torch.ones(SIZE)).wait).type == "CommAbortedError"
 
 
-def test_work_of_a_failed_epoch_leaves_the_registry(ranks):
+def test_work_of_a_failed_generation_leaves_the_registry(ranks):
     ranks.world(2).on(0, wait_for_ones_refused)
 
 

@@ -20,7 +20,7 @@ def number_of_a_failure(before: int) -> tuple[object, object]:
 
 
 @pytest.mark.parametrize("before", (0, 2))
-def test_operations_of_an_epoch_are_numbered_from_one(ranks, before):
+def test_operations_of_a_generation_are_numbered_from_one(ranks, before):
     for seq, number in ranks.world(2).next().run(number_of_a_failure, before):
         assert seq == before + 1
         assert number in (seq, None)  # torch 2.14 tells it of a Work too

@@ -79,8 +79,8 @@ def me() -> tuple[int, int]:
 
 
 def check_sum() -> None:
-    """The epoch works: an exact sum over whatever world this is."""
+    """The generation works: an exact sum over whatever world this is."""
     rank, world = me()
     tensor = torch.full((33,), rank + 1, dtype=torch.float64)
     dist.all_reduce(tensor)
-    check(tensor, torch.full_like(tensor, world * (world + 1) / 2), "the sum over the epoch")
+    check(tensor, torch.full_like(tensor, world * (world + 1) / 2), "the sum over the generation")

@@ -1,4 +1,4 @@
-// Why an epoch or an operation failed: a value that travels between threads, and becomes an
+// Why a generation or an operation failed: a value that travels between threads, and becomes an
 // exception only at the public surface. Immutable once shared. Knows nothing of torch or Python.
 #pragma once
 
@@ -12,21 +12,21 @@ namespace torchft_ext {
 // What the caller must do next is decided by the kind; the numbers travel on the wire (append
 // only).
 enum class FailureKind : uint8_t {
-  kPeerLost = 1,    // a process died or froze: begin an epoch without it
-  kPeerLeft = 2,    // a process left cleanly before doing its part: begin an epoch without it
-  kLinkLost = 3,    // two living processes cannot reach each other: begin a new epoch
-  kTimeout = 4,     // an operation or configure ran past its deadline: begin a new epoch
-  kAborted = 5,     // somebody called abort(): begin a new epoch
+  kPeerLost = 1,    // a process died or froze: begin a generation without it
+  kPeerLeft = 2,    // a process left cleanly before doing its part: begin a generation without it
+  kLinkLost = 3,    // two living processes cannot reach each other: begin a new generation
+  kTimeout = 4,     // an operation or configure ran past its deadline: begin a new generation
+  kAborted = 5,     // somebody called abort(): begin a new generation
   kStoreLost = 6,   // the store cannot be reached: provide another one
-  kMismatch = 7,    // ranks issued different operations: fix the program, begin a new epoch
-  kRendezvous = 8,  // the epoch could not be formed (duplicate rank, refused peer): see detail
+  kMismatch = 7,    // ranks issued different operations: fix the program, begin a new generation
+  kRendezvous = 8,  // the generation could not be formed (duplicate rank, refused peer): see detail
   kInternal = 9,    // a fault in this library: report it
 };
 const char* toString(FailureKind kind);
 
 // Who caused it, as far as is known.
 struct Cause {
-  int rank = -1;        // rank in the failed epoch; -1: not known
+  int rank = -1;        // rank in the failed generation; -1: not known
   int other_rank = -1;  // kLinkLost: the far end of the lost link; else -1
   std::string host;
   int64_t pid = -1;
@@ -39,18 +39,19 @@ struct Failure {
 
   // Where it was noticed: this rank's view.
   std::string group;  // the group's name
-  int64_t epoch = -1;
+  int64_t generation = -1;
   int rank = -1;
   int size = 0;
   std::string op;    // "allreduce", "configure", ...; empty: between operations
-  int64_t seq = -1;  // the operation's sequence number in its epoch
+  int64_t seq = -1;  // the operation's sequence number in its generation
   std::chrono::nanoseconds elapsed{0};
   std::chrono::nanoseconds limit{0};  // zero: there was none
   // No configure() can follow: the group was shut down, or could not be made. Of this process
   // alone: others are not told.
   bool needs_new_group = false;
 
-  // One line: operation, group, rank/size, epoch, who, how, elapsed and limit, and the next step.
+  // One line: operation, group, rank/size, generation, who, how, elapsed and limit, and the next
+  // step.
   std::string describe() const;
 };
 

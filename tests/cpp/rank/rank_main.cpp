@@ -18,7 +18,7 @@
 //     cut_line INCARNATION    the same with its liveness line to that process
 //     die HOW                 see rank_ends.h
 //     ballast MEBIBYTES       holding {}
-//     nonce                   nonce {nonce}: of the epoch that was formed last
+//     nonce                   nonce {nonce}: of the generation that was formed last
 //     quit
 #include <unistd.h>
 
@@ -45,7 +45,7 @@
 namespace torchft_ext {
 namespace {
 
-// Remembers the nonce that the members of an epoch have agreed on: their keys leave the store
+// Remembers the nonce that the members of a generation have agreed on: their keys leave the store
 // before anybody else could read them.
 class NotingEngine : public AroundEngine {
  public:

@@ -151,13 +151,13 @@ FailurePtr RankMember::runOnce() {
   return nullptr;
 }
 
-// configure() and a barrier, so that nobody begins anew before all are up. An epoch that is lost as
-// soon as it began counts too.
+// configure() and a barrier, so that nobody begins anew before all are up. A generation that is
+// lost as soon as it began counts too.
 void RankMember::configureAgainAndAgain() {
   configuring_ = true;
   FailurePtr failure;
   for (int k = 0; !failure && !stop_loop_; ++k) {
-    failure = lossOfEpoch();
+    failure = lossOfGeneration();
     if (failure) break;
     try {
       failure = group_->configure(store_, prefix_ + "/" + std::to_string(k), rank_, size_, limit_);
@@ -188,7 +188,7 @@ bool RankMember::isOwnAbort(const Failure& failure) const {
   return failure.kind == FailureKind::kAborted && failure.cause.rank == rank_;
 }
 
-FailurePtr RankMember::lossOfEpoch() const {
+FailurePtr RankMember::lossOfGeneration() const {
   FailurePtr failure = group_->errored();
   return failure && failure->kind != FailureKind::kAborted ? failure : nullptr;
 }

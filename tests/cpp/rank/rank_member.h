@@ -38,7 +38,7 @@ class RankMember {
   void configureAgainAndAgain();
   FailurePtr barrier();
   bool isOwnAbort(const Failure& failure) const;
-  FailurePtr lossOfEpoch() const;
+  FailurePtr lossOfGeneration() const;
 
   const std::string name_;
   const std::shared_ptr<StoreThread> store_;

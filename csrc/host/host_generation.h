@@ -1,12 +1,12 @@
-// One epoch on the network thread: its links, what runs over them, and how it ends.
+// One generation on the network thread: its links, what runs over them, and how it ends.
 //
 // States (loop thread):
-//   linking   lanes arrive one by one; a lane's end here breaks the attempt, not yet the epoch
+//   linking   lanes arrive one by one; a lane's end here breaks the attempt, not yet the generation
 //   barrier   all lanes stand; waits for every peer's kBarrier, or the last words of one who was up
 //   up        operations run
 //   over      nothing touches user memory any more; links say their last words and close. Whoever
-//             was told of the end by another, or goes on to another epoch, does so 5 ms later: the
-//             core belongs to waiters first
+//             was told of the end by another, or goes on to another generation, does so 5 ms later:
+//             the core belongs to waiters first
 // Transitions: linking -> barrier -> up -> over, and from each to over:
 //   the lifecycle failed   (any thread; posted here) every peer is told why (kFailed), operations
 //                          complete with it
@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "host/epoch_links.h"
+#include "host/generation_links.h"
 #include "host/link_judge.h"
 #include "host/mesh.h"
 #include "host/messages.h"
@@ -36,7 +36,7 @@
 
 namespace torchft_ext {
 
-struct HostEpochSetup {
+struct HostGenerationSetup {
   EventLoop* loop = nullptr;
   std::shared_ptr<Listener> listener;
   std::shared_ptr<PeerMonitor> monitor;  // may be null
@@ -47,7 +47,7 @@ struct HostEpochSetup {
   Deadline deadline = Deadline::never();  // of forming
 };
 
-class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
+class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
  public:
   // Told to the attempt, on the loop. up(): once. broken(): a forming attempt cannot succeed any
   // more.
@@ -56,10 +56,10 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
     std::function<void(const Failure&, bool superseded)> broken;
   };
 
-  explicit HostEpoch(HostEpochSetup setup);
-  ~HostEpoch();
-  HostEpoch(const HostEpoch&) = delete;
-  HostEpoch& operator=(const HostEpoch&) = delete;
+  explicit HostGeneration(HostGenerationSetup setup);
+  ~HostGeneration();
+  HostGeneration(const HostGeneration&) = delete;
+  HostGeneration& operator=(const HostGeneration&) = delete;
 
   void start(FormingCallbacks callbacks);
   const Roster& roster() const { return setup_.roster; }  // constant: any thread
@@ -68,17 +68,17 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   void tellOfLeavers(Communicator::OnPeerLeft told);  // at once of those who have left
   // A turn reads up to 1 MiB of a link: more than a socket's buffer holds.
   static constexpr int kTurnsToRead = 64;
-  enum class Farewell { kForGood, kForAnotherEpoch };
+  enum class Farewell { kForGood, kForAnotherGeneration };
   // told(true): it has left, and goodbye is said or will be; false: not idle, and this goodbye does
   // not wait for that.
   void leave(Farewell farewell, std::function<void(bool left)> told);
   void dissolve();
-  // If the lifecycle has failed, this epoch is over now, and its last words are said. True: they
-  // have arrived with all but whom the failure counts as lost.
+  // If the lifecycle has failed, this generation is over now, and its last words are said. True:
+  // they have arrived with all but whom the failure counts as lost.
   bool tellOfFailure();
   // `then` runs once what had come from the members by now has been read.
   void whenRead(std::function<void()> then, int turns = kTurnsToRead);
-  void abandon();  // its owner goes: if the lifecycle has failed, this epoch is over now
+  void abandon();  // its owner goes: if the lifecycle has failed, this generation is over now
   void close();    // over, at once; fails the lifecycle if it is not over yet
   int linkCount() const { return links_.count(); }
   const Traffic& traffic() const { return *traffic_; }  // any thread
@@ -92,7 +92,7 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   struct Peer {
     std::unique_ptr<ControlLane> control;
     bool barrier_seen = false;
-    bool gave_up = false;           // this attempt to form the epoch: it will never be up
+    bool gave_up = false;           // this attempt to form the generation: it will never be up
     bool left = false;              // said goodbye on the control lane
     bool collectives_left = false;  // said goodbye on the collective lane, after all its data
     bool begins_another = false;    // its goodbye is not for good
@@ -142,11 +142,11 @@ class HostEpoch : public std::enable_shared_from_this<HostEpoch> {
   // A pending send, recv, or collective of a callback waits for this peer.
   bool needsMessagesOf(int rank) const;
 
-  HostEpochSetup setup_;
+  HostGenerationSetup setup_;
   FormingCallbacks forming_;
   State state_ = State::kLinking;
   std::unique_ptr<Mesh> mesh_;
-  EpochLinks links_;
+  GenerationLinks links_;
   const std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // of the links
   std::vector<Peer> peers_;
   std::unique_ptr<ScheduleRunner> runner_;

@@ -1,4 +1,4 @@
-#include "nccl/epoch_comms.h"
+#include "nccl/generation_comms.h"
 
 #include <algorithm>
 #include <string>
@@ -14,18 +14,18 @@ constexpr Duration kRoomWithin = std::chrono::seconds(2);
 
 }  // namespace
 
-std::shared_ptr<DeviceComm> EpochComms::find(const Key& key) const {
+std::shared_ptr<DeviceComm> GenerationComms::find(const Key& key) const {
   MutexLock lock(mutex_);
   const auto found = comms_.find(key);
   return found == comms_.end() ? nullptr : found->second;
 }
 
-bool EpochComms::has(c10::Device device, int peer) const {
+bool GenerationComms::has(c10::Device device, int peer) const {
   const auto comm = find({device.index(), peer});
   return comm && comm->ready();
 }
 
-std::shared_ptr<DeviceComm> EpochComms::get(c10::Device device, int peer, const Need& need) {
+std::shared_ptr<DeviceComm> GenerationComms::get(c10::Device device, int peer, const Need& need) {
   auto comm = find({device.index(), peer});
   if (comm && comm->ready()) return comm;
   if (!comm) comm = make(device, peer);
@@ -34,9 +34,9 @@ std::shared_ptr<DeviceComm> EpochComms::get(c10::Device device, int peer, const 
   return peer >= 0 || !memory || memory->attach(comm, need.deadline) ? comm : nullptr;
 }
 
-// Known from the start, so that the end of the epoch also ends one that is being initialised.
-std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
-  const EpochIdentity& identity = setup_.lifecycle->identity();
+// Known from the start, so that the end of the generation also ends one that is being initialised.
+std::shared_ptr<DeviceComm> GenerationComms::make(c10::Device device, int peer) {
+  const GenerationIdentity& identity = setup_.lifecycle->identity();
   DeviceCommSetup comm{setup_.platform,
                        setup_.lifecycle,
                        device,
@@ -59,7 +59,7 @@ std::shared_ptr<DeviceComm> EpochComms::make(c10::Device device, int peer) {
   return made;
 }
 
-bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
+bool GenerationComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
   const DeviceCommSetup& setup = comm.setup();
   awaitRoom(setup.device, need.deadline);
   const OnDevice on_device(setup.device);  // whose context the change of mode needs
@@ -78,7 +78,7 @@ bool EpochComms::bringUp(DeviceComm& comm, int peer, const Need& need) {
   return (setup.size == 1 || meet(bootstrap)) && initialise(comm, bootstrap);
 }
 
-bool EpochComms::initialise(DeviceComm& comm, const Bootstrap& bootstrap) {
+bool GenerationComms::initialise(DeviceComm& comm, const Bootstrap& bootstrap) {
   const DeviceCommSetup& setup = comm.setup();
   NcclUniqueId id;
   const bool makes_id = makesId(setup.rank, setup.size, bootstrap.roots);
@@ -96,15 +96,15 @@ bool EpochComms::initialise(DeviceComm& comm, const Bootstrap& bootstrap) {
          (setup.peer < 0 || comm.connectBothWays(bootstrap.deadline));
 }
 
-int EpochComms::rootsOf(const DeviceComm& comm) const {
+int GenerationComms::rootsOf(const DeviceComm& comm) const {
   if (!comm.api().has(NcclFeature::kScalableInit)) return 1;
   return rootsFor(comm.setup().size, setup_.options.ranks_per_root);
 }
 
-// While communicators of an earlier epoch are being freed, making new ones would hold two epochs'
-// device memory at once, and their initialisation would wait inside the driver for the others'
-// end. Bounded: what cannot be freed must not hold up the next epoch.
-void EpochComms::awaitRoom(c10::Device device, Deadline deadline) const {
+// While communicators of an earlier generation are being freed, making new ones would hold two
+// generations' device memory at once, and their initialisation would wait inside the driver for the
+// others' end. Bounded: what cannot be freed must not hold up the next generation.
+void GenerationComms::awaitRoom(c10::Device device, Deadline deadline) const {
   const Deadline until = Deadline::after(kRoomWithin).orEarlier(deadline);
   while (!setup_.threads->reaper.awaitEnded(device, until.orEarlier(kHookInterval))) {
     if (setup_.lifecycle->over()) return;
@@ -117,7 +117,7 @@ void EpochComms::awaitRoom(c10::Device device, Deadline deadline) const {
   }
 }
 
-void EpochComms::lookForErrors() const {
+void GenerationComms::lookForErrors() const {
   std::vector<std::shared_ptr<DeviceComm>> comms;
   {
     MutexLock lock(mutex_);
@@ -127,13 +127,13 @@ void EpochComms::lookForErrors() const {
   for (const auto& comm : comms) comm->lookForError();
 }
 
-bool EpochComms::anyCaptured() const {
+bool GenerationComms::anyCaptured() const {
   MutexLock lock(mutex_);
   return std::any_of(comms_.begin(), comms_.end(),
                      [](const auto& entry) { return entry.second->captured(); });
 }
 
-std::vector<std::shared_ptr<DeviceComm>> EpochComms::takeAll() {
+std::vector<std::shared_ptr<DeviceComm>> GenerationComms::takeAll() {
   std::vector<std::shared_ptr<DeviceComm>> taken;
   MutexLock lock(mutex_);
   over_ = true;
@@ -143,9 +143,9 @@ std::vector<std::shared_ptr<DeviceComm>> EpochComms::takeAll() {
   return taken;
 }
 
-std::string EpochComms::nameOf(c10::Device device, int peer) const {
-  const EpochIdentity& identity = setup_.lifecycle->identity();
-  return "'" + identity.group + "' epoch " + std::to_string(identity.epoch) + " on " +
+std::string GenerationComms::nameOf(c10::Device device, int peer) const {
+  const GenerationIdentity& identity = setup_.lifecycle->identity();
+  return "'" + identity.group + "' generation " + std::to_string(identity.generation) + " on " +
          device.str() + (peer < 0 ? "" : " with rank " + std::to_string(peer));
 }
 

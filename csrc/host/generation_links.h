@@ -1,7 +1,7 @@
-// The links of one epoch: one for each lane to every other member, from when they arrive until they
-// are closed.
+// The links of one generation: one for each lane to every other member, from when they arrive until
+// they are closed.
 //
-// Owner: HostEpoch. Threads: loop only. It never blocks.
+// Owner: HostGeneration. Threads: loop only. It never blocks.
 #pragma once
 
 #include <array>
@@ -14,9 +14,9 @@
 
 namespace torchft_ext {
 
-class EpochLinks {
+class GenerationLinks {
  public:
-  EpochLinks(int rank, int size) : rank_(rank), lanes_(static_cast<size_t>(size)) {}
+  GenerationLinks(int rank, int size) : rank_(rank), lanes_(static_cast<size_t>(size)) {}
 
   // Null: that lane stands already, and this link is dropped.
   Link* add(int rank, Lane lane, std::shared_ptr<Link> link);

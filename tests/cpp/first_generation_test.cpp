@@ -1,4 +1,5 @@
-// Before a group has had an epoch, nobody knows the others: those who come late have to be told.
+// Before a group has had a generation, nobody knows the others: those who come late have to be
+// told.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -30,7 +31,7 @@ FailurePtr failureOfTheLateOne() {
   return failure;
 }
 
-TEST(FirstEpoch, AMembersEndIsToldToTheOneThatComesWhenTheLeaderHasEnded) {
+TEST(FirstGeneration, AMembersEndIsToldToTheOneThatComesWhenTheLeaderHasEnded) {
   FailurePtr failure;
   // A machine that stalls for longer than the leader waits costs a round.
   for (int round = 0; round < 5 && !(failure && failure->cause.rank == 2); ++round)

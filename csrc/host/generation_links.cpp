@@ -1,49 +1,50 @@
-#include "host/epoch_links.h"
+#include "host/generation_links.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace torchft_ext {
 
-Link* EpochLinks::add(int rank, Lane lane, std::shared_ptr<Link> link) {
+Link* GenerationLinks::add(int rank, Lane lane, std::shared_ptr<Link> link) {
   auto& place = lanes_[static_cast<size_t>(rank)][lane];
   if (place) return nullptr;
   place = std::move(link);
   return place.get();
 }
 
-bool EpochLinks::stand(int rank) const {
+bool GenerationLinks::stand(int rank) const {
   const auto& links = lanes_[static_cast<size_t>(rank)];
   return std::all_of(links.begin(), links.end(), [](const auto& link) { return link != nullptr; });
 }
 
-bool EpochLinks::allStand() const {
+bool GenerationLinks::allStand() const {
   for (int other = 0; other < static_cast<int>(lanes_.size()); ++other) {
     if (other != rank_ && !stand(other)) return false;
   }
   return true;
 }
 
-std::vector<Link*> EpochLinks::along(Lane lane) const {
+std::vector<Link*> GenerationLinks::along(Lane lane) const {
   std::vector<Link*> found;
   found.reserve(lanes_.size());
   for (const auto& links : lanes_) found.push_back(links[lane].get());
   return found;
 }
 
-void EpochLinks::letGo(Lane lane) {
+void GenerationLinks::letGo(Lane lane) {
   for (Link* link : along(lane)) {
     if (link != nullptr) link->letGo();
   }
 }
 
-void EpochLinks::close(Lane lane) {
+void GenerationLinks::close(Lane lane) {
   for (Link* link : along(lane)) {
     if (link != nullptr) link->close();
   }
 }
 
-void EpochLinks::sayLast(const FrameHeader& frame, const std::string& payload, Duration at_most) {
+void GenerationLinks::sayLast(const FrameHeader& frame, const std::string& payload,
+                              Duration at_most) {
   for (const auto& links : lanes_) {
     for (const auto& link : links) {
       if (!link) continue;
@@ -53,28 +54,28 @@ void EpochLinks::sayLast(const FrameHeader& frame, const std::string& payload, D
   }
 }
 
-void EpochLinks::drop() {
+void GenerationLinks::drop() {
   for (const Lane lane : {kControl, kCollective}) close(lane);
   for (auto& links : lanes_) {
     for (auto& link : links) link.reset();
   }
 }
 
-bool EpochLinks::everythingSent() const {
+bool GenerationLinks::everythingSent() const {
   return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& links) {
     return std::all_of(links.begin(), links.end(),
                        [](const auto& link) { return !link || link->sendQueueEmpty(); });
   });
 }
 
-bool EpochLinks::everythingRead() const {
+bool GenerationLinks::everythingRead() const {
   return std::none_of(lanes_.begin(), lanes_.end(), [](const auto& links) {
     return std::any_of(links.begin(), links.end(),
                        [](const auto& link) { return link && link->hasMoreToRead(); });
   });
 }
 
-bool EpochLinks::everythingArrived(int but) const {
+bool GenerationLinks::everythingArrived(int but) const {
   for (int other = 0; other < static_cast<int>(lanes_.size()); ++other) {
     const auto& links = lanes_[static_cast<size_t>(other)];
     const auto arrived = [](const auto& link) { return !link || link->everythingArrived(); };
@@ -83,7 +84,7 @@ bool EpochLinks::everythingArrived(int but) const {
   return true;
 }
 
-int EpochLinks::count() const {
+int GenerationLinks::count() const {
   int count = 0;
   for (const auto& links : lanes_) {
     for (const auto& link : links) count += link ? 1 : 0;

@@ -37,7 +37,7 @@ BUSY = 10.0  # seconds that a busy machine may take beside a limit
 
 
 def together(world: World, address: str) -> None:
-    """The world begins an epoch at this address, rather than at a fresh one."""
+    """The world begins a generation at this address, rather than at a fresh one."""
     size = world.size
     values_of([world.start(rank, configure, address, rank, size) for rank in range(size)])
 
@@ -49,36 +49,36 @@ def identity() -> tuple[int, ...]:
     return (dist.get_rank(), group.rank(), backend().rank(), dist.get_world_size(), group.size())
 
 
-def test_rank_and_size_follow_the_epoch_everywhere(ranks):
+def test_rank_and_size_follow_the_generation_everywhere(ranks):
     world = ranks.world(4)
     for order in ([0, 1, 2, 3], [2, 0], [3], [3, 1, 2, 0], [1, 0, 2]):
-        epoch = world.next(order)
-        for rank, found in enumerate(epoch.run(identity)):
+        generation = world.next(order)
+        for rank, found in enumerate(generation.run(identity)):
             assert found == (rank, rank, rank, len(order), len(order))
-        epoch.run(check_sum)
+        generation.run(check_sum)
 
 
 def group_identity() -> int:
     return id(dist.group.WORLD)
 
 
-def epoch_number() -> int:
-    return backend().epoch
+def generation_number() -> int:
+    return backend().generation
 
 
-def test_the_group_object_stays_and_the_epoch_number_grows(ranks):
+def test_the_group_object_stays_and_the_generation_number_grows(ranks):
     world = ranks.world(2)
-    before, number = world.run(group_identity), world.run(epoch_number)
+    before, number = world.run(group_identity), world.run(generation_number)
     world = world.next()
     assert world.run(group_identity) == before
-    assert all(new > old for new, old in zip(world.run(epoch_number), number, strict=True))
+    assert all(new > old for new, old in zip(world.run(generation_number), number, strict=True))
 
 
 def test_a_new_rank_may_join_a_running_group(ranks):
     pair = ranks.world(2)
     pair.run(check_sum)
     newcomer = ranks.borrow(1, besides=pair.workers)
-    ranks.epoch([*newcomer, *pair.workers]).run(check_sum)
+    ranks.generation([*newcomer, *pair.workers]).run(check_sum)
 
 
 def test_configure_fails_at_its_limit_when_a_member_never_comes(ranks):
@@ -102,21 +102,21 @@ def test_operations_after_a_failed_configure_speak_of_the_ranks_it_asked_for(ran
     assert (error.fields["rank"], error.fields["size"]) == (0, 2)
 
 
-def test_the_same_prefix_works_again_after_an_epoch_under_it(ranks):
+def test_the_same_prefix_works_again_after_a_generation_under_it(ranks):
     world, address = ranks.world(2), ranks.address()
     for _ in range(3):
         together(world, address)
         world.run(check_sum)
 
 
-def epochs_in_a_row(address: str, rank: int, size: int, count: int) -> None:
+def generations_in_a_row(address: str, rank: int, size: int, count: int) -> None:
     for number in range(count):
         configure(f"{address}/{number}", rank, size)
 
 
-def test_epoch_may_follow_epoch_without_an_operation_between(ranks):
+def test_generation_may_follow_generation_without_an_operation_between(ranks):
     world, address = ranks.world(4), ranks.address()
-    values_of([world.start(rank, epochs_in_a_row, address, rank, 4, 30) for rank in range(4)])
+    values_of([world.start(rank, generations_in_a_row, address, rank, 4, 30) for rank in range(4)])
     world.run(check_sum)
 
 
@@ -154,10 +154,10 @@ def serve_store() -> int:
     return kept["store"].port
 
 
-def test_death_of_the_store_harms_no_epoch_and_fails_the_next_configure(ranks):
+def test_death_of_the_store_harms_no_generation_and_fails_the_next_configure(ranks):
     world = ranks.world(2)
     server = ranks.borrow(1, besides=world.workers)[0]
-    address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/epoch"
+    address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/generation"
     together(world, address + "1")
     server.kill()
     world.run(check_sum)
@@ -169,7 +169,7 @@ def test_death_of_the_store_harms_no_epoch_and_fails_the_next_configure(ranks):
 def test_a_frozen_store_cannot_hold_configure_past_its_limit(ranks):
     world = ranks.world(2)
     server = ranks.borrow(1, besides=world.workers)[0]
-    address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/epoch"
+    address = f"127.0.0.1:{server.call(serve_store, (), {}).value()}/generation"
     together(world, address + "1")
     server.freeze()
     for call in [world.start(rank, configure, address + "2", rank, 2, 1.0) for rank in range(2)]:
@@ -211,7 +211,7 @@ def test_death_of_a_member_is_told_to_those_who_await_it_in_configure(ranks):
     world, address = ranks.world(3), ranks.address()
     calls = [world.start(rank, configure, address, rank, 3) for rank in (0, 1)]
     for rank in (0, 1):
-        ranks.await_key(address, str(rank))  # the last epoch is over for both
+        ranks.await_key(address, str(rank))  # the last generation is over for both
     world.kill(2)
     for call in calls:
         assert call.error("PeerLostError", patience=NOTICE).cause["rank"] == 2
@@ -346,7 +346,7 @@ def recv_at_group_limit() -> None:
     dist.recv(torch.ones(1), 1)
 
 
-def test_set_timeout_survives_the_next_epoch(ranks):
+def test_set_timeout_survives_the_next_generation(ranks):
     world, address = ranks.world(2), ranks.address()
     world.on(0, timeout_survives)
     together(world, address)
@@ -355,8 +355,8 @@ def test_set_timeout_survives_the_next_epoch(ranks):
     world.next().run(check_sum)
 
 
-def options_through_epochs(address: str, rank: int, first_port: int) -> list[int]:
-    """The ports opened by a group whose options must still hold in its third epoch."""
+def options_through_generations(address: str, rank: int, first_port: int) -> list[int]:
+    """The ports opened by a group whose options must still hold in its third generation."""
     import torchft_ext
 
     before = listening()
@@ -369,8 +369,8 @@ def options_through_epochs(address: str, rank: int, first_port: int) -> list[int
         heartbeat=seconds(32),  # of its own: groups with equal options share their listeners
     )
     dist.init_process_group("ft", store=store, rank=0, world_size=1, pg_options=options)
-    for epoch in (2, 3):
-        configure(f"{address}/{epoch}", rank, 2)
+    for generation in (2, 3):
+        configure(f"{address}/{generation}", rank, 2)
         check_sum()
     error = failure_of(lambda: dist.recv(torch.ones(1), 1 - rank))
     assert error.type == "CommTimeoutError" and error.fields["limit"] == 6.0, error.text
@@ -379,10 +379,12 @@ def options_through_epochs(address: str, rank: int, first_port: int) -> list[int
     return sorted(opened)
 
 
-def test_options_survive_the_next_epochs(ranks):
+def test_options_survive_the_next_generations(ranks):
     world, address = ranks.world(2), ranks.address()
     first = random.randrange(20_000, 28_000)
-    calls = [world.start(rank, options_through_epochs, address, rank, first) for rank in range(2)]
+    calls = [
+        world.start(rank, options_through_generations, address, rank, first) for rank in range(2)
+    ]
     for ports in values_of(calls):
         assert ports and all(first <= port <= first + 300 for port in ports), ports
 
@@ -421,19 +423,20 @@ def test_shutdown_is_final_and_idempotent(ranks, size):
     assert all(world.run(shut_down_twice))
 
 
-def last_epoch_of_many(address: str, rank: int) -> tuple[int, int]:
-    """An old epoch's work, waited for after the next epoch began, tells of its own epoch."""
+def last_generation_of_many(address: str, rank: int) -> tuple[int, int]:
+    """An old generation's work, waited for after the next generation began, tells of its own
+    generation."""
     work = dist.irecv(torch.ones(3), 1 - rank)
     configure(address, rank, 2)
     error = failure_of(work.wait)
     assert error is not None and "CommError" in error.kinds
     check_sum()
-    return error.fields["epoch"], backend().epoch
+    return error.fields["generation"], backend().generation
 
 
-def test_work_of_an_older_epoch_fails_with_its_own_epoch(ranks):
+def test_work_of_an_older_generation_fails_with_its_own_generation(ranks):
     world, address = ranks.world(2), ranks.address()
-    calls = [world.start(rank, last_epoch_of_many, address, rank) for rank in range(2)]
+    calls = [world.start(rank, last_generation_of_many, address, rank) for rank in range(2)]
     for old, new in values_of(calls):
         assert old < new
 
@@ -443,7 +446,7 @@ def make_groups_of_some() -> None:
         dist.new_group(members)
 
 
-def test_process_that_is_left_out_of_a_group_begins_the_next_epoch(ranks):
+def test_process_that_is_left_out_of_a_group_begins_the_next_generation(ranks):
     world = ranks.fresh(2)
     world.run(make_groups_of_some)
     address = ranks.address()

@@ -1,4 +1,4 @@
-#include "host/host_epoch.h"
+#include "host/host_generation.h"
 
 #include <algorithm>
 #include <utility>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr Duration kLastWordsWithin = std::chrono::seconds(1);
 constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
-// What nobody waits for: on a host with more processes than cores the end of an epoch is over
+// What nobody waits for: on a host with more processes than cores the end of a generation is over
 // sooner if each process first wakes its waiters, and then all do the rest.
 constexpr Duration kRestAfter = std::chrono::milliseconds(5);
 
@@ -29,9 +29,9 @@ Receipt refuse(std::string why) {
 
 }  // namespace
 
-// Receives one peer's control lane, and sorts it: what the epoch is told, and its messages.
-struct HostEpoch::ControlLane final : LinkReceiver {
-  ControlLane(HostEpoch& of, int from) : epoch(of), rank(from) {}
+// Receives one peer's control lane, and sorts it: what the generation is told, and its messages.
+struct HostGeneration::ControlLane final : LinkReceiver {
+  ControlLane(HostGeneration& of, int from) : generation(of), rank(from) {}
 
   Receipt onHeader(const FrameHeader& header) override {
     switch (header.type) {
@@ -45,38 +45,39 @@ struct HostEpoch::ControlLane final : LinkReceiver {
       case FrameType::kAnnounce:
       case FrameType::kClear:
       case FrameType::kMessage:
-        if (epoch.messages_) return epoch.messages_->onHeader(rank, header);
-        return refuse("a message before the epoch has formed");
+        if (generation.messages_) return generation.messages_->onHeader(rank, header);
+        return refuse("a message before the generation has formed");
       default:
         return refuse("a frame of type " + std::to_string(static_cast<int>(header.type)) +
                       " on a control lane");
     }
   }
   void onFrame(const FrameHeader& header) override {
-    if (epoch.messages_) epoch.messages_->onFrame(rank, header);
+    if (generation.messages_) generation.messages_->onFrame(rank, header);
   }
   void onText(const FrameHeader& header, std::string payload) override {
-    epoch.onControlText(rank, header, payload);
+    generation.onControlText(rank, header, payload);
   }
   void onBroken(const std::string& /*why*/, bool /*clean*/) override {
-    epoch.onLaneEnded(rank, kControl);
+    generation.onLaneEnded(rank, kControl);
   }
 
-  HostEpoch& epoch;
+  HostGeneration& generation;
   const int rank;
 };
 
-HostEpoch::HostEpoch(HostEpochSetup setup) : setup_(std::move(setup)), links_(rank(), size()) {
+HostGeneration::HostGeneration(HostGenerationSetup setup)
+    : setup_(std::move(setup)), links_(rank(), size()) {
   peers_.resize(static_cast<size_t>(size()));
 }
 
-HostEpoch::~HostEpoch() = default;
+HostGeneration::~HostGeneration() = default;
 
 // ---------------------------------------------------------------- forming
 
-void HostEpoch::start(FormingCallbacks callbacks) {
+void HostGeneration::start(FormingCallbacks callbacks) {
   forming_ = std::move(callbacks);
-  const std::weak_ptr<HostEpoch> weak = weak_from_this();
+  const std::weak_ptr<HostGeneration> weak = weak_from_this();
   EventLoop* loop = setup_.loop;
   subscription_ = setup_.lifecycle->subscribe([weak, loop](const FailurePtr& failure) {
     loop->post([weak, failure] {
@@ -107,14 +108,14 @@ void HostEpoch::start(FormingCallbacks callbacks) {
 }
 
 // Its own trouble, and not that of a peer: the others are told who has it.
-void HostEpoch::lacks(const std::string& why) {
+void HostGeneration::lacks(const std::string& why) {
   if (state_ != State::kLinking) return;
   breakAttempt(
       setup_.lifecycle->ownFailure(FailureKind::kRendezvous, "it cannot make its links: " + why),
       false);
 }
 
-void HostEpoch::laneArrived(int rank, Lane lane, UniqueFd fd) {
+void HostGeneration::laneArrived(int rank, Lane lane, UniqueFd fd) {
   if (state_ != State::kLinking) return;
   Link* link = nullptr;
   try {
@@ -130,7 +131,7 @@ void HostEpoch::laneArrived(int rank, Lane lane, UniqueFd fd) {
   if (links_.allStand()) allLanesStand();
 }
 
-void HostEpoch::allLanesStand() {
+void HostGeneration::allLanesStand() {
   state_ = State::kBarrier;
   const std::vector<Link*> control = links_.along(kControl);
   ScheduleRunner::Callbacks callbacks;
@@ -159,7 +160,7 @@ void HostEpoch::allLanesStand() {
   maybeUp();
 }
 
-void HostEpoch::maybeUp() {
+void HostGeneration::maybeUp() {
   if (state_ != State::kBarrier) return;
   for (int other = 0; other < size(); ++other) {
     const Peer& candidate = peer(other);
@@ -168,21 +169,22 @@ void HostEpoch::maybeUp() {
   becomeUp();
 }
 
-// Who was up had the barriers of all: the epoch has formed, though some are still on their way
+// Who was up had the barriers of all: the generation has formed, though some are still on their way
 // here.
-void HostEpoch::passIfPassedBy(const FrameHeader& last_words) {
+void HostGeneration::passIfPassedBy(const FrameHeader& last_words) {
   if ((last_words.aux & kLastWordsWasUp) != 0 && state_ == State::kBarrier) becomeUp();
 }
 
-void HostEpoch::becomeUp() {
+void HostGeneration::becomeUp() {
   state_ = State::kUp;
-  if (forming_.up) forming_.up();  // first: the monitor may know at once that the epoch has ended
+  // first: the monitor may know at once that the generation has ended
+  if (forming_.up) forming_.up();
   forming_ = {};
   startMonitor();
   if (lost_while_forming_) setup_.lifecycle->fail(*lost_while_forming_);
 }
 
-void HostEpoch::startMonitor() {
+void HostGeneration::startMonitor() {
   if (!setup_.monitor || size() == 1) return;
   std::vector<MonitoredPeer> watched;
   for (int other = 0; other < size(); ++other) {
@@ -202,11 +204,11 @@ void HostEpoch::startMonitor() {
       });
 }
 
-void HostEpoch::breakAttempt(const Failure& failure, bool superseded) {
+void HostGeneration::breakAttempt(const Failure& failure, bool superseded) {
   if (forming_.broken) forming_.broken(failure, superseded);
 }
 
-std::vector<int> HostEpoch::missingRanks() const {
+std::vector<int> HostGeneration::missingRanks() const {
   std::vector<int> missing;
   std::vector<int> linked;  // but waiting for others themselves
   for (int other = 0; other < size(); ++other) {
@@ -219,13 +221,13 @@ std::vector<int> HostEpoch::missingRanks() const {
 
 // ---------------------------------------------------------------- running
 
-void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
+void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) {
   if (state_ != State::kUp) {
     FailurePtr failure = setup_.lifecycle->failure();
     if (!failure) {
       Failure ended;
       ended.kind = FailureKind::kAborted;
-      ended.cause.how = "the epoch has ended";
+      ended.cause.how = "the generation has ended";
       failure = std::make_shared<Failure>(std::move(ended));
     }
     state->complete(state->inPlace(failure));
@@ -249,7 +251,8 @@ void HostEpoch::issue(std::shared_ptr<OpState> state, Operation operation) {
   }
 }
 
-void HostEpoch::onControlText(int rank, const FrameHeader& header, const std::string& payload) {
+void HostGeneration::onControlText(int rank, const FrameHeader& header,
+                                   const std::string& payload) {
   if (state_ == State::kOver) {
     const bool departs = header.type == FrameType::kGoodbye;
     if (departs && watch_) watch_->peerLeft(rank);  // its end is no death
@@ -267,7 +270,8 @@ void HostEpoch::onControlText(int rank, const FrameHeader& header, const std::st
   }
 }
 
-void HostEpoch::onFailedFrame(int rank, const FrameHeader& header, const std::string& payload) {
+void HostGeneration::onFailedFrame(int rank, const FrameHeader& header,
+                                   const std::string& payload) {
   std::optional<Failure> failure = decodeFailure(payload, size());
   if (!failure) {
     failPeer(rank, FailureKind::kInternal, "it sent a malformed failure notice");
@@ -279,14 +283,14 @@ void HostEpoch::onFailedFrame(int rank, const FrameHeader& header, const std::st
   setup_.lifecycle->fail(std::move(*failure));
 }
 
-void HostEpoch::onGoodbye(int rank, const FrameHeader& goodbye) {
+void HostGeneration::onGoodbye(int rank, const FrameHeader& goodbye) {
   passIfPassedBy(goodbye);
   if (state_ != State::kUp) {
     peer(rank).gave_up = true;
     Failure failure;
     failure.kind = FailureKind::kPeerLeft;
     failure.cause.rank = rank;
-    failure.cause.how = "it gave up this attempt to form the epoch";
+    failure.cause.how = "it gave up this attempt to form the generation";
     breakAttempt(failure, true);
     return;
   }
@@ -298,7 +302,7 @@ void HostEpoch::onGoodbye(int rank, const FrameHeader& goodbye) {
   if (needsMessagesOf(rank)) failLeaver(rank, "it left before its send or recv was done");
 }
 
-void HostEpoch::tellOfLeavers(Communicator::OnPeerLeft told) {
+void HostGeneration::tellOfLeavers(Communicator::OnPeerLeft told) {
   if (state_ == State::kOver) return;
   told_of_leavers_ = std::move(told);
   for (int rank = 0; rank < size(); ++rank) {
@@ -306,7 +310,7 @@ void HostEpoch::tellOfLeavers(Communicator::OnPeerLeft told) {
   }
 }
 
-void HostEpoch::onCollectivesLeft(int rank, const FrameHeader& goodbye) {
+void HostGeneration::onCollectivesLeft(int rank, const FrameHeader& goodbye) {
   passIfPassedBy(goodbye);
   if (state_ != State::kUp) return;
   peer(rank).collectives_left = true;
@@ -314,13 +318,13 @@ void HostEpoch::onCollectivesLeft(int rank, const FrameHeader& goodbye) {
   if (runner_->needs(rank)) failLeaver(rank, "it left before it had done its part");
 }
 
-void HostEpoch::noteFarewell(int rank, const FrameHeader& goodbye) {
+void HostGeneration::noteFarewell(int rank, const FrameHeader& goodbye) {
   if ((goodbye.aux & kLastWordsBeginsAnother) != 0) peer(rank).begins_another = true;
 }
 
-void HostEpoch::failLeaver(int rank, const std::string& how) {
+void HostGeneration::failLeaver(int rank, const std::string& how) {
   if (peer(rank).begins_another) {
-    failPeer(rank, FailureKind::kAborted, "it began another epoch");
+    failPeer(rank, FailureKind::kAborted, "it began another generation");
   } else {
     failPeer(rank, FailureKind::kPeerLeft, how);
   }
@@ -328,7 +332,7 @@ void HostEpoch::failLeaver(int rank, const std::string& how) {
 
 // ---------------------------------------------------------------- ends
 
-void HostEpoch::onLaneEnded(int rank, Lane lane) {
+void HostGeneration::onLaneEnded(int rank, Lane lane) {
   if (state_ == State::kOver) return;
   Peer& gone = peer(rank);
   if (gone.left || gone.collectives_left) {
@@ -340,14 +344,15 @@ void HostEpoch::onLaneEnded(int rank, Lane lane) {
   if (state_ == State::kUp || !gone.gave_up) judge_->laneEnded(rank, lane);
 }
 
-// While the epoch forms, another attempt may have taken its place; this one is broken either way.
-void HostEpoch::onVerdict(int rank, FailureKind kind, const std::string& how) {
+// While the generation forms, another attempt may have taken its place; this one is broken either
+// way.
+void HostGeneration::onVerdict(int rank, FailureKind kind, const std::string& how) {
   if (state_ == State::kUp) return failPeer(rank, kind, how);
-  lost_while_forming_ = lossOf(rank, kind, how + ", while the epoch formed");
+  lost_while_forming_ = lossOf(rank, kind, how + ", while the generation formed");
   breakAttempt(*lost_while_forming_, false);
 }
 
-Failure HostEpoch::lossOf(int rank, FailureKind kind, const std::string& how) const {
+Failure HostGeneration::lossOf(int rank, FailureKind kind, const std::string& how) const {
   const MemberRecord& member = setup_.roster.members[static_cast<size_t>(rank)];
   Failure failure;
   failure.kind = kind;
@@ -356,11 +361,11 @@ Failure HostEpoch::lossOf(int rank, FailureKind kind, const std::string& how) co
   return failure;
 }
 
-void HostEpoch::failPeer(int rank, FailureKind kind, const std::string& how) {
+void HostGeneration::failPeer(int rank, FailureKind kind, const std::string& how) {
   setup_.lifecycle->fail(lossOf(rank, kind, how));
 }
 
-void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
+void HostGeneration::onLifecycleFailed(const FailurePtr& failure) {
   if (state_ == State::kOver) return;
   last_words_.payload = encodeFailure(*failure);
   last_words_.frame = textFrame(FrameType::kFailed, last_words_.payload);
@@ -380,7 +385,7 @@ void HostEpoch::onLifecycleFailed(const FailurePtr& failure) {
   becomeOver(later ? kRestAfter : Duration::zero());
 }
 
-void HostEpoch::becomeOver(Duration rest_after) {
+void HostGeneration::becomeOver(Duration rest_after) {
   state_ = State::kOver;
   forming_ = {};
   told_of_leavers_ = nullptr;
@@ -397,7 +402,7 @@ void HostEpoch::becomeOver(Duration rest_after) {
 }
 
 // Once. Then nothing follows on these links. They need this object until all has been sent.
-void HostEpoch::sayLastWords() {
+void HostGeneration::sayLastWords() {
   if (std::exchange(last_words_.said, true)) return;
   links_.sayLast(last_words_.frame, last_words_.payload, kLastWordsWithin);
   // A second, independent way; the first to arrive wins.
@@ -407,39 +412,39 @@ void HostEpoch::sayLastWords() {
                      [self = shared_from_this()] { self->close(); });
 }
 
-bool HostEpoch::waitDrained(Deadline deadline) {
+bool HostGeneration::waitDrained(Deadline deadline) {
   if (setup_.loop->inLoop()) return true;
   MutexLock lock(drained_mutex_);
   while (!drained_ && !deadline.expired()) drained_changed_.waitUntil(drained_mutex_, deadline);
   return drained_;
 }
 
-bool HostEpoch::idle() const {
+bool HostGeneration::idle() const {
   return runner_->idle() && nested_->idle() && messages_->idle();
 }
 
-bool HostEpoch::needsMessagesOf(int rank) const {
+bool HostGeneration::needsMessagesOf(int rank) const {
   return messages_->needs(rank) || nested_->needs(rank);
 }
 
-bool HostEpoch::everythingSent() const {
+bool HostGeneration::everythingSent() const {
   return idle() && links_.everythingSent();
 }
 
-void HostEpoch::leave(Farewell farewell, std::function<void(bool left)> told) {
+void HostGeneration::leave(Farewell farewell, std::function<void(bool left)> told) {
   const bool waits = farewell == Farewell::kForGood || state_ == State::kOver;
   if (!waits && !idle()) return told(false);
-  // Who shuts down while another thread begins an epoch leaves for good.
+  // Who shuts down while another thread begins a generation leaves for good.
   if (leaving_.empty() || farewell == Farewell::kForGood) farewell_ = farewell;
   leaving_.push_back(std::move(told));
   if (leaving_.size() == 1 || state_ == State::kOver) leaveWhenIdle();
 }
 
-void HostEpoch::haveLeft() {
+void HostGeneration::haveLeft() {
   for (const auto& told : std::exchange(leaving_, {})) told(true);
 }
 
-void HostEpoch::leaveWhenIdle() {
+void HostGeneration::leaveWhenIdle() {
   if (state_ == State::kOver) return haveLeft();
   if (state_ == State::kUp && everythingSent()) {
     sayGoodbye();
@@ -450,7 +455,7 @@ void HostEpoch::leaveWhenIdle() {
   });
 }
 
-void HostEpoch::sayGoodbye() {
+void HostGeneration::sayGoodbye() {
   if (setup_.lifecycle->end()) {
     const bool for_good = farewell_ == Farewell::kForGood;
     last_words_.frame = textFrame(FrameType::kGoodbye);
@@ -462,11 +467,11 @@ void HostEpoch::sayGoodbye() {
 }
 
 // News of the failure is on its way here, and may find nobody any more.
-void HostEpoch::abandon() {
+void HostGeneration::abandon() {
   if (const FailurePtr failure = setup_.lifecycle->failure()) onLifecycleFailed(failure);
 }
 
-bool HostEpoch::tellOfFailure() {
+bool HostGeneration::tellOfFailure() {
   abandon();
   if (state_ != State::kOver) return false;
   sayLastWords();
@@ -477,7 +482,7 @@ bool HostEpoch::tellOfFailure() {
 
 // The loop looks at its descriptors first and then at its tasks, but reads no more than so much of
 // each at a turn.
-void HostEpoch::whenRead(std::function<void()> then, int turns) {
+void HostGeneration::whenRead(std::function<void()> then, int turns) {
   auto shared_then = std::make_shared<std::function<void()>>(std::move(then));
   const bool posted = setup_.loop->post([self = shared_from_this(), shared_then, turns] {
     if (turns > 1 && self->state_ == State::kUp && !self->links_.everythingRead())
@@ -487,7 +492,7 @@ void HostEpoch::whenRead(std::function<void()> then, int turns) {
   if (!posted) (*shared_then)();
 }
 
-void HostEpoch::dissolve() {
+void HostGeneration::dissolve() {
   abandon();
   if (state_ == State::kOver) return;
   setup_.lifecycle->unsubscribe(subscription_);
@@ -497,7 +502,7 @@ void HostEpoch::dissolve() {
   becomeOver(Duration::zero());
 }
 
-void HostEpoch::close() {
+void HostGeneration::close() {
   if (state_ != State::kOver) {
     Failure failure;
     failure.kind = FailureKind::kAborted;

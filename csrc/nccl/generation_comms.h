@@ -1,5 +1,5 @@
-// An epoch's NCCL communicators: one per device for all ranks, one per device and peer for messages
-// between two, each made when it is first needed.
+// A generation's NCCL communicators: one per device for all ranks, one per device and peer for
+// messages between two, each made when it is first needed.
 //
 // Owner: the communicator. Threads: get() on the issuing thread (one at a time), which blocks;
 // takeAll() from any, never blocks: from then on there are none, and none is made.
@@ -18,7 +18,7 @@
 
 namespace torchft_ext {
 
-class EpochComms {
+class GenerationComms {
  public:
   struct Setup {
     std::shared_ptr<const NcclPlatform> platform;
@@ -34,10 +34,10 @@ class EpochComms {
     int64_t seq = -1;
     Deadline deadline = Deadline::never();
   };
-  explicit EpochComms(Setup setup) : setup_(std::move(setup)) {}
+  explicit GenerationComms(Setup setup) : setup_(std::move(setup)) {}
 
-  // peer: -1 for all ranks. Null: the epoch is over, or the deadline has passed. The wait hook may
-  // throw.
+  // peer: -1 for all ranks. Null: the generation is over, or the deadline has passed. The wait hook
+  // may throw.
   std::shared_ptr<DeviceComm> get(c10::Device device, int peer, const Need& need);
   bool has(c10::Device device, int peer) const;
 
