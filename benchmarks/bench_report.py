@@ -116,7 +116,7 @@ def write_json(path: Path | None, data: dict[str, Any]) -> None:
 
 
 class TcpAlone(argparse.Action):
-    """Ranks, which inherit the environment, are linked as if each had a host of its own."""
+    """Ranks, which inherit the environment, are connected as if each had a host of its own."""
 
     def __call__(
         self,

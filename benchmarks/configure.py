@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 LIMIT = timedelta(seconds=60)
 WARM_UP = 3
-SETTLE_S = 0.02  # after the barrier, so that its last bytes are read before the links go
+SETTLE_S = 0.02  # after the barrier, so that its last bytes are read before the connections go
 
 Begin = Callable[[str], None]  # begins the generation of that name
 

@@ -199,7 +199,7 @@ def rank_configure(command: dict[str, Any], store: dist.Store) -> None:
     cold, warm = time.perf_counter() - begin, []
     for number in range(command["count"]):
         dist.barrier()
-        time.sleep(0.02)  # the barrier's last bytes are read before the links go
+        time.sleep(0.02)  # the barrier's last bytes are read before the connections go
         begin = time.perf_counter()
         if engine == "ft":
             import torchft_ext

@@ -19,7 +19,7 @@ import bench_report as report
 import torch.distributed as dist
 
 LIMIT = timedelta(seconds=60)
-SETTLE_S = 2.0  # until the lines stand and the rendezvous has been cleaned up
+SETTLE_S = 2.0  # until the liveness connections stand and the rendezvous has been cleaned up
 Costs = dict[str, dict[str, float]]
 
 
@@ -67,7 +67,9 @@ def run_rank() -> None:
             for name, cost in after.items()
             if name in before
         }
-        ranks.reply("idle", rates=rates, lines=0 if monitor is None else monitor["lines"])
+        ranks.reply(
+            "idle", rates=rates, connections=0 if monitor is None else monitor["connections"]
+        )
     dist.destroy_process_group()  # once all have answered
 
 
@@ -88,11 +90,15 @@ def measure(pool: ranks.Pool, world: int, seconds: float) -> dict[str, Any]:
             "wakeups_per_s": report.summary(wakeups),
             "cpu_percent": report.summary([100 * share for share in cpu]),
         }
-    return {"world": world, "lines": [answer["lines"] for answer in answers], "threads": threads}
+    return {
+        "world": world,
+        "connections": [answer["connections"] for answer in answers],
+        "threads": threads,
+    }
 
 
 def show(result: dict[str, Any]) -> None:
-    print(f"world {result['world']}, lines per process {result['lines']}")
+    print(f"world {result['world']}, liveness connections per process {result['connections']}")
     rows = [
         [
             name,

@@ -18,14 +18,14 @@ while [ $# -gt 0 ]; do
 done
 have clang++ || die "clang++ not found: run scripts/setup.sh --all"
 # Of whole values, then of streams.
-parsers=(header failure notice hello welcome refusal record withdrawal go address
+parsers=(header failure notice hello welcome refusal record failure_record go address
   inbox line link dial connector listener)
 export work="$BUILD_ROOT/fuzz" corpus="$ROOT/tests/fuzz/corpus" each=$((seconds * JOBS / ${#parsers[@]}))
 [ "$each" -gt 0 ] || each=1 # 0 has no end
 mkdir -p "${parsers[@]/#/$work/corpus/}" "${parsers[@]/#/$corpus/}"
 
 # csrc/net/sockets.cpp is not among them: paired_sockets.cpp stands in for it.
-sources=(csrc/base/*.cpp csrc/peers/{line,notice}.cpp csrc/rendezvous/records.cpp csrc/host/{send_queue,stream_link}.cpp
+sources=(csrc/base/*.cpp csrc/peers/{liveness_connection,notice}.cpp csrc/rendezvous/records.cpp csrc/host/{send_queue,stream_link}.cpp
   csrc/net/{connector,dial,event_loop,failure_frame,frame,frame_inbox,handshake,listener,local_address,private_table,socket_address}.cpp
   tests/fuzz/{paired_sockets,streams,frame_streams,handshake_streams,listener_streams}.cpp)
 mkdir -p "$work/objects"
@@ -51,7 +51,7 @@ fuzz() {
     tail -n 40 "$log"
     return 1
   fi
-  printf '%-9s %s\n' "$1" "$(grep -E '^Done [0-9]+ runs' "$log"), $(find "$work/corpus/$1" -type f | wc -l) inputs kept"
+  printf '%-19s %s\n' "$1" "$(grep -E '^Done [0-9]+ runs' "$log"), $(find "$work/corpus/$1" -type f | wc -l) inputs kept"
 }
 export -f fuzz
 printf '%s\0' "${parsers[@]}" | xargs -0 -n 1 -P "$JOBS" bash -c 'fuzz "$1"' _

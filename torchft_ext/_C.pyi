@@ -100,7 +100,7 @@ class Options(_Backend.Options):
     def local_sockets(self) -> bool | None:
         """bool or None: Unix sockets between processes of one host and user, cheaper than TCP.
 
-        False: all links of this process are TCP.
+        False: all connections of this process are TCP.
 
         Environment: TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1.
 
@@ -432,7 +432,7 @@ def _make_group(
     options: Options | None,
     bound_device: str | None = None,
 ) -> _ProcessGroup: ...
-def _tell_absence(store: Store, rank: int, size: int, why: str) -> None: ...
+def _publish_failed_init(store: Store, rank: int, size: int, why: str) -> None: ...
 
 class _CompileQuestions:
     def hold(self) -> bool: ...

@@ -53,7 +53,7 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         _refuse_two_of_ours(spec, caller)
     except (TypeError, ValueError) as error:
         if not getattr(opts, "enable_reconfigure", False):
-            _C._tell_absence(opts.store, opts.group_rank, opts.group_size, str(error))
+            _C._publish_failed_init(opts.store, opts.group_rank, opts.group_size, str(error))
         raise
     single = spec is not None and len(set(spec.values())) == 1
     made = _C._create_backend(

@@ -16,7 +16,7 @@ class Stats(TypedDict):
         failures: number by kind: "peer_lost", "timeout" ...
         last_error: the last failure's message.
         last_configure_ms: milliseconds of each phase of the last configure(): "end_previous",
-            "rendezvous", "links"; of one that failed, up to the phase in which it did.
+            "rendezvous", "connections"; of one that failed, up to the phase in which it did.
         threads: names of the library's running threads.
         stuck_threads: those that were given up because they did not end.
         descriptors: open in the process, those that single threads of the library have to

@@ -5,7 +5,7 @@ class                  what to do
 =====================  ======================================================================
 PeerLostError          a process died or froze: begin a generation without it
 PeerLeftError          a process left cleanly before doing its part: begin a generation without it
-LinkLostError          two living processes cannot reach each other: begin a new generation
+ConnectionLostError          two living processes cannot reach each other: begin a new generation
 CommTimeoutError       an operation or configure() ran past its deadline: begin a new generation
 CommAbortedError       somebody called abort(), or a signal came: begin a new generation
 StoreLostError         the store cannot be reached: configure() with another one
@@ -31,7 +31,7 @@ __all__ = [
     "CommAbortedError",
     "CommError",
     "CommTimeoutError",
-    "LinkLostError",
+    "ConnectionLostError",
     "MismatchError",
     "PeerLeftError",
     "PeerLostError",
@@ -46,7 +46,7 @@ class Cause:
 
     Attributes:
         rank: its rank in the failed generation; None where it is not known.
-        other_rank: of a lost link, the rank at its other end; else None.
+        other_rank: of a lost connection, the rank at its other end; else None.
         host: its host's name; empty where it is not known.
         pid: its process id on that host; None where it is not known.
         how: one clause that says what happened.
@@ -109,7 +109,7 @@ class PeerLeftError(CommError):
     """A process of the generation left cleanly before doing its part of an operation."""
 
 
-class LinkLostError(CommError):
+class ConnectionLostError(CommError):
     """Two living processes of the generation cannot reach each other."""
 
 
@@ -136,7 +136,7 @@ class RendezvousError(CommError):
 _CLASSES: dict[str, type[CommError]] = {
     "peer_lost": PeerLostError,
     "peer_left": PeerLeftError,
-    "link_lost": LinkLostError,
+    "connection_lost": ConnectionLostError,
     "timeout": CommTimeoutError,
     "aborted": CommAbortedError,
     "store_lost": StoreLostError,

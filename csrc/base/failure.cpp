@@ -40,10 +40,11 @@ std::string nameOfProcess(const Cause& cause) {
 // follows was worded for others ("it issued ...") and needs its subject.
 std::string whoCaused(const Failure& failure) {
   const Cause& cause = failure.cause;
-  if (failure.kind == FailureKind::kLinkLost && cause.other_rank >= 0) {
+  if (failure.kind == FailureKind::kConnectionLost && cause.other_rank >= 0) {
     const std::string near = nameOfProcess(cause);
     const std::string far = "rank " + std::to_string(cause.other_rank);
-    return near.empty() ? "the link to " + far : "the link between " + near + " and " + far;
+    return near.empty() ? "the connection to " + far
+                        : "the connection between " + near + " and " + far;
   }
   if (cause.rank >= 0 && cause.rank == failure.rank)
     return cause.how.starts_with("it ") || cause.how.starts_with("its ") ? "this rank" : "";
@@ -81,7 +82,7 @@ std::string wordsThatCallersMatch(const Failure& failure) {
   switch (failure.kind) {
     case FailureKind::kPeerLost:
     case FailureKind::kPeerLeft:
-    case FailureKind::kLinkLost:
+    case FailureKind::kConnectionLost:
       return "Connection closed by peer";
     case FailureKind::kTimeout:
       return wordsOfTimeout(failure);
@@ -116,7 +117,7 @@ std::string nextStep(const Failure& failure) {
              ", then call configure() again on all ranks";
     case FailureKind::kInternal:
       return "this is a fault in torchft_ext: please report it; " + again;
-    case FailureKind::kLinkLost:
+    case FailureKind::kConnectionLost:
     case FailureKind::kTimeout:
     case FailureKind::kAborted:
       break;
@@ -132,8 +133,8 @@ const char* toString(FailureKind kind) {
       return "peer lost";
     case FailureKind::kPeerLeft:
       return "peer left";
-    case FailureKind::kLinkLost:
-      return "link lost";
+    case FailureKind::kConnectionLost:
+      return "connection lost";
     case FailureKind::kTimeout:
       return "timeout";
     case FailureKind::kAborted:

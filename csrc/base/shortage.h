@@ -8,7 +8,7 @@
 namespace torchft_ext {
 
 // How long something may lack before an attempt fails for it: what ends elsewhere in the process,
-// the last generation's links among it, gives it back within a second.
+// the last generation's connections among it, gives it back within a second.
 inline constexpr std::chrono::milliseconds kLacksFor{1000};
 
 // Whether socket(2), accept(2), epoll_ctl(2) or connect(2) to a TCP address says with it that this

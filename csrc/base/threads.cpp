@@ -36,15 +36,15 @@ class Registry {
     found->second.stuck = true;
     return true;
   }
-  ThreadCensus count() {
-    ThreadCensus census;
+  ThreadSnapshot count() {
+    ThreadSnapshot snapshot;
     MutexLock lock(mutex_);
     for (const auto& [thread, entry] : threads_) {
-      census.running.push_back(entry.name);
-      if (entry.stuck) ++census.stuck;
+      snapshot.running.push_back(entry.name);
+      if (entry.stuck) ++snapshot.stuck;
     }
-    std::sort(census.running.begin(), census.running.end());
-    return census;
+    std::sort(snapshot.running.begin(), snapshot.running.end());
+    return snapshot;
   }
 
  private:
@@ -197,7 +197,7 @@ void OwnedThread::abandon(const std::string& why) {
   }
 }
 
-ThreadCensus threadCensus() {
+ThreadSnapshot threadSnapshot() {
   return registry.get().count();
 }
 

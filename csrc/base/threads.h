@@ -35,10 +35,10 @@ class OwnedThread {
   std::shared_ptr<State> state_;
 };
 
-struct ThreadCensus {
+struct ThreadSnapshot {
   std::vector<std::string> running;  // names, sorted
   int stuck = 0;
 };
-ThreadCensus threadCensus();
+ThreadSnapshot threadSnapshot();
 
 }  // namespace torchft_ext

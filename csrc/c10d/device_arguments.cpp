@@ -77,7 +77,7 @@ DeviceReduction boolReduction(const Argument& argument, c10d::ReduceOp::RedOpTyp
 }
 
 // The type under which NCCL gives the same bits.
-at::ScalarType standIn(at::ScalarType type, const c10d::ReduceOp& reduce_op) {
+at::ScalarType contiguousCopy(at::ScalarType type, const c10d::ReduceOp& reduce_op) {
   const c10d::ReduceOp::RedOpType op = reduce_op.op_;
   if (at::isComplexType(type) && sums(reduce_op)) return c10::toRealValueType(type);
   const bool modular = op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::PRODUCT;
@@ -103,7 +103,7 @@ DeviceReduction deviceReductionOf(const Argument& argument, const at::Tensor& te
       ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX or PREMUL_SUM for a device tensor "
       "(BAND, BOR, BXOR for bool), found ReduceOp number ",
       static_cast<int>(op));
-  const std::optional<DType> dtype = numberType(standIn(type, reduce_op));
+  const std::optional<DType> dtype = numberType(contiguousCopy(type, reduce_op));
   TORCH_CHECK_TYPE(dtype.has_value(), argument.text(),
                    ": expected a dtype that NCCL can reduce (float, double, half, bfloat16, "
                    "float8, int8, int32, int64, uint8, bool; complex for SUM, AVG and PREMUL_SUM; "

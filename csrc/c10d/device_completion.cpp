@@ -46,8 +46,8 @@ void DeviceCompletion::orderBehind() const noexcept {
 
 void DeviceCompletion::releaseTensors() const {
   for (const auto& side : sides_) {
-    const auto stash = side->may_release ? side->stash.lock() : nullptr;
-    if (stash) stash->release();
+    const auto shelf = side->may_release ? side->shelf.lock() : nullptr;
+    if (shelf) shelf->release();
   }
 }
 

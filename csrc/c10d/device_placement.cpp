@@ -61,7 +61,7 @@ void DevicePlacement::place(const c10::Device& device, Prepared& prepared) {
   if (nan_check_) {
     // Pinned memory for the answer, whose allocator asks events and may make some.
     const auto relaxed = devices_.platform()->cuda->relaxCapture();
-    side->verdict = verdictOn(prepared, side->current);
+    side->result_check = resultCheckFor(prepared, side->current);
   }
   noteUse(device);
   if (flag.defined()) prepared.kept.push_back(std::move(flag));
@@ -71,8 +71,8 @@ void DevicePlacement::place(const c10::Device& device, Prepared& prepared) {
 }
 
 // Enqueues on the stream that the operation's own waits for.
-std::function<std::string()> DevicePlacement::verdictOn(const Prepared& prepared,
-                                                        const c10::Stream& stream) const {
+std::function<std::string()> DevicePlacement::resultCheckFor(const Prepared& prepared,
+                                                             const c10::Stream& stream) const {
   if (devices_.platform()->cuda->capturing(stream)) return {};
   const std::vector<at::Tensor> contributions = contributionsOf(prepared);
   if (contributions.empty()) return {};

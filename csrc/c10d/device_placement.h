@@ -43,7 +43,8 @@ class DevicePlacement {
 
   void noteUse(const c10::Device& device);
   std::optional<c10::Device> used() const;  // by operations so far; none, or several: nullopt
-  std::function<std::string()> verdictOn(const Prepared& prepared, const c10::Stream& stream) const;
+  std::function<std::string()> resultCheckFor(const Prepared& prepared,
+                                              const c10::Stream& stream) const;
 
   const Devices devices_;
   const std::shared_ptr<Poison> poison_;

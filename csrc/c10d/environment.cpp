@@ -10,7 +10,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr std::chrono::hours kLongestHeartbeat{24};
-constexpr int kPortsPerProcess = 3;  // links, main and witness lines
+constexpr int kPortsPerProcess = 3;  // connections, main and backup liveness connections
 
 bool holdsEnough(const PortRange& range) {
   const bool any_port = range.last == 0;

@@ -5,9 +5,9 @@
 #include <utility>
 #include <variant>
 
-#include "c10d/absence.h"
 #include "c10d/comm_error.h"
 #include "c10d/engines.h"
+#include "c10d/failed_init.h"
 #include "c10d/store_adapter.h"
 
 namespace torchft_ext {
@@ -33,7 +33,7 @@ std::variant<Made, Failure> make(const GroupSpec& spec) {
 Made makeOrTellAbsence(const GroupSpec& spec) {
   const auto tell = [&spec](const std::string& why) {
     if (!spec.begin) return;
-    tellAbsence(spec.store, spec.rank, spec.size, durationOf(spec.chosenTimeout()), why);
+    publishFailedInit(spec.store, spec.rank, spec.size, durationOf(spec.chosenTimeout()), why);
   };
   auto made = [&] {
     try {

@@ -54,9 +54,10 @@ bool mayBeNan(at::ScalarType type) {
   return c10::isFloat8Type(type) || (c10::isFloatingType(type) && c10::elementSize(type) > 1);
 }
 
-// A stand-in is loaded later: the caller's tensor is looked at in its place.
-const StandIn* standInAt(const Buffer& buffer, const std::vector<StandIn>& stand_ins) {
-  for (const StandIn& each : stand_ins) {
+// A contiguous copy is loaded later: the caller's tensor is looked at in its place.
+const ContiguousCopy* contiguousCopyAt(const Buffer& buffer,
+                                       const std::vector<ContiguousCopy>& contiguous_copies) {
+  for (const ContiguousCopy& each : contiguous_copies) {
     if (holds(each.contiguous, buffer)) return &each;
   }
   return nullptr;
@@ -76,14 +77,15 @@ std::vector<at::Tensor> contributionsOf(const Prepared& prepared) {
     return contributions;
   }
   std::vector<Buffer> plain;
-  const StandIn* last = nullptr;  // the parts of one follow each other
+  const ContiguousCopy* last = nullptr;  // the parts of one follow each other
   for (const Buffer& buffer : readBy(prepared)) {
     if (buffer.bytes == 0) continue;
-    const StandIn* stand_in = standInAt(buffer, prepared.loads);
-    if (stand_in == nullptr) {
+    const ContiguousCopy* contiguous_copy = contiguousCopyAt(buffer, prepared.loads);
+    if (contiguous_copy == nullptr) {
       plain.push_back(buffer);
-    } else if (std::exchange(last, stand_in) != stand_in) {
-      if (const auto values = realNumbersOf(stand_in->tensor)) contributions.push_back(*values);
+    } else if (std::exchange(last, contiguous_copy) != contiguous_copy) {
+      if (const auto values = realNumbersOf(contiguous_copy->tensor))
+        contributions.push_back(*values);
     }
   }
   for (const Buffer& buffer : merge(plain)) {

@@ -12,20 +12,21 @@ namespace {
 using TensorVector = std::vector<at::Tensor>;
 
 // The engine lets go of tensors on its own thread.
-void letGoOfAll(std::shared_ptr<void> kept) {
-  letGoElsewhere(std::move(*std::static_pointer_cast<TensorVector>(std::move(kept))));
+void releaseAll(std::shared_ptr<void> kept) {
+  releaseElsewhere(std::move(*std::static_pointer_cast<TensorVector>(std::move(kept))));
 }
 
-std::shared_ptr<Stash> keepUntilReleased(TensorVector tensors) {
-  return std::make_shared<Stash>(std::make_shared<TensorVector>(std::move(tensors)), letGoOfAll);
+std::shared_ptr<TensorShelf> keepUntilReleased(TensorVector tensors) {
+  return std::make_shared<TensorShelf>(std::make_shared<TensorVector>(std::move(tensors)),
+                                       releaseAll);
 }
 
 // On a device the callers' tensors go when it has been waited for.
 std::shared_ptr<void> ownersOf(Prepared& prepared) {
-  auto stash = keepUntilReleased(std::move(prepared.tensors));
-  if (prepared.side) prepared.side->stash = stash;
-  return std::make_shared<std::pair<std::shared_ptr<Stash>, std::shared_ptr<Stash>>>(
-      std::move(stash), keepUntilReleased(std::move(prepared.kept)));
+  auto shelf = keepUntilReleased(std::move(prepared.tensors));
+  if (prepared.side) prepared.side->shelf = shelf;
+  return std::make_shared<std::pair<std::shared_ptr<TensorShelf>, std::shared_ptr<TensorShelf>>>(
+      std::move(shelf), keepUntilReleased(std::move(prepared.kept)));
 }
 
 TensorVector allTensors(const std::vector<Prepared>& prepared) {
@@ -51,8 +52,8 @@ void checkInOnePlace(const std::vector<Prepared>& prepared, const c10::Device& d
 // On the caller's own stream whatever comes later is behind the operation.
 void releaseOnCurrent(const DeviceCompletion::Sides& sides) {
   for (const auto& side : sides) {
-    const auto stash = side->on_current && side->may_release ? side->stash.lock() : nullptr;
-    if (stash) stash->release();
+    const auto shelf = side->on_current && side->may_release ? side->shelf.lock() : nullptr;
+    if (shelf) shelf->release();
   }
 }
 

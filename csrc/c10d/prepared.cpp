@@ -14,16 +14,16 @@ bool overlap(const Buffer& a, const Buffer& b) {
 
 }  // namespace
 
-at::Tensor Prepared::standIn(const at::Tensor& tensor, bool loaded, bool stored) {
+at::Tensor Prepared::contiguousCopy(const at::Tensor& tensor, bool loaded, bool stored) {
   const at::Tensor plain = tensor.variable_data();  // as it lies in memory, without its history
-  const StandIn stand_in{at::empty(plain.sizes(), plain.options()), plain};
-  kept.push_back(stand_in.contiguous);
-  if (loaded) loads.push_back(stand_in);
+  const ContiguousCopy contiguous_copy{at::empty(plain.sizes(), plain.options()), plain};
+  kept.push_back(contiguous_copy.contiguous);
+  if (loaded) loads.push_back(contiguous_copy);
   if (stored) {
     plain.mutable_data_ptr();  // a copy-on-write tensor gets memory of its own, now
-    stores.push_back(stand_in);
+    stores.push_back(contiguous_copy);
   }
-  return stand_in.contiguous;
+  return contiguous_copy.contiguous;
 }
 
 at::Tensor Prepared::writableFor(const at::Tensor& tensor, Use use) {
@@ -31,7 +31,7 @@ at::Tensor Prepared::writableFor(const at::Tensor& tensor, Use use) {
   if (tensor.is_contiguous()) return tensor;
   // Device memory is stored whatever becomes of the operation: where nothing came, what was there.
   const bool loaded = use != Use::kWritten || !tensor.is_cpu();
-  return standIn(tensor, loaded, use != Use::kRead);
+  return contiguousCopy(tensor, loaded, use != Use::kRead);
 }
 
 std::vector<at::Tensor> Prepared::writableFor(const std::vector<at::Tensor>& overwritten) {
@@ -50,10 +50,10 @@ at::Tensor Prepared::readableFor(const at::Tensor& tensor, const std::vector<at:
       [&tensor](const at::Tensor& output) { return overlap(readable(tensor), readable(output)); });
   const bool usable = apart || (in_place != nullptr && tensor.const_data_ptr() == in_place);
   if (tensor.is_contiguous() && usable) return tensor;
-  return standIn(tensor, /*loaded=*/true, /*stored=*/false);
+  return contiguousCopy(tensor, /*loaded=*/true, /*stored=*/false);
 }
 
-void letGoElsewhere(std::vector<at::Tensor> tensors) {
+void releaseElsewhere(std::vector<at::Tensor> tensors) {
   const bool shared = std::all_of(tensors.begin(), tensors.end(),
                                   [](const at::Tensor& tensor) { return tensor.use_count() > 1; });
   if (!shared) runOnCallbackThread([owners = std::move(tensors)] {});

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "c10d/bucket_layouts.h"
-#include "c10d/stand_in.h"
+#include "c10d/contiguous_copy.h"
 #include "comm/operation.h"
 #include "nccl/stream_side.h"
 
@@ -33,8 +33,8 @@ struct Prepared {
   // Its own, until it is through, whoever has waited: their memory may belong to another stream
   // than the waiter's.
   std::vector<at::Tensor> kept;
-  std::vector<StandIn> loads;       // before the operation
-  std::vector<StandIn> stores;      // behind it
+  std::vector<ContiguousCopy> loads;   // before the operation
+  std::vector<ContiguousCopy> stores;  // behind it
   bool async = true;                // false: device tensors are served on the current stream itself
   bool flat = false;                // the parts of its inputs or outputs are one tensor
   bool low_bit = false;             // BXOR of bools: the results are the lowest bits of a sum
@@ -44,7 +44,7 @@ struct Prepared {
   std::shared_ptr<StreamSide> side;  // null: host memory, or not issued yet
 
  private:
-  at::Tensor standIn(const at::Tensor& tensor, bool loaded, bool stored);
+  at::Tensor contiguousCopy(const at::Tensor& tensor, bool loaded, bool stored);
 };
 
 // What a Work needs beside its operations.
@@ -63,6 +63,6 @@ struct PreparedCall {
 
 // For an engine's thread: the last reference to a tensor may need the GIL to go, which must not
 // hold up the network.
-void letGoElsewhere(std::vector<at::Tensor> tensors);
+void releaseElsewhere(std::vector<at::Tensor> tensors);
 
 }  // namespace torchft_ext

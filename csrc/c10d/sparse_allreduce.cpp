@@ -48,12 +48,12 @@ void checkSparse(const Argument& argument, const at::Tensor& tensor,
 }
 
 SparseAllreduce::SparseAllreduce(const at::Tensor& tensor, DType dtype, int rank, int size,
-                                 LetGo let_go)
+                                 Release release)
     : target_(tensor),
       dtype_(dtype),
       rank_(rank),
       size_(size),
-      let_go_(let_go),
+      release_(release),
       headers_(kHeaderItems * static_cast<size_t>(size)) {
   const at::NoGradGuard without_autograd;
   source_ = implOf(target_).indices();
@@ -63,7 +63,7 @@ SparseAllreduce::SparseAllreduce(const at::Tensor& tensor, DType dtype, int rank
 }
 
 SparseAllreduce::~SparseAllreduce() {
-  let_go_({std::move(source_), std::move(indices_), std::move(values_)});
+  release_({std::move(source_), std::move(indices_), std::move(values_)});
 }
 
 int64_t* SparseAllreduce::header(int rank) {
@@ -92,7 +92,7 @@ void SparseAllreduce::layOut(Operation& operation) {
 void SparseAllreduce::begin() {
   // An operation before this one has given the tensor its result.
   if (!implOf(target_).indices().is_same(source_) && implOf(target_).coalesced()) {
-    let_go_({std::move(source_), std::move(indices_), std::move(values_)});
+    release_({std::move(source_), std::move(indices_), std::move(values_)});
     source_ = implOf(target_).indices();
     indices_ = source_.contiguous();
     values_ = implOf(target_).values().contiguous();
@@ -201,7 +201,7 @@ void SparseAllreduce::tellResult() {
   std::vector<at::Tensor> before{impl.indices(), impl.values()};
   impl.set_indices_and_values_unsafe(sum_indices_, sum_values_);
   impl.set_coalesced(true);
-  let_go_(std::move(before));
+  release_(std::move(before));
 }
 
 }  // namespace torchft_ext

@@ -31,10 +31,10 @@ void checkSparse(const Argument& argument, const at::Tensor& tensor,
 
 class SparseAllreduce : public Exchanges {
  public:
-  // The tensor has been checked. let_go: for tensors whose last owner this may be; it must not
+  // The tensor has been checked. release: for tensors whose last owner this may be; it must not
   // block.
-  using LetGo = void (*)(std::vector<at::Tensor> tensors);
-  SparseAllreduce(const at::Tensor& tensor, DType dtype, int rank, int size, LetGo let_go);
+  using Release = void (*)(std::vector<at::Tensor> tensors);
+  SparseAllreduce(const at::Tensor& tensor, DType dtype, int rank, int size, Release release);
   ~SparseAllreduce() override;
 
   const at::Tensor& values() const { return values_; }  // what this rank gives, as it is now
@@ -60,7 +60,7 @@ class SparseAllreduce : public Exchanges {
   const DType dtype_;
   const int rank_;
   const int size_;
-  const LetGo let_go_;
+  const Release release_;
   at::Tensor source_;             // the tensor's own indices that indices_ were taken from
   at::Tensor indices_;            // contiguous, in ascending order
   at::Tensor values_;             // contiguous

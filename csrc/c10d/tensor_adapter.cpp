@@ -95,7 +95,7 @@ Prepared TensorAdapter::sparseAllreduceOf(const Argument& argument, const at::Te
   const DType dtype = reductionOf(argument, tensor, options.reduceOp).dtype;
   Prepared prepared = prepare(OpKind::kSparseAllreduce, options.timeout, options.asyncOp);
   const auto exchanges =
-      std::make_shared<SparseAllreduce>(tensor, dtype, place_.rank, place_.size, letGoElsewhere);
+      std::make_shared<SparseAllreduce>(tensor, dtype, place_.rank, place_.size, releaseElsewhere);
   exchanges->layOut(prepared.operation);
   prepared.operation.dtype = dtype;
   prepared.operation.exchanges = exchanges;

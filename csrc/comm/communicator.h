@@ -1,4 +1,4 @@
-// The live links of one generation, as the policy above sees every engine.
+// The live connections of one generation, as the policy above sees every engine.
 //
 // Owner: the group's current generation, alone; retired to its destructor, which never blocks. Rank
 // and size never change. Failing the lifecycle is the one way to end it early: the engine
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "comm/op_state.h"
+#include "rendezvous/member_prober.h"
 #include "rendezvous/rendezvous.h"
-#include "rendezvous/vigil.h"
 
 namespace torchft_ext {
 
@@ -84,21 +84,21 @@ class Engine {
  public:
   virtual ~Engine() = default;
   virtual const char* name() const = 0;
-  // Named counters for stats(): "links", "monitor_lines", "refused_connections", ...
+  // Named counters for stats(): "connections", "monitor_connections", "refused_connections", ...
   virtual std::vector<std::pair<std::string, int64_t>> counters() const = 0;
 
   // Where this process's members can be reached, for its record. Opens the listener at first use.
   virtual std::variant<MemberRecord, Failure> describeSelf() = 0;
   // For an attempt of a world of that size: asks such addresses as describeSelf() gives. Null:
   // none.
-  virtual std::unique_ptr<Vigil> keepVigil(int size) = 0;
+  virtual std::unique_ptr<MemberProber> makeMemberProber(int size) = 0;
   // A member that does not run for so long may be left out by the others. Zero: never.
   virtual Duration frozenAfter() const = 0;
 
-  // One attempt to link up with the roster's members and to pass a barrier over the links; blocks
-  // until done (the lifecycle may have failed since), until the lifecycle is over, the deadline, or
-  // `superseded` returns true (polled about every 20 ms, on this thread): then std::monostate, and
-  // the attempt has left nothing behind.
+  // One attempt to connect to the roster's members and to pass a barrier over the connections;
+  // blocks until done (the lifecycle may have failed since), until the lifecycle is over, the
+  // deadline, or `superseded` returns true (polled about every 20 ms, on this thread): then
+  // std::monostate, and the attempt has left nothing behind.
   virtual std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) = 0;

@@ -20,7 +20,7 @@
 
 #include "comm/communicator.h"
 #include "comm/issue_order.h"
-#include "comm/standstill.h"
+#include "comm/stall_clock.h"
 #include "comm/watchdog.h"
 
 namespace torchft_ext {
@@ -35,8 +35,8 @@ struct GroupStats {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   FailurePtr last_failure;
-  // Phases of the last configure, in order: end_previous, rendezvous, links; of one that failed up
-  // to the one in which it did.
+  // Phases of the last configure, in order: end_previous, rendezvous, connections; of one that
+  // failed up to the one in which it did.
   std::vector<std::pair<std::string, Duration>> last_configure;
 };
 
@@ -125,10 +125,10 @@ class Group {
     Deadline deadline;
     std::shared_ptr<Lifecycle> lifecycle;
     AttemptMemory memory{};
-    Standstill standstill{};
+    StallClock stall_clock{};
     std::vector<std::pair<std::string, Duration>> phases{};
     std::unique_ptr<Rendezvous> rendezvous{};
-    std::optional<Failure> store_lost{};  // while links are made
+    std::optional<Failure> store_lost{};  // while connections are made
   };
 
   std::variant<std::shared_ptr<Communicator>, Failure> beginGeneration(Attempt& attempt);

@@ -1,4 +1,4 @@
-// How a group begins a generation: the end of the last one, the rendezvous, the links.
+// How a group begins a generation: the end of the last one, the rendezvous, the connections.
 #include <utility>
 
 #include "base/log.h"
@@ -123,11 +123,11 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   const Cancelled cancelled = cancelledBy(lifecycle);
   attempt.rendezvous = std::make_unique<Rendezvous>(
       attempt.store, attempt.prefix, attempt.rank, attempt.size, std::move(self), attempt.deadline,
-      cancelled, attempt.memory, engine_->keepVigil(attempt.size));
+      cancelled, attempt.memory, engine_->makeMemberProber(attempt.size));
   Rendezvous& rendezvous = *attempt.rendezvous;
   auto entered = rendezvous.enter();
   if (!std::holds_alternative<Failure>(entered)) {
-    stopwatch.begin("links");
+    stopwatch.begin("connections");
     if (on_forming_) on_forming_(lifecycle);
   }
   while (true) {
@@ -143,8 +143,9 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   }
 }
 
-// True: the links being made are for nothing; `refreshed` says why. An end that all members of the
-// attempt have to learn of fails it, so that those who are linked already are told over the links.
+// True: the connections being made are for nothing; `refreshed` says why. An end that all members
+// of the attempt have to learn of fails it, so that those who are connected already are told over
+// the connections.
 bool Group::lookForSuccessor(Attempt& attempt,
                              std::variant<std::monostate, Roster, Failure>& refreshed) {
   runWaitHook();
@@ -156,7 +157,7 @@ bool Group::lookForSuccessor(Attempt& attempt,
   if (const auto* failure = std::get_if<Failure>(&refreshed)) {
     if (failure->kind == FailureKind::kRendezvous) return true;
     if (failure->kind == FailureKind::kStoreLost) {
-      attempt.store_lost = *failure;  // finding that took long: the links may be up by now
+      attempt.store_lost = *failure;  // finding that took long: the connections may be up by now
       return false;
     }
     attempt.lifecycle->fail(*failure);
@@ -216,13 +217,13 @@ Failure Group::asTold(const Failure& failure) const {
   return told;
 }
 
-// A process that was stopped finds what the others left behind: nobody comes, or links end. That it
-// was left out nobody tells it, since it had no links yet.
+// A process that was stopped finds what the others left behind: nobody comes, or connections end.
+// That it was left out nobody tells it, since it had no connections yet.
 FailurePtr Group::inHindsight(const Attempt& attempt, FailurePtr failure) const {
   const Duration limit = engine_->frozenAfter();
-  const Duration stood_still = attempt.standstill.longest();
+  const Duration stood_still = attempt.stall_clock.longest();
   const bool puzzling =
-      failure->kind == FailureKind::kTimeout || failure->kind == FailureKind::kLinkLost;
+      failure->kind == FailureKind::kTimeout || failure->kind == FailureKind::kConnectionLost;
   if (!puzzling || limit == Duration::zero() || stood_still < limit) return failure;
   auto explained = std::make_shared<Failure>(*failure);
   explained->cause.how += "; this process itself did not run for " + formatSeconds(stood_still) +
@@ -252,7 +253,7 @@ FailurePtr Group::configureFailed(Attempt& attempt, Failure failure, bool interr
       placed->cause.how += "; " + trouble;
     known = std::move(placed);
   }
-  if (attempt.rendezvous) attempt.memory = attempt.rendezvous->withdraw(asTold(*known));
+  if (attempt.rendezvous) attempt.memory = attempt.rendezvous->publishFailure(asTold(*known));
   known = inHindsight(attempt, std::move(known));
   log(LogLevel::kWarning, known->describe());
   failure_counts_->count(known);

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "comm/callbacks.h"
-#include "comm/standstill.h"
+#include "comm/stall_clock.h"
 
 namespace torchft_ext {
 namespace {
@@ -16,11 +16,11 @@ void setWaitHook(WaitHook hook) {
   wait_hook.store(hook, std::memory_order_release);
 }
 void runWaitHook() {
-  Standstill::look();
+  StallClock::look();
   const WaitHook hook = wait_hook.load(std::memory_order_acquire);
   if (hook == nullptr) return;
   hook();
-  Standstill::goOn();
+  StallClock::goOn();
 }
 
 OpState::OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout,

@@ -77,22 +77,22 @@ bool HostCommunicator::drain(Deadline deadline) {
 }
 
 bool HostCommunicator::leave(Deadline deadline) {
-  return depart(HostGeneration::Farewell::kForGood, deadline);
+  return depart(HostGeneration::GoodbyeKind::kForGood, deadline);
 }
 
 bool HostCommunicator::leaveForAnother(Deadline deadline) {
-  return depart(HostGeneration::Farewell::kForAnotherGeneration, deadline);
+  return depart(HostGeneration::GoodbyeKind::kForAnotherGeneration, deadline);
 }
 
-bool HostCommunicator::depart(HostGeneration::Farewell farewell, Deadline deadline) {
+bool HostCommunicator::depart(HostGeneration::GoodbyeKind goodbye_kind, Deadline deadline) {
   struct Waiter {
     Mutex mutex;
     CondVar changed;
     std::optional<bool> left GUARDED_BY(mutex);
   };
   auto waiter = std::make_shared<Waiter>();
-  const bool posted = loop_.post([generation = generation_, waiter, farewell] {
-    generation->leave(farewell, [waiter](bool left) {
+  const bool posted = loop_.post([generation = generation_, waiter, goodbye_kind] {
+    generation->leave(goodbye_kind, [waiter](bool left) {
       MutexLock lock(waiter->mutex);
       waiter->left = left;
       waiter->changed.notifyAll();

@@ -27,7 +27,7 @@ class HostCommunicator : public Communicator {
   uint64_t bytesReceived() const override;
 
  private:
-  bool depart(HostGeneration::Farewell farewell, Deadline deadline);
+  bool depart(HostGeneration::GoodbyeKind goodbye_kind, Deadline deadline);
 
   EventLoop& loop_;
   std::shared_ptr<HostGeneration> generation_;  // released on the loop

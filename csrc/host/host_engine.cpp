@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "comm/callbacks.h"
 #include "host/host_communicator.h"
-#include "host/probe_vigil.h"
+#include "host/socket_member_prober.h"
 #include "net/handshake.h"
 #include "net/local_address.h"
 
@@ -37,7 +37,7 @@ Failure failureOf(FailureKind kind, std::string how) {
 }
 
 // What the thread in form() and the loop tell each other.
-struct Attempt {
+struct FormingState {
   Mutex mutex;
   CondVar changed;
   bool up GUARDED_BY(mutex) = false;
@@ -71,13 +71,13 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
   const char* name() const override { return "host"; }
   std::vector<std::pair<std::string, int64_t>> counters() const override;
   std::variant<MemberRecord, Failure> describeSelf() override;
-  std::unique_ptr<Vigil> keepVigil(int size) override;
+  std::unique_ptr<MemberProber> makeMemberProber(int size) override;
   Duration frozenAfter() const override { return options_.heartbeat_limit; }
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
       const std::function<bool()>& superseded) override;
-  void cutLineTo(const Incarnation& peer) {
-    if (monitor_) monitor_->cutLineForTest(peer);
+  void cutConnectionTo(const Incarnation& peer) {
+    if (monitor_) monitor_->cutConnectionForTest(peer);
   }
   void holdUp(Duration how_long) {
     loop_.post([how_long] { std::this_thread::sleep_for(how_long); });
@@ -90,8 +90,8 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
   std::shared_ptr<HostGeneration> startGeneration(const Roster& roster,
                                                   const std::shared_ptr<Lifecycle>& lifecycle,
                                                   Deadline deadline,
-                                                  const std::shared_ptr<Attempt>& attempt);
-  Formed await(Attempt& attempt, const std::shared_ptr<HostGeneration>& generation,
+                                                  const std::shared_ptr<FormingState>& attempt);
+  Formed await(FormingState& attempt, const std::shared_ptr<HostGeneration>& generation,
                const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
                const std::function<bool()>& superseded);
   Failure timedOut(const std::shared_ptr<HostGeneration>& generation, const Roster& roster);
@@ -117,7 +117,7 @@ std::optional<Failure> HostEngine::open() {
     failure.needs_new_group = true;  // this one has not been made
     return failure;
   }
-  // Answers the vigils of others where there is no monitor that would.
+  // Answers the member probers of others where there is no monitor that would.
   loop_.post([listener = listener_] {
     listener->expect(kProbeNonce, GenerationSecret{}, [](Arrival&) { return false; });
   });
@@ -155,17 +155,17 @@ std::variant<MemberRecord, Failure> HostEngine::describeSelf() {
   record.host = hostName();
   record.pid = ::getpid();
   record.addresses = listener_->addresses();
-  if (monitor_) record.line_addresses = monitor_->lineAddresses();
+  if (monitor_) record.liveness_addresses = monitor_->livenessAddresses();
   return record;
 }
 
-std::unique_ptr<Vigil> HostEngine::keepVigil(int size) {
-  VigilOptions options;
+std::unique_ptr<MemberProber> HostEngine::makeMemberProber(int size) {
+  MemberProberOptions options;
   options.self = incarnation_;
   options.host = hostName();
   options.heartbeat_limit = options_.heartbeat_limit;
   options.world = size;
-  return makeProbeVigil(loop_, options);
+  return makeSocketMemberProber(loop_, options);
 }
 
 std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
@@ -183,11 +183,11 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
   const MonitorStats stats = monitor_->stats();
   all.emplace_back("monitor_private_tables", stats.private_tables ? 1 : 0);
   all.emplace_back("monitor_realtime", stats.realtime ? 1 : 0);
-  all.emplace_back("monitor_lines", stats.lines);
+  all.emplace_back("monitor_connections", stats.connections);
   all.emplace_back("monitor_watches", stats.watches);
   all.emplace_back("monitor_deaths", static_cast<int64_t>(stats.deaths));
   all.emplace_back("monitor_freezes", static_cast<int64_t>(stats.freezes));
-  all.emplace_back("monitor_lost_links", static_cast<int64_t>(stats.lost_links));
+  all.emplace_back("monitor_lost_connections", static_cast<int64_t>(stats.lost_connections));
   all.emplace_back("monitor_notices_sent", static_cast<int64_t>(stats.notices_sent));
   all.emplace_back("monitor_notices_heard", static_cast<int64_t>(stats.notices_heard));
   return all;
@@ -197,7 +197,7 @@ std::vector<std::pair<std::string, int64_t>> HostEngine::counters() const {
 
 std::shared_ptr<HostGeneration> HostEngine::startGeneration(
     const Roster& roster, const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
-    const std::shared_ptr<Attempt>& attempt) {
+    const std::shared_ptr<FormingState>& attempt) {
   HostGenerationSetup setup;
   setup.loop = &loop_;
   setup.listener = listener_;
@@ -237,15 +237,15 @@ Failure HostEngine::timedOut(const std::shared_ptr<HostGeneration>& generation,
       loop_.runOnLoop([generation, missing] { *missing = generation->missingRanks(); },
                       Deadline::after(std::chrono::milliseconds(200)));
   Failure failure =
-      failureOf(FailureKind::kTimeout, "the generation's links did not come up in time");
+      failureOf(FailureKind::kTimeout, "the generation's connections did not come up in time");
   if (!asked || missing->empty()) return failure;
   const MemberRecord& first = roster.members[static_cast<size_t>(missing->front())];
   failure.cause = {missing->front(), -1, first.host, first.pid,
-                   "its links did not come up in time"};
+                   "its connections did not come up in time"};
   return failure;
 }
 
-HostEngine::Formed HostEngine::await(Attempt& attempt,
+HostEngine::Formed HostEngine::await(FormingState& attempt,
                                      const std::shared_ptr<HostGeneration>& generation,
                                      const std::shared_ptr<Lifecycle>& lifecycle, Deadline deadline,
                                      const std::function<bool()>& superseded) {
@@ -284,7 +284,7 @@ HostEngine::Formed HostEngine::await(Attempt& attempt,
 
 HostEngine::Formed HostEngine::form(const Roster& roster, std::shared_ptr<Lifecycle> lifecycle,
                                     Deadline deadline, const std::function<bool()>& superseded) {
-  auto attempt = std::make_shared<Attempt>();
+  auto attempt = std::make_shared<FormingState>();
   const Lifecycle::Subscription subscription =
       lifecycle->subscribe([attempt](const FailurePtr&) { attempt->wake(); });
   auto generation = startGeneration(roster, lifecycle, deadline, attempt);
@@ -302,7 +302,7 @@ HostEngine::Formed HostEngine::form(const Roster& roster, std::shared_ptr<Lifecy
   if (std::holds_alternative<std::shared_ptr<Communicator>>(formed)) {
     dissolve.generation.reset();
   } else if (auto* failure = std::get_if<Failure>(&formed)) {
-    // Told to the members that are linked already, by the generation's own subscription.
+    // Told to the members that are connected already, by the generation's own subscription.
     lifecycle->fail(*failure);
   }
   return formed;
@@ -383,8 +383,8 @@ void holdUpForTest(Engine& engine, Duration how_long) {
   dynamic_cast<HostEngine&>(engine).holdUp(how_long);
 }
 
-void cutLineForTest(Engine& engine, const Incarnation& peer) {
-  dynamic_cast<HostEngine&>(engine).cutLineTo(peer);
+void cutConnectionForTest(Engine& engine, const Incarnation& peer) {
+  dynamic_cast<HostEngine&>(engine).cutConnectionTo(peer);
 }
 
 std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOptions& options) {

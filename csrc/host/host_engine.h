@@ -29,9 +29,9 @@ std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOption
 // A separate one, for tests that play several processes in one. incarnation: drawn anew for it.
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
     const HostEngineOptions& options);
-// Shuts down the socket of its main liveness line to that process, as a broken network would. Any
-// thread.
-void cutLineForTest(Engine& engine, const Incarnation& peer);
+// Shuts down the socket of its main liveness connection to that process, as a broken network would.
+// Any thread.
+void cutConnectionForTest(Engine& engine, const Incarnation& peer);
 // Keeps its threads, the monitor's too, from everything else for so long. Any thread.
 void holdUpForTest(Engine& engine, Duration how_long);
 // Ends threads of all engines, by the deadline. After it hostEngine() starts afresh.

@@ -8,7 +8,7 @@
 namespace torchft_ext {
 namespace {
 
-constexpr Duration kLastWordsWithin = std::chrono::seconds(1);
+constexpr Duration kFinalFrameWithin = std::chrono::seconds(1);
 constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
 // What nobody waits for: on a host with more processes than cores the end of a generation is over
 // sooner if each process first wakes its waiters, and then all do the rest.
@@ -29,9 +29,9 @@ Receipt refuse(std::string why) {
 
 }  // namespace
 
-// Receives one peer's control lane, and sorts it: what the generation is told, and its messages.
-struct HostGeneration::ControlLane final : LinkReceiver {
-  ControlLane(HostGeneration& of, int from) : generation(of), rank(from) {}
+// Receives one peer's control channel, and sorts it: what the generation is told, and its messages.
+struct HostGeneration::ControlChannel final : ConnectionReceiver {
+  ControlChannel(HostGeneration& of, int from) : generation(of), rank(from) {}
 
   Receipt onHeader(const FrameHeader& header) override {
     switch (header.type) {
@@ -49,7 +49,7 @@ struct HostGeneration::ControlLane final : LinkReceiver {
         return refuse("a message before the generation has formed");
       default:
         return refuse("a frame of type " + std::to_string(static_cast<int>(header.type)) +
-                      " on a control lane");
+                      " on a control channel");
     }
   }
   void onFrame(const FrameHeader& header) override {
@@ -59,7 +59,7 @@ struct HostGeneration::ControlLane final : LinkReceiver {
     generation.onControlText(rank, header, payload);
   }
   void onBroken(const std::string& /*why*/, bool /*clean*/) override {
-    generation.onLaneEnded(rank, kControl);
+    generation.onChannelEnded(rank, kControl);
   }
 
   HostGeneration& generation;
@@ -67,7 +67,7 @@ struct HostGeneration::ControlLane final : LinkReceiver {
 };
 
 HostGeneration::HostGeneration(HostGenerationSetup setup)
-    : setup_(std::move(setup)), links_(rank(), size()) {
+    : setup_(std::move(setup)), connections_(rank(), size()) {
   peers_.resize(static_cast<size_t>(size()));
 }
 
@@ -84,16 +84,17 @@ void HostGeneration::start(FormingCallbacks callbacks) {
       if (auto self = weak.lock()) self->onLifecycleFailed(failure);
     });
   });
-  judge_ = std::make_unique<LinkJudge>(
-      *loop, setup_.roster,
-      [this](int rank, FailureKind kind, const std::string& how) { onVerdict(rank, kind, how); });
+  break_classifier_ = std::make_unique<BreakClassifier>(
+      *loop, setup_.roster, [this](int rank, FailureKind kind, const std::string& how) {
+        onBreakClassified(rank, kind, how);
+      });
   if (size() == 1) {
-    allLanesStand();
+    allChannelsStand();
     return;
   }
   Mesh::Callbacks mesh_callbacks;
-  mesh_callbacks.arrived = [this](int rank, Lane lane, UniqueFd fd) {
-    laneArrived(rank, lane, std::move(fd));
+  mesh_callbacks.arrived = [this](int rank, Channel channel, UniqueFd fd) {
+    channelArrived(rank, channel, std::move(fd));
   };
   mesh_callbacks.failed = [this](int rank, const std::string& why, bool timed_out) {
     Failure failure;
@@ -110,40 +111,42 @@ void HostGeneration::start(FormingCallbacks callbacks) {
 // Its own trouble, and not that of a peer: the others are told who has it.
 void HostGeneration::lacks(const std::string& why) {
   if (state_ != State::kLinking) return;
-  breakAttempt(
-      setup_.lifecycle->ownFailure(FailureKind::kRendezvous, "it cannot make its links: " + why),
-      false);
+  breakAttempt(setup_.lifecycle->ownFailure(FailureKind::kRendezvous,
+                                            "it cannot make its connections: " + why),
+               false);
 }
 
-void HostGeneration::laneArrived(int rank, Lane lane, UniqueFd fd) {
+void HostGeneration::channelArrived(int rank, Channel channel, UniqueFd fd) {
   if (state_ != State::kLinking) return;
-  Link* link = nullptr;
+  Connection* connection = nullptr;
   try {
-    link = links_.add(rank, lane, makeStreamLink(*setup_.loop, std::move(fd), traffic_));
+    connection = connections_.add(rank, channel,
+                                  makeStreamConnection(*setup_.loop, std::move(fd), traffic_));
   } catch (const std::exception& error) {  // the kernel or the heap has no more
     return lacks(error.what());
   }
-  if (link == nullptr) return;
-  if (lane == kControl) {
-    peer(rank).control = std::make_unique<ControlLane>(*this, rank);
-    link->setReceiver(peer(rank).control.get());
+  if (connection == nullptr) return;
+  if (channel == kControl) {
+    peer(rank).control = std::make_unique<ControlChannel>(*this, rank);
+    connection->setReceiver(peer(rank).control.get());
   }
-  if (links_.allStand()) allLanesStand();
+  if (connections_.allStand()) allChannelsStand();
 }
 
-void HostGeneration::allLanesStand() {
+void HostGeneration::allChannelsStand() {
   state_ = State::kBarrier;
-  const std::vector<Link*> control = links_.along(kControl);
+  const std::vector<Connection*> control = connections_.along(kControl);
   ScheduleRunner::Callbacks callbacks;
   callbacks.failed = [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); };
   callbacks.broken = [this](int rank, const std::string& /*why*/, bool /*clean*/) {
-    onLaneEnded(rank, kCollective);
+    onChannelEnded(rank, kCollective);
   };
   callbacks.left = [this](int rank, const FrameHeader& goodbye) {
     onCollectivesLeft(rank, goodbye);
   };
-  runner_ = std::make_unique<ScheduleRunner>(
-      *setup_.loop, rank(), size(), links_.along(kCollective), setup_.tuning, std::move(callbacks));
+  runner_ = std::make_unique<ScheduleRunner>(*setup_.loop, rank(), size(),
+                                             connections_.along(kCollective), setup_.tuning,
+                                             std::move(callbacks));
   messages_ = std::make_unique<Messages>(
       rank(), control,
       Messages::Callbacks{
@@ -154,8 +157,8 @@ void HostGeneration::allLanesStand() {
       Messages::Callbacks{
           [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); },
           [loop = setup_.loop](std::function<void()> task) { loop->post(std::move(task)); }});
-  for (Link* link : control) {
-    if (link != nullptr) link->sendText(textFrame(FrameType::kBarrier), {});
+  for (Connection* connection : control) {
+    if (connection != nullptr) connection->sendText(textFrame(FrameType::kBarrier), {});
   }
   maybeUp();
 }
@@ -171,8 +174,8 @@ void HostGeneration::maybeUp() {
 
 // Who was up had the barriers of all: the generation has formed, though some are still on their way
 // here.
-void HostGeneration::passIfPassedBy(const FrameHeader& last_words) {
-  if ((last_words.aux & kLastWordsWasUp) != 0 && state_ == State::kBarrier) becomeUp();
+void HostGeneration::passIfPassedBy(const FrameHeader& final_frame) {
+  if ((final_frame.aux & kFinalFrameWasUp) != 0 && state_ == State::kBarrier) becomeUp();
 }
 
 void HostGeneration::becomeUp() {
@@ -190,10 +193,11 @@ void HostGeneration::startMonitor() {
   for (int other = 0; other < size(); ++other) {
     const MemberRecord& member = setup_.roster.members[static_cast<size_t>(other)];
     if (other == rank()) continue;
-    watched.push_back({other, member.incarnation, member.host, member.pid, member.line_addresses});
+    watched.push_back(
+        {other, member.incarnation, member.host, member.pid, member.liveness_addresses});
   }
   const bool reaches_all = std::none_of(watched.begin(), watched.end(), [](const auto& member) {
-    return member.line_addresses.empty();
+    return member.liveness_addresses.empty();
   });
   const std::weak_ptr<Lifecycle> weak = setup_.lifecycle;
   watch_ = setup_.monitor->watch(
@@ -214,7 +218,7 @@ std::vector<int> HostGeneration::missingRanks() const {
   for (int other = 0; other < size(); ++other) {
     const Peer& candidate = peers_[static_cast<size_t>(other)];
     if (other == rank() || candidate.barrier_seen) continue;
-    (links_.stand(other) ? linked : missing).push_back(other);
+    (connections_.stand(other) ? linked : missing).push_back(other);
   }
   return missing.empty() ? linked : missing;
 }
@@ -278,7 +282,7 @@ void HostGeneration::onFailedFrame(int rank, const FrameHeader& header,
     return;
   }
   passIfPassedBy(header);
-  // Who has failed while it formed tells only those it is linked to.
+  // Who has failed while it formed tells only those it is connected to.
   if (state_ == State::kUp) *others_are_told_ = true;
   setup_.lifecycle->fail(std::move(*failure));
 }
@@ -295,7 +299,7 @@ void HostGeneration::onGoodbye(int rank, const FrameHeader& goodbye) {
     return;
   }
   peer(rank).left = true;
-  noteFarewell(rank, goodbye);
+  noteGoodbyeKind(rank, goodbye);
   if (watch_) watch_->peerLeft(rank);
   messages_->peerLeft(rank);
   if (told_of_leavers_) told_of_leavers_(rank, peer(rank).begins_another);
@@ -314,12 +318,12 @@ void HostGeneration::onCollectivesLeft(int rank, const FrameHeader& goodbye) {
   passIfPassedBy(goodbye);
   if (state_ != State::kUp) return;
   peer(rank).collectives_left = true;
-  noteFarewell(rank, goodbye);
+  noteGoodbyeKind(rank, goodbye);
   if (runner_->needs(rank)) failLeaver(rank, "it left before it had done its part");
 }
 
-void HostGeneration::noteFarewell(int rank, const FrameHeader& goodbye) {
-  if ((goodbye.aux & kLastWordsBeginsAnother) != 0) peer(rank).begins_another = true;
+void HostGeneration::noteGoodbyeKind(int rank, const FrameHeader& goodbye) {
+  if ((goodbye.aux & kFinalFrameBeginsAnother) != 0) peer(rank).begins_another = true;
 }
 
 void HostGeneration::failLeaver(int rank, const std::string& how) {
@@ -332,21 +336,22 @@ void HostGeneration::failLeaver(int rank, const std::string& how) {
 
 // ---------------------------------------------------------------- ends
 
-void HostGeneration::onLaneEnded(int rank, Lane lane) {
+void HostGeneration::onChannelEnded(int rank, Channel channel) {
   if (state_ == State::kOver) return;
   Peer& gone = peer(rank);
   if (gone.left || gone.collectives_left) {
-    if (lane == kCollective) gone.collectives_left = true;  // whether or not its goodbye was read
-    const bool needed = lane == kCollective ? runner_->needs(rank) : needsMessagesOf(rank);
+    // whether or not its goodbye was read
+    if (channel == kCollective) gone.collectives_left = true;
+    const bool needed = channel == kCollective ? runner_->needs(rank) : needsMessagesOf(rank);
     if (needed) failLeaver(rank, "it left before it had done its part");
     return;
   }
-  if (state_ == State::kUp || !gone.gave_up) judge_->laneEnded(rank, lane);
+  if (state_ == State::kUp || !gone.gave_up) break_classifier_->channelEnded(rank, channel);
 }
 
 // While the generation forms, another attempt may have taken its place; this one is broken either
 // way.
-void HostGeneration::onVerdict(int rank, FailureKind kind, const std::string& how) {
+void HostGeneration::onBreakClassified(int rank, FailureKind kind, const std::string& how) {
   if (state_ == State::kUp) return failPeer(rank, kind, how);
   lost_while_forming_ = lossOf(rank, kind, how + ", while the generation formed");
   breakAttempt(*lost_while_forming_, false);
@@ -356,7 +361,7 @@ Failure HostGeneration::lossOf(int rank, FailureKind kind, const std::string& ho
   const MemberRecord& member = setup_.roster.members[static_cast<size_t>(rank)];
   Failure failure;
   failure.kind = kind;
-  failure.cause = {rank, kind == FailureKind::kLinkLost ? this->rank() : -1, member.host,
+  failure.cause = {rank, kind == FailureKind::kConnectionLost ? this->rank() : -1, member.host,
                    member.pid, how};
   return failure;
 }
@@ -367,20 +372,20 @@ void HostGeneration::failPeer(int rank, FailureKind kind, const std::string& how
 
 void HostGeneration::onLifecycleFailed(const FailurePtr& failure) {
   if (state_ == State::kOver) return;
-  last_words_.payload = encodeFailure(*failure);
-  last_words_.frame = textFrame(FrameType::kFailed, last_words_.payload);
-  if (state_ == State::kUp) last_words_.frame.aux = kLastWordsWasUp;
-  last_words_.announced = failure;
-  links_.letGo(kControl);
+  final_frame_.payload = encodeFailure(*failure);
+  final_frame_.frame = textFrame(FrameType::kFailed, final_frame_.payload);
+  if (state_ == State::kUp) final_frame_.frame.aux = kFinalFrameWasUp;
+  final_frame_.announced = failure;
+  connections_.detachBuffers(kControl);
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
   if (runner_) pending = runner_->cancelAll();
   if (messages_) {
     for (auto& entry : nested_->cancelAll()) pending.push_back(std::move(entry));
     for (auto& entry : messages_->cancelAll()) pending.push_back(std::move(entry));
   }
-  links_.close(kCollective);
+  connections_.close(kCollective);
   const bool later = *others_are_told_;
-  if (!later) sayLastWords();
+  if (!later) sendFinalFrame();
   for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
   becomeOver(later ? kRestAfter : Duration::zero());
 }
@@ -390,25 +395,25 @@ void HostGeneration::becomeOver(Duration rest_after) {
   forming_ = {};
   told_of_leavers_ = nullptr;
   mesh_.reset();
-  judge_.reset();
+  break_classifier_.reset();
   {
     MutexLock lock(drained_mutex_);
     drained_ = true;
     drained_changed_.notifyAll();
   }
-  if (rest_after <= Duration::zero()) return sayLastWords();
+  if (rest_after <= Duration::zero()) return sendFinalFrame();
   setup_.loop->runAt(Clock::now() + rest_after,
-                     [self = shared_from_this()] { self->sayLastWords(); });
+                     [self = shared_from_this()] { self->sendFinalFrame(); });
 }
 
-// Once. Then nothing follows on these links. They need this object until all has been sent.
-void HostGeneration::sayLastWords() {
-  if (std::exchange(last_words_.said, true)) return;
-  links_.sayLast(last_words_.frame, last_words_.payload, kLastWordsWithin);
+// Once. Then nothing follows on these connections. They need this object until all has been sent.
+void HostGeneration::sendFinalFrame() {
+  if (std::exchange(final_frame_.said, true)) return;
+  connections_.sayLast(final_frame_.frame, final_frame_.payload, kFinalFrameWithin);
   // A second, independent way; the first to arrive wins.
-  if (watch_ && last_words_.announced) watch_->announce(*last_words_.announced);
+  if (watch_ && final_frame_.announced) watch_->announce(*final_frame_.announced);
   watch_.reset();
-  setup_.loop->runAt(Clock::now() + kLastWordsWithin + std::chrono::milliseconds(100),
+  setup_.loop->runAt(Clock::now() + kFinalFrameWithin + std::chrono::milliseconds(100),
                      [self = shared_from_this()] { self->close(); });
 }
 
@@ -428,14 +433,14 @@ bool HostGeneration::needsMessagesOf(int rank) const {
 }
 
 bool HostGeneration::everythingSent() const {
-  return idle() && links_.everythingSent();
+  return idle() && connections_.everythingSent();
 }
 
-void HostGeneration::leave(Farewell farewell, std::function<void(bool left)> told) {
-  const bool waits = farewell == Farewell::kForGood || state_ == State::kOver;
+void HostGeneration::leave(GoodbyeKind goodbye_kind, std::function<void(bool left)> told) {
+  const bool waits = goodbye_kind == GoodbyeKind::kForGood || state_ == State::kOver;
   if (!waits && !idle()) return told(false);
   // Who shuts down while another thread begins a generation leaves for good.
-  if (leaving_.empty() || farewell == Farewell::kForGood) farewell_ = farewell;
+  if (leaving_.empty() || goodbye_kind == GoodbyeKind::kForGood) goodbye_kind_ = goodbye_kind;
   leaving_.push_back(std::move(told));
   if (leaving_.size() == 1 || state_ == State::kOver) leaveWhenIdle();
 }
@@ -457,10 +462,11 @@ void HostGeneration::leaveWhenIdle() {
 
 void HostGeneration::sayGoodbye() {
   if (setup_.lifecycle->end()) {
-    const bool for_good = farewell_ == Farewell::kForGood;
-    last_words_.frame = textFrame(FrameType::kGoodbye);
-    last_words_.frame.aux = kLastWordsWasUp | (for_good ? 0 : kLastWordsBeginsAnother);
-    // The links stand meanwhile: nothing of the user's is on them, and others say goodbye there.
+    const bool for_good = goodbye_kind_ == GoodbyeKind::kForGood;
+    final_frame_.frame = textFrame(FrameType::kGoodbye);
+    final_frame_.frame.aux = kFinalFrameWasUp | (for_good ? 0 : kFinalFrameBeginsAnother);
+    // The connections stand meanwhile: nothing of the user's is on them, and others say goodbye
+    // there.
     becomeOver(for_good ? Duration::zero() : kRestAfter);
   }
   haveLeft();
@@ -474,10 +480,10 @@ void HostGeneration::abandon() {
 bool HostGeneration::tellOfFailure() {
   abandon();
   if (state_ != State::kOver) return false;
-  sayLastWords();
-  const FailurePtr& failure = last_words_.announced;
+  sendFinalFrame();
+  const FailurePtr& failure = final_frame_.announced;
   const bool gone = failure && failure->kind == FailureKind::kPeerLost;
-  return links_.everythingArrived(gone ? failure->cause.rank : -1);
+  return connections_.everythingArrived(gone ? failure->cause.rank : -1);
 }
 
 // The loop looks at its descriptors first and then at its tasks, but reads no more than so much of
@@ -485,7 +491,7 @@ bool HostGeneration::tellOfFailure() {
 void HostGeneration::whenRead(std::function<void()> then, int turns) {
   auto shared_then = std::make_shared<std::function<void()>>(std::move(then));
   const bool posted = setup_.loop->post([self = shared_from_this(), shared_then, turns] {
-    if (turns > 1 && self->state_ == State::kUp && !self->links_.everythingRead())
+    if (turns > 1 && self->state_ == State::kUp && !self->connections_.everythingRead())
       return self->whenRead(std::move(*shared_then), turns - 1);
     (*shared_then)();
   });
@@ -496,9 +502,9 @@ void HostGeneration::dissolve() {
   abandon();
   if (state_ == State::kOver) return;
   setup_.lifecycle->unsubscribe(subscription_);
-  last_words_.frame = textFrame(FrameType::kGoodbye);
-  links_.letGo(kControl);
-  links_.close(kCollective);
+  final_frame_.frame = textFrame(FrameType::kGoodbye);
+  connections_.detachBuffers(kControl);
+  connections_.close(kCollective);
   becomeOver(Duration::zero());
 }
 
@@ -511,11 +517,11 @@ void HostGeneration::close() {
     setup_.lifecycle->fail(std::move(failure));
     if (FailurePtr known = setup_.lifecycle->failure()) onLifecycleFailed(known);
   }
-  if (state_ == State::kOver) sayLastWords();
+  if (state_ == State::kOver) sendFinalFrame();
   runner_.reset();
   nested_.reset();
   messages_.reset();
-  links_.drop();
+  connections_.drop();
 }
 
 }  // namespace torchft_ext

@@ -1,20 +1,22 @@
-// One generation on the network thread: its links, what runs over them, and how it ends.
+// One generation on the network thread: its connections, what runs over them, and how it ends.
 //
 // States (loop thread):
-//   linking   lanes arrive one by one; a lane's end here breaks the attempt, not yet the generation
-//   barrier   all lanes stand; waits for every peer's kBarrier, or the last words of one who was up
+//   linking   channels arrive one by one; a channel's end here breaks the attempt, not yet the
+//             generation
+//   barrier   all channels stand; waits for every peer's kBarrier, or the final frames of one who
+//             was up
 //   up        operations run
-//   over      nothing touches user memory any more; links say their last words and close. Whoever
-//             was told of the end by another, or goes on to another generation, does so 5 ms later:
-//             the core belongs to waiters first
+//   over      nothing touches user memory any more; connections say their final frames and close.
+//             Whoever was told of the end by another, or goes on to another generation, does so 5
+//             ms later: the core belongs to waiters first
 // Transitions: linking -> barrier -> up -> over, and from each to over:
 //   the lifecycle failed   (any thread; posted here) every peer is told why (kFailed), operations
 //                          complete with it
 //   leave()                everything issued has completed and is sent, goodbyes are said
 //   dissolve()             a forming attempt is given up quietly: peers wait for its successor
 //
-// Owner: the communicator (or the attempt that forms it), and tasks under way, the last words among
-// them; destroyed on the loop. Threads: loop only, but for waitDrained(). It never blocks.
+// Owner: the communicator (or the attempt that forms it), and tasks under way, the final frames
+// among them; destroyed on the loop. Threads: loop only, but for waitDrained(). It never blocks.
 #pragma once
 
 #include <array>
@@ -26,8 +28,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "host/generation_links.h"
-#include "host/link_judge.h"
+#include "host/break_classifier.h"
+#include "host/generation_connections.h"
 #include "host/mesh.h"
 #include "host/messages.h"
 #include "host/nested_collectives.h"
@@ -63,24 +65,24 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
 
   void start(FormingCallbacks callbacks);
   const Roster& roster() const { return setup_.roster; }  // constant: any thread
-  std::vector<int> missingRanks() const;  // of which a lane is missing; else: the barrier
+  std::vector<int> missingRanks() const;  // of which a channel is missing; else: the barrier
   void issue(std::shared_ptr<OpState> state, Operation operation);
   void tellOfLeavers(Communicator::OnPeerLeft told);  // at once of those who have left
-  // A turn reads up to 1 MiB of a link: more than a socket's buffer holds.
+  // A turn reads up to 1 MiB of a connection: more than a socket's buffer holds.
   static constexpr int kTurnsToRead = 64;
-  enum class Farewell { kForGood, kForAnotherGeneration };
+  enum class GoodbyeKind { kForGood, kForAnotherGeneration };
   // told(true): it has left, and goodbye is said or will be; false: not idle, and this goodbye does
   // not wait for that.
-  void leave(Farewell farewell, std::function<void(bool left)> told);
+  void leave(GoodbyeKind goodbye_kind, std::function<void(bool left)> told);
   void dissolve();
-  // If the lifecycle has failed, this generation is over now, and its last words are said. True:
+  // If the lifecycle has failed, this generation is over now, and its final frames are said. True:
   // they have arrived with all but whom the failure counts as lost.
   bool tellOfFailure();
   // `then` runs once what had come from the members by now has been read.
   void whenRead(std::function<void()> then, int turns = kTurnsToRead);
   void abandon();  // its owner goes: if the lifecycle has failed, this generation is over now
   void close();    // over, at once; fails the lifecycle if it is not over yet
-  int linkCount() const { return links_.count(); }
+  int connectionCount() const { return connections_.count(); }
   const Traffic& traffic() const { return *traffic_; }  // any thread
 
   // Any thread. True: over, every operation completed.
@@ -88,18 +90,18 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
 
  private:
   enum class State { kLinking, kBarrier, kUp, kOver };
-  struct ControlLane;
+  struct ControlChannel;
   struct Peer {
-    std::unique_ptr<ControlLane> control;
+    std::unique_ptr<ControlChannel> control;
     bool barrier_seen = false;
     bool gave_up = false;           // this attempt to form the generation: it will never be up
-    bool left = false;              // said goodbye on the control lane
-    bool collectives_left = false;  // said goodbye on the collective lane, after all its data
+    bool left = false;              // said goodbye on the control channel
+    bool collectives_left = false;  // said goodbye on the collective channel, after all its data
     bool begins_another = false;    // its goodbye is not for good
   };
 
-  // What the others are told on every lane that stands, once, when it is over.
-  struct LastWords {
+  // What the others are told on every channel that stands, once, when it is over.
+  struct FinalFrame {
     FrameHeader frame;
     std::string payload;
     FailurePtr announced;  // to the monitor too; null: a goodbye
@@ -110,30 +112,30 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   int size() const { return setup_.lifecycle->identity().size; }
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
 
-  void laneArrived(int rank, Lane lane, UniqueFd fd);
+  void channelArrived(int rank, Channel channel, UniqueFd fd);
   void lacks(const std::string& why);
-  void allLanesStand();
+  void allChannelsStand();
   void startMonitor();
   void maybeUp();
-  void passIfPassedBy(const FrameHeader& last_words);
+  void passIfPassedBy(const FrameHeader& final_frame);
   void becomeUp();
   void breakAttempt(const Failure& failure, bool superseded);
 
   void onControlText(int rank, const FrameHeader& header, const std::string& payload);
   void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
   void onGoodbye(int rank, const FrameHeader& goodbye);
-  // From either lane.
-  void onLaneEnded(int rank, Lane lane);
-  void onVerdict(int rank, FailureKind kind, const std::string& how);
+  // From either channel.
+  void onChannelEnded(int rank, Channel channel);
+  void onBreakClassified(int rank, FailureKind kind, const std::string& how);
   Failure lossOf(int rank, FailureKind kind, const std::string& how) const;
   void failPeer(int rank, FailureKind kind, const std::string& how);
   void onCollectivesLeft(int rank, const FrameHeader& goodbye);
-  void noteFarewell(int rank, const FrameHeader& goodbye);
+  void noteGoodbyeKind(int rank, const FrameHeader& goodbye);
   void failLeaver(int rank, const std::string& how);
 
   void onLifecycleFailed(const FailurePtr& failure);
   void becomeOver(Duration rest_after);
-  void sayLastWords();
+  void sendFinalFrame();
   void leaveWhenIdle();
   void sayGoodbye();
   void haveLeft();
@@ -146,21 +148,21 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   FormingCallbacks forming_;
   State state_ = State::kLinking;
   std::unique_ptr<Mesh> mesh_;
-  GenerationLinks links_;
-  const std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // of the links
+  GenerationConnections connections_;
+  const std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // of the connections
   std::vector<Peer> peers_;
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;
   std::unique_ptr<NestedCollectives> nested_;  // over messages_
   std::unique_ptr<PeerMonitor::Watch> watch_;
-  std::unique_ptr<LinkJudge> judge_;  // until it is over
+  std::unique_ptr<BreakClassifier> break_classifier_;  // until it is over
   std::optional<Failure> lost_while_forming_;
   Lifecycle::Subscription subscription_ = 0;
-  Farewell farewell_ = Farewell::kForGood;
+  GoodbyeKind goodbye_kind_ = GoodbyeKind::kForGood;
   std::vector<std::function<void(bool left)>> leaving_;  // who waits for the goodbye
   Communicator::OnPeerLeft told_of_leavers_;
-  LastWords last_words_;
-  // Of the failure that this one was told of, by a member's last words or the monitor.
+  FinalFrame final_frame_;
+  // Of the failure that this one was told of, by a member's final frames or the monitor.
   const std::shared_ptr<std::atomic<bool>> others_are_told_ =
       std::make_shared<std::atomic<bool>>(false);
 

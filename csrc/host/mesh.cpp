@@ -12,43 +12,43 @@ struct Mesh::Impl {
   std::shared_ptr<Listener> listener;
   Nonce nonce;
   Callbacks callbacks;
-  // Incarnation and lanes of the higher ranks, which connect to us.
+  // Incarnation and channels of the higher ranks, which connect to us.
   std::vector<Incarnation> incarnations;
-  std::vector<std::array<bool, kLanes>> taken;
+  std::vector<std::array<bool, kChannels>> taken;
   int rank = 0;
   std::vector<std::unique_ptr<Connector>> connectors;
 
   bool allHaveCome() const {
-    return std::all_of(taken.begin() + rank + 1, taken.end(), [](const auto& lanes) {
-      return std::all_of(lanes.begin(), lanes.end(), [](bool came) { return came; });
+    return std::all_of(taken.begin() + rank + 1, taken.end(), [](const auto& channels) {
+      return std::all_of(channels.begin(), channels.end(), [](bool came) { return came; });
     });
   }
 
   bool admit(Arrival& arrival) {
     const bool expected = arrival.rank > rank &&
                           arrival.rank < static_cast<int>(incarnations.size()) &&
-                          arrival.lane >= 0 && arrival.lane < kLanes;
+                          arrival.channel >= 0 && arrival.channel < kChannels;
     if (!expected) return false;
     const auto index = static_cast<size_t>(arrival.rank);
     if (incarnations[index] != arrival.from) return false;
-    bool& taken_lane = taken[index][static_cast<size_t>(arrival.lane)];
-    if (taken_lane) return false;
-    taken_lane = true;
-    callbacks.arrived(arrival.rank, static_cast<Lane>(arrival.lane), std::move(arrival.fd));
+    bool& taken_channel = taken[index][static_cast<size_t>(arrival.channel)];
+    if (taken_channel) return false;
+    taken_channel = true;
+    callbacks.arrived(arrival.rank, static_cast<Channel>(arrival.channel), std::move(arrival.fd));
     return true;
   }
 };
 
 namespace {
 
-Hello helloTo(const Roster& roster, int self, int peer, int lane) {
+Hello helloTo(const Roster& roster, int self, int peer, int channel) {
   Hello hello;
   hello.nonce = roster.nonce;
   hello.proof = roster.secret.connector;
   hello.from = roster.members[static_cast<size_t>(self)].incarnation;
   hello.to = roster.members[static_cast<size_t>(peer)].incarnation;
   hello.rank = self;
-  hello.lane = static_cast<uint8_t>(lane);
+  hello.channel = static_cast<uint8_t>(channel);
   return hello;
 }
 
@@ -68,14 +68,14 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
   const std::weak_ptr<Impl> weak = impl_;
   for (int peer = 0; peer < rank; ++peer) {
     const MemberRecord& member = roster.members[static_cast<size_t>(peer)];
-    const std::vector<SocketAddress> doors =
+    const std::vector<SocketAddress> addresses =
         local_sockets ? member.addresses : withoutLocal(member.addresses);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      auto done = [weak, peer, lane](Connector::Result result) {
+    for (int channel = 0; channel < kChannels; ++channel) {
+      auto done = [weak, peer, channel](Connector::Result result) {
         auto impl = weak.lock();
         if (!impl) return;
         if (result.fd) {
-          impl->callbacks.arrived(peer, static_cast<Lane>(lane), std::move(result.fd));
+          impl->callbacks.arrived(peer, static_cast<Channel>(channel), std::move(result.fd));
         } else if (result.starved) {
           impl->callbacks.starved(result.error);
         } else {
@@ -83,7 +83,7 @@ Mesh::Mesh(EventLoop& loop, std::shared_ptr<Listener> listener, const Roster& ro
         }
       };
       impl_->connectors.push_back(std::make_unique<Connector>(
-          loop, doors, helloTo(roster, rank, peer, lane),
+          loop, addresses, helloTo(roster, rank, peer, channel),
           Welcome{roster.secret.acceptor, member.incarnation}, deadline, std::move(done)));
     }
   }

@@ -1,6 +1,6 @@
-// Makes the links of one generation: two lanes to each other member. Lane kCollective carries kData
-// and stops being read while no operation wants its frames; lane kControl is always read and
-// carries messages, failures and goodbyes, so that no news ever waits behind data.
+// Makes the connections of one generation: two channels to each other member. Channel kCollective
+// carries kData and stops being read while no operation wants its frames; channel kControl is
+// always read and carries messages, failures and goodbyes, so that no news ever waits behind data.
 //
 // A member connects to every lower rank, through its local socket where there is one and
 // local_sockets says so, and admits every higher one. Loop thread only. Owner: the generation that
@@ -19,16 +19,18 @@
 
 namespace torchft_ext {
 
-enum Lane : int { kCollective = 0, kControl = 1 };
-inline constexpr int kLanes = 2;
+enum Channel : int { kCollective = 0, kControl = 1 };
+inline constexpr int kChannels = 2;
 
 class Mesh {
  public:
   struct Callbacks {
-    std::function<void(int rank, Lane lane, UniqueFd fd)> arrived;
-    // A lane cannot be made: refused for good, or not by the deadline. May be called for several.
+    std::function<void(int rank, Channel channel, UniqueFd fd)> arrived;
+    // A channel cannot be made: refused for good, or not by the deadline. May be called for
+    // several.
     std::function<void(int rank, const std::string& why, bool timed_out)> failed;
-    // This process has no descriptor, port or memory left for a lane (base/shortage.h). Likewise.
+    // This process has no descriptor, port or memory left for a channel (base/shortage.h).
+    // Likewise.
     std::function<void(const std::string& why)> starved;
   };
 

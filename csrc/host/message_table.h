@@ -1,4 +1,4 @@
-// Which announced send belongs to which posted recv: pure bookkeeping, no links. Internal to
+// Which announced send belongs to which posted recv: pure bookkeeping, no connections. Internal to
 // messages.cpp.
 //
 // Per (peer, tag) both sides match in the order they came; a recv from any takes the announcement

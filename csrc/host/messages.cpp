@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kMostAnnounced = size_t{1} << 20;
 
 // Messages travel in pieces: one that has begun when the generation fails is completed from a copy,
-// so that the notice of the failure can follow it (link.h, closeAfterTexts).
+// so that the notice of the failure can follow it (connection.h, closeAfterTexts).
 constexpr size_t kPieceBytes = size_t{256} << 10;
 
 FrameHeader headerOf(FrameType type, uint64_t number) {
@@ -49,8 +49,8 @@ struct Messages::Impl {
     PendingOp op;
     uint64_t arrived = 0;  // bytes
   };
-  struct Peer {
-    Link* link = nullptr;
+  struct PeerMessages {
+    Connection* connection = nullptr;
     std::map<uint64_t, PendingOp> sends;    // by number: announced, and perhaps under way
     std::set<uint64_t> cleared;             // of these: the receiver has asked for the bytes
     std::map<uint64_t, Expected> expected;  // by the sender's number: recvs that were cleared
@@ -59,13 +59,13 @@ struct Messages::Impl {
     bool left = false;
   };
 
-  Impl(int own_rank, const std::vector<Link*>& links, Callbacks calls)
-      : rank(own_rank), peers(links.size()), callbacks(std::move(calls)) {
-    for (size_t i = 0; i < links.size(); ++i) peers[i].link = links[i];
+  Impl(int own_rank, const std::vector<Connection*>& connections, Callbacks calls)
+      : rank(own_rank), peers(connections.size()), callbacks(std::move(calls)) {
+    for (size_t i = 0; i < connections.size(); ++i) peers[i].connection = connections[i];
   }
 
-  Peer& peer(int index) { return peers[static_cast<size_t>(index)]; }
-  const Peer& peer(int index) const { return peers[static_cast<size_t>(index)]; }
+  PeerMessages& peer(int index) { return peers[static_cast<size_t>(index)]; }
+  const PeerMessages& peer(int index) const { return peers[static_cast<size_t>(index)]; }
 
   void announced(const Announced& announcement, uint64_t tag);
   void match(PendingOp recv, const Announced& announcement);
@@ -82,7 +82,7 @@ struct Messages::Impl {
   bool isLastLeft(int index) const;
 
   const int rank;
-  std::vector<Peer> peers;
+  std::vector<PeerMessages> peers;
   MessageTable table;
   const Callbacks callbacks;
   std::deque<PendingOp> storing;  // received, on their way to where the callers want them
@@ -108,9 +108,9 @@ void Messages::Impl::match(PendingOp recv, const Announced& announcement) {
   if (recv.operation.outputs[0].bytes != announcement.bytes) return failSizes(recv, announcement);
   if (recv.state) recv.state->setSourceRank(announcement.peer);
   if (announcement.peer == rank) return handOver(std::move(recv), announcement);
-  Peer& from = peer(announcement.peer);
+  PeerMessages& from = peer(announcement.peer);
   from.expected.emplace(announcement.number, Expected{std::move(recv)});
-  from.link->sendText(headerOf(FrameType::kClear, announcement.number), {});
+  from.connection->sendText(headerOf(FrameType::kClear, announcement.number), {});
 }
 
 // A send to oneself.
@@ -152,7 +152,7 @@ void Messages::Impl::startSending(int to, uint64_t number) {
     header.aux = offset;
     header.length = std::min<uint64_t>(kPieceBytes, payload.bytes - offset);
     const bool last = offset + header.length == payload.bytes;
-    peer(to).link->send(
+    peer(to).connection->send(
         header, payload.data + offset,
         last ? std::function<void()>([this, to, number] { hasSent(to, number); }) : nullptr);
     offset += header.length;
@@ -160,7 +160,7 @@ void Messages::Impl::startSending(int to, uint64_t number) {
 }
 
 void Messages::Impl::hasSent(int to, uint64_t number) {
-  Peer& receiver = peer(to);
+  PeerMessages& receiver = peer(to);
   const auto found = receiver.sends.find(number);
   if (found == receiver.sends.end()) return;
   const PendingOp done = std::move(found->second);
@@ -202,14 +202,14 @@ void Messages::Impl::fail(int culprit, const PendingOp* op, std::string how) {
 
 bool Messages::Impl::isLastLeft(int index) const {
   for (size_t other = 0; other < peers.size(); ++other) {
-    const bool may_send = peers[other].link != nullptr && !peers[other].left;
+    const bool may_send = peers[other].connection != nullptr && !peers[other].left;
     if (may_send && static_cast<int>(other) != index) return false;
   }
   return true;
 }
 
-Messages::Messages(int rank, const std::vector<Link*>& links, Callbacks callbacks)
-    : impl_(std::make_unique<Impl>(rank, links, std::move(callbacks))) {}
+Messages::Messages(int rank, const std::vector<Connection*>& connections, Callbacks callbacks)
+    : impl_(std::make_unique<Impl>(rank, connections, std::move(callbacks))) {}
 
 Messages::~Messages() = default;
 
@@ -229,7 +229,7 @@ void Messages::transfer(Operation operation, std::shared_ptr<const Transfer> tra
 
 void Messages::Impl::begin(PendingOp send) {
   const int to = send.operation.peer;
-  Peer& receiver = peer(to);
+  PeerMessages& receiver = peer(to);
   const uint64_t number = receiver.next_number++;
   const uint64_t tag = send.operation.tag;
   const uint64_t bytes = send.operation.inputs[0].bytes;
@@ -247,7 +247,7 @@ void Messages::Impl::begin(PendingOp send) {
   if (isTransfer(tag)) payload.u64(signature);
   std::string text = payload.take();
   header.length = text.size();
-  receiver.link->sendText(header, std::move(text));
+  receiver.connection->sendText(header, std::move(text));
 }
 
 void Messages::Impl::post(PendingOp recv) {
@@ -262,7 +262,7 @@ void Messages::Impl::post(PendingOp recv) {
 
 Receipt Messages::onHeader(int peer, const FrameHeader& header) {
   if (impl_->over) return receiptOf(Receipt::Kind::kWait);
-  Impl::Peer& from = impl_->peer(peer);
+  Impl::PeerMessages& from = impl_->peer(peer);
   if (header.type == FrameType::kMessage) {
     const auto found = from.expected.find(header.seq);
     if (found == from.expected.end()) return breakWith("a message that was not asked for");
@@ -290,7 +290,7 @@ Receipt Messages::onHeader(int peer, const FrameHeader& header) {
 
 void Messages::onFrame(int peer, const FrameHeader& header) {
   if (impl_->over) return;
-  Impl::Peer& from = impl_->peer(peer);
+  Impl::PeerMessages& from = impl_->peer(peer);
   const auto found = from.expected.find(header.seq);
   if (found == from.expected.end()) return;
   found->second.arrived += header.length;
@@ -302,7 +302,7 @@ void Messages::onFrame(int peer, const FrameHeader& header) {
 
 void Messages::onText(int peer, const FrameHeader& header, const std::string& payload) {
   if (impl_->over) return;
-  Impl::Peer& from = impl_->peer(peer);
+  Impl::PeerMessages& from = impl_->peer(peer);
   if (header.type == FrameType::kAnnounce) {
     ++from.next_announced;
     const uint64_t signature = isTransfer(header.tag) ? ByteReader(payload).u64() : 0;
@@ -315,14 +315,14 @@ void Messages::onText(int peer, const FrameHeader& header, const std::string& pa
 
 bool Messages::idle() const {
   if (!impl_->table.nothingPosted() || !impl_->storing.empty()) return false;
-  for (const Impl::Peer& peer : impl_->peers) {
+  for (const Impl::PeerMessages& peer : impl_->peers) {
     if (!peer.sends.empty() || !peer.expected.empty()) return false;
   }
   return true;
 }
 
 bool Messages::needs(int peer) const {
-  const Impl::Peer& from = impl_->peer(peer);
+  const Impl::PeerMessages& from = impl_->peer(peer);
   if (!from.sends.empty() || !from.expected.empty()) return true;
   if (impl_->table.hasPostedFor(peer)) return true;
   return impl_->table.hasPostedForAny() && impl_->isLastLeft(peer);
@@ -342,7 +342,7 @@ std::vector<std::pair<std::shared_ptr<OpState>, Operation>> Messages::cancelAll(
   for (PendingOp& op : impl_->table.takeAllPosted()) take(op);
   for (PendingOp& op : impl_->storing) take(op);
   impl_->storing.clear();
-  for (Impl::Peer& peer : impl_->peers) {
+  for (Impl::PeerMessages& peer : impl_->peers) {
     for (auto& [number, op] : peer.sends) take(op);
     for (auto& [number, expected] : peer.expected) take(expected.op);
     peer.sends.clear();

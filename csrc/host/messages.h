@@ -1,5 +1,5 @@
-// send and recv over the control lanes. A send is announced; when the matching recv is posted the
-// receiver clears it, and only then do the bytes travel, straight into the recv's buffer. So an
+// send and recv over the control channels. A send is announced; when the matching recv is posted
+// the receiver clears it, and only then do the bytes travel, straight into the recv's buffer. So an
 // outstanding send or recv holds up nothing. Matching is per (peer, tag) in order of issue; recv
 // from any takes the announcement that arrived first. A send of another size than the recv's fails
 // the generation with kMismatch, naming both.
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/op_state.h"
-#include "host/link.h"
+#include "host/connection.h"
 
 namespace torchft_ext {
 
@@ -34,8 +34,9 @@ class Messages {
     std::function<void(std::function<void()>)> later;  // on the loop, in another turn
   };
 
-  // links: control lanes by rank, null at own rank; borrowed. A send to oneself is matched locally.
-  Messages(int rank, const std::vector<Link*>& links, Callbacks callbacks);
+  // connections: control channels by rank, null at own rank; borrowed. A send to oneself is matched
+  // locally.
+  Messages(int rank, const std::vector<Connection*>& connections, Callbacks callbacks);
   ~Messages();
 
   void send(std::shared_ptr<OpState> state, Operation operation);
@@ -52,7 +53,8 @@ class Messages {
   bool needs(int peer) const;  // a pending send or recv (a recv from any, if it is the last peer
                                // left) waits for this peer
   void peerLeft(int peer);
-  // What was pending; nothing is completed. The owner has let the links go before (letGo()
+  // What was pending; nothing is completed. The owner has let the connections go before
+  // (detachBuffers()
   // will do): this class shares them and cannot.
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
 

@@ -80,7 +80,7 @@ Operation NestedCollectives::Impl::messageOf(uint64_t name, Running& op, int ind
   message.kind = OpKind::kRecv;
   uint8_t* into = step.data;
   if (step.kind == Step::Kind::kRecvReduce) {
-    // Uninitialised: the link fills it before it is read.
+    // Uninitialised: the connection fills it before it is read.
     std::unique_ptr<uint8_t[]>& staging = op.staging[index];
     staging.reset(new uint8_t[step.bytes]);
     into = staging.get();
@@ -225,7 +225,8 @@ void NestedCollectives::Impl::fail(FailureKind kind, const Operation& operation,
   failure.cause.rank = rank;
   failure.cause.how = std::move(how);
   failure.op = operation.described;
-  // Not from within a link's call: the owner ends the links, and this, when it hears of it.
+  // Not from within a connection's call: the owner ends the connections, and this, when it hears of
+  // it.
   callbacks.later([this, failure, weak = std::weak_ptr<bool>(alive)] {
     if (!weak.expired()) callbacks.failed(failure);
   });

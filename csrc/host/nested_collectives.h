@@ -1,18 +1,18 @@
 // Runs the collectives that callbacks have issued (comm/callback_path.h): beside the threads' order
 // and beside each other, each by its own schedule.
 //
-// Their steps go as messages over the control lanes, under the operation's name: a step's bytes
+// Their steps go as messages over the control channels, under the operation's name: a step's bytes
 // travel once its receiver has asked for them. So an operation that one rank has not issued yet
-// holds up no lane, and one needs nothing of the others but that all ranks issue it. They do where
-// all ranks' programs are the same: the collective above it in the path completes on each rank
-// whatever is issued later, and its callbacks then begin, since threads of callbacks that wait are
-// replaced (comm/callback_pool.h). Where a program differs, the operation's limit ends it.
+// holds up no channel, and one needs nothing of the others but that all ranks issue it. They do
+// where all ranks' programs are the same: the collective above it in the path completes on each
+// rank whatever is issued later, and its callbacks then begin, since threads of callbacks that wait
+// are replaced (comm/callback_pool.h). Where a program differs, the operation's limit ends it.
 //
 // Ranks that issue different operations under one name fail the generation with kMismatch.
 //
 // Loop thread only. Owner: HostGeneration, whose messages outlive it. cancelAll()
 // leaves every buffer untouched from then on and completes nothing: it returns what was pending;
-// the control lanes have been let go before.
+// the control channels have been let go before.
 #pragma once
 
 #include <functional>

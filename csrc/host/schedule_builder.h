@@ -3,12 +3,12 @@
 // Every step function returns the new step's index, or kNone when there is nothing to do (no
 // bytes): kNone in an `after` list means "nothing to wait for".
 //
-// Why the schedules cannot deadlock, however little the links buffer: let a send and its receive be
-// one event. Each algorithm has an order of its events (by chunk, then by round) in which every
-// event follows those it waits for, on both sides, list order of the pair included. So the first
-// event that has not happened can always happen. A receive therefore never waits for a send of the
-// same rank to the same peer of the same round: two ranks that exchange a region in place would
-// wait for each other.
+// Why the schedules cannot deadlock, however little the connections buffer: let a send and its
+// receive be one event. Each algorithm has an order of its events (by chunk, then by round) in
+// which every event follows those it waits for, on both sides, list order of the pair included. So
+// the first event that has not happened can always happen. A receive therefore never waits for a
+// send of the same rank to the same peer of the same round: two ranks that exchange a region in
+// place would wait for each other.
 #pragma once
 
 #include <cstdint>

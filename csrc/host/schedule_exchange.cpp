@@ -26,7 +26,8 @@ void buildBroadcastTree(ScheduleBuilder& builder) {
   }
 }
 
-// From rank to rank, chunk after chunk: every link carries each byte once, all at the same time.
+// From rank to rank, chunk after chunk: every connection carries each byte once, all at the same
+// time.
 void buildBroadcastChain(ScheduleBuilder& builder) {
   const int position = builder.neighbour(-builder.operation().root);
   const Buffer whole = builder.operation().outputs[0];

@@ -42,7 +42,7 @@ void ScheduleProgress::indexPeers() {
       if (waits_for_[i] == 0) local_.push_back(index);
       continue;
     }
-    Peer& peer = peers_[static_cast<size_t>(step.peer)];
+    PeerSteps& peer = peers_[static_cast<size_t>(step.peer)];
     ++peer.undone;
     (step.kind == Step::Kind::kSend ? peer.sends : peer.receives).steps.push_back(index);
   }

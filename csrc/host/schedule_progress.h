@@ -43,7 +43,7 @@ class ScheduleProgress {
     int front() const { return next < steps.size() ? steps[next] : kNone; }
     void pop() { ++next; }
   };
-  struct Peer {
+  struct PeerSteps {
     Queue sends;
     Queue receives;
     size_t undone = 0;
@@ -57,7 +57,7 @@ class ScheduleProgress {
   // dependents_[first_dependent_[i] .. first_dependent_[i + 1]): the steps that wait for step i.
   std::vector<uint32_t> first_dependent_;
   std::vector<int32_t> dependents_;
-  std::vector<Peer> peers_;
+  std::vector<PeerSteps> peers_;
   std::vector<int> local_;
   size_t undone_;
 };

@@ -16,7 +16,7 @@ size_t itemOf(const ScheduleBuilder& builder) {
 // ---------------------------------------------------------------- owner-direct
 //
 // Each rank owns a slice: it receives that slice from every other rank, reduces in one fixed order,
-// and hands the result on. All links carry traffic at once, each rank starting with another
+// and hands the result on. All connections carry traffic at once, each rank starting with another
 // neighbour, chunk after chunk.
 
 struct OwnerPlan {
@@ -46,7 +46,8 @@ class OwnerDirect {
   }
 
  private:
-  // How many chunks later a reduced chunk is sent on: meanwhile the links carry the next ones.
+  // How many chunks later a reduced chunk is sent on: meanwhile the connections carry the next
+  // ones.
   static constexpr size_t kLag = 2;
 
   void reduceChunk(size_t index) {

@@ -31,14 +31,15 @@ struct ScheduleRunner::Impl {
     ScheduleProgress progress;
   };
   // A mismatch has a text; else the frame is wanted now, or not yet.
-  struct Verdict {
+  struct HeaderCheck {
     enum class Kind { kTake, kWait, kMismatch } kind;
     std::string text;
   };
 
-  // One peer's collective lane.
-  struct Lane : LinkReceiver {
-    Lane(Impl& owner, int rank, Link* its_link) : runner(owner), peer(rank), link(its_link) {}
+  // One peer's collective channel.
+  struct Channel : ConnectionReceiver {
+    Channel(Impl& owner, int rank, Connection* its_connection)
+        : runner(owner), peer(rank), connection(its_connection) {}
 
     Receipt onHeader(const FrameHeader& header) override { return runner.onHeader(*this, header); }
     void onFrame(const FrameHeader& /*header*/) override { runner.onFrame(*this); }
@@ -50,7 +51,7 @@ struct ScheduleRunner::Impl {
       if (runner.callbacks.broken) runner.callbacks.broken(peer, why, clean);
     }
     uint8_t* stagingFor(size_t bytes) {
-      // Uninitialised: the link fills it before it is read.
+      // Uninitialised: the connection fills it before it is read.
       if (staging_bytes < bytes) staging.reset(new uint8_t[bytes]);
       staging_bytes = std::max(staging_bytes, bytes);
       return staging.get();
@@ -58,7 +59,7 @@ struct ScheduleRunner::Impl {
 
     Impl& runner;
     const int peer;
-    Link* const link;
+    Connection* const connection;
     std::optional<FrameHeader> waiting;  // offered, and answered with kWait
     int receiving = ScheduleProgress::kNone;
     size_t sends_under_way = 0;
@@ -75,12 +76,12 @@ struct ScheduleRunner::Impl {
         tuning(its_tuning),
         callbacks(std::move(calls)) {}
 
-  Receipt onHeader(Lane& lane, const FrameHeader& header);
-  void onFrame(Lane& lane);
+  Receipt onHeader(Channel& channel, const FrameHeader& header);
+  void onFrame(Channel& channel);
   void onSent(int peer, int step, uint32_t operation);
 
-  Verdict judge(const Lane& lane, const FrameHeader& header) const;
-  Verdict judgeOther(const Lane& lane, const FrameHeader& header) const;
+  HeaderCheck judge(const Channel& channel, const FrameHeader& header) const;
+  HeaderCheck judgeOther(const Channel& channel, const FrameHeader& header) const;
   std::string describeDifference(const FrameHeader& header) const;
 
   void advance();
@@ -92,9 +93,9 @@ struct ScheduleRunner::Impl {
   void goOnLater();
   bool runLocal();
   void finish(int step);
-  void pumpSends(Lane& lane);
-  void reconsider(Lane& lane);
-  Lane* laneOf(int peer) const { return lanes[static_cast<size_t>(peer)].get(); }
+  void pumpSends(Channel& channel);
+  void reconsider(Channel& channel);
+  Channel* channelOf(int peer) const { return channels[static_cast<size_t>(peer)].get(); }
 
   void fail(FailureKind kind, int culprit, std::string how);
   template <typename Body>
@@ -106,7 +107,7 @@ struct ScheduleRunner::Impl {
   const int size;
   const ScheduleTuning tuning;
   const Callbacks callbacks;
-  std::vector<std::unique_ptr<Lane>> lanes;  // null at own rank
+  std::vector<std::unique_ptr<Channel>> channels;  // null at own rank
   std::deque<Pending> queue;
   std::unique_ptr<Running> running;
   uint64_t due = 0;      // the index of the running operation, or of the next one
@@ -119,7 +120,7 @@ struct ScheduleRunner::Impl {
 
 // ---------------------------------------------------------------- frames
 
-Receipt ScheduleRunner::Impl::onHeader(Lane& lane, const FrameHeader& header) {
+Receipt ScheduleRunner::Impl::onHeader(Channel& channel, const FrameHeader& header) {
   Receipt receipt;
   receipt.kind = Receipt::Kind::kWait;
   if (over) return receipt;
@@ -130,61 +131,63 @@ Receipt ScheduleRunner::Impl::onHeader(Lane& lane, const FrameHeader& header) {
   if (header.type != FrameType::kData) {
     receipt.kind = Receipt::Kind::kBreak;
     receipt.why = "a frame of type " + std::to_string(static_cast<int>(header.type)) +
-                  " on a collective lane";
+                  " on a collective channel";
     return receipt;
   }
-  const Verdict verdict = judge(lane, header);
-  if (verdict.kind == Verdict::Kind::kMismatch) {
-    fail(FailureKind::kMismatch, lane.peer, verdict.text);
-  } else if (verdict.kind == Verdict::Kind::kWait) {
-    lane.waiting = header;
+  const HeaderCheck checked = judge(channel, header);
+  if (checked.kind == HeaderCheck::Kind::kMismatch) {
+    fail(FailureKind::kMismatch, channel.peer, checked.text);
+  } else if (checked.kind == HeaderCheck::Kind::kWait) {
+    channel.waiting = header;
   } else {
     guarded([&] {
-      const Step& step = running->progress.step(running->progress.nextReceive(lane.peer));
-      receipt.into = step.kind == Step::Kind::kRecvReduce ? lane.stagingFor(step.bytes) : step.data;
+      const Step& step = running->progress.step(running->progress.nextReceive(channel.peer));
+      receipt.into =
+          step.kind == Step::Kind::kRecvReduce ? channel.stagingFor(step.bytes) : step.data;
       receipt.kind = Receipt::Kind::kInto;
-      lane.receiving = running->progress.nextReceive(lane.peer);
+      channel.receiving = running->progress.nextReceive(channel.peer);
     });
   }
   return receipt;
 }
 
-ScheduleRunner::Impl::Verdict ScheduleRunner::Impl::judge(const Lane& lane,
-                                                          const FrameHeader& header) const {
-  if (header.seq != due || !running) return judgeOther(lane, header);
+ScheduleRunner::Impl::HeaderCheck ScheduleRunner::Impl::judge(const Channel& channel,
+                                                              const FrameHeader& header) const {
+  if (header.seq != due || !running) return judgeOther(channel, header);
   const ScheduleProgress& progress = running->progress;
-  const int next = progress.nextReceive(lane.peer);
+  const int next = progress.nextReceive(channel.peer);
   if (header.tag != running->signature)
-    return {Verdict::Kind::kMismatch, describeDifference(header)};
+    return {HeaderCheck::Kind::kMismatch, describeDifference(header)};
   if (next == ScheduleProgress::kNone) {
-    return {Verdict::Kind::kMismatch, "it sent " + bytesText(header.length) + " in " +
-                                          describeSignature(header.tag) + ", of which rank " +
-                                          std::to_string(rank) + " expects none"};
+    return {HeaderCheck::Kind::kMismatch, "it sent " + bytesText(header.length) + " in " +
+                                              describeSignature(header.tag) + ", of which rank " +
+                                              std::to_string(rank) + " expects none"};
   }
-  if (header.length != progress.step(next).bytes || header.aux != lane.frames_received) {
-    return {Verdict::Kind::kMismatch,
+  if (header.length != progress.step(next).bytes || header.aux != channel.frames_received) {
+    return {HeaderCheck::Kind::kMismatch,
             "it sent " + bytesText(header.length) + " in " + describeSignature(header.tag) +
                 " (part " + std::to_string(header.aux) + "), where rank " + std::to_string(rank) +
                 " expects " + bytesText(progress.step(next).bytes) + " (part " +
-                std::to_string(lane.frames_received) + ")"};
+                std::to_string(channel.frames_received) + ")"};
   }
-  return {progress.mayBegin(next) ? Verdict::Kind::kTake : Verdict::Kind::kWait, {}};
+  return {progress.mayBegin(next) ? HeaderCheck::Kind::kTake : HeaderCheck::Kind::kWait, {}};
 }
 
 // A frame of an operation that is not the running one.
-ScheduleRunner::Impl::Verdict ScheduleRunner::Impl::judgeOther(const Lane& lane,
-                                                               const FrameHeader& header) const {
+ScheduleRunner::Impl::HeaderCheck ScheduleRunner::Impl::judgeOther(
+    const Channel& channel, const FrameHeader& header) const {
   const std::string theirs = describeSignature(header.tag) + " (collective " +
                              std::to_string(header.seq) + " of the generation)";
   if (header.seq < due) {
-    return {Verdict::Kind::kMismatch, "it sent " + bytesText(header.length) + " in " + theirs +
-                                          ", which is over on rank " + std::to_string(rank)};
+    return {HeaderCheck::Kind::kMismatch, "it sent " + bytesText(header.length) + " in " + theirs +
+                                              ", which is over on rank " + std::to_string(rank)};
   }
-  const bool owes = running && running->progress.nextReceive(lane.peer) != ScheduleProgress::kNone;
-  if (!owes) return {Verdict::Kind::kWait, {}};
-  return {Verdict::Kind::kMismatch,
+  const bool owes =
+      running && running->progress.nextReceive(channel.peer) != ScheduleProgress::kNone;
+  if (!owes) return {HeaderCheck::Kind::kWait, {}};
+  return {HeaderCheck::Kind::kMismatch,
           "it went on to " + theirs + " while rank " + std::to_string(rank) + " expects " +
-              bytesText(running->progress.step(running->progress.nextReceive(lane.peer)).bytes) +
+              bytesText(running->progress.step(running->progress.nextReceive(channel.peer)).bytes) +
               " from it in " + describeSignature(running->signature) + " (collective " +
               std::to_string(due) + ")"};
 }
@@ -204,25 +207,25 @@ std::string ScheduleRunner::Impl::describeDifference(const FrameHeader& header) 
   return "it issued " + theirs + place + ", where rank " + std::to_string(rank) + " issued " + ours;
 }
 
-void ScheduleRunner::Impl::onFrame(Lane& lane) {
-  const int index = std::exchange(lane.receiving, ScheduleProgress::kNone);
+void ScheduleRunner::Impl::onFrame(Channel& channel) {
+  const int index = std::exchange(channel.receiving, ScheduleProgress::kNone);
   if (over || index == ScheduleProgress::kNone) return;
   guarded([&] {
     const Step& step = running->progress.step(index);
     if (step.kind == Step::Kind::kRecvReduce)
-      reduceReceived(step, lane.staging.get(), running->pending.operation);
-    running->progress.takeReceive(lane.peer);
-    ++lane.frames_received;
+      reduceReceived(step, channel.staging.get(), running->pending.operation);
+    running->progress.takeReceive(channel.peer);
+    ++channel.frames_received;
     finish(index);
     advance();
   });
 }
 
 // An operation is not over while a send of it is under way: the check only guards against a faulty
-// link.
+// connection.
 void ScheduleRunner::Impl::onSent(int peer, int step, uint32_t operation) {
   if (over || !running || operation != static_cast<uint32_t>(due)) return;
-  --laneOf(peer)->sends_under_way;
+  --channelOf(peer)->sends_under_way;
   guarded([&] {
     finish(step);
     advance();
@@ -272,12 +275,12 @@ void ScheduleRunner::Impl::run(Pending& pending) {
 }
 
 void ScheduleRunner::Impl::exchange() {
-  for (const auto& lane : lanes) {
-    if (!lane) continue;
-    lane->frames_sent = 0;
-    lane->frames_received = 0;
-    pumpSends(*lane);
-    reconsider(*lane);
+  for (const auto& channel : channels) {
+    if (!channel) continue;
+    channel->frames_sent = 0;
+    channel->frames_received = 0;
+    pumpSends(*channel);
+    reconsider(*channel);
   }
 }
 
@@ -330,39 +333,40 @@ void ScheduleRunner::Impl::finish(int step) {
   for (const int index : may_begin) {
     const Step& next = running->progress.step(index);
     if (next.kind == Step::Kind::kSend) {
-      pumpSends(*laneOf(next.peer));
+      pumpSends(*channelOf(next.peer));
     } else {
-      reconsider(*laneOf(next.peer));
+      reconsider(*channelOf(next.peer));
     }
   }
 }
 
-void ScheduleRunner::Impl::pumpSends(Lane& lane) {
-  for (int index = running->progress.nextSend(lane.peer);
+void ScheduleRunner::Impl::pumpSends(Channel& channel) {
+  for (int index = running->progress.nextSend(channel.peer);
        index != ScheduleProgress::kNone && running->progress.mayBegin(index);
-       index = running->progress.nextSend(lane.peer)) {
-    running->progress.takeSend(lane.peer);
+       index = running->progress.nextSend(channel.peer)) {
+    running->progress.takeSend(channel.peer);
     const Step& step = running->progress.step(index);
     FrameHeader header;
     header.type = FrameType::kData;
     header.length = step.bytes;
     header.seq = due;
     header.tag = running->signature;
-    header.aux = lane.frames_sent++;
-    ++lane.sends_under_way;
-    lane.link->send(header, step.data,
-                    [this, peer = lane.peer, index, operation = static_cast<uint32_t>(due)] {
-                      onSent(peer, index, operation);
-                    });
+    header.aux = channel.frames_sent++;
+    ++channel.sends_under_way;
+    channel.connection->send(
+        header, step.data,
+        [this, peer = channel.peer, index, operation = static_cast<uint32_t>(due)] {
+          onSent(peer, index, operation);
+        });
   }
 }
 
 // Called whenever what a waiting frame waits for may have happened: its step may begin, or its
 // operation does.
-void ScheduleRunner::Impl::reconsider(Lane& lane) {
-  if (!lane.waiting || judge(lane, *lane.waiting).kind == Verdict::Kind::kWait) return;
-  lane.waiting.reset();
-  lane.link->resume();
+void ScheduleRunner::Impl::reconsider(Channel& channel) {
+  if (!channel.waiting || judge(channel, *channel.waiting).kind == HeaderCheck::Kind::kWait) return;
+  channel.waiting.reset();
+  channel.connection->resume();
 }
 
 // ---------------------------------------------------------------- failing
@@ -377,7 +381,8 @@ void ScheduleRunner::Impl::fail(FailureKind kind, int culprit, std::string how) 
     failure.op = toString(running->pending.operation.kind);
     failure.seq = running->pending.state->seq();
   }
-  // Not from within a link's call: the owner ends the links, and this runner, when it hears of it.
+  // Not from within a connection's call: the owner ends the connections, and this runner, when it
+  // hears of it.
   later([this, failure] {
     if (callbacks.failed) callbacks.failed(failure);
   });
@@ -403,17 +408,18 @@ void ScheduleRunner::Impl::later(std::function<void()> body) {
 
 // ---------------------------------------------------------------- the runner
 
-ScheduleRunner::ScheduleRunner(EventLoop& loop, int rank, int size, std::vector<Link*> links,
-                               ScheduleTuning tuning, Callbacks callbacks)
+ScheduleRunner::ScheduleRunner(EventLoop& loop, int rank, int size,
+                               std::vector<Connection*> connections, ScheduleTuning tuning,
+                               Callbacks callbacks)
     : impl_(std::make_unique<Impl>(loop, rank, size, tuning, std::move(callbacks))) {
-  for (size_t peer = 0; peer < links.size(); ++peer) {
-    impl_->lanes.push_back(
-        links[peer] == nullptr
+  for (size_t peer = 0; peer < connections.size(); ++peer) {
+    impl_->channels.push_back(
+        connections[peer] == nullptr
             ? nullptr
-            : std::make_unique<Impl::Lane>(*impl_, static_cast<int>(peer), links[peer]));
+            : std::make_unique<Impl::Channel>(*impl_, static_cast<int>(peer), connections[peer]));
   }
-  for (const auto& lane : impl_->lanes) {
-    if (lane) lane->link->setReceiver(lane.get());
+  for (const auto& channel : impl_->channels) {
+    if (channel) channel->connection->setReceiver(channel.get());
   }
 }
 
@@ -443,11 +449,11 @@ bool ScheduleRunner::needs(int peer) const {
 
 std::vector<std::pair<std::shared_ptr<OpState>, Operation>> ScheduleRunner::cancelAll() {
   impl_->over = true;
-  for (const auto& lane : impl_->lanes) {
-    if (!lane) continue;
+  for (const auto& channel : impl_->channels) {
+    if (!channel) continue;
     const bool in_user_memory =
-        lane->receiving != ScheduleProgress::kNone || lane->sends_under_way > 0;
-    if (in_user_memory) lane->link->close();
+        channel->receiving != ScheduleProgress::kNone || channel->sends_under_way > 0;
+    if (in_user_memory) channel->connection->close();
   }
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> all;
   if (impl_->running) {

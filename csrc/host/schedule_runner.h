@@ -1,7 +1,7 @@
-// Runs schedules over the collective lanes, one after the other, in issue order.
+// Runs schedules over the collective channels, one after the other, in issue order.
 //
 // Loop thread only. Owner: the host communicator. Frames that arrive ahead of their operation wait
-// in the link (it is not read). A frame of another operation than the one that is due (seq,
+// in the connection (it is not read). A frame of another operation than the one that is due (seq,
 // signature, step or length differ) fails the generation with kMismatch. cancelAll() leaves every
 // buffer untouched from then on and completes nothing: it returns what was pending.
 #pragma once
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/op_state.h"
-#include "host/link.h"
+#include "host/connection.h"
 #include "host/schedule.h"
 
 namespace torchft_ext {
@@ -21,12 +21,12 @@ class ScheduleRunner {
  public:
   struct Callbacks {
     std::function<void(Failure)> failed;  // a mismatch; the runner does nothing more
-    std::function<void(int peer, const std::string& why, bool clean)> broken;  // a link's end
+    std::function<void(int peer, const std::string& why, bool clean)> broken;  // a connection's end
     std::function<void(int peer, const FrameHeader& goodbye)> left;
   };
 
-  // links: by rank, null at own rank; borrowed, they outlive the runner.
-  ScheduleRunner(EventLoop& loop, int rank, int size, std::vector<Link*> links,
+  // connections: by rank, null at own rank; borrowed, they outlive the runner.
+  ScheduleRunner(EventLoop& loop, int rank, int size, std::vector<Connection*> connections,
                  ScheduleTuning tuning, Callbacks callbacks);
   ~ScheduleRunner();
 
@@ -35,7 +35,8 @@ class ScheduleRunner {
   bool idle() const;
   bool needs(
       int peer) const;  // a pending operation has something to receive from or send to this peer
-  // Closes the links that still have user memory in hand, unless the owner has closed them before.
+  // Closes the connections that still have user memory in hand, unless the owner has closed them
+  // before.
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
 
  private:

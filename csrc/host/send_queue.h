@@ -1,4 +1,4 @@
-// Frames on their way into one socket, in order. Used by stream links only, on their loop.
+// Frames on their way into one socket, in order. Used by stream connections only, on their loop.
 //
 // User payload is neither copied nor touched after its frame has left the queue or clear() was
 // called. Never blocks.

@@ -1,5 +1,5 @@
-// Bytes that went over the links of one generation, headers included.
-// Threads: written by the loop, read by any. It outlives the links.
+// Bytes that went over the connections of one generation, headers included.
+// Threads: written by the loop, read by any. It outlives the connections.
 #pragma once
 
 #include <atomic>

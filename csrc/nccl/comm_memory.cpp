@@ -23,14 +23,14 @@ void keepForGood(Owners owners) {
 
 }  // namespace
 
-void letGoLater(Owners owners) {
+void releaseLater(Owners owners) {
   if (owners.empty()) return;
   const auto kept = std::make_shared<Owners>(std::move(owners));
   // At the process's end nobody must wait for the GIL here: what Python has of it goes with it.
   if (!runOnCallbackThread([kept] { kept->clear(); })) keepForGood(std::move(*kept));
 }
 
-void letGoNever(Owners owners) {
+void releaseNever(Owners owners) {
   static_cast<void>(std::make_unique<Owners>(std::move(owners)).release());
 }
 
@@ -52,7 +52,7 @@ CommMemory::~CommMemory() {
   if (fork_count_ == forkCount()) {
     keepForGood(std::move(owners));
   } else {
-    letGoNever(std::move(owners));
+    releaseNever(std::move(owners));
   }
 }
 
@@ -74,7 +74,7 @@ NcclResult CommMemory::add(NcclApi& nccl, NcclComm comm, const MemorySegment& se
   Owners unused{std::move(entries_.back().owner)};
   entries_.pop_back();
   holds_any_.store(!entries_.empty(), std::memory_order_release);
-  letGoLater(std::move(unused));
+  releaseLater(std::move(unused));
   return result;
 }
 
@@ -95,16 +95,16 @@ NcclResult CommMemory::remove(NcclApi& nccl, NcclComm comm, const Chosen& chosen
   }
   std::erase_if(entries_, [](const Entry& entry) { return entry.removed; });
   holds_any_.store(!entries_.empty(), std::memory_order_release);
-  letGoLater(std::move(owners));
+  releaseLater(std::move(owners));
   return first;
 }
 
-void CommMemory::letGo() {
+void CommMemory::releaseBuffers() {
   Owners owners;
   for (Entry& entry : entries_) owners.push_back(std::move(entry.owner));
   entries_.clear();
   holds_any_.store(false, std::memory_order_release);
-  letGoLater(std::move(owners));
+  releaseLater(std::move(owners));
 }
 
 }  // namespace torchft_ext

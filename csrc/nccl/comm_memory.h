@@ -46,9 +46,9 @@ std::string describe(const MemorySegment& segment);  // "4096 bytes at 0x7f00 of
 
 // Later, on the callback thread: the last reference may be Python's, and whoever ends communicators
 // or generations must not wait for the GIL.
-void letGoLater(std::vector<std::shared_ptr<void>> owners);
+void releaseLater(std::vector<std::shared_ptr<void>> owners);
 // In a forked child: they are the parent's.
-void letGoNever(std::vector<std::shared_ptr<void>> owners);
+void releaseNever(std::vector<std::shared_ptr<void>> owners);
 
 class CommMemory {
  public:
@@ -65,7 +65,7 @@ class CommMemory {
   // Deregisters those chosen, all of them though one is refused: that one keeps its owner. The
   // first error, or kSuccess.
   NcclResult remove(NcclApi& nccl, NcclComm comm, const Chosen& chosen);
-  void letGo();  // NCCL has freed the communicator
+  void releaseBuffers();  // NCCL has freed the communicator
 
   bool holdsAny() const { return holds_any_.load(std::memory_order_acquire); }
 

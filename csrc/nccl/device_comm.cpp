@@ -19,7 +19,7 @@ namespace {
 constexpr Duration kBetterCause = std::chrono::milliseconds(200);
 
 FailureKind kindOf(NcclResult result) {
-  return result == NcclResult::kRemoteError ? FailureKind::kLinkLost : FailureKind::kInternal;
+  return result == NcclResult::kRemoteError ? FailureKind::kConnectionLost : FailureKind::kInternal;
 }
 
 bool isError(NcclResult result) {
@@ -119,7 +119,7 @@ NcclResult DeviceComm::initInGroup(const std::vector<NcclUniqueId>& ids, Deadlin
 }
 
 std::optional<NcclResult> DeviceComm::awaitCall(CallThreads::Call& call, Deadline deadline) {
-  LeaverWatch leavers;
+  LeaverGrace leavers;
   while (!setup_.lifecycle->over()) {
     if (const auto result = call.await(deadline.orEarlier(kHookInterval))) return result;
     if (deadline.expired()) return std::nullopt;
@@ -141,7 +141,7 @@ void DeviceComm::learn(uint64_t shape) {
 
 bool DeviceComm::settle(Deadline deadline) {
   Pause pause;
-  LeaverWatch leavers;
+  LeaverGrace leavers;
   while (!setup_.lifecycle->over()) {
     NcclResult state = NcclResult::kInProgress;
     {
@@ -268,7 +268,7 @@ NcclResult DeviceComm::state() const {
 
 void DeviceComm::markGone() {
   handle_ = nullptr;
-  memory_.letGo();
+  memory_.releaseBuffers();
   MutexLock lock(mutex_);
   gone_ = true;
   at_rest_ = true;

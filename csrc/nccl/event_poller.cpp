@@ -38,9 +38,9 @@ void finish(const WatchedOp& op, FailurePtr failure) {
 }
 
 void judge(const WatchedOp& op, Lifecycle& lifecycle) {
-  std::string verdict = op.verdict ? op.verdict() : "";
-  if (verdict.empty()) return;
-  Failure failure = lifecycle.ownFailure(FailureKind::kAborted, std::move(verdict));
+  std::string objection = op.result_check ? op.result_check() : "";
+  if (objection.empty()) return;
+  Failure failure = lifecycle.ownFailure(FailureKind::kAborted, std::move(objection));
   failure.op = toString(op.state->kind());
   failure.seq = op.state->seq();
   lifecycle.fail(std::move(failure));
@@ -106,7 +106,7 @@ class Watched {
   }
 
   bool look();
-  bool awaitsNews() const;
+  bool awaitsUpdates() const;
   void lookForErrors();
   void lookForLeavers();
 
@@ -125,10 +125,10 @@ class Watched {
   using Looked = std::shared_ptr<std::atomic<bool>>;
   using Looks = std::map<std::shared_ptr<Communicator>, Looked>;
   void noteFired(std::deque<WatchedOp>& ops, Looks& looks) const;
-  Looked lookForNews(const WatchedOp& op, Looks& looks) const;
+  Looked lookForUpdates(const WatchedOp& op, Looks& looks) const;
   bool completeFired(std::deque<WatchedOp>& ops);
   bool releaseCut(std::deque<WatchedOp>& ops);
-  bool letGoDrained();
+  bool releaseDrained();
 
   const std::function<void()> wake_;
   std::map<Key, std::deque<WatchedOp>> streams_;  // states not complete
@@ -153,11 +153,11 @@ bool Watched::look() {
     any |= releaseCut(stream->second);
     stream = stream->second.empty() ? streams_.erase(stream) : std::next(stream);
   }
-  any |= letGoDrained();
+  any |= releaseDrained();
   return any;
 }
 
-bool Watched::awaitsNews() const {
+bool Watched::awaitsUpdates() const {
   return std::any_of(streams_.begin(), streams_.end(), [](const auto& stream) {
     const auto& looked = stream.second.front().looked;
     return looked && !*looked;
@@ -168,12 +168,12 @@ void Watched::noteFired(std::deque<WatchedOp>& ops, Looks& looks) const {
   for (WatchedOp& op : ops) {
     if (op.looked) continue;
     if (op.interrupted || fired(*op.end, *op.state->lifecycle()) != Fired::kYes) return;
-    op.looked = lookForNews(op, looks);
+    op.looked = lookForUpdates(op, looks);
   }
 }
 
 // True: there is none that has not been heard, or nobody to tell it.
-Watched::Looked Watched::lookForNews(const WatchedOp& op, Looks& looks) const {
+Watched::Looked Watched::lookForUpdates(const WatchedOp& op, Looks& looks) const {
   const DeviceCommSetup& setup = op.comm->setup();
   const auto control = setup.size > 1 ? setup.control.lock() : nullptr;
   if (!control) return std::make_shared<std::atomic<bool>>(true);
@@ -218,7 +218,7 @@ bool Watched::releaseCut(std::deque<WatchedOp>& ops) {
   return true;
 }
 
-bool Watched::letGoDrained() {
+bool Watched::releaseDrained() {
   std::vector<WatchedOp> waiting;
   const size_t before = draining_.size();
   for (WatchedOp& op : draining_) {
@@ -332,7 +332,7 @@ void EventPoller::Shared::run() {
   }
   for (auto& op : arrived) watched.add(std::move(op));
   guarded([&] { return watched.look(); });
-  for (int i = 0; i < kLastLooks && watched.awaitsNews(); ++i) {
+  for (int i = 0; i < kLastLooks && watched.awaitsUpdates(); ++i) {
     std::this_thread::sleep_for(kLongest);
     guarded([&] { return watched.look(); });
   }

@@ -4,13 +4,13 @@
 // event has fired before its communicator was closed, and no news of a failure had come from
 // another member by then: success (that event may have fired because a kernel was stopped there,
 // which is told before; see reap_batch.cpp); or when its generation has failed and the communicator
-// has been cut: the generation's failure; or when its verdict is that its generation must fail, and
-// it does. What owns its buffers is kept until the event has fired in either case, so after an
-// abort until the stream has drained; but callers' tensors only until a stream waits for a sound
-// operation (nccl/stash.h). Where NCCL was still at work on the call when the generation ended,
-// that event proves nothing: they are kept until the communicator is at rest or gone, and then
-// until an event that is recorded behind it has fired. Where the device cannot tell, they are kept
-// for good.
+// has been cut: the generation's failure; or when its result check says that its generation must
+// fail, and it does. What owns its buffers is kept until the event has fired in either case, so
+// after an abort until the stream has drained; but callers' tensors only until a stream waits for a
+// sound operation (nccl/tensor_shelf.h). Where NCCL was still at work on the call when the
+// generation ended, that event proves nothing: they are kept until the communicator is at rest or
+// gone, and then until an event that is recorded behind it has fired. Where the device cannot tell,
+// they are kept for good.
 //
 // Never waits on the device, and asks it under relaxCapture(): safe beside a graph capture of
 // another thread. Looks every 100 us while operations complete, down to every 2 ms while none does,
@@ -49,12 +49,12 @@ struct WatchedOp {
   // NCCL was still at work on the call when the generation ended: the event alone proves nothing,
   // the communicator must be at rest too before the buffers are let go.
   bool interrupted = false;
-  std::function<std::string()> verdict{};  // see StreamSide
+  std::function<std::string()> result_check{};  // see StreamSide
 
   // The poller's own.
   std::shared_ptr<c10::Event>
       behind_all{};  // of an interrupted one, once its communicator is at rest
-  LeaverWatch leavers{};
+  LeaverGrace leavers{};
   std::shared_ptr<std::atomic<bool>> looked{};  // once fired: for what members told before
 };
 

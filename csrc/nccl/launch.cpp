@@ -314,7 +314,7 @@ void Launch::watch(Op& op, bool interrupted) {
       std::move(operation.keep_alive), std::move(op.scratch));
   context_.threads->poller->watch({std::move(op.issue.state), op.comm, *op.side->stream, op.begun,
                                    op.side->end, std::move(owners), context_.outstanding, op.number,
-                                   interrupted, op.side->verdict});
+                                   interrupted, op.side->result_check});
 }
 
 // The generation has failed while NCCL was at work on the calls, or because of them. Waiters are

@@ -46,9 +46,9 @@ MemoryRegistry::~MemoryRegistry() {
   }
   if (owners.empty()) return;
   if (fork_count_ == forkCount()) {
-    letGoLater(std::move(owners));
+    releaseLater(std::move(owners));
   } else {
-    letGoNever(std::move(owners));
+    releaseNever(std::move(owners));
   }
 }
 

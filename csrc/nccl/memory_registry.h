@@ -45,7 +45,7 @@ struct MemoryOutcome {
 class MemoryRegistry {
  public:
   MemoryRegistry() = default;
-  ~MemoryRegistry();  // on whatever thread ends the last generation: see letGoLater()
+  ~MemoryRegistry();  // on whatever thread ends the last generation: see releaseLater()
   MemoryRegistry(const MemoryRegistry&) = delete;
   MemoryRegistry& operator=(const MemoryRegistry&) = delete;
 

@@ -92,11 +92,11 @@ bool NcclCommunicator::awaitIssued(Deadline deadline) {
   }
   context_.comms->lookForErrors();  // an error that the poller would find only some 50 ms later
   // The poller has looked for each operation, but for a graph's.
-  if (context_.comms->anyCaptured() && !lookForNews(deadline)) return false;
+  if (context_.comms->anyCaptured() && !lookForUpdates(deadline)) return false;
   return control_->awaitIssued(deadline);
 }
 
-bool NcclCommunicator::lookForNews(Deadline deadline) {
+bool NcclCommunicator::lookForUpdates(Deadline deadline) {
   struct Waiter {
     Mutex mutex;
     CondVar changed;

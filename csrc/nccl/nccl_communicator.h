@@ -43,7 +43,7 @@ class NcclCommunicator : public Communicator {
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;
   Comms takeIdle();
   Comms retireAll(Deadline deadline);
-  bool lookForNews(Deadline deadline);  // what members had told before this call has been heard
+  bool lookForUpdates(Deadline deadline);  // what members had told before this call has been heard
 
   const std::shared_ptr<Communicator> control_;
   const Launch::Context context_;

@@ -41,7 +41,9 @@ class NcclEngine : public Engine {
   const char* name() const override { return "nccl"; }
   std::vector<std::pair<std::string, int64_t>> counters() const override;
   std::variant<MemberRecord, Failure> describeSelf() override { return control_->describeSelf(); }
-  std::unique_ptr<Vigil> keepVigil(int size) override { return control_->keepVigil(size); }
+  std::unique_ptr<MemberProber> makeMemberProber(int size) override {
+    return control_->makeMemberProber(size);
+  }
   Duration frozenAfter() const override { return control_->frozenAfter(); }
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
       const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,

@@ -56,7 +56,7 @@ inline Failure failureOf(const Leaver& leaver, std::string how) {
 }
 
 // Of an operation or an initialisation that is under way: looked at now and then by one thread.
-class LeaverWatch {
+class LeaverGrace {
  public:
   // under_way: it has begun, so that the leaver's part in it is all that can be missing. True: it
   // has waited for a leaver beyond the grace, and the generation has failed.

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "comm/operation.h"
-#include "nccl/stash.h"
+#include "nccl/tensor_shelf.h"
 
 namespace torchft_ext {
 
@@ -38,15 +38,15 @@ struct StreamSide : DeviceSide {
   std::function<void(const c10::Stream&)> behind;
   // Asked when the operation has run: empty, or why its generation must fail. May be empty itself.
   // Must not block.
-  std::function<std::string()> verdict;
+  std::function<std::string()> result_check;
 
-  std::weak_ptr<Stash> stash;  // what the operation keeps until it is waited for; may be none
+  std::weak_ptr<TensorShelf> shelf;  // what the operation keeps until it is waited for; may be none
 
   // What the engine did. Empty where nothing was enqueued (the operation failed at once).
   std::optional<c10::Stream> stream;  // where it runs
   std::shared_ptr<c10::Event> start;
   std::shared_ptr<c10::Event> end;  // recorded behind it and `behind`
-  // Whoever has had its stream wait for `end` may have the stash released: nothing but the streams
+  // Whoever has had its stream wait for `end` may have the shelf released: nothing but the streams
   // stands between the operation and its end.
   bool may_release = false;
   bool captured = false;  // into a graph: nobody watches it, its state is complete at once

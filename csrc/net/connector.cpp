@@ -39,7 +39,7 @@ struct Connector::Impl : std::enable_shared_from_this<Impl> {
     SocketAddress address;
     bool given_up = false;
   };
-  struct Attempt {
+  struct ConnectState {
     UniqueFd fd;
     bool connected = false;
     FrameInbox inbox{{FrameType::kWelcome, FrameType::kRefused}};
@@ -97,7 +97,7 @@ struct Connector::Impl : std::enable_shared_from_this<Impl> {
   size_t tried_in_round = 0;
   int attempts = 0;
   milliseconds pause{1};
-  Attempt attempt;
+  ConnectState attempt;
   EventLoop::TimerId next_timer = 0;
   EventLoop::TimerId deadline_timer = 0;
   std::string last_error = "no attempt was made";
@@ -281,7 +281,7 @@ void Connector::Impl::limitAttempt(Duration limit) {
 void Connector::Impl::endAttempt() {
   loop.cancel(attempt.limit);
   if (attempt.fd) loop.unwatch(attempt.fd.get());
-  attempt = Attempt();
+  attempt = ConnectState();
 }
 
 void Connector::Impl::scheduleNext(Duration after) {

@@ -186,13 +186,13 @@ LifeSign lifeSignOf(const Dial::Result& result) {
   return LifeSign::kUnclear;
 }
 
-Hello lifeQuestion(const Incarnation& self, const Incarnation& to, uint8_t lane) {
+Hello lifeQuestion(const Incarnation& self, const Incarnation& to, uint8_t channel) {
   Hello question;  // with no proof
   question.nonce = kProbeNonce;
   question.from = self;
   question.to = to;
   question.rank = 0;
-  question.lane = lane;
+  question.channel = channel;
   return question;
 }
 

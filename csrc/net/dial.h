@@ -1,6 +1,6 @@
 // One attempt to connect to a peer's port and to get an answer to a hello. Unlike Connector it
 // tries once and says how the attempt ended, since for who asks whether a process lives "refused"
-// and "silent" are verdicts: lifeSignOf() says which end is which, for all who ask.
+// and "silent" are answers: lifeSignOf() says which end is which, for all who ask.
 //
 // Loop thread only. The callback runs once, on the loop, never from the constructor nor after
 // destruction; it may destroy the Dial. Never reads a byte beyond the answer.
@@ -81,6 +81,6 @@ enum class LifeSign {
 LifeSign lifeSignOf(const Dial::Result& result);
 
 // The hello that asks no more than whether that process lives. Whoever listens answers it.
-Hello lifeQuestion(const Incarnation& self, const Incarnation& to, uint8_t lane = 0);
+Hello lifeQuestion(const Incarnation& self, const Incarnation& to, uint8_t channel = 0);
 
 }  // namespace torchft_ext

@@ -56,7 +56,7 @@ int millisecondsUntil(Clock::time_point when) {
 }  // namespace
 
 struct EventLoop::Core {
-  struct Watch {
+  struct Registration {
     uint32_t token = 0;
     std::shared_ptr<IoHandler> handler;
   };
@@ -101,7 +101,7 @@ struct EventLoop::Core {
   // Loop thread only.
   int epoll = -1;  // made and closed by the loop's thread: in a private table nobody else knows it
   std::vector<Task> running;  // swapped with tasks, so that neither allocates in the long run
-  std::unordered_map<int, Watch> watches;
+  std::unordered_map<int, Registration> registrations;
   uint32_t last_token = 0;
   Timers timers;
   std::unordered_map<TimerId, Timers::iterator> timer_index;
@@ -167,10 +167,10 @@ int EventLoop::Core::handleEvents(int timeout_ms) {
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<size_t>(i)];
     if (event.data.u64 == kWakeTag) continue;
-    const auto found = watches.find(static_cast<int>(event.data.u64 & 0xffffffffU));
-    // An earlier handler of this turn may have ended this watch, or begun another one under its
-    // number.
-    if (found == watches.end() || found->second.token != event.data.u64 >> 32U) continue;
+    const auto found = registrations.find(static_cast<int>(event.data.u64 & 0xffffffffU));
+    // An earlier handler of this turn may have ended this registration, or begun another one under
+    // its number.
+    if (found == registrations.end() || found->second.token != event.data.u64 >> 32U) continue;
     const std::shared_ptr<IoHandler> handler = found->second.handler;  // it may unwatch itself
     guarded("a descriptor's handler", [&] { (*handler)(event.events); });
   }
@@ -222,9 +222,9 @@ void EventLoop::Core::runPostedTasks() {
 // here.
 void EventLoop::Core::end() {
   runPostedTasks();
-  for (int round = 0; round < 8 && !(watches.empty() && timers.empty()); ++round) {
+  for (int round = 0; round < 8 && !(registrations.empty() && timers.empty()); ++round) {
     timer_index.clear();
-    guarded("the end of a handler", [&] { const auto ended = std::exchange(watches, {}); });
+    guarded("the end of a handler", [&] { const auto ended = std::exchange(registrations, {}); });
     guarded("the end of a timer", [&] { const auto ended = std::exchange(timers, {}); });
   }
   if (epoll >= 0) ::close(std::exchange(epoll, -1));
@@ -327,14 +327,14 @@ void EventLoop::watch(int fd, uint32_t epoll_events, IoHandler handler) {
   if (::epoll_ctl(core_->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
     throw lacking(errno, "epoll on loop " + core_->name);
   }
-  core_->watches[fd] = {core_->last_token, std::make_shared<IoHandler>(std::move(handler))};
+  core_->registrations[fd] = {core_->last_token, std::make_shared<IoHandler>(std::move(handler))};
 }
 
 void EventLoop::modify(int fd, uint32_t epoll_events) {
   if (!onOwnLoop()) return;
-  const auto found = core_->watches.find(fd);
-  assert(found != core_->watches.end());
-  if (found == core_->watches.end()) return;
+  const auto found = core_->registrations.find(fd);
+  assert(found != core_->registrations.end());
+  if (found == core_->registrations.end()) return;
   epoll_event event{};
   event.events = epoll_events;
   event.data.u64 = tagOf(fd, found->second.token);
@@ -343,10 +343,11 @@ void EventLoop::modify(int fd, uint32_t epoll_events) {
 
 void EventLoop::unwatch(int fd) {
   if (!onOwnLoop()) return;
-  const auto found = core_->watches.find(fd);
-  if (found == core_->watches.end()) return;
-  const Core::Watch ended = std::move(found->second);  // its end may call unwatch() for another
-  core_->watches.erase(found);
+  const auto found = core_->registrations.find(fd);
+  if (found == core_->registrations.end()) return;
+  // its end may call unwatch() for another
+  const Core::Registration ended = std::move(found->second);
+  core_->registrations.erase(found);
   ::epoll_ctl(core_->epoll, EPOLL_CTL_DEL, fd, nullptr);
 }
 

@@ -29,16 +29,16 @@ enum class FrameType : uint16_t {
                    // of a collective: tag = its name, payload: the signature u64
   kClear = 12,     // the matching recv is posted: seq = the announced number
   kMessage = 13,   // a piece of the send's bytes: seq = the announced number, aux = offset
-  kBarrier = 14,   // forming a generation: this end's links are up
+  kBarrier = 14,   // forming a generation: this end's connections are up
   kFailed = 20,    // the generation failed: payload: encoded Failure, aux: below
   kGoodbye = 21,   // this process leaves; all it had to send has been sent; aux: below
-  kBeat = 30,      // liveness line: alive
-  kNotice = 31,    // liveness line: news of a generation: payload: encoded Notice
+  kBeat = 30,      // liveness connection: alive
+  kNotice = 31,    // liveness connection: news of a generation: payload: encoded Notice
 };
 
 // Bits of aux in kFailed and kGoodbye.
-inline constexpr uint64_t kLastWordsWasUp = 1;          // the sender had passed the barrier
-inline constexpr uint64_t kLastWordsBeginsAnother = 2;  // it leaves to begin another generation
+inline constexpr uint64_t kFinalFrameWasUp = 1;          // the sender had passed the barrier
+inline constexpr uint64_t kFinalFrameBeginsAnother = 2;  // it leaves to begin another generation
 
 struct FrameHeader {
   FrameType type = FrameType::kHello;

@@ -29,7 +29,7 @@ std::string encodeHello(const Hello& hello) {
   out.raw(hello.from.bytes);
   out.raw(hello.to.bytes);
   out.u32(static_cast<uint32_t>(hello.rank));
-  out.u8(hello.lane);
+  out.u8(hello.channel);
   return wholeFrame(FrameType::kHello, out.take());
 }
 
@@ -41,7 +41,7 @@ std::optional<Hello> decodeHello(std::string_view payload) {
   in.raw(hello.from.bytes);
   in.raw(hello.to.bytes);
   hello.rank = static_cast<int32_t>(in.u32());
-  hello.lane = in.u8();
+  hello.channel = in.u8();
   if (!in.atEnd() || hello.rank < 0) return std::nullopt;
   return hello;
 }

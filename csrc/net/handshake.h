@@ -1,7 +1,8 @@
 // Who a connection belongs to, and the proof that it may. The connector says hello; the acceptor
 // looks the nonce up, compares the secret and answers. Used by listener and connector only.
 //
-// A member of a generation is (nonce, rank, incarnation); a pair of members may have several lanes.
+// A member of a generation is (nonce, rank, incarnation); a pair of members may have several
+// channels.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct Hello {
   Incarnation from;
   Incarnation to;  // a port may have been taken over by another process: refused then
   int32_t rank = -1;
-  uint8_t lane = 0;
+  uint8_t channel = 0;
 };
 std::string encodeHello(const Hello& hello);                 // a whole frame
 std::optional<Hello> decodeHello(std::string_view payload);  // nullopt: malformed
@@ -41,7 +42,7 @@ enum class RefusalCode : uint8_t {
   kUnknownGeneration = 1,
   kWrongSecret = 2,
   kWrongProcess = 3,
-  // follows a welcome: the generation has that member, lane or rank already, or no such
+  // follows a welcome: the generation has that member, channel or rank already, or no such
   kDuplicate = 4,
   kWrongVersion = 5,
 };

@@ -16,12 +16,13 @@
 #include "base/shortage.h"
 #include "base/task_thread.h"
 #include "net/local_address.h"
-#include "net/waiting_room.h"
+#include "net/pending_connections.h"
 
 namespace torchft_ext {
 namespace {
 
-constexpr int kAcceptsPerTurn = 16;  // so that a flood of strangers does not hold up admitted links
+// so that a flood of strangers does not hold up admitted connections
+constexpr int kAcceptsPerTurn = 16;
 constexpr milliseconds kPauseWithoutDescriptors{100};
 constexpr std::chrono::seconds kOpenWithin{30};
 constexpr std::chrono::minutes kBetweenWarnings{1};
@@ -68,8 +69,8 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
     Starved starved;  // null: nobody is to be told, or has been
     Clock::time_point since = Clock::now();
   };
-  using Guest = WaitingRoom::Guest;
-  using Place = WaitingRoom::Place;
+  using Pending = PendingConnections::Pending;
+  using Place = PendingConnections::Place;
 
   Impl(EventLoop& event_loop, std::vector<ListeningSocket> listening, const Incarnation& self);
 
@@ -78,25 +79,25 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   void expect(const Nonce& nonce, const GenerationSecret& secret, Handler handler, Starved starved);
 
   std::vector<SocketAddress> addresses() const;
-  void acceptSome(const ListeningSocket& door);
-  void pauseAccepting(const ListeningSocket& door, int error);
+  void acceptSome(const ListeningSocket& listening_socket);
+  void pauseAccepting(const ListeningSocket& listening_socket, int error);
   void tellStarved(const std::string& why);
   void listenTo(uint32_t events);
   void letIn(UniqueFd fd, bool local);
   void closeElsewhere(UniqueFd fd);
-  void closeLocalDoor();
+  void closeLocalSocket();
   void receive(UniqueFd fd, bool local);
   void readHello(Place place);
-  void judge(Guest guest);
-  void park(Guest guest);
-  void admit(Guest guest, const Generation& generation);
-  void refuse(const Guest& guest, RefusalCode code, const std::string& reason);
+  void judge(Pending pending);
+  void park(Pending pending);
+  void admit(Pending pending, const Generation& generation);
+  void refuse(const Pending& pending, RefusalCode code, const std::string& reason);
   bool callHandler(const Handler& handler, Arrival& arrival) noexcept;
 
   EventLoop& loop;
   const Incarnation incarnation;  // of the process, or of the one that a test plays
   std::vector<ListeningSocket>
-      doors;  // in the order of addresses(); some or all without descriptor
+      listening_sockets;  // in the order of addresses(); some or all without descriptor
   std::unique_ptr<TaskThread> porter;  // null: not needed so far
   const std::shared_ptr<std::atomic<int>> turned_away = std::make_shared<std::atomic<int>>(0);
   const std::shared_ptr<AtomicCounts> counts = std::make_shared<AtomicCounts>();
@@ -104,8 +105,8 @@ struct Listener::Impl : std::enable_shared_from_this<Impl> {
   EventLoop::TimerId pause = 0;
   Clock::time_point next_warning{};
   std::optional<Clock::time_point> lacking_since;
-  WaitingRoom strangers;
-  WaitingRoom parked;
+  PendingConnections strangers;
+  PendingConnections parked;
   std::map<Nonce, Generation> generations;
 };
 
@@ -113,30 +114,32 @@ Listener::Impl::Impl(EventLoop& event_loop, std::vector<ListeningSocket> listeni
                      const Incarnation& self)
     : loop(event_loop),
       incarnation(self),
-      doors(std::move(listening)),
+      listening_sockets(std::move(listening)),
       strangers(
           event_loop, capacity(kMaxStrangers, kStrangersShare), kHelloWithin,
-          [this](const Guest&) { ++counts->refused; }, [this] { return shared_from_this(); }),
+          [this](const Pending&) { ++counts->refused; }, [this] { return shared_from_this(); }),
       parked(
           event_loop, capacity(kMaxParked, kParkedShare), kParkedFor,
-          [this](const Guest& guest) {
-            counts->parked = parked.guests().size();
-            refuse(guest, RefusalCode::kUnknownGeneration,
+          [this](const Pending& pending) {
+            counts->parked = parked.connections().size();
+            refuse(pending, RefusalCode::kUnknownGeneration,
                    "this process does not know that generation");
           },
           [this] { return shared_from_this(); }) {}
 
 void Listener::Impl::start() {
-  for (size_t i = 0; i < doors.size(); ++i) {
-    loop.watch(doors[i].fd.get(), EPOLLIN,
-               [self = shared_from_this(), i](uint32_t) { self->acceptSome(self->doors[i]); });
+  for (size_t i = 0; i < listening_sockets.size(); ++i) {
+    loop.watch(listening_sockets[i].fd.get(), EPOLLIN, [self = shared_from_this(), i](uint32_t) {
+      self->acceptSome(self->listening_sockets[i]);
+    });
   }
 }
 
 std::vector<SocketAddress> Listener::Impl::addresses() const {
   std::vector<SocketAddress> all;
-  all.reserve(doors.size());
-  for (const ListeningSocket& door : doors) all.push_back(door.address);
+  all.reserve(listening_sockets.size());
+  for (const ListeningSocket& listening_socket : listening_sockets)
+    all.push_back(listening_socket.address);
   return all;
 }
 
@@ -144,25 +147,26 @@ void Listener::Impl::close() {
   if (std::exchange(closed, true)) return;
   const auto self = shared_from_this();
   loop.cancel(pause);
-  for (ListeningSocket& door : doors) {  // a call from one of them may be under way
-    if (door.fd) loop.unwatch(door.fd.get());
-    door.fd.reset();
+  // a call from one of them may be under way
+  for (ListeningSocket& listening_socket : listening_sockets) {
+    if (listening_socket.fd) loop.unwatch(listening_socket.fd.get());
+    listening_socket.fd.reset();
   }
   strangers.clear();
   parked.clear();
   const auto ended = std::exchange(generations, {});
 }
 
-void Listener::Impl::acceptSome(const ListeningSocket& door) {
-  for (int i = 0; i < kAcceptsPerTurn && door.fd; ++i) {
-    UniqueFd fd = acceptOne(door.fd.get());
+void Listener::Impl::acceptSome(const ListeningSocket& listening_socket) {
+  for (int i = 0; i < kAcceptsPerTurn && listening_socket.fd; ++i) {
+    UniqueFd fd = acceptOne(listening_socket.fd.get());
     const int error = errno;
-    if (!fd && error != EAGAIN && error != EWOULDBLOCK && somebodyWaits(door.fd.get()))
-      return pauseAccepting(door, error);
+    if (!fd && error != EAGAIN && error != EWOULDBLOCK && somebodyWaits(listening_socket.fd.get()))
+      return pauseAccepting(listening_socket, error);
     lacking_since.reset();
     if (!fd) return;
-    letIn(std::move(fd), door.address.isLocal());
-    if (turned_away->load() > kMaxTurnedAway) closeLocalDoor();
+    letIn(std::move(fd), listening_socket.address.isLocal());
+    if (turned_away->load() > kMaxTurnedAway) closeLocalSocket();
   }
 }
 
@@ -174,8 +178,8 @@ void Listener::Impl::letIn(UniqueFd fd, bool local) {
 }
 
 void Listener::Impl::listenTo(uint32_t events) {
-  for (const ListeningSocket& door : doors) {
-    if (door.fd) loop.modify(door.fd.get(), events);
+  for (const ListeningSocket& listening_socket : listening_sockets) {
+    if (listening_socket.fd) loop.modify(listening_socket.fd.get(), events);
   }
 }
 
@@ -190,10 +194,10 @@ void Listener::Impl::closeElsewhere(UniqueFd fd) {
 }
 
 // Peers that find it closed take TCP; those that wait at it come in.
-void Listener::Impl::closeLocalDoor() {
-  for (ListeningSocket& door : doors) {
-    if (!door.fd || !door.address.isLocal()) continue;
-    const UniqueFd closing = std::move(door.fd);
+void Listener::Impl::closeLocalSocket() {
+  for (ListeningSocket& listening_socket : listening_sockets) {
+    if (!listening_socket.fd || !listening_socket.address.isLocal()) continue;
+    const UniqueFd closing = std::move(listening_socket.fd);
     loop.unwatch(closing.get());
     ::shutdown(closing.get(), SHUT_RDWR);
     while (!closed) {  // a handler of who comes in may destroy the listener
@@ -203,13 +207,14 @@ void Listener::Impl::closeLocalDoor() {
     }
     log(LogLevel::kWarning,
         "another user's processes hold up the closing of their connections to " +
-            door.address.toString() + ": links within this host go through TCP from now on");
+            listening_socket.address.toString() +
+            ": connections within this host go through TCP from now on");
   }
 }
 
 // The connection stays in the kernel's queue and the socket readable: without a pause the loop
 // would spin.
-void Listener::Impl::pauseAccepting(const ListeningSocket& door, int error) {
+void Listener::Impl::pauseAccepting(const ListeningSocket& listening_socket, int error) {
   listenTo(0);
   loop.cancel(pause);
   pause = loop.runAt(Clock::now() + kPauseWithoutDescriptors, [self = shared_from_this()] {
@@ -219,8 +224,8 @@ void Listener::Impl::pauseAccepting(const ListeningSocket& door, int error) {
   const Clock::time_point now = Clock::now();
   if (!lacking_since) lacking_since = now;
   if (now < next_warning && now - *lacking_since < kLacksFor) return;
-  const std::string why = "cannot accept connections on " + door.address.toString() + ": " +
-                          std::error_code(error, std::generic_category()).message() +
+  const std::string why = "cannot accept connections on " + listening_socket.address.toString() +
+                          ": " + std::error_code(error, std::generic_category()).message() +
                           shortageNumbers(error);
   if (now >= next_warning) {
     next_warning = now + kBetweenWarnings;
@@ -240,10 +245,10 @@ void Listener::Impl::tellStarved(const std::string& why) {
 }
 
 void Listener::Impl::receive(UniqueFd fd, bool local) {
-  Guest guest;
-  guest.fd = std::move(fd);
-  guest.local = local;
-  const Place place = strangers.add(std::move(guest));
+  Pending pending;
+  pending.fd = std::move(fd);
+  pending.local = local;
+  const Place place = strangers.add(std::move(pending));
   loop.watch(place->fd.get(), EPOLLIN,
              [self = shared_from_this(), place](uint32_t) { self->readHello(place); });
   readHello(place);  // as a rule it has arrived with the connection
@@ -253,69 +258,69 @@ void Listener::Impl::readHello(Place place) {
   using State = FrameInbox::State;
   const State state = place->inbox.readFrom(place->fd.get());
   if (state == State::kMore) return;
-  Guest guest = strangers.remove(place);
+  Pending pending = strangers.remove(place);
   if (state == State::kWhole) {
-    judge(std::move(guest));
+    judge(std::move(pending));
   } else if (state == State::kWrongVersion) {
-    refuse(guest, RefusalCode::kWrongVersion, guest.inbox.why());
+    refuse(pending, RefusalCode::kWrongVersion, pending.inbox.why());
   } else {
     ++counts->refused;
   }
 }
 
-void Listener::Impl::judge(Guest guest) {
-  const auto hello = decodeHello(guest.inbox.payload());
+void Listener::Impl::judge(Pending pending) {
+  const auto hello = decodeHello(pending.inbox.payload());
   if (!hello) {
     ++counts->refused;
     return;
   }
-  guest.hello = *hello;
+  pending.hello = *hello;
   if (hello->to != incarnation) {
-    refuse(guest, RefusalCode::kWrongProcess, "another process has taken over this port");
+    refuse(pending, RefusalCode::kWrongProcess, "another process has taken over this port");
     return;
   }
   const auto found = generations.find(hello->nonce);
   if (found != generations.end()) {
     // a copy: the handler may forget the generation
-    admit(std::move(guest), Generation(found->second));
+    admit(std::move(pending), Generation(found->second));
   } else if (hello->nonce.isZero()) {
-    refuse(guest, RefusalCode::kUnknownGeneration, "this process lives");  // a Probe asks
+    refuse(pending, RefusalCode::kUnknownGeneration, "this process lives");  // a Probe asks
   } else {
-    park(std::move(guest));
+    park(std::move(pending));
   }
 }
 
-void Listener::Impl::park(Guest guest) {
-  const Place place = parked.add(std::move(guest));
+void Listener::Impl::park(Pending pending) {
+  const Place place = parked.add(std::move(pending));
   // It has nothing to say before it is welcomed: whatever comes means that it has gone, or is no
   // peer.
   loop.watch(place->fd.get(), EPOLLIN | EPOLLRDHUP, [self = shared_from_this(), place](uint32_t) {
     self->parked.remove(place);
-    self->counts->parked = self->parked.guests().size();
+    self->counts->parked = self->parked.connections().size();
     ++self->counts->refused;
   });
-  counts->parked = parked.guests().size();
+  counts->parked = parked.connections().size();
 }
 
-void Listener::Impl::admit(Guest guest, const Generation& generation) {
-  const Hello& hello = guest.hello;
+void Listener::Impl::admit(Pending pending, const Generation& generation) {
+  const Hello& hello = pending.hello;
   if (!equalInConstantTime(hello.proof.bytes, generation.secret.connector.bytes)) {
-    refuse(guest, RefusalCode::kWrongSecret, "the generation's secret is another one");
+    refuse(pending, RefusalCode::kWrongSecret, "the generation's secret is another one");
     return;
   }
-  if (!sendWhole(guest.fd.get(), encodeWelcome({generation.secret.acceptor, incarnation}))) {
+  if (!sendWhole(pending.fd.get(), encodeWelcome({generation.secret.acceptor, incarnation}))) {
     ++counts->refused;
     return;
   }
-  Arrival arrival{std::move(guest.fd), hello.rank, hello.lane, hello.from};
+  Arrival arrival{std::move(pending.fd), hello.rank, hello.channel, hello.from};
   if (callHandler(*generation.handler, arrival)) {
     ++counts->admitted;
-    if (guest.local) ++counts->admitted_locally;
+    if (pending.local) ++counts->admitted_locally;
     return;
   }
-  guest.fd = std::move(arrival.fd);
-  refuse(guest, RefusalCode::kDuplicate,
-         "the generation does not take that rank and lane, or has it already");
+  pending.fd = std::move(arrival.fd);
+  refuse(pending, RefusalCode::kDuplicate,
+         "the generation does not take that rank and channel, or has it already");
 }
 
 bool Listener::Impl::callHandler(const Handler& handler, Arrival& arrival) noexcept {
@@ -329,28 +334,28 @@ bool Listener::Impl::callHandler(const Handler& handler, Arrival& arrival) noexc
   return false;
 }
 
-void Listener::Impl::refuse(const Guest& guest, RefusalCode code, const std::string& reason) {
+void Listener::Impl::refuse(const Pending& pending, RefusalCode code, const std::string& reason) {
   ++counts->refused;
-  if (guest.fd) sendWhole(guest.fd.get(), encodeRefusal({code, reason}));
+  if (pending.fd) sendWhole(pending.fd.get(), encodeRefusal({code, reason}));
 }
 
 void Listener::Impl::expect(const Nonce& nonce, const GenerationSecret& secret, Handler handler,
                             Starved starved) {
   generations[nonce] =
       Generation{secret, std::make_shared<const Handler>(std::move(handler)), std::move(starved)};
-  std::vector<Guest> waiting;
-  for (Place place = parked.guests().begin(); place != parked.guests().end();) {
+  std::vector<Pending> waiting;
+  for (Place place = parked.connections().begin(); place != parked.connections().end();) {
     const Place current = place++;
     if (current->hello.nonce == nonce) waiting.push_back(parked.remove(current));
   }
-  counts->parked = parked.guests().size();
-  for (Guest& guest : waiting) {
+  counts->parked = parked.connections().size();
+  for (Pending& pending : waiting) {
     if (closed) return;
     const auto found = generations.find(nonce);
     if (found == generations.end()) {
-      park(std::move(guest));  // a handler has forgotten the generation
+      park(std::move(pending));  // a handler has forgotten the generation
     } else {
-      admit(std::move(guest), Generation(found->second));
+      admit(std::move(pending), Generation(found->second));
     }
   }
 }
@@ -366,13 +371,13 @@ std::shared_ptr<Listener> Listener::open(EventLoop& loop, const SocketAddress& a
   auto opening = std::make_shared<Opening>();
   const auto open = [opening, &loop, address, ports, self, local] {
     try {
-      std::vector<ListeningSocket> doors;
+      std::vector<ListeningSocket> listening_sockets;
       if (auto listening = local ? listenLocally(*local) : std::nullopt)
-        doors.push_back(std::move(*listening));
+        listening_sockets.push_back(std::move(*listening));
       auto listening = listenOn(address, ports, &opening->error);
       if (!listening) return;
-      doors.push_back(std::move(*listening));
-      auto impl = std::make_shared<Impl>(loop, std::move(doors), self);
+      listening_sockets.push_back(std::move(*listening));
+      auto impl = std::make_shared<Impl>(loop, std::move(listening_sockets), self);
       impl->start();
       opening->listener.reset(new Listener(loop, impl));
     } catch (const std::system_error& refused) {

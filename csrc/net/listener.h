@@ -1,8 +1,8 @@
-// The process's door: a listening TCP socket and, where there may be one, a local one for peers of
-// this host. Both admit only those who know a generation's secret, the local one only processes of
-// this user: another one's could make a read or a close take as long as it likes, by descriptors
-// that it sends along. So its connections are closed unread by a thread of their own, which exists
-// once there was one, and too many of them close the local door for good.
+// Where the process listens: a listening TCP socket and, where there may be one, a local one for
+// peers of this host. Both admit only those who know a generation's secret, the local one only
+// processes of this user: another one's could make a read or a close take as long as it likes, by
+// descriptors that it sends along. So its connections are closed unread by a thread of their own,
+// which exists once there was one, and too many of them close the local socket for good.
 //
 // Owned by the engine room; lives on one EventLoop, which it must not outlive. Threads: construct
 // and destroy anywhere; the rest on the loop. Destroyed on the loop, no handler is called any more;
@@ -33,7 +33,7 @@ namespace torchft_ext {
 struct Arrival {
   UniqueFd fd;
   int rank = -1;
-  int lane = 0;
+  int channel = 0;
   Incarnation from;
 };
 
@@ -48,7 +48,7 @@ class Listener {
   // The handler owns the connection, which has been welcomed; returning false ends it with a
   // refusal (kDuplicate). It may call expect() and forget(), and may destroy the Listener.
   using Handler = std::function<bool(Arrival&)>;
-  // Once: connections wait at the door, and this process has had no descriptor for them for a
+  // Once: connections wait to be accepted, and this process has had no descriptor for them for a
   // second. They are let in all the same once there is one. May call forget().
   using Starved = std::function<void(const std::string& why)>;
 
@@ -61,7 +61,7 @@ class Listener {
   };
 
   // error is set and nullptr returned when no port can be had. local: a name from
-  // newLocalAddress(); where it cannot be had, there is no local door. Not for a loop with a
+  // newLocalAddress(); where it cannot be had, there is no local socket. Not for a loop with a
   // private table.
   static std::shared_ptr<Listener> open(EventLoop& loop, const SocketAddress& address,
                                         PortRange ports, std::string* error,

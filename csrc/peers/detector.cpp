@@ -21,10 +21,10 @@ constexpr int kTicksPerLimit = 10;
 constexpr int kAskAtLimitPart = 2;
 constexpr int kAskAtConnectPart = 4;
 
-constexpr std::array<LineKind, 2> kLineKinds{LineKind::kMain, LineKind::kWitness};
+constexpr std::array<LivenessKind, 2> kConnectionKinds{LivenessKind::kMain, LivenessKind::kBackup};
 
-constexpr size_t indexOf(LineKind kind) {
-  return kind == LineKind::kMain ? 0 : 1;
+constexpr size_t indexOf(LivenessKind kind) {
+  return kind == LivenessKind::kMain ? 0 : 1;
 }
 
 bool contains(const std::vector<int>& ascending, int value) {
@@ -33,7 +33,7 @@ bool contains(const std::vector<int>& ascending, int value) {
 
 constexpr const char* kConnectionCut = "its connection was cut";
 constexpr const char* kNothingComes = "nothing comes through from the far end any more";
-constexpr const char* kNeverConnected = "no liveness line could be made";
+constexpr const char* kNeverConnected = "no liveness connection could be made";
 
 Cause causeBy(const WatchedPeer& peer, const std::string& how) {
   Cause cause;
@@ -56,9 +56,9 @@ Failure peerLost(const WatchedPeer& peer, const std::string& how) {
 Detector::Detector(DetectorOrders& orders, Duration heartbeat_limit, std::string host, int64_t pid)
     : orders_(orders), limit_(heartbeat_limit), host_(std::move(host)), pid_(pid) {}
 
-Detector::LineView* Detector::viewOf(const Incarnation& id, LineKind kind) {
+Detector::ConnectionView* Detector::viewOf(const Incarnation& id, LivenessKind kind) {
   const auto found = neighbours_.find(id);
-  return found == neighbours_.end() ? nullptr : &found->second.lines[indexOf(kind)];
+  return found == neighbours_.end() ? nullptr : &found->second.connections[indexOf(kind)];
 }
 
 // Watches.
@@ -66,7 +66,7 @@ Detector::LineView* Detector::viewOf(const Incarnation& id, LineKind kind) {
 void Detector::addWatch(Time now, WatchId id, int self_rank,
                         const std::vector<WatchedPeer>& peers) {
   dropOldTombstones(now);
-  Watch& watch = watches_[id];
+  WatchState& watch = watches_[id];
   watch.self_rank = self_rank;
   for (const WatchedPeer& peer : peers) watch.members[peer.incarnation].who = peer;
   rewire(now, id, watch);
@@ -78,7 +78,7 @@ void Detector::addWatch(Time now, WatchId id, int self_rank,
   }
 }
 
-void Detector::rewire(Time now, WatchId id, Watch& watch) {
+void Detector::rewire(Time now, WatchId id, WatchState& watch) {
   watch.rewire_at.reset();
   std::vector<int> ranks{watch.self_rank};
   for (const auto& [incarnation, member] : watch.members) ranks.push_back(member.who.rank);
@@ -86,13 +86,13 @@ void Detector::rewire(Time now, WatchId id, Watch& watch) {
   const std::vector<int> neighbours = overlayNeighbours(watch.self_rank, ranks);
   const std::vector<int> ring = ringNeighbours(watch.self_rank, ranks);
   for (auto& [incarnation, member] : watch.members) {
-    setWanted(now, id, member, LineKind::kMain, contains(neighbours, member.who.rank));
-    setWanted(now, id, member, LineKind::kWitness,
-              member.who.witness && contains(ring, member.who.rank));
+    setWanted(now, id, member, LivenessKind::kMain, contains(neighbours, member.who.rank));
+    setWanted(now, id, member, LivenessKind::kBackup,
+              member.who.backup && contains(ring, member.who.rank));
   }
 }
 
-void Detector::setWanted(Time now, WatchId id, Member& member, LineKind kind, bool wanted) {
+void Detector::setWanted(Time now, WatchId id, Member& member, LivenessKind kind, bool wanted) {
   if (std::exchange(member.wanted[indexOf(kind)], wanted) == wanted) return;
   if (wanted) {
     want(now, id, member.who, kind);
@@ -101,40 +101,40 @@ void Detector::setWanted(Time now, WatchId id, Member& member, LineKind kind, bo
   }
 }
 
-void Detector::want(Time now, WatchId id, const WatchedPeer& peer, LineKind kind) {
+void Detector::want(Time now, WatchId id, const WatchedPeer& peer, LivenessKind kind) {
   Neighbour& neighbour = neighbours_[peer.incarnation];
   neighbour.who = peer;
-  LineView& line = neighbour.lines[indexOf(kind)];
-  if (line.wanted++ == 0) {
-    line.pause = kFirstCheck;
-    line.next_check = tombstones_.count(peer.incarnation) > 0 ? now : now + kFirstCheck;
+  ConnectionView& connection = neighbour.connections[indexOf(kind)];
+  if (connection.wanted++ == 0) {
+    connection.pause = kFirstCheck;
+    connection.next_check = tombstones_.count(peer.incarnation) > 0 ? now : now + kFirstCheck;
   }
-  line.looks = 0;
-  orders_.wantLine(id, peer.incarnation, kind);
+  connection.looks = 0;
+  orders_.wantConnection(id, peer.incarnation, kind);
 }
 
-void Detector::unwant(WatchId id, const Incarnation& peer, LineKind kind) {
+void Detector::unwant(WatchId id, const Incarnation& peer, LivenessKind kind) {
   const auto found = neighbours_.find(peer);
-  LineView& line = found->second.lines[indexOf(kind)];
-  if (--line.wanted == 0) line = LineView{};
-  const auto& lines = found->second.lines;
-  if (lines[0].wanted == 0 && lines[1].wanted == 0) neighbours_.erase(found);
-  orders_.unwantLine(id, peer, kind);
+  ConnectionView& connection = found->second.connections[indexOf(kind)];
+  if (--connection.wanted == 0) connection = ConnectionView{};
+  const auto& connections = found->second.connections;
+  if (connections[0].wanted == 0 && connections[1].wanted == 0) neighbours_.erase(found);
+  orders_.unwantConnection(id, peer, kind);
 }
 
-void Detector::dropMembers(WatchId id, Watch& watch) {
+void Detector::dropMembers(WatchId id, WatchState& watch) {
   for (auto& [incarnation, member] : watch.members) {
-    for (const LineKind kind : kLineKinds) setWanted({}, id, member, kind, false);
+    for (const LivenessKind kind : kConnectionKinds) setWanted({}, id, member, kind, false);
   }
   watch.members.clear();
   watch.rewire_at.reset();
 }
 
-void Detector::dropMember(Time now, WatchId id, Watch& watch, const Incarnation& peer) {
+void Detector::dropMember(Time now, WatchId id, WatchState& watch, const Incarnation& peer) {
   const auto found = watch.members.find(peer);
   if (found == watch.members.end()) return;
   const int rank = found->second.who.rank;
-  for (const LineKind kind : kLineKinds) setWanted(now, id, found->second, kind, false);
+  for (const LivenessKind kind : kConnectionKinds) setWanted(now, id, found->second, kind, false);
   watch.members.erase(found);
   if (!watch.rewire_at) watch.rewire_at = now + kRewireAfter;
   orders_.left(id, peer, rank);
@@ -191,7 +191,7 @@ bool Detector::countsOn(WatchId id, const Incarnation& peer) const {
 
 bool Detector::isNeighbour(WatchId id, const Incarnation& peer) const {
   const Member* member = findMember(id, peer);
-  return member != nullptr && member->wanted[indexOf(LineKind::kMain)];
+  return member != nullptr && member->wanted[indexOf(LivenessKind::kMain)];
 }
 
 std::optional<Incarnation> Detector::memberAt(WatchId id, int rank) const {
@@ -208,17 +208,17 @@ bool Detector::hasEnded(const Incarnation& peer) const {
   return tombstone != tombstones_.end() && tombstone->second.ended;
 }
 
-// What happens to lines.
+// What happens to connections.
 
-void Detector::lineUp(Time now, const Incarnation& id, LineKind kind) {
-  LineView* line = viewOf(id, kind);
-  if (line == nullptr || line->wanted == 0) return;
+void Detector::connectionUp(Time now, const Incarnation& id, LivenessKind kind) {
+  ConnectionView* connection = viewOf(id, kind);
+  if (connection == nullptr || connection->wanted == 0) return;
   tombstones_.erase(id);
-  const bool was_cut = line->state == LineState::kDoubted;
-  line->state = LineState::kUp;
-  line->pause = kFirstCheck;
-  line->looks = 0;
-  if (kind == LineKind::kMain) heard(now, id);
+  const bool was_cut = connection->state == ConnectionState::kDoubted;
+  connection->state = ConnectionState::kUp;
+  connection->pause = kFirstCheck;
+  connection->looks = 0;
+  if (kind == LivenessKind::kMain) heard(now, id);
   if (was_cut) declareCut(id, kConnectionCut);
 }
 
@@ -235,47 +235,49 @@ void Detector::seenElsewhere(const Incarnation& id) {
   if (found != neighbours_.end()) found->second.seen = found->second.asked;
 }
 
-void Detector::lineEnded(Time now, const Incarnation& id, LineKind kind, LineEnd end) {
-  if (end == LineEnd::kLeft) return dropLeaver(now, id);
-  LineView* line = viewOf(id, kind);
-  // News of a line that stood for watches of the past: it may come late, from the other loop.
-  if (line == nullptr || line->state != LineState::kUp) return;
-  if (end == LineEnd::kAccused) return acceptAccusation(id);
-  if (end == LineEnd::kIdle) {
-    line->state = LineState::kAbsent;
-    line->pause = kFirstCheck;
-    line->next_check = now + kFirstCheck;
+void Detector::connectionEnded(Time now, const Incarnation& id, LivenessKind kind,
+                               LivenessEnd end) {
+  if (end == LivenessEnd::kLeft) return dropLeaver(now, id);
+  ConnectionView* connection = viewOf(id, kind);
+  // News of a connection that stood for watches of the past: it may come late, from the other loop.
+  if (connection == nullptr || connection->state != ConnectionState::kUp) return;
+  if (end == LivenessEnd::kAccused) return acceptAccusation(id);
+  if (end == LivenessEnd::kIdle) {
+    connection->state = ConnectionState::kAbsent;
+    connection->pause = kFirstCheck;
+    connection->next_check = now + kFirstCheck;
   } else {
-    line->state = LineState::kDoubted;
-    line->doubted = now;
-    startProbe(now, id, kind, *line);
+    connection->state = ConnectionState::kDoubted;
+    connection->doubted = now;
+    startProbe(now, id, kind, *connection);
   }
 }
 
-void Detector::probed(Time now, const Incarnation& id, LineKind kind, ProbeEnd end,
+void Detector::probed(Time now, const Incarnation& id, LivenessKind kind, ProbeEnd end,
                       uint64_t number) {
-  LineView* line = viewOf(id, kind);
-  if (line == nullptr || line->wanted == 0) return;
+  ConnectionView* connection = viewOf(id, kind);
+  if (connection == nullptr || connection->wanted == 0) return;
   // An answer to an earlier watch's question says what was. That a process is gone stays true.
-  const bool asked = number != 0 && number == line->probe;
+  const bool asked = number != 0 && number == connection->probe;
   if (!asked && end != ProbeEnd::kGone) return;
-  line->probe = 0;
-  // An answer from before the line ended does not say why it did.
-  const bool stale = line->state == LineState::kDoubted && line->probe_began < line->doubted;
-  if (stale && end == ProbeEnd::kAlive) return startProbe(now, id, kind, *line);
-  line->next_check = now + line->pause;
-  line->pause = std::min<Duration>(line->pause * 2, kLongestCheck);
-  judgeProbe(now, id, kind, *line, end);
+  connection->probe = 0;
+  // An answer from before the connection ended does not say why it did.
+  const bool stale = connection->state == ConnectionState::kDoubted &&
+                     connection->probe_began < connection->doubted;
+  if (stale && end == ProbeEnd::kAlive) return startProbe(now, id, kind, *connection);
+  connection->next_check = now + connection->pause;
+  connection->pause = std::min<Duration>(connection->pause * 2, kLongestCheck);
+  judgeProbe(now, id, kind, *connection, end);
 }
 
-void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineView& line,
-                          ProbeEnd end) {
-  // A line that came up meanwhile says more than the probe: should the process end, so will the
-  // line.
-  if (line.state == LineState::kUp && end != ProbeEnd::kAlive) return;
+void Detector::judgeProbe(Time now, const Incarnation& id, LivenessKind kind,
+                          ConnectionView& connection, ProbeEnd end) {
+  // A connection that came up meanwhile says more than the probe: should the process end, so will
+  // the connection.
+  if (connection.state == ConnectionState::kUp && end != ProbeEnd::kAlive) return;
   const bool no_answer = end == ProbeEnd::kUnreachable || end == ProbeEnd::kSilent;
-  if (no_answer && beatsMeanwhile(id, line)) {
-    if (line.state == LineState::kDoubted) startProbe(now, id, kind, line);
+  if (no_answer && beatsMeanwhile(id, connection)) {
+    if (connection.state == ConnectionState::kDoubted) startProbe(now, id, kind, connection);
     return;
   }
   switch (end) {
@@ -285,32 +287,33 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LineKind kind, LineVi
       if (neighbours_.at(id).seen) return declareCut(id, kNothingComes);
       return declareDead(now, id, false, "its host cannot be reached");
     case ProbeEnd::kSilent:
-      if (limit_ > Duration::zero()) declareFrozen(now, id, now - line.probe_began);
+      if (limit_ > Duration::zero()) declareFrozen(now, id, now - connection.probe_began);
       return;
     case ProbeEnd::kAlive:
-      return judgeAlive(id, kind, line);
+      return judgeAlive(id, kind, connection);
   }
 }
 
-void Detector::judgeAlive(const Incarnation& id, LineKind kind, LineView& line) {
+void Detector::judgeAlive(const Incarnation& id, LivenessKind kind, ConnectionView& connection) {
   tombstones_.erase(id);
   Neighbour& peer = neighbours_.at(id);
-  if (kind == LineKind::kMain) peer.asked = peer.seen = false;
-  if (line.state == LineState::kDoubted) return declareCut(id, kConnectionCut);
-  if (line.state != LineState::kAbsent || kind != LineKind::kMain) return;
+  if (kind == LivenessKind::kMain) peer.asked = peer.seen = false;
+  if (connection.state == ConnectionState::kDoubted) return declareCut(id, kConnectionCut);
+  if (connection.state != ConnectionState::kAbsent || kind != LivenessKind::kMain) return;
   peer.warned = false;
-  if (++line.looks >= kLooksForALine) declareCut(id, kNeverConnected);
+  if (++connection.looks >= kLooksForAConnection) declareCut(id, kNeverConnected);
 }
 
-void Detector::startProbe(Time now, const Incarnation& id, LineKind kind, LineView& line) {
-  if (line.probe != 0) return;
-  line.probe = ++last_probe_;
-  line.probe_began = now;
-  if (kind == LineKind::kMain && line.state == LineState::kAbsent) {
+void Detector::startProbe(Time now, const Incarnation& id, LivenessKind kind,
+                          ConnectionView& connection) {
+  if (connection.probe != 0) return;
+  connection.probe = ++last_probe_;
+  connection.probe_began = now;
+  if (kind == LivenessKind::kMain && connection.state == ConnectionState::kAbsent) {
     neighbours_.at(id).last_heard = now;
   }
   ProbeOrder order;
-  order.number = line.probe;
+  order.number = connection.probe;
   order.connect = connectWithin();
   order.answer = limit_ > Duration::zero() ? limit_ : Duration(-1);
   orders_.probe(id, kind, order);
@@ -326,7 +329,7 @@ Duration Detector::connectWithin() const {
 void Detector::declareDead(Time now, const Incarnation& id, bool ended, const std::string& how) {
   ++counts_.deaths;
   tombstones_[id] = Tombstone{now + kTombstoneFor, ended, how};
-  failAllWith(id, [&](const Watch&, const WatchedPeer& peer) { return peerLost(peer, how); });
+  failAllWith(id, [&](const WatchState&, const WatchedPeer& peer) { return peerLost(peer, how); });
   if (!ended) orders_.accuse(id, how);
 }
 
@@ -342,22 +345,22 @@ void Detector::declareFrozen(Time now, const Incarnation& id, Duration silence) 
   if (!state.empty()) how += " (" + state + ")";
   ++counts_.freezes;
   tombstones_[id] = Tombstone{now + kTombstoneFor, false, how};
-  failAllWith(id, [&](const Watch&, const WatchedPeer& lost) { return peerLost(lost, how); });
-  // Last, since it closes the line, over which the peer is told first which generations it is out
-  // of.
+  failAllWith(id, [&](const WatchState&, const WatchedPeer& lost) { return peerLost(lost, how); });
+  // Last, since it closes the connection, over which the peer is told first which generations it is
+  // out of.
   orders_.accuse(id, how);
 }
 
-// Of the generations with that process, those that do not need this link are unharmed.
+// Of the generations with that process, those that do not need this connection are unharmed.
 void Detector::declareCut(const Incarnation& id, const std::string& how) {
-  ++counts_.lost_links;
+  ++counts_.lost_connections;
   for (auto& [watch_id, watch] : watches_) {
     const auto member = watch.members.find(id);
     if (member == watch.members.end()) continue;
     const Member& peer = member->second;
     if (!peer.wanted[0] && !peer.wanted[1]) continue;
     Failure failure;
-    failure.kind = FailureKind::kLinkLost;
+    failure.kind = FailureKind::kConnectionLost;
     failure.cause.rank = watch.self_rank;
     failure.cause.other_rank = peer.who.rank;
     failure.cause.host = host_;
@@ -369,7 +372,7 @@ void Detector::declareCut(const Incarnation& id, const std::string& how) {
 }
 
 void Detector::acceptAccusation(const Incarnation& id) {
-  failAllWith(id, [this](const Watch& watch, const WatchedPeer& peer) {
+  failAllWith(id, [this](const WatchState& watch, const WatchedPeer& peer) {
     WatchedPeer self;
     self.rank = watch.self_rank;
     self.host = host_;
@@ -410,12 +413,12 @@ void Detector::creditLateness(Time now) {
 }
 
 void Detector::check(Time now, const Incarnation& id) {
-  for (const LineKind kind : kLineKinds) {
-    LineView* line = viewOf(id, kind);
-    if (line == nullptr) return;
-    if (line->wanted > 0 && line->state == LineState::kAbsent && line->probe == 0 &&
-        line->next_check <= now) {
-      startProbe(now, id, kind, *line);
+  for (const LivenessKind kind : kConnectionKinds) {
+    ConnectionView* connection = viewOf(id, kind);
+    if (connection == nullptr) return;
+    if (connection->wanted > 0 && connection->state == ConnectionState::kAbsent &&
+        connection->probe == 0 && connection->next_check <= now) {
+      startProbe(now, id, kind, *connection);
     }
   }
 }
@@ -424,21 +427,22 @@ std::optional<Detector::Time> Detector::whenToAsk(const Neighbour& peer) const {
   std::optional<Time> when;
   if (peer.asked) return when;
   const auto consider = [&when](Time each) { when = when ? std::min(*when, each) : each; };
-  const bool up = peer.lines[indexOf(LineKind::kMain)].state == LineState::kUp;
+  const bool up = peer.connections[indexOf(LivenessKind::kMain)].state == ConnectionState::kUp;
   if (up && limit_ > Duration::zero()) consider(peer.last_heard + limit_ / kAskAtLimitPart);
-  for (const LineView& line : peer.lines) {
-    if (!up && line.probe != 0) consider(line.probe_began + connectWithin() / kAskAtConnectPart);
+  for (const ConnectionView& connection : peer.connections) {
+    if (!up && connection.probe != 0)
+      consider(connection.probe_began + connectWithin() / kAskAtConnectPart);
   }
   return when;
 }
 
-// Of a witness line that cannot be made, say because its port is filtered: the main line says more,
-// and should the process end or freeze, so will that.
-bool Detector::beatsMeanwhile(const Incarnation& id, const LineView& line) const {
+// Of a backup connection that cannot be made, say because its port is filtered: the main connection
+// says more, and should the process end or freeze, so will that.
+bool Detector::beatsMeanwhile(const Incarnation& id, const ConnectionView& connection) const {
   const Neighbour& peer = neighbours_.at(id);
-  const LineView& main = peer.lines[indexOf(LineKind::kMain)];
-  return &main != &line && main.state == LineState::kUp && peer.last_heard > line.probe_began &&
-         limit_ > Duration::zero();
+  const ConnectionView& main = peer.connections[indexOf(LivenessKind::kMain)];
+  return &main != &connection && main.state == ConnectionState::kUp &&
+         peer.last_heard > connection.probe_began && limit_ > Duration::zero();
 }
 
 void Detector::askIfDue(Time now, const Incarnation& id) {
@@ -454,7 +458,7 @@ void Detector::judgeSilence(Time now, const Incarnation& id) {
   const auto found = neighbours_.find(id);
   if (found == neighbours_.end() || !isSilenceCounted(found->second)) return;
   Neighbour& peer = found->second;
-  const bool up = peer.lines[indexOf(LineKind::kMain)].state == LineState::kUp;
+  const bool up = peer.connections[indexOf(LivenessKind::kMain)].state == ConnectionState::kUp;
   const Duration silence = now - peer.last_heard;
   if (up && silence >= limit_) return declareFrozen(now, id, silence);
   if (limit_ <= kWarnAfter || silence < kWarnAfter || std::exchange(peer.warned, true)) return;
@@ -462,15 +466,16 @@ void Detector::judgeSilence(Time now, const Incarnation& id) {
                      peer.who.host + ", pid " + std::to_string(peer.who.pid) +
                      ") has not been heard of for " + formatSeconds(silence);
   text += up ? "; it counts as lost after " + formatSeconds(limit_)
-             : ", and there is no liveness line to it yet";
+             : ", and there is no liveness connection to it yet";
   orders_.warn(text);
 }
 
-// Where the main line is not up yet, a probe asks, and says itself when its time is over.
+// Where the main connection is not up yet, a probe asks, and says itself when its time is over.
 bool Detector::isSilenceCounted(const Neighbour& peer) const {
-  const LineView& line = peer.lines[indexOf(LineKind::kMain)];
+  const ConnectionView& connection = peer.connections[indexOf(LivenessKind::kMain)];
   if (limit_ == Duration::zero()) return false;
-  return line.state == LineState::kUp || (line.state == LineState::kAbsent && line.probe != 0);
+  return connection.state == ConnectionState::kUp ||
+         (connection.state == ConnectionState::kAbsent && connection.probe != 0);
 }
 
 // Often enough that this process's own stops show as lateness.
@@ -485,14 +490,15 @@ std::optional<Detector::Time> Detector::nextDue(Time now) {
     if (watch.rewire_at) consider(*watch.rewire_at);
   }
   for (const auto& [id, peer] : neighbours_) {
-    for (const LineView& line : peer.lines) {
-      if (line.wanted > 0 && line.state == LineState::kAbsent && line.probe == 0)
-        consider(line.next_check);
+    for (const ConnectionView& connection : peer.connections) {
+      if (connection.wanted > 0 && connection.state == ConnectionState::kAbsent &&
+          connection.probe == 0)
+        consider(connection.next_check);
     }
     if (const std::optional<Time> when = whenToAsk(peer)) consider(*when);
     if (!isSilenceCounted(peer)) continue;
     consider(now + beatCheckPause());
-    if (peer.lines[0].state == LineState::kUp) consider(peer.last_heard + limit_);
+    if (peer.connections[0].state == ConnectionState::kUp) consider(peer.last_heard + limit_);
   }
   if (due_) due_ = std::max(*due_, now);
   return due_;

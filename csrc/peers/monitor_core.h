@@ -1,9 +1,9 @@
-// The monitor's part that lives on its loop: ties the sentry's orders to the two line tables, and
-// the tables' reports to the sentry.
+// The monitor's part that lives on its loop: ties the orders of failure propagation to the two
+// connection tables, and the tables' reports to the failure propagation.
 //
 // Owner: PeerMonitor; tasks on the loops hold weak_ptrs. Threads: the monitor's loop only. It talks
-// to the witness's loop, and to the watches' owners, through the relay. After leave() it ignores
-// everything. Never blocks.
+// to the backup thread's loop, and to the watches' owners, through the hand-off thread. After
+// leave() it ignores everything. Never blocks.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,20 @@
 
 #include "base/mutex.h"
 #include "net/event_loop.h"
-#include "peers/line_table.h"
+#include "peers/failure_propagation.h"
+#include "peers/hand_off_thread.h"
+#include "peers/liveness_table.h"
 #include "peers/peer_monitor.h"
-#include "peers/relay.h"
-#include "peers/sentry.h"
 
 namespace torchft_ext {
 
-// The table of the witness lines: null until it is opened, and when the witness has left. Threads:
-// the witness's loop only.
-struct WitnessLines {
-  std::unique_ptr<LineTable> table;
+// The table of the backup connections: null until it is opened, and when the backup has left.
+// Threads: the backup thread's loop only.
+struct BackupConnections {
+  std::unique_ptr<LivenessTable> table;
 };
 
-class MonitorCore : private SentryOrders {
+class MonitorCore : private PropagationOrders {
  public:
   struct WatchRequest {
     WatchId id = 0;
@@ -40,10 +40,11 @@ class MonitorCore : private SentryOrders {
     PeerMonitor::OnFailure on_failure;
   };
 
-  MonitorCore(EventLoop& loop, const MonitorOptions& options, std::shared_ptr<Relay> relay,
-              std::shared_ptr<LoopDoor> witness_door, std::shared_ptr<WitnessLines> witness);
+  MonitorCore(EventLoop& loop, const MonitorOptions& options,
+              std::shared_ptr<HandOffThread> hand_off, std::shared_ptr<LoopHandle> backup_handle,
+              std::shared_ptr<BackupConnections> backup);
 
-  bool open(const LineTableOptions& options, std::string* error);
+  bool open(const LivenessTableOptions& options, std::string* error);
   const SocketAddress& address() const { return table_->address(); }
   void leave();
 
@@ -53,12 +54,12 @@ class MonitorCore : private SentryOrders {
   void announce(WatchId id, const Failure& failure);
   void cutForTest(const Incarnation& peer);
 
-  void onReport(const LineReport& report);  // of either table
+  void onReport(const ConnectionReport& report);  // of either table
 
-  SentryCounts counts() const;  // any thread
+  PropagationCounts counts() const;  // any thread
 
  private:
-  struct Watch {
+  struct WatchEntry {
     Nonce nonce;
     GenerationSecret secret;
     int self_rank = -1;
@@ -67,18 +68,19 @@ class MonitorCore : private SentryOrders {
   };
 
   std::vector<WatchedPeer> watchable(const WatchRequest& request) const;
-  std::optional<LineWish> wishFor(WatchId watch, const Incarnation& peer, LineKind kind) const;
+  std::optional<LivenessRequest> wishFor(WatchId watch, const Incarnation& peer,
+                                         LivenessKind kind) const;
   void fail(WatchId watch, Failure failure) override;
   bool send(const Incarnation& to, const Notice& notice) override;
   void retire(WatchId watch) override;
-  void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
-  void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
-  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override;
+  void wantConnection(WatchId watch, const Incarnation& peer, LivenessKind kind) override;
+  void unwantConnection(WatchId watch, const Incarnation& peer, LivenessKind kind) override;
+  void probe(const Incarnation& peer, LivenessKind kind, const ProbeOrder& order) override;
   void accuse(const Incarnation& peer, const std::string& why) override;
-  void warn(const std::string& line) override;
+  void warn(const std::string& text) override;
   std::string processState(const std::string& host, int64_t pid) override;
-  void askWitness(std::function<void(LineTable&)> call);  // later, or never once it has left
-  void dropElsewhere(Watch& watch);
+  void askBackup(std::function<void(LivenessTable&)> call);  // later, or never once it has left
+  void dropElsewhere(WatchEntry& watch);
   void afterChange();
   void publish();  // the counts
   void onTick();
@@ -86,17 +88,17 @@ class MonitorCore : private SentryOrders {
   const Incarnation incarnation_;
   EventLoop& loop_;
   const std::string host_;
-  const std::shared_ptr<Relay> relay_;
-  const std::shared_ptr<LoopDoor> witness_door_;
-  const std::shared_ptr<WitnessLines> witness_;
+  const std::shared_ptr<HandOffThread> hand_off_;
+  const std::shared_ptr<LoopHandle> backup_handle_;
+  const std::shared_ptr<BackupConnections> backup_;
   const std::shared_ptr<MonitorCore*> self_;  // expires with this object: for timers
-  Sentry sentry_;
-  std::unique_ptr<LineTable> table_;  // null before open() and after leave()
-  std::map<WatchId, Watch> watches_;
+  FailurePropagation propagation_;
+  std::unique_ptr<LivenessTable> table_;  // null before open() and after leave()
+  std::map<WatchId, WatchEntry> watches_;
   EventLoop::TimerId timer_ = 0;
 
   mutable Mutex mutex_;
-  SentryCounts published_ GUARDED_BY(mutex_);
+  PropagationCounts published_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchft_ext

@@ -1,5 +1,5 @@
-// What processes tell each other over their lines, of a generation or of a process: a value, and
-// its bytes.
+// What processes tell each other over their connections, of a generation or of a process: a value,
+// and its bytes.
 //
 // Parsing is total, and every text is bounded (net/failure_frame.h). Ranks are not compared with
 // the generation's size here: whoever gets a notice may not know the generation yet.

@@ -1,8 +1,9 @@
-// Who keeps lines to whom in a generation: a ring of its members, and chords to those 2, 4, 8 ...
-// places away on either side.
+// Who keeps connections to whom in a generation: a ring of its members, and chords to those 2, 4, 8
+// ... places away on either side.
 //
-// About 2 log2(n) lines for each of n members, no two members more than log2(n) lines apart, and
-// the relation is mutual: what both ends compute from the same members agrees. Pure functions.
+// About 2 log2(n) connections for each of n members, no two members more than log2(n) connections
+// apart, and the relation is mutual: what both ends compute from the same members agrees. Pure
+// functions.
 #pragma once
 
 #include <vector>

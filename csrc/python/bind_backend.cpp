@@ -2,8 +2,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "c10d/absence.h"
 #include "c10d/compile_questions.h"
+#include "c10d/failed_init.h"
 #include "c10d/ft_backend.h"
 #include "c10d/ft_process_group.h"
 #include "c10d/group_making.h"
@@ -72,8 +72,8 @@ ProcessGroupPtr makeOwnGroup(const StorePtr& store, const py::object& rank,
   return makeGroup(spec);
 }
 
-void tellAbsenceAt(const StorePtr& store, int rank, int size, const std::string& why) {
-  tellAbsence(store, rank, size, Duration::max(), why);
+void publishFailedInitAt(const StorePtr& store, int rank, int size, const std::string& why) {
+  publishFailedInit(store, rank, size, Duration::max(), why);
 }
 
 // As torch's own class, which torch.distributed asks for by identity (batch_isend_irecv does).
@@ -152,12 +152,12 @@ void addCounters(const Engine& engine, py::dict& result) {
 
 py::dict statsOf(FtBackend& backend) {
   GroupStats stats;
-  ThreadCensus census;
+  ThreadSnapshot snapshot;
   int descriptors = 0;
   {
     const py::gil_scoped_release no_gil;
     stats = backend.stats();
-    census = threadCensus();
+    snapshot = threadSnapshot();
     descriptors = openDescriptors();
   }
   py::dict phases;
@@ -173,8 +173,8 @@ py::dict statsOf(FtBackend& backend) {
   result["last_error"] = stats.last_failure ? py::object(py::str(stats.last_failure->describe()))
                                             : py::object(py::none());
   result["last_configure_ms"] = phases;
-  result["threads"] = census.running;
-  result["stuck_threads"] = census.stuck;
+  result["threads"] = snapshot.running;
+  result["stuck_threads"] = snapshot.stuck;
   result["descriptors"] = descriptors;
   addCounters(backend.engine(), result);
   return result;
@@ -286,8 +286,8 @@ void bind_backend(py::module_& module) {
   module.def("_make_group", &makeOwnGroup, py::arg("store"), py::arg("rank"), py::arg("world_size"),
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
              py::arg("options"), py::arg("bound_device") = py::none());
-  module.def("_tell_absence", &tellAbsenceAt, py::arg("store"), py::arg("rank"), py::arg("size"),
-             py::arg("why"), NoGil());
+  module.def("_publish_failed_init", &publishFailedInitAt, py::arg("store"), py::arg("rank"),
+             py::arg("size"), py::arg("why"), NoGil());
   py::class_<CompileQuestions, std::shared_ptr<CompileQuestions>>(module, "_CompileQuestions")
       // With the GIL: torch looks through its guards under it. It waits for a group's lock alone,
       // under which nobody waits.

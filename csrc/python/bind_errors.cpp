@@ -72,8 +72,8 @@ const char* nameOf(FailureKind kind) {
       return "peer_lost";
     case FailureKind::kPeerLeft:
       return "peer_left";
-    case FailureKind::kLinkLost:
-      return "link_lost";
+    case FailureKind::kConnectionLost:
+      return "connection_lost";
     case FailureKind::kTimeout:
       return "timeout";
     case FailureKind::kAborted:

@@ -100,7 +100,7 @@ void readSignals(int reading) {
   }
 }
 
-class Watch {
+class SignalThread {
  public:
   int pipe() {
     MutexLock lock(mutex_);
@@ -147,16 +147,16 @@ class Watch {
   UniqueFd writing_ GUARDED_BY(mutex_);
 };
 
-PerProcess<Watch> watch;
+PerProcess<SignalThread> signal_thread;
 
 }  // namespace
 
 int interruptPipe() {
-  return watch.get().pipe();
+  return signal_thread.get().pipe();
 }
 
 bool stopInterruptWatch(Deadline deadline) {
-  return watch.get().stop(deadline);
+  return signal_thread.get().stop(deadline);
 }
 
 }  // namespace torchft_ext

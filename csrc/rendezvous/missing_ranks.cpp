@@ -53,9 +53,9 @@ std::string MissingRanks::nameLeftOver(const std::vector<std::string>& records, 
   for (size_t rank = 0; rank < records.size(); ++rank) {
     if (static_cast<int>(rank) == but) continue;
     const std::string who = "rank " + std::to_string(rank) + " did not come: ";
-    if (const auto withdrawal = decodeWithdrawal(records[rank])) {
-      const std::string& why = withdrawal->ending.failure.cause.how;
-      return who + "an earlier attempt of its process (" + nameProcess(withdrawal->member) +
+    if (const auto failure_record = decodeFailureRecord(records[rank])) {
+      const std::string& why = failure_record->ending.failure.cause.how;
+      return who + "an earlier attempt of its process (" + nameProcess(failure_record->member) +
              ") failed, and it has not tried again" + (why.empty() ? "" : ": " + why);
     }
     const auto record = decodeRecord(records[rank]);

@@ -28,7 +28,7 @@ class MissingRanks {
   // seen.
   std::string nameMembers(int but = -1);
   // As the others see it. In small worlds they too look who else is missing; in large ones that is
-  // left to rank 0, whose withdrawal tells it.
+  // left to rank 0, whose failure record tells it.
   std::string nameLeader();
   // False: the store left a question of either open.
   bool answered() const { return answered_; }

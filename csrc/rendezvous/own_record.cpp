@@ -9,7 +9,7 @@
 namespace torchft_ext {
 namespace {
 
-// How long a withdrawal stands at least. Rank 0 of 1024 needs 2 s to see every record once.
+// How long a failure record stands at least. Rank 0 of 1024 needs 2 s to see every record once.
 constexpr milliseconds kToldWithin{3000};
 // Between two looks at who has read it; how many at once, since other requests wait meanwhile.
 constexpr milliseconds kLook{10};
@@ -68,7 +68,7 @@ std::optional<Failure> OwnRecord::check() {
 }
 
 bool OwnRecord::isGone(const std::string& bytes) {
-  return bytes.empty() || decodeWithdrawal(bytes);  // of an earlier attempt, late
+  return bytes.empty() || decodeFailureRecord(bytes);  // of an earlier attempt, late
 }
 
 std::optional<Failure> OwnRecord::judge(const std::string& bytes) {
@@ -94,42 +94,42 @@ std::optional<Failure> OwnRecord::judge(const std::string& bytes) {
   return failure;
 }
 
-void OwnRecord::withdraw(const Ending& ending) {
+void OwnRecord::publishFailure(const Ending& ending) {
   if (!published_ || usurped_) return;
-  noteWithdrawal(ending);
+  noteFailureRecord(ending);
   store_->editLater(keys_.own(),
-                    [own = encodeRecord(self_), words = encodeWithdrawal(*withdrawal_)](
+                    [own = encodeRecord(self_), words = encodeFailureRecord(*failure_record_)](
                         const std::string& found, const auto&) {
                       // Nothing: the attempt ended before its record was written. They may be
                       // waiting for it.
                       return found == own || found.empty() ? std::optional(words) : std::nullopt;
                     });
-  addressWithdrawal();
+  addressFailureRecord();
 }
 
 // Behind the caller's back first: if the wait that follows is interrupted, it is done all the same.
-void OwnRecord::decline(const Ending& ending) {
+void OwnRecord::publishFailedInit(const Ending& ending) {
   published_ = true;  // what is written in the record's place has to go again
-  noteWithdrawal(ending);
-  store_->editLater(keys_.own(), [words = encodeWithdrawal(*withdrawal_)](
+  noteFailureRecord(ending);
+  store_->editLater(keys_.own(), [words = encodeFailureRecord(*failure_record_)](
                                      const auto&, const auto&) { return std::optional(words); });
-  addressWithdrawal();
+  addressFailureRecord();
 }
 
-void OwnRecord::noteWithdrawal(const Ending& ending) {
-  withdrawal_ = Withdrawal{self_, ending, {}};
-  withdrawn_ = Clock::now();
+void OwnRecord::noteFailureRecord(const Ending& ending) {
+  failure_record_ = FailureRecord{self_, ending, {}};
+  failure_written_ = Clock::now();
 }
 
-void OwnRecord::addressWithdrawal() {
-  const auto address = [withdrawal = *withdrawal_](const std::string& found,
-                                                   const std::vector<std::string>& readers) {
-    Withdrawal addressed = withdrawal;
+void OwnRecord::addressFailureRecord() {
+  const auto address = [failure_record = *failure_record_](
+                           const std::string& found, const std::vector<std::string>& readers) {
+    FailureRecord addressed = failure_record;
     for (const std::string& reader : readers) {
       if (const auto record = decodeRecord(reader)) addressed.meant_for.push_back(record->token);
     }
-    const bool stands = found == encodeWithdrawal(withdrawal);
-    return stands && !addressed.meant_for.empty() ? std::optional(encodeWithdrawal(addressed))
+    const bool stands = found == encodeFailureRecord(failure_record);
+    return stands && !addressed.meant_for.empty() ? std::optional(encodeFailureRecord(addressed))
                                                   : std::nullopt;
   };
   store_->editLater(keys_.own(), address, keys_.readers());
@@ -137,7 +137,7 @@ void OwnRecord::addressWithdrawal() {
 
 void OwnRecord::awaitReaders(std::vector<std::string> readers, Deadline until,
                              const Cancelled& cancelled) {
-  if (!withdrawal_ || usurped_) return;
+  if (!failure_record_ || usurped_) return;
   while (!readers.empty() && tell(readers, until, cancelled) && pause(until, cancelled)) {
   }
 }
@@ -146,7 +146,7 @@ void OwnRecord::awaitReaders(std::vector<std::string> readers, Deadline until,
 // False: there is no more to be done.
 bool OwnRecord::tell(std::vector<std::string>& readers, Deadline until,
                      const Cancelled& cancelled) {
-  const size_t known = withdrawal_->meant_for.size();
+  const size_t known = failure_record_->meant_for.size();
   std::vector<std::string> left;
   for (size_t first = 0; first < readers.size(); first += kLooksAtOnce) {
     const auto begin = readers.begin() + static_cast<std::ptrdiff_t>(first);
@@ -159,33 +159,33 @@ bool OwnRecord::tell(std::vector<std::string>& readers, Deadline until,
     }
   }
   readers = std::move(left);
-  const auto stands = withdrawalStands(until, cancelled);
+  const auto stands = failureRecordStands(until, cancelled);
   if (!stands) return false;
-  if (*stands && withdrawal_->meant_for.size() == known) return true;
-  withdrawn_ = Clock::now();
-  return store_->set(keys_.own(), encodeWithdrawal(*withdrawal_), until, cancelled).status ==
+  if (*stands && failure_record_->meant_for.size() == known) return true;
+  failure_written_ = Clock::now();
+  return store_->set(keys_.own(), encodeFailureRecord(*failure_record_), until, cancelled).status ==
          StoreStatus::kOk;
 }
 
 // nullopt: there is no answer, or another record has taken its place.
-std::optional<bool> OwnRecord::withdrawalStands(Deadline until, const Cancelled& cancelled) {
+std::optional<bool> OwnRecord::failureRecordStands(Deadline until, const Cancelled& cancelled) {
   const auto reply = store_->getEach({keys_.own()}, until, cancelled);
   if (reply.status != StoreStatus::kOk) return std::nullopt;
   const std::string& found = reply.values[0];
-  const auto withdrawal = decodeWithdrawal(found);
-  const auto record = withdrawal ? withdrawal->member : decodeRecord(found);
+  const auto failure_record = decodeFailureRecord(found);
+  const auto record = failure_record ? failure_record->member : decodeRecord(found);
   usurped_ = !found.empty() && !(record && record->token == self_.token);
-  return usurped_ ? std::nullopt : std::optional(withdrawal.has_value());
+  return usurped_ ? std::nullopt : std::optional(failure_record.has_value());
 }
 
 // It has ended too. A record that is new is addressed from now on.
 bool OwnRecord::hasRead(const std::string& found) {
-  auto& meant_for = withdrawal_->meant_for;
+  auto& meant_for = failure_record_->meant_for;
   const auto meant = [&](const MemberRecord& member) {
     return std::find(meant_for.begin(), meant_for.end(), member.token) != meant_for.end();
   };
-  if (const auto theirs = decodeWithdrawal(found))
-    return isSame(theirs->ending, withdrawal_->ending) || meant(theirs->member);
+  if (const auto theirs = decodeFailureRecord(found))
+    return isSame(theirs->ending, failure_record_->ending) || meant(theirs->member);
   const auto record = decodeRecord(found);
   if (record && !meant(*record)) meant_for.push_back(record->token);
   return false;
@@ -194,12 +194,13 @@ bool OwnRecord::hasRead(const std::string& found) {
 void OwnRecord::remove(bool at_once) {
   if (!std::exchange(published_, false) || usurped_) return;
   auto removed = [token = self_.token](const std::string& found, const auto&) {
-    const auto withdrawal = decodeWithdrawal(found);
-    const auto record = withdrawal ? withdrawal->member : decodeRecord(found);
+    const auto failure_record = decodeFailureRecord(found);
+    const auto record = failure_record ? failure_record->member : decodeRecord(found);
     return record && record->token == token ? std::optional(std::string()) : std::nullopt;
   };
-  const Duration stands =
-      withdrawal_ && !at_once ? withdrawn_ + kToldWithin - Clock::now() : Duration::zero();
+  const Duration stands = failure_record_ && !at_once
+                              ? failure_written_ + kToldWithin - Clock::now()
+                              : Duration::zero();
   store_->editLater(keys_.own(), std::move(removed), {}, std::max(stands, Duration::zero()));
 }
 

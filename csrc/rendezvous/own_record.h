@@ -1,8 +1,8 @@
-// A member's own record in the store: written, looked after, withdrawn, removed.
+// A member's own record in the store: written, looked after, replaced, removed.
 //
-// States: not written; published (it may stand in the store); withdrawn (a withdrawal stands in its
-// place); usurped (another process's stands there: it is left alone). Owner: a Rendezvous. Threads:
-// that of its configure() only; what is not waited for is done by the store's thread.
+// States: not written; published (it may stand in the store); failed (a failure record stands in
+// its place); usurped (another process's stands there: it is left alone). Owner: a Rendezvous.
+// Threads: that of its configure() only; what is not waited for is done by the store's thread.
 #pragma once
 
 #include <memory>
@@ -33,16 +33,17 @@ class OwnRecord {
   std::optional<Failure> judge(const std::string& bytes);
   StoreReply publishAgain(Deadline deadline);
 
-  // Puts a withdrawal in the record's place, in the background, addressed to those who have come.
-  void withdraw(const Ending& ending);
-  // In place of publish(): a withdrawal alone, whatever stands there of an earlier run.
-  void decline(const Ending& ending);
-  // Looks at the places of these readers until each has ended too, and addresses the withdrawal to
-  // all who come meanwhile. Ends early when the store is lost, another record has taken the own
-  // place, or `cancelled` says so; if that throws, the withdrawal stands all the same.
+  // Puts a failure record in the record's place, in the background, addressed to those who have
+  // come.
+  void publishFailure(const Ending& ending);
+  // In place of publish(): a failure record alone, whatever stands there of an earlier run.
+  void publishFailedInit(const Ending& ending);
+  // Looks at the places of these readers until each has ended too, and addresses the failure record
+  // to all who come meanwhile. Ends early when the store is lost, another record has taken the own
+  // place, or `cancelled` says so; if that throws, the failure record stands all the same.
   void awaitReaders(std::vector<std::string> readers, Deadline until, const Cancelled& cancelled);
-  // In the background; not if another record has taken its place. A withdrawal stands first until
-  // the slower readers have had time to see it, unless it is needed no more.
+  // In the background; not if another record has taken its place. A failure record stands first
+  // until the slower readers have had time to see it, unless it is needed no more.
   void remove(bool at_once);
 
   // Did others delete it, before it was written again?
@@ -50,10 +51,10 @@ class OwnRecord {
 
  private:
   StoreReply write(Deadline deadline);
-  void noteWithdrawal(const Ending& ending);
-  void addressWithdrawal();
+  void noteFailureRecord(const Ending& ending);
+  void addressFailureRecord();
   bool tell(std::vector<std::string>& readers, Deadline until, const Cancelled& cancelled);
-  std::optional<bool> withdrawalStands(Deadline until, const Cancelled& cancelled);
+  std::optional<bool> failureRecordStands(Deadline until, const Cancelled& cancelled);
   bool hasRead(const std::string& found);
 
   const std::shared_ptr<StoreThread> store_;
@@ -63,8 +64,8 @@ class OwnRecord {
   const Deadline deadline_;
   const Cancelled cancelled_;
   bool published_ = false;
-  std::optional<Withdrawal> withdrawal_;
-  Clock::time_point withdrawn_;  // when that was written last
+  std::optional<FailureRecord> failure_record_;
+  Clock::time_point failure_written_;  // when that was written last
   bool vanished_ = false;
   bool usurped_ = false;
 };

@@ -11,14 +11,14 @@ namespace torchft_ext {
 namespace {
 
 constexpr uint8_t kRecordVersion = 2;
-constexpr uint8_t kWithdrawn = 0x81;  // in the place of a record's version
+constexpr uint8_t kFailureRecord = 0x81;  // in the place of a record's version
 constexpr size_t kMostAddresses = 16;
 constexpr size_t kLongestAddress = 96;
 constexpr size_t kLongestHost = 255;
 constexpr size_t kLongestRecord = 4096;
 constexpr size_t kLongestFailure = 1024;
 constexpr size_t kMostMeant = 1024;
-constexpr size_t kLongestWithdrawal = 6000 + kMostMeant * sizeof(Token);
+constexpr size_t kLongestFailureRecord = 6000 + kMostMeant * sizeof(Token);
 constexpr size_t kLongestGo = size_t{1} << 20;
 
 void writeAddresses(ByteWriter& writer, const std::vector<SocketAddress>& addresses) {
@@ -48,7 +48,7 @@ std::string encodeRecord(const MemberRecord& record) {
   writer.text(record.host.substr(0, kLongestHost));
   writer.i64(record.pid);
   writeAddresses(writer, record.addresses);
-  writeAddresses(writer, record.line_addresses);
+  writeAddresses(writer, record.liveness_addresses);
   return writer.take();
 }
 
@@ -62,40 +62,40 @@ std::optional<MemberRecord> decodeRecord(std::string_view bytes) {
   record.host = reader.text(kLongestHost);
   record.pid = reader.i64();
   if (!readAddresses(reader, record.addresses)) return std::nullopt;
-  if (!readAddresses(reader, record.line_addresses) || !reader.atEnd()) return std::nullopt;
+  if (!readAddresses(reader, record.liveness_addresses) || !reader.atEnd()) return std::nullopt;
   return record;
 }
 
-std::string encodeWithdrawal(const Withdrawal& withdrawal) {
+std::string encodeFailureRecord(const FailureRecord& failure_record) {
   ByteWriter writer;
-  writer.u8(kWithdrawn);
-  writer.text(encodeRecord(withdrawal.member));
-  writer.text(encodeFailure(withdrawal.ending.failure));
-  writer.raw(withdrawal.ending.origin.bytes);
-  writer.raw(withdrawal.ending.culprit.bytes);
-  const size_t count = std::min(withdrawal.meant_for.size(), kMostMeant);
+  writer.u8(kFailureRecord);
+  writer.text(encodeRecord(failure_record.member));
+  writer.text(encodeFailure(failure_record.ending.failure));
+  writer.raw(failure_record.ending.origin.bytes);
+  writer.raw(failure_record.ending.culprit.bytes);
+  const size_t count = std::min(failure_record.meant_for.size(), kMostMeant);
   writer.u32(static_cast<uint32_t>(count));
-  for (size_t i = 0; i < count; ++i) writer.raw(withdrawal.meant_for[i].bytes);
+  for (size_t i = 0; i < count; ++i) writer.raw(failure_record.meant_for[i].bytes);
   return writer.take();
 }
 
-std::optional<Withdrawal> decodeWithdrawal(std::string_view bytes) {
-  if (bytes.size() > kLongestWithdrawal) return std::nullopt;
+std::optional<FailureRecord> decodeFailureRecord(std::string_view bytes) {
+  if (bytes.size() > kLongestFailureRecord) return std::nullopt;
   ByteReader reader(bytes);
-  if (reader.u8() != kWithdrawn) return std::nullopt;
+  if (reader.u8() != kFailureRecord) return std::nullopt;
   auto member = decodeRecord(reader.text(kLongestRecord));
   auto failure = decodeFailure(reader.text(kLongestFailure), std::numeric_limits<int>::max());
-  Withdrawal withdrawal;
-  reader.raw(withdrawal.ending.origin.bytes);
-  reader.raw(withdrawal.ending.culprit.bytes);
+  FailureRecord failure_record;
+  reader.raw(failure_record.ending.origin.bytes);
+  reader.raw(failure_record.ending.culprit.bytes);
   const uint32_t count = reader.u32();
   if (!reader.ok() || count > kMostMeant) return std::nullopt;
-  withdrawal.meant_for.resize(count);
-  for (Token& token : withdrawal.meant_for) reader.raw(token.bytes);
+  failure_record.meant_for.resize(count);
+  for (Token& token : failure_record.meant_for) reader.raw(token.bytes);
   if (!reader.atEnd() || !member || !failure) return std::nullopt;
-  withdrawal.member = std::move(*member);
-  withdrawal.ending.failure = std::move(*failure);
-  return withdrawal;
+  failure_record.member = std::move(*member);
+  failure_record.ending.failure = std::move(*failure);
+  return failure_record;
 }
 
 std::string encodeGo(const Token& token, const Roster& roster) {

@@ -1,8 +1,8 @@
 // What stands under a rendezvous' keys, as values and as bytes.
 //
-// Under P/<rank>: a record (a member is here), or in its place a withdrawal (its attempt ended, and
-// why). Under P/go/<token>: the roster. Strangers to the store's prefix cannot write them, but a
-// member of another version can: decoding is total and bounded.
+// Under P/<rank>: a record (a member is here), or in its place a failure record (its attempt ended,
+// and why). Under P/go/<token>: the roster. Strangers to the store's prefix cannot write them, but
+// a member of another version can: decoding is total and bounded.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct MemberRecord {
   Token token;
   std::string host;  // for error messages
   int64_t pid = -1;
-  std::vector<SocketAddress> addresses;       // of its listener, tried in turn
-  std::vector<SocketAddress> line_addresses;  // of its peer monitor; may be empty
+  std::vector<SocketAddress> addresses;           // of its listener, tried in turn
+  std::vector<SocketAddress> liveness_addresses;  // of its peer monitor; may be empty
 };
 std::string encodeRecord(const MemberRecord& record);
 std::optional<MemberRecord> decodeRecord(std::string_view bytes);
@@ -35,13 +35,13 @@ struct Ending {
   Token origin;         // of the attempt that was the first to end; zero: its member had not come
   Incarnation culprit;  // the process that the cause names; zero: not known
 };
-struct Withdrawal {
+struct FailureRecord {
   MemberRecord member;  // whose attempt it was
   Ending ending;
   std::vector<Token> meant_for;  // others' attempts, begun before it had been written
 };
-std::string encodeWithdrawal(const Withdrawal& withdrawal);
-std::optional<Withdrawal> decodeWithdrawal(std::string_view bytes);
+std::string encodeFailureRecord(const FailureRecord& failure_record);
+std::optional<FailureRecord> decodeFailureRecord(std::string_view bytes);
 
 // What everyone knows once an attempt has formed.
 struct Roster {

@@ -20,21 +20,21 @@ constexpr milliseconds kOwnCheck{1000};
 constexpr milliseconds kLook{15};
 constexpr milliseconds kLongestLook = StoreThread::kStuckAfter;
 constexpr milliseconds kSteadyPause{5};
-constexpr int kCensus = 8;
+constexpr int kScan = 8;
 // Kept back for finding out who is missing; a fifth of a short timeout. The others keep back less,
 // so that they hear from rank 0, whose time is up then too as a rule, whom it has missed.
 constexpr milliseconds kNamingTime{500};
 constexpr int kNamingShare = 5;
 constexpr int kFollowersPart = 4;
 constexpr const char* kUnanswered = " (the store did not say in time who else is missing)";
-// While links are made: how long one look may take (the links may be up meanwhile), and how long a
-// store may be lost that some members may still need.
+// While connections are made: how long one look may take (the connections may be up meanwhile), and
+// how long a store may be lost that some members may still need.
 constexpr milliseconds kRefreshWithin{1000};
 constexpr milliseconds kSilentFor{100};  // a look that ends earlier without an answer tells nothing
 constexpr milliseconds kLostFor{2000};
 
 // The first two ranks that have the same incarnation.
-std::optional<std::pair<int, int>> findTwins(const std::vector<MemberRecord>& members) {
+std::optional<std::pair<int, int>> findDuplicates(const std::vector<MemberRecord>& members) {
   std::map<Incarnation, int> seen;
   for (size_t rank = 0; rank < members.size(); ++rank) {
     const auto [entry, fresh] = seen.emplace(members[rank].incarnation, static_cast<int>(rank));
@@ -58,14 +58,14 @@ std::vector<MemberRecord> decodeAll(const std::vector<std::string>& records, int
 }
 
 // Malformed records are let through: waiting does not mend them, the reader says what is wrong.
-bool withoutTwins(const std::vector<std::string>& records) {
+bool withoutDuplicates(const std::vector<std::string>& records) {
   int malformed = -1;
-  return !findTwins(decodeAll(records, &malformed));
+  return !findDuplicates(decodeAll(records, &malformed));
 }
 
 bool allHere(const std::vector<std::string>& records, const std::set<Incarnation>& left_over) {
   return std::none_of(records.begin(), records.end(), [&](const std::string& bytes) {
-    if (decodeWithdrawal(bytes)) return true;
+    if (decodeFailureRecord(bytes)) return true;
     const auto record = decodeRecord(bytes);
     return record && left_over.count(record->incarnation) > 0;
   });
@@ -91,7 +91,7 @@ class OwnCheck {
 
 Rendezvous::Rendezvous(std::shared_ptr<StoreThread> store, std::string prefix, int rank, int size,
                        MemberRecord self, Deadline deadline, Cancelled cancelled,
-                       AttemptMemory memory, std::unique_ptr<Vigil> vigil)
+                       AttemptMemory memory, std::unique_ptr<MemberProber> prober)
     : store_(std::move(store)),
       limit_(std::in_place, store_, deadline.remaining()),
       keys_(std::move(prefix), rank, size),
@@ -100,7 +100,7 @@ Rendezvous::Rendezvous(std::shared_ptr<StoreThread> store, std::string prefix, i
       deadline_(deadline),
       cancelled_(std::move(cancelled)),
       own_(store_, keys_, rank, std::move(self), deadline, cancelled_),
-      attendance_(rank, size, own_.self(), std::move(memory), std::move(vigil)) {}
+      tracker_(rank, size, own_.self(), std::move(memory), std::move(prober)) {}
 
 Rendezvous::~Rendezvous() {
   own_.remove(/*at_once=*/false);
@@ -109,22 +109,22 @@ Rendezvous::~Rendezvous() {
 
 AttemptMemory Rendezvous::formed() {
   limit_.reset();
-  return attendance_.formed(current_.members);
+  return tracker_.formed(current_.members);
 }
 
-AttemptMemory Rendezvous::withdraw(const Failure& why) {
+AttemptMemory Rendezvous::publishFailure(const Failure& why) {
   limit_.reset();
-  const Ending ending = attendance_.endingOf(why);
-  own_.withdraw(ending);
+  const Ending ending = tracker_.endingOf(why);
+  own_.publishFailure(ending);
   if (mayBeMissed(ending)) awaited_ = readersBut(ending.failure.cause.rank);
-  return attendance_.failed(ending);
+  return tracker_.failed(ending);
 }
 
 // Who has had a roster has seen the record, or is addressed. One's own end is no news to wait for,
 // and what ran out of time leaves none.
 bool Rendezvous::mayBeMissed(const Ending& ending) const {
   const FailureKind kind = ending.failure.kind;
-  return rank_ == 0 && size_ > 2 && attendance_.isFirstGeneration() && current_.members.empty() &&
+  return rank_ == 0 && size_ > 2 && tracker_.isFirstGeneration() && current_.members.empty() &&
          ending.origin != own_.self().token && kind != FailureKind::kTimeout &&
          kind != FailureKind::kStoreLost;
 }
@@ -139,8 +139,8 @@ void Rendezvous::awaitReaders(Deadline until, const Cancelled& cancelled) {
   own_.awaitReaders(std::exchange(awaited_, {}), deadline_.orEarlier(until), cancelled);
 }
 
-void Rendezvous::decline(const Failure& why, Duration readers_within) {
-  own_.decline(attendance_.endingOf(why));
+void Rendezvous::publishFailedInit(const Failure& why, Duration readers_within) {
+  own_.publishFailedInit(tracker_.endingOf(why));
   // Behind the write: the store may be slow to answer at first.
   const auto written = store_->getEach({keys_.own()}, deadline_, cancelled_);
   if (written.status != StoreStatus::kOk) return;
@@ -182,10 +182,10 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refresh() {
 
 // Who else has come, and who has gone.
 
-Cancelled Rendezvous::newsOrCancelled() {
+Cancelled Rendezvous::updatesOrCancelled() {
   return [this] {
     gave_up_ = gave_up_ || (cancelled_ && cancelled_());
-    return gave_up_ || attendance_.hasNews();
+    return gave_up_ || tracker_.hasUpdates();
   };
 }
 
@@ -195,8 +195,8 @@ bool Rendezvous::interrupted(const StoreReply& reply) {
          (reply.status == StoreStatus::kCancelled && !gave_up_);
 }
 
-std::optional<Failure> Rendezvous::judgeNews() {
-  auto ending = attendance_.judgeNews();
+std::optional<Failure> Rendezvous::judgeUpdates() {
+  auto ending = tracker_.judgeUpdates();
   return ending ? std::optional(std::move(ending->failure)) : std::nullopt;
 }
 
@@ -204,7 +204,7 @@ std::optional<Failure> Rendezvous::judgeNews() {
 std::optional<Failure> Rendezvous::judgeRecords(int first,
                                                 const std::vector<std::string>& records) {
   for (size_t i = 0; i < records.size(); ++i) {
-    auto ending = attendance_.judgeRecord(first + static_cast<int>(i), records[i]);
+    auto ending = tracker_.judgeRecord(first + static_cast<int>(i), records[i]);
     if (!ending) continue;
     Failure& failure = ending->failure;
     if (rank_ == 0 && failure.kind == FailureKind::kTimeout) {
@@ -218,19 +218,19 @@ std::optional<Failure> Rendezvous::judgeRecords(int first,
 }
 
 // A few of the others' records at a time.
-std::optional<Failure> Rendezvous::census() {
-  const int first = rank_ == 0 ? next_in_census_ : 0;
-  const int last = rank_ == 0 ? std::min(size_, first + kCensus) : 1;
-  const auto reply = store_->getEach(keys_.range(first, last), deadline_, newsOrCancelled());
+std::optional<Failure> Rendezvous::scan() {
+  const int first = rank_ == 0 ? next_in_scan_ : 0;
+  const int last = rank_ == 0 ? std::min(size_, first + kScan) : 1;
+  const auto reply = store_->getEach(keys_.range(first, last), deadline_, updatesOrCancelled());
   if (reply.status == StoreStatus::kCancelled && !gave_up_) return std::nullopt;
   if (reply.status != StoreStatus::kOk) return failureOf(reply);
-  next_in_census_ = last == size_ ? 1 : last;
+  next_in_scan_ = last == size_ ? 1 : last;
   return judgeRecords(first, reply.values);
 }
 
 StoreThread::Acceptable Rendezvous::usable() const {
-  return [left_over = attendance_.leftOver()](const std::vector<std::string>& records) {
-    return allHere(records, left_over) && withoutTwins(records);
+  return [left_over = tracker_.leftOver()](const std::vector<std::string>& records) {
+    return allHere(records, left_over) && withoutDuplicates(records);
   };
 }
 
@@ -240,18 +240,18 @@ std::variant<Roster, Failure> Rendezvous::lead() {
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
     const auto reply = store_->awaitWhere(everyone, usable(), last_look.orEarlier(kLongestLook),
-                                          newsOrCancelled(), Deadline::after(kLook), pause);
+                                          updatesOrCancelled(), Deadline::after(kLook), pause);
     if (reply.status == StoreStatus::kOk) return issue(reply.values);
     if (!interrupted(reply)) return failureOf(reply);
-    if (auto failure = judgeNews()) return *failure;
-    if (auto failure = census()) return *failure;
+    if (auto failure = judgeUpdates()) return *failure;
+    if (auto failure = scan()) return *failure;
     if (last_look.expired()) return membersMissing();
     if (!own_check.due()) continue;
     if (auto failure = own_.check()) return *failure;
     if (!own_check.patient()) continue;
     const auto contradictory = store_->getAll(everyone, deadline_, cancelled_);
     if (contradictory.status != StoreStatus::kOk) return failureOf(contradictory);
-    if (!contradictory.values.empty() && allHere(contradictory.values, attendance_.leftOver()))
+    if (!contradictory.values.empty() && allHere(contradictory.values, tracker_.leftOver()))
       return issue(contradictory.values);
   }
 }
@@ -263,11 +263,11 @@ std::variant<Roster, Failure> Rendezvous::follow() {
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
     const auto reply = store_->awaitWhere(awaited, anything, last_look.orEarlier(kLongestLook),
-                                          newsOrCancelled(), Deadline::after(kLook), pause);
+                                          updatesOrCancelled(), Deadline::after(kLook), pause);
     if (reply.status == StoreStatus::kOk) return accept(reply.values[0]);
     if (!interrupted(reply)) return failureOf(reply);
-    if (auto failure = judgeNews()) return *failure;
-    if (auto failure = census()) return *failure;
+    if (auto failure = judgeUpdates()) return *failure;
+    if (auto failure = scan()) return *failure;
     if (last_look.expired()) return leaderMissing();
     if (!own_check.due()) continue;
     if (auto failure = own_.check()) return *failure;
@@ -275,7 +275,7 @@ std::variant<Roster, Failure> Rendezvous::follow() {
 }
 
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
-  if (auto failure = judgeNews()) return *failure;
+  if (auto failure = judgeUpdates()) return *failure;
   const Deadline within = deadline_.orEarlier(kRefreshWithin);
   const auto reply = lookWhileLinking(keys_.everyone(), within);
   if (auto failure = lostForLong(reply)) return *failure;
@@ -301,7 +301,7 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
 }
 
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
-  if (auto failure = judgeNews()) return *failure;
+  if (auto failure = judgeUpdates()) return *failure;
   const Deadline within = deadline_.orEarlier(kRefreshWithin);
   const auto reply =
       lookWhileLinking({keys_.go(own_.self().token), keys_.own(), keys_.of(0)}, within);
@@ -309,7 +309,7 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values.empty()) {  // rank 0 may have given up, and deleted its answers
     const auto each = whileLinking([&] {
-      return store_->getEach({keys_.own(), keys_.of(0)}, within, newsOrCancelled());
+      return store_->getEach({keys_.own(), keys_.of(0)}, within, updatesOrCancelled());
     });
     if (each.status != StoreStatus::kOk) return std::monostate{};
     if (auto failure = keepOwn(each.values[0], within)) return *failure;
@@ -325,14 +325,14 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   return current_;
 }
 
-// The own record as it was found while links are made.
+// The own record as it was found while connections are made.
 std::optional<Failure> Rendezvous::keepOwn(const std::string& found, Deadline within) {
   if (!OwnRecord::isGone(found)) return own_.judge(found);
   return lostForLong(whileLinking([&] { return own_.publishAgain(within); }));
 }
 
 StoreReply Rendezvous::lookWhileLinking(const std::vector<std::string>& awaited, Deadline within) {
-  return whileLinking([&] { return store_->getAll(awaited, within, newsOrCancelled()); });
+  return whileLinking([&] { return store_->getAll(awaited, within, updatesOrCancelled()); });
 }
 
 // A look that is given up because the attempt has ended, a neighbour's time being up first, tells
@@ -349,8 +349,8 @@ StoreReply Rendezvous::whileLinking(const std::function<StoreReply()>& look) {
   return reply;
 }
 
-// Members that have no roster yet cannot come any more: whoever waits for their links would do so
-// up to the deadline.
+// Members that have no roster yet cannot come any more: whoever waits for their connections would
+// do so up to the deadline.
 std::optional<Failure> Rendezvous::lostForLong(const StoreReply& reply) {
   if (reply.status != StoreStatus::kLost) return std::nullopt;
   if (!lost_since_) lost_since_ = Clock::now();
@@ -367,11 +367,11 @@ std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& 
                      "the record of rank " + std::to_string(malformed) +
                          " is malformed: all ranks must run the same version of torchft_ext");
   }
-  if (const auto twins = findTwins(roster.members)) {
+  if (const auto duplicates = findDuplicates(roster.members)) {
     return failureOf(FailureKind::kRendezvous,
-                     "ranks " + std::to_string(twins->first) + " and " +
-                         std::to_string(twins->second) + " are the same process (" +
-                         nameProcess(roster.members[static_cast<size_t>(twins->first)]) + ")");
+                     "ranks " + std::to_string(duplicates->first) + " and " +
+                         std::to_string(duplicates->second) + " are the same process (" +
+                         nameProcess(roster.members[static_cast<size_t>(duplicates->first)]) + ")");
   }
   std::vector<std::pair<std::string, std::string>> pairs;
   for (int rank = 1; rank < size_; ++rank) {
@@ -381,7 +381,7 @@ std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& 
   }
   const auto reply = store_->setAll(std::move(pairs), deadline_, cancelled_);
   if (reply.status != StoreStatus::kOk) return failureOf(reply);
-  attendance_.noteRoster(roster.members);
+  tracker_.noteRoster(roster.members);
   current_ = roster;
   return roster;
 }
@@ -404,7 +404,7 @@ std::variant<Roster, Failure> Rendezvous::accept(const std::string& go) {
         "the roster that rank 0 sent has another process as rank " + std::to_string(rank_));
   }
   current_ = std::move(decoded->roster);
-  attendance_.noteRoster(current_.members);
+  tracker_.noteRoster(current_.members);
   return current_;
 }
 
@@ -428,7 +428,7 @@ Failure Rendezvous::leaderMissing() {
 }
 
 MissingRanks Rendezvous::missing() const {
-  return {*store_, keys_, attendance_.leftOver(), deadline_, cancelled_};
+  return {*store_, keys_, tracker_.leftOver(), deadline_, cancelled_};
 }
 
 Deadline Rendezvous::lastLook() const {

@@ -32,9 +32,9 @@ struct StoreRequest {
   };
   // Runs on the worker; may throw. Idempotent: it is repeated if an old client turns out to be
   // broken.
-  using Attempt = std::function<Progress(StoreClient&, StoreReply&)>;
+  using Try = std::function<Progress(StoreClient&, StoreReply&)>;
 
-  StoreRequest(Attempt attempt_, Deadline deadline_, std::string subject_, bool awaited_ = true)
+  StoreRequest(Try attempt_, Deadline deadline_, std::string subject_, bool awaited_ = true)
       : attempt(std::move(attempt_)),
         deadline(deadline_),
         subject(std::move(subject_)),
@@ -48,7 +48,7 @@ struct StoreRequest {
         awaited(first->awaited),
         instead_of(first) {}
 
-  const Attempt attempt;  // as it begins: copied, never run
+  const Try attempt;  // as it begins: copied, never run
   const Deadline deadline;
   const std::string subject;  // for messages: which keys
   const bool awaited;         // false: nobody waits; still done when the worker stops
@@ -57,7 +57,7 @@ struct StoreRequest {
   std::atomic<bool> made_again{false};  // by another worker: it has the last word; see retire()
   std::atomic<bool> looked{false};  // an attempt has ended with kLookAgain; written by the worker
   Duration pause = StoreThread::kFirstPause;  // before the next look; the worker's
-  Attempt begun;                              // how far it has come; the worker's
+  Try begun;                                  // how far it has come; the worker's
   std::shared_ptr<StoreClient> lent;  // kept for it since it was posted; constant from then on
 
   Mutex mutex;

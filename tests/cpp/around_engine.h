@@ -19,7 +19,9 @@ class AroundEngine : public Engine {
     return inner_->counters();
   }
   std::variant<MemberRecord, Failure> describeSelf() override { return inner_->describeSelf(); }
-  std::unique_ptr<Vigil> keepVigil(int size) override { return inner_->keepVigil(size); }
+  std::unique_ptr<MemberProber> makeMemberProber(int size) override {
+    return inner_->makeMemberProber(size);
+  }
   Duration frozenAfter() const override { return inner_->frozenAfter(); }
 
  protected:

@@ -30,7 +30,7 @@ namespace torchft_ext {
 namespace {
 
 bool runs(const std::string& name) {
-  const auto names = threadCensus().running;
+  const auto names = threadSnapshot().running;
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -125,7 +125,7 @@ TEST(Log, SinkGetsTheLine) {
   EXPECT_TRUE(CapturedLog::contains("generation 3 began"));
 }
 
-TEST(Log, LineOfASinkThatThrowsGoesToStderr) {
+TEST(Log, ConnectionOfASinkThatThrowsGoesToStderr) {
   setLogSink([](LogLevel, const std::string&) { throw std::runtime_error("no sink"); });
   testing::internal::CaptureStderr();
   log(LogLevel::kInfo, "a line that goes to stderr instead");
@@ -246,16 +246,16 @@ TEST(OwnedThread, KnowsItself) {
 
 TEST(OwnedThread, AbandonedOneCountsAsStuckUntilItsBodyReturns) {
   const CapturedLog captured;
-  const int before = threadCensus().stuck;
+  const int before = threadSnapshot().stuck;
   auto release = std::make_shared<std::promise<void>>();
   {
     OwnedThread thread("ft-test-stuck", [release] { release->get_future().wait(); });
     thread.abandon("a test holds it");
-    EXPECT_EQ(threadCensus().stuck, before + 1);
+    EXPECT_EQ(threadSnapshot().stuck, before + 1);
   }
   EXPECT_TRUE(CapturedLog::contains("a test holds it"));
   release->set_value();
-  EXPECT_TRUE(waitFor([&] { return threadCensus().stuck == before && !runs("ft-test-stuck"); }));
+  EXPECT_TRUE(waitFor([&] { return threadSnapshot().stuck == before && !runs("ft-test-stuck"); }));
 }
 
 TEST(OwnedThread, DestroyedWithoutJoinItIsAbandoned) {
@@ -282,7 +282,7 @@ TEST(OwnedThread, ForkedChildNeitherWaitsForNorCountsTheParentsThreads) {
   OwnedThread thread("ft-test-fork", [&] { release.get_future().wait(); });
   EXPECT_EQ(exitStatusOfChild([&] {
               return !thread.running() && thread.join(Deadline::never()) &&
-                     threadCensus().running.empty();
+                     threadSnapshot().running.empty();
             }),
             0);
   release.set_value();
@@ -318,15 +318,15 @@ TEST(TaskThread, GoesOnAfterATaskThatThrows) {
 
 TEST(TaskThread, DestructorAbandonsATaskThatDoesNotReturn) {
   const CapturedLog captured;
-  const int before = threadCensus().stuck;
+  const int before = threadSnapshot().stuck;
   auto release = std::make_shared<std::promise<void>>();
   {
     TaskThread thread("ft-test-hangs");
     thread.post([release] { release->get_future().wait(); });
   }
-  EXPECT_EQ(threadCensus().stuck, before + 1);
+  EXPECT_EQ(threadSnapshot().stuck, before + 1);
   release->set_value();
-  EXPECT_TRUE(waitFor([&] { return threadCensus().stuck == before; }));
+  EXPECT_TRUE(waitFor([&] { return threadSnapshot().stuck == before; }));
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ constexpr CallbackPool::Bounds kFewThreads{.threads = 4};
 constexpr CallbackPool::Bounds kPatient{.blocked_after = kTestPatience,
                                         .runs_at_most = kTestPatience};
 
-// A door that tasks wait at.
-class Door {
+// A gate that tasks wait at.
+class Gate {
  public:
   void open() { opened_.set_value(); }
   void waitHere() {
@@ -62,25 +62,25 @@ TEST(CallbackPool, RunsTasksInOrderOneAtATime) {
 
 TEST(CallbackPool, ATaskThatWaitsLetsTheNextOneRun) {
   CallbackPool pool(kPatient);
-  Door door;
-  pool.post([&] { door.waitLettingOthers(); });
-  pool.post([&] { door.open(); });
-  EXPECT_TRUE(door.passed(1));
+  Gate gate;
+  pool.post([&] { gate.waitLettingOthers(); });
+  pool.post([&] { gate.open(); });
+  EXPECT_TRUE(gate.passed(1));
 }
 
 TEST(CallbackPool, ATaskThatHasWaitedGoesOnAlone) {
   CallbackPool pool(kPatient);
-  Door door;
+  Gate gate;
   std::vector<int> order;  // the turn guards it
   std::promise<void> done;
   pool.post([&] {
-    door.waitLettingOthers();
+    gate.waitLettingOthers();
     order.push_back(1);
     done.set_value();
   });
   pool.post([&] {
-    door.open();
-    EXPECT_TRUE(door.passed(1));  // it has woken, and comes back for its turn
+    gate.open();
+    EXPECT_TRUE(gate.passed(1));  // it has woken, and comes back for its turn
     order.push_back(0);
   });
   ASSERT_EQ(done.get_future().wait_for(kTestPatience), std::future_status::ready);
@@ -89,10 +89,10 @@ TEST(CallbackPool, ATaskThatHasWaitedGoesOnAlone) {
 
 TEST(CallbackPool, ATaskThatWaitsForSomethingElseLosesItsTurn) {
   CallbackPool pool;
-  Door door;
-  pool.post([&] { door.waitHere(); });
-  pool.post([&] { door.open(); });
-  EXPECT_TRUE(door.passed(1));
+  Gate gate;
+  pool.post([&] { gate.waitHere(); });
+  pool.post([&] { gate.open(); });
+  EXPECT_TRUE(gate.passed(1));
 }
 
 TEST(CallbackPool, ATaskThatComputesKeepsItsTurn) {
@@ -121,24 +121,24 @@ TEST(CallbackPool, ATaskThatComputesForTooLongLosesItsTurn) {
 
 TEST(CallbackPool, TellsWhatIsQueuedWhenAllItsThreadsWaitAndRunsItOnMore) {
   CallbackPool pool(kFewThreads);
-  Door door;
+  Gate gate;
   std::promise<std::string> told;
-  for (int i = 0; i < 4; ++i) pool.post([&] { door.waitLettingOthers(); });
-  ASSERT_TRUE(door.arrived(4));
-  pool.post([&] { door.open(); }, [&](const std::string& why) { told.set_value(why); });
+  for (int i = 0; i < 4; ++i) pool.post([&] { gate.waitLettingOthers(); });
+  ASSERT_TRUE(gate.arrived(4));
+  pool.post([&] { gate.open(); }, [&](const std::string& why) { told.set_value(why); });
   auto why = told.get_future();
   ASSERT_EQ(why.wait_for(kTestPatience), std::future_status::ready);
   EXPECT_EQ(why.get(),
             "its callbacks found no thread: 4 callbacks of finished operations wait at the same "
             "time in this process");
-  EXPECT_TRUE(door.passed(4));
+  EXPECT_TRUE(gate.passed(4));
   EXPECT_EQ(pool.counts().most_threads, 5U);
 }
 
 TEST(CallbackPool, TasksThatComeBackFromTheirWaitsDoNotCountAsWaiting) {
   CallbackPool pool({.threads = 4, .blocked_after = kTestPatience, .runs_at_most = kTestPatience});
-  Door waits;
-  Door holds;
+  Gate waits;
+  Gate holds;
   std::atomic<bool> told{false};
   for (int i = 0; i < 3; ++i) pool.post([&] { waits.waitLettingOthers(); });
   ASSERT_TRUE(waits.arrived(3));
@@ -155,10 +155,10 @@ TEST(CallbackPool, TasksThatComeBackFromTheirWaitsDoNotCountAsWaiting) {
 
 TEST(CallbackPool, ThreadsThatWereNeededOnceEnd) {
   CallbackPool pool({.spare_for = std::chrono::milliseconds(20)});
-  Door door;
-  for (int i = 0; i < 8; ++i) pool.post([&] { door.waitLettingOthers(); });
-  ASSERT_TRUE(door.arrived(8));
-  door.open();
+  Gate gate;
+  for (int i = 0; i < 8; ++i) pool.post([&] { gate.waitLettingOthers(); });
+  ASSERT_TRUE(gate.arrived(8));
+  gate.open();
   EXPECT_TRUE(waitFor([&] { return pool.counts().threads == 1; }));
   EXPECT_GE(pool.counts().most_threads, 8U);
 }
@@ -183,14 +183,14 @@ TEST(CallbackPool, StopRunsWhatIsQueuedAndRefusesWhatComesLater) {
 
 TEST(CallbackPool, StopEndsAtItsDeadlineWhereATaskDoesNotReturn) {
   CallbackPool pool;
-  Door door;
+  Gate gate;
   std::promise<bool> from_inside;
   pool.post([&] { from_inside.set_value(pool.stop(testDeadline())); });
   EXPECT_FALSE(from_inside.get_future().get()) << "it would wait for itself";
-  pool.post([&] { door.waitHere(); });
-  ASSERT_TRUE(door.arrived(1));
+  pool.post([&] { gate.waitHere(); });
+  ASSERT_TRUE(gate.arrived(1));
   EXPECT_FALSE(pool.stop(Deadline::after(std::chrono::milliseconds(20))));
-  door.open();
+  gate.open();
   EXPECT_TRUE(pool.stop(testDeadline()));
 }
 

@@ -53,7 +53,8 @@ class Cluster {
       : data(std::make_shared<MemoryStore>()) {
     for (int i = 0; i < size; ++i) {
       HostEngineOptions own = options;
-      own.local_sockets = i % 2 == 0;  // so that some links of a world are local and some are TCP
+      // so that some connections of a world are local and some are TCP
+      own.local_sockets = i % 2 == 0;
       members.push_back(std::make_unique<Member>(std::to_string(i), data, own, wrap));
     }
   }

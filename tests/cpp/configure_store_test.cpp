@@ -16,12 +16,12 @@ namespace {
 constexpr milliseconds kFrozenLimit{400};
 constexpr std::chrono::seconds kDeadLimit{30};
 constexpr milliseconds kApart{60};  // the limits of members whose time is not up together
-constexpr std::chrono::seconds kLinksLimit{2};  // of members that wait for links
-constexpr int kMostCalls = 1000;                // nobody needs so many
+constexpr std::chrono::seconds kConnectionsLimit{2};  // of members that wait for connections
+constexpr int kMostCalls = 1000;                      // nobody needs so many
 // A machine that stalls leaves a member no time to find out why it ends: then once more, so often.
 constexpr int kMostRounds = 4;
-// A store that has been silent for less than 100 ms, while links are made, may only be slow, and
-// goes unnamed; members that wait for a core ask it later.
+// A store that has been silent for less than 100 ms, while connections are made, may only be slow,
+// and goes unnamed; members that wait for a core ask it later.
 constexpr milliseconds kNamedAfter{300};
 
 // A store server of its own and a client's thread for each member.
@@ -122,14 +122,14 @@ INSTANTIATE_TEST_SUITE_P(Worlds, StoreEnds,
                                           testing::Values(MemoryStore::End::kDies,
                                                           MemoryStore::End::kFreezes),
                                           testing::Values(First::kTogether)));
-// Only who has links can be told by another whose time was up before.
+// Only who has connections can be told by another whose time was up before.
 INSTANTIATE_TEST_SUITE_P(OneAfterTheOther, StoreEnds,
                          testing::Combine(testing::Values(3),
                                           testing::Values(MemoryStore::End::kFreezes),
                                           testing::Values(First::kLeader, First::kLast)));
 
-// Its store ends when all members have the roster and before any has a link. The one of rank 1
-// waits until rank 0 has asked the store again.
+// Its store ends when all members have the roster and before any has a connection. The one of rank
+// 1 waits until rank 0 has asked the store again.
 class EndsTheStore : public AroundEngine {
  public:
   struct Moment {
@@ -162,7 +162,7 @@ class EndsTheStore : public AroundEngine {
   const std::shared_ptr<Moment> moment_;
 };
 
-TEST(StoreFreezesWhileLinksForm, TheGenerationBeginsLongBeforeTheDeadline) {
+TEST(StoreFreezesWhileConnectionsForm, TheGenerationBeginsLongBeforeTheDeadline) {
   const auto moment = std::make_shared<EndsTheStore::Moment>();
   Cluster cluster(3, loopbackOptions(), [&moment](std::shared_ptr<Engine> engine) {
     return std::make_shared<EndsTheStore>(std::move(engine), moment);
@@ -174,15 +174,15 @@ TEST(StoreFreezesWhileLinksForm, TheGenerationBeginsLongBeforeTheDeadline) {
   cluster.data->release();
 }
 
-// Has the roster, and, if it is the late one, makes no link before it is told to.
-class LinksLate : public AroundEngine {
+// Has the roster, and, if it is the late one, makes no connection before it is told to.
+class ConnectionsLate : public AroundEngine {
  public:
   struct Moment {
     std::atomic<int> have_rosters{0};
-    std::atomic<bool> may_link{false};
+    std::atomic<bool> may_connection{false};
   };
 
-  LinksLate(std::shared_ptr<Engine> inner, std::shared_ptr<Moment> moment, bool late)
+  ConnectionsLate(std::shared_ptr<Engine> inner, std::shared_ptr<Moment> moment, bool late)
       : AroundEngine(std::move(inner)), moment_(std::move(moment)), late_(late) {}
 
   std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
@@ -190,7 +190,7 @@ class LinksLate : public AroundEngine {
       const std::function<bool()>& superseded) override {
     ++moment_->have_rosters;
     if (late_) {
-      EXPECT_TRUE(waitFor([this] { return moment_->may_link.load(); }));
+      EXPECT_TRUE(waitFor([this] { return moment_->may_connection.load(); }));
     }
     return inner_->form(roster, lifecycle, deadline, superseded);
   }
@@ -200,20 +200,20 @@ class LinksLate : public AroundEngine {
   const bool late_;
 };
 
-// Three members of which rank 1 makes no link before it may.
-class MemberThatMakesNoLink : public testing::Test {
+// Three members of which rank 1 makes no connection before it may.
+class MemberThatMakesNoConnection : public testing::Test {
  protected:
   static constexpr int kLate = 1;
 
-  // The late one may make its links when the time of both others is up.
+  // The late one may make its connections when the time of both others is up.
   void configureAll(const std::string& prefix) {
     std::atomic<int> over{0};
-    moment_->may_link = false;
+    moment_->may_connection = false;
     cluster_.onAll([&](int i) {
       const auto rank = static_cast<size_t>(i);
       failures_[rank] = cluster_.group(i).configure(server_.threads[rank], prefix, i, 3,
-                                                    i == kLate ? kTestLimit : kLinksLimit);
-      if (i != kLate && ++over == 2) moment_->may_link = true;
+                                                    i == kLate ? kTestLimit : kConnectionsLimit);
+      if (i != kLate && ++over == 2) moment_->may_connection = true;
     });
   }
   // It, and it alone, is to be the cause of all ends. Empty: it is.
@@ -227,17 +227,18 @@ class MemberThatMakesNoLink : public testing::Test {
     return told->cause.rank == kLate ? "" : told->describe();
   }
 
-  const std::shared_ptr<LinksLate::Moment> moment_ = std::make_shared<LinksLate::Moment>();
+  const std::shared_ptr<ConnectionsLate::Moment> moment_ =
+      std::make_shared<ConnectionsLate::Moment>();
   int made_ = 0;
   Cluster cluster_{3, loopbackOptions(), [this](std::shared_ptr<Engine> engine) {
-                     return std::make_shared<LinksLate>(std::move(engine), moment_,
-                                                        made_++ == kLate);
+                     return std::make_shared<ConnectionsLate>(std::move(engine), moment_,
+                                                              made_++ == kLate);
                    }};
   Server server_{3, "server"};
   std::vector<FailurePtr> failures_{3};
 };
 
-TEST_F(MemberThatMakesNoLink, IsWhatTheTimeoutNamesAndNotTheStore) {
+TEST_F(MemberThatMakesNoConnection, IsWhatTheTimeoutNamesAndNotTheStore) {
   std::string other = "no round yet";
   for (int round = 0; round < kMostRounds && !other.empty(); ++round) {
     const Deadline late = Deadline::after(kTestLimit / 2);
@@ -254,7 +255,7 @@ TEST_F(MemberThatMakesNoLink, IsWhatTheTimeoutNamesAndNotTheStore) {
 }
 
 // The late one is let go only when both others have been released.
-TEST_F(MemberThatMakesNoLink, AnAbortWhileLinksFormReleasesAllAtOnce) {
+TEST_F(MemberThatMakesNoConnection, AnAbortWhileConnectionsFormReleasesAllAtOnce) {
   std::atomic<int> released{0};
   const Deadline late = Deadline::after(kTestLimit / 2);
   std::thread aborter([this] {
@@ -265,7 +266,7 @@ TEST_F(MemberThatMakesNoLink, AnAbortWhileLinksFormReleasesAllAtOnce) {
     const auto rank = static_cast<size_t>(i);
     failures_[rank] =
         cluster_.group(i).configure(server_.threads[rank], "run", i, 3, Duration(kTestLimit));
-    if (i != kLate && ++released == 2) moment_->may_link = true;
+    if (i != kLate && ++released == 2) moment_->may_connection = true;
   });
   aborter.join();
   EXPECT_FALSE(late.expired());

@@ -154,11 +154,11 @@ TEST(Connector, TakesTheNextAddressWhenOneRefuses) {
 }
 
 // A listening socket whose queue is full: the kernel turns the next one away at once.
-struct FullDoor {
+struct FullAcceptor {
   SocketAddress address = *newLocalAddress();
   UniqueFd listening{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   std::vector<UniqueFd> waiting;
-  FullDoor() {
+  FullAcceptor() {
     EXPECT_EQ(::bind(listening.get(), address.raw(), address.rawLength()), 0);
     EXPECT_EQ(::listen(listening.get(), 0), 0);
     while (UniqueFd next = startConnect(address, nullptr)) waiting.push_back(std::move(next));
@@ -166,7 +166,7 @@ struct FullDoor {
 };
 
 TEST(Connector, TakesTcpWhereTheLocalAddressCannotBeHad) {
-  const FullDoor full;
+  const FullAcceptor full;
   for (const SocketAddress& local : {*newLocalAddress(), full.address}) {
     const Generation generation;
     RawAcceptor acceptor;

@@ -1,4 +1,4 @@
-// A door for tests: the network breaks, no process does.
+// For tests: the network breaks, no process does.
 #pragma once
 
 #include <sys/socket.h>
@@ -12,7 +12,7 @@ namespace torchft_ext {
 
 // Shuts down every connection of this process to one of these addresses, whoever of it holds it;
 // not those in private descriptor tables. The other ends see this side close.
-inline void cutConnectionsTo(const std::vector<SocketAddress>& doors) {
+inline void cutConnectionsTo(const std::vector<SocketAddress>& addresses) {
   constexpr int kHighest = 4096;
   for (int fd = 3; fd < kHighest; ++fd) {
     sockaddr_storage storage{};
@@ -20,7 +20,8 @@ inline void cutConnectionsTo(const std::vector<SocketAddress>& doors) {
     auto* raw = reinterpret_cast<sockaddr*>(&storage);
     if (::getpeername(fd, raw, &length) != 0) continue;
     const SocketAddress peer(raw, length);
-    if (std::find(doors.begin(), doors.end(), peer) != doors.end()) ::shutdown(fd, SHUT_RDWR);
+    if (std::find(addresses.begin(), addresses.end(), peer) != addresses.end())
+      ::shutdown(fd, SHUT_RDWR);
   }
 }
 

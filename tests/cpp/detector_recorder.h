@@ -24,13 +24,13 @@ inline Incarnation peerNumber(int number) {
   return id;
 }
 
-inline WatchedPeer member(int number, bool witness = false) {
-  return {number, peerNumber(number), "there", 1000 + number, witness};
+inline WatchedPeer member(int number, bool backup = false) {
+  return {number, peerNumber(number), "there", 1000 + number, backup};
 }
 
 struct DetectorProbe {
   Incarnation peer;
-  LineKind kind;
+  LivenessKind kind;
   ProbeOrder order;
 };
 
@@ -42,24 +42,24 @@ class Recorder : public DetectorOrders {
   void left(WatchId watch, const Incarnation& peer, int) override {
     EXPECT_TRUE(leavers.emplace(watch, peer).second);
   }
-  void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override {
+  void wantConnection(WatchId watch, const Incarnation& peer, LivenessKind kind) override {
     EXPECT_TRUE(wanted.emplace(watch, peer, kind).second);
   }
-  void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override {
+  void unwantConnection(WatchId watch, const Incarnation& peer, LivenessKind kind) override {
     EXPECT_EQ(wanted.erase({watch, peer, kind}), 1U);
   }
-  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override {
+  void probe(const Incarnation& peer, LivenessKind kind, const ProbeOrder& order) override {
     probes.push_back({peer, kind, order});
   }
   void askOthers(const Incarnation& peer) override { asked.push_back(peer); }
   void accuse(const Incarnation& peer, const std::string&) override { accused.push_back(peer); }
-  void warn(const std::string& line) override { warnings.push_back(line); }
+  void warn(const std::string& text) override { warnings.push_back(text); }
   std::string processState(const std::string& host, int64_t) override {
     return host == "there" ? "state T: stopped by a signal" : "";
   }
 
-  // Of the last probe of that line; 0: there was none.
-  uint64_t lastProbeOf(const Incarnation& peer, LineKind kind) const {
+  // Of the last probe of that connection; 0: there was none.
+  uint64_t lastProbeOf(const Incarnation& peer, LivenessKind kind) const {
     const auto found = std::find_if(probes.rbegin(), probes.rend(), [&](const auto& probe) {
       return probe.peer == peer && probe.kind == kind;
     });
@@ -67,7 +67,7 @@ class Recorder : public DetectorOrders {
   }
 
   std::map<WatchId, Failure> failures;
-  std::set<std::tuple<WatchId, Incarnation, LineKind>> wanted;
+  std::set<std::tuple<WatchId, Incarnation, LivenessKind>> wanted;
   std::set<std::pair<WatchId, Incarnation>> leavers;
   std::vector<DetectorProbe> probes;
   std::vector<Incarnation> asked;

@@ -140,16 +140,16 @@ TEST(EventLoop, RefusesTasksOnceStopped) {
 
 TEST(EventLoop, DestructorAbandonsAHandlerThatDoesNotReturn) {
   setLogSink([](LogLevel, const std::string&) {});
-  const int before = threadCensus().stuck;
+  const int before = threadSnapshot().stuck;
   auto hold = std::make_shared<Hold>();
   {
     EventLoop loop("ft-test-stuck");
     loop.post([hold] { hold->wait(); });
     hold->entered.get_future().wait();
   }
-  EXPECT_EQ(threadCensus().stuck, before + 1);
+  EXPECT_EQ(threadSnapshot().stuck, before + 1);
   hold->release.set_value();
-  EXPECT_TRUE(waitFor([&] { return threadCensus().stuck == before; }));
+  EXPECT_TRUE(waitFor([&] { return threadSnapshot().stuck == before; }));
   setLogSink(nullptr);
 }
 
@@ -165,7 +165,7 @@ TEST(EventLoop, MayBeDestroyedByItsOwnTask) {
   });
   posted.set_value();
   EXPECT_TRUE(waitFor([] {
-    const auto names = threadCensus().running;
+    const auto names = threadSnapshot().running;
     return std::find(names.begin(), names.end(), "ft-test-own-end") == names.end();
   }));
   setLogSink(nullptr);

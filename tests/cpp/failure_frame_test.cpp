@@ -7,7 +7,7 @@ namespace {
 
 Failure example() {
   Failure failure;
-  failure.kind = FailureKind::kLinkLost;
+  failure.kind = FailureKind::kConnectionLost;
   failure.cause = {2, 1, "host-b", 812, "the connection broke although its process lives"};
   failure.op = "allreduce";
   failure.seq = 42;
@@ -17,7 +17,7 @@ Failure example() {
 TEST(FailureFrame, CarriesKindAndCauseButNotThePlace) {
   const auto decoded = decodeFailure(encodeFailure(example()), 4);
   ASSERT_TRUE(decoded);
-  EXPECT_EQ(decoded->kind, FailureKind::kLinkLost);
+  EXPECT_EQ(decoded->kind, FailureKind::kConnectionLost);
   EXPECT_EQ(decoded->cause.rank, 2);
   EXPECT_EQ(decoded->cause.other_rank, 1);
   EXPECT_EQ(decoded->cause.host, "host-b");

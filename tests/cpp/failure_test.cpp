@@ -107,7 +107,7 @@ TEST(Failure, HasTheWordsThatCallersMatchOnce) {
   const std::map<FailureKind, std::string> words{
       {FailureKind::kPeerLost, " closed "},
       {FailureKind::kPeerLeft, " closed "},
-      {FailureKind::kLinkLost, " closed "},
+      {FailureKind::kConnectionLost, " closed "},
       {FailureKind::kTimeout, " timeout "},
       {FailureKind::kAborted, "communicator was aborted"},
       {FailureKind::kMismatch, "mismatch"}};
@@ -120,14 +120,15 @@ TEST(Failure, HasTheWordsThatCallersMatchOnce) {
   }
 }
 
-TEST(Failure, NamesBothEndsOfALostLink) {
+TEST(Failure, NamesBothEndsOfALostConnection) {
   Failure failure = lostPeer();
-  failure.kind = FailureKind::kLinkLost;
+  failure.kind = FailureKind::kConnectionLost;
   failure.cause.other_rank = 2;
   failure.cause.how = "connection reset";
   const std::string text = failure.describe();
-  EXPECT_NE(text.find("the link between rank 6 (host b, pid 812) and rank 2: connection reset"),
-            std::string::npos);
+  EXPECT_NE(
+      text.find("the connection between rank 6 (host b, pid 812) and rank 2: connection reset"),
+      std::string::npos);
   EXPECT_EQ(text.find("without rank"), std::string::npos);
 }
 

@@ -1,5 +1,5 @@
-// A peer's monitor played by a test, byte by byte: one main line, on the test's own thread, with
-// blocking sockets.
+// A peer's monitor played by a test, byte by byte: one main connection, on the test's own thread,
+// with blocking sockets.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,15 +19,15 @@ namespace torchft_ext {
 
 // One end of a connection. Reads wait for the test's patience and then give kHello, which no test
 // expects.
-class RawLine {
+class RawConnection {
  public:
   struct Frame {
     FrameHeader header;
     std::string payload;
   };
 
-  RawLine() = default;
-  explicit RawLine(UniqueFd fd) : fd_(std::move(fd)) {}
+  RawConnection() = default;
+  explicit RawConnection(UniqueFd fd) : fd_(std::move(fd)) {}
 
   void write(const std::string& bytes) {
     ASSERT_TRUE(ready(POLLOUT));
@@ -59,18 +59,18 @@ class RawLine {
     return frame;
   }
   // The next frame that is no beat.
-  Frame readNews() {
+  Frame readUpdates() {
     Frame frame = read();
     while (frame.header.type == FrameType::kBeat) frame = read();
     return frame;
   }
   // The next notice; one without a generation if something else comes.
   Notice readNotice() {
-    const Frame frame = readNews();
+    const Frame frame = readUpdates();
     const bool notice = frame.header.type == FrameType::kNotice;
     return notice ? decodeNotice(frame.payload).value_or(Notice{}) : Notice{};
   }
-  bool isEnded() { return readNews().header.type == FrameType::kHello && ended_; }
+  bool isEnded() { return readUpdates().header.type == FrameType::kHello && ended_; }
   void close() { fd_.reset(); }
 
  private:
@@ -123,43 +123,43 @@ class FakePeer {
     incarnation_.bytes.fill(role == Role::kConnects ? 0xff : 0x00);
     incarnation_.bytes[15] = static_cast<uint8_t>(1 + number);
     std::string error;
-    door_ = listenOn(*SocketAddress::fromNumeric("127.0.0.1", 0), {}, &error);
+    acceptor_ = listenOn(*SocketAddress::fromNumeric("127.0.0.1", 0), {}, &error);
   }
 
-  MonitoredPeer record() const { return {rank_, incarnation_, "fake", 4711, {door_->address}}; }
-  void closePort() { door_->fd.reset(); }
+  MonitoredPeer record() const { return {rank_, incarnation_, "fake", 4711, {acceptor_->address}}; }
+  void closePort() { acceptor_->fd.reset(); }
 
-  RawLine connect(const SocketAddress& to, const Nonce& nonce,
-                  const GenerationSecret& secret) const {
+  RawConnection connect(const SocketAddress& to, const Nonce& nonce,
+                        const GenerationSecret& secret) const {
     std::string error;
-    RawLine line(startConnect(to, &error));
+    RawConnection line(startConnect(to, &error));
     Hello hello;
     hello.nonce = nonce;
     hello.proof = secret.connector;
     hello.from = incarnation_;
     hello.to = selfIncarnation();
     hello.rank = rank_;
-    hello.lane = 2;
+    hello.channel = 2;
     line.write(encodeHello(hello));
     return line;
   }
 
   // The next connection to this peer's port, and what it says.
-  RawLine accept(Hello* hello) const {
-    pollfd entry{door_->fd.get(), POLLIN, 0};
+  RawConnection accept(Hello* hello) const {
+    pollfd entry{acceptor_->fd.get(), POLLIN, 0};
     EXPECT_EQ(::poll(&entry, 1, static_cast<int>(milliseconds(kTestPatience).count())), 1);
-    RawLine line(acceptOne(door_->fd.get()));
-    const RawLine::Frame frame = line.read();
+    RawConnection line(acceptOne(acceptor_->fd.get()));
+    const RawConnection::Frame frame = line.read();
     *hello = decodeHello(frame.payload).value_or(Hello{});
     return line;
   }
   bool isAsked() const {
-    pollfd entry{door_->fd.get(), POLLIN, 0};
+    pollfd entry{acceptor_->fd.get(), POLLIN, 0};
     return ::poll(&entry, 1, 0) == 1;
   }
   void answerProbe(RefusalCode code) const {
     Hello hello;
-    RawLine line = accept(&hello);
+    RawConnection line = accept(&hello);
     while (!hello.nonce.isZero()) line = accept(&hello);  // a dial, not a probe
     line.write(encodeRefusal({code, "test"}));
   }
@@ -172,7 +172,7 @@ class FakePeer {
  private:
   const int rank_;
   Incarnation incarnation_;
-  std::optional<ListeningSocket> door_;
+  std::optional<ListeningSocket> acceptor_;
 };
 
 }  // namespace torchft_ext

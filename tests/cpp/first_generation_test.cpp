@@ -25,7 +25,7 @@ FailurePtr failureOfTheLateOne() {
     EXPECT_TRUE(waitFor([&] { return cluster.data->peek(key).has_value(); }));
   cluster.group(2).abort("a test said so");
   EXPECT_TRUE(waitFor(
-      [&] { return decodeWithdrawal(cluster.data->peek("run/0").value_or("")).has_value(); }));
+      [&] { return decodeFailureRecord(cluster.data->peek("run/0").value_or("")).has_value(); }));
   const FailurePtr failure = cluster.members[1]->configure("run", 1, 3, std::chrono::seconds(5));
   for (auto& thread : threads) thread.join();
   return failure;

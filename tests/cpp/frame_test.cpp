@@ -125,7 +125,7 @@ Hello someHello() {
   hello.from = Incarnation::random();
   hello.to = Incarnation::random();
   hello.rank = 7;
-  hello.lane = 1;
+  hello.channel = 1;
   return hello;
 }
 
@@ -142,7 +142,7 @@ TEST(Handshake, HelloReadsBack) {
   EXPECT_EQ(read->from, hello.from);
   EXPECT_EQ(read->to, hello.to);
   EXPECT_EQ(read->rank, 7);
-  EXPECT_EQ(read->lane, 1);
+  EXPECT_EQ(read->channel, 1);
 }
 
 TEST(Handshake, TruncatedOrOverlongPayloadsAreRefused) {

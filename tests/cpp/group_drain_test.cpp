@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kStillInside = "still inside an operation 50 ms after its end";
 constexpr const char* kDidNotLeave = "did not leave an operation by the deadline";
-constexpr const char* kHasNotLetGo = "has not let go of its tensors: they stay alive";
+constexpr const char* kHasNotReleased = "has not let go of its tensors: they stay alive";
 constexpr milliseconds kShort{200};
 
 // Its loop is held up when a peer says goodbye, in the middle of a generation: the first one.
@@ -63,7 +63,7 @@ class EngineInside : public testing::Test {
         std::make_unique<Group>("test", engine, std::make_shared<Watchdog>(), kTestLimit);
     cluster_.form({0, 1}, "first");
   }
-  ~EngineInside() override { letGo(); }
+  ~EngineInside() override { releaseBuffers(); }
   void TearDown() override { EXPECT_FALSE(late_.expired()) << "a wait was not bounded"; }
 
   // timeout: the operation's.
@@ -77,21 +77,21 @@ class EngineInside : public testing::Test {
     cluster_.members[1]->group->shutdown(testDeadline());
     ASSERT_EQ(hold_->entered.get_future().wait_for(kTestPatience), std::future_status::ready);
   }
-  void letGo() {
-    if (!std::exchange(has_let_go_, true)) hold_->go_on.set_value();
+  void releaseBuffers() {
+    if (!std::exchange(released_, true)) hold_->go_on.set_value();
   }
   Group& group() { return cluster_.group(0); }
   bool inside() const { return !buffer_.expired(); }
   // The engine has left in the end, and nothing keeps the buffer any more.
   bool leaves() {
-    letGo();
+    releaseBuffers();
     return waitFor([this] { return !inside(); });
   }
 
   const CapturedLog log_;
   const Deadline late_ = Deadline::after(kTestLimit / 2);
   const std::shared_ptr<HeldLoop::Hold> hold_ = std::make_shared<HeldLoop::Hold>();
-  bool has_let_go_ = false;
+  bool released_ = false;
   Cluster cluster_{2};
   std::weak_ptr<void> buffer_;
   std::shared_ptr<OpState> state_;
@@ -103,7 +103,7 @@ TEST_F(EngineInside, AbortReturnsWhenItHasLeftAndIsReportedAfterFiftyMillisecond
   EXPECT_TRUE(waitFor([] { return CapturedLog::contains(kStillInside); }));
   EXPECT_EQ(aborting.wait_for(kShort), std::future_status::timeout);
   EXPECT_FALSE(state_->done());
-  letGo();
+  releaseBuffers();
   aborting.get();
   EXPECT_TRUE(state_->done());
   EXPECT_FALSE(CapturedLog::contains(kDidNotLeave));
@@ -157,7 +157,7 @@ TEST_F(EngineInside, AbortWhileConfigureEndsTheGenerationReturnsWhenTheEngineHas
   auto aborting = std::async(std::launch::async, [this] { group().abort("enough"); });
   EXPECT_EQ(aborting.wait_for(kShort), std::future_status::timeout);
   EXPECT_FALSE(state_->done());
-  letGo();
+  releaseBuffers();
   aborting.get();
   EXPECT_TRUE(state_->done());
   const FailurePtr failure = configuring.get();
@@ -212,7 +212,7 @@ TEST_F(EngineInside, AWaitWithATimeoutGivesUpIsReportedAndTheBuffersStay) {
   strike();
   FtWork work = workOf(state_);
   EXPECT_EQ(failureOfWait(work, kShort).kind, FailureKind::kTimeout);
-  EXPECT_TRUE(CapturedLog::contains(kHasNotLetGo));
+  EXPECT_TRUE(CapturedLog::contains(kHasNotReleased));
   EXPECT_TRUE(work.isCompleted());
   EXPECT_TRUE(inside());
   EXPECT_TRUE(leaves());
@@ -222,7 +222,7 @@ TEST_F(EngineInside, AWaitUpToTheOperationsOwnDeadlineGivesUpIsReportedAndTheBuf
   strike(std::chrono::seconds(2));  // that the goodbye comes first
   FtWork work = workOf(state_);
   EXPECT_EQ(failureOfWait(work, kNoTimeout).kind, FailureKind::kTimeout);
-  EXPECT_TRUE(CapturedLog::contains(kHasNotLetGo));
+  EXPECT_TRUE(CapturedLog::contains(kHasNotReleased));
   EXPECT_TRUE(work.isCompleted());
   EXPECT_TRUE(inside());
   EXPECT_TRUE(leaves());

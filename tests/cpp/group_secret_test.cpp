@@ -66,7 +66,7 @@ std::optional<T> await(Cluster& cluster, const std::string& key,
 
 // Says hello to rank 0 as rank 1, with everything right but the proof; what rank 0 answers.
 std::optional<RefusalCode> answerToAStranger(Cluster& cluster, const std::string& prefix,
-                                             uint8_t lane) {
+                                             uint8_t channel) {
   const auto acceptor = await(cluster, prefix + "/0", &decodeRecord);
   const auto member = await(cluster, prefix + "/1", &decodeRecord);
   if (!acceptor || !member) return std::nullopt;
@@ -78,7 +78,7 @@ std::optional<RefusalCode> answerToAStranger(Cluster& cluster, const std::string
   hello.from = member->incarnation;
   hello.to = acceptor->incarnation;
   hello.rank = 1;
-  hello.lane = lane;
+  hello.channel = channel;
   RawPeer peer(acceptor->addresses.front());
   peer.say(encodeHello(hello));
   const std::string answer = peer.readToEnd();
@@ -92,8 +92,8 @@ TEST(GroupSecret, AStrangerThatKnowsTheNonceIsRefusedAndTheGenerationFormsWithIt
   std::atomic<bool> member_may_come{false};
   filterRosters(cluster, 1, [&](std::string*) { return member_may_come.load(); });
   std::thread stranger([&] {
-    for (uint8_t lane = 0; lane < 2; ++lane)
-      EXPECT_EQ(answerToAStranger(cluster, "next", lane), RefusalCode::kWrongSecret);
+    for (uint8_t channel = 0; channel < 2; ++channel)
+      EXPECT_EQ(answerToAStranger(cluster, "next", channel), RefusalCode::kWrongSecret);
     member_may_come = true;
   });
   cluster.form({0, 1}, "next");

@@ -220,7 +220,7 @@ TEST(Group, ALostEngineIsAPeerLostOnEverySurvivor) {
 }
 
 // Both processes live, and say so when they are asked.
-TEST(Group, ACutConnectionIsALostLinkAndItsEndsAreNamed) {
+TEST(Group, ACutConnectionIsALostConnectionAndItsEndsAreNamed) {
   Cluster cluster(2);
   cluster.form(cluster.all(), "cut");
   std::vector<std::vector<float>> values(2, std::vector<float>(10));
@@ -232,7 +232,7 @@ TEST(Group, ACutConnectionIsALostLinkAndItsEndsAreNamed) {
   for (auto& state : states) {
     const FailurePtr failure = finish(state);
     ASSERT_NE(failure, nullptr);
-    EXPECT_EQ(failure->kind, FailureKind::kLinkLost) << failure->describe();
+    EXPECT_EQ(failure->kind, FailureKind::kConnectionLost) << failure->describe();
     EXPECT_EQ(failure->cause.rank + failure->cause.other_rank, 1) << failure->describe();
   }
   cluster.form({0, 1}, "again");
@@ -240,7 +240,7 @@ TEST(Group, ACutConnectionIsALostLinkAndItsEndsAreNamed) {
 }
 
 // Nothing reads them for an operation's sake, and the monitor's lines are whole.
-TEST(Group, ACutConnectionOfAnIdleGenerationIsALostLinkToo) {
+TEST(Group, ACutConnectionOfAnIdleGenerationIsALostConnectionToo) {
   Cluster cluster(2);
   cluster.form(cluster.all(), "cut while idle");
   const auto self = std::get<MemberRecord>(cluster.members[0]->engine->describeSelf());
@@ -249,7 +249,7 @@ TEST(Group, ACutConnectionOfAnIdleGenerationIsALostLinkToo) {
     EXPECT_TRUE(waitFor([&] { return cluster.group(i).errored() != nullptr; }));
     const FailurePtr failure = cluster.group(i).errored();
     ASSERT_NE(failure, nullptr);
-    EXPECT_EQ(failure->kind, FailureKind::kLinkLost) << failure->describe();
+    EXPECT_EQ(failure->kind, FailureKind::kConnectionLost) << failure->describe();
     EXPECT_EQ(failure->cause.rank + failure->cause.other_rank, 1) << failure->describe();
   }
   cluster.form({0, 1}, "again");

@@ -62,7 +62,7 @@ class FailsSlowly : public AroundEngine {
   std::vector<std::thread> failing_;
 };
 
-TEST(HostCommunicator, SaysItsLastWordsThoughItsOwnerIsFasterThanTheNews) {
+TEST(HostCommunicator, SaysItsFinalFrameThoughItsOwnerIsFasterThanTheUpdates) {
   std::promise<void> go_on;
   Cluster cluster(2);
   Member& member = *cluster.members[0];

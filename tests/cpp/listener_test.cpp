@@ -32,59 +32,59 @@ std::string headerOf(FrameType type, uint64_t length) {
 }
 
 TEST(Listener, AdmitsAPeerThatKnowsTheSecret) {
-  Door door;
+  Acceptor acceptor;
   Caller caller;
-  door.expect();
-  caller.connect(door, 3);
+  acceptor.expect();
+  caller.connect(acceptor, 3);
   ASSERT_TRUE(caller.result().fd) << caller.result().error;
-  ASSERT_TRUE(door.waitForAdmitted(1));
-  EXPECT_EQ(door.admittedRanks(), std::vector<int>{3});
-  EXPECT_EQ(door.listener->counts().admitted, 1U);
-  EXPECT_EQ(door.listener->counts().refused, 0U);
+  ASSERT_TRUE(acceptor.waitForAdmitted(1));
+  EXPECT_EQ(acceptor.admittedRanks(), std::vector<int>{3});
+  EXPECT_EQ(acceptor.listener->counts().admitted, 1U);
+  EXPECT_EQ(acceptor.listener->counts().refused, 0U);
 }
 
 TEST(Listener, NothingBeyondTheHandshakeIsReadByEitherSide) {
-  Door door;
-  door.expect();
-  RawPeer peer(door.address());
-  peer.say(encodeHello(door.hello()) + "data");
-  ASSERT_TRUE(door.waitForAdmitted(1));
-  door.sendFromFirst("answer");
-  const std::string welcome = encodeWelcome(door.welcome());
+  Acceptor acceptor;
+  acceptor.expect();
+  RawPeer peer(acceptor.address());
+  peer.say(encodeHello(acceptor.hello()) + "data");
+  ASSERT_TRUE(acceptor.waitForAdmitted(1));
+  acceptor.sendFromFirst("answer");
+  const std::string welcome = encodeWelcome(acceptor.welcome());
   EXPECT_EQ(peer.readBytes(welcome.size()), welcome);
   EXPECT_EQ(peer.readBytes(6), "answer");
 }
 
 TEST(Listener, AdmitsOverAPrivateTable) {
-  Door door({.private_table = true});
+  Acceptor acceptor({.private_table = true});
   Caller caller;
-  door.expect();
-  caller.connect(door);
+  acceptor.expect();
+  caller.connect(acceptor);
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
-  EXPECT_TRUE(door.waitForAdmitted(1));
+  EXPECT_TRUE(acceptor.waitForAdmitted(1));
 }
 
 TEST(Listener, RefusesAWrongSecret) {
-  Door door;
+  Acceptor acceptor;
   Caller caller;
-  door.expect();
-  Hello hello = door.hello();
+  acceptor.expect();
+  Hello hello = acceptor.hello();
   hello.proof = GenerationSecret::random().connector;
-  caller.connect({door.address()}, hello, door.welcome());
+  caller.connect({acceptor.address()}, hello, acceptor.welcome());
   EXPECT_FALSE(caller.result().fd);
   EXPECT_FALSE(caller.result().timed_out);
   EXPECT_NE(caller.result().error.find("secret"), std::string::npos) << caller.result().error;
-  EXPECT_TRUE(door.waitForRefused(1));
-  EXPECT_TRUE(door.admittedRanks().empty());
+  EXPECT_TRUE(acceptor.waitForRefused(1));
+  EXPECT_TRUE(acceptor.admittedRanks().empty());
 }
 
 TEST(Listener, RefusesAHelloForAnotherProcess) {
-  Door door;
+  Acceptor acceptor;
   Caller caller;
-  door.expect();
-  Hello hello = door.hello();
+  acceptor.expect();
+  Hello hello = acceptor.hello();
   hello.to = Incarnation::random();
-  caller.connect({door.address()}, hello, door.welcome());
+  caller.connect({acceptor.address()}, hello, acceptor.welcome());
   EXPECT_FALSE(caller.result().fd);
   EXPECT_FALSE(caller.result().timed_out);
   EXPECT_NE(caller.result().error.find("another process"), std::string::npos)
@@ -92,10 +92,10 @@ TEST(Listener, RefusesAHelloForAnotherProcess) {
 }
 
 TEST(Listener, TellsAnotherWireVersionWhyItIsRefused) {
-  Door door;
-  door.expect();
-  RawPeer peer(door.address());
-  std::string hello = encodeHello(door.hello());
+  Acceptor acceptor;
+  acceptor.expect();
+  RawPeer peer(acceptor.address());
+  std::string hello = encodeHello(acceptor.hello());
   hello[4] = 9;
   peer.say(hello);
   const auto refusal = refusalIn(peer.readBytes(kFrameHeaderBytes) + peer.readToEnd());
@@ -105,45 +105,45 @@ TEST(Listener, TellsAnotherWireVersionWhyItIsRefused) {
 }
 
 TEST(Listener, ClosesOnGarbageWithoutAnAnswer) {
-  Door door;
-  door.expect();
+  Acceptor acceptor;
+  acceptor.expect();
   for (const std::string& bytes :
        {std::string("GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n"), std::string(4000, '\0'),
         headerOf(FrameType::kData, 8), headerOf(FrameType::kHello, ~0ULL),
         headerOf(FrameType::kHello, 4) + "abcd"}) {
-    RawPeer peer(door.address());
+    RawPeer peer(acceptor.address());
     peer.say(bytes);
     EXPECT_EQ(peer.readToEnd(), "");
   }
-  EXPECT_TRUE(door.waitForRefused(5));
-  EXPECT_TRUE(door.admittedRanks().empty());
+  EXPECT_TRUE(acceptor.waitForRefused(5));
+  EXPECT_TRUE(acceptor.admittedRanks().empty());
 }
 
 TEST(Listener, ClosesOnPeersThatAreSilentOrTooSlow) {
-  Door door;
-  door.expect();
+  Acceptor acceptor;
+  acceptor.expect();
   const auto began = Clock::now();
-  RawPeer silent(door.address());
-  RawPeer slow(door.address());
-  const std::string hello = encodeHello(door.hello());
+  RawPeer silent(acceptor.address());
+  RawPeer slow(acceptor.address());
+  const std::string hello = encodeHello(acceptor.hello());
   slow.say(hello.substr(0, hello.size() - 1));
   EXPECT_EQ(silent.readToEnd(), "");
   EXPECT_EQ(slow.readToEnd(), "");
   EXPECT_GE(Clock::now() - began, Listener::kHelloWithin - milliseconds(500));
-  EXPECT_TRUE(door.waitForRefused(2));
+  EXPECT_TRUE(acceptor.waitForRefused(2));
 }
 
 TEST(Listener, AdmitsAHelloThatComesInPieces) {
-  Door door;
-  door.expect();
-  const std::string hello = encodeHello(door.hello());
-  const std::string welcome = encodeWelcome(door.welcome());
+  Acceptor acceptor;
+  acceptor.expect();
+  const std::string hello = encodeHello(acceptor.hello());
+  const std::string welcome = encodeWelcome(acceptor.welcome());
   bool admitted = false;
   for (int attempt = 0; attempt < 5 && !admitted;
        ++attempt) {  // the machine may stall beyond kHelloWithin
-    RawPeer peer(door.address());
+    RawPeer peer(acceptor.address());
     peer.say(hello.substr(0, 10));
-    door.admittedRanks();  // the loop has gone round meanwhile
+    acceptor.admittedRanks();  // the loop has gone round meanwhile
     sendWhole(peer.fd(), hello.substr(10));
     admitted = peer.readBytes(welcome.size()) == welcome;
   }
@@ -151,27 +151,27 @@ TEST(Listener, AdmitsAHelloThatComesInPieces) {
 }
 
 TEST(Listener, ParksAConnectionAheadOfItsGeneration) {
-  Door door;
+  Acceptor acceptor;
   Caller caller;
-  caller.connect(door, 5);
-  ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
-  EXPECT_TRUE(door.admittedRanks().empty());
+  caller.connect(acceptor, 5);
+  ASSERT_TRUE(waitFor([&] { return acceptor.listener->counts().parked == 1; }));
+  EXPECT_TRUE(acceptor.admittedRanks().empty());
   EXPECT_FALSE(caller.ended());
   // The hello has been read once the listener expects the generation, or soon after: admitted
   // either way.
-  door.expect();
+  acceptor.expect();
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
-  EXPECT_TRUE(door.waitForAdmitted(1));
+  EXPECT_TRUE(acceptor.waitForAdmitted(1));
 }
 
 TEST(Listener, AdmitsParkedConnectionsBeforeExpectReturns) {
-  Door door;
-  RawPeer early(door.address());
-  early.say(encodeHello(door.hello(7)));
-  ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
+  Acceptor acceptor;
+  RawPeer early(acceptor.address());
+  early.say(encodeHello(acceptor.hello(7)));
+  ASSERT_TRUE(waitFor([&] { return acceptor.listener->counts().parked == 1; }));
   size_t admitted_inside = 0;
-  onLoop(door.loop, [&] {
-    door.listener->expect(door.nonce, door.secret, [&](Arrival&) {
+  onLoop(acceptor.loop, [&] {
+    acceptor.listener->expect(acceptor.nonce, acceptor.secret, [&](Arrival&) {
       ++admitted_inside;
       return true;
     });
@@ -180,48 +180,48 @@ TEST(Listener, AdmitsParkedConnectionsBeforeExpectReturns) {
 }
 
 TEST(Listener, ParkedConnectionWithAWrongSecretIsRefusedWhenTheGenerationBegins) {
-  Door door;
-  RawPeer peer(door.address());
-  Hello hello = door.hello();
+  Acceptor acceptor;
+  RawPeer peer(acceptor.address());
+  Hello hello = acceptor.hello();
   hello.proof = GenerationSecret::random().connector;
   peer.say(encodeHello(hello));
-  ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
-  door.expect();
+  ASSERT_TRUE(waitFor([&] { return acceptor.listener->counts().parked == 1; }));
+  acceptor.expect();
   const auto refusal = refusalIn(peer.readToEnd());
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->code, RefusalCode::kWrongSecret);
 }
 
 TEST(Listener, ParkedConnectionThatLeavesIsDropped) {
-  Door door;
-  RawPeer peer(door.address());
-  peer.say(encodeHello(door.hello()));
-  ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
+  Acceptor acceptor;
+  RawPeer peer(acceptor.address());
+  peer.say(encodeHello(acceptor.hello()));
+  ASSERT_TRUE(waitFor([&] { return acceptor.listener->counts().parked == 1; }));
   peer.close();
-  EXPECT_TRUE(door.waitForRefused(1));
-  EXPECT_EQ(door.listener->counts().parked, 0U);
-  door.expect();
-  EXPECT_TRUE(door.admittedRanks().empty());
+  EXPECT_TRUE(acceptor.waitForRefused(1));
+  EXPECT_EQ(acceptor.listener->counts().parked, 0U);
+  acceptor.expect();
+  EXPECT_TRUE(acceptor.admittedRanks().empty());
 }
 
 TEST(Listener, ForgottenGenerationIsNotAdmitted) {
-  Door door;
+  Acceptor acceptor;
   Caller caller;
-  door.expect();
-  door.forget();
-  caller.connect(door, 1, Deadline::after(milliseconds(100)));
+  acceptor.expect();
+  acceptor.forget();
+  caller.connect(acceptor, 1, Deadline::after(milliseconds(100)));
   EXPECT_FALSE(caller.result().fd);
   EXPECT_TRUE(caller.result().timed_out);
-  EXPECT_TRUE(door.admittedRanks().empty());
+  EXPECT_TRUE(acceptor.admittedRanks().empty());
 }
 
 TEST(Listener, RefusesWhatItsHandlerDoesNotTake) {
-  Door door;
-  door.take = false;
-  door.expect();
-  RawPeer peer(door.address());
-  peer.say(encodeHello(door.hello()));
-  const std::string welcome = encodeWelcome(door.welcome());
+  Acceptor acceptor;
+  acceptor.take = false;
+  acceptor.expect();
+  RawPeer peer(acceptor.address());
+  peer.say(encodeHello(acceptor.hello()));
+  const std::string welcome = encodeWelcome(acceptor.welcome());
   EXPECT_EQ(peer.readBytes(welcome.size()), welcome);
   const auto refusal = refusalIn(peer.readToEnd());
   ASSERT_TRUE(refusal);
@@ -230,30 +230,30 @@ TEST(Listener, RefusesWhatItsHandlerDoesNotTake) {
 
 TEST(Listener, SurvivesAHandlerThatThrows) {
   setLogSink([](LogLevel, const std::string&) {});
-  Door door;
-  onLoop(door.loop, [&] {
-    door.listener->expect(door.nonce, door.secret,
-                          [](Arrival&) -> bool { throw std::runtime_error("handler"); });
+  Acceptor acceptor;
+  onLoop(acceptor.loop, [&] {
+    acceptor.listener->expect(acceptor.nonce, acceptor.secret,
+                              [](Arrival&) -> bool { throw std::runtime_error("handler"); });
   });
-  RawPeer peer(door.address());
-  peer.say(encodeHello(door.hello()));
+  RawPeer peer(acceptor.address());
+  peer.say(encodeHello(acceptor.hello()));
   peer.readToEnd();
-  door.expect();
-  RawPeer second(door.address());
-  second.say(encodeHello(door.hello()));
-  EXPECT_TRUE(door.waitForAdmitted(1));
+  acceptor.expect();
+  RawPeer second(acceptor.address());
+  second.say(encodeHello(acceptor.hello()));
+  EXPECT_TRUE(acceptor.waitForAdmitted(1));
   setLogSink(nullptr);
 }
 
 TEST(Listener, OldestStrangerMakesRoomForANewerOne) {
-  Door door;
+  Acceptor acceptor;
   std::vector<RawPeer> strangers;
-  for (int i = 0; i < Listener::kMaxStrangers + 1; ++i) strangers.emplace_back(door.address());
+  for (int i = 0; i < Listener::kMaxStrangers + 1; ++i) strangers.emplace_back(acceptor.address());
   EXPECT_EQ(strangers.front().readToEnd(), "");
-  door.expect();
-  strangers.emplace_back(door.address());
-  strangers.back().say(encodeHello(door.hello()));
-  EXPECT_TRUE(door.waitForAdmitted(1));
+  acceptor.expect();
+  strangers.emplace_back(acceptor.address());
+  strangers.back().say(encodeHello(acceptor.hello()));
+  EXPECT_TRUE(acceptor.waitForAdmitted(1));
 }
 
 TEST(Listener, FewerMayWaitWhereTheLimitOfOpenFilesIsLow) {
@@ -261,50 +261,51 @@ TEST(Listener, FewerMayWaitWhereTheLimitOfOpenFilesIsLow) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
   const rlimit low{256, usual.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
-  Door door;
+  Acceptor acceptor;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
   constexpr uint64_t kMayWait = 256 / 4;
   const auto began = Clock::now();
   std::vector<RawPeer> early;
   for (uint64_t i = 0; i < kMayWait + 1; ++i) {
-    early.emplace_back(door.address());
-    early.back().say(encodeHello(door.hello()));
-    ASSERT_TRUE(waitFor([&] { return door.listener->counts().accepted == i + 1; }));
+    early.emplace_back(acceptor.address());
+    early.back().say(encodeHello(acceptor.hello()));
+    ASSERT_TRUE(waitFor([&] { return acceptor.listener->counts().accepted == i + 1; }));
   }
   EXPECT_TRUE(refusalIn(early.front().readToEnd()));
-  EXPECT_TRUE(waitFor([&] { return door.listener->counts().parked == kMayWait; }));  // the last too
+  // the last too
+  EXPECT_TRUE(waitFor([&] { return acceptor.listener->counts().parked == kMayWait; }));
   EXPECT_LT(Clock::now() - began, Listener::kParkedFor) << "it was dismissed for its age";
 }
 
 TEST(Listener, ThousandsOfStrangersDoNotDisturbAnAdmittedConnection) {
-  Door door;
-  door.expect();
-  RawPeer admitted(door.address());
-  const std::string welcome = encodeWelcome(door.welcome());
-  admitted.say(encodeHello(door.hello()));
+  Acceptor acceptor;
+  acceptor.expect();
+  RawPeer admitted(acceptor.address());
+  const std::string welcome = encodeWelcome(acceptor.welcome());
+  admitted.say(encodeHello(acceptor.hello()));
   ASSERT_EQ(admitted.readBytes(welcome.size()), welcome);
-  ASSERT_TRUE(door.waitForAdmitted(1));
+  ASSERT_TRUE(acceptor.waitForAdmitted(1));
 
   constexpr uint64_t kStrangers = 3000;
   std::thread flood([&] {
     for (uint64_t i = 0; i < kStrangers; ++i) {
-      RawPeer stranger(door.address());
+      RawPeer stranger(acceptor.address());
       sendWhole(stranger.fd(), i % 2 == 0 ? std::string(200, 'x') : std::string("1XFT"));
     }
   });
   uint64_t exchanges = 0;
-  while (door.listener->counts().accepted < kStrangers / 2 || exchanges < 100) {
-    door.sendFromFirst("ping");
+  while (acceptor.listener->counts().accepted < kStrangers / 2 || exchanges < 100) {
+    acceptor.sendFromFirst("ping");
     ASSERT_EQ(admitted.readBytes(4), "ping");
     ++exchanges;
   }
   Caller caller;
-  caller.connect(door, 2);
+  caller.connect(acceptor, 2);
   EXPECT_TRUE(caller.result().fd) << caller.result().error;
   flood.join();
   EXPECT_TRUE(admitted.stillOpen());
-  EXPECT_TRUE(door.waitForAdmitted(2));
-  EXPECT_TRUE(door.waitForRefused(kStrangers));
+  EXPECT_TRUE(acceptor.waitForAdmitted(2));
+  EXPECT_TRUE(acceptor.waitForRefused(kStrangers));
 }
 
 std::atomic<int> accept_warnings{0};
@@ -314,8 +315,8 @@ TEST(Listener, GoesOnAcceptingOnceDescriptorsAreFreeAgain) {
   setLogSink([](LogLevel, const std::string& line) {
     if (line.find("cannot accept") != std::string::npos) ++accept_warnings;
   });
-  Door door;
-  door.expect();
+  Acceptor acceptor;
+  acceptor.expect();
   RawPeer peer(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -325,13 +326,13 @@ TEST(Listener, GoesOnAcceptingOnceDescriptorsAreFreeAgain) {
     none.rlim_cur = static_cast<rlim_t>(lowest_free.get());
   }
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const SocketAddress address = door.address();
+  const SocketAddress address = acceptor.address();
   EXPECT_EQ(::connect(peer.fd(), address.raw(), address.rawLength()), 0);
   const bool warned = waitFor([] { return accept_warnings == 1; });
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_TRUE(warned);
-  peer.say(encodeHello(door.hello()));
-  EXPECT_TRUE(door.waitForAdmitted(1));
+  peer.say(encodeHello(acceptor.hello()));
+  EXPECT_TRUE(acceptor.waitForAdmitted(1));
   setLogSink(nullptr);
 }
 
@@ -346,12 +347,12 @@ size_t openDescriptors() {
 TEST(Listener, ClosesAllItsDescriptorsWhenDestroyedOnAnyThread) {
   const size_t without_door = openDescriptors();
   {
-    Door door({}, newLocalAddress());
-    RawPeer silent(door.listener->addresses().front());
-    RawPeer parked(door.address());
-    parked.say(encodeHello(door.hello()));
-    ASSERT_TRUE(waitFor([&] { return door.listener->counts().parked == 1; }));
-    door.listener.reset();
+    Acceptor acceptor({}, newLocalAddress());
+    RawPeer silent(acceptor.listener->addresses().front());
+    RawPeer parked(acceptor.address());
+    parked.say(encodeHello(acceptor.hello()));
+    ASSERT_TRUE(waitFor([&] { return acceptor.listener->counts().parked == 1; }));
+    acceptor.listener.reset();
     EXPECT_EQ(silent.readToEnd(), "");
     EXPECT_EQ(parked.readToEnd(), "");
   }
@@ -359,37 +360,37 @@ TEST(Listener, ClosesAllItsDescriptorsWhenDestroyedOnAnyThread) {
 }
 
 TEST(Listener, MayBeDestroyedByItsHandler) {
-  Door door;
+  Acceptor acceptor;
   std::atomic<bool> destroyed{false};
-  onLoop(door.loop, [&] {
-    door.listener->expect(door.nonce, door.secret, [&](Arrival&) {
-      door.listener.reset();
+  onLoop(acceptor.loop, [&] {
+    acceptor.listener->expect(acceptor.nonce, acceptor.secret, [&](Arrival&) {
+      acceptor.listener.reset();
       destroyed = true;
       return true;
     });
   });
-  RawPeer peer(door.address());
-  peer.say(encodeHello(door.hello()));
+  RawPeer peer(acceptor.address());
+  peer.say(encodeHello(acceptor.hello()));
   EXPECT_TRUE(waitFor([&] { return destroyed.load(); }));
   peer.readToEnd();
 }
 
 TEST(Listener, MayBeDestroyedAfterItsLoopHasStopped) {
-  Door door({.private_table = true});
-  RawPeer stranger(door.address());
-  ASSERT_TRUE(door.loop.stop(testDeadline()));
+  Acceptor acceptor({.private_table = true});
+  RawPeer stranger(acceptor.address());
+  ASSERT_TRUE(acceptor.loop.stop(testDeadline()));
   EXPECT_EQ(stranger.readToEnd(), "");
-  door.listener.reset();
+  acceptor.listener.reset();
 }
 
 TEST(Listener, TellsWhyNoPortCanBeHad) {
-  Door door;
-  const uint16_t taken = door.address().port();
+  Acceptor acceptor;
+  const uint16_t taken = acceptor.address().port();
   std::string error;
-  EXPECT_FALSE(Listener::open(door.loop, loopbackAddress(), {taken, taken}, &error));
+  EXPECT_FALSE(Listener::open(acceptor.loop, loopbackAddress(), {taken, taken}, &error));
   EXPECT_NE(error.find(std::to_string(taken)), std::string::npos) << error;
-  ASSERT_TRUE(door.loop.stop(testDeadline()));
-  EXPECT_FALSE(Listener::open(door.loop, loopbackAddress(), {}, &error));
+  ASSERT_TRUE(acceptor.loop.stop(testDeadline()));
+  EXPECT_FALSE(Listener::open(acceptor.loop, loopbackAddress(), {}, &error));
 }
 
 // Lets a process have no descriptor more than those that are open, for as long as it stands.
@@ -417,19 +418,19 @@ class NoDescriptorLeft {
 
 TEST(Listener, SaysWhatLacksOnceConnectionsHaveWaitedForASecond) {
   setLogSink([](LogLevel, const std::string&) {});
-  Door door;
+  Acceptor acceptor;
   auto told = std::make_shared<std::vector<std::string>>();
   std::atomic<int> calls{0};
-  onLoop(door.loop, [&] {
-    door.listener->expect(
-        door.nonce, door.secret, [](Arrival&) { return false; },
+  onLoop(acceptor.loop, [&] {
+    acceptor.listener->expect(
+        acceptor.nonce, acceptor.secret, [](Arrival&) { return false; },
         [told, &calls](const std::string& why) {
           told->push_back(why);
           ++calls;
         });
   });
   RawPeer peer(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
-  const SocketAddress address = door.address();
+  const SocketAddress address = acceptor.address();
   const auto began = Clock::now();
   bool said = false;
   std::string limit;
@@ -449,26 +450,26 @@ TEST(Listener, SaysWhatLacksOnceConnectionsHaveWaitedForASecond) {
 // One that was taken by who came last is no shortage, as long as nobody else comes.
 TEST(Listener, CountsAShortageFromWhenSomebodyWaits) {
   setLogSink([](LogLevel, const std::string&) {});
-  Door door;
+  Acceptor acceptor;
   std::atomic<bool> told{false};
   std::vector<Arrival> inside;
-  onLoop(door.loop, [&] {
+  onLoop(acceptor.loop, [&] {
     const auto keep = [&inside](Arrival& arrival) {
       inside.push_back(std::move(arrival));
       return true;
     };
-    door.listener->expect(door.nonce, door.secret, keep,
-                          [&told](const std::string&) { told = true; });
+    acceptor.listener->expect(acceptor.nonce, acceptor.secret, keep,
+                              [&told](const std::string&) { told = true; });
   });
   RawPeer first(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
   RawPeer second(UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
-  const SocketAddress address = door.address();
+  const SocketAddress address = acceptor.address();
   Clock::time_point came;
   {
     const NoDescriptorLeft none(/*but=*/1);
     EXPECT_EQ(::connect(first.fd(), address.raw(), address.rawLength()), 0);
-    first.say(encodeHello(door.hello()));
-    EXPECT_TRUE(waitFor([&] { return door.listener->counts().admitted == 1; }));
+    first.say(encodeHello(acceptor.hello()));
+    EXPECT_TRUE(waitFor([&] { return acceptor.listener->counts().admitted == 1; }));
     const Deadline long_ago = Deadline::after(kLacksFor + milliseconds(50));
     EXPECT_TRUE(waitFor([&] { return long_ago.expired(); }));
     came = Clock::now();
@@ -476,18 +477,18 @@ TEST(Listener, CountsAShortageFromWhenSomebodyWaits) {
     EXPECT_TRUE(waitFor([&] { return told.load(); }));
   }
   EXPECT_GE(Clock::now() - came, kLacksFor);
-  onLoop(door.loop, [&] { inside.clear(); });
+  onLoop(acceptor.loop, [&] { inside.clear(); });
   setLogSink(nullptr);
 }
 
 TEST(Connector, FailsOnceItHasHadNoDescriptorForASecond) {
-  Door door;
-  door.expect();
+  Acceptor acceptor;
+  acceptor.expect();
   Caller caller;
   const auto began = Clock::now();
   {
     const NoDescriptorLeft none;
-    caller.connect(door, 1);
+    caller.connect(acceptor, 1);
     caller.result();
   }
   EXPECT_TRUE(caller.result().starved);

@@ -1,6 +1,6 @@
 // A store server in memory, for tests: any number of clients, each counted under the name of the
-// "process" that made it, and doors through which a test makes it fail, hang or dawdle. Threads:
-// every method from any. The doors act on calls of all clients.
+// "process" that made it, and switches through which a test makes it fail, hang or dawdle. Threads:
+// every method from any. The switches act on calls of all clients.
 #pragma once
 
 #include <map>
@@ -99,7 +99,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     return held_;
   }
 
-  // As another process would, uncounted and past the doors.
+  // As another process would, uncounted and past the switches.
   void put(const std::string& key, const std::string& value) {
     MutexLock lock(mutex_);
     values_[key] = value;

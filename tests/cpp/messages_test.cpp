@@ -11,8 +11,8 @@
 namespace torchft_ext {
 namespace {
 
-// A link whose frames wait until the test delivers them.
-class HeldLink : public Link {
+// A connection whose frames wait until the test delivers them.
+class HeldConnection : public Connection {
  public:
   struct Frame {
     FrameHeader header;
@@ -20,7 +20,7 @@ class HeldLink : public Link {
     std::function<void()> sent;
   };
 
-  void setReceiver(LinkReceiver* /*receiver*/) override {}
+  void setReceiver(ConnectionReceiver* /*receiver*/) override {}
   void send(const FrameHeader& header, const uint8_t* payload,
             std::function<void()> sent) override {
     frames.push_back({header, payload, std::move(sent)});
@@ -34,7 +34,7 @@ class HeldLink : public Link {
   bool hasMoreToRead() const override { return false; }
   bool everythingArrived() const override { return frames.empty(); }
   void close() override { frames.clear(); }
-  void letGo() override {}
+  void detachBuffers() override {}
   void closeAfterTexts(Duration /*at_most*/) override {}
 
   std::deque<Frame> frames;
@@ -45,15 +45,15 @@ class MessagesTest : public ::testing::Test {
  protected:
   void connect(int size) {
     const auto world = static_cast<size_t>(size);
-    links.resize(world);
+    connections.resize(world);
     failures.resize(world);
     for (size_t rank = 0; rank < world; ++rank) {
-      links[rank].resize(world);
-      std::vector<Link*> raw(world);
+      connections[rank].resize(world);
+      std::vector<Connection*> raw(world);
       for (size_t peer = 0; peer < world; ++peer) {
         if (peer == rank) continue;
-        links[rank][peer] = std::make_unique<HeldLink>();
-        raw[peer] = links[rank][peer].get();
+        connections[rank][peer] = std::make_unique<HeldConnection>();
+        raw[peer] = connections[rank][peer].get();
       }
       messages.push_back(std::make_unique<Messages>(
           static_cast<int>(rank), raw,
@@ -64,15 +64,15 @@ class MessagesTest : public ::testing::Test {
   }
 
   Messages& at(int rank) { return *messages[static_cast<size_t>(rank)]; }
-  HeldLink& line(int from, int to) {
-    return *links[static_cast<size_t>(from)][static_cast<size_t>(to)];
+  HeldConnection& line(int from, int to) {
+    return *connections[static_cast<size_t>(from)][static_cast<size_t>(to)];
   }
 
   // The next frame from one rank to another; its kind of receipt.
   Receipt::Kind deliverOne(int from, int to) {
-    HeldLink& link = line(from, to);
-    const HeldLink::Frame frame = std::move(link.frames.front());
-    link.frames.pop_front();
+    HeldConnection& connection = line(from, to);
+    const HeldConnection::Frame frame = std::move(connection.frames.front());
+    connection.frames.pop_front();
     const Receipt receipt = at(to).onHeader(from, frame.header);
     if (receipt.kind == Receipt::Kind::kInto) {
       if (frame.header.length > 0) std::memcpy(receipt.into, frame.payload, frame.header.length);
@@ -125,7 +125,7 @@ class MessagesTest : public ::testing::Test {
     return state;
   }
 
-  std::vector<std::vector<std::unique_ptr<HeldLink>>> links;  // [from][to]
+  std::vector<std::vector<std::unique_ptr<HeldConnection>>> connections;  // [from][to]
   std::vector<std::unique_ptr<Messages>> messages;
   std::vector<std::vector<Failure>> failures;
   std::deque<std::function<void()>> later;  // tasks for another turn
@@ -349,7 +349,7 @@ FrameHeader frameOf(FrameType type, uint64_t seq, uint64_t length = 0) {
   return header;
 }
 
-TEST_F(MessagesTest, FramesThatFollowFromNothingBreakTheLink) {
+TEST_F(MessagesTest, FramesThatFollowFromNothingBreakTheConnection) {
   connect(2);
   Items items{1}, into(1);
   send(0, 1, items);
@@ -366,7 +366,7 @@ TEST_F(MessagesTest, FramesThatFollowFromNothingBreakTheLink) {
   EXPECT_TRUE(breaks(frameOf(FrameType::kClear, 0))) << "cleared twice";
 }
 
-TEST_F(MessagesTest, AMessageOfAnotherLengthThanAnnouncedBreaksTheLink) {
+TEST_F(MessagesTest, AMessageOfAnotherLengthThanAnnouncedBreaksTheConnection) {
   connect(2);
   Items into(1);
   recv(0, 1, into);

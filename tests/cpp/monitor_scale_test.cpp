@@ -1,11 +1,12 @@
-// What the overlay costs and how fast it is, in worlds of real sentries: lines, notices, hops.
+// What the overlay costs and how fast it is, in worlds of real failure propagations: connections,
+// notices, hops.
 //
 // The bounds hold for every seed. Between any two members there is a way of at most log2(n) / 2 + 1
-// lines of the overlay, and a member finds what broke next to it in three delays: a line ends, a
-// probe goes, an answer comes. So the last one knows after log2(n) / 2 + 4 of the slowest delays.
-// News take the fastest way, not the shortest; yet each hop takes the shortest delay at least, so
-// there are no more of them than shortest delays in that time: log2(n) + 1 times the jitter, be it
-// the way's bound (from 64 members on) or since there are no more members (4).
+// connections of the overlay, and a member finds what broke next to it in three delays: a
+// connection ends, a probe goes, an answer comes. So the last one knows after log2(n) / 2 + 4 of
+// the slowest delays. News take the fastest way, not the shortest; yet each hop takes the shortest
+// delay at least, so there are no more of them than shortest delays in that time: log2(n) + 1 times
+// the jitter, be it the way's bound (from 64 members on) or since there are no more members (4).
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -52,15 +53,15 @@ class MonitorScale : public ::testing::TestWithParam<std::tuple<int, Network>> {
     std::iota(members.begin(), members.end(), 0);
     generation = world->beginGeneration(members);
     world->pass(milliseconds(500));
-    for (int i = 0; i < size(); ++i) lines += static_cast<uint64_t>(world->lines(i));
+    for (int i = 0; i < size(); ++i) connections += static_cast<uint64_t>(world->connections(i));
   }
   int size() const { return std::get<0>(GetParam()); }
   const Network& network() const { return std::get<1>(GetParam()); }
 
-  void expectFewLines() const {
+  void expectFewConnections() const {
     for (int i = 0; i < size(); ++i) {
-      ASSERT_LE(world->lines(i), 2 * logOf(size()) + 2) << i;
-      ASSERT_GE(world->lines(i), std::min(size() - 1, 2)) << i;
+      ASSERT_LE(world->connections(i), 2 * logOf(size()) + 2) << i;
+      ASSERT_GE(world->connections(i), std::min(size() - 1, 2)) << i;
     }
   }
   void passUntilAllMustKnow() { world->pass((logOf(size()) / 2 + 4) * network().slowest()); }
@@ -84,26 +85,27 @@ class MonitorScale : public ::testing::TestWithParam<std::tuple<int, Network>> {
     return most;
   }
   int anyone() { return static_cast<int>(world->random(static_cast<uint32_t>(size()))); }
-  void cutAnyLineOf(int process) {
+  void cutAnyConnectionOf(int process) {
     const int step = 1 << world->random(static_cast<uint32_t>(logOf(size())));
-    world->cutLine(process, (process + step) % size());
+    world->cutConnection(process, (process + step) % size());
   }
-  // At most once each way on each line. One that is made anew after a cut carries an answer too,
-  // each way, since its ends ask each other when it comes up.
+  // At most once each way on each connection. One that is made anew after a cut carries an answer
+  // too, each way, since its ends ask each other when it comes up.
   void expectFewHopsAndNotices(int cuts = 0) const {
     EXPECT_LE(hops(), (logOf(size()) + 1) * (network().slowest() / network().shortest));
-    EXPECT_LE(world->noticesSent(), lines + 4 * static_cast<uint64_t>(cuts));
-    std::cout << size() << " processes, " << network().name << " network: " << lines
-              << " ends of lines, " << world->noticesSent() << " notices, " << hops() << " hops\n";
+    EXPECT_LE(world->noticesSent(), connections + 4 * static_cast<uint64_t>(cuts));
+    std::cout << size() << " processes, " << network().name << " network: " << connections
+              << " ends of connections, " << world->noticesSent() << " notices, " << hops()
+              << " hops\n";
   }
 
   std::unique_ptr<MonitorWorld> world;
   int generation = -1;
-  uint64_t lines = 0;  // ends of them
+  uint64_t connections = 0;  // ends of them
 };
 
-TEST_P(MonitorScale, DeathReachesEverySurvivorOverFewLinesInFewHopsAndNotices) {
-  expectFewLines();
+TEST_P(MonitorScale, DeathReachesEverySurvivorOverFewConnectionsInFewHopsAndNotices) {
+  expectFewConnections();
   world->kill(size() / 3);
   passUntilAllMustKnow();
   expectAllToldOf(size() / 3);
@@ -112,17 +114,17 @@ TEST_P(MonitorScale, DeathReachesEverySurvivorOverFewLinesInFewHopsAndNotices) {
 
 class MonitorScaleWithLoss : public MonitorScale {};
 
-TEST_P(MonitorScaleWithLoss, AbortReachesEveryMemberThoughLinesThatCarryTheNewsAreCut) {
+TEST_P(MonitorScaleWithLoss, AbortReachesEveryMemberThoughConnectionsThatCarryTheUpdatesAreCut) {
   world->abort(generation, size() - 1);
   world->pass(network().shortest);
   const int cuts = logOf(size());
-  for (int i = 0; i < cuts; ++i) cutAnyLineOf(i == 0 ? size() - 1 : anyone());
+  for (int i = 0; i < cuts; ++i) cutAnyConnectionOf(i == 0 ? size() - 1 : anyone());
   passUntilAllMustKnow();
   expectAllTold();
   expectFewHopsAndNotices(cuts);
 }
 
-TEST_P(MonitorScaleWithLoss, DeathOfHalfTheWorldAndCutLinesReachEverySurvivor) {
+TEST_P(MonitorScaleWithLoss, DeathOfHalfTheWorldAndCutConnectionsReachEverySurvivor) {
   for (int step = 1; size() > 4 && step <= size() / 2; step *= 2) {  // all neighbours of process 0
     world->kill(step);
     world->kill(size() - step);
@@ -132,7 +134,7 @@ TEST_P(MonitorScaleWithLoss, DeathOfHalfTheWorldAndCutLinesReachEverySurvivor) {
     if (world->random(2) == 0) {
       world->kill(i);
     } else {
-      cutAnyLineOf(i);
+      cutAnyConnectionOf(i);
       ++cuts;
     }
   }

@@ -88,7 +88,7 @@ class Schedule {
       case 4:
         return freezeFor(one, milliseconds(world_.random(4) * kLimit.count() / 2 + 10));
       case 5:
-        if (one != other) world_.cutLine(one, other);
+        if (one != other) world_.cutConnection(one, other);
         return;
       case 6:
         if (one != other) blockFor(one, other, milliseconds(world_.random(3000)));
@@ -142,11 +142,11 @@ class Schedule {
       for (const int member : world_.membersOf(generation))
         world_.leaveGeneration(generation, member);
     }
-    world_.pass(Herald::kKeptFor + seconds(1));
+    world_.pass(OutcomeBroadcast::kKeptFor + seconds(1));
     for (int i = 0; i < size_; ++i) {
       if (world_.runs(i)) {
         EXPECT_EQ(world_.generationsKept(i), 0U) << "process " << i;
-        EXPECT_EQ(world_.lines(i), 0) << "process " << i;
+        EXPECT_EQ(world_.connections(i), 0) << "process " << i;
       }
     }
   }
@@ -160,13 +160,14 @@ class Schedule {
 TEST(MonitorSchedules, ThoseThatFoundAFaultPass) {
   // A death told in one generation ended another one, in which the teller did not know of it.
   Schedule(657282023).run();
-  // The simulated network confirmed a line after what was said over it.
+  // The simulated network confirmed a connection after what was said over it.
   Schedule(53835).run();
-  // A member ended its generation just after others left, before its line to a new neighbour stood.
+  // A member ended its generation just after others left, before its connection to a new neighbour
+  // stood.
   Schedule(11189).run();
   // One that had left was counted on to pass the news on.
   Schedule(2871).run();
-  // The news went over a line that its far end had closed.
+  // The news went over a connection that its far end had closed.
   Schedule(17577).run();
   // The answer to an earlier watch's probe was taken for that to a later one.
   Schedule(657292662).run();
@@ -226,22 +227,22 @@ TEST_F(MonitorStories, MemberWhoseNeighboursAllFreezeWhenOneDiesIsTold) {
   expectEveryoneTold(kLimit * 2);
 }
 
-TEST_F(MonitorStories, MemberWhoseLinesAreAllCutWhenOneDiesIsTold) {
+TEST_F(MonitorStories, MemberWhoseConnectionsAreAllCutWhenOneDiesIsTold) {
   begin(32);
   world->kill(5);
-  for (const int neighbour : neighboursOfZero()) world->cutLine(0, neighbour);
+  for (const int neighbour : neighboursOfZero()) world->cutConnection(0, neighbour);
   expectEveryoneTold(milliseconds(100));
 }
 
-TEST_F(MonitorStories, CutLineBetweenTwoThatLiveIsALostLinkToEveryone) {
+TEST_F(MonitorStories, CutConnectionBetweenTwoThatLiveIsALostConnectionToEveryone) {
   begin(32);
-  world->cutLine(0, 1);
+  world->cutConnection(0, 1);
   world->pass(milliseconds(100));
-  expectEveryoneToldOf(FailureKind::kLinkLost, 1);
+  expectEveryoneToldOf(FailureKind::kConnectionLost, 1);
 }
 
 // Between any neighbours, in worlds of any size: somebody knows both.
-TEST_F(MonitorStories, RouteThatStaysCutIsALostLinkToEveryone) {
+TEST_F(MonitorStories, RouteThatStaysCutIsALostConnectionToEveryone) {
   for (const int size : {3, 4, 5, 8, 32}) {
     SCOPED_TRACE(size);
     begin(size);
@@ -250,18 +251,18 @@ TEST_F(MonitorStories, RouteThatStaysCutIsALostLinkToEveryone) {
       begin(size);
       world->blockPair(0, neighbour);
       world->pass(kLimit + milliseconds(100));
-      expectEveryoneToldOf(FailureKind::kLinkLost, neighbour);
+      expectEveryoneToldOf(FailureKind::kConnectionLost, neighbour);
     }
   }
 }
 
-TEST_F(MonitorStories, RouteThatSwallowsEverythingIsALostLinkToEveryone) {
+TEST_F(MonitorStories, RouteThatSwallowsEverythingIsALostConnectionToEveryone) {
   for (const int size : {3, 4, 5, 8, 32}) {
     SCOPED_TRACE(size);
     begin(size);
     world->mutePair(0, 1);
     world->pass(kLimit + milliseconds(100));
-    expectEveryoneToldOf(FailureKind::kLinkLost, 1);
+    expectEveryoneToldOf(FailureKind::kConnectionLost, 1);
   }
 }
 
@@ -291,7 +292,7 @@ TEST_F(MonitorStories, FrozenMemberIsALostPeerThoughOthersAreAskedForIt) {
   expectEveryoneToldOf(FailureKind::kPeerLost, 1);
 }
 
-TEST_F(MonitorStories, NoticeThatDiesWithItsBearerIsReplacedByTheNewsOfThatDeath) {
+TEST_F(MonitorStories, NoticeThatDiesWithItsBearerIsReplacedByTheUpdatesOfThatDeath) {
   begin(32);
   world->abort(generation, 16);  // some hops from 0
   world->pass(milliseconds(1));
@@ -299,7 +300,7 @@ TEST_F(MonitorStories, NoticeThatDiesWithItsBearerIsReplacedByTheNewsOfThatDeath
   expectEveryoneTold(milliseconds(100));
 }
 
-TEST_F(MonitorStories, GenerationThatFailsBeforeItsLinesStandIsToldAll) {
+TEST_F(MonitorStories, GenerationThatFailsBeforeItsConnectionsStandIsToldAll) {
   WorldOptions options;
   options.processes = 8;
   options.longest_delay = milliseconds(40);

@@ -13,20 +13,21 @@ constexpr milliseconds kProbeLook{5};
 constexpr int kBeatsPerLimit = 5;
 constexpr std::chrono::seconds kLongestConnect{2};  // the detector's
 
-constexpr size_t indexOf(LineKind kind) {
-  return kind == LineKind::kMain ? 0 : 1;
+constexpr size_t indexOf(LivenessKind kind) {
+  return kind == LivenessKind::kMain ? 0 : 1;
 }
 
 }  // namespace
 
-// One direction of a line. Whoever holds the pointer can tell whether it is still the same line.
+// One direction of a connection. Whoever holds the pointer can tell whether it is still the same
+// connection.
 struct MonitorWorld::Channel {
   bool lost = false;  // nothing on its way arrives any more
   Time last;          // arrivals keep their order
 };
 
-// A process: its sentry, and what LineTable does for it.
-class MonitorWorld::Process : private SentryOrders {
+// A process: its failure propagation, and what LivenessTable does for it.
+class MonitorWorld::Process : private PropagationOrders {
  public:
   enum class State { kRuns, kFrozen, kEnded };
 
@@ -34,15 +35,15 @@ class MonitorWorld::Process : private SentryOrders {
       : world_(world),
         number_(number),
         incarnation_(incarnation),
-        sentry_(*this, world.options_.heartbeat_limit,
-                {incarnation, "host" + std::to_string(number), number}) {}
+        propagation_(*this, world.options_.heartbeat_limit,
+                     {incarnation, "host" + std::to_string(number), number}) {}
 
   State state() const { return state_; }
   const Incarnation& incarnation() const { return incarnation_; }
-  Sentry& sentry() { return sentry_; }
-  const Sentry& sentry() const { return sentry_; }
+  FailurePropagation& propagation() { return propagation_; }
+  const FailurePropagation& propagation() const { return propagation_; }
   bool expects(const Nonce& nonce) const { return expected_.count(nonce) > 0; }
-  int mainLines() const { return static_cast<int>(ends_[0].size()); }
+  int mainConnections() const { return static_cast<int>(ends_[0].size()); }
   bool takesPart(int generation) const {
     return watches_.count(static_cast<WatchId>(generation)) > 0;
   }
@@ -53,12 +54,12 @@ class MonitorWorld::Process : private SentryOrders {
   void end();
   void freeze() { state_ = State::kFrozen; }
   void thaw();
-  void cut(int peer, LineKind kind);
+  void cut(int peer, LivenessKind kind);
   // Whatever reaches the process; a frozen one comes to it when it thaws.
   void receive(Event event);
 
  private:
-  struct Ends {  // this process's end of a line
+  struct Ends {  // this process's end of a connection
     std::shared_ptr<Channel> in;
     std::shared_ptr<Channel> out;
   };
@@ -67,30 +68,31 @@ class MonitorWorld::Process : private SentryOrders {
   void fail(WatchId watch, Failure failure) override;
   bool send(const Incarnation& to, const Notice& notice) override;
   void retire(WatchId watch) override;
-  void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
-  void unwantLine(WatchId watch, const Incarnation& peer, LineKind kind) override;
-  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override;
+  void wantConnection(WatchId watch, const Incarnation& peer, LivenessKind kind) override;
+  void unwantConnection(WatchId watch, const Incarnation& peer, LivenessKind kind) override;
+  void probe(const Incarnation& peer, LivenessKind kind, const ProbeOrder& order) override;
   void accuse(const Incarnation& peer, const std::string& why) override;
   void warn(const std::string&) override {}
   std::string processState(const std::string&, int64_t) override { return ""; }
 
-  Ends* endsOf(int peer, LineKind kind) {
+  Ends* endsOf(int peer, LivenessKind kind) {
     const auto found = ends_[indexOf(kind)].find(peer);
     return found == ends_[indexOf(kind)].end() ? nullptr : &found->second;
   }
-  void act(const std::function<void(Sentry&)>& call);
+  void act(const std::function<void(FailurePropagation&)>& call);
   void arm();
   void transmit(const std::shared_ptr<Channel>& channel, int to, Event event) {
     transmitAfter(world_.delay(), channel, to, std::move(event));
   }
   void transmitAfter(Duration delay, const std::shared_ptr<Channel>& channel, int to, Event event);
-  void dial(int peer, LineKind kind);
-  void connect(int peer, LineKind kind);
-  void stand(int peer, LineKind kind, Ends ends);
-  void lineEnded(int peer, LineKind kind, const std::shared_ptr<Channel>& in, LineEnd end);
-  void closeWith(int peer, LineKind kind, LineEnd last_word);
-  void look(int peer, LineKind kind, Time began, ProbeOrder order);
-  void finishProbe(int peer, LineKind kind, uint64_t number, ProbeEnd end);
+  void dial(int peer, LivenessKind kind);
+  void connect(int peer, LivenessKind kind);
+  void stand(int peer, LivenessKind kind, Ends ends);
+  void connectionEnded(int peer, LivenessKind kind, const std::shared_ptr<Channel>& in,
+                       LivenessEnd end);
+  void closeWith(int peer, LivenessKind kind, LivenessEnd last_word);
+  void look(int peer, LivenessKind kind, Time began, ProbeOrder order);
+  void finishProbe(int peer, LivenessKind kind, uint64_t number, ProbeEnd end);
   void beat();
   Event beatAt(Process& other);
   void confirmAll();
@@ -98,7 +100,7 @@ class MonitorWorld::Process : private SentryOrders {
   MonitorWorld& world_;
   const int number_;
   const Incarnation incarnation_;
-  Sentry sentry_;
+  FailurePropagation propagation_;
   State state_ = State::kRuns;
   std::deque<Event> deferred_;
   std::set<WatchId> watches_;
@@ -106,9 +108,9 @@ class MonitorWorld::Process : private SentryOrders {
   std::array<Wishes, 2> wishes_;
   std::array<std::map<int, Ends>, 2> ends_;
   std::array<std::map<int, Ends>, 2> unconfirmed_;  // stand at the other end already
-  std::set<std::pair<int, LineKind>> dialling_;
-  std::map<std::pair<int, LineKind>, uint64_t> probes_;
-  std::map<std::pair<int, LineKind>, uint64_t> grace_;
+  std::set<std::pair<int, LivenessKind>> dialling_;
+  std::map<std::pair<int, LivenessKind>, uint64_t> probes_;
+  std::map<std::pair<int, LivenessKind>, uint64_t> grace_;
   std::set<std::shared_ptr<Channel>> closing_;  // said goodbye to, read from still
   uint64_t next_number_ = 1;
   uint64_t alarm_ = 0;
@@ -117,18 +119,19 @@ class MonitorWorld::Process : private SentryOrders {
 
 // ---------------------------------------------------------------- a process
 
-void MonitorWorld::Process::act(const std::function<void(Sentry&)>& call) {
-  call(sentry_);
+void MonitorWorld::Process::act(const std::function<void(FailurePropagation&)>& call) {
+  call(propagation_);
   arm();
 }
 
 void MonitorWorld::Process::arm() {
   const uint64_t number = ++alarm_;
-  const std::optional<Time> due = sentry_.nextDue(world_.now_);
+  const std::optional<Time> due = propagation_.nextDue(world_.now_);
   if (!due) return;
   world_.later(std::max(Duration::zero(), Duration(*due - world_.now_)), [this, number] {
     receive([this, number] {
-      if (number == alarm_) act([this](Sentry& sentry) { sentry.tick(world_.now_); });
+      if (number == alarm_)
+        act([this](FailurePropagation& propagation) { propagation.tick(world_.now_); });
     });
   });
 }
@@ -167,8 +170,8 @@ void MonitorWorld::Process::beginGeneration(int number) {
   const auto id = static_cast<WatchId>(number);
   watches_.insert(id);
   expected_.insert(generation.nonce);
-  act([&](Sentry& sentry) {
-    sentry.addWatch(world_.now_, id, generation.nonce, self_rank, peers);
+  act([&](FailurePropagation& propagation) {
+    propagation.addWatch(world_.now_, id, generation.nonce, self_rank, peers);
   });
   if (!std::exchange(beating_, true)) beat();
 }
@@ -176,22 +179,22 @@ void MonitorWorld::Process::beginGeneration(int number) {
 void MonitorWorld::Process::removeWatch(int generation) {
   const auto id = static_cast<WatchId>(generation);
   watches_.erase(id);
-  act([&](Sentry& sentry) { sentry.removeWatch(world_.now_, id); });
+  act([&](FailurePropagation& propagation) { propagation.removeWatch(world_.now_, id); });
 }
 
 void MonitorWorld::Process::exit() {
   const std::set<WatchId> watches = watches_;
   for (const WatchId id : watches) removeWatch(static_cast<int>(id));
   confirmAll();
-  for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
+  for (const LivenessKind kind : {LivenessKind::kMain, LivenessKind::kBackup}) {
     while (!ends_[indexOf(kind)].empty()) {
-      closeWith(ends_[indexOf(kind)].begin()->first, kind, LineEnd::kLeft);
+      closeWith(ends_[indexOf(kind)].begin()->first, kind, LivenessEnd::kLeft);
     }
   }
   state_ = State::kEnded;
 }
 
-// For the other ends, those that are under way are lines as any other.
+// For the other ends, those that are under way are connections as any other.
 void MonitorWorld::Process::confirmAll() {
   for (size_t kind = 0; kind < ends_.size(); ++kind) {
     ends_[kind].merge(unconfirmed_[kind]);
@@ -199,11 +202,11 @@ void MonitorWorld::Process::confirmAll() {
   }
 }
 
-// The kernel ends its lines; bytes that had not left may be lost with it.
+// The kernel ends its connections; bytes that had not left may be lost with it.
 void MonitorWorld::Process::end() {
   state_ = State::kEnded;
   confirmAll();
-  for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
+  for (const LivenessKind kind : {LivenessKind::kMain, LivenessKind::kBackup}) {
     const auto ends = std::exchange(ends_[indexOf(kind)], {});
     for (const auto& [peer, end] : ends) {
       if (world_.random(2) == 0) end.out->lost = true;
@@ -215,14 +218,14 @@ void MonitorWorld::Process::end() {
                              : std::max(Duration::zero(), Duration(channel->last - world_.now_))),
           [&other, channel, self = number_, kind] {
             other.receive([&other, channel, self, kind] {
-              other.lineEnded(self, kind, channel, LineEnd::kBroken);
+              other.connectionEnded(self, kind, channel, LivenessEnd::kBroken);
             });
           });
     }
   }
 }
 
-void MonitorWorld::Process::cut(int peer, LineKind kind) {
+void MonitorWorld::Process::cut(int peer, LivenessKind kind) {
   auto& unconfirmed = unconfirmed_[indexOf(kind)];
   if (const auto found = unconfirmed.find(peer); found != unconfirmed.end()) {
     found->second.out->lost = true;
@@ -234,7 +237,7 @@ void MonitorWorld::Process::cut(int peer, LineKind kind) {
   ends->out->lost = true;
   const std::shared_ptr<Channel> in = ends->in;
   world_.later(world_.delay(), [this, peer, kind, in] {
-    receive([this, peer, kind, in] { lineEnded(peer, kind, in, LineEnd::kBroken); });
+    receive([this, peer, kind, in] { connectionEnded(peer, kind, in, LivenessEnd::kBroken); });
   });
 }
 
@@ -246,7 +249,7 @@ void MonitorWorld::Process::beat() {
 }
 
 MonitorWorld::Event MonitorWorld::Process::beatAt(Process& other) {
-  return [&other, from = incarnation_] { other.sentry_.heard(other.world_.now_, from); };
+  return [&other, from = incarnation_] { other.propagation_.heard(other.world_.now_, from); };
 }
 
 void MonitorWorld::Process::transmitAfter(Duration delay, const std::shared_ptr<Channel>& channel,
@@ -260,9 +263,10 @@ void MonitorWorld::Process::transmitAfter(Duration delay, const std::shared_ptr<
                });
 }
 
-// ---------------------------------------------------------------- its lines
+// ---------------------------------------------------------------- its connections
 
-void MonitorWorld::Process::wantLine(WatchId watch, const Incarnation& id, LineKind kind) {
+void MonitorWorld::Process::wantConnection(WatchId watch, const Incarnation& id,
+                                           LivenessKind kind) {
   const int peer = world_.processOf(id);
   wishes_[indexOf(kind)][peer].insert(watch);
   grace_.erase({peer, kind});
@@ -270,7 +274,9 @@ void MonitorWorld::Process::wantLine(WatchId watch, const Incarnation& id, LineK
     world_.later(Duration::zero(), [this, peer, kind, id] {
       receive([this, peer, kind, id] {
         if (endsOf(peer, kind) == nullptr) return;
-        act([&](Sentry& sentry) { sentry.lineUp(world_.now_, id, kind); });
+        act([&](FailurePropagation& propagation) {
+          propagation.connectionUp(world_.now_, id, kind);
+        });
       });
     });
   } else {
@@ -278,7 +284,8 @@ void MonitorWorld::Process::wantLine(WatchId watch, const Incarnation& id, LineK
   }
 }
 
-void MonitorWorld::Process::unwantLine(WatchId watch, const Incarnation& id, LineKind kind) {
+void MonitorWorld::Process::unwantConnection(WatchId watch, const Incarnation& id,
+                                             LivenessKind kind) {
   const int peer = world_.processOf(id);
   Wishes& wishes = wishes_[indexOf(kind)];
   const auto found = wishes.find(peer);
@@ -296,12 +303,12 @@ void MonitorWorld::Process::unwantLine(WatchId watch, const Incarnation& id, Lin
       const Ends* ends = endsOf(peer, kind);
       if (ends == nullptr) return;
       closing_.insert(ends->in);
-      closeWith(peer, kind, LineEnd::kIdle);
+      closeWith(peer, kind, LivenessEnd::kIdle);
     });
   });
 }
 
-void MonitorWorld::Process::dial(int peer, LineKind kind) {
+void MonitorWorld::Process::dial(int peer, LivenessKind kind) {
   const bool connects = incarnation_ > world_.at(peer).incarnation();
   if (!connects || !dialling_.insert({peer, kind}).second) return;
   world_.later(world_.delay(), [this, peer, kind] {
@@ -312,7 +319,7 @@ void MonitorWorld::Process::dial(int peer, LineKind kind) {
   });
 }
 
-void MonitorWorld::Process::connect(int peer, LineKind kind) {
+void MonitorWorld::Process::connect(int peer, LivenessKind kind) {
   const auto wishes = wishes_[indexOf(kind)].find(peer);
   if (wishes == wishes_[indexOf(kind)].end() || endsOf(peer, kind) != nullptr) return;
   if (unconfirmed_[indexOf(kind)].count(peer) > 0) return;
@@ -325,53 +332,55 @@ void MonitorWorld::Process::connect(int peer, LineKind kind) {
     world_.later(kRedial,
                  [this, peer, kind] { receive([this, peer, kind] { dial(peer, kind); }); });
     if (blocked || other.state_ != State::kEnded) return;
-    return act([&](Sentry& sentry) {
-      sentry.probed(world_.now_, other.incarnation(), kind, ProbeEnd::kGone, 0);
+    return act([&](FailurePropagation& propagation) {
+      propagation.probed(world_.now_, other.incarnation(), kind, ProbeEnd::kGone, 0);
     });
   }
   const auto there = std::make_shared<Channel>();
   const auto back = std::make_shared<Channel>();
   unconfirmed_[indexOf(kind)][peer] = {back, there};
-  // Its confirmation first: whatever it says when the line stands there comes behind that.
+  // Its confirmation first: whatever it says when the connection stands there comes behind that.
   other.transmit(back, number_, [this, peer, kind] {
-    auto line = unconfirmed_[indexOf(kind)].extract(peer);
-    if (!line.empty()) stand(peer, kind, std::move(line.mapped()));
+    auto connection = unconfirmed_[indexOf(kind)].extract(peer);
+    if (!connection.empty()) stand(peer, kind, std::move(connection.mapped()));
   });
   other.stand(number_, kind, {there, back});
 }
 
-void MonitorWorld::Process::stand(int peer, LineKind kind, Ends ends) {
+void MonitorWorld::Process::stand(int peer, LivenessKind kind, Ends ends) {
   // With a first beat, of the shortest delay: so that the schedules of all seeds stay as they are.
-  if (kind == LineKind::kMain && world_.options_.heartbeat_limit > Duration::zero()) {
+  if (kind == LivenessKind::kMain && world_.options_.heartbeat_limit > Duration::zero()) {
     transmitAfter(world_.options_.shortest_delay, ends.out, peer, beatAt(world_.at(peer)));
   }
   ends_[indexOf(kind)][peer] = std::move(ends);
-  act([&](Sentry& sentry) { sentry.lineUp(world_.now_, world_.at(peer).incarnation(), kind); });
+  act([&](FailurePropagation& propagation) {
+    propagation.connectionUp(world_.now_, world_.at(peer).incarnation(), kind);
+  });
 }
 
-void MonitorWorld::Process::lineEnded(int peer, LineKind kind, const std::shared_ptr<Channel>& in,
-                                      LineEnd end) {
+void MonitorWorld::Process::connectionEnded(int peer, LivenessKind kind,
+                                            const std::shared_ptr<Channel>& in, LivenessEnd end) {
   const Ends* ends = endsOf(peer, kind);
-  if (ends == nullptr || ends->in != in) return;  // an earlier line
+  if (ends == nullptr || ends->in != in) return;  // an earlier connection
   ends_[indexOf(kind)].erase(peer);
-  act([&](Sentry& sentry) {
-    sentry.lineEnded(world_.now_, world_.at(peer).incarnation(), kind, end);
+  act([&](FailurePropagation& propagation) {
+    propagation.connectionEnded(world_.now_, world_.at(peer).incarnation(), kind, end);
   });
   dial(peer, kind);
 }
 
-void MonitorWorld::Process::closeWith(int peer, LineKind kind, LineEnd last_word) {
+void MonitorWorld::Process::closeWith(int peer, LivenessKind kind, LivenessEnd last_word) {
   const Ends ends = *endsOf(peer, kind);
   ends_[indexOf(kind)].erase(peer);
   Process& other = world_.at(peer);
   transmit(ends.out, peer, [&other, channel = ends.out, self = number_, kind, last_word] {
-    other.lineEnded(self, kind, channel, last_word);
+    other.connectionEnded(self, kind, channel, last_word);
   });
 }
 
 bool MonitorWorld::Process::send(const Incarnation& to, const Notice& notice) {
   const int peer = world_.processOf(to);
-  const Ends* ends = endsOf(peer, LineKind::kMain);
+  const Ends* ends = endsOf(peer, LivenessKind::kMain);
   if (ends == nullptr) return false;
   const std::optional<Notice> read = decodeNotice(encodeNotice(notice));
   EXPECT_TRUE(read.has_value());
@@ -382,11 +391,13 @@ bool MonitorWorld::Process::send(const Incarnation& to, const Notice& notice) {
   transmit(ends->out, peer,
            [&other, channel = ends->out, from = incarnation_, self = number_, hops = known + 1,
             notice = *read] {
-             const Ends* there = other.endsOf(self, LineKind::kMain);
+             const Ends* there = other.endsOf(self, LivenessKind::kMain);
              const bool stands = there != nullptr && there->in == channel;
              if (!stands && other.closing_.count(channel) == 0) return;
              other.world_.hops_heard_ = hops;
-             other.act([&](Sentry& sentry) { sentry.noticed(other.world_.now_, from, notice); });
+             other.act([&](FailurePropagation& propagation) {
+               propagation.noticed(other.world_.now_, from, notice);
+             });
              other.world_.hops_heard_ = 0;
            });
   return true;
@@ -394,8 +405,8 @@ bool MonitorWorld::Process::send(const Incarnation& to, const Notice& notice) {
 
 void MonitorWorld::Process::accuse(const Incarnation& id, const std::string&) {
   const int peer = world_.processOf(id);
-  for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
-    if (endsOf(peer, kind) != nullptr) closeWith(peer, kind, LineEnd::kAccused);
+  for (const LivenessKind kind : {LivenessKind::kMain, LivenessKind::kBackup}) {
+    if (endsOf(peer, kind) != nullptr) closeWith(peer, kind, LivenessEnd::kAccused);
   }
 }
 
@@ -410,7 +421,8 @@ void MonitorWorld::Process::retire(WatchId watch) {
 
 // ---------------------------------------------------------------- its probes
 
-void MonitorWorld::Process::probe(const Incarnation& id, LineKind kind, const ProbeOrder& order) {
+void MonitorWorld::Process::probe(const Incarnation& id, LivenessKind kind,
+                                  const ProbeOrder& order) {
   const int peer = world_.processOf(id);
   probes_[{peer, kind}] = order.number;
   const Time began = world_.now_;
@@ -419,7 +431,7 @@ void MonitorWorld::Process::probe(const Incarnation& id, LineKind kind, const Pr
 }
 
 // Runs in the network: this process may be frozen meanwhile.
-void MonitorWorld::Process::look(int peer, LineKind kind, Time began, ProbeOrder order) {
+void MonitorWorld::Process::look(int peer, LivenessKind kind, Time began, ProbeOrder order) {
   const bool blocked = world_.isBlocked(number_, peer);
   const State there = world_.at(peer).state_;
   const Duration waited = world_.now_ - began;
@@ -436,12 +448,13 @@ void MonitorWorld::Process::look(int peer, LineKind kind, Time began, ProbeOrder
   });
 }
 
-void MonitorWorld::Process::finishProbe(int peer, LineKind kind, uint64_t number, ProbeEnd end) {
+void MonitorWorld::Process::finishProbe(int peer, LivenessKind kind, uint64_t number,
+                                        ProbeEnd end) {
   const auto found = probes_.find({peer, kind});
   if (found == probes_.end() || found->second != number) return;
   probes_.erase(found);
-  act([&](Sentry& sentry) {
-    sentry.probed(world_.now_, world_.at(peer).incarnation(), kind, end, number);
+  act([&](FailurePropagation& propagation) {
+    propagation.probed(world_.now_, world_.at(peer).incarnation(), kind, end, number);
   });
 }
 
@@ -508,7 +521,7 @@ void MonitorWorld::abort(int number, int member) {
   failure.cause.rank = static_cast<int>(place - generation.members.begin());
   failure.cause.how = "abort() was called";
   told_[{number, member}] = {failure, 0};
-  process.sentry().announce(now_, static_cast<WatchId>(number), failure);
+  process.propagation().announce(now_, static_cast<WatchId>(number), failure);
 }
 
 void MonitorWorld::leaveGeneration(int generation, int member) {
@@ -547,9 +560,9 @@ void MonitorWorld::thaw(int process) {
   at(process).thaw();
 }
 
-void MonitorWorld::cutLine(int a, int b) {
+void MonitorWorld::cutConnection(int a, int b) {
   ever_cut_.insert(pairOf(a, b));
-  for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
+  for (const LivenessKind kind : {LivenessKind::kMain, LivenessKind::kBackup}) {
     at(a).cut(b, kind);
     at(b).cut(a, kind);
   }
@@ -557,7 +570,7 @@ void MonitorWorld::cutLine(int a, int b) {
 
 void MonitorWorld::blockPair(int a, int b) {
   if (!isBlocked(a, b)) blocked_[pairOf(a, b)].push_back({now_});
-  cutLine(a, b);
+  cutConnection(a, b);
 }
 
 void MonitorWorld::unblockPair(int a, int b) {
@@ -583,13 +596,13 @@ bool MonitorWorld::frozen(int process) const {
   return at(process).state() == Process::State::kFrozen;
 }
 
-int MonitorWorld::lines(int process) const {
-  return at(process).mainLines();
+int MonitorWorld::connections(int process) const {
+  return at(process).mainConnections();
 }
 
 uint64_t MonitorWorld::noticesSent() const {
   uint64_t sent = 0;
-  for (const auto& process : processes_) sent += process->sentry().counts().notices_sent;
+  for (const auto& process : processes_) sent += process->propagation().counts().notices_sent;
   return sent;
 }
 
@@ -641,7 +654,7 @@ std::vector<MonitorWorld::Pair> MonitorWorld::blocked() const {
 }
 
 size_t MonitorWorld::generationsKept(int process) const {
-  return at(process).sentry().generations();
+  return at(process).propagation().generations();
 }
 
 // ---------------------------------------------------------------- the truth
@@ -659,7 +672,7 @@ bool MonitorWorld::isTrue(const Generation& generation, const Failure& failure) 
   if (cause.rank < 0 || cause.rank >= size || cause.other_rank >= size) return false;
   const int culprit = generation.members[static_cast<size_t>(cause.rank)];
   if (failure.kind == FailureKind::kAborted) return generation.aborters.count(culprit) > 0;
-  if (failure.kind == FailureKind::kLinkLost) {
+  if (failure.kind == FailureKind::kConnectionLost) {
     const int other = generation.members[static_cast<size_t>(cause.other_rank)];
     return ever_cut_.count(pairOf(culprit, other)) > 0 || wasHeardLate(generation, other);
   }
@@ -690,7 +703,8 @@ bool MonitorWorld::wasOutOfReach(const Generation& generation, int process) cons
 }
 
 // What it sent since it thawed, or was lost and sent again, may come after the limit, though others
-// have reached it: then the link counts as lost. A process that did not run meanwhile does not.
+// have reached it: then the connection counts as lost. A process that did not run meanwhile does
+// not.
 bool MonitorWorld::wasHeardLate(const Generation& generation, int process) const {
   const auto found = frozen_.find(process);
   const Duration lately =

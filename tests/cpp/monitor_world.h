@@ -1,10 +1,12 @@
-// A world of processes that watch each other, in simulated time: the real Sentry of each, over a
-// network in memory that delays, loses and cuts. What each is told is compared with what happened.
+// A world of processes that watch each other, in simulated time: the real FailurePropagation of
+// each, over a network in memory that delays, loses and cuts. What each is told is compared with
+// what happened.
 //
-// The network keeps to what LineTable and TCP promise: the greater incarnation connects where it
-// wants the line and the other end expects the generation; bytes arrive in order or not at all; the
-// end of a process ends its lines; whoever is frozen neither sends nor hears, until it thaws. What
-// is lost and sent again holds up whatever follows it on its line, as with TCP.
+// The network keeps to what LivenessTable and TCP promise: the greater incarnation connects where
+// it wants the connection and the other end expects the generation; bytes arrive in order or not at
+// all; the end of a process ends its connections; whoever is frozen neither sends nor hears, until
+// it thaws. What is lost and sent again holds up whatever follows it on its connection, as with
+// TCP.
 //
 // At the end the seeds of these and other randomised tests:
 //
@@ -26,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "peers/sentry.h"
+#include "peers/failure_propagation.h"
 
 namespace torchft_ext {
 
@@ -63,19 +65,19 @@ class MonitorWorld {
   void kill(int process);
   void freeze(int process);
   void thaw(int process);
-  void cutLine(int a, int b);  // what is on its way is lost; it can be made anew
+  void cutConnection(int a, int b);  // what is on its way is lost; it can be made anew
   void blockPair(int a, int b);
   void unblockPair(int a, int b);
-  void mutePair(int a, int b);  // for good: nothing arrives, and no line ends
+  void mutePair(int a, int b);  // for good: nothing arrives, and no connection ends
 
   // What is known.
   bool runs(int process) const;
   bool frozen(int process) const;
-  int lines(int process) const;  // main ones, standing
+  int connections(int process) const;  // main ones, standing
   uint64_t noticesSent() const;
   const std::vector<int>& membersOf(int generation) const;
   const Failure* toldOf(int generation, int member) const;  // null: nothing yet
-  // Over so many lines the news came to it. 0: it found out itself.
+  // Over so many connections the news came to it. 0: it found out itself.
   std::optional<int> hopsTo(int generation, int member) const;
   std::vector<int> survivorsOf(int generation) const;  // take part in it still
   // Broken, or a survivor holds it for broken.
@@ -86,7 +88,7 @@ class MonitorWorld {
 
  private:
   class Process;
-  struct Channel;  // a line
+  struct Channel;  // a connection
   struct Generation {
     Nonce nonce;
     std::vector<int> members;

@@ -37,7 +37,7 @@ class SilentResolver : public testing::Test {
  protected:
   ~SilentResolver() override {
     answer_->set_value();
-    EXPECT_TRUE(waitFor([] { return threadCensus().stuck == 0; }));
+    EXPECT_TRUE(waitFor([] { return threadSnapshot().stuck == 0; }));
   }
   std::optional<SocketAddress> ask(Duration limit) {
     return lookUp("the name 'x'", limit, [waits = answer_->get_future().share()] {

@@ -32,7 +32,7 @@ void sumOnAll(Cluster& cluster) {
 }
 
 int callThreads() {
-  const auto running = threadCensus().running;
+  const auto running = threadSnapshot().running;
   return static_cast<int>(std::count(running.begin(), running.end(), "ft-nccl-call"));
 }
 
@@ -132,7 +132,7 @@ TEST_F(NcclBlockingTest, ACallInsideIsToldToStopAtOnceAndFreedWhenItHasReturned)
   EXPECT_TRUE(waitFor([] { return !sim::Faults::instance().armed("group_end"); }));
   cluster.group(1).abort("one is inside");
   EXPECT_TRUE(waitFor([&] { return counted("aborts") == 2; }));
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 1; }));
   EXPECT_FALSE(returned);
   inject("clear");
   issuing.join();
@@ -155,15 +155,15 @@ TEST_F(NcclBlockingTest, AFirstCallThatNeverReturnsLetsItsIssuerGo) {
   EXPECT_TRUE(waitFor([&] { return CapturedLog::contains("a call into NCCL does not return"); }));
   issuing.join();  // with NCCL still in its call
   EXPECT_TRUE(waitFor([] { return sharedNcclThreads()->reaper.counts().stuck == 1; }));
-  EXPECT_EQ(sim::ncclCensus().communicators, 1);
+  EXPECT_EQ(sim::ncclSnapshot().communicators, 1);
   cluster.form(cluster.all(), "b");
   sumOnAll(cluster);
   inject("clear");
   EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
   // It is left as it is: its group is that of a thread which has ended.
-  EXPECT_EQ(sim::ncclCensus().communicators, 3);
+  EXPECT_EQ(sim::ncclSnapshot().communicators, 3);
   cluster.group(0).abort("the end of the test");
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 1; }));
   sim::forgetCommunicators();
   setAbortLimitForTest(std::chrono::seconds(10));
 }
@@ -177,7 +177,7 @@ TEST_F(NcclBlockingTest, AFinalizeThatTakesTooLongIsAborted) {
   std::thread slow([&] { cluster.group(0).shutdown(Deadline::after(milliseconds(200))); });
   cluster.group(1).shutdown(testDeadline());
   slow.join();
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 0; }));
   EXPECT_EQ(counted("destroys"), 1);
   EXPECT_EQ(counted("aborts"), 1);
 }
@@ -192,7 +192,7 @@ TEST_F(NcclBlockingTest, AFinalizeThatOutlastsTheReapersLimitIsAbortedWithinIt) 
   const CapturedLog log;
   inject("in_progress finalize polls=-1");
   cluster.group(0).shutdown(testDeadline());
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 0; }));
   EXPECT_FALSE(CapturedLog::contains("does not return"));
   EXPECT_EQ(sharedNcclThreads()->reaper.counts().stuck, 0);
   setAbortLimitForTest(std::chrono::seconds(10));
@@ -229,7 +229,7 @@ TEST_F(NcclBlockingTest, AnInitThatWaitsForOthersIsEndedByAnAbort) {
   for (auto& thread : issuing) thread.join();  // rank 1's own call is still in NCCL
   EXPECT_TRUE(waitFor([] { return callThreads() == 1; }));
   inject("clear");
-  EXPECT_TRUE(waitFor([] { return callThreads() == 0 && sim::ncclCensus().roots == 0; }));
+  EXPECT_TRUE(waitFor([] { return callThreads() == 0 && sim::ncclSnapshot().roots == 0; }));
   cluster.form(cluster.all(), "b");
   sumOnAll(cluster);
 }
@@ -269,7 +269,7 @@ TEST_F(NcclBlockingTest, AFinalizeThatNeverReturnsHoldsUpNoOther) {
         finish(cluster.group(i).issue(i == 0 ? deviceSend(values, 1) : deviceRecv(values, 0))),
         nullptr);
   });
-  EXPECT_EQ(sim::ncclCensus().communicators, 4);
+  EXPECT_EQ(sim::ncclSnapshot().communicators, 4);
   inject("block finalize rank=0");
   cluster.group(0).shutdown(Deadline::after(milliseconds(400)));
   EXPECT_TRUE(waitFor([] { return sharedNcclThreads()->reaper.counts().stuck == 1; }));
@@ -277,7 +277,7 @@ TEST_F(NcclBlockingTest, AFinalizeThatNeverReturnsHoldsUpNoOther) {
   inject("clear");
   EXPECT_TRUE(waitFor([] { return callThreads() == 0; }));
   cluster.group(1).abort("the end of the test");
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 1; }));
   sim::forgetCommunicators();
   setAbortLimitForTest(std::chrono::seconds(10));
 }

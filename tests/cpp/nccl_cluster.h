@@ -115,8 +115,8 @@ class NcclTest : public testing::Test {
   void SetUp() override { sim::Faults::instance().reset(); }
   void TearDown() override {
     inject("clear");
-    EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }))
-        << sim::ncclCensus().communicators << " communicators are left";
+    EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 0; }))
+        << sim::ncclSnapshot().communicators << " communicators are left";
     EXPECT_EQ(sim::Faults::instance().violations(), std::vector<std::string>());
     EXPECT_TRUE(stopNcclEngines(testDeadline()) || allow_stuck);
   }

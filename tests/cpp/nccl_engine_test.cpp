@@ -348,7 +348,7 @@ TEST_F(NcclEngineTest, ABoundDeviceIsReadyWhenTheGenerationBegins) {
     EXPECT_EQ(members[static_cast<size_t>(i)]->configure("bound", i, 2), nullptr);
   });
   EXPECT_EQ(counted("inits"), 2);
-  EXPECT_EQ(sim::ncclCensus().communicators, 2);
+  EXPECT_EQ(sim::ncclSnapshot().communicators, 2);
 }
 
 // ---- NCCL in progress, wherever it may be

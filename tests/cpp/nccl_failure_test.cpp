@@ -83,7 +83,7 @@ TEST_F(NcclFailureTest, AbortWhileRanksAwaitInNcclTheOneThatDoesNotCome) {
   aborted.join();
   inject("clear");
   blocked.join();
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().roots == 0; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().roots == 0; }));
   cluster.form(cluster.all(), "b");
   expectSum(cluster, cluster.all());
 }
@@ -108,7 +108,7 @@ TEST_F(NcclFailureTest, AbortInMidOperation) {
   cluster.form(cluster.all(), "a");
   expectSum(cluster, cluster.all());
   abortReleases(cluster, {0, 1, 2}, 3, [&] { return counted("allreduce") == 7; });
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 0; }));
   cluster.form({3, 1, 0}, "b");
   expectSum(cluster, {3, 1, 0});
 }
@@ -133,16 +133,16 @@ TEST_F(NcclFailureTest, AGoodbyeEndsWhatIsUnderWayStill) {
   cluster.group(0).shutdown(Deadline::after(milliseconds(50)));
   EXPECT_NE(finish(state), nullptr);
   // The other one's may stay: whether its generation failed too is a question of time.
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators <= 1; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators <= 1; }));
 }
 
 TEST_F(NcclFailureTest, AbortWhileIdleFreesTheCommunicators) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "a");
   expectSum(cluster, cluster.all());
-  EXPECT_EQ(sim::ncclCensus().communicators, 2);
+  EXPECT_EQ(sim::ncclSnapshot().communicators, 2);
   cluster.group(0).abort("idle");
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 0; }));
   EXPECT_EQ(allreduceFails(cluster, 1)->cause.rank, 0);
   EXPECT_EQ(counted("finalizes"), 0);
 }
@@ -158,9 +158,9 @@ TEST_F(NcclFailureTest, AllCommunicatorsOfTheGenerationAreAborted) {
              {deviceSend(out, (rank + 1) % 3), deviceRecv(in, (rank + 2) % 3)}))
       succeed(state);
   });
-  EXPECT_EQ(sim::ncclCensus().communicators, 9);
+  EXPECT_EQ(sim::ncclSnapshot().communicators, 9);
   cluster.group(1).abort("all of them");
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 0; }));
   EXPECT_EQ(counted("revokes"), blockingCalls() ? 0 : 9);  // which would block
   EXPECT_EQ(counted("aborts"), 9);
 }
@@ -171,7 +171,7 @@ TEST_F(NcclFailureTest, AbortWithoutRevokeWorksToo) {
   cluster.form(cluster.all(), "a");
   expectSum(cluster, cluster.all());
   abortReleases(cluster, {0, 2}, 1, [&] { return counted("allreduce") == 5; });
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 0; }));
   EXPECT_EQ(counted("revokes"), 0);
 }
 
@@ -185,9 +185,9 @@ TEST_F(NcclFailureTest, ABlockedAbortHoldsUpNeitherWaitersNorTheNextGeneration) 
   abortReleases(cluster, {0}, 1, [&] { return counted("allreduce") == 3; });
   cluster.form(cluster.all(), "b");
   expectSum(cluster, cluster.all());
-  EXPECT_TRUE(waitFor([] { return threadCensus().stuck > 0; }));
+  EXPECT_TRUE(waitFor([] { return threadSnapshot().stuck > 0; }));
   inject("clear");
-  EXPECT_TRUE(waitFor([] { return threadCensus().stuck == 0; }));
+  EXPECT_TRUE(waitFor([] { return threadSnapshot().stuck == 0; }));
   setAbortLimitForTest(std::chrono::seconds(10));
 }
 
@@ -225,7 +225,7 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorOfOneRankFailsAll) {
   cluster.onAll([&](int i) {
     const FailurePtr failure = allreduceFails(cluster, i);
     if (!failure) return;
-    EXPECT_EQ(failure->kind, FailureKind::kLinkLost) << failure->describe();
+    EXPECT_EQ(failure->kind, FailureKind::kConnectionLost) << failure->describe();
     EXPECT_NE(failure->describe().find("NCCL"), std::string::npos) << failure->describe();
   });
 }
@@ -314,19 +314,19 @@ TEST_F(NcclFailureTest, OneHundredGenerationsLeaveThreadsDescriptorsAndMemoryFla
     }
     if (generation % 33 != 0) continue;
     cluster.onAll([&](int i) { cluster.group(i).abort("look"); });
-    ASSERT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 0; }));
+    ASSERT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 0; }));
     if (generation > 33) {
-      EXPECT_TRUE(waitFor([&] { return threadCensus().running.size() <= threads; }))
-          << threadCensus().running.size() << " threads, " << threads << " before";
+      EXPECT_TRUE(waitFor([&] { return threadSnapshot().running.size() <= threads; }))
+          << threadSnapshot().running.size() << " threads, " << threads << " before";
       EXPECT_TRUE(waitFor([&] { return openDescriptors() <= descriptors; }));
       EXPECT_TRUE(waitFor([&] { return sim::liveAllocations() <= memory; }));
     } else {
-      threads = threadCensus().running.size();
+      threads = threadSnapshot().running.size();
       descriptors = openDescriptors();
       memory = sim::liveAllocations();
     }
   }
-  EXPECT_EQ(sim::ncclCensus().roots, 0);
+  EXPECT_EQ(sim::ncclSnapshot().roots, 0);
 }
 
 }  // namespace

@@ -176,17 +176,17 @@ TEST_F(NcclMemoryCalls, ADeregistrationThatDoesNotReturnIsAbandonedAndKeepsTheMe
   const auto comm = readyComm();
   ASSERT_TRUE(registry.attach(comm, testDeadline()));
   registry.add(pool({16}), testDeadline());
-  const int before = threadCensus().stuck;
+  const int before = threadSnapshot().stuck;
   nccl->block("deregisterBuffer");
   EXPECT_EQ(registry.remove(kPool, Deadline::after(milliseconds(50))).kind, Kind::kLate);
-  EXPECT_EQ(threadCensus().stuck, before + 1);
+  EXPECT_EQ(threadSnapshot().stuck, before + 1);
   ASSERT_NE(lifecycle->failure(), nullptr);
   EXPECT_EQ(lifecycle->failure()->kind, FailureKind::kTimeout);
   EXPECT_FALSE(owner.expired());
   EXPECT_FALSE(registry.knows(kPool));
   EXPECT_EQ(registry.notFreed().size(), 1);
   nccl->unblock();
-  EXPECT_TRUE(waitFor([&] { return owner.expired() && threadCensus().stuck == before; }));
+  EXPECT_TRUE(waitFor([&] { return owner.expired() && threadSnapshot().stuck == before; }));
   end(comm);
 }
 

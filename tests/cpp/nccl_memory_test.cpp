@@ -81,7 +81,7 @@ class NcclMemoryTest : public NcclTest {
   }
   static int64_t live() { return counted("live_registrations"); }
   static bool allGone() {
-    return waitFor([] { return sim::ncclCensus().communicators == 0; });
+    return waitFor([] { return sim::ncclSnapshot().communicators == 0; });
   }
   void TearDown() override {
     NcclTest::TearDown();
@@ -275,7 +275,7 @@ TEST_F(NcclMemoryTest, WithoutRegistrationsConfigureDoesNotWaitForThem) {
   inject("block abort rank=1");
   world.cluster.group(0).abort("the other one's abort hangs");
   world.cluster.form({0, 1}, "b");
-  EXPECT_GE(sim::ncclCensus().communicators, 1);
+  EXPECT_GE(sim::ncclSnapshot().communicators, 1);
   inject("clear");
   expectSum(world.cluster, {0, 1});
   world.cluster.group(0).abort("enough");

@@ -202,7 +202,7 @@ TEST_F(NcclRacesTest, EveryPartsRootIsReleasedWhereARankFailsOnItsWayIn) {
   }
   for (auto& thread : issuing) thread.join();
   EXPECT_EQ(counted("unique_ids"), 3);
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().roots == 0; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().roots == 0; }));
 }
 
 // ---- aborts
@@ -222,7 +222,7 @@ TEST_F(NcclRacesTest, AnAbortWaitsForTheEndOfAGroupOfCalls) {
   cluster.group(1).abort("in the middle of a group");
   // Its waiters are released, and it is not aborted before the call has come back.
   EXPECT_TRUE(waitFor([&] { return counted("aborts") == (blockingCalls() ? 2 : 1); }));
-  EXPECT_TRUE(waitFor([] { return sim::ncclCensus().communicators == 1; }));
+  EXPECT_TRUE(waitFor([] { return sim::ncclSnapshot().communicators == 1; }));
   inject("clear");
   issuing.join();
   EXPECT_TRUE(waitFor([&] { return counted("aborts") == 2; }));
@@ -348,7 +348,7 @@ TEST_F(NcclRacesTest, OutsideACaptureThatHasTheGroupsOperationsOthersAreRefused)
   sum(cluster, 0);  // the generation is unharmed
   cluster.group(0).abort("with a live graph");
   EXPECT_TRUE(waitFor([&] { return counted("aborts") == 1; }));
-  EXPECT_EQ(sim::ncclCensus().communicators, 1);
+  EXPECT_EQ(sim::ncclSnapshot().communicators, 1);
   graph.reset();
 }
 

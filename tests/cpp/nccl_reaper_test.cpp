@@ -74,10 +74,10 @@ TEST_F(NcclReaper, AStuckAbortIsReportedAndHoldsUpNobody) {
   nccl->block("groupEnd");
   const auto stuck = readyComm();
   auto ends = reaper(milliseconds(50));
-  const int before = threadCensus().stuck;
+  const int before = threadSnapshot().stuck;
   ends->abort({stuck});
   ASSERT_TRUE(waitFor([&] { return ends->counts().stuck == 1; }));
-  EXPECT_EQ(threadCensus().stuck, before + 1);
+  EXPECT_EQ(threadSnapshot().stuck, before + 1);
   EXPECT_TRUE(stuck->cut());
   const auto next = readyComm();
   ends->abort({next});
@@ -85,7 +85,7 @@ TEST_F(NcclReaper, AStuckAbortIsReportedAndHoldsUpNobody) {
   nccl->unblock();
   EXPECT_TRUE(next->awaitGone(testDeadline()));
   EXPECT_TRUE(stuck->awaitGone(testDeadline()));
-  EXPECT_TRUE(waitFor([&] { return threadCensus().stuck == before; }));
+  EXPECT_TRUE(waitFor([&] { return threadSnapshot().stuck == before; }));
   ends->stop(testDeadline());
 }
 
@@ -348,7 +348,7 @@ TEST_F(NcclReaper, APeerThatIsGoneIsToldOfOnceNobodyKnowsMore) {
     watched->lookForError();
     return lifecycle->failure() != nullptr;
   }));
-  EXPECT_EQ(lifecycle->failure()->kind, FailureKind::kLinkLost);
+  EXPECT_EQ(lifecycle->failure()->kind, FailureKind::kConnectionLost);
 }
 
 TEST_F(NcclReaper, AGoodbyeIsABetterCauseThanAPeerThatIsGone) {

@@ -1,5 +1,5 @@
-// For tests of listener and connector: a door with what it admitted, and both ends of a connection
-// played by hand.
+// For tests of listener and connector: an acceptor with what it admitted, and both ends of a
+// connection played by hand.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -98,20 +98,21 @@ class RawAcceptor {
 };
 
 // A listener on a loop of its own, one generation that it may expect, and what it has admitted.
-class Door {
+class Acceptor {
  public:
-  explicit Door(LoopTraits traits = {}, const std::optional<SocketAddress>& local = std::nullopt)
+  explicit Acceptor(LoopTraits traits = {},
+                    const std::optional<SocketAddress>& local = std::nullopt)
       : loop("ft-test-door", traits) {
     std::string error;
     listener = Listener::open(loop, loopbackAddress(), {}, &error, selfIncarnation(), local);
     EXPECT_TRUE(listener) << error;
   }
-  ~Door() {
+  ~Acceptor() {
     loop.runOnLoop([this] { arrivals_.clear(); }, testDeadline());  // closed where they were made
     listener.reset();
   }
-  Door(const Door&) = delete;
-  Door& operator=(const Door&) = delete;
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
 
   void expect() {
     onLoop(loop, [this] {
@@ -142,7 +143,7 @@ class Door {
   bool waitForRefused(uint64_t count) {
     return waitFor([&] { return listener->counts().refused == count; });
   }
-  // Sends from the door's side over the first admitted connection.
+  // Sends from the acceptor's side over the first admitted connection.
   void sendFromFirst(const std::string& text) {
     onLoop(loop, [&] { EXPECT_TRUE(sendWhole(arrivals_.at(0).fd.get(), text)); });
   }
@@ -181,11 +182,11 @@ class Caller {
       EXPECT_FALSE(ended()) << "called back from inside the constructor";
     });
   }
-  void connect(const Door& door, int rank = 1, Deadline deadline = testDeadline()) {
-    connect({door.address()}, door.hello(rank), door.welcome(), deadline);
+  void connect(const Acceptor& acceptor, int rank = 1, Deadline deadline = testDeadline()) {
+    connect({acceptor.address()}, acceptor.hello(rank), acceptor.welcome(), deadline);
   }
-  void connect(const Door& door, const SocketAddress& address, int rank) {
-    connect({address}, door.hello(rank), door.welcome());
+  void connect(const Acceptor& acceptor, const SocketAddress& address, int rank) {
+    connect({address}, acceptor.hello(rank), acceptor.welcome());
   }
   void cancel() {
     onLoop(loop, [this] { connector_.reset(); });

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "net/frame.h"
-#include "peers/notice_board.h"
+#include "peers/notice_cache.h"
 
 namespace torchft_ext {
 namespace {
@@ -90,52 +90,52 @@ TEST(Notice, FitsIntoItsFrameHoweverLongItsTexts) {
   EXPECT_EQ(after->generation, notice.generation);
 }
 
-class NoticeBoardTest : public ::testing::Test {
+class NoticeCacheTest : public ::testing::Test {
  protected:
   Clock::time_point now{seconds(1000)};
-  NoticeBoard board;
+  NoticeCache cache;
 };
 
-TEST_F(NoticeBoardTest, KeepsWhatComesAheadUntilTheGenerationBegins) {
-  board.keep(now, left(1, 4));
-  board.keep(now, failed(2));
-  board.keep(now, failed(1));
-  const std::vector<Notice> found = board.begin(now, generationNumber(1));
+TEST_F(NoticeCacheTest, KeepsWhatComesAheadUntilTheGenerationBegins) {
+  cache.keep(now, left(1, 4));
+  cache.keep(now, failed(2));
+  cache.keep(now, failed(1));
+  const std::vector<Notice> found = cache.begin(now, generationNumber(1));
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found[0].rank, 4);
   EXPECT_EQ(found[1].type, Notice::Type::kFailed);
-  EXPECT_EQ(board.ahead(), 1U);
-  EXPECT_TRUE(board.begin(now, generationNumber(1)).empty());
+  EXPECT_EQ(cache.ahead(), 1U);
+  EXPECT_TRUE(cache.begin(now, generationNumber(1)).empty());
 }
 
-TEST_F(NoticeBoardTest, SaysTheSameOnceAndEachLeaver) {
-  for (int i = 0; i < 10; ++i) board.keep(now, failed(1));
-  board.keep(now, left(1, 4));
-  board.keep(now, left(1, 5));
-  EXPECT_EQ(board.ahead(), 3U);
+TEST_F(NoticeCacheTest, SaysTheSameOnceAndEachLeaver) {
+  for (int i = 0; i < 10; ++i) cache.keep(now, failed(1));
+  cache.keep(now, left(1, 4));
+  cache.keep(now, left(1, 5));
+  EXPECT_EQ(cache.ahead(), 3U);
 }
 
-TEST_F(NoticeBoardTest, DropsWhatIsBehind) {
-  board.end(now, left(1, 0));
-  board.keep(now, failed(1));
-  EXPECT_EQ(board.ahead(), 0U);
-  ASSERT_NE(board.outcomeOf(generationNumber(1)), nullptr);
-  EXPECT_EQ(board.outcomeOf(generationNumber(1))->type, Notice::Type::kLeft);
-  EXPECT_EQ(board.outcomeOf(generationNumber(2)), nullptr);
+TEST_F(NoticeCacheTest, DropsWhatIsBehind) {
+  cache.end(now, left(1, 0));
+  cache.keep(now, failed(1));
+  EXPECT_EQ(cache.ahead(), 0U);
+  ASSERT_NE(cache.outcomeOf(generationNumber(1)), nullptr);
+  EXPECT_EQ(cache.outcomeOf(generationNumber(1))->type, Notice::Type::kLeft);
+  EXPECT_EQ(cache.outcomeOf(generationNumber(2)), nullptr);
 }
 
-TEST_F(NoticeBoardTest, IsBoundedInNumberAndTime) {
+TEST_F(NoticeCacheTest, IsBoundedInNumberAndTime) {
   for (int i = 0; i < 2000; ++i) {
-    board.keep(now, failed(i));
-    board.end(now, failed(3000 + i));
+    cache.keep(now, failed(i));
+    cache.end(now, failed(3000 + i));
   }
-  EXPECT_EQ(board.ahead(), NoticeBoard::kMostAhead);
-  EXPECT_EQ(board.over(), NoticeBoard::kMostOver);
-  EXPECT_TRUE(board.begin(now, generationNumber(0)).empty()) << "the oldest go first";
-  EXPECT_FALSE(board.begin(now, generationNumber(1999)).empty());
-  now += NoticeBoard::kOverFor;
-  board.begin(now, generationNumber(9999));
-  EXPECT_EQ(board.ahead() + board.over(), 0U);
+  EXPECT_EQ(cache.ahead(), NoticeCache::kMostAhead);
+  EXPECT_EQ(cache.over(), NoticeCache::kMostOver);
+  EXPECT_TRUE(cache.begin(now, generationNumber(0)).empty()) << "the oldest go first";
+  EXPECT_FALSE(cache.begin(now, generationNumber(1999)).empty());
+  now += NoticeCache::kOverFor;
+  cache.begin(now, generationNumber(9999));
+  EXPECT_EQ(cache.ahead() + cache.over(), 0U);
 }
 
 }  // namespace

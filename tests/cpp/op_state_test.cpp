@@ -136,7 +136,7 @@ bool callbacksAreDroppedAfterTheStop() {
   if (!stopCallbackThreads(Deadline::after(kPatience)) || !queued_ran) return false;
   bool late_ran = false;
   const auto op = makeOp();
-  op->onDone([&, witness = std::make_shared<int>(1)] { late_ran = true; });
+  op->onDone([&, backup = std::make_shared<int>(1)] { late_ran = true; });
   op->complete(nullptr);
   return op->wait(Deadline::after(kPatience)) && !late_ran &&
          stopCallbackThreads(Deadline::after(kPatience));

@@ -40,10 +40,10 @@ int hopsFromZero(const std::vector<int>& ranks) {
   return -1;
 }
 
-TEST(Overlay, FewLinesAndFewHopsForEverySize) {
+TEST(Overlay, FewConnectionsAndFewHopsForEverySize) {
   for (int size = 2; size <= 300; ++size) {
-    const auto lines = overlayNeighbours(0, ranksOf(size)).size();
-    EXPECT_LE(static_cast<int>(lines), 2 * logOf(size) + 2) << size;
+    const auto connections = overlayNeighbours(0, ranksOf(size)).size();
+    EXPECT_LE(static_cast<int>(connections), 2 * logOf(size) + 2) << size;
     const int hops = hopsFromZero(ranksOf(size));
     EXPECT_GE(hops, 1) << size << ": not connected";
     EXPECT_LE(hops, logOf(size)) << size;

@@ -39,13 +39,13 @@ class World : public Recorder {
     judge(watch, failure);
     Recorder::fail(watch, std::move(failure));
   }
-  void wantLine(WatchId watch, const Incarnation& peer, LineKind kind) override {
-    Recorder::wantLine(watch, peer, kind);
+  void wantConnection(WatchId watch, const Incarnation& peer, LivenessKind kind) override {
+    Recorder::wantConnection(watch, peer, kind);
     if (up_.count({peer, kind}) > 0 || alive(peer)) {
       later(chance(100), [this, peer, kind] { comeUp(peer, kind); });
     }
   }
-  void probe(const Incarnation& peer, LineKind kind, const ProbeOrder& order) override {
+  void probe(const Incarnation& peer, LivenessKind kind, const ProbeOrder& order) override {
     const bool frozen = frozen_.count(peer) > 0;
     const Duration delay = frozen ? order.answer : Duration(chance(50));
     later(delay, [this, peer, kind, frozen, number = order.number] {
@@ -55,8 +55,8 @@ class World : public Recorder {
     });
   }
   void accuse(const Incarnation& peer, const std::string&) override {
-    up_.erase({peer, LineKind::kMain});
-    up_.erase({peer, LineKind::kWitness});
+    up_.erase({peer, LivenessKind::kMain});
+    up_.erase({peer, LivenessKind::kBackup});
   }
   void warn(const std::string&) override {}
 
@@ -82,7 +82,7 @@ class World : public Recorder {
 
   void tick() {
     for (const auto& [peer, kind] : up_) {
-      if (kind == LineKind::kMain && alive(peer) && now_ >= next_beat_[peer]) {
+      if (kind == LivenessKind::kMain && alive(peer) && now_ >= next_beat_[peer]) {
         next_beat_[peer] = now_ + kLimit / 5;
         detector_.heard(now_, peer);
       }
@@ -120,23 +120,24 @@ class World : public Recorder {
     watches_.erase(watch);
   }
 
-  void comeUp(const Incarnation& peer, LineKind kind) {
+  void comeUp(const Incarnation& peer, LivenessKind kind) {
     if (!alive(peer)) return;
     up_.insert({peer, kind});
-    detector_.lineUp(now_, peer, kind);
+    detector_.connectionUp(now_, peer, kind);
   }
 
-  void breakLines(const Incarnation& peer) {
-    for (const LineKind kind : {LineKind::kMain, LineKind::kWitness}) {
+  void breakConnections(const Incarnation& peer) {
+    for (const LivenessKind kind : {LivenessKind::kMain, LivenessKind::kBackup}) {
       if (up_.erase({peer, kind}) == 0) continue;
-      later(chance(20),
-            [this, peer, kind] { detector_.lineEnded(now_, peer, kind, LineEnd::kBroken); });
+      later(chance(20), [this, peer, kind] {
+        detector_.connectionEnded(now_, peer, kind, LivenessEnd::kBroken);
+      });
     }
   }
 
   void die(const Incarnation& peer) {
     dead_.emplace(peer, now_);
-    breakLines(peer);
+    breakConnections(peer);
   }
 
   void freeze(const Incarnation& peer) {
@@ -149,19 +150,19 @@ class World : public Recorder {
   void cut(const Incarnation& peer) {
     if (!alive(peer)) return;
     cut_.insert(peer);
-    breakLines(peer);
-    later(chance(200), [this, peer] { comeUp(peer, LineKind::kMain); });
+    breakConnections(peer);
+    later(chance(200), [this, peer] { comeUp(peer, LivenessKind::kMain); });
   }
 
   void judge(WatchId watch, const Failure& failure) {
-    const bool link = failure.kind == FailureKind::kLinkLost;
-    const int rank = link ? failure.cause.other_rank : failure.cause.rank;
+    const bool connection = failure.kind == FailureKind::kConnectionLost;
+    const int rank = connection ? failure.cause.other_rank : failure.cause.rank;
     const auto& peers = watches_.at(watch);
     EXPECT_TRUE(
         std::any_of(peers.begin(), peers.end(), [rank](const auto& p) { return p.rank == rank; }));
     const Incarnation peer = peerNumber(rank);
-    if (link) {
-      EXPECT_EQ(cut_.count(peer), 1U) << "a link that was never cut: " << rank;
+    if (connection) {
+      EXPECT_EQ(cut_.count(peer), 1U) << "a connection that was never cut: " << rank;
     } else {
       EXPECT_TRUE(dead_.count(peer) > 0 || ever_frozen_.count(peer) > 0)
           << "accused though alive: " << rank;
@@ -192,7 +193,7 @@ class World : public Recorder {
   std::multimap<Clock::time_point, Event> events_;
   std::map<WatchId, std::vector<WatchedPeer>> watches_;
   WatchId next_watch_ = 1;
-  std::set<std::pair<Incarnation, LineKind>> up_;
+  std::set<std::pair<Incarnation, LivenessKind>> up_;
   std::map<Incarnation, Clock::time_point> next_beat_;
   std::map<Incarnation, Clock::time_point> dead_;
   std::set<Incarnation> frozen_;

@@ -17,15 +17,15 @@ class DetectorTest : public ::testing::Test {
     detector.addWatch(now, id, 0, peers);
     detector.nextDue(now);
   }
-  void beginWithLine(WatchId id, int peer) {
+  void beginWithConnection(WatchId id, int peer) {
     begin(id, {member(peer)});
-    detector.lineUp(now, peerNumber(peer), LineKind::kMain);
+    detector.connectionUp(now, peerNumber(peer), LivenessKind::kMain);
     detector.nextDue(now);
   }
-  void breakLine(int peer, LineKind kind = LineKind::kMain) {
-    detector.lineEnded(now, peerNumber(peer), kind, LineEnd::kBroken);
+  void breakConnection(int peer, LivenessKind kind = LivenessKind::kMain) {
+    detector.connectionEnded(now, peerNumber(peer), kind, LivenessEnd::kBroken);
   }
-  void probeSays(int peer, ProbeEnd end, LineKind kind = LineKind::kMain) {
+  void probeSays(int peer, ProbeEnd end, LivenessKind kind = LivenessKind::kMain) {
     const uint64_t number = orders.lastProbeOf(peerNumber(peer), kind);
     detector.probed(now, peerNumber(peer), kind, end, number);
   }
@@ -45,9 +45,9 @@ class DetectorTest : public ::testing::Test {
   Detector detector{orders, kLimit, kHost, kPid};
 };
 
-TEST_F(DetectorTest, BrokenLineAndClosedPortAreADeath) {
-  beginWithLine(1, 3);
-  breakLine(3);
+TEST_F(DetectorTest, BrokenConnectionAndClosedPortAreADeath) {
+  beginWithConnection(1, 3);
+  breakConnection(3);
   ASSERT_EQ(orders.probes.size(), 1U);
   EXPECT_TRUE(orders.failures.empty()) << "judged before the probe had answered";
   probeSays(3, ProbeEnd::kGone);
@@ -60,50 +60,50 @@ TEST_F(DetectorTest, BrokenLineAndClosedPortAreADeath) {
   EXPECT_EQ(detector.counts().deaths, 1U);
 }
 
-TEST_F(DetectorTest, BrokenWitnessLineSaysTheSame) {
+TEST_F(DetectorTest, BrokenBackupConnectionSaysTheSame) {
   begin(1, {member(3, true)});
-  detector.lineUp(now, peerNumber(3), LineKind::kMain);
-  detector.lineUp(now, peerNumber(3), LineKind::kWitness);
-  breakLine(3, LineKind::kWitness);
+  detector.connectionUp(now, peerNumber(3), LivenessKind::kMain);
+  detector.connectionUp(now, peerNumber(3), LivenessKind::kBackup);
+  breakConnection(3, LivenessKind::kBackup);
   ASSERT_EQ(orders.probes.size(), 1U);
-  EXPECT_EQ(orders.probes[0].kind, LineKind::kWitness);
-  probeSays(3, ProbeEnd::kGone, LineKind::kWitness);
+  EXPECT_EQ(orders.probes[0].kind, LivenessKind::kBackup);
+  probeSays(3, ProbeEnd::kGone, LivenessKind::kBackup);
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
 }
 
-TEST_F(DetectorTest, BrokenLineToALivingProcessIsALostLink) {
-  beginWithLine(1, 3);
-  breakLine(3);
+TEST_F(DetectorTest, BrokenConnectionToALivingProcessIsALostConnection) {
+  beginWithConnection(1, 3);
+  breakConnection(3);
   probeSays(3, ProbeEnd::kAlive);
   const Failure& failure = orders.failures.at(1);
-  EXPECT_EQ(failure.kind, FailureKind::kLinkLost);
+  EXPECT_EQ(failure.kind, FailureKind::kConnectionLost);
   EXPECT_EQ(failure.cause.rank, 0);
   EXPECT_EQ(failure.cause.other_rank, 3);
   EXPECT_EQ(failure.cause.host, kHost);
-  EXPECT_EQ(detector.counts().lost_links, 1U);
+  EXPECT_EQ(detector.counts().lost_connections, 1U);
   EXPECT_EQ(detector.counts().deaths, 0U);
 }
 
-TEST_F(DetectorTest, NewLineInPlaceOfABrokenOneIsALostLinkToo) {
-  beginWithLine(1, 3);
-  breakLine(3);
-  detector.lineUp(now, peerNumber(3), LineKind::kMain);
-  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kLinkLost);
+TEST_F(DetectorTest, NewConnectionInPlaceOfABrokenOneIsALostConnectionToo) {
+  beginWithConnection(1, 3);
+  breakConnection(3);
+  detector.connectionUp(now, peerNumber(3), LivenessKind::kMain);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kConnectionLost);
 }
 
 TEST_F(DetectorTest, UnreachableHostIsADeath) {
-  beginWithLine(1, 3);
-  breakLine(3);
+  beginWithConnection(1, 3);
+  breakConnection(3);
   EXPECT_EQ(orders.probes[0].order.connect, Duration(kLimit));
   probeSays(3, ProbeEnd::kUnreachable);
   EXPECT_EQ(orders.failures.at(1).cause.how, "its host cannot be reached");
 }
 
 TEST_F(DetectorTest, DeathFailsEveryWatchWithThatProcessAndNoOther) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   begin(2, {member(2), member(3)});
   begin(3, {member(2)});
-  breakLine(3);
+  breakConnection(3);
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.count(1), 1U);
   EXPECT_EQ(orders.failures.count(2), 1U);
@@ -113,8 +113,8 @@ TEST_F(DetectorTest, DeathFailsEveryWatchWithThatProcessAndNoOther) {
 }
 
 TEST_F(DetectorTest, WatchOnADeadProcessFailsAtOnce) {
-  beginWithLine(1, 3);
-  breakLine(3);
+  beginWithConnection(1, 3);
+  breakConnection(3);
   probeSays(3, ProbeEnd::kGone);
   begin(2, {member(2), member(3)});
   EXPECT_EQ(orders.failures.at(2).cause.rank, 3);
@@ -122,8 +122,8 @@ TEST_F(DetectorTest, WatchOnADeadProcessFailsAtOnce) {
 }
 
 TEST_F(DetectorTest, TombstonesDoNotPileUp) {
-  beginWithLine(1, 3);
-  breakLine(3);
+  beginWithConnection(1, 3);
+  breakConnection(3);
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(detector.tombstones(), 1U);
   now += Detector::kTombstoneFor;
@@ -132,7 +132,7 @@ TEST_F(DetectorTest, TombstonesDoNotPileUp) {
 }
 
 TEST_F(DetectorTest, SilenceForTheLimitIsAFreeze) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   pass(kLimit - milliseconds(1));
   EXPECT_TRUE(orders.failures.empty());
   pass(milliseconds(2));
@@ -147,19 +147,19 @@ TEST_F(DetectorTest, SilenceForTheLimitIsAFreeze) {
 TEST_F(DetectorTest, AnswerToTheQuestionOfAnEarlierWatchSaysNothing) {
   begin(1, {member(3)});
   pass(milliseconds(200));
-  const uint64_t early = orders.lastProbeOf(peerNumber(3), LineKind::kMain);
+  const uint64_t early = orders.lastProbeOf(peerNumber(3), LivenessKind::kMain);
   ASSERT_NE(early, 0U);
   detector.removeWatch(1);
-  beginWithLine(2, 3);
-  breakLine(3);
-  detector.probed(now, peerNumber(3), LineKind::kMain, ProbeEnd::kAlive, early);
-  EXPECT_TRUE(orders.failures.empty()) << "it lived before its line broke";
+  beginWithConnection(2, 3);
+  breakConnection(3);
+  detector.probed(now, peerNumber(3), LivenessKind::kMain, ProbeEnd::kAlive, early);
+  EXPECT_TRUE(orders.failures.empty()) << "it lived before its connection broke";
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.at(2).kind, FailureKind::kPeerLost);
 }
 
 TEST_F(DetectorTest, BeatsKeepAPeerAlive) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   for (int i = 0; i < 100; ++i) {
     pass(kLimit / 2);
     detector.heard(now, peerNumber(3));
@@ -170,17 +170,17 @@ TEST_F(DetectorTest, BeatsKeepAPeerAlive) {
 TEST_F(DetectorTest, WithoutHeartbeatsSilenceIsNotJudged) {
   Detector patient(orders, Duration::zero(), kHost, kPid);
   patient.addWatch(now, 1, 0, {member(3)});
-  patient.lineUp(now, peerNumber(3), LineKind::kMain);
+  patient.connectionUp(now, peerNumber(3), LivenessKind::kMain);
   patient.tick(now + std::chrono::hours(5));
   EXPECT_TRUE(orders.failures.empty());
-  patient.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kBroken);
+  patient.connectionEnded(now, peerNumber(3), LivenessKind::kMain, LivenessEnd::kBroken);
   EXPECT_LT(orders.probes.at(0).order.answer, Duration::zero());
-  patient.probed(now, peerNumber(3), LineKind::kMain, ProbeEnd::kSilent, 1);
+  patient.probed(now, peerNumber(3), LivenessKind::kMain, ProbeEnd::kSilent, 1);
   EXPECT_TRUE(orders.failures.empty());
 }
 
 TEST_F(DetectorTest, OthersAreAskedForASilentPeerAtHalfTheLimitAndOnce) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   pass(kLimit / 2 - milliseconds(1));
   EXPECT_TRUE(orders.asked.empty());
   pass(kLimit / 4);
@@ -190,14 +190,14 @@ TEST_F(DetectorTest, OthersAreAskedForASilentPeerAtHalfTheLimitAndOnce) {
   EXPECT_EQ(orders.asked.size(), 2U) << "another silence";
 }
 
-TEST_F(DetectorTest, SilentPeerThatOthersReachIsALostLink) {
-  beginWithLine(1, 3);
+TEST_F(DetectorTest, SilentPeerThatOthersReachIsALostConnection) {
+  beginWithConnection(1, 3);
   pass(kLimit * 3 / 4);
   detector.seenElsewhere(peerNumber(3));
   EXPECT_TRUE(orders.failures.empty()) << "it may be heard of here yet";
   pass(kLimit);
   const Failure& failure = orders.failures.at(1);
-  EXPECT_EQ(failure.kind, FailureKind::kLinkLost);
+  EXPECT_EQ(failure.kind, FailureKind::kConnectionLost);
   EXPECT_EQ(failure.cause.rank, 0);
   EXPECT_EQ(failure.cause.other_rank, 3);
   EXPECT_TRUE(orders.accused.empty());
@@ -205,7 +205,7 @@ TEST_F(DetectorTest, SilentPeerThatOthersReachIsALostLink) {
 }
 
 TEST_F(DetectorTest, ThatOthersReachedItBeforeItWasHeardOfAgainSaysNothing) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   pass(kLimit * 3 / 4);
   detector.seenElsewhere(peerNumber(3));
   detector.heard(now, peerNumber(3));
@@ -214,37 +214,37 @@ TEST_F(DetectorTest, ThatOthersReachedItBeforeItWasHeardOfAgainSaysNothing) {
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
 }
 
-TEST_F(DetectorTest, UnreachableHostThatOthersReachIsALostLink) {
-  beginWithLine(1, 3);
-  breakLine(3);
+TEST_F(DetectorTest, UnreachableHostThatOthersReachIsALostConnection) {
+  beginWithConnection(1, 3);
+  breakConnection(3);
   EXPECT_TRUE(orders.asked.empty()) << "most answers come at once";
   pass(kLimit / 2);
   EXPECT_EQ(orders.asked, std::vector{peerNumber(3)});
   detector.seenElsewhere(peerNumber(3));
   probeSays(3, ProbeEnd::kUnreachable);
-  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kLinkLost);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kConnectionLost);
 }
 
-// The witness line's port is filtered, say.
-TEST_F(DetectorTest, PeerThatBeatsIsNotLostForAWitnessLineThatCannotBeMade) {
+// The backup connection's port is filtered, say.
+TEST_F(DetectorTest, PeerThatBeatsIsNotLostForABackupConnectionThatCannotBeMade) {
   begin(1, {member(3, true)});
-  detector.lineUp(now, peerNumber(3), LineKind::kMain);
+  detector.connectionUp(now, peerNumber(3), LivenessKind::kMain);
   for (int beat = 0; beat < 20; ++beat) {
     pass(kLimit / 5);
     detector.heard(now, peerNumber(3));
-    if (orders.lastProbeOf(peerNumber(3), LineKind::kWitness) != 0)
-      probeSays(3, ProbeEnd::kUnreachable, LineKind::kWitness);
+    if (orders.lastProbeOf(peerNumber(3), LivenessKind::kBackup) != 0)
+      probeSays(3, ProbeEnd::kUnreachable, LivenessKind::kBackup);
   }
   EXPECT_GE(orders.probes.size(), 2U) << "it is tried again";
   EXPECT_TRUE(orders.asked.empty()) << "it is heard of";
   EXPECT_TRUE(orders.failures.empty());
   pass(kLimit * 2);
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost)
-      << "the main line has fallen silent";
+      << "the main connection has fallen silent";
 }
 
 TEST_F(DetectorTest, FrozenPeerMayJoinALaterGeneration) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   pass(kLimit * 2);
   ASSERT_EQ(orders.failures.count(1), 1U);
   begin(2, {member(3)});
@@ -257,7 +257,7 @@ TEST_F(DetectorTest, FrozenPeerMayJoinALaterGeneration) {
 }
 
 TEST_F(DetectorTest, PeerThatIsStillFrozenFailsALaterWatch) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   pass(kLimit * 2);
   begin(2, {member(3)});
   pass(kLimit);
@@ -266,7 +266,7 @@ TEST_F(DetectorTest, PeerThatIsStillFrozenFailsALaterWatch) {
 }
 
 TEST_F(DetectorTest, ThawedProcessAccusesNobody) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   now += seconds(100);  // nothing ran
   detector.tick(now);
   detector.nextDue(now);
@@ -278,19 +278,19 @@ TEST_F(DetectorTest, ThawedProcessAccusesNobody) {
 }
 
 TEST_F(DetectorTest, OtherEventsOfAThawDoNotHideThatItWasOne) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   begin(2, {member(2)});
-  detector.lineUp(now, peerNumber(2), LineKind::kMain);
+  detector.connectionUp(now, peerNumber(2), LivenessKind::kMain);
   detector.nextDue(now);
   now += seconds(100);
-  detector.lineEnded(now, peerNumber(2), LineKind::kMain, LineEnd::kIdle);
+  detector.connectionEnded(now, peerNumber(2), LivenessKind::kMain, LivenessEnd::kIdle);
   detector.nextDue(now);
   detector.tick(now);
   EXPECT_TRUE(orders.failures.empty());
 }
 
 TEST_F(DetectorTest, TimeInWhichThisProcessDidNotRunIsNoSilence) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   pass(kLimit / 2);
   now += kLimit * 45 / 100;  // less than half a limit late
   detector.tick(now);
@@ -302,9 +302,9 @@ TEST_F(DetectorTest, TimeInWhichThisProcessDidNotRunIsNoSilence) {
 }
 
 TEST_F(DetectorTest, AccusedProcessNamesItself) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   begin(2, {member(2)});
-  detector.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kAccused);
+  detector.connectionEnded(now, peerNumber(3), LivenessKind::kMain, LivenessEnd::kAccused);
   const Failure& failure = orders.failures.at(1);
   EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
   EXPECT_EQ(failure.cause.rank, 0);
@@ -314,26 +314,26 @@ TEST_F(DetectorTest, AccusedProcessNamesItself) {
 }
 
 TEST_F(DetectorTest, AccusationOnALineOfAnEarlierGenerationIsOld) {
-  beginWithLine(1, 3);
-  detector.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kAccused);
+  beginWithConnection(1, 3);
+  detector.connectionEnded(now, peerNumber(3), LivenessKind::kMain, LivenessEnd::kAccused);
   begin(2, {member(3, true)});
-  detector.lineEnded(now, peerNumber(3), LineKind::kWitness, LineEnd::kAccused);
+  detector.connectionEnded(now, peerNumber(3), LivenessKind::kBackup, LivenessEnd::kAccused);
   EXPECT_EQ(orders.failures.count(2), 0U);
 }
 
 TEST_F(DetectorTest, GoodbyeIsNoDeath) {
-  beginWithLine(1, 3);
-  detector.lineEnded(now, peerNumber(3), LineKind::kMain, LineEnd::kLeft);
+  beginWithConnection(1, 3);
+  detector.connectionEnded(now, peerNumber(3), LivenessKind::kMain, LivenessEnd::kLeft);
   pass(seconds(60));
   EXPECT_TRUE(orders.failures.empty());
   EXPECT_TRUE(orders.wanted.empty());
 }
 
 TEST_F(DetectorTest, EndOfAPeerThatLeftTheGenerationIsNoDeath) {
-  beginWithLine(1, 3);
+  beginWithConnection(1, 3);
   begin(2, {member(3)});
   detector.peerLeft(now, 1, 3);
-  breakLine(3);
+  breakConnection(3);
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.count(1), 0U);
   EXPECT_EQ(orders.failures.count(2), 1U) << "it had left only one of the two generations";
@@ -343,30 +343,30 @@ TEST_F(DetectorTest, AbsentPeerIsLookedAtNowAndThen) {
   begin(1, {member(3)});
   pass(milliseconds(199));
   EXPECT_TRUE(orders.probes.empty());
-  for (size_t looks = 1; looks < Detector::kLooksForALine; ++looks) {
+  for (size_t looks = 1; looks < Detector::kLooksForAConnection; ++looks) {
     pass(seconds(6));
     ASSERT_EQ(orders.probes.size(), looks) << "one at a time, 5 s apart at most";
     probeSays(3, ProbeEnd::kAlive);
   }
-  EXPECT_TRUE(orders.failures.empty()) << "alive and not yet linked up is no failure";
+  EXPECT_TRUE(orders.failures.empty()) << "alive and not yet connected up is no failure";
   pass(seconds(6));
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.at(1).cause.how, "its process ended");
 }
 
-TEST_F(DetectorTest, LivingNeighbourWithoutALineIsALostLinkInTheEnd) {
+TEST_F(DetectorTest, LivingNeighbourWithoutAConnectionIsALostConnectionInTheEnd) {
   begin(1, {member(3)});
-  for (int looks = 0; looks < Detector::kLooksForALine; ++looks) {
+  for (int looks = 0; looks < Detector::kLooksForAConnection; ++looks) {
     EXPECT_TRUE(orders.failures.empty());
     pass(seconds(6));
     probeSays(3, ProbeEnd::kAlive);
   }
   const Failure& failure = orders.failures.at(1);
-  EXPECT_EQ(failure.kind, FailureKind::kLinkLost);
-  EXPECT_EQ(failure.cause.how.rfind("no liveness line could be made", 0), 0U);
+  EXPECT_EQ(failure.kind, FailureKind::kConnectionLost);
+  EXPECT_EQ(failure.cause.how.rfind("no liveness connection could be made", 0), 0U);
 }
 
-TEST_F(DetectorTest, LongStopOfThisProcessIsNoReasonToGiveALineUp) {
+TEST_F(DetectorTest, LongStopOfThisProcessIsNoReasonToGiveAConnectionUp) {
   begin(1, {member(3)});
   now += seconds(1000);
   detector.tick(now);
@@ -374,13 +374,13 @@ TEST_F(DetectorTest, LongStopOfThisProcessIsNoReasonToGiveALineUp) {
   EXPECT_TRUE(orders.failures.empty());
 }
 
-TEST_F(DetectorTest, AnswerFromBeforeTheLineEndedDoesNotExcuseIt) {
+TEST_F(DetectorTest, AnswerFromBeforeTheConnectionEndedDoesNotExcuseIt) {
   begin(1, {member(3)});
   pass(milliseconds(201));
   ASSERT_EQ(orders.probes.size(), 1U);
-  detector.lineUp(now, peerNumber(3), LineKind::kMain);
+  detector.connectionUp(now, peerNumber(3), LivenessKind::kMain);
   now += milliseconds(1);
-  breakLine(3);
+  breakConnection(3);
   probeSays(3, ProbeEnd::kAlive);
   EXPECT_TRUE(orders.failures.empty());
   ASSERT_EQ(orders.probes.size(), 2U);
@@ -388,17 +388,17 @@ TEST_F(DetectorTest, AnswerFromBeforeTheLineEndedDoesNotExcuseIt) {
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
 }
 
-TEST_F(DetectorTest, LinesAreWantedToTheNeighboursOnTheOverlayAlone) {
+TEST_F(DetectorTest, ConnectionsAreWantedToTheNeighboursOnTheOverlayAlone) {
   std::vector<WatchedPeer> peers;
   for (int rank = 1; rank < 16; ++rank) peers.push_back(member(rank, true));
   begin(1, peers);
   std::set<int> main;
-  std::set<int> witness;
+  std::set<int> backup;
   for (const auto& [watch, peer, kind] : orders.wanted) {
-    (kind == LineKind::kMain ? main : witness).insert(peer.bytes[0]);
+    (kind == LivenessKind::kMain ? main : backup).insert(peer.bytes[0]);
   }
   EXPECT_EQ(main, (std::set<int>{1, 2, 4, 8, 12, 14, 15}));
-  EXPECT_EQ(witness, (std::set<int>{1, 15}));
+  EXPECT_EQ(backup, (std::set<int>{1, 15}));
 }
 
 TEST_F(DetectorTest, RanksCloseAroundALeaverAfterAWhile) {
@@ -407,11 +407,11 @@ TEST_F(DetectorTest, RanksCloseAroundALeaverAfterAWhile) {
   begin(1, peers);
   detector.peerLeft(now, 1, 1);
   EXPECT_EQ(orders.leavers.count({1, peerNumber(1)}), 1U);
-  EXPECT_EQ(orders.wanted.count({1, peerNumber(1), LineKind::kMain}), 0U);
-  EXPECT_EQ(orders.wanted.count({1, peerNumber(2), LineKind::kWitness}), 0U) << "not at once";
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(1), LivenessKind::kMain}), 0U);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(2), LivenessKind::kBackup}), 0U) << "not at once";
   pass(Detector::kRewireAfter);
-  EXPECT_EQ(orders.wanted.count({1, peerNumber(2), LineKind::kWitness}), 1U);
-  EXPECT_EQ(orders.wanted.count({1, peerNumber(3), LineKind::kMain}), 1U);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(2), LivenessKind::kBackup}), 1U);
+  EXPECT_EQ(orders.wanted.count({1, peerNumber(3), LivenessKind::kMain}), 1U);
 }
 
 TEST_F(DetectorTest, DeathFailsWatchesInWhichItIsNoNeighbourToo) {
@@ -427,7 +427,7 @@ TEST_F(DetectorTest, DeathFailsWatchesInWhichItIsNoNeighbourToo) {
 TEST_F(DetectorTest, WarnsOnceOfAPeerThatIsSilentForASecond) {
   Detector slow(orders, seconds(5), kHost, kPid);
   slow.addWatch(now, 1, 0, {member(3)});
-  slow.lineUp(now, peerNumber(3), LineKind::kMain);
+  slow.connectionUp(now, peerNumber(3), LivenessKind::kMain);
   const auto up = now;
   std::optional<Duration> warned_after;
   for (auto due = slow.nextDue(now); due && *due < up + seconds(4); due = slow.nextDue(now)) {
@@ -442,7 +442,7 @@ TEST_F(DetectorTest, WarnsOnceOfAPeerThatIsSilentForASecond) {
   EXPECT_TRUE(orders.failures.empty());
 }
 
-TEST_F(DetectorTest, WarnsOnceOfAPeerWhoseLineNeverCameUp) {
+TEST_F(DetectorTest, WarnsOnceOfAPeerWhoseConnectionNeverCameUp) {
   Detector slow(orders, seconds(5), kHost, kPid);
   slow.addWatch(now, 1, 0, {member(3)});
   const auto until = now + seconds(4);
@@ -455,14 +455,14 @@ TEST_F(DetectorTest, WarnsOnceOfAPeerWhoseLineNeverCameUp) {
   EXPECT_TRUE(orders.failures.empty()) << "the probe says when its time is over";
 }
 
-TEST_F(DetectorTest, LineThatCameUpSaysMoreThanAnOlderProbe) {
+TEST_F(DetectorTest, ConnectionThatCameUpSaysMoreThanAnOlderProbe) {
   begin(1, {member(3)});
   pass(milliseconds(201));
   ASSERT_EQ(orders.probes.size(), 1U);
-  detector.lineUp(now, peerNumber(3), LineKind::kMain);
+  detector.connectionUp(now, peerNumber(3), LivenessKind::kMain);
   probeSays(3, ProbeEnd::kGone);
   EXPECT_TRUE(orders.failures.empty()) << "it may just be saying goodbye";
-  breakLine(3);
+  breakConnection(3);
   EXPECT_EQ(orders.probes.size(), 2U);
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.count(1), 1U);
@@ -471,7 +471,7 @@ TEST_F(DetectorTest, LineThatCameUpSaysMoreThanAnOlderProbe) {
 TEST_F(DetectorTest, NothingIsKeptOfWatchesThatEnded) {
   for (WatchId id = 1; id <= 1000; ++id) {
     begin(id, {member(2, true), member(3, true)});
-    detector.lineUp(now, peerNumber(2), LineKind::kMain);
+    detector.connectionUp(now, peerNumber(2), LivenessKind::kMain);
     pass(milliseconds(10));
     detector.removeWatch(id);
   }

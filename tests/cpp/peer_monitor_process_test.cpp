@@ -40,7 +40,7 @@ std::shared_ptr<PeerMonitor> startMonitor(Duration heartbeat_limit) {
   options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
   options.heartbeat_limit = heartbeat_limit;
   options.host = "test";
-  options.idle_line_grace = kIdleGrace;
+  options.idle_connection_grace = kIdleGrace;
   std::string error;
   auto monitor = PeerMonitor::start(options, &error);
   if (!monitor) throw std::runtime_error(error);
@@ -49,24 +49,25 @@ std::shared_ptr<PeerMonitor> startMonitor(Duration heartbeat_limit) {
 
 std::string describe(const MonitoredPeer& peer) {
   return peer.incarnation.hex() + " " + std::to_string(peer.pid) + " " +
-         peer.line_addresses[0].toString() + " " + peer.line_addresses[1].toString();
+         peer.liveness_addresses[0].toString() + " " + peer.liveness_addresses[1].toString();
 }
 
 MonitoredPeer readPeer(std::istream& in, int rank) {
   std::string incarnation;
   std::string main;
-  std::string witness;
+  std::string backup;
   MonitoredPeer peer;
-  in >> incarnation >> peer.pid >> main >> witness;
+  in >> incarnation >> peer.pid >> main >> backup;
   peer.rank = rank;
   peer.incarnation = Incarnation::fromHex(incarnation).value();
   peer.host = "test";
-  peer.line_addresses = {SocketAddress::parse(main).value(), SocketAddress::parse(witness).value()};
+  peer.liveness_addresses = {SocketAddress::parse(main).value(),
+                             SocketAddress::parse(backup).value()};
   return peer;
 }
 
 MonitoredPeer selfRecord(const PeerMonitor& monitor, int rank) {
-  return {rank, selfIncarnation(), "test", ::getpid(), monitor.lineAddresses()};
+  return {rank, selfIncarnation(), "test", ::getpid(), monitor.livenessAddresses()};
 }
 
 // The other process: one order a line, one reply a line.
@@ -268,12 +269,12 @@ struct Verdict {
 
 class PeerMonitorProcesses : public ::testing::Test {
  protected:
-  // A generation of two: this process and the victim, both lines up.
+  // A generation of two: this process and the victim, both connections up.
   void begin(Duration heartbeat_limit) {
     monitor = startMonitor(heartbeat_limit);
     victim = std::make_unique<Victim>(heartbeat_limit);
     beginGeneration();
-    ASSERT_TRUE(linesBecome(2));
+    ASSERT_TRUE(connectionsBecome(2));
   }
   void beginGeneration() {
     const Nonce nonce = Nonce::random();
@@ -287,8 +288,8 @@ class PeerMonitorProcesses : public ::testing::Test {
                               });
     victim->orderWatch(nonce, secret, *monitor);
   }
-  bool linesBecome(int count) {
-    return waitFor([&] { return monitor->stats().lines == count; });
+  bool connectionsBecome(int count) {
+    return waitFor([&] { return monitor->stats().connections == count; });
   }
   std::optional<Failure> failure() {
     MutexLock lock(verdict->mutex);
@@ -355,35 +356,35 @@ TEST_F(PeerMonitorProcesses, FrozenProcessIsNoticedToldAndMayJoinAgain) {
   const std::string told = victim->hear("failed ");
   EXPECT_EQ(told.rfind("1 1 this process was frozen and left out", 0), 0U) << told;
   beginGeneration();
-  EXPECT_TRUE(linesBecome(2));
+  EXPECT_TRUE(connectionsBecome(2));
   EXPECT_FALSE(failure().has_value());
 }
 
 TEST_F(PeerMonitorProcesses, ProcessThatStopsItsMonitorIsNotHeldForDead) {
   begin(kNoFreeze);
   victim->order("stop");
-  EXPECT_TRUE(linesBecome(0));
+  EXPECT_TRUE(connectionsBecome(0));
   victim->kill();
   EXPECT_TRUE(monitor->stop(testDeadline()));
   EXPECT_FALSE(failure().has_value());
 }
 
-TEST_F(PeerMonitorProcesses, CutLineFailsTheGenerationAtBothEndsAndIsMadeAnewForTheNext) {
+TEST_F(PeerMonitorProcesses, CutConnectionFailsTheGenerationAtBothEndsAndIsMadeAnewForTheNext) {
   begin(kNoFreeze);
-  monitor->cutLineForTest(victim->record().incarnation);
-  EXPECT_EQ(expectFailure().kind, FailureKind::kLinkLost);
+  monitor->cutConnectionForTest(victim->record().incarnation);
+  EXPECT_EQ(expectFailure().kind, FailureKind::kConnectionLost);
   EXPECT_EQ(victim->hear("failed ").substr(0, 1), "3");
   beginGeneration();
-  EXPECT_TRUE(linesBecome(2));
+  EXPECT_TRUE(connectionsBecome(2));
   EXPECT_FALSE(failure().has_value());
 }
 
-TEST_F(PeerMonitorProcesses, GenerationsThatOverlapShareOneLine) {
+TEST_F(PeerMonitorProcesses, GenerationsThatOverlapShareOneConnection) {
   begin(kNoFreeze);
   const auto first = std::move(watching);
   beginGeneration();
   EXPECT_TRUE(waitFor([this] { return monitor->stats().watches == 2; }));
-  EXPECT_EQ(monitor->stats().lines, 2);
+  EXPECT_EQ(monitor->stats().connections, 2);
   victim->kill();
   EXPECT_EQ(expectFailure().kind, FailureKind::kPeerLost);
 }
@@ -413,7 +414,7 @@ size_t sharedSockets() {
   return count;
 }
 
-TEST_F(PeerMonitorProcesses, LinesLieInPrivateTablesWhereTheKernelHasThem) {
+TEST_F(PeerMonitorProcesses, ConnectionsLieInPrivateTablesWhereTheKernelHasThem) {
   if (!threadMayHaveATableOfItsOwn()) GTEST_SKIP() << "no private descriptor tables here";
   const size_t before = sharedSockets();
   begin(kNoFreeze);
@@ -438,23 +439,23 @@ TEST_F(PeerMonitorProcesses, ManyGenerationsInARowLeaveNothingBehind) {
   begin(kNoFreeze);
   watching.reset();
   victim->order("unwatch");
-  ASSERT_TRUE(linesBecome(0));
+  ASSERT_TRUE(connectionsBecome(0));
   const size_t before = openDescriptors();
   for (int generation = 0; generation < 200; ++generation) {
     beginGeneration();
     if (generation % 20 == 0) {
-      ASSERT_TRUE(linesBecome(2));
+      ASSERT_TRUE(connectionsBecome(2));
     }
     if (generation % 40 == 20) watching.reset();
   }
   watching.reset();
   victim->order("unwatch");
-  EXPECT_TRUE(linesBecome(0));
+  EXPECT_TRUE(connectionsBecome(0));
   EXPECT_TRUE(waitFor([this] { return monitor->stats().watches == 0; }));
   EXPECT_TRUE(waitFor([&] { return openDescriptors() <= before; }))
       << openDescriptors() << " open, " << before << " before";
   EXPECT_FALSE(victim->hasSaid("failed"));
-  EXPECT_EQ(monitor->stats().deaths + monitor->stats().lost_links, 0U);
+  EXPECT_EQ(monitor->stats().deaths + monitor->stats().lost_connections, 0U);
 }
 
 }  // namespace

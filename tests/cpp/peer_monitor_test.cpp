@@ -51,7 +51,7 @@ class PeerMonitorTest : public ::testing::Test {
     options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
     options.heartbeat_limit = heartbeat_limit;
     options.host = "here";
-    options.idle_line_grace = milliseconds(1);
+    options.idle_connection_grace = milliseconds(1);
     std::string error;
     monitor = PeerMonitor::start(options, &error);
     ASSERT_NE(monitor, nullptr) << error;
@@ -59,23 +59,23 @@ class PeerMonitorTest : public ::testing::Test {
   std::unique_ptr<PeerMonitor::Watch> watch(const FakePeer& peer) {
     return monitor->watch(nonce, secret, kSelfRank, {peer.record()}, verdict.sink());
   }
-  RawLine standingLine(const FakePeer& peer) {
-    RawLine line = peer.connect(monitor->lineAddresses()[0], nonce, secret);
-    EXPECT_EQ(line.read().header.type, FrameType::kWelcome);
-    line.beat();
-    EXPECT_EQ(line.read().header.type, FrameType::kBeat);
-    return line;
+  RawConnection standingConnection(const FakePeer& peer) {
+    RawConnection connection = peer.connect(monitor->livenessAddresses()[0], nonce, secret);
+    EXPECT_EQ(connection.read().header.type, FrameType::kWelcome);
+    connection.beat();
+    EXPECT_EQ(connection.read().header.type, FrameType::kBeat);
+    return connection;
   }
-  // Until there is a verdict: a first one may have been sent before the line stood, whose answer
-  // does not say why the line ended.
+  // Until there is a verdict: a first one may have been sent before the connection stood, whose
+  // answer does not say why the connection ended.
   void answerProbes(const FakePeer& peer, RefusalCode code) {
     EXPECT_TRUE(waitFor([&] {
       if (peer.isAsked()) peer.answerProbe(code);
       return verdict.count() > 0;
     }));
   }
-  bool linesBecome(int count) {
-    return waitFor([&] { return monitor->stats().lines == count; });
+  bool connectionsBecome(int count) {
+    return waitFor([&] { return monitor->stats().connections == count; });
   }
   // Nothing that has happened up to now was held for a failure.
   void expectNoFailure() {
@@ -115,11 +115,11 @@ TEST_F(PeerMonitorTest, RefusesAWrongSecret) {
   const auto watching = watch(peer);
   GenerationSecret wrong = GenerationSecret::random();
   wrong.acceptor = secret.acceptor;
-  RawLine line = peer.connect(monitor->lineAddresses()[0], nonce, wrong);
-  const RawLine::Frame answer = line.read();
+  RawConnection connection = peer.connect(monitor->livenessAddresses()[0], nonce, wrong);
+  const RawConnection::Frame answer = connection.read();
   ASSERT_EQ(answer.header.type, FrameType::kRefused);
   EXPECT_EQ(decodeRefusal(answer.payload)->code, RefusalCode::kWrongSecret);
-  EXPECT_EQ(monitor->stats().lines, 0);
+  EXPECT_EQ(monitor->stats().connections, 0);
 }
 
 TEST_F(PeerMonitorTest, GivesUpAnAcceptorThatDoesNotKnowTheSecret) {
@@ -127,11 +127,11 @@ TEST_F(PeerMonitorTest, GivesUpAnAcceptorThatDoesNotKnowTheSecret) {
   const FakePeer peer(Role::kAccepts);
   const auto watching = watch(peer);
   Hello hello;
-  RawLine line = peer.accept(&hello);
+  RawConnection connection = peer.accept(&hello);
   EXPECT_EQ(hello.proof, secret.connector);
-  line.write(peer.welcome(GenerationSecret::random()));
-  EXPECT_TRUE(line.isEnded());
-  EXPECT_EQ(monitor->stats().lines, 0);
+  connection.write(peer.welcome(GenerationSecret::random()));
+  EXPECT_TRUE(connection.isEnded());
+  EXPECT_EQ(monitor->stats().connections, 0);
 }
 
 TEST_F(PeerMonitorTest, ClosedPortAtTheStartIsADeath) {
@@ -143,7 +143,7 @@ TEST_F(PeerMonitorTest, ClosedPortAtTheStartIsADeath) {
   EXPECT_EQ(monitor->stats().deaths, 1U);
 }
 
-TEST_F(PeerMonitorTest, AcceptingEndNoticesADeathBeforeAnyLineStood) {
+TEST_F(PeerMonitorTest, AcceptingEndNoticesADeathBeforeAnyConnectionStood) {
   start(kNoFreeze);
   FakePeer peer(Role::kConnects);
   peer.closePort();
@@ -155,9 +155,9 @@ TEST_F(PeerMonitorTest, EndOfFileAndClosedPortAreADeath) {
   start(kNoFreeze);
   FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
+  RawConnection connection = standingConnection(peer);
   peer.closePort();
-  line.close();
+  connection.close();
   expectPeerLost("its process ended");
 }
 
@@ -165,89 +165,89 @@ TEST_F(PeerMonitorTest, PortTakenOverByAnotherProcessIsADeath) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  standingLine(peer).close();
+  standingConnection(peer).close();
   answerProbes(peer, RefusalCode::kWrongProcess);
   expectPeerLost("its process ended");
 }
 
-TEST_F(PeerMonitorTest, EndOfFileFromALivingProcessIsALostLink) {
+TEST_F(PeerMonitorTest, EndOfFileFromALivingProcessIsALostConnection) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  standingLine(peer).close();
+  standingConnection(peer).close();
   answerProbes(peer, RefusalCode::kDuplicate);
   ASSERT_TRUE(verdict.arrives());
-  EXPECT_EQ(verdict.failure().kind, FailureKind::kLinkLost);
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kConnectionLost);
   EXPECT_EQ(verdict.failure().cause.rank, kSelfRank);
   EXPECT_EQ(verdict.failure().cause.other_rank, FakePeer::kRank);
-  EXPECT_EQ(monitor->stats().lost_links, 1U);
+  EXPECT_EQ(monitor->stats().lost_connections, 1U);
 }
 
-TEST_F(PeerMonitorTest, CutLineIsALostLink) {
+TEST_F(PeerMonitorTest, CutConnectionIsALostConnection) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
-  monitor->cutLineForTest(peer.record().incarnation);
+  RawConnection connection = standingConnection(peer);
+  monitor->cutConnectionForTest(peer.record().incarnation);
   answerProbes(peer, RefusalCode::kDuplicate);
   ASSERT_TRUE(verdict.arrives());
-  EXPECT_EQ(verdict.failure().kind, FailureKind::kLinkLost);
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kConnectionLost);
 }
 
-TEST_F(PeerMonitorTest, MalformedFrameEndsTheLine) {
+TEST_F(PeerMonitorTest, MalformedFrameEndsTheConnection) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
-  line.write(std::string(64, 'x'));
-  EXPECT_TRUE(line.isEnded());
-  EXPECT_TRUE(linesBecome(0));
+  RawConnection connection = standingConnection(peer);
+  connection.write(std::string(64, 'x'));
+  EXPECT_TRUE(connection.isEnded());
+  EXPECT_TRUE(connectionsBecome(0));
 }
 
-TEST_F(PeerMonitorTest, OverlongFrameEndsTheLineUnread) {
+TEST_F(PeerMonitorTest, OverlongFrameEndsTheConnectionUnread) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
+  RawConnection connection = standingConnection(peer);
   FrameHeader header;
   header.type = FrameType::kFailed;
   header.length = uint64_t{1} << 60U;
   const FrameBytes bytes = encodeHeader(header);
-  line.write(std::string(bytes.begin(), bytes.end()));
-  EXPECT_TRUE(line.isEnded());
+  connection.write(std::string(bytes.begin(), bytes.end()));
+  EXPECT_TRUE(connection.isEnded());
 }
 
 TEST_F(PeerMonitorTest, SilentPeerIsFrozenAndIsToldSo) {
   start(milliseconds(100));
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
+  RawConnection connection = standingConnection(peer);
   ASSERT_TRUE(verdict.arrives());
   EXPECT_EQ(verdict.failure().kind, FailureKind::kPeerLost);
   EXPECT_EQ(verdict.failure().cause.how.rfind("its process has not answered for ", 0), 0U);
-  EXPECT_EQ(line.readNotice().failure.cause.rank, FakePeer::kRank);
-  EXPECT_EQ(line.readNews().header.type, FrameType::kFailed);
-  EXPECT_TRUE(line.isEnded());
+  EXPECT_EQ(connection.readNotice().failure.cause.rank, FakePeer::kRank);
+  EXPECT_EQ(connection.readUpdates().header.type, FrameType::kFailed);
+  EXPECT_TRUE(connection.isEnded());
   EXPECT_EQ(monitor->stats().freezes, 1U);
 }
 
 // Both say nothing; of one the other says that it has answered.
-TEST_F(PeerMonitorTest, SilentPeerThatAnotherReachesIsALostLink) {
+TEST_F(PeerMonitorTest, SilentPeerThatAnotherReachesIsALostConnection) {
   start(std::chrono::seconds(3));
   const FakePeer silent(Role::kConnects);
   const FakePeer other(Role::kConnects, 1);
   const auto watching =
       monitor->watch(nonce, secret, kSelfRank, {silent.record(), other.record()}, verdict.sink());
-  RawLine line_to_other = standingLine(other);  // first: it is to be asked
-  RawLine line = standingLine(silent);
-  Notice question = line_to_other.readNotice();
+  RawConnection connection_to_other = standingConnection(other);  // first: it is to be asked
+  RawConnection connection = standingConnection(silent);
+  Notice question = connection_to_other.readNotice();
   while (question.type == Notice::Type::kSeek && question.sought != silent.incarnation())
-    question = line_to_other.readNotice();
+    question = connection_to_other.readNotice();
   ASSERT_EQ(question.type, Notice::Type::kSeek);
   question.type = Notice::Type::kSeen;
-  line_to_other.write(question);
+  connection_to_other.write(question);
   ASSERT_TRUE(verdict.arrives());
-  EXPECT_EQ(verdict.failure().kind, FailureKind::kLinkLost) << verdict.failure().describe();
+  EXPECT_EQ(verdict.failure().kind, FailureKind::kConnectionLost) << verdict.failure().describe();
   EXPECT_EQ(verdict.failure().cause.other_rank, FakePeer::kRank);
 }
 
@@ -257,25 +257,25 @@ TEST_F(PeerMonitorTest, QuestionForAnotherIsPutToItAndItsAnswerPassedOn) {
   const FakePeer sought(Role::kConnects, 1);
   const auto watching =
       monitor->watch(nonce, secret, kSelfRank, {asker.record(), sought.record()}, verdict.sink());
-  RawLine line = standingLine(asker);
-  RawLine line_to_sought = standingLine(sought);
+  RawConnection connection = standingConnection(asker);
+  RawConnection connection_to_sought = standingConnection(sought);
   Notice question;
   question.type = Notice::Type::kSeek;
   question.generation = Nonce::random();
   question.sought = sought.incarnation();
-  line.write(question);
-  Notice passed_on = line_to_sought.readNotice();
+  connection.write(question);
+  Notice passed_on = connection_to_sought.readNotice();
   EXPECT_EQ(passed_on.type, Notice::Type::kSeek);
   EXPECT_EQ(passed_on.sought, sought.incarnation());
   passed_on.type = Notice::Type::kSeen;
-  line_to_sought.write(passed_on);
-  const Notice answer = line.readNotice();
+  connection_to_sought.write(passed_on);
+  const Notice answer = connection.readNotice();
   EXPECT_EQ(answer.type, Notice::Type::kSeen);
   EXPECT_EQ(answer.generation, question.generation);
   // And of this process itself.
   question.sought = selfIncarnation();
-  line.write(question);
-  EXPECT_EQ(line.readNotice().type, Notice::Type::kSeen);
+  connection.write(question);
+  EXPECT_EQ(connection.readNotice().type, Notice::Type::kSeen);
   expectNoFailure();
 }
 
@@ -291,10 +291,10 @@ TEST_F(PeerMonitorTest, BeatsAsOftenAsThePeerAsks) {
   start(Duration::zero());
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
-  line.beat(milliseconds(200));
+  RawConnection connection = standingConnection(peer);
+  connection.beat(milliseconds(200));
   for (int i = 0; i < 5; ++i) {
-    const RawLine::Frame frame = line.read();
+    const RawConnection::Frame frame = connection.read();
     ASSERT_EQ(frame.header.type, FrameType::kBeat);
     EXPECT_EQ(frame.header.tag, 0U) << "it asks for none itself";
   }
@@ -305,11 +305,11 @@ TEST_F(PeerMonitorTest, GoodbyeIsNoDeath) {
   start(kNoFreeze);
   FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
-  line.write(FrameType::kGoodbye, 0, 1);
-  line.close();
+  RawConnection connection = standingConnection(peer);
+  connection.write(FrameType::kGoodbye, 0, 1);
+  connection.close();
   peer.closePort();
-  EXPECT_TRUE(linesBecome(0));
+  EXPECT_TRUE(connectionsBecome(0));
   expectNoFailure();
 }
 
@@ -317,11 +317,11 @@ TEST_F(PeerMonitorTest, EndOfAPeerThatLeftTheGenerationIsNoDeath) {
   start(kNoFreeze);
   FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
+  RawConnection connection = standingConnection(peer);
   watching->peerLeft(FakePeer::kRank);
   peer.closePort();
-  line.close();
-  EXPECT_TRUE(linesBecome(0));
+  connection.close();
+  EXPECT_TRUE(connectionsBecome(0));
   expectNoFailure();
 }
 
@@ -329,36 +329,36 @@ TEST_F(PeerMonitorTest, AccusedProcessNamesItself) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
-  line.write(FrameType::kFailed, 0, 0, "declared dead");
-  line.close();
+  RawConnection connection = standingConnection(peer);
+  connection.write(FrameType::kFailed, 0, 0, "declared dead");
+  connection.close();
   ASSERT_TRUE(verdict.arrives());
   EXPECT_EQ(verdict.failure().kind, FailureKind::kPeerLost);
   EXPECT_EQ(verdict.failure().cause.rank, kSelfRank);
   EXPECT_EQ(verdict.failure().cause.pid, ::getpid());
 }
 
-TEST_F(PeerMonitorTest, ConnectionThatWasNeverConfirmedIsNoLine) {
+TEST_F(PeerMonitorTest, ConnectionThatWasNeverConfirmedIsNoConnection) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine dropped = peer.connect(monitor->lineAddresses()[0], nonce, secret);
+  RawConnection dropped = peer.connect(monitor->livenessAddresses()[0], nonce, secret);
   EXPECT_EQ(dropped.read().header.type, FrameType::kWelcome);
-  EXPECT_EQ(monitor->stats().lines, 0);
+  EXPECT_EQ(monitor->stats().connections, 0);
   dropped.close();
-  const RawLine line = standingLine(peer);
-  EXPECT_EQ(monitor->stats().lines, 1);
+  const RawConnection connection = standingConnection(peer);
+  EXPECT_EQ(monitor->stats().connections, 1);
   expectNoFailure();
 }
 
-TEST_F(PeerMonitorTest, NewestLineOfAPeerIsItsOnlyOne) {
+TEST_F(PeerMonitorTest, NewestConnectionOfAPeerIsItsOnlyOne) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine first = standingLine(peer);
-  const RawLine second = standingLine(peer);
+  RawConnection first = standingConnection(peer);
+  const RawConnection second = standingConnection(peer);
   EXPECT_TRUE(first.isEnded());
-  EXPECT_EQ(monitor->stats().lines, 1);
+  EXPECT_EQ(monitor->stats().connections, 1);
   expectNoFailure();
 }
 
@@ -367,54 +367,54 @@ TEST_F(PeerMonitorTest, ConnectingEndTriesAgainAfterARefusal) {
   const FakePeer peer(Role::kAccepts);
   const auto watching = watch(peer);
   Hello hello;
-  RawLine refused = peer.accept(&hello);
+  RawConnection refused = peer.accept(&hello);
   EXPECT_EQ(hello.nonce, nonce);
   refused.write(peer.welcome(secret) + encodeRefusal({RefusalCode::kDuplicate, "test"}));
   refused.close();
-  RawLine line = peer.accept(&hello);
-  while (hello.nonce.isZero()) line = peer.accept(&hello);  // a probe
-  line.write(peer.welcome(secret));
-  EXPECT_EQ(line.read().header.type, FrameType::kBeat);
-  line.beat();
-  EXPECT_TRUE(linesBecome(1));
+  RawConnection connection = peer.accept(&hello);
+  while (hello.nonce.isZero()) connection = peer.accept(&hello);  // a probe
+  connection.write(peer.welcome(secret));
+  EXPECT_EQ(connection.read().header.type, FrameType::kBeat);
+  connection.beat();
+  EXPECT_TRUE(connectionsBecome(1));
   expectNoFailure();
 }
 
-TEST_F(PeerMonitorTest, LineThatNoWatchNeedsIsClosedWithAGoodbye) {
+TEST_F(PeerMonitorTest, ConnectionThatNoWatchNeedsIsClosedWithAGoodbye) {
   start(kNoFreeze);
   const FakePeer peer(Role::kAccepts);
   auto watching = watch(peer);
   Hello hello;
-  RawLine line = peer.accept(&hello);
-  line.write(peer.welcome(secret));
-  line.beat();
-  ASSERT_TRUE(linesBecome(1));
+  RawConnection connection = peer.accept(&hello);
+  connection.write(peer.welcome(secret));
+  connection.beat();
+  ASSERT_TRUE(connectionsBecome(1));
   watching.reset();
-  const Notice leaving = line.readNotice();
+  const Notice leaving = connection.readNotice();
   EXPECT_EQ(leaving.type, Notice::Type::kLeft);
   EXPECT_EQ(leaving.rank, kSelfRank);
-  const RawLine::Frame last = line.readNews();
+  const RawConnection::Frame last = connection.readUpdates();
   EXPECT_EQ(last.header.type, FrameType::kGoodbye);
   EXPECT_EQ(last.header.aux, 0U);
-  EXPECT_TRUE(linesBecome(0));
+  EXPECT_TRUE(connectionsBecome(0));
   EXPECT_EQ(monitor->stats().watches, 0);
 }
 
-TEST_F(PeerMonitorTest, LineThatIsNoLongerNeededIsReadUntilThePeerClosesItToo) {
+TEST_F(PeerMonitorTest, ConnectionThatIsNoLongerNeededIsReadUntilThePeerClosesItToo) {
   start(kNoFreeze);
   const FakePeer peer(Role::kAccepts);
   auto watching = watch(peer);
   Hello hello;
-  RawLine line = peer.accept(&hello);
-  line.write(peer.welcome(secret));
-  line.beat();
-  ASSERT_TRUE(linesBecome(1));
+  RawConnection connection = peer.accept(&hello);
+  connection.write(peer.welcome(secret));
+  connection.beat();
+  ASSERT_TRUE(connectionsBecome(1));
   watching.reset();
-  line.readNotice();
-  ASSERT_EQ(line.readNews().header.type, FrameType::kGoodbye);
+  connection.readNotice();
+  ASSERT_EQ(connection.readUpdates().header.type, FrameType::kGoodbye);
   Notice crossing = abortOf(Nonce::random());
-  line.write(crossing);
-  line.close();
+  connection.write(crossing);
+  connection.close();
   ASSERT_TRUE(waitFor([this] { return monitor->stats().notices_heard == 1; }));
   const auto next =
       monitor->watch(crossing.generation, secret, kSelfRank, {peer.record()}, verdict.sink());
@@ -426,8 +426,8 @@ TEST_F(PeerMonitorTest, NoticeFailsTheGenerationWithWhatItSays) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
-  line.write(abortOf(nonce));
+  RawConnection connection = standingConnection(peer);
+  connection.write(abortOf(nonce));
   ASSERT_TRUE(verdict.arrives());
   EXPECT_EQ(verdict.failure().kind, FailureKind::kAborted);
   EXPECT_EQ(verdict.failure().cause.rank, FakePeer::kRank);
@@ -438,54 +438,54 @@ TEST_F(PeerMonitorTest, NoticeOfAnotherGenerationOrOfARankOutsideHarmsNobody) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
-  line.write(abortOf(Nonce::random()));
+  RawConnection connection = standingConnection(peer);
+  connection.write(abortOf(Nonce::random()));
   Notice outside = abortOf(nonce);
   outside.failure.cause.rank = FakePeer::kRank + 1;
-  line.write(outside);
+  connection.write(outside);
   EXPECT_TRUE(waitFor([this] { return monitor->stats().notices_heard == 2; }));
   expectNoFailure();
 }
 
-TEST_F(PeerMonitorTest, MalformedNoticeEndsTheLine) {
+TEST_F(PeerMonitorTest, MalformedNoticeEndsTheConnection) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
-  line.write(FrameType::kNotice, 0, 0, encodeNotice(abortOf(nonce)).substr(0, 20));
-  EXPECT_TRUE(line.isEnded());
+  RawConnection connection = standingConnection(peer);
+  connection.write(FrameType::kNotice, 0, 0, encodeNotice(abortOf(nonce)).substr(0, 20));
+  EXPECT_TRUE(connection.isEnded());
 }
 
 TEST_F(PeerMonitorTest, AnnouncedFailureIsToldToPeersAndNotToItsOwner) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
+  RawConnection connection = standingConnection(peer);
   watching->announce(abortOf(nonce).failure);
-  const Notice told = line.readNotice();
+  const Notice told = connection.readNotice();
   EXPECT_EQ(told.type, Notice::Type::kFailed);
   EXPECT_EQ(told.generation, nonce);
   EXPECT_EQ(told.failure.kind, FailureKind::kAborted);
   expectNoFailure();
 }
 
-TEST_F(PeerMonitorTest, LineThatComesUpAfterTheFailureStillBringsTheNews) {
+TEST_F(PeerMonitorTest, ConnectionThatComesUpAfterTheFailureStillBringsTheUpdates) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   auto watching = watch(peer);
   watching->announce(abortOf(nonce).failure);
   watching.reset();
-  RawLine line = standingLine(peer);
-  EXPECT_EQ(line.readNotice().failure.kind, FailureKind::kAborted);
+  RawConnection connection = standingConnection(peer);
+  EXPECT_EQ(connection.readNotice().failure.kind, FailureKind::kAborted);
 }
 
 TEST_F(PeerMonitorTest, StopSaysThatTheProcessLeaves) {
   start(kNoFreeze);
   const FakePeer peer(Role::kConnects);
   const auto watching = watch(peer);
-  RawLine line = standingLine(peer);
+  RawConnection connection = standingConnection(peer);
   EXPECT_TRUE(monitor->stop(testDeadline()));
-  const RawLine::Frame last = line.readNews();
+  const RawConnection::Frame last = connection.readUpdates();
   EXPECT_EQ(last.header.type, FrameType::kGoodbye);
   EXPECT_EQ(last.header.aux, 1U);
   EXPECT_TRUE(monitor->stop(testDeadline())) << "stopping twice";
@@ -515,11 +515,11 @@ TEST_F(PeerMonitorTest, WatchAfterStopLetsGoOfWhatItWasGiven) {
 
 TEST_F(PeerMonitorTest, PeersWithoutAddressesAndThisProcessItselfAreNotWatched) {
   start(kNoFreeze);
-  const MonitoredPeer self{kSelfRank, selfIncarnation(), "here", 1, monitor->lineAddresses()};
+  const MonitoredPeer self{kSelfRank, selfIncarnation(), "here", 1, monitor->livenessAddresses()};
   const MonitoredPeer bare{0, Incarnation::random(), "there", 1, {}};
   const auto watching = monitor->watch(nonce, secret, kSelfRank, {self, bare}, verdict.sink());
   EXPECT_TRUE(waitFor([this] { return monitor->stats().watches == 1; }));
-  EXPECT_EQ(monitor->stats().lines, 0);
+  EXPECT_EQ(monitor->stats().connections, 0);
   expectNoFailure();
 }
 

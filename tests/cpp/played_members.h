@@ -16,7 +16,8 @@ namespace torchft_ext {
 
 class PlayedMembers : public testing::Test {
  protected:
-  // All played ranks have that one port, a local address of another host, and no liveness lines.
+  // All played ranks have that one port, a local address of another host, and no liveness
+  // connections.
   explicit PlayedMembers(int size = 2,
                          std::shared_ptr<Engine> engine = std::get<std::shared_ptr<Engine>>(
                              makeHostEngineForTest(loopbackOptions())))
@@ -29,24 +30,24 @@ class PlayedMembers : public testing::Test {
       played.incarnation = Incarnation::random();
       played.host = "elsewhere";
       played.pid = 4711;
-      played.addresses = {*SocketAddress::fromLocalName("elsewhere"), door_->address()};
+      played.addresses = {*SocketAddress::fromLocalName("elsewhere"), acceptor_->address()};
       roster_.members.push_back(played);
     }
   }
 
-  // Both lanes of that rank, admitted: collective, control.
+  // Both channels of that rank, admitted: collective, control.
   std::vector<net_test::RawPeer> connect(int rank = 1) {
     const MemberRecord& played = roster_.members[static_cast<size_t>(rank)];
     const MemberRecord& real = roster_.members[0];
-    std::vector<net_test::RawPeer> lanes;
-    for (uint8_t lane = 0; lane < 2; ++lane) {
-      lanes.emplace_back(real.addresses.front());
-      lanes.back().say(encodeHello({roster_.nonce, roster_.secret.connector, played.incarnation,
-                                    real.incarnation, rank, lane}));
+    std::vector<net_test::RawPeer> channels;
+    for (uint8_t channel = 0; channel < 2; ++channel) {
+      channels.emplace_back(real.addresses.front());
+      channels.back().say(encodeHello({roster_.nonce, roster_.secret.connector, played.incarnation,
+                                       real.incarnation, rank, channel}));
       const std::string welcome = encodeWelcome({roster_.secret.acceptor, real.incarnation});
-      EXPECT_EQ(lanes.back().readBytes(welcome.size()), welcome);
+      EXPECT_EQ(channels.back().readBytes(welcome.size()), welcome);
     }
-    return lanes;
+    return channels;
   }
 
   static std::string frame(FrameType type, const std::string& payload = {}) {
@@ -58,7 +59,7 @@ class PlayedMembers : public testing::Test {
   }
 
   std::shared_ptr<Engine> engine_;
-  std::optional<net_test::RawAcceptor> door_{std::in_place};
+  std::optional<net_test::RawAcceptor> acceptor_{std::in_place};
   Roster roster_;
 };
 

@@ -56,38 +56,38 @@ class SlowPeer {
 };
 
 TEST(Probe, ALivingProcessAnswers) {
-  Door door;
-  EXPECT_EQ(ask(door.loop, door.address(), selfIncarnation()), Probe::Answer::kAnswered);
-  EXPECT_EQ(door.listener->counts().parked, 0U);
+  Acceptor acceptor;
+  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), selfIncarnation()), Probe::Answer::kAnswered);
+  EXPECT_EQ(acceptor.listener->counts().parked, 0U);
 }
 
-// As an engine's listener does, which answers the vigils of others.
+// As an engine's listener does, which answers the member probers of others.
 TEST(Probe, AWelcomeIsAnAnswerToo) {
-  Door door;
-  onLoop(door.loop, [&] {
-    door.listener->expect(kProbeNonce, GenerationSecret{}, [](Arrival&) { return false; });
+  Acceptor acceptor;
+  onLoop(acceptor.loop, [&] {
+    acceptor.listener->expect(kProbeNonce, GenerationSecret{}, [](Arrival&) { return false; });
   });
-  EXPECT_EQ(ask(door.loop, door.address(), selfIncarnation()), Probe::Answer::kAnswered);
-  EXPECT_EQ(ask(door.loop, door.address(), Incarnation::random()), Probe::Answer::kGone);
+  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), selfIncarnation()), Probe::Answer::kAnswered);
+  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), Incarnation::random()), Probe::Answer::kGone);
 }
 
 TEST(Probe, AnotherProcessAtThePortMeansGone) {
-  Door door;
-  EXPECT_EQ(ask(door.loop, door.address(), Incarnation::random()), Probe::Answer::kGone);
+  Acceptor acceptor;
+  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), Incarnation::random()), Probe::Answer::kGone);
 }
 
 TEST(Probe, AClosedPortMeansGone) {
-  Door door;
+  Acceptor acceptor;
   std::string error;
   auto listening = listenOn(loopbackAddress(), {}, &error);
   ASSERT_TRUE(listening) << error;
   listening->fd.reset();
-  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
+  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
 }
 
 // A process that ends: its kernel has accepted, and then closes one socket after the other.
 TEST(Probe, ConnectionsThatAllEndWithoutAWordMeanGone) {
-  Door door;
+  Acceptor acceptor;
   std::string error;
   auto listening = listenOn(loopbackAddress(), {}, &error);
   ASSERT_TRUE(listening) << error;
@@ -97,13 +97,13 @@ TEST(Probe, ConnectionsThatAllEndWithoutAWordMeanGone) {
       acceptOne(listening->fd.get());
     }
   });
-  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
+  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
   ending.join();
 }
 
 // Something cuts a connection: the next one is answered.
 TEST(Probe, OneConnectionThatEndsWithoutAWordIsNoDeath) {
-  Door door;
+  Acceptor acceptor;
   std::string error;
   auto listening = listenOn(loopbackAddress(), {}, &error);
   ASSERT_TRUE(listening) << error;
@@ -116,23 +116,23 @@ TEST(Probe, OneConnectionThatEndsWithoutAWordIsNoDeath) {
         sendWhole(second.get(), encodeRefusal({RefusalCode::kUnknownGeneration, "it lives"})));
     ASSERT_TRUE(waitReady(second.get(), POLLHUP | POLLIN));
   });
-  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation()), Probe::Answer::kAnswered);
+  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Probe::Answer::kAnswered);
   living.join();
 }
 
 TEST(Probe, AKernelThatAcceptsForAStoppedProcessMeansSilent) {
-  Door door;
+  Acceptor acceptor;
   std::string error;
   auto listening = listenOn(loopbackAddress(), {}, &error);
   ASSERT_TRUE(listening) << error;
-  EXPECT_EQ(ask(door.loop, listening->address, selfIncarnation(), milliseconds(300)),
+  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation(), milliseconds(300)),
             Probe::Answer::kSilent);
 }
 
 TEST(Probe, WithoutALimitSilenceIsNoAnswer) {
-  Door door;
+  Acceptor acceptor;
   SlowPeer slow(milliseconds(300));
-  EXPECT_EQ(ask(door.loop, slow.address(), selfIncarnation(), Duration(-1)),
+  EXPECT_EQ(ask(acceptor.loop, slow.address(), selfIncarnation(), Duration(-1)),
             Probe::Answer::kAnswered);
 }
 
@@ -222,12 +222,13 @@ TEST(Dial, WhatThisProcessLacksSaysNothingOfThePeer) {
 
 // This process has no descriptor left: its trouble, not the other's death.
 TEST(Probe, NoDescriptorForTheQuestionMeansUnknown) {
-  Door door;
+  Acceptor acceptor;
   rlimit usual{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
   const rlimit none{0, usual.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const Probe::Answer answer = ask(door.loop, door.address(), selfIncarnation(), milliseconds(100));
+  const Probe::Answer answer =
+      ask(acceptor.loop, acceptor.address(), selfIncarnation(), milliseconds(100));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
   EXPECT_EQ(answer, Probe::Answer::kUnknown);
 }

@@ -20,7 +20,7 @@ TEST(Records, ARecordSurvivesTheRoundTrip) {
   EXPECT_EQ(after->host, before.host);
   EXPECT_EQ(after->pid, before.pid);
   EXPECT_EQ(after->addresses, before.addresses);
-  EXPECT_EQ(after->line_addresses, before.line_addresses);
+  EXPECT_EQ(after->liveness_addresses, before.liveness_addresses);
 }
 
 TEST(Records, ARosterSurvivesTheRoundTrip) {
@@ -37,14 +37,14 @@ TEST(Records, ARosterSurvivesTheRoundTrip) {
   EXPECT_EQ(after->roster.members[2].incarnation, before.members[2].incarnation);
 }
 
-TEST(Records, AWithdrawalSurvivesTheRoundTripAndIsNoRecord) {
-  Withdrawal before{record(7), {}, {Token::random(), Token::random()}};
+TEST(Records, AFailureRecordSurvivesTheRoundTripAndIsNoRecord) {
+  FailureRecord before{record(7), {}, {Token::random(), Token::random()}};
   before.ending.failure.kind = FailureKind::kPeerLost;
   before.ending.failure.cause = {2, -1, "host-9", 9, "its process ended"};
   before.ending.origin = Token::random();
   before.ending.culprit = Incarnation::random();
-  const std::string bytes = encodeWithdrawal(before);
-  const auto after = decodeWithdrawal(bytes);
+  const std::string bytes = encodeFailureRecord(before);
+  const auto after = decodeFailureRecord(bytes);
   ASSERT_TRUE(after);
   EXPECT_EQ(after->member.token, before.member.token);
   EXPECT_EQ(after->ending.failure.kind, FailureKind::kPeerLost);
@@ -54,10 +54,10 @@ TEST(Records, AWithdrawalSurvivesTheRoundTripAndIsNoRecord) {
   EXPECT_EQ(after->ending.culprit, before.ending.culprit);
   EXPECT_EQ(after->meant_for, before.meant_for);
   EXPECT_FALSE(decodeRecord(bytes));
-  EXPECT_FALSE(decodeWithdrawal(encodeRecord(before.member)));
+  EXPECT_FALSE(decodeFailureRecord(encodeRecord(before.member)));
   for (size_t length = 0; length < bytes.size(); ++length)
-    EXPECT_FALSE(decodeWithdrawal(bytes.substr(0, length)));
-  EXPECT_FALSE(decodeWithdrawal(bytes + "x"));
+    EXPECT_FALSE(decodeFailureRecord(bytes.substr(0, length)));
+  EXPECT_FALSE(decodeFailureRecord(bytes + "x"));
 }
 
 TEST(Records, TruncatedExtendedAndOversizedBytesAreRefused) {

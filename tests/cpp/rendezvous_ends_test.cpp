@@ -11,7 +11,7 @@ namespace {
 
 using namespace rendezvous_test;  // NOLINT(google-build-using-namespace)
 
-TEST_F(RendezvousTest, AWithdrawalOfAnyMemberReachesAllOthersWithItsCause) {
+TEST_F(RendezvousTest, AFailureRecordOfAnyMemberReachesAllOthersWithItsCause) {
   for (const int quitter : {0, 1, 2}) {
     const std::string prefix = "run" + std::to_string(quitter);
     attempts.clear();
@@ -27,7 +27,7 @@ TEST_F(RendezvousTest, AWithdrawalOfAnyMemberReachesAllOthersWithItsCause) {
     EXPECT_TRUE(allHaveLooked());
     cancel = true;
     EXPECT_EQ(failureIn(waiting[static_cast<size_t>(quitter)].get()).kind, FailureKind::kAborted);
-    attempts[static_cast<size_t>(quitter)]->withdraw(
+    attempts[static_cast<size_t>(quitter)]->publishFailure(
         leaving.failure(FailureKind::kAborted, quitter));
     for (const size_t rank : {0U, 1U, 2U}) {
       if (static_cast<int>(rank) == quitter) continue;
@@ -35,18 +35,18 @@ TEST_F(RendezvousTest, AWithdrawalOfAnyMemberReachesAllOthersWithItsCause) {
       EXPECT_EQ(failure.kind, FailureKind::kAborted);
       EXPECT_EQ(failure.cause.rank, quitter);
       EXPECT_EQ(failure.cause.pid, leaving.self.pid);
-      attempts[rank]->withdraw(failure);
+      attempts[rank]->publishFailure(failure);
     }
   }
 }
 
 // As where a process group's creator fails: the group, with all that it had, is gone at once.
-TEST_F(RendezvousTest, AWithdrawalIsReadThoughItsGroupIsGone) {
+TEST_F(RendezvousTest, AFailureRecordIsReadThoughItsGroupIsGone) {
   prepare(3);
   enterAll();
-  attempts[0]->withdraw(processes[0]->failure(FailureKind::kRendezvous, 0));
+  attempts[0]->publishFailure(processes[0]->failure(FailureKind::kRendezvous, 0));
   attempts[0].reset();
-  // Its answers are deleted at once, behind the withdrawal.
+  // Its answers are deleted at once, behind the failure record.
   EXPECT_TRUE(eventually([&] { return server->size() == 3; }));
   for (const size_t rank : {1U, 2U}) {
     const auto refreshed = refreshedIn(*attempts[rank]);
@@ -56,12 +56,12 @@ TEST_F(RendezvousTest, AWithdrawalIsReadThoughItsGroupIsGone) {
   }
 }
 
-TEST_F(RendezvousTest, AWithdrawalGoesAtOnceWhenItsGroupHasALaterGeneration) {
+TEST_F(RendezvousTest, AFailureRecordGoesAtOnceWhenItsGroupHasALaterGeneration) {
   prepare(3);
   enterAll();
   const auto began = Clock::now();
   for (const auto& attempt : attempts) {
-    attempt->withdraw(processes[0]->failure(FailureKind::kAborted, 0));
+    attempt->publishFailure(processes[0]->failure(FailureKind::kAborted, 0));
     attempt->succeeded();
   }
   EXPECT_TRUE(eventually([&] { return server->size() == 0; }));
@@ -77,12 +77,12 @@ TEST_F(RendezvousTest, ADeathReachesThoseWhoDoNotWatchTheVictim) {
   std::vector<std::future<Outcome>> waiting;
   for (auto& attempt : attempts) waiting.push_back(enter(*attempt));
   EXPECT_TRUE(allHaveLooked());
-  world->set(processes[1]->self.incarnation, Vigil::Sight::kGone);
+  world->set(processes[1]->self.incarnation, MemberProber::Liveness::kGone);
   const Failure first = failureIn(waiting[0].get());
   EXPECT_EQ(first.kind, FailureKind::kPeerLost);
   EXPECT_EQ(first.cause.rank, 1);
   EXPECT_EQ(first.cause.pid, 101);
-  attempts[0]->withdraw(first);
+  attempts[0]->publishFailure(first);
   for (const size_t rank : {1U, 2U}) {
     const Failure told = failureIn(waiting[rank].get());
     EXPECT_EQ(told.kind, FailureKind::kPeerLost);
@@ -102,7 +102,7 @@ TEST_F(RendezvousTest, ADeadLeaderIsNoticedByAllOthers) {
   for (const size_t rank : {1U, 2U}) {
     EXPECT_TRUE(eventually([&] { return server->use(processes[rank]->name).looks >= 20; }));
   }
-  world->set(processes[0]->self.incarnation, Vigil::Sight::kGone);
+  world->set(processes[0]->self.incarnation, MemberProber::Liveness::kGone);
   for (auto& each : waiting) {
     const Failure failure = failureIn(each.get());
     EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
@@ -113,7 +113,7 @@ TEST_F(RendezvousTest, ADeadLeaderIsNoticedByAllOthers) {
 TEST_F(RendezvousTest, AStaleRecordOfADeadProcessWaitsForItsSuccessor) {
   auto world = std::make_shared<FakeWorld>();
   const MemberRecord stale = record(7);
-  world->set(stale.incarnation, Vigil::Sight::kGone);
+  world->set(stale.incarnation, MemberProber::Liveness::kGone);
   for (const int replaced : {0, 1}) {
     const std::string prefix = "run" + std::to_string(replaced);
     server->put(prefix + "/" + std::to_string(replaced), encodeRecord(stale));
@@ -141,14 +141,14 @@ TEST_F(RendezvousTest, AnAbortBeforeTheRecordIsWrittenIsToldAllTheSame) {
   auto entering = enter(*leader);
   auto struck = aborted.at("run", 1, 2, soon(), [] { return true; });
   EXPECT_EQ(failureIn(struck->enter()).kind, FailureKind::kAborted);
-  struck->withdraw(aborted.failure(FailureKind::kAborted, 1));
+  struck->publishFailure(aborted.failure(FailureKind::kAborted, 1));
   const Failure told = failureIn(entering.get());
   EXPECT_EQ(told.kind, FailureKind::kAborted);
   EXPECT_EQ(told.cause.rank, 1);
 }
 
 TEST_F(RendezvousTest, ATimeoutNamesTheRankThatWithdrewAndDidNotTryAgain) {
-  server->put("run/1", encodeWithdrawal({record(7), {}, {}}));
+  server->put("run/1", encodeFailureRecord({record(7), {}, {}}));
   auto& process = addProcess();
   const std::string expected =
       "rank 1 did not come: an earlier attempt of its process (host host-7, pid 7) failed, and it "
@@ -160,7 +160,7 @@ TEST_F(RendezvousTest, ATimeoutNamesTheRankThatWithdrewAndDidNotTryAgain) {
 
 TEST_F(RendezvousTest, ATimeoutSaysWhyTheRankWithdrew) {
   auto& process = addProcess();
-  server->put("run/1", encodeWithdrawal(
+  server->put("run/1", encodeFailureRecord(
                            {record(7), {process.failure(FailureKind::kAborted, 1), {}, {}}, {}}));
   const std::string expected =
       "rank 1 did not come: an earlier attempt of its process (host host-7, pid 7) failed, and it "
@@ -170,13 +170,13 @@ TEST_F(RendezvousTest, ATimeoutSaysWhyTheRankWithdrew) {
       expected);
 }
 
-TEST_F(RendezvousTest, AWithdrawalFoundInOnesOwnPlaceIsWrittenOver) {
+TEST_F(RendezvousTest, AFailureRecordFoundInOnesOwnPlaceIsWrittenOver) {
   prepare(2);
   auto follower = enter(*attempts[1]);
   EXPECT_TRUE(eventually([&] { return server->use("p101").looks >= 1; }));
   MemberRecord older = processes[1]->self;
   older.token = Token::random();
-  server->put("run/1", encodeWithdrawal({older, {}, {}}));
+  server->put("run/1", encodeFailureRecord({older, {}, {}}));
   EXPECT_TRUE(std::holds_alternative<Roster>(attempts[0]->enter()));
   EXPECT_TRUE(std::holds_alternative<Roster>(follower.get()));
 }
@@ -185,7 +185,7 @@ TEST_F(RendezvousTest, AnOlderAttemptsEndDoesNotDeleteTheNewerOnesRecord) {
   auto& process = addProcess();
   auto older = process.at("run", 1, 2, Deadline::after(milliseconds(20)));
   older->enter();
-  older->withdraw(process.failure(FailureKind::kTimeout, 1));
+  older->publishFailure(process.failure(FailureKind::kTimeout, 1));
   auto newer = process.at("run", 1, 2);
   auto waiting = enter(*newer);
   const std::string bytes = encodeRecord(process.self);
@@ -198,8 +198,8 @@ TEST_F(RendezvousTest, AnOlderAttemptsEndDoesNotDeleteTheNewerOnesRecord) {
   waiting.get();
 }
 
-// Who withdraws was here for less time than the others need for a look.
-TEST_F(RendezvousTest, AWithdrawalReachesThoseWhoHadComeButNeverSawTheRecord) {
+// A failing member was here for less time than the others need for a look.
+TEST_F(RendezvousTest, AFailureRecordReachesThoseWhoHadComeButNeverSawTheRecord) {
   for (const int quitter : {0, 1}) {
     const std::string prefix = "run" + std::to_string(quitter);
     auto& waiting = addProcess();
@@ -210,8 +210,8 @@ TEST_F(RendezvousTest, AWithdrawalReachesThoseWhoHadComeButNeverSawTheRecord) {
     // The waiting one's record stands, and it has not looked at anything yet.
     server->put(prefix + "/" + std::to_string(1 - quitter), encodeRecord(waiting.self));
     failureIn(shortly->enter());
-    shortly->withdraw(leaving.failure(FailureKind::kPeerLost, quitter));
-    leaving.store->getAll({place}, soon(), nullptr);  // after what withdraw() has begun
+    shortly->publishFailure(leaving.failure(FailureKind::kPeerLost, quitter));
+    leaving.store->getAll({place}, soon(), nullptr);  // after what publishFailure() has begun
     const Failure told = failureIn(attempt->enter());
     EXPECT_EQ(told.kind, FailureKind::kPeerLost);
     EXPECT_EQ(told.cause.rank, quitter);
@@ -220,14 +220,15 @@ TEST_F(RendezvousTest, AWithdrawalReachesThoseWhoHadComeButNeverSawTheRecord) {
 }
 
 // The same prefix, and nobody was there when it ended: the end of another attempt.
-TEST_F(RendezvousTest, AWithdrawalDoesNotReachThoseWhoComeAfterIt) {
+TEST_F(RendezvousTest, AFailureRecordDoesNotReachThoseWhoComeAfterIt) {
   for (const int quitter : {0, 1}) {
     const std::string prefix = "run" + std::to_string(quitter);
     auto& leaving = addProcess();
     auto shortly = leaving.at(prefix, quitter, 2, Deadline::after(milliseconds(1)));
     failureIn(shortly->enter());
-    shortly->withdraw(leaving.failure(FailureKind::kPeerLost, quitter));
-    leaving.store->getAll({prefix + "/0"}, soon(), nullptr);  // after what withdraw() has begun
+    shortly->publishFailure(leaving.failure(FailureKind::kPeerLost, quitter));
+    leaving.store->getAll({prefix + "/0"}, soon(),
+                          nullptr);  // after what publishFailure() has begun
     auto& late = addProcess();
     auto attempt = late.at(prefix, 1 - quitter, 2);
     auto waiting = enter(*attempt);

@@ -79,7 +79,7 @@ class Regroup {
         ++aborts_;
         failure = process.failure(FailureKind::kAborted, static_cast<int>(rank));
       }
-      process.memory = rendezvous->withdraw(*failure);
+      process.memory = rendezvous->publishFailure(*failure);
       previous = std::move(rendezvous);
     }
     late_ = true;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fake_vigil.h"
+#include "fake_member_prober.h"
 #include "memory_store.h"
 #include "rendezvous/rendezvous.h"
 
@@ -42,8 +42,8 @@ inline MemberRecord record(int pid) {
   made.host = "host-" + std::to_string(pid);
   made.pid = pid;
   made.addresses = {*SocketAddress::fromNumeric("10.0.0.1", 4000)};
-  made.line_addresses = {*SocketAddress::fromNumeric("::1", 4001),
-                         *SocketAddress::fromNumeric("10.0.0.1", 4002)};
+  made.liveness_addresses = {*SocketAddress::fromNumeric("::1", 4001),
+                             *SocketAddress::fromNumeric("10.0.0.1", 4002)};
   return made;
 }
 
@@ -57,10 +57,10 @@ struct Process {
   std::unique_ptr<Rendezvous> at(const std::string& prefix, int rank, int size,
                                  Deadline deadline = soon(), Cancelled cancelled = nullptr) {
     self.token = Token::random();
-    auto vigil = world ? std::make_unique<FakeVigil>(world) : nullptr;
+    auto prober = world ? std::make_unique<FakeMemberProber>(world) : nullptr;
     return std::make_unique<Rendezvous>(store, prefix, rank, size, self, deadline,
                                         std::move(cancelled), std::exchange(memory, {}),
-                                        std::move(vigil));
+                                        std::move(prober));
   }
   Failure failure(FailureKind kind, int rank) const {
     Failure made;
@@ -72,7 +72,7 @@ struct Process {
   MemberRecord self;
   std::string name;
   std::shared_ptr<StoreThread> store;
-  std::shared_ptr<FakeWorld> world;  // null: its attempts keep no vigil
+  std::shared_ptr<FakeWorld> world;  // null: its attempts keep no member prober
   AttemptMemory memory;              // for the next attempt
 };
 

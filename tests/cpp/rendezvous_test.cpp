@@ -129,7 +129,7 @@ TEST_F(RendezvousTest, ATimeoutOfRankZeroTellsTheOthersWhoIsMissing) {
     auto following = follower.at(prefix, 1, 200, limit);
     auto ended = std::async(std::launch::async, [&] {
       const Failure failure = failureIn(leading->enter());
-      leading->withdraw(failure);
+      leading->publishFailure(failure);
     });
     const Failure failure = failureIn(following->enter());
     EXPECT_EQ(failure.kind, FailureKind::kTimeout);
@@ -353,7 +353,7 @@ TEST_F(RendezvousTest, RefreshNoticesThatTheRankWasTaken) {
   }
 }
 
-// The links may be up meanwhile.
+// The connections may be up meanwhile.
 TEST_F(RendezvousTest, RefreshIsNotHeldUpByAStoreThatFreezesAsTheRecordIsWrittenAgain) {
   prepare(2);
   enterAll();
@@ -361,7 +361,7 @@ TEST_F(RendezvousTest, RefreshIsNotHeldUpByAStoreThatFreezesAsTheRecordIsWritten
   for (const size_t rank : {0U, 1U}) {
     MemberRecord older = processes[rank]->self;
     older.token = Token::random();
-    server->put("run/" + std::to_string(rank), encodeWithdrawal({older, {}, {}}));
+    server->put("run/" + std::to_string(rank), encodeFailureRecord({older, {}, {}}));
     server->blockNextSet();
     EXPECT_TRUE(std::holds_alternative<std::monostate>(attempts[rank]->refresh()));
     server->release();

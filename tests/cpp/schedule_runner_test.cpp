@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <random>
 
+#include "connection_support.h"
 #include "host/turn.h"
-#include "link_support.h"
 
 namespace torchft_ext {
 namespace {
@@ -18,7 +18,7 @@ constexpr ScheduleTuning kSmallChunks{4096, 256, 4};
 class RunnerTest : public ::testing::Test {
  protected:
   struct Rank {
-    std::vector<std::shared_ptr<Link>> links;
+    std::vector<std::shared_ptr<Connection>> connections;
     std::unique_ptr<ScheduleRunner> runner;
     std::vector<Failure> failures;
     std::vector<int> left;
@@ -27,15 +27,15 @@ class RunnerTest : public ::testing::Test {
 
   void connect(int size, const ScheduleTuning& tuning = kSmallChunks, int buffer_bytes = 0) {
     ranks.resize(static_cast<size_t>(size));
-    for (Rank& rank : ranks) rank.links.resize(ranks.size());
+    for (Rank& rank : ranks) rank.connections.resize(ranks.size());
     for (size_t a = 0; a < ranks.size(); ++a) {
       for (size_t b = a + 1; b < ranks.size(); ++b) {
         SocketPair pair = tcpPair(buffer_bytes);
         test.on([&] {
-          ranks[a].links[b] =
-              makeStreamLink(test.loop(), std::move(pair.first), std::make_shared<Traffic>());
-          ranks[b].links[a] =
-              makeStreamLink(test.loop(), std::move(pair.second), std::make_shared<Traffic>());
+          ranks[a].connections[b] =
+              makeStreamConnection(test.loop(), std::move(pair.first), std::make_shared<Traffic>());
+          ranks[b].connections[a] = makeStreamConnection(test.loop(), std::move(pair.second),
+                                                         std::make_shared<Traffic>());
         });
       }
     }
@@ -46,8 +46,8 @@ class RunnerTest : public ::testing::Test {
 
   void makeRunner(int index, const ScheduleTuning& tuning) {
     Rank& rank = at(index);
-    std::vector<Link*> links;
-    for (const auto& link : rank.links) links.push_back(link.get());
+    std::vector<Connection*> connections;
+    for (const auto& connection : rank.connections) connections.push_back(connection.get());
     ScheduleRunner::Callbacks callbacks;
     callbacks.failed = [&rank](Failure failure) { rank.failures.push_back(std::move(failure)); };
     callbacks.broken = [&rank](int peer, const std::string&, bool clean) {
@@ -55,7 +55,7 @@ class RunnerTest : public ::testing::Test {
     };
     callbacks.left = [&rank](int peer, const FrameHeader&) { rank.left.push_back(peer); };
     rank.runner = std::make_unique<ScheduleRunner>(
-        test.loop(), index, static_cast<int>(ranks.size()), links, tuning, callbacks);
+        test.loop(), index, static_cast<int>(ranks.size()), connections, tuning, callbacks);
   }
 
   void TearDown() override {
@@ -64,7 +64,7 @@ class RunnerTest : public ::testing::Test {
         if (rank.runner) rank.runner->cancelAll();
       }
       for (Rank& rank : ranks) {
-        rank.links.clear();
+        rank.connections.clear();
         rank.runner.reset();
       }
     });
@@ -424,20 +424,20 @@ TEST_F(RunnerTest, TellsOfGoodbyesAndEnds) {
   test.on([&] {
     FrameHeader goodbye;
     goodbye.type = FrameType::kGoodbye;
-    at(1).links[0]->sendText(goodbye, {});
-    at(1).links[0]->closeAfterTexts(kTestPatience);
+    at(1).connections[0]->sendText(goodbye, {});
+    at(1).connections[0]->closeAfterTexts(kTestPatience);
   });
   EXPECT_TRUE(test.eventually(
       [&] { return at(0).left == std::vector<int>{1} && at(0).broken.size() == 1; }));
   test.on([&] { EXPECT_EQ(at(0).broken[0], std::make_pair(1, true)); });
 }
 
-TEST_F(RunnerTest, AFrameThatDoesNotBelongHereBreaksTheLink) {
+TEST_F(RunnerTest, AFrameThatDoesNotBelongHereBreaksTheConnection) {
   connect(2);
   test.on([&] {
     FrameHeader beat;
     beat.type = FrameType::kBeat;
-    at(1).links[0]->sendText(beat, {});
+    at(1).connections[0]->sendText(beat, {});
   });
   EXPECT_TRUE(test.eventually([&] { return at(0).broken.size() == 1; }));
   test.on([&] { EXPECT_FALSE(at(0).broken[0].second); });
@@ -476,7 +476,8 @@ TEST_F(RunnerTest, CancelReturnsWhatIsPendingAndTouchesNoBufferAfterwards) {
     kept = outputs[1];
   };
   test.on(cancel_in_the_middle);
-  EXPECT_TRUE(test.eventually([&] { return !at(1).broken.empty(); })) << "the link was not cut";
+  EXPECT_TRUE(test.eventually([&] { return !at(1).broken.empty(); }))
+      << "the connection was not cut";
   test.on([&] {
     EXPECT_EQ(outputs[1], kept);
     EXPECT_FALSE(first->done() || second->done() || third->done());

@@ -1,4 +1,4 @@
-// Plays the schedules of all ranks in memory, with random interleavings and links that buffer
+// Plays the schedules of all ranks in memory, with random interleavings and connections that buffer
 // little or nothing.
 //
 // It fails on a deadlock, on frames that do not match, on a send whose bytes change before it is
@@ -43,8 +43,8 @@ T combine(T a, T b, ReduceKind op) {
 template <typename T>
 class Simulator {
  public:
-  // capacity: how many payload bytes each link holds; 0: a send and its receive go hand in hand,
-  // which is the worst case (whatever is free of deadlock then is so with any buffer).
+  // capacity: how many payload bytes each connection holds; 0: a send and its receive go hand in
+  // hand, which is the worst case (whatever is free of deadlock then is so with any buffer).
   Simulator(std::vector<Operation> operations, const ScheduleTuning& tuning, size_t capacity,
             uint32_t seed)
       : operations_(std::move(operations)), capacity_(capacity), random_(seed) {

@@ -364,7 +364,7 @@ TEST(Schedule, BarrierEndsOnlyWhenAllRanksHaveEntered) {
   }
 }
 
-TEST(Schedule, SlicesOfBigBuffersBeginOnCacheLines) {
+TEST(Schedule, SlicesOfBigBuffersBeginOnCacheConnections) {
   std::vector<float> items(100'003);
   Operation operation = operationOf<float>(OpKind::kAllreduce);
   operation.outputs = {bufferOf(items)};

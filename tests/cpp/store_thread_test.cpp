@@ -44,7 +44,7 @@ struct StoreThreadTest : testing::Test {
 
   // Threads that an earlier test in this process left in a hanging call have ended by then.
   void SetUp() override {
-    eventually([] { return threadCensus().stuck == 0; });
+    eventually([] { return threadSnapshot().stuck == 0; });
   }
   ~StoreThreadTest() override { server->release(); }
   StoreStatus set(const std::string& key, const std::string& value) {
@@ -135,27 +135,27 @@ TEST_F(StoreThreadTest, AHangingCallIsBoundedByTheCallersDeadline) {
 }
 
 TEST_F(StoreThreadTest, AStuckCallDoesNotHoldUpTheNextCallerForGood) {
-  const int stuck_before = threadCensus().stuck;
+  const int stuck_before = threadSnapshot().stuck;
   server->blockNext();
   leaveAHangingCall(*store, *server);
   EXPECT_EQ(set("b", "2"), StoreStatus::kOk);  // once the first call has been stuck for kStuckAfter
   EXPECT_EQ(server->use("p").clients, 1);      // the first client was still being made
-  EXPECT_EQ(threadCensus().stuck, stuck_before + 1);
+  EXPECT_EQ(threadSnapshot().stuck, stuck_before + 1);
   server->release();
-  EXPECT_TRUE(eventually([&] { return threadCensus().stuck == stuck_before; }));
+  EXPECT_TRUE(eventually([&] { return threadSnapshot().stuck == stuck_before; }));
 }
 
 TEST_F(StoreThreadTest, AFrozenServerCostsABoundedNumberOfThreads) {
-  const int stuck_before = threadCensus().stuck;
+  const int stuck_before = threadSnapshot().stuck;
   server->block();
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(200) +
                                             (StoreThread::kMostStuck + 1) *
                                                 (StoreThread::kStuckAfter + milliseconds(20)));
   while (!deadline.expired()) store->set("a", "1", Deadline::after(milliseconds(10)), nullptr);
-  EXPECT_GT(threadCensus().stuck, stuck_before);
-  EXPECT_LE(threadCensus().stuck - stuck_before, StoreThread::kMostStuck);
+  EXPECT_GT(threadSnapshot().stuck, stuck_before);
+  EXPECT_LE(threadSnapshot().stuck - stuck_before, StoreThread::kMostStuck);
   server->release();
-  EXPECT_TRUE(eventually([&] { return threadCensus().stuck == stuck_before; }));
+  EXPECT_TRUE(eventually([&] { return threadSnapshot().stuck == stuck_before; }));
   EXPECT_EQ(set("b", "2"), StoreStatus::kOk);
 }
 
@@ -223,11 +223,11 @@ TEST_F(StoreThreadTest, DestructionDoesNotWaitForAHangingCall) {
 
 TEST_F(StoreThreadTest, TheThreadEndsWithItsOwner) {
   ASSERT_TRUE(StoreThread::stopAll(soon()));
-  const size_t before = threadCensus().running.size();
+  const size_t before = threadSnapshot().running.size();
   auto other = std::make_shared<StoreThread>("memory2", server->factory("q"));
-  EXPECT_EQ(threadCensus().running.size(), before + 1);
+  EXPECT_EQ(threadSnapshot().running.size(), before + 1);
   other.reset();
-  EXPECT_TRUE(eventually([&] { return threadCensus().running.size() == before; }));
+  EXPECT_TRUE(eventually([&] { return threadSnapshot().running.size() == before; }));
 }
 
 TEST(StoreThreadRegistry, OneServerHasOneThreadWhileSomebodyHoldsIt) {
@@ -345,16 +345,16 @@ TEST_F(StoreThreadTest, ALimitThatIsOverDoesNotCostALentClient) {
 struct LateWriteTest : StoreThreadTest {
   // A write that is given up hangs in the server, and another thread has taken its place.
   void giveUpAWrite() {
-    stuck_before = threadCensus().stuck;
+    stuck_before = threadSnapshot().stuck;
     EXPECT_EQ(set("before", "1"), StoreStatus::kOk);  // so that there is a client
     server->blockNextSet();
     leaveAHangingCall(*store, *server);
     EXPECT_EQ(set("b", "1"), StoreStatus::kOk);
-    EXPECT_EQ(threadCensus().stuck, stuck_before + 1);
+    EXPECT_EQ(threadSnapshot().stuck, stuck_before + 1);
   }
   void itReturns() {
     server->release();
-    EXPECT_TRUE(eventually([&] { return threadCensus().stuck == stuck_before; }));
+    EXPECT_TRUE(eventually([&] { return threadSnapshot().stuck == stuck_before; }));
   }
   void remove(const std::string& key) {
     store->removeLater({key});
@@ -394,7 +394,7 @@ TEST_F(LateWriteTest, StaysWhereNobodyHasTouchedItsKey) {
 }
 
 TEST_F(LateWriteTest, DoesNotBeginOnceItIsGivenUp) {
-  stuck_before = threadCensus().stuck;
+  stuck_before = threadSnapshot().stuck;
   server->blockNext();  // the making of the client
   leaveAHangingCall(*store, *server);
   EXPECT_EQ(set("b", "1"), StoreStatus::kOk);
@@ -405,7 +405,7 @@ TEST_F(LateWriteTest, DoesNotBeginOnceItIsGivenUp) {
 TEST_F(LateWriteTest, OfALentClientDoesNotUndoWhatItsSuccessorWrote) {
   const Lender lender(*server);
   StoreThread borrower("lent", server->factory("own"), lender.lends(milliseconds(50)));
-  stuck_before = threadCensus().stuck;
+  stuck_before = threadSnapshot().stuck;
   server->blockNextSet();
   EXPECT_EQ(borrower.set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
   EXPECT_EQ(borrower.set("a", "2", soon(), nullptr).status, StoreStatus::kOk);
@@ -439,12 +439,12 @@ TEST_F(StoreThreadTest, ALenderThatGoesTakesItsClientAlongUnlessACallIsPosted) {
 }
 
 TEST_F(StoreThreadTest, WithoutAThreadCallsRunOnTheCallers) {
-  const size_t threads = threadCensus().running.size();
+  const size_t threads = threadSnapshot().running.size();
   const auto calls = StoreThread::onCaller("caller", server->factory("own"));
   EXPECT_EQ(calls->set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
   calls->editLater("a", [](const auto& found, const auto&) { return found + "2"; });
   EXPECT_EQ(server->peek("a"), "12");
-  EXPECT_EQ(threadCensus().running.size(), threads);
+  EXPECT_EQ(threadSnapshot().running.size(), threads);
 }
 
 TEST_F(StoreThreadTest, AProcessThatCannotConnectForWantOfSomethingSaysSo) {

@@ -1,27 +1,27 @@
-// What cuts a byte stream into frames: the handshake's inbox, a liveness line, a link.
+// What cuts a byte stream into frames: the handshake's inbox, a liveness connection, a connection.
 #include <algorithm>
 #include <chrono>
 #include <memory>
 #include <utility>
 
-#include "host/link.h"
+#include "host/connection.h"
 #include "paired_sockets.h"
-#include "peers/line.h"
+#include "peers/liveness_connection.h"
 #include "streams.h"
 
 namespace torchft_ext::fuzz {
 namespace {
 
-// ---------------------------------------------------------------- liveness line
+// ---------------------------------------------------------------- liveness connection
 
 struct OnALine {
   bool beat = false;
   Duration limit{0};
   std::vector<std::string> notices;  // encoded
-  std::optional<LineEnd> end;
+  std::optional<LivenessEnd> end;
 };
 
-void judgeLineFrame(const FrameHeader& header, std::string_view payload, OnALine& said) {
+void judgeConnectionFrame(const FrameHeader& header, std::string_view payload, OnALine& said) {
   constexpr uint64_t kDay = 24ULL * 3600 * 1000 * 1000;
   switch (header.type) {
     case FrameType::kBeat:
@@ -29,10 +29,10 @@ void judgeLineFrame(const FrameHeader& header, std::string_view payload, OnALine
       said.limit = std::chrono::microseconds(std::min(header.tag, kDay));
       return;
     case FrameType::kGoodbye:
-      said.end = header.aux == 1 ? LineEnd::kLeft : LineEnd::kIdle;
+      said.end = header.aux == 1 ? LivenessEnd::kLeft : LivenessEnd::kIdle;
       return;
     case FrameType::kFailed:
-      said.end = LineEnd::kAccused;
+      said.end = LivenessEnd::kAccused;
       return;
     case FrameType::kNotice:
       if (!decodeNotice(payload)) break;
@@ -41,24 +41,24 @@ void judgeLineFrame(const FrameHeader& header, std::string_view payload, OnALine
     default:
       break;
   }
-  said.end = LineEnd::kBroken;
+  said.end = LivenessEnd::kBroken;
 }
 
-OnALine judgeLine(std::string_view sent, bool hung_up) {
+OnALine judgeConnection(std::string_view sent, bool hung_up) {
   OnALine said;
   while (!said.end && sent.size() >= kFrameHeaderBytes) {
     const auto header = headerAt(sent);
     const size_t longest = header && header->type == FrameType::kNotice ? 1024 : 512;
     if (!header || header->length > longest) {
-      said.end = LineEnd::kBroken;
+      said.end = LivenessEnd::kBroken;
       break;
     }
     const size_t whole = kFrameHeaderBytes + header->length;
     if (sent.size() < whole) break;
-    judgeLineFrame(*header, sent.substr(kFrameHeaderBytes, header->length), said);
+    judgeConnectionFrame(*header, sent.substr(kFrameHeaderBytes, header->length), said);
     sent.remove_prefix(whole);
   }
-  if (hung_up && !said.end) said.end = LineEnd::kBroken;
+  if (hung_up && !said.end) said.end = LivenessEnd::kBroken;
   return said;
 }
 
@@ -68,37 +68,37 @@ class LineReader : public Reader {
 
   UniqueFd begin() override {
     Pair pair;
-    line_ = std::make_unique<Line>(loop(), std::move(pair.near));
-    line_->listen([this](const Line::News& news) { onNews(news); });
+    connection_ = std::make_unique<LivenessConnection>(loop(), std::move(pair.near));
+    connection_->listen([this](const LivenessConnection::Updates& updates) { onUpdates(updates); });
     return std::move(pair.far);
   }
 
   bool check(int /*far*/, std::string_view sent, bool hung_up) override {
-    const OnALine expected = judgeLine(sent, hung_up);
+    const OnALine expected = judgeConnection(sent, hung_up);
     require(heard_.beat == expected.beat);
     require(heard_.notices == expected.notices);
     require(heard_.end == expected.end);
-    require(!line_ || line_->peerLimit() == expected.limit);
+    require(!connection_ || connection_->peerLimit() == expected.limit);
     return !heard_.end;
   }
 
-  void end() override { line_.reset(); }
+  void end() override { connection_.reset(); }
 
  private:
-  void onNews(const Line::News& news) {
-    require(!heard_.end && (news.heard || news.end));
-    heard_.beat = heard_.beat || news.beat;
-    for (const Notice& notice : news.notices) heard_.notices.push_back(encodeNotice(notice));
-    heard_.end = news.end;
-    if (news.end && destroys_) line_.reset();
+  void onUpdates(const LivenessConnection::Updates& updates) {
+    require(!heard_.end && (updates.heard || updates.end));
+    heard_.beat = heard_.beat || updates.beat;
+    for (const Notice& notice : updates.notices) heard_.notices.push_back(encodeNotice(notice));
+    heard_.end = updates.end;
+    if (updates.end && destroys_) connection_.reset();
   }
 
   const bool destroys_;
-  std::unique_ptr<Line> line_;
+  std::unique_ptr<LivenessConnection> connection_;
   OnALine heard_;
 };
 
-// ---------------------------------------------------------------- link
+// ---------------------------------------------------------------- connection
 
 constexpr size_t kLongestInto = 8192;
 
@@ -116,13 +116,13 @@ Receipt::Kind kindFor(const FrameHeader& header) {
   }
 }
 
-struct OnALink {
+struct OnAConnection {
   std::vector<std::string> frames;  // whole
   std::optional<bool> broken;       // whether cleanly
 };
 
-OnALink judgeLink(std::string_view sent, bool hung_up, size_t close_after) {
-  OnALink said;
+OnAConnection judgeConnection(std::string_view sent, bool hung_up, size_t close_after) {
+  OnAConnection said;
   while (close_after == 0 || said.frames.size() < close_after) {
     if (sent.size() < kFrameHeaderBytes) {
       if (hung_up) said.broken = sent.empty();
@@ -146,28 +146,29 @@ OnALink judgeLink(std::string_view sent, bool hung_up, size_t close_after) {
   return said;
 }
 
-// Makes the link wait at every frame with an odd aux.
-class LinkReader : public Reader, LinkReceiver {
+// Makes the connection wait at every frame with an odd aux.
+class ConnectionReader : public Reader, ConnectionReceiver {
  public:
-  LinkReader(bool destroys, size_t close_after) : destroys_(destroys), close_after_(close_after) {}
+  ConnectionReader(bool destroys, size_t close_after)
+      : destroys_(destroys), close_after_(close_after) {}
 
   UniqueFd begin() override {
     Pair pair;
     traffic_ = std::make_shared<Traffic>();
-    link_ = makeStreamLink(loop(), std::move(pair.near), traffic_, Duration(0));
-    link_->setReceiver(this);
+    connection_ = makeStreamConnection(loop(), std::move(pair.near), traffic_, Duration(0));
+    connection_->setReceiver(this);
     return std::move(pair.far);
   }
 
   bool restless() override {
     if (closed_ || said_.broken) return turns_to_close_ > 0 && turns_to_close_-- > 0;
     if (!std::exchange(waiting_, false)) return false;
-    link_->resume();
+    connection_->resume();
     return true;
   }
 
   bool check(int /*far*/, std::string_view sent, bool hung_up) override {
-    const OnALink expected = judgeLink(sent, hung_up, close_after_);
+    const OnAConnection expected = judgeConnection(sent, hung_up, close_after_);
     require(said_.frames == expected.frames);
     require(said_.broken == expected.broken);
     const bool open = !closed_ && !said_.broken;
@@ -175,7 +176,7 @@ class LinkReader : public Reader, LinkReceiver {
     return open;
   }
 
-  void end() override { link_.reset(); }
+  void end() override { connection_.reset(); }
 
  private:
   Receipt onHeader(const FrameHeader& header) override {
@@ -209,7 +210,7 @@ class LinkReader : public Reader, LinkReceiver {
     requireOpen();
     require(!why.empty());
     said_.broken = clean;
-    if (destroys_) link_.reset();
+    if (destroys_) connection_.reset();
   }
 
   void keep(const FrameHeader& header, std::string_view payload) {
@@ -219,15 +220,15 @@ class LinkReader : public Reader, LinkReceiver {
     said_.frames.back() += payload;
     if (said_.frames.size() != close_after_) return;
     closed_ = true;
-    destroys_ ? link_.reset() : link_->close();
+    destroys_ ? connection_.reset() : connection_->close();
   }
   void requireOpen() const { require(!closed_ && !waiting_ && !said_.broken); }
 
   const bool destroys_;
   const size_t close_after_;
   std::shared_ptr<Traffic> traffic_;
-  std::shared_ptr<Link> link_;
-  OnALink said_;
+  std::shared_ptr<Connection> connection_;
+  OnAConnection said_;
   bool closed_ = false;
   bool waiting_ = false;
   int turns_to_close_ = 2;  // the descriptor, by a timer that is due at once
@@ -247,15 +248,15 @@ void inbox(std::string_view bytes) {
   Pair pair;
   FrameInbox inbox(expected);
   std::string sent;
-  InboxVerdict verdict;
+  InboxOutcome outcome;
   const auto check = [&](bool hung_up) {
     const auto state = inbox.readFrom(pair.near.get());
-    if (verdict.state == FrameInbox::State::kMore) verdict = judgeInbox(sent, hung_up, expected);
-    require(state == verdict.state);
+    if (outcome.state == FrameInbox::State::kMore) outcome = judgeInbox(sent, hung_up, expected);
+    require(state == outcome.state);
     require(inbox.payload().size() <= 512);
     if (state != FrameInbox::State::kWhole) return;
-    require(encodeHeader(inbox.header()) == encodeHeader(verdict.header));
-    require(inbox.payload() == verdict.payload);
+    require(encodeHeader(inbox.header()) == encodeHeader(outcome.header));
+    require(inbox.payload() == outcome.payload);
   };
   check(false);
   for (const std::string& piece : stream.pieces) {
@@ -267,20 +268,20 @@ void inbox(std::string_view bytes) {
     pair.far.reset();
     check(true);
   }
-  require(readAll(pair.near.get()) == sent.substr(verdict.taken));
+  require(readAll(pair.near.get()) == sent.substr(outcome.taken));
 }
 
-void line(std::string_view bytes) {
+void livenessConnection(std::string_view bytes) {
   const CutStream stream(bytes);
   LineReader reader(stream.has(CutStream::kDestroys));
   feed(stream, reader);
 }
 
-void link(std::string_view bytes) {
+void connection(std::string_view bytes) {
   CutStream stream(bytes);
   // What waits when the peer hangs up is lost, whether or not it came together with the end.
   stream.flags &= static_cast<uint8_t>(~CutStream::kHangsUpAtOnce);
-  LinkReader reader(stream.has(CutStream::kDestroys), stream.flags >> CutStream::kCloseShift);
+  ConnectionReader reader(stream.has(CutStream::kDestroys), stream.flags >> CutStream::kCloseShift);
   feed(stream, reader);
 }
 

@@ -32,13 +32,13 @@ Welcome expectedWelcome() {
 
 // ---------------------------------------------------------------- one dial
 
-struct DialVerdict {
+struct DialOutcome {
   Dial::End end = Dial::End::kBroken;
   RefusalCode code = RefusalCode::kUnknownGeneration;
   size_t taken = 0;
 };
 
-DialVerdict judgeAnswer(FrameType type, std::string_view payload) {
+DialOutcome judgeAnswer(FrameType type, std::string_view payload) {
   const size_t taken = kFrameHeaderBytes + payload.size();
   if (type == FrameType::kRefused) {
     if (const auto refusal = decodeRefusal(payload)) {
@@ -59,11 +59,11 @@ DialVerdict judgeAnswer(FrameType type, std::string_view payload) {
 }
 
 // nullopt: goes on waiting.
-std::optional<DialVerdict> judgeDial(std::string_view sent, bool hung_up) {
-  const auto not_yet = hung_up ? std::optional(DialVerdict()) : std::nullopt;
+std::optional<DialOutcome> judgeDial(std::string_view sent, bool hung_up) {
+  const auto not_yet = hung_up ? std::optional(DialOutcome()) : std::nullopt;
   if (sent.size() < kFrameHeaderBytes) return not_yet;
   const auto header = headerAt(sent);
-  if (!header || header->length > 1024) return DialVerdict();
+  if (!header || header->length > 1024) return DialOutcome();
   const std::string_view payload = sent.substr(kFrameHeaderBytes, header->length);
   if (payload.size() < header->length) return not_yet;
   return judgeAnswer(header->type, payload);
@@ -108,7 +108,7 @@ class DialReader : public Reader {
   const bool destroys_;
   std::unique_ptr<Dial> dial_;
   std::string hello_;
-  std::optional<DialVerdict> expected_;
+  std::optional<DialOutcome> expected_;
   std::optional<Dial::Result> result_;
   std::string beyond_;  // what came after the answer
 };
@@ -127,7 +127,7 @@ enum class AttemptEnd { kNone, kAgain, kNever, kSuccess };
 
 AttemptEnd judgeAttempt(std::string_view sent, bool hung_up, size_t* taken) {
   using State = FrameInbox::State;
-  const InboxVerdict said = judgeInbox(sent, hung_up, {FrameType::kWelcome, FrameType::kRefused});
+  const InboxOutcome said = judgeInbox(sent, hung_up, {FrameType::kWelcome, FrameType::kRefused});
   *taken = said.taken;
   if (said.state == State::kMore) return AttemptEnd::kNone;
   if (said.state == State::kClosed) return AttemptEnd::kAgain;

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kCallers = 8;
 constexpr int kMostSteps = 64;
 constexpr int kRanks = 4;           // a greater one's arrival is refused
-constexpr uint8_t kForgets = 0x80;  // a lane at whose arrival the handler forgets the generation
+constexpr uint8_t kForgets = 0x80;  // a channel at whose arrival the handler forgets the generation
 // Real time limits a caller's hello: what a process that was stopped meanwhile does is not judged.
 constexpr std::chrono::seconds kJudgedWithin{1};
 
@@ -86,7 +86,7 @@ class Siege {
 
   void say(Caller& caller, std::string_view bytes) {
     if (caller.state == State::kAbsent) {
-      caller.far = arriveAtDoor();
+      caller.far = arriveAtAcceptor();
       caller.state = State::kStranger;
       ++counts_.accepted;
     }
@@ -109,7 +109,7 @@ class Siege {
   }
 
   void judge(Caller& caller, bool hung_up) {
-    const InboxVerdict said = judgeInbox(caller.sent, hung_up, {FrameType::kHello});
+    const InboxOutcome said = judgeInbox(caller.sent, hung_up, {FrameType::kHello});
     if (said.state == FrameInbox::State::kMore) return;
     if (said.state == FrameInbox::State::kWrongVersion) return refuse(caller, "v");
     const auto hello = decodeHello(said.payload);
@@ -127,7 +127,7 @@ class Siege {
     if (caller.hello.proof.bytes != secretOf(caller.hello.nonce).connector.bytes) {
       return refuse(caller, "s");
     }
-    if ((caller.hello.lane & kForgets) != 0) expected_.erase(caller.hello.nonce);
+    if ((caller.hello.channel & kForgets) != 0) expected_.erase(caller.hello.nonce);
     if (caller.hello.rank >= kRanks) return refuse(caller, "wd");
     caller.state = State::kAdmitted;
     caller.expected = "w";
@@ -156,7 +156,7 @@ class Siege {
     }
     parked_.insert(parked_.end(), parked_again.begin(), parked_again.end());
     listener_->expect(nonce, secretOf(nonce), [this, nonce](Arrival& arrival) {
-      if ((arrival.lane & kForgets) != 0) listener_->forget(nonce);
+      if ((arrival.channel & kForgets) != 0) listener_->forget(nonce);
       if (arrival.rank >= kRanks) return false;
       arrivals_.push_back(std::move(arrival));
       return true;
@@ -177,7 +177,7 @@ class Siege {
     for (size_t i = 0; i < arrivals_.size(); ++i) {
       const Arrival& arrival = arrivals_[i];
       const Hello& hello = admitted_[i]->hello;
-      require(arrival.rank == hello.rank && arrival.lane == hello.lane);
+      require(arrival.rank == hello.rank && arrival.channel == hello.channel);
       require(arrival.from == hello.from);
       beyond_[i] += readAll(arrival.fd.get());
       require(beyond_[i] == admitted_[i]->sent.substr(encodeHello(hello).size()));

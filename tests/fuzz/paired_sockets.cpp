@@ -13,7 +13,7 @@ namespace {
 
 std::vector<Dialled> dialled;
 std::deque<UniqueFd> arrivals;
-int door = -1;
+int acceptor = -1;
 
 }  // namespace
 
@@ -29,10 +29,10 @@ std::vector<Dialled> takeDialled() {
   return std::exchange(dialled, {});
 }
 
-UniqueFd arriveAtDoor() {
+UniqueFd arriveAtAcceptor() {
   Pair pair;
   arrivals.push_back(std::move(pair.near));
-  ::eventfd_write(door, 1);
+  ::eventfd_write(acceptor, 1);
   return std::move(pair.far);
 }
 
@@ -45,7 +45,7 @@ void forgetArrivals() {
 std::optional<ListeningSocket> listenOn(const SocketAddress& address, PortRange /*ports*/,
                                         std::string* /*error*/) {
   ListeningSocket made{UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), address};
-  fuzz::door = made.fd.get();
+  fuzz::acceptor = made.fd.get();
   return made;
 }
 

@@ -1,6 +1,6 @@
 // A network without ports: this program's net/sockets.cpp. Who connects gets one end of a socket
 // pair and the fuzz target the other; who listens accepts the ends that the target has sent to the
-// door. Nothing waits, and no connection outlives its input.
+// acceptor. Nothing waits, and no connection outlives its input.
 //
 // One thread at a time: the fuzz target's loop.
 #pragma once
@@ -22,7 +22,7 @@ struct Dialled {
   SocketAddress to;
 };
 std::vector<Dialled> takeDialled();  // since the last call
-UniqueFd arriveAtDoor();             // the far end; the near one waits to be accepted
+UniqueFd arriveAtAcceptor();         // the far end; the near one waits to be accepted
 void forgetArrivals();
 
 }  // namespace torchft_ext::fuzz

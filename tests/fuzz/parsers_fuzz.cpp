@@ -76,12 +76,12 @@ void record(std::string_view bytes) {
   require(parsed_again && encodeRecord(*parsed_again) == again);
 }
 
-void withdrawal(std::string_view bytes) {
-  const auto parsed = decodeWithdrawal(bytes);
+void failure_record(std::string_view bytes) {
+  const auto parsed = decodeFailureRecord(bytes);
   if (!parsed) return;
-  const std::string again = encodeWithdrawal(*parsed);
-  const auto parsed_again = decodeWithdrawal(again);
-  require(parsed_again && encodeWithdrawal(*parsed_again) == again);
+  const std::string again = encodeFailureRecord(*parsed);
+  const auto parsed_again = decodeFailureRecord(again);
+  require(parsed_again && encodeFailureRecord(*parsed_again) == again);
 }
 
 void go(std::string_view bytes) {
@@ -109,12 +109,12 @@ constexpr Parser kParsers[] = {{"header", header},
                                {"welcome", welcome},
                                {"refusal", refusal},
                                {"record", record},
-                               {"withdrawal", withdrawal},
+                               {"failure_record", failure_record},
                                {"go", go},
                                {"address", address},
                                {"inbox", fuzz::inbox},
-                               {"line", fuzz::line},
-                               {"link", fuzz::link},
+                               {"liveness_connection", fuzz::livenessConnection},
+                               {"connection", fuzz::connection},
                                {"dial", fuzz::dial},
                                {"connector", fuzz::connector},
                                {"listener", fuzz::listener}};

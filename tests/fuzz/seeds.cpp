@@ -84,7 +84,7 @@ void handshakes() {
   hello.from = numbered<Incarnation>(2);
   hello.to = numbered<Incarnation>(3);
   hello.rank = 4;
-  hello.lane = 1;
+  hello.channel = 1;
   seed("hello", "hello", encodeHello(hello).substr(kFrameHeaderBytes));
   Welcome welcome;
   welcome.from = numbered<Incarnation>(5);
@@ -103,20 +103,20 @@ MemberRecord member(uint8_t number) {
   record.pid = 1000 + number;
   record.addresses = {*SocketAddress::parse("unix:0123456789abcdef-00"),
                       *SocketAddress::parse("10.0.0.1:7000")};
-  record.line_addresses = {*SocketAddress::parse("[fe80::1%1]:7001"),
-                           *SocketAddress::parse("[::1]:7002")};
+  record.liveness_addresses = {*SocketAddress::parse("[fe80::1%1]:7001"),
+                               *SocketAddress::parse("[::1]:7002")};
   return record;
 }
 
 void rosters() {
   seed("record", "usual", encodeRecord(member(1)));
   seed("record", "empty", encodeRecord({}));
-  Withdrawal withdrawal;
-  withdrawal.member = member(2);
-  withdrawal.ending.failure.kind = FailureKind::kAborted;
-  withdrawal.ending.failure.cause = {1, -1, "host-b", 812, "abort() was called"};
-  withdrawal.ending.origin = numbered<Token>(3);
-  seed("withdrawal", "aborted", encodeWithdrawal(withdrawal));
+  FailureRecord failure_record;
+  failure_record.member = member(2);
+  failure_record.ending.failure.kind = FailureKind::kAborted;
+  failure_record.ending.failure.cause = {1, -1, "host-b", 812, "abort() was called"};
+  failure_record.ending.origin = numbered<Token>(3);
+  seed("failure_record", "aborted", encodeFailureRecord(failure_record));
   Roster roster;
   for (uint8_t size : {0, 1, 2, 4}) {
     while (roster.members.size() < size) roster.members.push_back(member(size));
@@ -174,20 +174,22 @@ std::string noticeFrame() {
 }
 
 void frames() {
-  streamSeeds("line", "left",
+  streamSeeds("liveness_connection", "left",
               frame(FrameType::kBeat, "", 1000) + noticeFrame() + noticeFrame() +
                   frame(FrameType::kGoodbye, "", 0, 1));
-  streamSeeds("line", "accused", noticeFrame() + frame(FrameType::kFailed, "too slow"));
-  streamSeeds("line", "beats", frame(FrameType::kBeat, "pad") + frame(FrameType::kBeat, "", 5));
-  streamSeeds("link", "usual",
+  streamSeeds("liveness_connection", "accused",
+              noticeFrame() + frame(FrameType::kFailed, "too slow"));
+  streamSeeds("liveness_connection", "beats",
+              frame(FrameType::kBeat, "pad") + frame(FrameType::kBeat, "", 5));
+  streamSeeds("connection", "usual",
               frame(FrameType::kBarrier, "") + frame(FrameType::kData, std::string(50, 'd')) +
                   frame(FrameType::kAnnounce, "", 1, 0) + frame(FrameType::kMessage, "", 1, 1) +
                   frame(FrameType::kMessage, "piece", 1, 1) +
                   frame(FrameType::kFailed, encodeFailure({}), 0, 1));
-  streamSeeds("link", "leaves", frame(FrameType::kGoodbye, "", 0, 2) + "rest");
-  seed("link", "closes",
+  streamSeeds("connection", "leaves", frame(FrameType::kGoodbye, "", 0, 2) + "rest");
+  seed("connection", "closes",
        cut(0x44, "\x64", frame(FrameType::kData, "x") + frame(FrameType::kBeat, "")));
-  seed("link", "long", cut(0x19, "\x64", frame(FrameType::kData, std::string(3000, 'd'))));
+  seed("connection", "long", cut(0x19, "\x64", frame(FrameType::kData, std::string(3000, 'd'))));
 }
 
 void answers() {
@@ -227,7 +229,7 @@ void sieges() {
   const std::string forget_first(1, '\x18');
   const std::string first = encodeHello(helloTo(1, 1));
   Hello forgets = helloTo(1, 2);
-  forgets.lane = 0x80;
+  forgets.channel = 0x80;
   Hello elsewhere = helloTo(1, 1);
   elsewhere.to = numbered<Incarnation>(9);
   Hello wrong_secret = helloTo(1, 1);

@@ -66,29 +66,29 @@ std::optional<FrameHeader> headerAt(std::string_view bytes) {
   return decodeHeader(raw, nullptr);
 }
 
-InboxVerdict judgeInbox(std::string_view sent, bool hung_up,
+InboxOutcome judgeInbox(std::string_view sent, bool hung_up,
                         const std::vector<FrameType>& expected) {
   using State = FrameInbox::State;
-  InboxVerdict verdict;
+  InboxOutcome outcome;
   const State not_yet = hung_up ? State::kClosed : State::kMore;
   if (sent.size() < kFrameHeaderBytes) return {not_yet, {}, {}, sent.size()};
   FrameBytes raw;
   std::memcpy(raw.data(), sent.data(), raw.size());
-  verdict.taken = raw.size();
+  outcome.taken = raw.size();
   const auto header = headerAt(sent);
   if (!header) {
     const auto version = versionOf(raw);
-    verdict.state = version && *version != kWireVersion ? State::kWrongVersion : State::kBad;
+    outcome.state = version && *version != kWireVersion ? State::kWrongVersion : State::kBad;
   } else if (std::find(expected.begin(), expected.end(), header->type) == expected.end() ||
              header->length > longestPayload(header->type)) {
-    verdict.state = State::kBad;
+    outcome.state = State::kBad;
   } else {
-    verdict.header = *header;
-    verdict.payload = sent.substr(kFrameHeaderBytes, header->length);
-    verdict.taken += verdict.payload.size();
-    verdict.state = verdict.payload.size() == header->length ? State::kWhole : not_yet;
+    outcome.header = *header;
+    outcome.payload = sent.substr(kFrameHeaderBytes, header->length);
+    outcome.taken += outcome.payload.size();
+    outcome.state = outcome.payload.size() == header->length ? State::kWhole : not_yet;
   }
-  return verdict;
+  return outcome;
 }
 
 std::string readAll(int fd) {

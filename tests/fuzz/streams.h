@@ -22,8 +22,8 @@
 namespace torchft_ext::fuzz {
 
 void inbox(std::string_view bytes);
-void line(std::string_view bytes);
-void link(std::string_view bytes);
+void livenessConnection(std::string_view bytes);
+void connection(std::string_view bytes);
 void dial(std::string_view bytes);
 void connector(std::string_view bytes);
 void listener(std::string_view bytes);
@@ -47,7 +47,7 @@ struct CutStream {
   static constexpr uint8_t kHangsUpAtOnce = 2;  // together with the last piece
   static constexpr uint8_t kDestroys = 4;       // the reader is destroyed by its last callback
   static constexpr int kTimesShift = 3;         // two bits: how often the stream comes again
-  static constexpr int kCloseShift = 5;         // three bits, of a link: close after so many frames
+  static constexpr int kCloseShift = 5;  // three bits, of a connection: close after so many frames
   static constexpr size_t kMostCuts = 31;
 
   explicit CutStream(std::string_view bytes);
@@ -58,13 +58,13 @@ struct CutStream {
 };
 
 // What a FrameInbox must have made of these bytes.
-struct InboxVerdict {
+struct InboxOutcome {
   FrameInbox::State state = FrameInbox::State::kMore;
   FrameHeader header;
   std::string payload;
   size_t taken = 0;  // bytes that it may have read
 };
-InboxVerdict judgeInbox(std::string_view sent, bool hung_up,
+InboxOutcome judgeInbox(std::string_view sent, bool hung_up,
                         const std::vector<FrameType>& expected);
 
 // The identities that are right here: seeds.cpp makes them the same way.

@@ -63,8 +63,8 @@ class Case:
         return f"{self.operation}/{self.world}/{self.victim}/{self.strike}"
 
     def ends(self) -> tuple[int, int]:
-        """The two ranks of the link or line that is cut, the higher one first: it connected the
-        link."""
+        """The two ranks of the connection or liveness connection that is cut, the higher one first:
+        it connected the connection."""
         return (1, 0) if self.victim == 0 else (self.victim, 0)
 
 
@@ -256,18 +256,18 @@ def _strike(case: Case, strike: Strike, ranks: list[RankProcess]) -> lateness.St
         victim.signal(strike.signal)
     elif strike.command is not None:
         victim.say(strike.command)
-    elif case.strike == "cut_line":
+    elif case.strike == "cut_liveness":
         upper, lower = case.ends()
-        ranks[upper].say("cut_line " + ranks[lower].incarnation)
+        ranks[upper].say("cut_liveness " + ranks[lower].incarnation)
     else:
         cut(case, ranks)
     return now
 
 
 def cut(case: Case, ranks: list[RankProcess]) -> None:
-    """The higher rank of a pair connects: it cuts its connections to the lower one's doors."""
+    """The higher rank of a pair connects: it cuts its connections to the lower one's addresses."""
     upper, lower = case.ends()
-    ranks[upper].say("cut " + " ".join(ranks[lower].doors))
+    ranks[upper].say("cut " + " ".join(ranks[lower].addresses))
 
 
 def _collect(
@@ -338,7 +338,7 @@ def expect_how(event: Event, how: str) -> None:
 
 
 def expect_ends(event: Event, case: Case, ranks: list[RankProcess]) -> None:
-    """It names both ends of the cut link, one of them by its process too."""
+    """It names both ends of the cut connection, one of them by its process too."""
     ends = set(case.ends())
     if {event["cause"], event["other"]} != ends:
         raise MatrixError(
@@ -358,10 +358,10 @@ def expect_missing_named(late: dict[int, Event], away: set[int]) -> None:
 
 
 def missing_in(event: Event) -> set[int]:
-    """Who did not come, or made no link, as this error has it."""
+    """Who did not come, or made no connection, as this error has it."""
     lists = re.findall(r"ranks? ([\d, ]+) did not come", event["text"])
     missing = {int(rank) for rank in re.findall(r"\d+", ",".join(lists))}
-    if "its links did not come up in time" in event["text"]:
+    if "its connections did not come up in time" in event["text"]:
         missing.add(event["cause"])
     return missing
 
@@ -418,11 +418,11 @@ def _judge_thawed(event: Event, case: Case, ranks: list[RankProcess]) -> None:
         return
     expect_kind(event, OVERTAKEN)
     if event["kind"] == "timeout":
-        expect_how(event, "did not come|its links did not come up|no answer from the store")
+        expect_how(event, "did not come|its connections did not come up|no answer from the store")
     else:
         expect_cause(event, event["cause"], ranks)
         if case.victim not in (event["cause"], event["other"]):
-            raise MatrixError(f"the thawed rank blames a link that is not its own: {event}")
+            raise MatrixError(f"the thawed rank blames a connection that is not its own: {event}")
 
 
 def expect_left_out(event: Event, rank: int, ranks: list[RankProcess]) -> None:

@@ -26,7 +26,7 @@ from matrix.cases import (
 from matrix.process import Event, MatrixError, RankProcess
 from matrix.strikes import FORMING, PROBING, STORE_FORMING, STORE_KINDS, STRIKES
 
-STRIKES_HERE = ("timeout", "cut_link")
+STRIKES_HERE = ("timeout", "cut_connection")
 VICTIMS_LIMIT = (
     0.5  # seconds; of the configure() that runs out of time: a twentieth is for finding out why
 )
@@ -96,19 +96,19 @@ def _cut(pool: Pool, case: Case, ranks: list[RankProcess]) -> float:
         told = {i: event for i, rank in enumerate(ranks) if (event := rank.poll("failed", 0))}
     releases = lateness.Releases(struck)
     late: dict[int, Event] = {}
-    limit = (STRIKES["cut_link"].bound + FORMING_BOUND) * pool.scale
+    limit = (STRIKES["cut_connection"].bound + FORMING_BOUND) * pool.scale
     for index, rank in enumerate(ranks):
         event = told.get(index) or rank.expect("failed", HANG)
-        expect_kind(event, FORMING["cut_link"])
+        expect_kind(event, FORMING["cut_connection"])
         if event["kind"] == "timeout":
             limit = pool.late_limit
             late[index] = event
         else:
             expect_ends(event, case, ranks)
-            expect_how(event, STRIKES["cut_link"].how)
+            expect_how(event, STRIKES["cut_connection"].how)
         releases.add(rank, event)
     if len(late) == len(ranks):
-        raise MatrixError("nobody was told of the cut link: all ran out of time")
+        raise MatrixError("nobody was told of the cut connection: all ran out of time")
     expect_missing_named(late, set(range(case.world)) - late.keys())
     return releases.expect_within(limit)
 

@@ -20,8 +20,8 @@ from matrix.process import Event, MatrixError, RankProcess, monotonic_ns
 CARRIERS = frozenset(
     {
         "ft-monitor",
-        "ft-witness",
-        "ft-relay",
+        "ft-backup",
+        "ft-handoff",
         "ft-loop",
         "ft-store",
         "ft-watchdog",
@@ -44,7 +44,8 @@ class LateError(MatrixError):
 
 
 def waits_for_a_core(pid: int) -> dict[int, float]:
-    """Seconds, by thread, of those that carry news, since they began; 0 where the kernel does not count."""
+    """Seconds, by thread, of those that carry news, since they began; 0 where the kernel does not
+    count."""
     waits = {}
     for thread in Path(f"/proc/{pid}/task").glob("*"):
         try:

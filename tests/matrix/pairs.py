@@ -24,14 +24,14 @@ from matrix.lateness import Releases, Strike
 from matrix.process import Event, MatrixError, RankProcess
 from matrix.strikes import CONFIGURE_LIMIT, DEATH, ENDED, LOST, STOPPED
 
-# Neighbours on the ring of witness lines, and ranks with others between them on both sides.
+# Neighbours on the ring of backup connections, and ranks with others between them on both sides.
 VICTIMS: dict[int, tuple[tuple[int, int], ...]] = {
     4: ((0, 1), (3, 0), (0, 2), (1, 3)),
     5: ((0, 1), (2, 3), (4, 1)),
     8: ((0, 1), (3, 4), (7, 0), (0, 4), (2, 6)),
 }
 # What a configure() may say whose member dies, by how far it has come.
-FORMING = frozenset({"peer lost", "link lost", "timeout", "aborted"})
+FORMING = frozenset({"peer lost", "connection lost", "timeout", "aborted"})
 COMBINATIONS = ("kill_and_kill", "kill_and_stop", "stop_and_kill", "kill_then_kill")
 
 

@@ -66,7 +66,7 @@ def _single(seed: int) -> list[Entry]:
         for world in WORLDS
         for victim in victims(world)
         for strike in STRIKES
-        if (operation, strike) != ("configure", "cut_line")
+        if (operation, strike) != ("configure", "cut_liveness")
     ]
     return [_single_entry(replace(case, thaw=_thaw(seed, case))) for case in cases]
 

@@ -30,9 +30,10 @@ class RankProcess:
     """One rank. Events are read by a thread of its own; every wait has a deadline.
 
     Attributes:
-        doors: addresses of its links, "127.0.0.1:PORT" and, of every second rank, "unix:NAME" before it.
-        line_doors: of its liveness lines.
-        incarnation: by which others know its liveness lines.
+        addresses: addresses of its connections, "127.0.0.1:PORT" and, of every second rank,
+            "unix:NAME" before it.
+        liveness_addresses: of its liveness connections.
+        incarnation: by which others know its liveness connections.
         transport: how others reach it, "local" or "tcp".
         directory: its working directory, which goes with it; a core is written there by default.
     """
@@ -41,7 +42,7 @@ class RankProcess:
 
     def __init__(self, executable: str, store: str, heartbeat: float) -> None:
         """Start it and wait until it is ready."""
-        # Links of both kinds in every world: a rank is reached by the first of its doors.
+        # Connections of both kinds in every world: a rank is reached by the first of its addresses.
         self.transport = "local" if next(self._started) % 2 == 0 else "tcp"
         self._directory = tempfile.TemporaryDirectory(prefix="rank-")
         self.directory = self._directory.name
@@ -64,8 +65,8 @@ class RankProcess:
         self._events: dict[str, queue.Queue[Event]] = {}
         threading.Thread(target=self._read, daemon=True).start()
         ready = self.expect("ready", 60)
-        self.doors: list[str] = ready["doors"]
-        self.line_doors: list[str] = ready["line_doors"]
+        self.addresses: list[str] = ready["addresses"]
+        self.liveness_addresses: list[str] = ready["liveness_addresses"]
         self.incarnation: str = ready["incarnation"]
 
     def _read(self) -> None:

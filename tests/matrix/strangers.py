@@ -1,10 +1,10 @@
 """Thousands of hostile connections against a live generation, which must not notice.
 
-While four ranks reduce without pause, every door of theirs (links over TCP and Unix sockets, main
-lines, witness lines) is scanned, fed garbage, held half-open, fed byte by byte, and lied to by
-those who know the wire format, the incarnation and even the generation's nonce, but not its secret.
-The ranks run under the common limit of 1,024 open files, and hundreds of the connections are held
-open.
+While four ranks reduce without pause, every address of theirs (connections over TCP and Unix
+sockets, main connections, backup connections) is scanned, fed garbage, held half-open, fed byte by
+byte, and lied to by those who know the wire format, the incarnation and even the generation's
+nonce, but not its secret. The ranks run under the common limit of 1,024 open files, and hundreds of
+the connections are held open.
 
 Must hold: no operation fails, every sum is exact, none takes half a second (at any scale), the
     rounds go on at a good
@@ -34,7 +34,7 @@ PEACE = 2.0  # seconds in which the rate before them is measured
 # times at most, by strangers that take one of two cores for themselves: 1.1 to 1.8 were measured
 SLOWED = 10
 OPEN_FILES = 1024  # of a rank: what most systems allow by default
-HELD = 2_000  # connections held open at a time, over all doors
+HELD = 2_000  # connections held open at a time, over all addresses
 MEMORY = 16 * 2**20  # bytes; what a rank may grow by, for its allocator's sake
 SETTLED = 60.0  # seconds until the last of a siege must be forgotten: parked ones stay 30
 
@@ -48,13 +48,13 @@ HEADER = struct.Struct("<IHHQQQQ")
 class Target:
     """An address, and what a well-informed stranger knows of who listens there."""
 
-    door: str  # "127.0.0.1:PORT" or "unix:NAME"
+    address: str  # "127.0.0.1:PORT" or "unix:NAME"
     incarnation: bytes
     nonce: bytes
 
     def dial(self) -> socket.socket:
         """Connect to it."""
-        where, _, rest = self.door.partition(":")
+        where, _, rest = self.address.partition(":")
         if where != "unix":
             return socket.create_connection((where, int(rest)), timeout=HANG)
         connection = socket.socket(socket.AF_UNIX)
@@ -80,11 +80,11 @@ class Siege:
     most_descriptors: int = 0
 
     def everywhere(self, count: int) -> None:
-        """Make so many connections, of all kinds, to all doors."""
+        """Make so many connections, of all kinds, to all addresses."""
         for _ in range(count):
             self._connect(self.pool.rng.choice(list(KINDS)), self.pool.rng.choice(self.targets))
 
-    def at_one_door(self, target: Target) -> None:
+    def at_one_address(self, target: Target) -> None:
         """Make as many as are held, all to one address, all of those that wait there the
         longest."""
         self.end()
@@ -110,8 +110,8 @@ class Siege:
         """A well-formed one with a made-up proof."""
         rng = self.pool.rng
         proof, sender = rng.randbytes(16), rng.randbytes(16)
-        lane = struct.pack("<iB", rng.randrange(WORLD), rng.randrange(2))
-        payload = nonce + proof + sender + target.incarnation + lane
+        channel = struct.pack("<iB", rng.randrange(WORLD), rng.randrange(2))
+        payload = nonce + proof + sender + target.incarnation + channel
         return frame(HELLO, len(payload)) + payload
 
 
@@ -232,13 +232,13 @@ def _start(pool: Pool) -> list[RankProcess]:
 
 
 def _targets(ranks: list[RankProcess]) -> list[Target]:
-    """The doors of the generation that was begun last, and what strangers could know of it."""
+    """The addresses of the generation that was begun last, and what strangers could know of it."""
     ranks[0].say("nonce")
     nonce = bytes.fromhex(ranks[0].expect("nonce", HANG)["nonce"])
     return [
-        Target(door, bytes.fromhex(rank.incarnation), nonce)
+        Target(address, bytes.fromhex(rank.incarnation), nonce)
         for rank in ranks
-        for door in (*rank.doors, *rank.line_doors)
+        for address in (*rank.addresses, *rank.liveness_addresses)
     ]
 
 
@@ -264,12 +264,12 @@ def _rounds_per_second(ranks: list[RankProcess], meanwhile: Callable[[], None]) 
 
 
 def _besiege(siege: Siege, ranks: list[RankProcess], count: int) -> None:
-    """So many strangers everywhere, then as many as are held at each door in turn."""
+    """So many strangers everywhere, then as many as are held at each address in turn."""
     while sum(siege.kinds.values()) < count:
         siege.everywhere(250)
         progress(ranks)
     for target in siege.targets:
-        siege.at_one_door(target)
+        siege.at_one_address(target)
         progress(ranks)
         descriptors = max(max(Standing.of(rank).descriptors.values()) for rank in ranks)
         siege.most_descriptors = max(siege.most_descriptors, descriptors)

@@ -15,10 +15,10 @@ LEAVING = "it left before"
 STOPPED = r"has not answered for .*\(state T: stopped by a signal\)"
 SAID = "the matrix said so"  # abort()'s reason
 DUMPING = ENDED + "|has not answered"  # a core that takes long is named, see kernel.py
-CUT_LINE = "its connection was cut"
+CUT_LIVENESS = "its connection was cut"
 CUT = "the connection broke although its process lives|its connection was cut"
-# Seconds more while a generation forms: nobody holds a line yet, ports are asked every 25 ms, and
-# what one member sees travels through the store.
+# Seconds more while a generation forms: nobody holds a liveness connection yet, ports are asked
+# every 25 ms, and what one member sees travels through the store.
 PROBING = 0.1
 
 
@@ -37,7 +37,8 @@ class Strike:
         command: said to the victim on its standard input, or None.
         survives: the victim's process lives on and can come back (after a thaw, where it was
             stopped).
-        victim_named: the cause must name the victim (else: one of the two ends of the cut line).
+        victim_named: the cause must name the victim (else: one of the two ends of the cut liveness
+            connection).
     """
 
     name: str
@@ -51,7 +52,8 @@ class Strike:
     victim_named: bool = True
 
 
-# A cut_line is that of a liveness line: no case of `configure` has it, since lines belong to
+# A cut_liveness is that of a liveness connection: no case of `configure` has it, since liveness
+# connections belong to
 # generations that stand. What is not in this table:
 #   oom, big_core   the kernel's doing, in a cgroup and with a core of 1 GiB: peer lost, see
 #                   kernel.py
@@ -63,13 +65,13 @@ class Strike:
 #
 # Wider than the promise, each for a reason that is not hidden in a scale factor:
 #   timeout    50 ms of it are the operation's own limit
-#   cut_link   the engine's connections; the process is asked whether it lives before the link is
-#              blamed. A route that is gone for good cannot be played here: see MonitorStories in
-#              tests/cpp
+#   cut_connection   the engine's connections; the process is asked whether it lives before the
+#              connection is blamed. A route that is gone for good cannot be played here: see
+#              MonitorStories in tests/cpp
 #   exception, core_dump    a core may be written before anything is closed: only heartbeats tell
 # Cases of `configure` have PROBING added. Three differ more:
-#   exit       also a death: an exit handler says goodbye, but who waits in the store has no link
-#              that would carry it, and asks a process that has ended by then
+#   exit       also a death: an exit handler says goodbye, but who waits in the store has no
+#              connection that would carry it, and asks a process that has ended by then
 #   shutdown   it falls between two configure() as a rule, or into one; between them nobody is told
 #              that the member will not come, until the deadline: see limits.md
 #   abort      it may end a generation that some have left for the next one already: those it tells
@@ -96,16 +98,16 @@ STRIKES: dict[str, Strike] = {
             survives=True,
         ),
         Strike(
-            "cut_line",
-            frozenset({"link lost"}),
-            CUT_LINE,
+            "cut_liveness",
+            frozenset({"connection lost"}),
+            CUT_LIVENESS,
             DEATH,
             survives=True,
             victim_named=False,
         ),
         Strike(
-            "cut_link",
-            frozenset({"link lost"}),
+            "cut_connection",
+            frozenset({"connection lost"}),
             CUT,
             DEATH + 0.1,
             survives=True,
@@ -133,7 +135,7 @@ FORMING: dict[str, frozenset[str]] = {
     "exit": frozenset({"peer lost", "peer left", "aborted"}),
     "shutdown": frozenset({"peer left", "aborted", "timeout"}),
     "abort": frozenset({"aborted", "timeout"}),
-    "cut_link": frozenset({"link lost", "timeout"}),
+    "cut_connection": frozenset({"connection lost", "timeout"}),
 }
 # And how it was known, where that is not the table's.
 SHUT_DOWN = rf"{LEAVING}|it shut its group down|shutdown\(\) was called"
@@ -151,10 +153,11 @@ OPERATIONS = (
     "configure",
 )
 WORLDS = (2, 3, 4, 5, 8)
-# What a process may be told that wakes in a configure() which the others have left for another one, but for that it
-# was left out: that a link was closed by a process that lives, or, at the deadline, who did not come. That it had
-# not run meanwhile is said where that was within the same configure(): see test_heartbeat.py.
-OVERTAKEN = frozenset({"link lost", "timeout"})
+# What a process may be told that wakes in a configure() which the others have left for another one,
+# but for that it was left out: that a connection was closed by a process that lives, or, at the
+# deadline, who did not come. That it had not run meanwhile is said where that was within the same
+# configure(): see test_heartbeat.py.
+OVERTAKEN = frozenset({"connection lost", "timeout"})
 # When a frozen process wakes: before the others form a generation without it, or once that
 # generation works.
 THAWS = ("first", "later")

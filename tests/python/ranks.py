@@ -335,7 +335,7 @@ class Pool:
 
     def _start(self) -> Worker:
         number = next(self._numbers)
-        # Worlds of up to two have local links, larger ones links of both kinds.
+        # Worlds of up to two have local connections, larger ones connections of both kinds.
         transport = {"TORCHFT_EXT_LOCAL_SOCKETS": "1" if number % 4 < 2 else "0"}
         worker = Worker(self, number, self._folder, {**self._env, **transport})
         self._workers.append(worker)

@@ -64,7 +64,7 @@ def test_row_that_quotes_a_line_which_torch_does_not_have_is_refused(tmp_path):
         read(Path(torch.__file__).parent, tmp_path / "expected.toml")
 
 
-def test_every_row_of_the_list_quotes_a_line_of_the_torch_that_is_installed():
+def test_every_row_of_the_list_quotes_a_connection_of_the_torch_that_is_installed():
     rows = read(Path(torch.__file__).parent)
     assert len({(row.way, row.test) for row in rows}) == len(rows)
     assert all(row.refused_by for row in rows)

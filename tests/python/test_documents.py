@@ -238,7 +238,7 @@ def test_what_is_gone_is_found() -> None:
         `csrc/gone.cpp`, `gone.h`, `rank 0/3`, `torch/gone.py`, `torch/version.py`,
         `scripts/gone.sh --fast`, `base/mutex.h`, [x](gone.md),
         `make gone`, `tests/python/test_gone_*.py`, `ReduceOp.AVG`, `build/dev`, `make test`,
-        `GoneSuite`, `LastWords`, `Engine`"""
+        `GoneSuite`, `FinalFrame`, `Engine`"""
     assert missing_tests(text) == {"test_no_such_claim", "Listener.NoSuchCase"}
     assert missing_classes(text) == {"GoneSuite"}
     paths = {"csrc/gone.cpp", "gone.h", "scripts/gone.sh", "gone.md", "tests/python/test_gone_*.py"}

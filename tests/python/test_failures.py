@@ -450,17 +450,21 @@ def test_thawed_rank_learns_that_its_generation_went_on_without_it(ranks):
     blocked = world.start_blocked(0, blocking_all_reduce)
     world.freeze(1)
     assert blocked.error("PeerLostError", patience=10).cause["rank"] == 1
-    world.on(2, wait_errored)  # else its last words to the frozen one are of its next generation
+    world.on(2, wait_errored)  # else its final frames to the frozen one are of its next generation
     world.next([0, 2], heartbeat=seconds(3)).run(check_sum)
     world.thaw(1)
-    assert world.on(1, wait_errored).type in ("PeerLostError", "PeerLeftError", "LinkLostError")
+    assert world.on(1, wait_errored).type in (
+        "PeerLostError",
+        "PeerLeftError",
+        "ConnectionLostError",
+    )
     world.next([0, 2, 1], heartbeat=seconds(3)).run(check_sum)
 
 
 def kinds_of_errors() -> dict[str, bool]:
     import torchft_ext
 
-    names = "PeerLost PeerLeft LinkLost CommTimeout CommAborted StoreLost Mismatch Rendezvous"
+    names = "PeerLost PeerLeft ConnectionLost CommTimeout CommAborted StoreLost Mismatch Rendezvous"
     kinds = [getattr(torchft_ext, name + "Error") for name in names.split()]
     assert issubclass(torchft_ext.CommError, dist.DistBackendError)
     return {kind.__name__: issubclass(kind, torchft_ext.CommError) for kind in kinds}

@@ -154,7 +154,7 @@ def message_for_the_forking_rank() -> None:
 
 
 def talk() -> None:
-    """Over both kinds of links."""
+    """Over both kinds of connections."""
     rank, _ = me()
     for _ in range(ROUNDS):
         check_sum()

@@ -28,7 +28,7 @@ store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=F
 if rank == 0:
     print(store.port, flush=True)
 dist.init_process_group("ft", store=store, rank=rank, world_size=2, pg_options=options)
-while torchft_ext.backend().stats()["monitor"]["lines"] < 2:
+while torchft_ext.backend().stats()["monitor"]["connections"] < 2:
     time.sleep(0.01)
 dist.all_reduce(torch.ones(1))
 print("ready", flush=True)
@@ -60,7 +60,7 @@ def go_on(rank: Rank) -> None:
 
 @contextmanager
 def two_ranks(env: dict[str, str], limit: str | None, option: str) -> Iterator[tuple[Rank, Rank]]:
-    """Both in a generation, their liveness lines up; limit: of the environment, option: of
+    """Both in a generation, their liveness connections up; limit: of the environment, option: of
     Options."""
     own = {name: value for name, value in env.items() if name != "TORCHFT_EXT_HEARTBEAT"}
     if limit is not None:

@@ -97,7 +97,7 @@ if rank == 0:
     print(store.port, flush=True)
 dist.init_process_group("ft", store=store, rank=rank, world_size=2)
 import time, torchft_ext
-while torchft_ext.backend().stats()["monitor"]["lines"] < 2:
+while torchft_ext.backend().stats()["monitor"]["connections"] < 2:
     time.sleep(0.01)
 print("ready", flush=True)
 sys.stdin.readline()

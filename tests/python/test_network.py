@@ -68,13 +68,13 @@ def test_listeners_are_bound_to_the_address_towards_the_store(ranks):
         assert addresses == {"0100007F"}, addresses  # the tests' store is at 127.0.0.1
 
 
-def local_links() -> int:
-    """Links between processes of this host that peers have made to this one."""
+def local_connections() -> int:
+    """Connections between processes of this host that peers have made to this one."""
     return backend().stats()["counters"]["connections_local"]
 
 
-def links_without_local_sockets(address: str, rank: int, size: int, by: str) -> int:
-    """Begin a generation and use it; how many of the links to this process are local."""
+def connections_without_local_sockets(address: str, rank: int, size: int, by: str) -> int:
+    """Begin a generation and use it; how many of the connections to this process are local."""
     from rankside import join
 
     if by == "option":
@@ -86,23 +86,25 @@ def links_without_local_sockets(address: str, rank: int, size: int, by: str) -> 
         finally:
             del os.environ["TORCHFT_EXT_LOCAL_SOCKETS"]
     check_sum()
-    return local_links()
+    return local_connections()
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])
-def test_links_within_a_host_are_local_unless_that_is_switched_off(ranks, by):
+def test_connections_within_a_host_are_local_unless_that_is_switched_off(ranks, by):
     world = ranks.world(2, local_sockets=True)
     world.run(check_sum)
-    assert world.on(0, local_links) > 0
+    assert world.on(0, local_connections) > 0
     address = ranks.address()
     calls = [
-        world.start(rank, links_without_local_sockets, address, rank, 2, by) for rank in range(2)
+        world.start(rank, connections_without_local_sockets, address, rank, 2, by)
+        for rank in range(2)
     ]
     assert values_of(calls) == [0, 0]
 
 
 def form_without_unix_sockets(init_method: str) -> int:
-    """Begin a generation where a sandbox refuses to make Unix sockets; how many links are local."""
+    """Begin a generation where a sandbox refuses to make Unix sockets; how many connections are
+    local."""
     import ctypes
     import platform
     import struct
@@ -125,13 +127,13 @@ def form_without_unix_sockets(init_method: str) -> int:
         socket.socket(socket.AF_UNIX)
     dist.init_process_group("ft", init_method, rank=0, world_size=1, timeout=seconds(PATIENCE))
     check_sum()
-    return local_links()
+    return local_connections()
 
 
 def test_generations_form_where_unix_sockets_are_forbidden(tmp_path, rank_env):
     method = f"file://{tmp_path}/store"
-    links = run_cases("test_network", "form_without_unix_sockets", [method], rank_env)
-    assert links == {method: 0}
+    connections = run_cases("test_network", "form_without_unix_sockets", [method], rank_env)
+    assert connections == {method: 0}
 
 
 def environment_chooses(name: str, value: str, address: str) -> str:

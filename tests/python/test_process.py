@@ -208,7 +208,7 @@ def listed():
     return "ft-store" in thread_names().values()
 
 server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-_C._tell_absence(server, 1, 2, "a test says so")
+_C._publish_failed_init(server, 1, 2, "a test says so")
 limit = time.monotonic() + 30
 while not listed() and time.monotonic() < limit:  # a new thread is listed before it has its name
     time.sleep(0.01)
@@ -291,7 +291,7 @@ def own_sockets() -> set[str]:
 
 
 def await_closed(sockets: set[str]) -> None:
-    wait_until(lambda: not sockets & own_sockets(), "the end of the links")
+    wait_until(lambda: not sockets & own_sockets(), "the end of the connections")
 
 
 def send_and_shut_down() -> None:
@@ -312,13 +312,13 @@ def test_operation_whose_bytes_were_sent_before_leaving_completes(ranks, process
     world = ranks.world(2, **own)
     before = world.on(0, own_sockets)
     world = world.next(**own)
-    links = world.on(0, own_sockets) - before
-    assert links
+    connections = world.on(0, own_sockets) - before
+    assert connections
     world.on(0, send_and_shut_down)
     if process == "ends":
         assert world.workers[0].exit() == 0
     else:
-        world.on(0, await_closed, links)
+        world.on(0, await_closed, connections)
     world.on(1, receive_what_was_sent)
 
 

@@ -20,7 +20,7 @@ from rankside import (
 from tasks import thread_names
 from values import check_sum
 
-PHASES = ["end_previous", "rendezvous", "links"]
+PHASES = ["end_previous", "rendezvous", "connections"]
 LATE = 0.2  # seconds that a member comes after the others
 FILES = 50
 LOOKS = 300

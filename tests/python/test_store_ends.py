@@ -79,7 +79,8 @@ def test_store_that_ends_before_a_member_has_read_its_roster_is_named_by_all(ran
     calls = server.start(world, [last])
     world.freeze(last)  # it has seen nobody, and sees its roster only when it is thawed
     calls += server.start(world, range(last))
-    server.await_keys(size + size - 1)  # records, and a roster for each but rank 0: links form
+    # records, and a roster for each but rank 0: connections form
+    server.await_keys(size + size - 1)
     server.end()
     world.thaw(last)
     assert_all_say_why_and_go_on(server, world, calls)

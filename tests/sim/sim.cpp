@@ -84,9 +84,10 @@ std::string report() {
     out << comma << quoted(name) << ": " << number;
     comma = ", ";
   }
-  const NcclCensus census = ncclCensus();
-  out << "}, \"live_communicators\": " << census.communicators
-      << ", \"live_roots\": " << census.roots << ", \"captured_communicators\": " << census.captured
+  const NcclSnapshot snapshot = ncclSnapshot();
+  out << "}, \"live_communicators\": " << snapshot.communicators
+      << ", \"live_roots\": " << snapshot.roots
+      << ", \"captured_communicators\": " << snapshot.captured
       << ", \"live_allocations\": " << liveAllocations() << "}";
   return out.str();
 }

@@ -47,12 +47,12 @@ class Table {
     MutexLock lock(mutex_);
     gone.swap(comms_);
   }
-  NcclCensus census() const {
-    NcclCensus census;
+  NcclSnapshot snapshot() const {
+    NcclSnapshot snapshot;
     MutexLock lock(mutex_);
-    census.communicators = static_cast<int>(comms_.size());
-    for (const auto& [handle, comm] : comms_) census.captured += comm->capturedByGraph() ? 1 : 0;
-    return census;
+    snapshot.communicators = static_cast<int>(comms_.size());
+    for (const auto& [handle, comm] : comms_) snapshot.captured += comm->capturedByGraph() ? 1 : 0;
+    return snapshot;
   }
 
  private:
@@ -415,10 +415,10 @@ void forgetCommunicators() {
   Table::instance().clear();
 }
 
-NcclCensus ncclCensus() {
-  NcclCensus census = Table::instance().census();
-  census.roots = Exchange::liveRoots();
-  return census;
+NcclSnapshot ncclSnapshot() {
+  NcclSnapshot snapshot = Table::instance().snapshot();
+  snapshot.roots = Exchange::liveRoots();
+  return snapshot;
 }
 
 }  // namespace torchft_ext::sim

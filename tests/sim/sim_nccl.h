@@ -29,12 +29,12 @@ namespace torchft_ext::sim {
 
 std::shared_ptr<NcclApi> makeSimNccl();
 
-struct NcclCensus {
+struct NcclSnapshot {
   int communicators = 0;
   int roots = 0;     // of unique ids whose ranks have not all come
   int captured = 0;  // communicators held by live graphs
 };
-NcclCensus ncclCensus();
+NcclSnapshot ncclSnapshot();
 // Of tests in which one is left as it is for good.
 void forgetCommunicators();
 

@@ -146,7 +146,7 @@ void SimStream::push(Task task) {
   changed_.notifyAll();
   if (started_) return;
   started_ = true;
-  // Not the library's OwnedThread: its census must count the library's threads only.
+  // Not the library's OwnedThread: its snapshot must count the library's threads only.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -12,12 +12,12 @@ namespace torchft_ext {
 // What the caller must do next is decided by the kind; the numbers travel on the wire (append
 // only).
 enum class FailureKind : uint8_t {
-  kPeerLost = 1,    // a process died or froze: begin a generation without it
-  kPeerLeft = 2,    // a process left cleanly before doing its part: begin a generation without it
-  kLinkLost = 3,    // two living processes cannot reach each other: begin a new generation
-  kTimeout = 4,     // an operation or configure ran past its deadline: begin a new generation
-  kAborted = 5,     // somebody called abort(): begin a new generation
-  kStoreLost = 6,   // the store cannot be reached: provide another one
+  kPeerLost = 1,  // a process died or froze: begin a generation without it
+  kPeerLeft = 2,  // a process left cleanly before doing its part: begin a generation without it
+  kConnectionLost = 3,  // two living processes cannot reach each other: begin a new generation
+  kTimeout = 4,         // an operation or configure ran past its deadline: begin a new generation
+  kAborted = 5,         // somebody called abort(): begin a new generation
+  kStoreLost = 6,       // the store cannot be reached: provide another one
   kMismatch = 7,    // ranks issued different operations: fix the program, begin a new generation
   kRendezvous = 8,  // the generation could not be formed (duplicate rank, refused peer): see detail
   kInternal = 9,    // a fault in this library: report it
@@ -27,7 +27,7 @@ const char* toString(FailureKind kind);
 // Who caused it, as far as is known.
 struct Cause {
   int rank = -1;        // rank in the failed generation; -1: not known
-  int other_rank = -1;  // kLinkLost: the far end of the lost link; else -1
+  int other_rank = -1;  // kConnectionLost: the far end of the lost connection; else -1
   std::string host;
   int64_t pid = -1;
   std::string how;  // one clause: "its process ended", "abort() was called: ..."

@@ -15,7 +15,7 @@
 //     progress                progress {rounds, longest_us}: successes of the current loop
 //   to the process, at once:
 //     cut ADDRESS...          shuts its connections to these addresses down
-//     cut_line INCARNATION    the same with its liveness line to that process
+//     cut_liveness INCARNATION    the same with its liveness connection to that process
 //     die HOW                 see rank_ends.h
 //     ballast MEBIBYTES       holding {}
 //     nonce                   nonce {nonce}: of the generation that was formed last
@@ -103,8 +103,8 @@ class Rank {
     const auto record = std::get<MemberRecord>(engine_->describeSelf());
     say("", "ready",
         "\"pid\":" + std::to_string(::getpid()) + ",\"incarnation\":\"" + record.incarnation.hex() +
-            "\",\"doors\":" + listOf(record.addresses) +
-            ",\"line_doors\":" + listOf(record.line_addresses));
+            "\",\"addresses\":" + listOf(record.addresses) +
+            ",\"liveness_addresses\":" + listOf(record.liveness_addresses));
   }
 
   static std::string listOf(const std::vector<SocketAddress>& addresses) {
@@ -116,13 +116,14 @@ class Rank {
 
   bool ownCommand(const std::string& command, std::istringstream& words) {
     if (command == "cut") {
-      std::vector<SocketAddress> doors;
-      for (std::string word; words >> word;) doors.push_back(SocketAddress::parse(word).value());
-      cutConnectionsTo(doors);
-    } else if (command == "cut_line") {
+      std::vector<SocketAddress> addresses;
+      for (std::string word; words >> word;)
+        addresses.push_back(SocketAddress::parse(word).value());
+      cutConnectionsTo(addresses);
+    } else if (command == "cut_liveness") {
       std::string peer;
       words >> peer;
-      cutLineForTest(*engine_, Incarnation::fromHex(peer).value());
+      cutConnectionForTest(*engine_, Incarnation::fromHex(peer).value());
     } else if (command == "die") {
       std::string how;
       words >> how;
