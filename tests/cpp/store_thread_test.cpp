@@ -444,7 +444,7 @@ TEST_F(StoreThreadTest, WithoutAThreadCallsRunOnTheCallers) {
   EXPECT_EQ(calls->set("a", "1", soon(), nullptr).status, StoreStatus::kOk);
   calls->editLater("a", [](const auto& found, const auto&) { return found + "2"; });
   EXPECT_EQ(server->peek("a"), "12");
-  EXPECT_EQ(threadSnapshot().running.size(), threads);
+  EXPECT_LE(threadSnapshot().running.size(), threads);  // an earlier test's may have ended
 }
 
 TEST_F(StoreThreadTest, AProcessThatCannotConnectForWantOfSomethingSaysSo) {

@@ -2,6 +2,7 @@
 // as store_worlds_test.cpp asks: each world is made anew, by the ranks below its size.
 //   usage: torchft_ext_store_rank PORT RANK SIZE...
 // What it took goes to the store under took/SIZE/RANK, in microseconds.
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <string>
@@ -54,8 +55,14 @@ void run(int argc, char** argv) {
   options.waitWorkers = false;
   options.timeout = kLimit;
   const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  for (int i = 3; i < argc; ++i) {
-    const int size = std::atoi(argv[i]);
+  const std::vector<int> sizes = [&] {
+    std::vector<int> all;
+    for (int i = 3; i < argc; ++i) all.push_back(std::atoi(argv[i]));
+    return all;
+  }();
+  // Who connects later may hold up the server for seconds, and so the world that forms meanwhile.
+  meet(store, "connected", *std::max_element(sizes.begin(), sizes.end()));
+  for (const int size : sizes) {
     if (rank < size) formWorld(store, rank, size);
   }
 }
