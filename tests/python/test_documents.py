@@ -233,6 +233,23 @@ def test_programs_shown_in_documents_are_run_by_a_test() -> None:
     assert {path for path in programs_shown() if path.stem not in run} == set()
 
 
+def overlong(text: str) -> list[str]:
+    """Lines of prose over 100 columns; tables, code, pictures and addresses cannot be broken."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    kept = re.compile(r"^(\||    |!\[|.*https?://)")
+    return [line for line in prose.splitlines() if len(line) > 100 and not kept.match(line)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_lines_of_prose_are_of_100_columns_at_most(document: Path) -> None:
+    assert overlong(document.read_text()) == []
+
+
+def test_overlong_lines_of_prose_are_found() -> None:
+    line = "word " * 21
+    assert overlong(f"{line}\n| {line}\n```\n{line}\n```\n") == [line]
+
+
 def test_what_is_gone_is_found() -> None:
     text = """`test_no_such_claim`, `Listener.NoSuchCase`, `Records.ARecordSurvivesTheRoundTrip`,
         `csrc/gone.cpp`, `gone.h`, `rank 0/3`, `torch/gone.py`, `torch/version.py`,
