@@ -6,7 +6,8 @@ launch     CPU time of one allreduce call, and time until its result is there, b
            which share the GPU where there is only one.
 abort      from the call of abort() with operations under way to an idle stream.
 configure  a first and later generations, up to the first checked sum, beside destroy + init of
-"nccl". memory     that one more group takes on the device.
+           "nccl".
+memory     that one more group takes on the device.
 
 --device privateuseone runs it on the simulated device, without a rival or with ft as its own: that
 shows that it runs and measures nothing; but with NCCL's own library there (tests/nccl_host), what

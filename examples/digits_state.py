@@ -32,7 +32,7 @@ def take_furthest(model: nn.Module, optimizer: torch.optim.Optimizer, step: int)
     """Give all ranks the state of the rank that has done most steps; return how many those are.
 
     Raises CommError when yet another worker is lost meanwhile: call it again in the next
-        generation.
+    generation.
     """
     steps = gather_numbers([step])
     furthest = max(range(len(steps)), key=lambda rank: steps[rank])

@@ -257,8 +257,7 @@ class Backend(_Backend):
             CommTimeoutError: not done in time; as above.
 
         Threads: any; before the first generation too. Source: ProcessGroupNCCL's, which raises
-            where no
-        communicator exists yet, and takes symm.
+        where no communicator exists yet, and takes symm.
         """
 
     def deregister_mem_pool(self, pool: MemPool) -> None:

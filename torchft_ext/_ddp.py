@@ -59,13 +59,13 @@ _hooks: weakref.WeakKeyDictionary[DDP, _Hooks] = weakref.WeakKeyDictionary()
 _watched: weakref.WeakKeyDictionary[dist.Reducer, _C._DdpReducer] = weakref.WeakKeyDictionary()
 
 
-def follow_generation(group: dist.ProcessGroup) -> None:
-    """Undo what a backward() that failed has left in the models of this group.
+def follow_generation(backend: _C.Backend) -> None:
+    """Undo what a backward() that failed has left in the models of this backend's group.
 
     Now, and not with the next forward(): their state may be sent to newcomers before that.
     """
     for model, wrapped in list(_wrapped.items()):
-        if wrapped.group is group and model.mixed_precision is not None:
+        if wrapped.backend is backend and model.mixed_precision is not None:
             _restore_precision(model)
 
 
@@ -176,8 +176,7 @@ def _register_hooks_again(model: DDP) -> None:
         dist._register_builtin_comm_hook(model.reducer, hooks.builtin)
 
 
-# ---------------------------------------------------------------- a backward() of an older
-# generation
+# ------------------------------------------------- a backward() of an older generation
 
 
 def _nodes_of(value: object) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from torchft_ext import _C, _compiled, _ddp
 # group rank -> process, process -> global rank.
 _foreign_members: WeakKeyDictionary[dist.ProcessGroup, dict[int, str]] = WeakKeyDictionary()
 _foreign_ranks: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDictionary()
+
+# Groups in torch's tables whose global ranks are their own: torchft_ext.process_group's.
+numbered_by_themselves: WeakSet[dist.ProcessGroup] = WeakSet()
 
 
 def backends_of(group: dist.ProcessGroup) -> Iterator[_C.Backend]:
@@ -63,7 +66,7 @@ def follow_generation(changed: _C.Backend) -> None:
                 _follow_default_group(group, changed)
             else:
                 tables[group] = _table_of(changed, tables[group])
-            _ddp.follow_generation(group)
+    _ddp.follow_generation(changed)  # of groups that torch's tables do not know, too
     _compiled.follow_generation()
 
 
@@ -72,7 +75,11 @@ def _own_groups() -> list[dist.ProcessGroup]:
 
     torch enters a number, not a group, where new_group() was called for others (NON_GROUP_MEMBER).
     """
-    return [g for g in c10d._world.pg_group_ranks if isinstance(g, dist.ProcessGroup)]
+    return [
+        group
+        for group in c10d._world.pg_group_ranks
+        if isinstance(group, dist.ProcessGroup) and group not in numbered_by_themselves
+    ]
 
 
 def _follow_default_group(group: dist.ProcessGroup, changed: _C.Backend) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from datetime import timedelta
 
 import torch
@@ -29,9 +30,12 @@ def make_group(
     """Make a process group of its own, beside torch's tables or without them.
 
     Blocks, without the GIL, until all members have come, up to the timeout. The result is torch's
-    ProcessGroup, with all of its methods, and `group=` of torch.distributed's collectives.
-    `torchft_ext.backend(group)` is its handle. torch's tables do not know it: ask the group itself
-    for rank() and size(). Call shutdown() on it when it is done: its end says no goodbye.
+    ProcessGroup, with all of its methods, and `group=` of torch.distributed's collectives and of
+    DDP. `torchft_ext.backend(group)` is its handle. torch's tables do not know it: ask the group
+    itself for rank() and size(), and name roots and peers by `group_src=` and `group_dst=`. What
+    asks torch's tables refuses such a group: Join, ZeroRedundancyOptimizer, monitored_barrier() of
+    torch.distributed, functional collectives (torchft_ext.process_group has groups for those). Call
+    shutdown() on it when it is done: its end says no goodbye.
 
     Args:
         store: where the members meet. Its keys lie under the group's name.
@@ -39,7 +43,9 @@ def make_group(
         world_size: 1 or more.
         backend: "ft", "ft:host" or "ft:nccl".
         name: the group's, the same on all members; None: a number counted in this process, which
-            fits where all members make their groups in one order.
+            fits where all members make their groups in one order and none is started again.
+            Members that configure() meet a process that makes the group in the same moment at
+            "host:port/" + the store's prefix + name.
         timeout: of operations, and of making the group; None: that of `options`, else 30 minutes.
         options: of this group.
         device_id: the device whose communicator is made at once.
@@ -50,12 +56,18 @@ def make_group(
     Raises:
         CommError: the group could not be formed. Nothing is left of it.
         ValueError, TypeError: a bad argument.
-        NotImplementedError: there is no such engine, or none for this process's devices.
+        NotImplementedError: there is no such engine, or none for this process's devices, or
+            TORCHFT_EXT_DISABLE=1.
 
     Threads: any. Source: the constructors of torch's own backends (ProcessGroupGloo).
     """
     if backend not in _BACKENDS:
         raise ValueError(f"make_group: backend: expected one of {_BACKENDS}, found {backend!r}")
+    if os.environ.get("TORCHFT_EXT_DISABLE", "") == "1":
+        raise NotImplementedError(
+            "make_group: TORCHFT_EXT_DISABLE=1 leaves no group of this package; make one of torch's"
+        )
+    device = None if device_id is None else torch.device(device_id)
     chosen = f"group{next(_number)}" if name is None else name
     made = _C._make_group(
         dist.PrefixStore(chosen, store),
@@ -65,7 +77,9 @@ def make_group(
         engine=backend[3:] or "ft",
         name=chosen,
         options=options,
-        bound_device=None if device_id is None else str(device_id),
+        bound_device=None if device is None else str(device),
     )
+    if device is not None:
+        made.bound_device_id = device
     _interrupts.watch()
     return made

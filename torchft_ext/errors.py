@@ -5,7 +5,7 @@ class                  what to do
 =====================  ======================================================================
 PeerLostError          a process died or froze: begin a generation without it
 PeerLeftError          a process left cleanly before doing its part: begin a generation without it
-ConnectionLostError          two living processes cannot reach each other: begin a new generation
+ConnectionLostError    two living processes cannot reach each other: begin a new generation
 CommTimeoutError       an operation or configure() ran past its deadline: begin a new generation
 CommAbortedError       somebody called abort(), or a signal came: begin a new generation
 StoreLostError         the store cannot be reached: configure() with another one

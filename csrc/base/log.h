@@ -1,6 +1,7 @@
-// The project's log: one line for each generation and each failure, silence otherwise. The layer
-// that knows torch installs a sink; until then warnings and errors go to stderr. Any thread. Never
-// throws: a line that the sink throws at goes to stderr.
+// The project's log: a line for each generation, each failure, and what an operator has to know
+// (a silent peer, a stuck thread, a shortage); silence otherwise. The layer that knows torch
+// installs a sink; until then warnings and errors go to stderr. Any thread. Never throws: a line
+// that the sink throws at goes to stderr.
 //
 // Whoever reads stderr may have stopped reading. So that a line holds up no thread that finds or
 // tells failures, a thread writes them (ft-log) from startLogThread() to stopLogThread(); before

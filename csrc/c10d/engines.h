@@ -1,4 +1,5 @@
-// The one place that names engines.
+// Makes the engine that a backend's name asks for. Names stand in torchft_ext_autoload.py and
+// _make_group.py too; c10d/process.cpp stops the engines at exit.
 #pragma once
 
 #include <memory>

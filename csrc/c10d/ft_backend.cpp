@@ -172,10 +172,10 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
 #endif
 
 void FtBackend::form(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout) {
-  std::shared_ptr<StoreThread> before = where.thread;
   {
+    std::shared_ptr<StoreThread> before = where.thread;  // goes after the lock
     const MutexLock lock(store_mutex_);
-    store_.swap(before);  // the previous one is let go of after the lock
+    store_.swap(before);
   }
   std::optional<Duration> limit;
   if (timeout) limit = durationOf(*timeout);

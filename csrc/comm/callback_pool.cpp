@@ -287,7 +287,12 @@ void CallbackPool::Shared::beginWait(Worker& self) {
     leaveTurn(self);
     starving = attend();
   }
-  starving.tell();
+  try {
+    starving.tell();
+  } catch (...) {  // the wait does not begin: its end is not called
+    endWait(self);
+    throw;
+  }
 }
 
 void CallbackPool::Shared::endWait(Worker& self) {

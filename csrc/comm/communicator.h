@@ -79,12 +79,14 @@ class Communicator {
   virtual uint64_t bytesReceived() const = 0;
 };
 
-// Makes communicators. Owner: the process. Threads: any.
+// Makes communicators. Owner: the groups that use it; host engines are kept by the process too.
+// Threads: any.
 class Engine {
  public:
   virtual ~Engine() = default;
   virtual const char* name() const = 0;
-  // Named counters for stats(): "connections", "monitor_connections", "refused_connections", ...
+  // Named counters for stats(): "connections_accepted",
+  // "connections_refused", "monitor_connections", ...
   virtual std::vector<std::pair<std::string, int64_t>> counters() const = 0;
 
   // Where this process's members can be reached, for its record. Opens the listener at first use.

@@ -5,8 +5,8 @@
 // may still bring final frames, which are behind it; asked, a Probe is under way; and the result is
 // given, once. Destroyed: nothing is given any more.
 //
-// Loop thread only. The result runs on the loop, from channelEnded() or later; it may destroy the
-// BreakClassifier.
+// Owner: HostGeneration. Loop thread only. The result runs on the loop, from channelEnded() or
+// later; it may destroy the BreakClassifier.
 #pragma once
 
 #include <functional>

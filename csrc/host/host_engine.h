@@ -1,5 +1,5 @@
-// The CPU engine: one network thread, one listener and one peer monitor per process and address,
-// shared by all groups.
+// The CPU engine: one network thread, one listener and one peer monitor, for each set of network
+// options (interface, ports, local sockets, heartbeat); shared by all groups that have the same.
 //
 // Owner: groups share it; the process-wide registry keeps it until processExit(). Threads: any.
 #pragma once

@@ -110,14 +110,14 @@ void HostGeneration::start(FormingCallbacks callbacks) {
 
 // Its own trouble, and not that of a peer: the others are told who has it.
 void HostGeneration::lacks(const std::string& why) {
-  if (state_ != State::kLinking) return;
+  if (state_ != State::kConnecting) return;
   breakAttempt(setup_.lifecycle->ownFailure(FailureKind::kRendezvous,
                                             "it cannot make its connections: " + why),
                false);
 }
 
 void HostGeneration::channelArrived(int rank, Channel channel, UniqueFd fd) {
-  if (state_ != State::kLinking) return;
+  if (state_ != State::kConnecting) return;
   Connection* connection = nullptr;
   try {
     connection = connections_.add(rank, channel,
@@ -214,13 +214,13 @@ void HostGeneration::breakAttempt(const Failure& failure, bool superseded) {
 
 std::vector<int> HostGeneration::missingRanks() const {
   std::vector<int> missing;
-  std::vector<int> linked;  // but waiting for others themselves
+  std::vector<int> connected;  // but waiting for others themselves
   for (int other = 0; other < size(); ++other) {
     const Peer& candidate = peers_[static_cast<size_t>(other)];
     if (other == rank() || candidate.barrier_seen) continue;
-    (connections_.stand(other) ? linked : missing).push_back(other);
+    (connections_.stand(other) ? connected : missing).push_back(other);
   }
-  return missing.empty() ? linked : missing;
+  return missing.empty() ? connected : missing;
 }
 
 // ---------------------------------------------------------------- running

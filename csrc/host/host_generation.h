@@ -1,7 +1,7 @@
 // One generation on the network thread: its connections, what runs over them, and how it ends.
 //
 // States (loop thread):
-//   linking   channels arrive one by one; a channel's end here breaks the attempt, not yet the
+//   connecting   channels arrive one by one; a channel's end here breaks the attempt, not yet the
 //             generation
 //   barrier   all channels stand; waits for every peer's kBarrier, or the final frames of one who
 //             was up
@@ -9,7 +9,7 @@
 //   over      nothing touches user memory any more; connections say their final frames and close.
 //             Whoever was told of the end by another, or goes on to another generation, does so 5
 //             ms later: the core belongs to waiters first
-// Transitions: linking -> barrier -> up -> over, and from each to over:
+// Transitions: connecting -> barrier -> up -> over, and from each to over:
 //   the lifecycle failed   (any thread; posted here) every peer is told why (kFailed), operations
 //                          complete with it
 //   leave()                everything issued has completed and is sent, goodbyes are said
@@ -89,7 +89,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   bool waitDrained(Deadline deadline);
 
  private:
-  enum class State { kLinking, kBarrier, kUp, kOver };
+  enum class State { kConnecting, kBarrier, kUp, kOver };
   struct ControlChannel;
   struct Peer {
     std::unique_ptr<ControlChannel> control;
@@ -146,7 +146,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
 
   HostGenerationSetup setup_;
   FormingCallbacks forming_;
-  State state_ = State::kLinking;
+  State state_ = State::kConnecting;
   std::unique_ptr<Mesh> mesh_;
   GenerationConnections connections_;
   const std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // of the connections

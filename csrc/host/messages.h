@@ -4,7 +4,7 @@
 // from any takes the announcement that arrived first. A send of another size than the recv's fails
 // the generation with kMismatch, naming both.
 //
-// Loop thread only. Owner: the host communicator, which feeds it the frames of its types.
+// Loop thread only. Owner: HostGeneration, which feeds it the frames of its types.
 #pragma once
 
 #include <functional>
@@ -54,8 +54,7 @@ class Messages {
                                // left) waits for this peer
   void peerLeft(int peer);
   // What was pending; nothing is completed. The owner has let the connections go before
-  // (detachBuffers()
-  // will do): this class shares them and cannot.
+  // (detachBuffers() will do): this class shares them and cannot.
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
 
  private:

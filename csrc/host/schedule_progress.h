@@ -1,7 +1,8 @@
 // Where one schedule stands: which steps are done, which may begin. Counts dependencies: O(steps)
 // in all.
 //
-// Owner: the runner, one for the operation under way. Loop thread only. It moves no bytes.
+// Owner: whoever runs the schedule (ScheduleRunner, NestedCollectives), one for each operation
+// under way. Loop thread only. It moves no bytes.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Runs schedules over the collective channels, one after the other, in issue order.
 //
-// Loop thread only. Owner: the host communicator. Frames that arrive ahead of their operation wait
+// Loop thread only. Owner: HostGeneration. Frames that arrive ahead of their operation wait
 // in the connection (it is not read). A frame of another operation than the one that is due (seq,
 // signature, step or length differ) fails the generation with kMismatch. cancelAll() leaves every
 // buffer untouched from then on and completes nothing: it returns what was pending.

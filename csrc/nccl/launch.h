@@ -7,9 +7,8 @@
 // Owner: the stack of the issuing thread; one at a time per communicator. Every operation given to
 // it is completed, or in the poller's hands, when run() returns or throws. run() blocks in calls of
 // a known shape on blocking communicators as long as NCCL does (an abort ends its waits for peers);
-// otherwise while a
-// communicator is made or while NCCL is at work on the calls, until the first deadline at most, and
-// ends with the generation.
+// otherwise while a communicator is made or while NCCL is at work on the calls, until the first
+// deadline at most, and ends with the generation.
 #pragma once
 
 #include <memory>

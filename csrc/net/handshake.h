@@ -1,5 +1,6 @@
 // Who a connection belongs to, and the proof that it may. The connector says hello; the acceptor
-// looks the nonce up, compares the secret and answers. Used by listener and connector only.
+// looks the nonce up, compares the secret and answers. Used by Listener,
+// Connector, Dial and Probe.
 //
 // A member of a generation is (nonce, rank, incarnation); a pair of members may have several
 // channels.

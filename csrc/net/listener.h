@@ -4,16 +4,16 @@
 // descriptors that it sends along. So its connections are closed unread by a thread of their own,
 // which exists once there was one, and too many of them close the local socket for good.
 //
-// Owned by the engine room; lives on one EventLoop, which it must not outlive. Threads: construct
-// and destroy anywhere; the rest on the loop. Destroyed on the loop, no handler is called any more;
-// destroyed elsewhere, one may still run until the loop has come to its clean-up. A connection has
-// 2 s to say a well-formed hello and costs one descriptor meanwhile; at most kMaxStrangers wait so
-// at a time, the oldest is dropped for a newer one. One that names a generation not expected yet is
-// parked (its hello kept, nothing answered) for at most kParkedFor, at most kMaxParked of them;
-// expect() then admits it; a nonce of zero is a Probe's, and answered. Where the limit of open
-// files is low, fewer may wait: an eighth and a quarter of what it was at open(), so that no
-// stranger takes the process's own descriptors. It never blocks, never reads more than a hello,
-// never trusts a length.
+// Owner: the host engine, and each LivenessTable; lives on one EventLoop, which it must not
+// outlive. Threads: construct and destroy anywhere; the rest on the loop. Destroyed on the loop, no
+// handler is called any more; destroyed elsewhere, one may still run until the loop has come to its
+// clean-up. A connection has 2 s to say a well-formed hello and costs one descriptor meanwhile; at
+// most kMaxStrangers wait so at a time, the oldest is dropped for a newer one. One that names a
+// generation not expected yet is parked (its hello kept, nothing answered) for at most kParkedFor,
+// at most kMaxParked of them; expect() then admits it; a nonce of zero is a Probe's, and answered.
+// Where the limit of open files is low, fewer may wait: an eighth and a quarter of what it was at
+// open(), so that no stranger takes the process's own descriptors. It never blocks, never reads
+// more than a hello, never trusts a length.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ constexpr int kTicksPerLimit = 10;
 constexpr int kAskAtLimitPart = 2;
 constexpr int kAskAtConnectPart = 4;
 
-constexpr std::array<LivenessKind, 2> kConnectionKinds{LivenessKind::kMain, LivenessKind::kBackup};
+constexpr std::array<LivenessKind, 2> kLivenessKinds{LivenessKind::kMain, LivenessKind::kBackup};
 
 constexpr size_t indexOf(LivenessKind kind) {
   return kind == LivenessKind::kMain ? 0 : 1;
@@ -124,7 +124,7 @@ void Detector::unwant(WatchId id, const Incarnation& peer, LivenessKind kind) {
 
 void Detector::dropMembers(WatchId id, WatchState& watch) {
   for (auto& [incarnation, member] : watch.members) {
-    for (const LivenessKind kind : kConnectionKinds) setWanted({}, id, member, kind, false);
+    for (const LivenessKind kind : kLivenessKinds) setWanted({}, id, member, kind, false);
   }
   watch.members.clear();
   watch.rewire_at.reset();
@@ -134,7 +134,7 @@ void Detector::dropMember(Time now, WatchId id, WatchState& watch, const Incarna
   const auto found = watch.members.find(peer);
   if (found == watch.members.end()) return;
   const int rank = found->second.who.rank;
-  for (const LivenessKind kind : kConnectionKinds) setWanted(now, id, found->second, kind, false);
+  for (const LivenessKind kind : kLivenessKinds) setWanted(now, id, found->second, kind, false);
   watch.members.erase(found);
   if (!watch.rewire_at) watch.rewire_at = now + kRewireAfter;
   orders_.left(id, peer, rank);
@@ -413,7 +413,7 @@ void Detector::creditLateness(Time now) {
 }
 
 void Detector::check(Time now, const Incarnation& id) {
-  for (const LivenessKind kind : kConnectionKinds) {
+  for (const LivenessKind kind : kLivenessKinds) {
     ConnectionView* connection = viewOf(id, kind);
     if (connection == nullptr) return;
     if (connection->wanted > 0 && connection->state == ConnectionState::kAbsent &&

@@ -4,7 +4,7 @@
 // simulated time.
 //
 // Per generation (a watch here):
-//   unknown  notices about it wait on the NoticeCache
+//   unknown  notices about it wait in the NoticeCache
 //   live     fails with the first news of any source, or is left when its watch is removed
 //   over     its outcome has been sent to each member to which a connection stands, and its
 //              OutcomeBroadcast sees to it that the neighbours know, for a while at most. Then, and

@@ -3,7 +3,7 @@
 // Waking an EventLoop means writing to its eventfd, whose number says nothing, or something else,
 // in another thread's private table. So the monitor's two threads never post to a loop, nor run
 // foreign code that might (the log has a thread of its own): they hand tasks to the hand-off
-// thread, whose thread has the process's ordinary table and is woken without descriptors.
+// thread, which has the process's ordinary table and is woken without descriptors.
 //
 // Owner: PeerMonitor; shared with what lives on the loops. Threads: any; tasks run in the order
 // they were handed over. After stop() tasks are dropped.

@@ -1,5 +1,6 @@
 // Learns within milliseconds that another process died or froze, and fails the generations it was
-// in. One per process, however many groups; deaths are keyed by incarnation.
+// in. One for each host engine (so for each set of network options), however many groups; deaths
+// are keyed by incarnation.
 //
 // A killed process closes its ordinary sockets only after the kernel has freed its memory. So the
 // liveness connections live in the private descriptor tables of two threads, `ft-monitor` and
@@ -9,8 +10,8 @@
 // did not find itself too (announce()). An engine that tells its peers on its own ways as well
 // makes them two.
 //
-// Threads: any, never blocking (posts to the monitor's loop), but for start() and stop(). Owner:
-// the process's engine. Destruction stops it, within a second.
+// Threads: any, never blocking (posts to the monitor's loop), but for start() and stop(). Owner: a
+// host engine. Destruction stops it, within a second.
 #pragma once
 
 #include <atomic>

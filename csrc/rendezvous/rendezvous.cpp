@@ -277,12 +277,12 @@ std::variant<Roster, Failure> Rendezvous::follow() {
 std::variant<std::monostate, Roster, Failure> Rendezvous::refreshLeader() {
   if (auto failure = judgeUpdates()) return *failure;
   const Deadline within = deadline_.orEarlier(kRefreshWithin);
-  const auto reply = lookWhileLinking(keys_.everyone(), within);
+  const auto reply = lookWhileConnecting(keys_.everyone(), within);
   if (auto failure = lostForLong(reply)) return *failure;
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values
           .empty()) {  // somebody is up already, or tries again just now, or deleted ours late
-    const auto own = lookWhileLinking({keys_.own()}, within);
+    const auto own = lookWhileConnecting({keys_.own()}, within);
     if (auto failure = lostForLong(own)) return *failure;
     if (own.status != StoreStatus::kOk) return std::monostate{};
     if (auto failure = keepOwn(own.values.empty() ? "" : own.values[0], within)) return *failure;
@@ -304,11 +304,11 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
   if (auto failure = judgeUpdates()) return *failure;
   const Deadline within = deadline_.orEarlier(kRefreshWithin);
   const auto reply =
-      lookWhileLinking({keys_.go(own_.self().token), keys_.own(), keys_.of(0)}, within);
+      lookWhileConnecting({keys_.go(own_.self().token), keys_.own(), keys_.of(0)}, within);
   if (auto failure = lostForLong(reply)) return *failure;
   if (reply.status != StoreStatus::kOk) return std::monostate{};
   if (reply.values.empty()) {  // rank 0 may have given up, and deleted its answers
-    const auto each = whileLinking([&] {
+    const auto each = whileConnecting([&] {
       return store_->getEach({keys_.own(), keys_.of(0)}, within, updatesOrCancelled());
     });
     if (each.status != StoreStatus::kOk) return std::monostate{};
@@ -328,16 +328,17 @@ std::variant<std::monostate, Roster, Failure> Rendezvous::refreshFollower() {
 // The own record as it was found while connections are made.
 std::optional<Failure> Rendezvous::keepOwn(const std::string& found, Deadline within) {
   if (!OwnRecord::isGone(found)) return own_.judge(found);
-  return lostForLong(whileLinking([&] { return own_.publishAgain(within); }));
+  return lostForLong(whileConnecting([&] { return own_.publishAgain(within); }));
 }
 
-StoreReply Rendezvous::lookWhileLinking(const std::vector<std::string>& awaited, Deadline within) {
-  return whileLinking([&] { return store_->getAll(awaited, within, updatesOrCancelled()); });
+StoreReply Rendezvous::lookWhileConnecting(const std::vector<std::string>& awaited,
+                                           Deadline within) {
+  return whileConnecting([&] { return store_->getAll(awaited, within, updatesOrCancelled()); });
 }
 
 // A look that is given up because the attempt has ended, a neighbour's time being up first, tells
 // of the store's silence as one does that waits to its end.
-StoreReply Rendezvous::whileLinking(const std::function<StoreReply()>& look) {
+StoreReply Rendezvous::whileConnecting(const std::function<StoreReply()>& look) {
   const auto began = Clock::now();
   auto reply = look();
   if (reply.status == StoreStatus::kOk) {

@@ -101,8 +101,8 @@ class Rendezvous {
   Outcome follow();
   Refreshed refreshLeader();
   Refreshed refreshFollower();
-  StoreReply lookWhileLinking(const std::vector<std::string>& awaited, Deadline within);
-  StoreReply whileLinking(const std::function<StoreReply()>& look);
+  StoreReply lookWhileConnecting(const std::vector<std::string>& awaited, Deadline within);
+  StoreReply whileConnecting(const std::function<StoreReply()>& look);
   std::optional<Failure> lostForLong(const StoreReply& reply);
   std::optional<Failure> keepOwn(const std::string& found, Deadline within);
   bool mayBeMissed(const Ending& ending) const;

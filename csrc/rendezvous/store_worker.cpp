@@ -76,7 +76,11 @@ struct StoreWorker::Shared {
     MutexLock lock(mutex);
     if (retired && running && (running->made_again || (running->awaited && running->pointless())))
       throw StoreError("it was given up");
-    if (!retired) common.late->note(write);
+    if (retired) {
+      given_up = common.late->giveUp(write);
+    } else {
+      common.late->note(write);
+    }
     writing = std::move(write);
   }
 

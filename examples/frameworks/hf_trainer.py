@@ -37,7 +37,7 @@ class Model(nn.Module):
 dist.init_process_group("ft")  # before TrainingArguments, which on the CPU refuse the name "ft"
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
-        output_dir=folder, use_cpu=True, num_train_generations=1, report_to=[], save_strategy="no"
+        output_dir=folder, use_cpu=True, num_train_epochs=1, report_to=[], save_strategy="no"
     )
     result = Trainer(model=Model(), args=arguments, train_dataset=Sums()).train()
 print(f"rank {dist.get_rank()}: backend {dist.get_backend()}, {result.global_step} steps")

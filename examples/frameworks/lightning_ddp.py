@@ -33,7 +33,7 @@ trainer = L.Trainer(
     accelerator="cpu",
     devices=2,
     strategy=DDPStrategy(process_group_backend="ft"),
-    max_generations=1,
+    max_epochs=1,
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

@@ -179,7 +179,7 @@ class ConnectionsLate : public AroundEngine {
  public:
   struct Moment {
     std::atomic<int> have_rosters{0};
-    std::atomic<bool> may_connection{false};
+    std::atomic<bool> may_connect{false};
   };
 
   ConnectionsLate(std::shared_ptr<Engine> inner, std::shared_ptr<Moment> moment, bool late)
@@ -190,7 +190,7 @@ class ConnectionsLate : public AroundEngine {
       const std::function<bool()>& superseded) override {
     ++moment_->have_rosters;
     if (late_) {
-      EXPECT_TRUE(waitFor([this] { return moment_->may_connection.load(); }));
+      EXPECT_TRUE(waitFor([this] { return moment_->may_connect.load(); }));
     }
     return inner_->form(roster, lifecycle, deadline, superseded);
   }
@@ -208,12 +208,12 @@ class MemberThatMakesNoConnection : public testing::Test {
   // The late one may make its connections when the time of both others is up.
   void configureAll(const std::string& prefix) {
     std::atomic<int> over{0};
-    moment_->may_connection = false;
+    moment_->may_connect = false;
     cluster_.onAll([&](int i) {
       const auto rank = static_cast<size_t>(i);
       failures_[rank] = cluster_.group(i).configure(server_.threads[rank], prefix, i, 3,
                                                     i == kLate ? kTestLimit : kConnectionsLimit);
-      if (i != kLate && ++over == 2) moment_->may_connection = true;
+      if (i != kLate && ++over == 2) moment_->may_connect = true;
     });
   }
   // It, and it alone, is to be the cause of all ends. Empty: it is.
@@ -266,7 +266,7 @@ TEST_F(MemberThatMakesNoConnection, AnAbortWhileConnectionsFormReleasesAllAtOnce
     const auto rank = static_cast<size_t>(i);
     failures_[rank] =
         cluster_.group(i).configure(server_.threads[rank], "run", i, 3, Duration(kTestLimit));
-    if (i != kLate && ++released == 2) moment_->may_connection = true;
+    if (i != kLate && ++released == 2) moment_->may_connect = true;
   });
   aborter.join();
   EXPECT_FALSE(late.expired());

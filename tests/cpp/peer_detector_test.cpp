@@ -348,7 +348,7 @@ TEST_F(DetectorTest, AbsentPeerIsLookedAtNowAndThen) {
     ASSERT_EQ(orders.probes.size(), looks) << "one at a time, 5 s apart at most";
     probeSays(3, ProbeEnd::kAlive);
   }
-  EXPECT_TRUE(orders.failures.empty()) << "alive and not yet connected up is no failure";
+  EXPECT_TRUE(orders.failures.empty()) << "alive and not yet connected is no failure";
   pass(seconds(6));
   probeSays(3, ProbeEnd::kGone);
   EXPECT_EQ(orders.failures.at(1).cause.how, "its process ended");

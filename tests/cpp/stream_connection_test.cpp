@@ -24,7 +24,7 @@ class StreamConnectionTest : public ::testing::TestWithParam<Transport> {
     receiver.takeEverything();
     far_receiver.takeEverything();
   }
-  void connectConnections(int buffer_bytes = 0) {
+  void makeConnections(int buffer_bytes = 0) {
     connect(buffer_bytes);
     test.on([&] {
       far_connection = makeStreamConnection(test.loop(), std::move(far_fd), far_traffic);
@@ -72,7 +72,7 @@ class StreamConnectionTest : public ::testing::TestWithParam<Transport> {
 };
 
 TEST_P(StreamConnectionTest, DeliversFramesOfAllSizesInOrder) {
-  connectConnections();
+  makeConnections();
   std::vector<std::vector<uint8_t>> payloads;
   size_t with_headers = 0;
   for (const size_t bytes : {0UL, 1UL, 39UL, 4096UL, 5000UL, 100'003UL, 5UL << 20, 0UL, 7UL}) {
@@ -99,7 +99,7 @@ TEST_P(StreamConnectionTest, DeliversFramesOfAllSizesInOrder) {
 }
 
 TEST_P(StreamConnectionTest, TextsAndPayloadsKeepTheirOrder) {
-  connectConnections();
+  makeConnections();
   const auto payload = patternOf(3 << 20);
   test.on([&] {
     connection->setReceiver(&receiver);
@@ -138,7 +138,7 @@ TEST_P(StreamConnectionTest, UnderstandsAStreamCutAnywhere) {
 }
 
 TEST_P(StreamConnectionTest, SentMeansThatTheKernelHasAllBytes) {
-  connectConnections(16 * 1024);
+  makeConnections(16 * 1024);
   const auto payload = patternOf(8 << 20);
   bool sent = false;
   test.on([&] {
@@ -156,7 +156,7 @@ TEST_P(StreamConnectionTest, SentMeansThatTheKernelHasAllBytes) {
 }
 
 TEST_P(StreamConnectionTest, CallsNobodyBackFromInsideSendOrResume) {
-  connectConnections();
+  makeConnections();
   bool inside = false;
   bool called_inside = false;
   int called = 0;
@@ -187,7 +187,7 @@ TEST_P(StreamConnectionTest, CallsNobodyBackFromInsideSendOrResume) {
 }
 
 TEST_P(StreamConnectionTest, AWaitingFrameIsOfferedAgainAfterEachResume) {
-  connectConnections();
+  makeConnections();
   const auto payload = patternOf(100);
   bool ready = false;
   const auto take = receiver.answer;
@@ -217,7 +217,7 @@ TEST_P(StreamConnectionTest, AWaitingFrameIsOfferedAgainAfterEachResume) {
 }
 
 TEST_P(StreamConnectionTest, APausedConnectionStillSends) {
-  connectConnections(16 * 1024);
+  makeConnections(16 * 1024);
   const auto payload = patternOf(2 << 20);
   bool sent = false;
   receiver.answer = [](const FrameHeader&) {
@@ -260,7 +260,7 @@ TEST_P(StreamConnectionTest, BreaksOnATextLongerThanItsTypeMayBe) {
 }
 
 TEST_P(StreamConnectionTest, BreaksWithTheReceiversReason) {
-  connectConnections();
+  makeConnections();
   receiver.answer = [](const FrameHeader&) {
     Receipt receipt;
     receipt.why = "nobody wants this";
@@ -384,7 +384,7 @@ TEST_P(StreamConnectionTest, WhatArrivedBeforeASendFailedIsStillDelivered) {
 }
 
 TEST_P(StreamConnectionTest, NothingIsCalledAfterClose) {
-  connectConnections();
+  makeConnections();
   const uint8_t byte = 1;
   int called = 0;
   test.on([&] {
@@ -404,7 +404,7 @@ TEST_P(StreamConnectionTest, NothingIsCalledAfterClose) {
 }
 
 TEST_P(StreamConnectionTest, MayBeDestroyedByItsReceiver) {
-  connectConnections();
+  makeConnections();
   const uint8_t byte = 1;
   receiver.on_frame = [&](const FrameHeader&) { connection.reset(); };
   test.on([&] {
@@ -418,7 +418,7 @@ TEST_P(StreamConnectionTest, MayBeDestroyedByItsReceiver) {
 }
 
 TEST_P(StreamConnectionTest, MayBeDestroyedByASentCallback) {
-  connectConnections();
+  makeConnections();
   const uint8_t byte = 1;
   int called = 0;
   test.on([&] {
@@ -435,7 +435,7 @@ TEST_P(StreamConnectionTest, MayBeDestroyedByASentCallback) {
 }
 
 TEST_P(StreamConnectionTest, SaysItsLastTextsBeforeItCloses) {
-  connectConnections(16 * 1024);
+  makeConnections(16 * 1024);
   const std::string text(16'000, 't');
   test.on([&] {
     for (uint64_t i = 0; i < 40; ++i)
@@ -453,7 +453,7 @@ TEST_P(StreamConnectionTest, SaysItsLastTextsBeforeItCloses) {
 }
 
 TEST_P(StreamConnectionTest, LastTextsReachAPeerThatKeepsSending) {
-  connectConnections();
+  makeConnections();
   const auto payload = patternOf(4 << 20);
   test.on([&] {
     far_connection->setReceiver(&far_receiver);
@@ -506,7 +506,7 @@ TEST_P(StreamConnectionTest, CompletesABegunPayloadFromACopyBeforeItsFinalFrame)
 }
 
 TEST_P(StreamConnectionTest, ClosesAtOnceInsideAUserPayload) {
-  connectConnections(16 * 1024);
+  makeConnections(16 * 1024);
   const auto payload = patternOf(8 << 20);
   test.on([&] {
     connection->send(frameOf(FrameType::kData, payload.size()), payload.data(), nullptr);
@@ -523,7 +523,7 @@ TEST_P(StreamConnectionTest, ClosesAtOnceInsideAUserPayload) {
 }
 
 TEST_P(StreamConnectionTest, DetachedTouchesNothingMoreAndStillSaysItsLastTexts) {
-  connectConnections(16 * 1024);
+  makeConnections(16 * 1024);
   const auto original = patternOf(512 << 10);
   auto payload = original;
   const std::vector<uint8_t> unread(1000, 7);

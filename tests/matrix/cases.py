@@ -63,8 +63,8 @@ class Case:
         return f"{self.operation}/{self.world}/{self.victim}/{self.strike}"
 
     def ends(self) -> tuple[int, int]:
-        """The two ranks of the connection or liveness connection that is cut, the higher one first:
-        it connected the connection."""
+        """The two ranks of the connection or liveness connection that is cut; first the higher one,
+        which had made it."""
         return (1, 0) if self.victim == 0 else (self.victim, 0)
 
 

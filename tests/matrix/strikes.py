@@ -53,8 +53,7 @@ class Strike:
 
 
 # A cut_liveness is that of a liveness connection: no case of `configure` has it, since liveness
-# connections belong to
-# generations that stand. What is not in this table:
+# connections belong to generations that stand. What is not in this table:
 #   oom, big_core   the kernel's doing, in a cgroup and with a core of 1 GiB: peer lost, see
 #                   kernel.py
 #   store_killed, store_frozen   no rank fails: see STORE_STRIKES, below

@@ -1,0 +1,192 @@
+"""What torchft's process groups have in common: configure(), registration, size."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d
+from torch.distributed import distributed_c10d as c10d
+
+from torchft_ext import _groups
+
+_SHORT = ("rank", "world_size")
+_LONG = (
+    "replica_id",
+    "rank",
+    "world_size",
+    "quorum_id",
+    "group_rank",
+    "group_world_size",
+    "global_ranks",
+)
+
+
+class Membership(NamedTuple):
+    """What configure() was told, in either of its two forms."""
+
+    rank: int
+    world_size: int
+
+    @classmethod
+    def of(cls, args: tuple[object, ...], kwargs: dict[str, object]) -> Membership:
+        """Tell the forms apart: the longer one begins with a replica's name."""
+        named = "replica_id" in kwargs or (bool(args) and isinstance(args[0], str))
+        names = _LONG if named else _SHORT
+        if len(args) > len(names):
+            raise TypeError(
+                f"configure: expected store_addr and at most {', '.join(names)}; found "
+                f"{len(args) - len(names)} arguments more"
+            )
+        given = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names or name in given:
+                why = "twice" if name in given else "which it does not know"
+                raise TypeError(f"configure: expected {', '.join(names)}; found {name} {why}")
+            given[name] = value
+        return cls(_number("rank", given), _number("world_size", given))
+
+
+def _number(name: str, given: dict[str, object]) -> int:
+    value = given.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        found = type(value).__name__ if name in given else "none"
+        raise TypeError(f"configure: {name}: expected an int, found {found}")
+    return value
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """Base of the groups in torchft_ext.process_group: torch's ProcessGroup that changes its size.
+
+    Adds to torch's group: configure(), abort() that may be followed by configure(), errored(),
+    register() for functional collectives, broadcast_one(). Operations are torch's own methods, for
+    all of torch's collectives. Make one of the subclasses.
+
+    Threads: any. On failure: operations raise from wait() and from their futures; the object stays
+    usable, after configure(). Source: torchft's class of this name.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        # torch's own rank() asks getRank() below, and so would never return.
+        self._fixed = rank, world_size
+        super().__init__(rank, world_size)  # type: ignore[call-arg]  # not in torch's stub
+        self._registered: str | None = None
+
+    def configure(self, store_addr: str, *args: object, **kwargs: object) -> None:
+        """Begin another generation of this group.
+
+        Blocks, without the GIL, until all members have come, up to the timeout. Two forms:
+        ``configure(store_addr, rank, world_size)`` and torchft 0.2's ``configure(store_addr,
+        replica_id, rank, world_size, quorum_id, group_rank, group_world_size, global_ranks)``, by
+        position or by name. Of the longer one, rank and world_size count.
+
+        Args:
+            store_addr: "host:port/prefix" of a TCPStore; the prefix is the generation's own.
+            *args: see above.
+            **kwargs: see above.
+
+        Raises:
+            CommError: the generation could not be formed; configure() may be called again.
+            TypeError, ValueError: bad arguments; the group is as it was.
+        """
+        membership = Membership.of(args, kwargs)
+        self._begin(store_addr, membership.rank, membership.world_size)
+        if self._registered is not None:
+            self._enter_ranks()
+
+    def _begin(self, _store_addr: str, _rank: int, _world_size: int) -> None:
+        self._unable("configure()")
+
+    def _unable(self, call: str) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} has no {call}")
+
+    def broadcast_one(self, tensor: torch.Tensor, root: int) -> dist.Work:
+        """Broadcast one tensor from the rank `root`; otherwise as broadcast()."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return self.broadcast([tensor], options)
+
+    def rank(self) -> int:
+        """Return this process's rank in the generation; 0 before the first."""
+        return self._fixed[0]
+
+    def size(self) -> int:
+        """Return the number of ranks in the generation; 1 before the first."""
+        return self._fixed[1]
+
+    # How torch's C++ asks.
+    def getRank(self) -> int:
+        return self.rank()
+
+    def getSize(self) -> int:
+        return self.size()
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend, for the log and for torch."""
+        return self._unable("getBackendName()")
+
+    def name(self) -> str:
+        return self.getBackendName()
+
+    def errored(self) -> Exception | None:
+        """Return what the generation failed with; None: it stands. Does not block."""
+        return None
+
+    def abort(self) -> None:
+        """End the generation on every rank; releases every waiter. Any thread, any time."""
+
+    def shutdown(self) -> None:
+        """Say goodbye to the other members and end the generation for good."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the limit of later operations and of later calls of configure()."""
+
+    def register(self, name: str) -> ProcessGroup:
+        """Make the group known to functional collectives, compiled ones too, under this name.
+
+        torch's rank tables then have it with ranks of its own, 0 to size - 1, which follow
+        configure(). Needs no default group. Once; unregister() ends it.
+
+        Returns:
+            The group.
+
+        Raises:
+            ValueError: it is registered already, or another group has the name.
+        """
+        if self._registered is not None:
+            raise ValueError(
+                f"register: expected a group without a name, found '{self._registered}'"
+            )
+        if name in c10d._world.pg_names.values():
+            raise ValueError(f"register: name: expected one that is free, found '{name}'")
+        own: Any = name  # a type of its own since torch 2.13
+        self._set_group_name(own)
+        _c10d._register_process_group(own, self)
+        self._registered = name
+        _groups.numbered_by_themselves.add(self)
+        c10d._world.pg_names[self] = own
+        self._enter_ranks()
+        return self
+
+    def _enter_ranks(self) -> None:
+        c10d._world.pg_group_ranks[self] = {rank: rank for rank in range(self.size())}
+
+    def unregister(self) -> None:
+        """Undo register().
+
+        Raises:
+            ValueError: it is not registered.
+        """
+        if self._registered is None:
+            raise ValueError("unregister: expected a registered group, found one without a name")
+        registered: Any = self._registered
+        _c10d._unregister_process_group(registered)
+        c10d._world.pg_names.pop(self, None)
+        c10d._world.pg_group_ranks.pop(self, None)
+        _groups.numbered_by_themselves.discard(self)
+        self._registered = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank()}, size={self.size()})"

@@ -1,0 +1,119 @@
+"""torchft's process groups over this package's own engines."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from torchft_ext import _C, _interrupts
+from torchft_ext._pg_base import ProcessGroup
+from torchft_ext._pg_store import create_store_client
+
+_number = itertools.count()
+
+
+class _OwnGroup(ProcessGroup):
+    """A group whose operations run on this package's backend, without a wrapper around them."""
+
+    _engine: ClassVar[str]
+    _devices: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        timeout: float | timedelta = timedelta(seconds=60),
+        *,
+        options: _C.Options | None = None,
+    ) -> None:
+        """Make a group without members; configure() begins its first generation.
+
+        Does not block, and opens nothing.
+
+        Args:
+            timeout: of operations and of configure(); seconds, or a timedelta.
+            options: of the backend.
+        """
+        super().__init__()
+        self._timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        self._options = options
+        self._backend: _C.Backend | None = None
+        self._label = f"{type(self).__name__}{next(_number)}"
+
+    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
+        if self._backend is None:
+            self._backend = self._made(store_addr)
+        self._backend.configure(store_addr, rank, world_size)
+
+    def _made(self, store_addr: str) -> _C.Backend:
+        """Make the backend: only now is it known towards which store this host has an address."""
+        made = _C._create_backend(
+            create_store_client(store_addr, self._timeout),
+            0,
+            1,
+            timeout=self._timeout,
+            engine=self._engine,
+            name=self._label,
+            options=self._options,
+            may_resize=True,
+            begin=False,
+        )
+        for device in self._devices:
+            custom = dist.ProcessGroup.BackendType.CUSTOM
+            self._register_backend(torch.device(device), custom, made)
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        _interrupts.watch()
+        return made
+
+    def rank(self) -> int:
+        return 0 if self._backend is None else self._backend.rank()
+
+    def size(self) -> int:
+        return 1 if self._backend is None else self._backend.size()
+
+    def errored(self) -> Exception | None:
+        return None if self._backend is None else self._backend.errored()
+
+    def abort(self) -> None:
+        if self._backend is not None:
+            self._backend.abort()
+
+    def shutdown(self) -> None:
+        if self._backend is not None:
+            self._backend.shutdown()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        if self._backend is not None:
+            self._backend.set_timeout(timeout)
+
+
+class ProcessGroupHost(_OwnGroup):
+    """A group for CPU tensors, over this package's own engine ("ft:host").
+
+    Costs what init_process_group("ft:host") costs; no process and no copy beside it. Deaths are
+    told within milliseconds, a frozen member after Options.heartbeat. torchft has ProcessGroupGloo
+    in its place.
+    """
+
+    _engine = "host"
+    _devices = ("cpu",)
+
+    def getBackendName(self) -> str:
+        return "ft:host"
+
+
+class ProcessGroupNCCL(_OwnGroup):
+    """A group for CUDA tensors, over NCCL ("ft:nccl").
+
+    A result counts after Backend.check(): `torchft_ext.backend(group).check()`. configure() raises
+    NotImplementedError where this process has no NCCL or no device. It has run on a simulator only.
+    """
+
+    _engine = "nccl"
+    _devices = ("cuda",)
+
+    def getBackendName(self) -> str:
+        return "ft:nccl"

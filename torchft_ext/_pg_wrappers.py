@@ -1,0 +1,293 @@
+"""torchft's process groups that stand in front of another group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d
+from torch.futures import Future
+
+from torchft_ext._pg_base import ProcessGroup
+
+# Every method of torch's group that issues something and returns a Work.
+OPERATIONS = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+_Class = TypeVar("_Class", bound=type[ProcessGroup])
+
+
+class _Issues(Protocol):
+    def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work: ...
+
+
+def with_operations(cls: _Class) -> _Class:
+    """Give a class every operation of OPERATIONS, each by the class's `_issue()`."""
+
+    def method(name: str) -> Callable[..., dist.Work]:
+        def issue(self: _Issues, *args: Any, **kwargs: Any) -> dist.Work:
+            return self._issue(name, args, kwargs)
+
+        issue.__name__ = name
+        issue.__doc__ = f"Issue what torch's ProcessGroup.{name} does."
+        return issue
+
+    for name in OPERATIONS:
+        setattr(cls, name, method(name))
+    return cls
+
+
+def tensors_in(value: object) -> Iterable[torch.Tensor]:
+    """Yield the tensors of nested lists, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from tensors_in(one)
+
+
+def finished(tensors: list[torch.Tensor]) -> dist.Work:
+    """Return a Work that has succeeded with these tensors."""
+    future: Future[list[torch.Tensor]] = Future()
+    future.set_result(tensors)
+    work: dist.Work = _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return work
+
+
+@with_operations
+class ProcessGroupWrapper(ProcessGroup):
+    """A group that passes everything on to another one.
+
+    For subclasses that change something on the way. The object stays the same when its parent is
+    configured anew. Costs a Python call for each operation. On failure: as the parent.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup) -> None:
+        super().__init__()
+        self._parent = pg
+
+    @property
+    def parent(self) -> dist.ProcessGroup:
+        """The group behind this one."""
+        return self._parent
+
+    def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
+        work: dist.Work = getattr(self.parent, name)(*args, **kwargs)
+        return work
+
+    def _resizable(self, call: str) -> ProcessGroup:
+        if isinstance(self.parent, ProcessGroup):
+            return self.parent
+        raise NotImplementedError(
+            f"{type(self).__name__}: {call}: expected a parent of torchft_ext.process_group, found "
+            f"{type(self.parent).__name__}"
+        )
+
+    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
+        self._resizable("configure()").configure(store_addr, rank, world_size)
+
+    def rank(self) -> int:
+        return self.parent.rank()
+
+    def size(self) -> int:
+        return self.parent.size()
+
+    def getBackendName(self) -> str:
+        return self.parent.name()
+
+    def errored(self) -> Exception | None:
+        return self._resizable("errored()").errored()
+
+    def abort(self) -> None:
+        self.parent.abort()
+
+    def shutdown(self) -> None:
+        self.parent.shutdown()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._resizable("set_timeout()").set_timeout(timeout)
+
+
+class _SwallowingWork(_c10d.Work):
+    """Of an operation whose failure is reported to its group, and not raised."""
+
+    def __init__(
+        self, work: dist.Work, tensors: list[torch.Tensor], report: Callable[[Exception], None]
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._tensors = tensors
+        self._report = report
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        try:
+            self._work.wait(timeout)
+        except Exception as error:
+            self._report(error)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def get_future(self) -> Future[Any]:
+        def swallow(future: Future[Any]) -> Any:
+            try:
+                value = future.value()
+            except Exception as error:
+                value = error
+            if not isinstance(value, Exception):  # as a value: futures that Python has completed
+                return value
+            self._report(value)
+            return self._tensors
+
+        future: Future[Any] = self._work.get_future()
+        return future.then(swallow)
+
+
+class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
+    """A group whose operations never raise: after an error they do nothing until configure().
+
+    For training loops that look at error() once a step. The tensors of an operation that failed, or
+    that was skipped, hold no result. Every operation, and every future, is treated so. Bad
+    arguments are reported likewise.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup) -> None:
+        super().__init__(pg)
+        self._error: Exception | None = None
+
+    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
+        super()._begin(store_addr, rank, world_size)
+        self._error = None
+
+    def report_error(self, e: Exception) -> None:
+        """Have later operations skipped until configure(). The first error is kept."""
+        if self._error is None:
+            self._error = e
+
+    def error(self) -> Exception | None:
+        """Return the first error since configure(); None: there was none."""
+        return self._error
+
+    def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
+        given = [*args, *kwargs.values()]
+        tensors = list(tensors_in(given[0])) if given else []
+        if self._error is not None:
+            return finished(tensors)
+        try:
+            work = super()._issue(name, args, kwargs)
+        except Exception as error:
+            self.report_error(error)
+            return finished(tensors)
+        return _SwallowingWork(work, tensors, self.report_error)
+
+
+class Manager(Protocol):
+    """What ManagedProcessGroup needs of torchft's Manager."""
+
+    _pg: dist.ProcessGroup
+
+    def allreduce(self, tensor: torch.Tensor, *, reduce_op: Any) -> dist.Work: ...
+    def num_participants(self) -> int: ...
+
+
+class ManagedProcessGroup(ProcessGroupWrapper):
+    """A group whose sums go through torchft's Manager, which decides who takes part.
+
+    size() is the number of participants, so that averages follow the quorum. Errors are the
+    Manager's to report; a failed sum gives its caller the input. Other operations go to the
+    Manager's group.
+    """
+
+    def __init__(self, manager: Manager) -> None:
+        super().__init__(manager._pg)
+        self._manager = manager
+
+    def size(self) -> int:
+        return self._manager.num_participants()
+
+    def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
+        if name != "allreduce":
+            return super()._issue(name, args, kwargs)
+        return self._sum(*args, **kwargs)
+
+    def _sum(self, tensors: Any, opts: Any = None, op: Any = None) -> dist.Work:
+        (tensor,) = tensors_in(tensors)
+        chosen = op if op is not None else opts
+        chosen = getattr(chosen, "reduceOp", chosen)
+        return self._manager.allreduce(
+            tensor, reduce_op=dist.ReduceOp.SUM if chosen is None else chosen
+        )
+
+
+@with_operations
+class ProcessGroupDummy(ProcessGroup):
+    """A group of one rank that exchanges nothing: each operation succeeds with its own input.
+
+    For libraries that want a group where there is nobody to talk to. Operations with inputs and
+    outputs copy, as a world of one does; send() and recv() leave the tensor as it is.
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        """Make it.
+
+        Raises:
+            ValueError: another rank than 0, or a world of another size than 1.
+        """
+        if (rank, world) != (0, 1):
+            raise ValueError(
+                f"ProcessGroupDummy: expected rank 0 of 1, found rank {rank} of {world}"
+            )
+        super().__init__()
+        self.configure_count = 0
+
+    def _begin(self, _store_addr: str, rank: int, world_size: int) -> None:
+        if (rank, world_size) != (0, 1):
+            raise ValueError(
+                f"ProcessGroupDummy: configure: expected rank 0 of 1, found rank {rank} of "
+                f"{world_size}"
+            )
+        self.configure_count += 1
+
+    def getBackendName(self) -> str:
+        return "ft:dummy"
+
+    def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
+        given = [*args, *kwargs.values()]
+        outputs = list(tensors_in(given[0])) if given else []
+        second = given[1] if len(given) > 1 else None
+        if isinstance(second, (torch.Tensor, list, tuple)):
+            with torch.no_grad():
+                for output, source in zip(outputs, tensors_in(second), strict=True):
+                    output.copy_(source.reshape(output.shape))
+        return finished(outputs)

@@ -1,0 +1,35 @@
+"""torchft's process groups, over this package's engines.
+
+    from torchft_ext.process_group import ProcessGroupHost
+
+    group = ProcessGroupHost(timeout=30.0)
+    group.configure("10.0.0.1:29500/quorum1", rank=0, world_size=4)
+    group.allreduce([gradients]).wait()
+
+Classes and functions have the names of torchft's module `torchft.process_group`, so a program
+changes one import. They need no init_process_group(). torchft's ProcessGroupGloo and its groups in
+child processes (ProcessGroupBaby...) are not there yet: use ProcessGroupHost.
+"""
+
+from torchft_ext._pg_base import ProcessGroup
+from torchft_ext._pg_mesh import extend_device_mesh
+from torchft_ext._pg_native import ProcessGroupHost, ProcessGroupNCCL
+from torchft_ext._pg_store import create_store_client
+from torchft_ext._pg_wrappers import (
+    ErrorSwallowingProcessGroupWrapper,
+    ManagedProcessGroup,
+    ProcessGroupDummy,
+    ProcessGroupWrapper,
+)
+
+__all__ = [
+    "ErrorSwallowingProcessGroupWrapper",
+    "ManagedProcessGroup",
+    "ProcessGroup",
+    "ProcessGroupDummy",
+    "ProcessGroupHost",
+    "ProcessGroupNCCL",
+    "ProcessGroupWrapper",
+    "create_store_client",
+    "extend_device_mesh",
+]
