@@ -33,6 +33,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(timedelta|Callable|Tensor|MemPool|ErrorType|DistBackendError|TypedDict)"),
     ("py:.*", r"(ValueError|TypeError|RuntimeError|NotImplementedError|None)"),
     ("py:.*", r"_?(Backend\.Options|Future|Backend|Work)|_[ST]"),
+    ("py:.*", r"torchft_ext\._pg_wrappers\.Manager"),
 ]
 
 html_theme = "furo"

@@ -23,7 +23,7 @@ def create_store_client(
 
     Raises:
         ValueError: no such address.
-        torch.distributed.DistNetworkError, DistStoreError: nobody answers there.
+        torch.distributed.DistNetworkError: nobody answers there.
     """
     place, _, prefix = store_addr.partition("/")
     host, _, port = place.rpartition(":")

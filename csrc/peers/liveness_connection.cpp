@@ -67,8 +67,8 @@ void LivenessConnection::readInto(Updates& updates) {
   std::array<char, 4096> chunk;
   size_t taken = 0;
   while (!updates.end && taken < kMostReadAtOnce) {
-    // NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions): events come of an open connection
-    // only
+    // Events come of an open connection only.
+    // NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions)
     const ssize_t got = ::recv(fd_.get(), chunk.data(), chunk.size(), 0);
     if (got > 0) {
       updates.heard = true;
