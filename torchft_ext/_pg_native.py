@@ -109,7 +109,8 @@ class ProcessGroupNCCL(_OwnGroup):
     """A group for CUDA tensors, over NCCL ("ft:nccl").
 
     A result counts after Backend.check(): `torchft_ext.backend(group).check()`. configure() raises
-    NotImplementedError where this process has no NCCL or no device. It has run on a simulator only.
+    NotImplementedError where this process has no NCCL or no device. This class has run nowhere yet:
+    its engine has, on a simulator only.
     """
 
     _engine = "nccl"

@@ -292,5 +292,17 @@ def test_mesh_wants_a_registered_group():
         pgs.extend_device_mesh(mesh, pgs.ProcessGroupDummy(), name="shard")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_nccl_group_says_what_it_lacks_and_stays_usable():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = pgs.ProcessGroupNCCL(timeout=5.0)
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match="'ft:nccl' needs NCCL"):
+            group.configure(f"127.0.0.1:{server.port}/x", 0, 1)
+    assert (group.rank(), group.size(), group.errored()) == (0, 1, None)
+    group.abort()
+    group.shutdown()
+
+
 def test_timeout_is_seconds_or_a_timedelta():
     assert pgs.ProcessGroupHost(2.5)._timeout == datetime.timedelta(seconds=2.5)
