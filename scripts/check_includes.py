@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Refuses an #include that points up the layers, or lets torch or Python in below their layer.
 
-    python -> c10d -> {host, nccl} -> comm -> {peers, rendezvous} -> net -> base
+    python -> c10d -> {host, nccl} -> {comm, elastic} -> {liveness, membership} -> net -> base
 
 A layer may include itself and those to its right; the public headers (torchft_ext/...) count as
 base, and include nothing but each other, since they are installed alone. torch's headers belong to
@@ -20,9 +20,10 @@ from pathlib import Path
 LEVEL = {
     "base": 0,
     "net": 1,
-    "peers": 2,
-    "rendezvous": 2,
+    "liveness": 2,
+    "membership": 2,
     "comm": 3,
+    "elastic": 3,
     "host": 4,
     "nccl": 4,
     "c10d": 5,

@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "c10d/group_spec.h"
 #include "c10d/tensor_adapter.h"
-#include "rendezvous/store_thread.h"
+#include "membership/store_thread.h"
 
 namespace torchft_ext {
 

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "c10d/store_adapter.h"
 #include "comm/op_state.h"
-#include "rendezvous/rendezvous.h"
+#include "membership/rendezvous.h"
 
 namespace torchft_ext {
 namespace {

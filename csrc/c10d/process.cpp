@@ -17,9 +17,9 @@
 #include "comm/callbacks.h"
 #include "comm/group.h"
 #include "host/host_engine.h"
+#include "membership/store_thread.h"
 #include "nccl/nccl_engine.h"
 #include "net/private_table.h"
-#include "rendezvous/store_thread.h"
 
 namespace torchft_ext {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "c10d/store_adapter.h"
-#include "rendezvous/records.h"
+#include "membership/records.h"
 
 namespace torchft_ext {
 

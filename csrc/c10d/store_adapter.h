@@ -1,4 +1,4 @@
-// c10d's stores behind rendezvous/store.h, and the addresses of stores.
+// c10d's stores behind membership/store.h, and the addresses of stores.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "membership/store.h"
+#include "membership/store_thread.h"
 #include "net/socket_address.h"
-#include "rendezvous/store.h"
-#include "rendezvous/store_thread.h"
 
 namespace torchft_ext {
 

@@ -1,11 +1,11 @@
-// Any c10d store as rendezvous/store.h's client.
+// Any c10d store as membership/store.h's client.
 #pragma once
 
 #include <exception>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "rendezvous/store.h"
+#include "membership/store.h"
 
 namespace torchft_ext {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "comm/op_state.h"
-#include "rendezvous/member_prober.h"
-#include "rendezvous/rendezvous.h"
+#include "membership/member_prober.h"
+#include "membership/rendezvous.h"
 
 namespace torchft_ext {
 

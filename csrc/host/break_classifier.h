@@ -15,9 +15,9 @@
 #include <string>
 
 #include "host/mesh.h"
+#include "membership/records.h"
 #include "net/event_loop.h"
 #include "net/probe.h"
-#include "rendezvous/records.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {

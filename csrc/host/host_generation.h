@@ -34,7 +34,7 @@
 #include "host/messages.h"
 #include "host/nested_collectives.h"
 #include "host/schedule_runner.h"
-#include "peers/peer_monitor.h"
+#include "liveness/peer_monitor.h"
 
 namespace torchft_ext {
 

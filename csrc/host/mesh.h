@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "membership/rendezvous.h"
 #include "net/connector.h"
 #include "net/listener.h"
-#include "rendezvous/rendezvous.h"
 
 namespace torchft_ext {
 

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "liveness/liveness_kind.h"
+#include "liveness/process_state.h"
 #include "net/dial.h"
 #include "net/local_address.h"
-#include "peers/liveness_kind.h"
-#include "peers/process_state.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {

@@ -11,8 +11,8 @@
 #include <memory>
 #include <string>
 
+#include "membership/member_prober.h"
 #include "net/event_loop.h"
-#include "rendezvous/member_prober.h"
 
 namespace torchft_ext {
 

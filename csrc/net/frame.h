@@ -87,6 +87,7 @@ class ByteReader {
   std::string text(size_t longest);
   void raw(std::span<uint8_t> into);
   bool ok() const { return ok_; }
+  void fail() { ok_ = false; }  // what was read makes no sense
   bool atEnd() const { return ok_ && rest_.empty(); }
 
  private:

@@ -1,4 +1,4 @@
-#include "rendezvous/attempt_tracker.h"
+#include "membership/attempt_tracker.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "peers/detector.h"
+#include "liveness/detector.h"
 
 namespace torchft_ext {
 

@@ -1,5 +1,5 @@
 // One failure propagation among peers that the test plays: what it tells whom, and what it keeps.
-#include "peers/failure_propagation.h"
+#include "liveness/failure_propagation.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "rendezvous/member_prober.h"
+#include "membership/member_prober.h"
 
 namespace torchft_ext {
 

@@ -8,11 +8,11 @@
 
 #include <string>
 
+#include "liveness/notice.h"
+#include "liveness/peer_monitor.h"
 #include "net/frame.h"
 #include "net/handshake.h"
 #include "net/socket_address.h"
-#include "peers/notice.h"
-#include "peers/peer_monitor.h"
 #include "wait_for.h"
 
 namespace torchft_ext {

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "cluster.h"
-#include "rendezvous/records.h"
+#include "membership/records.h"
 #include "wait_for.h"
 
 namespace torchft_ext {

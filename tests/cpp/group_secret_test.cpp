@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "cluster.h"
+#include "membership/records.h"
 #include "net_support.h"
-#include "rendezvous/records.h"
 
 namespace torchft_ext {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cluster.h"
-#include "peers/peer_monitor.h"
+#include "liveness/peer_monitor.h"
 
 namespace torchft_ext {
 namespace {

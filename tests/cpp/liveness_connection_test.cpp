@@ -1,5 +1,5 @@
 // One liveness connection between a loop and the test, which plays the peer.
-#include "peers/liveness_connection.h"
+#include "liveness/liveness_connection.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>

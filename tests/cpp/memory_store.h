@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "rendezvous/store.h"
+#include "membership/store.h"
 
 namespace torchft_ext {
 

@@ -3,8 +3,8 @@
 // named who did nothing.
 #include <gtest/gtest.h>
 
+#include "liveness/overlay.h"
 #include "monitor_world.h"
-#include "peers/overlay.h"
 
 namespace torchft_ext {
 namespace {

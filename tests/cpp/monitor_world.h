@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "peers/failure_propagation.h"
+#include "liveness/failure_propagation.h"
 
 namespace torchft_ext {
 

@@ -1,10 +1,10 @@
 // What members tell each other: the bytes, and what is remembered of generations that are not live.
-#include "peers/notice.h"
+#include "liveness/notice.h"
 
 #include <gtest/gtest.h>
 
+#include "liveness/notice_cache.h"
 #include "net/frame.h"
-#include "peers/notice_cache.h"
 
 namespace torchft_ext {
 namespace {

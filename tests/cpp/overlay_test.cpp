@@ -1,4 +1,4 @@
-#include "peers/overlay.h"
+#include "liveness/overlay.h"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 #include <random>
 
 #include "detector_recorder.h"
+#include "liveness/detector.h"
 #include "monitor_world.h"
-#include "peers/detector.h"
 
 namespace torchft_ext {
 namespace {

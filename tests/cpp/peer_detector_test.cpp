@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "detector_recorder.h"
-#include "peers/detector.h"
+#include "liveness/detector.h"
 
 namespace torchft_ext {
 namespace {

@@ -20,7 +20,7 @@
 #include <thread>
 
 #include "base/mutex.h"
-#include "peers/peer_monitor.h"
+#include "liveness/peer_monitor.h"
 #include "realtime_refusal.h"
 #include "wait_for.h"
 

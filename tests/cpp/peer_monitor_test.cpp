@@ -1,13 +1,13 @@
 // The peer monitor against a peer that the test plays: what it says on the wire, and what it makes
 // of what it hears.
-#include "peers/peer_monitor.h"
+#include "liveness/peer_monitor.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include "base/mutex.h"
 #include "fake_peer.h"
-#include "peers/process_state.h"
+#include "liveness/process_state.h"
 
 namespace torchft_ext {
 namespace {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "fake_member_prober.h"
+#include "membership/rendezvous.h"
 #include "memory_store.h"
-#include "rendezvous/rendezvous.h"
 
 namespace torchft_ext::rendezvous_test {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/store_thread.h"
+#include "membership/store_thread.h"
 
 #include <gtest/gtest.h>
 

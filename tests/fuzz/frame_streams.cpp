@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "host/connection.h"
+#include "liveness/liveness_connection.h"
 #include "paired_sockets.h"
-#include "peers/liveness_connection.h"
 #include "streams.h"
 
 namespace torchft_ext::fuzz {

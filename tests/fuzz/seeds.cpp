@@ -5,12 +5,12 @@
 #include <iostream>
 #include <string>
 
+#include "liveness/notice.h"
+#include "membership/records.h"
 #include "net/failure_frame.h"
 #include "net/frame.h"
 #include "net/handshake.h"
 #include "net/socket_address.h"
-#include "peers/notice.h"
-#include "rendezvous/records.h"
 
 namespace {
 

@@ -56,7 +56,7 @@ def test_the_project_has_no_include_that_points_up() -> None:
 
 
 def test_includes_of_the_same_and_lower_layers_pass(tmp_path: Path) -> None:
-    text = '#include "host/x.h"\n#include "rendezvous/x.h"\n#include "torchft_ext/x.h"\n'
+    text = '#include "host/x.h"\n#include "membership/x.h"\n#include "torchft_ext/x.h"\n'
     assert checker.check(tree(tmp_path / "csrc", host__a_cpp=text)) == []
 
 
@@ -64,7 +64,7 @@ def test_includes_of_the_same_and_lower_layers_pass(tmp_path: Path) -> None:
     ("name", "include", "complaint"),
     [
         ("net__a_cpp", '"comm/x.h"', "net must not know comm"),
-        ("peers__a_cpp", '"rendezvous/x.h"', "peers must not know rendezvous"),
+        ("liveness__a_cpp", '"membership/x.h"', "liveness must not know membership"),
         ("comm__a_cpp", '"host/x.h"', "comm must not know host"),
         ("base__a_cpp", '"net/absent.h"', "no such file"),
         ("net__a_cpp", '"x.h"', "expected a path from csrc"),
