@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Backend as _Backend
@@ -432,6 +432,48 @@ def _make_group(
     bound_device: str | None = None,
 ) -> _ProcessGroup: ...
 def _publish_failed_init(store: Store, rank: int, size: int, why: str) -> None: ...
+
+class _ElasticJob:
+    @staticmethod
+    def join(
+        address: str,
+        *,
+        size: int,
+        min_size: int,
+        max_size: int,
+        store_rule: bool,
+        limit: timedelta,
+        timeout: timedelta,
+        interface: str | None,
+        port_range: str | None,
+    ) -> _ElasticJob: ...
+    def id(self) -> str: ...
+    def manage(self, name: str, backend: Backend) -> None: ...
+    def recover(self, timeout: timedelta) -> tuple[_ViewDict, dict[str, timedelta]]: ...
+    def agree(self, ok: bool, note: bytes, timeout: timedelta) -> _AnswerDict: ...
+    def abort(self, why: str) -> None: ...
+    def formed_view(self) -> int: ...
+    def is_over(self) -> bool: ...
+    def store_of(self, view: int) -> Store: ...
+    def waiting(self) -> list[str]: ...
+    def name_of(self, member: str) -> str: ...
+    def set_leaving(self) -> None: ...
+    def leave(self, timeout: timedelta) -> bool: ...
+
+class _ViewDict(TypedDict):
+    number: int
+    lineage: bytes
+    rank: int
+    size: int
+    old_size: int
+    members: tuple[str, ...]
+    members_continuing: tuple[bool, ...]
+
+class _AnswerDict(TypedDict):
+    ok: bool
+    notes: dict[str, bytes]
+    waiting: list[str]
+    leaving: list[str]
 
 class _CompileQuestions:
     def hold(self) -> bool: ...

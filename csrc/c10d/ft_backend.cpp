@@ -172,6 +172,12 @@ FtBackend::WorkPtr FtBackend::reconfigure(const c10d::ReconfigureOptions& option
 #endif
 
 void FtBackend::form(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout) {
+  const FailurePtr failure = tryForm(std::move(where), rank, size, timeout);
+  if (failure) throwFailure(failure);
+}
+
+FailurePtr FtBackend::tryForm(MeetingPlace where, int rank, int size,
+                              std::optional<Milliseconds> timeout) {
   {
     std::shared_ptr<StoreThread> before = where.thread;  // goes after the lock
     const MutexLock lock(store_mutex_);
@@ -191,10 +197,11 @@ void FtBackend::form(MeetingPlace where, int rank, int size, std::optional<Milli
   }
   if (failure) {
     derived_.follow({}, 0);
-    throwFailure(failure);
+    return failure;
   }
   derived_.follow(std::move(where), group_->generation());
   followGeneration();
+  return nullptr;
 }
 
 void FtBackend::expectMembersOf(const FtBackend& other, const std::vector<int>& ranks) {

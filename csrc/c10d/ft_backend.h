@@ -50,6 +50,8 @@ class FtBackend : public c10d::Backend {
   // Begins a generation that meets there. timeout: nullopt for the group's. Raises the failure,
   // with which the group is failed then, and RuntimeError as configure().
   void form(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout);
+  // The same, but returns the failure; null: the generation stands.
+  FailurePtr tryForm(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout);
   // Before the first generation: only members of that group's generation with these ranks may be in
   // it.
   void expectMembersOf(const FtBackend& other, const std::vector<int>& ranks);

@@ -47,10 +47,7 @@ std::optional<SocketAddress> addressOfHostName(Duration limit) {
   return lookUp("this host's name, '" + own + "',", limit, [own] { return ownAddressNamed(own); });
 }
 
-std::optional<SocketAddress> towardsStore(const c10::intrusive_ptr<c10d::Store>& store,
-                                          Duration limit) {
-  StoreAddress server;
-  if (!store || !serverAddress(store, &server)) return std::nullopt;
+std::optional<SocketAddress> towards(const StoreAddress& server, Duration limit) {
   const auto look = [server] { return localAddressTowards(server.host, server.port); };
   if (SocketAddress::fromNumeric(server.host, server.port)) return look();  // nobody is asked
   return lookUp("the store's host, '" + server.host + "',", limit, look);
@@ -60,12 +57,21 @@ std::optional<SocketAddress> towardsStore(const c10::intrusive_ptr<c10d::Store>&
 
 SocketAddress chooseAddress(const FtOptions& options, const Environment& environment,
                             const c10::intrusive_ptr<c10d::Store>& store) {
+  StoreAddress server;
+  const bool known = store && serverAddress(store, &server);
+  return chooseAddressTowards(options, environment, known ? std::optional(server) : std::nullopt);
+}
+
+SocketAddress chooseAddressTowards(const FtOptions& options, const Environment& environment,
+                                   const std::optional<StoreAddress>& server) {
   if (options.interface) return namedInterface("Options.interface", *options.interface);
   if (environment.interface)
     return namedInterface(*environment.interface_variable, *environment.interface);
   const Deadline deadline =
       Deadline::after(std::min(durationOf(options.timeout), kResolverAnswersWithin));
-  if (const auto address = towardsStore(store, deadline.remaining())) return *address;
+  if (server) {
+    if (const auto address = towards(*server, deadline.remaining())) return *address;
+  }
   if (const auto address = addressOfHostName(deadline.remaining())) return *address;
   log(LogLevel::kInfo,
       "no address towards the store and none of this host's name: using 127.0.0.1, which serves "

@@ -7,6 +7,7 @@
 
 #include "c10d/environment.h"
 #include "c10d/options.h"
+#include "c10d/store_adapter.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
@@ -17,5 +18,8 @@ namespace torchft_ext {
 // RendezvousError where the resolver does not answer.
 SocketAddress chooseAddress(const FtOptions& options, const Environment& environment,
                             const c10::intrusive_ptr<c10d::Store>& store);
+// The same for the server at this address.
+SocketAddress chooseAddressTowards(const FtOptions& options, const Environment& environment,
+                                   const std::optional<StoreAddress>& server);
 
 }  // namespace torchft_ext

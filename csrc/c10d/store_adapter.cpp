@@ -118,7 +118,7 @@ LentClient lend(const StorePtr& base) {
   return {loan, kLongestPatience};
 }
 
-StoreFactory factoryFor(const StoreAddress& address) {
+ComparingStoreFactory factoryFor(const StoreAddress& address) {
   // The constructor looks the host up and connects, for as long as that takes: on the store thread.
   return [address] { return withStoreErrors([&] { return makeStoreClient(connectTo(address)); }); };
 }
@@ -185,6 +185,10 @@ StoreAddress parseStoreAddress(const std::string& text) {
 
 std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
   return StoreThread::forServer(serverKey(address), factoryFor(address));
+}
+
+ComparingStoreFactory clientsOf(const StoreAddress& address) {
+  return factoryFor(address);
 }
 
 StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {

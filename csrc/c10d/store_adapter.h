@@ -26,6 +26,8 @@ StoreAddress parseStoreAddress(const std::string& text);
 // A thread with a client of its own to the TCPStore at this address: shared by all groups that name
 // it.
 std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address);
+// Makes clients of their own to the TCPStore at this address.
+ComparingStoreFactory clientsOf(const StoreAddress& address);
 // Where the keys of a store handed in by a caller lie.
 struct StorePlace {
   std::shared_ptr<StoreThread> thread;

@@ -32,7 +32,7 @@ bool isA(const c10d::Store& store) {
   return dynamic_cast<const Kind*>(&store) != nullptr;
 }
 
-class C10dStoreClient : public StoreClient {
+class C10dStoreClient : public ComparingStore {
  public:
   explicit C10dStoreClient(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
@@ -46,6 +46,15 @@ class C10dStoreClient : public StoreClient {
 
   void remove(const std::string& key) override {
     withStoreErrors([&] { store_->deleteKey(key); });
+  }
+
+  std::string compareSet(const std::string& key, const std::string& expected,
+                         const std::string& desired) override {
+    return withStoreErrors([&] {
+      const Bytes found = store_->compareSet(key, Bytes(expected.begin(), expected.end()),
+                                             Bytes(desired.begin(), desired.end()));
+      return std::string(found.begin(), found.end());
+    });
   }
 
  protected:
@@ -137,7 +146,7 @@ class TcpClient final : public ComparingClient {
 
 }  // namespace
 
-std::unique_ptr<StoreClient> makeStoreClient(c10::intrusive_ptr<c10d::Store> store) {
+std::unique_ptr<ComparingStore> makeStoreClient(c10::intrusive_ptr<c10d::Store> store) {
   if (isA<c10d::TCPStore>(*store)) return std::make_unique<TcpClient>(std::move(store));
   const auto inner = withoutPrefixes(store);
   if (isA<c10d::FileStore>(*inner)) return std::make_unique<CheckingClient>(std::move(store));
@@ -146,7 +155,7 @@ std::unique_ptr<StoreClient> makeStoreClient(c10::intrusive_ptr<c10d::Store> sto
   return std::make_unique<C10dStoreClient>(std::move(store));
 }
 
-std::unique_ptr<StoreClient> makeLentClient(c10::intrusive_ptr<c10d::Store> store) {
+std::unique_ptr<ComparingStore> makeLentClient(c10::intrusive_ptr<c10d::Store> store) {
   return std::make_unique<CheckingClient>(std::move(store));
 }
 

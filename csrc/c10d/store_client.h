@@ -15,10 +15,10 @@ namespace torchft_ext {
 // several keys of a TCPStore, torch waits for it for as long as four round trips, 0.2 s at least,
 // and logs that; of stores other than torch's TCPStore, HashStore and FileStore such a read takes
 // the store's timeout and throws StoreError.
-std::unique_ptr<StoreClient> makeStoreClient(c10::intrusive_ptr<c10d::Store> store);
+std::unique_ptr<ComparingStore> makeStoreClient(c10::intrusive_ptr<c10d::Store> store);
 // Of a TCPStore that belongs to another, who may use it meanwhile. It changes nothing of it; many
 // keys that are all there cost a round trip each.
-std::unique_ptr<StoreClient> makeLentClient(c10::intrusive_ptr<c10d::Store> store);
+std::unique_ptr<ComparingStore> makeLentClient(c10::intrusive_ptr<c10d::Store> store);
 
 // What the call returns; whatever it throws, as a StoreError without torch's backtrace.
 template <typename Call>

@@ -34,6 +34,17 @@ class StoreClient {
   virtual void remove(const std::string& key) = 0;
 };
 
+// One that can also change a value that nobody else has changed meanwhile.
+class ComparingStore : public StoreClient {
+ public:
+  // Where `expected` stands under the key (empty: where nothing does): puts `desired` there.
+  // Returns what stands there then; where nothing does and something was expected: `expected`. So
+  // it was done where `desired` is returned, and they differ.
+  virtual std::string compareSet(const std::string& key, const std::string& expected,
+                                 const std::string& desired) = 0;
+};
+using ComparingStoreFactory = std::function<std::unique_ptr<ComparingStore>()>;
+
 // Makes a client of its own when called, on the store thread. Throws StoreError.
 using StoreFactory = std::function<std::unique_ptr<StoreClient>()>;
 

@@ -45,6 +45,10 @@ bool isKnown(uint16_t type) {
     case FrameType::kGoodbye:
     case FrameType::kBeat:
     case FrameType::kNotice:
+    case FrameType::kMember:
+    case FrameType::kElastic:
+    case FrameType::kCall:
+    case FrameType::kAnswer:
       return true;
   }
   return false;
@@ -114,6 +118,12 @@ uint64_t longestPayload(FrameType type) {
     case FrameType::kGoodbye:
     case FrameType::kBeat:
       return 64;
+    case FrameType::kMember:
+      return 8192;
+    case FrameType::kElastic:
+    case FrameType::kCall:
+    case FrameType::kAnswer:
+      return uint64_t{16} << 20U;
     case FrameType::kAnnounce:
       return 8;
     case FrameType::kClear:

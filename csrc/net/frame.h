@@ -34,6 +34,10 @@ enum class FrameType : uint16_t {
   kGoodbye = 21,   // this process leaves; all it had to send has been sent; aux: below
   kBeat = 30,      // liveness connection: alive
   kNotice = 31,    // liveness connection: news of a generation: payload: encoded Notice
+  kMember = 40,    // members of an elastic job: who the sender is: payload: encoded Member
+  kElastic = 41,   // payload: encoded ElasticMessage
+  kCall = 42,      // of a view's store: seq = its number, payload: encoded StoreCall
+  kAnswer = 43,    // to the call with that seq: payload: encoded StoreAnswer
 };
 
 // Bits of aux in kFailed and kGoodbye.

@@ -33,6 +33,14 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     ++uses_[process].clients;
     return std::make_unique<Client>(shared_from_this(), process);
   }
+  ComparingStoreFactory comparing(const std::string& process) {
+    return [store = shared_from_this(), process] {
+      store->enter();
+      MutexLock lock(store->mutex_);
+      ++store->uses_[process].clients;
+      return std::make_unique<Client>(store, process);
+    };
+  }
   StoreFactory factory(const std::string& process) {
     return [store = shared_from_this(), process] { return store->client(process); };
   }
@@ -123,7 +131,7 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
   }
 
  private:
-  class Client : public StoreClient {
+  class Client : public ComparingStore {
    public:
     Client(std::shared_ptr<MemoryStore> store, std::string process)
         : store_(std::move(store)), process_(std::move(process)) {}
@@ -149,6 +157,16 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
       }
       for (const std::string& value : values) use.bytes += value.size();
       return values;
+    }
+    std::string compareSet(const std::string& key, const std::string& expected,
+                           const std::string& desired) override {
+      store_->enterSet();
+      MutexLock lock(store_->mutex_);
+      ++store_->uses_[process_].sets;
+      const auto found = store_->values_.find(key);
+      const std::string stands = found == store_->values_.end() ? "" : found->second;
+      if (stands == expected) return store_->values_[key] = desired;
+      return found == store_->values_.end() ? expected : stands;
     }
     void remove(const std::string& key) override {
       store_->enter();

@@ -1,0 +1,197 @@
+#include "c10d/elastic_job.h"
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+
+#include "c10d/comm_error.h"
+#include "c10d/environment.h"
+#include "c10d/interface_choice.h"
+#include "c10d/member_store.h"
+#include "c10d/store_adapter.h"
+#include "comm/op_state.h"
+
+namespace torchft_ext {
+namespace {
+
+bool keepWaiting() {
+  runWaitHook();
+  return false;
+}
+
+void checkOptions(const ElasticJobOptions& options) {
+  TORCH_CHECK_VALUE(options.size >= 1, "elastic.join: size: expected at least 1, found ",
+                    options.size);
+  TORCH_CHECK_VALUE(options.min_size >= 1 && options.min_size <= options.size,
+                    "elastic.join: min_size: expected 1 to size (", options.size, "), found ",
+                    options.min_size);
+  TORCH_CHECK_VALUE(options.max_size >= options.size,
+                    "elastic.join: max_size: expected at least size (", options.size, "), found ",
+                    options.max_size);
+  TORCH_CHECK_VALUE(options.limit.count() > 0, "elastic.join: limit: expected a positive time");
+}
+
+ElasticJob::Milliseconds ceilOf(Duration duration) {
+  using Milliseconds = ElasticJob::Milliseconds;
+  return std::max(std::chrono::ceil<Milliseconds>(std::min<Duration>(duration, kCentury)),
+                  Milliseconds(1));
+}
+
+}  // namespace
+
+std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
+                                             Milliseconds timeout) {
+  checkOptions(options);
+  const Deadline deadline = Deadline::after(timeout);
+  const StoreAddress address = parseStoreAddress(options.address);
+  std::shared_ptr<ElasticJob> job(new ElasticJob());
+  ElasticOptions chosen;
+  chosen.job = address.prefix;
+  chosen.size = options.size;
+  chosen.rules = {options.store_rule, options.min_size, options.max_size, {}};
+  chosen.bind_address = chooseAddressTowards(options.network, readEnvironment(), address);
+  if (options.network.port_range) {
+    chosen.ports = parsePortRange("elastic.join: port_range", *options.network.port_range);
+  }
+  chosen.limit = options.limit;
+  chosen.store = clientsOf(address);
+  chosen.prefix = address.prefix + "/";
+  chosen.on_stopped = [weak = std::weak_ptr<ElasticJob>(job)](uint64_t view,
+                                                              const std::string& why) {
+    if (const auto alive = weak.lock()) alive->onStopped(view, why);
+  };
+  job->member_ = ElasticMember::join(std::move(chosen), deadline, keepWaiting);
+  return job;
+}
+
+ElasticJob::~ElasticJob() = default;
+
+void ElasticJob::manage(const std::string& name, const BackendPtr& backend) {
+  const MutexLock lock(mutex_);
+  const bool taken = std::any_of(managed_.begin(), managed_.end(),
+                                 [&](const Managed& one) { return one.name == name; });
+  TORCH_CHECK(!taken, "elastic: manage: expected a name that no group has yet, found '", name, "'");
+  managed_.push_back({name, backend, 0});
+}
+
+std::vector<ElasticJob::Managed> ElasticJob::managed() const {
+  const MutexLock lock(mutex_);
+  return managed_;
+}
+
+uint64_t ElasticJob::formedView() const {
+  const MutexLock lock(mutex_);
+  return formed_.number;
+}
+
+c10::intrusive_ptr<c10d::Store> ElasticJob::storeOf(uint64_t view) const {
+  return c10::make_intrusive<MemberStore>(member_, view);
+}
+
+// Who a failed generation says has died or frozen need not be waited for.
+void ElasticJob::suspectCulprits() {
+  View formed;
+  {
+    const MutexLock lock(mutex_);
+    formed = formed_;
+  }
+  std::set<MemberId> culprits;
+  for (const Managed& one : managed()) {
+    const FailurePtr failure = one.backend->errored();
+    if (!failure || failure->kind != FailureKind::kPeerLost) continue;
+    if (one.generation != one.backend->generation()) continue;
+    const auto rank = static_cast<size_t>(failure->cause.rank);
+    if (failure->cause.rank >= 0 && rank < formed.members.size()) {
+      culprits.insert(formed.members[rank].id);
+    }
+  }
+  if (!culprits.empty()) member_->suspect(culprits);
+}
+
+ElasticJob::Formed ElasticJob::recover(Milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  suspectCulprits();
+  Formed result;
+  Duration agreeing{0};
+  Duration connecting{0};
+  for (;;) {
+    uint64_t newer_than = 0;
+    {
+      const MutexLock lock(mutex_);
+      newer_than = tried_;
+    }
+    const auto began = Clock::now();
+    result.view = member_->awaitView(newer_than, deadline, keepWaiting);
+    const auto decided = Clock::now();
+    agreeing += decided - began;
+    const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), deadline);
+    connecting += Clock::now() - decided;
+    if (!failure) break;
+    if (deadline.expired()) throwFailure(failure);
+  }
+  noteFormed(result.view.number);
+  result.phases = {{"agree", agreeing}, {"connect", connecting}};
+  return result;
+}
+
+FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
+  {
+    const MutexLock lock(mutex_);
+    forming_ = tried_ = view.number;
+  }
+  member_->watchForming(true);
+  const auto size = static_cast<int>(view.members.size());
+  FailurePtr failure;
+  std::map<std::string, int64_t> generations;
+  for (const Managed& one : managed()) {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(one.name, storeOf(view.number));
+    const StorePlace place = storePlaceOf(store);
+    failure = one.backend->tryForm({place.thread, place.prefix}, rank, size,
+                                   ceilOf(deadline.remaining()));
+    if (failure) break;
+    generations[one.name] = one.backend->generation();
+  }
+  member_->watchForming(false);
+  const MutexLock lock(mutex_);
+  forming_ = 0;
+  if (failure) return failure;
+  formed_ = view;
+  for (Managed& one : managed_) one.generation = generations[one.name];
+  return nullptr;
+}
+
+// The members may have gone on while the groups formed.
+void ElasticJob::noteFormed(uint64_t view) {
+  if (member_->isOver(view)) onStopped(view, "the members have decided on another view");
+}
+
+Answer ElasticJob::agree(bool ok, std::string note, Milliseconds timeout) {
+  Vote vote;
+  vote.ok = ok;
+  vote.note = std::move(note);
+  return member_->agree(formedView(), std::move(vote), Deadline::after(timeout), keepWaiting);
+}
+
+void ElasticJob::abort(const std::string& why) {
+  for (const Managed& one : managed()) one.backend->abort(why);
+}
+
+void ElasticJob::onStopped(uint64_t view, const std::string& why) {
+  std::vector<Managed> groups;
+  bool forming = false;
+  {
+    const MutexLock lock(mutex_);
+    forming = forming_ == view;
+    if (!forming && formed_.number != view) return;
+    groups = managed_;
+  }
+  for (const Managed& one : groups) {
+    if (forming) {
+      one.backend->group().abort(why);
+    } else {
+      one.backend->group().abortGeneration(one.generation, why);
+    }
+  }
+}
+
+}  // namespace torchft_ext

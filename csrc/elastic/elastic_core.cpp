@@ -1,0 +1,557 @@
+#include "elastic/elastic_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "elastic/elastic_codec.h"
+#include "elastic/quorum.h"
+
+namespace torchft_ext {
+
+ElasticCore::ElasticCore(Member self, ElasticRules rules, View view)
+    : self_(std::move(self)),
+      rules_(rules),
+      state_(State::kActive),
+      view_(std::move(view)),
+      agreements_(self_.id, view_.members, rules.parts.second_round) {}
+
+ElasticCore::ElasticCore(Member self, ElasticRules rules, std::vector<MemberId> contacts)
+    : self_(std::move(self)), rules_(rules), contacts_(std::move(contacts)) {}
+
+std::vector<MemberId> ElasticCore::unheard() const {
+  std::vector<MemberId> ids;
+  if (state_ == State::kJoining) return contacts_;
+  for (const Member& member : view_.members) {
+    if (member.id == self_.id || losses_.contains(member.id)) continue;
+    const bool by_proposal = proposal_ && !proposal_->hasPromised(member.id);
+    const bool decides = wanted_ && !proposal_;
+    if (by_proposal || decides || agreements_.awaits(member.id)) ids.push_back(member.id);
+  }
+  return ids;
+}
+
+std::set<MemberId> ElasticCore::everybody() const {
+  std::set<MemberId> ids(contacts_.begin(), contacts_.end());
+  for (const Member& member : view_.members) ids.insert(member.id);
+  for (const auto& [id, member] : waiting_) ids.insert(id);
+  return ids;
+}
+
+std::vector<MemberId> ElasticCore::waiting() const {
+  std::vector<MemberId> ids;
+  for (const auto& [id, member] : waiting_) ids.push_back(id);
+  return ids;
+}
+
+ElasticMessage ElasticCore::make(ElasticKind kind) const {
+  ElasticMessage message;
+  message.kind = kind;
+  message.lineage = view_.lineage;
+  message.number = view_.number;
+  return message;
+}
+
+void ElasticCore::send(Effects& effects, const MemberId& to, ElasticMessage message) const {
+  if (to != self_.id) effects.sends.push_back({to, std::move(message)});
+}
+
+void ElasticCore::sendToMembers(Effects& effects, const ElasticMessage& message) const {
+  for (const Member& member : view_.members) {
+    const auto loss = losses_.find(member.id);
+    if (loss == losses_.end() || loss->second != Loss::kDead) send(effects, member.id, message);
+  }
+}
+
+std::set<MemberId> ElasticCore::gone() const {
+  std::set<MemberId> gone;
+  for (const auto& [id, loss] : losses_) gone.insert(id);
+  return gone;
+}
+
+// The lowest living rank; where that comes to nothing, the others in turn: it may be cut off from
+// the witness, or from somebody whom this member reaches.
+std::optional<MemberId> ElasticCore::proposerNow() const {
+  constexpr uint32_t kTriesOfEach = 4;
+  std::vector<MemberId> living;
+  for (const Member& member : view_.members) {
+    if (!losses_.contains(member.id)) living.push_back(member.id);
+  }
+  if (living.empty()) return std::nullopt;
+  return living[(fruitless_ / kTriesOfEach) % living.size()];
+}
+
+// ---- what comes in
+
+ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& message) {
+  Effects effects;
+  const auto loss = losses_.find(from);
+  if (loss != losses_.end() && loss->second != Loss::kDead) losses_.erase(loss);  // it is back
+  if (message.kind == ElasticKind::kView) {
+    adopt(effects, *message.view);
+    return effects;
+  }
+  if (message.kind == ElasticKind::kJoin) {
+    onJoin(effects, message);
+    return effects;
+  }
+  if (state_ == State::kJoining) {
+    if (message.kind == ElasticKind::kBehind) return effects;
+    ElasticMessage answer = make(ElasticKind::kBehind);  // it knows of this member's place already
+    answer.lineage = message.lineage;
+    send(effects, from, std::move(answer));
+    return effects;
+  }
+  if (onOtherView(effects, from, message)) return effects;
+  if (!view_.has(from)) return effects;
+  switch (message.kind) {
+    case ElasticKind::kVote:
+    case ElasticKind::kCompleted:
+      carryOutAgreement(effects, agreements_.hear(from, message));
+      recoverAgreement();
+      pursue(effects);
+      break;
+    case ElasticKind::kRequest:
+      wanted_ = true;
+      if (!proposal_ && !followsAnother()) propose(effects);
+      break;
+    case ElasticKind::kPrepare:
+      onPrepare(effects, from, message);
+      break;
+    case ElasticKind::kPromise:
+      if (proposal_ && proposal_->ballot() == message.ballot) {
+        carryOut(effects, proposal_->promised(from, message.promise, gone()));
+      }
+      break;
+    case ElasticKind::kRefused:
+      highest_round_ = std::max(highest_round_, message.ballot.round);
+      if (proposal_ && message.ballot > proposal_->ballot()) proposal_.reset();
+      break;
+    case ElasticKind::kAccept:
+      onAccept(effects, from, message);
+      break;
+    case ElasticKind::kAccepted:
+      if (proposal_ && proposal_->ballot() == message.ballot) {
+        carryOut(effects, proposal_->accepted(from));
+      }
+      break;
+    default:
+      break;
+  }
+  return effects;
+}
+
+// Is the message about another view than the newest one known here? Then that is what is answered.
+bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
+                              const ElasticMessage& message) {
+  if (message.lineage != view_.lineage) return true;
+  if (message.number < view_.number) {
+    tellView(effects, from);
+    if (message.kind == ElasticKind::kBehind && view_.has(from)) repeatTo(effects, from);
+    return true;
+  }
+  if (state_ == State::kLeftOut) return true;
+  if (message.number == view_.number) {
+    return false;
+  }
+  if (message.kind != ElasticKind::kBehind) send(effects, from, make(ElasticKind::kBehind));
+  return true;
+}
+
+void ElasticCore::tellView(Effects& effects, const MemberId& to) const {
+  ElasticMessage message = make(ElasticKind::kView);
+  message.view = view_;
+  send(effects, to, std::move(message));
+}
+
+// What may have been sent to a member that did not know this view yet.
+void ElasticCore::repeatTo(Effects& effects, const MemberId& to) {
+  for (ElasticMessage& message : agreements_.saidSoFar()) {
+    message.lineage = view_.lineage;
+    message.number = view_.number;
+    send(effects, to, std::move(message));
+  }
+  if (!proposal_ || proposal_->stage() != Proposal::Stage::kPreparing) return;
+  ElasticMessage message = make(ElasticKind::kPrepare);
+  message.ballot = proposal_->ballot();
+  send(effects, to, std::move(message));
+}
+
+void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
+  if (state_ == State::kJoining || state_ == State::kLeftOut) return;
+  const Member& newcomer = message.members.front();
+  if (view_.has(newcomer.id)) {
+    tellView(effects, newcomer.id);
+  } else {
+    waiting_.insert_or_assign(newcomer.id, newcomer);
+  }
+}
+
+ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {
+  Effects effects;
+  const auto [known, fresh] = losses_.try_emplace(id, loss);
+  if (!fresh) {
+    if (known->second == Loss::kDead || known->second == loss) return effects;
+    known->second = loss;
+  }
+  waiting_.erase(id);
+  if (state_ == State::kJoining || state_ == State::kLeftOut || !view_.has(id)) return effects;
+  if (proposal_) carryOut(effects, proposal_->lookAgain(gone()));
+  recoverAgreement();
+  pursue(effects);
+  return effects;
+}
+
+// ---- agreements
+
+ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
+  Effects effects;
+  last_asked_ = {view, last_asked_.view == view ? last_asked_.index + 1 : 1};
+  unanswered_ = last_asked_;
+  if (view != view_.number || state_ == State::kLeftOut || state_ == State::kJoining) {
+    answerFromView(effects);
+    return effects;
+  }
+  vote.leaving = vote.leaving || leaving_;
+  for (const auto& [id, member] : waiting_) vote.waiting.push_back(id);
+  carryOutAgreement(effects, agreements_.vote(std::move(vote)));
+  recoverAgreement();
+  pursue(effects);
+  return effects;
+}
+
+// Lost members end an agreement by another view; but not before all others have voted, since a
+// missing vote would be a no.
+void ElasticCore::recoverAgreement() {
+  if (agreements_.stopped()) wanted_ = true;
+  if (!agreements_.pending() || !hasLostMembers()) return;
+  if (agreements_.hasVotesOfAllBut(gone())) wanted_ = true;
+}
+
+void ElasticCore::carryOutAgreement(Effects& effects, Agreements::Step step) {
+  for (ElasticMessage& message : step.to_all) {
+    message.lineage = view_.lineage;
+    message.number = view_.number;
+    sendToMembers(effects, message);
+  }
+  if (!step.returned) return;
+  step.returned->view = view_.number;
+  unanswered_.reset();
+  effects.answers.push_back(std::move(*step.returned));
+}
+
+// What a new view says of the agreement that this member is in.
+void ElasticCore::answerFromView(Effects& effects) {
+  if (!unanswered_ || unanswered_->view >= view_.number) return;
+  const auto outcome = std::find_if(known_.begin(), known_.end(), [&](const Outcome& known) {
+    return known.view == unanswered_->view && known.index == unanswered_->index;
+  });
+  // Where nobody who went on knew of it, it is a no.
+  effects.answers.push_back(
+      outcome != known_.end() ? *outcome : Outcome{unanswered_->view, unanswered_->index, {}});
+  unanswered_.reset();
+}
+
+bool ElasticCore::hasLostMembers() const {
+  return std::any_of(view_.members.begin(), view_.members.end(),
+                     [&](const Member& member) { return losses_.contains(member.id); });
+}
+
+// ---- as an acceptor
+
+void ElasticCore::stop(Effects& effects) {
+  if (state_ != State::kActive) return;
+  state_ = State::kStopped;
+  if (rules_.parts.stop_at_promise) agreements_.stop();
+  effects.stopped = true;
+}
+
+Promise ElasticCore::promise() const {
+  Promise promise;
+  promise.accepted = accepted_;
+  promise.agreements = agreements_.reports();
+  promise.promotion = agreements_.promotion();
+  for (const auto& [id, member] : waiting_) promise.waiting.push_back(member);
+  std::set<MemberId> cannot_reach = cannot_reach_;
+  for (const auto& [id, loss] : losses_) {
+    if (loss == Loss::kUnreachable) cannot_reach.insert(id);
+  }
+  promise.cannot_reach.assign(cannot_reach.begin(), cannot_reach.end());
+  promise.absent.assign(absent_.begin(), absent_.end());
+  promise.ready = ready_;
+  promise.leaving = leaving_;
+  return promise;
+}
+
+void ElasticCore::onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message) {
+  highest_round_ = std::max(highest_round_, message.ballot.round);
+  if (message.ballot < promised_) {
+    ElasticMessage refusal = make(ElasticKind::kRefused);
+    refusal.ballot = promised_;
+    send(effects, from, std::move(refusal));
+    return;
+  }
+  promised_ = message.ballot;
+  wanted_ = true;  // whoever asks may die
+  if (proposal_ && proposal_->ballot() < promised_) proposal_.reset();
+  stop(effects);
+  ElasticMessage answer = make(ElasticKind::kPromise);
+  answer.ballot = message.ballot;
+  answer.promise = promise();
+  send(effects, from, std::move(answer));
+}
+
+void ElasticCore::onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message) {
+  highest_round_ = std::max(highest_round_, message.ballot.round);
+  ElasticMessage answer = make(ElasticKind::kAccepted);
+  answer.ballot = message.ballot;
+  if (message.ballot < promised_) {
+    answer.kind = ElasticKind::kRefused;
+    answer.ballot = promised_;
+  } else {
+    promised_ = message.ballot;
+    if (proposal_ && proposal_->ballot() < promised_) proposal_.reset();
+    accepted_ = {message.ballot, *message.view};
+    stop(effects);
+  }
+  send(effects, from, std::move(answer));
+}
+
+// ---- as a proposer
+
+ElasticEffects ElasticCore::want(uint64_t newer_than, bool ready) {
+  Effects effects;
+  ready_ = ready;
+  if (state_ == State::kJoining) return retry();
+  if (state_ == State::kLeftOut || view_.number > newer_than) return effects;
+  wanted_ = true;
+  pursue(effects);
+  return effects;
+}
+
+void ElasticCore::pursue(Effects& effects) {
+  if (!wanted_ || proposal_ || (state_ != State::kActive && state_ != State::kStopped)) return;
+  const std::optional<MemberId> proposer = proposerNow();
+  if (!proposer) return;
+  if (*proposer == self_.id) {
+    propose(effects);
+  } else {
+    send(effects, *proposer, make(ElasticKind::kRequest));
+  }
+}
+
+// Has it promised to a member that may still be at it?
+bool ElasticCore::followsAnother() const {
+  return !promised_.isZero() && promised_.proposer != self_.id &&
+         !losses_.contains(promised_.proposer);
+}
+
+void ElasticCore::propose(Effects& effects) {
+  if (state_ != State::kActive && state_ != State::kStopped) return;
+  highest_round_ = std::max(highest_round_, promised_.round) + 1;
+  promised_ = {highest_round_, self_.id};
+  proposal_.emplace(view_, rules_, promised_);
+  stop(effects);
+  ElasticMessage message = make(ElasticKind::kPrepare);
+  message.ballot = promised_;
+  sendToMembers(effects, message);
+  carryOut(effects, proposal_->promised(self_.id, promise(), gone()));
+}
+
+void ElasticCore::carryOut(Effects& effects, Proposal::Step step) {
+  if (step.witness) effects.witness = std::move(step.witness);
+  if (step.no_quorum) reportNoQuorum(effects);
+  if (step.over) {
+    proposal_.reset();
+    return;
+  }
+  if (step.accept) {
+    ElasticMessage message = make(ElasticKind::kAccept);
+    message.ballot = proposal_->ballot();
+    message.view = proposal_->value();
+    sendToMembers(effects, message);
+  }
+  if (step.decided) {
+    decide(effects);
+  } else {
+    acceptOwn(effects);
+  }
+}
+
+// Last: so a value that a member dies over before it is decided binds nobody for this member's
+// sake.
+void ElasticCore::acceptOwn(Effects& effects) {
+  if (proposal_->hasAccepted(self_.id) || !proposal_->needsOnly(self_.id)) return;
+  accepted_ = {proposal_->ballot(), proposal_->value()};
+  carryOut(effects, proposal_->accepted(self_.id));
+}
+
+void ElasticCore::decide(Effects& effects) {
+  const View decided = proposal_->value();
+  ElasticMessage message = make(ElasticKind::kView);
+  message.number = decided.number;
+  message.view = decided;
+  sendToMembers(effects, message);
+  for (const Member& member : decided.members) {
+    if (!view_.has(member.id)) send(effects, member.id, message);
+  }
+  adopt(effects, decided);
+}
+
+void ElasticCore::reportNoQuorum(Effects& effects) const {
+  std::set<MemberId> possible;
+  for (const Member& member : view_.members) {
+    const auto loss = losses_.find(member.id);
+    if (loss == losses_.end() || loss->second != Loss::kDead) possible.insert(member.id);
+  }
+  effects.hopeless = !proposal_->couldDecide(possible);
+  for (const Member& member : view_.members) {
+    if (losses_.contains(member.id)) effects.no_quorum.push_back(member.id);
+  }
+}
+
+ElasticEffects ElasticCore::witnessAnswered(const WitnessReply& reply) {
+  Effects effects;
+  if (!proposal_) return effects;
+  if (reply.held) highest_round_ = std::max(highest_round_, reply.held->ballot.round);
+  carryOut(effects, proposal_->witnessAnswered(reply, gone()));
+  return effects;
+}
+
+ElasticEffects ElasticCore::retry() {
+  Effects effects;
+  if (state_ == State::kLeftOut) return effects;
+  if (state_ == State::kJoining) {
+    ElasticMessage message = make(ElasticKind::kJoin);
+    message.members = {self_};
+    for (const MemberId& contact : contacts_) send(effects, contact, message);
+    return effects;
+  }
+  if (wanted_) ++fruitless_;
+  if (!proposal_) {
+    pursue(effects);
+  } else if (hasLostAcceptors()) {
+    propose(effects);
+  } else {
+    repeatProposal(effects);
+  }
+  return effects;
+}
+
+ElasticEffects ElasticCore::connected(const MemberId& id) {
+  Effects effects;
+  const bool in_view = state_ == State::kActive || state_ == State::kStopped;
+  if (in_view && view_.has(id)) repeatTo(effects, id);
+  return effects;
+}
+
+// Is it asked to accept by a proposal that cannot end as it began?
+bool ElasticCore::hasLostAcceptors() const {
+  return proposal_->stage() == Proposal::Stage::kAccepting &&
+         std::any_of(view_.members.begin(), view_.members.end(), [&](const Member& member) {
+           return losses_.contains(member.id) && proposal_->hasPromised(member.id) &&
+                  !proposal_->hasAccepted(member.id);
+         });
+}
+
+void ElasticCore::repeatProposal(Effects& effects) {
+  effects.witness = proposal_->pendingRequest();
+  const bool accepting = proposal_->stage() == Proposal::Stage::kAccepting;
+  ElasticMessage message = make(accepting ? ElasticKind::kAccept : ElasticKind::kPrepare);
+  message.ballot = proposal_->ballot();
+  if (accepting) message.view = proposal_->value();
+  for (const Member& member : view_.members) {
+    const bool answered =
+        accepting ? proposal_->hasAccepted(member.id) : proposal_->hasPromised(member.id);
+    if (!answered) send(effects, member.id, message);
+  }
+  if (!accepting) carryOut(effects, proposal_->lookAgain(gone()));
+}
+
+// ---- the next view
+
+void ElasticCore::adopt(Effects& effects, const View& view) {
+  const bool first = state_ == State::kJoining;
+  if (state_ == State::kLeftOut) return;
+  if (!first && (view.lineage != view_.lineage || view.number <= view_.number)) return;
+  if (first && !view.has(self_.id)) {
+    contacts_.clear();
+    for (const Member& member : view.members) contacts_.push_back(member.id);
+    return;
+  }
+  if (state_ == State::kActive) effects.stopped = true;
+  // Who goes on has promised in the view before, so it knows that one: a member that missed one has
+  // been left out of it, whoever lists it again by an old word.
+  const bool missed_one = !first && view.number > view_.number + 1;
+  view_ = view;
+  proposal_.reset();
+  promised_ = {};
+  accepted_.reset();
+  highest_round_ = 0;
+  fruitless_ = 0;
+  wanted_ = false;
+  ready_ = false;
+  cannot_reach_.clear();
+  absent_.clear();
+  for (const Member& member : view_.members) {
+    waiting_.erase(member.id);
+    // Who is in it has promised since: what was thought of it is out of date, but for a death.
+    const auto loss = losses_.find(member.id);
+    if (loss != losses_.end() && loss->second != Loss::kDead) losses_.erase(loss);
+  }
+  agreements_ = Agreements(self_.id, view_.members, rules_.parts.second_round);
+  effects.new_view = true;
+  constexpr size_t kRemembered = 16;
+  known_.insert(known_.end(), view_.outcomes.begin(), view_.outcomes.end());
+  if (known_.size() > kRemembered) {
+    known_.erase(known_.begin(), known_.end() - static_cast<std::ptrdiff_t>(kRemembered));
+  }
+  if (!view_.has(self_.id) || missed_one) {
+    state_ = State::kLeftOut;
+    effects.left_out = true;
+    unanswered_.reset();  // what became of it is not known here
+    return;
+  }
+  state_ = State::kActive;
+  answerFromView(effects);
+  if (hasLostMembers()) {  // it cannot form
+    wanted_ = true;
+    pursue(effects);
+  }
+}
+
+// ---- the model checker's
+
+std::string ElasticCore::fingerprint() const {
+  ByteWriter writer;
+  writer.raw(self_.id.bytes);
+  writer.u8(static_cast<uint8_t>(state_));
+  write(writer, view_);
+  const auto ids = [&](const auto& set) {
+    writer.u32(static_cast<uint32_t>(set.size()));
+    for (const MemberId& id : set) writer.raw(id.bytes);
+  };
+  ids(contacts_);
+  writer.u32(static_cast<uint32_t>(losses_.size()));
+  for (const auto& [id, loss] : losses_) {
+    writer.raw(id.bytes);
+    writer.u8(static_cast<uint8_t>(loss));
+  }
+  ids(waiting());
+  ids(cannot_reach_);
+  ids(absent_);
+  writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (wanted_ ? 2 : 0) | (ready_ ? 4 : 0)));
+  write(writer, AcceptedView{promised_, accepted_ ? accepted_->view : View{}});
+  write(writer, AcceptedView{accepted_ ? accepted_->ballot : Ballot{}, View{}});
+  writer.u32(highest_round_);
+  writer.u32(fruitless_);
+  writer.u8(proposal_ ? 1 : 0);
+  if (proposal_) writer.text(proposal_->fingerprint());
+  writer.text(agreements_.fingerprint());
+  writer.u64(unanswered_ ? unanswered_->view : 0);
+  writer.u64(unanswered_ ? unanswered_->index : 0);
+  writer.u64(last_asked_.view);
+  writer.u64(last_asked_.index);
+  return writer.take();
+}
+
+}  // namespace torchft_ext

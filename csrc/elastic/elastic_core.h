@@ -1,0 +1,155 @@
+// One member's part in the membership protocol: events in, effects out. It knows no clock, socket
+// or thread, and is what the model checker explores. docs/membership_protocol.md has the protocol.
+//
+// States:
+//   kJoining  a newcomer: in no view yet
+//   kActive   in a view; agreements go on; a generation may be formed
+//   kStopped  has promised to a proposer: the view's agreements and generation are over
+//   kLeftOut  a newer view is without it: final
+// Owner: an ElasticMember, on its loop. Not thread-safe. Copyable.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "elastic/agreements.h"
+#include "elastic/elastic_message.h"
+#include "elastic/proposal.h"
+#include "elastic/view.h"
+
+namespace torchft_ext {
+
+// How a member is known not to take part.
+enum class Loss : uint8_t {
+  kDead = 1,         // its process ended: for good
+  kFrozen = 2,       // it does not run; it may come back
+  kUnreachable = 3,  // no connection can be made; it may come back
+};
+
+// What an event brings about. The driver carries it out in this order.
+struct ElasticEffects {
+  struct Envelope {
+    MemberId to;
+    ElasticMessage message;
+  };
+  bool stopped = false;         // the view's generation has to fail: now
+  std::vector<Envelope> sends;  // never to the member itself
+  std::optional<WitnessRequest> witness;
+  bool new_view = false;            // view() has changed
+  bool left_out = false;            // view() is without this member
+  std::vector<Outcome> answers;     // agreements of this member that are over
+  std::vector<MemberId> no_quorum;  // not empty: these are missing for a quorum
+  bool hopeless = false;            // no_quorum: so many are dead that there will be none
+};
+
+class ElasticCore {
+ public:
+  enum class State : uint8_t { kJoining, kActive, kStopped, kLeftOut };
+
+  // A member of this view (a founder), or a newcomer, which asks these for a place.
+  ElasticCore(Member self, ElasticRules rules, View view);
+  ElasticCore(Member self, ElasticRules rules, std::vector<MemberId> contacts);
+
+  State state() const { return state_; }
+  const View& view() const { return view_; }  // number 0: none yet
+  const Member& self() const { return self_; }
+  const std::map<MemberId, Loss>& losses() const { return losses_; }
+  // Newcomers that ask for a place.
+  std::vector<MemberId> waiting() const;
+  bool wanted() const { return wanted_; }
+  // Whose word is awaited: for an agreement, or for a proposal of this member's.
+  std::vector<MemberId> unheard() const;
+  // Members of the newest view, and newcomers.
+  std::set<MemberId> everybody() const;
+  const std::optional<AcceptedView>& accepted() const { return accepted_; }
+  Promotion promotion() const { return agreements_.promotion(); }
+
+  ElasticEffects receive(const MemberId& from, const ElasticMessage& message);
+  // The driver's word on another member or newcomer.
+  ElasticEffects lose(const MemberId& id, Loss loss);
+  // The view could not form: no connection to these members could be made.
+  void cannotReach(const std::set<MemberId>& ids) { cannot_reach_.insert(ids.begin(), ids.end()); }
+  // These are to be left out of the next view unless they await it.
+  void leaveOut(const std::set<MemberId>& ids) { absent_.insert(ids.begin(), ids.end()); }
+  void setLeaving() { leaving_ = true; }
+
+  // This member's next agreement in the view with that number, which it has formed. Where that view
+  // is over, the answer follows from the next one (at once, if that is known).
+  ElasticEffects agree(uint64_t view, Vote vote);
+  // A view newer than this is wanted; ready: by the user, who awaits it.
+  ElasticEffects want(uint64_t newer_than, bool ready);
+  // Time has passed: says again what may have been lost, tries again what did not succeed.
+  ElasticEffects retry();
+  // There is a new connection to it: what was said over the one before may be lost.
+  ElasticEffects connected(const MemberId& id);
+  ElasticEffects witnessAnswered(const WitnessReply& reply);
+
+  // Of the model checker: equal where the states are.
+  std::string fingerprint() const;
+
+ private:
+  using Effects = ElasticEffects;
+
+  ElasticMessage make(ElasticKind kind) const;
+  void send(Effects& effects, const MemberId& to, ElasticMessage message) const;
+  void sendToMembers(Effects& effects, const ElasticMessage& message) const;
+  std::set<MemberId> gone() const;
+  std::optional<MemberId> proposerNow() const;
+
+  void onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message);
+  void onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message);
+  void onJoin(Effects& effects, const ElasticMessage& message);
+  bool onOtherView(Effects& effects, const MemberId& from, const ElasticMessage& message);
+
+  void stop(Effects& effects);
+  Promise promise() const;
+  void pursue(Effects& effects);
+  bool followsAnother() const;
+  void propose(Effects& effects);
+  void carryOut(Effects& effects, Proposal::Step step);
+  void decide(Effects& effects);
+  void adopt(Effects& effects, const View& view);
+  void tellView(Effects& effects, const MemberId& to) const;
+  void recoverAgreement();
+  void carryOutAgreement(Effects& effects, Agreements::Step step);
+  void acceptOwn(Effects& effects);
+  void answerFromView(Effects& effects);
+  void repeatTo(Effects& effects, const MemberId& to);
+  void repeatProposal(Effects& effects);
+  bool hasLostAcceptors() const;
+  bool hasLostMembers() const;
+  void reportNoQuorum(Effects& effects) const;
+
+  Member self_;
+  ElasticRules rules_;
+  State state_ = State::kJoining;
+  View view_;
+  std::vector<MemberId> contacts_;
+  std::map<MemberId, Loss> losses_;
+  std::map<MemberId, Member> waiting_;
+  std::set<MemberId> cannot_reach_;
+  std::set<MemberId> absent_;
+  bool leaving_ = false;
+  bool wanted_ = false;
+  bool ready_ = false;
+  // As an acceptor for the view after view_.
+  Ballot promised_;
+  std::optional<AcceptedView> accepted_;
+  uint32_t highest_round_ = 0;
+  uint32_t fruitless_ = 0;  // retries without a new view
+  std::optional<Proposal> proposal_;
+  Agreements agreements_;
+  // An agreement that a later view has to answer: of which view, which index.
+  struct Agreement {
+    uint64_t view = 0;
+    uint64_t index = 0;
+  };
+  std::optional<Agreement> unanswered_;
+  std::vector<Outcome> known_;  // of views that are over, of late
+  Agreement last_asked_;        // by this member's user
+};
+
+}  // namespace torchft_ext

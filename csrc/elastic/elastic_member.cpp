@@ -1,0 +1,739 @@
+#include "elastic/elastic_member.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "base/host_name.h"
+#include "base/mutex.h"
+#include "base/task_thread.h"
+#include "elastic/elastic_core.h"
+#include "elastic/member_network.h"
+#include "torchft_ext/failure.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr milliseconds kTick{20};
+constexpr milliseconds kPoll{10};  // of the store, while a job is founded
+constexpr std::chrono::seconds kStopWithin{1};
+constexpr size_t kMostEarly = 65536;
+constexpr int kTicksBetweenQuestions = 25;
+
+Member makeSelf(const std::vector<SocketAddress>& addresses) {
+  MemberRecord record;
+  record.incarnation = selfIncarnation();
+  record.host = hostName();
+  record.pid = ::getpid();
+  record.addresses = addresses;
+  return {MemberId::random(), 0, encodeRecord(record)};
+}
+
+std::string nameOfRecord(const std::string& bytes) {
+  const auto record = decodeRecord(bytes);
+  if (!record) return "an unknown process";
+  return record->host + ", pid " + std::to_string(record->pid);
+}
+
+const char* wordFor(Loss loss) {
+  switch (loss) {
+    case Loss::kDead:
+      return "its process ended";
+    case Loss::kFrozen:
+      return "it does not answer";
+    case Loss::kUnreachable:
+      return "it cannot be reached";
+  }
+  return "";
+}
+
+}  // namespace
+
+struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
+  explicit Impl(ElasticOptions given)
+      : options(std::move(given)),
+        job_store(options.store, options.prefix),
+        loop("ft-elastic"),
+        store_thread("ft-jobstore"),
+        stop_thread("ft-stopped"),
+        server([this](const MemberId& to, uint64_t number, const StoreAnswer& answer) {
+          reply(to, number, answer);
+        }) {}
+
+  // ---- any thread
+  void start(Deadline deadline, const Cancelled& cancelled);
+  void stop();
+  template <typename Ask>
+  std::invoke_result_t<Ask> onStore(const Ask& call, Deadline deadline, const Cancelled& cancelled);
+  Founding findPlace(Deadline deadline, const Cancelled& cancelled);
+  void wait(const std::function<bool()>& done, Deadline deadline, const Cancelled& cancelled)
+      REQUIRES(mutex);
+  [[noreturn]] void throwNoView(Deadline deadline) REQUIRES(mutex);
+  std::string nameOfLocked(const MemberId& id) const REQUIRES(mutex);
+
+  // ---- loop
+  void begin(const Founding& founding, const std::vector<Member>& contacts);
+  void carryOut(ElasticEffects effects);
+  void announce(const ElasticEffects& effects);
+  void tellStopped(uint64_t view_number, const std::string& why);
+  void sendMessage(const MemberId& to, const ElasticMessage& message);
+  void askWitness(const WitnessRequest& request);
+  void onMessage(const MemberId& from, const FrameHeader& header, const std::string& payload);
+  void onLost(const MemberId& id, Loss loss, const std::string& how);
+  void onNewView();
+  void tick();
+  void arm();
+  void callHost(uint64_t number);
+  void reply(const MemberId& to, uint64_t number, const StoreAnswer& answer);
+  void completeCall(uint64_t number, std::optional<StoreAnswer> answer);
+  void failCalls(uint64_t before_view);
+  void publish();
+  std::set<MemberId> known() const;
+
+  const ElasticOptions options;
+  JobStore job_store;  // store thread
+  EventLoop loop;
+  TaskThread store_thread;
+  TaskThread stop_thread;
+  std::unique_ptr<MemberNetwork> network;  // loop
+  std::optional<ElasticCore> core;         // loop
+  ViewStoreServer server;                  // loop
+  EventLoop::TimerId timer = 0;
+  int ticks = 0;
+  bool witness_busy = false;
+  bool ending = false;
+  uint64_t said_contacts = 0;
+  bool forming = false;
+  struct Early {
+    MemberId from;
+    FrameHeader header;
+    std::string payload;
+  };
+  std::vector<Early> early;  // came before the core was there
+
+  struct Call {
+    StoreCall call;
+    std::optional<StoreAnswer> answer;
+    bool lost = false;
+  };
+  mutable Mutex mutex;
+  CondVar changed;
+  Member self GUARDED_BY(mutex);
+  View view GUARDED_BY(mutex);
+  std::vector<std::string> waiting GUARDED_BY(mutex);
+  std::map<std::pair<uint64_t, uint64_t>, Answer> answers GUARDED_BY(mutex);
+  std::pair<uint64_t, uint64_t> asked GUARDED_BY(mutex){0, 0};
+  bool agreeing GUARDED_BY(mutex) = false;
+  bool left_out GUARDED_BY(mutex) = false;
+  uint64_t over GUARDED_BY(mutex) = 0;  // this view, and those before
+  bool left GUARDED_BY(mutex) = false;
+  std::map<MemberId, Loss> lost GUARDED_BY(mutex);
+  std::vector<MemberId> missing GUARDED_BY(mutex);  // for a quorum; empty: nobody that is known
+  bool hopeless GUARDED_BY(mutex) = false;
+  std::string store_trouble GUARDED_BY(mutex);
+  std::map<MemberId, std::string> known_names GUARDED_BY(mutex);
+  std::map<uint64_t, std::shared_ptr<Call>> calls GUARDED_BY(mutex);
+  uint64_t next_call GUARDED_BY(mutex) = 1;
+};
+
+// ---- joining
+
+template <typename Ask>
+std::invoke_result_t<Ask> ElasticMember::Impl::onStore(const Ask& call, Deadline deadline,
+                                                       const Cancelled& cancelled) {
+  using Result = std::invoke_result_t<Ask>;
+  struct State {
+    std::optional<Result> result;
+    std::string error;
+    bool done = false;
+  };
+  auto state = std::make_shared<State>();
+  const bool posted = store_thread.post([self = shared_from_this(), state, call] {
+    std::optional<Result> result;
+    std::string error;
+    try {
+      result = call();
+    } catch (const std::exception& caught) {
+      error = caught.what();
+    }
+    MutexLock lock(self->mutex);
+    state->result = std::move(result);
+    state->error = error;
+    state->done = true;
+    self->changed.notifyAll();
+  });
+  MutexLock lock(mutex);
+  if (posted) wait([&] { return state->done; }, deadline, cancelled);
+  if (!state->done || !state->error.empty()) {
+    throw ElasticError(ElasticErrorKind::kStore,
+                       "elastic.join: job '" + options.job + "': the store " +
+                           (state->done ? "failed: " + state->error
+                                        : std::string("did not answer by the deadline")) +
+                           "; see that it runs and can be reached from here");
+  }
+  return std::move(*state->result);
+}
+
+void ElasticMember::Impl::wait(const std::function<bool()>& done, Deadline deadline,
+                               const Cancelled& cancelled) {
+  while (!done() && !deadline.expired()) {
+    if (!cancelled) {
+      changed.waitUntil(mutex, deadline);
+      continue;
+    }
+    changed.waitUntil(mutex, deadline.orEarlier(kPoll));
+    mutex.unlock();
+    bool give_up = false;
+    try {
+      give_up = cancelled();
+    } catch (...) {
+      mutex.lock();
+      throw;
+    }
+    mutex.lock();
+    if (give_up) return;
+  }
+}
+
+void ElasticMember::Impl::start(Deadline deadline, const Cancelled& cancelled) {
+  const JobKey key = onStore([this] { return job_store.key(); }, deadline, cancelled);
+  auto error = std::make_shared<std::string>();
+  auto me = std::make_shared<Member>();
+  const std::weak_ptr<Impl> weak = weak_from_this();
+  loop.runOnLoop(
+      [this, weak, key, error, me] {
+        MemberNetwork::Events events;
+        events.on_message = [this](const MemberId& from, const FrameHeader& header,
+                                   const std::string& payload) {
+          onMessage(from, header, payload);
+        };
+        events.on_connected = [this](const MemberId& id) {
+          if (!core) return;
+          carryOut(core->connected(id));
+          MutexLock lock(mutex);
+          if (view.members.empty() || view.members.front().id != id) return;
+          for (const auto& [number, call] : calls) {
+            loop.post([this, number = number] { callHost(number); });
+          }
+        };
+        events.on_lost = [this](const MemberId& id, Loss loss, const std::string& how) {
+          onLost(id, loss, how);
+        };
+        network = std::make_unique<MemberNetwork>(loop, key, options.limit, std::move(events));
+        *error = network->open(options.bind_address, options.ports);
+        if (!error->empty()) return;
+        *me = makeSelf(network->addresses());
+        network->setSelf(*me);
+      },
+      deadline);
+  if (!error->empty()) {
+    throw ElasticError(ElasticErrorKind::kNetwork, "elastic.join: no port to listen on: " + *error);
+  }
+  {
+    MutexLock lock(mutex);
+    self = *me;
+  }
+  const Founding founding = findPlace(deadline, cancelled);
+  std::vector<Member> contacts = founding.view.members;
+  if (!founding.view.has(me->id)) {
+    const auto late = onStore([this] { return job_store.contacts(); }, deadline, cancelled);
+    if (!late.empty()) contacts = late;
+  }
+  loop.post([this, founding, contacts] { begin(founding, contacts); });
+}
+
+// The job's founding, whoever took part in it.
+Founding ElasticMember::Impl::findPlace(Deadline deadline, const Cancelled& cancelled) {
+  Member me;
+  {
+    MutexLock lock(mutex);
+    me = self;
+  }
+  const auto known = onStore([this] { return job_store.founding(); }, deadline, cancelled);
+  if (known) return *known;
+  onStore(
+      [this, me] {
+        job_store.takeSeat(me);
+        return true;
+      },
+      deadline, cancelled);
+  for (;;) {
+    const auto founded = onStore([this] { return job_store.founding(); }, deadline, cancelled);
+    if (founded) return *founded;
+    std::vector<Member> seats = onStore([this] { return job_store.seats(); }, deadline, cancelled);
+    if (seats.size() >= static_cast<size_t>(options.size)) {
+      Founding proposed;
+      proposed.rules = options.rules;
+      proposed.view.lineage = Lineage::random();
+      proposed.view.number = 1;
+      seats.resize(static_cast<size_t>(options.size));
+      for (Member& seat : seats) seat.since = 1;
+      proposed.view.members = seats;
+      for (const Member& seat : seats) proposed.view.voters.push_back(seat.id);
+      return onStore([this, proposed] { return job_store.found(proposed); }, deadline, cancelled);
+    }
+    MutexLock lock(mutex);
+    if (deadline.expired()) {
+      throw ElasticError(ElasticErrorKind::kTimeout,
+                         "elastic.join: job '" + options.job + "': expected " +
+                             std::to_string(options.size) + " processes, found " +
+                             std::to_string(seats.size()) +
+                             " by the deadline; start the others, or give a smaller size");
+    }
+    bool never = false;
+    wait([&] { return never; }, deadline.orEarlier(kPoll), cancelled);
+  }
+}
+
+void ElasticMember::Impl::begin(const Founding& founding, const std::vector<Member>& contacts) {
+  Member me;
+  {
+    MutexLock lock(mutex);
+    me = self;
+  }
+  std::vector<MemberId> ids;
+  for (const Member& contact : contacts) {
+    network->introduce(contact);
+    ids.push_back(contact.id);
+  }
+  if (founding.view.has(me.id)) {
+    me.since = 1;
+    core.emplace(me, founding.rules, founding.view);
+    onNewView();
+  } else {
+    core.emplace(me, founding.rules, ids);
+  }
+  for (const Early& one : std::exchange(early, {})) onMessage(one.from, one.header, one.payload);
+  arm();
+  tick();
+}
+
+// ---- the loop
+
+void ElasticMember::Impl::arm() {
+  if (ending) return;
+  timer = loop.runAt(Clock::now() + kTick, [this] {
+    arm();
+    tick();
+  });
+}
+
+// Only while something is awaited is anything said again.
+void ElasticMember::Impl::tick() {
+  ++ticks;
+  const bool joining = core->state() == ElasticCore::State::kJoining;
+  if (joining || core->wanted()) carryOut(core->retry());
+  if (ticks % kTicksBetweenQuestions != 0) return;
+  for (const MemberId& id : core->unheard()) network->ask(id);
+  if (!forming) return;
+  for (const Member& member : core->view().members) network->ask(member.id);
+}
+
+void ElasticMember::Impl::sendMessage(const MemberId& to, const ElasticMessage& message) {
+  FrameHeader header;
+  header.type = FrameType::kElastic;
+  network->send(to, header, encodeElasticMessage(message));
+}
+
+void ElasticMember::Impl::carryOut(ElasticEffects effects) {
+  if (effects.stopped) {
+    const uint64_t stopped = core->view().number - (effects.new_view ? 1 : 0);
+    tellStopped(stopped, "the members decide on another view");
+  }
+  if (effects.new_view) onNewView();
+  for (const auto& [to, message] : effects.sends) sendMessage(to, message);
+  if (effects.witness) askWitness(*effects.witness);
+  announce(effects);
+}
+
+void ElasticMember::Impl::tellStopped(uint64_t view_number, const std::string& why) {
+  {
+    MutexLock lock(mutex);
+    over = std::max(over, view_number);
+  }
+  if (!options.on_stopped) return;
+  stop_thread.post([stopped = options.on_stopped, view_number, why] { stopped(view_number, why); });
+}
+
+// What waits for this in calls of other threads.
+void ElasticMember::Impl::announce(const ElasticEffects& effects) {
+  MutexLock lock(mutex);
+  for (const Outcome& outcome : effects.answers) {
+    answers[{outcome.view, outcome.index}] = outcome.answer;
+  }
+  left_out = left_out || effects.left_out;
+  if (!effects.no_quorum.empty()) {
+    missing = effects.no_quorum;
+    hopeless = effects.hopeless;
+  }
+  lost = core->losses();
+  waiting.clear();
+  for (const MemberId& id : core->waiting()) waiting.push_back(nameOfLocked(id));
+  changed.notifyAll();
+}
+
+void ElasticMember::Impl::onNewView() {
+  const View& now = core->view();
+  for (const Member& member : now.members) network->introduce(member);
+  server.begin(now.number);
+  {
+    MutexLock lock(mutex);
+    for (const Member& member : now.members) known_names[member.id] = nameOfRecord(member.record);
+    view = now;
+    missing.clear();
+    hopeless = false;
+    changed.notifyAll();
+  }
+  failCalls(now.number);
+  network->keepOnly(known());
+  // Connections that agreements will want.
+  for (const Member& member : now.members) network->prepare(member.id);
+  if (!now.members.empty() && now.members.front().id == core->self().id) publish();
+}
+
+// Whom messages may still go to.
+std::set<MemberId> ElasticMember::Impl::known() const {
+  std::set<MemberId> ids = core->everybody();
+  return ids;
+}
+
+// Where newcomers find the job; not waited for.
+void ElasticMember::Impl::publish() {
+  store_thread.post([self = weak_from_this(), members = core->view().members] {
+    const auto alive = self.lock();
+    if (!alive) return;
+    try {
+      alive->job_store.setContacts(members);
+    } catch (const StoreError&) {  // the job goes on without its store
+    }
+  });
+}
+
+void ElasticMember::Impl::askWitness(const WitnessRequest& request) {
+  if (witness_busy) return;  // it is repeated
+  witness_busy = true;
+  store_thread.post([self = weak_from_this(), request] {
+    const auto alive = self.lock();
+    if (!alive) return;
+    WitnessReply reply;
+    reply.what = request.what;
+    reply.lineage = request.lineage;
+    reply.number = request.number;
+    reply.ballot = request.ballot;
+    std::string trouble;
+    try {
+      reply = alive->job_store.ask(request);
+    } catch (const std::exception& error) {
+      trouble = error.what();
+    }
+    {
+      MutexLock lock(alive->mutex);
+      alive->store_trouble = trouble;
+    }
+    alive->loop.post([self, reply] {
+      const auto still_alive = self.lock();
+      if (!still_alive) return;
+      still_alive->witness_busy = false;
+      if (still_alive->core) still_alive->carryOut(still_alive->core->witnessAnswered(reply));
+    });
+  });
+}
+
+void ElasticMember::Impl::onMessage(const MemberId& from, const FrameHeader& header,
+                                    const std::string& payload) {
+  if (!core) {  // the others were quicker
+    if (early.size() < kMostEarly) early.push_back({from, header, payload});
+    return;
+  }
+  if (header.type == FrameType::kElastic) {
+    const auto message = decodeElasticMessage(payload);
+    if (!message) return;
+    for (const Member& member : message->members) network->introduce(member);
+    carryOut(core->receive(from, *message));
+  } else if (header.type == FrameType::kCall) {
+    auto call = decodeStoreCall(payload);
+    const bool later = call && call->view > core->view().number;
+    if (call && (later || core->view().has(from)))
+      server.onCall(from, header.seq, std::move(*call));
+  } else if (header.type == FrameType::kAnswer) {
+    completeCall(header.seq, decodeStoreAnswer(payload));
+  }
+}
+
+void ElasticMember::Impl::onLost(const MemberId& id, Loss loss, const std::string& how) {
+  if (!core) return;
+  const bool host = !core->view().members.empty() && core->view().members.front().id == id;
+  if (host) failCalls(core->view().number + 1);
+  if (forming && core->view().has(id)) {
+    std::string name;
+    {
+      MutexLock lock(mutex);
+      name = nameOfLocked(id);
+    }
+    tellStopped(core->view().number, "member " + name + ": " + how);
+  }
+  carryOut(core->lose(id, loss));
+}
+
+// ---- the view's store
+
+void ElasticMember::Impl::callHost(uint64_t number) {
+  StoreCall call;
+  {
+    MutexLock lock(mutex);
+    const auto found = calls.find(number);
+    if (found == calls.end()) return;
+    call = found->second->call;
+  }
+  if (!core || core->view().number > call.view || core->view().members.empty()) {
+    completeCall(number, std::nullopt);
+    return;
+  }
+  const MemberId host = core->view().members.front().id;
+  if (host == core->self().id) {
+    server.onCall(host, number, std::move(call));
+    return;
+  }
+  FrameHeader header;
+  header.type = FrameType::kCall;
+  header.seq = number;
+  network->send(host, header, encodeStoreCall(call));
+}
+
+void ElasticMember::Impl::reply(const MemberId& to, uint64_t number, const StoreAnswer& answer) {
+  if (to == core->self().id) {
+    completeCall(number, answer);
+    return;
+  }
+  FrameHeader header;
+  header.type = FrameType::kAnswer;
+  header.seq = number;
+  network->send(to, header, encodeStoreAnswer(answer));
+}
+
+void ElasticMember::Impl::completeCall(uint64_t number, std::optional<StoreAnswer> answer) {
+  MutexLock lock(mutex);
+  const auto found = calls.find(number);
+  if (found == calls.end()) return;
+  found->second->answer = std::move(answer);
+  found->second->lost = !found->second->answer;
+  calls.erase(found);
+  changed.notifyAll();
+}
+
+void ElasticMember::Impl::failCalls(uint64_t before_view) {
+  MutexLock lock(mutex);
+  for (auto call = calls.begin(); call != calls.end();) {
+    const auto next = std::next(call);
+    if (call->second->call.view < before_view) {
+      call->second->lost = true;
+      calls.erase(call);
+    }
+    call = next;
+  }
+  changed.notifyAll();
+}
+
+void ElasticMember::Impl::stop() {
+  loop.runOnLoop(
+      [this] {
+        ending = true;
+        loop.cancel(timer);
+        network.reset();
+        core.reset();
+      },
+      Deadline::after(kStopWithin));
+  loop.stop(Deadline::after(kStopWithin));
+  stop_thread.stop(Deadline::after(kStopWithin));
+  store_thread.stop(Deadline::after(kStopWithin));
+}
+
+std::string ElasticMember::Impl::nameOfLocked(const MemberId& id) const {
+  const auto found = known_names.find(id);
+  const std::string name = found == known_names.end() ? "a newcomer" : found->second;
+  const auto gone = lost.find(id);
+  return gone == lost.end() ? name : name + " (" + wordFor(gone->second) + ")";
+}
+
+void ElasticMember::Impl::throwNoView(Deadline /*deadline*/) {
+  const std::string job = "elastic job '" + options.job + "': ";
+  if (left) throw ElasticError(ElasticErrorKind::kState, job + "this member has left; join again");
+  if (left_out) {
+    throw ElasticError(ElasticErrorKind::kLeftOut,
+                       job + "view " + std::to_string(view.number) +
+                           " is without this member, which was silent or cut off: join again");
+  }
+  if (!missing.empty()) {
+    std::string names;
+    for (const MemberId& id : missing) names += (names.empty() ? "" : "; ") + nameOfLocked(id);
+    std::string text =
+        job + "no quorum for the view after " + std::to_string(view.number) + ": missing " + names;
+    if (!store_trouble.empty()) text += "; the store: " + store_trouble;
+    throw ElasticError(ElasticErrorKind::kNoQuorum,
+                       text + ". Bring them back, or start the job anew from a checkpoint");
+  }
+  throw ElasticError(ElasticErrorKind::kTimeout,
+                     job + "no view newer than " + std::to_string(view.number) +
+                         " by the deadline; see whether its members still run");
+}
+
+// ---- public
+
+std::shared_ptr<ElasticMember> ElasticMember::join(ElasticOptions options, Deadline deadline,
+                                                   const Cancelled& cancelled) {
+  auto impl = std::make_shared<Impl>(std::move(options));
+  std::shared_ptr<ElasticMember> member(new ElasticMember(impl));
+  impl->start(deadline, cancelled);
+  return member;
+}
+
+ElasticMember::~ElasticMember() {
+  impl_->stop();
+}
+
+MemberId ElasticMember::id() const {
+  MutexLock lock(impl_->mutex);
+  return impl_->self.id;
+}
+
+View ElasticMember::view() const {
+  MutexLock lock(impl_->mutex);
+  return impl_->view;
+}
+
+std::vector<std::string> ElasticMember::waiting() const {
+  MutexLock lock(impl_->mutex);
+  return impl_->waiting;
+}
+
+std::string ElasticMember::nameOf(const MemberId& id) const {
+  MutexLock lock(impl_->mutex);
+  return impl_->nameOfLocked(id);
+}
+
+View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,
+                              const std::set<MemberId>& unreachable,
+                              const std::set<MemberId>& leave_out) {
+  impl_->loop.post([impl = impl_, newer_than, unreachable, leave_out] {
+    if (!impl->core || impl->core->view().number > newer_than) return;
+    impl->core->cannotReach(unreachable);
+    impl->core->leaveOut(leave_out);
+    impl->carryOut(impl->core->want(newer_than, true));
+  });
+  MutexLock lock(impl_->mutex);
+  const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
+    return impl_->view.number > newer_than || impl_->left_out || impl_->left || impl_->hopeless;
+  };
+  impl_->wait(over, deadline, cancelled);
+  if (impl_->view.number > newer_than && !impl_->left_out && !impl_->left) return impl_->view;
+  impl_->throwNoView(deadline);
+}
+
+void ElasticMember::suspect(const std::set<MemberId>& ids) {
+  impl_->loop.post([impl = impl_, ids] {
+    if (!impl->core) return;
+    for (const MemberId& id : ids) {
+      if (!impl->core->view().has(id) || id == impl->core->self().id) continue;
+      impl->network->ask(id);
+      impl->carryOut(impl->core->lose(id, Loss::kFrozen));
+    }
+  });
+}
+
+void ElasticMember::watchForming(bool forming) {
+  impl_->loop.post([impl = impl_, forming] { impl->forming = forming; });
+}
+
+bool ElasticMember::isOver(uint64_t view) const {
+  MutexLock lock(impl_->mutex);
+  return impl_->over >= view || impl_->view.number > view;
+}
+
+Answer ElasticMember::agree(uint64_t view, Vote vote, Deadline deadline,
+                            const Cancelled& cancelled) {
+  std::pair<uint64_t, uint64_t> wanted;
+  bool fresh = false;
+  {
+    MutexLock lock(impl_->mutex);
+    fresh = !(impl_->agreeing && impl_->asked.first == view);
+    if (fresh) {
+      impl_->asked = {view, impl_->asked.first == view ? impl_->asked.second + 1 : 1};
+      impl_->agreeing = true;
+    }
+    wanted = impl_->asked;
+  }
+  if (fresh) {
+    impl_->loop.post([impl = impl_, view, vote = std::move(vote)] {
+      if (impl->core) impl->carryOut(impl->core->agree(view, vote));
+    });
+  }
+  MutexLock lock(impl_->mutex);
+  const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
+    return impl_->answers.contains(wanted) || impl_->left_out || impl_->left || impl_->hopeless;
+  };
+  impl_->wait(over, deadline, cancelled);
+  const auto found = impl_->answers.find(wanted);
+  if (found == impl_->answers.end()) impl_->throwNoView(deadline);
+  Answer answer = std::move(found->second);
+  impl_->answers.erase(found);
+  impl_->agreeing = false;
+  return answer;
+}
+
+void ElasticMember::setLeaving() {
+  impl_->loop.post([impl = impl_] {
+    if (impl->core) impl->core->setLeaving();
+  });
+}
+
+bool ElasticMember::leave(Deadline deadline) {
+  {
+    MutexLock lock(impl_->mutex);
+    if (std::exchange(impl_->left, true)) return true;
+    impl_->changed.notifyAll();
+  }
+  impl_->loop.runOnLoop(
+      [impl = impl_] {
+        if (impl->network) impl->network->finish();
+      },
+      deadline);
+  auto heard = std::make_shared<bool>(false);
+  while (!deadline.expired()) {
+    const bool ran = impl_->loop.runOnLoop(
+        [impl = impl_, heard] { *heard = !impl->network || impl->network->finished(); }, deadline);
+    if (!ran || *heard) break;
+    MutexLock lock(impl_->mutex);
+    impl_->changed.waitUntil(impl_->mutex, deadline.orEarlier(milliseconds(2)));
+  }
+  return *heard;
+}
+
+StoreAnswer ElasticMember::callStore(StoreCall call, Deadline deadline,
+                                     const Cancelled& cancelled) {
+  const uint64_t of_view = call.view;
+  auto pending = std::make_shared<Impl::Call>();
+  pending->call = std::move(call);
+  uint64_t number = 0;
+  {
+    MutexLock lock(impl_->mutex);
+    number = impl_->next_call++;
+    impl_->calls[number] = pending;
+  }
+  if (!impl_->loop.post([impl = impl_, number] { impl->callHost(number); })) {
+    throw StoreError("the store of view " + std::to_string(of_view) + ": this member has ended");
+  }
+  MutexLock lock(impl_->mutex);
+  impl_->wait([&] { return pending->answer || pending->lost; }, deadline, cancelled);
+  impl_->calls.erase(number);
+  if (pending->answer && pending->answer->status != StoreAnswer::Status::kOver) {
+    return std::move(*pending->answer);
+  }
+  const bool over = pending->answer || pending->lost;
+  throw StoreError(
+      "the store of view " + std::to_string(of_view) +
+      (over ? ": the view is over, or the store's host is lost" : ": no answer by the deadline"));
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,87 @@
+// One member of an elastic job: the protocol's core with its clock, its connections and its store.
+//
+// Owner: whoever joined; the destructor leaves without a word and ends the threads. Threads: every
+// public method from any, at any time; the protocol runs on the member's own loop ("ft-elastic"),
+// so it votes, promises and answers while the user's code is busy. Blocking calls end by their
+// deadline, or when `cancelled` (called every few milliseconds on the waiting thread) says so or
+// throws. No lock is held while anything blocks or calls out.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "elastic/elastic_error.h"
+#include "elastic/elastic_message.h"
+#include "elastic/job_store.h"
+#include "elastic/view_store.h"
+#include "net/socket_address.h"
+
+namespace torchft_ext {
+
+struct ElasticOptions {
+  std::string job;  // for messages
+  int size = 1;     // of the first view
+  ElasticRules rules;
+  SocketAddress bind_address;  // where to listen; the port is ignored
+  PortRange ports;
+  Duration limit = std::chrono::seconds(5);  // a member that is silent for so long is left out
+  ComparingStoreFactory store;
+  std::string prefix;  // of the job's keys in it
+  // A view is over: its generations have to fail. On a thread of the member's own; may block.
+  std::function<void(uint64_t view, const std::string& why)> on_stopped;
+};
+
+class ElasticMember {
+ public:
+  using Cancelled = std::function<bool()>;  // empty: never
+
+  // Comes to the job: founds it with others, or asks for a place in it. Returns at once where the
+  // store answers; awaitView() waits for the place. Throws ElasticError.
+  static std::shared_ptr<ElasticMember> join(ElasticOptions options, Deadline deadline,
+                                             const Cancelled& cancelled = {});
+  ~ElasticMember();
+  ElasticMember(const ElasticMember&) = delete;
+  ElasticMember& operator=(const ElasticMember&) = delete;
+
+  MemberId id() const;
+  View view() const;                             // the newest one known; number 0: none yet
+  std::vector<std::string> waiting() const;      // newcomers: a hint
+  std::string nameOf(const MemberId& id) const;  // "host, pid 7"
+
+  // Waits for a view newer than this, with this member in it; asks for one. leave_out: members of
+  // the newest view to be left out unless they wait too; unreachable: to which no connection could
+  // be made. Throws ElasticError.
+  View awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled = {},
+                 const std::set<MemberId>& unreachable = {},
+                 const std::set<MemberId>& leave_out = {});
+  // What a failed generation told of members: they are lost until they say something.
+  void suspect(const std::set<MemberId>& ids);
+  // While a view's groups are formed: its members are asked whether they live, and the loss of one
+  // is told as the view's end.
+  void watchForming(bool forming);
+  bool isOver(uint64_t view) const;
+  // This member's next agreement of that view, which it has formed. A call that ran out of time is
+  // taken up by the next one: it is the same agreement. Throws ElasticError.
+  Answer agree(uint64_t view, Vote vote, Deadline deadline, const Cancelled& cancelled = {});
+  // From the next view on this member is not there any more.
+  void setLeaving();
+  // Says goodbye. False: somebody may not have heard it by the deadline.
+  bool leave(Deadline deadline);
+
+  // Of that view's store. Throws StoreError: the view is over, the store's host is lost, or the
+  // deadline has passed.
+  StoreAnswer callStore(StoreCall call, Deadline deadline, const Cancelled& cancelled = {});
+
+ private:
+  struct Impl;
+  explicit ElasticMember(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  const std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,72 @@
+// What members of an elastic job tell each other. Values; decoding is total and bounded.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "elastic/view.h"
+
+namespace torchft_ext {
+
+enum class ElasticKind : uint8_t {
+  kVote = 1,       // round A of agreement `index`
+  kCompleted = 2,  // round B of it
+  kRequest = 3,    // propose the next view
+  kPrepare = 4,
+  kPromise = 5,
+  kRefused = 6,  // a higher ballot has been promised: `ballot`
+  kAccept = 7,   // `view`
+  kAccepted = 8,
+  kView = 9,     // `view` has been decided
+  kBehind = 10,  // the sender knows `number` alone: tell it the newest view
+  kJoin = 11,    // a newcomer: `members` holds it
+};
+
+// Has it taken part in an agreement of this view that was ok?
+enum class Promotion : uint8_t {
+  kNo = 0,
+  kMaybe = 1,  // it knows all votes and has not returned
+  kYes = 2,    // it has returned
+};
+
+// How far a member is in an agreement.
+struct AgreementReport {
+  uint64_t index = 0;
+  std::optional<Vote> vote;      // its own
+  std::optional<Answer> answer;  // it completed round A
+  bool returned = false;
+  friend bool operator==(const AgreementReport&, const AgreementReport&) = default;
+};
+
+struct Promise {
+  std::optional<AcceptedView> accepted;
+  std::vector<AgreementReport> agreements;  // its last two, in order
+  Promotion promotion = Promotion::kNo;
+  std::vector<Member> waiting;         // newcomers that it knows
+  std::vector<MemberId> cannot_reach;  // members to which no connection can be made
+  std::vector<MemberId> absent;        // to be left out unless they are ready
+  bool ready = false;                  // its user awaits a view
+  bool leaving = false;
+  friend bool operator==(const Promise&, const Promise&) = default;
+};
+
+struct ElasticMessage {
+  ElasticKind kind = ElasticKind::kRequest;
+  Lineage lineage;
+  uint64_t number = 0;          // of the view that it is about: the one in which, or after which
+  Ballot ballot;                // kPrepare to kAccepted
+  uint64_t index = 0;           // kVote, kCompleted
+  Vote vote;                    // kVote
+  Promise promise;              // kPromise
+  std::optional<View> view;     // kAccept, kView
+  std::vector<Member> members;  // kJoin: the sender
+  friend bool operator==(const ElasticMessage&, const ElasticMessage&) = default;
+};
+
+std::string encodeElasticMessage(const ElasticMessage& message);
+std::optional<ElasticMessage> decodeElasticMessage(std::string_view bytes);
+
+}  // namespace torchft_ext

@@ -1,0 +1,213 @@
+#include "elastic/job_store.h"
+
+#include <utility>
+
+#include "elastic/elastic_codec.h"
+
+namespace torchft_ext {
+namespace {
+
+std::string encodeKey(const JobKey& key) {
+  ByteWriter writer;
+  writer.raw(key.nonce.bytes);
+  writer.raw(key.secret.connector.bytes);
+  writer.raw(key.secret.acceptor.bytes);
+  return writer.take();
+}
+
+JobKey decodeKey(const std::string& bytes) {
+  ByteReader reader(bytes);
+  JobKey key;
+  reader.raw(key.nonce.bytes);
+  reader.raw(key.secret.connector.bytes);
+  reader.raw(key.secret.acceptor.bytes);
+  if (!reader.atEnd())
+    throw StoreError("what stands under the job's key is none of this library's");
+  return key;
+}
+
+std::string encodeFounding(const Founding& founding) {
+  ByteWriter writer;
+  writer.u8(founding.rules.store_rule ? 1 : 0);
+  writer.u32(static_cast<uint32_t>(founding.rules.min_size));
+  writer.u32(static_cast<uint32_t>(founding.rules.max_size));
+  write(writer, founding.view);
+  return writer.take();
+}
+
+Founding decodeFounding(const std::string& bytes) {
+  ByteReader reader(bytes);
+  Founding founding;
+  founding.rules.store_rule = reader.u8() != 0;
+  founding.rules.min_size = static_cast<int>(reader.u32());
+  founding.rules.max_size = static_cast<int>(reader.u32());
+  founding.view = readView(reader);
+  if (!reader.atEnd()) throw StoreError("the job was founded by another version of this library");
+  return founding;
+}
+
+std::string encodeMembers(const std::vector<Member>& members) {
+  ByteWriter writer;
+  writer.u32(static_cast<uint32_t>(members.size()));
+  for (const Member& member : members) write(writer, member);
+  return writer.take();
+}
+
+std::vector<Member> decodeMembers(const std::string& bytes) {
+  ByteReader reader(bytes);
+  std::vector<Member> members;
+  const uint32_t count = reader.u32();
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) members.push_back(readMember(reader));
+  if (!reader.atEnd()) return {};
+  return members;
+}
+
+std::string encodeRegister(const WitnessId& identity, const std::optional<AcceptedView>& held) {
+  ByteWriter writer;
+  writer.raw(identity.bytes);
+  if (held) write(writer, *held);
+  return writer.take();
+}
+
+}  // namespace
+
+ComparingStore& JobStore::store() {
+  if (!store_) store_ = factory_();
+  return *store_;
+}
+
+std::optional<std::string> JobStore::get(const std::string& key) {
+  try {
+    const auto values = store().getAll({prefix_ + key});
+    return values ? std::optional(values->front()) : std::nullopt;
+  } catch (const StoreError&) {
+    store_.reset();
+    throw;
+  }
+}
+
+// What stands there: this value, or one that was there before.
+std::string JobStore::first(const std::string& key, const std::string& value) {
+  try {
+    return store().compareSet(prefix_ + key, "", value);
+  } catch (const StoreError&) {
+    store_.reset();
+    throw;
+  }
+}
+
+JobKey JobStore::key() {
+  if (const auto known = get("job")) return decodeKey(*known);
+  return decodeKey(first("job", encodeKey({Nonce::random(), GenerationSecret::random()})));
+}
+
+std::optional<Founding> JobStore::founding() {
+  const auto bytes = get("founding");
+  return bytes ? std::optional(decodeFounding(*bytes)) : std::nullopt;
+}
+
+Founding JobStore::found(Founding proposed) {
+  const std::string mine = encodeRegister(WitnessId::random(), std::nullopt);
+  const std::string stands = first("witness", mine);
+  ByteReader reader(stands);
+  reader.raw(proposed.view.witness.bytes);
+  return decodeFounding(first("founding", encodeFounding(proposed)));
+}
+
+void JobStore::takeSeat(const Member& self) {
+  const std::string mine = encodeMembers({self});
+  for (size_t seat = seats().size(); seat < kMostMembers; ++seat) {
+    if (first("seat/" + std::to_string(seat), mine) == mine) return;
+  }
+  throw StoreError("too many processes have come to this job");
+}
+
+std::vector<Member> JobStore::seats() {
+  std::vector<Member> members;
+  for (size_t seat = 0; seat < kMostMembers; ++seat) {
+    const auto bytes = get("seat/" + std::to_string(seat));
+    if (!bytes) break;
+    for (Member& member : decodeMembers(*bytes)) members.push_back(std::move(member));
+  }
+  return members;
+}
+
+std::vector<Member> JobStore::contacts() {
+  const auto bytes = get("contacts");
+  return bytes ? decodeMembers(*bytes) : std::vector<Member>();
+}
+
+void JobStore::setContacts(const std::vector<Member>& members) {
+  store().set(prefix_ + "contacts", encodeMembers(members));
+}
+
+std::optional<JobStore::Register> JobStore::readRegister() {
+  const auto bytes = get("witness");
+  if (!bytes) return std::nullopt;
+  Register found;
+  found.bytes = *bytes;
+  ByteReader reader(*bytes);
+  reader.raw(found.identity.bytes);
+  if (!reader.ok()) return std::nullopt;
+  if (!reader.atEnd()) {
+    found.held = readAccepted(reader);
+    if (!reader.atEnd()) return std::nullopt;
+  }
+  return found;
+}
+
+// Only where nobody else has written since it was read: so a claim is a vote for this ballot, and a
+// promise to none below it, in one step.
+bool JobStore::writeRegister(const Register& found, const AcceptedView& held) {
+  const std::string wanted = encodeRegister(found.identity, held);
+  try {
+    return store().compareSet(prefix_ + "witness", found.bytes, wanted) == wanted;
+  } catch (const StoreError&) {
+    store_.reset();
+    throw;
+  }
+}
+
+WitnessReply JobStore::ask(const WitnessRequest& request) {
+  WitnessReply reply;
+  reply.what = request.what;
+  reply.lineage = request.lineage;
+  reply.number = request.number;
+  reply.ballot = request.ballot;
+  const std::optional<Register> found = readRegister();
+  if (!found || found->identity != request.identity) return reply;
+  const bool foreign = found->held && found->held->view.lineage != request.lineage;
+  const bool later = found->held && found->held->view.number > request.number;
+  if (foreign || later) return reply;
+  reply.has_vote = true;
+  if (found->held && found->held->view.number == request.number) reply.held = found->held;
+  if (request.what == WitnessRequest::What::kClaim) return claim(request, *found, reply);
+  if (request.what == WitnessRequest::What::kDecide) return decide(request, *found, reply);
+  return reply;
+}
+
+WitnessReply JobStore::claim(const WitnessRequest& request, const Register& found,
+                             WitnessReply reply) {
+  const AcceptedView mine{request.ballot, *request.view};
+  if (reply.held == mine) {  // the answer to an earlier try was lost
+    reply.claimed = true;
+  } else if (reply.held == request.expected) {
+    reply.claimed = writeRegister(found, mine);
+    reply.has_vote = reply.claimed;  // somebody was faster: what stands there has to be read anew
+  }
+  return reply;
+}
+
+WitnessReply JobStore::decide(const WitnessRequest& request, const Register& found,
+                              WitnessReply reply) {
+  if (reply.held) {
+    reply.decided = reply.held->view;
+  } else if (writeRegister(found, {request.ballot, *request.view})) {
+    reply.decided = request.view;
+  } else {
+    reply.has_vote = false;
+  }
+  return reply;
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,66 @@
+// What a job keeps in the store that its processes share: who founded it, where its members are,
+// and the witness's register. Plain calls, each of which blocks for as long as the store takes.
+//
+// Keys, below the job's prefix:
+//   job       what admits to its connections: the first that is written
+//   seat/<i>  fresh processes, in the order in which they came
+//   founding  the rules and the first view: the first that is written
+//   contacts  the members of a late view: a hint
+//   witness   the store's identity, and the view that it last voted for: changed only by who names
+//             what stands there, so a store that restarted empty, or one whose register says that
+//             a later number has been decided, has no vote
+// Owner: an ElasticMember, on one thread. Every call throws StoreError.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "elastic/member_network.h"
+#include "elastic/proposal.h"
+#include "membership/store.h"
+
+namespace torchft_ext {
+
+struct Founding {
+  ElasticRules rules;
+  View view;
+};
+
+class JobStore {
+ public:
+  JobStore(ComparingStoreFactory factory, std::string prefix)
+      : factory_(std::move(factory)), prefix_(std::move(prefix)) {}
+
+  JobKey key();
+  std::optional<Founding> founding();
+  // The founding that stands; the witness's identity is set in its view.
+  Founding found(Founding proposed);
+  void takeSeat(const Member& self);
+  std::vector<Member> seats();
+  std::vector<Member> contacts();
+  void setContacts(const std::vector<Member>& members);
+  // As the witness, or under the store's rule.
+  WitnessReply ask(const WitnessRequest& request);
+
+ private:
+  struct Register {
+    WitnessId identity;
+    std::optional<AcceptedView> held;
+    std::string bytes;  // as it stands
+  };
+  ComparingStore& store();
+  std::optional<std::string> get(const std::string& key);
+  std::string first(const std::string& key, const std::string& value);
+  std::optional<Register> readRegister();
+  bool writeRegister(const Register& found, const AcceptedView& held);
+  WitnessReply claim(const WitnessRequest& request, const Register& found, WitnessReply reply);
+  WitnessReply decide(const WitnessRequest& request, const Register& found, WitnessReply reply);
+
+  const ComparingStoreFactory factory_;
+  const std::string prefix_;
+  std::unique_ptr<ComparingStore> store_;  // made at first use, and anew after an error
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,252 @@
+#include "elastic/member_network.h"
+
+#include <utility>
+
+#include "elastic/elastic_codec.h"
+#include "net/local_address.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr size_t kMostUnsent = size_t{64} << 20U;
+constexpr std::chrono::seconds kConnectWithin{2};
+
+const std::vector<FrameType> kSpoken = {FrameType::kMember, FrameType::kElastic, FrameType::kCall,
+                                        FrameType::kAnswer, FrameType::kGoodbye};
+
+Loss lossOf(Probe::Answer answer) {
+  switch (answer) {
+    case Probe::Answer::kGone:
+      return Loss::kDead;
+    case Probe::Answer::kSilent:
+      return Loss::kFrozen;
+    default:
+      return Loss::kUnreachable;
+  }
+}
+
+// The cheapest by which this host reaches it.
+const SocketAddress* reachable(const MemberRecord& record) {
+  for (const SocketAddress& address : record.addresses) {
+    if (isReachableFromHere(address)) return &address;
+  }
+  return nullptr;
+}
+
+// Only TCP addresses tell whether a process lives.
+std::optional<SocketAddress> probedAt(const MemberRecord& record) {
+  for (const SocketAddress& address : record.addresses) {
+    if (!address.isLocal()) return address;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+MemberNetwork::MemberNetwork(EventLoop& loop, JobKey key, Duration limit, Events events)
+    : loop_(loop),
+      key_(key),
+      limit_(limit),
+      events_(std::make_shared<const Events>(std::move(events))) {}
+
+std::string MemberNetwork::open(const SocketAddress& address, PortRange ports) {
+  std::string error;
+  listener_ = Listener::open(loop_, address, ports, &error, selfIncarnation(), newLocalAddress());
+  if (!listener_) return error;
+  listener_->expect(key_.nonce, key_.secret, [this](Arrival& arrival) { return admit(arrival); });
+  return {};
+}
+
+std::vector<SocketAddress> MemberNetwork::addresses() const {
+  std::vector<SocketAddress> all = listener_->addresses();
+  return all;
+}
+
+void MemberNetwork::setSelf(const Member& self) {
+  self_ = self;
+  if (const auto record = decodeRecord(self.record)) own_record_ = *record;
+}
+
+// ---- incoming
+
+bool MemberNetwork::admit(Arrival& arrival) {
+  const uint64_t number = next_incoming_++;
+  FramedSocket::Handlers handlers;
+  handlers.on_frame = [this, number](const FrameHeader& header, std::string payload) {
+    onFrame(number, header, std::move(payload));
+  };
+  handlers.on_end = [this, number](const std::string&) { onIncomingEnd(number); };
+  Incoming& incoming = incoming_[number];
+  incoming.socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd), kSpoken,
+                                                   std::move(handlers), kMostUnsent);
+  return true;
+}
+
+void MemberNetwork::onFrame(uint64_t number, const FrameHeader& header, std::string payload) {
+  Incoming& incoming = incoming_.at(number);
+  if (header.type == FrameType::kMember) {
+    ByteReader reader(payload);
+    const Member member = readMember(reader);
+    if (!reader.atEnd() || !decodeRecord(member.record)) {
+      incoming_.erase(number);
+      return;
+    }
+    incoming.from = member.id;
+    if (member.id != self_.id) introduce(member);
+    return;
+  }
+  if (incoming.from.isZero()) {
+    incoming_.erase(number);
+    return;
+  }
+  const MemberId from = incoming.from;
+  if (header.type == FrameType::kGoodbye) {
+    incoming_.erase(number);
+    peers_.erase(from);
+    events_->on_lost(from, Loss::kDead, "it left the job");
+    return;
+  }
+  events_->on_message(from, header, std::move(payload));
+}
+
+void MemberNetwork::onIncomingEnd(uint64_t number) {
+  const MemberId from = incoming_.at(number).from;
+  incoming_.erase(number);
+  for (const auto& [other, incoming] : incoming_) {
+    if (incoming.from == from) return;  // it has connected anew
+  }
+  if (!from.isZero()) ask(from);
+}
+
+// ---- outgoing
+
+void MemberNetwork::introduce(const Member& member) {
+  const auto record = decodeRecord(member.record);
+  if (!record || member.id == self_.id) return;
+  Peer& peer = peers_[member.id];
+  peer.member = member;
+  peer.record = *record;
+}
+
+std::optional<MemberRecord> MemberNetwork::recordOf(const MemberId& id) const {
+  const auto found = peers_.find(id);
+  if (id == self_.id) return own_record_;
+  return found == peers_.end() ? std::nullopt : std::optional(found->second.record);
+}
+
+void MemberNetwork::send(const MemberId& to, FrameHeader header, std::string payload) {
+  const auto found = peers_.find(to);
+  if (found == peers_.end() || finishing_) return;
+  Peer& peer = found->second;
+  if (peer.out) {
+    peer.out->send(header, payload);
+    return;
+  }
+  if (peer.waiting.size() < kMostWaiting) peer.waiting.emplace_back(header, std::move(payload));
+  if (!peer.dial && !peer.probe) connect(to);
+}
+
+void MemberNetwork::prepare(const MemberId& id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || finishing_) return;
+  if (!found->second.out && !found->second.dial && !found->second.probe) connect(id);
+}
+
+void MemberNetwork::connect(const MemberId& id) {
+  Peer& peer = peers_.at(id);
+  const SocketAddress* address = reachable(peer.record);
+  if (address == nullptr) return;
+  Hello hello;
+  hello.nonce = key_.nonce;
+  hello.proof = key_.secret.connector;
+  hello.from = own_record_.incarnation;
+  hello.to = peer.record.incarnation;
+  hello.rank = 0;
+  const Welcome expected{key_.secret.acceptor, peer.record.incarnation};
+  peer.dial = std::make_unique<Dial>(
+      loop_, *address, hello, expected, Deadline::after(kConnectWithin), limit_,
+      [this, id](Dial::Result result) { onDialled(id, std::move(result)); });
+}
+
+void MemberNetwork::onDialled(const MemberId& id, Dial::Result result) {
+  Peer& peer = peers_.at(id);
+  peer.dial.reset();
+  if (result.end != Dial::End::kWelcomed) {
+    ask(id);
+    return;
+  }
+  FramedSocket::Handlers handlers;
+  handlers.on_frame = [](const FrameHeader&, const std::string&) {};
+  handlers.on_end = [this, id](const std::string&) { onOutgoingEnd(id); };
+  peer.out = std::make_unique<FramedSocket>(loop_, std::move(result.fd), std::vector<FrameType>{},
+                                            std::move(handlers), kMostUnsent);
+  ByteWriter writer;
+  write(writer, self_);
+  FrameHeader header;
+  header.type = FrameType::kMember;
+  peer.out->send(header, writer.take());
+  for (auto& [waiting, payload] : std::exchange(peer.waiting, {})) peer.out->send(waiting, payload);
+  if (std::exchange(peer.was_connected, true)) events_->on_connected(id);
+}
+
+void MemberNetwork::onOutgoingEnd(const MemberId& id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  found->second.out.reset();
+  if (!finishing_) ask(id);
+}
+
+void MemberNetwork::ask(const MemberId& id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second.probe || finishing_) return;
+  Peer& peer = found->second;
+  const std::optional<SocketAddress> address = probedAt(peer.record);
+  if (!address) return;
+  peer.probe =
+      std::make_unique<Probe>(loop_, *address, peer.record.incarnation, Deadline::after(limit_),
+                              [this, id](Probe::Answer answer, const std::string& detail) {
+                                onProbed(id, answer, detail);
+                              });
+}
+
+void MemberNetwork::onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail) {
+  Peer& peer = peers_.at(id);
+  peer.probe.reset();
+  if (answer == Probe::Answer::kAnswered) {
+    if (!peer.out && !peer.dial) connect(id);
+    return;
+  }
+  if (answer == Probe::Answer::kUnknown) return;  // this process's own trouble
+  peer.waiting.clear();
+  const Loss loss = lossOf(answer);
+  const std::string how = detail;
+  events_->on_lost(id, loss, how);
+}
+
+void MemberNetwork::keepOnly(const std::set<MemberId>& ids) {
+  std::erase_if(peers_, [&](const auto& peer) { return !ids.contains(peer.first); });
+}
+
+// ---- the end
+
+void MemberNetwork::finish() {
+  finishing_ = true;
+  FrameHeader header;
+  header.type = FrameType::kGoodbye;
+  for (auto& [id, peer] : peers_) {
+    peer.dial.reset();
+    peer.probe.reset();
+    if (!peer.out) continue;
+    peer.out->send(header, {});
+    peer.out->finishSending();
+  }
+}
+
+bool MemberNetwork::finished() const {
+  for (const auto& [id, peer] : peers_) {
+    if (peer.out) return false;
+  }
+  return true;
+}
+
+}  // namespace torchft_ext

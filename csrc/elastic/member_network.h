@@ -1,0 +1,113 @@
+// Messages between the members of one job: where they listen, the connections between them, and
+// which of them live.
+//
+// Each member connects to whom it has something to say; on that connection it alone speaks. So two
+// members have two connections, and what one says arrives in order while its connection stands.
+// What was under way when one broke may be lost: onConnected tells that there is a new one. A
+// connection that breaks or cannot be made is no verdict: the peer's port is asked (net/probe.h),
+// and who is alive is connected to anew.
+//
+// Owner: an ElasticMember. Loop thread only, but for the constructor. The events are called on the
+// loop. Only who knows the job's secret is let in.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "elastic/elastic_core.h"
+#include "elastic/view.h"
+#include "membership/records.h"
+#include "net/dial.h"
+#include "net/framed_socket.h"
+#include "net/listener.h"
+#include "net/probe.h"
+
+namespace torchft_ext {
+
+// What admits to a job's connections.
+struct JobKey {
+  Nonce nonce;
+  GenerationSecret secret;
+};
+
+class MemberNetwork {
+ public:
+  struct Events {
+    std::function<void(const MemberId& from, const FrameHeader&, std::string payload)> on_message;
+    std::function<void(const MemberId&)> on_connected;  // what was said before may be lost
+    std::function<void(const MemberId&, Loss, const std::string& how)> on_lost;
+  };
+  static constexpr size_t kMostWaiting =
+      1024;  // messages to a member to which no connection stands
+
+  // limit: after which a member that does not answer counts as frozen.
+  MemberNetwork(EventLoop& loop, JobKey key, Duration limit, Events events);
+  ~MemberNetwork() = default;
+  MemberNetwork(const MemberNetwork&) = delete;
+  MemberNetwork& operator=(const MemberNetwork&) = delete;
+
+  // Empty: it listens. Then where, for the member's own record.
+  std::string open(const SocketAddress& address, PortRange ports);
+  std::vector<SocketAddress> addresses() const;
+  // After open(): who this is, with a record that says where.
+  void setSelf(const Member& self);
+
+  // From now on messages to it can be sent.
+  void introduce(const Member& member);
+  bool knows(const MemberId& id) const { return peers_.contains(id); }
+  std::optional<MemberRecord> recordOf(const MemberId& id) const;
+  void send(const MemberId& to, FrameHeader header, std::string payload);
+  // Connects to it, if nothing stands yet.
+  void prepare(const MemberId& id);
+  // Does it live? Told by on_lost if not; at most one question at a time for each.
+  void ask(const MemberId& id);
+  // Of all others nothing is kept any more.
+  void keepOnly(const std::set<MemberId>& ids);
+  // Says goodbye to all; no more is sent, and what was, gets through.
+  void finish();
+  // After it: have the peers read all of it, or are gone?
+  bool finished() const;
+
+ private:
+  struct Peer {
+    Member member;
+    MemberRecord record;
+    bool was_connected = false;
+    std::unique_ptr<Dial> dial;
+    std::unique_ptr<FramedSocket> out;
+    std::unique_ptr<Probe> probe;
+    std::deque<std::pair<FrameHeader, std::string>> waiting;
+  };
+  struct Incoming {
+    std::unique_ptr<FramedSocket> socket;
+    MemberId from;  // zero: it has not said yet
+  };
+
+  bool admit(Arrival& arrival);
+  void onFrame(uint64_t incoming, const FrameHeader& header, std::string payload);
+  void onIncomingEnd(uint64_t incoming);
+  void connect(const MemberId& id);
+  void onDialled(const MemberId& id, Dial::Result result);
+  void onOutgoingEnd(const MemberId& id);
+  void onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail);
+
+  EventLoop& loop_;
+  const JobKey key_;
+  const Duration limit_;
+  const std::shared_ptr<const Events> events_;
+  std::shared_ptr<Listener> listener_;
+  Member self_;
+  MemberRecord own_record_;
+  std::map<MemberId, Peer> peers_;
+  std::map<uint64_t, Incoming> incoming_;
+  uint64_t next_incoming_ = 1;
+  bool finishing_ = false;
+};
+
+}  // namespace torchft_ext

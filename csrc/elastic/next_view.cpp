@@ -1,0 +1,130 @@
+#include "elastic/next_view.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "elastic/agreements.h"
+
+namespace torchft_ext {
+namespace {
+
+using Pairs = std::set<std::pair<MemberId, MemberId>>;
+
+Pairs pairsOf(const std::map<MemberId, Promise>& promises) {
+  Pairs pairs;
+  for (const auto& [member, promise] : promises) {
+    for (const MemberId& other : promise.cannot_reach) {
+      if (promises.contains(other) && other != member) pairs.insert(std::minmax(member, other));
+    }
+  }
+  return pairs;
+}
+
+size_t pairsWith(const Pairs& pairs, const MemberId& id) {
+  return static_cast<size_t>(std::count_if(pairs.begin(), pairs.end(), [&](const auto& pair) {
+    return pair.first == id || pair.second == id;
+  }));
+}
+
+bool isVoter(const View& view, const MemberId& id) {
+  return std::find(view.voters.begin(), view.voters.end(), id) != view.voters.end();
+}
+
+// A learner before a voter, the one with the most pairs, the later one: later ranks joined later.
+std::optional<MemberId> worstOf(const View& base, const Pairs& pairs) {
+  std::optional<MemberId> worst;
+  std::pair<bool, size_t> most{false, 0};
+  for (const Member& member : base.members) {
+    const std::pair<bool, size_t> weight{!isVoter(base, member.id), pairsWith(pairs, member.id)};
+    if (weight.second > 0 && (!worst || weight >= most)) {
+      worst = member.id;
+      most = weight;
+    }
+  }
+  return worst;
+}
+
+// Members that somebody gave up waiting for, and that still do not await a view themselves.
+std::set<MemberId> absentees(const std::map<MemberId, Promise>& promises) {
+  std::set<MemberId> absent;
+  for (const auto& [member, promise] : promises) {
+    for (const MemberId& id : promise.absent) {
+      const auto found = promises.find(id);
+      if (found != promises.end() && !found->second.ready) absent.insert(id);
+    }
+  }
+  return absent;
+}
+
+std::vector<Outcome> outcomesAfter(const View& base, const std::map<MemberId, Promise>& promises) {
+  std::map<MemberId, std::vector<AgreementReport>> reports;
+  for (const auto& [member, promise] : promises) reports[member] = promise.agreements;
+  return outcomesOf(base.number, reports);
+}
+
+bool promoted(const std::map<MemberId, Promise>& promises, const std::vector<Outcome>& outcomes) {
+  const bool by_promiser = std::any_of(promises.begin(), promises.end(), [](const auto& promise) {
+    return promise.second.promotion != Promotion::kNo;
+  });
+  return by_promiser || std::any_of(outcomes.begin(), outcomes.end(),
+                                    [](const Outcome& outcome) { return outcome.answer.ok; });
+}
+
+void takeIn(View& next, const std::map<MemberId, Promise>& promises, const std::set<MemberId>& gone,
+            int max_size) {
+  std::map<MemberId, Member> waiting;
+  for (const auto& [member, promise] : promises) {
+    for (const Member& newcomer : promise.waiting) waiting.emplace(newcomer.id, newcomer);
+  }
+  for (auto& [id, newcomer] : waiting) {
+    if (next.members.size() >= static_cast<size_t>(max_size)) return;
+    if (gone.contains(id) || next.has(id)) continue;
+    newcomer.since = next.number;
+    next.members.push_back(newcomer);
+  }
+}
+
+}  // namespace
+
+std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Promise>& promises) {
+  Pairs pairs = pairsOf(promises);
+  std::set<MemberId> losers;
+  while (!pairs.empty()) {
+    const std::optional<MemberId> worst = worstOf(base, pairs);
+    if (!worst) break;
+    losers.insert(*worst);
+    std::erase_if(pairs,
+                  [&](const auto& pair) { return pair.first == *worst || pair.second == *worst; });
+  }
+  return losers;
+}
+
+View nextView(const View& base, const std::map<MemberId, Promise>& promises,
+              const std::set<MemberId>& gone, int max_size) {
+  View next;
+  next.lineage = base.lineage;
+  next.number = base.number + 1;
+  next.witness = base.witness;
+  next.old_size = static_cast<int>(base.members.size());
+  next.outcomes = outcomesAfter(base, promises);
+  const bool all_vote = promoted(promises, next.outcomes);
+  const std::set<MemberId> losers = losersOfPairs(base, promises);
+  const std::set<MemberId> absent = absentees(promises);
+  for (const Member& member : base.members) {
+    const auto promise = promises.find(member.id);
+    if (promise == promises.end() || promise->second.leaving || gone.contains(member.id) ||
+        losers.contains(member.id) || absent.contains(member.id)) {
+      continue;
+    }
+    next.members.push_back(member);
+    if (all_vote || isVoter(base, member.id)) next.voters.push_back(member.id);
+  }
+  takeIn(next, promises, gone, max_size);
+  if (next.voters.empty()) {  // all of them leave: they hand over to who stays
+    for (const Member& member : next.members) next.voters.push_back(member.id);
+  }
+  return next;
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,24 @@
+// The view that a proposer suggests where nothing binds it. Pure functions.
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "elastic/elastic_message.h"
+#include "elastic/view.h"
+
+namespace torchft_ext {
+
+// Of these, who has to go so that no two are left that cannot connect: a learner before a voter;
+// then the one with the most such pairs; then the one that joined later (of one view: of the higher
+// rank).
+std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Promise>& promises);
+
+// Members: the promisers that are not gone and stay, in the order of `base`; then newcomers that
+// they know, up to max_size. Voters: those who are voters of `base`; its learners too where one of
+// its agreements was ok.
+View nextView(const View& base, const std::map<MemberId, Promise>& promises,
+              const std::set<MemberId>& gone, int max_size);
+
+}  // namespace torchft_ext

@@ -1,0 +1,123 @@
+// One ballot of one proposer for the view after `base`: what it has heard, and what comes next.
+//
+// States: preparing -> (reading the witness -> claiming it ->) accepting -> decided; or without a
+// quorum, until more is heard. Pure; owner: an ElasticCore, its only user. Why the witness comes
+// before the members: docs/membership_protocol.md.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "elastic/elastic_message.h"
+#include "elastic/quorum.h"
+#include "elastic/view.h"
+
+namespace torchft_ext {
+
+// The parts of the protocol that the model checker takes out one by one, to see that each is
+// missed.
+struct ElasticParts {
+  bool witness_first = true;    // it claims before members are asked to accept
+  bool second_round = true;     // of agreements
+  bool stop_at_promise = true;  // no agreement goes on beside a proposal
+  bool learners_watch = true;   // they do not decide before they are promoted
+};
+
+// Fixed at a job's founding.
+struct ElasticRules {
+  bool store_rule = false;  // the store decides, with min_size members; else the members' quorum
+  int min_size = 1;
+  int max_size = 65536;
+  ElasticParts parts;
+};
+
+// What a store is asked for, on behalf of this ballot.
+struct WitnessRequest {
+  enum class What { kRead, kClaim, kDecide };
+  What what = What::kRead;
+  Lineage lineage;
+  uint64_t number = 0;  // of the view that is to be decided
+  WitnessId identity;
+  Ballot ballot;
+  // kClaim: what the witness held when it was read, which has to stand there still; nothing: of
+  // this number it held nothing.
+  std::optional<AcceptedView> expected;
+  std::optional<View> view;  // kClaim, kDecide
+};
+
+struct WitnessReply {
+  WitnessRequest::What what = WitnessRequest::What::kRead;
+  Lineage lineage;
+  uint64_t number = 0;
+  Ballot ballot;
+  bool has_vote = false;  // it answered, after that is the one of that identity, of no later number
+  bool claimed = false;   // kClaim
+  std::optional<AcceptedView> held;  // kRead; kClaim that was not: what it holds of this number
+  std::optional<View> decided;       // kDecide: the first that was written
+};
+
+class Proposal {
+ public:
+  enum class Stage { kPreparing, kReading, kClaiming, kAccepting, kDeciding };
+  // What to do next.
+  struct Step {
+    bool accept = false;  // tell all to accept value()
+    std::optional<WitnessRequest> witness;
+    bool decided = false;  // value() is the next view
+    bool over = false;     // this ballot can come to nothing: another one is needed
+    bool no_quorum = false;
+  };
+
+  Proposal(const View& base, ElasticRules rules, Ballot ballot)
+      : base_(base), rules_(rules), ballot_(ballot) {}
+
+  const Ballot& ballot() const { return ballot_; }
+  Stage stage() const { return stage_; }
+  const View& value() const { return *value_; }
+  bool hasPromised(const MemberId& id) const { return promises_.contains(id); }
+  bool hasAccepted(const MemberId& id) const { return accepted_by_.contains(id); }
+
+  // gone: members that are known to be dead, frozen or cut off, as of now.
+  Step promised(const MemberId& from, const Promise& promise, const std::set<MemberId>& gone);
+  Step accepted(const MemberId& from);
+  // Would the proposer's own acceptance decide? It accepts last, so that a member that dies
+  // meanwhile binds nobody.
+  bool needsOnly(const MemberId& own) const;
+  Step witnessAnswered(const WitnessReply& reply, const std::set<MemberId>& gone);
+  // If all of these took part, would there be a quorum?
+  bool couldDecide(const std::set<MemberId>& voices) const;
+  // Others may be gone, or back.
+  Step lookAgain(const std::set<MemberId>& gone);
+  // The witness's request that is not answered yet, to be repeated.
+  std::optional<WitnessRequest> pendingRequest() const;
+
+  // Of the model checker: equal where the states are.
+  std::string fingerprint() const;
+
+ private:
+  bool isQuorum(const std::set<MemberId>& voices) const;
+  QuorumState quorum(const std::set<MemberId>& voices) const;
+  bool enoughForStore() const;
+  void choose(const std::set<MemberId>& gone);
+  Step ask(WitnessRequest::What what) const;
+  Step storeDecided(const WitnessReply& reply);
+  Step witnessHasNoVote();
+  std::vector<std::vector<MemberId>> acceptors() const;
+  Step afterPromises(const std::set<MemberId>& gone);
+  Step startAccepting();
+
+  View base_;
+  ElasticRules rules_;
+  Ballot ballot_;
+  Stage stage_ = Stage::kPreparing;
+  std::map<MemberId, Promise> promises_;
+  std::set<MemberId> accepted_by_;
+  std::optional<AcceptedView> held_;  // by the witness
+  bool witness_claimed_ = false;
+  std::optional<View> value_;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,32 @@
+#include "elastic/quorum.h"
+
+#include <algorithm>
+
+namespace torchft_ext {
+
+std::vector<std::vector<MemberId>> acceptorSets(const View& view,
+                                                const std::vector<Promotion>& promisers) {
+  std::vector<MemberId> all;
+  for (const Member& member : view.members) all.push_back(member.id);
+  const auto says = [&](Promotion what) {
+    return std::find(promisers.begin(), promisers.end(), what) != promisers.end();
+  };
+  if (says(Promotion::kYes)) return {all};
+  if (says(Promotion::kNo) || view.voters.size() == all.size()) return {view.voters};
+  return {view.voters, all};
+}
+
+QuorumState quorumOf(const std::vector<std::vector<MemberId>>& sets,
+                     const std::set<MemberId>& voices, bool has_witness) {
+  QuorumState state = QuorumState::kWhole;
+  for (const std::vector<MemberId>& set : sets) {
+    const auto present = static_cast<size_t>(std::count_if(
+        set.begin(), set.end(), [&](const MemberId& id) { return voices.contains(id); }));
+    if (2 * present > set.size()) continue;
+    if (!has_witness || 2 * present < set.size() || present == 0) return QuorumState::kNone;
+    state = QuorumState::kWithWitness;
+  }
+  return state;
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,143 @@
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "c10d/elastic_job.h"
+#include "python/bindings.h"
+#include "python/limits.h"
+
+namespace py = pybind11;
+
+namespace torchft_ext {
+namespace {
+
+using JobPtr = std::shared_ptr<ElasticJob>;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+const char* classFor(ElasticErrorKind kind) {
+  switch (kind) {
+    case ElasticErrorKind::kNoQuorum:
+      return "NoQuorumError";
+    case ElasticErrorKind::kLeftOut:
+      return "LeftOutError";
+    default:
+      return "ElasticError";
+  }
+}
+
+void translateElastic(std::exception_ptr error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const ElasticError& elastic) {
+    const py::module_ errors = py::module_::import("torchft_ext.elastic._errors");
+    const py::object type = errors.attr(classFor(elastic.kind()));
+    PyErr_SetString(type.ptr(), elastic.what());
+  }
+}
+
+std::vector<std::string> hexOfAll(const std::vector<MemberId>& ids) {
+  std::vector<std::string> texts;
+  texts.reserve(ids.size());
+  for (const MemberId& id : ids) texts.push_back(id.hex());
+  return texts;
+}
+
+py::dict viewDict(const View& view, const MemberId& self) {
+  std::vector<std::string> members;
+  std::vector<bool> continuing;
+  for (const Member& member : view.members) {
+    members.push_back(member.id.hex());
+    continuing.push_back(view.number > 1 && member.since < view.number);
+  }
+  py::dict result;
+  result["number"] = view.number;
+  result["lineage"] = py::bytes(reinterpret_cast<const char*>(view.lineage.bytes.data()),
+                                view.lineage.bytes.size());
+  result["rank"] = view.rankOf(self);
+  result["size"] = view.members.size();
+  result["old_size"] = view.old_size;
+  result["members"] = py::tuple(py::cast(members));
+  result["members_continuing"] = py::tuple(py::cast(continuing));
+  return result;
+}
+
+JobPtr join(const std::string& address, int size, int min_size, int max_size, bool store_rule,
+            const py::object& limit, const py::object& timeout,
+            const std::optional<std::string>& interface,
+            const std::optional<std::string>& port_range) {
+  ElasticJobOptions options;
+  options.address = address;
+  options.size = size;
+  options.min_size = min_size;
+  options.max_size = max_size;
+  options.store_rule = store_rule;
+  options.limit = limitOf("elastic.join: limit", limit);
+  options.network.interface = interface;
+  options.network.port_range = port_range;
+  const auto within = limitOf("elastic.join: timeout", timeout);
+  const py::gil_scoped_release no_gil;
+  return ElasticJob::join(options, within);
+}
+
+py::tuple recover(ElasticJob& job, const py::object& timeout) {
+  const auto within = limitOf("recover: timeout", timeout);
+  ElasticJob::Formed formed;
+  {
+    const py::gil_scoped_release no_gil;
+    formed = job.recover(within);
+  }
+  py::dict phases;
+  for (const auto& [phase, duration] : formed.phases) phases[phase.c_str()] = duration;
+  return py::make_tuple(viewDict(formed.view, job.member().id()), phases);
+}
+
+py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::object& timeout) {
+  const auto within = limitOf("agree: timeout", timeout);
+  Answer answer;
+  {
+    const py::gil_scoped_release no_gil;
+    answer = job.agree(ok, note, within);
+  }
+  py::dict notes;
+  for (const auto& [member, said] : answer.notes) notes[member.hex().c_str()] = py::bytes(said);
+  py::dict result;
+  result["ok"] = answer.ok;
+  result["notes"] = notes;
+  result["waiting"] = hexOfAll(answer.waiting);
+  result["leaving"] = hexOfAll(answer.leaving);
+  return result;
+}
+
+std::string nameOfMember(ElasticJob& job, const std::string& hex) {
+  const auto id = MemberId::fromHex(hex);
+  return id ? job.member().nameOf(*id) : "";
+}
+
+}  // namespace
+
+void bind_elastic(py::module_& module) {
+  py::register_local_exception_translator(&translateElastic);
+  py::class_<ElasticJob, JobPtr>(module, "_ElasticJob")
+      .def_static("join", &join, py::arg("address"), py::kw_only(), py::arg("size"),
+                  py::arg("min_size"), py::arg("max_size"), py::arg("store_rule"), py::arg("limit"),
+                  py::arg("timeout"), py::arg("interface"), py::arg("port_range"))
+      .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
+      .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backend"))
+      .def("recover", &recover, py::arg("timeout"))
+      .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"))
+      .def("abort", &ElasticJob::abort, py::arg("why"), NoGil())
+      .def("formed_view", &ElasticJob::formedView)
+      .def("is_over", [](ElasticJob& job) { return job.member().isOver(job.formedView()); })
+      .def("store_of", &ElasticJob::storeOf, py::arg("view"))
+      .def("waiting", [](ElasticJob& job) { return job.member().waiting(); })
+      .def("name_of", &nameOfMember, py::arg("member"))
+      .def("set_leaving", [](ElasticJob& job) { job.member().setLeaving(); })
+      .def(
+          "leave",
+          [](ElasticJob& job, std::chrono::milliseconds within) {
+            return job.member().leave(Deadline::after(within));
+          },
+          py::arg("timeout"), NoGil());
+}
+
+}  // namespace torchft_ext

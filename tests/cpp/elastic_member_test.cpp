@@ -1,0 +1,215 @@
+// Whole members of an elastic job, several in this process: over real connections and a store in
+// memory.
+#include "elastic/elastic_member.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory_store.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr std::chrono::seconds kLong{20};
+
+struct Job {
+  std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
+  std::vector<std::shared_ptr<ElasticMember>> members;
+
+  ElasticOptions options(int size) const {
+    ElasticOptions options;
+    options.job = "test";
+    options.size = size;
+    options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
+    options.limit = std::chrono::seconds(2);
+    options.store = store->comparing("member");
+    options.prefix = "job/";
+    return options;
+  }
+
+  std::shared_ptr<ElasticMember> join(int size) const {
+    return ElasticMember::join(options(size), Deadline::after(kLong));
+  }
+
+  void found(int size) {
+    std::vector<std::future<std::shared_ptr<ElasticMember>>> joining;
+    joining.reserve(static_cast<size_t>(size));
+    for (int i = 0; i < size; ++i) {
+      joining.push_back(std::async(std::launch::async, [this, size] { return join(size); }));
+    }
+    for (auto& one : joining) members.push_back(one.get());
+  }
+
+  // Of every member that is there.
+  std::vector<View> awaitViews(uint64_t newer_than) {
+    std::vector<std::future<View>> waiting;
+    for (const auto& member : members) {
+      waiting.push_back(std::async(std::launch::async, [member, newer_than] {
+        return member->awaitView(newer_than, Deadline::after(kLong));
+      }));
+    }
+    std::vector<View> views;
+    views.reserve(waiting.size());
+    for (auto& one : waiting) views.push_back(one.get());
+    return views;
+  }
+
+  std::vector<Answer> agree(uint64_t view, const std::vector<bool>& oks) {
+    std::vector<std::future<Answer>> voting;
+    for (size_t i = 0; i < members.size(); ++i) {
+      voting.push_back(std::async(std::launch::async, [this, i, view, &oks] {
+        Vote vote;
+        vote.ok = oks[i];
+        vote.note = "note " + std::to_string(i);
+        return members[i]->agree(view, vote, Deadline::after(kLong));
+      }));
+    }
+    std::vector<Answer> answers;
+    answers.reserve(voting.size());
+    for (auto& one : voting) answers.push_back(one.get());
+    return answers;
+  }
+};
+
+void expectOneView(const std::vector<View>& views, uint64_t number, size_t size) {
+  for (const View& view : views) {
+    EXPECT_EQ(view, views.front());
+    EXPECT_EQ(view.number, number);
+    EXPECT_EQ(view.members.size(), size);
+  }
+}
+
+TEST(ElasticMember, AJobIsFoundedByAsManyAsWereAskedFor) {
+  Job job;
+  job.found(3);
+  expectOneView(job.awaitViews(0), 1, 3);
+}
+
+TEST(ElasticMember, AllAgreeOrNobody) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  for (const Answer& answer : job.agree(1, {true, true, true})) {
+    EXPECT_TRUE(answer.ok);
+    EXPECT_EQ(answer.notes.size(), 3U);
+  }
+  for (const Answer& answer : job.agree(1, {true, false, true})) EXPECT_FALSE(answer.ok);
+  for (const Answer& answer : job.agree(1, {true, true, true})) EXPECT_TRUE(answer.ok);
+}
+
+TEST(ElasticMember, GoesOnWithoutAMemberThatEnded) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  job.agree(1, {true, true, true});
+  job.members.erase(job.members.begin());  // without a word
+  expectOneView(job.awaitViews(1), 2, 2);
+  for (const Answer& answer : job.agree(2, {true, true})) EXPECT_TRUE(answer.ok);
+}
+
+TEST(ElasticMember, AnAgreementEndsWithoutAMemberThatEnded) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  job.members.pop_back();
+  for (const Answer& answer : job.agree(1, {true, true})) EXPECT_TRUE(answer.ok);
+  expectOneView(job.awaitViews(1), 2, 2);
+}
+
+TEST(ElasticMember, HalfNeedsTheWitness) {
+  Job job;
+  job.found(2);
+  job.awaitViews(0);
+  job.members.pop_back();
+  expectOneView(job.awaitViews(1), 2, 1);
+}
+
+TEST(ElasticMember, HalfWithoutTheWitnessIsNoQuorum) {
+  Job job;
+  job.found(2);
+  job.awaitViews(0);
+  job.store->fail("gone");
+  job.members.pop_back();
+  try {
+    job.members.front()->awaitView(1, Deadline::after(std::chrono::seconds(1)));
+    FAIL() << "expected no quorum";
+  } catch (const ElasticError& error) {
+    EXPECT_EQ(error.kind(), ElasticErrorKind::kNoQuorum);
+    EXPECT_NE(std::string(error.what()).find("its process ended"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(ElasticMember, TwoOfThreeGoOnWithoutTheStore) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  job.store->fail("gone");
+  job.members.erase(job.members.begin());
+  expectOneView(job.awaitViews(1), 2, 2);
+}
+
+TEST(ElasticMember, ANewcomerIsTakenInAtOneBoundary) {
+  Job job;
+  job.found(2);
+  job.awaitViews(0);
+  auto newcomer = job.join(2);
+  bool seen = false;
+  for (int tries = 0; tries < 500 && !seen; ++tries) {
+    const std::vector<Answer> answers = job.agree(1, {true, true});
+    EXPECT_EQ(answers[0].waiting, answers[1].waiting);
+    seen = !answers[0].waiting.empty();
+  }
+  ASSERT_TRUE(seen);
+  job.members.push_back(newcomer);
+  std::vector<View> views = job.awaitViews(1);
+  // The newcomer's first view may be asked for with any number below.
+  expectOneView(views, 2, 3);
+  EXPECT_EQ(views[0].voters.size(), 2U);
+  for (const Answer& answer : job.agree(2, {true, true, true})) EXPECT_TRUE(answer.ok);
+}
+
+TEST(ElasticMember, LeavesAtABoundary) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  job.members[2]->setLeaving();
+  const std::vector<Answer> answers = job.agree(1, {true, true, true});
+  ASSERT_EQ(answers[0].leaving.size(), 1U);
+  EXPECT_EQ(answers[0].leaving[0], job.members[2]->id());
+  const auto leaver = job.members[2];
+  job.members.pop_back();
+  expectOneView(job.awaitViews(1), 2, 2);
+  EXPECT_TRUE(leaver->leave(Deadline::after(kLong)));
+}
+
+TEST(ElasticMember, TheViewsStoreAnswersAllItsMembers) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  auto waiting = std::async(std::launch::async, [&] {
+    StoreCall get;
+    get.view = 1;
+    get.keys = {"a", "b"};
+    get.wait = true;
+    return job.members[2]->callStore(get, Deadline::after(kLong));
+  });
+  for (const std::string key : {"a", "b"}) {
+    StoreCall set;
+    set.what = StoreCall::What::kSet;
+    set.view = 1;
+    set.keys = {key};
+    set.value = "value of " + key;
+    job.members[key == "a" ? 0 : 1]->callStore(set, Deadline::after(kLong));
+  }
+  const StoreAnswer found = waiting.get();
+  ASSERT_EQ(found.values.size(), 2U);
+  EXPECT_EQ(found.values[1], "value of b");
+}
+
+}  // namespace
+}  // namespace torchft_ext

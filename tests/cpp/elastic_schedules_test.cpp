@@ -1,0 +1,106 @@
+// Random schedules of jobs that are too large to explore: votes, deaths, suspicions, newcomers,
+// cuts that heal, a witness that restarts. Each ends without faults, and then has to come to rest.
+// TORCHFT_EXT_MODEL=full: the numbers that a release is checked with.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include "elastic_world.h"
+
+namespace torchft_ext {
+namespace {
+
+bool full() {
+  const char* asked = std::getenv("TORCHFT_EXT_MODEL");
+  return asked != nullptr && std::string(asked) == "full";
+}
+
+ElasticWorldOptions drawOptions(std::mt19937_64& random, int members) {
+  const auto upTo = [&](int most) { return static_cast<int>(random() % (most + 1)); };
+  ElasticWorldOptions options;
+  options.members = members;
+  options.newcomers = upTo(2);
+  options.witness = upTo(1) == 1;
+  options.store_rule = upTo(4) == 0;
+  options.min_size = 1 + upTo(members / 2);
+  options.deaths = upTo(members / 2);
+  options.suspicions = upTo(3);
+  options.agreements = 1 + upTo(3);
+  options.noes = upTo(2);
+  options.views = 2 + upTo(4);
+  options.retries = upTo(8);
+  options.wants = upTo(2);
+  options.witness_restarts = upTo(1);
+  if (upTo(2) == 0) {
+    options.heals = true;
+    const int side = 1 + upTo(members - 2);
+    for (int i = 0; i < side; ++i) {
+      for (int j = side; j < members; ++j) options.cut.insert({i, j});
+    }
+  }
+  return options;
+}
+
+// Deliveries are common, faults are rare; else most schedules would begin with all of them.
+const ElasticAction& draw(std::mt19937_64& random, const std::vector<ElasticAction>& actions) {
+  for (int tries = 0; tries < 20; ++tries) {
+    const ElasticAction& action = actions[random() % actions.size()];
+    switch (action.kind) {
+      case ElasticAction::Kind::kDie:
+      case ElasticAction::Kind::kSuspect:
+      case ElasticAction::Kind::kWant:
+      case ElasticAction::Kind::kRestart:
+      case ElasticAction::Kind::kLoseWitness:
+      case ElasticAction::Kind::kHeal:
+        if (random() % 30 != 0) continue;
+        break;
+      default:
+        break;
+    }
+    return action;
+  }
+  return actions[random() % actions.size()];
+}
+
+void runSchedules(int members, int schedules, int most_steps) {
+  uint64_t steps = 0;
+  uint64_t views = 0;
+  int settled = 0;
+  for (int seed = 0; seed < schedules; ++seed) {
+    std::mt19937_64 random(static_cast<uint64_t>(seed) * 7919U + static_cast<uint64_t>(members));
+    ElasticWorld world(drawOptions(random, members));
+    for (int step = 0; step < most_steps && world.wrong().empty(); ++step) {
+      const std::vector<ElasticAction> actions = world.actions();
+      if (actions.empty()) break;
+      world.take(draw(random, actions));
+      ++steps;
+    }
+    ASSERT_EQ(world.wrong(), "") << members << " members, seed " << seed;
+    if (!world.mustSettle()) continue;
+    ++settled;
+    ASSERT_EQ(world.settle(), "") << members << " members, seed " << seed;
+    views += world.newestView();
+  }
+  std::printf("%d schedules, %llu steps, %d settled, in view %.1f on average\n", schedules,
+              static_cast<unsigned long long>(steps), settled,
+              static_cast<double>(views) / std::max(settled, 1));
+  EXPECT_GT(settled, schedules / 10);
+  EXPECT_GT(views, 3 * static_cast<uint64_t>(settled) / 2);
+}
+
+TEST(ElasticSchedules, OfThreeMembers) {
+  runSchedules(3, full() ? 20000 : 4000, 400);
+}
+TEST(ElasticSchedules, OfEightMembers) {
+  runSchedules(8, full() ? 20000 : 5000, 1500);
+}
+TEST(ElasticSchedules, OfSixtyFourMembers) {
+  runSchedules(64, full() ? 20000 : 10, 20000);
+}
+
+}  // namespace
+}  // namespace torchft_ext

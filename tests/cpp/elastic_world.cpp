@@ -1,0 +1,473 @@
+#include "elastic_world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "net/frame.h"
+
+namespace torchft_ext {
+
+MemberId ElasticWorld::idOf(int i) {
+  MemberId id;
+  id.bytes[0] = static_cast<uint8_t>((i + 1) >> 8);
+  id.bytes[1] = static_cast<uint8_t>(i + 1);
+  return id;
+}
+
+int ElasticWorld::indexOf(const MemberId& id) {
+  return (id.bytes[0] << 8) + id.bytes[1] - 1;
+}
+
+ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(options), left_(options) {
+  View view;
+  view.lineage.bytes[0] = 1;
+  view.number = 1;
+  for (int i = 0; i < options.members; ++i) {
+    view.members.push_back({idOf(i), 1, {}});
+    view.voters.push_back(idOf(i));
+  }
+  if (options.witness) view.witness.bytes[0] = 1;
+  const ElasticRules rules{options.store_rule, options.min_size, 1 << 16, options.parts};
+  std::vector<MemberId> contacts;
+  for (const Member& member : view.members) contacts.push_back(member.id);
+  for (int i = 0; i < options.members; ++i) {
+    cores_.emplace_back(view.members[static_cast<size_t>(i)], rules, view);
+  }
+  for (int i = 0; i < options.newcomers; ++i) {
+    cores_.emplace_back(Member{idOf(options.members + i), 0, {}}, rules, contacts);
+  }
+  views_.emplace(1, view);
+  dead_.assign(cores_.size(), false);
+  asked_.assign(cores_.size(), 0);
+  pending_.assign(cores_.size(), false);
+  store_.resize(cores_.size());
+  for (int i = 0; i < size(); ++i) {
+    for (int j = 0; j < size(); ++j) {
+      if (isCut(i, j)) undetected_.insert({i, j});
+    }
+  }
+  for (int i = options.members; i < size(); ++i) {
+    carryOut(i, cores_[static_cast<size_t>(i)].retry());
+  }
+}
+
+bool ElasticWorld::isCut(int a, int b) const {
+  return options_.cut.contains({a, b}) || options_.cut.contains({b, a});
+}
+
+bool ElasticWorld::canVote(int i) const {
+  const ElasticCore& core = cores_[static_cast<size_t>(i)];
+  return !dead(i) && core.state() == ElasticCore::State::kActive &&
+         !pending_[static_cast<size_t>(i)];
+}
+
+std::vector<ElasticAction> ElasticWorld::actions() const {
+  using Kind = ElasticAction::Kind;
+  std::vector<ElasticAction> all;
+  for (const auto& [link, queue] : links_) {
+    if (!queue.empty() && !dead(link.second))
+      all.push_back({Kind::kDeliver, link.first, link.second});
+  }
+  for (const auto& [who, gone] : undetected_) {
+    if (!dead(who) && core(who).state() != ElasticCore::State::kJoining) {
+      all.push_back({Kind::kDetect, who, gone});
+    }
+  }
+  for (int i = 0; i < size(); ++i) {
+    if (dead(i)) continue;
+    const StoreOp& op = store_[static_cast<size_t>(i)];
+    if (op.request) all.push_back({Kind::kWitness, i, 0});
+    if (op.reply) all.push_back({Kind::kReply, i, 0});
+    if (canVote(i) && asked_[static_cast<size_t>(i)] < options_.agreements &&
+        core(i).view().number < static_cast<uint64_t>(options_.views)) {
+      all.push_back({Kind::kVote, i, 1});
+      if (left_.noes > 0) all.push_back({Kind::kVote, i, 0});
+    }
+    if (left_.deaths > 0) all.push_back({Kind::kDie, i, 0});
+    if (left_.retries > 0 && core(i).wanted()) all.push_back({Kind::kRetry, i, 0});
+    if (left_.wants > 0 && core(i).state() == ElasticCore::State::kActive) {
+      all.push_back({Kind::kWant, i, 0});
+    }
+    for (int j = 0; left_.suspicions > 0 && j < size(); ++j) {
+      if (j != i && !dead(j) && core(i).view().has(idOf(j)) &&
+          !core(i).losses().contains(idOf(j))) {
+        all.push_back({Kind::kSuspect, i, j});
+      }
+    }
+  }
+  if (options_.witness && left_.witness_restarts > 0) all.push_back({Kind::kRestart, 0, 0});
+  if (options_.witness && left_.witness_losses > 0) all.push_back({Kind::kLoseWitness, 0, 0});
+  if (left_.heals) all.push_back({Kind::kHeal, 0, 0});
+  return all;
+}
+
+void ElasticWorld::take(const ElasticAction& action) {
+  using Kind = ElasticAction::Kind;
+  const auto a = static_cast<size_t>(action.a);
+  switch (action.kind) {
+    case Kind::kDeliver: {
+      auto& queue = links_[{action.a, action.b}];
+      const ElasticMessage message = std::move(queue.front());
+      queue.pop_front();
+      carryOut(action.b, cores_[static_cast<size_t>(action.b)].receive(idOf(action.a), message));
+      break;
+    }
+    case Kind::kVote:
+      if (action.b == 0) --left_.noes;
+      vote(action.a, action.b != 0);
+      break;
+    case Kind::kDie:
+      --left_.deaths;
+      dead_[a] = true;
+      store_[a].reply.reset();  // a request may still reach the store
+      for (int i = 0; i < size(); ++i) {
+        undetected_.erase({action.a, i});
+        links_.erase({i, action.a});
+        if (i != action.a && !dead(i)) undetected_.insert({i, action.a});
+      }
+      break;
+    case Kind::kDetect: {
+      undetected_.erase({action.a, action.b});
+      links_.erase({action.b, action.a});  // the rest is lost
+      carryOut(action.a,
+               cores_[a].lose(idOf(action.b), dead(action.b) ? Loss::kDead : Loss::kUnreachable));
+      // Its group has failed: the user awaits another view.
+      if (core(action.a).view().has(idOf(action.b))) {
+        carryOut(action.a, cores_[a].want(core(action.a).view().number, true));
+      }
+      break;
+    }
+    case Kind::kSuspect:
+      --left_.suspicions;
+      carryOut(action.a, cores_[a].lose(idOf(action.b), Loss::kFrozen));
+      carryOut(action.a, cores_[a].want(core(action.a).view().number, true));
+      break;
+    case Kind::kRetry:
+      --left_.retries;
+      carryOut(action.a, cores_[a].retry());
+      break;
+    case Kind::kWant:
+      --left_.wants;
+      carryOut(action.a, cores_[a].want(core(action.a).view().number, true));
+      break;
+    case Kind::kWitness:
+      if (!witness_lost_) {
+        store_[a].reply = answer(*store_[a].request);
+      } else {
+        WitnessReply reply;
+        reply.what = store_[a].request->what;
+        reply.lineage = store_[a].request->lineage;
+        reply.number = store_[a].request->number;
+        reply.ballot = store_[a].request->ballot;
+        store_[a].reply = reply;
+      }
+      store_[a].request.reset();
+      break;
+    case Kind::kReply: {
+      const WitnessReply reply = std::move(*store_[a].reply);
+      store_[a].reply.reset();
+      carryOut(action.a, cores_[a].witnessAnswered(reply));
+      break;
+    }
+    case Kind::kRestart:
+      --left_.witness_restarts;
+      witness_valid_ = false;
+      held_.reset();
+      break;
+    case Kind::kLoseWitness:
+      --left_.witness_losses;
+      witness_lost_ = true;
+      break;
+    case Kind::kHeal:
+      left_.heals = false;
+      options_.cut.clear();
+      // Who had not noticed yet has lost its connections all the same.
+      for (const auto& [who, gone] : undetected_) {
+        if (!dead(gone))
+          carryOut(who, cores_[static_cast<size_t>(who)].want(core(who).view().number, true));
+      }
+      std::erase_if(undetected_, [&](const auto& pair) { return !dead(pair.second); });
+      for (int i = 0; i < size(); ++i) {
+        for (int j = 0; j < size(); ++j) {
+          if (i == j || dead(i) || dead(j)) continue;
+          carryOut(i, cores_[static_cast<size_t>(i)].connected(idOf(j)));
+        }
+      }
+      break;
+  }
+  checkHistory();
+}
+
+void ElasticWorld::vote(int i, bool ok) {
+  const auto at = static_cast<size_t>(i);
+  const uint64_t number = core(i).view().number;
+  ++asked_[at];
+  pending_[at] = true;
+  if (!ok) said_no_[{number, static_cast<uint64_t>(asked_[at])}].insert(i);
+  Vote vote;
+  vote.ok = ok;
+  carryOut(i, cores_[at].agree(number, std::move(vote)));
+}
+
+WitnessReply ElasticWorld::answer(const WitnessRequest& request) {
+  WitnessReply reply;
+  reply.what = request.what;
+  reply.lineage = request.lineage;
+  reply.number = request.number;
+  reply.ballot = request.ballot;
+  reply.has_vote = options_.store_rule || witness_valid_;
+  if (request.what == WitnessRequest::What::kDecide) {
+    reply.decided = decided_by_store_.try_emplace(request.number, *request.view).first->second;
+    return reply;
+  }
+  if (held_ && held_->view.number > request.number) reply.has_vote = false;
+  std::optional<AcceptedView> held;  // of this number
+  if (held_ && held_->view.number == request.number) held = held_;
+  if (request.what == WitnessRequest::What::kClaim && reply.has_vote && held == request.expected) {
+    held_ = {request.ballot, *request.view};
+    reply.claimed = true;
+  }
+  reply.held = held;
+  return reply;
+}
+
+void ElasticWorld::carryOut(int i, ElasticEffects effects) {
+  const auto at = static_cast<size_t>(i);
+  for (auto& [to, message] : effects.sends) {
+    const int j = indexOf(to);
+    if (j < 0 || j >= size() || dead(j) || isCut(i, j)) continue;
+    links_[{i, j}].push_back(std::move(message));
+  }
+  if (effects.witness) store_[at].request = std::move(effects.witness);
+  if (effects.new_view) {
+    asked_[at] = 0;
+    checkView(i);
+  }
+  for (const Outcome& outcome : effects.answers) {
+    pending_[at] = false;
+    checkAnswer(i, outcome);
+  }
+}
+
+void ElasticWorld::fail(const std::string& what) {
+  if (wrong_.empty()) wrong_ = what;
+}
+
+void ElasticWorld::checkView(int i) {
+  const View& view = core(i).view();
+  const auto [known, fresh] = views_.try_emplace(view.number, view);
+  if (!fresh && known->second != view) {
+    fail("two views have the number " + std::to_string(view.number));
+  }
+}
+
+void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {
+  if (core(i).state() == ElasticCore::State::kLeftOut) return;  // it raises
+  const Key key{outcome.view, outcome.index};
+  const auto [known, fresh] = returned_.try_emplace(key, outcome.answer);
+  if (!fresh && known->second.ok != outcome.answer.ok) {
+    fail("two answers to agreement " + std::to_string(key.second) + " of view " +
+         std::to_string(key.first));
+  }
+  returned_by_[key].insert(i);
+}
+
+// No later view may contradict an answer, and an ok needs all who went on.
+void ElasticWorld::checkHistory() {
+  for (const auto& [key, answer] : returned_) {
+    if (!answer.ok) continue;
+    const auto next = views_.find(key.first + 1);
+    const View& judged = next == views_.end() ? views_.at(key.first) : next->second;
+    for (const int i : said_no_[key]) {
+      if (judged.has(idOf(i)) && views_.at(key.first).has(idOf(i))) {
+        fail("ok although member " + std::to_string(i) + ", who goes on, said no");
+      }
+    }
+    if (next == views_.end()) continue;
+    const Outcome* outcome = next->second.outcomeOf(key.second);
+    if (outcome != nullptr && !outcome->answer.ok) {
+      fail("view " + std::to_string(next->first) + " takes back an ok of the one before");
+    }
+    for (const Member& member : next->second.members) {
+      const bool was_there = views_.at(key.first).has(member.id);
+      if (outcome == nullptr && was_there && !returned_by_[key].contains(indexOf(member.id))) {
+        fail("view " + std::to_string(next->first) + " does not know an ok of the one before");
+      }
+    }
+  }
+}
+
+// ---- without faults
+
+bool ElasticWorld::mustSettle() const {
+  if (!options_.cut.empty()) return false;
+  // Of every view that was decided, or that somebody has accepted for the next one: it may have to
+  // be taken up.
+  std::vector<View> binding;
+  for (const auto& [number, view] : views_) binding.push_back(view);
+  for (const auto& [number, view] : decided_by_store_) binding.push_back(view);
+  for (const ElasticCore& core : cores_) {
+    if (core.accepted()) binding.push_back(core.accepted()->view);
+  }
+  if (held_) binding.push_back(held_->view);
+  // And of those whose learners may have been promoted, by what the living know.
+  for (int i = 0; i < size(); ++i) {
+    if (dead(i) || core(i).promotion() == Promotion::kNo) continue;
+    binding.push_back(core(i).view());
+    binding.back().voters.clear();
+    for (const Member& member : core(i).view().members) binding.back().voters.push_back(member.id);
+  }
+  return std::all_of(binding.begin(), binding.end(), [&](const View& view) {
+    const auto alive =
+        static_cast<size_t>(std::count_if(view.voters.begin(), view.voters.end(),
+                                          [&](const MemberId& id) { return !dead(indexOf(id)); }));
+    if (!options_.store_rule) return 2 * alive > view.voters.size();
+    return alive >= std::min(view.voters.size(), static_cast<size_t>(options_.min_size));
+  });
+}
+
+bool ElasticWorld::everyoneSettled() const {
+  uint64_t newest = 0;
+  for (int i = 0; i < size(); ++i) {
+    if (!dead(i)) newest = std::max(newest, core(i).view().number);
+  }
+  for (int i = 0; i < size(); ++i) {
+    if (dead(i) || core(i).state() == ElasticCore::State::kLeftOut) continue;
+    if (core(i).state() == ElasticCore::State::kJoining) continue;
+    if (core(i).state() != ElasticCore::State::kActive || core(i).view().number != newest ||
+        pending_[static_cast<size_t>(i)]) {
+      return false;
+    }
+    for (const Member& member : core(i).view().members) {
+      if (dead(indexOf(member.id))) return false;
+    }
+  }
+  return true;
+}
+
+// Everything that goes on by itself. False: nothing did.
+bool ElasticWorld::runQuietly() {
+  bool moved = false;
+  for (int step = 0; step < 100000; ++step) {
+    const std::vector<ElasticAction> possible = actions();
+    const auto next =
+        std::find_if(possible.begin(), possible.end(), [](const ElasticAction& action) {
+          return action.kind == ElasticAction::Kind::kDeliver ||
+                 action.kind == ElasticAction::Kind::kDetect ||
+                 action.kind == ElasticAction::Kind::kWitness ||
+                 action.kind == ElasticAction::Kind::kReply;
+        });
+    if (next == possible.end()) return moved;
+    take(*next);
+    moved = true;
+    if (!wrong_.empty()) return moved;
+  }
+  fail("messages without end");
+  return moved;
+}
+
+std::string ElasticWorld::settle() {
+  left_.retries = left_.deaths = left_.suspicions = left_.wants = left_.noes = 0;
+  left_.witness_restarts = left_.witness_losses = 0;
+  left_.heals = false;
+  for (int round = 0; round < 40 && wrong_.empty(); ++round) {
+    runQuietly();
+    if (!wrong_.empty()) return wrong_;
+    if (everyoneSettled()) return {};
+    for (int i = 0; i < size(); ++i) {
+      if (dead(i)) continue;
+      carryOut(i, cores_[static_cast<size_t>(i)].retry());
+    }
+    runQuietly();
+    // Users whose members wait for them come to the agreement too.
+    bool waited_for = false;
+    for (int i = 0; i < size(); ++i) waited_for |= !dead(i) && pending_[static_cast<size_t>(i)];
+    for (int i = 0; waited_for && i < size(); ++i) {
+      if (canVote(i) && asked_[static_cast<size_t>(i)] < options_.agreements + 3) vote(i, true);
+    }
+  }
+  if (!wrong_.empty()) return wrong_;
+  return everyoneSettled() || !mustSettle() ? "" : "it does not come to an end" + describeMembers();
+}
+
+std::string ElasticWorld::describeMembers() const {
+  std::string text;
+  for (int i = 0; i < size(); ++i) {
+    if (dead(i)) continue;
+    text += "; member " + std::to_string(i) + " in state " +
+            std::to_string(static_cast<int>(core(i).state())) + " of view " +
+            std::to_string(core(i).view().number) + " of";
+    for (const Member& member : core(i).view().members) {
+      text += " " + std::to_string(indexOf(member.id));
+    }
+    if (pending_[static_cast<size_t>(i)]) text += ", in an agreement";
+  }
+  return text;
+}
+
+std::string ElasticWorld::fingerprint() const {
+  ByteWriter writer;
+  for (int i = 0; i < size(); ++i) {
+    const auto at = static_cast<size_t>(i);
+    writer.u8(static_cast<uint8_t>((dead(i) ? 1 : 0) | (pending_[at] ? 2 : 0)));
+    writer.u8(static_cast<uint8_t>(asked_[at]));
+    if (!dead(i)) writer.text(core(i).fingerprint());
+    const StoreOp& op = store_[at];
+    writer.u8(static_cast<uint8_t>((op.request ? 1 + static_cast<int>(op.request->what) : 0) |
+                                   (op.reply ? 8 + static_cast<int>(op.reply->what) * 16 : 0)));
+    if (op.request) {
+      writer.u64(op.request->number);
+      writer.text(encodeAccepted(op.request->expected ? *op.request->expected : AcceptedView{}));
+      writer.u32(op.request->ballot.round);
+      if (op.request->view) writer.text(encodeView(*op.request->view));
+    }
+    if (op.reply) {
+      writer.u32(op.reply->ballot.round);
+      writer.u64(op.reply->number);
+      writer.u8(static_cast<uint8_t>((op.reply->has_vote ? 1 : 0) | (op.reply->claimed ? 2 : 0)));
+      writer.text(encodeAccepted(op.reply->held ? *op.reply->held : AcceptedView{}));
+      if (op.reply->decided) writer.text(encodeView(*op.reply->decided));
+    }
+  }
+  for (const auto& [link, queue] : links_) {
+    if (queue.empty()) continue;
+    writer.u8(static_cast<uint8_t>(link.first));
+    writer.u8(static_cast<uint8_t>(link.second));
+    writer.u8(static_cast<uint8_t>(queue.size()));
+    for (const ElasticMessage& message : queue) writer.text(encodeElasticMessage(message));
+  }
+  for (const auto& [who, gone] : undetected_) {
+    writer.u8(static_cast<uint8_t>(who));
+    writer.u8(static_cast<uint8_t>(gone));
+  }
+  writer.text(encodeAccepted(held_ ? *held_ : AcceptedView{}));
+  for (const auto& [number, view] : decided_by_store_) writer.text(encodeView(view));
+  for (const int left : {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
+                         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
+                         witness_valid_ ? 1 : 0, witness_lost_ ? 1 : 0}) {
+    writer.u8(static_cast<uint8_t>(left));
+  }
+  for (const auto& [number, view] : views_) writer.text(encodeView(view));
+  for (const auto& [key, answer] : returned_) {
+    writer.u64(key.first);
+    writer.u64(key.second);
+    writer.u8(answer.ok ? 1 : 0);
+    const auto by = returned_by_.find(key);
+    for (const int i : by->second) writer.u8(static_cast<uint8_t>(i));
+  }
+  for (const auto& [key, members] : said_no_) {
+    writer.u64(key.first);
+    for (const int i : members) writer.u8(static_cast<uint8_t>(i));
+  }
+  return writer.take();
+}
+
+std::string ElasticWorld::describe(const ElasticAction& action) {
+  static const std::array<const char*, 12> kNames = {
+      "deliver", "vote",    "die",   "detect",  "suspect",      "retry",
+      "want",    "witness", "reply", "restart", "lose witness", "heal"};
+  return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
+         " " + std::to_string(action.b);
+}
+
+}  // namespace torchft_ext

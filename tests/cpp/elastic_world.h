@@ -1,0 +1,128 @@
+// A whole job as one value: the real ElasticCore of each member, the messages between them, the
+// witness, and what has happened so far that no later state may contradict. The model checker and
+// the random schedules take steps in it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "elastic/elastic_core.h"
+
+namespace torchft_ext {
+
+struct ElasticWorldOptions {
+  int members = 3;    // of the first view
+  int newcomers = 0;  // that ask for a place
+  bool witness = false;
+  bool store_rule = false;
+  int min_size = 1;
+  // How often at most, in one history:
+  int deaths = 0;
+  int suspicions = 0;        // a living member is called frozen by one other
+  int agreements = 1;        // of a member in one view
+  int noes = 0;              // votes that are no
+  int views = 3;             // no agreement begins in a later one
+  int retries = 0;           // while messages are still on their way
+  int wants = 0;             // somebody wants another view without a reason
+  int witness_restarts = 0;  // empty
+  int witness_losses = 0;    // for good
+  // Links that never carry anything.
+  std::set<std::pair<int, int>> cut;
+  bool heals = false;  // at any moment, once, all of them
+  // The protocol without one of its parts, to see that it is missed.
+  ElasticParts parts;
+};
+
+struct ElasticAction {
+  enum class Kind : uint8_t {
+    kDeliver,  // the first message from a to b
+    kVote,     // a: ok if b
+    kDie,      // a
+    kDetect,   // a is told that b is gone
+    kSuspect,  // a takes b for frozen
+    kRetry,    // a
+    kWant,     // a
+    kWitness,  // the store answers a's request
+    kReply,    // a reads the store's reply
+    kRestart,  // the store
+    kLoseWitness,
+    kHeal,
+  };
+  Kind kind = Kind::kDeliver;
+  int a = 0;
+  int b = 0;
+};
+
+class ElasticWorld {
+ public:
+  explicit ElasticWorld(const ElasticWorldOptions& options);
+
+  std::vector<ElasticAction> actions() const;
+  void take(const ElasticAction& action);
+  // Empty: all is well so far.
+  const std::string& wrong() const { return wrong_; }
+  // Goes on without any fault, in a fair order, until nothing happens any more. Then what is not as
+  // it should be; empty: nothing.
+  std::string settle();
+  // Of every view that may have to be taken up, do enough voters live, connected?
+  bool mustSettle() const;
+
+  std::string fingerprint() const;
+  static std::string describe(const ElasticAction& action);
+
+  int size() const { return static_cast<int>(cores_.size()); }
+  const ElasticCore& core(int i) const { return cores_[static_cast<size_t>(i)]; }
+  bool dead(int i) const { return dead_[static_cast<size_t>(i)]; }
+  static MemberId idOf(int i);
+  static int indexOf(const MemberId& id);
+  uint64_t newestView() const { return views_.rbegin()->first; }
+
+ private:
+  using Key = std::pair<uint64_t, uint64_t>;  // view, index
+  struct StoreOp {
+    std::optional<WitnessRequest> request;
+    std::optional<WitnessReply> reply;
+  };
+
+  bool isCut(int a, int b) const;
+  void carryOut(int i, ElasticEffects effects);
+  void checkView(int i);
+  void checkAnswer(int i, const Outcome& outcome);
+  void checkHistory();
+  bool canVote(int i) const;
+  void vote(int i, bool ok);
+  WitnessReply answer(const WitnessRequest& request);
+  bool everyoneSettled() const;
+  bool runQuietly();
+  std::string describeMembers() const;
+  void fail(const std::string& what);
+
+  ElasticWorldOptions options_;
+  std::vector<ElasticCore> cores_;
+  std::vector<bool> dead_;
+  std::vector<int> asked_;  // agreements of a member in its view
+  std::vector<bool> pending_;
+  std::map<std::pair<int, int>, std::deque<ElasticMessage>> links_;
+  std::set<std::pair<int, int>> undetected_;  // (who does not know yet, who is gone)
+  std::vector<StoreOp> store_;                // by member: one request at a time
+  std::optional<AcceptedView> held_;          // by the witness
+  std::map<uint64_t, View> decided_by_store_;
+  bool witness_valid_ = true;
+  bool witness_lost_ = false;
+  ElasticWorldOptions left_;  // what is left of the budgets
+  // History.
+  std::map<uint64_t, View> views_;        // by number, as adopted anywhere
+  std::map<Key, Answer> returned_;        // by whoever returned from it
+  std::map<Key, std::set<int>> said_no_;  // who voted no
+  std::map<Key, std::set<int>> returned_by_;
+  std::string wrong_;
+};
+
+}  // namespace torchft_ext
