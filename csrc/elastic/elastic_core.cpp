@@ -223,8 +223,9 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
 // missing vote would be a no.
 void ElasticCore::recoverAgreement() {
   if (agreements_.stopped()) wanted_ = true;
-  if (!agreements_.pending() || !hasLostMembers()) return;
-  if (agreements_.hasVotesOfAllBut(gone())) wanted_ = true;
+  const bool stuck = std::any_of(losses_.begin(), losses_.end(),
+                                 [&](const auto& loss) { return agreements_.awaits(loss.first); });
+  if (stuck && agreements_.hasVotesOfAllBut(gone())) wanted_ = true;
 }
 
 void ElasticCore::carryOutAgreement(Effects& effects, Agreements::Step step) {

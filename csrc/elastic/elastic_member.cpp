@@ -91,6 +91,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   void failCalls(uint64_t before_view);
   void publish();
   std::set<MemberId> known() const;
+  bool isNeeded() const;
 
   const ElasticOptions options;
   JobStore job_store;  // store thread
@@ -112,6 +113,8 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
     std::string payload;
   };
   std::vector<Early> early;  // came before the core was there
+  std::set<MemberId> gone_soon;
+  std::set<MemberId> before;  // of the view before: who is left out has to be told
 
   struct Call {
     StoreCall call;
@@ -221,6 +224,7 @@ void ElasticMember::Impl::start(Deadline deadline, const Cancelled& cancelled) {
         events.on_lost = [this](const MemberId& id, Loss loss, const std::string& how) {
           onLost(id, loss, how);
         };
+        events.on_goodbye = [this](const MemberId& id) { gone_soon.insert(id); };
         network = std::make_unique<MemberNetwork>(loop, key, options.limit, std::move(events));
         *error = network->open(options.bind_address, options.ports);
         if (!error->empty()) return;
@@ -388,14 +392,28 @@ void ElasticMember::Impl::onNewView() {
   }
   failCalls(now.number);
   network->keepOnly(known());
+  before = core->everybody();
   // Connections that agreements will want.
   for (const Member& member : now.members) network->prepare(member.id);
   if (!now.members.empty() && now.members.front().id == core->self().id) publish();
 }
 
+// Is there a member that may still wait for this one's word?
+bool ElasticMember::Impl::isNeeded() const {
+  if (!core || core->state() != ElasticCore::State::kActive) {
+    return core && core->state() == ElasticCore::State::kStopped;
+  }
+  const std::vector<Member>& members = core->view().members;
+  return std::any_of(members.begin(), members.end(), [&](const Member& member) {
+    return member.id != core->self().id && !gone_soon.contains(member.id) &&
+           !core->losses().contains(member.id);
+  });
+}
+
 // Whom messages may still go to.
 std::set<MemberId> ElasticMember::Impl::known() const {
   std::set<MemberId> ids = core->everybody();
+  ids.insert(before.begin(), before.end());
   return ids;
 }
 
@@ -694,20 +712,27 @@ bool ElasticMember::leave(Deadline deadline) {
     if (std::exchange(impl_->left, true)) return true;
     impl_->changed.notifyAll();
   }
-  impl_->loop.runOnLoop(
-      [impl = impl_] {
-        if (impl->network) impl->network->finish();
-      },
-      deadline);
-  auto heard = std::make_shared<bool>(false);
-  while (!deadline.expired()) {
-    const bool ran = impl_->loop.runOnLoop(
-        [impl = impl_, heard] { *heard = !impl->network || impl->network->finished(); }, deadline);
-    if (!ran || *heard) break;
-    MutexLock lock(impl_->mutex);
-    impl_->changed.waitUntil(impl_->mutex, deadline.orEarlier(milliseconds(2)));
-  }
-  return *heard;
+  const auto onLoop = [impl = impl_, deadline](const std::function<bool()>& what) {
+    auto done = std::make_shared<bool>(false);
+    while (!*done) {
+      if (!impl->loop.runOnLoop([what, done] { *done = what(); }, deadline)) return false;
+      if (*done || deadline.expired()) break;
+      MutexLock lock(impl->mutex);
+      impl->changed.waitUntil(impl->mutex, deadline.orEarlier(milliseconds(2)));
+    }
+    return *done;
+  };
+  onLoop([impl = impl_] {
+    if (impl->core) impl->core->setLeaving();
+    if (impl->network) impl->network->sayGoodbye();
+    return true;
+  });
+  const bool free = onLoop([impl = impl_] { return !impl->network || !impl->isNeeded(); });
+  impl_->loop.post([impl = impl_] {
+    if (impl->network) impl->network->finish();
+  });
+  onLoop([impl = impl_] { return !impl->network || impl->network->finished(); });
+  return free;
 }
 
 StoreAnswer ElasticMember::callStore(StoreCall call, Deadline deadline,

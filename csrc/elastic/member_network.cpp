@@ -101,9 +101,7 @@ void MemberNetwork::onFrame(uint64_t number, const FrameHeader& header, std::str
   }
   const MemberId from = incoming.from;
   if (header.type == FrameType::kGoodbye) {
-    incoming_.erase(number);
-    peers_.erase(from);
-    events_->on_lost(from, Loss::kDead, "it left the job");
+    events_->on_goodbye(from);
     return;
   }
   events_->on_message(from, header, std::move(payload));
@@ -229,16 +227,20 @@ void MemberNetwork::keepOnly(const std::set<MemberId>& ids) {
 
 // ---- the end
 
-void MemberNetwork::finish() {
-  finishing_ = true;
+void MemberNetwork::sayGoodbye() {
   FrameHeader header;
   header.type = FrameType::kGoodbye;
   for (auto& [id, peer] : peers_) {
+    if (peer.out) peer.out->send(header, {});
+  }
+}
+
+void MemberNetwork::finish() {
+  finishing_ = true;
+  for (auto& [id, peer] : peers_) {
     peer.dial.reset();
     peer.probe.reset();
-    if (!peer.out) continue;
-    peer.out->send(header, {});
-    peer.out->finishSending();
+    if (peer.out) peer.out->finishSending();
   }
 }
 

@@ -42,6 +42,7 @@ class MemberNetwork {
     std::function<void(const MemberId& from, const FrameHeader&, std::string payload)> on_message;
     std::function<void(const MemberId&)> on_connected;  // what was said before may be lost
     std::function<void(const MemberId&, Loss, const std::string& how)> on_lost;
+    std::function<void(const MemberId&)> on_goodbye;  // it goes soon; until then it answers
   };
   static constexpr size_t kMostWaiting =
       1024;  // messages to a member to which no connection stands
@@ -69,7 +70,8 @@ class MemberNetwork {
   void ask(const MemberId& id);
   // Of all others nothing is kept any more.
   void keepOnly(const std::set<MemberId>& ids);
-  // Says goodbye to all; no more is sent, and what was, gets through.
+  void sayGoodbye();
+  // No more is sent, and what was, gets through.
   void finish();
   // After it: have the peers read all of it, or are gone?
   bool finished() const;

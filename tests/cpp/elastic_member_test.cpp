@@ -187,6 +187,28 @@ TEST(ElasticMember, LeavesAtABoundary) {
   EXPECT_TRUE(leaver->leave(Deadline::after(kLong)));
 }
 
+// Whoever returned from the last agreement first may go at once; the others get their answer.
+TEST(ElasticMember, NobodyIsLeftInTheLastAgreement) {
+  for (int round = 0; round < 30; ++round) {
+    Job job;
+    job.found(3);
+    job.awaitViews(0);
+    std::vector<std::future<bool>> working;
+    for (const auto& member : job.members) {
+      working.push_back(std::async(std::launch::async, [member] {
+        bool good = true;
+        for (int step = 0; step < 5; ++step) {
+          Vote vote;
+          vote.ok = true;
+          good = member->agree(1, vote, Deadline::after(kLong)).ok && good;
+        }
+        return member->leave(Deadline::after(kLong)) && good;
+      }));
+    }
+    for (auto& one : working) EXPECT_TRUE(one.get());
+  }
+}
+
 TEST(ElasticMember, TheViewsStoreAnswersAllItsMembers) {
   Job job;
   job.found(3);
