@@ -464,6 +464,7 @@ class _ViewDict(TypedDict):
     number: int
     lineage: bytes
     rank: int
+    founder: bool
     size: int
     old_size: int
     members: tuple[str, ...]

@@ -30,6 +30,20 @@ std::vector<MemberId> ElasticCore::unheard() const {
   return ids;
 }
 
+bool ElasticCore::setContacts(std::vector<MemberId> contacts) {
+  if (state_ != State::kJoining || contacts == contacts_) return false;
+  contacts_ = std::move(contacts);
+  return true;
+}
+
+bool ElasticCore::isForsaken() const {
+  return state_ == State::kJoining &&
+         std::all_of(contacts_.begin(), contacts_.end(), [&](const MemberId& id) {
+           const auto loss = losses_.find(id);
+           return loss != losses_.end() && loss->second == Loss::kDead;
+         });
+}
+
 std::set<MemberId> ElasticCore::everybody() const {
   std::set<MemberId> ids(contacts_.begin(), contacts_.end());
   for (const Member& member : view_.members) ids.insert(member.id);

@@ -75,6 +75,10 @@ class ElasticCore {
   // These are to be left out of the next view unless they await it.
   void leaveOut(const std::set<MemberId>& ids) { absent_.insert(ids.begin(), ids.end()); }
   void setLeaving() { leaving_ = true; }
+  // Of a newcomer: whom it asks. False: it has a place, or these are known already.
+  bool setContacts(std::vector<MemberId> contacts);
+  // Of a newcomer: is none of those whom it asks alive any more?
+  bool isForsaken() const;
 
   // This member's next agreement in the view with that number, which it has formed. Where that view
   // is over, the answer follows from the next one (at once, if that is known).

@@ -79,6 +79,8 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   void announce(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);
   void sendMessage(const MemberId& to, const ElasticMessage& message);
+  void lookForContacts();
+  void hearContacts(const std::vector<Member>& members);
   void askWitness(const WitnessRequest& request);
   void onMessage(const MemberId& from, const FrameHeader& header, const std::string& payload);
   void onLost(const MemberId& id, Loss loss, const std::string& how);
@@ -135,6 +137,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   std::map<MemberId, Loss> lost GUARDED_BY(mutex);
   std::vector<MemberId> missing GUARDED_BY(mutex);  // for a quorum; empty: nobody that is known
   bool hopeless GUARDED_BY(mutex) = false;
+  bool forsaken GUARDED_BY(mutex) = false;  // a newcomer to a job of which nobody lives
   std::string store_trouble GUARDED_BY(mutex);
   std::map<MemberId, std::string> known_names GUARDED_BY(mutex);
   std::map<uint64_t, std::shared_ptr<Call>> calls GUARDED_BY(mutex);
@@ -328,6 +331,7 @@ void ElasticMember::Impl::arm() {
 void ElasticMember::Impl::tick() {
   ++ticks;
   const bool joining = core->state() == ElasticCore::State::kJoining;
+  if (joining && ticks % kTicksBetweenQuestions == 0) lookForContacts();
   if (joining || core->wanted()) carryOut(core->retry());
   if (ticks % kTicksBetweenQuestions != 0) return;
   for (const MemberId& id : core->unheard()) network->ask(id);
@@ -427,6 +431,36 @@ void ElasticMember::Impl::publish() {
     } catch (const StoreError&) {  // the job goes on without its store
     }
   });
+}
+
+// The members that this newcomer knows of may have been replaced meanwhile.
+void ElasticMember::Impl::lookForContacts() {
+  store_thread.post([self = weak_from_this()] {
+    const auto alive = self.lock();
+    if (!alive) return;
+    std::vector<Member> members;
+    try {
+      members = alive->job_store.contacts();
+    } catch (const StoreError&) {
+      return;  // the next look may succeed
+    }
+    alive->loop.post([self, members] {
+      const auto still_alive = self.lock();
+      if (still_alive && still_alive->core) still_alive->hearContacts(members);
+    });
+  });
+}
+
+void ElasticMember::Impl::hearContacts(const std::vector<Member>& members) {
+  std::vector<MemberId> ids;
+  for (const Member& member : members) {
+    network->introduce(member);
+    ids.push_back(member.id);
+  }
+  if (ids.empty() || core->setContacts(ids) || !core->isForsaken()) return;
+  MutexLock lock(mutex);
+  forsaken = true;
+  changed.notifyAll();
 }
 
 void ElasticMember::Impl::askWitness(const WitnessRequest& request) {
@@ -583,6 +617,12 @@ void ElasticMember::Impl::throwNoView(Deadline /*deadline*/) {
                        job + "view " + std::to_string(view.number) +
                            " is without this member, which was silent or cut off: join again");
   }
+  if (forsaken) {
+    throw ElasticError(ElasticErrorKind::kNoQuorum,
+                       job +
+                           "it was founded before, and none of its members runs any more: choose "
+                           "another name for a new job");
+  }
   if (!missing.empty()) {
     std::string names;
     for (const MemberId& id : missing) names += (names.empty() ? "" : "; ") + nameOfLocked(id);
@@ -642,7 +682,8 @@ View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Canc
   });
   MutexLock lock(impl_->mutex);
   const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
-    return impl_->view.number > newer_than || impl_->left_out || impl_->left || impl_->hopeless;
+    return impl_->view.number > newer_than || impl_->left_out || impl_->left || impl_->hopeless ||
+           impl_->forsaken;
   };
   impl_->wait(over, deadline, cancelled);
   if (impl_->view.number > newer_than && !impl_->left_out && !impl_->left) return impl_->view;

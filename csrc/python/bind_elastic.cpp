@@ -53,7 +53,9 @@ py::dict viewDict(const View& view, const MemberId& self) {
   result["number"] = view.number;
   result["lineage"] = py::bytes(reinterpret_cast<const char*>(view.lineage.bytes.data()),
                                 view.lineage.bytes.size());
-  result["rank"] = view.rankOf(self);
+  const int rank = view.rankOf(self);
+  result["rank"] = rank;
+  result["founder"] = rank >= 0 && view.members[static_cast<size_t>(rank)].since == 1;
   result["size"] = view.members.size();
   result["old_size"] = view.old_size;
   result["members"] = py::tuple(py::cast(members));

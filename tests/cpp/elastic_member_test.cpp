@@ -173,6 +173,20 @@ TEST(ElasticMember, ANewcomerIsTakenInAtOneBoundary) {
   for (const Answer& answer : job.agree(2, {true, true, true})) EXPECT_TRUE(answer.ok);
 }
 
+TEST(ElasticMember, ANewcomerIsToldThatTheJobHasEnded) {
+  Job job;
+  job.found(2);
+  job.awaitViews(0);
+  job.members.clear();
+  const auto newcomer = job.join(2);
+  try {
+    newcomer->awaitView(0, Deadline::after(kLong));
+    FAIL() << "expected an error";
+  } catch (const ElasticError& error) {
+    EXPECT_NE(std::string(error.what()).find("another name"), std::string::npos) << error.what();
+  }
+}
+
 TEST(ElasticMember, LeavesAtABoundary) {
   Job job;
   job.found(3);

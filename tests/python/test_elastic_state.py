@@ -1,0 +1,332 @@
+"""torchft_ext.elastic.State: leaves and their fingerprints, the codec, what a failure restores."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from enum import IntEnum
+
+import pytest
+import torch
+from torch import nn
+
+from torchft_ext.elastic._codec import decode, encode
+from torchft_ext.elastic._fingerprint import fingerprints, flat_bytes
+from torchft_ext.elastic._sampler import BatchSampler
+from torchft_ext.elastic._state import State
+from torchft_ext.elastic._view import View
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.complex64, torch.complex128),
+]
+CHUNK = 1 << 18  # bytes
+
+
+class Color(IntEnum):
+    RED = 1
+
+
+def hash_of(tensor: torch.Tensor) -> bytes:
+    (found,) = fingerprints([tensor])
+    return found
+
+
+def some(dtype: torch.dtype, count: int = 13) -> torch.Tensor:
+    size = count * dtype.itemsize
+    data = torch.arange(1, size + 1).remainder(2 if dtype is torch.bool else 251)
+    return data.to(torch.uint8).view(dtype)
+
+
+def small_state(**named: object) -> State:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5])
+    return State(model, optimizer, scheduler, BatchSampler(20, 3), **named)
+
+
+def train(state: State, count: int = 1) -> None:
+    objects = state.objects
+    for _ in range(count):
+        objects["model"](torch.randn(8, 3)).square().sum().backward()
+        objects["optimizer"].step()
+        state.clear_gradients()
+
+
+# fingerprints
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 13])
+def test_fingerprint_depends_on_the_bytes_only(dtype, count):
+    tensor = some(dtype, count)
+    assert len(hash_of(tensor)) == 16
+    assert hash_of(tensor) == hash_of(tensor.clone()) == hash_of(flat_bytes(tensor))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
+def test_every_byte_counts(size):
+    data = torch.zeros(size, dtype=torch.uint8)
+    places = {0, size // 2, size - 1}
+    hashes = {hash_of(data)}
+    for place in places:
+        changed = data.clone()
+        changed[place] = 128
+        hashes.add(hash_of(changed))
+    assert len(hashes) == 1 + len(places)
+    assert hash_of(torch.zeros(size + 1, dtype=torch.uint8)) not in hashes
+
+
+def test_order_counts():
+    tensor = torch.arange(3 * CHUNK // 4, dtype=torch.float32)  # three chunks
+    half = len(tensor) // 2
+    swapped = torch.cat([tensor[half:], tensor[:half]])
+    exchanged = tensor.view(3, -1)[[1, 0, 2]].reshape(-1)  # whole chunks
+    assert (
+        len({hash_of(tensor), hash_of(swapped), hash_of(exchanged), hash_of(tensor.flip(0))}) == 4
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_flipped_signs_do_not_cancel(dtype):
+    tensor = torch.ones(64, dtype=dtype)
+    hashes = {hash_of(tensor)}
+    for first in range(8):
+        for second in range(first + 1, 8):
+            flipped = tensor.clone()
+            flipped[[first, second]] *= -1
+            hashes.add(hash_of(flipped))
+    assert len(hashes) == 1 + 28
+
+
+def test_layout_in_memory_does_not_count():
+    tensor = torch.randn(4, 6, dtype=torch.complex64)
+    assert hash_of(tensor) == hash_of(tensor.t().contiguous().t())
+    assert hash_of(tensor.conj()) == hash_of(tensor.conj().resolve_conj())
+    odd = torch.arange(9, dtype=torch.uint8)[1:]  # not at an address of 4-byte numbers
+    assert hash_of(odd) == hash_of(odd.clone())
+
+
+# codec
+
+
+def there_and_back(tree: object, **options: bool) -> object:
+    encoded = encode(tree, "it", **options)
+    return decode(encoded.data, "it", lambda path, _: encoded.tensors[path], **options)
+
+
+def test_plain_values_come_back_with_their_types():
+    tree = {
+        "none": None,
+        "bools": [True, False],
+        "numbers": (1, -(1 << 90), 0.1, -0.0, math.inf),
+        3: {"text": "ü\ud800", "bytes": b"\0\xff", (1, "a"): []},
+        "ordered": OrderedDict(b=1, a=2),
+        "counter": Counter({3: 1, 5: 2}),
+        "empty": {},
+    }
+    back = there_and_back(tree)
+    assert back == tree and repr(back["numbers"]) == repr(tree["numbers"])
+    assert list(back["ordered"]) == ["b", "a"] and type(back["counter"]) is Counter
+
+
+def test_encoding_does_not_depend_on_the_order_of_a_dict():
+    assert encode({"a": 1, 2: 3}, "it").data == encode({2: 3, "a": 1}, "it").data
+    assert encode({"a": True}, "it").data != encode({"a": 1}, "it").data
+
+
+def test_tensors_are_leaves_with_paths():
+    tree = {"state": {0: {"step": torch.ones(2)}}, "list": [torch.zeros(()), 1]}
+    encoded = encode(tree, "optimizer")
+    assert list(encoded.tensors) == ["optimizer/list[0]", "optimizer/state[0]/step"]
+    assert list(encoded.values) == ["optimizer/list[1]"]
+    assert there_and_back(tree)["state"][0]["step"] is tree["state"][0]["step"]
+
+
+@pytest.mark.parametrize("leaf", [object(), Color.RED, {1, 2}, torch.float32, lambda: 0])
+def test_other_leaves_are_refused_by_path(leaf):
+    with pytest.raises(TypeError, match=r"^it/a\[1\]: a state has None, bool"):
+        encode({"a": [0, leaf]}, "it")
+
+
+def test_other_leaves_travel_by_pickle_where_it_is_allowed():
+    assert there_and_back({"a": Color.RED}, allow_pickle=True) == {"a": Color.RED}
+    data = encode(Color.RED, "it", allow_pickle=True).data
+    with pytest.raises(TypeError, match="allow_pickle is not set here"):
+        decode(data, "it", lambda *_: None)
+
+
+def test_tensors_without_plain_memory_are_refused_by_path():
+    for tensor in (torch.ones(2).to_sparse(), torch.ones(2, device="meta")):
+        with pytest.raises(TypeError, match=r"^it/x: expected a"):
+            encode({"x": tensor}, "it")
+
+
+@pytest.mark.parametrize("data", [b"", b"?", b"l\1\0\0", b"i" + b"\xff" * 8, b"NN"])
+def test_bytes_that_are_no_state_are_refused(data):
+    with pytest.raises(ValueError, match="bytes"):
+        decode(data, "it", lambda *_: None)
+
+
+def test_two_leaves_of_one_path_are_refused():
+    with pytest.raises(ValueError, match="'it/a/b'"):
+        encode({"a/b": 1, "a": {"b": 2}}, "it")
+
+
+# State
+
+
+def test_objects_have_names():
+    state = small_state(ema=[torch.zeros(1)])
+    assert state.names == ("model", "optimizer", "scheduler", "batchsampler", "ema")
+    two = State(nn.Linear(1, 1), nn.Linear(1, 1), teacher=nn.Linear(1, 1))
+    assert two.names == ("model", "model2", "teacher")
+    with pytest.raises(ValueError, match="two objects are called 'model'"):
+        State(nn.Linear(1, 1), model=nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="State: what: expected an object with state_dict"):
+        State(what=3)
+
+
+def test_fingerprints_name_every_leaf():
+    state = small_state()
+    before = state.fingerprints()
+    assert {"model/0.weight", "optimizer/param_groups[0]/lr", "scheduler/milestones[3]"} <= set(
+        before
+    )
+    train(state)
+    after = state.fingerprints()
+    assert "optimizer/state[0]/exp_avg" in after and "optimizer/state[0]/exp_avg" not in before
+    changed = {path for path in before if before[path] != after[path]}
+    assert "model/0.weight" in changed and "scheduler/last_epoch" not in changed
+
+
+def test_digest_tells_equal_states():
+    assert small_state().digest() == small_state().digest()
+    other = small_state()
+    other.objects["optimizer"].param_groups[0]["lr"] *= 2
+    assert other.digest() != small_state().digest()
+
+
+def test_restore_gives_buffers_back_and_leaves_parameters():
+    state = small_state()
+    state.snapshot()
+    before = state.fingerprints()
+    model = state.objects["model"]
+    model[1].running_var = model[1].running_var * 3  # another tensor object
+    train(state)
+    state.restore()
+    after = state.fingerprints()
+    assert after["model/1.running_var"] == before["model/1.running_var"]
+    assert after["model/1.num_batches_tracked"] == before["model/1.num_batches_tracked"]
+    assert after["model/0.weight"] != before["model/0.weight"]
+
+
+def test_restore_gives_the_loss_scaler_back():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    state = State(model, optimizer, scaler)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    state.snapshot()
+    scaler.unscale_(optimizer)
+    scaler.update(7.0)
+    scaler.scale(torch.ones(1))
+    scaler.unscale_(optimizer)
+    state.restore()
+    assert scaler.get_scale() == 65536
+    scaler.unscale_(optimizer)  # which raises the second time for one update()
+
+
+def test_gradients_are_cleared():
+    state = small_state()
+    model = state.objects["model"]
+    model(torch.randn(8, 3)).sum().backward()
+    state.clear_gradients()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_plain_tensors_are_written_in_place():
+    one, two = torch.zeros(2), [torch.zeros(1), torch.zeros(3)]
+    state = State(one=one, two=two, three={"a": torch.zeros(1)})
+    assert state.names == ("one", "two", "three")
+    state.load("one", {"tensor": torch.ones(2)})
+    state.load("two", {"0": torch.ones(1), "1": torch.ones(3)})
+    assert one.sum() == 2 and two[1].sum() == 3
+    with pytest.raises(ValueError, match=r"expected tensors \['0', '1'\], found \['0'\]"):
+        state.load("two", {"0": torch.ones(1)})
+
+
+def test_samplers_follow_commit_and_rewind():
+    state = small_state()
+    sampler = state.objects["batchsampler"]
+    state.follow(View(1, bytes(16), 1, 4, 0, ("a", "b", "c", "d"), False, (False,) * 4))
+    assert (sampler.rank, sampler.size) == (1, 4)
+    state.commit()
+    assert (state.step, sampler.position) == (1, 12)
+    resets = sampler.resets
+    state.rewind()
+    assert sampler.resets > resets
+
+
+def test_checkpoint_comes_back_whole(tmp_path):
+    state, fresh = small_state(), small_state()
+    train(state, 3)
+    state.commit()
+    torch.save(state.state_dict(), tmp_path / "checkpoint")
+    fresh.load_state_dict(torch.load(tmp_path / "checkpoint"))
+    assert (fresh.step, fresh.digest()) == (1, state.digest())
+
+
+def test_objects_can_be_replaced():
+    state = small_state()
+    state.replace(model=nn.Linear(1, 1))
+    assert state.fingerprints().keys() >= {"model/weight", "model/bias"}
+    with pytest.raises(KeyError, match="'other': expected one of"):
+        state.replace(other=nn.Linear(1, 1))
+
+
+SCHEDULERS = [
+    lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1, total_steps=9),
+    lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4),
+    torch.optim.lr_scheduler.ReduceLROnPlateau,
+    lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 1.0),
+    lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 1, cycle_momentum=False),
+    lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [torch.optim.lr_scheduler.LinearLR(o), torch.optim.lr_scheduler.StepLR(o, 2)],
+        [3],
+    ),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULERS)
+def test_torchs_schedulers_have_states_that_travel(make):
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    state = State(scheduler=make(optimizer))
+    encoded = state.encode_one("scheduler")
+    state.load("scheduler", decode(encoded.data, "scheduler", lambda p, _: encoded.tensors[p]))
+    assert state.encode_one("scheduler").data == encoded.data
+
+
+OPTIMIZERS = ["Adadelta", "Adagrad", "Adam", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD"]
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "Adafactor", "Adamax", "LBFGS", "Rprop"])
+def test_torchs_optimizers_have_states_that_travel(name):
+    model = nn.Linear(2, 2)
+    optimizer = getattr(torch.optim, name)(model.parameters())
+    state = State(model, optimizer)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    encoded = state.encode_one("optimizer")
+    state.load("optimizer", decode(encoded.data, "optimizer", lambda p, _: encoded.tensors[p]))
+    assert state.encode_one("optimizer").data == encoded.data

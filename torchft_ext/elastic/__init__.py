@@ -1,0 +1,47 @@
+"""Members that agree among themselves who goes on, commit steps together, and take newcomers in.
+
+    from torchft_ext import elastic
+
+    job = elastic.join("host0:29500/job7", size=4, min_size=2)
+    ...
+    for step in elastic.steps(state, total=1000):
+        with step:
+            loss(model(batch())).backward()
+            step.commit(optimizer.step)
+
+A dead, frozen or cut-off member costs the others a step that is run again; nobody starts anew.
+"""
+
+from __future__ import annotations
+
+from torchft_ext.elastic._errors import (
+    DivergenceError,
+    ElasticError,
+    LeftOutError,
+    NoQuorumError,
+    StateLostError,
+)
+from torchft_ext.elastic._job import Job, join
+from torchft_ext.elastic._sampler import BatchSampler
+from torchft_ext.elastic._state import State
+from torchft_ext.elastic._steps import Step, steps
+from torchft_ext.elastic._sync import SyncReport, sync
+from torchft_ext.elastic._view import Answer, View
+
+__all__ = [
+    "Answer",
+    "BatchSampler",
+    "DivergenceError",
+    "ElasticError",
+    "Job",
+    "LeftOutError",
+    "NoQuorumError",
+    "State",
+    "StateLostError",
+    "Step",
+    "SyncReport",
+    "View",
+    "join",
+    "steps",
+    "sync",
+]

@@ -1,0 +1,288 @@
+"""State dicts as bytes: an explicit encoding, equal for equal states, that runs no code.
+
+A tree is what state_dict() returns. Its leaves are tensors and plain values; the bytes hold the
+values, and of tensors what they are like. A leaf's path is its keys, joined: ``state[0]/exp_avg``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+__all__ = ["TensorMeta", "decode", "encode"]
+
+_SIZE = struct.Struct("<q")
+_FLOAT = struct.Struct("<d")
+_ATOMS = {b"N": None, b"F": False, b"Y": True}
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """What a tensor is like, without its values.
+
+    Attributes:
+        dtype: as str() of it says, such as ``"torch.float32"``.
+        shape: its sizes.
+        device: the device's type, such as ``"cpu"``.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorMeta:
+        """Describe a tensor."""
+        return cls(str(tensor.dtype), tuple(tensor.shape), tensor.device.type)
+
+    def torch_dtype(self) -> torch.dtype:
+        """Return the dtype that the name says."""
+        found = getattr(torch, self.dtype.removeprefix("torch."), None)
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"this torch has no {self.dtype}")
+        return found
+
+    def nbytes(self) -> int:
+        """Return the size of the values in bytes."""
+        return prod(self.shape) * self.torch_dtype().itemsize
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tree as bytes, and its leaves.
+
+    Attributes:
+        data: the same for trees of equal structure, values and kinds of tensors.
+        tensors: by path, in the order of the tree; not copies.
+        values: the encoding of every other leaf, by path.
+    """
+
+    data: bytes
+    tensors: dict[str, torch.Tensor]
+    values: dict[str, bytes]
+
+
+def encode(tree: object, path: str, *, allow_pickle: bool = False) -> Encoded:
+    """Encode None, bool, int, float, str, bytes, list, tuple, dict and tensors among them.
+
+    Keys of a dict are sorted, those of an OrderedDict keep their order. Returned as what they
+    derive from: torch.Size. Counter stays one.
+
+    Args:
+        tree: what to encode.
+        path: the name of its root, with which all paths begin.
+        allow_pickle: encode other leaves by pickle; only for states that come from processes
+            trusted to run any code here.
+
+    Raises:
+        TypeError: a leaf is of another type, or a tensor is sparse, quantized, sharded or without
+            memory; the message names its path.
+        ValueError: two leaves have one path.
+    """
+    encoder = _Encoder(allow_pickle)
+    encoder.add(path, tree)
+    return Encoded(bytes(encoder.out), encoder.tensors, encoder.values)
+
+
+def decode(
+    data: bytes,
+    path: str,
+    leaf: Callable[[str, TensorMeta], object],
+    *,
+    allow_pickle: bool = False,
+) -> Any:
+    """Build the tree again.
+
+    Args:
+        data: of encode().
+        path: the name of its root.
+        leaf: what stands in the place of a tensor; called in the order of the tree.
+        allow_pickle: run what pickled leaves say.
+
+    Raises:
+        ValueError: these are not the bytes of a tree.
+        TypeError: a leaf is pickled, and `allow_pickle` is False.
+    """
+    decoder = _Decoder(data, leaf, allow_pickle)
+    tree = decoder.take(path)
+    if decoder.at != len(data):
+        raise ValueError(f"{path}: {len(data) - decoder.at} bytes follow the state")
+    return tree
+
+
+def join(path: str, key: object) -> str:
+    """Return the path of what stands under this key."""
+    return f"{path}/{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+
+
+class _Encoder:
+    """Walks a tree once."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self.out = bytearray()
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.values: dict[str, bytes] = {}
+        self._allow_pickle = allow_pickle
+
+    def add(self, path: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            self._add_tensor(path, value)
+        elif type(value) in (list, tuple, torch.Size):
+            self._add_sequence(path, value)  # type: ignore[arg-type]
+        elif type(value) in (dict, OrderedDict, Counter):
+            self._add_dict(path, value)  # type: ignore[arg-type]
+        else:
+            self._claim(path)
+            self.values[path] = _encode_value(path, value, self._allow_pickle)
+            self.out += self.values[path]
+
+    def _claim(self, path: str) -> None:
+        if path in self.tensors or path in self.values:
+            raise ValueError(f"two leaves of the state have the path {path!r}")
+
+    def _add_tensor(self, path: str, tensor: torch.Tensor) -> None:
+        _check_dense(path, tensor)
+        self._claim(path)
+        self.tensors[path] = tensor
+        meta = TensorMeta.of(tensor)
+        self.out += b"T" + _text(meta.dtype) + _text(meta.device) + _SIZE.pack(len(meta.shape))
+        self.out += b"".join(map(_SIZE.pack, meta.shape))
+
+    def _add_sequence(self, path: str, items: list[object] | tuple[object, ...]) -> None:
+        self.out += (b"l" if isinstance(items, list) else b"t") + _SIZE.pack(len(items))
+        for index, item in enumerate(items):
+            self.add(join(path, index), item)
+
+    def _add_dict(self, path: str, items: dict[object, object]) -> None:
+        kinds: dict[type, bytes] = {dict: b"d", OrderedDict: b"o", Counter: b"c"}
+        entries = [(encode_key(path, key), key) for key in items]
+        if type(items) is not OrderedDict:
+            entries.sort(key=lambda entry: entry[0])
+        self.out += kinds[type(items)] + _SIZE.pack(len(items))
+        for data, key in entries:
+            self.out += data
+            self.add(join(path, key), items[key])
+
+
+def encode_key(path: str, key: object) -> bytes:
+    """Encode a dict's key: a plain value or a tuple of them."""
+    if type(key) is tuple:
+        parts = [encode_key(path, part) for part in key]
+        return b"t" + _SIZE.pack(len(parts)) + b"".join(parts)
+    return _encode_value(f"{path}: the key {key!r}", key, allow_pickle=False)
+
+
+def _encode_value(path: str, value: object, allow_pickle: bool) -> bytes:
+    if value is None or isinstance(value, bool):
+        return b"N" if value is None else b"Y" if value else b"F"
+    kind = type(value)
+    if kind is int:
+        return b"i" + _block(str(value).encode())
+    if kind is float:
+        return b"f" + _FLOAT.pack(value)
+    if kind is str:
+        return b"s" + _text(value)  # type: ignore[arg-type]
+    if kind is bytes:
+        return b"b" + _block(value)  # type: ignore[arg-type]
+    if allow_pickle:
+        return b"p" + _block(pickle.dumps(value))
+    raise TypeError(
+        f"{path}: a state has None, bool, int, float, str, bytes, lists, tuples, dicts and "
+        f"tensors, found {kind.__module__}.{kind.__qualname__}; convert it, or name "
+        "allow_pickle=True"
+    )
+
+
+def _check_dense(path: str, tensor: torch.Tensor) -> None:
+    """Refuse what is not plain memory of this process."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise TypeError(f"{path}: expected a dense tensor, found {tensor.layout} {tensor.dtype}")
+    if tensor.is_meta:
+        raise TypeError(f"{path}: expected a tensor with values, found one on the meta device")
+    if hasattr(tensor, "device_mesh"):
+        raise TypeError(f"{path}: expected a replicated tensor, found a sharded one (DTensor)")
+
+
+def _block(data: bytes) -> bytes:
+    return _SIZE.pack(len(data)) + data
+
+
+def _text(text: str) -> bytes:
+    return _block(text.encode("utf-8", "surrogatepass"))
+
+
+class _Decoder:
+    """Reads an encoded tree once, from its front."""
+
+    def __init__(
+        self, data: bytes, leaf: Callable[[str, TensorMeta], object], allow_pickle: bool
+    ) -> None:
+        self.at = 0
+        self._data = data
+        self._leaf = leaf
+        self._allow_pickle = allow_pickle
+
+    def take(self, path: str) -> Any:
+        kind = self._bytes(1)
+        if kind in _ATOMS:
+            return _ATOMS[kind]
+        readers: dict[bytes, Callable[[str], object]] = {
+            b"T": self._tensor,
+            b"l": self._list,
+            b"t": lambda path: tuple(self._list(path)),
+            b"d": lambda path: dict(self._entries(path)),
+            b"o": lambda path: OrderedDict(self._entries(path)),
+            b"c": lambda path: Counter(dict(self._entries(path))),
+            b"i": lambda _: int(self._block()),
+            b"f": lambda _: _FLOAT.unpack(self._bytes(8))[0],
+            b"s": lambda _: self._text(),
+            b"b": lambda _: self._block(),
+            b"p": self._pickled,
+        }
+        if kind not in readers:
+            raise ValueError(f"{path}: these are not the bytes of a state")
+        return readers[kind](path)
+
+    def _tensor(self, path: str) -> object:
+        dtype, device = self._text(), self._text()
+        shape = tuple(self._number() for _ in range(self._number()))
+        return self._leaf(path, TensorMeta(dtype, shape, device))
+
+    def _list(self, path: str) -> list[Any]:
+        return [self.take(join(path, index)) for index in range(self._number())]
+
+    def _entries(self, path: str) -> Iterator[tuple[Any, Any]]:
+        for _ in range(self._number()):
+            key = self.take(path)
+            yield key, self.take(join(path, key))
+
+    def _pickled(self, path: str) -> object:
+        data = self._block()
+        if not self._allow_pickle:
+            raise TypeError(f"{path}: the source pickled it, and allow_pickle is not set here")
+        return pickle.loads(data)
+
+    def _text(self) -> str:
+        return self._block().decode("utf-8", "surrogatepass")
+
+    def _block(self) -> bytes:
+        return self._bytes(self._number())
+
+    def _number(self) -> int:
+        number: int = _SIZE.unpack(self._bytes(8))[0]
+        return number
+
+    def _bytes(self, count: int) -> bytes:
+        end = self.at + count
+        if not self.at <= end <= len(self._data):
+            raise ValueError(f"the state ends {end - len(self._data)} bytes too early")
+        taken = self._data[self.at : end]
+        self.at = end
+        return taken

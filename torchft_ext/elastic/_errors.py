@@ -1,0 +1,55 @@
+"""What the members of an elastic job raise when they cannot go on together.
+
+=================  ==========================================================================
+class              what to do
+=================  ==========================================================================
+NoQuorumError      too few members are left to decide: start the missing ones again, or found a
+                   new job from a checkpoint
+LeftOutError       the others went on without this process: join again, with a new member id
+StateLostError     no member has a whole copy of the state: found a new job from a checkpoint
+DivergenceError    members of one version hold different state: find the difference in the
+                   program (an update without all ranks, a seed), go back to a checkpoint
+=================  ==========================================================================
+
+None of them is a CommError: beginning another generation does not help.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DivergenceError",
+    "ElasticError",
+    "LeftOutError",
+    "NoQuorumError",
+    "StateLostError",
+]
+
+
+class ElasticError(RuntimeError):
+    """The job cannot go on, or not with this process. Base of the errors of torchft_ext.elastic."""
+
+
+class NoQuorumError(ElasticError):
+    """Too few members of the last view are left to decide on a next one."""
+
+
+class LeftOutError(ElasticError):
+    """The other members went on in a view without this process."""
+
+
+class StateLostError(ElasticError):
+    """No member of the view has a whole copy of the replicated state."""
+
+
+class DivergenceError(ElasticError):
+    """Members that committed the same steps hold different replicated state.
+
+    Attributes:
+        path: of the first leaf that differs, such as ``"model/fc.weight"``.
+        ranks: those of the view that differ there from the source.
+    """
+
+    def __init__(self, message: str = "", *, path: str = "", ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.path = path
+        self.ranks = ranks

@@ -1,0 +1,234 @@
+"""One process's part in an elastic job."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from datetime import timedelta
+from time import monotonic
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torchft_ext import _C, _groups, _interrupts
+from torchft_ext.elastic import _current, _tables
+from torchft_ext.elastic._view import Answer, View
+from torchft_ext.errors import CommError
+
+_RULES = ("members", "store")
+_LEAVE_WITHIN = timedelta(seconds=2)
+
+
+def join(
+    address: str,
+    *,
+    size: int,
+    min_size: int | None = None,
+    max_size: int | None = None,
+    rule: str = "members",
+    backend: str = "ft",
+    timeout: timedelta = timedelta(minutes=5),
+    limit: timedelta = timedelta(seconds=5),
+    interface: str | None = None,
+    port_range: str | None = None,
+) -> Job:
+    """Come to a job: found it together with others, or ask for a place in it.
+
+    Returns with a default group of one, in which models and DDP are built; the first recover(), or
+    steps(), brings the members together. Blocks until the job is founded, up to the timeout.
+
+    Args:
+        address: "host:port/name": of a TCPStore, and the job's name. Members meet there, newcomers
+            find them there, and in views of even size it counts as one voice (the witness); a
+            quorum of members goes on without it.
+        size: how many processes found the job.
+        min_size: fewer do not train; None: `size`. With rule "store": how many decide.
+        max_size: more wait as spares; None: any number is taken in.
+        rule: "members": more than half of the last view's voters decide on the next. "store": any
+            `min_size` members do, and the store's first write counts: for launchers whose store
+            outlives all workers.
+        backend: of the default group.
+        timeout: of this call, and of recover() and agree() that name none.
+        limit: a member that does not answer for so long is left out.
+        interface: the network interface to listen on; None: the one towards the store.
+        port_range: the TCP ports to listen on, "7000-7100"; None: any.
+
+    Raises:
+        ElasticError: the store does not answer, or fewer than `size` processes came in time.
+        ValueError, TypeError: a bad argument.
+        RuntimeError: there is a default group, or a job, in this process already.
+
+    Threads: the main one.
+    """
+    if rule not in _RULES:
+        raise ValueError(f"elastic.join: rule: expected one of {_RULES}, found {rule!r}")
+    if dist.is_initialized():
+        raise RuntimeError("elastic.join: expected no default group yet: join() makes it")
+    native = _C._ElasticJob.join(
+        address,
+        size=size,
+        min_size=size if min_size is None else min_size,
+        max_size=65536 if max_size is None else max_size,
+        store_rule=rule == "store",
+        limit=limit,
+        timeout=timeout,
+        interface=interface,
+        port_range=port_range,
+    )
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    job = Job(native, size if min_size is None else min_size, timeout)
+    _current.remember(job)
+    _interrupts.watch()
+    return job
+
+
+class Job:
+    """A member of an elastic job. Made by join().
+
+    Threads: any, but for recover(), which one thread calls at a time. What blocks gives the GIL
+    away, ends by its timeout, and is ended by Ctrl-C.
+    """
+
+    def __init__(self, native: _C._ElasticJob, min_size: int, timeout: timedelta) -> None:
+        self._native = native
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._view: View | None = None
+        self._managed: dict[str, list[_C.Backend]] = {}
+        self._left = False
+        self.min_size = min_size
+        self.group: dist.ProcessGroup = c10d._get_default_group()
+        self.manage("default", self.group)
+        atexit.register(self._leave_at_exit)
+
+    @property
+    def id(self) -> str:
+        """This member's id, in hex: another one each time a process joins."""
+        return self._native.id()
+
+    def manage(self, name: str, group: dist.ProcessGroup) -> None:
+        """Let a group's generations follow the views, from the next one on.
+
+        Args:
+            name: the same on all members, since newcomers hold other objects.
+            group: with a backend of this package, of the same ranks as the view.
+
+        Raises:
+            ValueError: it has no such backend.
+            RuntimeError: the name is taken.
+        """
+        backends = list(_groups.backends_of(group))
+        if not backends:
+            raise ValueError(f"manage: group: expected one of the backend 'ft', found {group}")
+        for number, backend in enumerate(backends):
+            self._native.manage(f"{name}/{number}", backend)
+        self._managed[name] = backends
+
+    def view(self) -> View | None:
+        """Return the newest view that this process has formed; None: none yet. Does not block."""
+        return self._view
+
+    def is_over(self) -> bool:
+        """Return whether the members have begun to decide on a view after view()."""
+        return self._view is not None and self._native.is_over()
+
+    def waiting(self) -> list[str]:
+        """Return who waits to be taken in, "host, pid 7" each: a hint; others may know more."""
+        return self._native.waiting()
+
+    def name_of(self, member: str) -> str:
+        """Return "host, pid 7" for a member's id."""
+        return self._native.name_of(member)
+
+    def recover(self, timeout: timedelta | None = None) -> View:
+        """Wait for a view after view(), and begin a generation of every managed group in it.
+
+        The first call awaits the first view. Later ones ask for the next: after a failure, or at a
+        boundary where agree() told all members that somebody waits or leaves. Whoever is dead,
+        frozen or cut off is left out; who waits is taken in. Blocks up to the timeout, in which
+        members whose user is busy are waited for.
+
+        Raises:
+            NoQuorumError: too few voters of the last view are there. At once where so many are
+                dead that there will be no quorum.
+            LeftOutError: the others went on without this process.
+            CommError: members were missing until the timeout.
+        """
+        before = self._view
+        until = monotonic() + (timeout or self._timeout).total_seconds()
+        while True:
+            left = timedelta(seconds=max(until - monotonic(), 0.001))
+            found, phases = self._native.recover(left)
+            try:
+                phases["tables"] = self._follow(found["number"])
+                break
+            except CommError:  # another member is lost: there will be another view
+                if monotonic() >= until:
+                    raise
+        continuing = before is not None and found["members_continuing"][found["rank"]]
+        self._view = View(**found, continuing=continuing, phases=phases)
+        return self._view
+
+    def _follow(self, number: int) -> timedelta:
+        """Bring torch's tables up to date with that view; return how long it took."""
+        began = monotonic()
+        backends = [one for many in self._managed.values() for one in many]
+        _tables.follow(self.group, backends, self._native.store_of(number))
+        return timedelta(seconds=monotonic() - began)
+
+    def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
+        """Agree with all members of view() on whether all are well; the same answer on all.
+
+        An ok that one member got holds in every later view, also if that member died at once. A
+        failure during the call is taken in: the next view then says what the answer is. A call that
+        ran out of time is taken up by the next one.
+
+        Args:
+            ok: this member's.
+            note: bytes for all, 1 MiB at most.
+
+        Raises:
+            NoQuorumError, LeftOutError: as recover().
+            ElasticError: no answer by the timeout.
+        """
+        view = self._view
+        if view is None:
+            raise RuntimeError("agree: expected a view: call recover() first")
+        found = self._native.agree(ok, note, timeout or self._timeout)
+        notes = found["notes"]
+        return Answer(
+            ok=found["ok"],
+            lost=tuple(member for member in view.members if member not in notes),
+            notes=tuple(notes.get(member, b"") for member in view.members),
+            waiting=tuple(found["waiting"]),
+            leaving=tuple(found["leaving"]),
+        )
+
+    def check(self) -> None:
+        """Raise the failure of any managed group, once all of its device operations are over."""
+        for backends in self._managed.values():
+            for backend in backends:
+                backend.check()
+
+    def abort(self, reason: str) -> None:
+        """Fail the generations of all managed groups, so that no member waits for this one."""
+        self._native.abort(reason)
+
+    def leave(self) -> None:
+        """Say that this member goes: from the next agree() on all know, and the next view is
+        without it.
+        """
+        self._native.set_leaving()
+
+    def close(self) -> None:
+        """Say goodbye and end this member's threads. Idempotent; called at exit too."""
+        with self._lock:
+            if self._left:
+                return
+            self._left = True
+        atexit.unregister(self._leave_at_exit)
+        self._native.leave(_LEAVE_WITHIN)
+        _current.forget(self)
+
+    def _leave_at_exit(self) -> None:
+        self.close()

@@ -1,0 +1,326 @@
+"""The objects that all members hold alike, and how far they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from torchft_ext.elastic._codec import Encoded, encode
+from torchft_ext.elastic._fingerprint import fingerprints
+from torchft_ext.elastic._sampler import BatchSampler
+from torchft_ext.elastic._view import View
+
+__all__ = ["NO_LINEAGE", "State"]
+
+NO_LINEAGE = bytes(16)
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """What a state is made of."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> object: ...
+
+
+@dataclass
+class Standing:
+    """What one membership of this process makes of its state.
+
+    Attributes:
+        member: its id; whoever joins again has another one.
+        founder: it is a member since the job's founding: its state may be the job's first.
+        synced: it has taken part in a sync that ended.
+    """
+
+    member: str = ""
+    founder: bool = False
+    synced: bool = False
+
+
+class State:
+    """The replicated objects of a job, and the number of steps that they have gone through.
+
+    The user makes and owns it, one for each job; steps() moves it. After a failed sync, or update
+    functions that failed half-way, it is *dirty*: it must be taken from another member. Threads:
+    one at a time. It never communicates.
+
+    Buffers of modules (running statistics) may differ between members, as DDP's own rule has it:
+    sync() gives everyone the source's. All else must be bit-identical on all members.
+
+    Attributes:
+        step: how many steps are committed. Set it, before the first view, to what a checkpoint
+            says.
+        lineage: 16 bytes; of the job in which they were committed; zeros: of none yet.
+        dirty: the objects may be a mixture of two steps.
+        allow_pickle: leaves of other types travel by pickle, which trusts all members.
+    """
+
+    def __init__(self, *objects: object, allow_pickle: bool = False, **named: object) -> None:
+        """Name the objects.
+
+        Args:
+            objects: modules, optimizers, schedulers, GradScaler, BatchSampler, anything that has
+                state_dict() and load_state_dict(); a tensor, a list or dict of tensors, which are
+                written in place. The first module is called "model", the first optimizer
+                "optimizer", others by their class in lower case; further ones with a number.
+            allow_pickle: see the attribute.
+            named: the same with names of your own.
+
+        Raises:
+            TypeError: an object has no state.
+            ValueError: two objects have one name.
+        """
+        self.step = 0
+        self.lineage = NO_LINEAGE
+        self.dirty = False
+        self.allow_pickle = allow_pickle
+        self.standing = Standing()
+        self._objects: dict[str, Replicated] = {}
+        self._entry: _Entry | None = None
+        for value in objects:
+            self._add(_name_of(value, self._objects), value)
+        for name, value in named.items():
+            self._add(name, value)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the objects, in the order in which they are loaded."""
+        return tuple(self._objects)
+
+    @property
+    def objects(self) -> Mapping[str, Replicated]:
+        """By name."""
+        return self._objects
+
+    def replace(self, **named: object) -> None:
+        """Put other objects in the place of those of these names, such as a model wrapped anew.
+
+        Raises:
+            KeyError: there is no object of this name.
+            TypeError: an object has no state.
+        """
+        for name, value in named.items():
+            if name not in self._objects:
+                raise KeyError(f"State.replace: {name!r}: expected one of {self.names}")
+            self._objects[name] = _with_state(name, value)
+
+    def clear_gradients(self) -> None:
+        """Set the gradients of all modules and optimizers to None."""
+        for value in self._objects.values():
+            if isinstance(value, nn.Module | torch.optim.Optimizer):
+                value.zero_grad(set_to_none=True)
+
+    def snapshot(self) -> None:
+        """Keep what a step changes before it is committed: buffers, and the loss scaler's scale."""
+        self._entry = _Entry(self._modules(), self._scalers())
+
+    def restore(self) -> None:
+        """Set that back to what the last snapshot() has; without one, do nothing."""
+        if self._entry is not None:
+            self._entry.restore()
+
+    def follow(self, view: View) -> None:
+        """Let samplers take the part of this rank of this view."""
+        for sampler in self._samplers():
+            sampler.follow(view.rank, view.size)
+
+    def commit(self) -> None:
+        """Count one step more, and move the samplers on."""
+        self.step += 1
+        for sampler in self._samplers():
+            sampler.commit()
+
+    def rewind(self) -> None:
+        """Let samplers give the batch of the same step again."""
+        for sampler in self._samplers():
+            sampler.rewind()
+
+    def fingerprints(self) -> dict[str, bytes]:
+        """Hash every leaf; blocks until devices have done so.
+
+        Returns:
+            16 bytes for each path, such as ``"model/fc.weight"`` or ``"optimizer/state[0]/step"``.
+
+        Raises:
+            TypeError: a leaf is of a type that cannot be sent.
+        """
+        return hash_leaves(list(self.encode().values()))
+
+    def digest(self) -> str:
+        """Return one hash of everything, in hex: equal on two members whose state is equal."""
+        whole = hashlib.blake2b(digest_size=16)
+        for path, value in sorted(self.fingerprints().items()):
+            whole.update(path.encode() + b"\0" + value)
+        return whole.hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return step, lineage and the states of all objects, for a checkpoint."""
+        parts = {name: value.state_dict() for name, value in self._objects.items()}
+        return {"step": self.step, "lineage": self.lineage, "objects": parts}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take step and objects from a checkpoint, before the first view.
+
+        Raises:
+            KeyError: an object is missing there.
+        """
+        for name, value in self._objects.items():
+            value.load_state_dict(state_dict["objects"][name])
+        self.step = int(state_dict["step"])
+        self.lineage = bytes(state_dict["lineage"])
+        self.dirty = False
+
+    def encode(self) -> dict[str, Encoded]:
+        """Encode the state of every object, by name.
+
+        Raises:
+            TypeError: a leaf is of a type that cannot be sent.
+        """
+        return {name: self.encode_one(name) for name in self._objects}
+
+    def encode_one(self, name: str) -> Encoded:
+        """Encode the state of one object; the same errors."""
+        tree = self._objects[name].state_dict()
+        return encode(tree, name, allow_pickle=self.allow_pickle)
+
+    def load(self, name: str, tree: Any) -> None:
+        """Let the object take this state."""
+        value = self._objects[name]
+        if isinstance(tree, OrderedDict):  # the versions of modules, which stand beside the leaves
+            tree._metadata = getattr(value.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
+        value.load_state_dict(tree)
+
+    def free_paths(self) -> frozenset[str]:
+        """Return the paths of leaves that may differ between members: buffers of modules."""
+        return frozenset(
+            f"{name}/{buffer}"
+            for name, value in self._objects.items()
+            if isinstance(value, nn.Module)
+            for buffer, _ in value.named_buffers(remove_duplicate=False)
+        )
+
+    def _add(self, name: str, value: object) -> None:
+        if name in self._objects:
+            raise ValueError(f"State: two objects are called {name!r}")
+        self._objects[name] = _with_state(name, value)
+
+    def _modules(self) -> Iterator[nn.Module]:
+        return (value for value in self._objects.values() if isinstance(value, nn.Module))
+
+    def _samplers(self) -> Iterator[BatchSampler]:
+        return (value for value in self._objects.values() if isinstance(value, BatchSampler))
+
+    def _scalers(self) -> Iterator[torch.amp.GradScaler]:
+        values = self._objects.values()
+        return (value for value in values if isinstance(value, torch.amp.GradScaler))
+
+
+class _Entry:
+    """Copies of what a step changes before it is committed, made when the step begins."""
+
+    def __init__(
+        self, modules: Iterator[nn.Module], scalers: Iterator[torch.amp.GradScaler]
+    ) -> None:
+        self._buffers = [
+            (owner, name, None if buffer is None else buffer.detach().clone())
+            for module in modules
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+        ]
+        self._scalers = [(scaler, _scale_of(scaler)) for scaler in scalers]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for owner, name, saved in self._buffers:
+            now = owner._buffers[name]
+            if saved is None or now is None or now.shape != saved.shape:
+                owner._buffers[name] = None if saved is None else saved.clone()
+            else:
+                now.copy_(saved)
+        for scaler, scale in self._scalers:
+            _set_scale(scaler, scale)
+
+
+def _scale_of(scaler: torch.amp.GradScaler) -> list[torch.Tensor | None]:
+    """Scale and growth counter, without waiting for the device; None before their first use."""
+    kept = (getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None))
+    return [None if tensor is None else tensor.clone() for tensor in kept]
+
+
+def _set_scale(scaler: torch.amp.GradScaler, saved: list[torch.Tensor | None]) -> None:
+    """As GradScaler.update() leaves it: optimizers are to be unscaled anew (torch/amp)."""
+    for name, tensor in zip(("_scale", "_growth_tracker"), saved, strict=True):
+        setattr(scaler, name, None if tensor is None else tensor.clone())
+    scaler._per_optimizer_states.clear()
+
+
+class _Tensors:
+    """A tensor, or a list or dict of tensors, as an object with a state."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach() for name, tensor in self._tensors.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        if state_dict.keys() != self._tensors.keys():
+            raise ValueError(
+                f"expected tensors {sorted(self._tensors)}, found {sorted(state_dict)}"
+            )
+        for name, tensor in self._tensors.items():
+            tensor.copy_(state_dict[name])
+
+
+def memory_of(value: object) -> list[torch.Tensor]:
+    """Return tensors whose memory an object's state is, as far as that is known."""
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    return list(value.state_dict().values()) if isinstance(value, _Tensors) else []
+
+
+def hash_leaves(parts: Sequence[Encoded]) -> dict[str, bytes]:
+    """Return 16 bytes for each leaf of these trees, by path."""
+    tensors = {path: tensor for part in parts for path, tensor in part.tensors.items()}
+    hashes = dict(zip(tensors, fingerprints(tensors.values()), strict=True))
+    for part in parts:
+        for path, value in part.values.items():
+            hashes[path] = hashlib.blake2b(value, digest_size=16).digest()
+    return hashes
+
+
+def _with_state(name: str, value: object) -> Replicated:
+    if isinstance(value, torch.Tensor):
+        return _Tensors({"tensor": value})
+    if isinstance(value, list | tuple) and all(isinstance(t, torch.Tensor) for t in value):
+        return _Tensors({str(index): tensor for index, tensor in enumerate(value)})
+    if isinstance(value, dict) and all(isinstance(t, torch.Tensor) for t in value.values()):
+        return _Tensors(value)
+    if isinstance(value, Replicated):
+        return value
+    raise TypeError(
+        f"State: {name}: expected an object with state_dict() and load_state_dict(), or tensors, "
+        f"found {type(value).__qualname__}"
+    )
+
+
+def _name_of(value: object, taken: Mapping[str, object]) -> str:
+    if isinstance(value, nn.Module):
+        name = "model"
+    elif isinstance(value, torch.optim.Optimizer):
+        name = "optimizer"
+    elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+        name = "scheduler"
+    else:
+        name = type(value).__name__.lower()
+    further = (f"{name}{number}" for number in range(2, len(taken) + 3))
+    return next(free for free in (name, *further) if free not in taken)

@@ -1,0 +1,180 @@
+"""Sends chosen tensors from one member to all that lack them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+
+import torch
+
+from torchft_ext.elastic._codec import TensorMeta
+from torchft_ext.elastic._fingerprint import flat_bytes
+from torchft_ext.elastic._wire import Wire
+
+__all__ = ["Piece", "Transfer", "buckets"]
+
+BUCKET_BYTES = 32 << 20
+
+Piece = tuple[str, int, int]  # path of a tensor, first byte, end
+
+
+def buckets(sizes: Mapping[str, int], limit: int = BUCKET_BYTES) -> Iterator[list[Piece]]:
+    """Cut tensors into pieces, and put these into buckets, in order.
+
+    A tensor of a bucket's size or more begins a new one: whole buckets of it need no packing.
+
+    Args:
+        sizes: bytes of each tensor.
+        limit: bytes of a bucket.
+    """
+    bucket: list[Piece] = []
+    room = limit
+    for path, size in sizes.items():
+        start = 0
+        while start < size:
+            if room == 0 or (bucket and start == 0 and size >= limit):
+                yield bucket
+                bucket, room = [], limit
+            end = min(size, start + room)
+            bucket.append((path, start, end))
+            room -= end - start
+            start = end
+    if bucket:
+        yield bucket
+
+
+class Transfer:
+    """One sending of tensors, as bytes in buckets of up to 32 MiB; used once.
+
+    A bucket within one tensor goes straight from its memory and into it, where that is contiguous
+    and on a device that the group serves; others are packed. Members that lack nothing take part
+    with a buffer of their own: their tensors are not touched. A sync owns it for one call. Threads:
+    one at a time. After a CommError, tensors to be taken may be half written.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        source: int,
+        own: Mapping[str, torch.Tensor],
+        metas: Mapping[str, TensorMeta],
+        take: Set[str],
+    ) -> None:
+        """Say what is sent, and what of it this member lacks.
+
+        Args:
+            wire: of the view.
+            source: rank of the member that sends.
+            own: this member's tensors, by path; on the source all that are sent.
+            metas: what the source's tensors are like, by path, in the same order on all members.
+            take: paths that this member lacks; on the source none.
+        """
+        self._wire = wire
+        self._source = source
+        self._metas = metas
+        self._take = [path for path in metas if path in take]
+        self._sends = wire.rank == source
+        self._outgoing = _Outgoing(wire, own)
+        self._incoming = {path: _Incoming(wire, own.get(path), metas[path]) for path in self._take}
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """Send; blocks, in as many broadcasts as there are buckets.
+
+        Returns:
+            What was taken, by path: this member's own tensor, written in place, where it is of
+            the same dtype, shape and type of device; else a new one.
+        """
+        travel = {path: self._wire.device_type(meta.device) for path, meta in self._metas.items()}
+        for device in sorted(set(travel.values())):
+            chosen = [path for path in travel if travel[path] == device]
+            scratch = _Scratch(device)
+            for bucket in buckets({path: self._metas[path].nbytes() for path in chosen}):
+                self._send(bucket, scratch)
+        return {path: self._incoming[path].finish() for path in self._take}
+
+    def _send(self, bucket: list[Piece], scratch: _Scratch) -> None:
+        parts = [self._bytes_of(piece) for piece in bucket]
+        if len(parts) == 1 and parts[0] is not None:
+            self._wire.broadcast(parts[0], self._source)
+            return
+        sizes = [end - start for _, start, end in bucket]
+        packed = scratch.take(sum(sizes))
+        slots = list(zip(packed.split(sizes), parts, strict=True))
+        if self._sends:
+            for slot, part in slots:
+                if part is not None:
+                    slot.copy_(part)
+        self._wire.broadcast(packed, self._source)
+        if not self._sends:
+            for slot, part in slots:
+                if part is not None:
+                    part.copy_(slot)
+
+    def _bytes_of(self, piece: Piece) -> torch.Tensor | None:
+        """Where these bytes lie or go on this member; None where it neither sends nor lacks."""
+        path, start, end = piece
+        if self._sends:
+            return self._outgoing.flat(path)[start:end]
+        incoming = self._incoming.get(path)
+        return None if incoming is None else incoming.flat[start:end]
+
+
+class _Scratch:
+    """A buffer for packing, made on its first use and used again."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> torch.Tensor:
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._buffer[:size]
+
+
+class _Outgoing:
+    """The source's tensors as bytes; keeps only the copy that was made last."""
+
+    def __init__(self, wire: Wire, own: Mapping[str, torch.Tensor]) -> None:
+        self._wire = wire
+        self._own = own
+        self._last: tuple[str, torch.Tensor] | None = None
+
+    def flat(self, path: str) -> torch.Tensor:
+        if self._last is None or self._last[0] != path:
+            tensor = self._own[path]
+            device = self._wire.device_type(tensor.device.type)
+            data = flat_bytes(tensor)
+            self._last = path, data if device == data.device.type else data.to(device)
+        return self._last[1]
+
+
+class _Incoming:
+    """One tensor that is received: into its own memory, or into a buffer beside it.
+
+    Attributes:
+        flat: `[nbytes]`, uint8, contiguous: where the bytes go.
+    """
+
+    def __init__(self, wire: Wire, own: torch.Tensor | None, meta: TensorMeta) -> None:
+        self._own = own if own is not None and TensorMeta.of(own) == meta else None
+        self._meta = meta
+        device = wire.device_type(meta.device)
+        if self._own is not None and meta.device == device and _is_plain(self._own):
+            self.flat = flat_bytes(self._own)
+        else:
+            self.flat = torch.empty(meta.nbytes(), dtype=torch.uint8, device=device)
+
+    @torch.no_grad()
+    def finish(self) -> torch.Tensor:
+        """The tensor, once all bytes are here."""
+        dense = self.flat.view(self._meta.torch_dtype()).view(self._meta.shape)
+        if self._own is None:
+            return dense if dense.device.type == self._meta.device else dense.to(self._meta.device)
+        if self._own.data_ptr() != self.flat.data_ptr():
+            self._own.copy_(dense)
+        return self._own
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Its bytes lie in memory as flat_bytes() gives them."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

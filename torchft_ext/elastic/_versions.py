@@ -1,0 +1,104 @@
+"""Which member's state the others take."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from torchft_ext.elastic._errors import ElasticError, StateLostError
+from torchft_ext.elastic._state import NO_LINEAGE
+
+__all__ = ["Header", "check_names", "choose_source"]
+
+_LAYOUT = struct.Struct("<??q16s16s")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What each member tells the others first; equally long from all.
+
+    Attributes:
+        continuing: it has held the job's state since the last view.
+        dirty: it must not be the source.
+        step: how many steps are committed in its state.
+        lineage: 16 bytes; of the job in which they were.
+        names: 16 bytes that depend on the names of its objects.
+    """
+
+    continuing: bool
+    dirty: bool
+    step: int
+    lineage: bytes
+    names: bytes
+
+    def pack(self) -> bytes:
+        """Return the header in bytes."""
+        return _LAYOUT.pack(*astuple(self))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Header:
+        """Return the header that these bytes hold."""
+        return cls(*_LAYOUT.unpack(data))
+
+    @property
+    def version(self) -> tuple[bytes, int]:
+        """Members of one version should have one state."""
+        return self.lineage, self.step
+
+    @property
+    def holds_state(self) -> bool:
+        """It has the job's state, whole."""
+        return self.continuing and not self.dirty
+
+    @property
+    def is_cold(self) -> bool:
+        """It is a newcomer with nothing that could be spared: all of its state is replaced."""
+        return self.dirty and not self.continuing and self.lineage == NO_LINEAGE
+
+
+def choose_source(headers: Sequence[Header]) -> int:
+    """Return the rank whose state all take.
+
+    Among the clean members that continue, one of the highest step, the lowest rank of these; where
+    nobody continues, the same among all that are clean.
+
+    Raises:
+        StateLostError: there is none.
+    """
+    goes_on = any(header.continuing for header in headers)
+    able = [
+        rank
+        for rank, header in enumerate(headers)
+        if not header.dirty and (header.continuing or not goes_on)
+    ]
+    if not able:
+        why = (
+            "an update of every one that goes on, or a transfer to it, did not end"
+            if goes_on
+            else "those that had it are gone, and the rest are newcomers"
+        )
+        raise StateLostError(
+            f"sync: none of {len(headers)} members has a whole copy of the state: {why}; found a "
+            "new job from a checkpoint"
+        )
+    return max(able, key=lambda rank: (headers[rank].step, -rank))
+
+
+def check_names(headers: Sequence[Header], rank: int, names: Sequence[str]) -> None:
+    """Refuse states of other objects.
+
+    Args:
+        headers: of all members, by rank.
+        rank: this member's.
+        names: of its objects.
+
+    Raises:
+        ElasticError: there are some, on all members.
+    """
+    others = [at for at, header in enumerate(headers) if header.names != headers[rank].names]
+    if others:
+        raise ElasticError(
+            f"sync: the state of ranks {others} has other objects than {list(names)} of rank "
+            f"{rank}: make State() of the same objects, in one order, on all members"
+        )

@@ -1,0 +1,61 @@
+"""What the members decided: who takes part, and whether a step counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+__all__ = ["Answer", "View"]
+
+
+@dataclass(frozen=True)
+class View:
+    """The decided members of one generation.
+
+    Attributes:
+        number: of the generation. Views of one lineage have different numbers that grow.
+        lineage: 16 bytes; the job's, until an operator goes on without a quorum.
+        rank: this member's, 0 to `size` - 1.
+        size: how many members; the world size.
+        old_size: the size of the view before it; 0 in the first one.
+        members: their ids in hex, by rank. A process that joins again has another id.
+        continuing: this member was in the last view that was formed.
+        members_continuing: the same of every member, by rank.
+        founder: this member is one since the job's founding.
+        phases: how long each part of the change took: detect, release, agree, connect, sync.
+    """
+
+    number: int
+    lineage: bytes
+    rank: int
+    size: int
+    old_size: int
+    members: tuple[str, ...]
+    continuing: bool
+    members_continuing: tuple[bool, ...]
+    founder: bool = False
+    phases: dict[str, timedelta] = field(default_factory=dict, compare=False)
+
+    @property
+    def member(self) -> str:
+        """This member's id."""
+        return self.members[self.rank]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the members of a view agreed on; the same on all of them.
+
+    Attributes:
+        ok: every member voted yes.
+        lost: ids of members, in hex, whose votes are missing.
+        notes: what each member added to its vote, by rank of the view; empty where it is missing.
+        waiting: ids of processes that wait to be taken in.
+        leaving: ids of members that want to leave.
+    """
+
+    ok: bool
+    lost: tuple[str, ...] = ()
+    notes: tuple[bytes, ...] = ()
+    waiting: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
