@@ -1,0 +1,218 @@
+"""torchft_ext.elastic on real processes: who dies, freezes, leaves or comes costs nobody a restart."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import World, values_of
+from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import torchft_ext
+from torchft_ext import elastic
+
+SAMPLES = 240
+BATCH = 4
+jobs: list[elastic.Job] = []
+committed: list[tuple[int, int, list[int]]] = []  # step, world size, this member's samples
+
+
+def come(address: str, size: int, **options: object) -> str:
+    leave_default_group()
+    committed.clear()
+    job = elastic.join(
+        address,
+        size=size,
+        limit=seconds(1.0),
+        timeout=seconds(PATIENCE),
+        **{"min_size": 1} | options,
+    )
+    jobs[:] = [job]
+    return job.id
+
+
+def close() -> None:
+    for job in jobs:
+        job.close()
+    jobs.clear()
+    leave_default_group()
+
+
+def train(steps: int, pause: float = 0.0, leave_at: int = -1) -> tuple[int, str]:
+    """Train up to that many steps; return how many were committed, and the state's digest."""
+    torch.manual_seed(0)
+    inputs = torch.randn(SAMPLES, 6)
+    model = DDP(nn.Linear(6, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    sampler = elastic.BatchSampler(SAMPLES, BATCH, seed=1)
+    state = elastic.State(model, optimizer, sampler)
+    for step in elastic.steps(state, total=steps):
+        with step:
+            batch = sampler.indices()
+            model(inputs[batch]).square().mean().backward()
+            time.sleep(pause)
+            step.commit(optimizer.step)
+        if step.committed:
+            committed.append((step.number, step.view.size, list(batch)))
+        if step.number == leave_at:
+            jobs[0].leave()
+    return state.step, str(state.digest())
+
+
+def steps_done() -> int:
+    return len(committed)
+
+
+def all_committed() -> list[tuple[int, int, list[int]]]:
+    return list(committed)
+
+
+def wait_for_steps(count: int) -> None:
+    wait_until(lambda: len(committed) >= count, f"{count} steps")
+
+
+def sum_over_members() -> float:
+    job = jobs[0]
+    view = job.view() or job.recover()
+    tensor = torch.tensor([view.rank + 1.0])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def waiting_count() -> int:
+    return len(jobs[0].waiting())
+
+
+@pytest.fixture
+def world(ranks):
+    made = World(ranks, ranks.borrow(3))
+    yield made
+    for rank in range(made.size):
+        if made.workers[rank].alive() and not made.workers[rank].busy():
+            made.on(rank, close)
+
+
+def test_a_death_costs_one_step(ranks, world):
+    address = ranks.address()
+    world.run(come, address, 3)
+    calls = world.start_all(train, 60, 0.005)
+    for rank in range(3):
+        world.side(rank, wait_for_steps, 15)
+    world.kill(0)
+    results = [calls[rank].value() for rank in (1, 2)]
+    assert results[0] == results[1], "the members hold different state"
+    assert results[0][0] == 60
+    seen = {rank: world.on(rank, all_committed) for rank in (1, 2)}
+    assert [step for step, _, _ in seen[1]] == list(range(60))
+    assert [size for _, size, _ in seen[1]][-1] == 2
+    assert_no_sample_twice(seen)
+
+
+def assert_no_sample_twice(seen: dict[int, list[tuple[int, int, list[int]]]]) -> None:
+    """Within each pass over the data, which the steps go through in order."""
+    taken: list[int] = []
+    for step in range(max(len(of) for of in seen.values())):
+        for of in seen.values():
+            taken += next((batch for number, _, batch in of if number == step), [])
+    for begin in range(0, len(taken) - len(taken) % SAMPLES, SAMPLES):
+        counts = torch.bincount(torch.tensor(taken[begin : begin + SAMPLES]))
+        assert int(counts.max()) <= 2  # a pass may begin within a step
+
+
+def test_a_newcomer_is_brought_up_to_date(ranks, world):
+    address = ranks.address()
+    first = World(ranks, world.workers[:2])
+    first.run(come, address, 2)
+    calls = first.start_all(train, 400, 0.005)
+    first.side(0, wait_for_steps, 10)
+    world.on(2, come, address, 2)
+    late = world.start(2, train, 400, 0.005)
+    results = values_of([*calls, late])
+    assert results[0] == results[1] == results[2]
+    sizes = {size for _, size, _ in first.on(0, all_committed)}
+    assert sizes == {2, 3}
+
+
+def test_a_member_leaves_and_the_others_go_on(ranks, world):
+    world.run(come, ranks.address(), 3)
+    calls = [
+        world.start(rank, train, 50, 0.002, leave_at=20 if rank == 1 else -1) for rank in range(3)
+    ]
+    results = values_of(calls)
+    assert results[0] == results[2]
+    assert results[0][0] == 50
+    assert 20 < results[1][0] < 30
+
+
+def test_a_frozen_member_is_left_out_and_told_so(ranks, world):
+    world.run(come, ranks.address(), 3)
+    calls = world.start_all(train, 300, 0.005)
+    world.side(0, wait_for_steps, 10)
+    world.freeze(2)
+    assert world.side(0, wait_for_smaller_world) == 2
+    world.thaw(2)
+    calls[2].error("LeftOutError")
+    results = [calls[rank].value() for rank in (0, 1)]
+    assert results[0] == results[1]
+
+
+def wait_for_smaller_world() -> int:
+    wait_until(lambda: committed[-1][1] < 3, "a world of two")
+    return committed[-1][1]
+
+
+def test_new_groups_and_objects_after_the_stores_host_died(ranks, world):
+    world.run(come, ranks.address(), 3)
+    assert world.run(sum_over_members) == [6.0] * 3
+    world.kill(0)
+    rest = World(ranks, world.workers[1:])
+    assert rest.run(after_a_death) == [(3.0, [0, 1], 3.0)] * 2
+
+
+def after_a_death() -> tuple[float, list[int], float]:
+    job = jobs[0]
+    assert failure_of(lambda: dist.all_reduce(torch.ones(1))) is not None
+    view = job.recover()
+    group = dist.new_group(list(range(view.size)))
+    tensor = torch.tensor([view.rank + 1.0])
+    dist.all_reduce(tensor, group=group)
+    objects: list[int] = [-1] * view.size
+    dist.all_gather_object(objects, view.rank)
+    from_first = torch.tensor([view.rank + 3.0])
+    dist.broadcast(from_first, src=0)
+    return tensor.item(), objects, from_first.item()
+
+
+def test_half_without_the_witness_is_no_quorum(ranks):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world = World(ranks, ranks.borrow(2))
+    world.run(come, f"127.0.0.1:{store.port}/job", 2)
+    assert world.run(sum_over_members) == [3.0] * 2
+    del store
+    world.kill(1)
+    told = world.on(0, error_of_recover)
+    assert told.startswith("NoQuorumError")
+    assert "its process ended" in told
+    world.on(0, close)
+
+
+def error_of_recover() -> str:
+    assert failure_of(lambda: dist.all_reduce(torch.ones(1))) is not None
+    try:
+        jobs[0].recover(seconds(2.0))
+    except torchft_ext.elastic.ElasticError as error:
+        return f"{type(error).__name__}: {error}"
+    return "it went on"
+
+
+def test_arguments_are_checked(ranks):
+    with pytest.raises(ValueError, match="rule"):
+        elastic.join("127.0.0.1:1/job", size=1, rule="king")
+    with pytest.raises(ValueError, match="store_addr"):
+        elastic.join("nowhere", size=1)
+    with pytest.raises(ValueError, match="min_size"):
+        elastic.join(ranks.address(), size=2, min_size=3)
