@@ -5,14 +5,16 @@ Scenarios (each in a fresh round with a fresh victim; the survivors stay):
   running   SIGKILL while all ranks exchange one allreduce after the other
   blocked   SIGKILL while the survivors wait in an allreduce that the victim has not entered
   frozen    SIGSTOP, with a heartbeat limit of 0.3 s
+  elastic   as `running`, but nobody is told who is left: the members agree on it
   gloo      as `running`, with gloo and a timeout of 5 s: destroy and init instead of configure()
 
 Each in every --world and with every --resident: the kernel frees a dead process's memory before it
 closes its ordinary sockets. With --netns (root) the victim has a host of its own: a network
 namespace, reached over a veth pair. The clock is CLOCK_MONOTONIC, which all namespaces and
-processes of a host share; it starts just before the signal. Who belongs to the next generation is
-decided by the caller; here everyone knows the victim beforehand, so that no launcher stands between
-the error and configure().
+processes of a host share; it starts just before the signal. But for `elastic`, who belongs to the
+next generation is decided by the caller; here everyone knows the victim beforehand, so that no
+launcher stands between the error and configure(). What `elastic` takes longer is the price of the
+agreement.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ LIMIT = timedelta(seconds=60)
 GLOO_TIMEOUT = timedelta(seconds=5)
 HEARTBEAT_S = 0.3
 WARM_UP = 5
-SCENARIOS = ("running", "blocked", "frozen", "gloo")
+SCENARIOS = ("running", "elastic", "blocked", "frozen", "gloo")
 # The project's aims: (time, statistic, seconds).
 KILLED = [
     ("last_released_s", "median", 0.005),
@@ -50,6 +52,7 @@ BOUNDS: dict[str, list[tuple[str, str, float]]] = {
     "running": KILLED,
     "blocked": KILLED,
     "frozen": [("last_released_s", "max", HEARTBEAT_S + 0.1)],
+    "elastic": KILLED,
     "gloo": [],
 }
 Message = dict[str, Any]
@@ -81,10 +84,52 @@ class FtMember:
 
     def monitor(self) -> MonitorState | None:
         """Of the peer monitor, if there is one: what makes it quick."""
-        stats = self._backend.stats()["monitor"]
-        if stats is None:
-            return None
-        return {name: bool(stats[name]) for name in ("realtime", "private_tables")}
+        return monitor_of(self._backend)
+
+    def phases(self) -> dict[str, float]:
+        """No part of a recovery is told apart."""
+        return {}
+
+
+def monitor_of(backend: Any) -> MonitorState | None:
+    """What makes the peer monitor quick; None: there is none."""
+    stats = backend.stats()["monitor"]
+    if stats is None:
+        return None
+    return {name: bool(stats[name]) for name in ("realtime", "private_tables")}
+
+
+class ElasticMember:
+    """Begins generations as the members of a job agree. A victim joins as a newcomer."""
+
+    def __init__(self, address: str, founders: int) -> None:
+        import torchft_ext
+        from torchft_ext import elastic
+
+        self._job = elastic.join(f"{address}/elastic", size=founders, min_size=1, timeout=LIMIT)
+        self._backend = torchft_ext.backend()
+        self.error: type[Exception] = torchft_ext.CommError
+
+    def begin(self, prefix: str, rank: int, size: int, *, survived: bool = False) -> None:
+        """Ranks are the view's: the newcomer's is the last."""
+        del prefix, rank
+        view = self._job.recover()
+        while not survived and view.size < size:  # the newcomer has not come yet
+            time.sleep(0.01)
+            view = self._job.recover()
+
+    def monitor(self) -> MonitorState | None:
+        """As FtMember's."""
+        return monitor_of(self._backend)
+
+    def phases(self) -> dict[str, float]:
+        """How long each part of the last recovery took, in seconds."""
+        view = self._job.view()
+        return {} if view is None else {k: v.total_seconds() for k, v in view.phases.items()}
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._job.close()
 
 
 class GlooMember:
@@ -106,8 +151,20 @@ class GlooMember:
         """It has none."""
         return None
 
+    def phases(self) -> dict[str, float]:
+        """No part of a recovery is told apart."""
+        return {}
 
-Member = FtMember | GlooMember
+
+Member = FtMember | ElasticMember | GlooMember
+
+
+def make_member(command: Message, store: dist.Store) -> Member:
+    if command["engine"] == "ft":
+        return FtMember(store, command["address"])
+    if command["engine"] == "elastic":
+        return ElasticMember(command["address"], command["founders"])
+    return GlooMember(store)
 
 
 def reduce_until_failure(command: Message, error_type: type[Exception]) -> Message:
@@ -144,8 +201,10 @@ def take_part(member: Member, command: Message) -> None:
     good = time.monotonic()
     if ones.item() != size - 1:
         raise RuntimeError(f"the sum of ones over {size - 1} survivors is {ones.item()}")
-    monitor = member.monitor()
-    ranks.reply("recovered", **failed, configured=configured, good=good, monitor=monitor)
+    monitor, phases = member.monitor(), member.phases()
+    ranks.reply(
+        "recovered", **failed, configured=configured, good=good, monitor=monitor, phases=phases
+    )
 
 
 def rank_main() -> None:
@@ -154,11 +213,7 @@ def rank_main() -> None:
     ballast = torch.empty(0)
     for command in ranks.commands():
         if command["cmd"] == "start":
-            member = (
-                FtMember(store, command["address"])
-                if command["engine"] == "ft"
-                else GlooMember(store)
-            )
+            member = make_member(command, store)
             missing = max(0, command["resident"] - resident_bytes())
             ballast = torch.ones(missing, dtype=torch.uint8)
             ranks.reply("started", resident=resident_bytes())
@@ -166,6 +221,8 @@ def rank_main() -> None:
             assert member is not None
             take_part(member, command)
     del ballast
+    if isinstance(member, ElasticMember):
+        member.close()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -208,14 +265,16 @@ class Scenario:
 
     def _start(self, count: int, resident: int) -> tuple[list[ranks.RankProcess], list[Message]]:
         processes = self._pool.start(count, elsewhere=resident > 0)
-        engine = "gloo" if self._name == "gloo" else "ft"
+        engine = self._name if self._name in ("gloo", "elastic") else "ft"
+        told = {"address": self._pool.address, "founders": self._setting.world - 1}
         for process in processes:
-            process.send("start", engine=engine, resident=resident, address=self._pool.address)
+            process.send("start", engine=engine, resident=resident, **told)
         return processes, self._pool.gather(processes, "started", 120)
 
     def _round(self, number: int) -> Message:
         [victim], [answer] = self._start(1, self._setting.resident)
-        place = self._chance.randrange(self._setting.world)
+        newcomer = self._setting.world - 1  # the rank of who came last, in a view
+        place = newcomer if self._name == "elastic" else self._chance.randrange(newcomer + 1)
         members = [*self._survivors[:place], victim, *self._survivors[place:]]
         for rank, process in enumerate(members):
             process.send(
@@ -246,6 +305,7 @@ class Scenario:
             "errors": sorted({a["error"] for a in answers}),
             "cause_named_by_all": all(a["cause_rank"] == place for a in answers),
             "monitor": common_state([a["monitor"] for a in answers]),
+            "phases_s": {k: max(a["phases"][k] for a in answers) for k in answers[0]["phases"]},
             "example": answers[0]["text"],
         }
 
@@ -303,10 +363,22 @@ def print_results(results: list[Message]) -> None:
         "From the signal to the last survivor's release, and to the next good allreduce on all:\n"
     )
     report.print_table(head, rows)
+    print_phases(results)
     for r in results:
         for missed in r["missed"]:
             setting = Setting(r["scenario"], r["world"], r["resident"])
             print(f"aim missed: {setting}: {missed}")
+
+
+def print_phases(results: list[Message]) -> None:
+    """Of the recoveries that tell their parts apart: the slowest survivor's, medians of rounds."""
+    for r in results:
+        parts = [one["phases_s"] for one in r["rounds"] if one["phases_s"]]
+        if not parts:
+            continue
+        medians = {k: report.percentile([one[k] for one in parts], 50) for k in parts[0]}
+        told = ", ".join(f"{k} {v * 1e3:.2f}" for k, v in medians.items())
+        print(f"\n{r['scenario']}, {r['world']} ranks, medians in ms: {told}")
 
 
 def draw(results: list[Message], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""torchft_ext.elastic on real processes: who dies, freezes, leaves or comes costs nobody a restart."""
+"""torchft_ext.elastic on real processes: who dies, freezes, leaves or comes stops nobody else."""
 
 from __future__ import annotations
 
