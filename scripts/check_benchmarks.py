@@ -25,10 +25,11 @@ BRIEF: dict[str, tuple[list[str], str, set[object]]] = {
     "allreduce": (["--worlds=2", "--sizes=4,256K"], "bytes", {4, 262144}),
     "configure": (["--worlds=2"], "engine", {"ft", "gloo"}),
     "recovery": (
-        ["--world=2", "--kills=1", "--resident=0", "--scenarios=running,frozen,gloo"],
+        ["--world=2", "--kills=1", "--resident=0", "--scenarios=running,elastic,frozen,gloo"],
         "scenario",
-        {"running", "frozen", "gloo"},
+        {"running", "elastic", "frozen", "gloo"},
     ),
+    "agree": (["--world=2"], "world", {2}),
     "idle": ([], "world", {2}),
     "import_cost": (["--processes=1"], "", set()),
 }

@@ -66,13 +66,16 @@ ElasticMessage ElasticCore::make(ElasticKind kind) const {
 }
 
 void ElasticCore::send(Effects& effects, const MemberId& to, ElasticMessage message) const {
-  if (to != self_.id) effects.sends.push_back({to, std::move(message)});
+  if (to == self_.id) return;
+  effects.sends.push_back({to, std::make_shared<const ElasticMessage>(std::move(message))});
 }
 
 void ElasticCore::sendToMembers(Effects& effects, const ElasticMessage& message) const {
+  const auto shared = std::make_shared<const ElasticMessage>(message);
   for (const Member& member : view_.members) {
     const auto loss = losses_.find(member.id);
-    if (loss == losses_.end() || loss->second != Loss::kDead) send(effects, member.id, message);
+    if (member.id == self_.id || (loss != losses_.end() && loss->second == Loss::kDead)) continue;
+    effects.sends.push_back({member.id, shared});
   }
 }
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -33,7 +34,7 @@ enum class Loss : uint8_t {
 struct ElasticEffects {
   struct Envelope {
     MemberId to;
-    ElasticMessage message;
+    std::shared_ptr<const ElasticMessage> message;  // one for all whom it goes to
   };
   bool stopped = false;         // the view's generation has to fail: now
   std::vector<Envelope> sends;  // never to the member itself

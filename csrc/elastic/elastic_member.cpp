@@ -78,7 +78,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   void carryOut(ElasticEffects effects);
   void announce(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);
-  void sendMessage(const MemberId& to, const ElasticMessage& message);
+  void sendAll(const std::vector<ElasticEffects::Envelope>& sends);
   void lookForContacts();
   void hearContacts(const std::vector<Member>& members);
   void askWitness(const WitnessRequest& request);
@@ -339,10 +339,16 @@ void ElasticMember::Impl::tick() {
   for (const Member& member : core->view().members) network->ask(member.id);
 }
 
-void ElasticMember::Impl::sendMessage(const MemberId& to, const ElasticMessage& message) {
+void ElasticMember::Impl::sendAll(const std::vector<ElasticEffects::Envelope>& sends) {
   FrameHeader header;
   header.type = FrameType::kElastic;
-  network->send(to, header, encodeElasticMessage(message));
+  const ElasticMessage* encoded = nullptr;
+  std::string bytes;
+  for (const auto& [to, message] : sends) {
+    if (message.get() != encoded) bytes = encodeElasticMessage(*message);
+    encoded = message.get();
+    network->send(to, header, bytes);
+  }
 }
 
 void ElasticMember::Impl::carryOut(ElasticEffects effects) {
@@ -351,7 +357,7 @@ void ElasticMember::Impl::carryOut(ElasticEffects effects) {
     tellStopped(stopped, "the members decide on another view");
   }
   if (effects.new_view) onNewView();
-  for (const auto& [to, message] : effects.sends) sendMessage(to, message);
+  sendAll(effects.sends);
   if (effects.witness) askWitness(*effects.witness);
   announce(effects);
 }

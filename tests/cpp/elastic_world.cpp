@@ -107,9 +107,9 @@ void ElasticWorld::take(const ElasticAction& action) {
   switch (action.kind) {
     case Kind::kDeliver: {
       auto& queue = links_[{action.a, action.b}];
-      const ElasticMessage message = std::move(queue.front());
+      const auto message = std::move(queue.front());
       queue.pop_front();
-      carryOut(action.b, cores_[static_cast<size_t>(action.b)].receive(idOf(action.a), message));
+      carryOut(action.b, cores_[static_cast<size_t>(action.b)].receive(idOf(action.a), *message));
       break;
     }
     case Kind::kVote:
@@ -434,7 +434,7 @@ std::string ElasticWorld::fingerprint() const {
     writer.u8(static_cast<uint8_t>(link.first));
     writer.u8(static_cast<uint8_t>(link.second));
     writer.u8(static_cast<uint8_t>(queue.size()));
-    for (const ElasticMessage& message : queue) writer.text(encodeElasticMessage(message));
+    for (const auto& message : queue) writer.text(encodeElasticMessage(*message));
   }
   for (const auto& [who, gone] : undetected_) {
     writer.u8(static_cast<uint8_t>(who));

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -109,7 +110,7 @@ class ElasticWorld {
   std::vector<bool> dead_;
   std::vector<int> asked_;  // agreements of a member in its view
   std::vector<bool> pending_;
-  std::map<std::pair<int, int>, std::deque<ElasticMessage>> links_;
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<const ElasticMessage>>> links_;
   std::set<std::pair<int, int>> undetected_;  // (who does not know yet, who is gone)
   std::vector<StoreOp> store_;                // by member: one request at a time
   std::optional<AcceptedView> held_;          // by the witness

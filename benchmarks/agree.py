@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""How long members of an elastic job take to agree on a step, beside a barrier of the same group.
+
+agree() and barrier() alternate in one run, in blocks. A time is one rank's, from the call to its
+return; the table has the slowest rank's median. agree() is two rounds of messages between all.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import bench_ranks as ranks
+import bench_report as report
+import torch.distributed as dist
+
+LIMIT = timedelta(seconds=60)
+BLOCK = 50
+WARM_UP = 50
+
+
+def time_calls(call: Callable[[], object], count: int) -> list[float]:
+    times = []
+    for _ in range(count):
+        start = time.monotonic()
+        call()
+        times.append(time.monotonic() - start)
+    return times
+
+
+def measure(address: str, world: int, count: int) -> dict[str, list[float]]:
+    from torchft_ext import elastic
+
+    job = elastic.join(f"{address}/agree{world}", size=world, timeout=LIMIT)
+    job.recover()
+    calls: dict[str, Callable[[], object]] = {
+        "agree": lambda: job.agree(True),
+        "barrier": dist.barrier,
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        time_calls(call, WARM_UP)
+    for _ in range(count // BLOCK):
+        for name, call in calls.items():
+            times[name] += time_calls(call, BLOCK)
+    job.close()
+    return times
+
+
+def rank_main() -> None:
+    for command in ranks.commands():
+        times = measure(command["address"], command["world"], command["count"])
+        ranks.reply("measured", times=times)
+    dist.destroy_process_group()
+
+
+def run_world(world: int, count: int) -> dict[str, Any]:
+    with ranks.Pool(__file__) as pool:
+        processes = pool.start(world)
+        for process in processes:
+            process.send("run", world=world, count=count, address=pool.address)
+        answers = pool.gather(processes, "measured", 300)
+        pool.finish(processes)
+    slowest = {
+        name: max((report.summary(a["times"][name]) for a in answers), key=lambda s: s["median"])
+        for name in ("agree", "barrier")
+    }
+    ratio = slowest["agree"]["median"] / slowest["barrier"]["median"]
+    return {"world": world, "seconds": slowest, "barriers": ratio}
+
+
+def print_results(results: list[dict[str, Any]]) -> None:
+    rows = []
+    for r in results:
+        agree, barrier = r["seconds"]["agree"], r["seconds"]["barrier"]
+        micro = [f"{s[k] * 1e6:.0f}" for s in (agree, barrier) for k in ("median", "p99")]
+        rows.append([str(r["world"]), *micro, f"{r['barriers']:.2f}"])
+    head = ["ranks", "agree us", "p99", "barrier us", "p99", "barriers per agree"]
+    report.print_table(head, rows)
+
+
+def main() -> int:
+    parser = report.make_parser(__doc__, quick="200 calls of each")
+    parser.add_argument(
+        "--world", type=report.comma_list(int), default=[2, 4, 8], help="default 2,4,8"
+    )
+    parser.add_argument("--count", type=int, help="calls of each; default 2000")
+    arguments = parser.parse_args()
+    arguments.count = arguments.count or (200 if arguments.quick else 2000)
+    if arguments.rank_process:
+        rank_main()
+        return 0
+    run = report.describe_run(arguments)
+    results = []
+    for world in arguments.world:
+        ranks.progress(f"{world} ranks")
+        results.append(run_world(world, arguments.count))
+    report.print_machine(run)
+    print_results(results)
+    report.write_json(arguments.json, {"benchmark": "agree", **run, "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
