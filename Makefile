@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 export VENV
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo docs linkcheck test lint format tidy sanitize matrix nccl-host fuzz bench clean
+.PHONY: help setup build demo docs linkcheck test lint format tidy sanitize matrix nccl-host soak model fuzz bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -15,7 +15,7 @@ setup: ## the development environment in .venv
 build: setup ## the package, in place
 	@scripts/build.sh
 
-demo: build ## trains on four processes, kills one, trains on; writes demo.png
+demo: build ## trains through killed, frozen and new workers, and a killed store; writes demo.png
 	@$(VENV)/bin/python examples/train_digits.py $(ARGS)
 
 docs: build ## the documentation site: build/docs/html/index.html
@@ -52,12 +52,20 @@ nccl-host: ## NCCL's own library on the simulated device: the device tests (ARGS
 	@scripts/build.sh --tests
 	@scripts/nccl_host.sh $(ARGS)
 
+soak: build ## an elastic job that trains while processes die, freeze and join (MINUTES=15, ARGS: --rule store)
+	@$(VENV)/bin/python tests/soak --minutes $(or $(MINUTES),15) $(ARGS)
+
+model: ## explores the membership protocol with the larger budgets, an hour and a half
+	@scripts/setup.sh --tests
+	@scripts/build.sh --tests
+	@TORCHFT_EXT_MODEL=full build/dev/tests/cpp/torchft_ext_tests --gtest_filter='ElasticModel.*:ElasticSchedules.*'
+
 fuzz: ## the parsers under libFuzzer (ARGS: --seconds 60)
 	@scripts/setup.sh --all
 	@scripts/fuzz.sh $(ARGS)
 
-bench: build ## allreduce, configure, recovery, import_cost: quick by default (ARGS= for the full length)
-	@for name in allreduce configure recovery import_cost; do \
+bench: build ## allreduce, configure, recovery, agree, import_cost: quick by default (ARGS= for the full length)
+	@for name in allreduce configure recovery agree import_cost; do \
 	  echo "== $$name"; $(VENV)/bin/python benchmarks/$$name.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS)) || exit 1; \
 	done
 

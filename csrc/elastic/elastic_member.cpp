@@ -134,6 +134,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   bool left_out GUARDED_BY(mutex) = false;
   uint64_t over GUARDED_BY(mutex) = 0;  // this view, and those before
   bool left GUARDED_BY(mutex) = false;
+  bool stopped GUARDED_BY(mutex) = false;
   std::map<MemberId, Loss> lost GUARDED_BY(mutex);
   std::vector<MemberId> missing GUARDED_BY(mutex);  // for a quorum; empty: nobody that is known
   bool hopeless GUARDED_BY(mutex) = false;
@@ -595,6 +596,12 @@ void ElasticMember::Impl::failCalls(uint64_t before_view) {
 }
 
 void ElasticMember::Impl::stop() {
+  {
+    MutexLock lock(mutex);
+    if (std::exchange(stopped, true)) return;
+    left = true;
+    changed.notifyAll();
+  }
   loop.runOnLoop(
       [this] {
         ending = true;
@@ -779,6 +786,7 @@ bool ElasticMember::leave(Deadline deadline) {
     if (impl->network) impl->network->finish();
   });
   onLoop([impl = impl_] { return !impl->network || impl->network->finished(); });
+  impl_->stop();
   return free;
 }
 

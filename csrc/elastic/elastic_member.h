@@ -72,8 +72,8 @@ class ElasticMember {
   // From the next view on this member is not there any more.
   void setLeaving();
   // Says goodbye, and answers the others until they go on without this member or go too: so one
-  // that still waits for an answer gets it. False: that was not so by the deadline. Every other
-  // call raises from now on.
+  // that still waits for an answer gets it; then ends this member's threads. False: it was needed
+  // still at the deadline. Every other call raises from now on.
   bool leave(Deadline deadline);
 
   // Of that view's store. Throws StoreError: the view is over, the store's host is lost, or the

@@ -17,6 +17,7 @@ from torchft_ext.errors import CommError
 
 _RULES = ("members", "store")
 _LEAVE_WITHIN = timedelta(seconds=2)
+_LEAST_HEARTBEAT, _MOST_HEARTBEAT = timedelta(milliseconds=100), timedelta(hours=24)
 
 
 def join(
@@ -49,9 +50,10 @@ def join(
             outlives all workers.
         backend: of the default group.
         timeout: of this call, and of recover() and agree() that name none.
-        limit: a member that does not answer for so long is left out.
+        limit: a member that does not answer for so long is left out; the heartbeat of the default
+            group too.
         interface: the network interface to listen on; None: the one towards the store.
-        port_range: the TCP ports to listen on, "7000-7100"; None: any.
+        port_range: the TCP ports to listen on, "7000-7100"; a process takes four. None: any.
 
     Raises:
         ElasticError: the store does not answer, or fewer than `size` processes came in time.
@@ -75,7 +77,18 @@ def join(
         interface=interface,
         port_range=port_range,
     )
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+        timeout=timeout,
+        pg_options=_C.Options(
+            heartbeat=min(max(limit, _LEAST_HEARTBEAT), _MOST_HEARTBEAT),
+            interface=interface,
+            port_range=port_range,
+        ),
+    )
     job = Job(native, size if min_size is None else min_size, timeout)
     _current.remember(job)
     _interrupts.watch()

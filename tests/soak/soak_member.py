@@ -1,0 +1,114 @@
+"""What a process of the soak does: trains as a member of a job, again and again, until told."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tasks import thread_names
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from torchft_ext import elastic
+
+SAMPLES = 1000
+BATCH = 4
+DIGEST_EVERY = 25  # steps
+LIMIT = timedelta(seconds=1)  # a member silent for so long is left out
+TIMEOUT = timedelta(seconds=40)
+
+
+@dataclass
+class Record:
+    """What one process has seen."""
+
+    lives: int = 0  # how often it has joined
+    left_out: int = 0
+    views: list[tuple[int, int]] = field(default_factory=list)  # number, size
+    steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # step: cursor, world size
+    digests: dict[int, str] = field(default_factory=dict)  # after that many steps
+    slowest_step_s: float = 0.0
+
+
+record = Record()
+stopping = threading.Event()
+
+
+def live(address: str, size: int, rule: str) -> Record:
+    """Be a member until stop() is called; join again when left out."""
+    stopping.clear()
+    record.__init__()  # type: ignore[misc]
+    while not stopping.is_set():
+        record.lives += 1
+        try:
+            train(address, size, rule)
+            return record
+        except elastic.LeftOutError:
+            record.left_out += 1
+    return record
+
+
+def train(address: str, size: int, rule: str) -> None:
+    job = elastic.join(address, size=size, min_size=1, rule=rule, limit=LIMIT, timeout=TIMEOUT)
+    try:
+        torch.manual_seed(0)
+        inputs = torch.randn(SAMPLES, 8)
+        model = DDP(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+        sampler = elastic.BatchSampler(SAMPLES, BATCH, seed=1)
+        state = elastic.State(model, optimizer, sampler)
+        began = time.monotonic()
+        for step in elastic.steps(state, total=10**9, job=job):
+            with step:
+                batch = sampler.indices()
+                cursor = sampler.position
+                model(inputs[batch]).square().mean().backward()
+                step.commit(optimizer.step)
+            if step.committed:
+                note(step, cursor, state, time.monotonic() - began)
+                began = time.monotonic()
+            if stopping.is_set():
+                job.leave()
+    finally:
+        job.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.distributed_c10d._world.group_count = 0
+
+
+def note(step: elastic.Step, cursor: int, state: elastic.State, seconds: float) -> None:
+    record.steps[step.number] = (cursor, step.view.size)
+    record.slowest_step_s = max(record.slowest_step_s, seconds)
+    if not record.views or record.views[-1][0] != step.view.number:
+        record.views.append((step.view.number, step.view.size))
+    if state.step % DIGEST_EVERY == 0:
+        record.digests[state.step] = str(state.digest())
+
+
+def so_far() -> tuple[int, int, int]:
+    """Steps, the last view's number and its size."""
+    number, size = record.views[-1] if record.views else (0, 0)
+    return max(record.steps, default=-1) + 1, number, size
+
+
+def stop() -> None:
+    stopping.set()
+
+
+def usage() -> dict[str, Any]:
+    """Threads, by name, descriptors and resident bytes of this process."""
+    threads = sorted(thread_names().values())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "threads": threads,
+        "descriptors": descriptors,
+        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+    }
