@@ -34,6 +34,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(ValueError|TypeError|RuntimeError|NotImplementedError|None)"),
     ("py:.*", r"_?(Backend\.Options|Future|Backend|Work)|_[ST]"),
     ("py:.*", r"torchft_ext\._pg_wrappers\.Manager"),
+    ("py:.*", r"torchft_ext\.(_ElasticJob|elastic\._\w+\.(JobLike|Replicated|Loader))"),
 ]
 
 html_theme = "furo"

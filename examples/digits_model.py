@@ -22,22 +22,6 @@ class Digits:
         labels = torch.tensor(raw.target)[order]
         self.test = images[:TEST_IMAGES], labels[:TEST_IMAGES]
         self.train = images[TEST_IMAGES:], labels[TEST_IMAGES:]
-        self._seed = seed
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self.train[1]) // GLOBAL_BATCH
-
-    def batch(self, step: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
-        """This rank's share of the step's global batch, which depends on the step alone.
-
-        So the same images are seen in the same order whatever the world size is and becomes.
-        """
-        epoch, place = divmod(step, self.steps_per_epoch)
-        chance = torch.Generator().manual_seed(self._seed + 1 + epoch)
-        order = torch.randperm(len(self.train[1]), generator=chance)
-        mine = order[place * GLOBAL_BATCH : (place + 1) * GLOBAL_BATCH][rank::world]
-        return self.train[0][mine], self.train[1][mine]
 
 
 class DigitsNet(nn.Module):
@@ -69,16 +53,3 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """The share of images whose digit is recognised, 0 to 1."""
     right: Tensor = model(images).argmax(1) == labels
     return right.float().mean().item()
-
-
-def mean_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
-    """The gradients over a whole batch, computed by this process alone; nothing is changed."""
-    loss = functional.cross_entropy(model(images), labels)
-    return list(torch.autograd.grad(loss, list(model.parameters())))
-
-
-def largest_difference(model: nn.Module, reference: list[Tensor]) -> float:
-    """Between the model's gradients and others, relative to the largest of those."""
-    largest = max(g.abs().max().item() for g in reference)
-    pairs = zip(model.parameters(), reference, strict=True)
-    return max((p.grad - g).abs().max().item() for p, g in pairs if p.grad is not None) / largest

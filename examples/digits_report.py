@@ -1,20 +1,21 @@
-"""What the demonstration shows: progress, the table of the failure, the picture, the verdict."""
+"""What the demonstration shows: progress, the table of recoveries, the verdict."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from pathlib import Path
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from digits_recoveries import PHASES, recoveries_of, views_of
+
 if TYPE_CHECKING:
-    from digits_launcher import Event, Run
+    from digits_launcher import Run
+    from digits_processes import Event
 
 BAR = 30
 PLAIN_LINES = 5  # per training, when stdout is not a terminal
 LARGEST_ACCURACY_DIFFERENCE = 0.01
-LARGEST_GRADIENT_DIFFERENCE = 1e-4
 
 
 class Progress:
@@ -36,13 +37,19 @@ class Progress:
             self._line(f"  {text}")
 
     def happened(self, event: Event) -> None:
-        who = f"worker {event['worker']}"
-        if event["event"] == "killed":
-            self._line(f"  {who}: killed")
-        elif event["event"] == "error":
-            self._line(f"  {who}: {event['kind']}: {event['text'].splitlines()[0]}")
-        else:
-            self._line(f"  {who}: is rank {event['rank']} of {event['world']} now")
+        """An act of the story, or an error of a worker."""
+        who = "the store" if event["worker"] is None else f"worker {event['worker']}"
+        what = str(event["event"]).removeprefix("store ")
+        if "text" in event:  # up to its advice, which elastic.steps() follows by itself
+            what = f"{event['kind']}: {event['text'].split(';')[0]}"
+        self._line(f"  {who}: {what}")
+
+    def view(self, told: list[Event]) -> None:
+        """All members of a view have told of it."""
+        who = " ".join(str(event["worker"]) for event in sorted(told, key=lambda e: e["rank"]))
+        states = " ".join(sorted({event["digest"][:12] for event in told}))
+        view, step = told[0]["view"], told[0]["step"]
+        self._line(f"  view {view}: workers {who} go on with step {step}; state on all: {states}")
 
     def finish(self) -> None:
         if self._on_bar:
@@ -55,151 +62,69 @@ class Progress:
         print(text, flush=True)
 
 
-class FirstFailure:
-    """What followed the first kill, in ms after it, until somebody killed yet another worker."""
-
-    def __init__(self, run: Run) -> None:
-        self.killed, *more = run.of("killed")
-        self._end = more[0]["time"] if more else math.inf
-        self._run = run
-
-    def events(self, kind: str) -> list[Event]:
-        return [event for event in self._run.of(kind) if event["time"] < self._end]
-
-    def times(self, kind: str) -> list[float]:
-        return sorted((event["time"] - self.killed["time"]) * 1e3 for event in self.events(kind))
-
-    def last(self, kind: str) -> float:
-        """NaN: the next kill came before."""
-        return max(self.times(kind), default=math.nan)
-
-
-def timeline(run: Run) -> list[tuple[float, str]]:
-    """(ms after the kill, what happened), in order."""
-    failure = FirstFailure(run)
-    kinds = ", ".join(sorted({event["kind"] for event in failure.events("error")}))
-    world = run.of("configured")[0]["world"]
-    done = run.of("agreed")[0]["steps_done"]
-    first_and_last = {
-        "error": (
-            f"the first survivor has its error ({kinds})",
-            "the last survivor has its error",
-        ),
-        "configured": (
-            f"the first survivor is in a group of {world}",
-            f"the last survivor is in a group of {world}",
-        ),
-    }
-    lasts = {
-        "published": "the launcher has seen the death and says who is left",
-        "agreed": "all hold the same parameters, buffers and optimizer state",
-        "resumed": f"step {done + 1} is done on all survivors, gradients averaged over {world}",
-    }
-    rows = [(0.0, f"worker {failure.killed['worker']} is killed in the middle of step {done + 1}")]
-    for kind, (first, last) in first_and_last.items():
-        times = failure.times(kind)
-        rows += [(times[0], first), (times[-1], last)] if times else []
-    rows += [(failure.last(kind), text) for kind, text in lasts.items() if failure.events(kind)]
-    return sorted(rows)
-
-
-def evaluate(undisturbed: Run, disturbed: Run, arguments: argparse.Namespace) -> dict[str, Any]:
+def evaluate(calm: Run, run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures, and whether all is as it should be."""
-    failure = FirstFailure(disturbed)
-    survivors = arguments.world - len(disturbed.of("killed"))
-    finished = disturbed.of("done")
-    accuracies = [run.of("done")[0]["accuracy"] for run in (undisturbed, disturbed)]
-    difference = max(event["difference"] for event in disturbed.of("checked"))
+    accuracies = [each.of("done")[0]["accuracy"] for each in (calm, run)]
+    # From the first worker that told of each.
+    worlds = {event["step"]: event["world"] for event in reversed(run.of("step"))}
+    recoveries = [
+        {
+            "what": each.what,
+            "view": each.view,
+            "workers": each.workers,
+            "heard_ms": each.heard,
+            "downtime_ms": each.downtime,
+            "phases_ms": each.phases,
+        }
+        for each in recoveries_of(run)
+    ]
     checks = {
         "accuracy_within_one_point": abs(accuracies[1] - accuracies[0])
         <= LARGEST_ACCURACY_DIFFERENCE,
-        "survivors_finished": len(finished) == survivors,
-        "survivors_hold_the_same_model": len({event["digest"] for event in finished}) == 1,
-        "gradients_averaged_over_the_new_size": difference < LARGEST_GRADIENT_DIFFERENCE,
-    }
-    milliseconds = {
-        f"{name}_ms": round(failure.last(kind), 2) if failure.events(kind) else None
-        for name, kind in (
-            ("last_error", "error"),
-            ("membership_published", "published"),
-            ("last_configured", "configured"),
-            ("last_resumed", "resumed"),
-        )
+        "every_step_committed": sorted(worlds) == [*range(1, arguments.steps + 1)],
+        "state_equal_after_every_change": state_is_equal(run),
+        "state_equal_at_the_end": len({event["digest"] for event in run.of("done")}) == 1,
+        "survivors_finished": survivors_finished(run),
+        "story_told_to_its_end": run.told_whole,
     }
     return {
         "ok": all(checks.values()),
-        "world": [arguments.world, *range(arguments.world - 1, survivors - 1, -1)],
+        "world": [world for world, _ in groupby(worlds[step] for step in sorted(worlds))],
         "steps": arguments.steps,
         "accuracy": round(accuracies[1], 4),
-        "accuracy_without_failure": round(accuracies[0], 4),
-        "gradient_difference": difference,
-        "after_kill": milliseconds,
+        "accuracy_without_faults": round(accuracies[0], 4),
+        "recoveries": recoveries,
         "checks": checks,
     }
 
 
-def print_report(disturbed: Run, outcome: dict[str, Any]) -> None:
-    print("\nafter the kill   what happened")
-    for milliseconds, text in timeline(disturbed):
-        print(f"  {milliseconds:9.1f} ms   {text}")
+def state_is_equal(run: Run) -> bool:
+    """Every member of each view told the same step and the same hash."""
+    return all(
+        len(told) == told[0]["world"] and len({(e["step"], e["digest"]) for e in told}) == 1
+        for told in views_of(run).values()
+    )
+
+
+def survivors_finished(run: Run) -> bool:
+    killed = {event["worker"] for event in run.of("killed")}
+    trained = {event["worker"] for event in run.of("step")}
+    return {event["worker"] for event in run.of("done")} == trained - killed
+
+
+def print_report(run: Run, outcome: dict[str, Any]) -> None:
+    recoveries = list(recoveries_of(run))
+    width = max((len(each.what) for each in recoveries), default=0)
+    titles = ("heard", "downtime", *PHASES)
+    print(f"\n{'ms':{width}s}" + "".join(f"{title:>10s}" for title in titles))
+    for each in recoveries:
+        heard = "" if each.heard is None else f"{each.heard:.1f}"
+        figures = (each.downtime, *each.phases.values())
+        row = "".join(f"{figure:10.1f}" for figure in figures)
+        print(f"{each.what:{width}s}{heard:>10s}{row}")
     print("\ntest accuracy")
-    print(f"  {outcome['accuracy_without_failure']:12.2%}   without a failure")
-    print(f"  {outcome['accuracy']:12.2%}   with one worker killed")
+    print(f"  {outcome['accuracy_without_faults']:12.2%}   without a fault")
+    print(f"  {outcome['accuracy']:12.2%}   with all these faults")
     for check, passed in outcome["checks"].items():
         if not passed:
             print(f"NOT AS PROMISED: {check.replace('_', ' ')}")
-
-
-def _losses(run: Run) -> tuple[list[float], list[float], list[int]]:
-    """(seconds since the first step, loss, world size) by step; a loss of NaN at the failure."""
-    steps = run.of("step")
-    gap = [{**event, "loss": math.nan, "world": steps[0]["world"]} for event in run.of("killed")]
-    shown = sorted((*steps, *gap), key=lambda event: event["time"])
-    start = steps[0]["time"]
-    return (
-        [event["time"] - start for event in shown],
-        [event["loss"] for event in shown],
-        [event["world"] for event in shown],
-    )
-
-
-def draw(undisturbed: Run, disturbed: Run, path: Path) -> None:
-    """Loss and world size over time, the failure marked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(
-        2, 1, sharex=True, figsize=(9, 5.5), height_ratios=[3, 1], layout="constrained"
-    )
-    times, losses, _ = _losses(undisturbed)
-    above.semilogy(times, losses, color="0.7", lw=1, label="without a failure")
-    times, losses, worlds = _losses(disturbed)
-    above.semilogy(times, losses, color="tab:blue", lw=1.2, label="one worker killed")
-    below.step(times, worlds, where="post", color="tab:blue", lw=2)
-
-    failure = FirstFailure(disturbed)
-    killed = failure.killed["time"] - disturbed.of("step")[0]["time"]
-    for axes in (above, below):
-        axes.axvline(killed, color="tab:red", ls="--", lw=1.2)
-        axes.grid(alpha=0.25)
-    above.annotate(
-        f"worker killed in mid-step;\nnext good step {failure.last('resumed'):.0f} ms later",
-        xy=(killed, 0.97),
-        xycoords=("data", "axes fraction"),
-        xytext=(8, 0),
-        textcoords="offset points",
-        va="top",
-        color="tab:red",
-    )
-    above.set_ylabel("training loss")
-    above.legend(loc="lower left")
-    above.set_title(
-        "Digits, DistributedDataParallel on torchft_ext: a worker dies, training goes on"
-    )
-    below.set_ylabel("world size")
-    below.set_ylim(0, max(worlds) + 0.6)
-    below.set_yticks(range(max(worlds) + 1))
-    below.set_xlabel("seconds since the first step")
-    figure.savefig(path, dpi=120)

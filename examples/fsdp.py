@@ -21,7 +21,7 @@ import start
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from digits_membership import Membership, await_newer
+from launcher_membership import Membership, await_newer
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh

@@ -4,7 +4,7 @@
     python examples/start.py 3 examples/survive.py
 
 The copies get what torchrun would give them: RANK, WORLD_SIZE, MASTER_ADDR and so on. torchrun ends
-all workers when one fails. This launcher writes into its store who is left: digits_membership.py
+all workers when one fails. This launcher writes into its store who is left: launcher_membership.py
 has the record, and how a worker reads it.
 """
 
@@ -16,7 +16,7 @@ import sys
 import time
 
 import torch.distributed as dist
-from digits_membership import Membership, publish
+from launcher_membership import Membership, publish
 
 
 def environment(rank: int, count: int, store: dist.TCPStore) -> dict[str, str]:

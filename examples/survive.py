@@ -11,11 +11,11 @@ import signal
 import sys
 from datetime import timedelta
 
-import digits_state
+import furthest_state
 import start
 import torch
 import torch.distributed as dist
-from digits_membership import Membership, await_newer
+from launcher_membership import Membership, await_newer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,7 +44,7 @@ def main() -> None:
                 place = f"{host}:{port}/{members.prefix}"
                 torchft_ext.backend().configure(place, rank, members.world)
                 # One survivor may have finished the step that failed on another.
-                step = digits_state.take_furthest(model.module, optimizer, step)
+                step = furthest_state.take_furthest(model.module, optimizer, step)
                 healthy = True
             if me == 1 and step == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -57,7 +57,7 @@ def main() -> None:
             print(f"worker {me}, step {step}: {error}", flush=True)
             healthy = False
 
-    digits_state.compare(model.module, optimizer)  # raises where survivors' weights differ
+    furthest_state.compare(model.module, optimizer)  # raises where survivors' weights differ
     if dist.get_rank() == 0:
         print(f"{step} steps done; {dist.get_world_size()} members hold the same weights")
     dist.destroy_process_group()

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
+#include "base/log.h"
 #include "c10d/comm_error.h"
 #include "c10d/environment.h"
 #include "c10d/interface_choice.h"
@@ -108,10 +109,21 @@ void ElasticJob::suspectCulprits() {
   if (!culprits.empty()) member_->suspect(culprits);
 }
 
-ElasticJob::Formed ElasticJob::recover(Milliseconds timeout) {
+ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_absent) {
   const Deadline deadline = Deadline::after(timeout);
+  std::optional<Duration> patience;  // with those who do not come to a view
+  if (leave_out_absent) patience = durationOf(timeout) / 2;
   suspectCulprits();
+  const auto working = [this](const void*) { member_->setReady(false); };
+  const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
+  Formed formed = recoverBy(deadline, patience);
+  logFormed(formed);
+  return formed;
+}
+
+ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Duration> patience) {
   Formed result;
+  std::set<MemberId> absent;
   Duration agreeing{0};
   Duration connecting{0};
   for (;;) {
@@ -121,13 +133,19 @@ ElasticJob::Formed ElasticJob::recover(Milliseconds timeout) {
       newer_than = tried_;
     }
     const auto began = Clock::now();
-    result.view = member_->awaitView(newer_than, deadline, keepWaiting);
+    result.view = member_->awaitView(newer_than, deadline, keepWaiting, {}, absent);
     const auto decided = Clock::now();
     agreeing += decided - began;
-    const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), deadline);
+    const Deadline limit = patience ? deadline.orEarlier(*patience) : deadline;
+    const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), limit);
     connecting += Clock::now() - decided;
     if (!failure) break;
     if (deadline.expired()) throwFailure(failure);
+    absent.clear();
+    if (!patience || failure->kind != FailureKind::kTimeout) continue;  // one tells the others
+    for (const Member& member : result.view.members) {
+      if (member.id != member_->id()) absent.insert(member.id);
+    }
   }
   noteFormed(result.view.number);
   result.phases = {{"agree", agreeing}, {"connect", connecting}};
@@ -158,6 +176,20 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   formed_ = view;
   for (Managed& one : managed_) one.generation = generations[one.name];
   return nullptr;
+}
+
+// One line for each view: who is in it, who is not any more, and how long it took.
+void ElasticJob::logFormed(const Formed& formed) const {
+  const View& view = formed.view;
+  std::string line = "elastic job: view " + std::to_string(view.number) + ": " +
+                     std::to_string(view.members.size()) + " members (" +
+                     std::to_string(view.old_size) + " before), this one is rank " +
+                     std::to_string(view.rankOf(member_->id()));
+  for (const MemberId& id : member_->leftOutSince(view)) line += "; without " + member_->nameOf(id);
+  for (const auto& [phase, duration] : formed.phases) {
+    line += "; " + phase + " " + formatSeconds(duration);
+  }
+  log(LogLevel::kInfo, line);
 }
 
 // The members may have gone on while the groups formed.

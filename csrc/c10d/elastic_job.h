@@ -50,10 +50,11 @@ class ElasticJob {
     std::vector<std::pair<std::string, Duration>> phases;  // "agree", "connect"
   };
   // Waits for a view newer than the one that was formed last, and forms all groups in it; a view
-  // that does not form is followed by another. Blocks up to the timeout; calls the wait hook.
-  // Raises ElasticError, and where members were missing until the deadline, that generation's
-  // failure.
-  Formed recover(Milliseconds timeout);
+  // that does not form is followed by another. leave_out_absent: members whose users have not
+  // come to a view within half of the time are left out of the next one. Blocks up to the timeout;
+  // calls the wait hook. Raises ElasticError, and where members were missing until the deadline,
+  // that generation's failure.
+  Formed recover(Milliseconds timeout, bool leave_out_absent = false);
   // In the view that was formed last.
   Answer agree(bool ok, std::string note, Milliseconds timeout);
   // Fails the generations of all managed groups.
@@ -72,6 +73,8 @@ class ElasticJob {
   ElasticJob() = default;
   void onStopped(uint64_t view, const std::string& why);
   FailurePtr formAll(const View& view, int rank, Deadline deadline);
+  Formed recoverBy(Deadline deadline, std::optional<Duration> patience);
+  void logFormed(const Formed& formed) const;
   std::vector<Managed> managed() const;
   void suspectCulprits();
   void noteFormed(uint64_t view);

@@ -229,7 +229,12 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
     return effects;
   }
   vote.leaving = vote.leaving || leaving_;
-  for (const auto& [id, member] : waiting_) vote.waiting.push_back(id);
+  const auto most = static_cast<size_t>(rules_.max_size);
+  const size_t room = most - std::min(most, view_.members.size());
+  for (const auto& [id, member] : waiting_) {  // others are spares: nothing is to be done for them
+    if (vote.waiting.size() >= room) break;
+    vote.waiting.push_back(id);
+  }
   carryOutAgreement(effects, agreements_.vote(std::move(vote)));
   recoverAgreement();
   pursue(effects);
@@ -336,9 +341,8 @@ void ElasticCore::onAccept(Effects& effects, const MemberId& from, const Elastic
 
 // ---- as a proposer
 
-ElasticEffects ElasticCore::want(uint64_t newer_than, bool ready) {
+ElasticEffects ElasticCore::want(uint64_t newer_than) {
   Effects effects;
-  ready_ = ready;
   if (state_ == State::kJoining) return retry();
   if (state_ == State::kLeftOut || view_.number > newer_than) return effects;
   wanted_ = true;
@@ -439,6 +443,7 @@ ElasticEffects ElasticCore::retry() {
   Effects effects;
   if (state_ == State::kLeftOut) return effects;
   if (state_ == State::kJoining) {
+    if (!ready_) return effects;  // the others would wait for its user
     ElasticMessage message = make(ElasticKind::kJoin);
     message.members = {self_};
     for (const MemberId& contact : contacts_) send(effects, contact, message);
@@ -507,7 +512,6 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   highest_round_ = 0;
   fruitless_ = 0;
   wanted_ = false;
-  ready_ = false;
   cannot_reach_.clear();
   absent_.clear();
   for (const Member& member : view_.members) {

@@ -84,8 +84,10 @@ class ElasticCore {
   // This member's next agreement in the view with that number, which it has formed. Where that view
   // is over, the answer follows from the next one (at once, if that is known).
   ElasticEffects agree(uint64_t view, Vote vote);
-  // A view newer than this is wanted; ready: by the user, who awaits it.
-  ElasticEffects want(uint64_t newer_than, bool ready);
+  // The user awaits a view, or forms one: it is not absent.
+  void setReady(bool ready) { ready_ = ready; }
+  // A view newer than this is wanted.
+  ElasticEffects want(uint64_t newer_than);
   // Time has passed: says again what may have been lost, tries again what did not succeed.
   ElasticEffects retry();
   // There is a new connection to it: what was said over the one before may be lost.

@@ -17,7 +17,8 @@ namespace torchft_ext {
 namespace {
 
 constexpr milliseconds kTick{20};
-constexpr milliseconds kPoll{10};  // of the store, while a job is founded
+constexpr milliseconds kPoll{10};           // of the store, while a job is founded
+constexpr milliseconds kBetweenTries{100};  // to reach the store
 constexpr std::chrono::seconds kStopWithin{1};
 constexpr size_t kMostEarly = 65536;
 constexpr int kTicksBetweenQuestions = 25;
@@ -67,10 +68,12 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   void stop();
   template <typename Ask>
   std::invoke_result_t<Ask> onStore(const Ask& call, Deadline deadline, const Cancelled& cancelled);
+  JobKey awaitStore(Deadline deadline, const Cancelled& cancelled);
   Founding findPlace(Deadline deadline, const Cancelled& cancelled);
   void wait(const std::function<bool()>& done, Deadline deadline, const Cancelled& cancelled)
       REQUIRES(mutex);
-  [[noreturn]] void throwNoView(Deadline deadline) REQUIRES(mutex);
+  [[noreturn]] void throwNoView() REQUIRES(mutex);
+  [[noreturn]] void throwNoAnswer(uint64_t index) REQUIRES(mutex);
   std::string nameOfLocked(const MemberId& id) const REQUIRES(mutex);
 
   // ---- loop
@@ -127,6 +130,9 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   CondVar changed;
   Member self GUARDED_BY(mutex);
   View view GUARDED_BY(mutex);
+  View view_before GUARDED_BY(mutex);
+  ElasticRules rules GUARDED_BY(mutex);
+  std::vector<MemberId> unheard GUARDED_BY(mutex);  // whose word an agreement awaits
   std::vector<std::string> waiting GUARDED_BY(mutex);
   std::map<std::pair<uint64_t, uint64_t>, Answer> answers GUARDED_BY(mutex);
   std::pair<uint64_t, uint64_t> asked GUARDED_BY(mutex){0, 0};
@@ -204,8 +210,21 @@ void ElasticMember::Impl::wait(const std::function<bool()>& done, Deadline deadl
   }
 }
 
+// The store may come up later than those who meet there.
+JobKey ElasticMember::Impl::awaitStore(Deadline deadline, const Cancelled& cancelled) {
+  for (;;) {
+    try {
+      return onStore([this] { return job_store.key(); }, deadline, cancelled);
+    } catch (const ElasticError&) {
+      if (deadline.expired()) throw;
+    }
+    MutexLock lock(mutex);
+    wait([] { return false; }, deadline.orEarlier(kBetweenTries), cancelled);
+  }
+}
+
 void ElasticMember::Impl::start(Deadline deadline, const Cancelled& cancelled) {
-  const JobKey key = onStore([this] { return job_store.key(); }, deadline, cancelled);
+  const JobKey key = awaitStore(deadline, cancelled);
   auto error = std::make_shared<std::string>();
   auto me = std::make_shared<Member>();
   const std::weak_ptr<Impl> weak = weak_from_this();
@@ -244,6 +263,10 @@ void ElasticMember::Impl::start(Deadline deadline, const Cancelled& cancelled) {
     self = *me;
   }
   const Founding founding = findPlace(deadline, cancelled);
+  {
+    MutexLock lock(mutex);
+    rules = founding.rules;
+  }
   std::vector<Member> contacts = founding.view.members;
   if (!founding.view.has(me->id)) {
     const auto late = onStore([this] { return job_store.contacts(); }, deadline, cancelled);
@@ -384,6 +407,7 @@ void ElasticMember::Impl::announce(const ElasticEffects& effects) {
     hopeless = effects.hopeless;
   }
   lost = core->losses();
+  unheard = core->unheard();
   waiting.clear();
   for (const MemberId& id : core->waiting()) waiting.push_back(nameOfLocked(id));
   changed.notifyAll();
@@ -396,7 +420,7 @@ void ElasticMember::Impl::onNewView() {
   {
     MutexLock lock(mutex);
     for (const Member& member : now.members) known_names[member.id] = nameOfRecord(member.record);
-    view = now;
+    view_before = std::exchange(view, now);
     missing.clear();
     hopeless = false;
     changed.notifyAll();
@@ -622,7 +646,18 @@ std::string ElasticMember::Impl::nameOfLocked(const MemberId& id) const {
   return gone == lost.end() ? name : name + " (" + wordFor(gone->second) + ")";
 }
 
-void ElasticMember::Impl::throwNoView(Deadline /*deadline*/) {
+void ElasticMember::Impl::throwNoAnswer(uint64_t index) {
+  if (left || left_out || !missing.empty() || unheard.empty()) throwNoView();
+  std::string names;
+  for (const MemberId& id : unheard) names += (names.empty() ? "" : "; ") + nameOfLocked(id);
+  throw ElasticError(ElasticErrorKind::kTimeout,
+                     "elastic job '" + options.job + "': agreement " + std::to_string(index) +
+                         " of view " + std::to_string(view.number) +
+                         ": no word by the deadline of " + names +
+                         "; the next call takes it up, or leave them out by recover()");
+}
+
+void ElasticMember::Impl::throwNoView() {
   const std::string job = "elastic job '" + options.job + "': ";
   if (left) throw ElasticError(ElasticErrorKind::kState, job + "this member has left; join again");
   if (left_out) {
@@ -642,8 +677,10 @@ void ElasticMember::Impl::throwNoView(Deadline /*deadline*/) {
     std::string text =
         job + "no quorum for the view after " + std::to_string(view.number) + ": missing " + names;
     if (!store_trouble.empty()) text += "; the store: " + store_trouble;
-    throw ElasticError(ElasticErrorKind::kNoQuorum,
-                       text + ". Bring them back, or start the job anew from a checkpoint");
+    const char* advice = hopeless ? ". Start the job anew from a checkpoint, under another name"
+                                  : ". Wait longer for them, or start the job anew from a "
+                                    "checkpoint, under another name";
+    throw ElasticError(ElasticErrorKind::kNoQuorum, text + advice);
   }
   throw ElasticError(ElasticErrorKind::kTimeout,
                      job + "no view newer than " + std::to_string(view.number) +
@@ -679,19 +716,35 @@ std::vector<std::string> ElasticMember::waiting() const {
   return impl_->waiting;
 }
 
+ElasticRules ElasticMember::rules() const {
+  MutexLock lock(impl_->mutex);
+  return impl_->rules;
+}
+
 std::string ElasticMember::nameOf(const MemberId& id) const {
   MutexLock lock(impl_->mutex);
   return impl_->nameOfLocked(id);
+}
+
+std::vector<MemberId> ElasticMember::leftOutSince(const View& view) const {
+  MutexLock lock(impl_->mutex);
+  std::vector<MemberId> ids;
+  for (const Member& member : impl_->view_before.members) {
+    if (!view.has(member.id)) ids.push_back(member.id);
+  }
+  return ids;
 }
 
 View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,
                               const std::set<MemberId>& unreachable,
                               const std::set<MemberId>& leave_out) {
   impl_->loop.post([impl = impl_, newer_than, unreachable, leave_out] {
-    if (!impl->core || impl->core->view().number > newer_than) return;
+    if (!impl->core) return;
+    impl->core->setReady(true);
+    if (impl->core->view().number > newer_than) return;
     impl->core->cannotReach(unreachable);
     impl->core->leaveOut(leave_out);
-    impl->carryOut(impl->core->want(newer_than, true));
+    impl->carryOut(impl->core->want(newer_than));
   });
   MutexLock lock(impl_->mutex);
   const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
@@ -700,7 +753,7 @@ View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Canc
   };
   impl_->wait(over, deadline, cancelled);
   if (impl_->view.number > newer_than && !impl_->left_out && !impl_->left) return impl_->view;
-  impl_->throwNoView(deadline);
+  impl_->throwNoView();
 }
 
 void ElasticMember::suspect(const std::set<MemberId>& ids) {
@@ -711,6 +764,12 @@ void ElasticMember::suspect(const std::set<MemberId>& ids) {
       impl->network->ask(id);
       impl->carryOut(impl->core->lose(id, Loss::kFrozen));
     }
+  });
+}
+
+void ElasticMember::setReady(bool ready) {
+  impl_->loop.post([impl = impl_, ready] {
+    if (impl->core) impl->core->setReady(ready);
   });
 }
 
@@ -747,7 +806,7 @@ Answer ElasticMember::agree(uint64_t view, Vote vote, Deadline deadline,
   };
   impl_->wait(over, deadline, cancelled);
   const auto found = impl_->answers.find(wanted);
-  if (found == impl_->answers.end()) impl_->throwNoView(deadline);
+  if (found == impl_->answers.end()) impl_->throwNoAnswer(wanted.second);
   Answer answer = std::move(found->second);
   impl_->answers.erase(found);
   impl_->agreeing = false;

@@ -52,7 +52,10 @@ class ElasticMember {
   MemberId id() const;
   View view() const;                             // the newest one known; number 0: none yet
   std::vector<std::string> waiting() const;      // newcomers: a hint
-  std::string nameOf(const MemberId& id) const;  // "host, pid 7"
+  ElasticRules rules() const;                    // of the founding
+  std::string nameOf(const MemberId& id) const;  // "host, pid 7 (its process ended)"
+  // Of the view before this one, which is the newest known, who is not in it any more.
+  std::vector<MemberId> leftOutSince(const View& view) const;
 
   // Waits for a view newer than this, with this member in it; asks for one. leave_out: members of
   // the newest view to be left out unless they wait too; unreachable: to which no connection could
@@ -62,6 +65,8 @@ class ElasticMember {
                  const std::set<MemberId>& leave_out = {});
   // What a failed generation told of members: they are lost until they say something.
   void suspect(const std::set<MemberId>& ids);
+  // The user awaits a view, or forms one: who leaves out the absent keeps it. awaitView() says so.
+  void setReady(bool ready);
   // While a view's groups are formed: its members are asked whether they live, and the loss of one
   // is told as the view's end.
   void watchForming(bool forming);

@@ -81,12 +81,12 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
   return ElasticJob::join(options, within);
 }
 
-py::tuple recover(ElasticJob& job, const py::object& timeout) {
+py::tuple recover(ElasticJob& job, const py::object& timeout, bool leave_out_absent) {
   const auto within = limitOf("recover: timeout", timeout);
   ElasticJob::Formed formed;
   {
     const py::gil_scoped_release no_gil;
-    formed = job.recover(within);
+    formed = job.recover(within, leave_out_absent);
   }
   py::dict phases;
   for (const auto& [phase, duration] : formed.phases) phases[phase.c_str()] = duration;
@@ -125,12 +125,13 @@ void bind_elastic(py::module_& module) {
                   py::arg("timeout"), py::arg("interface"), py::arg("port_range"))
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
       .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backend"))
-      .def("recover", &recover, py::arg("timeout"))
+      .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"))
       .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"))
       .def("abort", &ElasticJob::abort, py::arg("why"), NoGil())
       .def("formed_view", &ElasticJob::formedView)
       .def("is_over", [](ElasticJob& job) { return job.member().isOver(job.formedView()); })
       .def("store_of", &ElasticJob::storeOf, py::arg("view"))
+      .def("min_size", [](ElasticJob& job) { return job.member().rules().min_size; })
       .def("waiting", [](ElasticJob& job) { return job.member().waiting(); })
       .def("name_of", &nameOfMember, py::arg("member"))
       .def("set_leaving", [](ElasticJob& job) { job.member().setLeaving(); })

@@ -19,9 +19,11 @@ constexpr std::chrono::seconds kLong{20};
 struct Job {
   std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
   std::vector<std::shared_ptr<ElasticMember>> members;
+  int max_size = 100;
 
   ElasticOptions options(int size) const {
     ElasticOptions options;
+    options.rules.max_size = max_size;
     options.job = "test";
     options.size = size;
     options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
@@ -35,7 +37,8 @@ struct Job {
     return ElasticMember::join(options(size), Deadline::after(kLong));
   }
 
-  void found(int size) {
+  void found(int size, int at_most = 100) {
+    max_size = at_most;
     std::vector<std::future<std::shared_ptr<ElasticMember>>> joining;
     joining.reserve(static_cast<size_t>(size));
     for (int i = 0; i < size; ++i) {
@@ -158,6 +161,8 @@ TEST(ElasticMember, ANewcomerIsTakenInAtOneBoundary) {
   job.found(2);
   job.awaitViews(0);
   auto newcomer = job.join(2);
+  auto place = std::async(std::launch::async,
+                          [&] { return newcomer->awaitView(0, Deadline::after(kLong)); });
   bool seen = false;
   for (int tries = 0; tries < 500 && !seen; ++tries) {
     const std::vector<Answer> answers = job.agree(1, {true, true});
@@ -165,12 +170,30 @@ TEST(ElasticMember, ANewcomerIsTakenInAtOneBoundary) {
     seen = !answers[0].waiting.empty();
   }
   ASSERT_TRUE(seen);
-  job.members.push_back(newcomer);
   std::vector<View> views = job.awaitViews(1);
-  // The newcomer's first view may be asked for with any number below.
+  views.push_back(place.get());
   expectOneView(views, 2, 3);
   EXPECT_EQ(views[0].voters.size(), 2U);
+  job.members.push_back(newcomer);
   for (const Answer& answer : job.agree(2, {true, true, true})) EXPECT_TRUE(answer.ok);
+}
+
+TEST(ElasticMember, ASpareIsNothingToDoFor) {
+  Job job;
+  job.found(2, 2);
+  job.awaitViews(0);
+  const auto spare = job.join(2);
+  auto place =
+      std::async(std::launch::async, [&] { return spare->awaitView(0, Deadline::after(kLong)); });
+  for (int tries = 0; tries < 500 && job.members[0]->waiting().empty(); ++tries) {
+    job.agree(1, {true, true});
+  }
+  ASSERT_EQ(job.members[0]->waiting().size(), 1U);
+  EXPECT_TRUE(job.agree(1, {true, true})[0].waiting.empty());
+  job.members.pop_back();  // there is room now
+  const View view = job.awaitViews(1)[0];
+  EXPECT_EQ(view.members.size(), 2U);
+  EXPECT_EQ(place.get(), view);
 }
 
 TEST(ElasticMember, ANewcomerIsToldThatTheJobHasEnded) {

@@ -47,6 +47,7 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
     }
   }
   for (int i = options.members; i < size(); ++i) {
+    cores_[static_cast<size_t>(i)].setReady(true);
     carryOut(i, cores_[static_cast<size_t>(i)].retry());
   }
 }
@@ -133,14 +134,14 @@ void ElasticWorld::take(const ElasticAction& action) {
                cores_[a].lose(idOf(action.b), dead(action.b) ? Loss::kDead : Loss::kUnreachable));
       // Its group has failed: the user awaits another view.
       if (core(action.a).view().has(idOf(action.b))) {
-        carryOut(action.a, cores_[a].want(core(action.a).view().number, true));
+        carryOut(action.a, cores_[a].want(core(action.a).view().number));
       }
       break;
     }
     case Kind::kSuspect:
       --left_.suspicions;
       carryOut(action.a, cores_[a].lose(idOf(action.b), Loss::kFrozen));
-      carryOut(action.a, cores_[a].want(core(action.a).view().number, true));
+      carryOut(action.a, cores_[a].want(core(action.a).view().number));
       break;
     case Kind::kRetry:
       --left_.retries;
@@ -148,7 +149,7 @@ void ElasticWorld::take(const ElasticAction& action) {
       break;
     case Kind::kWant:
       --left_.wants;
-      carryOut(action.a, cores_[a].want(core(action.a).view().number, true));
+      carryOut(action.a, cores_[a].want(core(action.a).view().number));
       break;
     case Kind::kWitness:
       if (!witness_lost_) {
@@ -184,7 +185,7 @@ void ElasticWorld::take(const ElasticAction& action) {
       // Who had not noticed yet has lost its connections all the same.
       for (const auto& [who, gone] : undetected_) {
         if (!dead(gone))
-          carryOut(who, cores_[static_cast<size_t>(who)].want(core(who).view().number, true));
+          carryOut(who, cores_[static_cast<size_t>(who)].want(core(who).view().number));
       }
       std::erase_if(undetected_, [&](const auto& pair) { return !dead(pair.second); });
       for (int i = 0; i < size(); ++i) {

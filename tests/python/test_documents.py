@@ -56,7 +56,7 @@ VARIABLE = re.compile(r'"(TORCHFT_EXT_[A-Z_]+)"')
 @cache
 def python_tests() -> set[str]:
     """The names of tests, and of their files."""
-    files = list((ROOT / "tests" / "python").glob("*.py"))
+    files = list((ROOT / "tests" / "python").rglob("*.py"))
     named = (re.findall(r"^def (test_\w+)", file.read_text(), re.M) for file in files)
     return {file.stem for file in files}.union(*named)
 

@@ -187,6 +187,27 @@ def after_a_death() -> tuple[float, list[int], float]:
     return tensor.item(), objects, from_first.item()
 
 
+def test_who_does_not_come_is_waited_for_or_left_out(ranks, world):
+    world.run(come, ranks.address(), 3)
+    assert world.run(sum_over_members) == [6.0] * 3
+    busy = world.start(2, be_busy, 6.0)
+    told = world.on(0, error_of_recover)
+    assert told.startswith("CommTimeoutError"), told
+    assert "did not come" in told
+    calls = [world.start(rank, recover_excluding, 3.0) for rank in (0, 1)]
+    assert values_of(calls) == [2, 2]
+    busy.value()
+    assert world.on(2, error_of_recover).startswith("LeftOutError")
+
+
+def be_busy(for_seconds: float) -> None:
+    time.sleep(for_seconds)
+
+
+def recover_excluding(limit: float) -> int:
+    return jobs[0].recover(seconds(limit), absent="exclude").size
+
+
 def test_half_without_the_witness_is_no_quorum(ranks):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = World(ranks, ranks.borrow(2))
@@ -194,17 +215,21 @@ def test_half_without_the_witness_is_no_quorum(ranks):
     assert world.run(sum_over_members) == [3.0] * 2
     del store
     world.kill(1)
+    assert world.on(0, fails_to_reduce)
     told = world.on(0, error_of_recover)
     assert told.startswith("NoQuorumError")
     assert "its process ended" in told
     world.on(0, close)
 
 
+def fails_to_reduce() -> bool:
+    return failure_of(lambda: dist.all_reduce(torch.ones(1))) is not None
+
+
 def error_of_recover() -> str:
-    assert failure_of(lambda: dist.all_reduce(torch.ones(1))) is not None
     try:
         jobs[0].recover(seconds(2.0))
-    except torchft_ext.elastic.ElasticError as error:
+    except (elastic.ElasticError, torchft_ext.CommError) as error:
         return f"{type(error).__name__}: {error}"
     return "it went on"
 

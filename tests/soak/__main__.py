@@ -5,7 +5,8 @@
 
 Every 0.5 to 2 s a member is killed, frozen for 2.5 s (then it finds itself left out, and joins
 again), or a process joins; worlds have 2 to 6 members. Under the members' rule the store's process
-is killed in the last tenth of the time, and from then on nobody joins. At the end all leave. What must hold:
+is killed in the last tenth of the time, and from then on nobody joins. At the end all leave.
+What must hold:
 
   no hang              all end by themselves
   no divergence        processes that have the same step have the same digest of the state there

@@ -16,6 +16,7 @@ from torchft_ext.elastic._view import Answer, View
 from torchft_ext.errors import CommError
 
 _RULES = ("members", "store")
+_ABSENT = ("wait", "exclude")
 _LEAVE_WITHIN = timedelta(seconds=2)
 _LEAST_HEARTBEAT, _MOST_HEARTBEAT = timedelta(milliseconds=100), timedelta(hours=24)
 
@@ -79,7 +80,7 @@ def join(
     )
     dist.init_process_group(
         backend,
-        store=dist.HashStore(),
+        store=_store_of(address, native.id(), timeout),
         rank=0,
         world_size=1,
         timeout=timeout,
@@ -89,10 +90,20 @@ def join(
             port_range=port_range,
         ),
     )
-    job = Job(native, size if min_size is None else min_size, timeout)
+    job = Job(native, timeout)
     _current.remember(job)
     _interrupts.watch()
     return job
+
+
+def _store_of(address: str, member: str, timeout: timedelta) -> dist.Store:
+    """Return the job's store, for a group of one: the group then listens where the store is seen
+    from.
+    """
+    place, name = address.split("/", 1)
+    host, port = place.rsplit(":", 1)
+    client = dist.TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timeout)
+    return dist.PrefixStore(f"{name}/alone/{member}", client)
 
 
 class Job:
@@ -102,14 +113,14 @@ class Job:
     away, ends by its timeout, and is ended by Ctrl-C.
     """
 
-    def __init__(self, native: _C._ElasticJob, min_size: int, timeout: timedelta) -> None:
+    def __init__(self, native: _C._ElasticJob, timeout: timedelta) -> None:
         self._native = native
-        self._timeout = timeout
+        self.timeout = timeout
         self._lock = threading.Lock()
         self._view: View | None = None
         self._managed: dict[str, list[_C.Backend]] = {}
         self._left = False
-        self.min_size = min_size
+        self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
         self.manage("default", self.group)
         atexit.register(self._leave_at_exit)
@@ -153,25 +164,32 @@ class Job:
         """Return "host, pid 7" for a member's id."""
         return self._native.name_of(member)
 
-    def recover(self, timeout: timedelta | None = None) -> View:
+    def recover(self, timeout: timedelta | None = None, absent: str = "wait") -> View:
         """Wait for a view after view(), and begin a generation of every managed group in it.
 
         The first call awaits the first view. Later ones ask for the next: after a failure, or at a
         boundary where agree() told all members that somebody waits or leaves. Whoever is dead,
-        frozen or cut off is left out; who waits is taken in. Blocks up to the timeout, in which
-        members whose user is busy are waited for.
+        frozen or cut off is left out; who waits is taken in. Blocks up to the timeout.
+
+        Args:
+            timeout: None: the job's.
+            absent: of members that live and whose program does not call recover(): "wait" for them
+                until the timeout; "exclude" leaves them out after half of it.
 
         Raises:
+            ValueError: another `absent`.
             NoQuorumError: too few voters of the last view are there. At once where so many are
                 dead that there will be no quorum.
             LeftOutError: the others went on without this process.
             CommError: members were missing until the timeout.
         """
+        if absent not in _ABSENT:
+            raise ValueError(f"recover: absent: expected one of {_ABSENT}, found {absent!r}")
         before = self._view
-        until = monotonic() + (timeout or self._timeout).total_seconds()
+        until = monotonic() + (timeout or self.timeout).total_seconds()
         while True:
             left = timedelta(seconds=max(until - monotonic(), 0.001))
-            found, phases = self._native.recover(left)
+            found, phases = self._native.recover(left, absent == "exclude")
             try:
                 phases["tables"] = self._follow(found["number"])
                 break
@@ -207,7 +225,7 @@ class Job:
         view = self._view
         if view is None:
             raise RuntimeError("agree: expected a view: call recover() first")
-        found = self._native.agree(ok, note, timeout or self._timeout)
+        found = self._native.agree(ok, note, timeout or self.timeout)
         notes = found["notes"]
         return Answer(
             ok=found["ok"],

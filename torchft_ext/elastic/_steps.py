@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from datetime import timedelta
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from torchft_ext.errors import CommError, CommTimeoutError
 __all__ = ["JobLike", "Step", "steps"]
 
 _FAILURES = 3  # of one step, in views of the same members
+_LOOK_EVERY_S = 0.05  # for newcomers
 
 
 class JobLike(Protocol):
@@ -31,6 +33,13 @@ class JobLike(Protocol):
     @property
     def min_size(self) -> int:
         """The smallest world that trains."""
+
+    @property
+    def timeout(self) -> timedelta:
+        """The limit of waits that have no other."""
+
+    def waiting(self) -> list[str]:
+        """Return who waits to be taken in, as far as this member knows."""
 
     def view(self) -> View | None:
         """Return the newest view that this process has formed; None before the first."""
@@ -94,6 +103,8 @@ def steps(
     while view is not None and state.step < total:
         step = Step(state, loop.job, view, agree_timeout)
         yield step
+        if loop.was_last(step, total):
+            return  # the others go too: there may be no other view
         view = loop.view_after(step)
 
 
@@ -264,6 +275,11 @@ class _Loop:
             return self._next_view(None)
         return view if self._take_in(view) else self._next_view(view)
 
+    def was_last(self, step: Step, total: int) -> bool:
+        """Whether the run is over with this step, and this member holds its result."""
+        step.require_ended()
+        return step.committed and self._state.step >= total and not self._state.dirty
+
     def view_after(self, step: Step) -> View | None:
         """The view of the next step; None where this member leaves."""
         step.require_ended()
@@ -305,6 +321,7 @@ class _Loop:
         """Bring all members to one state; False where that takes another view."""
         self._note(view)
         if view.size < self.job.min_size:
+            self._await_newcomers(view)
             return False
         try:
             self._share(view)
@@ -315,6 +332,18 @@ class _Loop:
             self.job.abort(f"view {view.number}: {type(error).__name__}: {error}")
             raise
         return True
+
+    def _await_newcomers(self, view: View) -> None:
+        """Wait until somebody asks for a place, here or at another member."""
+        until = monotonic() + self.job.timeout.total_seconds()
+        while not self.job.waiting() and not self.job.is_over():
+            if monotonic() >= until:
+                raise ElasticError(
+                    f"view {view.number} has {view.size} members, fewer than min_size="
+                    f"{self.job.min_size}, and no process joined within {self.job.timeout}: "
+                    "start more, or found the job with a smaller min_size"
+                )
+            sleep(_LOOK_EVERY_S)
 
     def _note(self, view: View) -> None:
         """A process that joined again has a new id, and with it no standing."""

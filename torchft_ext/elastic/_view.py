@@ -22,7 +22,8 @@ class View:
         continuing: this member was in the last view that was formed.
         members_continuing: the same of every member, by rank.
         founder: this member is one since the job's founding.
-        phases: how long each part of the change took: detect, release, agree, connect, sync.
+        phases: how long each part of the change took: "agree" (on the members), "connect" (all
+            groups), "tables" (torch's), and after steps() has synced, "sync".
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""How the demonstration's workers learn who is left: examples/digits_membership.py."""
+"""How the workers of a simple launcher learn who is left: examples/launcher_membership.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LIMIT = 30.0  # seconds; never reached
 @pytest.fixture
 def membership(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    import digits_membership
+    import launcher_membership
 
-    return digits_membership
+    return launcher_membership
 
 
 class SlowLauncher(dist.HashStore):

@@ -1,4 +1,4 @@
-"""What the demonstration's survivors go on from: examples/digits_state.py, alone."""
+"""What survivors without agreement go on from: examples/furthest_state.py, alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = [(5, 6), (6, 5), (0, 3), (4, 6, 5), (6, 4, 6)]
 
 
-def digits_state():
+def furthest_state():
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
-    import digits_state
+    import furthest_state
 
-    return digits_state
+    return furthest_state
 
 
 def small_model(seed: int) -> nn.Module:
@@ -47,7 +47,7 @@ def trained(steps: int, rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def take_furthest(steps: tuple[int, ...]) -> dict:
     """Take the furthest state and make one more step, the same on all ranks."""
-    state, mine = digits_state(), steps[dist.get_rank()]
+    state, mine = furthest_state(), steps[dist.get_rank()]
     model, optimizer = trained(mine, dist.get_rank())
     result = {"before": state.digest(model, optimizer)}
     result["steps"] = state.take_furthest(model, optimizer, mine)
@@ -60,7 +60,7 @@ def take_furthest(steps: tuple[int, ...]) -> dict:
 
 def compare_states(seeds: tuple[int, ...]) -> None:
     model = small_model(seeds[dist.get_rank()])
-    digits_state().compare(model, torch.optim.SGD(model.parameters()))
+    furthest_state().compare(model, torch.optim.SGD(model.parameters()))
 
 
 @pytest.mark.parametrize("steps", STEPS, ids=str)
@@ -79,7 +79,7 @@ def test_ranks_that_have_taken_one_state_stay_alike_in_the_next_step(ranks):
 
 
 def test_digest_changes_with_every_tensor_of_model_and_optimizer():
-    state = digits_state()
+    state = furthest_state()
     model, optimizer = trained(steps=2, rank=0)
     tensors = [*model.state_dict().values(), *optimizer.state_dict()["state"].values()]
     tensors = [t if isinstance(t, torch.Tensor) else t["momentum_buffer"] for t in tensors]
