@@ -38,6 +38,15 @@ ElasticJob::Milliseconds ceilOf(Duration duration) {
                   Milliseconds(1));
 }
 
+FailurePtr overBefore(const View& view) {
+  Failure failure;
+  failure.kind = FailureKind::kAborted;
+  failure.cause.how =
+      "view " + std::to_string(view.number) + " was over before its groups were formed";
+  failure.op = "recover";
+  return std::make_shared<const Failure>(std::move(failure));
+}
+
 }  // namespace
 
 std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
@@ -75,9 +84,16 @@ void ElasticJob::manage(const std::string& name, const BackendPtr& backend) {
   managed_.push_back({name, backend, 0});
 }
 
+// By name: newcomers may have come to manage them in another order.
 std::vector<ElasticJob::Managed> ElasticJob::managed() const {
-  const MutexLock lock(mutex_);
-  return managed_;
+  std::vector<Managed> all;
+  {
+    const MutexLock lock(mutex_);
+    all = managed_;
+  }
+  std::sort(all.begin(), all.end(),
+            [](const Managed& a, const Managed& b) { return a.name < b.name; });
+  return all;
 }
 
 uint64_t ElasticJob::formedView() const {
@@ -140,7 +156,8 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
     const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), limit);
     connecting += Clock::now() - decided;
     if (!failure) break;
-    if (deadline.expired()) throwFailure(failure);
+    // What an attempt of the last milliseconds would say is no help.
+    if (deadline.remaining() < milliseconds(50)) throwFailure(failure);
     absent.clear();
     if (!patience || failure->kind != FailureKind::kTimeout) continue;  // one tells the others
     for (const Member& member : result.view.members) {
@@ -158,6 +175,13 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
     forming_ = tried_ = view.number;
   }
   member_->watchForming(true);
+  const auto ended = [this](const void*) {
+    member_->watchForming(false);
+    const MutexLock lock(mutex_);
+    forming_ = 0;
+  };
+  const std::unique_ptr<const void, decltype(ended)> forming(this, ended);
+  if (member_->isOver(view.number)) return overBefore(view);
   const auto size = static_cast<int>(view.members.size());
   FailurePtr failure;
   std::map<std::string, int64_t> generations;
@@ -169,10 +193,8 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
     if (failure) break;
     generations[one.name] = one.backend->generation();
   }
-  member_->watchForming(false);
-  const MutexLock lock(mutex_);
-  forming_ = 0;
   if (failure) return failure;
+  const MutexLock lock(mutex_);
   formed_ = view;
   for (Managed& one : managed_) one.generation = generations[one.name];
   return nullptr;
@@ -213,8 +235,8 @@ void ElasticJob::onStopped(uint64_t view, const std::string& why) {
   bool forming = false;
   {
     const MutexLock lock(mutex_);
-    forming = forming_ == view;
-    if (!forming && formed_.number != view) return;
+    forming = forming_ != 0 && forming_ <= view;
+    if (!forming && (formed_.number == 0 || formed_.number > view)) return;
     groups = managed_;
   }
   for (const Managed& one : groups) {

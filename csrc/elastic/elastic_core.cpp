@@ -7,6 +7,11 @@
 #include "elastic/quorum.h"
 
 namespace torchft_ext {
+namespace {
+
+constexpr uint32_t kMostRounds = uint32_t{1} << 31U;  // of a number; no member counts so far
+
+}  // namespace
 
 ElasticCore::ElasticCore(Member self, ElasticRules rules, View view)
     : self_(std::move(self)),
@@ -88,19 +93,29 @@ std::set<MemberId> ElasticCore::gone() const {
 // The lowest living rank; where that comes to nothing, the others in turn: it may be cut off from
 // the witness, or from somebody whom this member reaches.
 std::optional<MemberId> ElasticCore::proposerNow() const {
-  constexpr uint32_t kTriesOfEach = 4;
+  constexpr uint32_t kFirstTries = 4;
+  constexpr uint32_t kMostTries = 1024;
   std::vector<MemberId> living;
   for (const Member& member : view_.members) {
     if (!losses_.contains(member.id)) living.push_back(member.id);
   }
   if (living.empty()) return std::nullopt;
-  return living[(fruitless_ / kTriesOfEach) % living.size()];
+  // Each round gives each of them twice the time of the round before: what takes longer than a turn
+  // must not be cut short for ever.
+  uint32_t tries = kFirstTries;
+  size_t turn = 0;
+  for (uint32_t left = fruitless_; left >= tries; ++turn) {
+    left -= tries;
+    if ((turn + 1) % living.size() == 0 && tries < kMostTries) tries *= 2;
+  }
+  return living[turn % living.size()];
 }
 
 // ---- what comes in
 
 ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& message) {
   Effects effects;
+  if (message.ballot.round > kMostRounds) return effects;
   const auto loss = losses_.find(from);
   if (loss != losses_.end() && loss->second != Loss::kDead) losses_.erase(loss);  // it is back
   if (message.kind == ElasticKind::kView) {
@@ -168,7 +183,9 @@ bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
   }
   if (state_ == State::kLeftOut) return true;
   if (message.number == view_.number) {
-    return false;
+    if (message.kind != ElasticKind::kBehind) return false;
+    if (view_.has(from)) repeatTo(effects, from);
+    return true;
   }
   if (message.kind != ElasticKind::kBehind) send(effects, from, make(ElasticKind::kBehind));
   return true;
@@ -324,6 +341,7 @@ void ElasticCore::onPrepare(Effects& effects, const MemberId& from, const Elasti
 }
 
 void ElasticCore::onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message) {
+  if (message.view->number != view_.number + 1 || message.view->lineage != view_.lineage) return;
   highest_round_ = std::max(highest_round_, message.ballot.round);
   ElasticMessage answer = make(ElasticKind::kAccepted);
   answer.ballot = message.ballot;
@@ -460,6 +478,15 @@ ElasticEffects ElasticCore::retry() {
   return effects;
 }
 
+ElasticEffects ElasticCore::askAgain() const {
+  Effects effects;
+  if (state_ != State::kActive) return effects;
+  for (const Member& member : view_.members) {
+    if (agreements_.awaits(member.id)) send(effects, member.id, make(ElasticKind::kBehind));
+  }
+  return effects;
+}
+
 ElasticEffects ElasticCore::connected(const MemberId& id) {
   Effects effects;
   const bool in_view = state_ == State::kActive || state_ == State::kStopped;
@@ -485,7 +512,9 @@ void ElasticCore::repeatProposal(Effects& effects) {
   for (const Member& member : view_.members) {
     const bool answered =
         accepting ? proposal_->hasAccepted(member.id) : proposal_->hasPromised(member.id);
-    if (!answered) send(effects, member.id, message);
+    const auto loss = losses_.find(member.id);
+    const bool dead = loss != losses_.end() && loss->second == Loss::kDead;
+    if (!answered && !dead) send(effects, member.id, message);
   }
   if (!accepting) carryOut(effects, proposal_->lookAgain(gone()));
 }
@@ -514,12 +543,16 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   wanted_ = false;
   cannot_reach_.clear();
   absent_.clear();
+  contacts_.clear();
   for (const Member& member : view_.members) {
     waiting_.erase(member.id);
     // Who is in it has promised since: what was thought of it is out of date, but for a death.
     const auto loss = losses_.find(member.id);
     if (loss != losses_.end() && loss->second != Loss::kDead) losses_.erase(loss);
   }
+  std::erase_if(losses_, [&](const auto& loss) {
+    return !view_.has(loss.first) && !waiting_.contains(loss.first);
+  });
   agreements_ = Agreements(self_.id, view_.members, rules_.parts.second_round);
   effects.new_view = true;
   constexpr size_t kRemembered = 16;

@@ -90,6 +90,8 @@ class ElasticCore {
   ElasticEffects want(uint64_t newer_than);
   // Time has passed: says again what may have been lost, tries again what did not succeed.
   ElasticEffects retry();
+  // Asks those whose word on an agreement is missing to say it again: it may have been lost.
+  ElasticEffects askAgain() const;
   // There is a new connection to it: what was said over the one before may be lost.
   ElasticEffects connected(const MemberId& id);
   ElasticEffects witnessAnswered(const WitnessReply& reply);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
@@ -23,9 +24,9 @@ constexpr std::chrono::seconds kStopWithin{1};
 constexpr size_t kMostEarly = 65536;
 constexpr int kTicksBetweenQuestions = 25;
 
-Member makeSelf(const std::vector<SocketAddress>& addresses) {
+Member makeSelf(const Incarnation& incarnation, const std::vector<SocketAddress>& addresses) {
   MemberRecord record;
-  record.incarnation = selfIncarnation();
+  record.incarnation = incarnation;
   record.host = hostName();
   record.pid = ::getpid();
   record.addresses = addresses;
@@ -82,6 +83,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   void announce(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);
   void sendAll(const std::vector<ElasticEffects::Envelope>& sends);
+  void askHost();
   void lookForContacts();
   void hearContacts(const std::vector<Member>& members);
   void askWitness(const WitnessRequest& request);
@@ -119,7 +121,10 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   };
   std::vector<Early> early;  // came before the core was there
   std::set<MemberId> gone_soon;
-  std::set<MemberId> before;  // of the view before: who is left out has to be told
+  bool unpublished = false;  // newcomers do not find this view's members yet
+  int looks_without_members = 0;
+  std::vector<MemberId> waiting_ids;  // as announced last
+  std::set<MemberId> before;          // of the view before: who is left out has to be told
 
   struct Call {
     StoreCall call;
@@ -251,12 +256,14 @@ void ElasticMember::Impl::start(Deadline deadline, const Cancelled& cancelled) {
         network = std::make_unique<MemberNetwork>(loop, key, options.limit, std::move(events));
         *error = network->open(options.bind_address, options.ports);
         if (!error->empty()) return;
-        *me = makeSelf(network->addresses());
+        *me = makeSelf(network->incarnation(), network->addresses());
         network->setSelf(*me);
       },
       deadline);
-  if (!error->empty()) {
-    throw ElasticError(ElasticErrorKind::kNetwork, "elastic.join: no port to listen on: " + *error);
+  if (!error->empty() || me->id.isZero()) {
+    throw ElasticError(ElasticErrorKind::kNetwork,
+                       "elastic.join: job '" + options.job + "': no port to listen on: " +
+                           (error->empty() ? "the member's thread did not get to it" : *error));
   }
   {
     MutexLock lock(mutex);
@@ -356,8 +363,14 @@ void ElasticMember::Impl::tick() {
   ++ticks;
   const bool joining = core->state() == ElasticCore::State::kJoining;
   if (joining && ticks % kTicksBetweenQuestions == 0) lookForContacts();
-  if (joining || core->wanted()) carryOut(core->retry());
-  if (ticks % kTicksBetweenQuestions != 0) return;
+  const bool question = ticks % kTicksBetweenQuestions == 0;
+  // Who waits for a place may wait for long.
+  const bool patient = joining && ticks > 2 * kTicksBetweenQuestions;
+  if ((joining || core->wanted()) && (question || !patient)) carryOut(core->retry());
+  if (!question) return;
+  carryOut(core->askAgain());
+  if (unpublished) publish();
+  askHost();
   for (const MemberId& id : core->unheard()) network->ask(id);
   if (!forming) return;
   for (const Member& member : core->view().members) network->ask(member.id);
@@ -383,6 +396,7 @@ void ElasticMember::Impl::carryOut(ElasticEffects effects) {
   if (effects.new_view) onNewView();
   sendAll(effects.sends);
   if (effects.witness) askWitness(*effects.witness);
+  if (effects.left_out) network->finish();
   announce(effects);
 }
 
@@ -406,11 +420,16 @@ void ElasticMember::Impl::announce(const ElasticEffects& effects) {
     missing = effects.no_quorum;
     hopeless = effects.hopeless;
   }
-  lost = core->losses();
+  if (lost != core->losses()) lost = core->losses();
+  std::erase_if(missing,
+                [&](const MemberId& id) NO_THREAD_SAFETY_ANALYSIS { return !lost.contains(id); });
   unheard = core->unheard();
-  waiting.clear();
-  for (const MemberId& id : core->waiting()) waiting.push_back(nameOfLocked(id));
-  changed.notifyAll();
+  if (std::vector<MemberId> ids = core->waiting(); ids != waiting_ids) {
+    waiting_ids = std::move(ids);
+    waiting.clear();
+    for (const MemberId& id : waiting_ids) waiting.push_back(nameOfLocked(id));
+  }
+  if (!effects.answers.empty() || left_out || !missing.empty()) changed.notifyAll();
 }
 
 void ElasticMember::Impl::onNewView() {
@@ -454,14 +473,27 @@ std::set<MemberId> ElasticMember::Impl::known() const {
 
 // Where newcomers find the job; not waited for.
 void ElasticMember::Impl::publish() {
+  unpublished = false;
   store_thread.post([self = weak_from_this(), members = core->view().members] {
     const auto alive = self.lock();
     if (!alive) return;
     try {
       alive->job_store.setContacts(members);
-    } catch (const StoreError&) {  // the job goes on without its store
+    } catch (const StoreError&) {  // the job goes on without its store, which may come back
+      alive->loop.post([self] {
+        if (const auto still_alive = self.lock()) still_alive->unpublished = true;
+      });
     }
   });
+}
+
+// A call of the view's store waits for its host: does that live?
+void ElasticMember::Impl::askHost() {
+  {
+    MutexLock lock(mutex);
+    if (calls.empty()) return;
+  }
+  if (!core->view().members.empty()) network->ask(core->view().members.front().id);
 }
 
 // The members that this newcomer knows of may have been replaced meanwhile.
@@ -488,7 +520,9 @@ void ElasticMember::Impl::hearContacts(const std::vector<Member>& members) {
     network->introduce(member);
     ids.push_back(member.id);
   }
-  if (ids.empty() || core->setContacts(ids) || !core->isForsaken()) return;
+  const bool alone = !ids.empty() && !core->setContacts(ids) && core->isForsaken();
+  looks_without_members = alone ? looks_without_members + 1 : 0;
+  if (looks_without_members < 2) return;  // others may just be taking over
   MutexLock lock(mutex);
   forsaken = true;
   changed.notifyAll();
@@ -537,6 +571,7 @@ void ElasticMember::Impl::onMessage(const MemberId& from, const FrameHeader& hea
     carryOut(core->receive(from, *message));
   } else if (header.type == FrameType::kCall) {
     auto call = decodeStoreCall(payload);
+    if (!call) reply(from, header.seq, {StoreAnswer::Status::kOver, {}, 0});
     const bool later = call && call->view > core->view().number;
     if (call && (later || core->view().has(from)))
       server.onCall(from, header.seq, std::move(*call));
@@ -634,7 +669,10 @@ void ElasticMember::Impl::stop() {
         core.reset();
       },
       Deadline::after(kStopWithin));
-  loop.stop(Deadline::after(kStopWithin));
+  // A loop that is still busy may not lose what it works with.
+  if (!loop.stop(Deadline::after(kStopWithin))) {
+    static_cast<void>(new std::shared_ptr<Impl>(shared_from_this()));
+  }
   stop_thread.stop(Deadline::after(kStopWithin));
   store_thread.stop(Deadline::after(kStopWithin));
 }
@@ -698,20 +736,33 @@ std::shared_ptr<ElasticMember> ElasticMember::join(ElasticOptions options, Deadl
 }
 
 ElasticMember::~ElasticMember() {
-  impl_->stop();
+  if (forks_ == forkCount()) {
+    impl_->stop();
+  } else {  // its descriptors and loop are the parent's too
+    static_cast<void>(new std::shared_ptr<Impl>(impl_));
+  }
+}
+
+void ElasticMember::requireOwnProcess() const {
+  if (forks_ == forkCount()) return;
+  throw ElasticError(ElasticErrorKind::kState,
+                     "elastic: this member belongs to the process that forked this one: join here");
 }
 
 MemberId ElasticMember::id() const {
+  requireOwnProcess();
   MutexLock lock(impl_->mutex);
   return impl_->self.id;
 }
 
 View ElasticMember::view() const {
+  requireOwnProcess();
   MutexLock lock(impl_->mutex);
   return impl_->view;
 }
 
 std::vector<std::string> ElasticMember::waiting() const {
+  requireOwnProcess();
   MutexLock lock(impl_->mutex);
   return impl_->waiting;
 }
@@ -738,6 +789,7 @@ std::vector<MemberId> ElasticMember::leftOutSince(const View& view) const {
 View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,
                               const std::set<MemberId>& unreachable,
                               const std::set<MemberId>& leave_out) {
+  requireOwnProcess();
   impl_->loop.post([impl = impl_, newer_than, unreachable, leave_out] {
     if (!impl->core) return;
     impl->core->setReady(true);
@@ -778,12 +830,27 @@ void ElasticMember::watchForming(bool forming) {
 }
 
 bool ElasticMember::isOver(uint64_t view) const {
+  requireOwnProcess();
   MutexLock lock(impl_->mutex);
   return impl_->over >= view || impl_->view.number > view;
 }
 
+// An answer holds everybody's, and a message two answers and more.
+void ElasticMember::checkNote(const std::string& note) const {
+  constexpr size_t kAll = size_t{1} << 20U;
+  MutexLock lock(impl_->mutex);
+  const size_t most =
+      std::min(kLongestNote, kAll / std::max<size_t>(impl_->view.members.size(), 1));
+  if (note.size() <= most) return;
+  throw std::invalid_argument("agree: note: expected at most " + std::to_string(most) +
+                              " bytes among " + std::to_string(impl_->view.members.size()) +
+                              " members, found " + std::to_string(note.size()));
+}
+
 Answer ElasticMember::agree(uint64_t view, Vote vote, Deadline deadline,
                             const Cancelled& cancelled) {
+  requireOwnProcess();
+  checkNote(vote.note);
   std::pair<uint64_t, uint64_t> wanted;
   bool fresh = false;
   {
@@ -820,6 +887,7 @@ void ElasticMember::setLeaving() {
 }
 
 bool ElasticMember::leave(Deadline deadline) {
+  if (forks_ != forkCount()) return true;
   {
     MutexLock lock(impl_->mutex);
     if (std::exchange(impl_->left, true)) return true;
@@ -851,7 +919,15 @@ bool ElasticMember::leave(Deadline deadline) {
 
 StoreAnswer ElasticMember::callStore(StoreCall call, Deadline deadline,
                                      const Cancelled& cancelled) {
+  requireOwnProcess();
   const uint64_t of_view = call.view;
+  size_t bytes = call.value.size() + call.expected.size();
+  for (const std::string& key : call.keys) bytes += key.size();
+  if (bytes > ViewStoreServer::kLongestCall) {
+    throw StoreError("the store of view " + std::to_string(of_view) + ": expected at most " +
+                     std::to_string(ViewStoreServer::kLongestCall) + " bytes in a call, found " +
+                     std::to_string(bytes));
+  }
   auto pending = std::make_shared<Impl::Call>();
   pending->call = std::move(call);
   uint64_t number = 0;
@@ -864,7 +940,12 @@ StoreAnswer ElasticMember::callStore(StoreCall call, Deadline deadline,
     throw StoreError("the store of view " + std::to_string(of_view) + ": this member has ended");
   }
   MutexLock lock(impl_->mutex);
-  impl_->wait([&] { return pending->answer || pending->lost; }, deadline, cancelled);
+  try {
+    impl_->wait([&] { return pending->answer || pending->lost; }, deadline, cancelled);
+  } catch (...) {
+    impl_->calls.erase(number);
+    throw;
+  }
   impl_->calls.erase(number);
   if (pending->answer && pending->answer->status != StoreAnswer::Status::kOver) {
     return std::move(*pending->answer);

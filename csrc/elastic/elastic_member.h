@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/fork.h"
 #include "elastic/elastic_error.h"
 #include "elastic/elastic_message.h"
 #include "elastic/job_store.h"
@@ -71,7 +72,8 @@ class ElasticMember {
   // is told as the view's end.
   void watchForming(bool forming);
   bool isOver(uint64_t view) const;
-  // This member's next agreement of that view, which it has formed. A call that ran out of time is
+  // This member's next agreement of that view, which it has formed. std::invalid_argument: the note
+  // is longer than 1 MiB divided by the number of members. A call that ran out of time is
   // taken up by the next one: it is the same agreement. Throws ElasticError.
   Answer agree(uint64_t view, Vote vote, Deadline deadline, const Cancelled& cancelled = {});
   // From the next view on this member is not there any more.
@@ -79,7 +81,7 @@ class ElasticMember {
   // Says goodbye, and answers the others until they go on without this member or go too: so one
   // that still waits for an answer gets it; then ends this member's threads. False: it was needed
   // still at the deadline. Every other call raises from now on.
-  bool leave(Deadline deadline);
+  bool leave(Deadline deadline);  // in a forked child: true, and nothing is done
 
   // Of that view's store. Throws StoreError: the view is over, the store's host is lost, or the
   // deadline has passed.
@@ -87,7 +89,10 @@ class ElasticMember {
 
  private:
   struct Impl;
+  void checkNote(const std::string& note) const;
+  void requireOwnProcess() const;
   explicit ElasticMember(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  const uint64_t forks_ = forkCount();  // a forked child has none of the threads
   const std::shared_ptr<Impl> impl_;
 };
 

@@ -20,9 +20,11 @@ enum class ElasticKind : uint8_t {
   kRefused = 6,  // a higher ballot has been promised: `ballot`
   kAccept = 7,   // `view`
   kAccepted = 8,
-  kView = 9,     // `view` has been decided
-  kBehind = 10,  // the sender knows `number` alone: tell it the newest view
-  kJoin = 11,    // a newcomer: `members` holds it
+  kView = 9,  // `view` has been decided
+  // The sender knows `number` alone: tell it the newest view; where that is it, say again what has
+  // been said in it.
+  kBehind = 10,
+  kJoin = 11,  // a newcomer: `members` holds it
 };
 
 // Has it taken part in an agreement of this view that was ok?

@@ -138,7 +138,12 @@ std::vector<Member> JobStore::contacts() {
 }
 
 void JobStore::setContacts(const std::vector<Member>& members) {
-  store().set(prefix_ + "contacts", encodeMembers(members));
+  try {
+    store().set(prefix_ + "contacts", encodeMembers(members));
+  } catch (const StoreError&) {
+    store_.reset();
+    throw;
+  }
 }
 
 std::optional<JobStore::Register> JobStore::readRegister() {

@@ -1,5 +1,6 @@
 #include "elastic/member_network.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "elastic/elastic_codec.h"
@@ -25,12 +26,13 @@ Loss lossOf(Probe::Answer answer) {
   }
 }
 
-// The cheapest by which this host reaches it.
-const SocketAddress* reachable(const MemberRecord& record) {
+// The one to try after so many failures; the cheapest comes first.
+const SocketAddress* reachable(const MemberRecord& record, size_t failures) {
+  std::vector<const SocketAddress*> reached;
   for (const SocketAddress& address : record.addresses) {
-    if (isReachableFromHere(address)) return &address;
+    if (isReachableFromHere(address)) reached.push_back(&address);
   }
-  return nullptr;
+  return reached.empty() ? nullptr : reached[failures % reached.size()];
 }
 
 // Only TCP addresses tell whether a process lives.
@@ -49,9 +51,13 @@ MemberNetwork::MemberNetwork(EventLoop& loop, JobKey key, Duration limit, Events
       limit_(limit),
       events_(std::make_shared<const Events>(std::move(events))) {}
 
+MemberNetwork::~MemberNetwork() {
+  for (auto& [id, peer] : peers_) loop_.cancel(peer.again);
+}
+
 std::string MemberNetwork::open(const SocketAddress& address, PortRange ports) {
   std::string error;
-  listener_ = Listener::open(loop_, address, ports, &error, selfIncarnation(), newLocalAddress());
+  listener_ = Listener::open(loop_, address, ports, &error, incarnation_, newLocalAddress());
   if (!listener_) return error;
   listener_->expect(key_.nonce, key_.secret, [this](Arrival& arrival) { return admit(arrival); });
   return {};
@@ -76,9 +82,9 @@ bool MemberNetwork::admit(Arrival& arrival) {
     onFrame(number, header, std::move(payload));
   };
   handlers.on_end = [this, number](const std::string&) { onIncomingEnd(number); };
-  Incoming& incoming = incoming_[number];
-  incoming.socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd), kSpoken,
-                                                   std::move(handlers), kMostUnsent);
+  auto socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd), kSpoken,
+                                               std::move(handlers), kMostUnsent);
+  incoming_[number].socket = std::move(socket);
   return true;
 }
 
@@ -91,15 +97,16 @@ void MemberNetwork::onFrame(uint64_t number, const FrameHeader& header, std::str
       incoming_.erase(number);
       return;
     }
-    incoming.from = member.id;
-    if (member.id != self_.id) introduce(member);
+    incoming.from = member;
+    introduce(member);
     return;
   }
-  if (incoming.from.isZero()) {
+  if (incoming.from.id.isZero()) {
     incoming_.erase(number);
     return;
   }
-  const MemberId from = incoming.from;
+  const MemberId from = incoming.from.id;
+  if (!peers_.contains(from)) introduce(incoming.from);  // it is to be answered
   if (header.type == FrameType::kGoodbye) {
     events_->on_goodbye(from);
     return;
@@ -108,10 +115,10 @@ void MemberNetwork::onFrame(uint64_t number, const FrameHeader& header, std::str
 }
 
 void MemberNetwork::onIncomingEnd(uint64_t number) {
-  const MemberId from = incoming_.at(number).from;
+  const MemberId from = incoming_.at(number).from.id;
   incoming_.erase(number);
   for (const auto& [other, incoming] : incoming_) {
-    if (incoming.from == from) return;  // it has connected anew
+    if (incoming.from.id == from) return;  // it has connected anew
   }
   if (!from.isZero()) ask(from);
 }
@@ -140,24 +147,29 @@ void MemberNetwork::send(const MemberId& to, FrameHeader header, std::string pay
     peer.out->send(header, payload);
     return;
   }
-  if (peer.waiting.size() < kMostWaiting) peer.waiting.emplace_back(header, std::move(payload));
-  if (!peer.dial && !peer.probe) connect(to);
+  if (peer.waiting.size() < kMostWaiting) {
+    peer.waiting.emplace_back(header, std::move(payload));
+  } else {
+    peer.was_connected = true;  // what is dropped has to be said again
+  }
+  if (!peer.dial && !peer.probe && peer.again == 0) connect(to);
 }
 
 void MemberNetwork::prepare(const MemberId& id) {
   const auto found = peers_.find(id);
   if (found == peers_.end() || finishing_) return;
-  if (!found->second.out && !found->second.dial && !found->second.probe) connect(id);
+  const Peer& peer = found->second;
+  if (!peer.out && !peer.dial && !peer.probe && peer.again == 0) connect(id);
 }
 
 void MemberNetwork::connect(const MemberId& id) {
   Peer& peer = peers_.at(id);
-  const SocketAddress* address = reachable(peer.record);
+  const SocketAddress* address = reachable(peer.record, peer.failed_dials);
   if (address == nullptr) return;
   Hello hello;
   hello.nonce = key_.nonce;
   hello.proof = key_.secret.connector;
-  hello.from = own_record_.incarnation;
+  hello.from = incarnation_;
   hello.to = peer.record.incarnation;
   hello.rank = 0;
   const Welcome expected{key_.secret.acceptor, peer.record.incarnation};
@@ -170,9 +182,11 @@ void MemberNetwork::onDialled(const MemberId& id, Dial::Result result) {
   Peer& peer = peers_.at(id);
   peer.dial.reset();
   if (result.end != Dial::End::kWelcomed) {
+    ++peer.failed_dials;
     ask(id);
     return;
   }
+  peer.failed_dials = 0;
   FramedSocket::Handlers handlers;
   handlers.on_frame = [](const FrameHeader&, const std::string&) {};
   handlers.on_end = [this, id](const std::string&) { onOutgoingEnd(id); };
@@ -211,18 +225,44 @@ void MemberNetwork::onProbed(const MemberId& id, Probe::Answer answer, const std
   Peer& peer = peers_.at(id);
   peer.probe.reset();
   if (answer == Probe::Answer::kAnswered) {
-    if (!peer.out && !peer.dial) connect(id);
+    if (!peer.out && !peer.dial) connectLater(id);
     return;
   }
-  if (answer == Probe::Answer::kUnknown) return;  // this process's own trouble
-  peer.waiting.clear();
+  if (answer == Probe::Answer::kUnknown) {  // this process's own trouble
+    connectLater(id);
+    return;
+  }
+  if (!std::exchange(peer.waiting, {}).empty()) peer.was_connected = true;
   const Loss loss = lossOf(answer);
   const std::string how = detail;
   events_->on_lost(id, loss, how);
 }
 
+// At once after a connection that stood; else a while after the last try.
+void MemberNetwork::connectLater(const MemberId& id) {
+  constexpr milliseconds kLongestPause{50};
+  Peer& peer = peers_.at(id);
+  if (peer.failed_dials == 0) {
+    connect(id);
+    return;
+  }
+  const milliseconds pause =
+      std::min(kLongestPause, milliseconds(1) * (1 << std::min<size_t>(peer.failed_dials, 6)));
+  loop_.cancel(peer.again);
+  peer.again = loop_.runAt(Clock::now() + pause, [this, id] {
+    const auto found = peers_.find(id);
+    if (found == peers_.end()) return;
+    found->second.again = 0;
+    if (!found->second.out && !found->second.dial && !finishing_) connect(id);
+  });
+}
+
 void MemberNetwork::keepOnly(const std::set<MemberId>& ids) {
-  std::erase_if(peers_, [&](const auto& peer) { return !ids.contains(peer.first); });
+  std::erase_if(peers_, [&](const auto& peer) {
+    if (ids.contains(peer.first)) return false;
+    loop_.cancel(peer.second.again);
+    return true;
+  });
 }
 
 // ---- the end
@@ -237,6 +277,7 @@ void MemberNetwork::sayGoodbye() {
 
 void MemberNetwork::finish() {
   finishing_ = true;
+  listener_.reset();
   for (auto& [id, peer] : peers_) {
     peer.dial.reset();
     peer.probe.reset();

@@ -49,13 +49,15 @@ class MemberNetwork {
 
   // limit: after which a member that does not answer counts as frozen.
   MemberNetwork(EventLoop& loop, JobKey key, Duration limit, Events events);
-  ~MemberNetwork() = default;
+  ~MemberNetwork();
   MemberNetwork(const MemberNetwork&) = delete;
   MemberNetwork& operator=(const MemberNetwork&) = delete;
 
   // Empty: it listens. Then where, for the member's own record.
   std::string open(const SocketAddress& address, PortRange ports);
   std::vector<SocketAddress> addresses() const;
+  // Of this member alone: the process may have been another member before, at the same port.
+  const Incarnation& incarnation() const { return incarnation_; }
   // After open(): who this is, with a record that says where.
   void setSelf(const Member& self);
 
@@ -71,7 +73,7 @@ class MemberNetwork {
   // Of all others nothing is kept any more.
   void keepOnly(const std::set<MemberId>& ids);
   void sayGoodbye();
-  // No more is sent, and what was, gets through.
+  // No more is sent, and what was, gets through; who asks from now on hears that nobody is here.
   void finish();
   // After it: have the peers read all of it, or are gone?
   bool finished() const;
@@ -80,7 +82,9 @@ class MemberNetwork {
   struct Peer {
     Member member;
     MemberRecord record;
-    bool was_connected = false;
+    bool was_connected = false;  // or something that was to be sent has been dropped
+    size_t failed_dials = 0;
+    EventLoop::TimerId again = 0;
     std::unique_ptr<Dial> dial;
     std::unique_ptr<FramedSocket> out;
     std::unique_ptr<Probe> probe;
@@ -88,19 +92,21 @@ class MemberNetwork {
   };
   struct Incoming {
     std::unique_ptr<FramedSocket> socket;
-    MemberId from;  // zero: it has not said yet
+    Member from;  // a zero id: it has not said yet
   };
 
   bool admit(Arrival& arrival);
   void onFrame(uint64_t incoming, const FrameHeader& header, std::string payload);
   void onIncomingEnd(uint64_t incoming);
   void connect(const MemberId& id);
+  void connectLater(const MemberId& id);
   void onDialled(const MemberId& id, Dial::Result result);
   void onOutgoingEnd(const MemberId& id);
   void onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail);
 
   EventLoop& loop_;
   const JobKey key_;
+  const Incarnation incarnation_ = Incarnation::random();
   const Duration limit_;
   const std::shared_ptr<const Events> events_;
   std::shared_ptr<Listener> listener_;

@@ -31,14 +31,14 @@ Proposal::Step Proposal::afterPromises(const std::set<MemberId>& gone) {
   for (const Member& member : base_.members) {
     if (!promises_.contains(member.id) && !gone.contains(member.id)) return {};
   }
+  std::set<MemberId> voices;
+  for (const auto& [member, promise] : promises_) voices.insert(member);
   if (rules_.store_rule) {
-    if (!enoughForStore()) return withoutQuorum();
+    if (!enoughForStore(voices)) return withoutQuorum();
     choose(gone);
     stage_ = Stage::kDeciding;
     return ask(WitnessRequest::What::kDecide);
   }
-  std::set<MemberId> voices;
-  for (const auto& [member, promise] : promises_) voices.insert(member);
   switch (quorum(voices)) {
     case QuorumState::kNone:
       return withoutQuorum();
@@ -65,16 +65,15 @@ QuorumState Proposal::quorum(const std::set<MemberId>& voices) const {
 }
 
 bool Proposal::couldDecide(const std::set<MemberId>& voices) const {
-  if (!rules_.store_rule) return quorum(voices) != QuorumState::kNone;
-  return voices.size() >= static_cast<size_t>(std::max(rules_.min_size, 1));
+  return rules_.store_rule ? enoughForStore(voices) : quorum(voices) != QuorumState::kNone;
 }
 
 // Of each set of acceptors min_size, or all where it is smaller: who has no state decides nothing.
-bool Proposal::enoughForStore() const {
+bool Proposal::enoughForStore(const std::set<MemberId>& voices) const {
   const std::vector<std::vector<MemberId>> sets = acceptors();
   return std::all_of(sets.begin(), sets.end(), [&](const std::vector<MemberId>& set) {
     const auto present = static_cast<size_t>(std::count_if(
-        set.begin(), set.end(), [&](const MemberId& id) { return promises_.contains(id); }));
+        set.begin(), set.end(), [&](const MemberId& id) { return voices.contains(id); }));
     return present >= std::min(set.size(), static_cast<size_t>(std::max(rules_.min_size, 1)));
   });
 }

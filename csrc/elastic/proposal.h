@@ -100,7 +100,7 @@ class Proposal {
  private:
   bool isQuorum(const std::set<MemberId>& voices) const;
   QuorumState quorum(const std::set<MemberId>& voices) const;
-  bool enoughForStore() const;
+  bool enoughForStore(const std::set<MemberId>& voices) const;
   void choose(const std::set<MemberId>& gone);
   Step ask(WitnessRequest::What what) const;
   Step storeDecided(const WitnessReply& reply);

@@ -27,8 +27,7 @@ std::vector<std::string> readTexts(ByteReader& reader, size_t longest) {
 }
 
 bool changes(StoreCall::What what) {
-  return what == StoreCall::What::kCompareSet || what == StoreCall::What::kAdd ||
-         what == StoreCall::What::kAppend || what == StoreCall::What::kRemove;
+  return what != StoreCall::What::kGet && what != StoreCall::What::kCount;
 }
 
 int64_t numberIn(const std::string& text) {
@@ -121,7 +120,7 @@ void ViewStoreServer::run(const Caller& caller, const StoreCall& call) {
   }
   if (changes(call.what)) answered_[caller] = *answer;
   reply_(caller.first, caller.second, *answer);
-  if (call.what == StoreCall::What::kSet || changes(call.what)) wakeWaiting();
+  if (changes(call.what)) wakeWaiting();
 }
 
 // nullopt: it has to wait.
@@ -143,7 +142,8 @@ std::optional<StoreAnswer> ViewStoreServer::answerTo(const StoreCall& call) {
       answer.number = values_.erase(key) > 0 ? 1 : 0;
       break;
     case StoreCall::What::kAdd:
-      answer.number = numberIn(values_[key]) + call.amount;
+      answer.number = static_cast<int64_t>(static_cast<uint64_t>(numberIn(values_[key])) +
+                                           static_cast<uint64_t>(call.amount));
       values_[key] = std::to_string(answer.number);
       break;
     case StoreCall::What::kCompareSet: {

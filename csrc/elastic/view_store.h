@@ -55,6 +55,7 @@ std::optional<StoreAnswer> decodeStoreAnswer(std::string_view bytes);
 
 class ViewStoreServer {
  public:
+  static constexpr size_t kLongestCall = size_t{8} << 20U;  // bytes of keys and values
   static constexpr size_t kMostPending = 65536;  // calls that wait for keys or for their view
   using Reply = std::function<void(const MemberId& to, uint64_t number, const StoreAnswer& answer)>;
 

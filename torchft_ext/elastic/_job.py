@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from datetime import timedelta
 from time import monotonic
@@ -123,6 +124,7 @@ class Job:
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
         self.manage("default", self.group)
+        self._process = os.getpid()  # a forked child has no part in the job
         atexit.register(self._leave_at_exit)
 
     @property
@@ -262,4 +264,5 @@ class Job:
         _current.forget(self)
 
     def _leave_at_exit(self) -> None:
-        self.close()
+        if os.getpid() == self._process:
+            self.close()
