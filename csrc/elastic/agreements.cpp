@@ -74,7 +74,7 @@ bool Agreements::awaits(const MemberId& other) const {
   return round.answer ? !round.completed.contains(other) : !round.votes.contains(other);
 }
 
-Agreements::Step Agreements::vote(Vote vote) {
+Agreements::Step Agreements::vote(const Vote& vote) {
   ++mine_;
   rounds_.erase(rounds_.begin(), rounds_.lower_bound(mine_ < 1 ? 0 : mine_ - 1));
   rounds_[mine_].votes[self_] = vote;
@@ -187,6 +187,7 @@ std::vector<Outcome> outcomesOf(uint64_t view,
     for (const AgreementReport& report : own) indices.insert(report.index);
   }
   std::vector<Outcome> outcomes;
+  outcomes.reserve(indices.size());
   for (const uint64_t index : indices) {
     outcomes.push_back({view, index, recoveredAnswer(index, reports)});
   }

@@ -30,7 +30,7 @@ class Agreements {
   uint64_t next() const { return mine_ + 1; }
   // Has it voted and not returned?
   bool pending() const;
-  Step vote(Vote vote);
+  Step vote(const Vote& vote);
   Step hear(const MemberId& from, const ElasticMessage& message);  // kVote, kCompleted
   // Has it heard the votes of all members but these?
   bool hasVotesOfAllBut(const std::set<MemberId>& gone) const;

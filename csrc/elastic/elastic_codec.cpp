@@ -163,7 +163,8 @@ static Promise readPromise(ByteReader& reader) {
   Promise promise;
   const uint8_t promotion = reader.u8();
   if (promotion > static_cast<uint8_t>(Promotion::kYes)) reader.fail();
-  promise.promotion = static_cast<Promotion>(promotion);
+  if (promotion == static_cast<uint8_t>(Promotion::kMaybe)) promise.promotion = Promotion::kMaybe;
+  if (promotion == static_cast<uint8_t>(Promotion::kYes)) promise.promotion = Promotion::kYes;
   const uint8_t flags = reader.u8();
   promise.ready = (flags & 1) != 0;
   promise.leaving = (flags & 2) != 0;

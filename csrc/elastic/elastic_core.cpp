@@ -58,6 +58,7 @@ std::set<MemberId> ElasticCore::everybody() const {
 
 std::vector<MemberId> ElasticCore::waiting() const {
   std::vector<MemberId> ids;
+  ids.reserve(waiting_.size());
   for (const auto& [id, member] : waiting_) ids.push_back(id);
   return ids;
 }
@@ -252,7 +253,7 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
     if (vote.waiting.size() >= room) break;
     vote.waiting.push_back(id);
   }
-  carryOutAgreement(effects, agreements_.vote(std::move(vote)));
+  carryOutAgreement(effects, agreements_.vote(vote));
   recoverAgreement();
   pursue(effects);
   return effects;

@@ -112,6 +112,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   int ticks = 0;
   bool witness_busy = false;
   bool ending = false;
+  std::shared_ptr<Impl> keep_alive;  // for ever, where a thread that uses it cannot be ended
   uint64_t said_contacts = 0;
   bool forming = false;
   struct Early {
@@ -671,7 +672,7 @@ void ElasticMember::Impl::stop() {
       Deadline::after(kStopWithin));
   // A loop that is still busy may not lose what it works with.
   if (!loop.stop(Deadline::after(kStopWithin))) {
-    static_cast<void>(new std::shared_ptr<Impl>(shared_from_this()));
+    keep_alive = shared_from_this();
   }
   stop_thread.stop(Deadline::after(kStopWithin));
   store_thread.stop(Deadline::after(kStopWithin));
@@ -739,7 +740,7 @@ ElasticMember::~ElasticMember() {
   if (forks_ == forkCount()) {
     impl_->stop();
   } else {  // its descriptors and loop are the parent's too
-    static_cast<void>(new std::shared_ptr<Impl>(impl_));
+    impl_->keep_alive = impl_;
   }
 }
 

@@ -12,8 +12,10 @@ namespace {
 constexpr size_t kMostUnsent = size_t{64} << 20U;
 constexpr std::chrono::seconds kConnectWithin{2};
 
-const std::vector<FrameType> kSpoken = {FrameType::kMember, FrameType::kElastic, FrameType::kCall,
-                                        FrameType::kAnswer, FrameType::kGoodbye};
+std::vector<FrameType> spokenTypes() {
+  return {FrameType::kMember, FrameType::kElastic, FrameType::kCall, FrameType::kAnswer,
+          FrameType::kGoodbye};
+}
 
 Loss lossOf(Probe::Answer answer) {
   switch (answer) {
@@ -82,7 +84,7 @@ bool MemberNetwork::admit(Arrival& arrival) {
     onFrame(number, header, std::move(payload));
   };
   handlers.on_end = [this, number](const std::string&) { onIncomingEnd(number); };
-  auto socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd), kSpoken,
+  auto socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd), spokenTypes(),
                                                std::move(handlers), kMostUnsent);
   incoming_[number].socket = std::move(socket);
   return true;
@@ -234,8 +236,7 @@ void MemberNetwork::onProbed(const MemberId& id, Probe::Answer answer, const std
   }
   if (!std::exchange(peer.waiting, {}).empty()) peer.was_connected = true;
   const Loss loss = lossOf(answer);
-  const std::string how = detail;
-  events_->on_lost(id, loss, how);
+  events_->on_lost(id, loss, detail);
 }
 
 // At once after a connection that stood; else a while after the last try.

@@ -56,6 +56,7 @@ Proposal::Step Proposal::afterPromises(const std::set<MemberId>& gone) {
 std::vector<std::vector<MemberId>> Proposal::acceptors() const {
   if (!rules_.parts.learners_watch) return acceptorSets(base_, {Promotion::kYes});
   std::vector<Promotion> promotions;
+  promotions.reserve(promises_.size());
   for (const auto& [member, promise] : promises_) promotions.push_back(promise.promotion);
   return acceptorSets(base_, promotions);
 }

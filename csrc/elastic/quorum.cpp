@@ -7,6 +7,7 @@ namespace torchft_ext {
 std::vector<std::vector<MemberId>> acceptorSets(const View& view,
                                                 const std::vector<Promotion>& promisers) {
   std::vector<MemberId> all;
+  all.reserve(view.members.size());
   for (const Member& member : view.members) all.push_back(member.id);
   const auto says = [&](Promotion what) {
     return std::find(promisers.begin(), promisers.end(), what) != promisers.end();

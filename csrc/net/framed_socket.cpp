@@ -119,9 +119,10 @@ void FramedSocket::flush() {
       sent_ += static_cast<size_t>(sent);
       continue;
     }
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      broken_ = std::generic_category().message(errno);
+    const int error = sent < 0 ? errno : EPIPE;
+    if (error == EINTR) continue;
+    if (error != EAGAIN && error != EWOULDBLOCK) {
+      broken_ = std::generic_category().message(error);
       sent_ = out_.size();
       ::shutdown(fd_.get(), SHUT_RDWR);
     }

@@ -25,6 +25,7 @@ const char* classFor(ElasticErrorKind kind) {
   }
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): pybind11 gives the signature
 void translateElastic(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
