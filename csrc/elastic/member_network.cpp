@@ -219,7 +219,7 @@ void MemberNetwork::ask(const MemberId& id) {
   peer.probe =
       std::make_unique<Probe>(loop_, *address, peer.record.incarnation, Deadline::after(limit_),
                               [this, id](Probe::Answer answer, const std::string& detail) {
-                                onProbed(id, answer, detail);
+                                onProbed(id, answer, std::string(detail));  // the probe goes
                               });
 }
 
