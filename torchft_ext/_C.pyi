@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Backend as _Backend
@@ -11,6 +11,7 @@ from torch.cuda import MemPool
 from torch.futures import Future as _Future  # as in torch's own stubs; it is torch._C's
 
 from torchft_ext._stats import Stats
+from torchft_ext.elastic._native import AnswerFields, ViewFields
 from torchft_ext.errors import CommError
 
 _T = TypeVar("_T")
@@ -451,8 +452,8 @@ class _ElasticJob:
     def manage(self, name: str, backend: Backend) -> None: ...
     def recover(
         self, timeout: timedelta, leave_out_absent: bool
-    ) -> tuple[_ViewDict, dict[str, timedelta]]: ...
-    def agree(self, ok: bool, note: bytes, timeout: timedelta) -> _AnswerDict: ...
+    ) -> tuple[ViewFields, dict[str, timedelta]]: ...
+    def agree(self, ok: bool, note: bytes, timeout: timedelta) -> AnswerFields: ...
     def abort(self, why: str) -> None: ...
     def formed_view(self) -> int: ...
     def is_over(self) -> bool: ...
@@ -462,22 +463,6 @@ class _ElasticJob:
     def name_of(self, member: str) -> str: ...
     def set_leaving(self) -> None: ...
     def leave(self, timeout: timedelta) -> bool: ...
-
-class _ViewDict(TypedDict):
-    number: int
-    lineage: bytes
-    rank: int
-    founder: bool
-    size: int
-    old_size: int
-    members: tuple[str, ...]
-    members_continuing: tuple[bool, ...]
-
-class _AnswerDict(TypedDict):
-    ok: bool
-    notes: dict[str, bytes]
-    waiting: list[str]
-    leaving: list[str]
 
 class _CompileQuestions:
     def hold(self) -> bool: ...
