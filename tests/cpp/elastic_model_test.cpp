@@ -114,7 +114,7 @@ class Explorer {
 };
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t kMostStates = 500;  // what runs is one thread's arithmetic: a sample does
+constexpr uint64_t kMostStates = 40;  // what runs is one thread's arithmetic: a sample does
 constexpr bool kAll = false;
 #else
 constexpr uint64_t kMostStates = 20000000;
