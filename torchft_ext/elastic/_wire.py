@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import torch.distributed as dist
 
@@ -47,7 +49,8 @@ class Wire:
             return data
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device_type("cpu"))
         self.broadcast(buffer, source)
-        return buffer.cpu().numpy().tobytes()
+        here = buffer.cpu()
+        return ctypes.string_at(here.data_ptr(), size)  # numpy may not be installed
 
     def broadcast(self, buffer: torch.Tensor, source: int) -> None:
         """Send a contiguous uint8 tensor from the source to all, in place."""
