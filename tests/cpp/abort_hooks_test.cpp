@@ -21,7 +21,7 @@ TEST(AbortHooks, RunOnceForEachGenerationThatFailsThoughOneThrows) {
   EXPECT_TRUE(hooks->add(2, [&] { ++calls; }));
   EXPECT_FALSE(hooks->add(2, [] {})) << "that id is taken";
   Cluster cluster(1);
-  Member& member = *cluster.members[0];
+  ClusterMember& member = *cluster.members[0];
   member.group = std::make_unique<Group>("test", member.engine, std::make_shared<Watchdog>(),
                                          kTestLimit, [hooks] { hooks->call(); });
   for (int generation = 1; generation <= 3; ++generation) {

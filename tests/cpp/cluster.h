@@ -27,10 +27,10 @@ inline HostEngineOptions loopbackOptions() {
 // Another engine around a member's host engine.
 using WrapEngine = std::function<std::shared_ptr<Engine>(std::shared_ptr<Engine>)>;
 
-class Member {
+class ClusterMember {
  public:
-  Member(const std::string& name, const std::shared_ptr<MemoryStore>& data,
-         const HostEngineOptions& options, const WrapEngine& wrap = nullptr)
+  ClusterMember(const std::string& name, const std::shared_ptr<MemoryStore>& data,
+                const HostEngineOptions& options, const WrapEngine& wrap = nullptr)
       : engine(std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(options))),
         store(std::make_shared<StoreThread>("memory:" + name, [data] { return data->client(); })),
         group(std::make_unique<Group>("test", wrap ? wrap(engine) : engine,
@@ -55,7 +55,7 @@ class Cluster {
       HostEngineOptions own = options;
       // so that some connections of a world are local and some are TCP
       own.local_sockets = i % 2 == 0;
-      members.push_back(std::make_unique<Member>(std::to_string(i), data, own, wrap));
+      members.push_back(std::make_unique<ClusterMember>(std::to_string(i), data, own, wrap));
     }
   }
 
@@ -88,7 +88,7 @@ class Cluster {
   Group& group(int i) { return *members[static_cast<size_t>(i)]->group; }
 
   std::shared_ptr<MemoryStore> data;
-  std::vector<std::unique_ptr<Member>> members;
+  std::vector<std::unique_ptr<ClusterMember>> members;
 };
 
 // ---- operations on vectors; the caller keeps the vector until the state is done

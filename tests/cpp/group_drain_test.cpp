@@ -57,7 +57,7 @@ class HeldLoop : public AroundEngine {
 class EngineInside : public testing::Test {
  protected:
   EngineInside() {
-    Member& member = *cluster_.members[0];
+    ClusterMember& member = *cluster_.members[0];
     auto engine = std::make_shared<HeldLoop>(member.engine, hold_);
     member.group =
         std::make_unique<Group>("test", engine, std::make_shared<Watchdog>(), kTestLimit);

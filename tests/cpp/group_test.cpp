@@ -357,7 +357,7 @@ TEST(Configure, AnAbortWhileOthersWaitIsToldToThemAndThePrefixWorksAgain) {
     abort.join();
     // Who took no part may come before rank 0 does again, and is then told too: once.
     cluster.onAll([&](int i) {
-      Member& member = *cluster.members[static_cast<size_t>(i)];
+      ClusterMember& member = *cluster.members[static_cast<size_t>(i)];
       FailurePtr failure = member.configure("next", i, 4);
       const bool told = i == 3 && failure && failure->kind == FailureKind::kAborted;
       if (told && failure->cause.rank == aborter) failure = member.configure("next", i, 4);
@@ -471,7 +471,7 @@ TEST(Configure, SucceedsOnAllMembersThoughTheFasterOnesShutDownAtOnce) {
     Cluster cluster(4);
     std::array<FailurePtr, 4> failed;
     cluster.onAll([&](int i) {
-      Member& member = *cluster.members[static_cast<size_t>(i)];
+      ClusterMember& member = *cluster.members[static_cast<size_t>(i)];
       failed[static_cast<size_t>(i)] = member.configure("only", i, 4);
       member.group->shutdown(Deadline::after(kTestLimit));
     });
@@ -521,7 +521,7 @@ class NotesFailures : public AroundEngine {
 TEST(Group, WhoSubscribesWhileAGenerationFormsHearsOfItsFailureBeforeTheEngine) {
   std::vector<std::string> told;
   Cluster cluster(1);
-  Member& member = *cluster.members[0];
+  ClusterMember& member = *cluster.members[0];
   member.group = std::make_unique<Group>(
       "test", std::make_shared<NotesFailures>(member.engine, told), std::make_shared<Watchdog>(),
       kTestLimit, nullptr, [&told](const std::shared_ptr<Lifecycle>& lifecycle) {

@@ -65,7 +65,7 @@ class FailsSlowly : public AroundEngine {
 TEST(HostCommunicator, SaysItsFinalFrameThoughItsOwnerIsFasterThanTheUpdates) {
   std::promise<void> go_on;
   Cluster cluster(2);
-  Member& member = *cluster.members[0];
+  ClusterMember& member = *cluster.members[0];
   auto engine = std::make_shared<FailsSlowly>(member.engine, go_on.get_future().share());
   member.group = std::make_unique<Group>("test", engine, std::make_shared<Watchdog>(), kTestLimit);
   FailurePtr struck;
@@ -87,7 +87,7 @@ TEST(HostCommunicator, MayHaveItsLastOwnerOnItsOwnLoop) {
   auto ended = std::make_shared<std::promise<void>>();
   Cluster cluster(2);
   auto inner = std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(loopbackOptions()));
-  Member& member = *cluster.members[0];
+  ClusterMember& member = *cluster.members[0];
   member.group = std::make_unique<Group>("test", std::make_shared<HandsOver>(inner, ended),
                                          std::make_shared<Watchdog>(), kTestLimit);
   cluster.form(cluster.all(), "last");

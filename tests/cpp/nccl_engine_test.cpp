@@ -335,11 +335,11 @@ TEST_F(NcclEngineTest, SizesChangeThroughGenerations) {
 
 TEST_F(NcclEngineTest, ABoundDeviceIsReadyWhenTheGenerationBegins) {
   auto data = std::make_shared<MemoryStore>();
-  std::vector<std::unique_ptr<Member>> members;
+  std::vector<std::unique_ptr<ClusterMember>> members;
   for (int i = 0; i < 2; ++i) {
     NcclEngineOptions options;
     options.bound_device = deviceOf(i);
-    members.push_back(std::make_unique<Member>(
+    members.push_back(std::make_unique<ClusterMember>(
         std::to_string(i), data, loopbackOptions(), [options](std::shared_ptr<Engine> host) {
           return makeNcclEngine(sim::platform(), std::move(host), options);
         }));
