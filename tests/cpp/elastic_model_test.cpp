@@ -113,7 +113,7 @@ class Explorer {
   Exploration result_;
 };
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(TFT_SANITIZED)
 constexpr uint64_t kMostStates = 40;  // what runs is one thread's arithmetic: a sample does
 constexpr bool kAll = false;
 #else

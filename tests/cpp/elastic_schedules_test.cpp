@@ -67,7 +67,7 @@ const ElasticAction& draw(std::mt19937_64& random, const std::vector<ElasticActi
 }
 
 void runSchedules(int members, int schedules, int most_steps) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(TFT_SANITIZED)
   schedules = std::max(schedules / 40, 1);  // one thread's arithmetic: a sample does
   most_steps = std::max(most_steps / 10, 100);
 #endif

@@ -16,6 +16,15 @@
 
 #include "elastic/elastic_core.h"
 
+// gcc and clang say it in ways of their own.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define TFT_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define TFT_SANITIZED 1
+#endif
+#endif
+
 namespace torchft_ext {
 
 struct ElasticWorldOptions {
