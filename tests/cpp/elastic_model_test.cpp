@@ -114,7 +114,7 @@ class Explorer {
 };
 
 #if defined(TFT_SANITIZED)
-constexpr uint64_t kMostStates = 40;  // what runs is one thread's arithmetic: a sample does
+constexpr uint64_t kMostStates = 4000;  // what runs is one thread's arithmetic: a sample does
 constexpr bool kAll = false;
 #else
 constexpr uint64_t kMostStates = 20000000;

@@ -68,8 +68,8 @@ const ElasticAction& draw(std::mt19937_64& random, const std::vector<ElasticActi
 
 void runSchedules(int members, int schedules, int most_steps) {
 #if defined(TFT_SANITIZED)
-  schedules = std::max(schedules / 40, 1);  // one thread's arithmetic: a sample does
-  most_steps = std::max(most_steps / 10, 100);
+  schedules =
+      std::max(schedules / 40, std::min(schedules, 10));  // one thread's arithmetic: a sample does
 #endif
   uint64_t steps = 0;
   uint64_t views = 0;
