@@ -441,6 +441,8 @@ void ElasticMember::Impl::onNewView() {
     MutexLock lock(mutex);
     for (const Member& member : now.members) known_names[member.id] = nameOfRecord(member.record);
     view_before = std::exchange(view, now);
+    // At once: who awaits a view must not get one without this member.
+    left_out = left_out || core->state() == ElasticCore::State::kLeftOut;
     missing.clear();
     hopeless = false;
     changed.notifyAll();

@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "memory_store.h"
@@ -154,6 +155,38 @@ TEST(ElasticMember, TwoOfThreeGoOnWithoutTheStore) {
   job.store->fail("gone");
   job.members.erase(job.members.begin());
   expectOneView(job.awaitViews(1), 2, 2);
+}
+
+// However early it looks: a view without it is none for it.
+TEST(ElasticMember, WhoIsLeftOutGetsNoView) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  const auto absent = job.members.back();
+  job.members.pop_back();
+  absent->setReady(false);  // busy elsewhere
+  StoreCall count;
+  count.what = StoreCall::What::kCount;
+  count.view = 1;
+  absent->callStore(count, Deadline::after(kLong));  // by now it has got to that
+  auto looking = std::async(std::launch::async, [absent] {
+    const Deadline deadline = Deadline::after(kLong);
+    while (absent->view().has(absent->id()) && !deadline.expired()) std::this_thread::yield();
+    try {
+      absent->awaitView(1, Deadline::after(kLong));
+      return std::string("a view");
+    } catch (const ElasticError& error) {
+      return std::string(error.kind() == ElasticErrorKind::kLeftOut ? "left out" : error.what());
+    }
+  });
+  std::vector<std::future<View>> waiting;
+  for (const auto& member : job.members) {
+    waiting.push_back(std::async(std::launch::async, [member, absent] {
+      return member->awaitView(1, Deadline::after(kLong), {}, {}, {absent->id()});
+    }));
+  }
+  for (auto& one : waiting) EXPECT_EQ(one.get().members.size(), 2U);
+  EXPECT_EQ(looking.get(), "left out");
 }
 
 TEST(ElasticMember, ANewcomerIsTakenInAtOneBoundary) {
