@@ -84,6 +84,7 @@ class Soak:
         self._thaw_at: dict[int, float] = {}
         self.faults = {"killed": 0, "frozen": 0, "joined": 0, "store": 0}
         self._before: dict[int, dict[str, Any]] = {}
+        self._stranded: list[soak_member.Record] = []
 
     def run(self) -> dict[str, Any]:
         for worker in self._pool.borrow(FOUNDERS):
@@ -93,11 +94,14 @@ class Soak:
             self._before[number] = self._ask(worker, soak_member.usage)
         until = time.monotonic() + 60 * self._arguments.minutes
         store_until = until - 6 * self._arguments.minutes
-        while time.monotonic() < until:
+        latest = until + PATIENCE
+        while time.monotonic() < (latest if self._may_lose_store() else until):
             time.sleep(self._chance.uniform(0.5, 2.0))
             self._thaw()
             self._check_calls()
             if self._may_lose_store() and time.monotonic() > store_until:
+                if not self._settled():
+                    continue  # who joins, perhaps again, needs it
                 self._store.kill()
                 self.faults["store"] += 1
             else:
@@ -135,14 +139,17 @@ class Soak:
         found = [self._ask(self._workers[n], soak_member.so_far) for n in self._running()]
         return max(found, key=lambda f: f[1])[2] if found else 0
 
+    def _settled(self) -> bool:
+        """Nobody is still coming or going."""
+        return not self._thaw_at and self._size() == len(self._running())
+
     def _strike(self) -> None:
         running, size = self._running(), self._size()
-        settled = size == len(running)  # nobody is still coming or going
         kinds = []
         if self._store.alive and len(self._workers) < LARGEST and not self._thaw_at:
             kinds.append("joined")
         # A quorum has to be left: of an odd number, or of an even one with the store.
-        if settled and size >= 3 and not self._thaw_at:
+        if size >= 3 and self._settled():
             kinds += ["killed", "killed", "frozen"] if self._store.alive else ["killed"]
         if not kinds:
             return
@@ -154,9 +161,7 @@ class Soak:
             return
         victim = self._chance.choice(running)
         if kind == "killed":
-            self._workers.pop(victim).kill()
-            self._calls.pop(victim)
-            self._before.pop(victim, None)
+            self._forget(victim).kill()
         else:
             self._workers[victim].freeze()
             self._thaw_at[victim] = time.monotonic() + FROZEN_S
@@ -169,10 +174,19 @@ class Soak:
 
     def _check_calls(self) -> None:
         """None ends before it is told to."""
-        for number, call in self._calls.items():
-            if call.future.done():
-                call.value()  # raises what it ended with
+        for number, call in list(self._calls.items()):
+            if not call.future.done():
+                continue
+            record = call.value()  # raises what it ended with
+            if not record.stranded or self._store.alive:
                 raise AssertionError(f"worker {number} ended by itself")
+            self._stranded.append(record)
+            self._forget(number)
+
+    def _forget(self, number: int) -> ranks.Worker:
+        self._calls.pop(number)
+        self._before.pop(number, None)
+        return self._workers.pop(number)
 
     def _progress(self, left: float) -> None:
         steps = max(self._ask(self._workers[n], soak_member.so_far)[0] for n in self._running())
@@ -188,7 +202,7 @@ class Soak:
         after = {n: self._ask(self._workers[n], soak_member.usage) for n in self._before}
         for worker in self._workers.values():
             self._ask(worker, soak_member.stop)
-        records = [call.value(PATIENCE) for call in self._calls.values()]
+        records = [call.value(PATIENCE) for call in self._calls.values()] + self._stranded
         if self._store.alive:
             self._store.kill()
         return self._judge(records, after)
@@ -206,6 +220,7 @@ class Soak:
             "faults": self.faults,
             "views": max(number for r in records for number, _ in r.views),
             "steps": steps,
+            "stranded": len(self._stranded),
             "left_out_and_back": sum(r.left_out for r in records),
             "slowest_step_s": round(max(r.slowest_step_s for r in records), 3),
             "usage": {

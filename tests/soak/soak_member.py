@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Record:
 
     lives: int = 0  # how often it has joined
     left_out: int = 0
+    stranded: bool = False  # left out after the store's end: nowhere to join again
     views: list[tuple[int, int]] = field(default_factory=list)  # number, size
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # step: cursor, world size
     digests: dict[int, str] = field(default_factory=dict)  # after that many steps
@@ -52,7 +54,21 @@ def live(address: str, size: int, rule: str) -> Record:
             return record
         except elastic.LeftOutError:
             record.left_out += 1
+        except elastic.ElasticError as error:
+            if type(error) is not elastic.ElasticError or store_runs(address):
+                raise
+            record.stranded = True
+            return record
     return record
+
+
+def store_runs(address: str) -> bool:
+    host, port = address.split("/")[0].split(":")
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+    except OSError:
+        return False
+    return True
 
 
 def train(address: str, size: int, rule: str) -> None:
