@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Refuses an #include that points up the layers, or lets torch or Python in below their layer.
 
-    python -> c10d -> {host, nccl} -> {comm, elastic} -> {liveness, membership} -> net -> base
+    {python, libtorch} -> c10d -> {host, nccl} -> {comm, elastic} -> {liveness, membership} -> net
+    -> base; embed -> {host, elastic}
 
 A layer may include itself and those to its right; the public headers (torchft_ext/...) count as
-base, and include nothing but each other, since they are installed alone. torch's headers belong to
-c10d, nccl and python (and to host/reduce.cpp, for ATen's kernels); Python's and pybind11's to
-python alone.
+base, and include nothing but each other (those of torchft_ext/torch also torch's), since they are
+installed alone. torch's headers belong to c10d, nccl, libtorch and python; Python's and pybind11's
+to python alone.
 
     python scripts/check_includes.py [csrc]
 """
@@ -26,14 +27,16 @@ LEVEL = {
     "elastic": 3,
     "host": 4,
     "nccl": 4,
+    "embed": 5,
     "c10d": 5,
+    "libtorch": 6,
     "python": 6,
 }
 PUBLIC = "torchft_ext"
+PUBLIC_TORCH = "torchft_ext/torch/"
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 PYTHON = re.compile(r"pybind11/|torch/csrc/utils/pybind\.h|Python\.h$|torch/(extension|python)\.h$")
 MADE = {"python/docstrings.h"}  # by the build
-TORCH_BELOW_C10D = {"host/reduce.cpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -65,12 +68,9 @@ def foreign_include_problem(source: str, target: str) -> str | None:
     layer = layer_of(source)
     if PYTHON.match(target) and layer != "python":
         return f"<{target}>: only python/ sees Python"
-    if (
-        TORCH.match(target)
-        and layer not in {"c10d", "nccl", "python"}
-        and source not in TORCH_BELOW_C10D
-    ):
-        return f"<{target}>: torch belongs to c10d/, nccl/ and python/"
+    of_torch = layer in {"c10d", "nccl", "libtorch", "python"} or source.startswith(PUBLIC_TORCH)
+    if TORCH.match(target) and not of_torch:
+        return f"<{target}>: torch belongs to c10d/, nccl/, libtorch/ and python/"
     return None
 
 

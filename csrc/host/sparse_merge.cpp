@@ -78,7 +78,7 @@ void SparseMerge::addRow(const Cursor& from, int64_t* indices, uint8_t* values) 
     uint8_t* const into = values + row * row_bytes_;
     const uint8_t* const given = part.values + from.row * row_bytes_;
     if (written_[row]) {
-      addShort(into, given, row_bytes_, dtype_);
+      reduceInto(into, given, row_bytes_, dtype_, ReduceKind::kSum);
     } else {
       std::memcpy(into, given, row_bytes_);
     }

@@ -1,12 +1,19 @@
 #include "host/reduce.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <numeric>
+#include <random>
+#include <stdexcept>
+#include <utility>
 #include <vector>
+
+#include "host/reduce_table.h"
 
 namespace torchft_ext {
 namespace {
@@ -184,6 +191,165 @@ TEST(Reduce, LongSpansAreReducedWholeAndStartNoThreads) {
   const std::vector<uint8_t> bools(100'003, 1);
   reduced(bools, bools, DType::kBool, ReduceKind::kSum);
   EXPECT_LE(threadsOfThisProcess(), before);  // threads of other tests may have ended
+}
+
+// ---- the bits of ATen's kernels
+
+struct Named {
+  DType dtype;
+  at::ScalarType scalar;
+};
+constexpr Named kAll[] = {{DType::kFloat, at::kFloat}, {DType::kDouble, at::kDouble},
+                          {DType::kHalf, at::kHalf},   {DType::kBFloat16, at::kBFloat16},
+                          {DType::kInt8, at::kChar},   {DType::kInt16, at::kShort},
+                          {DType::kInt32, at::kInt},   {DType::kInt64, at::kLong},
+                          {DType::kUint8, at::kByte},  {DType::kBool, at::kBool}};
+
+bool isFloating(DType dtype) {
+  return dtype <= DType::kBFloat16;
+}
+
+// Random bits: of floating types so NaNs, infinities, zeros of both signs and subnormal numbers
+// too.
+std::vector<uint8_t> randomBits(std::mt19937_64& random, DType dtype, size_t items) {
+  std::vector<uint8_t> bytes(items * itemSize(dtype));
+  for (uint8_t& byte : bytes) {
+    byte = static_cast<uint8_t>(dtype == DType::kBool ? random() % 2 : random());
+  }
+  if (!isFloating(dtype)) return bytes;
+  const std::vector<double> special{0.0,   -0.0,     1.0,       65504.0, 65519.0, 65520.0,   6e-8,
+                                    3e-8,  -6e-8,    1e-40,     3e38,    -3e38,   0.1,       1e-310,
+                                    1e308, HUGE_VAL, -HUGE_VAL, NAN,     2049.0,  1.00390625};
+  for (size_t i = 0; i < items; i += 3) {
+    const double value = special[random() % special.size()];
+    std::vector<uint8_t> item(itemSize(dtype));
+    if (dtype == DType::kDouble) std::memcpy(item.data(), &value, item.size());
+    const auto narrow = static_cast<float>(value);
+    const at::Half half(narrow);
+    const at::BFloat16 bfloat(narrow);
+    if (dtype == DType::kFloat) std::memcpy(item.data(), &narrow, item.size());
+    if (dtype == DType::kHalf) std::memcpy(item.data(), &half, item.size());
+    if (dtype == DType::kBFloat16) std::memcpy(item.data(), &bfloat, item.size());
+    std::copy(item.begin(), item.end(), bytes.begin() + static_cast<ptrdiff_t>(i * item.size()));
+  }
+  return bytes;
+}
+
+at::Tensor tensorOf(std::vector<uint8_t>& bytes, const Named& type) {
+  return at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size() / itemSize(type.dtype))},
+                       at::TensorOptions().dtype(type.scalar));
+}
+
+at::Tensor byAten(const at::Tensor& a, const at::Tensor& b, ReduceKind op) {
+  const bool is_bool = a.scalar_type() == at::kBool;
+  switch (op) {
+    case ReduceKind::kProduct:
+      return is_bool ? at::bitwise_and(a, b) : at::mul(a, b);
+    case ReduceKind::kMin:
+      return is_bool ? at::bitwise_and(a, b) : at::minimum(a, b);
+    case ReduceKind::kMax:
+      return is_bool ? at::bitwise_or(a, b) : at::maximum(a, b);
+    case ReduceKind::kBand:
+      return at::bitwise_and(a, b);
+    case ReduceKind::kBor:
+      return at::bitwise_or(a, b);
+    case ReduceKind::kBxor:
+      return at::bitwise_xor(a, b);
+    default:
+      return is_bool ? at::bitwise_or(a, b) : at::add(a, b);
+  }
+}
+
+// Two NaNs are alike; in kMin and kMax two zeros are too.
+bool sameBits(const at::Tensor& found, const at::Tensor& expected, bool zeros_alike) {
+  const auto bits = [](const at::Tensor& tensor) {
+    const auto same_size = tensor.element_size() == 8   ? at::kLong
+                           : tensor.element_size() == 4 ? at::kInt
+                           : tensor.element_size() == 2 ? at::kShort
+                                                        : at::kByte;
+    return tensor.view(same_size);
+  };
+  at::Tensor same = bits(found).eq(bits(expected));
+  if (found.is_floating_point()) same = same | (found.isnan() & expected.isnan());
+  if (zeros_alike) same = same | found.eq(expected);
+  return same.all().item<bool>();
+}
+
+std::vector<const ReduceTable*> compiledTables() {
+  std::vector<const ReduceTable*> tables{&baselineReductions()};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    tables.push_back(avx2Reductions());
+  }
+  return tables;
+}
+
+TEST(Reduce, CombinesAsAtenDoes) {
+  std::mt19937_64 random(7);
+  for (const ReduceTable* const table : compiledTables()) {
+    for (const Named& type : kAll) {
+      for (int op = 0; op < ReduceTable::kReductions; ++op) {
+        const auto combine = table->combine[static_cast<size_t>(type.dtype)][op];
+        EXPECT_EQ(combine == nullptr, isFloating(type.dtype) && op >= 6);
+        if (combine == nullptr) continue;
+        std::vector<uint8_t> into = randomBits(random, type.dtype, 1003);
+        std::vector<uint8_t> from = randomBits(random, type.dtype, 1003);
+        const auto kind = static_cast<ReduceKind>(op);
+        const at::Tensor expected = byAten(tensorOf(into, type), tensorOf(from, type), kind);
+        combine(into.data(), from.data(), 1003);
+        const bool extreme = kind == ReduceKind::kMin || kind == ReduceKind::kMax;
+        EXPECT_TRUE(sameBits(tensorOf(into, type), expected, extreme))
+            << toString(type.dtype) << " " << toString(kind);
+      }
+    }
+  }
+}
+
+TEST(Reduce, MultipliesAndDividesAsAtenDoes) {
+  std::mt19937_64 random(8);
+  for (const ReduceTable* const table : compiledTables()) {
+    for (const Named& type : kAll) {
+      if (type.dtype == DType::kBool) continue;
+      std::vector<uint8_t> data = randomBits(random, type.dtype, 1003);
+      const auto index = static_cast<size_t>(type.dtype);
+      const at::Tensor quotient = isFloating(type.dtype) ? tensorOf(data, type).div(3)
+                                                         : tensorOf(data, type).div(3, "trunc");
+      std::vector<uint8_t> divided = data;
+      table->divide[index](divided.data(), 3, 1003);
+      EXPECT_TRUE(sameBits(tensorOf(divided, type), quotient, false)) << toString(type.dtype);
+      if (!isFloating(type.dtype)) continue;
+      std::vector<uint8_t> factor(itemSize(type.dtype));
+      tensorOf(factor, type).fill_(0.3);
+      const at::Tensor product = tensorOf(data, type).mul(tensorOf(factor, type));
+      table->multiply[index](data.data(), data.data(), factor.data(), 1003);
+      EXPECT_TRUE(sameBits(tensorOf(data, type), product, false)) << toString(type.dtype);
+    }
+  }
+}
+
+// Ranks combine in different orders of the operands.
+TEST(Reduce, TheOrderOfZerosDoesNotMatter) {
+  const std::vector<float> plus(9, 0.0F);
+  const std::vector<float> minus(9, -0.0F);
+  for (const auto& [a, b] : {std::pair(plus, minus), std::pair(minus, plus)}) {
+    EXPECT_TRUE(std::signbit(reduced(a, b, DType::kFloat, ReduceKind::kMin)[8]));
+    EXPECT_FALSE(std::signbit(reduced(a, b, DType::kFloat, ReduceKind::kMax)[0]));
+  }
+}
+
+TEST(Reduce, MemoryNeedNotBeAligned) {
+  std::vector<uint8_t> into(1 + 40 * sizeof(float));
+  std::vector<uint8_t> from(3 + 40 * sizeof(float));
+  const float one = 1;
+  for (size_t i = 0; i < 40; ++i) std::memcpy(&from[3 + i * sizeof(one)], &one, sizeof(one));
+  reduceInto(into.data() + 1, from.data() + 3, 40 * sizeof(float), DType::kFloat, ReduceKind::kSum);
+  EXPECT_EQ(std::memcmp(into.data() + 1, from.data() + 3, 40 * sizeof(float)), 0);
+}
+
+TEST(Reduce, WhatHasNoArithmeticIsRefused) {
+  uint8_t byte = 0;
+  EXPECT_THROW(reduceInto(&byte, &byte, 1, DType::kFloat8E4M3, ReduceKind::kSum), std::logic_error);
+  EXPECT_THROW(reduceInto(&byte, &byte, 0, DType::kFloat, ReduceKind::kBor), std::logic_error);
+  EXPECT_THROW(divideBy(&byte, 1, DType::kBool, 2), std::logic_error);
 }
 
 }  // namespace

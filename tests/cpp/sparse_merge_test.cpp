@@ -123,23 +123,5 @@ TEST(SparseMerge, TellsWhoseIndicesAreOutOfOrder) {
   EXPECT_EQ(merge.unordered(), 1);
 }
 
-TEST(Reduce, ShortSumsHaveTheBitsOfLongOnes) {
-  std::mt19937 random(8);
-  for (const DType dtype :
-       {DType::kFloat, DType::kDouble, DType::kHalf, DType::kBFloat16, DType::kInt8, DType::kInt16,
-        DType::kInt32, DType::kInt64, DType::kUint8, DType::kBool}) {
-    std::vector<uint8_t> into(512);
-    std::vector<uint8_t> from(512);
-    for (uint8_t& byte : into)
-      byte = static_cast<uint8_t>(random() % (dtype == DType::kBool ? 2 : 60));
-    for (uint8_t& byte : from)
-      byte = static_cast<uint8_t>(random() % (dtype == DType::kBool ? 2 : 60));
-    std::vector<uint8_t> other = into;
-    addShort(into.data(), from.data(), into.size(), dtype);
-    reduceInto(other.data(), from.data(), other.size(), dtype, ReduceKind::kSum);
-    EXPECT_EQ(into, other) << toString(dtype);
-  }
-}
-
 }  // namespace
 }  // namespace torchft_ext
