@@ -16,7 +16,7 @@
 
 #include "base/mutex.h"
 #include "c10d/prepared.h"
-#include "c10d/process.h"
+#include "c10d/fork_guard.h"
 
 namespace torchft_ext {
 

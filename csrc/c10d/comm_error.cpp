@@ -1,9 +1,12 @@
 #include "c10d/comm_error.h"
 
+#include <c10/util/Exception.h>
+
 #include <atomic>
 #include <memory>
 #include <utility>
 
+#include "base/raise.h"
 #include "comm/group.h"
 
 namespace torchft_ext {
@@ -13,17 +16,14 @@ std::atomic<Thrower> installed{nullptr};  // written by setThrower() alone
 
 }  // namespace
 
-CommErrorCxx::CommErrorCxx(FailurePtr failure)
-    : c10::DistBackendError(c10::SourceLocation{__func__, __FILE__, __LINE__}, failure->describe()),
-      failure_(std::move(failure)) {}
-
 void setThrower(Thrower thrower) {
   installed.store(thrower, std::memory_order_release);
 }
 
 void throwFailure(const FailurePtr& failure) {
   if (const Thrower thrower = installed.load(std::memory_order_acquire)) thrower(failure);
-  throw CommErrorCxx(failure);
+  raiseAs<c10::DistBackendError>(failure, c10::SourceLocation{__func__, __FILE__, __LINE__},
+                                 failure->describe());
 }
 
 std::exception_ptr exceptionPtr(const FailurePtr& failure) {

@@ -1,34 +1,24 @@
 // Where a failure, which is a value everywhere below, becomes an exception.
 //
-// C++ callers get CommErrorCxx. Where Python is loaded, python/ installs a thrower whose exceptions
-// become the Python classes PeerLostError and so on: torch's binding code would turn any C++
-// exception into plain DistBackendError. Any thread.
+// C++ callers get the kinds of torchft_ext/error.h, which are c10::DistBackendErrors too. Where
+// Python is loaded, python/ installs a thrower whose exceptions become the Python classes
+// PeerLostError and so on as well: torch's binding code would turn any C++ exception into plain
+// DistBackendError. Any thread.
 #pragma once
-
-#include <c10/util/Exception.h>
 
 #include <exception>
 #include <string>
 
 #include "base/deadline.h"
-#include "torchft_ext/failure.h"
+#include "torchft_ext/error.h"
 
 namespace torchft_ext {
 
 class Group;
 
-class CommErrorCxx : public c10::DistBackendError {
- public:
-  explicit CommErrorCxx(FailurePtr failure);
-  const FailurePtr& failure() const { return failure_; }
-
- private:
-  FailurePtr failure_;
-};
-
 // Must throw. May be called on any thread, with or without the GIL.
 using Thrower = void (*)(const FailurePtr&);
-void setThrower(Thrower thrower);  // nullptr: CommErrorCxx
+void setThrower(Thrower thrower);  // nullptr: c10::DistBackendErrors
 
 [[noreturn]] void throwFailure(const FailurePtr& failure);
 std::exception_ptr exceptionPtr(const FailurePtr& failure);

@@ -7,6 +7,7 @@
 #include "c10d/environment.h"
 #include "c10d/interface_choice.h"
 #include "host/host_engine.h"
+#include "host/process.h"
 #include "nccl/memory_registry.h"
 #include "nccl/nccl_engine.h"
 #include "nccl/nccl_library.h"
@@ -86,6 +87,7 @@ std::variant<EngineChoice, Failure> engineOrFailure(
   nccl.memory = std::make_shared<MemoryRegistry>();
   const Environment environment = readEnvironment();
   nccl.blocking_calls = blockingCalls(environment.nccl_blocking, *platform->nccl);
+  addExitStep(&stopNcclEngines);
   auto engine = makeNcclEngine(platform, std::move(host), nccl);
   return EngineChoice{std::move(engine), Devices(name == "ft", platform, ""), nccl.memory};
 }

@@ -1,5 +1,5 @@
 // Makes the engine that a backend's name asks for. Names stand in torchft_ext_autoload.py and
-// _make_group.py too; c10d/process.cpp stops the engines at exit.
+// _make_group.py too; host/process.cpp stops the engines at exit.
 #pragma once
 
 #include <memory>

@@ -5,18 +5,14 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <variant>
+
+#include "host/network_limits.h"
 
 namespace torchft_ext {
 namespace {
 
 constexpr std::chrono::hours kLongestHeartbeat{24};
-constexpr int kPortsPerProcess = 3;  // connections, main and backup liveness connections
-
-bool holdsEnough(const PortRange& range) {
-  const bool any_port = range.last == 0;
-  return any_port || range.last - range.first + 1 >= kPortsPerProcess;
-}
-
 // An empty variable counts as unset, as shells have it.
 std::optional<std::string> read(const char* name) {
   const char* value = std::getenv(name);  // nothing here calls setenv
@@ -44,21 +40,15 @@ bool parseSwitch(const char* name, const std::string& text) {
 }  // namespace
 
 void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit) {
-  // Beats are some 20 ms apart at least, and a busy machine delays them by more than that.
-  constexpr std::chrono::milliseconds kLeast{100};
-  TORCH_CHECK_VALUE(limit.count() == 0 || limit >= kLeast, source,
-                    ": expected zero (off) or at least ", kLeast.count(), " ms, found ",
-                    limit.count(), " ms");
-  TORCH_CHECK_VALUE(limit <= kLongestHeartbeat, source, ": expected at most ",
-                    kLongestHeartbeat.count(), " hours (zero: off), found ",
-                    std::chrono::duration_cast<std::chrono::hours>(limit).count(), " hours");
+  const std::string problem = heartbeatProblem(limit);
+  TORCH_CHECK_VALUE(problem.empty(), source, problem);
 }
 
 PortRange parsePortRange(const std::string& source, const std::string& text) {
-  const std::optional<PortRange> range = PortRange::parse(text);
-  TORCH_CHECK_VALUE(range && holdsEnough(*range), source, ": expected a range of at least ",
-                    kPortsPerProcess, " ports such as '7000-7100', found '", text, "'");
-  return *range;
+  const auto range = portRangeOf(text);
+  const auto* problem = std::get_if<std::string>(&range);
+  TORCH_CHECK_VALUE(problem == nullptr, source, *problem);
+  return std::get<PortRange>(range);
 }
 
 Environment readEnvironment() {

@@ -28,9 +28,10 @@
 #include "c10d/memory_pools.h"
 #include "c10d/operation_issuer.h"
 #include "c10d/options.h"
-#include "c10d/process.h"
+#include "c10d/fork_guard.h"
 #include "c10d/tensor_adapter.h"
 #include "comm/group.h"
+#include "host/process.h"
 
 namespace torchft_ext {
 

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "base/log.h"
+#include "base/raise.h"
 #include "c10d/comm_error.h"
 #include "comm/op_state.h"
 #include "python/bindings.h"
@@ -33,7 +34,7 @@ void throwAsPython(const FailurePtr& failure) {
         std::string("cannot make the Python error of a failure: ") + error.what());
     return;
   }
-  throw HeldError(exception, failure->describe());
+  raiseAs<HeldError>(failure, exception, failure->describe());
 }
 
 bool onMainThread() {

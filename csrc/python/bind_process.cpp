@@ -2,7 +2,7 @@
 
 #include "c10d/comm_error.h"
 #include "c10d/log_sink.h"
-#include "c10d/process.h"
+#include "host/process.h"
 #include "comm/op_state.h"
 #include "python/bindings.h"
 #include "python/interrupts.h"

@@ -15,7 +15,7 @@
 #include "base/mutex.h"
 #include "base/threads.h"
 #include "base/unique_fd.h"
-#include "c10d/process.h"
+#include "host/process.h"
 #include "python/held_error.h"
 
 namespace py = pybind11;

@@ -197,8 +197,8 @@ TEST_F(EngineInside, AGroupIsDestroyedWithoutWaitingAndTheBuffersStay) {
 Failure failureOfWait(FtWork& work, std::chrono::milliseconds timeout) {
   try {
     work.wait(timeout);
-  } catch (const CommErrorCxx& error) {
-    return *error.failure();
+  } catch (const CommError& error) {
+    return error.failure();
   }
   ADD_FAILURE() << "wait() returned";
   return {};

@@ -57,9 +57,9 @@ TEST_F(SilentResolver, IsGivenUpAtTheLimit) {
   try {
     ask(milliseconds(100));
     FAIL() << "it has an answer";
-  } catch (const CommErrorCxx& error) {
-    EXPECT_EQ(error.failure()->kind, FailureKind::kRendezvous);
-    const std::string text = error.failure()->describe();
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.failure().kind, FailureKind::kRendezvous);
+    const std::string text = error.failure().describe();
     EXPECT_NE(
         text.find("the look-up of the name 'x' was not answered within 0.1 s; name an interface"),
         std::string::npos)

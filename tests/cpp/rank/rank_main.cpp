@@ -34,7 +34,7 @@
 
 #include "around_engine.h"
 #include "base/mutex.h"
-#include "c10d/process.h"
+#include "host/process.h"
 #include "c10d/store_adapter.h"
 #include "cut_connections.h"
 #include "host/host_engine.h"

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "c10d/process.h"
+#include "host/process.h"
 #include "rank/rank_report.h"
 
 namespace torchft_ext {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "c10d/group_making.h"
-#include "c10d/process.h"
+#include "host/process.h"
 
 namespace torchft_ext {
 namespace {

@@ -1,10 +1,8 @@
 // What belongs to the process and not to a group: the watchdog, the list of groups that say goodbye
-// at exit, and the check that a handle is used in the process that made it. Any thread.
+// at exit, and the end of all threads of the library. Any thread.
 #pragma once
 
-#include <sys/types.h>
-
-#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,6 +22,11 @@ void rememberGroup(const std::shared_ptr<Group>& group);
 // released. how: the cause that the error gives. Does not wait.
 void failOutstanding(const std::string& how);
 
+// Of an engine above this layer: ends its threads, after the goodbyes and before the host engines'.
+// False: one did not end by the deadline. Called by processExit(), each time. For the process.
+using ExitStep = bool (*)(Deadline deadline);
+void addExitStep(ExitStep step);
+
 // Says goodbye for every group and ends all threads of the library, by the deadline; what does not
 // end is abandoned and reported. False: something was abandoned. In a forked child: for what was
 // made there. exit() calls it, with a second's time, wherever a watchdog was made.
@@ -32,18 +35,5 @@ bool processExit(Deadline deadline);
 // Descriptors open in this process, those in tables that threads of the library have to themselves
 // included.
 int openDescriptors();
-
-// A handle made before fork() does not work in the child: its threads are not there.
-class ForkGuard {
- public:
-  ForkGuard();
-  bool inherited() const;
-  // RuntimeError in a forked child. what: "this process group".
-  void check(const char* what) const;
-
- private:
-  pid_t pid_;
-  uint64_t fork_count_;
-};
 
 }  // namespace torchft_ext

@@ -1,6 +1,5 @@
-#include "c10d/process.h"
+#include "host/process.h"
 
-#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +17,6 @@
 #include "comm/group.h"
 #include "host/host_engine.h"
 #include "membership/store_thread.h"
-#include "nccl/nccl_engine.h"
 #include "net/private_table.h"
 
 namespace torchft_ext {
@@ -29,6 +27,7 @@ struct Process {
   Mutex mutex;
   std::shared_ptr<Watchdog> watchdog GUARDED_BY(mutex);
   std::vector<std::weak_ptr<Group>> groups GUARDED_BY(mutex);
+  std::vector<ExitStep> exit_steps GUARDED_BY(mutex);
 };
 
 PerProcess<Process> per_process;
@@ -72,6 +71,11 @@ std::shared_ptr<Watchdog> takeWatchdog() {
   return std::move(process().watchdog);
 }
 
+std::vector<ExitStep> exitSteps() {
+  MutexLock lock(process().mutex);
+  return process().exit_steps;
+}
+
 constexpr Duration kExitWithin = std::chrono::seconds(1);
 // What the log may take where everything else has used up its time.
 constexpr Duration kLastLines = std::chrono::milliseconds(100);
@@ -112,6 +116,12 @@ void rememberGroup(const std::shared_ptr<Group>& group) {
   process().groups.push_back(group);
 }
 
+void addExitStep(ExitStep step) {
+  MutexLock lock(process().mutex);
+  std::vector<ExitStep>& steps = process().exit_steps;
+  if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
+}
+
 void failOutstanding(const std::string& how) {
   std::shared_ptr<Watchdog> watchdog;
   {
@@ -132,7 +142,7 @@ bool processExit(Deadline deadline) {
   const Deadline goodbye =
       deadline.isNever() ? deadline : deadline.orEarlier(deadline.remaining() * 4 / 5);
   bool ended = sayGoodbyes(*watchdog, goodbye);
-  ended &= stopNcclEngines(deadline);
+  for (const ExitStep step : exitSteps()) ended &= step(deadline);
   ended &= stopHostEngines(deadline);
   ended &= StoreThread::stopAll(deadline);
   ended &= watchdog->stop(deadline);
@@ -146,18 +156,6 @@ int openDescriptors() {
   for (const pid_t thread : threadsWithPrivateTables())
     count += countTable("/proc/self/task/" + std::to_string(thread) + "/fd");
   return count;
-}
-
-ForkGuard::ForkGuard() : pid_(::getpid()), fork_count_(forkCount()) {}
-
-bool ForkGuard::inherited() const {
-  return forkCount() != fork_count_;
-}
-
-void ForkGuard::check(const char* what) const {
-  TORCH_CHECK(!inherited(), what, " was made before fork(), in process ", pid_,
-              ", and cannot be used in process ", ::getpid(),
-              "; start workers with the 'spawn' method and make it there");
 }
 
 }  // namespace torchft_ext

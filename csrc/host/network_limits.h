@@ -1,0 +1,17 @@
+// What a user may choose for an engine's network. Pure; any thread.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <variant>
+
+#include "net/socket_address.h"
+
+namespace torchft_ext {
+
+// What is wrong with it, as a message goes on after the name of what was given; empty: nothing.
+std::string heartbeatProblem(std::chrono::milliseconds limit);
+// The range, or what is wrong with it.
+std::variant<PortRange, std::string> portRangeOf(const std::string& text);
+
+}  // namespace torchft_ext

@@ -1,0 +1,166 @@
+/* The interface of torchft_ext/comm.h for C99, and for whatever calls C: Rust, Go, Julia.
+ *
+ * Handles are opaque. Every function that can fail returns a tft_status; nothing is thrown. What
+ * went wrong is told by tft_error, which a caller may pass (or NULL). Ownership, threads,
+ * generations and what holds after a failure: torchft_ext/comm.h. Numbers of the enums are fixed:
+ * append only.
+ */
+#ifndef TORCHFT_EXT_C_H
+#define TORCHFT_EXT_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* TFT_OK, or the kind of the failure as in torchft_ext/failure.h, or one of the last three. */
+typedef enum tft_status {
+  TFT_OK = 0,
+  TFT_PEER_LOST = 1,
+  TFT_PEER_LEFT = 2,
+  TFT_CONNECTION_LOST = 3,
+  TFT_TIMEOUT = 4,
+  TFT_ABORTED = 5,
+  TFT_STORE_LOST = 6,
+  TFT_MISMATCH = 7,
+  TFT_RENDEZVOUS = 8,
+  TFT_INTERNAL = 9,
+  TFT_INVALID_ARGUMENT = 100, /* nothing was sent */
+  TFT_INVALID_STATE = 101,    /* shut down, configuring already, in a forked child */
+  TFT_SYSTEM = 102            /* memory, threads, descriptors, files */
+} tft_status;
+
+typedef struct tft_error {
+  tft_status status;
+  int rank;           /* who caused it, in the failed generation; -1: not known */
+  int other_rank;     /* of a lost connection, the rank at its other end; else -1 */
+  int64_t pid;        /* of that process; -1: not known */
+  int64_t generation; /* that failed; -1: none */
+  char host[256];     /* of that process; "": not known */
+  char message[1024]; /* one line: operation, group, rank, generation, who, how, and what to do */
+} tft_error;
+
+typedef enum tft_type {
+  TFT_FLOAT32 = 0,
+  TFT_FLOAT64 = 1,
+  TFT_FLOAT16 = 2,
+  TFT_BFLOAT16 = 3,
+  TFT_INT8 = 4,
+  TFT_INT16 = 5,
+  TFT_INT32 = 6,
+  TFT_INT64 = 7,
+  TFT_UINT8 = 8,
+  TFT_BOOL = 9
+} tft_type;
+
+typedef enum tft_reduction {
+  TFT_SUM = 0,
+  TFT_AVG = 1,
+  TFT_PRODUCT = 2,
+  TFT_MIN = 3,
+  TFT_MAX = 4,
+  TFT_BIT_AND = 6,
+  TFT_BIT_OR = 7,
+  TFT_BIT_XOR = 8
+} tft_reduction;
+
+typedef struct tft_comm tft_comm;
+typedef struct tft_store tft_store;
+typedef struct tft_request tft_request;
+
+/* A store that the program implements. Each is called on a thread of the library's, one call at a
+ * time for each store, and may block. 0: success; else the store cannot be reached. `context` is
+ * given to each. */
+typedef struct tft_store_calls {
+  void* context;
+  int (*set)(void* context, const char* key, const void* value, size_t bytes);
+  /* Hands the value to `found` if there is one, within the call; must not wait for one. */
+  int (*get)(void* context, const char* key,
+             void (*found)(void* to, const void* value, size_t bytes), void* to);
+  int (*remove)(void* context, const char* key);
+  void (*release)(void* context); /* called once, last; may be NULL */
+} tft_store_calls;
+
+tft_status tft_store_create(const tft_store_calls* calls, tft_store** store, tft_error* error);
+/* Files in a directory that all processes see; made if it does not exist. */
+tft_status tft_store_create_file(const char* directory, tft_store** store, tft_error* error);
+/* For groups of one, and tests. */
+tft_status tft_store_create_memory(tft_store** store, tft_error* error);
+/* Groups that use it keep what they need. NULL: nothing. */
+void tft_store_destroy(tft_store* store);
+
+/* What is zero or NULL takes the default of torchft_ext/comm.h. Begin with all of it zero. */
+typedef struct tft_options {
+  const char* name;
+  int64_t timeout_ms;
+  const char* interface_name; /* "eth0", "10.0.0.5", ...; NULL: loopback */
+  const char* port_range;
+  int no_local_sockets;
+  int64_t heartbeat_ms; /* -1: off */
+} tft_options;
+
+/* options: NULL for the defaults. */
+tft_status tft_comm_create(const tft_options* options, tft_comm** comm, tft_error* error);
+/* Fails the generation on the others, unless it was shut down. NULL: nothing. */
+void tft_comm_destroy(tft_comm* comm);
+/* timeout_ms here and below: 0 for the options'. */
+tft_status tft_comm_configure(tft_comm* comm, tft_store* store, const char* prefix, int rank,
+                              int size, int64_t timeout_ms, tft_error* error);
+tft_status tft_comm_abort(tft_comm* comm, const char* why, tft_error* error);
+tft_status tft_comm_shutdown(tft_comm* comm, int64_t timeout_ms, tft_error* error);
+/* TFT_OK, or why the generation or the last configure failed. Never blocks. */
+tft_status tft_comm_errored(tft_comm* comm, tft_error* error);
+tft_status tft_comm_check(tft_comm* comm, int64_t timeout_ms, tft_error* error);
+int tft_comm_rank(const tft_comm* comm);
+int tft_comm_size(const tft_comm* comm);
+int64_t tft_comm_generation(const tft_comm* comm);
+/* Called once for each generation that fails, on a thread of the library's. NULL: no more. */
+tft_status tft_comm_on_failure(tft_comm* comm,
+                               void (*callback)(void* context, const tft_error* failure),
+                               void* context, tft_error* error);
+
+/* Operations: torchft_ext/comm.h says what memory each has. They return at once. `request`: to be
+ * waited for and destroyed; NULL: the call waits itself, and returns the operation's end. */
+tft_status tft_allreduce(tft_comm* comm, void* data, size_t count, tft_type type,
+                         tft_reduction reduction, int64_t timeout_ms, tft_request** request,
+                         tft_error* error);
+tft_status tft_broadcast(tft_comm* comm, void* data, size_t count, tft_type type, int root,
+                         int64_t timeout_ms, tft_request** request, tft_error* error);
+tft_status tft_allgather(tft_comm* comm, const void* input, void* all, size_t count, tft_type type,
+                         int64_t timeout_ms, tft_request** request, tft_error* error);
+tft_status tft_reduce_scatter(tft_comm* comm, const void* all, void* output, size_t count,
+                              tft_type type, tft_reduction reduction, int64_t timeout_ms,
+                              tft_request** request, tft_error* error);
+tft_status tft_reduce(tft_comm* comm, const void* input, void* output, size_t count, tft_type type,
+                      tft_reduction reduction, int root, int64_t timeout_ms, tft_request** request,
+                      tft_error* error);
+tft_status tft_gather(tft_comm* comm, const void* input, void* all, size_t count, tft_type type,
+                      int root, int64_t timeout_ms, tft_request** request, tft_error* error);
+tft_status tft_scatter(tft_comm* comm, const void* all, void* output, size_t count, tft_type type,
+                       int root, int64_t timeout_ms, tft_request** request, tft_error* error);
+tft_status tft_alltoall(tft_comm* comm, const void* all_inputs, void* all_outputs, size_t count,
+                        tft_type type, int64_t timeout_ms, tft_request** request, tft_error* error);
+tft_status tft_barrier(tft_comm* comm, int64_t timeout_ms, tft_request** request, tft_error* error);
+tft_status tft_send(tft_comm* comm, const void* data, size_t count, tft_type type, int destination,
+                    int tag, int64_t timeout_ms, tft_request** request, tft_error* error);
+/* source: -1 for any rank. */
+tft_status tft_recv(tft_comm* comm, void* data, size_t count, tft_type type, int source, int tag,
+                    int64_t timeout_ms, tft_request** request, tft_error* error);
+
+/* Blocks until it is done: TFT_OK or its failure. May be called again, and from several threads. */
+tft_status tft_request_wait(tft_request* request, tft_error* error);
+int tft_request_done(const tft_request* request);
+int tft_request_source(const tft_request* request);
+/* The operation goes on. NULL: nothing. */
+void tft_request_destroy(tft_request* request);
+
+/* "0.1.0" */
+const char* tft_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TORCHFT_EXT_C_H */
