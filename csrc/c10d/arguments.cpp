@@ -180,7 +180,7 @@ DType dtypeOfData(const at::Tensor& tensor) {
   return knownDtype(tensor.scalar_type()).value_or(DType::kUint8);
 }
 
-Reduction reductionOf(const Argument& argument, const at::Tensor& tensor,
+CheckedReduction reductionOf(const Argument& argument, const at::Tensor& tensor,
                       const c10d::ReduceOp& reduce_op) {
   at::ScalarType type = tensor.scalar_type();
   if (at::isComplexType(type) && sums(reduce_op)) type = c10::toRealValueType(type);

@@ -47,11 +47,11 @@ std::vector<Buffer> cut(Buffer whole, int parts);
 DType dtypeOfData(const at::Tensor& tensor);
 // Complex numbers can be reduced as real ones.
 bool sums(const c10d::ReduceOp& reduce_op);
-struct Reduction {
+struct CheckedReduction {
   DType dtype = DType::kFloat;
   ReduceKind kind = ReduceKind::kSum;
 };
-Reduction reductionOf(const Argument& argument, const at::Tensor& tensor,
+CheckedReduction reductionOf(const Argument& argument, const at::Tensor& tensor,
                       const c10d::ReduceOp& reduce_op);
 
 // Splits of alltoall_base in rows of dimension 0, as buffers by rank. Empty splits: even.

@@ -93,7 +93,7 @@ DerivedGroups::BackendPtr DerivedGroups::childAt(const MeetingPlace& where, int6
 
 DerivedGroups::BackendPtr DerivedGroups::make(GroupSpec spec, const RankInGeneration& parents,
                                               const std::vector<int>& members, MeetingPlace where) {
-  const auto own = std::lower_bound(members.begin(), members.end(), parents.rank);
+  const auto own = std::find(members.begin(), members.end(), parents.rank);
   spec.rank = static_cast<int>(own - members.begin());
   spec.size = static_cast<int>(members.size());
   const auto limit = spec.options->timeout;

@@ -88,8 +88,9 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
       group_(std::make_shared<Group>(
           spec.name, engine_, sharedWatchdog(), durationOf(spec.chosenTimeout()),
           [hooks = abort_hooks_] { hooks->call(); },
-          [poison = poison_](const auto& lifecycle) {
+          [poison = poison_, listener = listener_](const auto& lifecycle) {
             if (poison) poison->begin(lifecycle);
+            listener->follow(lifecycle);
           })),
       issuer_(group_, std::move(choice.devices), poison_, spec.bound_device, hook_,
               {nanCheckOf(*spec.options), spec.options->blocking_wait}),
@@ -421,7 +422,7 @@ c10::intrusive_ptr<FtBackend> FtBackend::splitOff(
   MeetingPlace where =
       derived_.placeFor("split/" + nameOfMembers(members, place.size), place.generation, "split");
   if (const FailurePtr failure = errored()) throwFailure(failure);
-  if (!std::binary_search(members.begin(), members.end(), place.rank)) return {};
+  if (std::find(members.begin(), members.end(), place.rank) == members.end()) return {};
   GroupSpec spec = specOfChild(store, options);
   spec.may_resize = may_resize;
   spec.name = options ? options->group_name : "";

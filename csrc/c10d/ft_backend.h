@@ -30,6 +30,7 @@
 #include "c10d/options.h"
 #include "c10d/fork_guard.h"
 #include "c10d/tensor_adapter.h"
+#include "comm/failure_listener.h"
 #include "comm/group.h"
 #include "host/process.h"
 
@@ -77,6 +78,8 @@ class FtBackend : public c10d::Backend {
   const Engine& engine() const { return *engine_; }
   Group& group() { return *group_; }
   const Devices& devices() const { return issuer_.devices(); }
+  // Called once for each generation that fails, on a callback thread. Empty: no more.
+  void onFailure(FailureListener::Callback callback) { listener_->set(std::move(callback)); }
   // Of DDP's buckets that are reduced in this group.
   BucketLayouts& bucketLayouts() { return issuer_.bucketLayouts(); }
   // Blocks until all members of that generation have called it, up to the group's timeout. Raises
@@ -118,8 +121,8 @@ class FtBackend : public c10d::Backend {
   bool supportsShrinking() const override {
     return true;
   }
-  // A group of the members with these ranks of the current generation, in ascending order; null for
-  // who is not among them, and need not call it. Its first generation meets below the current one's
+  // A group of the members with these ranks of the current generation, in this order, the same on
+  // all (torch sorted them before 2.14); null for who is not among them, and need not call it. Its first generation meets below the current one's
   // place in the store. options: null, or the parent's: copied. Blocks up to their timeout; abort()
   // of this group ends it. Raises as configure() does, the failure of a generation that is over,
   // and RuntimeError where there is none. What failed may be tried again.
@@ -256,6 +259,7 @@ class FtBackend : public c10d::Backend {
   // Of every reconfigure() that succeeded.
   std::set<int64_t> used_uuids_ GUARDED_BY(store_mutex_);
   const std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
+  const std::shared_ptr<FailureListener> listener_ = std::make_shared<FailureListener>();
   std::shared_ptr<Group> group_;  // constant; let go of in a forked child
   const std::shared_ptr<CompletionHook> hook_ = std::make_shared<CompletionHook>();
   OperationIssuer issuer_;

@@ -7,16 +7,16 @@
 namespace torchft_ext {
 std::vector<int> checkedMembers(const std::string& what, const std::vector<int>& ranks, int size) {
   TORCH_CHECK_VALUE(!ranks.empty(), what, ": expected at least one rank, found none");
-  std::vector<int> members = ranks;
-  std::sort(members.begin(), members.end());
-  for (const int rank : members) {
+  std::vector<int> ascending = ranks;
+  std::sort(ascending.begin(), ascending.end());
+  for (const int rank : ascending) {
     TORCH_CHECK_VALUE(rank >= 0 && rank < size, what, ": expected ranks from 0 to ", size - 1,
                       ", found ", rank);
   }
-  const auto twice = std::adjacent_find(members.begin(), members.end());
-  TORCH_CHECK_VALUE(twice == members.end(), what, ": expected each rank once, found ",
-                    twice == members.end() ? -1 : *twice, " twice");
-  return members;
+  const auto twice = std::adjacent_find(ascending.begin(), ascending.end());
+  TORCH_CHECK_VALUE(twice == ascending.end(), what, ": expected each rank once, found ",
+                    twice == ascending.end() ? -1 : *twice, " twice");
+  return ranks;
 }
 
 std::vector<int> membersWithout(const std::string& what, const std::vector<int64_t>& excluded,
@@ -27,7 +27,8 @@ std::vector<int> membersWithout(const std::string& what, const std::vector<int64
                       ", found ", rank);
     narrow.push_back(static_cast<int>(rank));
   }
-  const std::vector<int> gone = checkedMembers(what, narrow, size);
+  std::vector<int> gone = checkedMembers(what, narrow, size);
+  std::sort(gone.begin(), gone.end());
   std::vector<int> left;
   for (int rank = 0; rank < size; ++rank) {
     if (!std::binary_search(gone.begin(), gone.end(), rank)) left.push_back(rank);

@@ -7,7 +7,7 @@
 
 namespace torchft_ext {
 
-// In ascending order. ValueError where they are not distinct ranks of a group of that size, or
+// As they were given. ValueError where they are not distinct ranks of a group of that size, or
 // none. what: "split: ranks".
 std::vector<int> checkedMembers(const std::string& what, const std::vector<int>& ranks, int size);
 // All but these, in ascending order. ValueError as above, and where nobody would be left.

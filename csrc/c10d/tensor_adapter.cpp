@@ -40,7 +40,7 @@ void TensorAdapter::setReduction(Prepared& prepared, const Argument& argument,
                                  const at::Tensor& tensor, const c10d::ReduceOp& reduce_op) const {
   Operation& operation = prepared.operation;
   if (tensor.device().is_cpu() || platform_ == nullptr) {
-    const Reduction reduction = reductionOf(argument, tensor, reduce_op);
+    const CheckedReduction reduction = reductionOf(argument, tensor, reduce_op);
     operation.dtype = reduction.dtype;
     operation.reduce = reduction.kind;
   } else {

@@ -8,10 +8,10 @@
 #include <variant>
 
 #include "base/fork.h"
-#include "base/mutex.h"
 #include "base/raise.h"
-#include "comm/callbacks.h"
+#include "comm/failure_listener.h"
 #include "comm/group.h"
+#include "comm/public_stats.h"
 #include "embed/store_client.h"
 #include "host/host_engine.h"
 #include "host/network_limits.h"
@@ -127,24 +127,6 @@ std::shared_ptr<Engine> engineFor(const CommOptions& options) {
   return std::get<std::shared_ptr<Engine>>(std::move(made));
 }
 
-// Who is told of failures. Shared, since it is called on other threads.
-struct FailureListener {
-  Mutex mutex;
-  std::function<void(const FailurePtr&)> callback GUARDED_BY(mutex);
-  std::weak_ptr<Group> group GUARDED_BY(mutex);
-};
-
-void tell(const std::shared_ptr<FailureListener>& listener, const FailurePtr& failure) {
-  runOnCallbackThread([listener, failure]() noexcept {
-    std::function<void(const FailurePtr&)> callback;
-    {
-      MutexLock lock(listener->mutex);
-      callback = listener->callback;
-    }
-    if (callback) callback(failure);
-  });
-}
-
 }  // namespace
 
 size_t sizeOf(DataType type) {
@@ -202,8 +184,7 @@ struct Comm::Impl {
         group(std::make_shared<Group>(
             options.name, engineFor(options), sharedWatchdog(), options.timeout, nullptr,
             [listener = listener](const std::shared_ptr<Lifecycle>& lifecycle) {
-              lifecycle->subscribe(
-                  [listener](const FailurePtr& failure) { tell(listener, failure); });
+              listener->follow(lifecycle);
             })) {
     rememberGroup(group);
   }
@@ -317,22 +298,12 @@ void Comm::setTimeout(Milliseconds timeout) {
 
 CommStats Comm::stats() const {
   impl_->requireOwnProcess();
-  GroupStats counted = impl_->group->stats();
-  CommStats stats;
-  stats.generations = counted.generations;
-  stats.failed_configures = counted.failed_configures;
-  stats.operations = counted.operations;
-  stats.bytes_sent = counted.bytes_sent;
-  stats.bytes_received = counted.bytes_received;
-  stats.last_failure = std::move(counted.last_failure);
-  for (auto& [phase, took] : counted.last_configure) stats.last_configure.emplace_back(phase, took);
-  return stats;
+  return commStatsOf(impl_->group->stats());
 }
 
 void Comm::onFailure(std::function<void(const FailurePtr&)> callback) {
   impl_->requireOwnProcess();
-  MutexLock lock(impl_->listener->mutex);
-  impl_->listener->callback = std::move(callback);
+  impl_->listener->set(std::move(callback));
 }
 
 // ---------------------------------------------------------------- operations

@@ -159,8 +159,8 @@ class Comm {
   void setTimeout(Milliseconds timeout);  // of later operations and configures
   CommStats stats() const;
   // Called once for each generation that fails, with its failure, on a thread of the library's own:
-  // it may block for a while, and it may call this object. An exception from it ends the program.
-  // Empty: no more.
+  // it may block for a while, and it may call this object. What it throws is logged. Empty: no
+  // more.
   void onFailure(std::function<void(const FailurePtr&)> callback);
 
   // ---- operations. count: items; memory of count * sizeOf(type) bytes, or of size() times that

@@ -1,0 +1,181 @@
+#include "torchft_ext/torch/process_group.h"
+
+#include <stdexcept>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+
+#include "c10d/arguments.h"
+#include "c10d/comm_error.h"
+#include "c10d/ft_process_group.h"
+#include "c10d/group_making.h"
+#include "c10d/store_adapter.h"
+#include "comm/public_stats.h"
+
+namespace torchft_ext {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+using BackendPtr = c10::intrusive_ptr<FtBackend>;
+
+// The group's backend of this library; null: it has none.
+BackendPtr backendIn(const ProcessGroupPtr& group) {
+  if (!group) return {};
+  if (const auto* own = dynamic_cast<const FtProcessGroup*>(group.get())) return own->backend();
+  for (const c10::Device& device : group->getDeviceTypes()) {
+    const auto backend = group->getBackend(device.type());
+    if (auto* found = dynamic_cast<FtBackend*>(backend.get())) {
+      return BackendPtr::reclaim_copy(found);
+    }
+  }
+  return {};
+}
+
+BackendPtr backendOf(const char* caller, const ProcessGroupPtr& group) {
+  if (auto backend = backendIn(group)) return backend;
+  throw std::invalid_argument(std::string(caller) +
+                              ": group: expected one of the backend 'ft', found " +
+                              (group ? "'" + group->getBackendName() + "'" : "null"));
+}
+
+c10::intrusive_ptr<FtOptions> optionsOf(const GroupOptions& given) {
+  TORCH_CHECK_VALUE(given.timeout.count() > 0,
+                    "GroupOptions: timeout: expected a positive time, found ",
+                    given.timeout.count(), " ms");
+  auto options = c10::make_intrusive<FtOptions>(given.timeout);
+  options->interface = given.interface;
+  options->port_range = given.port_range;
+  options->local_sockets = given.local_sockets;
+  options->heartbeat = given.heartbeat;
+  options->nan_check = given.nan_check;
+  return options;
+}
+
+ProcessGroupPtr make(const StorePtr& store, int rank, int size, const GroupOptions& options,
+                     bool begin) {
+  TORCH_CHECK_VALUE(store, "makeGroup: store: expected a store, found null");
+  GroupSpec spec;
+  spec.store = c10::make_intrusive<c10d::PrefixStore>(options.name, store);
+  spec.rank = rank;
+  spec.size = size;
+  spec.engine = options.engine;
+  spec.name = options.name;
+  spec.caller = "makeGroup";
+  spec.options = optionsOf(options);
+  spec.begin = begin;
+  return makeGroup(spec);
+}
+
+void checkTimeout(const std::optional<Milliseconds>& timeout) {
+  TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
+                    "configure: timeout: expected a positive time, found ",
+                    timeout.value_or(Milliseconds(0)).count(), " ms");
+}
+
+}  // namespace
+
+ProcessGroupPtr makeGroup(const StorePtr& store, int rank, int size, const GroupOptions& options) {
+  return make(store, rank, size, options, true);
+}
+
+ProcessGroupPtr makeUnformedGroup(const StorePtr& store, const GroupOptions& options) {
+  return make(store, 0, 1, options, false);
+}
+
+FailurePtr tryConfigure(const ProcessGroupPtr& group, const StorePtr& store, int rank, int size,
+                        std::optional<Milliseconds> timeout) {
+  const BackendPtr backend = backendOf("configure", group);
+  TORCH_CHECK_VALUE(store, "configure: store: expected a store, found null");
+  TORCH_CHECK_VALUE(size > 0, "configure: size: expected at least 1, found ", size);
+  checkRank({"configure", "rank"}, rank, size);
+  checkTimeout(timeout);
+  const StorePlace place = storePlaceOf(store);
+  return backend->tryForm({place.thread, place.prefix}, rank, size, timeout);
+}
+
+void configure(const ProcessGroupPtr& group, const StorePtr& store, int rank, int size,
+               std::optional<Milliseconds> timeout) {
+  if (const FailurePtr failure = tryConfigure(group, store, rank, size, timeout)) {
+    throwFailure(failure);
+  }
+}
+
+void configure(const ProcessGroupPtr& group, const std::string& store_address, int rank, int size,
+               std::optional<Milliseconds> timeout) {
+  backendOf("configure", group)->configure(store_address, rank, size, timeout);
+}
+
+void abort(const ProcessGroupPtr& group, const std::string& why) {
+  backendOf("abort", group)->abort(why);
+}
+
+FailurePtr errored(const ProcessGroupPtr& group) {
+  return backendOf("errored", group)->errored();
+}
+
+void check(const ProcessGroupPtr& group, std::optional<Milliseconds> timeout) {
+  backendOf("check", group)->check(timeout);
+}
+
+FailurePtr tryWait(c10d::Work& work) {
+  try {
+    work.wait();
+    return nullptr;
+  } catch (const CommError& error) {
+    return error.shared();
+  }
+}
+
+void setTimeout(const ProcessGroupPtr& group, Milliseconds timeout) {
+  TORCH_CHECK_VALUE(timeout.count() > 0, "setTimeout: timeout: expected a positive time, found ",
+                    timeout.count(), " ms");
+  backendOf("setTimeout", group)->setTimeout(timeout);
+}
+
+int64_t generation(const ProcessGroupPtr& group) {
+  return backendOf("generation", group)->generation();
+}
+
+CommStats stats(const ProcessGroupPtr& group) {
+  return commStatsOf(backendOf("stats", group)->stats());
+}
+
+void onFailure(const ProcessGroupPtr& group, std::function<void(const FailurePtr&)> callback) {
+  backendOf("onFailure", group)->onFailure(std::move(callback));
+}
+
+ProcessGroupPtr split(const ProcessGroupPtr& group, const std::vector<int>& ranks,
+                      const GroupOptions& options) {
+  backendOf("split", group);
+  const std::optional<std::string> name =
+      options.name == GroupOptions{}.name ? std::nullopt : std::optional(options.name);
+  return group->splitGroup(ranks, options.timeout,
+                           c10::intrusive_ptr<c10d::Backend::Options>(optionsOf(options)), name,
+                           std::nullopt);
+}
+
+void shutdown(const ProcessGroupPtr& group) {
+  backendOf("shutdown", group)->shutdown();
+}
+
+void publish(const ProcessGroupPtr& group, const std::string& name) {
+  backendOf("publish", group);
+  if (findGroup(name)) {
+    throw std::invalid_argument("publish: name: expected one that no group has, found '" + name +
+                                "'");
+  }
+  group->setGroupName(name);
+  c10d::register_process_group(name, group);
+}
+
+ProcessGroupPtr findGroup(const std::string& name) {
+  ProcessGroupPtr group;
+  try {
+    group = c10d::resolve_process_group(name);
+  } catch (const c10::Error&) {  // torch's way to say that there is none
+    return {};
+  }
+  return backendIn(group) ? group : ProcessGroupPtr();
+}
+
+}  // namespace torchft_ext
