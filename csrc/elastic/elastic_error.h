@@ -1,29 +1,4 @@
-// Why a call of an elastic job came to nothing.
+// The errors of an elastic job, which are public.
 #pragma once
 
-#include <stdexcept>
-#include <string>
-#include <utility>
-
-namespace torchft_ext {
-
-enum class ElasticErrorKind {
-  kNoQuorum,  // too few voters of the last view are there to decide on the next
-  kLeftOut,   // a newer view is without this member: join again
-  kTimeout,   // not by the deadline: others' votes, or a place in a view
-  kStore,     // the job's store does not answer
-  kState,     // this member has left, or its process is through
-  kNetwork,   // no port, no descriptor
-};
-
-class ElasticError : public std::runtime_error {
- public:
-  ElasticError(ElasticErrorKind kind, const std::string& text)
-      : std::runtime_error(text), kind_(kind) {}
-  ElasticErrorKind kind() const { return kind_; }
-
- private:
-  ElasticErrorKind kind_;
-};
-
-}  // namespace torchft_ext
+#include "torchft_ext/elastic_error.h"

@@ -1,0 +1,117 @@
+// Elastic jobs for C++ programs on libtorch: the members agree among themselves who goes on, and
+// whether a step counts. The same code, and the same protocol, as Python's torchft_ext.elastic;
+// C++ and Python processes can be members of one job.
+//
+//   auto job = torchft_ext::elastic::Job::join({.address = "host0:29500/job7", .size = 4});
+//   auto group = torchft_ext::elastic::makeLocalGroup();   // of one, until the first view
+//   job->manage("default", group);
+//   auto view = job->recover();
+//   while (step < steps) {
+//     bool ok = computeGradients(group);                    // false: it threw a CommError
+//     const auto answer = job->agree(ok);
+//     if (answer.ok) optimizer.step(), ++step;              // on all members, or on none
+//     if (job->isOver() || answer.changes()) view = job->recover(), bringUpToDate(view, group);
+//   }
+//
+// Threads: every method from any thread, but agree() and recover() from one at a time. A Job may be
+// destroyed at any time: the others take it for dead; leave() says goodbye instead.
+// Errors: ElasticError (torchft_ext/elastic_error.h) for what the job decides; CommError for a
+// generation that could not be formed by the deadline; c10::ValueError for bad arguments.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torchft_ext/elastic_error.h"
+#include "torchft_ext/torch/process_group.h"
+
+namespace torchft_ext {
+
+class ElasticJob;
+
+namespace elastic {
+
+struct JoinOptions {
+  std::string address;   // "host:port/name" of a TCPStore: where the members of the job `name` meet
+  int size = 1;          // how many found it
+  int min_size = 1;      // with fewer, training waits
+  int max_size = 65536;  // more wait as spares
+  bool store_rule = false;  // the store decides, instead of a quorum of members
+  std::chrono::milliseconds limit = std::chrono::seconds(5);    // silent for so long: left out
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of join()
+  std::optional<std::string> interface;                         // as GroupOptions
+  std::optional<std::string> port_range;
+};
+
+// The members that go on together, from one change to the next.
+struct View {
+  uint64_t number = 0;  // from 1; also names the generation
+  std::string lineage;  // of views; 16 bytes, in hexadecimal
+  int rank = 0;         // this process's
+  int size = 1;
+  int old_size = 0;                  // of the view before
+  std::vector<std::string> members;  // their ids, by rank
+  std::vector<bool> continuing;      // by rank: was it in the view before?
+  // In order: what was done, and for how long.
+  std::vector<std::pair<std::string, std::chrono::nanoseconds>> phases;
+  // The lowest rank that was in the view before: it has the state to go on from. 0 in the first.
+  int source() const;
+  // Everyone was: nobody need be brought up to date.
+  bool allContinue() const;
+};
+
+// The same on all members.
+struct Answer {
+  bool ok = false;                 // all said so, and none was lost before
+  std::vector<std::string> notes;  // by rank; empty of who did not vote
+  std::vector<int> lost;           // ranks
+  std::vector<int> leaving;        // ranks that go once this is over
+  int waiting = 0;                 // newcomers that there is a place for
+  // recover() has something to do.
+  bool changes() const { return !lost.empty() || !leaving.empty() || waiting > 0; }
+};
+
+class Job {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  // Founds the job with size - 1 others, or waits for a place in it. Blocks up to the timeout.
+  static std::shared_ptr<Job> join(const JoinOptions& options);
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  // From the next view on the group's generations follow the views. All members give it this name.
+  void manage(const std::string& name, const ProcessGroupPtr& group);
+  // Waits for the next view and forms all groups in it. Throws NoQuorum and LeftOut ElasticErrors.
+  View recover(Milliseconds timeout = std::chrono::minutes(5));
+  // Are all well? An ok that one member got holds in every later view.
+  Answer agree(bool ok, const std::string& note = {},
+               Milliseconds timeout = std::chrono::minutes(5));
+  // The members have gone on, or are about to: recover().
+  bool isOver() const;
+  // Fails the generations of all managed groups, so that no member waits for this one.
+  void abort(const std::string& why);
+  // From the next agree() on all know that this member goes.
+  void setLeaving();
+  // Says goodbye and ends this member's threads. False: somebody may still have needed it.
+  bool leave(Milliseconds timeout = std::chrono::seconds(5));
+  // Processes that ask for a place; a hint.
+  std::vector<std::string> waiting() const;
+
+ private:
+  explicit Job(std::shared_ptr<ElasticJob> job);
+  const std::shared_ptr<ElasticJob> job_;
+  std::vector<std::string> members_;  // of the view that was formed last
+};
+
+// A group of this process alone, for Job::manage(): models can be built on it at once.
+ProcessGroupPtr makeLocalGroup(const GroupOptions& options = {});
+
+}  // namespace elastic
+}  // namespace torchft_ext

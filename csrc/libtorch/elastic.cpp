@@ -1,0 +1,117 @@
+#include "torchft_ext/torch/elastic.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "c10d/elastic_job.h"
+#include "c10d/ft_process_group.h"
+
+namespace torchft_ext::elastic {
+namespace {
+
+std::string hexOf(const Lineage& lineage) {
+  return lineage.hex();
+}
+
+View viewOf(const ElasticJob::Formed& formed, const MemberId& self) {
+  const torchft_ext::View& found = formed.view;
+  View view;
+  view.number = found.number;
+  view.lineage = hexOf(found.lineage);
+  view.rank = found.rankOf(self);
+  view.size = static_cast<int>(found.members.size());
+  view.old_size = found.old_size;
+  for (const Member& member : found.members) {
+    view.members.push_back(member.id.hex());
+    view.continuing.push_back(found.number > 1 && member.since < found.number);
+  }
+  for (const auto& [phase, took] : formed.phases) view.phases.emplace_back(phase, took);
+  return view;
+}
+
+}  // namespace
+
+int View::source() const {
+  const auto first = std::find(continuing.begin(), continuing.end(), true);
+  return first == continuing.end() ? 0 : static_cast<int>(first - continuing.begin());
+}
+
+bool View::allContinue() const {
+  return std::all_of(continuing.begin(), continuing.end(), [](bool was) { return was; });
+}
+
+std::shared_ptr<Job> Job::join(const JoinOptions& options) {
+  ElasticJobOptions chosen;
+  chosen.address = options.address;
+  chosen.size = options.size;
+  chosen.min_size = options.min_size;
+  chosen.max_size = options.max_size;
+  chosen.store_rule = options.store_rule;
+  chosen.limit = options.limit;
+  chosen.network.interface = options.interface;
+  chosen.network.port_range = options.port_range;
+  return std::shared_ptr<Job>(new Job(ElasticJob::join(chosen, options.timeout)));
+}
+
+Job::Job(std::shared_ptr<ElasticJob> job) : job_(std::move(job)) {}
+Job::~Job() = default;
+
+void Job::manage(const std::string& name, const ProcessGroupPtr& group) {
+  const auto* own = dynamic_cast<const FtProcessGroup*>(group.get());
+  TORCH_CHECK_VALUE(own != nullptr,
+                    "manage: group: expected one of makeLocalGroup() or makeGroup()");
+  job_->manage(name, own->backend());
+}
+
+View Job::recover(Milliseconds timeout) {
+  View view = viewOf(job_->recover(timeout), job_->member().id());
+  members_ = view.members;
+  return view;
+}
+
+Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout) {
+  const torchft_ext::Answer found = job_->agree(ok, note, timeout);
+  Answer answer;
+  answer.ok = found.ok;
+  answer.waiting = static_cast<int>(found.waiting.size());
+  std::map<std::string, std::string> notes;
+  for (const auto& [id, said] : found.notes) notes[id.hex()] = said;
+  std::set<std::string> leaving;
+  for (const MemberId& id : found.leaving) leaving.insert(id.hex());
+  for (const std::string& member : members_) {
+    const auto rank = static_cast<int>(answer.notes.size());
+    const auto said = notes.find(member);
+    if (said == notes.end()) answer.lost.push_back(rank);
+    if (leaving.contains(member)) answer.leaving.push_back(rank);
+    answer.notes.push_back(said == notes.end() ? "" : said->second);
+  }
+  return answer;
+}
+
+bool Job::isOver() const {
+  return job_->member().isOver(job_->formedView());
+}
+
+void Job::abort(const std::string& why) {
+  job_->abort(why);
+}
+
+void Job::setLeaving() {
+  job_->member().setLeaving();
+}
+
+bool Job::leave(Milliseconds timeout) {
+  return job_->member().leave(Deadline::after(timeout));
+}
+
+std::vector<std::string> Job::waiting() const {
+  return job_->member().waiting();
+}
+
+ProcessGroupPtr makeLocalGroup(const GroupOptions& options) {
+  return makeGroup(c10::make_intrusive<c10d::HashStore>(), 0, 1, options);
+}
+
+}  // namespace torchft_ext::elastic

@@ -1,0 +1,279 @@
+// Four processes without Python train a network on handwritten digits; one is killed in mid-step,
+// and the others go on. No process is restarted; every step counts on all members or on none.
+//
+//   train [--data digits.csv] [--workers 4] [--steps 300] [--kill-at 100]
+//
+// The program starts its workers itself: the same binary, each a member of one elastic job. Its
+// last line is JSON. Exit status 0: the steps were done, the members' states are equal, and the
+// network reads digits.
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "torchft_ext/torch/elastic.h"
+
+using torchft_ext::ProcessGroupPtr;
+namespace elastic = torchft_ext::elastic;
+
+namespace {
+
+using Arguments = std::map<std::string, std::string>;
+using Store = c10::intrusive_ptr<c10d::TCPStore>;
+
+constexpr int64_t kPixels = 64;
+constexpr int64_t kDigits = 10;
+constexpr int64_t kBatch = 64;     // of all members together
+constexpr int64_t kForTest = 297;  // the last lines
+
+struct Digits {
+  torch::Tensor images;  // [n, 64], 0 to 1
+  torch::Tensor labels;  // [n]
+};
+
+Digits load(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot read " + path);
+  std::vector<float> pixels;
+  std::vector<int64_t> labels;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::istringstream numbers(line);
+    std::string number;
+    for (int64_t i = 0; i < kPixels; ++i) {
+      std::getline(numbers, number, ',');
+      pixels.push_back(std::stof(number) / 16);
+    }
+    std::getline(numbers, number, ',');
+    labels.push_back(std::stoll(number));
+  }
+  const auto count = static_cast<int64_t>(labels.size());
+  return {torch::tensor(pixels).reshape({count, kPixels}), torch::tensor(labels)};
+}
+
+torch::nn::Sequential makeNetwork() {
+  torch::manual_seed(0);
+  return torch::nn::Sequential(torch::nn::Linear(kPixels, 64), torch::nn::ReLU(),
+                               torch::nn::Linear(64, kDigits));
+}
+
+// The gradients of all parameters as one tensor, averaged over the members; false: a member was
+// lost.
+bool averageGradients(torch::nn::Sequential& network, const ProcessGroupPtr& group) {
+  std::vector<torch::Tensor> parts;
+  for (const torch::Tensor& parameter : network->parameters()) {
+    parts.push_back(parameter.grad().flatten());
+  }
+  std::vector<torch::Tensor> flat{torch::cat(parts)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::AVG;
+  if (torchft_ext::tryWait(*group->allreduce(flat, options))) return false;
+  int64_t at = 0;
+  for (const torch::Tensor& parameter : network->parameters()) {
+    parameter.grad().copy_(flat[0].narrow(0, at, parameter.numel()).view_as(parameter));
+    at += parameter.numel();
+  }
+  return true;
+}
+
+// From a member that has them; false: another member was lost meanwhile.
+bool share(torch::nn::Sequential& network, int64_t& step, const elastic::View& view,
+           const ProcessGroupPtr& group) {
+  torch::NoGradGuard no_grad;
+  torch::Tensor number = torch::tensor({step});
+  std::vector<torch::Tensor> all = network->parameters();
+  all.push_back(number);
+  for (torch::Tensor& tensor : all) {
+    std::vector<torch::Tensor> one{tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = view.source();
+    if (torchft_ext::tryWait(*group->broadcast(one, options))) return false;
+  }
+  step = number.item<int64_t>();
+  return true;
+}
+
+double accuracy(torch::nn::Sequential& network, const Digits& digits) {
+  torch::NoGradGuard no_grad;
+  const int64_t first = digits.labels.size(0) - kForTest;
+  const torch::Tensor found = network->forward(digits.images.slice(0, first)).argmax(1);
+  return found.eq(digits.labels.slice(0, first)).to(torch::kDouble).mean().item<double>();
+}
+
+// ---- one member
+
+class Worker {
+ public:
+  explicit Worker(const Arguments& arguments)
+      : digits_(load(arguments.at("data"))),
+        steps_(std::stoll(arguments.at("steps"))),
+        kill_at_(std::stoll(arguments.at("kill-at"))),
+        number_(std::stoi(arguments.at("worker"))),
+        network_(makeNetwork()),
+        optimizer_(network_->parameters(), torch::optim::SGDOptions(0.3)),
+        group_(elastic::makeLocalGroup()) {
+    elastic::JoinOptions options;
+    options.address = arguments.at("address");
+    options.size = std::stoi(arguments.at("workers"));
+    job_ = elastic::Job::join(options);
+    job_->manage("default", group_);
+  }
+
+  void run() {
+    recover();
+    while (step_ < steps_) {
+      const bool ok = computeGradients();
+      const elastic::Answer answer = job_->agree(ok);
+      if (answer.ok) {
+        optimizer_.step();
+        ++step_;
+      }
+      if (!answer.ok || job_->isOver() || answer.changes()) recover();
+    }
+    report();
+    job_->leave();
+  }
+
+ private:
+  void recover() {
+    do {
+      view_ = job_->recover();
+    } while (!share(network_, step_, view_, group_));
+    std::ostringstream line;
+    line << "worker " << number_ << ": view " << view_.number << ", rank " << view_.rank << " of "
+         << view_.size << ", at step " << step_ << "\n";
+    std::cerr << line.str();
+  }
+
+  bool computeGradients() {
+    const int64_t count = digits_.labels.size(0) - kForTest;
+    const int64_t own = kBatch / view_.size;
+    const int64_t begin = (step_ * kBatch + own * view_.rank) % (count - own);
+    optimizer_.zero_grad();
+    const auto out = network_->forward(digits_.images.slice(0, begin, begin + own));
+    torch::nn::functional::cross_entropy(out, digits_.labels.slice(0, begin, begin + own))
+        .backward();
+    if (number_ == 1 && step_ == kill_at_) ::kill(::getpid(), SIGKILL);  // the others wait for it
+    return averageGradients(network_, group_);
+  }
+
+  void report() {
+    double sum = 0;
+    for (const torch::Tensor& parameter : network_->parameters()) {
+      sum += parameter.to(torch::kDouble).abs().sum().item<double>();
+    }
+    std::ofstream file(std::getenv("TRAIN_REPORTS") + std::string("/") + std::to_string(number_));
+    file.precision(17);
+    file << step_ << " " << view_.size << " " << view_.number << " " << sum << " "
+         << accuracy(network_, digits_) << "\n";
+  }
+
+  const Digits digits_;
+  const int64_t steps_;
+  const int64_t kill_at_;
+  const int number_;
+  torch::nn::Sequential network_;
+  torch::optim::SGD optimizer_;
+  const ProcessGroupPtr group_;
+  std::shared_ptr<elastic::Job> job_;
+  elastic::View view_;
+  int64_t step_ = 0;
+};
+
+// ---- the program that starts them
+
+pid_t start(const char* program, Arguments arguments, int number) {
+  arguments["worker"] = std::to_string(number);
+  std::vector<std::string> words{program};
+  for (const auto& [name, value] : arguments) words.insert(words.end(), {"--" + name, value});
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::execv("/proc/self/exe", argv.data());
+  std::_Exit(127);
+}
+
+int launch(const char* program, Arguments arguments) {
+  char directory[] = "/tmp/train-XXXXXX";
+  if (::mkdtemp(directory) == nullptr) throw std::runtime_error("no directory for reports");
+  ::setenv("TRAIN_REPORTS", directory, 1);
+  ::setenv("OMP_NUM_THREADS", "1", 0);
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const Store store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  arguments["address"] = "127.0.0.1:" + std::to_string(store->getPort()) + "/digits";
+  const int workers = std::stoi(arguments.at("workers"));
+  const bool kills = std::stoll(arguments.at("kill-at")) >= 0 && workers > 1;
+  std::vector<pid_t> pids;
+  for (int i = 0; i < workers; ++i) pids.push_back(start(program, arguments, i));
+  bool good = true;
+  std::string state;
+  std::string last;
+  for (int i = 0; i < workers; ++i) {
+    int status = 0;
+    ::waitpid(pids[static_cast<size_t>(i)], &status, 0);
+    if (kills && i == 1) {
+      good = good && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+      continue;
+    }
+    std::ifstream file(directory + std::string("/") + std::to_string(i));
+    std::string line;
+    good = good && status == 0 && std::getline(file, line) && (state.empty() || state == line);
+    state = line;
+    std::remove((directory + std::string("/") + std::to_string(i)).c_str());
+  }
+  ::rmdir(directory);
+  std::istringstream fields(state);
+  int64_t steps = 0;
+  int64_t members = 0;
+  int64_t views = 0;
+  double sum = 0;
+  double read = 0;
+  fields >> steps >> members >> views >> sum >> read;
+  good = good && steps == std::stoll(arguments.at("steps")) &&
+         members == workers - (kills ? 1 : 0) && read > 0.85;
+  std::cout << "{\"example\": \"train\", \"steps\": " << steps << ", \"members\": " << members
+            << ", \"views\": " << views << ", \"accuracy\": " << read
+            << ", \"states_equal\": " << (good ? "true" : "false") << "}" << std::endl;
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments{
+      {"data", "digits.csv"}, {"workers", "4"}, {"steps", "300"}, {"kill-at", "100"}};
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--help" || word.rfind("--", 0) != 0 || i + 1 == argc) {
+      std::cerr << "usage: train [--data digits.csv] [--workers 4] [--steps 300] [--kill-at 100]\n"
+                   "--kill-at -1: nobody is killed\n";
+      return word == "--help" ? 0 : 2;
+    }
+    arguments[word.substr(2)] = argv[++i];
+  }
+  try {
+    if (!arguments.count("worker")) return launch(argv[0], arguments);
+    Worker(arguments).run();
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "train: " << error.what() << "\n";
+    return 1;
+  }
+}
