@@ -199,6 +199,10 @@ class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
         """Return the first error since configure(); None: there was none."""
         return self._error
 
+    def errored(self) -> Exception | None:
+        """Return error(), else what the generation failed with: torchft's Manager asks for it."""
+        return self._error or super().errored()
+
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
         given = [*args, *kwargs.values()]
         tensors = list(tensors_in(given[0])) if given else []
