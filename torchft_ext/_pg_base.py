@@ -190,3 +190,18 @@ class ProcessGroup(dist.ProcessGroup):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank()}, size={self.size()})"
+
+
+class GroupWithoutBackend(ProcessGroup):
+    """Base of groups whose operations are Python's: torch keeps a group's name in its backends."""
+
+    _name: str | None = None
+
+    # How torch's C++ asks, for the property group_name too.
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        if self._name is None:
+            raise RuntimeError("ProcessGroup name not set")  # torch's own words
+        return self._name

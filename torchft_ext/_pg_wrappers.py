@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 from torch.futures import Future
 
-from torchft_ext._pg_base import ProcessGroup
+from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup
 
 # Every method of torch's group that issues something and returns a Work.
 OPERATIONS = (
@@ -76,7 +76,7 @@ def finished(tensors: list[torch.Tensor]) -> dist.Work:
 
 
 @with_operations
-class ProcessGroupWrapper(ProcessGroup):
+class ProcessGroupWrapper(GroupWithoutBackend):
     """A group that passes everything on to another one.
 
     For subclasses that change something on the way. The object stays the same when its parent is
@@ -255,7 +255,7 @@ class ManagedProcessGroup(ProcessGroupWrapper):
 
 
 @with_operations
-class ProcessGroupDummy(ProcessGroup):
+class ProcessGroupDummy(GroupWithoutBackend):
     """A group of one rank that exchanges nothing: each operation succeeds with its own input.
 
     For libraries that want a group where there is nobody to talk to. Operations with inputs and
