@@ -43,7 +43,7 @@ from torchft_ext import _C, _interrupts
 from torchft_ext._pg_base import GroupWithoutBackend
 from torchft_ext._pg_generation import GRACE, Generation, Operation, StagedWork
 from torchft_ext._pg_staging import Staged, Stager
-from torchft_ext._pg_store import create_store_client
+from torchft_ext._pg_store import KeptClient
 from torchft_ext._pg_wrappers import with_operations
 from torchft_ext.errors import CommAbortedError, RendezvousError
 
@@ -228,6 +228,7 @@ class ProcessGroupBackend(GroupWithoutBackend):
         self._formed: _Formed | None = None
         self._forming: Generation | None = None
         self._retirement = _Retirement()
+        self._client = KeptClient()
 
     def getBackendName(self) -> str:
         return f"ft:{self._backend_name}"
@@ -255,7 +256,7 @@ class ProcessGroupBackend(GroupWithoutBackend):
         """Make the guard where there is none: only now is it known which way the store lies."""
         if self._guard is None:
             self._guard = _C._create_backend(
-                create_store_client(store_addr, self._timeout),
+                self._client.at(store_addr, self._timeout),
                 0,
                 1,
                 timeout=_FOR_EVER,
@@ -278,8 +279,10 @@ class ProcessGroupBackend(GroupWithoutBackend):
         native: Any = guard  # torch's stub of Backend has no operations
         native.broadcast([attempt], _options_of_root(0)).wait()
 
+        client = self._client
+
         def make() -> dist.ProcessGroup:
-            store = create_store_client(f"{store_addr}/backend{attempt.item()}", timeout)
+            store = client.at(f"{store_addr}/backend{attempt.item()}", timeout)
             return _as_group(self._make(store, rank, size, timeout), store, rank, size)
 
         making = _Making(make, generation.settled.set)
@@ -289,6 +292,7 @@ class ProcessGroupBackend(GroupWithoutBackend):
             return made
         if made is not None:
             self._retirement.take(generation, [made], timeout)
+        self._client = KeptClient()  # the thread may still wait in the other one
         raise self._why_not(generation, making.error, in_time)
 
     def _why_not(self, generation: Generation, error: Exception | None, in_time: bool) -> Exception:
@@ -345,7 +349,7 @@ class ProcessGroupBackend(GroupWithoutBackend):
         try:
             return staged.issue(formed.backends[0])
         except Exception as error:
-            if not isinstance(error, RuntimeError) or "ProcessGroup" in str(error):
+            if not _is_the_networks(error):
                 formed.generation.remove(operation)
                 raise
             operation.refused(error)
@@ -401,6 +405,11 @@ class ProcessGroupGloo(ProcessGroupBackend):
             timeout: of operations and of configure(); seconds, or a timedelta.
         """
         super().__init__("gloo", timeout)
+
+
+def _is_the_networks(error: Exception) -> bool:
+    """Say whether it tells of a connection, and not of arguments; gloo has no class for it."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def _options_of_root(root: int) -> dist.BroadcastOptions:

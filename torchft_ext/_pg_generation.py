@@ -107,9 +107,11 @@ class Operation:
 
     def _completed(self, future: Future[Any]) -> None:
         try:
-            future.value()
+            value = future.value()
         except Exception as error:
-            self._fail(error)
+            value = error
+        if isinstance(value, Exception):  # as a value: futures that Python has completed
+            self._fail(value)
         else:
             self._succeed()
 
