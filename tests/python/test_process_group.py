@@ -231,6 +231,8 @@ def test_dummy_copies_inputs_to_outputs():
     assert torch.equal(target, source)
     group._reduce_scatter_base(target.zero_(), source).wait()
     assert torch.equal(target, source)
+    group.allgather([[target.zero_(), torch.zeros(4)]], [source]).wait()  # for a size of another's
+    assert torch.equal(target, source)
     (result,) = group.allreduce([source]).get_future().wait()
     assert result.data_ptr() == source.data_ptr()
     with pytest.raises(ValueError, match="expected rank 0 of 1, found rank 1 of 2"):

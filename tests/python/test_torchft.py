@@ -63,16 +63,17 @@ def check(outcomes: list[Outcome], expected: list[float]) -> None:
         assert one.weights == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "swallowing Host"])
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo", "swallowing Host"])
 def test_ddp_with_a_death_ends_as_without(ranks, group):
     outcomes = with_a_death(ranks, group)
     check(outcomes, without_failures(ranks, group, "ddp", outcomes[0].step).weights)
     assert sum(one.failed for one in outcomes[:2]) > 0
 
 
-def test_newcomer_is_healed_over_the_group(ranks):
-    outcomes = with_a_death(ranks, "Host", transport="group")
-    check(outcomes, without_failures(ranks, "Host", "ddp", outcomes[0].step).weights)
+@pytest.mark.parametrize("group", ["Host", "Gloo"])
+def test_newcomer_is_healed_over_the_group(ranks, group):
+    outcomes = with_a_death(ranks, group, transport="group")
+    check(outcomes, without_failures(ranks, group, "ddp", outcomes[0].step).weights)
 
 
 @pytest.mark.parametrize("group", ["torchft.Gloo", "Host"])

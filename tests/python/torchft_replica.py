@@ -33,6 +33,7 @@ def swallowing(timeout: timedelta) -> ours.ProcessGroup:
 GROUPS = {
     "torchft.Gloo": theirs.ProcessGroupGloo,
     "Host": ours.ProcessGroupHost,
+    "Gloo": ours.ProcessGroupGloo,
     "swallowing Host": swallowing,
 }
 LIMIT = timedelta(seconds=OPERATION_LIMIT)
