@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from ranks import PATIENCE, Died, Pool, World, values_of
@@ -21,6 +25,7 @@ from torchft_replica import (
     weights_without_torchft,
 )
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torchft_ddp.py"
 DEATH_AT = 2  # the step in which a replica dies
 
 
@@ -61,6 +66,17 @@ def check(outcomes: list[Outcome], expected: list[float]) -> None:
     assert outcomes[2].healed
     for one in outcomes:
         assert one.weights == pytest.approx(expected, rel=1e-9)
+
+
+def test_example_says_what_its_page_says():
+    run = subprocess.run(
+        [sys.executable, EXAMPLE], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    line = r"replica \d: 20 steps, the last with 2 replicas; the sum of the weights is (-?\d+\.\d+)"
+    sums = re.findall(line, run.stdout)
+    assert len(sums) == 2 and sums[0] == sums[1], run.stdout
+    assert "exit codes: [0, -9, 0]" in run.stdout
 
 
 @pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo", "swallowing Host"])
