@@ -13,8 +13,9 @@ where its works have no future. One thread for each generation waits for the gua
 | copying | the thread that completes it | waits for the copy, which ends as a success |
 | ended | nobody | nothing |
 
-A failed generation takes no operations. Completions that come later are dropped: this is what keeps
-an abandoned operation out of the caller's tensors.
+Where a member leaves or begins another generation, what is pending has a second to end: the member
+may have completed its part. A failed generation takes no operations. Completions that come later
+are dropped: this is what keeps an abandoned operation out of the caller's tensors.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from torch.futures import Future
 
 from torchft_ext import _C
 from torchft_ext._pg_staging import Staged
-from torchft_ext.errors import CommAbortedError, CommError, CommTimeoutError
+from torchft_ext.errors import CommAbortedError, CommError, CommTimeoutError, PeerLeftError
 
 GRACE = 5.0  # seconds that a backend may be late in telling that an operation's time is over
 _VERDICT = 0.25  # seconds that the guard has to tell why a backend's operation failed
+_LAST_LIMIT = 1.0  # seconds that operations have to end once a member has begun another generation
 _COPY_LIMIT = 60.0  # seconds; of a copy that abort() waits for
 _WITHOUT_FUTURES = ("recv", "recv_anysource", "send")
 _SENTINEL_TAG = 1
@@ -239,6 +241,7 @@ class Generation:
         self._guard = guard
         self._number = guard.generation
         self._error: Exception | None = None
+        self._verdict: Exception | None = None
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._issued = 0
@@ -259,17 +262,27 @@ class Generation:
         try:
             sentinel.wait()
         except Exception as error:
-            self.fail(self._guard.errored() or error)
+            verdict = self._guard.errored() or error
+            if _is_a_leaving(verdict):
+                self._let_pending_end(verdict)
+            self.fail(verdict)
+
+    def _let_pending_end(self, verdict: Exception) -> None:
+        """A member went on, having completed its part: slower ones still complete theirs."""
+        with self._lock:
+            self._verdict = verdict
+            self._idle.wait_for(lambda: not self._pending or self._error is not None, _LAST_LIMIT)
 
     def error(self) -> Exception | None:
-        return self._error
+        """Return what it failed with, or is about to, after what is under way."""
+        return self._error or self._verdict
 
     def add(self, operation: Operation) -> None:
         """Take it, or end it at once where the generation has failed."""
         with self._lock:
             self._issued += 1
             operation.number = self._issued
-            error = self._error
+            error = self.error()
             if error is None:
                 self._pending.add(operation)
                 self._in_backend += 1
@@ -301,6 +314,7 @@ class Generation:
                 return False
             self._pending.remove(operation)
             self._copying += 1
+            self._idle.notify_all()
             return True
 
     def end_copy(self) -> None:
@@ -327,6 +341,7 @@ class Generation:
             pending, self._pending = self._pending, set()
             self.failed.set()
             self.settled.set()
+            self._idle.notify_all()
         for operation in pending:
             operation.end(_of(operation, error))
         for operation in pending:
@@ -365,6 +380,12 @@ class Generation:
         )
         self.fail(error)
         self._guard.abort(f"{operation.name} #{operation.number} on rank {self.rank} timed out")
+
+
+def _is_a_leaving(error: Exception) -> bool:
+    cause = error.cause if isinstance(error, CommError) else None
+    went_on = cause is not None and "began another generation" in cause.how
+    return went_on or isinstance(error, PeerLeftError)
 
 
 def _of(operation: Operation, error: Exception) -> Exception:

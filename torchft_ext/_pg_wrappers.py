@@ -292,7 +292,7 @@ class ProcessGroupDummy(GroupWithoutBackend):
         second = given[1] if len(given) > 1 else None
         if isinstance(second, (torch.Tensor, list, tuple)):
             with torch.no_grad():
-                # A ManagedProcessGroup in front may have told of more members: outputs are left over.
+                # A ManagedProcessGroup in front may tell of more members: outputs are left over.
                 for output, source in zip(outputs, tensors_in(second), strict=False):
                     output.copy_(source.reshape(output.shape))
         return finished(outputs)

@@ -208,6 +208,24 @@ def test_abort_on_one_rank_releases_all(ranks):
     assert_within(AT_ONCE, times)
 
 
+def go_through_generations(address: str, rank: int, size: int, count: int) -> list[float]:
+    """In each one sum; who has it begins the next generation at once."""
+    sums = []
+    for number in range(count):
+        join("Gloo", f"{address}/{number}", rank, size)
+        tensor = torch.full((2**18,), 1.0)
+        kept["group"].allreduce([tensor]).wait()
+        sums.append(tensor[-1].item())
+    return sums
+
+
+def test_slower_members_complete_the_last_operation_of_those_that_went_on(ranks):
+    world, address = World(ranks, ranks.borrow(3)), ranks.address()
+    calls = [world.start(r, go_through_generations, address, r, 3, 20) for r in range(3)]
+    assert values_of(calls) == [[3.0] * 20] * 3
+    world.run(leave)
+
+
 def short_sum() -> ErrorInfo:
     group = kept["group"]
     options = dist.AllreduceOptions()
