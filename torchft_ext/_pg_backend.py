@@ -39,6 +39,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+import torchft_ext_autoload
 from torchft_ext import _C, _interrupts
 from torchft_ext._pg_base import GroupWithoutBackend
 from torchft_ext._pg_generation import GRACE, Generation, Operation, StagedWork
@@ -85,6 +86,8 @@ _declared: dict[str, BackendCapabilities] = {
 def declare_backend(name: str, capabilities: BackendCapabilities) -> None:
     """Say what a backend can do, so that ProcessGroupBackend(name) serves it.
 
+    init_process_group("ft:<name>") then makes such a group, too.
+
     Args:
         name: as in torch.distributed.Backend.register_backend().
         capabilities: of it; false ones lead to hangs, or to writes into tensors after an abort.
@@ -95,6 +98,7 @@ def declare_backend(name: str, capabilities: BackendCapabilities) -> None:
     known = _declared.setdefault(name.lower(), capabilities)
     if known != capabilities:
         raise ValueError(f"declare_backend: '{name}': expected what was declared before, {known}")
+    torchft_ext_autoload.add(name.lower())
 
 
 def _capabilities_of(name: str) -> BackendCapabilities:
@@ -204,12 +208,19 @@ class ProcessGroupBackend(GroupWithoutBackend):
     that was being copied. Members that freeze are told after Options.heartbeat.
     """
 
-    def __init__(self, name: str, timeout: float | timedelta = timedelta(seconds=60)) -> None:
+    def __init__(
+        self,
+        name: str,
+        timeout: float | timedelta = timedelta(seconds=60),
+        *,
+        options: _C.Options | None = None,
+    ) -> None:
         """Make a group without members; configure() begins its first generation.
 
         Args:
             name: of a backend that declare_backend() was told of, or "gloo".
             timeout: of operations and of configure(); seconds, or a timedelta.
+            options: of the guard: interface, ports, heartbeat.
 
         Raises:
             ValueError: no such backend was declared.
@@ -218,7 +229,8 @@ class ProcessGroupBackend(GroupWithoutBackend):
         super().__init__()
         capabilities = _capabilities_of(name)
         self._timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-        self._backend_name = name
+        self._options = options
+        self._backend_name = name.lower()
         self._copies = not capabilities.quiet_after_abort
         self._make = capabilities.make or _registered(name)
         self._label = f"{type(self).__name__}{next(_number)}"
@@ -238,39 +250,62 @@ class ProcessGroupBackend(GroupWithoutBackend):
         return self._retirement.count
 
     def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
+        client, timeout = self._client, self._timeout
+
+        def form() -> _C.Backend:
+            if self._guard is None:  # only now is it known which way the store lies
+                self._guard = self._new_guard(client.at(store_addr, timeout), 0, 1, _FOR_EVER)
+            self._guard.configure(f"{store_addr}/guard", rank, world_size, timeout=timeout)
+            return self._guard
+
+        self._form(form, lambda attempt: client.at(f"{store_addr}/backend{attempt}", timeout))
+
+    def begin_over(self, store: Store, rank: int, world_size: int) -> None:
+        """Begin the first generation over a store, as init_process_group() does. Blocks, and
+        raises, as configure()."""
+
+        def form() -> _C.Backend:
+            place = dist.PrefixStore("guard", store)
+            guard = self._new_guard(place, rank, world_size, self._timeout)
+            guard.set_timeout(_FOR_EVER)
+            self._guard = guard
+            return guard
+
+        self._form(form, lambda attempt: dist.PrefixStore(f"backend{attempt}", store))
+
+    def _new_guard(self, store: Store, rank: int, size: int, limit: timedelta) -> _C.Backend:
+        """Make the guard; its first generation too, within the limit, where that is no guard's."""
+        guard = _C._create_backend(
+            store,
+            rank,
+            size,
+            timeout=limit,
+            engine="host",
+            name=self._label,
+            options=self._options,
+            may_resize=True,
+            begin=limit != _FOR_EVER,
+        )
+        _interrupts.watch()
+        return guard
+
+    def _form(self, form: Callable[[], _C.Backend], store_for: Callable[[int], Store]) -> None:
+        """End the last generation, and begin one with the guard that `form` returns."""
         if not self._configuring.acquire(blocking=False):
             raise RuntimeError(f"configure() on '{self._label}': another thread is in configure()")
         try:
             self._end("configure() was called")
-            guard = self._guard_towards(store_addr)
-            guard.configure(f"{store_addr}/guard", rank, world_size, timeout=self._timeout)
+            guard = form()
             generation = self._forming = Generation(self._label, guard)
-            formed = _Formed(generation, self._made(generation, guard, store_addr))
+            formed = _Formed(generation, self._made(generation, guard, store_for))
             with self._lock:
                 self._formed = formed
         finally:
             self._forming = None
             self._configuring.release()
 
-    def _guard_towards(self, store_addr: str) -> _C.Backend:
-        """Make the guard where there is none: only now is it known which way the store lies."""
-        if self._guard is None:
-            self._guard = _C._create_backend(
-                self._client.at(store_addr, self._timeout),
-                0,
-                1,
-                timeout=_FOR_EVER,
-                engine="host",
-                name=self._label,
-                options=None,
-                may_resize=True,
-                begin=False,
-            )
-            _interrupts.watch()
-        return self._guard
-
     def _made(
-        self, generation: Generation, guard: _C.Backend, store_addr: str
+        self, generation: Generation, guard: _C.Backend, store_for: Callable[[int], Store]
     ) -> dist.ProcessGroup:
         """Make the generation's backend; leaves it behind where the generation fails meanwhile."""
         timeout, rank, size = self._timeout, generation.rank, generation.size
@@ -279,10 +314,8 @@ class ProcessGroupBackend(GroupWithoutBackend):
         native: Any = guard  # torch's stub of Backend has no operations
         native.broadcast([attempt], _options_of_root(0)).wait()
 
-        client = self._client
-
         def make() -> dist.ProcessGroup:
-            store = client.at(f"{store_addr}/backend{attempt.item()}", timeout)
+            store = store_for(int(attempt.item()))
             return _as_group(self._make(store, rank, size, timeout), store, rank, size)
 
         making = _Making(make, generation.settled.set)

@@ -93,7 +93,7 @@ class ProcessGroup(dist.ProcessGroup):
         """
         membership = Membership.of(args, kwargs)
         self._begin(store_addr, membership.rank, membership.world_size)
-        if self._registered is not None:
+        if self in c10d._world.pg_group_ranks:
             self._enter_ranks()
 
     def _begin(self, _store_addr: str, _rank: int, _world_size: int) -> None:
@@ -196,8 +196,15 @@ class GroupWithoutBackend(ProcessGroup):
     """Base of groups whose operations are Python's: torch keeps a group's name in its backends."""
 
     _name: str | None = None
+    _description = "undefined"  # torch's own word
 
-    # How torch's C++ asks, for the property group_name too.
+    # How torch's C++ asks, for the properties group_name and group_desc too.
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
     def setGroupName(self, name: str) -> None:
         self._name = name
 

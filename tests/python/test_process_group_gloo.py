@@ -12,7 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import World, values_of
-from rankside import ErrorInfo, describe, failure_of, kept, leave_default_group, seconds, wait_until
+from rankside import (
+    ErrorInfo,
+    connected_store,
+    describe,
+    failure_of,
+    kept,
+    leave_default_group,
+    seconds,
+    wait_until,
+)
 from timing import AT_ONCE, assert_within
 from torch._C._distributed_c10d import AllgatherOptions, _create_work_from_future
 from torch.futures import Future
@@ -281,6 +290,45 @@ def test_death_while_gloo_connects_ends_configure(ranks):
     survivors.run(leave)
 
 
+def init_named(address: str, rank: int, size: int) -> list[object]:
+    """A default group by name, used by torch.distributed's functions, and configured."""
+    leave_default_group()
+    store = connected_store(address)
+    limit = seconds(LIMIT)
+    dist.init_process_group("ft:gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    objects: list[object] = [None] * size
+    dist.all_gather_object(objects, rank)
+    dist.barrier()
+    part = dist.new_group([0, 1], backend="ft_gloo")
+    if rank < 2:
+        dist.all_reduce(tensor, group=part)
+    return [dist.get_backend(), tensor.item(), objects]
+
+
+def configure_named(address: str, rank: int, size: int) -> list[object]:
+    group = dist.group.WORLD
+    wait_until(lambda: group.errored() is not None, "errored()")
+    group.configure(address, rank, size)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    found = [tensor.item(), dist.get_rank(), dist.get_world_size()]
+    dist.destroy_process_group()
+    return found
+
+
+def test_name_makes_a_default_group_that_goes_on_after_a_death(ranks):
+    world, address = World(ranks, ranks.borrow(3)), ranks.address()
+    found = values_of([world.start(r, init_named, address, r, 3) for r in range(3)])
+    sums = [6.0, 6.0, 3.0]
+    assert found == [["ft:gloo", sums[r], [0, 1, 2]] for r in range(3)]
+    world.kill(2)
+    address = ranks.address()
+    found = values_of([world.start(r, configure_named, address, r, 2) for r in range(2)])
+    assert found == [[2.0, 0, 2], [2.0, 1, 2]]
+
+
 # ---- backends of the program's own, in this process alone ----
 
 
@@ -417,6 +465,9 @@ def test_backend_that_cannot_be_made_is_told_and_may_be_made_later(store):
     group.configure(f"127.0.0.1:{store.port}/again", 0, 1)
     assert (group.size(), group.getBackendName()) == (1, f"ft:{name}")
     group.shutdown()
+    dist.init_process_group(f"ft:{name}", store=dist.HashStore(), rank=0, world_size=1)
+    assert (dist.get_backend(), len(attempts)) == (f"ft:{name}", 3)
+    dist.destroy_process_group()
 
 
 def test_backend_that_was_registered_with_torch_is_made_by_torchs_creator(store):
@@ -438,6 +489,13 @@ def test_backend_that_was_registered_with_torch_is_made_by_torchs_creator(store)
 def test_backends_without_generations_are_refused_with_what_to_use():
     with pytest.raises(NotImplementedError, match=r"'mpi' cannot be made anew.*ProcessGroupHost"):
         pgs.ProcessGroupBackend("mpi")
+    for name in ("ft:mpi", "ft_mpi"):
+        with pytest.raises(NotImplementedError, match="'mpi' cannot be made anew"):
+            dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    with pytest.raises(ValueError, match="'ft_gloo': expected it as a group's only backend"):
+        dist.init_process_group(
+            "cpu:ft_gloo,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1
+        )
     with pytest.raises(ValueError, match=r"expected a declared backend.*found 'nobodys'"):
         pgs.ProcessGroupBackend("nobodys")
     with pytest.raises(ValueError, match="expected what was declared before"):
