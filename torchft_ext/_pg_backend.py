@@ -419,9 +419,8 @@ class ProcessGroupBackend(GroupWithoutBackend):
         self._timeout = timeout
         formed = self._formed
         for group in formed.backends if formed is not None else []:
-            backend = group._get_backend(torch.device("cpu"))
-            with suppress(RuntimeError):  # a backend without timeouts
-                backend._set_default_timeout(timeout)
+            with suppress(RuntimeError, AttributeError):  # a backend without timeouts
+                group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
 
 
 class ProcessGroupGloo(ProcessGroupBackend):

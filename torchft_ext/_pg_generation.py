@@ -23,6 +23,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -254,18 +255,15 @@ class Generation:
         """Learn of the guard's failure by a receive that nobody sends to."""
         guard: Any = self._guard  # torch's stub of Backend has no operations
         sentinel = guard.recv_anysource([torch.zeros(1)], _SENTINEL_TAG)
-        target = threading.Thread(target=self._await, args=(sentinel,), name="ft-guard")
-        target.daemon = True
-        target.start()
+        arguments = weakref.ref(self), sentinel  # so that a group that nobody holds can go
+        threading.Thread(target=_await, args=arguments, name="ft-guard", daemon=True).start()
 
-    def _await(self, sentinel: dist.Work) -> None:
-        try:
-            sentinel.wait()
-        except Exception as error:
-            verdict = self._guard.errored() or error
-            if _is_a_leaving(verdict):
-                self._let_pending_end(verdict)
-            self.fail(verdict)
+    def guard_failed(self, error: Exception) -> None:
+        """End it as the guard says, on the thread that waits for that."""
+        verdict = self._guard.errored() or error
+        if _is_a_leaving(verdict):
+            self._let_pending_end(verdict)
+        self.fail(verdict)
 
     def _let_pending_end(self, verdict: Exception) -> None:
         """A member went on, having completed its part: slower ones still complete theirs."""
@@ -380,6 +378,14 @@ class Generation:
         )
         self.fail(error)
         self._guard.abort(f"{operation.name} #{operation.number} on rank {self.rank} timed out")
+
+
+def _await(generation: weakref.ref[Generation], sentinel: dist.Work) -> None:
+    try:
+        sentinel.wait()
+    except Exception as error:
+        if (alive := generation()) is not None:
+            alive.guard_failed(error)
 
 
 def _is_a_leaving(error: Exception) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ from rankside import (
 from timing import AT_ONCE, assert_within
 from torch._C._distributed_c10d import AllgatherOptions, _create_work_from_future
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
 from torchft_ext import CommAbortedError, CommError, CommTimeoutError, RendezvousError
 from torchft_ext import process_group as pgs
@@ -263,6 +267,48 @@ def test_timeout_ends_the_generation_everywhere(ranks):
     world.run(leave)
 
 
+def backward_failing() -> ErrorInfo:
+    model = DistributedDataParallel(torch.nn.Linear(2, 1), process_group=kept["group"])
+    loss = model(torch.ones(1, 2)).sum()
+    kept["ready"] = True
+    error = failure_of(loss.backward)
+    assert error is not None
+    return error
+
+
+def wrap() -> None:
+    DistributedDataParallel(torch.nn.Linear(2, 1), process_group=kept["group"])
+
+
+def await_ready() -> None:
+    wait_until(lambda: "ready" in kept, "the backward pass")
+
+
+def test_backward_of_ddp_fails_with_the_text_of_the_death(ranks):
+    world = world_of(ranks, 2)
+    call = world.start(0, backward_failing)
+    world.on(1, wrap)
+    world.side(0, await_ready)
+    world.kill(1)
+    error = call.value()
+    assert error.type == "RuntimeError"
+    assert "PeerLostError: allreduce #" in error.text and "its process ended" in error.text
+    world.on(0, leave)
+
+
+def drop() -> None:
+    """Without shutdown()."""
+    del kept["group"]
+    gc.collect()
+
+
+def test_members_learn_of_a_group_that_was_dropped(ranks):
+    world = world_of(ranks, 2)
+    world.on(0, drop)
+    assert world.on(1, await_failure).type in ("PeerLeftError", "PeerLostError", "CommAbortedError")
+    world.on(1, leave)
+
+
 def join_failing(address: str, rank: int, size: int) -> ErrorInfo:
     error = failure_of(lambda: join("Gloo", address, rank, size))
     assert error is not None
@@ -468,6 +514,60 @@ def test_backend_that_cannot_be_made_is_told_and_may_be_made_later(store):
     dist.init_process_group(f"ft:{name}", store=dist.HashStore(), rank=0, world_size=1)
     assert (dist.get_backend(), len(attempts)) == (f"ft:{name}", 3)
     dist.destroy_process_group()
+
+
+def test_abort_releases_configure_while_the_backend_is_made(store):
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def make(_store, rank, size, _timeout):
+        begun.set()
+        assert may_go_on.wait(LIMIT)
+        return Late(rank, size)
+
+    name = f"made{next(names)}"
+    pgs.declare_backend(name, pgs.BackendCapabilities(make=make))
+    group = pgs.ProcessGroupBackend(name, timeout=LIMIT)
+    with ThreadPoolExecutor(1) as other:
+        call = other.submit(group.configure, f"127.0.0.1:{store.port}/{name}", 0, 1)
+        assert begun.wait(LIMIT)
+        group.abort()
+        with pytest.raises(CommAbortedError):
+            call.result(LIMIT / 2)
+    may_go_on.set()
+    group.shutdown()
+
+
+def held() -> dict[str, int]:
+    """Threads and descriptors of this process."""
+    return {name: len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd")}
+
+
+def test_generations_leave_no_threads_and_no_descriptors(store):
+    group = pgs.ProcessGroupGloo(timeout=LIMIT)
+
+    def generations(name: str, count: int) -> None:
+        for number in range(count):
+            group.configure(f"127.0.0.1:{store.port}/{name}{number}", 0, 1)
+            group.allreduce([torch.ones(1)]).wait()
+        wait_until(lambda: group.retired() == 0, "the end of old backends")
+
+    generations("first", 3)
+    before = held()
+    generations("more", 20)
+
+    def as_before() -> bool:
+        return all(count <= before[name] for name, count in held().items())
+
+    wait_until(as_before, f"threads and descriptors as before: {before}")
+    group.shutdown()
+
+
+def test_timeout_that_is_set_counts_for_later_operations(store):
+    group, _ = late(store)
+    group.set_timeout(seconds(7))
+    operation = group.allreduce([torch.ones(1)])._operation
+    assert operation.limit == seconds(7)
+    group.shutdown()
 
 
 def test_backend_that_was_registered_with_torch_is_made_by_torchs_creator(store):
