@@ -23,6 +23,8 @@ NAMES: dict[str, list[str]] = {
     "ft_nccl": ["cuda"],
     "ft:gloo": ["cpu"],
     "ft_gloo": ["cpu"],
+    "ft:mpi": ["cpu"],
+    "ft_mpi": ["cpu"],
 }
 _TARGET = "torch.distributed.distributed_c10d"
 
@@ -53,6 +55,10 @@ class _Plugins(dict[str, Any]):
         super().__init__(others)
         self._unlisted = unlisted
 
+    def hide(self, name: str) -> None:
+        """List a name no longer."""
+        self._unlisted[name] = self.pop(name)
+
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or name in self._unlisted
 
@@ -71,6 +77,17 @@ def _enter_names(module: ModuleType) -> None:
     plugins = dict(backend._plugins)
     unlisted = {name.upper(): plugins.pop(name.upper()) for name in NAMES}
     backend._plugins = _Plugins(plugins, unlisted)
+
+
+def add(name: str) -> None:
+    """Enter "ft:<name>" and "ft_<name>", for CPU tensors, in torch.distributed. Idempotent."""
+    backend = sys.modules[_TARGET].Backend
+    for full in (f"ft:{name}", f"ft_{name}"):
+        if full.upper() not in backend._plugins:
+            backend.register_backend(
+                full, partial(_create, name=full), extended_api=True, devices=["cpu"]
+            )
+            backend._plugins.hide(full.upper())
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -41,7 +41,17 @@ if _minor(torch.__version__) != _minor(_build_info.TORCH_VERSION):
 import torch.distributed
 
 import torchft_ext_autoload
-from torchft_ext import _C, _children, _compiled, _ddp, _interrupts, _torch_patches, _zero, errors
+from torchft_ext import (
+    _C,
+    _children,
+    _compiled,
+    _ddp,
+    _interrupts,
+    _torch_patches,
+    _torchft,
+    _zero,
+    errors,
+)
 from torchft_ext._C import Backend, Options, Work
 from torchft_ext._groups import backend, backends_of
 from torchft_ext._make_group import make_group
@@ -95,5 +105,6 @@ _torch_patches.install(backends_of)
 _torch_patches.around(_torch_patches.futures())
 _torch_patches.around(_ddp.functions())
 _torch_patches.when_imported(_zero.MODULE, lambda: _torch_patches.around(_zero.functions()))
+_torch_patches.when_imported(_torchft.MODULE, lambda: _torch_patches.around(_torchft.functions()))
 _compiled.watch()
 torchft_ext_autoload.register()

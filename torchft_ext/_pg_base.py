@@ -93,7 +93,7 @@ class ProcessGroup(dist.ProcessGroup):
         """
         membership = Membership.of(args, kwargs)
         self._begin(store_addr, membership.rank, membership.world_size)
-        if self._registered is not None:
+        if self in c10d._world.pg_group_ranks:
             self._enter_ranks()
 
     def _begin(self, _store_addr: str, _rank: int, _world_size: int) -> None:
@@ -190,3 +190,25 @@ class ProcessGroup(dist.ProcessGroup):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank()}, size={self.size()})"
+
+
+class GroupWithoutBackend(ProcessGroup):
+    """Base of groups whose operations are Python's: torch keeps a group's name in its backends."""
+
+    _name: str | None = None
+    _description = "undefined"  # torch's own word
+
+    # How torch's C++ asks, for the properties group_name and group_desc too.
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        if self._name is None:
+            raise RuntimeError("ProcessGroup name not set")  # torch's own words
+        return self._name

@@ -25,12 +25,37 @@ def create_store_client(
         ValueError: no such address.
         torch.distributed.DistNetworkError: nobody answers there.
     """
+    host, port, prefix = _split(store_addr)
+    client = _connected(host, port, timeout)
+    return dist.PrefixStore(prefix, client) if prefix else client
+
+
+def _split(store_addr: str) -> tuple[str, int, str]:
     place, _, prefix = store_addr.partition("/")
     host, _, port = place.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"create_store_client: store_addr: {_HOW}'{store_addr}'")
+    return host.strip("[]"), int(port), prefix
+
+
+def _connected(host: str, port: int, timeout: float | timedelta) -> Store:
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    client = dist.TCPStore(
-        host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=limit
-    )
-    return dist.PrefixStore(prefix, client) if prefix else client
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+
+
+class KeptClient:
+    """The client of the last store, for all addresses there: connecting may wait for name servers.
+
+    Owner: one group. Threads: one call at a time.
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[str, int] | None = None
+        self._client: Store | None = None
+
+    def at(self, store_addr: str, timeout: timedelta) -> Store:
+        """As create_store_client(); connects where the last address was elsewhere."""
+        host, port, prefix = _split(store_addr)
+        if self._client is None or self._place != (host, port):
+            self._client, self._place = _connected(host, port, timeout), (host, port)
+        return dist.PrefixStore(prefix, self._client)

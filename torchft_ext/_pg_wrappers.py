@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 from torch.futures import Future
 
-from torchft_ext._pg_base import ProcessGroup
+from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup
 
 # Every method of torch's group that issues something and returns a Work.
 OPERATIONS = (
@@ -76,7 +76,7 @@ def finished(tensors: list[torch.Tensor]) -> dist.Work:
 
 
 @with_operations
-class ProcessGroupWrapper(ProcessGroup):
+class ProcessGroupWrapper(GroupWithoutBackend):
     """A group that passes everything on to another one.
 
     For subclasses that change something on the way. The object stays the same when its parent is
@@ -199,6 +199,10 @@ class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
         """Return the first error since configure(); None: there was none."""
         return self._error
 
+    def errored(self) -> Exception | None:
+        """Return error(), else what the generation failed with: torchft's Manager asks for it."""
+        return self._error or super().errored()
+
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
         given = [*args, *kwargs.values()]
         tensors = list(tensors_in(given[0])) if given else []
@@ -251,7 +255,7 @@ class ManagedProcessGroup(ProcessGroupWrapper):
 
 
 @with_operations
-class ProcessGroupDummy(ProcessGroup):
+class ProcessGroupDummy(GroupWithoutBackend):
     """A group of one rank that exchanges nothing: each operation succeeds with its own input.
 
     For libraries that want a group where there is nobody to talk to. Operations with inputs and
@@ -288,6 +292,7 @@ class ProcessGroupDummy(ProcessGroup):
         second = given[1] if len(given) > 1 else None
         if isinstance(second, (torch.Tensor, list, tuple)):
             with torch.no_grad():
-                for output, source in zip(outputs, tensors_in(second), strict=True):
+                # A ManagedProcessGroup in front may tell of more members: outputs are left over.
+                for output, source in zip(outputs, tensors_in(second), strict=False):
                     output.copy_(source.reshape(output.shape))
         return finished(outputs)

@@ -18,6 +18,7 @@ from torchft_ext import _C, _interrupts
 from torchft_ext._groups import backends_of
 
 _CREATOR = "_new_process_group_helper"
+_ENGINES = ("ft", "host", "nccl")
 
 
 class _CreationOptions(Protocol):
@@ -56,6 +57,8 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
             _C._publish_failed_init(opts.store, opts.group_rank, opts.group_size, str(error))
         raise
     single = spec is not None and len(set(spec.values())) == 1
+    if _engine(name) not in _ENGINES:
+        return _over_another_backend(opts, options, timeout, name, single)
     made = _C._create_backend(
         opts.store,
         opts.group_rank,
@@ -76,6 +79,32 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         return made
     group = _C._create_group(opts.store, made, list(spec))
     _copy_bound_device(frame, group)
+    return group
+
+
+def _over_another_backend(
+    opts: _CreationOptions,
+    options: _C.Options | None,
+    timeout: timedelta,
+    name: str,
+    single: bool,
+) -> dist.ProcessGroup:
+    """Make a group over a backend of torch's or of the program's: "ft:gloo".
+
+    Raises:
+        ValueError: it is to be one of several backends of a group, or was not declared.
+        NotImplementedError: it cannot be made anew.
+    """
+    from torchft_ext._pg_backend import ProcessGroupBackend  # only now: it is not needed before
+
+    if not single:
+        raise ValueError(
+            f"'{name}': expected it as a group's only backend, found it in a spec with others; "
+            "use 'ft:host' there"
+        )
+    chosen = timeout if options is None or options.timeout is None else options.timeout
+    group = ProcessGroupBackend(_engine(name), chosen, options=options)
+    group.begin_over(opts.store, opts.group_rank, opts.group_size)
     return group
 
 

@@ -7,10 +7,16 @@
     group.allreduce([gradients]).wait()
 
 Classes and functions have the names of torchft's module `torchft.process_group`, so a program
-changes one import. They need no init_process_group(). torchft's ProcessGroupGloo and its groups in
-child processes (ProcessGroupBaby...) are not there yet: use ProcessGroupHost.
+changes one import. They need no init_process_group(). torchft's groups in child processes
+(ProcessGroupBaby...) are not there yet: use ProcessGroupHost.
 """
 
+from torchft_ext._pg_backend import (
+    BackendCapabilities,
+    ProcessGroupBackend,
+    ProcessGroupGloo,
+    declare_backend,
+)
 from torchft_ext._pg_base import ProcessGroup
 from torchft_ext._pg_mesh import extend_device_mesh
 from torchft_ext._pg_native import ProcessGroupHost, ProcessGroupNCCL
@@ -23,13 +29,17 @@ from torchft_ext._pg_wrappers import (
 )
 
 __all__ = [
+    "BackendCapabilities",
     "ErrorSwallowingProcessGroupWrapper",
     "ManagedProcessGroup",
     "ProcessGroup",
+    "ProcessGroupBackend",
     "ProcessGroupDummy",
+    "ProcessGroupGloo",
     "ProcessGroupHost",
     "ProcessGroupNCCL",
     "ProcessGroupWrapper",
     "create_store_client",
+    "declare_backend",
     "extend_device_mesh",
 ]

@@ -32,9 +32,14 @@ EXAMPLE = "Suite.Case"  # how C++ tests are written
 CLASSES_OF_OTHERS = {  # of torch and of frameworks
     "CheckpointException",
     "DataLoader",
+    "DiLoCo",
     "DistBackendError",
+    "DistributedDataParallel",
     "DistributedSampler",
     "Join",
+    "LocalSGD",
+    "PGTransport",
+    "ParameterServer",
     "PartialState",
     "ProcessGroup",
     "TCPStore",
@@ -226,6 +231,7 @@ def programs_shown() -> set[Path]:
 def test_programs_shown_in_documents_are_run_by_a_test() -> None:
     runners = [
         ROOT / "tests" / "python" / "test_examples.py",
+        ROOT / "tests" / "python" / "test_torchft.py",
         ROOT / "scripts" / "check_frameworks.sh",
     ]
     run = " ".join(runner.read_text() for runner in runners)

@@ -26,7 +26,7 @@ NAMES = [
     *("ft", "FT", "ft:host", "FT:HOST", "ft_host", "FT_HOST", "cpu:ft", "cpu:ft_host"),
     "cpu:gloo,cuda:ft",
 ]
-LATER_ENGINES = ["ft:nccl", "ft_nccl", "ft:gloo", "ft_gloo"]
+LATER_ENGINES = ["ft:nccl", "ft_nccl"]
 
 
 def init_alone(name: str, **options: object) -> None:

@@ -21,15 +21,15 @@ from torchft_ext import process_group as pgs
 groups: dict[str, pgs.ProcessGroup] = {}
 
 
-def made() -> pgs.ProcessGroup:
+def made(kind: str) -> pgs.ProcessGroup:
     """This rank's group, made anew."""
     leave_default_group()
-    groups["own"] = pgs.ProcessGroupHost(timeout=OPERATION_LIMIT)
+    groups["own"] = getattr(pgs, f"ProcessGroup{kind}")(timeout=OPERATION_LIMIT)
     return groups["own"]
 
 
-def join(address: str, rank: int, size: int) -> tuple[int, int]:
-    group = made()
+def join(kind: str, address: str, rank: int, size: int) -> tuple[int, int]:
+    group = made(kind)
     assert (group.rank(), group.size(), group.errored()) == (0, 1, None)
     group.configure(address, rank, size)
     return group.rank(), group.size()
@@ -79,9 +79,9 @@ def every_operation() -> list[list[float]]:
     ]
 
 
-def world_of(ranks, size: int) -> World:
+def world_of(ranks, size: int, kind: str = "Host") -> World:
     world, address = World(ranks, ranks.borrow(size)), ranks.address()
-    calls = [world.start(rank, join, address, rank, size) for rank in range(size)]
+    calls = [world.start(rank, join, kind, address, rank, size) for rank in range(size)]
     assert values_of(calls) == [(rank, size) for rank in range(size)]
     return world
 
@@ -90,8 +90,9 @@ def leave() -> None:
     groups.pop("own").shutdown()
 
 
-def test_host_group_serves_torchs_collectives(ranks):
-    world = world_of(ranks, 3)
+@pytest.mark.parametrize("kind", ["Host", "Gloo"])
+def test_group_serves_torchs_collectives(ranks, kind):
+    world = world_of(ranks, 3, kind)
     assert world.run(every_operation) == [
         [[6.0], [float(rank), 10.0 + rank, 20.0 + rank], [3.0], [0.0, 1.0, 2.0]]
         for rank in range(3)
@@ -107,8 +108,9 @@ def failure_after_a_death() -> tuple[str, str]:
     return raised.type, type(group.errored()).__name__
 
 
-def test_survivors_go_on_with_the_same_object(ranks):
-    world = world_of(ranks, 3)
+@pytest.mark.parametrize("kind", ["Host", "Gloo"])
+def test_survivors_go_on_with_the_same_object(ranks, kind):
+    world = world_of(ranks, 3, kind)
     world.kill(2)
     survivors, address = World(ranks, world.workers[:2]), ranks.address()
     assert survivors.run(failure_after_a_death) == [("PeerLostError", "PeerLostError")] * 2
@@ -134,8 +136,9 @@ def registered_sum() -> tuple[float, float, list[int]]:
     return result
 
 
-def test_registered_group_serves_functional_collectives(ranks):
-    world = world_of(ranks, 2)
+@pytest.mark.parametrize("kind", ["Host", "Gloo"])
+def test_registered_group_serves_functional_collectives(ranks, kind):
+    world = world_of(ranks, 2, kind)
     assert world.run(registered_sum) == [(2.0, 2.0, [0, 1])] * 2
     world.run(leave)
 
@@ -151,9 +154,10 @@ def trained(wrap: bool) -> list[float]:
     return model.module.weight.grad.flatten().tolist()
 
 
-@pytest.mark.parametrize("wrap", [False, True], ids=["native", "wrapped"])
-def test_ddp_averages_over_the_group(ranks, wrap):
-    world = world_of(ranks, 3)
+@pytest.mark.parametrize("kind", ["Host", "Gloo"])
+@pytest.mark.parametrize("wrap", [False, True], ids=["plain", "wrapped"])
+def test_ddp_averages_over_the_group(ranks, kind, wrap):
+    world = world_of(ranks, 3, kind)
     assert world.run(trained, wrap) == [[1.0] * 6] * 3
     world.run(leave)
 
@@ -176,8 +180,9 @@ def swallowed(address: str) -> tuple[str, float, list[float], float]:
     return kept, skipped.item(), given.tolist(), again.item()
 
 
-def test_wrapper_that_swallows_errors_skips_until_configure(ranks):
-    world = world_of(ranks, 3)
+@pytest.mark.parametrize("kind", ["Host", "Gloo"])
+def test_wrapper_that_swallows_errors_skips_until_configure(ranks, kind):
+    world = world_of(ranks, 3, kind)
     world.kill(2)
     survivors, address = World(ranks, world.workers[:2]), ranks.address()
     expected = ("PeerLostError", 7.0, [7.0], 2.0)
@@ -225,6 +230,8 @@ def test_dummy_copies_inputs_to_outputs():
     group.allgather([[target]], [source]).wait()
     assert torch.equal(target, source)
     group._reduce_scatter_base(target.zero_(), source).wait()
+    assert torch.equal(target, source)
+    group.allgather([[target.zero_(), torch.zeros(4)]], [source]).wait()  # for a size of another's
     assert torch.equal(target, source)
     (result,) = group.allreduce([source]).get_future().wait()
     assert result.data_ptr() == source.data_ptr()
@@ -277,8 +284,9 @@ def sharded_step() -> tuple[list[str], tuple[int, ...], list[float]]:
     return list(mesh.mesh_dim_names), tuple(mesh.mesh.shape), gradient
 
 
-def test_extended_mesh_replicates_fsdp_along_the_group(ranks):
-    world = world_of(ranks, 3)
+@pytest.mark.parametrize("kind", ["Host", "Gloo"])
+def test_extended_mesh_replicates_fsdp_along_the_group(ranks, kind):
+    world = world_of(ranks, 3, kind)
     assert world.run(sharded_step) == [(["dp", "shard"], (1, 1), [1.0] * 6)] * 3
     for rank in range(3):  # torch keeps the mesh, and so the group and its store's thread
         world.kill(rank)

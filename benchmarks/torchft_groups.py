@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""ProcessGroupGloo and ProcessGroupHost beside torchft's ProcessGroupGloo.
+
+Measures, in worlds of --worlds:
+  configure   a group's first configure(); then re-configure: the same object, live members
+  allreduce   float32 of --sizes, issue to wait()'s return, on the slowest rank
+  kill        torchft's Managers and lighthouse: from the SIGKILL of one replica to the last
+              survivor's failed sum, where the kill fell into one, and to its next commit, with the
+              lighthouse's heartbeat limit in it
+
+All engines in one run, in alternate rounds, each in processes of its own. Needs torchft 0.2.0. The
+last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import bench_ranks as ranks
+import bench_report as report
+import torch
+import torch.distributed as dist
+
+LIMIT = timedelta(seconds=60)
+ENGINES = ("torchft.Gloo", "Gloo", "Host")
+WARM_UP = 3
+STEADY = 5  # commits before a kill
+STEP_ELEMENTS = 2**22  # of the sum of one step: kills fall into it
+HEARTBEAT_MS = 1000  # the lighthouse's, after which a silent replica is left out
+Message = dict[str, Any]
+
+
+# ---- in a rank ----
+
+
+def make_group(engine: str) -> Any:
+    if engine == "torchft.Gloo":
+        from torchft.process_group import ProcessGroupGloo as Theirs
+
+        return Theirs(timeout=LIMIT)
+    from torchft_ext import process_group
+
+    made = {"Gloo": process_group.ProcessGroupGloo, "Host": process_group.ProcessGroupHost}
+    return made[engine](timeout=LIMIT)
+
+
+def time_configure(command: Message) -> None:
+    """The first of a fresh object, and the next ones."""
+    group, times = make_group(command["engine"]), []
+    for number in range(1 + command["count"]):
+        place = f"{command['place']}/{number}"
+        start = time.monotonic()
+        group.configure(place, "replica", command["rank"], command["world"])
+        times.append(time.monotonic() - start)
+        group.allreduce([torch.ones(1)], dist.AllreduceOptions()).wait()
+    ranks.reply("configured", seconds=times)
+    time_sums(group, command)
+
+
+def time_sums(group: Any, command: Message) -> None:
+    times: dict[str, list[float]] = {}
+    for size in command["sizes"]:
+        tensor, options = torch.ones(max(size // 4, 1)), dist.AllreduceOptions()
+        times[str(size)] = []
+        for number in range(WARM_UP + command["count"]):
+            tensor.fill_(1.0)
+            group.allreduce([torch.ones(1)], options).wait()  # together
+            start = time.monotonic()
+            group.allreduce([tensor], options).wait()
+            if number >= WARM_UP:
+                times[str(size)].append(time.monotonic() - start)
+        if tensor[0].item() != command["world"]:
+            raise RuntimeError(f"{size} B: the sum of ones is {tensor[0].item()}")
+    ranks.reply("summed", seconds=times)
+
+
+class Replica:
+    """Commits one step after the other under a Manager, and tells of the first after a failure."""
+
+    def __init__(self, command: Message) -> None:
+        from torchft.manager import Manager
+
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._world = command["world"]
+        self._manager = Manager(
+            pg=make_group(command["engine"]),
+            load_state_dict=lambda state: None,
+            state_dict=lambda: {},
+            min_replica_size=1,
+            use_async_quorum=False,
+            init_sync=False,
+            timeout=LIMIT,
+            quorum_timeout=LIMIT,
+            rank=0,
+            world_size=1,
+            store_addr="127.0.0.1",
+            store_port=self._store.port,
+            lighthouse_addr=command["lighthouse"],
+            replica_id=command["name"],
+        )
+
+    def run(self) -> None:
+        """Until this process is killed."""
+        steady, failed, was_complete = 0, 0.0, False
+        tensor = torch.ones(STEP_ELEMENTS)
+        while True:
+            self._manager.start_quorum()
+            self._manager.allreduce(tensor).wait()
+            if self._manager.errored() is not None and not failed:
+                failed = time.monotonic()
+            if not self._manager.should_commit():
+                continue
+            complete = self._manager.num_participants() == self._world
+            if was_complete and not complete:
+                ranks.reply("recovered", failed=failed, committed=time.monotonic())
+            was_complete = complete
+            failed, steady = 0.0, steady + 1 if complete else 0
+            if steady == STEADY:
+                ranks.reply("steady")
+
+
+def rank_main() -> None:
+    for command in ranks.commands():
+        if command["cmd"] == "groups":
+            time_configure(command)
+        else:
+            Replica(command).run()
+
+
+# ---- in the launcher ----
+
+
+def run_groups(engine: str, world: int, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """One round; for each measurement, the slowest rank's times."""
+    with ranks.Pool(__file__) as pool:
+        processes = pool.start(world)
+        for rank, process in enumerate(processes):
+            process.send(
+                "groups",
+                engine=engine,
+                rank=rank,
+                world=world,
+                count=arguments.count,
+                sizes=arguments.sizes,
+                place=f"{pool.address}/groups",
+            )
+        configured = pool.gather(processes, "configured", 300)
+        summed = pool.gather(processes, "summed", 600)
+        pool.finish(processes)
+    slowest = [max(times) for times in zip(*(a["seconds"] for a in configured), strict=True)]
+    found = {"configure": slowest[:1], "re-configure": slowest[1:]}
+    for size in arguments.sizes:
+        by_rank = (answer["seconds"][str(size)] for answer in summed)
+        found[f"allreduce {report.format_bytes(size)}"] = [
+            max(times) for times in zip(*by_rank, strict=True)
+        ]
+    return found
+
+
+def run_kills(engine: str, world: int, kills: int) -> dict[str, list[float]]:
+    """One job in which one replica after the other is killed and replaced."""
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer(
+        bind="127.0.0.1:0",
+        min_replicas=1,
+        join_timeout_ms=20_000,
+        heartbeat_timeout_ms=HEARTBEAT_MS,
+    )
+    found: dict[str, list[float]] = {"kill to last error": [], "kill to last commit": []}
+    with ranks.Pool(__file__) as pool:
+        common = {"engine": engine, "world": world, "lighthouse": lighthouse.address()}
+        processes = pool.start(world)
+        for number, process in enumerate(processes):
+            process.send("train", name=f"replica{number}", **common)
+        for number in range(kills):
+            pool.gather(processes, "steady", 120)
+            victim = processes.pop()
+            killed = victim.signal(signal.SIGKILL)
+            pool.drop(victim)
+            answers = pool.gather(processes, "recovered", 120)
+            if all(answer["failed"] for answer in answers):
+                found["kill to last error"].append(max(a["failed"] for a in answers) - killed)
+            found["kill to last commit"].append(max(a["committed"] for a in answers) - killed)
+            if number + 1 < kills:
+                (fresh,) = pool.start(1)
+                fresh.send("train", name=f"replica{world + number}", **common)
+                processes.append(fresh)
+    lighthouse.shutdown()
+    return found
+
+
+def measure_world(world: int, arguments: argparse.Namespace) -> list[Message]:
+    found: dict[str, dict[str, list[float]]] = {engine: {} for engine in ENGINES}
+    for number in range(arguments.rounds):
+        for engine in ENGINES:
+            ranks.progress(f"world {world}: {engine}, round {number + 1} of {arguments.rounds}")
+            for what, times in run_groups(engine, world, arguments).items():
+                found[engine].setdefault(what, []).extend(times)
+    for engine in ENGINES if arguments.kills else ():
+        ranks.progress(f"world {world}: {engine}, {arguments.kills} kills")
+        found[engine].update(run_kills(engine, world, arguments.kills))
+    return [
+        {"engine": engine, "world": world, "what": what, "seconds": report.summary(times)}
+        for engine in ENGINES
+        for what, times in found[engine].items()
+        if times
+    ]
+
+
+def print_results(results: list[Message]) -> None:
+    """One row for each measurement, one column for each engine: medians."""
+    medians = {(r["world"], r["what"], r["engine"]): r["seconds"]["median"] for r in results}
+    rows = []
+    for world, what in dict.fromkeys((r["world"], r["what"]) for r in results):
+        found = [medians.get((world, what, engine)) for engine in ENGINES]
+        cells = ["-" if one is None else report.format_ms(one) for one in found]
+        rows.append([what, str(world), *cells])
+    report.print_table(["median ms", "world", *ENGINES], rows)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = report.make_parser(__doc__, quick="one round of 3, one kill")
+    sizes = report.comma_list(report.parse_bytes)
+    parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 3], help="default 2,3")
+    parser.add_argument("--sizes", type=sizes, default=[4, 65536, 2**20, 2**26], help="bytes")
+    parser.add_argument("--count", type=int, help="of each measurement, per round; default 20")
+    parser.add_argument("--rounds", type=int, help="of each engine; default 3")
+    parser.add_argument("--kills", type=int, help="of each engine; default 5; 0: none")
+    arguments = parser.parse_args()
+    arguments.count = arguments.count or (3 if arguments.quick else 20)
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
+    if arguments.kills is None:
+        arguments.kills = 1 if arguments.quick else 5
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.rank_process:
+        rank_main()
+        return 0
+    run = report.describe_run(arguments)
+    results = [result for world in arguments.worlds for result in measure_world(world, arguments)]
+    report.print_machine(run)
+    print_results(results)
+    written = {"benchmark": "torchft_groups", **run, "results": results}
+    report.write_json(arguments.json, written)
+    print(json.dumps(written))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,630 @@
+"""ProcessGroupGloo: torch's gloo that may be aborted, and other backends by the same means."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import World, values_of
+from rankside import (
+    ErrorInfo,
+    connected_store,
+    describe,
+    failure_of,
+    kept,
+    leave_default_group,
+    seconds,
+    wait_until,
+)
+from timing import AT_ONCE, assert_within
+from torch._C._distributed_c10d import AllgatherOptions, _create_work_from_future
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from torchft_ext import CommAbortedError, CommError, CommTimeoutError, RendezvousError
+from torchft_ext import process_group as pgs
+
+LIMIT = 30.0  # seconds; gloo's own, after which it would notice by itself
+names = itertools.count()
+
+
+def join(kind: str, address: str, rank: int, size: int) -> None:
+    if "group" not in kept:
+        leave_default_group()
+        kept["group"] = getattr(pgs, f"ProcessGroup{kind}")(timeout=LIMIT)
+    kept["group"].configure(address, rank, size)
+
+
+def world_of(ranks, size: int, kind: str = "Gloo") -> World:
+    return joined(World(ranks, ranks.borrow(size)), kind)
+
+
+def joined(world: World, kind: str = "Gloo") -> World:
+    address = world.pool.address()
+    values_of([world.start(r, join, kind, address, r, world.size) for r in range(world.size)])
+    return world
+
+
+def leave() -> None:
+    kept.pop("group").shutdown()
+
+
+def own(value: float = 0.0) -> torch.Tensor:
+    return torch.arange(4.0) + 10 * kept["group"].rank() + value
+
+
+def parts(count: int = 1) -> list[torch.Tensor]:
+    """One for each rank."""
+    return [own(100.0 * to)[:count].clone() for to in range(kept["group"].size())]
+
+
+def empty(count: int = 1) -> list[torch.Tensor]:
+    return [torch.full((count,), -1.0) for _ in range(kept["group"].size())]
+
+
+def with_op(options: object, op: object) -> object:
+    options.reduceOp = op
+    return options
+
+
+def sums() -> list[torch.Tensor]:
+    group, op = kept["group"], dist.ReduceOp
+    average = with_op(dist.AllreduceOptions(), op.AVG)
+    floats, integers, strided = own(), own().long(), own().reshape(2, 2).t()
+    first, second, at_root = own(), own(1.0), own()
+    group.allreduce([floats], average).wait()
+    assert average.reduceOp == op.AVG
+    group.allreduce([integers], op.AVG).wait()
+    group.allreduce([strided]).wait()
+    group.allreduce_coalesced([first, second]).wait()
+    reduce_options = with_op(dist.ReduceOptions(), op.MAX)
+    reduce_options.rootRank = 1
+    group.reduce([at_root], reduce_options).wait()
+    return [floats, integers, strided, first, second, at_root]
+
+
+def scattered_sums() -> list[torch.Tensor]:
+    group, op = kept["group"], dist.ReduceOp
+    listed, based, averaged, two = (torch.empty(1), torch.empty(1), torch.empty(1), torch.empty(2))
+    group.reduce_scatter([listed], [parts()]).wait()
+    group._reduce_scatter_base(based, torch.cat(parts()), dist.ReduceScatterOptions()).wait()
+    average = with_op(dist.ReduceScatterOptions(), op.AVG)
+    inputs = [torch.cat(parts()), torch.cat(parts(2))]
+    group.reduce_scatter_tensor_coalesced([averaged, two], inputs, average).wait()
+    return [listed, based, averaged, two]
+
+
+def exchanges() -> list[torch.Tensor]:
+    group, rank, size = kept["group"], kept["group"].rank(), kept["group"].size()
+    lists, single, gathered, based = empty(), torch.empty(size), empty(4), torch.empty(4 * size)
+    group.alltoall(lists, parts()).wait()
+    group.alltoall_base(single, torch.cat(parts()), [], []).wait()
+    group.allgather([gathered], [own()]).wait()
+    group._allgather_base(based, own(), AllgatherOptions()).wait()
+    at_root = empty(4) if rank == 2 else []
+    gather = dist.GatherOptions()
+    gather.rootRank = 2
+    group.gather([at_root] if rank == 2 else [], [own()], gather).wait()
+    scatter, piece = dist.ScatterOptions(), torch.empty(1)
+    scatter.rootRank = 2
+    group.scatter([piece], [parts()] if rank == 2 else [], scatter).wait()
+    sent = own()
+    group.broadcast_one(sent, 2).wait()
+    group.barrier().wait()
+    return [*lists, single, *gathered, based, *at_root, piece, sent]
+
+
+def messages() -> list[torch.Tensor]:
+    """From rank 0 to 1, whose receive has a future, and from 2 to whoever asks."""
+    group, rank = kept["group"], kept["group"].rank()
+    tensor, anyone = own(), own()
+    if rank == 0:
+        group.send([tensor], 1, 7).wait()
+    elif rank == 1:
+        (tensor,) = group.recv([tensor], 0, 7).get_future().wait()
+        work = group.recv_anysource([anyone], 8)
+        work.wait()
+        assert work._source_rank() == 2
+    else:
+        group.send([anyone], 1, 8).wait()
+    return [tensor, anyone]
+
+
+def results_of(operations: Callable[[], list[torch.Tensor]]) -> list[object]:
+    return [tensor.tolist() for tensor in operations()]
+
+
+@pytest.mark.parametrize("operations", [sums, scattered_sums, exchanges, messages])
+def test_gloo_gives_what_our_own_engine_gives(ranks, operations):
+    results = []
+    for kind in ("Host", "Gloo"):
+        world = world_of(ranks, 3, kind)
+        results.append(world.run(results_of, operations))
+        world.run(leave)
+    assert results[0] == results[1]
+
+
+def blocked_sum() -> tuple[ErrorInfo, list[float]]:
+    """A sum that not all ranks take part in; its failure, and the tensor after it."""
+    tensor = own()
+    error = failure_of(lambda: kept["group"].allreduce([tensor]).wait())
+    assert error is not None
+    return error, (tensor - own()).tolist()
+
+
+def await_blocked() -> None:
+    generation = kept["group"]._formed.generation
+    wait_until(lambda: generation.busy() > 0, "an operation")
+
+
+def start_blocked(world: World, count: int) -> list:
+    calls = [world.start(rank, blocked_sum) for rank in range(count)]
+    for rank in range(count):
+        world.side(rank, await_blocked)
+    return calls
+
+
+def test_death_releases_all_survivors_at_once_and_leaves_their_tensors(ranks):
+    """Of four, where gloo's ring tells two of them and the third waits for its timeout."""
+
+    def times() -> list[float]:
+        world = world_of(ranks, 4)
+        calls = start_blocked(world, 3)
+        killed = time.monotonic()
+        world.kill(3)
+        found = values_of(calls)
+        assert [error.type for error, _ in found] == ["PeerLostError"] * 3
+        assert ["allreduce #1 on 'ProcessGroupGloo" in error.text for error, _ in found] == [
+            True
+        ] * 3
+        assert [left for _, left in found] == [[0.0] * 4] * 3
+        survivors = joined(World(ranks, world.workers[:3]))
+        assert survivors.run(whole_sum) == [36.0] * 3
+        survivors.run(leave)
+        return [error.at - killed for error, _ in found]
+
+    assert_within(AT_ONCE, times)
+
+
+def whole_sum() -> float:
+    tensor = own()
+    kept["group"].allreduce([tensor]).wait()
+    return tensor[0].item() + 6
+
+
+def abort() -> float:
+    began = time.monotonic()
+    kept["group"].abort()
+    return began
+
+
+def test_abort_on_one_rank_releases_all(ranks):
+    def times() -> list[float]:
+        world = world_of(ranks, 3)
+        calls = start_blocked(world, 2)
+        began = world.side(2, abort)
+        found = values_of(calls)
+        assert [error.type for error, _ in found] == ["CommAbortedError"] * 2
+        assert [left for _, left in found] == [[0.0] * 4] * 2
+        world.run(leave)
+        return [error.at - began for error, _ in found]
+
+    assert_within(AT_ONCE, times)
+
+
+def go_through_generations(address: str, rank: int, size: int, count: int) -> list[float]:
+    """In each one sum; who has it begins the next generation at once."""
+    sums = []
+    for number in range(count):
+        join("Gloo", f"{address}/{number}", rank, size)
+        tensor = torch.full((2**18,), 1.0)
+        kept["group"].allreduce([tensor]).wait()
+        sums.append(tensor[-1].item())
+    return sums
+
+
+def test_slower_members_complete_the_last_operation_of_those_that_went_on(ranks):
+    world, address = World(ranks, ranks.borrow(3)), ranks.address()
+    calls = [world.start(r, go_through_generations, address, r, 3, 20) for r in range(3)]
+    assert values_of(calls) == [[3.0] * 20] * 3
+    world.run(leave)
+
+
+def short_sum() -> ErrorInfo:
+    group = kept["group"]
+    options = dist.AllreduceOptions()
+    options.timeout = seconds(0.3)
+    error = failure_of(lambda: group.allreduce([torch.ones(1)], options).wait())
+    wait_until(lambda: group.errored() is not None, "errored()")
+    assert error is not None
+    return error
+
+
+def await_failure() -> ErrorInfo:
+    group = kept["group"]
+    wait_until(lambda: group.errored() is not None, "errored()")
+    return describe(group.errored())
+
+
+def test_timeout_ends_the_generation_everywhere(ranks):
+    world = world_of(ranks, 2)
+    late = world.on(0, short_sum)
+    assert (late.type, late.fields["op"], late.fields["limit"]) == (
+        "CommTimeoutError",
+        "allreduce",
+        0.3,
+    )
+    assert "allreduce #1 on rank 0 timed out" in world.on(1, await_failure).text
+    world.run(leave)
+
+
+def backward_failing() -> ErrorInfo:
+    model = DistributedDataParallel(torch.nn.Linear(2, 1), process_group=kept["group"])
+    loss = model(torch.ones(1, 2)).sum()
+    kept["ready"] = True
+    error = failure_of(loss.backward)
+    assert error is not None
+    return error
+
+
+def wrap() -> None:
+    DistributedDataParallel(torch.nn.Linear(2, 1), process_group=kept["group"])
+
+
+def await_ready() -> None:
+    wait_until(lambda: "ready" in kept, "the backward pass")
+
+
+def test_backward_of_ddp_fails_with_the_text_of_the_death(ranks):
+    world = world_of(ranks, 2)
+    call = world.start(0, backward_failing)
+    world.on(1, wrap)
+    world.side(0, await_ready)
+    world.kill(1)
+    error = call.value()
+    assert error.type == "RuntimeError"
+    assert "PeerLostError: allreduce #" in error.text and "its process ended" in error.text
+    world.on(0, leave)
+
+
+def drop() -> None:
+    """Without shutdown()."""
+    del kept["group"]
+    gc.collect()
+
+
+def test_members_learn_of_a_group_that_was_dropped(ranks):
+    world = world_of(ranks, 2)
+    world.on(0, drop)
+    assert world.on(1, await_failure).type in ("PeerLeftError", "PeerLostError", "CommAbortedError")
+    world.on(1, leave)
+
+
+def join_failing(address: str, rank: int, size: int) -> ErrorInfo:
+    error = failure_of(lambda: join("Gloo", address, rank, size))
+    assert error is not None
+    return error
+
+
+def make_and_die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def join_and_die(address: str, rank: int, size: int) -> None:
+    """This rank's gloo begins to be made, and its process ends."""
+    pgs.declare_backend("dying", pgs.BackendCapabilities(make=make_and_die))
+    kept["group"] = pgs.ProcessGroupBackend("dying", LIMIT)
+    kept["group"].configure(address, rank, size)
+
+
+def test_death_while_gloo_connects_ends_configure(ranks):
+    world, address = World(ranks, ranks.borrow(3)), ranks.address()
+    world.start(2, join_and_die, address, 2, 3)
+    calls = [world.start(rank, join_failing, address, rank, 3) for rank in range(2)]
+    assert [error.type for error in values_of(calls)] == ["PeerLostError"] * 2
+    survivors = joined(World(ranks, world.workers[:2]))
+    assert survivors.run(whole_sum) == [16.0] * 2
+    survivors.run(leave)
+
+
+def init_named(address: str, rank: int, size: int) -> list[object]:
+    """A default group by name, used by torch.distributed's functions, and configured."""
+    leave_default_group()
+    store = connected_store(address)
+    limit = seconds(LIMIT)
+    dist.init_process_group("ft:gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    objects: list[object] = [None] * size
+    dist.all_gather_object(objects, rank)
+    dist.barrier()
+    part = dist.new_group([0, 1], backend="ft_gloo")
+    if rank < 2:
+        dist.all_reduce(tensor, group=part)
+    return [dist.get_backend(), tensor.item(), objects]
+
+
+def configure_named(address: str, rank: int, size: int) -> list[object]:
+    group = dist.group.WORLD
+    wait_until(lambda: group.errored() is not None, "errored()")
+    group.configure(address, rank, size)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    found = [tensor.item(), dist.get_rank(), dist.get_world_size()]
+    dist.destroy_process_group()
+    return found
+
+
+def test_name_makes_a_default_group_that_goes_on_after_a_death(ranks):
+    world, address = World(ranks, ranks.borrow(3)), ranks.address()
+    found = values_of([world.start(r, init_named, address, r, 3) for r in range(3)])
+    sums = [6.0, 6.0, 3.0]
+    assert found == [["ft:gloo", sums[r], [0, 1, 2]] for r in range(3)]
+    world.kill(2)
+    address = ranks.address()
+    found = values_of([world.start(r, configure_named, address, r, 2) for r in range(2)])
+    assert found == [[2.0, 0, 2], [2.0, 1, 2]]
+
+
+# ---- backends of the program's own, in this process alone ----
+
+
+class Late(dist.ProcessGroup):
+    """A backend whose sums end when the test says so."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.given: list[torch.Tensor] = []
+        self.futures: list[Future] = []
+
+    def allreduce(self, tensors, opts=None):
+        self.given += tensors
+        self.futures.append(Future())
+        return _create_work_from_future(self.futures[-1])
+
+
+@pytest.fixture
+def store():
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def alone(store, make: Callable, **capabilities: bool) -> pgs.ProcessGroupBackend:
+    """A group of one over a backend that was declared just now."""
+    name = f"made{next(names)}"
+    pgs.declare_backend(name, pgs.BackendCapabilities(make=make, **capabilities))
+    group = pgs.ProcessGroupBackend(name, timeout=LIMIT)
+    group.configure(f"127.0.0.1:{store.port}/{name}", 0, 1)
+    return group
+
+
+def late(store, **capabilities: bool) -> tuple[pgs.ProcessGroupBackend, Late]:
+    made: list[Late] = []
+
+    def make(_store, rank, size, _timeout):
+        made.append(Late(rank, size))
+        return made[0]
+
+    return alone(store, make, **capabilities), made[0]
+
+
+def test_abandoned_operation_never_writes_into_the_callers_tensors(store):
+    group, backend = late(store)
+    first, second = torch.ones(2), torch.ones(2)
+    works = [group.allreduce([first]), group.allreduce([second])]
+    backend.given[0].fill_(5.0)
+    assert first.tolist() == [1.0, 1.0]
+    backend.futures[0].set_result([])
+    works[0].wait()
+    assert first.tolist() == [5.0, 5.0]
+    group.abort()
+    with pytest.raises(CommAbortedError):
+        works[1].wait()
+    backend.given[1].fill_(7.0)
+    backend.futures[1].set_result([])
+    assert second.tolist() == [1.0, 1.0]
+    group.shutdown()
+
+
+def test_backend_that_is_busy_is_counted_until_it_is_gone(store):
+    group, backend = late(store)
+    group.allreduce([torch.ones(1)])
+    group.configure(f"127.0.0.1:{store.port}/next{next(names)}", 0, 1)
+    assert group.retired() == 1
+    backend.futures[0].set_result([])
+    wait_until(lambda: group.retired() == 0, "the backend's end")
+    group.shutdown()
+
+
+def test_inputs_may_change_while_an_abandoned_operation_reads_them(store):
+    group, backend = late(store)
+    tensor = torch.ones(2)
+    group.allreduce([tensor])
+    tensor.fill_(3.0)
+    assert backend.given[0].tolist() == [1.0, 1.0]
+    group.shutdown()
+
+
+def test_backend_that_is_quiet_after_an_abort_works_on_the_tensors_themselves(store):
+    group, backend = late(store, quiet_after_abort=True)
+    tensor = torch.ones(2)
+    group.allreduce([tensor])
+    assert backend.given[0].data_ptr() == tensor.data_ptr()
+    group.shutdown()
+
+
+def test_future_has_the_outputs_or_the_failures_text(store):
+    group, backend = late(store)
+    tensor = torch.ones(1)
+    futures = [group.allreduce([tensor]).get_future() for _ in range(2)]
+    backend.futures[0].set_result([])
+    assert futures[0].wait()[0] is tensor
+    group.abort()
+    with pytest.raises(RuntimeError, match="CommAbortedError: allreduce #2 on"):
+        futures[1].wait()
+    group.shutdown()
+
+
+def test_wait_gives_up_at_its_own_limit(store):
+    group, _ = late(store)
+    work = group.allreduce([torch.ones(1)])
+    with pytest.raises(CommTimeoutError, match=r"allreduce #1 on .*not complete after"):
+        work.wait(seconds(0.05))
+    assert isinstance(group.errored(), CommTimeoutError)
+    with pytest.raises(CommTimeoutError):
+        group.allreduce([torch.ones(1)]).wait()
+    group.shutdown()
+
+
+def test_failure_of_the_backend_ends_the_generation_with_its_words(store):
+    group, backend = late(store)
+    work = group.allreduce([torch.ones(1)])
+    backend.futures[0].set_exception(OSError("the cable broke"))
+    with pytest.raises(
+        CommAbortedError, match=r"allreduce failed in the backend: .*the cable broke"
+    ):
+        work.wait()
+    group.shutdown()
+
+
+def test_backend_that_cannot_be_made_is_told_and_may_be_made_later(store):
+    attempts = []
+
+    def make(backend_store, rank, size, _timeout):
+        attempts.append(backend_store)
+        if len(attempts) == 1:
+            raise OSError("no port is free")
+        return Late(rank, size)
+
+    with pytest.raises(RendezvousError, match=r"'made\d+' could not be made: no port is free"):
+        alone(store, make)
+    name = f"made{next(names) - 1}"
+    group = pgs.ProcessGroupBackend(name, timeout=LIMIT)
+    group.configure(f"127.0.0.1:{store.port}/again", 0, 1)
+    assert (group.size(), group.getBackendName()) == (1, f"ft:{name}")
+    group.shutdown()
+    dist.init_process_group(f"ft:{name}", store=dist.HashStore(), rank=0, world_size=1)
+    assert (dist.get_backend(), len(attempts)) == (f"ft:{name}", 3)
+    dist.destroy_process_group()
+
+
+def test_abort_releases_configure_while_the_backend_is_made(store):
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def make(_store, rank, size, _timeout):
+        begun.set()
+        assert may_go_on.wait(LIMIT)
+        return Late(rank, size)
+
+    name = f"made{next(names)}"
+    pgs.declare_backend(name, pgs.BackendCapabilities(make=make))
+    group = pgs.ProcessGroupBackend(name, timeout=LIMIT)
+    with ThreadPoolExecutor(1) as other:
+        call = other.submit(group.configure, f"127.0.0.1:{store.port}/{name}", 0, 1)
+        assert begun.wait(LIMIT)
+        group.abort()
+        with pytest.raises(CommAbortedError):
+            call.result(LIMIT / 2)
+    may_go_on.set()
+    group.shutdown()
+
+
+def held() -> dict[str, int]:
+    """Threads and descriptors of this process."""
+    return {name: len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd")}
+
+
+def test_generations_leave_no_threads_and_no_descriptors(store):
+    group = pgs.ProcessGroupGloo(timeout=LIMIT)
+
+    def generations(name: str, count: int) -> None:
+        for number in range(count):
+            group.configure(f"127.0.0.1:{store.port}/{name}{number}", 0, 1)
+            group.allreduce([torch.ones(1)]).wait()
+        wait_until(lambda: group.retired() == 0, "the end of old backends")
+
+    generations("first", 3)
+    before = held()
+    generations("more", 20)
+
+    def as_before() -> bool:
+        return all(count <= before[name] for name, count in held().items())
+
+    wait_until(as_before, f"threads and descriptors as before: {before}")
+    group.shutdown()
+
+
+def test_timeout_that_is_set_counts_for_later_operations(store):
+    group, _ = late(store)
+    group.set_timeout(seconds(7))
+    operation = group.allreduce([torch.ones(1)])._operation
+    assert operation.limit == seconds(7)
+    group.shutdown()
+
+
+def test_backend_that_was_registered_with_torch_is_made_by_torchs_creator(store):
+    asked = []
+
+    def creator(_store, rank, size, timeout):
+        asked.append((rank, size, timeout))
+        return Late(rank, size)
+
+    name = f"made{next(names)}"
+    dist.Backend.register_backend(name, creator, devices=["cpu"])
+    pgs.declare_backend(name, pgs.BackendCapabilities())
+    group = pgs.ProcessGroupBackend(name, timeout=LIMIT)
+    group.configure(f"127.0.0.1:{store.port}/{name}", 0, 1)
+    assert asked == [(0, 1, seconds(LIMIT))]
+    group.shutdown()
+
+
+def test_backends_without_generations_are_refused_with_what_to_use():
+    with pytest.raises(NotImplementedError, match=r"'mpi' cannot be made anew.*ProcessGroupHost"):
+        pgs.ProcessGroupBackend("mpi")
+    for name in ("ft:mpi", "ft_mpi"):
+        with pytest.raises(NotImplementedError, match="'mpi' cannot be made anew"):
+            dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    with pytest.raises(ValueError, match="'ft_gloo': expected it as a group's only backend"):
+        dist.init_process_group(
+            "cpu:ft_gloo,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1
+        )
+    with pytest.raises(ValueError, match=r"expected a declared backend.*found 'nobodys'"):
+        pgs.ProcessGroupBackend("nobodys")
+    with pytest.raises(ValueError, match="expected what was declared before"):
+        pgs.declare_backend("GLOO", pgs.BackendCapabilities(quiet_after_abort=True))
+
+
+def test_group_may_be_configured_again_after_shutdown(store):
+    group = pgs.ProcessGroupGloo(timeout=LIMIT)
+    with pytest.raises(RuntimeError, match="expected configure\\(\\) before"):
+        group.allreduce([torch.ones(1)])
+    for number in range(2):
+        group.configure(f"127.0.0.1:{store.port}/again{number}", 0, 1)
+        tensor = torch.ones(1)
+        group.allreduce([tensor]).wait()
+        group.shutdown()
+        with pytest.raises(CommError, match="shutdown\\(\\) was called"):
+            group.allreduce([tensor]).wait()
+
+
+def test_bad_arguments_are_told_and_leave_the_generation(store):
+    group = pgs.ProcessGroupGloo(timeout=LIMIT)
+    group.configure(f"127.0.0.1:{store.port}/bad", 0, 1)
+    with pytest.raises(ValueError, match="expected an input of 2 elements, found 3"):
+        group._reduce_scatter_base(torch.empty(2), torch.empty(3), dist.ReduceScatterOptions())
+    with pytest.raises(ValueError, match="expected tensors on the CPU, found one on meta"):
+        group.allreduce([torch.ones(1, device="meta")])
+    with pytest.raises(RuntimeError, match="no tensor arguments"):
+        group.allreduce([])
+    assert group.errored() is None
+    tensor = torch.ones(1)
+    group.allreduce([tensor]).wait()
+    group.shutdown()

@@ -1,0 +1,116 @@
+"""The real torchft, its lighthouse and its Managers, on this package's groups and on its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ranks import PATIENCE, Died, Pool, World, values_of
+
+pytest.importorskip("torchft", reason="torchft is not installed: scripts/check_torchft.sh")
+
+from torchft.coordination import LighthouseServer
+from torchft_replica import (
+    Job,
+    Outcome,
+    doubled,
+    serve,
+    sessions,
+    train,
+    weights_without_torchft,
+)
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torchft_ddp.py"
+DEATH_AT = 2  # the step in which a replica dies
+
+
+@contextmanager
+def lighthouse() -> Iterator[str]:
+    server = LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=20_000, heartbeat_timeout_ms=2_000
+    )
+    try:
+        yield server.address()
+    finally:
+        server.shutdown()
+
+
+def with_a_death(ranks: Pool, group: str, **options: object) -> list[Outcome]:
+    """Three replicas; the last is killed, and another process takes its place."""
+    world = World(ranks, ranks.borrow(4))
+    with lighthouse() as address:
+        job = Job(address, ranks.address(), group, wait_at=DEATH_AT + 1, **options)
+        victim = world.start(2, train, job, 2, DEATH_AT)
+        calls = [world.start(rank, train, job, rank) for rank in range(2)]
+        with pytest.raises(Died):
+            victim.value(PATIENCE)
+        calls.append(world.start(3, train, job, 2, newcomer=True))
+        return values_of(calls, PATIENCE)
+
+
+def without_failures(ranks: Pool, group: str, kind: str, last: int) -> Outcome:
+    """One replica alone, to the same step."""
+    world = World(ranks, ranks.borrow(1))
+    with lighthouse() as address:
+        job = Job(address, ranks.address(), group, kind, replicas=1, last=last)
+        return world.on(0, train, job, 0)
+
+
+def check(outcomes: list[Outcome], expected: list[float]) -> None:
+    assert [one.step for one in outcomes] == [outcomes[0].step] * 3
+    assert outcomes[2].healed
+    for one in outcomes:
+        assert one.weights == pytest.approx(expected, rel=1e-9)
+
+
+def test_example_says_what_its_page_says():
+    run = subprocess.run(
+        [sys.executable, EXAMPLE], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    line = r"replica \d: 20 steps, the last with 2 replicas; the sum of the weights is (-?\d+\.\d+)"
+    sums = re.findall(line, run.stdout)
+    assert len(sums) == 2 and sums[0] == sums[1], run.stdout
+    assert "exit codes: [0, -9, 0]" in run.stdout
+
+
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo", "swallowing Host"])
+def test_ddp_with_a_death_ends_as_without(ranks, group):
+    outcomes = with_a_death(ranks, group)
+    check(outcomes, without_failures(ranks, group, "ddp", outcomes[0].step).weights)
+    assert sum(one.failed for one in outcomes[:2]) > 0
+
+
+@pytest.mark.parametrize("group", ["Host", "Gloo"])
+def test_newcomer_is_healed_over_the_group(ranks, group):
+    outcomes = with_a_death(ranks, group, transport="group")
+    check(outcomes, without_failures(ranks, group, "ddp", outcomes[0].step).weights)
+
+
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host"])
+def test_diloco_with_a_death_ends_as_without(ranks, group):
+    outcomes = with_a_death(ranks, group, kind="diloco")
+    check(outcomes, without_failures(ranks, group, "diloco", outcomes[0].step).weights)
+
+
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host"])
+def test_local_sgd_with_a_death_ends_as_without_torchft(ranks, group):
+    outcomes = with_a_death(ranks, group, kind="local_sgd")
+    assert [one.batches for one in outcomes] == [outcomes[0].batches] * 3
+    check(outcomes, weights_without_torchft(outcomes[0].batches))
+
+
+def test_parameter_server_outlives_a_client(ranks):
+    world = World(ranks, ranks.borrow(3))
+    address = world.on(0, serve)
+    assert world.on(1, doubled, address) == [2.0, 4.0]
+    world.kill(1)
+    assert world.on(2, doubled, address) == [2.0, 4.0]
+    assert world.on(0, sessions) == 2
+    for rank in (0, 2):  # torchft's server cannot be ended
+        world.kill(rank)

@@ -1,0 +1,462 @@
+"""Groups over torch's own backends, and over those that a program registers: gloo first.
+
+Such a backend cannot be aborted, and its members learn late of a death, or never. So each group has
+a guard beside it, a native group of this package with the same members: it forms the generation,
+tells of deaths, and carries abort() to all ranks. The backend is made anew for each generation, and
+works on copies (`_pg_staging.py`), which reach the caller's tensors only while the generation lives
+(`_pg_generation.py`).
+
+Owners: the group owns the guard, for its life, and the generation with its backend. A generation
+that is over hands its backend to a thread, which ends it: gloo's end waits for what is under way
+in it, up to that one's timeout. `retired()` counts those that still wait.
+
+Threads: configure() in one at a time; everything else in any, at any time. A thread makes the
+backend, so that configure() can leave it behind; one ends each old backend; `ft-guard` waits for
+the guard's failure.
+
+| state of a group | what abort() does |
+|---|---|
+| new, or after a failed configure() | nothing |
+| forming: the guard's configure() | ends it on all ranks: configure() raises |
+| forming: the backend is being made | the same; the thread that makes it retires what it gets |
+| live | fails the generation on all ranks; releases all waiters; waits for copies in progress |
+| failed | nothing |
+| shut down | nothing; configure() begins anew |
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+import torchft_ext_autoload
+from torchft_ext import _C, _interrupts
+from torchft_ext._pg_base import GroupWithoutBackend
+from torchft_ext._pg_generation import GRACE, Generation, Operation, StagedWork
+from torchft_ext._pg_staging import Staged, Stager
+from torchft_ext._pg_store import KeptClient
+from torchft_ext._pg_wrappers import with_operations
+from torchft_ext.errors import CommAbortedError, RendezvousError
+
+Make = Callable[[Store, int, int, timedelta], Any]
+
+_FOR_EVER = timedelta(days=3650)  # the guard's receive never ends by itself
+_number = itertools.count()
+
+
+@dataclass(frozen=True)
+class BackendCapabilities:
+    """What a program declares of a c10d backend, for ProcessGroupBackend.
+
+    Attributes:
+        make: makes one of a store, a rank, a world size and a timeout; returns a c10d Backend or
+            ProcessGroup. Blocks until all members have come. None: what was given to
+            torch.distributed.Backend.register_backend().
+        renewable: any number can be made, one after the other, each with its own store, rank and
+            size. Without it there are no generations.
+        quiet_after_abort: once its abort() has returned it touches no tensor. Without it operations
+            run on copies, of inputs and outputs.
+    """
+
+    make: Make | None = None
+    renewable: bool = True
+    quiet_after_abort: bool = False
+
+
+def _make_gloo(store: Store, rank: int, world_size: int, timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, rank, world_size, timeout)
+
+
+_declared: dict[str, BackendCapabilities] = {
+    "gloo": BackendCapabilities(make=_make_gloo),
+    "mpi": BackendCapabilities(renewable=False),
+}
+
+
+def declare_backend(name: str, capabilities: BackendCapabilities) -> None:
+    """Say what a backend can do, so that ProcessGroupBackend(name) serves it.
+
+    init_process_group("ft:<name>") then makes such a group, too.
+
+    Args:
+        name: as in torch.distributed.Backend.register_backend().
+        capabilities: of it; false ones lead to hangs, or to writes into tensors after an abort.
+
+    Raises:
+        ValueError: it was declared otherwise before.
+    """
+    known = _declared.setdefault(name.lower(), capabilities)
+    if known != capabilities:
+        raise ValueError(f"declare_backend: '{name}': expected what was declared before, {known}")
+    torchft_ext_autoload.add(name.lower())
+
+
+def _capabilities_of(name: str) -> BackendCapabilities:
+    known = _declared.get(name.lower())
+    if known is None:
+        raise ValueError(
+            f"ProcessGroupBackend: expected a declared backend, one of {sorted(_declared)}, found "
+            f"'{name}': call declare_backend('{name}', BackendCapabilities(...))"
+        )
+    if not known.renewable:
+        raise NotImplementedError(
+            f"ProcessGroupBackend: '{name}' cannot be made anew from a store, a rank and a size: "
+            "its members are those that its launcher started; use ProcessGroupHost"
+        )
+    return known
+
+
+def _registered(name: str) -> Make:
+    """Return what makes a backend that was registered with torch."""
+    plugin = dist.Backend._plugins.get(name.upper())
+    if plugin is None or plugin.extended_api:
+        raise ValueError(
+            f"ProcessGroupBackend: '{name}': expected BackendCapabilities.make, or a backend that "
+            "register_backend() was told of without extended_api"
+        )
+    make: Make = plugin.creator_fn
+    return make
+
+
+class _Making:
+    """A backend being made on a thread, which lets it go again if nobody wants it any more."""
+
+    def __init__(self, make: Callable[[], dist.ProcessGroup], tell: Callable[[], None]) -> None:
+        """Begin; `tell` is called, on the thread, when it has ended."""
+        self.error: Exception | None = None
+        self._make = make
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._made: dist.ProcessGroup | None = None
+        self._given_up = False
+        threading.Thread(target=self._run, name="ft-make", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            made = self._make()
+            with self._lock:
+                self._made = None if self._given_up else made
+        except Exception as error:
+            self.error = error
+        self._tell()
+
+    def result(self) -> dist.ProcessGroup | None:
+        """Return it; None: it is not there, and nobody will have it."""
+        with self._lock:
+            self._given_up = self._made is None
+            made, self._made = self._made, None
+            return made
+
+
+class _Formed:
+    """A generation and its backend."""
+
+    def __init__(self, generation: Generation, backend: dist.ProcessGroup) -> None:
+        self.generation = generation
+        self.backends = [backend]  # empty once it is retired
+
+
+class _Retirement:
+    """Where old backends go; counts those that are not gone yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def take(self, generation: Generation, backends: list[Any], limit: timedelta) -> None:
+        """End a backend on a thread; the list, which nobody else holds, is emptied. Does not
+        block."""
+        with self._lock:
+            self.count += 1
+        arguments = generation, backends, limit.total_seconds() + GRACE
+        target = threading.Thread(target=self._end, args=arguments, name="ft-retire")
+        target.daemon = True
+        target.start()
+
+    def _end(self, generation: Generation, backends: list[Any], limit: float) -> None:
+        try:
+            if backends and callable(abort := getattr(backends[0], "abort", None)):
+                with suppress(Exception):
+                    abort()
+            generation.await_backend(limit)
+            backends.clear()  # torch's destructors wait without the GIL
+        finally:
+            with self._lock:
+                self.count -= 1
+
+
+@with_operations
+class ProcessGroupBackend(GroupWithoutBackend):
+    """A group over a backend of torch's, or of the program's, made anew for each generation.
+
+    Adds to the backend: waiters return within milliseconds of abort() and of a member's death,
+    configure() begins another generation, and what gloo lacks in some versions (averages,
+    reduce_scatter, futures of receives). Costs: a copy of each input and output, unless the backend
+    is declared quiet_after_abort; a guard, which is a group of ProcessGroupHost's kind without
+    traffic, and a thread. CPU tensors. On failure: wait() raises CommError, futures a RuntimeError
+    with its text; the tensors of an operation that failed hold their old values, or its result if
+    that was being copied. Members that freeze are told after Options.heartbeat.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        timeout: float | timedelta = timedelta(seconds=60),
+        *,
+        options: _C.Options | None = None,
+    ) -> None:
+        """Make a group without members; configure() begins its first generation.
+
+        Args:
+            name: of a backend that declare_backend() was told of, or "gloo".
+            timeout: of operations and of configure(); seconds, or a timedelta.
+            options: of the guard: interface, ports, heartbeat.
+
+        Raises:
+            ValueError: no such backend was declared.
+            NotImplementedError: the backend cannot be made anew ("mpi").
+        """
+        super().__init__()
+        capabilities = _capabilities_of(name)
+        self._timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        self._options = options
+        self._backend_name = name.lower()
+        self._copies = not capabilities.quiet_after_abort
+        self._make = capabilities.make or _registered(name)
+        self._label = f"{type(self).__name__}{next(_number)}"
+        self._configuring = threading.Lock()
+        self._lock = threading.RLock()  # of the order of operations, and of what follows
+        self._guard: _C.Backend | None = None
+        self._formed: _Formed | None = None
+        self._forming: Generation | None = None
+        self._retirement = _Retirement()
+        self._client = KeptClient()
+
+    def getBackendName(self) -> str:
+        return f"ft:{self._backend_name}"
+
+    def retired(self) -> int:
+        """Return how many old backends still wait for operations that nobody else waits for."""
+        return self._retirement.count
+
+    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
+        client, timeout = self._client, self._timeout
+
+        def form() -> _C.Backend:
+            if self._guard is None:  # only now is it known which way the store lies
+                self._guard = self._new_guard(client.at(store_addr, timeout), 0, 1, _FOR_EVER)
+            self._guard.configure(f"{store_addr}/guard", rank, world_size, timeout=timeout)
+            return self._guard
+
+        self._form(form, lambda attempt: client.at(f"{store_addr}/backend{attempt}", timeout))
+
+    def begin_over(self, store: Store, rank: int, world_size: int) -> None:
+        """Begin the first generation over a store, as init_process_group() does. Blocks, and
+        raises, as configure()."""
+
+        def form() -> _C.Backend:
+            place = dist.PrefixStore("guard", store)
+            guard = self._new_guard(place, rank, world_size, self._timeout)
+            guard.set_timeout(_FOR_EVER)
+            self._guard = guard
+            return guard
+
+        self._form(form, lambda attempt: dist.PrefixStore(f"backend{attempt}", store))
+
+    def _new_guard(self, store: Store, rank: int, size: int, limit: timedelta) -> _C.Backend:
+        """Make the guard; its first generation too, within the limit, where that is no guard's."""
+        guard = _C._create_backend(
+            store,
+            rank,
+            size,
+            timeout=limit,
+            engine="host",
+            name=self._label,
+            options=self._options,
+            may_resize=True,
+            begin=limit != _FOR_EVER,
+        )
+        _interrupts.watch()
+        return guard
+
+    def _form(self, form: Callable[[], _C.Backend], store_for: Callable[[int], Store]) -> None:
+        """End the last generation, and begin one with the guard that `form` returns."""
+        if not self._configuring.acquire(blocking=False):
+            raise RuntimeError(f"configure() on '{self._label}': another thread is in configure()")
+        try:
+            self._end("configure() was called")
+            guard = form()
+            generation = self._forming = Generation(self._label, guard)
+            formed = _Formed(generation, self._made(generation, guard, store_for))
+            with self._lock:
+                self._formed = formed
+        finally:
+            self._forming = None
+            self._configuring.release()
+
+    def _made(
+        self, generation: Generation, guard: _C.Backend, store_for: Callable[[int], Store]
+    ) -> dist.ProcessGroup:
+        """Make the generation's backend; leaves it behind where the generation fails meanwhile."""
+        timeout, rank, size = self._timeout, generation.rank, generation.size
+        # An earlier attempt under this prefix may have left a backend's keys.
+        attempt = torch.tensor([secrets.randbits(60)])
+        native: Any = guard  # torch's stub of Backend has no operations
+        native.broadcast([attempt], _options_of_root(0)).wait()
+
+        def make() -> dist.ProcessGroup:
+            store = store_for(int(attempt.item()))
+            return _as_group(self._make(store, rank, size, timeout), store, rank, size)
+
+        making = _Making(make, generation.settled.set)
+        in_time = generation.settled.wait(timeout.total_seconds() + GRACE)
+        made = making.result()
+        if made is not None and generation.error() is None:
+            return made
+        if made is not None:
+            self._retirement.take(generation, [made], timeout)
+        self._client = KeptClient()  # the thread may still wait in the other one
+        raise self._why_not(generation, making.error, in_time)
+
+    def _why_not(self, generation: Generation, error: Exception | None, in_time: bool) -> Exception:
+        """Return what configure() raises where there is no backend; others learn of it."""
+        known = generation.error()
+        if known is not None:
+            return known
+        limit = f"it was not there within {self._timeout.total_seconds():g} s"
+        text = f"'{self._backend_name}' could not be made: {error if in_time else limit}"
+        generation.abort(text)
+        return RendezvousError(
+            f"configure() on '{self._label}' (rank {generation.rank}/{generation.size}): {text}",
+            rank=generation.rank,
+            size=generation.size,
+        )
+
+    def _end(self, why: str) -> None:
+        """End this rank's part of the generation, and retire its backend."""
+        formed = self._formed
+        if formed is None:
+            return
+        formed.generation.fail(CommAbortedError(f"group '{self._label}': {why}"))
+        formed.generation.await_copies()
+        with self._lock:
+            backends, formed.backends = formed.backends, []
+        if backends:
+            self._retirement.take(formed.generation, backends, self._timeout)
+
+    def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
+        formed = self._formed
+        if formed is None:
+            raise RuntimeError(f"{name} on '{self._label}': expected configure() before")
+        generation = formed.generation
+        staged = Stager(generation.rank, generation.size, self._copies).stage(name, args, kwargs)
+        limit = self._timeout if staged.timeout is None else staged.timeout
+        operation = Operation(generation, name, staged, limit)
+        with self._lock:  # the backend pairs operations of ranks by their order
+            generation.add(operation)
+            work = self._handed_over(formed, operation, staged)
+        if work is not None:
+            operation.follow(work)
+        return StagedWork(operation)
+
+    def _handed_over(
+        self, formed: _Formed, operation: Operation, staged: Staged
+    ) -> dist.Work | None:
+        """Issue it in the backend; None: the generation or the operation has failed.
+
+        Raises:
+            RuntimeError, ValueError, TypeError: the backend refused the arguments.
+        """
+        if operation.has_ended() or not formed.backends:
+            return None
+        try:
+            return staged.issue(formed.backends[0])
+        except Exception as error:
+            if not _is_the_networks(error):
+                formed.generation.remove(operation)
+                raise
+            operation.refused(error)
+            return None
+
+    def rank(self) -> int:
+        return 0 if self._formed is None else self._formed.generation.rank
+
+    def size(self) -> int:
+        return 1 if self._formed is None else self._formed.generation.size
+
+    def errored(self) -> Exception | None:
+        return None if self._formed is None else self._formed.generation.error()
+
+    def abort(self) -> None:
+        guard, forming, formed = self._guard, self._forming, self._formed
+        if guard is None:
+            return
+        guard.abort()
+        error = guard.errored() or CommAbortedError(f"group '{self._label}': abort() was called")
+        if forming is not None:
+            forming.fail(error)
+        if formed is not None:
+            formed.generation.fail(error)
+            formed.generation.await_copies()
+
+    def shutdown(self) -> None:
+        self._end("shutdown() was called")
+        guard, self._guard = self._guard, None
+        if guard is not None:  # whose goodbye waits some seconds for its unending receive
+            threading.Thread(target=guard.shutdown, name="ft-goodbye", daemon=True).start()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        formed = self._formed
+        for group in formed.backends if formed is not None else []:
+            with suppress(RuntimeError, AttributeError):  # a backend without timeouts
+                group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
+
+
+class ProcessGroupGloo(ProcessGroupBackend):
+    """torch's gloo, that may be aborted and begins any number of generations.
+
+    As ProcessGroupBackend. For programs that want gloo's own results and algorithms;
+    ProcessGroupHost is faster, without copies.
+    """
+
+    def __init__(self, timeout: float | timedelta = timedelta(seconds=60)) -> None:
+        """Make a group without members; configure() begins its first generation.
+
+        Args:
+            timeout: of operations and of configure(); seconds, or a timedelta.
+        """
+        super().__init__("gloo", timeout)
+
+
+def _is_the_networks(error: Exception) -> bool:
+    """Say whether it tells of a connection, and not of arguments; gloo has no class for it."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
+def _options_of_root(root: int) -> dist.BroadcastOptions:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def _as_group(made: Any, store: Store, rank: int, size: int) -> dist.ProcessGroup:
+    """Return a group of torch's around a backend, whose methods take what users give."""
+    if isinstance(made, dist.ProcessGroup):
+        return made
+    types = dist.ProcessGroup.BackendType
+    kind = types.GLOO if isinstance(made, dist.ProcessGroupGloo) else types.CUSTOM
+    group = dist.ProcessGroup(store, rank, size)
+    group._register_backend(torch.device("cpu"), kind, made)
+    group._set_default_backend(kind)
+    return group

@@ -1,0 +1,412 @@
+"""One generation of a group over a backend that cannot be aborted, and its operations.
+
+Owners: the group (`_pg_backend.py`) owns its generation; a generation owns its operations until
+they have ended; a Work holds its operation. A native group of this package, the guard, tells what
+became of the members; it is the group's and outlives generations.
+
+Threads: the caller's issue and wait. The backend's complete operations, or helpers of this module
+where its works have no future. One thread for each generation waits for the guard's failure.
+
+| state of an operation | who may write the caller's tensors | what abort does |
+|---|---|---|
+| pending | nobody: the backend works on copies | fails it, and its waiters return |
+| copying | the thread that completes it | waits for the copy, which ends as a success |
+| ended | nobody | nothing |
+
+Where a member leaves or begins another generation, what is pending has a second to end: the member
+may have completed its part. A failed generation takes no operations. Completions that come later
+are dropped: this is what keeps an abandoned operation out of the caller's tensors.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d
+from torch.futures import Future
+
+from torchft_ext import _C
+from torchft_ext._pg_staging import Staged
+from torchft_ext.errors import CommAbortedError, CommError, CommTimeoutError, PeerLeftError
+
+GRACE = 5.0  # seconds that a backend may be late in telling that an operation's time is over
+_VERDICT = 0.25  # seconds that the guard has to tell why a backend's operation failed
+_LAST_LIMIT = 1.0  # seconds that operations have to end once a member has begun another generation
+_COPY_LIMIT = 60.0  # seconds; of a copy that abort() waits for
+_WITHOUT_FUTURES = ("recv", "recv_anysource", "send")
+_SENTINEL_TAG = 1
+
+
+class Helpers:
+    """Threads that wait for works without futures: as many as wait at the same time, kept."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Run it on a helper. Does not block."""
+        with self._lock:
+            fresh = self._idle == 0
+            self._idle -= not fresh
+        self._tasks.put(task)
+        if fresh:
+            threading.Thread(target=self._work, name="ft-helper", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._tasks.get()()
+            with self._lock:
+                self._idle += 1
+
+
+helpers = Helpers()
+
+
+class Operation:
+    """What was issued once, for its Work, its future and whoever completes it. Never blocks the
+    thread that completes it, but for the copy and for callbacks of its future."""
+
+    def __init__(self, generation: Generation, name: str, staged: Staged, limit: timedelta) -> None:
+        self.name = name
+        self.limit = limit
+        self.began = time.monotonic()
+        self.number = 0
+        self.source = -1  # the rank that a message came from
+        self._generation = generation
+        self._staged: Staged | None = staged
+        self._result = staged.result
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._ended = threading.Event()
+        self._trigger: Future[None] | None = None
+        self._future: Future[list[torch.Tensor]] | None = None
+
+    def follow(self, work: dist.Work) -> None:
+        """Have this end when the backend's work has."""
+        if self.name in _WITHOUT_FUTURES:
+            helpers.run(lambda: self._attend(work))
+        else:
+            work.get_future().add_done_callback(self._completed)
+
+    def _attend(self, work: dist.Work) -> None:
+        try:
+            work.wait(self.limit)
+            if self.name == "recv_anysource":
+                self.source = work._source_rank()
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._succeed()
+
+    def _completed(self, future: Future[Any]) -> None:
+        try:
+            value = future.value()
+        except Exception as error:
+            value = error
+        if isinstance(value, Exception):  # as a value: futures that Python has completed
+            self._fail(value)
+        else:
+            self._succeed()
+
+    def refused(self, error: Exception) -> None:
+        """The backend failed as it was given the operation."""
+        self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._generation.backend_ended()
+        self._generation.report(self, error)
+
+    def _succeed(self) -> None:
+        self._generation.backend_ended()
+        staged = self._staged
+        if staged is None or not self._generation.begin_copy(self):
+            return
+        error: Exception | None = None
+        try:
+            staged.copy_out()
+        except Exception as raised:  # the caller's tensor has changed its size, say
+            error = raised
+        self.end(error)
+        self._generation.end_copy()
+        self.tell()
+
+    def end(self, error: Exception | None) -> None:
+        """Wake the waiters; the generation calls it once."""
+        self._error = error
+        self._staged = None  # and with it the copies
+        self._ended.set()
+
+    def tell(self) -> None:
+        """Complete the future, after end(); runs its callbacks."""
+        with self._lock:
+            trigger, self._trigger = self._trigger, None
+        if trigger is not None:
+            trigger.set_result(None)
+
+    def error(self) -> Exception | None:
+        return self._error
+
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, limit: float | None) -> None:
+        """Block until it has ended; None: up to its own limit.
+
+        Raises:
+            CommError: it failed; past the limit the generation fails with it.
+        """
+        rest = self.began + self.limit.total_seconds() + GRACE - time.monotonic()
+        if not self._ended.wait(max(rest, 0.0) if limit is None else limit):
+            self._generation.time_is_over(self)
+            self._ended.wait(_COPY_LIMIT)
+        if self._error is not None:
+            raise self._error
+
+    def value(self) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def future(self) -> Future[list[torch.Tensor]]:
+        with self._lock:
+            if self._future is None:
+                self._trigger = Future()
+                self._future = self._trigger.then(lambda _: self.value())
+        if self.has_ended():
+            self.tell()  # whoever ended it may have looked before there was a trigger
+        return self._future
+
+
+class StagedWork(_c10d.Work):
+    """A Work of a group over a staged backend.
+
+    wait() raises the CommError that the operation failed with; the future raises a RuntimeError
+    with its text, since futures of Python carry no other.
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__()
+        self._operation = operation
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._operation.wait(timeout.total_seconds() if timeout > timedelta(0) else None)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._operation.has_ended()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._operation.error() is None
+
+    def exception(self) -> Exception | None:
+        return self._operation.error()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._operation.value()
+
+    def source_rank(self) -> int:
+        return self._operation.source
+
+    def _source_rank(self) -> int:
+        return self._operation.source
+
+    def get_future(self) -> Future[Any]:
+        return self._operation.future()
+
+
+class Generation:
+    """A generation: members, what is under way, and the failure that ended it."""
+
+    def __init__(self, label: str, guard: _C.Backend) -> None:
+        self.rank = guard.rank()
+        self.size = guard.size()
+        self.failed = threading.Event()
+        self.settled = threading.Event()  # failed, or its backend is there
+        self._label = label
+        self._guard = guard
+        self._number = guard.generation
+        self._error: Exception | None = None
+        self._verdict: Exception | None = None
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._issued = 0
+        self._copying = 0
+        self._in_backend = 0
+        self._pending: set[Operation] = set()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Learn of the guard's failure by a receive that nobody sends to."""
+        guard: Any = self._guard  # torch's stub of Backend has no operations
+        sentinel = guard.recv_anysource([torch.zeros(1)], _SENTINEL_TAG)
+        arguments = weakref.ref(self), sentinel  # so that a group that nobody holds can go
+        threading.Thread(target=_await, args=arguments, name="ft-guard", daemon=True).start()
+
+    def guard_failed(self, error: Exception) -> None:
+        """End it as the guard says, on the thread that waits for that."""
+        verdict = self._guard.errored() or error
+        if _is_a_leaving(verdict):
+            self._let_pending_end(verdict)
+        self.fail(verdict)
+
+    def _let_pending_end(self, verdict: Exception) -> None:
+        """A member went on, having completed its part: slower ones still complete theirs."""
+        with self._lock:
+            self._verdict = verdict
+            self._idle.wait_for(lambda: not self._pending or self._error is not None, _LAST_LIMIT)
+
+    def error(self) -> Exception | None:
+        """Return what it failed with, or is about to, after what is under way."""
+        return self._error or self._verdict
+
+    def add(self, operation: Operation) -> None:
+        """Take it, or end it at once where the generation has failed."""
+        with self._lock:
+            self._issued += 1
+            operation.number = self._issued
+            error = self.error()
+            if error is None:
+                self._pending.add(operation)
+                self._in_backend += 1
+        if error is not None:
+            operation.end(_of(operation, error))
+
+    def remove(self, operation: Operation) -> None:
+        """Forget an operation that the backend refused."""
+        self.backend_ended()
+        with self._lock:
+            self._pending.discard(operation)
+
+    def backend_ended(self) -> None:
+        """Note that the backend is out of one operation."""
+        with self._lock:
+            self._in_backend -= 1
+            self._idle.notify_all()
+
+    def await_backend(self, limit: float) -> None:
+        """Block until the backend is in no operation, at most so many seconds."""
+        with self._lock:
+            self._idle.wait_for(lambda: self._in_backend == 0, limit)
+
+    def begin_copy(self, operation: Operation) -> bool:
+        """Say whether the operation still may write the caller's tensors; then end_copy() ends
+        that."""
+        with self._lock:
+            if operation not in self._pending:
+                return False
+            self._pending.remove(operation)
+            self._copying += 1
+            self._idle.notify_all()
+            return True
+
+    def end_copy(self) -> None:
+        with self._lock:
+            self._copying -= 1
+            self._idle.notify_all()
+
+    def await_copies(self) -> None:
+        """Block until nobody writes the caller's tensors: as long as a copy takes."""
+        with self._lock:
+            self._idle.wait_for(lambda: self._copying == 0, _COPY_LIMIT)
+
+    def busy(self) -> int:
+        """Return how many operations the backend has not ended, those that failed among them."""
+        with self._lock:
+            return self._in_backend
+
+    def fail(self, error: Exception) -> None:
+        """End it and all that is under way; the first error counts. Does not block."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            pending, self._pending = self._pending, set()
+            self.failed.set()
+            self.settled.set()
+            self._idle.notify_all()
+        for operation in pending:
+            operation.end(_of(operation, error))
+        for operation in pending:
+            operation.tell()
+
+    def abort(self, why: str) -> None:
+        """End it on every rank."""
+        self._guard.abort(why)
+        self.fail(self._guard.errored() or CommAbortedError(why))
+
+    def report(self, operation: Operation, error: Exception) -> None:
+        """The backend failed in an operation: find out why, and end the generation. Does not
+        block."""
+        if "imed out" in str(error) or "imeout" in str(error):
+            self._time_out(operation, str(error))
+        else:
+            helpers.run(lambda: self._abort_unless_told(operation, str(error)))
+
+    def time_is_over(self, operation: Operation) -> None:
+        self._time_out(operation, "")
+
+    def _abort_unless_told(self, operation: Operation, text: str) -> None:
+        if not self.failed.wait(_VERDICT):
+            self.abort(f"{operation.name} failed in the backend: {text}")
+
+    def _time_out(self, operation: Operation, text: str) -> None:
+        elapsed = time.monotonic() - operation.began
+        said = f" ({text})" if text else ""
+        error = CommTimeoutError(
+            f"group '{self._label}' (rank {self.rank}/{self.size}, generation {self._number}): not "
+            f"complete after {elapsed:.3f} s{said}; begin a new generation with configure()",
+            generation=self._number,
+            rank=self.rank,
+            size=self.size,
+            limit=operation.limit,
+        )
+        self.fail(error)
+        self._guard.abort(f"{operation.name} #{operation.number} on rank {self.rank} timed out")
+
+
+def _await(generation: weakref.ref[Generation], sentinel: dist.Work) -> None:
+    try:
+        sentinel.wait()
+    except Exception as error:
+        if (alive := generation()) is not None:
+            alive.guard_failed(error)
+
+
+def _is_a_leaving(error: Exception) -> bool:
+    cause = error.cause if isinstance(error, CommError) else None
+    went_on = cause is not None and "began another generation" in cause.how
+    return went_on or isinstance(error, PeerLeftError)
+
+
+def _of(operation: Operation, error: Exception) -> Exception:
+    """Return the error as this operation's: it names it."""
+    if not isinstance(error, CommError):
+        return error
+    text = str(error).replace("group ", f"{operation.name} #{operation.number} on ", 1)
+    return type(error)(
+        text,
+        generation=error.generation,
+        rank=error.rank,
+        size=error.size,
+        cause=error.cause,
+        op=operation.name,
+        seq=operation.number,
+        elapsed=timedelta(seconds=time.monotonic() - operation.began),
+        limit=operation.limit,
+    )
