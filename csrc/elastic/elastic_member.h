@@ -8,15 +8,14 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/fork.h"
+#include "elastic/cancellable_wait.h"
 #include "elastic/elastic_error.h"
 #include "elastic/elastic_message.h"
 #include "elastic/job_store.h"
@@ -40,8 +39,6 @@ struct ElasticOptions {
 
 class ElasticMember {
  public:
-  using Cancelled = std::function<bool()>;  // empty: never
-
   // Comes to the job: founds it with others, or asks for a place in it. Returns at once where the
   // store answers; awaitView() waits for the place. Throws ElasticError.
   static std::shared_ptr<ElasticMember> join(ElasticOptions options, Deadline deadline,
@@ -89,7 +86,6 @@ class ElasticMember {
 
  private:
   struct Impl;
-  void checkNote(const std::string& note) const;
   void requireOwnProcess() const;
   explicit ElasticMember(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   const uint64_t forks_ = forkCount();  // a forked child has none of the threads

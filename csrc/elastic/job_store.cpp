@@ -1,5 +1,7 @@
 #include "elastic/job_store.h"
 
+#include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "elastic/elastic_codec.h"
@@ -76,24 +78,27 @@ ComparingStore& JobStore::store() {
   return *store_;
 }
 
-std::optional<std::string> JobStore::get(const std::string& key) {
+// What the call returns; after an error the next one gets a new connection.
+template <typename Call>
+std::invoke_result_t<Call> JobStore::guarded(const Call& call) {
   try {
-    const auto values = store().getAll({prefix_ + key});
-    return values ? std::optional(values->front()) : std::nullopt;
+    return call();
   } catch (const StoreError&) {
     store_.reset();
     throw;
   }
 }
 
+std::optional<std::string> JobStore::get(const std::string& key) {
+  return guarded([&] {
+    const auto values = store().getAll({prefix_ + key});
+    return values ? std::optional(values->front()) : std::nullopt;
+  });
+}
+
 // What stands there: this value, or one that was there before.
 std::string JobStore::first(const std::string& key, const std::string& value) {
-  try {
-    return store().compareSet(prefix_ + key, "", value);
-  } catch (const StoreError&) {
-    store_.reset();
-    throw;
-  }
+  return guarded([&] { return store().compareSet(prefix_ + key, "", value); });
 }
 
 JobKey JobStore::key() {
@@ -114,19 +119,28 @@ Founding JobStore::found(Founding proposed) {
   return decodeFounding(first("founding", encodeFounding(proposed)));
 }
 
-void JobStore::takeSeat(const Member& self) {
-  const std::string mine = encodeMembers({self});
-  for (size_t seat = seats().size(); seat < kMostMembers; ++seat) {
-    if (first("seat/" + std::to_string(seat), mine) == mine) return;
-  }
-  throw StoreError("too many processes have come to this job");
+size_t JobStore::takeSeat(const Member& self) {
+  return guarded([&] {
+    const auto seat = static_cast<size_t>(store().add(prefix_ + "seats", 1)) - 1;
+    if (seat >= kMostMembers) throw StoreError("too many processes have come to this job");
+    store().set(prefix_ + "seat/" + std::to_string(seat), encodeMembers({self}));
+    return seat;
+  });
 }
 
-std::vector<Member> JobStore::seats() {
+size_t JobStore::seatsTaken() {
+  const auto text = get("seats");
+  size_t taken = 0;
+  if (text) std::from_chars(text->data(), text->data() + text->size(), taken);
+  return std::min(taken, kMostMembers);
+}
+
+std::vector<Member> JobStore::seats(size_t most) {
+  const size_t taken = seatsTaken();
   std::vector<Member> members;
-  for (size_t seat = 0; seat < kMostMembers; ++seat) {
+  for (size_t seat = 0; seat < taken && members.size() < most; ++seat) {
     const auto bytes = get("seat/" + std::to_string(seat));
-    if (!bytes) break;
+    if (!bytes) continue;
     for (Member& member : decodeMembers(*bytes)) members.push_back(std::move(member));
   }
   return members;
@@ -138,12 +152,7 @@ std::vector<Member> JobStore::contacts() {
 }
 
 void JobStore::setContacts(const std::vector<Member>& members) {
-  try {
-    store().set(prefix_ + "contacts", encodeMembers(members));
-  } catch (const StoreError&) {
-    store_.reset();
-    throw;
-  }
+  guarded([&] { store().set(prefix_ + "contacts", encodeMembers(members)); });
 }
 
 std::optional<JobStore::Register> JobStore::readRegister() {
@@ -165,12 +174,8 @@ std::optional<JobStore::Register> JobStore::readRegister() {
 // promise to none below it, in one step.
 bool JobStore::writeRegister(const Register& found, const AcceptedView& held) {
   const std::string wanted = encodeRegister(found.identity, held);
-  try {
-    return store().compareSet(prefix_ + "witness", found.bytes, wanted) == wanted;
-  } catch (const StoreError&) {
-    store_.reset();
-    throw;
-  }
+  return guarded(
+      [&] { return store().compareSet(prefix_ + "witness", found.bytes, wanted) == wanted; });
 }
 
 WitnessReply JobStore::ask(const WitnessRequest& request) {

@@ -3,7 +3,8 @@
 //
 // Keys, below the job's prefix:
 //   job       what admits to its connections: the first that is written
-//   seat/<i>  fresh processes, in the order in which they came
+//   seats     how many fresh processes have come
+//   seat/<i>  one of them, in the order in which they came; one that died on its way lacks
 //   founding  the rules and the first view: the first that is written
 //   contacts  the members of a late view: a hint
 //   witness   the store's identity, and the view that it last voted for: changed only by who names
@@ -15,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "elastic/member_network.h"
@@ -37,8 +39,9 @@ class JobStore {
   std::optional<Founding> founding();
   // The founding that stands; the witness's identity is set in its view.
   Founding found(Founding proposed);
-  void takeSeat(const Member& self);
-  std::vector<Member> seats();
+  size_t takeSeat(const Member& self);  // its number
+  size_t seatsTaken();
+  std::vector<Member> seats(size_t most);  // the first so many that are there
   std::vector<Member> contacts();
   void setContacts(const std::vector<Member>& members);
   // As the witness, or under the store's rule.
@@ -51,6 +54,8 @@ class JobStore {
     std::string bytes;  // as it stands
   };
   ComparingStore& store();
+  template <typename Call>
+  std::invoke_result_t<Call> guarded(const Call& call);
   std::optional<std::string> get(const std::string& key);
   std::string first(const std::string& key, const std::string& value);
   std::optional<Register> readRegister();

@@ -168,6 +168,15 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
       if (stands == expected) return store_->values_[key] = desired;
       return found == store_->values_.end() ? expected : stands;
     }
+    int64_t add(const std::string& key, int64_t amount) override {
+      store_->enterSet();
+      MutexLock lock(store_->mutex_);
+      ++store_->uses_[process_].sets;
+      std::string& value = store_->values_[key];
+      const int64_t sum = (value.empty() ? 0 : std::stoll(value)) + amount;
+      value = std::to_string(sum);
+      return sum;
+    }
     void remove(const std::string& key) override {
       store_->enter();
       MutexLock lock(store_->mutex_);
