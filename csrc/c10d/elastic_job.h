@@ -45,9 +45,12 @@ class ElasticJob {
   // name. RuntimeError for a name that is taken.
   void manage(const std::string& name, const BackendPtr& backend);
 
+  using Phases = std::vector<std::pair<std::string, Duration>>;
   struct Formed {
     View view;
-    std::vector<std::pair<std::string, Duration>> phases;  // "agree", "connect"
+    // Where a generation has failed: "detect" (the lost process's silence, where that is known) and
+    // "release" (from the failure to this call). Then "agree", "connect".
+    Phases phases;
   };
   // Waits for a view newer than the one that was formed last, and forms all groups in it; a view
   // that does not form is followed by another. leave_out_absent: members whose users have not
@@ -77,6 +80,7 @@ class ElasticJob {
   void logFormed(const Formed& formed) const;
   std::vector<Managed> managed() const;
   void suspectCulprits();
+  Phases phasesOfLoss() const;
   void noteFormed(uint64_t view);
 
   std::shared_ptr<ElasticMember> member_;

@@ -9,6 +9,7 @@ static void write(ByteWriter& writer, const Vote& vote);
 static void write(ByteWriter& writer, const Answer& answer);
 static void write(ByteWriter& writer, const Outcome& outcome);
 static void write(ByteWriter& writer, const Ballot& ballot);
+static void write(ByteWriter& writer, const MemberPair& pair);
 static void write(ByteWriter& writer, const AgreementReport& report);
 static void write(ByteWriter& writer, const Promise& promise);
 
@@ -58,6 +59,15 @@ Member readMember(ByteReader& reader) {
 
 static std::vector<MemberId> readIds(ByteReader& reader) {
   return readAll(reader, kMostMembers, readId<MemberId>);
+}
+
+static void write(ByteWriter& writer, const MemberPair& pair) {
+  write(writer, pair.first);
+  write(writer, pair.second);
+}
+static MemberPair readPair(ByteReader& reader) {
+  const MemberId first = readId<MemberId>(reader);
+  return {first, readId<MemberId>(reader)};
 }
 
 static void write(ByteWriter& writer, const Vote& vote) {
@@ -156,7 +166,7 @@ static void write(ByteWriter& writer, const Promise& promise) {
   writeIfAny(writer, promise.accepted);
   writeAll(writer, promise.agreements);
   writeAll(writer, promise.waiting);
-  writeAll(writer, promise.cannot_reach);
+  writeAll(writer, promise.cut);
   writeAll(writer, promise.absent);
 }
 static Promise readPromise(ByteReader& reader) {
@@ -171,7 +181,7 @@ static Promise readPromise(ByteReader& reader) {
   promise.accepted = readIfAny(reader, readAccepted);
   promise.agreements = readAll(reader, 3, readReport);
   promise.waiting = readAll(reader, kMostMembers, readMember);
-  promise.cannot_reach = readIds(reader);
+  promise.cut = readAll(reader, kMostMembers, readPair);
   promise.absent = readIds(reader);
   return promise;
 }

@@ -312,11 +312,11 @@ Promise ElasticCore::promise() const {
   promise.agreements = agreements_.reports();
   promise.promotion = agreements_.promotion();
   for (const auto& [id, member] : waiting_) promise.waiting.push_back(member);
-  std::set<MemberId> cannot_reach = cannot_reach_;
+  std::set<MemberPair> cut = cut_;
   for (const auto& [id, loss] : losses_) {
-    if (loss == Loss::kUnreachable) cannot_reach.insert(id);
+    if (loss == Loss::kUnreachable) cut.insert(std::minmax(self_.id, id));
   }
-  promise.cannot_reach.assign(cannot_reach.begin(), cannot_reach.end());
+  promise.cut.assign(cut.begin(), cut.end());
   promise.absent.assign(absent_.begin(), absent_.end());
   promise.ready = ready_;
   promise.leaving = leaving_;
@@ -542,7 +542,7 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   highest_round_ = 0;
   fruitless_ = 0;
   wanted_ = false;
-  cannot_reach_.clear();
+  cut_.clear();
   absent_.clear();
   contacts_.clear();
   for (const Member& member : view_.members) {
@@ -593,7 +593,10 @@ std::string ElasticCore::fingerprint() const {
     writer.u8(static_cast<uint8_t>(loss));
   }
   ids(waiting());
-  ids(cannot_reach_);
+  for (const auto& [one, other] : cut_) {
+    writer.raw(one.bytes);
+    writer.raw(other.bytes);
+  }
   ids(absent_);
   writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (wanted_ ? 2 : 0) | (ready_ ? 4 : 0)));
   write(writer, AcceptedView{promised_, accepted_ ? accepted_->view : View{}});

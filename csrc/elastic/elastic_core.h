@@ -71,8 +71,8 @@ class ElasticCore {
   ElasticEffects receive(const MemberId& from, const ElasticMessage& message);
   // The driver's word on another member or newcomer.
   ElasticEffects lose(const MemberId& id, Loss loss);
-  // The view could not form: no connection to these members could be made.
-  void cannotReach(const std::set<MemberId>& ids) { cannot_reach_.insert(ids.begin(), ids.end()); }
+  // The view could not form: these pairs of its members could not connect.
+  void cannotReach(const std::set<MemberPair>& pairs) { cut_.insert(pairs.begin(), pairs.end()); }
   // These are to be left out of the next view unless they await it.
   void leaveOut(const std::set<MemberId>& ids) { absent_.insert(ids.begin(), ids.end()); }
   void setLeaving() { leaving_ = true; }
@@ -139,7 +139,7 @@ class ElasticCore {
   std::vector<MemberId> contacts_;
   std::map<MemberId, Loss> losses_;
   std::map<MemberId, Member> waiting_;
-  std::set<MemberId> cannot_reach_;
+  std::set<MemberPair> cut_;
   std::set<MemberId> absent_;
   bool leaving_ = false;
   bool wanted_ = false;

@@ -482,7 +482,7 @@ std::vector<MemberId> ElasticMember::leftOutSince(const View& view) const {
 }
 
 View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,
-                              const std::set<MemberId>& unreachable,
+                              const std::set<MemberPair>& unreachable,
                               const std::set<MemberId>& leave_out) {
   requireOwnProcess();
   impl_->loop.post([impl = impl_, newer_than, unreachable, leave_out] {

@@ -56,10 +56,10 @@ class ElasticMember {
   std::vector<MemberId> leftOutSince(const View& view) const;
 
   // Waits for a view newer than this, with this member in it; asks for one. leave_out: members of
-  // the newest view to be left out unless they wait too; unreachable: to which no connection could
-  // be made. Throws ElasticError.
+  // the newest view to be left out unless they wait too; unreachable: pairs of its members that
+  // could not connect, of which one is left out. Throws ElasticError.
   View awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled = {},
-                 const std::set<MemberId>& unreachable = {},
+                 const std::set<MemberPair>& unreachable = {},
                  const std::set<MemberId>& leave_out = {});
   // What a failed generation told of members: they are lost until they say something.
   void suspect(const std::set<MemberId>& ids);
@@ -71,7 +71,8 @@ class ElasticMember {
   bool isOver(uint64_t view) const;
   // This member's next agreement of that view, which it has formed. std::invalid_argument: the note
   // is longer than 1 MiB divided by the number of members. A call that ran out of time is
-  // taken up by the next one: it is the same agreement. Throws ElasticError.
+  // taken up by the next one: it is the same agreement. One thread at a time; another one gets an
+  // ElasticError at once, as for everything else that prevents an answer.
   Answer agree(uint64_t view, Vote vote, Deadline deadline, const Cancelled& cancelled = {});
   // From the next view on this member is not there any more.
   void setLeaving();

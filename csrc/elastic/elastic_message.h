@@ -47,10 +47,10 @@ struct Promise {
   std::optional<AcceptedView> accepted;
   std::vector<AgreementReport> agreements;  // its last two, in order
   Promotion promotion = Promotion::kNo;
-  std::vector<Member> waiting;         // newcomers that it knows
-  std::vector<MemberId> cannot_reach;  // members to which no connection can be made
-  std::vector<MemberId> absent;        // to be left out unless they are ready
-  bool ready = false;                  // its user awaits a view
+  std::vector<Member> waiting;   // newcomers that it knows
+  std::vector<MemberPair> cut;   // that it knows: pairs that cannot connect, its own and others'
+  std::vector<MemberId> absent;  // to be left out unless they are ready
+  bool ready = false;            // its user awaits a view
   bool leaving = false;
   friend bool operator==(const Promise&, const Promise&) = default;
 };

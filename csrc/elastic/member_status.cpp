@@ -176,6 +176,12 @@ View MemberStatus::awaitView(uint64_t newer_than, Deadline deadline, const Cance
 
 MemberStatus::Agreement MemberStatus::beginAgreement(uint64_t view) {
   const MutexLock lock(mutex_);
+  if (awaits_answer_) {
+    throw ElasticError(ElasticErrorKind::kState,
+                       "elastic job '" + job_ + "': agree() in view " + std::to_string(view) +
+                           " while another thread is in agree(): one thread at a time takes part");
+  }
+  awaits_answer_ = true;
   const bool fresh = !(agreeing_ && asked_.first == view);
   if (fresh) {
     asked_ = {view, asked_.first == view ? asked_.second + 1 : 1};
@@ -191,9 +197,19 @@ Answer MemberStatus::awaitAnswer(const Agreement& agreement, Deadline deadline,
   const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
     return answers_.contains(wanted) || left_out_ || left_ || hopeless_;
   };
-  waitUntilDone(mutex_, changed_, over, deadline, cancelled);
-  const auto found = answers_.find(wanted);
-  if (found == answers_.end()) throwNoAnswer(agreement.index);
+  try {
+    waitUntilDone(mutex_, changed_, over, deadline, cancelled);
+  } catch (...) {
+    awaits_answer_ = false;
+    throw;
+  }
+  awaits_answer_ = false;
+  return takeAnswer(wanted);
+}
+
+Answer MemberStatus::takeAnswer(const Key& key) {
+  const auto found = answers_.find(key);
+  if (found == answers_.end()) throwNoAnswer(key.second);
   Answer answer = std::move(found->second);
   answers_.erase(found);
   agreeing_ = false;

@@ -53,6 +53,7 @@ class MemberStatus {
     uint64_t index = 0;
     bool fresh = false;
   };
+  // Throws ElasticError at once where another thread is in one.
   Agreement beginAgreement(uint64_t view);
   Answer awaitAnswer(const Agreement& agreement, Deadline deadline, const Cancelled& cancelled);
 
@@ -62,6 +63,7 @@ class MemberStatus {
   std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);
   [[noreturn]] void throwNoView() const REQUIRES(mutex_);
   [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
+  Answer takeAnswer(const Key& key) REQUIRES(mutex_);
   [[noreturn]] void throwNoAnswer(uint64_t index) const REQUIRES(mutex_);
 
   const std::string job_;
@@ -88,7 +90,8 @@ class MemberStatus {
   // Agreements.
   std::map<Key, Answer> answers_ GUARDED_BY(mutex_);
   Key asked_ GUARDED_BY(mutex_){0, 0};
-  bool agreeing_ GUARDED_BY(mutex_) = false;
+  bool agreeing_ GUARDED_BY(mutex_) = false;       // its answer has not been taken yet
+  bool awaits_answer_ GUARDED_BY(mutex_) = false;  // a thread does
 };
 
 }  // namespace torchft_ext

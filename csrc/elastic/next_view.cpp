@@ -9,13 +9,14 @@
 namespace torchft_ext {
 namespace {
 
-using Pairs = std::set<std::pair<MemberId, MemberId>>;
+using Pairs = std::set<MemberPair>;
 
 Pairs pairsOf(const std::map<MemberId, Promise>& promises) {
   Pairs pairs;
   for (const auto& [member, promise] : promises) {
-    for (const MemberId& other : promise.cannot_reach) {
-      if (promises.contains(other) && other != member) pairs.insert(std::minmax(member, other));
+    for (const auto& [one, other] : promise.cut) {
+      const bool both = promises.contains(one) && promises.contains(other);
+      if (both && one != other) pairs.insert(std::minmax(one, other));
     }
   }
   return pairs;

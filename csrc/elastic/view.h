@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/identity.h"
@@ -24,6 +25,9 @@ struct Member {
   std::string record;  // who and where it is, as the driver encodes it; opaque to the protocol
   friend bool operator==(const Member&, const Member&) = default;
 };
+
+// Two members between which no connection can be made; the lower id first.
+using MemberPair = std::pair<MemberId, MemberId>;
 
 // What one member says in an agreement.
 struct Vote {

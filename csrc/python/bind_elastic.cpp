@@ -64,6 +64,16 @@ py::dict viewDict(const View& view, const MemberId& self) {
   return result;
 }
 
+// Its end takes up to seconds, and whoever drops the last reference may hold the GIL.
+JobPtr endingWithoutGil(JobPtr job) {
+  ElasticJob* raw = job.get();
+  return JobPtr(raw, [held = std::move(job)](ElasticJob*) mutable {
+    if (PyGILState_Check() == 0) return held.reset();
+    const py::gil_scoped_release no_gil;
+    held.reset();
+  });
+}
+
 JobPtr join(const std::string& address, int size, int min_size, int max_size, bool store_rule,
             const py::object& limit, const py::object& timeout,
             const std::optional<std::string>& interface,
@@ -79,7 +89,7 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
   options.network.port_range = port_range;
   const auto within = limitOf("elastic.join: timeout", timeout);
   const py::gil_scoped_release no_gil;
-  return ElasticJob::join(options, within);
+  return endingWithoutGil(ElasticJob::join(options, within));
 }
 
 py::tuple recover(ElasticJob& job, const py::object& timeout, bool leave_out_absent) {

@@ -105,6 +105,32 @@ TEST(ElasticMember, AllAgreeOrNobody) {
   for (const Answer& answer : job.agree(1, {true, true, true})) EXPECT_TRUE(answer.ok);
 }
 
+TEST(ElasticMember, ASecondThreadInAgreeIsToldSoAtOnce) {
+  Job job;
+  job.found(2);
+  job.awaitViews(0);
+  const auto agree = [&](size_t i) {
+    Vote vote;
+    vote.ok = true;
+    try {
+      return std::string(job.members[i]->agree(1, vote, Deadline::after(kLong)).ok ? "ok" : "no");
+    } catch (const ElasticError& error) {
+      return std::string(error.what());
+    }
+  };
+  std::vector<std::future<std::string>> threads;
+  for (int i = 0; i < 2; ++i) threads.push_back(std::async(std::launch::async, agree, 0));
+  const auto isThere = [](const std::future<std::string>& one) {
+    return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  while (!isThere(threads[0]) && !isThere(threads[1])) std::this_thread::yield();
+  if (!isThere(threads[0])) std::swap(threads[0], threads[1]);
+  const std::string told = threads[0].get();
+  EXPECT_NE(told.find("another thread"), std::string::npos) << told;
+  EXPECT_EQ(agree(1), "ok");
+  EXPECT_EQ(threads[1].get(), "ok");
+}
+
 TEST(ElasticMember, GoesOnWithoutAMemberThatEnded) {
   Job job;
   job.found(3);
@@ -187,6 +213,30 @@ TEST(ElasticMember, WhoIsLeftOutGetsNoView) {
   }
   for (auto& one : waiting) EXPECT_EQ(one.get().members.size(), 2U);
   EXPECT_EQ(looking.get(), "left out");
+}
+
+// Whoever tells it: another member may have heard of it before the two say so themselves.
+TEST(ElasticMember, OfTwoThatCannotConnectTheLaterIsLeftOut) {
+  Job job;
+  job.found(4);
+  const View first = job.awaitViews(0)[0];
+  const MemberId early = first.members[1].id;
+  const MemberId late = first.members[3].id;
+  std::vector<std::future<std::string>> waiting;
+  for (const auto& member : job.members) {
+    waiting.push_back(std::async(std::launch::async, [member, early, late] {
+      try {
+        const View view =
+            member->awaitView(1, Deadline::after(kLong), {}, {std::minmax(early, late)});
+        return std::string(view.has(early) && !view.has(late) ? "goes on" : "another view");
+      } catch (const ElasticError& error) {
+        return std::string(error.kind() == ElasticErrorKind::kLeftOut ? "left out" : error.what());
+      }
+    }));
+  }
+  for (size_t i = 0; i < waiting.size(); ++i) {
+    EXPECT_EQ(waiting[i].get(), job.members[i]->id() == late ? "left out" : "goes on");
+  }
 }
 
 TEST(ElasticMember, ANewcomerIsTakenInAtOneBoundary) {

@@ -22,7 +22,9 @@ class View:
         continuing: this member was in the last view that was formed.
         members_continuing: the same of every member, by rank.
         founder: this member is one since the job's founding.
-        phases: how long each part of the change took: "agree" (on the members), "connect" (all
+        phases: how long each part of the change took. After a failure: "detect" (the silence of the
+            lost process before it was told lost; where this process found it out) and "release"
+            (from the failure of the generation to recover()). Then "agree" (on the members), "connect" (all
             groups), "tables" (torch's), and after steps() has synced, "sync".
     """
 
