@@ -153,7 +153,8 @@ ElasticJob::Phases ElasticJob::phasesOfLoss() const {
   return phases;
 }
 
-ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_absent) {
+ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_absent,
+                                       bool without_quorum) {
   const Deadline deadline = Deadline::after(timeout);
   std::optional<Duration> patience;  // with those who do not come to a view
   if (leave_out_absent) patience = durationOf(timeout) / 2;
@@ -161,13 +162,14 @@ ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_abse
   suspectCulprits();
   const auto working = [this](const void*) { member_->setReady(false); };
   const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
-  Formed formed = recoverBy(deadline, patience);
+  Formed formed = recoverBy(deadline, patience, without_quorum);
   formed.phases.insert(formed.phases.begin(), lost.begin(), lost.end());
   logFormed(formed);
   return formed;
 }
 
-ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Duration> patience) {
+ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Duration> patience,
+                                         bool alone) {
   Formed result;
   std::set<MemberId> absent;
   std::set<MemberPair> unreachable;
@@ -180,7 +182,9 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
       newer_than = tried_;
     }
     const auto began = Clock::now();
-    result.view = member_->awaitView(newer_than, deadline, keepWaiting, unreachable, absent);
+    result.view = std::exchange(alone, false)
+                      ? member_->goOnAlone(deadline, keepWaiting)
+                      : member_->awaitView(newer_than, deadline, keepWaiting, unreachable, absent);
     const auto decided = Clock::now();
     agreeing += decided - began;
     const Deadline limit = patience ? deadline.orEarlier(*patience) : deadline;

@@ -57,7 +57,8 @@ class ElasticJob {
   // come to a view within half of the time are left out of the next one. Blocks up to the timeout;
   // calls the wait hook. Raises ElasticError, and where members were missing until the deadline,
   // that generation's failure.
-  Formed recover(Milliseconds timeout, bool leave_out_absent = false);
+  // without_quorum: this member goes on alone first, in a lineage of its own.
+  Formed recover(Milliseconds timeout, bool leave_out_absent = false, bool without_quorum = false);
   // In the view that was formed last.
   Answer agree(bool ok, std::string note, Milliseconds timeout);
   // Fails the generations of all managed groups.
@@ -76,7 +77,7 @@ class ElasticJob {
   ElasticJob() = default;
   void onStopped(uint64_t view, const std::string& why);
   FailurePtr formAll(const View& view, int rank, Deadline deadline);
-  Formed recoverBy(Deadline deadline, std::optional<Duration> patience);
+  Formed recoverBy(Deadline deadline, std::optional<Duration> patience, bool alone);
   void logFormed(const Formed& formed) const;
   std::vector<Managed> managed() const;
   void suspectCulprits();

@@ -54,7 +54,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
 
   // ---- the joining thread
   void start(Deadline deadline, const Cancelled& cancelled);
-  void listen(const JobKey& key, Deadline deadline);
+  void listen(Deadline deadline);
   // ---- any thread
   void stop();
   bool untilOnLoop(const std::function<bool()>& done, Deadline deadline);
@@ -64,6 +64,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   void carryOut(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);
   void sendAll(const std::vector<ElasticEffects::Envelope>& sends);
+  void restoreStore();
   void lookForContacts();
   void hearContacts(const std::vector<Member>& members);
   void askWitness(const WitnessRequest& request);
@@ -94,6 +95,8 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   EventLoop::TimerId timer = 0;
   int ticks = 0;
   bool witness_busy = false;
+  bool restoring = false;
+  Founding founding;  // the job's
   bool ending = false;
   bool forming = false;
   struct Early {
@@ -112,17 +115,17 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
 
 void ElasticMember::Impl::start(Deadline deadline, const Cancelled& cancelled) {
   const JobFounder founder(store, options.job, options.size, options.rules);
-  listen(founder.awaitKey(deadline, cancelled), deadline);
+  listen(deadline);
   const JobFounder::Place place = founder.findPlace(status.self(), deadline, cancelled);
   status.setRules(place.founding.rules);
   loop.post([this, place] { begin(place); });
 }
 
-void ElasticMember::Impl::listen(const JobKey& key, Deadline deadline) {
+void ElasticMember::Impl::listen(Deadline deadline) {
   const auto error = std::make_shared<std::string>("the member's thread did not get to it");
   loop.runOnLoop(
-      [this, self = shared_from_this(), key, error] {
-        network = std::make_unique<MemberNetwork>(loop, key, options.limit, events());
+      [this, self = shared_from_this(), error] {
+        network = std::make_unique<MemberNetwork>(loop, options.limit, events());
         *error = network->open(options.bind_address, options.ports);
         if (!error->empty()) return;
         const Member me = makeSelf(network->incarnation(), network->addresses());
@@ -153,12 +156,13 @@ MemberNetwork::Events ElasticMember::Impl::events() {
 
 void ElasticMember::Impl::begin(const JobFounder::Place& place) {
   Member me = status.self();
+  founding = place.founding;
+  network->admitMembers(founding.key);
   std::vector<MemberId> ids;
   for (const Member& contact : place.contacts) {
     network->introduce(contact);
     ids.push_back(contact.id);
   }
-  const Founding& founding = place.founding;
   if (founding.view.has(me.id)) {
     me.since = 1;
     core.emplace(me, founding.rules, founding.view);
@@ -193,6 +197,7 @@ void ElasticMember::Impl::tick() {
   if (!question) return;
   carryOut(core->askAgain());
   if (unpublished) publish();
+  if (core->view().rankOf(core->self().id) == 0) restoreStore();
   // A call of the view's store waits for its host: does that live?
   if (const auto host = client.awaitedHost()) network->ask(*host);
   for (const MemberId& id : core->unheard()) network->ask(id);
@@ -272,6 +277,25 @@ void ElasticMember::Impl::publish() {
       const auto alive = self.lock();
       if (alive) alive->loop.post([raw = alive.get()] { raw->unpublished = true; });
     }
+  });
+}
+
+// Of the first member: is the store still the one it was?
+void ElasticMember::Impl::restoreStore() {
+  if (std::exchange(restoring, true)) return;
+  store.post([self = weak_from_this(), founding = founding, lineage = core->view().lineage,
+              members = core->view().members](JobStore& job) {
+    WitnessId identity;
+    try {
+      identity = job.restore(founding, lineage, members);
+    } catch (const StoreError&) {  // the job goes on without it
+    }
+    const auto alive = self.lock();
+    if (!alive) return;
+    alive->loop.post([raw = alive.get(), identity] {
+      raw->restoring = false;
+      if (raw->core) raw->core->setWitness(identity);
+    });
   });
 }
 
@@ -479,6 +503,17 @@ std::string ElasticMember::nameOf(const MemberId& id) const {
 
 std::vector<MemberId> ElasticMember::leftOutSince(const View& view) const {
   return impl_->status.leftOutSince(view);
+}
+
+View ElasticMember::goOnAlone(Deadline deadline, const Cancelled& cancelled) {
+  requireOwnProcess();
+  const uint64_t last = impl_->status.view().number;
+  impl_->loop.post([impl = impl_] {
+    if (!impl->core) return;
+    impl->core->setReady(true);
+    impl->carryOut(impl->core->beginLineage(Lineage::random()));
+  });
+  return impl_->status.awaitView(last, deadline, cancelled, /*without_quorum=*/true);
 }
 
 View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,

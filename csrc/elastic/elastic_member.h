@@ -61,6 +61,10 @@ class ElasticMember {
   View awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled = {},
                  const std::set<MemberPair>& unreachable = {},
                  const std::set<MemberId>& leave_out = {});
+  // An operator's word, where no quorum is left: this member goes on alone from its newest view, in
+  // a lineage of its own. Whoever lives of the old one counts it as gone, and can only join anew.
+  // Throws ElasticError: it is in no view, or left out.
+  View goOnAlone(Deadline deadline, const Cancelled& cancelled = {});
   // What a failed generation told of members: they are lost until they say something.
   void suspect(const std::set<MemberId>& ids);
   // The user awaits a view, or forms one: who leaves out the absent keeps it. awaitView() says so.

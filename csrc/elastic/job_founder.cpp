@@ -31,6 +31,7 @@ Look lookAtStore(JobStore& store) {
 Founding foundingOf(std::vector<Member> members, const ElasticRules& rules) {
   Founding founding;
   founding.rules = rules;
+  founding.key = {Nonce::random(), GenerationSecret::random()};
   founding.view.lineage = Lineage::random();
   founding.view.number = 1;
   for (Member& member : members) {
@@ -43,10 +44,11 @@ Founding foundingOf(std::vector<Member> members, const ElasticRules& rules) {
 
 }  // namespace
 
-JobKey JobFounder::awaitKey(Deadline deadline, const Cancelled& cancelled) const {
+std::optional<Founding> JobFounder::awaitStore(Deadline deadline,
+                                               const Cancelled& cancelled) const {
   for (;;) {
     try {
-      return store_.call([](JobStore& store) { return store.key(); }, deadline, cancelled);
+      return store_.call([](JobStore& store) { return store.founding(); }, deadline, cancelled);
     } catch (const ElasticError&) {
       if (deadline.expired()) throw;
     }
@@ -69,8 +71,7 @@ JobFounder::Place JobFounder::findPlace(const Member& self, Deadline deadline,
 // founds; if nothing comes of that, the others do.
 Founding JobFounder::awaitFounding(const Member& self, Deadline deadline,
                                    const Cancelled& cancelled) const {
-  const auto known = store_.call(lookAtStore, deadline, cancelled);
-  if (known.founding) return *known.founding;
+  if (const auto known = awaitStore(deadline, cancelled)) return *known;
   const auto take = [self](JobStore& store) { return store.takeSeat(self); };
   const size_t seat = store_.call(take, deadline, cancelled);
   int patience = seat + 1 >= size_ ? 0 : kLooksBeforeOthersFound;

@@ -21,16 +21,15 @@ class JobFounder {
   JobFounder(JobStoreThread& store, std::string job, int size, ElasticRules rules)
       : store_(store), job_(std::move(job)), size_(static_cast<size_t>(size)), rules_(rules) {}
 
-  // Waits for the store, which may come up later than those who meet there.
-  JobKey awaitKey(Deadline deadline, const Cancelled& cancelled) const;
-
   struct Place {
     Founding founding;
     std::vector<Member> contacts;  // whom to ask for a place, where the first view has none for it
   };
+  // The store may come up later than those who meet there: it is waited for.
   Place findPlace(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
 
  private:
+  std::optional<Founding> awaitStore(Deadline deadline, const Cancelled& cancelled) const;
   Founding awaitFounding(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
   std::optional<Founding> found(Deadline deadline, const Cancelled& cancelled) const;
   [[noreturn]] void throwTooFew(size_t found) const;

@@ -9,22 +9,17 @@
 namespace torchft_ext {
 namespace {
 
-std::string encodeKey(const JobKey& key) {
-  ByteWriter writer;
+void write(ByteWriter& writer, const JobKey& key) {
   writer.raw(key.nonce.bytes);
   writer.raw(key.secret.connector.bytes);
   writer.raw(key.secret.acceptor.bytes);
-  return writer.take();
 }
 
-JobKey decodeKey(const std::string& bytes) {
-  ByteReader reader(bytes);
+JobKey readKey(ByteReader& reader) {
   JobKey key;
   reader.raw(key.nonce.bytes);
   reader.raw(key.secret.connector.bytes);
   reader.raw(key.secret.acceptor.bytes);
-  if (!reader.atEnd())
-    throw StoreError("what stands under the job's key is none of this library's");
   return key;
 }
 
@@ -33,6 +28,7 @@ std::string encodeFounding(const Founding& founding) {
   writer.u8(founding.rules.store_rule ? 1 : 0);
   writer.u32(static_cast<uint32_t>(founding.rules.min_size));
   writer.u32(static_cast<uint32_t>(founding.rules.max_size));
+  write(writer, founding.key);
   write(writer, founding.view);
   return writer.take();
 }
@@ -43,6 +39,7 @@ Founding decodeFounding(const std::string& bytes) {
   founding.rules.store_rule = reader.u8() != 0;
   founding.rules.min_size = static_cast<int>(reader.u32());
   founding.rules.max_size = static_cast<int>(reader.u32());
+  founding.key = readKey(reader);
   founding.view = readView(reader);
   if (!reader.atEnd()) throw StoreError("the job was founded by another version of this library");
   return founding;
@@ -101,22 +98,37 @@ std::string JobStore::first(const std::string& key, const std::string& value) {
   return guarded([&] { return store().compareSet(prefix_ + key, "", value); });
 }
 
-JobKey JobStore::key() {
-  if (const auto known = get("job")) return decodeKey(*known);
-  return decodeKey(first("job", encodeKey({Nonce::random(), GenerationSecret::random()})));
-}
-
 std::optional<Founding> JobStore::founding() {
   const auto bytes = get("founding");
   return bytes ? std::optional(decodeFounding(*bytes)) : std::nullopt;
 }
 
 Founding JobStore::found(Founding proposed) {
-  const std::string mine = encodeRegister(WitnessId::random(), std::nullopt);
-  const std::string stands = first("witness", mine);
-  ByteReader reader(stands);
-  reader.raw(proposed.view.witness.bytes);
+  proposed.view.witness = identity();
   return decodeFounding(first("founding", encodeFounding(proposed)));
+}
+
+WitnessId JobStore::identity() {
+  WitnessId identity;
+  const std::string stands = first("witness", encodeRegister(WitnessId::random(), std::nullopt));
+  ByteReader reader(stands);
+  reader.raw(identity.bytes);
+  return identity;
+}
+
+// Whoever finds the founding looks for the contacts: they come first.
+WitnessId JobStore::restore(const Founding& founding, const Lineage& lineage,
+                            const std::vector<Member>& members) {
+  const std::string record = encodeFounding(founding);
+  if (const auto stands = get("founding"); !stands || *stands != record) {
+    if (stands) return {};
+    first("contacts", encodeMembers(members));
+    identity();
+    if (first("founding", record) != record) return {};
+  }
+  const std::optional<Register> found = readRegister();
+  if (!found || (found->held && found->held->view.lineage != lineage)) return {};
+  return found->identity;
 }
 
 size_t JobStore::takeSeat(const Member& self) {

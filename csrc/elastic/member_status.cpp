@@ -23,6 +23,8 @@ const char* wordFor(Loss loss) {
       return "it does not answer";
     case Loss::kUnreachable:
       return "it cannot be reached";
+    case Loss::kParted:
+      return "it went on alone";
   }
   return "";
 }
@@ -164,10 +166,12 @@ std::string MemberStatus::namesOf(const std::vector<MemberId>& ids) const {
 
 // ---- what is awaited
 
-View MemberStatus::awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled) {
+View MemberStatus::awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,
+                             bool without_quorum) {
   const MutexLock lock(mutex_);
   const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
-    return view_.number > newer_than || left_out_ || left_ || hopeless_ || forsaken_;
+    return view_.number > newer_than || left_out_ || left_ || (hopeless_ && !without_quorum) ||
+           forsaken_;
   };
   waitUntilDone(mutex_, changed_, over, deadline, cancelled);
   if (view_.number > newer_than && !left_out_ && !left_) return view_;

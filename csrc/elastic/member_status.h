@@ -44,7 +44,9 @@ class MemberStatus {
   // std::invalid_argument: too long for an agreement of the newest view.
   void checkNote(const std::string& note) const;
 
-  View awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled);
+  // without_quorum: that there is none any more is no reason to give up.
+  View awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,
+                 bool without_quorum = false);
 
   // An agreement of this member: which one, and whether it is new. One that ran out of time is not
   // new, but taken up.

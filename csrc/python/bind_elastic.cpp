@@ -92,12 +92,13 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
   return endingWithoutGil(ElasticJob::join(options, within));
 }
 
-py::tuple recover(ElasticJob& job, const py::object& timeout, bool leave_out_absent) {
+py::tuple recover(ElasticJob& job, const py::object& timeout, bool leave_out_absent,
+                  bool without_quorum) {
   const auto within = limitOf("recover: timeout", timeout);
   ElasticJob::Formed formed;
   {
     const py::gil_scoped_release no_gil;
-    formed = job.recover(within, leave_out_absent);
+    formed = job.recover(within, leave_out_absent, without_quorum);
   }
   py::dict phases;
   for (const auto& [phase, duration] : formed.phases) phases[phase.c_str()] = duration;
@@ -118,6 +119,7 @@ py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::obje
   result["notes"] = notes;
   result["waiting"] = hexOfAll(answer.waiting);
   result["leaving"] = hexOfAll(answer.leaving);
+  result["new_witness"] = answer.new_witness;
   return result;
 }
 
@@ -136,7 +138,8 @@ void bind_elastic(py::module_& module) {
                   py::arg("timeout"), py::arg("interface"), py::arg("port_range"))
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
       .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backend"))
-      .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"))
+      .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"),
+           py::arg("without_quorum") = false)
       .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"))
       .def("abort", &ElasticJob::abort, py::arg("why"), NoGil())
       .def("formed_view", &ElasticJob::formedView)

@@ -121,6 +121,11 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     MutexLock lock(mutex_);
     values_.erase(key);
   }
+  // It restarts, empty.
+  void clear() {
+    MutexLock lock(mutex_);
+    values_.clear();
+  }
   size_t size() {
     MutexLock lock(mutex_);
     return values_.size();
