@@ -98,8 +98,20 @@ std::string wordsThatCallersMatch(const Failure& failure) {
   return "";
 }
 
+std::string nextStepInJob(const Failure& failure) {
+  const std::string again = "recover() the elastic job";
+  if (failure.kind == FailureKind::kMismatch) {
+    return "make all ranks issue the same operations in the same order, then " + again;
+  }
+  if (failure.kind == FailureKind::kInternal) {
+    return "this is a fault in torchft_ext: please report it; " + again;
+  }
+  return again;
+}
+
 std::string nextStep(const Failure& failure) {
   if (failure.needs_new_group) return "make a new group";
+  if (failure.in_job) return nextStepInJob(failure);
   const std::string again = "begin a new generation with configure()";
   switch (failure.kind) {
     case FailureKind::kPeerLost:

@@ -38,6 +38,18 @@ ElasticJob::Milliseconds ceilOf(Duration duration) {
                   Milliseconds(1));
 }
 
+// Who of the view could not connect to whom, as far as the failure tells.
+std::set<MemberPair> pairsCutBy(const Failure& failure, const View& view) {
+  if (failure.kind != FailureKind::kConnectionLost) return {};
+  const auto one = static_cast<size_t>(failure.cause.rank);
+  const auto other = static_cast<size_t>(failure.cause.other_rank);
+  if (failure.cause.rank < 0 || failure.cause.other_rank < 0 || one == other ||
+      std::max(one, other) >= view.members.size()) {
+    return {};
+  }
+  return {std::minmax(view.members[one].id, view.members[other].id)};
+}
+
 FailurePtr overBefore(const View& view) {
   Failure failure;
   failure.kind = FailureKind::kAborted;
@@ -81,6 +93,7 @@ void ElasticJob::manage(const std::string& name, const BackendPtr& backend) {
   const bool taken = std::any_of(managed_.begin(), managed_.end(),
                                  [&](const Managed& one) { return one.name == name; });
   TORCH_CHECK(!taken, "elastic: manage: expected a name that no group has yet, found '", name, "'");
+  backend->group().followJob();
   managed_.push_back({name, backend, 0});
 }
 
@@ -125,21 +138,41 @@ void ElasticJob::suspectCulprits() {
   if (!culprits.empty()) member_->suspect(culprits);
 }
 
-ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_absent) {
+// How the generation that is over came to its end: of the group that failed first.
+ElasticJob::Phases ElasticJob::phasesOfLoss() const {
+  FailurePtr first;
+  for (const Managed& one : managed()) {
+    const FailurePtr failure = one.backend->errored();
+    if (!failure || one.generation == 0 || failure->generation != one.generation) continue;
+    if (!first || failure->at < first->at) first = failure;
+  }
+  if (!first) return {};
+  Phases phases;
+  if (first->silent_for > Duration::zero()) phases.emplace_back("detect", first->silent_for);
+  phases.emplace_back("release", Clock::now() - first->at);
+  return phases;
+}
+
+ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_absent,
+                                       bool without_quorum) {
   const Deadline deadline = Deadline::after(timeout);
   std::optional<Duration> patience;  // with those who do not come to a view
   if (leave_out_absent) patience = durationOf(timeout) / 2;
+  const auto lost = phasesOfLoss();
   suspectCulprits();
   const auto working = [this](const void*) { member_->setReady(false); };
   const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
-  Formed formed = recoverBy(deadline, patience);
+  Formed formed = recoverBy(deadline, patience, without_quorum);
+  formed.phases.insert(formed.phases.begin(), lost.begin(), lost.end());
   logFormed(formed);
   return formed;
 }
 
-ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Duration> patience) {
+ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Duration> patience,
+                                         bool alone) {
   Formed result;
   std::set<MemberId> absent;
+  std::set<MemberPair> unreachable;
   Duration agreeing{0};
   Duration connecting{0};
   for (;;) {
@@ -149,7 +182,9 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
       newer_than = tried_;
     }
     const auto began = Clock::now();
-    result.view = member_->awaitView(newer_than, deadline, keepWaiting, {}, absent);
+    result.view = std::exchange(alone, false)
+                      ? member_->goOnAlone(deadline, keepWaiting)
+                      : member_->awaitView(newer_than, deadline, keepWaiting, unreachable, absent);
     const auto decided = Clock::now();
     agreeing += decided - began;
     const Deadline limit = patience ? deadline.orEarlier(*patience) : deadline;
@@ -159,6 +194,7 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
     // What an attempt of the last milliseconds would say is no help.
     if (deadline.remaining() < milliseconds(50)) throwFailure(failure);
     absent.clear();
+    unreachable = pairsCutBy(*failure, result.view);
     if (!patience || failure->kind != FailureKind::kTimeout) continue;  // one tells the others
     for (const Member& member : result.view.members) {
       if (member.id != member_->id()) absent.insert(member.id);
@@ -227,7 +263,9 @@ Answer ElasticJob::agree(bool ok, std::string note, Milliseconds timeout) {
 }
 
 void ElasticJob::abort(const std::string& why) {
-  for (const Managed& one : managed()) one.backend->abort(why);
+  const std::vector<Managed> groups = managed();
+  for (const Managed& one : groups) one.backend->group().beginAbort(why);
+  for (const Managed& one : groups) one.backend->abort(why);
 }
 
 void ElasticJob::onStopped(uint64_t view, const std::string& why) {
@@ -238,6 +276,14 @@ void ElasticJob::onStopped(uint64_t view, const std::string& why) {
     forming = forming_ != 0 && forming_ <= view;
     if (!forming && (formed_.number == 0 || formed_.number > view)) return;
     groups = managed_;
+  }
+  // All at once: no group's waiters wait for another group's engine.
+  for (const Managed& one : groups) {
+    if (forming) {
+      one.backend->group().beginAbort(why);
+    } else {
+      one.backend->group().beginAbortGeneration(one.generation, why);
+    }
   }
   for (const Managed& one : groups) {
     if (forming) {

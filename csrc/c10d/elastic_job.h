@@ -45,16 +45,20 @@ class ElasticJob {
   // name. RuntimeError for a name that is taken.
   void manage(const std::string& name, const BackendPtr& backend);
 
+  using Phases = std::vector<std::pair<std::string, Duration>>;
   struct Formed {
     View view;
-    std::vector<std::pair<std::string, Duration>> phases;  // "agree", "connect"
+    // Where a generation has failed: "detect" (the lost process's silence, where that is known) and
+    // "release" (from the failure to this call). Then "agree", "connect".
+    Phases phases;
   };
   // Waits for a view newer than the one that was formed last, and forms all groups in it; a view
   // that does not form is followed by another. leave_out_absent: members whose users have not
   // come to a view within half of the time are left out of the next one. Blocks up to the timeout;
   // calls the wait hook. Raises ElasticError, and where members were missing until the deadline,
   // that generation's failure.
-  Formed recover(Milliseconds timeout, bool leave_out_absent = false);
+  // without_quorum: this member goes on alone first, in a lineage of its own.
+  Formed recover(Milliseconds timeout, bool leave_out_absent = false, bool without_quorum = false);
   // In the view that was formed last.
   Answer agree(bool ok, std::string note, Milliseconds timeout);
   // Fails the generations of all managed groups.
@@ -73,10 +77,11 @@ class ElasticJob {
   ElasticJob() = default;
   void onStopped(uint64_t view, const std::string& why);
   FailurePtr formAll(const View& view, int rank, Deadline deadline);
-  Formed recoverBy(Deadline deadline, std::optional<Duration> patience);
+  Formed recoverBy(Deadline deadline, std::optional<Duration> patience, bool alone);
   void logFormed(const Formed& formed) const;
   std::vector<Managed> managed() const;
   void suspectCulprits();
+  Phases phasesOfLoss() const;
   void noteFormed(uint64_t view);
 
   std::shared_ptr<ElasticMember> member_;

@@ -41,8 +41,13 @@ StoreCall MemberStore::make(StoreCall::What what, const std::string& key) const 
 StoreAnswer MemberStore::call(StoreCall call, std::chrono::milliseconds limit) const {
   const Deadline deadline =
       limit == kNoTimeout ? Deadline::after(kDefaultTimeout) : Deadline::after(limit);
+  const auto member = member_.lock();
+  if (!member) {
+    C10_THROW_ERROR(DistStoreError,
+                    "the store of view " + std::to_string(view_) + ": this member has ended");
+  }
   try {
-    return member_->callStore(std::move(call), deadline, keepWaiting);
+    return member->callStore(std::move(call), deadline, keepWaiting);
   } catch (const StoreError& error) {
     // Others look for torch's own words of a key that did not come in time.
     const char* words = deadline.expired() ? "wait timeout: " : "";

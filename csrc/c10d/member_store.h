@@ -1,7 +1,8 @@
 // The store of one view of an elastic job as torch knows stores: served by the view's first member.
 //
-// Owner: torch's tables, and whoever forms groups in the view. Threads: any. It ends with its view:
-// every call then throws c10::DistStoreError. get() and wait() block up to the timeout.
+// Owner: torch's tables, and whoever forms groups in the view. Threads: any. It ends with its view,
+// and with the member, which it does not keep: every call then throws c10::DistStoreError. get()
+// and wait() block up to the timeout.
 #pragma once
 
 #include <chrono>
@@ -19,7 +20,7 @@ class MemberStore : public c10d::Store {
   using Bytes = std::vector<uint8_t>;
   using Keys = std::vector<std::string>;
 
-  MemberStore(std::shared_ptr<ElasticMember> member, uint64_t view)
+  MemberStore(std::weak_ptr<ElasticMember> member, uint64_t view)
       : member_(std::move(member)), view_(view) {}
 
   // The same store, with a timeout of its own.
@@ -44,7 +45,7 @@ class MemberStore : public c10d::Store {
   StoreCall make(StoreCall::What what, const std::string& key) const;
   StoreAnswer call(StoreCall call, std::chrono::milliseconds limit) const;
 
-  const std::shared_ptr<ElasticMember> member_;
+  const std::weak_ptr<ElasticMember> member_;
   const uint64_t view_;
 };
 

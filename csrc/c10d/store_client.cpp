@@ -57,6 +57,10 @@ class C10dStoreClient : public ComparingStore {
     });
   }
 
+  int64_t add(const std::string& key, int64_t amount) override {
+    return withStoreErrors([&] { return store_->add(key, amount); });
+  }
+
  protected:
   virtual Values read(const Keys& keys) {
     if (!store_->check(keys)) return std::nullopt;

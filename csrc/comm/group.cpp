@@ -88,36 +88,49 @@ Group::Generation Group::lastLocked() const {
   return current_.communicator ? current_ : ending_;
 }
 
-void Group::abort(const std::string& why) {
+// What is under way, of that generation alone if one is given.
+Group::Aborted Group::failUnderWay(std::optional<int64_t> generation, const std::string& why) {
   std::shared_ptr<Lifecycle> forming;
-  Generation last;
-  Duration limit{0};
+  Aborted aborted;
   {
     MutexLock lock(mutex_);
-    forming = forming_;
-    last = lastLocked();
-    limit = timeout_;
+    if (!generation) forming = forming_;
+    if (!generation || *generation == generation_) aborted.generation = lastLocked();
+    aborted.limit = timeout_;
   }
   if (forming) forming->fail(forming->ownFailure(FailureKind::kAborted, why));
-  abort(last, why, limit);
+  if (aborted.generation.communicator) {
+    Lifecycle& lifecycle = *aborted.generation.lifecycle;
+    lifecycle.fail(lifecycle.ownFailure(FailureKind::kAborted, why));
+  }
+  return aborted;
+}
+
+void Group::finishAbort(const Aborted& aborted) {
+  if (!aborted.generation.communicator) return;
+  drain(*aborted.generation.communicator, Deadline::after(aborted.limit));
+  orderBehind(aborted.generation);
+}
+
+void Group::beginAbort(const std::string& why) {
+  failUnderWay(std::nullopt, why);
+}
+
+void Group::beginAbortGeneration(int64_t generation, const std::string& why) {
+  failUnderWay(generation, why);
+}
+
+void Group::abort(const std::string& why) {
+  finishAbort(failUnderWay(std::nullopt, why));
 }
 
 void Group::abortGeneration(int64_t generation, const std::string& why) {
-  Generation current;
-  Duration limit{0};
-  {
-    MutexLock lock(mutex_);
-    if (generation_ == generation) current = lastLocked();
-    limit = timeout_;
-  }
-  abort(current, why, limit);
+  finishAbort(failUnderWay(generation, why));
 }
 
-void Group::abort(const Generation& generation, const std::string& why, Duration limit) {
-  if (!generation.communicator) return;
-  generation.lifecycle->fail(generation.lifecycle->ownFailure(FailureKind::kAborted, why));
-  drain(*generation.communicator, Deadline::after(limit));
-  orderBehind(generation);
+void Group::followJob() {
+  MutexLock lock(mutex_);
+  in_job_ = true;
 }
 
 // Promise 6, in the order of the caller's streams.
@@ -165,6 +178,7 @@ FailurePtr Group::whyNoGeneration() const {
   failure->rank = rank_;
   failure->size = size_;
   failure->needs_new_group = shut_down_;
+  failure->in_job = in_job_;
   failure->cause.how = shut_down_         ? "the group was shut down"
                        : configuring_     ? "another thread is configuring the group"
                        : generation_ == 0 ? "the group has no generation yet"
@@ -183,8 +197,8 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
   // Ranks in a failure are those of the generation, or of the attempt, that failed.
   const GenerationIdentity whose =
       attempt_failed
-          ? GenerationIdentity{name_, failure_->generation, failure_->rank, failure_->size}
-          : GenerationIdentity{name_, generation_, rank_, size_};
+          ? GenerationIdentity{name_, failure_->generation, failure_->rank, failure_->size, in_job_}
+          : GenerationIdentity{name_, generation_, rank_, size_, in_job_};
   auto lifecycle = entry.communicator ? current_.lifecycle : std::make_shared<Lifecycle>(whose);
   const bool laid_out_for_another = std::any_of(
       operations.begin(), operations.end(), [generation = generation_](const Operation& each) {

@@ -73,6 +73,13 @@ class Group {
   void abort(const std::string& why);
   // The same, if that is the current generation; an attempt to form another is left alone.
   void abortGeneration(int64_t generation, const std::string& why);
+  // Of several groups: the first half of each of these, which releases all waiters and waits for
+  // nothing.
+  void beginAbort(const std::string& why);
+  void beginAbortGeneration(int64_t generation, const std::string& why);
+
+  // From the next generation on its failures advise the recover() of an elastic job.
+  void followJob();
   std::shared_ptr<OpState> issue(Operation operation);
   // Operations that begin as one, in this order. All or none belong to the current generation.
   std::vector<std::shared_ptr<OpState>> issueTogether(std::vector<Operation> operations);
@@ -144,7 +151,12 @@ class Group {
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
   // Whose operations may still be under way: the current one, or that which configure() is ending.
   Generation lastLocked() const REQUIRES(mutex_);
-  void abort(const Generation& generation, const std::string& why, Duration limit);
+  struct Aborted {
+    Generation generation;  // without a communicator: there is none
+    Duration limit{0};
+  };
+  Aborted failUnderWay(std::optional<int64_t> generation, const std::string& why);
+  void finishAbort(const Aborted& aborted);
   // What shutdown() leaves; why_early: of a generation that said no goodbye.
   void endLast(const Generation& last, const std::string& why_early);
   // False: the engine is still inside an operation at the deadline, which drain() has logged.
@@ -191,6 +203,7 @@ class Group {
   Duration configure_limit_ GUARDED_BY(mutex_){0};
   bool configuring_ GUARDED_BY(mutex_) = false;
   bool shut_down_ GUARDED_BY(mutex_) = false;
+  bool in_job_ GUARDED_BY(mutex_) = false;
   int64_t generation_ GUARDED_BY(mutex_) = 0;
   int rank_ GUARDED_BY(mutex_) = 0;
   int size_ GUARDED_BY(mutex_) = 1;

@@ -52,6 +52,8 @@ bool Lifecycle::fail(Failure failure) {
   failure.generation = identity_.generation;
   failure.rank = identity_.rank;
   failure.size = identity_.size;
+  failure.in_job = identity_.in_job;
+  failure.at = Clock::now();
   const auto kept = std::make_shared<const Failure>(std::move(failure));
   std::map<Subscription, OnFailed> subscribers;
   {

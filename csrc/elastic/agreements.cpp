@@ -174,6 +174,7 @@ Answer Agreements::answerOf(const std::map<MemberId, Vote>& votes) {
     answer.ok = answer.ok && vote.ok;
     answer.notes[member] = vote.note;
     if (vote.leaving) answer.leaving.push_back(member);
+    answer.new_witness = answer.new_witness || vote.new_witness;
     waiting.insert(vote.waiting.begin(), vote.waiting.end());
   }
   answer.waiting.assign(waiting.begin(), waiting.end());

@@ -9,6 +9,7 @@ static void write(ByteWriter& writer, const Vote& vote);
 static void write(ByteWriter& writer, const Answer& answer);
 static void write(ByteWriter& writer, const Outcome& outcome);
 static void write(ByteWriter& writer, const Ballot& ballot);
+static void write(ByteWriter& writer, const MemberPair& pair);
 static void write(ByteWriter& writer, const AgreementReport& report);
 static void write(ByteWriter& writer, const Promise& promise);
 
@@ -60,8 +61,18 @@ static std::vector<MemberId> readIds(ByteReader& reader) {
   return readAll(reader, kMostMembers, readId<MemberId>);
 }
 
+static void write(ByteWriter& writer, const MemberPair& pair) {
+  write(writer, pair.first);
+  write(writer, pair.second);
+}
+static MemberPair readPair(ByteReader& reader) {
+  const MemberId first = readId<MemberId>(reader);
+  return {first, readId<MemberId>(reader)};
+}
+
 static void write(ByteWriter& writer, const Vote& vote) {
-  writer.u8(static_cast<uint8_t>((vote.ok ? 1 : 0) | (vote.leaving ? 2 : 0)));
+  writer.u8(static_cast<uint8_t>((vote.ok ? 1 : 0) | (vote.leaving ? 2 : 0) |
+                                 (vote.new_witness ? 4 : 0)));
   writer.text(vote.note);
   writeAll(writer, vote.waiting);
 }
@@ -70,6 +81,7 @@ static Vote readVote(ByteReader& reader) {
   const uint8_t flags = reader.u8();
   vote.ok = (flags & 1) != 0;
   vote.leaving = (flags & 2) != 0;
+  vote.new_witness = (flags & 4) != 0;
   vote.note = reader.text(kLongestNote);
   vote.waiting = readIds(reader);
   return vote;
@@ -77,7 +89,7 @@ static Vote readVote(ByteReader& reader) {
 
 using Note = std::pair<MemberId, std::string>;
 static void write(ByteWriter& writer, const Answer& answer) {
-  writer.u8(answer.ok ? 1 : 0);
+  writer.u8(static_cast<uint8_t>((answer.ok ? 1 : 0) | (answer.new_witness ? 2 : 0)));
   writer.u32(static_cast<uint32_t>(answer.notes.size()));
   for (const auto& [member, note] : answer.notes) {
     write(writer, member);
@@ -88,7 +100,9 @@ static void write(ByteWriter& writer, const Answer& answer) {
 }
 static Answer readAnswer(ByteReader& reader) {
   Answer answer;
-  answer.ok = reader.u8() != 0;
+  const uint8_t flags = reader.u8();
+  answer.ok = (flags & 1) != 0;
+  answer.new_witness = (flags & 2) != 0;
   const auto notes = readAll(reader, kMostMembers, [](ByteReader& from) {
     const MemberId member = readId<MemberId>(from);
     return Note(member, from.text(kLongestNote));
@@ -156,8 +170,9 @@ static void write(ByteWriter& writer, const Promise& promise) {
   writeIfAny(writer, promise.accepted);
   writeAll(writer, promise.agreements);
   writeAll(writer, promise.waiting);
-  writeAll(writer, promise.cannot_reach);
+  writeAll(writer, promise.cut);
   writeAll(writer, promise.absent);
+  write(writer, promise.witness);
 }
 static Promise readPromise(ByteReader& reader) {
   Promise promise;
@@ -171,14 +186,15 @@ static Promise readPromise(ByteReader& reader) {
   promise.accepted = readIfAny(reader, readAccepted);
   promise.agreements = readAll(reader, 3, readReport);
   promise.waiting = readAll(reader, kMostMembers, readMember);
-  promise.cannot_reach = readIds(reader);
+  promise.cut = readAll(reader, kMostMembers, readPair);
   promise.absent = readIds(reader);
+  promise.witness = readId<WitnessId>(reader);
   return promise;
 }
 
 static bool isKind(uint8_t kind) {
   return kind >= static_cast<uint8_t>(ElasticKind::kVote) &&
-         kind <= static_cast<uint8_t>(ElasticKind::kJoin);
+         kind <= static_cast<uint8_t>(ElasticKind::kParted);
 }
 
 void write(ByteWriter& writer, const View& view) {

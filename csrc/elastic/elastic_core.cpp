@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "elastic/elastic_codec.h"
+#include "elastic/next_view.h"
 #include "elastic/quorum.h"
 
 namespace torchft_ext {
@@ -45,7 +46,7 @@ bool ElasticCore::isForsaken() const {
   return state_ == State::kJoining &&
          std::all_of(contacts_.begin(), contacts_.end(), [&](const MemberId& id) {
            const auto loss = losses_.find(id);
-           return loss != losses_.end() && loss->second == Loss::kDead;
+           return loss != losses_.end() && isFinal(loss->second);
          });
 }
 
@@ -80,7 +81,7 @@ void ElasticCore::sendToMembers(Effects& effects, const ElasticMessage& message)
   const auto shared = std::make_shared<const ElasticMessage>(message);
   for (const Member& member : view_.members) {
     const auto loss = losses_.find(member.id);
-    if (member.id == self_.id || (loss != losses_.end() && loss->second == Loss::kDead)) continue;
+    if (member.id == self_.id || (loss != losses_.end() && isFinal(loss->second))) continue;
     effects.sends.push_back({member.id, shared});
   }
 }
@@ -118,14 +119,21 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
   Effects effects;
   if (message.ballot.round > kMostRounds) return effects;
   const auto loss = losses_.find(from);
-  if (loss != losses_.end() && loss->second != Loss::kDead) losses_.erase(loss);  // it is back
+  if (loss != losses_.end() && !isFinal(loss->second)) losses_.erase(loss);  // it is back
   if (message.kind == ElasticKind::kView) {
-    adopt(effects, *message.view);
+    if (state_ != State::kJoining && isApart(message.lineage)) {
+      onOtherLineage(effects, from, message);
+    } else {
+      adopt(effects, *message.view);
+    }
     return effects;
   }
   if (message.kind == ElasticKind::kJoin) {
     onJoin(effects, message);
     return effects;
+  }
+  if (message.kind == ElasticKind::kParted) {
+    return message.lineage == view_.lineage ? lose(from, Loss::kParted) : effects;
   }
   if (state_ == State::kJoining) {
     if (message.kind == ElasticKind::kBehind) return effects;
@@ -173,10 +181,17 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
   return effects;
 }
 
+bool ElasticCore::isApart(const Lineage& lineage) const {
+  return lineage != view_.lineage && rules_.parts.lineages_apart;
+}
+
 // Is the message about another view than the newest one known here? Then that is what is answered.
 bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
                               const ElasticMessage& message) {
-  if (message.lineage != view_.lineage) return true;
+  if (isApart(message.lineage)) {
+    onOtherLineage(effects, from, message);
+    return true;
+  }
   if (message.number < view_.number) {
     tellView(effects, from);
     if (message.kind == ElasticKind::kBehind && view_.has(from)) repeatTo(effects, from);
@@ -190,6 +205,14 @@ bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
   }
   if (message.kind != ElasticKind::kBehind) send(effects, from, make(ElasticKind::kBehind));
   return true;
+}
+
+// Of another lineage this member hears nothing; but who counts on it there may wait for it.
+void ElasticCore::onOtherLineage(Effects& effects, const MemberId& from,
+                                 const ElasticMessage& message) const {
+  ElasticMessage answer = make(ElasticKind::kParted);
+  answer.lineage = message.lineage;
+  send(effects, from, std::move(answer));
 }
 
 void ElasticCore::tellView(Effects& effects, const MemberId& to) const {
@@ -225,7 +248,7 @@ ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {
   Effects effects;
   const auto [known, fresh] = losses_.try_emplace(id, loss);
   if (!fresh) {
-    if (known->second == Loss::kDead || known->second == loss) return effects;
+    if (isFinal(known->second) || known->second == loss) return effects;
     known->second = loss;
   }
   waiting_.erase(id);
@@ -247,6 +270,7 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
     return effects;
   }
   vote.leaving = vote.leaving || leaving_;
+  vote.new_witness = wantsWitness();
   const auto most = static_cast<size_t>(rules_.max_size);
   const size_t room = most - std::min(most, view_.members.size());
   for (const auto& [id, member] : waiting_) {  // others are spares: nothing is to be done for them
@@ -257,6 +281,12 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
   recoverAgreement();
   pursue(effects);
   return effects;
+}
+
+// Only a view of even size needs one at once: others get it with their next change.
+bool ElasticCore::wantsWitness() const {
+  return !rules_.store_rule && !witness_.isZero() && witness_ != view_.witness &&
+         view_.members.size() % 2 == 0;
 }
 
 // Lost members end an agreement by another view; but not before all others have voted, since a
@@ -312,12 +342,13 @@ Promise ElasticCore::promise() const {
   promise.agreements = agreements_.reports();
   promise.promotion = agreements_.promotion();
   for (const auto& [id, member] : waiting_) promise.waiting.push_back(member);
-  std::set<MemberId> cannot_reach = cannot_reach_;
+  std::set<MemberPair> cut = cut_;
   for (const auto& [id, loss] : losses_) {
-    if (loss == Loss::kUnreachable) cannot_reach.insert(id);
+    if (loss == Loss::kUnreachable) cut.insert(std::minmax(self_.id, id));
   }
-  promise.cannot_reach.assign(cannot_reach.begin(), cannot_reach.end());
+  promise.cut.assign(cut.begin(), cut.end());
   promise.absent.assign(absent_.begin(), absent_.end());
+  promise.witness = witness_;
   promise.ready = ready_;
   promise.leaving = leaving_;
   return promise;
@@ -442,7 +473,7 @@ void ElasticCore::reportNoQuorum(Effects& effects) const {
   std::set<MemberId> possible;
   for (const Member& member : view_.members) {
     const auto loss = losses_.find(member.id);
-    if (loss == losses_.end() || loss->second != Loss::kDead) possible.insert(member.id);
+    if (loss == losses_.end() || !isFinal(loss->second)) possible.insert(member.id);
   }
   effects.hopeless = !proposal_->couldDecide(possible);
   for (const Member& member : view_.members) {
@@ -514,7 +545,7 @@ void ElasticCore::repeatProposal(Effects& effects) {
     const bool answered =
         accepting ? proposal_->hasAccepted(member.id) : proposal_->hasPromised(member.id);
     const auto loss = losses_.find(member.id);
-    const bool dead = loss != losses_.end() && loss->second == Loss::kDead;
+    const bool dead = loss != losses_.end() && isFinal(loss->second);
     if (!answered && !dead) send(effects, member.id, message);
   }
   if (!accepting) carryOut(effects, proposal_->lookAgain(gone()));
@@ -525,42 +556,16 @@ void ElasticCore::repeatProposal(Effects& effects) {
 void ElasticCore::adopt(Effects& effects, const View& view) {
   const bool first = state_ == State::kJoining;
   if (state_ == State::kLeftOut) return;
-  if (!first && (view.lineage != view_.lineage || view.number <= view_.number)) return;
+  if (!first && (isApart(view.lineage) || view.number <= view_.number)) return;
   if (first && !view.has(self_.id)) {
     contacts_.clear();
     for (const Member& member : view.members) contacts_.push_back(member.id);
     return;
   }
-  if (state_ == State::kActive) effects.stopped = true;
   // Who goes on has promised in the view before, so it knows that one: a member that missed one has
   // been left out of it, whoever lists it again by an old word.
   const bool missed_one = !first && view.number > view_.number + 1;
-  view_ = view;
-  proposal_.reset();
-  promised_ = {};
-  accepted_.reset();
-  highest_round_ = 0;
-  fruitless_ = 0;
-  wanted_ = false;
-  cannot_reach_.clear();
-  absent_.clear();
-  contacts_.clear();
-  for (const Member& member : view_.members) {
-    waiting_.erase(member.id);
-    // Who is in it has promised since: what was thought of it is out of date, but for a death.
-    const auto loss = losses_.find(member.id);
-    if (loss != losses_.end() && loss->second != Loss::kDead) losses_.erase(loss);
-  }
-  std::erase_if(losses_, [&](const auto& loss) {
-    return !view_.has(loss.first) && !waiting_.contains(loss.first);
-  });
-  agreements_ = Agreements(self_.id, view_.members, rules_.parts.second_round);
-  effects.new_view = true;
-  constexpr size_t kRemembered = 16;
-  known_.insert(known_.end(), view_.outcomes.begin(), view_.outcomes.end());
-  if (known_.size() > kRemembered) {
-    known_.erase(known_.begin(), known_.end() - static_cast<std::ptrdiff_t>(kRemembered));
-  }
+  install(effects, view);
   if (!view_.has(self_.id) || missed_one) {
     state_ = State::kLeftOut;
     effects.left_out = true;
@@ -573,6 +578,58 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
     wanted_ = true;
     pursue(effects);
   }
+}
+
+void ElasticCore::install(Effects& effects, const View& view) {
+  if (state_ == State::kActive) effects.stopped = true;
+  view_ = view;
+  forgetOldView();
+  agreements_ = Agreements(self_.id, view_.members, rules_.parts.second_round);
+  effects.new_view = true;
+  constexpr size_t kRemembered = 16;
+  known_.insert(known_.end(), view_.outcomes.begin(), view_.outcomes.end());
+  if (known_.size() > kRemembered) {
+    known_.erase(known_.begin(), known_.end() - static_cast<std::ptrdiff_t>(kRemembered));
+  }
+}
+
+void ElasticCore::forgetOldView() {
+  proposal_.reset();
+  promised_ = {};
+  accepted_.reset();
+  highest_round_ = 0;
+  fruitless_ = 0;
+  wanted_ = false;
+  cut_.clear();
+  absent_.clear();
+  contacts_.clear();
+  for (const Member& member : view_.members) {
+    waiting_.erase(member.id);
+    // Who is in it has promised since: what was thought of it is out of date, but for its end.
+    const auto loss = losses_.find(member.id);
+    if (loss != losses_.end() && !isFinal(loss->second)) losses_.erase(loss);
+  }
+  std::erase_if(losses_, [&](const auto& loss) {
+    return !view_.has(loss.first) && !waiting_.contains(loss.first);
+  });
+}
+
+// What this member alone knows decides; the store's register is the old lineage's.
+ElasticEffects ElasticCore::beginLineage(const Lineage& lineage) {
+  Effects effects;
+  if (state_ != State::kActive && state_ != State::kStopped) return effects;
+  sendToMembers(effects, make(ElasticKind::kParted));
+  agreements_.stop();
+  waiting_.clear();  // they asked the old lineage
+  Promise own = promise();
+  own.leaving = false;
+  View next = nextView(view_, {{self_.id, std::move(own)}}, {}, rules_.max_size);
+  next.lineage = lineage;
+  next.witness = {};
+  install(effects, next);
+  state_ = State::kActive;
+  answerFromView(effects);
+  return effects;
 }
 
 // ---- the model checker's
@@ -593,7 +650,11 @@ std::string ElasticCore::fingerprint() const {
     writer.u8(static_cast<uint8_t>(loss));
   }
   ids(waiting());
-  ids(cannot_reach_);
+  writer.raw(witness_.bytes);
+  for (const auto& [one, other] : cut_) {
+    writer.raw(one.bytes);
+    writer.raw(other.bytes);
+  }
   ids(absent_);
   writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (wanted_ ? 2 : 0) | (ready_ ? 4 : 0)));
   write(writer, AcceptedView{promised_, accepted_ ? accepted_->view : View{}});

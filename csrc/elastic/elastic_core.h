@@ -28,7 +28,11 @@ enum class Loss : uint8_t {
   kDead = 1,         // its process ended: for good
   kFrozen = 2,       // it does not run; it may come back
   kUnreachable = 3,  // no connection can be made; it may come back
+  kParted = 4,       // it has begun a lineage of its own: for good
 };
+inline bool isFinal(Loss loss) {
+  return loss == Loss::kDead || loss == Loss::kParted;
+}
 
 // What an event brings about. The driver carries it out in this order.
 struct ElasticEffects {
@@ -71,11 +75,16 @@ class ElasticCore {
   ElasticEffects receive(const MemberId& from, const ElasticMessage& message);
   // The driver's word on another member or newcomer.
   ElasticEffects lose(const MemberId& id, Loss loss);
-  // The view could not form: no connection to these members could be made.
-  void cannotReach(const std::set<MemberId>& ids) { cannot_reach_.insert(ids.begin(), ids.end()); }
+  // The view could not form: these pairs of its members could not connect.
+  void cannotReach(const std::set<MemberPair>& pairs) { cut_.insert(pairs.begin(), pairs.end()); }
   // These are to be left out of the next view unless they await it.
   void leaveOut(const std::set<MemberId>& ids) { absent_.insert(ids.begin(), ids.end()); }
   void setLeaving() { leaving_ = true; }
+  // The identity of the store as this member finds it: the next view may appoint it. Zero: none.
+  void setWitness(const WitnessId& identity) { witness_ = identity; }
+  // An operator's word: this member goes on alone, in another lineage, whatever the others do.
+  // Nothing happens to one that is in no view, or left out.
+  ElasticEffects beginLineage(const Lineage& lineage);
   // Of a newcomer: whom it asks. False: it has a place, or these are known already.
   bool setContacts(std::vector<MemberId> contacts);
   // Of a newcomer: is none of those whom it asks alive any more?
@@ -111,6 +120,8 @@ class ElasticCore {
   void onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onJoin(Effects& effects, const ElasticMessage& message);
+  bool isApart(const Lineage& lineage) const;
+  void onOtherLineage(Effects& effects, const MemberId& from, const ElasticMessage& message) const;
   bool onOtherView(Effects& effects, const MemberId& from, const ElasticMessage& message);
 
   void stop(Effects& effects);
@@ -121,6 +132,9 @@ class ElasticCore {
   void carryOut(Effects& effects, Proposal::Step step);
   void decide(Effects& effects);
   void adopt(Effects& effects, const View& view);
+  void install(Effects& effects, const View& view);
+  void forgetOldView();
+  bool wantsWitness() const;
   void tellView(Effects& effects, const MemberId& to) const;
   void recoverAgreement();
   void carryOutAgreement(Effects& effects, Agreements::Step step);
@@ -139,8 +153,9 @@ class ElasticCore {
   std::vector<MemberId> contacts_;
   std::map<MemberId, Loss> losses_;
   std::map<MemberId, Member> waiting_;
-  std::set<MemberId> cannot_reach_;
+  std::set<MemberPair> cut_;
   std::set<MemberId> absent_;
+  WitnessId witness_;
   bool leaving_ = false;
   bool wanted_ = false;
   bool ready_ = false;

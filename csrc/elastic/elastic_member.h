@@ -8,15 +8,14 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/fork.h"
+#include "elastic/cancellable_wait.h"
 #include "elastic/elastic_error.h"
 #include "elastic/elastic_message.h"
 #include "elastic/job_store.h"
@@ -40,8 +39,6 @@ struct ElasticOptions {
 
 class ElasticMember {
  public:
-  using Cancelled = std::function<bool()>;  // empty: never
-
   // Comes to the job: founds it with others, or asks for a place in it. Returns at once where the
   // store answers; awaitView() waits for the place. Throws ElasticError.
   static std::shared_ptr<ElasticMember> join(ElasticOptions options, Deadline deadline,
@@ -59,11 +56,15 @@ class ElasticMember {
   std::vector<MemberId> leftOutSince(const View& view) const;
 
   // Waits for a view newer than this, with this member in it; asks for one. leave_out: members of
-  // the newest view to be left out unless they wait too; unreachable: to which no connection could
-  // be made. Throws ElasticError.
+  // the newest view to be left out unless they wait too; unreachable: pairs of its members that
+  // could not connect, of which one is left out. Throws ElasticError.
   View awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled = {},
-                 const std::set<MemberId>& unreachable = {},
+                 const std::set<MemberPair>& unreachable = {},
                  const std::set<MemberId>& leave_out = {});
+  // An operator's word, where no quorum is left: this member goes on alone from its newest view, in
+  // a lineage of its own. Whoever lives of the old one counts it as gone, and can only join anew.
+  // Throws ElasticError: it is in no view, or left out.
+  View goOnAlone(Deadline deadline, const Cancelled& cancelled = {});
   // What a failed generation told of members: they are lost until they say something.
   void suspect(const std::set<MemberId>& ids);
   // The user awaits a view, or forms one: who leaves out the absent keeps it. awaitView() says so.
@@ -74,7 +75,8 @@ class ElasticMember {
   bool isOver(uint64_t view) const;
   // This member's next agreement of that view, which it has formed. std::invalid_argument: the note
   // is longer than 1 MiB divided by the number of members. A call that ran out of time is
-  // taken up by the next one: it is the same agreement. Throws ElasticError.
+  // taken up by the next one: it is the same agreement. One thread at a time; another one gets an
+  // ElasticError at once, as for everything else that prevents an answer.
   Answer agree(uint64_t view, Vote vote, Deadline deadline, const Cancelled& cancelled = {});
   // From the next view on this member is not there any more.
   void setLeaving();
@@ -89,7 +91,6 @@ class ElasticMember {
 
  private:
   struct Impl;
-  void checkNote(const std::string& note) const;
   void requireOwnProcess() const;
   explicit ElasticMember(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   const uint64_t forks_ = forkCount();  // a forked child has none of the threads

@@ -25,6 +25,8 @@ enum class ElasticKind : uint8_t {
   // been said in it.
   kBehind = 10,
   kJoin = 11,  // a newcomer: `members` holds it
+  // The sender has begun a lineage of its own: in this one it is not there any more.
+  kParted = 12,
 };
 
 // Has it taken part in an agreement of this view that was ok?
@@ -47,10 +49,11 @@ struct Promise {
   std::optional<AcceptedView> accepted;
   std::vector<AgreementReport> agreements;  // its last two, in order
   Promotion promotion = Promotion::kNo;
-  std::vector<Member> waiting;         // newcomers that it knows
-  std::vector<MemberId> cannot_reach;  // members to which no connection can be made
-  std::vector<MemberId> absent;        // to be left out unless they are ready
-  bool ready = false;                  // its user awaits a view
+  std::vector<Member> waiting;   // newcomers that it knows
+  std::vector<MemberPair> cut;   // that it knows: pairs that cannot connect, its own and others'
+  std::vector<MemberId> absent;  // to be left out unless they are ready
+  WitnessId witness;             // the identity of the store that it reaches; zero: none
+  bool ready = false;            // its user awaits a view
   bool leaving = false;
   friend bool operator==(const Promise&, const Promise&) = default;
 };

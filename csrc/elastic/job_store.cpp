@@ -1,5 +1,7 @@
 #include "elastic/job_store.h"
 
+#include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "elastic/elastic_codec.h"
@@ -7,22 +9,17 @@
 namespace torchft_ext {
 namespace {
 
-std::string encodeKey(const JobKey& key) {
-  ByteWriter writer;
+void write(ByteWriter& writer, const JobKey& key) {
   writer.raw(key.nonce.bytes);
   writer.raw(key.secret.connector.bytes);
   writer.raw(key.secret.acceptor.bytes);
-  return writer.take();
 }
 
-JobKey decodeKey(const std::string& bytes) {
-  ByteReader reader(bytes);
+JobKey readKey(ByteReader& reader) {
   JobKey key;
   reader.raw(key.nonce.bytes);
   reader.raw(key.secret.connector.bytes);
   reader.raw(key.secret.acceptor.bytes);
-  if (!reader.atEnd())
-    throw StoreError("what stands under the job's key is none of this library's");
   return key;
 }
 
@@ -31,6 +28,7 @@ std::string encodeFounding(const Founding& founding) {
   writer.u8(founding.rules.store_rule ? 1 : 0);
   writer.u32(static_cast<uint32_t>(founding.rules.min_size));
   writer.u32(static_cast<uint32_t>(founding.rules.max_size));
+  write(writer, founding.key);
   write(writer, founding.view);
   return writer.take();
 }
@@ -41,6 +39,7 @@ Founding decodeFounding(const std::string& bytes) {
   founding.rules.store_rule = reader.u8() != 0;
   founding.rules.min_size = static_cast<int>(reader.u32());
   founding.rules.max_size = static_cast<int>(reader.u32());
+  founding.key = readKey(reader);
   founding.view = readView(reader);
   if (!reader.atEnd()) throw StoreError("the job was founded by another version of this library");
   return founding;
@@ -76,29 +75,27 @@ ComparingStore& JobStore::store() {
   return *store_;
 }
 
-std::optional<std::string> JobStore::get(const std::string& key) {
+// What the call returns; after an error the next one gets a new connection.
+template <typename Call>
+std::invoke_result_t<Call> JobStore::guarded(const Call& call) {
   try {
-    const auto values = store().getAll({prefix_ + key});
-    return values ? std::optional(values->front()) : std::nullopt;
+    return call();
   } catch (const StoreError&) {
     store_.reset();
     throw;
   }
+}
+
+std::optional<std::string> JobStore::get(const std::string& key) {
+  return guarded([&] {
+    const auto values = store().getAll({prefix_ + key});
+    return values ? std::optional(values->front()) : std::nullopt;
+  });
 }
 
 // What stands there: this value, or one that was there before.
 std::string JobStore::first(const std::string& key, const std::string& value) {
-  try {
-    return store().compareSet(prefix_ + key, "", value);
-  } catch (const StoreError&) {
-    store_.reset();
-    throw;
-  }
-}
-
-JobKey JobStore::key() {
-  if (const auto known = get("job")) return decodeKey(*known);
-  return decodeKey(first("job", encodeKey({Nonce::random(), GenerationSecret::random()})));
+  return guarded([&] { return store().compareSet(prefix_ + key, "", value); });
 }
 
 std::optional<Founding> JobStore::founding() {
@@ -107,26 +104,55 @@ std::optional<Founding> JobStore::founding() {
 }
 
 Founding JobStore::found(Founding proposed) {
-  const std::string mine = encodeRegister(WitnessId::random(), std::nullopt);
-  const std::string stands = first("witness", mine);
-  ByteReader reader(stands);
-  reader.raw(proposed.view.witness.bytes);
+  proposed.view.witness = identity();
   return decodeFounding(first("founding", encodeFounding(proposed)));
 }
 
-void JobStore::takeSeat(const Member& self) {
-  const std::string mine = encodeMembers({self});
-  for (size_t seat = seats().size(); seat < kMostMembers; ++seat) {
-    if (first("seat/" + std::to_string(seat), mine) == mine) return;
-  }
-  throw StoreError("too many processes have come to this job");
+WitnessId JobStore::identity() {
+  WitnessId identity;
+  const std::string stands = first("witness", encodeRegister(WitnessId::random(), std::nullopt));
+  ByteReader reader(stands);
+  reader.raw(identity.bytes);
+  return identity;
 }
 
-std::vector<Member> JobStore::seats() {
+// Whoever finds the founding looks for the contacts: they come first.
+WitnessId JobStore::restore(const Founding& founding, const Lineage& lineage,
+                            const std::vector<Member>& members) {
+  const std::string record = encodeFounding(founding);
+  if (const auto stands = get("founding"); !stands || *stands != record) {
+    if (stands) return {};
+    first("contacts", encodeMembers(members));
+    identity();
+    if (first("founding", record) != record) return {};
+  }
+  const std::optional<Register> found = readRegister();
+  if (!found || (found->held && found->held->view.lineage != lineage)) return {};
+  return found->identity;
+}
+
+size_t JobStore::takeSeat(const Member& self) {
+  return guarded([&] {
+    const auto seat = static_cast<size_t>(store().add(prefix_ + "seats", 1)) - 1;
+    if (seat >= kMostMembers) throw StoreError("too many processes have come to this job");
+    store().set(prefix_ + "seat/" + std::to_string(seat), encodeMembers({self}));
+    return seat;
+  });
+}
+
+size_t JobStore::seatsTaken() {
+  const auto text = get("seats");
+  size_t taken = 0;
+  if (text) std::from_chars(text->data(), text->data() + text->size(), taken);
+  return std::min(taken, kMostMembers);
+}
+
+std::vector<Member> JobStore::seats(size_t most) {
+  const size_t taken = seatsTaken();
   std::vector<Member> members;
-  for (size_t seat = 0; seat < kMostMembers; ++seat) {
+  for (size_t seat = 0; seat < taken && members.size() < most; ++seat) {
     const auto bytes = get("seat/" + std::to_string(seat));
-    if (!bytes) break;
+    if (!bytes) continue;
     for (Member& member : decodeMembers(*bytes)) members.push_back(std::move(member));
   }
   return members;
@@ -138,12 +164,7 @@ std::vector<Member> JobStore::contacts() {
 }
 
 void JobStore::setContacts(const std::vector<Member>& members) {
-  try {
-    store().set(prefix_ + "contacts", encodeMembers(members));
-  } catch (const StoreError&) {
-    store_.reset();
-    throw;
-  }
+  guarded([&] { store().set(prefix_ + "contacts", encodeMembers(members)); });
 }
 
 std::optional<JobStore::Register> JobStore::readRegister() {
@@ -165,12 +186,8 @@ std::optional<JobStore::Register> JobStore::readRegister() {
 // promise to none below it, in one step.
 bool JobStore::writeRegister(const Register& found, const AcceptedView& held) {
   const std::string wanted = encodeRegister(found.identity, held);
-  try {
-    return store().compareSet(prefix_ + "witness", found.bytes, wanted) == wanted;
-  } catch (const StoreError&) {
-    store_.reset();
-    throw;
-  }
+  return guarded(
+      [&] { return store().compareSet(prefix_ + "witness", found.bytes, wanted) == wanted; });
 }
 
 WitnessReply JobStore::ask(const WitnessRequest& request) {

@@ -2,9 +2,10 @@
 // and the witness's register. Plain calls, each of which blocks for as long as the store takes.
 //
 // Keys, below the job's prefix:
-//   job       what admits to its connections: the first that is written
-//   seat/<i>  fresh processes, in the order in which they came
-//   founding  the rules and the first view: the first that is written
+//   seats     how many fresh processes have come
+//   seat/<i>  one of them, in the order in which they came; one that died on its way lacks
+//   founding  the rules, the first view, and what admits to its members' connections: the first
+//             that is written
 //   contacts  the members of a late view: a hint
 //   witness   the store's identity, and the view that it last voted for: changed only by who names
 //             what stands there, so a store that restarted empty, or one whose register says that
@@ -15,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "elastic/member_network.h"
@@ -25,6 +27,7 @@ namespace torchft_ext {
 
 struct Founding {
   ElasticRules rules;
+  JobKey key;
   View view;
 };
 
@@ -33,14 +36,19 @@ class JobStore {
   JobStore(ComparingStoreFactory factory, std::string prefix)
       : factory_(std::move(factory)), prefix_(std::move(prefix)) {}
 
-  JobKey key();
   std::optional<Founding> founding();
   // The founding that stands; the witness's identity is set in its view.
   Founding found(Founding proposed);
-  void takeSeat(const Member& self);
-  std::vector<Member> seats();
+  size_t takeSeat(const Member& self);  // its number
+  size_t seatsTaken();
+  std::vector<Member> seats(size_t most);  // the first so many that are there
   std::vector<Member> contacts();
   void setContacts(const std::vector<Member>& members);
+  // Of a member of that founding's job: puts back what a store that restarted empty lacks, so that
+  // newcomers find the job, and no second one is founded in its place. The store's identity; zero:
+  // it serves another job under this name, or another lineage of this one.
+  WitnessId restore(const Founding& founding, const Lineage& lineage,
+                    const std::vector<Member>& members);
   // As the witness, or under the store's rule.
   WitnessReply ask(const WitnessRequest& request);
 
@@ -51,8 +59,11 @@ class JobStore {
     std::string bytes;  // as it stands
   };
   ComparingStore& store();
+  template <typename Call>
+  std::invoke_result_t<Call> guarded(const Call& call);
   std::optional<std::string> get(const std::string& key);
   std::string first(const std::string& key, const std::string& value);
+  WitnessId identity();  // drawn, where the store has none yet
   std::optional<Register> readRegister();
   bool writeRegister(const Register& found, const AcceptedView& held);
   WitnessReply claim(const WitnessRequest& request, const Register& found, WitnessReply reply);

@@ -47,11 +47,8 @@ std::optional<SocketAddress> probedAt(const MemberRecord& record) {
 
 }  // namespace
 
-MemberNetwork::MemberNetwork(EventLoop& loop, JobKey key, Duration limit, Events events)
-    : loop_(loop),
-      key_(key),
-      limit_(limit),
-      events_(std::make_shared<const Events>(std::move(events))) {}
+MemberNetwork::MemberNetwork(EventLoop& loop, Duration limit, Events events)
+    : loop_(loop), limit_(limit), events_(std::make_shared<const Events>(std::move(events))) {}
 
 MemberNetwork::~MemberNetwork() {
   for (auto& [id, peer] : peers_) loop_.cancel(peer.again);
@@ -61,8 +58,12 @@ std::string MemberNetwork::open(const SocketAddress& address, PortRange ports) {
   std::string error;
   listener_ = Listener::open(loop_, address, ports, &error, incarnation_, newLocalAddress());
   if (!listener_) return error;
-  listener_->expect(key_.nonce, key_.secret, [this](Arrival& arrival) { return admit(arrival); });
   return {};
+}
+
+void MemberNetwork::admitMembers(const JobKey& key) {
+  key_ = key;
+  listener_->expect(key_.nonce, key_.secret, [this](Arrival& arrival) { return admit(arrival); });
 }
 
 std::vector<SocketAddress> MemberNetwork::addresses() const {

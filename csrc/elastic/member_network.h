@@ -48,7 +48,7 @@ class MemberNetwork {
       1024;  // messages to a member to which no connection stands
 
   // limit: after which a member that does not answer counts as frozen.
-  MemberNetwork(EventLoop& loop, JobKey key, Duration limit, Events events);
+  MemberNetwork(EventLoop& loop, Duration limit, Events events);
   ~MemberNetwork();
   MemberNetwork(const MemberNetwork&) = delete;
   MemberNetwork& operator=(const MemberNetwork&) = delete;
@@ -60,6 +60,8 @@ class MemberNetwork {
   const Incarnation& incarnation() const { return incarnation_; }
   // After open(): who this is, with a record that says where.
   void setSelf(const Member& self);
+  // Once the job is known, before anybody is sent to. Who has come earlier is let in now.
+  void admitMembers(const JobKey& key);
 
   // From now on messages to it can be sent.
   void introduce(const Member& member);
@@ -105,7 +107,7 @@ class MemberNetwork {
   void onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail);
 
   EventLoop& loop_;
-  const JobKey key_;
+  JobKey key_;
   const Incarnation incarnation_ = Incarnation::random();
   const Duration limit_;
   const std::shared_ptr<const Events> events_;

@@ -9,13 +9,14 @@
 namespace torchft_ext {
 namespace {
 
-using Pairs = std::set<std::pair<MemberId, MemberId>>;
+using Pairs = std::set<MemberPair>;
 
 Pairs pairsOf(const std::map<MemberId, Promise>& promises) {
   Pairs pairs;
   for (const auto& [member, promise] : promises) {
-    for (const MemberId& other : promise.cannot_reach) {
-      if (promises.contains(other) && other != member) pairs.insert(std::minmax(member, other));
+    for (const auto& [one, other] : promise.cut) {
+      const bool both = promises.contains(one) && promises.contains(other);
+      if (both && one != other) pairs.insert(std::minmax(one, other));
     }
   }
   return pairs;
@@ -63,6 +64,17 @@ std::vector<Outcome> outcomesAfter(const View& base, const std::map<MemberId, Pr
   return outcomesOf(base.number, reports);
 }
 
+// The store as it is now, where nobody says that it is still the one of `base`.
+WitnessId witnessAfter(const View& base, const std::map<MemberId, Promise>& promises) {
+  WitnessId next = base.witness;
+  for (const auto& [member, promise] : promises) {
+    if (promise.witness.isZero()) continue;
+    if (promise.witness == base.witness) return base.witness;
+    next = promise.witness;
+  }
+  return next;
+}
+
 bool promoted(const std::map<MemberId, Promise>& promises, const std::vector<Outcome>& outcomes) {
   const bool by_promiser = std::any_of(promises.begin(), promises.end(), [](const auto& promise) {
     return promise.second.promotion != Promotion::kNo;
@@ -105,7 +117,7 @@ View nextView(const View& base, const std::map<MemberId, Promise>& promises,
   View next;
   next.lineage = base.lineage;
   next.number = base.number + 1;
-  next.witness = base.witness;
+  next.witness = witnessAfter(base, promises);
   next.old_size = static_cast<int>(base.members.size());
   next.outcomes = outcomesAfter(base, promises);
   const bool all_vote = promoted(promises, next.outcomes);

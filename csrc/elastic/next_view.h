@@ -16,8 +16,8 @@ namespace torchft_ext {
 std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Promise>& promises);
 
 // Members: the promisers that are not gone and stay, in the order of `base`; then newcomers that
-// they know, up to max_size. Voters: those who are voters of `base`; its learners too where one of
-// its agreements was ok.
+// they know, up to max_size. Witness: the store that the promisers reach. Voters: those who are
+// voters of `base`; its learners too where one of its agreements was ok.
 View nextView(const View& base, const std::map<MemberId, Promise>& promises,
               const std::set<MemberId>& gone, int max_size);
 

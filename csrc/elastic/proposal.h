@@ -20,10 +20,12 @@ namespace torchft_ext {
 // The parts of the protocol that the model checker takes out one by one, to see that each is
 // missed.
 struct ElasticParts {
-  bool witness_first = true;    // it claims before members are asked to accept
-  bool second_round = true;     // of agreements
-  bool stop_at_promise = true;  // no agreement goes on beside a proposal
-  bool learners_watch = true;   // they do not decide before they are promoted
+  bool witness_first = true;         // it claims before members are asked to accept
+  bool second_round = true;          // of agreements
+  bool stop_at_promise = true;       // no agreement goes on beside a proposal
+  bool learners_watch = true;        // they do not decide before they are promoted
+  bool lineages_apart = true;        // what another lineage says is not heard
+  bool witness_is_the_views = true;  // a store of another identity has no vote
 };
 
 // Fixed at a job's founding.

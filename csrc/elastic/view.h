@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/identity.h"
@@ -25,10 +26,14 @@ struct Member {
   friend bool operator==(const Member&, const Member&) = default;
 };
 
+// Two members between which no connection can be made; the lower id first.
+using MemberPair = std::pair<MemberId, MemberId>;
+
 // What one member says in an agreement.
 struct Vote {
   bool ok = false;
   bool leaving = false;           // it goes once the agreement is over
+  bool new_witness = false;       // it knows of one that the next view should appoint
   std::string note;               // the caller's bytes
   std::vector<MemberId> waiting;  // newcomers that it knows
   friend bool operator==(const Vote&, const Vote&) = default;
@@ -40,6 +45,7 @@ struct Answer {
   std::map<MemberId, std::string> notes;  // of who voted
   std::vector<MemberId> waiting;          // ascending
   std::vector<MemberId> leaving;          // ascending
+  bool new_witness = false;               // for the next view to appoint
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 

@@ -21,6 +21,7 @@
 namespace torchft_ext {
 namespace {
 
+constexpr Duration kLeastToConnect = std::chrono::seconds(2);
 constexpr Duration kPoll = std::chrono::milliseconds(20);
 constexpr Duration kEagerPoll = std::chrono::milliseconds(5);
 // Far longer than its threads need to start.
@@ -207,6 +208,10 @@ std::shared_ptr<HostGeneration> HostEngine::startGeneration(
   setup.local_sockets = options_.local_sockets;
   setup.tuning = options_.tuning;
   setup.deadline = deadline;
+  setup.connect_by = deadline;
+  if (const Duration limit = options_.heartbeat_limit; limit > Duration::zero()) {
+    setup.connect_by = deadline.orEarlier(std::max<Duration>(limit, kLeastToConnect));
+  }
   auto generation = std::make_shared<HostGeneration>(std::move(setup));
 
   HostGeneration::FormingCallbacks callbacks;

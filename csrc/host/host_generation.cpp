@@ -97,15 +97,23 @@ void HostGeneration::start(FormingCallbacks callbacks) {
     channelArrived(rank, channel, std::move(fd));
   };
   mesh_callbacks.failed = [this](int rank, const std::string& why, bool timed_out) {
-    Failure failure;
-    failure.kind = timed_out ? FailureKind::kTimeout : FailureKind::kRendezvous;
-    failure.cause.rank = rank;
-    failure.cause.how = "it could not be reached: " + why;
-    breakAttempt(failure, false);
+    breakAttempt(unreached(rank, why, timed_out), false);
   };
   mesh_callbacks.starved = [this](const std::string& why) { lacks(why); };
-  mesh_ = std::make_unique<Mesh>(*loop, setup_.listener, setup_.roster, rank(),
-                                 setup_.local_sockets, setup_.deadline, std::move(mesh_callbacks));
+  mesh_ =
+      std::make_unique<Mesh>(*loop, setup_.listener, setup_.roster, rank(), setup_.local_sockets,
+                             setup_.connect_by, std::move(mesh_callbacks));
+}
+
+Failure HostGeneration::unreached(int rank, const std::string& why, bool timed_out) const {
+  if (timed_out && !setup_.deadline.expired()) {
+    return lossOf(rank, FailureKind::kConnectionLost, "could not be made: " + why);
+  }
+  Failure failure;
+  failure.kind = timed_out ? FailureKind::kTimeout : FailureKind::kRendezvous;
+  failure.cause.rank = rank;
+  failure.cause.how = "it could not be reached: " + why;
+  return failure;
 }
 
 // Its own trouble, and not that of a peer: the others are told who has it.

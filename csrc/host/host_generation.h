@@ -47,6 +47,8 @@ struct HostGenerationSetup {
   bool local_sockets = true;  // connect through them where a peer offers one
   ScheduleTuning tuning;
   Deadline deadline = Deadline::never();  // of forming
+  // All members have come: a connection that does not stand by then cannot be made.
+  Deadline connect_by = Deadline::never();
 };
 
 class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
@@ -128,6 +130,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void onChannelEnded(int rank, Channel channel);
   void onBreakClassified(int rank, FailureKind kind, const std::string& how);
   Failure lossOf(int rank, FailureKind kind, const std::string& how) const;
+  Failure unreached(int rank, const std::string& why, bool timed_out) const;
   void failPeer(int rank, FailureKind kind, const std::string& how);
   void onCollectivesLeft(int rank, const FrameHeader& goodbye);
   void noteGoodbyeKind(int rank, const FrameHeader& goodbye);

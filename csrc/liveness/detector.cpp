@@ -44,10 +44,12 @@ Cause causeBy(const WatchedPeer& peer, const std::string& how) {
   return cause;
 }
 
-Failure peerLost(const WatchedPeer& peer, const std::string& how) {
+Failure peerLost(const WatchedPeer& peer, const std::string& how,
+                 Duration silent_for = Duration::zero()) {
   Failure failure;
   failure.kind = FailureKind::kPeerLost;
   failure.cause = causeBy(peer, how);
+  failure.silent_for = silent_for;
   return failure;
 }
 
@@ -282,10 +284,11 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LivenessKind kind,
   }
   switch (end) {
     case ProbeEnd::kGone:
-      return declareDead(now, id, true, "its process ended");
+      return declareDead(now, id, true, "its process ended", now - connection.probe_began);
     case ProbeEnd::kUnreachable:
       if (neighbours_.at(id).seen) return declareCut(id, kNothingComes);
-      return declareDead(now, id, false, "its host cannot be reached");
+      return declareDead(now, id, false, "its host cannot be reached",
+                         now - connection.probe_began);
     case ProbeEnd::kSilent:
       if (limit_ > Duration::zero()) declareFrozen(now, id, now - connection.probe_began);
       return;
@@ -326,15 +329,18 @@ Duration Detector::connectWithin() const {
 
 // Verdicts.
 
-void Detector::declareDead(Time now, const Incarnation& id, bool ended, const std::string& how) {
+void Detector::declareDead(Time now, const Incarnation& id, bool ended, const std::string& how,
+                           Duration silent_for) {
   ++counts_.deaths;
   tombstones_[id] = Tombstone{now + kTombstoneFor, ended, how};
-  failAllWith(id, [&](const WatchState&, const WatchedPeer& peer) { return peerLost(peer, how); });
+  failAllWith(id, [&](const WatchState&, const WatchedPeer& peer) {
+    return peerLost(peer, how, silent_for);
+  });
   if (!ended) orders_.accuse(id, how);
 }
 
 void Detector::hearOfDeath(Time now, const Incarnation& id, const std::string& how) {
-  if (!hasEnded(id)) declareDead(now, id, true, how);
+  if (!hasEnded(id)) declareDead(now, id, true, how, Duration::zero());
 }
 
 void Detector::declareFrozen(Time now, const Incarnation& id, Duration silence) {
@@ -345,7 +351,8 @@ void Detector::declareFrozen(Time now, const Incarnation& id, Duration silence) 
   if (!state.empty()) how += " (" + state + ")";
   ++counts_.freezes;
   tombstones_[id] = Tombstone{now + kTombstoneFor, false, how};
-  failAllWith(id, [&](const WatchState&, const WatchedPeer& lost) { return peerLost(lost, how); });
+  failAllWith(
+      id, [&](const WatchState&, const WatchedPeer& lost) { return peerLost(lost, how, silence); });
   // Last, since it closes the connection, over which the peer is told first which generations it is
   // out of.
   orders_.accuse(id, how);

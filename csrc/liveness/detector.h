@@ -181,7 +181,8 @@ class Detector {
   void unwant(WatchId id, const Incarnation& peer, LivenessKind kind);
   void dropMembers(WatchId id, WatchState& watch);
   void dropMember(Time now, WatchId id, WatchState& watch, const Incarnation& peer);
-  void declareDead(Time now, const Incarnation& id, bool ended, const std::string& how);
+  void declareDead(Time now, const Incarnation& id, bool ended, const std::string& how,
+                   Duration silent_for);
   void declareFrozen(Time now, const Incarnation& id, Duration silence);
   void declareCut(const Incarnation& id, const std::string& how);
   void acceptAccusation(const Incarnation& id);

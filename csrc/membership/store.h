@@ -2,6 +2,7 @@
 // c10d/store_client; tests use an in-memory one that counts calls and bytes.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,6 +43,8 @@ class ComparingStore : public StoreClient {
   // it was done where `desired` is returned, and they differ.
   virtual std::string compareSet(const std::string& key, const std::string& expected,
                                  const std::string& desired) = 0;
+  // To the decimal number that stands under the key (nothing: 0); the sum, which stands there then.
+  virtual int64_t add(const std::string& key, int64_t amount) = 0;
 };
 using ComparingStoreFactory = std::function<std::unique_ptr<ComparingStore>()>;
 

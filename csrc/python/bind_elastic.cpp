@@ -64,6 +64,16 @@ py::dict viewDict(const View& view, const MemberId& self) {
   return result;
 }
 
+// Its end takes up to seconds, and whoever drops the last reference may hold the GIL.
+JobPtr endingWithoutGil(JobPtr job) {
+  ElasticJob* raw = job.get();
+  return JobPtr(raw, [held = std::move(job)](ElasticJob*) mutable {
+    if (PyGILState_Check() == 0) return held.reset();
+    const py::gil_scoped_release no_gil;
+    held.reset();
+  });
+}
+
 JobPtr join(const std::string& address, int size, int min_size, int max_size, bool store_rule,
             const py::object& limit, const py::object& timeout,
             const std::optional<std::string>& interface,
@@ -79,15 +89,16 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
   options.network.port_range = port_range;
   const auto within = limitOf("elastic.join: timeout", timeout);
   const py::gil_scoped_release no_gil;
-  return ElasticJob::join(options, within);
+  return endingWithoutGil(ElasticJob::join(options, within));
 }
 
-py::tuple recover(ElasticJob& job, const py::object& timeout, bool leave_out_absent) {
+py::tuple recover(ElasticJob& job, const py::object& timeout, bool leave_out_absent,
+                  bool without_quorum) {
   const auto within = limitOf("recover: timeout", timeout);
   ElasticJob::Formed formed;
   {
     const py::gil_scoped_release no_gil;
-    formed = job.recover(within, leave_out_absent);
+    formed = job.recover(within, leave_out_absent, without_quorum);
   }
   py::dict phases;
   for (const auto& [phase, duration] : formed.phases) phases[phase.c_str()] = duration;
@@ -108,6 +119,7 @@ py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::obje
   result["notes"] = notes;
   result["waiting"] = hexOfAll(answer.waiting);
   result["leaving"] = hexOfAll(answer.leaving);
+  result["new_witness"] = answer.new_witness;
   return result;
 }
 
@@ -126,7 +138,8 @@ void bind_elastic(py::module_& module) {
                   py::arg("timeout"), py::arg("interface"), py::arg("port_range"))
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
       .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backend"))
-      .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"))
+      .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"),
+           py::arg("without_quorum") = false)
       .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"))
       .def("abort", &ElasticJob::abort, py::arg("why"), NoGil())
       .def("formed_view", &ElasticJob::formedView)

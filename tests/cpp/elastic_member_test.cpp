@@ -105,6 +105,32 @@ TEST(ElasticMember, AllAgreeOrNobody) {
   for (const Answer& answer : job.agree(1, {true, true, true})) EXPECT_TRUE(answer.ok);
 }
 
+TEST(ElasticMember, ASecondThreadInAgreeIsToldSoAtOnce) {
+  Job job;
+  job.found(2);
+  job.awaitViews(0);
+  const auto agree = [&](size_t i) {
+    Vote vote;
+    vote.ok = true;
+    try {
+      return std::string(job.members[i]->agree(1, vote, Deadline::after(kLong)).ok ? "ok" : "no");
+    } catch (const ElasticError& error) {
+      return std::string(error.what());
+    }
+  };
+  std::vector<std::future<std::string>> threads;
+  for (int i = 0; i < 2; ++i) threads.push_back(std::async(std::launch::async, agree, 0));
+  const auto isThere = [](const std::future<std::string>& one) {
+    return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  while (!isThere(threads[0]) && !isThere(threads[1])) std::this_thread::yield();
+  if (!isThere(threads[0])) std::swap(threads[0], threads[1]);
+  const std::string told = threads[0].get();
+  EXPECT_NE(told.find("another thread"), std::string::npos) << told;
+  EXPECT_EQ(agree(1), "ok");
+  EXPECT_EQ(threads[1].get(), "ok");
+}
+
 TEST(ElasticMember, GoesOnWithoutAMemberThatEnded) {
   Job job;
   job.found(3);
@@ -189,6 +215,30 @@ TEST(ElasticMember, WhoIsLeftOutGetsNoView) {
   EXPECT_EQ(looking.get(), "left out");
 }
 
+// Whoever tells it: another member may have heard of it before the two say so themselves.
+TEST(ElasticMember, OfTwoThatCannotConnectTheLaterIsLeftOut) {
+  Job job;
+  job.found(4);
+  const View first = job.awaitViews(0)[0];
+  const MemberId early = first.members[1].id;
+  const MemberId late = first.members[3].id;
+  std::vector<std::future<std::string>> waiting;
+  for (const auto& member : job.members) {
+    waiting.push_back(std::async(std::launch::async, [member, early, late] {
+      try {
+        const View view =
+            member->awaitView(1, Deadline::after(kLong), {}, {std::minmax(early, late)});
+        return std::string(view.has(early) && !view.has(late) ? "goes on" : "another view");
+      } catch (const ElasticError& error) {
+        return std::string(error.kind() == ElasticErrorKind::kLeftOut ? "left out" : error.what());
+      }
+    }));
+  }
+  for (size_t i = 0; i < waiting.size(); ++i) {
+    EXPECT_EQ(waiting[i].get(), job.members[i]->id() == late ? "left out" : "goes on");
+  }
+}
+
 TEST(ElasticMember, ANewcomerIsTakenInAtOneBoundary) {
   Job job;
   job.found(2);
@@ -241,6 +291,75 @@ TEST(ElasticMember, ANewcomerIsToldThatTheJobHasEnded) {
   } catch (const ElasticError& error) {
     EXPECT_NE(std::string(error.what()).find("another name"), std::string::npos) << error.what();
   }
+}
+
+TEST(ElasticMember, AStoreThatRestartedEmptyIsAppointedAnew) {
+  Job job;
+  job.found(2);
+  const View first = job.awaitViews(0)[0];
+  job.store->clear();
+  bool seen = false;
+  for (int tries = 0; tries < 4000 && !seen; ++tries) {
+    const std::vector<Answer> answers = job.agree(1, {true, true});
+    EXPECT_EQ(answers[0].new_witness, answers[1].new_witness);
+    seen = answers[0].new_witness;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  ASSERT_TRUE(seen);
+  const View second = job.awaitViews(1)[0];
+  EXPECT_NE(second.witness, first.witness);
+  job.agree(2, {true, true});
+  job.members.pop_back();  // half and the new witness go on
+  expectOneView(job.awaitViews(2), 3, 1);
+}
+
+TEST(ElasticMember, AStoreThatRestartedEmptyStillHasTheJob) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  job.store->clear();
+  while (!job.store->peek("job/founding")) std::this_thread::yield();
+  std::vector<std::shared_ptr<ElasticMember>> late;
+  for (int i = 0; i < 3; ++i) late.push_back(job.join(3));  // as many as would found one
+  std::vector<std::future<View>> places;
+  for (const auto& one : late) {
+    places.push_back(std::async(std::launch::async,
+                                [one] { return one->awaitView(0, Deadline::after(kLong)); }));
+  }
+  bool seen = false;
+  for (int tries = 0; tries < 4000 && !seen; ++tries) {
+    seen = job.agree(1, {true, true, true})[0].waiting.size() == 3;
+  }
+  ASSERT_TRUE(seen);
+  expectOneView(job.awaitViews(1), 2, 6);
+  for (auto& place : places) EXPECT_EQ(place.get().number, 2U);
+}
+
+TEST(ElasticMember, GoesOnAloneWithoutAQuorum) {
+  Job job;
+  job.found(4);
+  const View first = job.awaitViews(0)[0];
+  job.members.resize(1);
+  const auto member = job.members[0];
+  EXPECT_THROW(member->awaitView(1, Deadline::after(milliseconds(300))), ElasticError);
+  const View alone = member->goOnAlone(Deadline::after(kLong));
+  EXPECT_EQ(alone.number, 2U);
+  EXPECT_EQ(alone.members.size(), 1U);
+  EXPECT_NE(alone.lineage, first.lineage);
+  EXPECT_TRUE(job.agree(2, {true})[0].ok);
+}
+
+TEST(ElasticMember, WhoGoesOnAloneIsGoneForTheOthers) {
+  Job job;
+  job.found(3);
+  const View first = job.awaitViews(0)[0];
+  const auto alone = job.members.back();
+  job.members.pop_back();
+  const View other = alone->goOnAlone(Deadline::after(kLong));
+  const std::vector<View> views = job.awaitViews(1);
+  expectOneView(views, 2, 2);
+  EXPECT_EQ(views[0].lineage, first.lineage);
+  EXPECT_NE(other.lineage, first.lineage);
 }
 
 TEST(ElasticMember, LeavesAtABoundary) {

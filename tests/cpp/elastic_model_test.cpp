@@ -223,6 +223,25 @@ TEST(ElasticModel, AWitnessThatRestarts) {
   options.witness_restarts = 1;
   expectSafe(options);
 }
+// Agreements say so, and the next view has the one that is there now.
+TEST(ElasticModel, AWitnessThatIsAppointedAnewAndServes) {
+  ElasticWorldOptions options = twoAndWitness();
+  options.witness_restarts = 1;
+  options.suspicions = 0;
+  options.agreements = 2;
+  options.retries = 0;
+  options.views = 2;
+  expectSafe(options);
+}
+TEST(ElasticModel, AMemberThatGoesOnAlone) {
+  ElasticWorldOptions options = three();
+  options.partings = 1;
+  options.deaths = 0;
+  options.agreements = 1;
+  options.noes = 0;
+  options.views = 2;
+  expectSafe(options);
+}
 TEST(ElasticModel, AWitnessThatIsLost) {
   ElasticWorldOptions options = twoAndWitness();
   options.witness_losses = 1;
@@ -274,6 +293,18 @@ TEST(ElasticModel, MissesThatAPromiseStopsAgreements) {
   ElasticWorldOptions options = three();
   options.parts.stop_at_promise = false;
   expectMissed(options, "two answers");
+}
+TEST(ElasticModel, MissesThatTheWitnessIsTheOneOfTheView) {
+  ElasticWorldOptions options = twoAndWitness();
+  options.witness_restarts = 1;
+  options.parts.witness_is_the_views = false;
+  expectMissed(options, "two views");
+}
+TEST(ElasticModel, MissesThatLineagesAreApart) {
+  ElasticWorldOptions options = three();
+  options.partings = 1;
+  options.parts.lineages_apart = false;
+  expectMissed(options, "another's lineage");
 }
 TEST(ElasticModel, MissesThatLearnersOnlyWatch) {
   ElasticWorldOptions options = newcomers();

@@ -34,7 +34,8 @@ ElasticWorldOptions drawOptions(std::mt19937_64& random, int members) {
   options.views = 2 + upTo(4);
   options.retries = upTo(8);
   options.wants = upTo(2);
-  options.witness_restarts = upTo(1);
+  options.witness_restarts = upTo(2);
+  options.partings = upTo(5) == 0 ? 1 : 0;
   if (upTo(2) == 0) {
     options.heals = true;
     const int side = 1 + upTo(members - 2);
@@ -56,6 +57,7 @@ const ElasticAction& draw(std::mt19937_64& random, const std::vector<ElasticActi
       case ElasticAction::Kind::kRestart:
       case ElasticAction::Kind::kLoseWitness:
       case ElasticAction::Kind::kHeal:
+      case ElasticAction::Kind::kPart:
         if (random() % 30 != 0) continue;
         break;
       default:

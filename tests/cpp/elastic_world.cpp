@@ -41,6 +41,7 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
   asked_.assign(cores_.size(), 0);
   pending_.assign(cores_.size(), false);
   store_.resize(cores_.size());
+  seen_identity_.assign(cores_.size(), 1);
   for (int i = 0; i < size(); ++i) {
     for (int j = 0; j < size(); ++j) {
       if (isCut(i, j)) undetected_.insert({i, j});
@@ -56,9 +57,18 @@ bool ElasticWorld::isCut(int a, int b) const {
   return options_.cut.contains({a, b}) || options_.cut.contains({b, a});
 }
 
+bool ElasticWorld::gone(int i) const {
+  return dead(i) || (core(i).view().number > 0 && core(i).view().lineage.bytes[0] != 1);
+}
+
+bool ElasticWorld::canSeeNewStore(int i) const {
+  return options_.witness && !witness_lost_ && !gone(i) &&
+         seen_identity_[static_cast<size_t>(i)] != store_identity_;
+}
+
 bool ElasticWorld::canVote(int i) const {
   const ElasticCore& core = cores_[static_cast<size_t>(i)];
-  return !dead(i) && core.state() == ElasticCore::State::kActive &&
+  return !gone(i) && core.state() == ElasticCore::State::kActive &&
          !pending_[static_cast<size_t>(i)];
 }
 
@@ -85,6 +95,11 @@ std::vector<ElasticAction> ElasticWorld::actions() const {
       if (left_.noes > 0) all.push_back({Kind::kVote, i, 0});
     }
     if (left_.deaths > 0) all.push_back({Kind::kDie, i, 0});
+    if (canSeeNewStore(i)) all.push_back({Kind::kLook, i, 0});
+    if (left_.partings > 0 && (core(i).state() == ElasticCore::State::kActive ||
+                               core(i).state() == ElasticCore::State::kStopped)) {
+      all.push_back({Kind::kPart, i, 0});
+    }
     if (left_.retries > 0 && core(i).wanted()) all.push_back({Kind::kRetry, i, 0});
     if (left_.wants > 0 && core(i).state() == ElasticCore::State::kActive) {
       all.push_back({Kind::kWant, i, 0});
@@ -110,7 +125,12 @@ void ElasticWorld::take(const ElasticAction& action) {
       auto& queue = links_[{action.a, action.b}];
       const auto message = std::move(queue.front());
       queue.pop_front();
-      carryOut(action.b, cores_[static_cast<size_t>(action.b)].receive(idOf(action.a), *message));
+      ElasticCore& receiver = cores_[static_cast<size_t>(action.b)];
+      carryOut(action.b, receiver.receive(idOf(action.a), *message));
+      // Its group has failed, as below.
+      if (message->kind == ElasticKind::kParted && !gone(action.b)) {
+        carryOut(action.b, receiver.want(receiver.view().number));
+      }
       break;
     }
     case Kind::kVote:
@@ -172,13 +192,28 @@ void ElasticWorld::take(const ElasticAction& action) {
     }
     case Kind::kRestart:
       --left_.witness_restarts;
-      witness_valid_ = false;
+      ++store_identity_;
       held_.reset();
       break;
     case Kind::kLoseWitness:
       --left_.witness_losses;
       witness_lost_ = true;
       break;
+    case Kind::kLook: {
+      WitnessId identity;
+      identity.bytes[0] = seen_identity_[a] = store_identity_;
+      cores_[a].setWitness(identity);
+      break;
+    }
+    case Kind::kPart: {
+      --left_.partings;
+      if (core(action.a).accepted()) accepted_by_parted_.push_back(core(action.a).accepted()->view);
+      Lineage lineage;
+      lineage.bytes[0] = static_cast<uint8_t>(action.a + 2);
+      pending_[a] = false;
+      carryOut(action.a, cores_[a].beginLineage(lineage));
+      break;
+    }
     case Kind::kHeal:
       left_.heals = false;
       options_.cut.clear();
@@ -216,7 +251,8 @@ WitnessReply ElasticWorld::answer(const WitnessRequest& request) {
   reply.lineage = request.lineage;
   reply.number = request.number;
   reply.ballot = request.ballot;
-  reply.has_vote = options_.store_rule || witness_valid_;
+  reply.has_vote = options_.store_rule || request.identity.bytes[0] == store_identity_ ||
+                   !options_.parts.witness_is_the_views;
   if (request.what == WitnessRequest::What::kDecide) {
     reply.decided = decided_by_store_.try_emplace(request.number, *request.view).first->second;
     return reply;
@@ -247,6 +283,10 @@ void ElasticWorld::carryOut(int i, ElasticEffects effects) {
   for (const Outcome& outcome : effects.answers) {
     pending_[at] = false;
     checkAnswer(i, outcome);
+    // As users do.
+    if (outcome.answer.new_witness && !gone(i) && outcome.view == core(i).view().number) {
+      carryOut(i, cores_[at].want(outcome.view));
+    }
   }
 }
 
@@ -256,6 +296,14 @@ void ElasticWorld::fail(const std::string& what) {
 
 void ElasticWorld::checkView(int i) {
   const View& view = core(i).view();
+  const int lineage = view.lineage.bytes[0];
+  if (lineage != 1) {
+    const bool was_asked_for = i >= options_.members;  // by a newcomer
+    if (lineage != i + 2 && !was_asked_for) {
+      fail("member " + std::to_string(i) + " is in another's lineage");
+    }
+    return;
+  }
   const auto [known, fresh] = views_.try_emplace(view.number, view);
   if (!fresh && known->second != view) {
     fail("two views have the number " + std::to_string(view.number));
@@ -263,7 +311,7 @@ void ElasticWorld::checkView(int i) {
 }
 
 void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {
-  if (core(i).state() == ElasticCore::State::kLeftOut) return;  // it raises
+  if (core(i).state() == ElasticCore::State::kLeftOut || gone(i)) return;  // it raises
   const Key key{outcome.view, outcome.index};
   const auto [known, fresh] = returned_.try_emplace(key, outcome.answer);
   if (!fresh && known->second.ok != outcome.answer.ok) {
@@ -311,9 +359,10 @@ bool ElasticWorld::mustSettle() const {
     if (core.accepted()) binding.push_back(core.accepted()->view);
   }
   if (held_) binding.push_back(held_->view);
+  binding.insert(binding.end(), accepted_by_parted_.begin(), accepted_by_parted_.end());
   // And of those whose learners may have been promoted, by what the living know.
   for (int i = 0; i < size(); ++i) {
-    if (dead(i) || core(i).promotion() == Promotion::kNo) continue;
+    if (gone(i) || core(i).promotion() == Promotion::kNo) continue;
     binding.push_back(core(i).view());
     binding.back().voters.clear();
     for (const Member& member : core(i).view().members) binding.back().voters.push_back(member.id);
@@ -321,7 +370,7 @@ bool ElasticWorld::mustSettle() const {
   return std::all_of(binding.begin(), binding.end(), [&](const View& view) {
     const auto alive =
         static_cast<size_t>(std::count_if(view.voters.begin(), view.voters.end(),
-                                          [&](const MemberId& id) { return !dead(indexOf(id)); }));
+                                          [&](const MemberId& id) { return !gone(indexOf(id)); }));
     if (!options_.store_rule) return 2 * alive > view.voters.size();
     return alive >= std::min(view.voters.size(), static_cast<size_t>(options_.min_size));
   });
@@ -330,17 +379,17 @@ bool ElasticWorld::mustSettle() const {
 bool ElasticWorld::everyoneSettled() const {
   uint64_t newest = 0;
   for (int i = 0; i < size(); ++i) {
-    if (!dead(i)) newest = std::max(newest, core(i).view().number);
+    if (!gone(i)) newest = std::max(newest, core(i).view().number);
   }
   for (int i = 0; i < size(); ++i) {
-    if (dead(i) || core(i).state() == ElasticCore::State::kLeftOut) continue;
+    if (gone(i) || core(i).state() == ElasticCore::State::kLeftOut) continue;
     if (core(i).state() == ElasticCore::State::kJoining) continue;
     if (core(i).state() != ElasticCore::State::kActive || core(i).view().number != newest ||
         pending_[static_cast<size_t>(i)]) {
       return false;
     }
     for (const Member& member : core(i).view().members) {
-      if (dead(indexOf(member.id))) return false;
+      if (gone(indexOf(member.id))) return false;
     }
   }
   return true;
@@ -356,7 +405,8 @@ bool ElasticWorld::runQuietly() {
           return action.kind == ElasticAction::Kind::kDeliver ||
                  action.kind == ElasticAction::Kind::kDetect ||
                  action.kind == ElasticAction::Kind::kWitness ||
-                 action.kind == ElasticAction::Kind::kReply;
+                 action.kind == ElasticAction::Kind::kReply ||
+                 action.kind == ElasticAction::Kind::kLook;
         });
     if (next == possible.end()) return moved;
     take(*next);
@@ -369,7 +419,7 @@ bool ElasticWorld::runQuietly() {
 
 std::string ElasticWorld::settle() {
   left_.retries = left_.deaths = left_.suspicions = left_.wants = left_.noes = 0;
-  left_.witness_restarts = left_.witness_losses = 0;
+  left_.witness_restarts = left_.witness_losses = left_.partings = 0;
   left_.heals = false;
   for (int round = 0; round < 40 && wrong_.empty(); ++round) {
     runQuietly();
@@ -418,6 +468,7 @@ std::string ElasticWorld::fingerprint() const {
                                    (op.reply ? 8 + static_cast<int>(op.reply->what) * 16 : 0)));
     if (op.request) {
       writer.u64(op.request->number);
+      writer.u8(op.request->identity.bytes[0]);
       writer.text(encodeAccepted(op.request->expected ? *op.request->expected : AcceptedView{}));
       writer.u32(op.request->ballot.round);
       if (op.request->view) writer.text(encodeView(*op.request->view));
@@ -443,12 +494,15 @@ std::string ElasticWorld::fingerprint() const {
   }
   writer.text(encodeAccepted(held_ ? *held_ : AcceptedView{}));
   for (const auto& [number, view] : decided_by_store_) writer.text(encodeView(view));
-  for (const int left : {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
-                         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
-                         witness_valid_ ? 1 : 0, witness_lost_ ? 1 : 0}) {
+  for (const int left :
+       {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
+        left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
+        static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings}) {
     writer.u8(static_cast<uint8_t>(left));
   }
   for (const auto& [number, view] : views_) writer.text(encodeView(view));
+  for (const View& view : accepted_by_parted_) writer.text(encodeView(view));
+  for (const uint8_t seen : seen_identity_) writer.u8(seen);
   for (const auto& [key, answer] : returned_) {
     writer.u64(key.first);
     writer.u64(key.second);
@@ -464,9 +518,9 @@ std::string ElasticWorld::fingerprint() const {
 }
 
 std::string ElasticWorld::describe(const ElasticAction& action) {
-  static const std::array<const char*, 12> kNames = {
-      "deliver", "vote",    "die",   "detect",  "suspect",      "retry",
-      "want",    "witness", "reply", "restart", "lose witness", "heal"};
+  static const std::array<const char*, 14> kNames = {
+      "deliver", "vote",  "die",     "detect",       "suspect", "retry", "want",
+      "witness", "reply", "restart", "lose witness", "heal",    "look",  "part"};
   return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
          " " + std::to_string(action.b);
 }

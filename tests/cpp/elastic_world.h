@@ -43,6 +43,7 @@ struct ElasticWorldOptions {
   int wants = 0;             // somebody wants another view without a reason
   int witness_restarts = 0;  // empty
   int witness_losses = 0;    // for good
+  int partings = 0;          // a member goes on alone, in a lineage of its own
   // Links that never carry anything.
   std::set<std::pair<int, int>> cut;
   bool heals = false;  // at any moment, once, all of them
@@ -64,6 +65,8 @@ struct ElasticAction {
     kRestart,  // the store
     kLoseWitness,
     kHeal,
+    kLook,  // a sees which store is there
+    kPart,  // a
   };
   Kind kind = Kind::kDeliver;
   int a = 0;
@@ -102,6 +105,9 @@ class ElasticWorld {
   };
 
   bool isCut(int a, int b) const;
+  // For the first lineage: dead, or in another one.
+  bool gone(int i) const;
+  bool canSeeNewStore(int i) const;
   void carryOut(int i, ElasticEffects effects);
   void checkView(int i);
   void checkAnswer(int i, const Outcome& outcome);
@@ -124,7 +130,9 @@ class ElasticWorld {
   std::vector<StoreOp> store_;                // by member: one request at a time
   std::optional<AcceptedView> held_;          // by the witness
   std::map<uint64_t, View> decided_by_store_;
-  bool witness_valid_ = true;
+  uint8_t store_identity_ = 1;
+  std::vector<uint8_t> seen_identity_;    // by member, of the store; 0: it has not looked
+  std::vector<View> accepted_by_parted_;  // may have been decided
   bool witness_lost_ = false;
   ElasticWorldOptions left_;  // what is left of the budgets
   // History.

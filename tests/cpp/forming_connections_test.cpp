@@ -63,6 +63,21 @@ TEST_F(FormingConnections, AConnectionOfADeadProcessIsALostPeer) {
   EXPECT_EQ(failure.cause.host, "elsewhere");
 }
 
+// All have come by then, so it is no latecomer; this process connects, and nobody lets it in.
+TEST_F(FormingConnections, AConnectionThatCannotBeMadeIsALostConnectionWithTwoEnds) {
+  HostEngineOptions options = loopbackOptions();
+  options.heartbeat_limit = std::chrono::seconds(1);
+  const auto engine = std::get<std::shared_ptr<Engine>>(makeHostEngineForTest(options));
+  roster_.members = {roster_.members[1], std::get<MemberRecord>(engine->describeSelf())};
+  const auto lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{"test", 1, 1, 2});
+  engine->form(roster_, lifecycle, testDeadline(), [] { return false; });
+  const FailurePtr failure = lifecycle->failure();
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->kind, FailureKind::kConnectionLost) << failure->describe();
+  EXPECT_EQ(failure->cause.rank, 0);
+  EXPECT_EQ(failure->cause.other_rank, 1);
+}
+
 TEST_F(FormingConnections, ATimeoutNamesWhoHasNoConnectionRatherThanWhoMissesItToo) {
   roster_.members.push_back(roster_.members[1]);
   roster_.members[2].incarnation = Incarnation::random();

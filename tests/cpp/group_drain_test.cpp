@@ -109,6 +109,28 @@ TEST_F(EngineInside, AbortReturnsWhenItHasLeftAndIsReportedAfterFiftyMillisecond
   EXPECT_FALSE(CapturedLog::contains(kDidNotLeave));
 }
 
+// Of several groups all are begun before the first is waited for.
+TEST_F(EngineInside, TheFirstHalfOfAnAbortWaitsForNothing) {
+  strike();
+  group().beginAbort("enough");
+  EXPECT_TRUE(inside());
+  ASSERT_NE(group().errored(), nullptr);
+  EXPECT_NE(group().errored()->at, Clock::time_point{});
+  EXPECT_TRUE(leaves());
+  EXPECT_EQ(finish(state_)->kind, FailureKind::kAborted);
+}
+
+TEST_F(EngineInside, AGroupThatFollowsAJobAdvisesItsRecover) {
+  strike();
+  releaseBuffers();
+  group().followJob();
+  cluster_.form({0}, "second");
+  group().abort("enough");
+  const std::string told = group().errored()->describe();
+  EXPECT_NE(told.find("recover()"), std::string::npos) << told;
+  EXPECT_EQ(told.find("configure()"), std::string::npos) << told;
+}
+
 TEST_F(EngineInside, AbortEndsByTheGroupsTimeoutIsReportedAndTheBuffersStay) {
   group().setTimeout(kShort);
   strike();

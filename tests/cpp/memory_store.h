@@ -121,6 +121,11 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
     MutexLock lock(mutex_);
     values_.erase(key);
   }
+  // It restarts, empty.
+  void clear() {
+    MutexLock lock(mutex_);
+    values_.clear();
+  }
   size_t size() {
     MutexLock lock(mutex_);
     return values_.size();
@@ -167,6 +172,15 @@ class MemoryStore : public std::enable_shared_from_this<MemoryStore> {
       const std::string stands = found == store_->values_.end() ? "" : found->second;
       if (stands == expected) return store_->values_[key] = desired;
       return found == store_->values_.end() ? expected : stands;
+    }
+    int64_t add(const std::string& key, int64_t amount) override {
+      store_->enterSet();
+      MutexLock lock(store_->mutex_);
+      ++store_->uses_[process_].sets;
+      std::string& value = store_->values_[key];
+      const int64_t sum = (value.empty() ? 0 : std::stoll(value)) + amount;
+      value = std::to_string(sum);
+      return sum;
     }
     void remove(const std::string& key) override {
       store_->enter();

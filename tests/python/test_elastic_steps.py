@@ -242,7 +242,14 @@ def test_a_committed_step_forgets_the_failures_before_it(job, state):
     assert state.step == 3
 
 
-@pytest.mark.parametrize("answer", [Answer(True, waiting=("cc",)), Answer(True, leaving=("bb",))])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(True, waiting=("cc",)),
+        Answer(True, leaving=("bb",)),
+        Answer(True, new_witness=True),
+    ],
+)
 def test_members_change_at_the_boundary_after_the_agreement(job, state, answer):
     job.members = [(ME, "bb"), (ME, "cc")]
     job.answers = [answer]

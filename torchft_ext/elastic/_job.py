@@ -166,17 +166,26 @@ class Job:
         """Return "host, pid 7" for a member's id."""
         return self._native.name_of(member)
 
-    def recover(self, timeout: timedelta | None = None, absent: str = "wait") -> View:
+    def recover(
+        self,
+        timeout: timedelta | None = None,
+        absent: str = "wait",
+        *,
+        without_quorum: bool = False,
+    ) -> View:
         """Wait for a view after view(), and begin a generation of every managed group in it.
 
         The first call awaits the first view. Later ones ask for the next: after a failure, or at a
-        boundary where agree() told all members that somebody waits or leaves. Whoever is dead,
+        boundary where agree() told all members so (Answer.changes_view). Whoever is dead,
         frozen or cut off is left out; who waits is taken in. Blocks up to the timeout.
 
         Args:
             timeout: None: the job's.
             absent: of members that live and whose program does not call recover(): "wait" for them
                 until the timeout; "exclude" leaves them out after half of it.
+            without_quorum: True: an operator's word, after NoQuorumError. This member goes on alone
+                from view(), in another lineage, whatever the others do. Call it on one member, once
+                you know that the others have ended; the rest joins that one anew.
 
         Raises:
             ValueError: another `absent`.
@@ -191,7 +200,8 @@ class Job:
         until = monotonic() + (timeout or self.timeout).total_seconds()
         while True:
             left = timedelta(seconds=max(until - monotonic(), 0.001))
-            found, phases = self._native.recover(left, absent == "exclude")
+            found, phases = self._native.recover(left, absent == "exclude", without_quorum)
+            without_quorum = False  # said once
             try:
                 phases["tables"] = self._follow(found["number"])
                 break
@@ -235,6 +245,7 @@ class Job:
             notes=tuple(notes.get(member, b"") for member in view.members),
             waiting=tuple(found["waiting"]),
             leaving=tuple(found["leaving"]),
+            new_witness=found["new_witness"],
         )
 
     def check(self) -> None:

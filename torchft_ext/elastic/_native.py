@@ -25,3 +25,4 @@ class AnswerFields(TypedDict):
     notes: dict[str, bytes]
     waiting: list[str]
     leaving: list[str]
+    new_witness: bool

@@ -290,7 +290,7 @@ class _Loop:
         answer = step.answer
         if answer is not None and step.view.member in answer.leaving:
             return None
-        if answer is not None and (answer.waiting or answer.leaving):
+        if answer is not None and answer.changes_view:
             return self._next_view(step.view)
         if step.failure is not None or self._state.dirty or self.job.is_over():
             return self._next_view(step.view)

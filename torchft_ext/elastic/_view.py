@@ -22,8 +22,9 @@ class View:
         continuing: this member was in the last view that was formed.
         members_continuing: the same of every member, by rank.
         founder: this member is one since the job's founding.
-        phases: how long each part of the change took: "agree" (on the members), "connect" (all
-            groups), "tables" (torch's), and after steps() has synced, "sync".
+        phases: how long each part of the change took. After a failure: "detect" (how long the lost
+            process had been silent, where this one found it out) and "release" (from there until
+            the call of recover()). Then "agree" (on the members), "connect" (all groups), "tables" (torch's), and after steps() has synced, "sync".
     """
 
     number: int
@@ -53,6 +54,8 @@ class Answer:
         notes: what each member added to its vote, by rank of the view; empty where it is missing.
         waiting: ids of processes that wait to be taken in.
         leaving: ids of members that want to leave.
+        new_witness: the job's store is another one than the witness of the view, or restarted
+            empty: the next view appoints it, so recover() is due.
     """
 
     ok: bool
@@ -60,3 +63,9 @@ class Answer:
     notes: tuple[bytes, ...] = ()
     waiting: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
+    new_witness: bool = False
+
+    @property
+    def changes_view(self) -> bool:
+        """Whether all members have to recover() now, at one boundary."""
+        return bool(self.waiting or self.leaving or self.new_witness)

@@ -49,6 +49,12 @@ struct Failure {
   // No configure() can follow: the group was shut down, or could not be made. Of this process
   // alone: others are not told.
   bool needs_new_group = false;
+  // The group's generations follow an elastic job's views: its recover() begins the next one. Of
+  // this process alone, as what follows.
+  bool in_job = false;
+  std::chrono::steady_clock::time_point at{};  // when the generation failed; the epoch: it has not
+  // How long the lost process had given no sign of life by then; zero: not known.
+  std::chrono::nanoseconds silent_for{0};
 
   // One line: operation, group, rank/size, generation, who, how, elapsed and limit, and the next
   // step.

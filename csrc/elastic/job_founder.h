@@ -1,0 +1,43 @@
+// How a process comes to a job: it founds it together with others that are as new, or finds what
+// was founded before it came.
+//
+// Owner: a joining call, on whose thread it runs. Each call blocks up to its deadline, ends where
+// `cancelled` says so, and throws ElasticError. It keeps nothing: what stands in the store decides.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "elastic/cancellable_wait.h"
+#include "elastic/job_store.h"
+#include "elastic/job_store_thread.h"
+
+namespace torchft_ext {
+
+class JobFounder {
+ public:
+  // size: of the first view, for a job that is not founded yet; rules: likewise.
+  JobFounder(JobStoreThread& store, std::string job, int size, ElasticRules rules)
+      : store_(store), job_(std::move(job)), size_(static_cast<size_t>(size)), rules_(rules) {}
+
+  struct Place {
+    Founding founding;
+    std::vector<Member> contacts;  // whom to ask for a place, where the first view has none for it
+  };
+  // The store may come up later than those who meet there: it is waited for.
+  Place findPlace(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
+
+ private:
+  std::optional<Founding> awaitStore(Deadline deadline, const Cancelled& cancelled) const;
+  Founding awaitFounding(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
+  std::optional<Founding> found(Deadline deadline, const Cancelled& cancelled) const;
+  [[noreturn]] void throwTooFew(size_t found) const;
+
+  JobStoreThread& store_;
+  const std::string job_;
+  const size_t size_;
+  const ElasticRules rules_;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,264 @@
+#include "elastic/member_status.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "elastic/elastic_error.h"
+#include "membership/records.h"
+
+namespace torchft_ext {
+namespace {
+
+std::string nameOfRecord(const std::string& bytes) {
+  const auto record = decodeRecord(bytes);
+  if (!record) return "an unknown process";
+  return record->host + ", pid " + std::to_string(record->pid);
+}
+
+const char* wordFor(Loss loss) {
+  switch (loss) {
+    case Loss::kDead:
+      return "its process ended";
+    case Loss::kFrozen:
+      return "it does not answer";
+    case Loss::kUnreachable:
+      return "it cannot be reached";
+    case Loss::kParted:
+      return "it went on alone";
+  }
+  return "";
+}
+
+}  // namespace
+
+// ---- what is written
+
+void MemberStatus::setSelf(const Member& self) {
+  const MutexLock lock(mutex_);
+  self_ = self;
+}
+
+void MemberStatus::setRules(const ElasticRules& rules) {
+  const MutexLock lock(mutex_);
+  rules_ = rules;
+}
+
+bool MemberStatus::leave() {
+  const MutexLock lock(mutex_);
+  changed_.notifyAll();
+  return !std::exchange(left_, true);
+}
+
+void MemberStatus::begin(const ElasticCore& core) {
+  const MutexLock lock(mutex_);
+  for (const Member& member : core.view().members) {
+    names_[member.id] = nameOfRecord(member.record);
+  }
+  view_before_ = std::exchange(view_, core.view());
+  // At once: who awaits a view must not get one without this member.
+  left_out_ = left_out_ || core.state() == ElasticCore::State::kLeftOut;
+  missing_.clear();
+  hopeless_ = false;
+  changed_.notifyAll();
+}
+
+void MemberStatus::follow(const ElasticCore& core, const ElasticEffects& effects) {
+  const MutexLock lock(mutex_);
+  for (const Outcome& outcome : effects.answers) {
+    answers_[{outcome.view, outcome.index}] = outcome.answer;
+  }
+  left_out_ = left_out_ || effects.left_out;
+  if (!effects.no_quorum.empty()) {
+    missing_ = effects.no_quorum;
+    hopeless_ = effects.hopeless;
+  }
+  if (lost_ != core.losses()) lost_ = core.losses();
+  std::erase_if(missing_, [&](const MemberId& id) { return !core.losses().contains(id); });
+  unheard_ = core.unheard();
+  if (std::vector<MemberId> ids = core.waiting(); ids != waiting_ids_) {
+    waiting_ids_ = std::move(ids);
+    waiting_.clear();
+    for (const MemberId& id : waiting_ids_) waiting_.push_back(nameOfLocked(id));
+  }
+  if (!effects.answers.empty() || left_out_ || !missing_.empty()) changed_.notifyAll();
+}
+
+void MemberStatus::setOver(uint64_t view) {
+  const MutexLock lock(mutex_);
+  over_ = std::max(over_, view);
+}
+
+void MemberStatus::setForsaken() {
+  const MutexLock lock(mutex_);
+  forsaken_ = true;
+  changed_.notifyAll();
+}
+
+void MemberStatus::setStoreTrouble(std::string trouble) {
+  const MutexLock lock(mutex_);
+  store_trouble_ = std::move(trouble);
+}
+
+// ---- what is read
+
+Member MemberStatus::self() const {
+  const MutexLock lock(mutex_);
+  return self_;
+}
+
+View MemberStatus::view() const {
+  const MutexLock lock(mutex_);
+  return view_;
+}
+
+ElasticRules MemberStatus::rules() const {
+  const MutexLock lock(mutex_);
+  return rules_;
+}
+
+std::vector<std::string> MemberStatus::waiting() const {
+  const MutexLock lock(mutex_);
+  return waiting_;
+}
+
+std::string MemberStatus::nameOf(const MemberId& id) const {
+  const MutexLock lock(mutex_);
+  return nameOfLocked(id);
+}
+
+std::vector<MemberId> MemberStatus::leftOutSince(const View& view) const {
+  const MutexLock lock(mutex_);
+  std::vector<MemberId> ids;
+  for (const Member& member : view_before_.members) {
+    if (!view.has(member.id)) ids.push_back(member.id);
+  }
+  return ids;
+}
+
+bool MemberStatus::isOver(uint64_t view) const {
+  const MutexLock lock(mutex_);
+  return over_ >= view || view_.number > view;
+}
+
+// An answer holds everybody's, and a message two answers and more.
+void MemberStatus::checkNote(const std::string& note) const {
+  constexpr size_t kAll = size_t{1} << 20U;
+  const size_t members = view().members.size();
+  const size_t most = std::min(kLongestNote, kAll / std::max<size_t>(members, 1));
+  if (note.size() <= most) return;
+  throw std::invalid_argument("agree: note: expected at most " + std::to_string(most) +
+                              " bytes among " + std::to_string(members) + " members, found " +
+                              std::to_string(note.size()));
+}
+
+std::string MemberStatus::nameOfLocked(const MemberId& id) const {
+  const auto found = names_.find(id);
+  const std::string name = found == names_.end() ? "a newcomer" : found->second;
+  const auto gone = lost_.find(id);
+  return gone == lost_.end() ? name : name + " (" + wordFor(gone->second) + ")";
+}
+
+std::string MemberStatus::namesOf(const std::vector<MemberId>& ids) const {
+  std::string names;
+  for (const MemberId& id : ids) names += (names.empty() ? "" : "; ") + nameOfLocked(id);
+  return names;
+}
+
+// ---- what is awaited
+
+View MemberStatus::awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,
+                             bool without_quorum) {
+  const MutexLock lock(mutex_);
+  const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
+    return view_.number > newer_than || left_out_ || left_ || (hopeless_ && !without_quorum) ||
+           forsaken_;
+  };
+  waitUntilDone(mutex_, changed_, over, deadline, cancelled);
+  if (view_.number > newer_than && !left_out_ && !left_) return view_;
+  throwNoView();
+}
+
+MemberStatus::Agreement MemberStatus::beginAgreement(uint64_t view) {
+  const MutexLock lock(mutex_);
+  if (awaits_answer_) {
+    throw ElasticError(ElasticErrorKind::kState,
+                       "elastic job '" + job_ + "': agree() in view " + std::to_string(view) +
+                           " while another thread is in agree(): one thread at a time takes part");
+  }
+  awaits_answer_ = true;
+  const bool fresh = !(agreeing_ && asked_.first == view);
+  if (fresh) {
+    asked_ = {view, asked_.first == view ? asked_.second + 1 : 1};
+    agreeing_ = true;
+  }
+  return {asked_.first, asked_.second, fresh};
+}
+
+Answer MemberStatus::awaitAnswer(const Agreement& agreement, Deadline deadline,
+                                 const Cancelled& cancelled) {
+  const Key wanted{agreement.view, agreement.index};
+  const MutexLock lock(mutex_);
+  const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
+    return answers_.contains(wanted) || left_out_ || left_ || hopeless_;
+  };
+  try {
+    waitUntilDone(mutex_, changed_, over, deadline, cancelled);
+  } catch (...) {
+    awaits_answer_ = false;
+    throw;
+  }
+  awaits_answer_ = false;
+  return takeAnswer(wanted);
+}
+
+Answer MemberStatus::takeAnswer(const Key& key) {
+  const auto found = answers_.find(key);
+  if (found == answers_.end()) throwNoAnswer(key.second);
+  Answer answer = std::move(found->second);
+  answers_.erase(found);
+  agreeing_ = false;
+  return answer;
+}
+
+void MemberStatus::throwNoAnswer(uint64_t index) const {
+  if (left_ || left_out_ || !missing_.empty() || unheard_.empty()) throwNoView();
+  throw ElasticError(ElasticErrorKind::kTimeout,
+                     "elastic job '" + job_ + "': agreement " + std::to_string(index) +
+                         " of view " + std::to_string(view_.number) +
+                         ": no word by the deadline of " + namesOf(unheard_) +
+                         "; the next call takes it up, or leave them out by recover()");
+}
+
+void MemberStatus::throwNoView() const {
+  const std::string job = "elastic job '" + job_ + "': ";
+  if (left_) {
+    throw ElasticError(ElasticErrorKind::kState, job + "this member has left; join again");
+  }
+  if (left_out_) {
+    throw ElasticError(ElasticErrorKind::kLeftOut,
+                       job + "view " + std::to_string(view_.number) +
+                           " is without this member, which was silent or cut off: join again");
+  }
+  if (forsaken_) {
+    throw ElasticError(ElasticErrorKind::kNoQuorum,
+                       job +
+                           "it was founded before, and none of its members runs any more: choose "
+                           "another name for a new job");
+  }
+  if (!missing_.empty()) throwNoQuorum();
+  throw ElasticError(ElasticErrorKind::kTimeout,
+                     job + "no view newer than " + std::to_string(view_.number) +
+                         " by the deadline; see whether its members still run");
+}
+
+void MemberStatus::throwNoQuorum() const {
+  std::string text = "elastic job '" + job_ + "': no quorum for the view after " +
+                     std::to_string(view_.number) + ": missing " + namesOf(missing_);
+  if (!store_trouble_.empty()) text += "; the store: " + store_trouble_;
+  const char* advice = hopeless_ ? ". Start the job anew from a checkpoint, under another name"
+                                 : ". Wait longer for them, or start the job anew from a "
+                                   "checkpoint, under another name";
+  throw ElasticError(ElasticErrorKind::kNoQuorum, text + advice);
+}
+
+}  // namespace torchft_ext

@@ -1,0 +1,99 @@
+// What the threads of a member's user see of it, and how they wait for it: written on the member's
+// loop, read anywhere, under one mutex.
+//
+// Owner: an ElasticMember. Threads: any, but for what is marked "loop". The calls that wait end by
+// their deadline, once `cancelled` says so, or with ElasticError, whose text names who is missing
+// and what to do. After leave() they throw. It never blocks the loop.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "elastic/cancellable_wait.h"
+#include "elastic/elastic_core.h"
+
+namespace torchft_ext {
+
+class MemberStatus {
+ public:
+  explicit MemberStatus(std::string job) : job_(std::move(job)) {}  // its name, for messages
+
+  void setSelf(const Member& self);
+  void setRules(const ElasticRules& rules);
+  // False: it had left already. Every wait ends.
+  bool leave();
+
+  // Loop. In this order after an event: begin() where the core has a new view, then follow().
+  void begin(const ElasticCore& core);
+  void follow(const ElasticCore& core, const ElasticEffects& effects);
+  void setOver(uint64_t view);  // this view, and those before
+  void setForsaken();           // of a newcomer: nobody of the job lives
+  void setStoreTrouble(std::string trouble);
+
+  Member self() const;
+  View view() const;
+  ElasticRules rules() const;
+  std::vector<std::string> waiting() const;
+  std::string nameOf(const MemberId& id) const;  // "host, pid 7 (its process ended)"
+  std::vector<MemberId> leftOutSince(const View& view) const;
+  bool isOver(uint64_t view) const;
+  // std::invalid_argument: too long for an agreement of the newest view.
+  void checkNote(const std::string& note) const;
+
+  // without_quorum: that there is none any more is no reason to give up.
+  View awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled,
+                 bool without_quorum = false);
+
+  // An agreement of this member: which one, and whether it is new. One that ran out of time is not
+  // new, but taken up.
+  struct Agreement {
+    uint64_t view = 0;
+    uint64_t index = 0;
+    bool fresh = false;
+  };
+  // Throws ElasticError at once where another thread is in one.
+  Agreement beginAgreement(uint64_t view);
+  Answer awaitAnswer(const Agreement& agreement, Deadline deadline, const Cancelled& cancelled);
+
+ private:
+  using Key = std::pair<uint64_t, uint64_t>;  // view, index
+  std::string nameOfLocked(const MemberId& id) const REQUIRES(mutex_);
+  std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);
+  [[noreturn]] void throwNoView() const REQUIRES(mutex_);
+  [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
+  Answer takeAnswer(const Key& key) REQUIRES(mutex_);
+  [[noreturn]] void throwNoAnswer(uint64_t index) const REQUIRES(mutex_);
+
+  const std::string job_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  Member self_ GUARDED_BY(mutex_);
+  ElasticRules rules_ GUARDED_BY(mutex_);
+  // Of the core.
+  View view_ GUARDED_BY(mutex_);
+  View view_before_ GUARDED_BY(mutex_);
+  std::map<MemberId, Loss> lost_ GUARDED_BY(mutex_);
+  std::vector<MemberId> unheard_ GUARDED_BY(mutex_);      // whose word an agreement awaits
+  std::vector<MemberId> waiting_ids_ GUARDED_BY(mutex_);  // newcomers
+  std::vector<std::string> waiting_ GUARDED_BY(mutex_);   // the same, by name
+  std::vector<MemberId> missing_ GUARDED_BY(mutex_);      // for a quorum; empty: nobody known
+  bool hopeless_ GUARDED_BY(mutex_) = false;              // so many are dead that there is none
+  std::map<MemberId, std::string> names_ GUARDED_BY(mutex_);
+  // The ends.
+  uint64_t over_ GUARDED_BY(mutex_) = 0;
+  bool left_out_ GUARDED_BY(mutex_) = false;
+  bool left_ GUARDED_BY(mutex_) = false;
+  bool forsaken_ GUARDED_BY(mutex_) = false;
+  std::string store_trouble_ GUARDED_BY(mutex_);
+  // Agreements.
+  std::map<Key, Answer> answers_ GUARDED_BY(mutex_);
+  Key asked_ GUARDED_BY(mutex_){0, 0};
+  bool agreeing_ GUARDED_BY(mutex_) = false;       // its answer has not been taken yet
+  bool awaits_answer_ GUARDED_BY(mutex_) = false;  // a thread does
+};
+
+}  // namespace torchft_ext
