@@ -355,7 +355,7 @@ class _Loop:
         state, standing = self._state, self._state.standing
         if self._build is not None:
             self._build(view)
-        state.follow(view)
+        state.follow(view.rank, view.size)
         report = sync(
             state,
             self.job.group,

@@ -1,10 +1,11 @@
-"""Sends chosen tensors from one member to all that lack them."""
+"""Sends chosen tensors from one member to those that lack them, from each to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
+import torch.distributed as dist
 
 from torchft_ext.elastic._codec import TensorMeta
 from torchft_ext.elastic._fingerprint import flat_bytes
@@ -43,18 +44,19 @@ def buckets(sizes: Mapping[str, int], limit: int = BUCKET_BYTES) -> Iterator[lis
 
 
 class Transfer:
-    """One sending of tensors, as bytes in buckets of up to 32 MiB; used once.
+    """One sending of tensors along a pipeline, as bytes in buckets of up to 32 MiB; used once.
 
-    A bucket within one tensor goes straight from its memory and into it, where that is contiguous
-    and on a device that the group serves; others are packed. Members that lack nothing take part
-    with a buffer of their own: their tensors are not touched. A sync owns it for one call. Threads:
+    The source sends each bucket to the first that takes, which passes it on to the next while it
+    receives another one: several members take as fast as one does. Others have no part in it. A
+    bucket within one tensor goes straight from its memory and into it, where that is contiguous
+    and on a device that the group serves; others are packed. A sync owns it for one call. Threads:
     one at a time. After a CommError, tensors to be taken may be half written.
     """
 
     def __init__(
         self,
         wire: Wire,
-        source: int,
+        chain: Sequence[int],
         own: Mapping[str, torch.Tensor],
         metas: Mapping[str, TensorMeta],
         take: Set[str],
@@ -63,51 +65,66 @@ class Transfer:
 
         Args:
             wire: of the view.
-            source: rank of the member that sends.
+            chain: the rank that sends, then those that lack something, in the order of passing on.
             own: this member's tensors, by path; on the source all that are sent.
             metas: what the source's tensors are like, by path, in the same order on all members.
             take: paths that this member lacks; on the source none.
         """
         self._wire = wire
-        self._source = source
         self._metas = metas
         self._take = [path for path in metas if path in take]
-        self._sends = wire.rank == source
+        place = chain.index(wire.rank) if wire.rank in chain else None
+        self._takes_part = place is not None and len(chain) > 1
+        self._sends = place == 0
+        self._before = chain[place - 1] if place else 0  # not read on the source
+        self._after = None if place is None else next(iter(chain[place + 1 :]), None)
         self._outgoing = _Outgoing(wire, own)
         self._incoming = {path: _Incoming(wire, own.get(path), metas[path]) for path in self._take}
 
     def run(self) -> dict[str, torch.Tensor]:
-        """Send; blocks, in as many broadcasts as there are buckets.
+        """Send; blocks until this member has passed everything on.
 
         Returns:
             What was taken, by path: this member's own tensor, written in place, where it is of
             the same dtype, shape and type of device; else a new one.
         """
+        if not self._takes_part:
+            return {}
         travel = {path: self._wire.device_type(meta.device) for path, meta in self._metas.items()}
         for device in sorted(set(travel.values())):
-            chosen = [path for path in travel if travel[path] == device]
-            scratch = _Scratch(device)
-            for bucket in buckets({path: self._metas[path].nbytes() for path in chosen}):
-                self._send(bucket, scratch)
+            sizes = {p: self._metas[p].nbytes() for p in travel if travel[p] == device}
+            self._pass_through(buckets(sizes), device)
         return {path: self._incoming[path].finish() for path in self._take}
 
-    def _send(self, bucket: list[Piece], scratch: _Scratch) -> None:
+    def _pass_through(self, ordered: Iterator[list[Piece]], device: str) -> None:
+        """A bucket goes on while the next one is packed or received, into the other scratch."""
+        scratch = _Scratch(device), _Scratch(device)
+        sending: dist.Work | None = None
+        for number, bucket in enumerate(ordered):
+            buffer = self._fill(bucket, scratch[number % 2])
+            if sending is not None:
+                sending.wait()
+            sending = None if self._after is None else self._wire.isend(buffer, self._after)
+        if sending is not None:
+            sending.wait()
+
+    def _fill(self, bucket: list[Piece], scratch: _Scratch) -> torch.Tensor:
+        """The bucket's bytes: packed on the source, else received, and taken as far as lacked."""
         parts = [self._bytes_of(piece) for piece in bucket]
         if len(parts) == 1 and parts[0] is not None:
-            self._wire.broadcast(parts[0], self._source)
-            return
+            if not self._sends:
+                self._wire.recv(parts[0], self._before)
+            return parts[0]
         sizes = [end - start for _, start, end in bucket]
         packed = scratch.take(sum(sizes))
-        slots = list(zip(packed.split(sizes), parts, strict=True))
-        if self._sends:
-            for slot, part in slots:
-                if part is not None:
-                    slot.copy_(part)
-        self._wire.broadcast(packed, self._source)
         if not self._sends:
-            for slot, part in slots:
-                if part is not None:
-                    part.copy_(slot)
+            self._wire.recv(packed, self._before)
+        for slot, part in zip(packed.split(sizes), parts, strict=True):
+            if part is not None and self._sends:
+                slot.copy_(part)
+            elif part is not None:
+                part.copy_(slot)
+        return packed
 
     def _bytes_of(self, piece: Piece) -> torch.Tensor | None:
         """Where these bytes lie or go on this member; None where it neither sends nor lacks."""
