@@ -6,6 +6,7 @@ Here with a job of one process that does what a test says; test_elastic_sync.py 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import pytest
@@ -87,6 +88,9 @@ class FakeJob:
 
     def abort(self, reason: str) -> None:
         self.events.append(f"abort {reason}")
+
+    def hold_groups(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def fail(self, error: torchft_ext.CommError = LOST) -> None:
         """A collective of the managed group fails."""

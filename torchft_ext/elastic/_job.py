@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from time import monotonic
 
@@ -14,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from torchft_ext import _C, _groups, _interrupts
 from torchft_ext.elastic import _current, _tables
 from torchft_ext.elastic._view import Answer, View
+from torchft_ext.elastic._view_groups import ViewGroups
 from torchft_ext.errors import CommError
 
 _RULES = ("members", "store")
@@ -79,19 +83,20 @@ def join(
         interface=interface,
         port_range=port_range,
     )
+    options = _C.Options(
+        heartbeat=min(max(limit, _LEAST_HEARTBEAT), _MOST_HEARTBEAT),
+        interface=interface,
+        port_range=port_range,
+    )
     dist.init_process_group(
         backend,
         store=_store_of(address, native.id(), timeout),
         rank=0,
         world_size=1,
         timeout=timeout,
-        pg_options=_C.Options(
-            heartbeat=min(max(limit, _LEAST_HEARTBEAT), _MOST_HEARTBEAT),
-            interface=interface,
-            port_range=port_range,
-        ),
+        pg_options=copy.copy(options),
     )
-    job = Job(native, timeout)
+    job = Job(native, timeout, backend, options)
     _current.remember(job)
     _interrupts.watch()
     return job
@@ -114,9 +119,14 @@ class Job:
     away, ends by its timeout, and is ended by Ctrl-C.
     """
 
-    def __init__(self, native: _C._ElasticJob, timeout: timedelta) -> None:
+    def __init__(
+        self, native: _C._ElasticJob, timeout: timedelta, backend: str, options: _C.Options
+    ) -> None:
         self._native = native
         self.timeout = timeout
+        self._backend = backend
+        self._options = options
+        self._of_view: ViewGroups | None = None
         self._lock = threading.Lock()
         self._view: View | None = None
         self._managed: dict[str, list[_C.Backend]] = {}
@@ -149,6 +159,40 @@ class Job:
         for number, backend in enumerate(backends):
             self._native.manage(f"{name}/{number}", backend)
         self._managed[name] = backends
+
+    def make_group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Make a group of some members of view(), which ends with the view; called by them only.
+
+        Unlike groups of new_group(), which fail where they lose a member, it fails as soon as the
+        view is over, and check() knows it. recover() takes it out of torch's tables. Blocks up to
+        the job's timeout.
+
+        Args:
+            name: one that no group of this view has; the same on all of its members.
+            ranks: the members, of the default group; their order is that of the group's ranks.
+
+        Raises:
+            CommError: it could not be formed.
+            ValueError: this member is not among them.
+            RuntimeError: there is no view yet.
+        """
+        view = self._view
+        if view is None:
+            raise RuntimeError("make_group: expected a view: call recover() first")
+        if self._of_view is None:
+            store = self._native.store_of(view.number)
+            self._of_view = ViewGroups(
+                store, view.number, self._backend, self._options, self.timeout
+            )
+        return self._of_view.make(name, ranks)
+
+    def hold_groups(self) -> AbstractContextManager[None]:
+        """Let groups of make_group() that lose nobody outlive the view's end, within a block.
+
+        steps() does so from agree() to the end of the update: a replica that is whole then ends
+        its update, whatever happens to others.
+        """
+        return nullcontext() if self._of_view is None else self._of_view.hold()
 
     def view(self) -> View | None:
         """Return the newest view that this process has formed; None: none yet. Does not block."""
@@ -187,6 +231,7 @@ class Job:
         """
         if absent not in _ABSENT:
             raise ValueError(f"recover: absent: expected one of {_ABSENT}, found {absent!r}")
+        self._end_groups_of_view()
         before = self._view
         until = monotonic() + (timeout or self.timeout).total_seconds()
         while True:
@@ -238,14 +283,23 @@ class Job:
         )
 
     def check(self) -> None:
-        """Raise the failure of any managed group, once all of its device operations are over."""
-        for backends in self._managed.values():
-            for backend in backends:
-                backend.check()
+        """Raise the failure of any managed group, or of one of make_group(), once all of their
+        device operations are over.
+        """
+        of_view = [] if self._of_view is None else self._of_view.backends()
+        for backend in (*(one for many in self._managed.values() for one in many), *of_view):
+            backend.check()
 
     def abort(self, reason: str) -> None:
         """Fail the generations of all managed groups, so that no member waits for this one."""
         self._native.abort(reason)
+        if self._of_view is not None:
+            self._of_view.abort(reason)
+
+    def _end_groups_of_view(self) -> None:
+        of_view, self._of_view = self._of_view, None
+        if of_view is not None:
+            of_view.end()
 
     def leave(self) -> None:
         """Say that this member goes: from the next agree() on all know, and the next view is
@@ -260,6 +314,8 @@ class Job:
                 return
             self._left = True
         atexit.unregister(self._leave_at_exit)
+        if self._of_view is not None:
+            self._of_view.close()
         self._native.leave(_LEAVE_WITHIN)
         _current.forget(self)
 
