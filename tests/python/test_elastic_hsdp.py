@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import World, values_of
-from rankside import PATIENCE, leave_default_group, seconds, wait_until
+from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -307,3 +307,67 @@ def make_alone_and_close() -> None:
     assert is_waiting_in("elastic-view")
     jobs[0].close()
     wait_until(lambda: not is_waiting_in("elastic-view"), "the end of the thread")
+
+
+def pairs(view: elastic.View) -> list[int]:
+    """Two neighbours, the higher rank first."""
+    first = view.rank // 2 * 2
+    return [rank for rank in (first + 1, first) if rank < view.size]
+
+
+def manage_pairs() -> None:
+    jobs[0].manage("pairs", rule=pairs)
+
+
+def sum_of_pair() -> tuple[int, float, int]:
+    """After recover(): the rank in the view, what the pair's ranks add up to, rank in the pair."""
+    rank = recover()
+    group = jobs[0].managed_group("pairs")
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=group)
+    return rank, tensor.item(), group.rank()
+
+
+def test_groups_of_a_rule_are_made_in_each_view(ranks, world):
+    address = ranks.address()
+    founders = World(ranks, world.workers[:4])
+    founders.run(come, address, 4)
+    founders.run(manage_pairs)
+    found = founders.run(sum_of_pair)
+    assert sorted(found) == [(0, 1.0, 1), (1, 1.0, 0), (2, 5.0, 1), (3, 5.0, 0)]
+    lost = [rank for rank, _, _ in found].index(1)
+    founders.kill(lost)
+    rest = World(ranks, [worker for worker in founders.workers if worker.alive()])
+    assert sorted(rest.run(sum_of_pair)) == [(0, 1.0, 1), (1, 1.0, 0), (2, 2.0, 0)]
+    world.on(4, come, address, 4)
+    world.on(4, manage_pairs)
+    late = world.start(4, sum_of_pair)
+    rest.side(0, wait_for_newcomer)
+    found = values_of([*rest.start_all(sum_of_pair), late])
+    assert sorted(found) == [(0, 1.0, 1), (1, 1.0, 0), (2, 5.0, 1), (3, 5.0, 0)]
+
+
+def wait_for_newcomer() -> None:
+    wait_until(lambda: bool(jobs[0].waiting()), "a newcomer")
+
+
+def test_manage_wants_a_group_or_a_rule(ranks, world):
+    alone = World(ranks, world.workers[:1])
+    alone.run(come, ranks.address(), 1)
+    assert alone.on(0, refused_by_manage) == [
+        "ValueError",
+        "ValueError",
+        "RuntimeError",
+        "KeyError",
+    ]
+
+
+def refused_by_manage() -> list[str]:
+    job = jobs[0]
+    calls = [
+        lambda: job.manage("none"),
+        lambda: job.manage("both", job.group, pairs),
+        lambda: job.manage("default", rule=pairs),
+        lambda: job.managed_group("default"),
+    ]
+    return [failure_of(call).type for call in calls]

@@ -6,7 +6,7 @@ import atexit
 import copy
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from time import monotonic
@@ -130,6 +130,8 @@ class Job:
         self._lock = threading.Lock()
         self._view: View | None = None
         self._managed: dict[str, list[_C.Backend]] = {}
+        self._rules: dict[str, Callable[[View], Sequence[int]]] = {}
+        self._ruled: dict[str, dist.ProcessGroup] = {}  # made by rules in the newest view
         self._left = False
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
@@ -142,23 +144,52 @@ class Job:
         """This member's id, in hex: another one each time a process joins."""
         return self._native.id()
 
-    def manage(self, name: str, group: dist.ProcessGroup) -> None:
-        """Let a group's generations follow the views, from the next one on.
+    def manage(
+        self,
+        name: str,
+        group: dist.ProcessGroup | None = None,
+        rule: Callable[[View], Sequence[int]] | None = None,
+    ) -> None:
+        """Let a group follow the views, from the next one on. Give a group, or a rule.
+
+        A group stays the same object: its generations are those of the views, of all members. A
+        rule makes another group in each view, of some members: managed_group(name) returns it.
 
         Args:
             name: the same on all members, since newcomers hold other objects.
-            group: with a backend of this package, of the same ranks as the view.
+            group: with a backend of this package.
+            rule: returns the ranks of the view that make up this member's group, in their order;
+                empty: this member is in none. It depends on the view alone, and gives all members
+                of one group the same.
 
         Raises:
-            ValueError: it has no such backend.
+            ValueError: the group has no such backend, or both or none are given.
             RuntimeError: the name is taken.
         """
+        if (group is None) == (rule is None):
+            raise ValueError("manage: expected a group or a rule, and not both")
+        if name in self._managed or name in self._rules:
+            raise RuntimeError(f"manage: name: expected one that is free, found {name!r}")
+        if rule is not None:
+            self._rules[name] = rule
+            return
+        assert group is not None
         backends = list(_groups.backends_of(group))
         if not backends:
             raise ValueError(f"manage: group: expected one of the backend 'ft', found {group}")
         for number, backend in enumerate(backends):
             self._native.manage(f"{name}/{number}", backend)
         self._managed[name] = backends
+
+    def managed_group(self, name: str) -> dist.ProcessGroup | None:
+        """Return what the rule of this name has made in view(); None: this member is in none.
+
+        Raises:
+            KeyError: there is no such rule.
+        """
+        if name not in self._rules:
+            raise KeyError(f"managed_group: expected one of {sorted(self._rules)}, found {name!r}")
+        return self._ruled.get(name)
 
     def make_group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Make a group of some members of view(), which ends with the view; called by them only.
@@ -176,9 +207,11 @@ class Job:
             ValueError: this member is not among them.
             RuntimeError: there is no view yet.
         """
-        view = self._view
-        if view is None:
+        if self._view is None:
             raise RuntimeError("make_group: expected a view: call recover() first")
+        return self._make_group(self._view, name, ranks)
+
+    def _make_group(self, view: View, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         if self._of_view is None:
             store = self._native.store_of(view.number)
             self._of_view = ViewGroups(
@@ -231,27 +264,35 @@ class Job:
         """
         if absent not in _ABSENT:
             raise ValueError(f"recover: absent: expected one of {_ABSENT}, found {absent!r}")
-        self._end_groups_of_view()
         before = self._view
         until = monotonic() + (timeout or self.timeout).total_seconds()
         while True:
+            self._end_groups_of_view()
             left = timedelta(seconds=max(until - monotonic(), 0.001))
             found, phases = self._native.recover(left, absent == "exclude")
+            continuing = before is not None and found["members_continuing"][found["rank"]]
+            view = View(**found, continuing=continuing, phases=phases)
             try:
-                phases["tables"] = self._follow(found["number"])
+                phases["tables"] = self._follow(view)
                 break
             except CommError:  # another member is lost: there will be another view
                 if monotonic() >= until:
                     raise
-        continuing = before is not None and found["members_continuing"][found["rank"]]
-        self._view = View(**found, continuing=continuing, phases=phases)
-        return self._view
+        self._view = view
+        return view
 
-    def _follow(self, number: int) -> timedelta:
-        """Bring torch's tables up to date with that view; return how long it took."""
+    def _follow(self, view: View) -> timedelta:
+        """Bring torch's tables up to date with that view, and make groups by rules.
+
+        Returns how long it took.
+        """
         began = monotonic()
         backends = [one for many in self._managed.values() for one in many]
-        _tables.follow(self.group, backends, self._native.store_of(number))
+        _tables.follow(self.group, backends, self._native.store_of(view.number))
+        for name, rule in sorted(self._rules.items()):
+            ranks = list(rule(view))
+            if ranks:
+                self._ruled[name] = self._make_group(view, f"{name}/{min(ranks)}", ranks)
         return timedelta(seconds=monotonic() - began)
 
     def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
@@ -298,6 +339,7 @@ class Job:
 
     def _end_groups_of_view(self) -> None:
         of_view, self._of_view = self._of_view, None
+        self._ruled.clear()
         if of_view is not None:
             of_view.end()
 
