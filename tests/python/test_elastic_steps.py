@@ -176,6 +176,18 @@ def test_failed_step_is_yielded_again_as_at_its_begin(job, state):
     assert job.events == ["recover", "recover", "agree"]
 
 
+def test_repeated_step_draws_the_same_numbers(job, state):
+    drawn = []
+    for step in steps(state, 2, job=job):
+        with step:
+            step.manual_seed(1)
+            drawn.append(torch.rand(3).tolist())
+            if len(drawn) == 1:
+                job.fail()
+            step.commit()
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_prefetched_batches_of_a_failed_step_are_stale(job, state):
     resets = []
     for step in steps(state, 1, job=job):

@@ -22,6 +22,7 @@ from torchft_ext.elastic._errors import (
     StateLostError,
 )
 from torchft_ext.elastic._job import Job, join
+from torchft_ext.elastic._random import generator, manual_seed
 from torchft_ext.elastic._replicas import Place, Replicas
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
@@ -44,7 +45,9 @@ __all__ = [
     "Step",
     "SyncReport",
     "View",
+    "generator",
     "join",
+    "manual_seed",
     "steps",
     "sync",
 ]

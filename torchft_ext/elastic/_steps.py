@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from torchft_ext.elastic._current import current
 from torchft_ext.elastic._errors import ElasticError
+from torchft_ext.elastic._random import manual_seed
 from torchft_ext.elastic._rebuild import rebuild
 from torchft_ext.elastic._replicas import Held, Place, Replicas
 from torchft_ext.elastic._state import NO_LINEAGE, Standing, State
@@ -168,6 +169,14 @@ class Step:
     def committed(self) -> bool:
         """The members agreed that it counts."""
         return self.answer is not None and self.answer.ok
+
+    def manual_seed(self, seed: int) -> int:
+        """Seed this process's random numbers for this step and rank; see elastic.manual_seed().
+
+        At the begin of the block: a repeated step then draws the same, as far as the rank is the
+        same.
+        """
+        return manual_seed(seed, self.number, self.rank)
 
     def __enter__(self) -> Step:
         """Clear the gradients, and keep what a failure must restore.
