@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,7 +15,9 @@ from torchft_ext.elastic._wire import Wire
 
 __all__ = ["Piece", "Transfer", "buckets"]
 
-BUCKET_BYTES = 32 << 20
+BUCKET_BYTES = 8 << 20
+_PACKED_BELOW = 8  # tensors of less than a bucket's eighth share buckets: packing copies
+_AHEAD = 3  # buckets that are asked for, and that are under way to the next member, at once
 
 Piece = tuple[str, int, int]  # path of a tensor, first byte, end
 
@@ -21,7 +25,8 @@ Piece = tuple[str, int, int]  # path of a tensor, first byte, end
 def buckets(sizes: Mapping[str, int], limit: int = BUCKET_BYTES) -> Iterator[list[Piece]]:
     """Cut tensors into pieces, and put these into buckets, in order.
 
-    A tensor of a bucket's size or more begins a new one: whole buckets of it need no packing.
+    A tensor of an eighth of a bucket or more has buckets of its own, which need no packing; others
+    share buckets.
 
     Args:
         sizes: bytes of each tensor.
@@ -30,24 +35,24 @@ def buckets(sizes: Mapping[str, int], limit: int = BUCKET_BYTES) -> Iterator[lis
     bucket: list[Piece] = []
     room = limit
     for path, size in sizes.items():
-        start = 0
-        while start < size:
-            if room == 0 or (bucket and start == 0 and size >= limit):
-                yield bucket
-                bucket, room = [], limit
-            end = min(size, start + room)
-            bucket.append((path, start, end))
-            room -= end - start
-            start = end
+        alone = size * _PACKED_BELOW >= limit
+        if bucket and (alone or size > room):
+            yield bucket
+            bucket, room = [], limit
+        if alone:
+            yield from ([(path, at, min(size, at + limit))] for at in range(0, size, limit))
+        elif size:
+            bucket.append((path, 0, size))
+            room -= size
     if bucket:
         yield bucket
 
 
 class Transfer:
-    """One sending of tensors along a pipeline, as bytes in buckets of up to 32 MiB; used once.
+    """One sending of tensors along a pipeline, as bytes in buckets of up to 8 MiB; used once.
 
     The source sends each bucket to the first that takes, which passes it on to the next while it
-    receives another one: several members take as fast as one does. Others have no part in it. A
+    receives others: several members take as fast as one does. Others have no part in it. A
     bucket within one tensor goes straight from its memory and into it, where that is contiguous
     and on a device that the group serves; others are packed. A sync owns it for one call. Threads:
     one at a time. After a CommError, tensors to be taken may be half written.
@@ -97,34 +102,41 @@ class Transfer:
         return {path: self._incoming[path].finish() for path in self._take}
 
     def _pass_through(self, ordered: Iterator[list[Piece]], device: str) -> None:
-        """A bucket goes on while the next one is packed or received, into the other scratch."""
-        scratch = _Scratch(device), _Scratch(device)
-        sending: dist.Work | None = None
+        """Buckets are asked for ahead, and go on while others come."""
+        ahead = 0 if self._sends else _AHEAD
+        scratch = [_Scratch(device) for _ in range(ahead + _AHEAD + 1)]  # as many are in use
+        coming: deque[_Arrival] = deque()
+        going: deque[tuple[dist.Work, torch.Tensor]] = deque()
         for number, bucket in enumerate(ordered):
-            buffer = self._fill(bucket, scratch[number % 2])
-            if sending is not None:
-                sending.wait()
-            sending = None if self._after is None else self._wire.isend(buffer, self._after)
-        if sending is not None:
-            sending.wait()
+            coming.append(self._begin(bucket, scratch[number % len(scratch)]))
+            if len(coming) > ahead:
+                self._pass_on(coming.popleft(), going)
+        while coming:
+            self._pass_on(coming.popleft(), going)
+        for work, _ in going:
+            work.wait()
 
-    def _fill(self, bucket: list[Piece], scratch: _Scratch) -> torch.Tensor:
-        """The bucket's bytes: packed on the source, else received, and taken as far as lacked."""
+    def _pass_on(self, arrival: _Arrival, going: deque[tuple[dist.Work, torch.Tensor]]) -> None:
+        arrival.complete()
+        if self._after is None:
+            return
+        if len(going) == _AHEAD:
+            going.popleft()[0].wait()
+        going.append((self._wire.isend(arrival.buffer, self._after), arrival.buffer))
+
+    def _begin(self, bucket: list[Piece], scratch: _Scratch) -> _Arrival:
+        """Pack the bucket on the source; begin to receive it elsewhere."""
         parts = [self._bytes_of(piece) for piece in bucket]
-        if len(parts) == 1 and parts[0] is not None:
-            if not self._sends:
-                self._wire.recv(parts[0], self._before)
-            return parts[0]
         sizes = [end - start for _, start, end in bucket]
-        packed = scratch.take(sum(sizes))
+        direct = parts[0] if len(parts) == 1 else None
+        buffer = scratch.take(sum(sizes)) if direct is None else direct
+        slots = [] if direct is not None else zip(buffer.split(sizes), parts, strict=True)
+        pairs = [(slot, part) for slot, part in slots if part is not None]
         if not self._sends:
-            self._wire.recv(packed, self._before)
-        for slot, part in zip(packed.split(sizes), parts, strict=True):
-            if part is not None and self._sends:
-                slot.copy_(part)
-            elif part is not None:
-                part.copy_(slot)
-        return packed
+            return _Arrival(buffer, self._wire.irecv(buffer, self._before), pairs)
+        for slot, part in pairs:
+            slot.copy_(part)
+        return _Arrival(buffer, None, [])
 
     def _bytes_of(self, piece: Piece) -> torch.Tensor | None:
         """Where these bytes lie or go on this member; None where it neither sends nor lacks."""
@@ -133,6 +145,28 @@ class Transfer:
             return self._outgoing.flat(path)[start:end]
         incoming = self._incoming.get(path)
         return None if incoming is None else incoming.flat[start:end]
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A bucket that comes, or is here.
+
+    Attributes:
+        buffer: where its bytes lie, or will.
+        work: of the receiving; None: they are here.
+        pairs: parts of the buffer, and where each goes.
+    """
+
+    buffer: torch.Tensor
+    work: dist.Work | None
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def complete(self) -> None:
+        """Wait for the bytes, and take them."""
+        if self.work is not None:
+            self.work.wait()
+        for slot, part in self.pairs:
+            part.copy_(slot)
 
 
 class _Scratch:

@@ -70,7 +70,7 @@ class Wire:
                 sending.wait()
             return data
         buffer = self._empty(size)
-        self.recv(buffer, ranks[0])
+        self.irecv(buffer, ranks[0]).wait()
         return _bytes_of(buffer)
 
     def isend(self, buffer: torch.Tensor, to: int) -> dist.Work:
@@ -79,9 +79,11 @@ class Wire:
         assert work is not None  # this rank is in the group
         return work
 
-    def recv(self, buffer: torch.Tensor, source: int) -> None:
-        """Receive a contiguous uint8 tensor from that rank, in place."""
-        dist.recv(buffer, group=self.group, group_src=source)
+    def irecv(self, buffer: torch.Tensor, source: int) -> dist.Work:
+        """Begin to receive a contiguous uint8 tensor from that rank, in place."""
+        work = dist.irecv(buffer, group=self.group, group_src=source)
+        assert work is not None
+        return work
 
     def _empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device_type("cpu"))
