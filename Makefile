@@ -64,8 +64,8 @@ fuzz: ## the parsers under libFuzzer (ARGS: --seconds 60)
 	@scripts/setup.sh --all
 	@scripts/fuzz.sh $(ARGS)
 
-bench: build ## allreduce, configure, recovery, agree, import_cost: quick by default (ARGS= for the full length)
-	@for name in allreduce configure recovery agree import_cost; do \
+bench: build ## allreduce, configure, recovery, agree, sync, import_cost: quick by default (ARGS= for the full length)
+	@for name in allreduce configure recovery agree sync import_cost; do \
 	  echo "== $$name"; $(VENV)/bin/python benchmarks/$$name.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS)) || exit 1; \
 	done
 
