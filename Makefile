@@ -52,7 +52,7 @@ nccl-host: ## NCCL's own library on the simulated device: the device tests (ARGS
 	@scripts/build.sh --tests
 	@scripts/nccl_host.sh $(ARGS)
 
-soak: build ## an elastic job that trains while processes die, freeze and join (MINUTES=15, ARGS: --rule store)
+soak: build ## an elastic job that trains while processes die, freeze and join (MINUTES=15, ARGS: --rule store, --cuts as root)
 	@$(VENV)/bin/python tests/soak --minutes $(or $(MINUTES),15) $(ARGS)
 
 model: ## explores the membership protocol with the larger budgets, an hour and a half
