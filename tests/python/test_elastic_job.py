@@ -209,7 +209,7 @@ def test_member_whose_update_failed_takes_the_state_of_another(ranks, world):
     world.run(come, ranks.address(), 3)
     results = world.run(train_with, "fail", 8)
     assert {result[:2] for result in results} == {(8, results[0][1])}
-    assert sorted(failures for _, _, failures in results)[-1] == [(3, True)]
+    assert [(3, True)] in [failures for _, _, failures in results]
 
 
 def test_a_frozen_member_is_left_out_and_told_so(ranks, world):
