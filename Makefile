@@ -52,7 +52,7 @@ nccl-host: ## NCCL's own library on the simulated device: the device tests (ARGS
 	@scripts/build.sh --tests
 	@scripts/nccl_host.sh $(ARGS)
 
-soak: build ## an elastic job that trains while processes die, freeze and join (MINUTES=15, ARGS: --rule store)
+soak: build ## an elastic job that trains while processes die, freeze and join (MINUTES=15, ARGS: --rule store, --cuts as root)
 	@$(VENV)/bin/python tests/soak --minutes $(or $(MINUTES),15) $(ARGS)
 
 model: ## explores the membership protocol with the larger budgets, an hour and a half
@@ -64,8 +64,8 @@ fuzz: ## the parsers under libFuzzer (ARGS: --seconds 60)
 	@scripts/setup.sh --all
 	@scripts/fuzz.sh $(ARGS)
 
-bench: build ## allreduce, configure, recovery, agree, import_cost: quick by default (ARGS= for the full length)
-	@for name in allreduce configure recovery agree import_cost; do \
+bench: build ## allreduce, configure, recovery, agree, sync, import_cost: quick by default (ARGS= for the full length)
+	@for name in allreduce configure recovery agree sync import_cost; do \
 	  echo "== $$name"; $(VENV)/bin/python benchmarks/$$name.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS)) || exit 1; \
 	done
 

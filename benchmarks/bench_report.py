@@ -18,7 +18,7 @@ import bench_ranks as ranks
 import torch
 
 Interval = tuple[float, float]
-_PLACES = ("json", "picture")
+_PLACES = ("json", "picture", "phases_picture")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

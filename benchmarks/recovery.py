@@ -15,6 +15,10 @@ processes of a host share; it starts just before the signal. But for `elastic`, 
 next generation is decided by the caller; here everyone knows the victim beforehand, so that no
 launcher stands between the error and configure(). What `elastic` takes longer is the price of the
 agreement.
+
+Each recovery is told apart: detect (the first survivor is released), release (the last one is),
+agree, connect (configure(); gloo: destroy and init), tables (torch's), allreduce (the first good
+one); and, after that, sync: 4 MiB of state that nobody lacks are compared by hashes.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ LIMIT = timedelta(seconds=60)
 GLOO_TIMEOUT = timedelta(seconds=5)
 HEARTBEAT_S = 0.3
 WARM_UP = 5
+STATE_BYTES = 4 * 2**20
+PHASES = ("detect", "release", "agree", "connect", "tables", "allreduce", "sync")
 SCENARIOS = ("running", "elastic", "blocked", "frozen", "gloo")
 # The project's aims: (time, statistic, seconds).
 KILLED = [
@@ -87,7 +93,7 @@ class FtMember:
         return monitor_of(self._backend)
 
     def phases(self) -> dict[str, float]:
-        """No part of a recovery is told apart."""
+        """No part of configure() is told apart."""
         return {}
 
 
@@ -106,6 +112,8 @@ class ElasticMember:
         import torchft_ext
         from torchft_ext import elastic
 
+        self._elastic = elastic
+        self._state = elastic.State(weights=torch.ones(STATE_BYTES // 4))
         self._job = elastic.join(f"{address}/elastic", size=founders, min_size=1, timeout=LIMIT)
         self._backend = torchft_ext.backend()
         self.error: type[Exception] = torchft_ext.CommError
@@ -123,9 +131,20 @@ class ElasticMember:
         return monitor_of(self._backend)
 
     def phases(self) -> dict[str, float]:
-        """How long each part of the last recovery took, in seconds."""
+        """How long each part of the last recovery took, in seconds; with a sync, made now."""
         view = self._job.view()
-        return {} if view is None else {k: v.total_seconds() for k, v in view.phases.items()}
+        if view is None:
+            return {}
+        done = self._elastic.sync(
+            self._state,
+            self._job.group,
+            continuing=True,
+            lineage=view.lineage,
+            step=0,
+            dirty=False,
+        )
+        parts = {**view.phases, "sync": done.elapsed}
+        return {name: took.total_seconds() for name, took in parts.items()}
 
     def close(self) -> None:
         """Say goodbye."""
@@ -305,9 +324,23 @@ class Scenario:
             "errors": sorted({a["error"] for a in answers}),
             "cause_named_by_all": all(a["cause_rank"] == place for a in answers),
             "monitor": common_state([a["monitor"] for a in answers]),
-            "phases_s": {k: max(a["phases"][k] for a in answers) for k in answers[0]["phases"]},
+            "phases_s": phases_of(killed, answers),
             "example": answers[0]["text"],
         }
+
+
+def phases_of(killed: float, answers: list[Message]) -> dict[str, float]:
+    """How long each part of one recovery took; of each part the slowest survivor's, in seconds."""
+    released = [a["released"] for a in answers]
+    told = {name: max(a["phases"][name] for a in answers) for name in answers[0]["phases"]}
+    known = {
+        "detect": min(released) - killed,
+        "release": max(released) - min(released),
+        "connect": max(a["configured"] - a["released"] for a in answers),
+        "allreduce": max(a["good"] - a["configured"] for a in answers),
+        **told,
+    }
+    return {name: known[name] for name in PHASES if name in known}
 
 
 def common_state(monitors: list[MonitorState | None]) -> MonitorState | None:
@@ -370,15 +403,24 @@ def print_results(results: list[Message]) -> None:
             print(f"aim missed: {setting}: {missed}")
 
 
+def median_phases(result: Message) -> dict[str, float]:
+    """In milliseconds; each phase by itself, so that they need not add up to the median."""
+    rounds = [one["phases_s"] for one in result["rounds"]]
+    return {name: report.percentile([one[name] for one in rounds], 50) * 1e3 for name in rounds[0]}
+
+
 def print_phases(results: list[Message]) -> None:
-    """Of the recoveries that tell their parts apart: the slowest survivor's, medians of rounds."""
+    """The parts of a recovery, the slowest survivor's; a table that documents can take as it is."""
+    rows = []
     for r in results:
-        parts = [one["phases_s"] for one in r["rounds"] if one["phases_s"]]
-        if not parts:
-            continue
-        medians = {k: report.percentile([one[k] for one in parts], 50) for k in parts[0]}
-        told = ", ".join(f"{k} {v * 1e3:.2f}" for k, v in medians.items())
-        print(f"\n{r['scenario']}, {r['world']} ranks, medians in ms: {told}")
+        medians = median_phases(r)
+        cells = [f"{medians[name]:.2f}" if name in medians else "-" for name in PHASES]
+        rows.append([r["scenario"], str(r["world"]), *cells])
+    print("\nMedians of the parts, in ms; each that of the slowest survivor:\n")
+    report.print_table(["scenario", "ranks", *PHASES], rows)
+    print(f"\n| {' | '.join(['ms', *PHASES])} |\n|{'---|' * (len(PHASES) + 1)}")
+    for scenario, world, *cells in rows:
+        print(f"| {scenario}, {world} ranks | {' | '.join(cells)} |")
 
 
 def draw(results: list[Message], path: Path) -> None:
@@ -422,6 +464,35 @@ def draw(results: list[Message], path: Path) -> None:
     print(f"written: {path}")
 
 
+def draw_phases(results: list[Message], path: Path) -> None:
+    """Bars from the signal to the first good allreduce, by phase; sync comes after it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 1.4 + 0.5 * len(results)), layout="constrained")
+    colours = {name: f"C{number}" for number, name in enumerate(PHASES)}
+    for row, result in enumerate(results):
+        left = 0.0
+        for name, width in median_phases(result).items():
+            axes.barh(row, width, left=left, color=colours[name], height=0.6)
+            left += width
+        axes.text(left, row, f" {left:.1f}", va="center")
+    for name in PHASES:
+        axes.barh(0, 0, color=colours[name], label=name)
+    names = [str(Setting(r["scenario"], r["world"], r["resident"])) for r in results]
+    axes.set_yticks(range(len(results)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("ms after the signal, medians of each part")
+    axes.set_title("A process dies: the parts of the recovery")
+    axes.legend(loc="best", ncols=2)
+    figure.savefig(path, dpi=120)
+    print(f"written: {path}")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = report.make_parser(__doc__, quick="3 kills per scenario")
     parse = report.parse_bytes
@@ -445,6 +516,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw all rounds there (PNG or SVG)"
+    )
+    parser.add_argument(
+        "--phases-picture", type=Path, metavar="FILE", help="draw the parts there (PNG or SVG)"
     )
     parser.add_argument("--check", action="store_true", help="exit status 1 where an aim is missed")
     arguments = parser.parse_args()
@@ -481,6 +555,8 @@ def main() -> int:
     print_results(results)
     if arguments.picture is not None:
         draw(results, arguments.picture)
+    if arguments.phases_picture is not None:
+        draw_phases(results, arguments.phases_picture)
     return 1 if arguments.check and any(result["missed"] for result in results) else 0
 
 

@@ -86,7 +86,14 @@ def values_of(calls: Sequence[Call], patience: float = PATIENCE) -> list:
 class Worker:
     """One rank process and the pipe to it."""
 
-    def __init__(self, pool: Pool, number: int, folder: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        number: int,
+        folder: Path,
+        env: dict[str, str],
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.pool = pool
         self.number = number
         self.dump_path = folder / f"worker{number}.stacks"
@@ -96,7 +103,8 @@ class Worker:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._connection, theirs = Pipe()
-        command = [sys.executable, "-m", "rank_worker", str(theirs.fileno()), str(self.dump_path)]
+        program = [sys.executable, "-m", "rank_worker"]
+        command = [*prefix, *program, str(theirs.fileno()), str(self.dump_path)]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=env, cwd=folder, stdout=log, stderr=log
@@ -252,9 +260,17 @@ class World:
 class Pool:
     """Owns the workers and the store under which their generations meet."""
 
-    def __init__(self, folder: Path, env: dict[str, str], spares: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        env: dict[str, str],
+        spares: int = 0,
+        host_of: Callable[[int], Sequence[str]] | None = None,
+    ) -> None:
         """spares: so many more than were ever borrowed at once are kept ready, from the first that
-        is lost on."""
+        is lost on. host_of: gives what stands before the command of the worker of a number, each of
+        which then has a host of its own."""
+        self._host_of = host_of
         self._spares = spares
         self._borrowed = 0
         self._folder = folder
@@ -336,7 +352,9 @@ class Pool:
     def _start(self) -> Worker:
         number = next(self._numbers)
         # Worlds of up to two have local connections, larger ones connections of both kinds.
-        transport = {"TORCHFT_EXT_LOCAL_SOCKETS": "1" if number % 4 < 2 else "0"}
-        worker = Worker(self, number, self._folder, {**self._env, **transport})
+        local = self._host_of is None and number % 4 < 2
+        transport = {"TORCHFT_EXT_LOCAL_SOCKETS": "1" if local else "0"}
+        prefix = () if self._host_of is None else self._host_of(number)
+        worker = Worker(self, number, self._folder, {**self._env, **transport}, prefix)
         self._workers.append(worker)
         return worker

@@ -10,6 +10,9 @@ import torch.distributed as dist
 from ranks import World, values_of
 from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
 from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torchft_ext
@@ -148,6 +151,67 @@ def test_a_member_leaves_and_the_others_go_on(ranks, world):
     assert 20 < results[1][0] < 30
 
 
+Failures = list[tuple[int, bool]]
+
+
+def train_with(update: str, steps: int) -> tuple[int, str, Failures]:
+    """Steps, the state's digest, and of each step that failed the number and whether it counts."""
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(6, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    state = elastic.State(model, optimizer)
+    failures: Failures = []
+    for step in elastic.steps(state, total=steps):
+        with step:
+            model(torch.ones(4, 6) * step.number).square().mean().backward()
+            before = {"apart": talk_apart, "fail": fail_once}[update]
+            step.commit(lambda of=step, first=before: first(of), optimizer.step)
+        if step.failure is not None:
+            failures.append((step.number, step.committed))
+        committed.append((step.number, step.view.size, []))
+    return state.step, str(state.digest()), failures
+
+
+def talk_apart(step: elastic.Step) -> None:
+    """The last two ranks exchange something when rank 0 is long done."""
+    tensor = torch.zeros(1)
+    if step.rank == step.size - 1:
+        wait_until(lambda: step.number < 5 or bool(jobs[0].waiting()) or step.size > 3, "somebody")
+        time.sleep(0.02)
+        dist.send(tensor, step.size - 2)
+    elif step.rank == step.size - 2:
+        dist.recv(tensor, step.size - 1)
+
+
+def test_update_that_communicates_ends_before_a_newcomer_is_taken_in(ranks, world):
+    address = ranks.address()
+    more = World(ranks, ranks.borrow(4))
+    founders = World(ranks, more.workers[:3])
+    founders.run(come, address, 3)
+    calls = founders.start_all(train_with, "apart", 30)
+    founders.side(0, wait_for_steps, 3)
+    more.on(3, come, address, 3)
+    late = more.start(3, train_with, "apart", 30)
+    results = values_of([*calls, late])
+    assert {result[:2] for result in results} == {results[0][:2]}
+    assert [failures for _, _, failures in results] == [[]] * 4
+    more.on(3, close)
+
+
+def fail_once(step: elastic.Step) -> None:
+    """In one update, of rank 0 alone."""
+    if step.number == 3 and step.rank == 0 and step.view.number == 1:
+        torchft_ext.backend().abort("the test says so")
+        dist.barrier()
+
+
+def test_member_whose_update_failed_takes_the_state_of_another(ranks, world):
+    world.run(come, ranks.address(), 3)
+    results = world.run(train_with, "fail", 8)
+    assert {result[:2] for result in results} == {(8, results[0][1])}
+    assert [(3, True)] in [failures for _, _, failures in results]
+
+
 def test_a_frozen_member_is_left_out_and_told_so(ranks, world):
     world.run(come, ranks.address(), 3)
     calls = world.start_all(train, 300, 0.005)
@@ -185,6 +249,47 @@ def after_a_death() -> tuple[float, list[int], float]:
     from_first = torch.tensor([view.rank + 3.0])
     dist.broadcast(from_first, src=0)
     return tensor.item(), objects, from_first.item()
+
+
+def test_what_torch_builds_on_groups_works_with_a_newcomer(ranks, world, tmp_path):
+    """After a death, and a newcomer that has seen no view before."""
+    address = ranks.address()
+    more = World(ranks, ranks.borrow(4))
+    founders = World(ranks, more.workers[:3])
+    founders.run(come, address, 3)
+    founders.run(use_torch, str(tmp_path / "first"), 3)
+    founders.kill(0)
+    rest = World(ranks, more.workers[1:3])
+    assert rest.run(use_torch, str(tmp_path / "second"), 2) == ["well"] * 2
+    more.on(3, come, address, 3)
+    calls = [more.start(rank, use_torch, str(tmp_path / "third"), 3) for rank in (1, 2, 3)]
+    assert values_of(calls) == ["well"] * 3
+    more.on(3, close)
+
+
+def use_torch(folder: str, size: int) -> str:
+    """Groups, a mesh, objects and a checkpoint, in the first view of that size."""
+    job = jobs[0]
+    view = job.recover()
+    while view.size != size:
+        view = job.recover()
+    group = dist.new_group([size - 1, 0])
+    if group != dist.GroupMember.NON_GROUP_MEMBER:
+        total = torch.tensor([float(view.rank)])
+        dist.all_reduce(total, group=group)
+        assert total.item() == size - 1
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("all",))
+    assert mesh.get_local_rank() == view.rank
+    sharded = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+    assert torch.equal(sharded.full_tensor(), torch.arange(6.0))
+    objects = [f"of rank {view.rank}"]
+    dist.broadcast_object_list(objects, src=size - 1)
+    assert objects == [f"of rank {size - 1}"]
+    dcp.save({"tensor": sharded}, checkpoint_id=folder)
+    loaded = distribute_tensor(torch.zeros(6), mesh, [Shard(0)])
+    dcp.load({"tensor": loaded}, checkpoint_id=folder)
+    assert torch.equal(loaded.full_tensor(), torch.arange(6.0))
+    return "well"
 
 
 def test_who_does_not_come_is_waited_for_or_left_out(ranks, world):

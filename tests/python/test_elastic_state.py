@@ -14,7 +14,6 @@ from torchft_ext.elastic._codec import decode, encode
 from torchft_ext.elastic._fingerprint import fingerprints, flat_bytes
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
-from torchft_ext.elastic._view import View
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
@@ -261,7 +260,7 @@ def test_plain_tensors_are_written_in_place():
 def test_samplers_follow_commit_and_rewind():
     state = small_state()
     sampler = state.objects["batchsampler"]
-    state.follow(View(1, bytes(16), 1, 4, 0, ("a", "b", "c", "d"), False, (False,) * 4))
+    state.follow(1, 4)
     assert (sampler.rank, sampler.size) == (1, 4)
     state.commit()
     assert (state.step, sampler.position) == (1, 12)

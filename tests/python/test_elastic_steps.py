@@ -6,6 +6,7 @@ Here with a job of one process that does what a test says; test_elastic_sync.py 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import pytest
@@ -87,6 +88,9 @@ class FakeJob:
 
     def abort(self, reason: str) -> None:
         self.events.append(f"abort {reason}")
+
+    def hold_groups(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def fail(self, error: torchft_ext.CommError = LOST) -> None:
         """A collective of the managed group fails."""
@@ -170,6 +174,18 @@ def test_failed_step_is_yielded_again_as_at_its_begin(job, state):
     assert all(torch.equal(first[3][name], second[3][name]) for name in first[3])
     assert (state.step, sampler_of(state).position) == (1, 2)
     assert job.events == ["recover", "recover", "agree"]
+
+
+def test_repeated_step_draws_the_same_numbers(job, state):
+    drawn = []
+    for step in steps(state, 2, job=job):
+        with step:
+            step.manual_seed(1)
+            drawn.append(torch.rand(3).tolist())
+            if len(drawn) == 1:
+                job.fail()
+            step.commit()
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_prefetched_batches_of_a_failed_step_are_stale(job, state):

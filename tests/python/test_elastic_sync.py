@@ -8,7 +8,7 @@ import torch.distributed as dist
 from rankside import backend, failure_of, kept, operations
 from torch import nn
 
-from torchft_ext.elastic import _description, _transfer
+from torchft_ext.elastic import _description, _transfer, _wire
 from torchft_ext.elastic._errors import StateLostError
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
@@ -22,7 +22,9 @@ DTYPES = [
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     *(torch.complex64, torch.complex128),
 ]
+MANY = 12
 WEIGHT_BYTES = 12 * 4  # of model/0.weight
+COLD = {"continuing": False, "dirty": True, "lineage": bytes(16)}  # a newcomer's first sync
 
 # What runs in the ranks; each keeps its state in `kept`.
 
@@ -149,8 +151,7 @@ def test_newcomer_gets_weights_and_optimizer_state_that_it_had_not(ranks, size):
 def test_cold_newcomer_takes_everything_and_nobody_hashes_for_it(ranks, steps):
     world = world_of(ranks, 3, newcomers=2, steps=steps)
     before = world.on(0, digest)
-    cold = {"continuing": False, "dirty": True, "lineage": bytes(16)}
-    hashes = run_each(world, hashes_of_share, [{}, cold, cold])
+    hashes = run_each(world, hashes_of_share, [{}, COLD, COLD])
     assert hashes == [0] * 3
     assert assert_alike(world, steps) == before[0]
 
@@ -167,11 +168,10 @@ def hashes_of_share(**options: bool) -> int:
 
 def test_members_verify_each_other_when_a_cold_newcomer_joins(ranks):
     world = world_of(ranks, 3, newcomers=1)
-    cold = {"continuing": False, "dirty": True, "lineage": bytes(16)}
-    assert run_each(world, hashes_of_share, [{}, {}, cold]) == [1, 1, 0]
+    assert run_each(world, hashes_of_share, [{}, {}, COLD]) == [1, 1, 0]
     assert_alike(world, 3)
     world.on(1, spoil, "model/0.weight")
-    errors = run_each(world, failed_share, [{}, {}, cold])
+    errors = run_each(world, failed_share, [{}, {}, COLD])
     assert [error.type for error in errors] == ["DivergenceError"] * 3
 
 
@@ -346,12 +346,13 @@ def test_tensors_larger_than_a_bucket_arrive(ranks):
     assert [r.nbytes for r in reports] == [(33 << 20) + 9] * 2
 
 
-def test_buckets_are_full_and_large_tensors_begin_one():
-    sizes = {"a": 3, "b": 0, "c": 4, "d": 25, "e": 2}
-    cut = list(buckets(sizes, 10))
-    assert cut[0] == [("a", 0, 3), ("c", 0, 4)]
-    assert cut[1:] == [[("d", 0, 10)], [("d", 10, 20)], [("d", 20, 25), ("e", 0, 2)]]
-    assert list(buckets({"a": 8, "b": 8}, 10)) == [[("a", 0, 8), ("b", 0, 2)], [("b", 2, 8)]]
+def test_large_tensors_have_buckets_of_their_own_and_small_ones_share_them():
+    sizes = {"a": 3, "b": 0, "c": 4, "d": 25, "e": 2, "f": 1}
+    cut = list(buckets(sizes, 32))
+    assert cut == [[("a", 0, 3)], [("c", 0, 4)], [("d", 0, 25)], [("e", 0, 2), ("f", 0, 1)]]
+    assert list(buckets({"a": 25}, 10)) == [[("a", 0, 10)], [("a", 10, 20)], [("a", 20, 25)]]
+    small = {str(number): 9 for number in range(20)}
+    assert [len(bucket) for bucket in buckets(small, 80)] == [8, 8, 4]
     assert list(buckets({})) == []
 
 
@@ -385,12 +386,76 @@ def test_failed_transfer_leaves_only_the_taker_dirty_and_another_source_goes_on(
         world.start(2, failed_share, continuing=False),
     ]
     errors = [call.value() for call in calls]
-    assert all("CommAbortedError" in error.kinds for error in errors)
+    assert all("CommAbortedError" in errors[rank].kinds for rank in (0, 2))  # 1 has no part in it
     assert world.run(state_is_dirty) == [False, False, True]
     world = world.next([2, 1])
     reports = run_each(world, share, [{"continuing": False, "dirty": True}, {}])
     assert reports[0].source == 1
     assert_alike(world, 3)
+
+
+def make_many(value: int) -> None:
+    """Tensors of 1 MiB, so that each is a bucket of its own where buckets are as small."""
+    kept["state"] = State(many=[torch.full((1 << 18,), float(value)) for _ in range(MANY)])
+
+
+def share_in_small_buckets(fail_after: int = 0, **options: bool):
+    """Buckets of 1 MiB; the group fails once this member has so many. What it raised, its sends."""
+    real, passed, here = _wire.Wire.isend, [], []
+    complete = _transfer._Arrival.complete
+
+    def isend(self: _wire.Wire, buffer: torch.Tensor, to: int) -> dist.Work:
+        passed.append(to)
+        return real(self, buffer, to)
+
+    def complete_some(self: _transfer._Arrival) -> None:
+        complete(self)
+        here.append(1)
+        if len(here) == fail_after:
+            backend().abort("the test says so")
+
+    limit, _transfer.buckets.__defaults__ = _transfer.buckets.__defaults__, (1 << 20,)
+    _wire.Wire.isend, _transfer._Arrival.complete = isend, complete_some
+    try:
+        error = failure_of(lambda: kept.update(report=share(**options)))
+        return (error and error.type, len(passed))
+    finally:
+        _wire.Wire.isend, _transfer._Arrival.complete = real, complete
+        _transfer.buckets.__defaults__ = limit
+
+
+def report() -> SyncReport:
+    return kept["report"]
+
+
+def test_two_newcomers_take_along_a_pipeline(ranks):
+    world = ranks.world(4)
+    for rank in range(4):
+        world.on(rank, make_many, 7 if rank < 2 else rank)
+    found = run_each(world, share_in_small_buckets, [{}, {}, COLD, COLD])
+    # Rank 0 sends each bucket once, rank 2 passes it on; rank 1 lacks nothing, and has no part.
+    assert found == [(None, MANY), (None, 0), (None, MANY), (None, 0)]
+    assert world.on(0, report).took == (2, 3)
+    assert_alike(world, 0)
+
+
+def test_another_source_goes_on_with_what_has_not_arrived(ranks):
+    world = ranks.world(4)
+    for rank in range(4):
+        world.on(rank, make_many, 7 if rank < 2 else rank)
+    found = run_each(world, share_in_small_buckets, [{}, {}, COLD, {"fail_after": 3} | COLD])
+    assert [found[rank][0] for rank in (2, 3)] == ["CommAbortedError"] * 2
+    world = world.next([1, 2, 3])
+    warm = {"continuing": False, "dirty": True}
+    lineages = [world.on(rank, lineage_of_state) for rank in (1, 2)]
+    assert lineages == [LINEAGE] * 2  # so that steps() has it compared
+    run_each(world, share_in_small_buckets, [{}, warm, warm])
+    assert 3 <= world.on(0, report).tensors <= MANY - 3  # some were under way
+    assert_alike(world, 0)
+
+
+def lineage_of_state() -> bytes:
+    return kept["state"].lineage
 
 
 def test_leaf_that_cannot_travel_is_refused_before_anything_is_sent(ranks):

@@ -30,6 +30,11 @@ PROMISED = {
         r"worker 1: rank 1 of 2, from step 10",
         r"20 steps done by 2 members",
     ],
+    "elastic_hsdp": [
+        r"step 0: 4 of 4 members train",
+        r"step 2[01]: 2 of 3 members train",
+        r"step \d+: 4 of 4 members train\n600 steps done",
+    ],
     "subgroup": [
         r"rank 0: the sum is 2, of ranks \[0, 2\]",
         r"rank 2: the sum is 2, of ranks \[0, 2\]",

@@ -2,16 +2,20 @@
 
     python tests/soak --minutes 2         CI's; `make soak MINUTES=15` for longer
     python tests/soak --rule store        the store decides, instead of a quorum of members
+    python tests/soak --cuts              each process on a host of its own; needs root and iproute2
 
 Every 0.5 to 2 s a member is killed, frozen for 2.5 s (then it finds itself left out, and joins
-again), or a process joins; worlds have 2 to 6 members. Under the members' rule the store's process
-is killed in the last tenth of the time, and from then on nobody joins. At the end all leave.
+again), or a process joins; worlds have 2 to 6 members. With --cuts a member is also cut off from
+all others and the store, or two members from each other, for 2.5 s. Under the members' rule the
+store's process is killed in the last tenth of the time, and from then on nobody joins. At the end
+all leave.
 What must hold:
 
   no hang              all end by themselves
   no divergence        processes that have the same step have the same digest of the state there
   exact samples        every step begins where the one before ended, on every process that saw it
-  nothing is gathered  threads and descriptors of the process that lived longest stay as they were
+  nothing is gathered  threads, descriptors and memory of processes that live long stay as they
+                       were, and so do the store's keys, whoever joins
 
 The last line is JSON. Exit status 1: something did not hold.
 """
@@ -28,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
 import ranks  # noqa: E402
 import soak_member  # noqa: E402
+import soak_network  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 FOUNDERS = 4
 LARGEST = 6
@@ -43,18 +50,20 @@ FROZEN_S = 2.5
 PATIENCE = 90.0
 MORE_THREADS = 2
 MORE_DESCRIPTORS = 12  # more members, more connections
+MORE_RESIDENT = 48 << 20  # bytes
+MORE_KEYS = 8
 
 
 class Store:
     """The store's process, on a port of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
         command = [
             sys.executable,
             "-m",
             "torchft_ext.elastic",
             "--host",
-            "127.0.0.1",
+            host,
             "--port",
             "0",
         ]
@@ -63,6 +72,11 @@ class Store:
         line = self.process.stdout.readline()
         self.port = int(line.split("port ")[1].split(";")[0])
         self.alive = True
+        self._client = dist.TCPStore(host, self.port, is_master=False)
+
+    def keys(self) -> int:
+        """How many keys it has; this is no member's call."""
+        return self._client.num_keys()
 
     def kill(self) -> None:
         self.process.kill()
@@ -73,16 +87,26 @@ class Store:
 class Soak:
     """One job, and what happens to it."""
 
-    def __init__(self, pool: ranks.Pool, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        pool: ranks.Pool,
+        arguments: argparse.Namespace,
+        network: soak_network.Network | None,
+    ) -> None:
         self._pool = pool
         self._arguments = arguments
+        self._network = network
         self._chance = random.Random(arguments.seed)
-        self._store = Store()
-        self._address = f"127.0.0.1:{self._store.port}/soak"
+        host = "127.0.0.1" if network is None else soak_network.STORE_ADDRESS
+        self._store = Store(host)
+        self._address = f"{host}:{self._store.port}/soak"
+        self._keys: list[int] = []  # the store's: at first, then the newest count
         self._calls: dict[int, ranks.Call] = {}  # by worker number
         self._workers: dict[int, ranks.Worker] = {}
-        self._thaw_at: dict[int, float] = {}
+        self._mend: list[tuple[float, Callable[[], None]]] = []  # when, how
         self.faults = {"killed": 0, "frozen": 0, "joined": 0, "store": 0}
+        if network is not None:
+            self.faults |= {"cut off": 0, "pair cut": 0}
         self._before: dict[int, dict[str, Any]] = {}
         self._stranded: list[soak_member.Record] = []
 
@@ -92,16 +116,18 @@ class Soak:
         self._await_steps(20)
         for number, worker in self._workers.items():
             self._before[number] = self._ask(worker, soak_member.usage)
+        self._keys = [self._store.keys()] * 2
         until = time.monotonic() + 60 * self._arguments.minutes
         store_until = until - 6 * self._arguments.minutes
         latest = until + PATIENCE
         while time.monotonic() < (latest if self._may_lose_store() else until):
             time.sleep(self._chance.uniform(0.5, 2.0))
-            self._thaw()
+            self._mend_all(time.monotonic())
             self._check_calls()
             if self._may_lose_store() and time.monotonic() > store_until:
                 if not self._settled():
                     continue  # who joins, perhaps again, needs it
+                self._keys[1] = self._store.keys()
                 self._store.kill()
                 self.faults["store"] += 1
             else:
@@ -141,36 +167,60 @@ class Soak:
 
     def _settled(self) -> bool:
         """Nobody is still coming or going."""
-        return not self._thaw_at and self._size() == len(self._running())
+        return not self._mend and self._size() == len(self._running())
 
     def _strike(self) -> None:
         running, size = self._running(), self._size()
         kinds = []
-        if self._store.alive and len(self._workers) < LARGEST and not self._thaw_at:
+        if self._store.alive and len(self._workers) < LARGEST and not self._mend:
             kinds.append("joined")
         # A quorum has to be left: of an odd number, or of an even one with the store.
         if size >= 3 and self._settled():
-            kinds += ["killed", "killed", "frozen"] if self._store.alive else ["killed"]
+            kinds += ["killed", "killed"]
+            if self._store.alive:  # who comes back joins again there
+                kinds += [kind for kind in self.faults if kind in self._passing()]
         if not kinds:
             return
         kind = self._chance.choice(kinds)
         self.faults[kind] += 1
+        victims = self._chance.sample(running, 2) if size >= 3 else []
         if kind == "joined":
             self._begin(self._pool.borrow(1)[0])
             self._pool.start_spare()
-            return
-        victim = self._chance.choice(running)
-        if kind == "killed":
-            self._forget(victim).kill()
+        elif kind == "killed":
+            self._kill(victims[0])
         else:
-            self._workers[victim].freeze()
-            self._thaw_at[victim] = time.monotonic() + FROZEN_S
+            strike, mend = self._passing()[kind]
+            strike(victims)
+            self._mend.append((time.monotonic() + FROZEN_S, lambda: mend(victims)))
 
-    def _thaw(self) -> None:
-        for number, when in list(self._thaw_at.items()):
-            if time.monotonic() >= when:
-                del self._thaw_at[number]
-                self._workers[number].thaw()
+    def _passing(
+        self,
+    ) -> dict[str, tuple[Callable[[list[int]], None], Callable[[list[int]], None]]]:
+        """Faults that pass: what begins and what ends them, for two victims."""
+        workers, network = self._workers, self._network
+        found = {"frozen": (lambda v: workers[v[0]].freeze(), lambda v: workers[v[0]].thaw())}
+        if network is not None:
+            found["cut off"] = (
+                lambda v: network.cut_off(v[0]),
+                lambda v: network.cut_off(v[0], cut=False),
+            )
+            found["pair cut"] = (
+                lambda v: network.cut_pair((v[0], v[1])),
+                lambda v: network.cut_pair((v[0], v[1]), cut=False),
+            )
+        return found
+
+    def _kill(self, number: int) -> None:
+        self._forget(number).kill()
+        if self._network is not None:
+            self._network.remove(number)
+
+    def _mend_all(self, until: float) -> None:
+        due = [mend for when, mend in self._mend if when <= until]
+        self._mend = [(when, mend) for when, mend in self._mend if when > until]
+        for mend in due:
+            mend()
 
     def _check_calls(self) -> None:
         """None ends before it is told to."""
@@ -194,11 +244,10 @@ class Soak:
         print(f"{left:5.0f} s left; step {steps}, {self._size()} members; {told}", flush=True)
 
     def _end(self) -> dict[str, Any]:
-        for worker in self._workers.values():
-            if worker.frozen:
-                worker.thaw()
-        self._thaw_at.clear()
+        self._mend_all(float("inf"))
         time.sleep(2 * FROZEN_S if self.faults["frozen"] else 0)
+        if self._store.alive:
+            self._keys[1] = self._store.keys()
         after = {n: self._ask(self._workers[n], soak_member.usage) for n in self._before}
         for worker in self._workers.values():
             self._ask(worker, soak_member.stop)
@@ -211,6 +260,8 @@ class Soak:
         self, records: list[soak_member.Record], after: dict[int, dict[str, Any]]
     ) -> dict[str, Any]:
         problems = [*divergences(records), *inexact_samples(records), *self._gathered(after)]
+        if self._keys[1] > self._keys[0] + MORE_KEYS:
+            problems.append(f"the store: {self._keys[0]} keys, {self._keys[1]}")
         steps = max(max(r.steps, default=-1) for r in records) + 1
         return {
             "soak": "elastic",
@@ -222,6 +273,7 @@ class Soak:
             "steps": steps,
             "stranded": len(self._stranded),
             "left_out_and_back": sum(r.left_out for r in records),
+            "store_keys": self._keys,
             "slowest_step_s": round(max(r.slowest_step_s for r in records), 3),
             "usage": {
                 str(n): [counted(self._before[n]), counted(used)] for n, used in after.items()
@@ -240,6 +292,9 @@ class Soak:
                 problems.append(
                     f"worker {number}: {before['descriptors']} descriptors, {used['descriptors']}"
                 )
+            if used["resident"] > before["resident"] + MORE_RESIDENT:
+                grown = (used["resident"] - before["resident"]) >> 20
+                problems.append(f"worker {number}: {grown} MiB more than at first")
         return problems
 
 
@@ -281,18 +336,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=2.0, help="default %(default)s")
     parser.add_argument("--rule", choices=("members", "store"), default="members")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cuts", action="store_true", help="cut networks too; needs root")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse_arguments()
+    if arguments.cuts:
+        soak_network.enter()
+    network = soak_network.Network() if arguments.cuts else None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     paths = os.pathsep.join([str(HERE), str(HERE.parent / "python")])
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        pool = ranks.Pool(Path(folder), env)
+        pool = ranks.Pool(Path(folder), env, host_of=network and network.command)
         try:
-            result = Soak(pool, arguments).run()
+            result = Soak(pool, arguments, network).run()
         finally:
             pool.close()
     print(json.dumps(result))

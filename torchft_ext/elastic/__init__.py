@@ -22,6 +22,8 @@ from torchft_ext.elastic._errors import (
     StateLostError,
 )
 from torchft_ext.elastic._job import Job, join
+from torchft_ext.elastic._random import generator, manual_seed
+from torchft_ext.elastic._replicas import Place, Replicas
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._steps import Step, steps
@@ -36,12 +38,16 @@ __all__ = [
     "Job",
     "LeftOutError",
     "NoQuorumError",
+    "Place",
+    "Replicas",
     "State",
     "StateLostError",
     "Step",
     "SyncReport",
     "View",
+    "generator",
     "join",
+    "manual_seed",
     "steps",
     "sync",
 ]

@@ -2,6 +2,7 @@
 
 A tree is what state_dict() returns. Its leaves are tensors and plain values; the bytes hold the
 values, and of tensors what they are like. A leaf's path is its keys, joined: ``state[0]/exp_avg``.
+A sharded tensor is described as a whole, so that the bytes are the same on all shards.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["TensorMeta", "decode", "encode"]
+from torchft_ext.elastic._shards import check_shard, is_shard, placements_of
+
+__all__ = ["Encoded", "TensorMeta", "decode", "encode"]
 
 _SIZE = struct.Struct("<q")
 _FLOAT = struct.Struct("<d")
@@ -31,16 +34,20 @@ class TensorMeta:
         dtype: as str() of it says, such as ``"torch.float32"``.
         shape: its sizes.
         device: the device's type, such as ``"cpu"``.
+        placements: how a sharded tensor is cut, such as ``"(Replicate(), Shard(dim=0))"``; its
+            shape is that of the whole. Empty for others.
     """
 
     dtype: str
     shape: tuple[int, ...]
     device: str
+    placements: str = ""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:
-        """Describe a tensor."""
-        return cls(str(tensor.dtype), tuple(tensor.shape), tensor.device.type)
+        """Describe a tensor; a sharded one as a whole."""
+        placements = placements_of(tensor) if is_shard(tensor) else ""
+        return cls(str(tensor.dtype), tuple(tensor.shape), tensor.device.type, placements)
 
     def torch_dtype(self) -> torch.dtype:
         """Return the dtype that the name says."""
@@ -61,11 +68,13 @@ class Encoded:
     Attributes:
         data: the same for trees of equal structure, values and kinds of tensors.
         tensors: by path, in the order of the tree; not copies.
+        shards: the sharded ones (DTensor), which are not among `tensors`; not copies.
         values: the encoding of every other leaf, by path.
     """
 
     data: bytes
     tensors: dict[str, torch.Tensor]
+    shards: dict[str, torch.Tensor]
     values: dict[str, bytes]
 
 
@@ -82,13 +91,13 @@ def encode(tree: object, path: str, *, allow_pickle: bool = False) -> Encoded:
             trusted to run any code here.
 
     Raises:
-        TypeError: a leaf is of another type, or a tensor is sparse, quantized, sharded or without
-            memory; the message names its path.
+        TypeError: a leaf is of another type, or a tensor is sparse, quantized, a sum that is not
+            reduced yet (DTensor's Partial) or without memory; the message names its path.
         ValueError: two leaves have one path.
     """
     encoder = _Encoder(allow_pickle)
     encoder.add(path, tree)
-    return Encoded(bytes(encoder.out), encoder.tensors, encoder.values)
+    return Encoded(bytes(encoder.out), encoder.tensors, encoder.shards, encoder.values)
 
 
 def decode(
@@ -128,6 +137,7 @@ class _Encoder:
     def __init__(self, allow_pickle: bool) -> None:
         self.out = bytearray()
         self.tensors: dict[str, torch.Tensor] = {}
+        self.shards: dict[str, torch.Tensor] = {}
         self.values: dict[str, bytes] = {}
         self._allow_pickle = allow_pickle
 
@@ -144,15 +154,16 @@ class _Encoder:
             self.out += self.values[path]
 
     def _claim(self, path: str) -> None:
-        if path in self.tensors or path in self.values:
+        if any(path in leaves for leaves in (self.tensors, self.shards, self.values)):
             raise ValueError(f"two leaves of the state have the path {path!r}")
 
     def _add_tensor(self, path: str, tensor: torch.Tensor) -> None:
         _check_dense(path, tensor)
         self._claim(path)
-        self.tensors[path] = tensor
         meta = TensorMeta.of(tensor)
-        self.out += b"T" + _text(meta.dtype) + _text(meta.device) + _SIZE.pack(len(meta.shape))
+        (self.shards if meta.placements else self.tensors)[path] = tensor
+        self.out += b"D" + _text(meta.placements) if meta.placements else b"T"
+        self.out += _text(meta.dtype) + _text(meta.device) + _SIZE.pack(len(meta.shape))
         self.out += b"".join(map(_SIZE.pack, meta.shape))
 
     def _add_sequence(self, path: str, items: list[object] | tuple[object, ...]) -> None:
@@ -206,8 +217,8 @@ def _check_dense(path: str, tensor: torch.Tensor) -> None:
         raise TypeError(f"{path}: expected a dense tensor, found {tensor.layout} {tensor.dtype}")
     if tensor.is_meta:
         raise TypeError(f"{path}: expected a tensor with values, found one on the meta device")
-    if hasattr(tensor, "device_mesh"):
-        raise TypeError(f"{path}: expected a replicated tensor, found a sharded one (DTensor)")
+    if is_shard(tensor):
+        check_shard(path, tensor)
 
 
 def _block(data: bytes) -> bytes:
@@ -235,6 +246,7 @@ class _Decoder:
             return _ATOMS[kind]
         readers: dict[bytes, Callable[[str], object]] = {
             b"T": self._tensor,
+            b"D": lambda path: self._tensor(path, self._text()),
             b"l": self._list,
             b"t": lambda path: tuple(self._list(path)),
             b"d": lambda path: dict(self._entries(path)),
@@ -250,10 +262,10 @@ class _Decoder:
             raise ValueError(f"{path}: these are not the bytes of a state")
         return readers[kind](path)
 
-    def _tensor(self, path: str) -> object:
+    def _tensor(self, path: str, placements: str = "") -> object:
         dtype, device = self._text(), self._text()
         shape = tuple(self._number() for _ in range(self._number()))
-        return self._leaf(path, TensorMeta(dtype, shape, device))
+        return self._leaf(path, TensorMeta(dtype, shape, device, placements))
 
     def _list(self, path: str) -> list[Any]:
         return [self.take(join(path, index)) for index in range(self._number())]

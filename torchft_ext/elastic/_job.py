@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from time import monotonic
 
@@ -14,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from torchft_ext import _C, _groups, _interrupts
 from torchft_ext.elastic import _current, _tables
 from torchft_ext.elastic._view import Answer, View
+from torchft_ext.elastic._view_groups import ViewGroups
 from torchft_ext.errors import CommError
 
 _RULES = ("members", "store")
@@ -79,19 +83,20 @@ def join(
         interface=interface,
         port_range=port_range,
     )
+    options = _C.Options(
+        heartbeat=min(max(limit, _LEAST_HEARTBEAT), _MOST_HEARTBEAT),
+        interface=interface,
+        port_range=port_range,
+    )
     dist.init_process_group(
         backend,
         store=_store_of(address, native.id(), timeout),
         rank=0,
         world_size=1,
         timeout=timeout,
-        pg_options=_C.Options(
-            heartbeat=min(max(limit, _LEAST_HEARTBEAT), _MOST_HEARTBEAT),
-            interface=interface,
-            port_range=port_range,
-        ),
+        pg_options=copy.copy(options),
     )
-    job = Job(native, timeout)
+    job = Job(native, timeout, backend, options)
     _current.remember(job)
     _interrupts.watch()
     return job
@@ -114,12 +119,19 @@ class Job:
     away, ends by its timeout, and is ended by Ctrl-C.
     """
 
-    def __init__(self, native: _C._ElasticJob, timeout: timedelta) -> None:
+    def __init__(
+        self, native: _C._ElasticJob, timeout: timedelta, backend: str, options: _C.Options
+    ) -> None:
         self._native = native
         self.timeout = timeout
+        self._backend = backend
+        self._options = options
+        self._of_view: ViewGroups | None = None
         self._lock = threading.Lock()
         self._view: View | None = None
         self._managed: dict[str, list[_C.Backend]] = {}
+        self._rules: dict[str, Callable[[View], Sequence[int]]] = {}
+        self._ruled: dict[str, dist.ProcessGroup] = {}  # made by rules in the newest view
         self._left = False
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
@@ -132,23 +144,88 @@ class Job:
         """This member's id, in hex: another one each time a process joins."""
         return self._native.id()
 
-    def manage(self, name: str, group: dist.ProcessGroup) -> None:
-        """Let a group's generations follow the views, from the next one on.
+    def manage(
+        self,
+        name: str,
+        group: dist.ProcessGroup | None = None,
+        rule: Callable[[View], Sequence[int]] | None = None,
+    ) -> None:
+        """Let a group follow the views, from the next one on. Give a group, or a rule.
+
+        A group stays the same object: its generations are those of the views, of all members. A
+        rule makes another group in each view, of some members: managed_group(name) returns it.
 
         Args:
             name: the same on all members, since newcomers hold other objects.
-            group: with a backend of this package, of the same ranks as the view.
+            group: with a backend of this package.
+            rule: returns the ranks of the view that make up this member's group, in their order;
+                empty: this member is in none. It depends on the view alone, and gives all members
+                of one group the same.
 
         Raises:
-            ValueError: it has no such backend.
+            ValueError: the group has no such backend, or both or none are given.
             RuntimeError: the name is taken.
         """
+        if (group is None) == (rule is None):
+            raise ValueError("manage: expected a group or a rule, and not both")
+        if name in self._managed or name in self._rules:
+            raise RuntimeError(f"manage: name: expected one that is free, found {name!r}")
+        if rule is not None:
+            self._rules[name] = rule
+            return
+        assert group is not None
         backends = list(_groups.backends_of(group))
         if not backends:
             raise ValueError(f"manage: group: expected one of the backend 'ft', found {group}")
         for number, backend in enumerate(backends):
             self._native.manage(f"{name}/{number}", backend)
         self._managed[name] = backends
+
+    def managed_group(self, name: str) -> dist.ProcessGroup | None:
+        """Return what the rule of this name has made in view(); None: this member is in none.
+
+        Raises:
+            KeyError: there is no such rule.
+        """
+        if name not in self._rules:
+            raise KeyError(f"managed_group: expected one of {sorted(self._rules)}, found {name!r}")
+        return self._ruled.get(name)
+
+    def make_group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Make a group of some members of view(), which ends with the view; called by them only.
+
+        Unlike groups of new_group(), which fail where they lose a member, it fails as soon as the
+        view is over, and check() knows it. recover() takes it out of torch's tables. Blocks up to
+        the job's timeout.
+
+        Args:
+            name: one that no group of this view has; the same on all of its members.
+            ranks: the members, of the default group; their order is that of the group's ranks.
+
+        Raises:
+            CommError: it could not be formed.
+            ValueError: this member is not among them.
+            RuntimeError: there is no view yet.
+        """
+        if self._view is None:
+            raise RuntimeError("make_group: expected a view: call recover() first")
+        return self._make_group(self._view, name, ranks)
+
+    def _make_group(self, view: View, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        if self._of_view is None:
+            store = self._native.store_of(view.number)
+            self._of_view = ViewGroups(
+                store, view.number, self._backend, self._options, self.timeout
+            )
+        return self._of_view.make(name, ranks)
+
+    def hold_groups(self) -> AbstractContextManager[None]:
+        """Let groups of make_group() that lose nobody outlive the view's end, within a block.
+
+        steps() does so from agree() to the end of the update: a replica that is whole then ends
+        its update, whatever happens to others.
+        """
+        return nullcontext() if self._of_view is None else self._of_view.hold()
 
     def view(self) -> View | None:
         """Return the newest view that this process has formed; None: none yet. Does not block."""
@@ -199,24 +276,37 @@ class Job:
         before = self._view
         until = monotonic() + (timeout or self.timeout).total_seconds()
         while True:
+            self._end_groups_of_view()
             left = timedelta(seconds=max(until - monotonic(), 0.001))
+<<<<<<< HEAD
             found, phases = self._native.recover(left, absent == "exclude", without_quorum)
             without_quorum = False  # said once
+=======
+            found, phases = self._native.recover(left, absent == "exclude")
+            continuing = before is not None and found["members_continuing"][found["rank"]]
+            view = View(**found, continuing=continuing, phases=phases)
+>>>>>>> h_tC
             try:
-                phases["tables"] = self._follow(found["number"])
+                phases["tables"] = self._follow(view)
                 break
             except CommError:  # another member is lost: there will be another view
                 if monotonic() >= until:
                     raise
-        continuing = before is not None and found["members_continuing"][found["rank"]]
-        self._view = View(**found, continuing=continuing, phases=phases)
-        return self._view
+        self._view = view
+        return view
 
-    def _follow(self, number: int) -> timedelta:
-        """Bring torch's tables up to date with that view; return how long it took."""
+    def _follow(self, view: View) -> timedelta:
+        """Bring torch's tables up to date with that view, and make groups by rules.
+
+        Returns how long it took.
+        """
         began = monotonic()
         backends = [one for many in self._managed.values() for one in many]
-        _tables.follow(self.group, backends, self._native.store_of(number))
+        _tables.follow(self.group, backends, self._native.store_of(view.number))
+        for name, rule in sorted(self._rules.items()):
+            ranks = list(rule(view))
+            if ranks:
+                self._ruled[name] = self._make_group(view, f"{name}/{min(ranks)}", ranks)
         return timedelta(seconds=monotonic() - began)
 
     def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
@@ -249,14 +339,24 @@ class Job:
         )
 
     def check(self) -> None:
-        """Raise the failure of any managed group, once all of its device operations are over."""
-        for backends in self._managed.values():
-            for backend in backends:
-                backend.check()
+        """Raise the failure of any managed group, or of one of make_group(), once all of their
+        device operations are over.
+        """
+        of_view = [] if self._of_view is None else self._of_view.backends()
+        for backend in (*(one for many in self._managed.values() for one in many), *of_view):
+            backend.check()
 
     def abort(self, reason: str) -> None:
         """Fail the generations of all managed groups, so that no member waits for this one."""
         self._native.abort(reason)
+        if self._of_view is not None:
+            self._of_view.abort(reason)
+
+    def _end_groups_of_view(self) -> None:
+        of_view, self._of_view = self._of_view, None
+        self._ruled.clear()
+        if of_view is not None:
+            of_view.end()
 
     def leave(self) -> None:
         """Say that this member goes: from the next agree() on all know, and the next view is
@@ -271,6 +371,8 @@ class Job:
                 return
             self._left = True
         atexit.unregister(self._leave_at_exit)
+        if self._of_view is not None:
+            self._of_view.close()
         self._native.leave(_LEAVE_WITHIN)
         _current.forget(self)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+
+from torchft_ext.elastic._random import mixed
 
 __all__ = ["BatchSampler", "Loader"]
 
@@ -209,7 +210,7 @@ class BatchSampler(Sampler[list[int]]):
     def _permutation(self, pass_: int) -> torch.Tensor:
         """`[length]`, int64; kept for this pass and the one before."""
         if pass_ not in self._permutations:
-            generator = torch.Generator().manual_seed(_mixed(self.seed, pass_))
+            generator = torch.Generator().manual_seed(mixed(self.seed, pass_))
             made = torch.randperm(self._length, generator=generator)
             last = dict(list(self._permutations.items())[-1:])
             self._permutations = {**last, pass_: made}
@@ -266,11 +267,5 @@ class Loader(Iterator[Any]):
         self._held = None
         self._resets = self._sampler.resets
         if self._generator is not None:
-            self._generator.manual_seed(_mixed(self._sampler.seed, position, self._sampler.rank))
+            self._generator.manual_seed(mixed(self._sampler.seed, position, self._sampler.rank))
         self._batches = iter(self._loader)
-
-
-def _mixed(*numbers: int) -> int:
-    """A seed of 63 bits that depends on all of them."""
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

@@ -14,7 +14,7 @@ from torch import nn
 from torchft_ext.elastic._codec import Encoded, encode
 from torchft_ext.elastic._fingerprint import fingerprints
 from torchft_ext.elastic._sampler import BatchSampler
-from torchft_ext.elastic._view import View
+from torchft_ext.elastic._shards import is_shard, local_of
 
 __all__ = ["NO_LINEAGE", "State"]
 
@@ -38,11 +38,15 @@ class Standing:
         member: its id; whoever joins again has another one.
         founder: it is a member since the job's founding: its state may be the job's first.
         synced: it has taken part in a sync that ended.
+        replica: the number of the replica that it was in then; -1: in none.
+        shard: of the shard that it holds since then; -1: of none.
     """
 
     member: str = ""
     founder: bool = False
     synced: bool = False
+    replica: int = -1
+    shard: int = -1
 
 
 class State:
@@ -53,7 +57,8 @@ class State:
     one at a time. It never communicates.
 
     Buffers of modules (running statistics) may differ between members, as DDP's own rule has it:
-    sync() gives everyone the source's. All else must be bit-identical on all members.
+    sync() gives everyone the source's. Of sharded tensors (DTensor) each member holds its part. All
+    else must be bit-identical on all members.
 
     Attributes:
         step: how many steps are committed. Set it, before the first view, to what a checkpoint
@@ -112,6 +117,15 @@ class State:
                 raise KeyError(f"State.replace: {name!r}: expected one of {self.names}")
             self._objects[name] = _with_state(name, value)
 
+    def put(self, **named: object) -> None:
+        """Add objects, or put them in the place of those of these names.
+
+        Raises:
+            TypeError: an object has no state.
+        """
+        for name, value in named.items():
+            self._objects[name] = _with_state(name, value)
+
     def clear_gradients(self) -> None:
         """Set the gradients of all modules and optimizers to None."""
         for value in self._objects.values():
@@ -127,10 +141,10 @@ class State:
         if self._entry is not None:
             self._entry.restore()
 
-    def follow(self, view: View) -> None:
-        """Let samplers take the part of this rank of this view."""
+    def follow(self, rank: int, size: int) -> None:
+        """Let samplers take the part of this rank of a world of this size."""
         for sampler in self._samplers():
-            sampler.follow(view.rank, view.size)
+            sampler.follow(rank, size)
 
     def commit(self) -> None:
         """Count one step more, and move the samplers on."""
@@ -152,10 +166,16 @@ class State:
         Raises:
             TypeError: a leaf is of a type that cannot be sent.
         """
-        return hash_leaves(list(self.encode().values()))
+        parts = list(self.encode().values())
+        shards = {path: local_of(tensor) for part in parts for path, tensor in part.shards.items()}
+        hashed = zip(shards, fingerprints(shards.values()), strict=True)
+        return {**hash_leaves(parts), **dict(hashed)}
 
     def digest(self) -> str:
-        """Return one hash of everything, in hex: equal on two members whose state is equal."""
+        """Return one hash of everything, in hex: equal on two members whose state is equal.
+
+        Of sharded tensors the part here is in it: it is equal along the replicas of one shard.
+        """
         whole = hashlib.blake2b(digest_size=16)
         for path, value in sorted(self.fingerprints().items()):
             whole.update(path.encode() + b"\0" + value)
@@ -284,12 +304,13 @@ class _Tensors:
 def memory_of(value: object) -> list[torch.Tensor]:
     """Return tensors whose memory an object's state is, as far as that is known."""
     if isinstance(value, nn.Module):
-        return [*value.parameters(), *value.buffers()]
+        tensors = [*value.parameters(), *value.buffers()]
+        return [local_of(tensor) if is_shard(tensor) else tensor for tensor in tensors]
     return list(value.state_dict().values()) if isinstance(value, _Tensors) else []
 
 
 def hash_leaves(parts: Sequence[Encoded]) -> dict[str, bytes]:
-    """Return 16 bytes for each leaf of these trees, by path."""
+    """Return 16 bytes for each leaf of these trees that is not sharded, by path."""
     tensors = {path: tensor for part in parts for path, tensor in part.tensors.items()}
     hashes = dict(zip(tensors, fingerprints(tensors.values()), strict=True))
     for part in parts:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from time import monotonic, sleep
 from types import TracebackType
@@ -12,8 +13,12 @@ import torch.distributed as dist
 
 from torchft_ext.elastic._current import current
 from torchft_ext.elastic._errors import ElasticError
-from torchft_ext.elastic._state import Standing, State
+from torchft_ext.elastic._random import manual_seed
+from torchft_ext.elastic._rebuild import rebuild
+from torchft_ext.elastic._replicas import Held, Place, Replicas
+from torchft_ext.elastic._state import NO_LINEAGE, Standing, State
 from torchft_ext.elastic._sync import sync
+from torchft_ext.elastic._versions import WHOLE
 from torchft_ext.elastic._view import Answer, View
 from torchft_ext.errors import CommError, CommTimeoutError
 
@@ -59,6 +64,12 @@ class JobLike(Protocol):
     def abort(self, reason: str) -> None:
         """End the generation on all members."""
 
+    def make_group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Make a group of these ranks of the view, which ends with the view."""
+
+    def hold_groups(self) -> AbstractContextManager[None]:
+        """Let groups of make_group() that lose nobody outlive the view's end, within a block."""
+
 
 def steps(
     state: State,
@@ -66,6 +77,7 @@ def steps(
     *,
     job: JobLike | None = None,
     build: Callable[[View], object] | None = None,
+    replicas: Replicas | None = None,
     agree_timeout: timedelta | None = None,
 ) -> Generator[Step, None, None]:
     """Yield the steps of a training run, each until it is committed.
@@ -86,7 +98,11 @@ def steps(
         total: how many steps the run has.
         job: None: this process's.
         build: called with each new view before the state is synced, for what must be wrapped anew
-            (FSDP2 after a failed backward); it puts it into the state by State.replace().
+            (FSDP2); it returns objects by name, which go into the state (State.put()). What was
+            there under these names is copied into them.
+        replicas: of sharded models. A parked member gets no steps, but votes, until it is needed;
+            `build` is not called for it. It returns when the run is over, with a state that is
+            dirty.
         agree_timeout: of the agreement on one step; None: the job's.
 
     Raises:
@@ -98,10 +114,13 @@ def steps(
     Threads: the caller's only. Source: state.commit() of Horovod Elastic; here the
     members agree before the update, so that no state needs to be rolled back.
     """
-    loop = _Loop(state, job if job is not None else current(), build)
+    loop = _Loop(state, job if job is not None else current(), build, replicas)
     view: View | None = loop.first_view()
     while view is not None and state.step < total:
-        step = Step(state, loop.job, view, agree_timeout)
+        if loop.parked:
+            view = loop.sit_out(view, agree_timeout)
+            continue
+        step = Step(state, loop.job, view, agree_timeout, loop.place)
         yield step
         if loop.was_last(step, total):
             return  # the others go too: there may be no other view
@@ -118,16 +137,25 @@ class Step:
     Attributes:
         number: how many steps were committed before it.
         view: the members that try it.
+        rank: this member's among those that train, 0 to `size` - 1: the view's, but for replicas.
+        size: how many train: the view's size, but for members that are parked.
         answer: what they agreed on; None before commit() and after a failure.
         failure: the CommError that ended the block; None where there was none.
     """
 
     def __init__(
-        self, state: State, job: JobLike, view: View, agree_timeout: timedelta | None
+        self,
+        state: State,
+        job: JobLike,
+        view: View,
+        agree_timeout: timedelta | None,
+        place: Place | None,
     ) -> None:
         """steps() makes it."""
         self.number = state.step
         self.view = view
+        self.rank = view.rank if place is None else place.rank
+        self.size = view.size if place is None else place.size
         self.answer: Answer | None = None
         self.failure: CommError | None = None
         self.ended = False
@@ -141,6 +169,14 @@ class Step:
     def committed(self) -> bool:
         """The members agreed that it counts."""
         return self.answer is not None and self.answer.ok
+
+    def manual_seed(self, seed: int) -> int:
+        """Seed this process's random numbers for this step and rank; see elastic.manual_seed().
+
+        At the begin of the block: a repeated step then draws the same, as far as the rank is the
+        same.
+        """
+        return manual_seed(seed, self.number, self.rank)
 
     def __enter__(self) -> Step:
         """Clear the gradients, and keep what a failure must restore.
@@ -179,9 +215,10 @@ class Step:
             raise RuntimeError(f"step {self.number}: commit() belongs into its `with` block")
         if self.answer is not None:
             raise RuntimeError(f"step {self.number}: commit() was called twice")
-        self.answer = self._agree()
-        if self.answer.ok:
-            self._update(functions)
+        with self._job.hold_groups():
+            self.answer = self._agree()
+            if self.answer.ok:
+                self._update(functions)
         return self.answer.ok
 
     def __exit__(
@@ -263,11 +300,28 @@ class _Failures:
 class _Loop:
     """What happens between steps: which view comes next, and that all have one state in it."""
 
-    def __init__(self, state: State, job: JobLike, build: Callable[[View], object] | None) -> None:
+    def __init__(
+        self,
+        state: State,
+        job: JobLike,
+        build: Callable[[View], object] | None,
+        replicas: Replicas | None,
+    ) -> None:
         self.job = job
         self._state = state
         self._build = build
+        self._replicas = replicas
         self._failures = _Failures()
+
+    @property
+    def place(self) -> Place | None:
+        """Where this member trains; None: there are no replicas, or it is in none."""
+        return None if self._replicas is None else self._replicas.place
+
+    @property
+    def parked(self) -> bool:
+        """This member is in no replica of the view."""
+        return self._replicas is not None and self.place is None
 
     def first_view(self) -> View:
         view = self.job.view()
@@ -287,14 +341,38 @@ class _Loop:
             self._undo(step)
         elif not self._state.dirty:
             self._failures.clear()
-        answer = step.answer
-        if answer is not None and step.view.member in answer.leaving:
-            return None
+        return self._after(step.view, step.answer, failed=step.failure is not None)
+
+    def sit_out(self, view: View, timeout: timedelta | None) -> View | None:
+        """Vote on one step of the others; the view of the next, None where this member leaves."""
+        answer: Answer | None = None
+        with suppress(CommError):
+            answer = self.job.agree(True, timeout=timeout)
+        if answer is not None and answer.ok:
+            self._state.step += 1
+            self._state.dirty = True  # it has not taken part in it
+        return self._after(view, answer, failed=answer is None)
+
+    def _after(self, view: View, answer: Answer | None, *, failed: bool) -> View | None:
         if answer is not None and answer.changes_view:
-            return self._next_view(step.view)
-        if step.failure is not None or self._state.dirty or self.job.is_over():
-            return self._next_view(step.view)
-        return step.view
+            self._await_updates()
+            return None if view.member in answer.leaving else self._next_view(view)
+        if failed or (self._state.dirty and not self.parked) or self.job.is_over():
+            return self._next_view(view)
+        return view
+
+    def _await_updates(self) -> None:
+        """Whoever asks for the next view ends this one: not while others' updates communicate."""
+        if self.parked or not self._state.dirty:
+            with suppress(CommError):
+                dist.barrier(group=self.job.group)
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        """Of all that train."""
+        if self._replicas is not None and self._replicas.group is not None:
+            return self._replicas.group
+        return self.job.group
 
     def _undo(self, step: Step) -> None:
         """Make the state that of the step's begin."""
@@ -320,11 +398,14 @@ class _Loop:
     def _take_in(self, view: View) -> bool:
         """Bring all members to one state; False where that takes another view."""
         self._note(view)
-        if view.size < self.job.min_size:
-            self._await_newcomers(view)
-            return False
         try:
-            self._share(view)
+            if self._replicas is not None:
+                self._replicas.follow(self.job, view, self._held())
+            if view.size < self._least_size():
+                self._await_newcomers(view)
+                return False
+            if not self.parked:
+                self._share(view)
         except CommError as error:
             self._failures.add(error, view.members)
             return False
@@ -333,6 +414,17 @@ class _Loop:
             raise
         return True
 
+    def _least_size(self) -> int:
+        """Of a view that trains."""
+        shards = 1 if self._replicas is None else self._replicas.shards
+        return max(self.job.min_size, shards)
+
+    def _held(self) -> Held:
+        """What this member brings into a view of replicas."""
+        state, standing = self._state, self._state.standing
+        clean = not state.dirty and standing.shard >= 0
+        return Held(standing.replica, standing.shard, clean, state.step, standing.synced)
+
     def _await_newcomers(self, view: View) -> None:
         """Wait until somebody asks for a place, here or at another member."""
         until = monotonic() + self.job.timeout.total_seconds()
@@ -340,7 +432,7 @@ class _Loop:
             if monotonic() >= until:
                 raise ElasticError(
                     f"view {view.number} has {view.size} members, fewer than min_size="
-                    f"{self.job.min_size}, and no process joined within {self.job.timeout}: "
+                    f"{self._least_size()}, and no process joined within {self.job.timeout}: "
                     "start more, or found the job with a smaller min_size"
                 )
             sleep(_LOOK_EVERY_S)
@@ -353,20 +445,26 @@ class _Loop:
 
     def _share(self, view: View) -> None:
         state, standing = self._state, self._state.standing
+        place = self.place
+        moved = place is not None and standing.shard not in (-1, place.shard)
+        # A newcomer that has not got the job's state must never pass its own on as that.
+        new = moved or not (standing.synced or standing.founder)
         if self._build is not None:
-            self._build(view)
-        state.follow(view)
+            rebuild(state, self._build, view, keep=not (new or state.dirty))
+        state.follow(*((view.rank, view.size) if place is None else (place.rank, place.size)))
         report = sync(
             state,
-            self.job.group,
-            continuing=standing.synced,
-            lineage=state.lineage,
+            self._group,
+            continuing=standing.synced and not moved,
+            lineage=NO_LINEAGE if moved else state.lineage,
             step=state.step,
-            # A newcomer that has not got the job's state must never pass its own on as that.
-            dirty=state.dirty or not (standing.synced or standing.founder),
+            dirty=state.dirty or new,
             allow_pickle=state.allow_pickle,
+            shard=WHOLE if place is None else place.shard,
         )
         self.job.check()
         standing.synced = True
+        if place is not None:
+            standing.replica, standing.shard = place.replica, place.shard
         state.lineage = view.lineage
         view.phases["sync"] = report.elapsed

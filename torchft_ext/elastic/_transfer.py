@@ -1,10 +1,13 @@
-"""Sends chosen tensors from one member to all that lack them."""
+"""Sends chosen tensors from one member to those that lack them, from each to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from torchft_ext.elastic._codec import TensorMeta
 from torchft_ext.elastic._fingerprint import flat_bytes
@@ -12,7 +15,9 @@ from torchft_ext.elastic._wire import Wire
 
 __all__ = ["Piece", "Transfer", "buckets"]
 
-BUCKET_BYTES = 32 << 20
+BUCKET_BYTES = 8 << 20
+_PACKED_BELOW = 8  # tensors of less than a bucket's eighth share buckets: packing copies
+_AHEAD = 3  # buckets that are asked for, and that are under way to the next member, at once
 
 Piece = tuple[str, int, int]  # path of a tensor, first byte, end
 
@@ -20,7 +25,8 @@ Piece = tuple[str, int, int]  # path of a tensor, first byte, end
 def buckets(sizes: Mapping[str, int], limit: int = BUCKET_BYTES) -> Iterator[list[Piece]]:
     """Cut tensors into pieces, and put these into buckets, in order.
 
-    A tensor of a bucket's size or more begins a new one: whole buckets of it need no packing.
+    A tensor of an eighth of a bucket or more has buckets of its own, which need no packing; others
+    share buckets.
 
     Args:
         sizes: bytes of each tensor.
@@ -29,32 +35,33 @@ def buckets(sizes: Mapping[str, int], limit: int = BUCKET_BYTES) -> Iterator[lis
     bucket: list[Piece] = []
     room = limit
     for path, size in sizes.items():
-        start = 0
-        while start < size:
-            if room == 0 or (bucket and start == 0 and size >= limit):
-                yield bucket
-                bucket, room = [], limit
-            end = min(size, start + room)
-            bucket.append((path, start, end))
-            room -= end - start
-            start = end
+        alone = size * _PACKED_BELOW >= limit
+        if bucket and (alone or size > room):
+            yield bucket
+            bucket, room = [], limit
+        if alone:
+            yield from ([(path, at, min(size, at + limit))] for at in range(0, size, limit))
+        elif size:
+            bucket.append((path, 0, size))
+            room -= size
     if bucket:
         yield bucket
 
 
 class Transfer:
-    """One sending of tensors, as bytes in buckets of up to 32 MiB; used once.
+    """One sending of tensors along a pipeline, as bytes in buckets of up to 8 MiB; used once.
 
-    A bucket within one tensor goes straight from its memory and into it, where that is contiguous
-    and on a device that the group serves; others are packed. Members that lack nothing take part
-    with a buffer of their own: their tensors are not touched. A sync owns it for one call. Threads:
+    The source sends each bucket to the first that takes, which passes it on to the next while it
+    receives others: several members take as fast as one does. Others have no part in it. A
+    bucket within one tensor goes straight from its memory and into it, where that is contiguous
+    and on a device that the group serves; others are packed. A sync owns it for one call. Threads:
     one at a time. After a CommError, tensors to be taken may be half written.
     """
 
     def __init__(
         self,
         wire: Wire,
-        source: int,
+        chain: Sequence[int],
         own: Mapping[str, torch.Tensor],
         metas: Mapping[str, TensorMeta],
         take: Set[str],
@@ -63,51 +70,73 @@ class Transfer:
 
         Args:
             wire: of the view.
-            source: rank of the member that sends.
+            chain: the rank that sends, then those that lack something, in the order of passing on.
             own: this member's tensors, by path; on the source all that are sent.
             metas: what the source's tensors are like, by path, in the same order on all members.
             take: paths that this member lacks; on the source none.
         """
         self._wire = wire
-        self._source = source
         self._metas = metas
         self._take = [path for path in metas if path in take]
-        self._sends = wire.rank == source
+        place = chain.index(wire.rank) if wire.rank in chain else None
+        self._takes_part = place is not None and len(chain) > 1
+        self._sends = place == 0
+        self._before = chain[place - 1] if place else 0  # not read on the source
+        self._after = None if place is None else next(iter(chain[place + 1 :]), None)
         self._outgoing = _Outgoing(wire, own)
         self._incoming = {path: _Incoming(wire, own.get(path), metas[path]) for path in self._take}
 
     def run(self) -> dict[str, torch.Tensor]:
-        """Send; blocks, in as many broadcasts as there are buckets.
+        """Send; blocks until this member has passed everything on.
 
         Returns:
             What was taken, by path: this member's own tensor, written in place, where it is of
             the same dtype, shape and type of device; else a new one.
         """
+        if not self._takes_part:
+            return {}
         travel = {path: self._wire.device_type(meta.device) for path, meta in self._metas.items()}
         for device in sorted(set(travel.values())):
-            chosen = [path for path in travel if travel[path] == device]
-            scratch = _Scratch(device)
-            for bucket in buckets({path: self._metas[path].nbytes() for path in chosen}):
-                self._send(bucket, scratch)
+            sizes = {p: self._metas[p].nbytes() for p in travel if travel[p] == device}
+            self._pass_through(buckets(sizes), device)
         return {path: self._incoming[path].finish() for path in self._take}
 
-    def _send(self, bucket: list[Piece], scratch: _Scratch) -> None:
-        parts = [self._bytes_of(piece) for piece in bucket]
-        if len(parts) == 1 and parts[0] is not None:
-            self._wire.broadcast(parts[0], self._source)
+    def _pass_through(self, ordered: Iterator[list[Piece]], device: str) -> None:
+        """Buckets are asked for ahead, and go on while others come."""
+        ahead = 0 if self._sends else _AHEAD
+        scratch = [_Scratch(device) for _ in range(ahead + _AHEAD + 1)]  # as many are in use
+        coming: deque[_Arrival] = deque()
+        going: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        for number, bucket in enumerate(ordered):
+            coming.append(self._begin(bucket, scratch[number % len(scratch)]))
+            if len(coming) > ahead:
+                self._pass_on(coming.popleft(), going)
+        while coming:
+            self._pass_on(coming.popleft(), going)
+        for work, _ in going:
+            work.wait()
+
+    def _pass_on(self, arrival: _Arrival, going: deque[tuple[dist.Work, torch.Tensor]]) -> None:
+        arrival.complete()
+        if self._after is None:
             return
+        if len(going) == _AHEAD:
+            going.popleft()[0].wait()
+        going.append((self._wire.isend(arrival.buffer, self._after), arrival.buffer))
+
+    def _begin(self, bucket: list[Piece], scratch: _Scratch) -> _Arrival:
+        """Pack the bucket on the source; begin to receive it elsewhere."""
+        parts = [self._bytes_of(piece) for piece in bucket]
         sizes = [end - start for _, start, end in bucket]
-        packed = scratch.take(sum(sizes))
-        slots = list(zip(packed.split(sizes), parts, strict=True))
-        if self._sends:
-            for slot, part in slots:
-                if part is not None:
-                    slot.copy_(part)
-        self._wire.broadcast(packed, self._source)
+        direct = parts[0] if len(parts) == 1 else None
+        buffer = scratch.take(sum(sizes)) if direct is None else direct
+        slots = [] if direct is not None else zip(buffer.split(sizes), parts, strict=True)
+        pairs = [(slot, part) for slot, part in slots if part is not None]
         if not self._sends:
-            for slot, part in slots:
-                if part is not None:
-                    part.copy_(slot)
+            return _Arrival(buffer, self._wire.irecv(buffer, self._before), pairs)
+        for slot, part in pairs:
+            slot.copy_(part)
+        return _Arrival(buffer, None, [])
 
     def _bytes_of(self, piece: Piece) -> torch.Tensor | None:
         """Where these bytes lie or go on this member; None where it neither sends nor lacks."""
@@ -116,6 +145,28 @@ class Transfer:
             return self._outgoing.flat(path)[start:end]
         incoming = self._incoming.get(path)
         return None if incoming is None else incoming.flat[start:end]
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A bucket that comes, or is here.
+
+    Attributes:
+        buffer: where its bytes lie, or will.
+        work: of the receiving; None: they are here.
+        pairs: parts of the buffer, and where each goes.
+    """
+
+    buffer: torch.Tensor
+    work: dist.Work | None
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def complete(self) -> None:
+        """Wait for the bytes, and take them."""
+        if self.work is not None:
+            self.work.wait()
+        for slot, part in self.pairs:
+            part.copy_(slot)
 
 
 class _Scratch:

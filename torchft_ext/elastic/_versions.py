@@ -9,9 +9,10 @@ from dataclasses import astuple, dataclass
 from torchft_ext.elastic._errors import ElasticError, StateLostError
 from torchft_ext.elastic._state import NO_LINEAGE
 
-__all__ = ["Header", "check_names", "choose_source"]
+__all__ = ["WHOLE", "Header", "check_names", "choose_shard_sources", "choose_source"]
 
-_LAYOUT = struct.Struct("<??q16s16s")
+_LAYOUT = struct.Struct("<??q16s16sq")
+WHOLE = -1  # in the place of a shard's number: the state is not sharded
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Header:
         step: how many steps are committed in its state.
         lineage: 16 bytes; of the job in which they were.
         names: 16 bytes that depend on the names of its objects.
+        shard: the number of the shard that it holds or is to take; WHOLE: there are no shards.
     """
 
     continuing: bool
@@ -31,6 +33,7 @@ class Header:
     step: int
     lineage: bytes
     names: bytes
+    shard: int = WHOLE
 
     def pack(self) -> bytes:
         """Return the header in bytes."""
@@ -83,6 +86,32 @@ def choose_source(headers: Sequence[Header]) -> int:
             "new job from a checkpoint"
         )
     return max(able, key=lambda rank: (headers[rank].step, -rank))
+
+
+def choose_shard_sources(headers: Sequence[Header], source: int) -> dict[int, int]:
+    """Return for the number of each shard the rank from which members of that shard take it.
+
+    The lowest rank of those that hold the shard in the source's version, the source itself first.
+
+    Raises:
+        StateLostError: no living member holds one of them, on all members.
+    """
+    version, goes_on = headers[source].version, headers[source].continuing
+    holders = [
+        rank
+        for rank, header in enumerate(headers)
+        if not header.dirty and header.version == version and header.continuing == goes_on
+    ]
+    found: dict[int, int] = {}
+    for rank in sorted(holders, key=lambda rank: (rank != source, rank)):
+        found.setdefault(headers[rank].shard, rank)
+    lost = sorted({header.shard for header in headers} - found.keys())
+    if lost:
+        raise StateLostError(
+            f"sync: no living member holds shard {lost[0]} of step {version[1]}: all replicas of "
+            "it are gone; found a new job from a checkpoint"
+        )
+    return found
 
 
 def check_names(headers: Sequence[Header], rank: int, names: Sequence[str]) -> None:

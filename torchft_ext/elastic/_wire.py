@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -47,15 +48,51 @@ class Wire:
         if self.rank == source:
             self.broadcast(self._tensor_of(data), source)
             return data
-        buffer = torch.empty(size, dtype=torch.uint8, device=self.device_type("cpu"))
+        buffer = self._empty(size)
         self.broadcast(buffer, source)
-        here = buffer.cpu()
-        return ctypes.string_at(here.data_ptr(), size)  # numpy may not be installed
+        return _bytes_of(buffer)
 
     def broadcast(self, buffer: torch.Tensor, source: int) -> None:
         """Send a contiguous uint8 tensor from the source to all, in place."""
         dist.broadcast(buffer, group_src=source, group=self.group)
 
+    def share_bytes(self, data: bytes, size: int, ranks: Sequence[int]) -> bytes:
+        """Return the bytes of the first of these ranks; called by all of them, and by no other.
+
+        Args:
+            data: on the first, `size` bytes; not read elsewhere.
+            size: known to all of them.
+            ranks: the source and those that take.
+        """
+        if self.rank == ranks[0]:
+            buffer = self._tensor_of(data)
+            for sending in [self.isend(buffer, rank) for rank in ranks[1:]]:
+                sending.wait()
+            return data
+        buffer = self._empty(size)
+        self.irecv(buffer, ranks[0]).wait()
+        return _bytes_of(buffer)
+
+    def isend(self, buffer: torch.Tensor, to: int) -> dist.Work:
+        """Begin to send a contiguous uint8 tensor to that rank; it is not changed until wait()."""
+        work = dist.isend(buffer, group=self.group, group_dst=to)
+        assert work is not None  # this rank is in the group
+        return work
+
+    def irecv(self, buffer: torch.Tensor, source: int) -> dist.Work:
+        """Begin to receive a contiguous uint8 tensor from that rank, in place."""
+        work = dist.irecv(buffer, group=self.group, group_src=source)
+        assert work is not None
+        return work
+
+    def _empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.device_type("cpu"))
+
     def _tensor_of(self, data: bytes) -> torch.Tensor:
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return tensor.to(self.device_type("cpu"))
+
+
+def _bytes_of(buffer: torch.Tensor) -> bytes:
+    here = buffer.cpu()
+    return ctypes.string_at(here.data_ptr(), here.numel())  # numpy may not be installed

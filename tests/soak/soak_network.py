@@ -1,0 +1,70 @@
+"""A host of its own for each process of the soak: network namespaces on one bridge.
+
+Needs root and iproute2. All of it lies in a network and a mount namespace that enter() makes, and
+ends with the last process in there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+INSIDE = "SOAK_INSIDE"  # of the environment
+BRIDGE = "br0"
+STORE_ADDRESS = "10.214.255.254"  # of the bridge
+
+
+def enter() -> None:
+    """Begin this program again in namespaces of its own; return at once where it is there."""
+    if os.environ.get(INSIDE):
+        return
+    enter = ["unshare", "--net", "--mount", "--propagation", "private", "--"]
+    os.environ[INSIDE] = "1"
+    os.execvp(enter[0], [*enter, sys.executable, *sys.argv])
+
+
+def _ip(*words: str, tool: str = "ip") -> None:
+    subprocess.run([tool, *words], check=True, capture_output=True)
+
+
+class Network:
+    """The hosts, by number. Threads: one at a time. Calls of the kernel alone: nothing blocks."""
+
+    def __init__(self) -> None:
+        """Make the bridge, at which the store's process is.
+
+        Raises:
+            CalledProcessError, OSError: no root, or no iproute2.
+        """
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
+        _ip("link", "set", "lo", "up")
+        _ip("link", "add", BRIDGE, "type", "bridge")
+        _ip("link", "set", BRIDGE, "up")
+        _ip("addr", "add", f"{STORE_ADDRESS}/16", "dev", BRIDGE)
+
+    def command(self, number: int) -> list[str]:
+        """Make a host; return what stands before the command of its process."""
+        name, near = f"soak{number}", f"v{number}"
+        _ip("netns", "add", name)
+        _ip("link", "add", near, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", near, "master", BRIDGE, "up")
+        address = f"10.214.{number // 250}.{number % 250 + 1}/16"
+        _ip("-n", name, "addr", "add", address, "dev", "eth0")
+        for device in ("eth0", "lo"):
+            _ip("-n", name, "link", "set", device, "up")
+        return ["ip", "netns", "exec", name]
+
+    def remove(self, number: int) -> None:
+        """Remove the host of a process that has ended."""
+        _ip("netns", "del", f"soak{number}")
+
+    def cut_off(self, number: int, *, cut: bool = True) -> None:
+        """Cut a host off from all others and from the store, or undo that."""
+        _ip("link", "set", f"v{number}", "down" if cut else "up")
+
+    def cut_pair(self, numbers: tuple[int, int], *, cut: bool = True) -> None:
+        """Cut two hosts off from each other, or undo that; one pair at a time."""
+        for number in numbers:
+            words = ("link", "set", "dev", f"v{number}", "isolated", "on" if cut else "off")
+            _ip(*words, tool="bridge")

@@ -1,0 +1,167 @@
+"""Groups that live as long as one view."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d as c10d
+
+from torchft_ext import _C, _groups, _make_group
+
+__all__ = ["ViewGroups"]
+
+_LOOK_AGAIN = timedelta(minutes=1)
+_WAKE_WITHIN = timedelta(seconds=2)
+_OVER = "the view is over"
+_TAG = "user:elastic"  # one for all views, since torch keeps tags for ever
+
+
+class ViewGroups:
+    """Groups of some members of one view, which torch's tables know until end().
+
+    Owner: a Job; one for each view. A thread of its own waits for the view's end, and aborts the
+    groups then, or at the end of hold(): a member that waits in a group which has lost nobody is
+    released too. Threads: any; make(), hold() and end() one at a time. The view's end does not
+    remove the groups from the tables.
+    """
+
+    def __init__(
+        self, store: Store, view: int, backend: str, options: _C.Options, timeout: timedelta
+    ) -> None:
+        """Begin with no group, and without a thread.
+
+        Args:
+            store: the view's.
+            view: its number.
+            backend: of the groups.
+            options: the same.
+            timeout: of their operations, and of making one.
+        """
+        self._store = store
+        self._view = view
+        self._backend = backend
+        self._options = options
+        self._timeout = timeout
+        self._groups: list[dist.ProcessGroup] = []
+        self._wake = f"wake/{dist.get_rank()}"
+        self._lock = threading.Lock()
+        self._over: str | None = None  # why the groups were aborted; guarded by _lock
+        self._held = False  # guarded by _lock
+        self._late = False  # the view ended meanwhile; guarded by _lock
+
+    def make(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Make a group of these global ranks, in this order; called by them only. Blocks.
+
+        Raises:
+            CommError: it could not be formed.
+        """
+        full = f"view{self._view}/{name}"
+        rank = list(ranks).index(dist.get_rank())
+        group = _make_group.make_group(
+            self._store,
+            rank,
+            len(ranks),
+            backend=self._backend,
+            name=full,
+            timeout=self._timeout,
+            options=copy.copy(self._options),
+        )
+        _enter(group, full, self._backend, self._store, ranks)
+        self._keep(group)
+        return group
+
+    def backends(self) -> list[_C.Backend]:
+        """Return those of all groups."""
+        with self._lock:
+            return [backend for group in self._groups for backend in _groups.backends_of(group)]
+
+    def abort(self, reason: str) -> None:
+        """Fail all groups, also those that are still being made."""
+        with self._lock:
+            self._over = reason
+        for backend in self.backends():
+            backend.abort(reason)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Let groups that lose nobody outlive the view's end within the block."""
+        with self._lock:
+            self._held = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held = False
+                late, self._late = self._late, False
+            if late:
+                self.abort(_OVER)
+
+    def end(self) -> None:
+        """Abort the groups and take them out of torch's tables."""
+        self.abort(_OVER)
+        with self._lock:
+            groups, self._groups = self._groups, []
+        for group in groups:
+            if group in c10d._world.pg_map:  # else the user has destroyed all groups
+                dist.destroy_process_group(group)
+
+    def close(self) -> None:
+        """End the groups and the thread, also where the view goes on without this member."""
+        self.end()
+        with suppress(dist.DistStoreError):  # the view is over, and with it the thread
+            self._store.set_timeout(_WAKE_WITHIN)  # nobody else uses it any more
+            self._store.set(self._wake, "")
+
+    def _keep(self, group: dist.ProcessGroup) -> None:
+        with self._lock:
+            self._groups.append(group)
+            over = self._over
+        if over is not None:
+            self.abort(over)
+        elif len(self._groups) == 1:
+            threading.Thread(
+                target=_watch,
+                args=(self._store, self._wake, self._on_over),
+                name="elastic-view",
+                daemon=True,
+            ).start()
+
+    def _on_over(self) -> None:
+        with self._lock:
+            self._late = self._held
+            if self._held:
+                return
+        self.abort(_OVER)
+
+
+def _watch(store: Store, wake: str, on_over: Callable[[], None]) -> None:
+    """Return once the view is over, or the key is set. At its end the store fails all who wait."""
+    while True:
+        try:
+            return store.wait([wake], _LOOK_AGAIN)
+        except dist.DistStoreError as error:
+            if not str(error).startswith("wait timeout"):
+                return on_over()
+
+
+def _enter(
+    group: dist.ProcessGroup, name: str, backend: str, store: Store, ranks: Sequence[int]
+) -> None:
+    """Do what new_group() does, which would sort the ranks."""
+    world = c10d._world
+    own: object = name  # a type of its own since torch 2.13
+    group._set_group_name(own)  # type: ignore[arg-type]
+    world.pg_map[group] = (backend, store)
+    world.pg_names[group] = own  # type: ignore[assignment]
+    world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
+    world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    world.tags_to_pg.setdefault(_TAG, []).append(group)
+    world.pg_to_tag[group] = _TAG
+    _distributed_c10d._register_process_group(own, group)  # type: ignore[arg-type]
