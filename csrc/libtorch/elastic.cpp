@@ -76,6 +76,7 @@ Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout) {
   Answer answer;
   answer.ok = found.ok;
   answer.waiting = static_cast<int>(found.waiting.size());
+  answer.new_witness = found.new_witness;
   std::map<std::string, std::string> notes;
   for (const auto& [id, said] : found.notes) notes[id.hex()] = said;
   std::set<std::string> leaving;
