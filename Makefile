@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 export VENV
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo docs linkcheck test lint format tidy sanitize matrix nccl-host soak model fuzz bench clean
+.PHONY: help setup build demo docs linkcheck test lint format tidy sanitize matrix nccl-host soak model fuzz bench bench-native clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -68,6 +68,10 @@ bench: build ## allreduce, configure, recovery, agree, sync, import_cost: quick 
 	@for name in allreduce configure recovery agree sync import_cost; do \
 	  echo "== $$name"; $(VENV)/bin/python benchmarks/$$name.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS)) || exit 1; \
 	done
+
+bench-native: build ## the engine's operations without Python (ARGS: --world 4 --op all --max 16M)
+	@cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_BENCHMARKS=ON >build/bench-native.log && cmake --build build/dev --target ft_bench >>build/bench-native.log
+	@build/dev/benchmarks/native/ft_bench $(ARGS)
 
 clean: ## everything built, not the environment
 	rm -rf build dist torchft_ext.egg-info torchft_ext/lib torchft_ext/include torchft_ext/share torchft_ext/_C*.so \

@@ -63,7 +63,34 @@ timeout 120 "$work/venv/bin/python" "$work/use.py"
 say "README's Python"
 timeout 180 "$work/venv/bin/python" "$work/source/scripts/run_readme.py" "$work/source/README.md"
 
-say "a C++ program against the installed package"
-cmake -S "$work/source/examples/cpp" -B "$work/consumer" -G Ninja -DCMAKE_PREFIX_PATH="$site/torchft_ext" >"$work/consumer.log"
-cmake --build "$work/consumer"
+say "C and C++ programs against the installed package"
+cmake -S "$work/source/examples/cpp" -B "$work/consumer" -G Ninja -DCMAKE_PREFIX_PATH="$site/torchft_ext" \
+  -Dtorchft_ext_TORCH_DIR="$torch_dir" >"$work/consumer.log"
+cmake --build "$work/consumer" >>"$work/consumer.log" || { tail -40 "$work/consumer.log"; exit 1; }
 "$work/consumer/describe_failure"
+timeout 180 "$work/consumer/train" --data "$work/source/examples/cpp/digits.csv"
+
+# in_c PROGRAM: four processes, of which one dies.
+in_c() {
+  local ranks=() rank
+  rm -rf "$work/meeting"
+  for rank in 0 1 2 3; do
+    timeout 60 "$1" "$rank" 4 "$work/meeting" 2 &
+    ranks+=($!)
+  done
+  for rank in 0 1 2 3; do
+    wait "${ranks[rank]}" || [ "$rank" = 2 ] || die "rank $rank of $1 failed"
+  done
+}
+in_c "$work/consumer/allreduce_c"
+
+say "the core alone, without torch and Python"
+cmake -S "$work/source" -B "$work/core" -G Ninja -DTORCHFT_EXT_BUILD_TORCH=OFF -DTORCHFT_EXT_WERROR="$WERROR" >"$work/core.log"
+cmake --build "$work/core" -j "$JOBS" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
+cmake --install "$work/core" --prefix "$work/prefix" >>"$work/core.log"
+cmake -S "$work/source/examples/cpp" -B "$work/with-core" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/core.log"
+cmake --build "$work/with-core" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
+in_c "$work/with-core/allreduce_c"
+if ldd "$work/prefix/lib/libtorchft_ext_core.so" | grep -E 'torch_|c10|python'; then
+  die "the core library needs torch or Python"
+fi

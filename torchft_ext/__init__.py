@@ -53,7 +53,7 @@ from torchft_ext import (
     errors,
 )
 from torchft_ext._C import Backend, Options, Work
-from torchft_ext._groups import backend, backends_of
+from torchft_ext._groups import adopt, backend, backends_of
 from torchft_ext._make_group import make_group
 from torchft_ext._stats import Stats
 from torchft_ext.errors import (
@@ -84,6 +84,7 @@ __all__ = [
     "Stats",
     "StoreLostError",
     "Work",
+    "adopt",
     "backend",
     "make_group",
 ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d
 from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _compiled, _ddp
@@ -55,6 +57,50 @@ def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:
         "torchft_ext.backend(): expected a group made with the backend 'ft', found backend "
         f"'{c10d._world.pg_backend_config.get(group, group.name())}'"
     )
+
+
+def enter_numbered(group: dist.ProcessGroup, name: str) -> None:
+    """Put a registered group into torch's tables, with ranks of its own: 0 to its size - 1."""
+    named: Any = name  # a type of its own since torch 2.13
+    numbered_by_themselves.add(group)
+    c10d._world.pg_names[group] = named
+    c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+
+
+def leave_numbered(group: dist.ProcessGroup) -> None:
+    """Undo enter_numbered()."""
+    c10d._world.pg_names.pop(group, None)
+    c10d._world.pg_group_ranks.pop(group, None)
+    numbered_by_themselves.discard(group)
+
+
+def adopt(name: str) -> dist.ProcessGroup:
+    """Take a group that C++ has made and published in this process.
+
+    torch's tables then have it, with ranks of its own, 0 to its size - 1: torch.distributed's
+    collectives and functional ones take it. It stays C++'s: its end is there. Call it again after a
+    generation that C++ has begun. Does not block. Threads: any.
+
+    Args:
+        name: that C++ gave to torchft_ext::publish().
+
+    Returns:
+        The group; `torchft_ext.backend(group)` is its handle.
+
+    Raises:
+        ValueError: no group of this package has that name.
+
+    Source: torch's registry of process groups.
+    """
+    named: Any = name
+    try:
+        group = _c10d._resolve_process_group(named)
+    except RuntimeError:  # torch's way to say that there is none
+        group = None
+    if group is None or not list(backends_of(group)):
+        raise ValueError(f"adopt: name: expected one that C++ has published, found {name!r}")
+    enter_numbered(group, name)
+    return group
 
 
 def follow_generation(changed: _C.Backend) -> None:

@@ -165,9 +165,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._set_group_name(own)
         _c10d._register_process_group(own, self)
         self._registered = name
-        _groups.numbered_by_themselves.add(self)
-        c10d._world.pg_names[self] = own
-        self._enter_ranks()
+        _groups.enter_numbered(self, name)
         return self
 
     def _enter_ranks(self) -> None:
@@ -183,9 +181,7 @@ class ProcessGroup(dist.ProcessGroup):
             raise ValueError("unregister: expected a registered group, found one without a name")
         registered: Any = self._registered
         _c10d._unregister_process_group(registered)
-        c10d._world.pg_names.pop(self, None)
-        c10d._world.pg_group_ranks.pop(self, None)
-        _groups.numbered_by_themselves.discard(self)
+        _groups.leave_numbered(self)
         self._registered = None
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ std::string found(int64_t number) {
   return ", found " + std::to_string(number);
 }
 
-[[noreturn]] void raise(const FailurePtr& failure) {
+[[noreturn]] void throwFor(const FailurePtr& failure) {
   raiseAs<std::runtime_error>(failure, failure->describe());
 }
 
@@ -122,7 +122,7 @@ std::shared_ptr<Engine> engineFor(const CommOptions& options) {
           "timeout: expected a positive time" + found(options.timeout.count()) + " ms");
   auto made = hostEngine(engineOptions(options));
   if (const auto* failure = std::get_if<Failure>(&made)) {
-    raise(std::make_shared<const Failure>(*failure));
+    throwFor(std::make_shared<const Failure>(*failure));
   }
   return std::get<std::shared_ptr<Engine>>(std::move(made));
 }
@@ -148,7 +148,7 @@ Request& Request::operator=(Request&&) noexcept = default;
 Request::Request(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 void Request::wait() const {
-  if (const FailurePtr failure = tryWait()) raise(failure);
+  if (const FailurePtr failure = tryWait()) throwFor(failure);
 }
 
 FailurePtr Request::tryWait() const noexcept {
@@ -237,7 +237,7 @@ Comm::~Comm() {
 
 void Comm::configure(const std::shared_ptr<Store>& store, const std::string& prefix, int rank,
                      int size, Milliseconds timeout) {
-  if (const FailurePtr failure = tryConfigure(store, prefix, rank, size, timeout)) raise(failure);
+  if (const FailurePtr failure = tryConfigure(store, prefix, rank, size, timeout)) throwFor(failure);
 }
 
 FailurePtr Comm::tryConfigure(const std::shared_ptr<Store>& store, const std::string& prefix,
@@ -274,7 +274,7 @@ FailurePtr Comm::errored() const {
 void Comm::check(Milliseconds timeout) {
   impl_->requireOwnProcess();
   const Duration limit = timeout.count() > 0 ? Duration(timeout) : impl_->group->timeout();
-  if (const FailurePtr failure = impl_->group->check(Deadline::after(limit))) raise(failure);
+  if (const FailurePtr failure = impl_->group->check(Deadline::after(limit))) throwFor(failure);
 }
 
 int Comm::rank() const {

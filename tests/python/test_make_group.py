@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from ranks import World, values_of
 from rankside import OPERATION_LIMIT, connected_store, leave_default_group, seconds
 
 import torchft_ext
+from torchft_ext import _groups
 
 made: list[dist.ProcessGroup] = []
 
@@ -82,3 +84,30 @@ def test_groups_without_names_get_a_number_each():
     assert names[0] != names[1]
     for group in (first, second):
         group.shutdown()
+
+
+def adopt_published() -> tuple[int, float]:
+    """What C++'s publish() does, done here: the group stands in torch's registry."""
+    from torch._C import _distributed_c10d as _c10d
+
+    (group,) = made
+    _c10d._register_process_group("of-cpp", group)
+    with pytest.raises(ValueError, match="adopt: name: expected one that C\\+\\+ has published"):
+        torchft_ext.adopt("nobody's")
+    adopted = torchft_ext.adopt("of-cpp")
+    assert torchft_ext.adopt("of-cpp") is adopted
+    tensor = torch.tensor([adopted.rank() + 1.0])
+    dist.broadcast(tensor, src=1, group=adopted)  # by torch's tables
+    total = funcol.all_reduce(torch.tensor([adopted.rank() + 1.0]), "sum", "of-cpp")
+    _c10d._unregister_process_group("of-cpp")
+    _groups.leave_numbered(adopted)
+    group.shutdown()
+    made.clear()
+    return int(tensor.item()), float(total.item())
+
+
+def test_published_group_is_adopted(ranks):
+    world, address = World(ranks, ranks.borrow(2)), ranks.address()
+    calls = [world.start(rank, make, address, rank, 2) for rank in range(2)]
+    values_of(calls)
+    assert world.run(adopt_published) == [(2, 3.0)] * 2
