@@ -240,6 +240,7 @@ class Generation:
         self.failed = threading.Event()
         self.settled = threading.Event()  # failed, or its backend is there
         self.silence: Callable[[], None] | None = None  # of a backend without copies: its abort
+        self._ended = threading.Event()
         self._label = label
         self._guard = guard
         self._number = guard.generation
@@ -324,7 +325,11 @@ class Generation:
             self._idle.notify_all()
 
     def await_copies(self) -> None:
-        """Block until nobody writes the caller's tensors: as long as a copy takes."""
+        """Block, after fail(), until nobody writes the caller's tensors: as long as a copy takes.
+
+        Another thread may have been first to fail it, and still be about it.
+        """
+        self._ended.wait(_COPY_LIMIT)
         with self._lock:
             self._idle.wait_for(lambda: self._copying == 0, _COPY_LIMIT)
 
@@ -351,6 +356,7 @@ class Generation:
                 self.silence()
         for operation in pending:
             operation.end(_of(operation, error))
+        self._ended.set()
         for operation in pending:
             operation.tell()
 
