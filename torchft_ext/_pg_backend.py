@@ -254,7 +254,7 @@ class ProcessGroupBackend(GroupWithoutBackend):
 
         def form() -> _C.Backend:
             if self._guard is None:  # only now is it known which way the store lies
-                self._guard = self._new_guard(client.at(store_addr, timeout), 0, 1, _FOR_EVER)
+                self._guard = self._new_guard(client.at(store_addr, timeout))
             self._guard.configure(f"{store_addr}/guard", rank, world_size, timeout=timeout)
             return self._guard
 
@@ -266,25 +266,26 @@ class ProcessGroupBackend(GroupWithoutBackend):
 
         def form() -> _C.Backend:
             place = dist.PrefixStore("guard", store)
-            guard = self._new_guard(place, rank, world_size, self._timeout)
-            guard.set_timeout(_FOR_EVER)
-            self._guard = guard
-            return guard
+            self._guard = self._new_guard(place, rank, world_size, begin_within=self._timeout)
+            self._guard.set_timeout(_FOR_EVER)
+            return self._guard
 
         self._form(form, lambda attempt: dist.PrefixStore(f"backend{attempt}", store))
 
-    def _new_guard(self, store: Store, rank: int, size: int, limit: timedelta) -> _C.Backend:
-        """Make the guard; its first generation too, within the limit, where that is no guard's."""
+    def _new_guard(
+        self, store: Store, rank: int = 0, size: int = 1, begin_within: timedelta | None = None
+    ) -> _C.Backend:
+        """Make the guard; with a limit, its first generation too."""
         guard = _C._create_backend(
             store,
             rank,
             size,
-            timeout=limit,
+            timeout=begin_within or _FOR_EVER,
             engine="host",
             name=self._label,
             options=self._options,
             may_resize=True,
-            begin=limit != _FOR_EVER,
+            begin=begin_within is not None,
         )
         _interrupts.watch()
         return guard
@@ -321,6 +322,8 @@ class ProcessGroupBackend(GroupWithoutBackend):
         making = _Making(make, generation.settled.set)
         in_time = generation.settled.wait(timeout.total_seconds() + GRACE)
         made = making.result()
+        if made is not None and not self._copies:
+            generation.silence = made.abort
         if made is not None and generation.error() is None:
             return made
         if made is not None:
@@ -363,8 +366,8 @@ class ProcessGroupBackend(GroupWithoutBackend):
         limit = self._timeout if staged.timeout is None else staged.timeout
         operation = Operation(generation, name, staged, limit)
         with self._lock:  # the backend pairs operations of ranks by their order
-            generation.add(operation)
-            work = self._handed_over(formed, operation, staged)
+            added = generation.add(operation)
+            work = self._handed_over(formed, operation, staged) if added else None
         if work is not None:
             operation.follow(work)
         return StagedWork(operation)
@@ -372,12 +375,13 @@ class ProcessGroupBackend(GroupWithoutBackend):
     def _handed_over(
         self, formed: _Formed, operation: Operation, staged: Staged
     ) -> dist.Work | None:
-        """Issue it in the backend; None: the generation or the operation has failed.
+        """Issue it in the backend; None: the generation or the operation has failed meanwhile.
 
         Raises:
             RuntimeError, ValueError, TypeError: the backend refused the arguments.
         """
         if operation.has_ended() or not formed.backends:
+            formed.generation.backend_ended()
             return None
         try:
             return staged.issue(formed.backends[0])

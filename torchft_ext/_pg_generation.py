@@ -25,6 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -238,6 +239,8 @@ class Generation:
         self.size = guard.size()
         self.failed = threading.Event()
         self.settled = threading.Event()  # failed, or its backend is there
+        self.silence: Callable[[], None] | None = None  # of a backend without copies: its abort
+        self._ended = threading.Event()
         self._label = label
         self._guard = guard
         self._number = guard.generation
@@ -275,8 +278,8 @@ class Generation:
         """Return what it failed with, or is about to, after what is under way."""
         return self._error or self._verdict
 
-    def add(self, operation: Operation) -> None:
-        """Take it, or end it at once where the generation has failed."""
+    def add(self, operation: Operation) -> bool:
+        """Take it for the backend; False: it has ended, since the generation has failed."""
         with self._lock:
             self._issued += 1
             operation.number = self._issued
@@ -286,6 +289,7 @@ class Generation:
                 self._in_backend += 1
         if error is not None:
             operation.end(_of(operation, error))
+        return error is None
 
     def remove(self, operation: Operation) -> None:
         """Forget an operation that the backend refused."""
@@ -321,7 +325,11 @@ class Generation:
             self._idle.notify_all()
 
     def await_copies(self) -> None:
-        """Block until nobody writes the caller's tensors: as long as a copy takes."""
+        """Block, after fail(), until nobody writes the caller's tensors: as long as a copy takes.
+
+        Another thread may have been first to fail it, and still be about it.
+        """
+        self._ended.wait(_COPY_LIMIT)
         with self._lock:
             self._idle.wait_for(lambda: self._copying == 0, _COPY_LIMIT)
 
@@ -331,7 +339,10 @@ class Generation:
             return self._in_backend
 
     def fail(self, error: Exception) -> None:
-        """End it and all that is under way; the first error counts. Does not block."""
+        """End it and all that is under way; the first error counts.
+
+        Blocks as long as a backend that works on the caller's tensors takes to leave them.
+        """
         with self._lock:
             if self._error is not None:
                 return
@@ -340,8 +351,12 @@ class Generation:
             self.failed.set()
             self.settled.set()
             self._idle.notify_all()
+        if self.silence is not None:
+            with suppress(Exception):  # it has no better way to say that it could not
+                self.silence()
         for operation in pending:
             operation.end(_of(operation, error))
+        self._ended.set()
         for operation in pending:
             operation.tell()
 

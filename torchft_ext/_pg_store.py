@@ -18,7 +18,8 @@ def create_store_client(
     Blocks, without the GIL, until it is connected, up to `timeout`.
 
     Args:
-        store_addr: "host:port/prefix"; an IPv6 address in brackets; without prefix: no prefix.
+        store_addr: "host:port/prefix"; an IPv6 address with brackets or without; without a prefix:
+            none.
         timeout: of connecting and of the client's calls; seconds, or a timedelta.
 
     Raises:

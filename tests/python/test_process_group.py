@@ -266,6 +266,19 @@ def test_store_client_has_the_prefix_of_its_address():
             pgs.create_store_client(address)
 
 
+@pytest.mark.parametrize("host", ["localhost", "::1", "[::1]", "fdaa:0:1:2:3:4:5:6"])
+def test_store_client_is_connected_to_the_host_before_the_last_colon(monkeypatch, host):
+    asked = []
+
+    def connect(host: str, port: int, **_options: object) -> dist.Store:
+        asked.append((host, port))
+        return dist.HashStore()
+
+    monkeypatch.setattr(dist, "TCPStore", connect)
+    assert isinstance(pgs.create_store_client(f"{host}:29521/torchft/0"), dist.PrefixStore)
+    assert asked == [(host.strip("[]"), 29521)]
+
+
 def sharded_step() -> tuple[list[str], tuple[int, ...], list[float]]:
     """One step of FSDP2 with hybrid sharding: shards in this process, replicas along the group."""
     from torch.distributed.device_mesh import init_device_mesh

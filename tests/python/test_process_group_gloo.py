@@ -385,6 +385,12 @@ class Late(dist.ProcessGroup):
         super().__init__(rank, size)
         self.given: list[torch.Tensor] = []
         self.futures: list[Future] = []
+        self.last: dist.Work | None = None  # the caller's
+        self.ended_at_abort: list[bool] = []
+
+    def abort(self) -> None:
+        """Note whether the caller's wait had ended before."""
+        self.ended_at_abort.append(self.last is not None and self.last.is_completed())
 
     def allreduce(self, tensors, opts=None):
         self.given += tensors
@@ -456,8 +462,10 @@ def test_inputs_may_change_while_an_abandoned_operation_reads_them(store):
 def test_backend_that_is_quiet_after_an_abort_works_on_the_tensors_themselves(store):
     group, backend = late(store, quiet_after_abort=True)
     tensor = torch.ones(2)
-    group.allreduce([tensor])
+    backend.last = group.allreduce([tensor])
     assert backend.given[0].data_ptr() == tensor.data_ptr()
+    group.abort()
+    assert backend.last.is_completed() and not backend.ended_at_abort[0]
     group.shutdown()
 
 

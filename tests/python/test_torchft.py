@@ -92,13 +92,13 @@ def test_newcomer_is_healed_over_the_group(ranks, group):
     check(outcomes, without_failures(ranks, group, "ddp", outcomes[0].step).weights)
 
 
-@pytest.mark.parametrize("group", ["torchft.Gloo", "Host"])
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo"])
 def test_diloco_with_a_death_ends_as_without(ranks, group):
     outcomes = with_a_death(ranks, group, kind="diloco")
     check(outcomes, without_failures(ranks, group, "diloco", outcomes[0].step).weights)
 
 
-@pytest.mark.parametrize("group", ["torchft.Gloo", "Host"])
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo"])
 def test_local_sgd_with_a_death_ends_as_without_torchft(ranks, group):
     outcomes = with_a_death(ranks, group, kind="local_sgd")
     assert [one.batches for one in outcomes] == [outcomes[0].batches] * 3
