@@ -181,7 +181,7 @@ DType dtypeOfData(const at::Tensor& tensor) {
 }
 
 CheckedReduction reductionOf(const Argument& argument, const at::Tensor& tensor,
-                      const c10d::ReduceOp& reduce_op) {
+                             const c10d::ReduceOp& reduce_op) {
   at::ScalarType type = tensor.scalar_type();
   if (at::isComplexType(type) && sums(reduce_op)) type = c10::toRealValueType(type);
   const std::optional<DType> dtype = knownDtype(type);

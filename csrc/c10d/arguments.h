@@ -52,7 +52,7 @@ struct CheckedReduction {
   ReduceKind kind = ReduceKind::kSum;
 };
 CheckedReduction reductionOf(const Argument& argument, const at::Tensor& tensor,
-                      const c10d::ReduceOp& reduce_op);
+                             const c10d::ReduceOp& reduce_op);
 
 // Splits of alltoall_base in rows of dimension 0, as buffers by rank. Empty splits: even.
 std::vector<Buffer> splitRows(const Argument& argument, const at::Tensor& tensor, Buffer whole,

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "c10d/prepared.h"
 #include "c10d/fork_guard.h"
+#include "c10d/prepared.h"
 
 namespace torchft_ext {
 

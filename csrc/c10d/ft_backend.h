@@ -24,11 +24,11 @@
 #include "c10d/completion_hook.h"
 #include "c10d/derived_groups.h"
 #include "c10d/engines.h"
+#include "c10d/fork_guard.h"
 #include "c10d/group_spec.h"
 #include "c10d/memory_pools.h"
 #include "c10d/operation_issuer.h"
 #include "c10d/options.h"
-#include "c10d/fork_guard.h"
 #include "c10d/tensor_adapter.h"
 #include "comm/failure_listener.h"
 #include "comm/group.h"
@@ -122,10 +122,11 @@ class FtBackend : public c10d::Backend {
     return true;
   }
   // A group of the members with these ranks of the current generation, in this order, the same on
-  // all (torch sorted them before 2.14); null for who is not among them, and need not call it. Its first generation meets below the current one's
-  // place in the store. options: null, or the parent's: copied. Blocks up to their timeout; abort()
-  // of this group ends it. Raises as configure() does, the failure of a generation that is over,
-  // and RuntimeError where there is none. What failed may be tried again.
+  // all (torch sorted them before 2.14); null for who is not among them, and need not call it. Its
+  // first generation meets below the current one's place in the store. options: null, or the
+  // parent's: copied. Blocks up to their timeout; abort() of this group ends it. Raises as
+  // configure() does, the failure of a generation that is over, and RuntimeError where there is
+  // none. What failed may be tried again.
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;

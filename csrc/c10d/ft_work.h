@@ -27,8 +27,8 @@
 
 #include "base/mutex.h"
 #include "c10d/device_completion.h"
-#include "c10d/prepared.h"
 #include "c10d/fork_guard.h"
+#include "c10d/prepared.h"
 #include "comm/op_state.h"
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14

@@ -237,7 +237,8 @@ Comm::~Comm() {
 
 void Comm::configure(const std::shared_ptr<Store>& store, const std::string& prefix, int rank,
                      int size, Milliseconds timeout) {
-  if (const FailurePtr failure = tryConfigure(store, prefix, rank, size, timeout)) throwFor(failure);
+  if (const FailurePtr failure = tryConfigure(store, prefix, rank, size, timeout))
+    throwFor(failure);
 }
 
 FailurePtr Comm::tryConfigure(const std::shared_ptr<Store>& store, const std::string& prefix,

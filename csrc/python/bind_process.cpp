@@ -2,8 +2,8 @@
 
 #include "c10d/comm_error.h"
 #include "c10d/log_sink.h"
-#include "host/process.h"
 #include "comm/op_state.h"
+#include "host/process.h"
 #include "python/bindings.h"
 #include "python/interrupts.h"
 

@@ -278,14 +278,10 @@ class Job:
         while True:
             self._end_groups_of_view()
             left = timedelta(seconds=max(until - monotonic(), 0.001))
-<<<<<<< HEAD
             found, phases = self._native.recover(left, absent == "exclude", without_quorum)
             without_quorum = False  # said once
-=======
-            found, phases = self._native.recover(left, absent == "exclude")
             continuing = before is not None and found["members_continuing"][found["rank"]]
             view = View(**found, continuing=continuing, phases=phases)
->>>>>>> h_tC
             try:
                 phases["tables"] = self._follow(view)
                 break

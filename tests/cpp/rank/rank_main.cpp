@@ -34,10 +34,10 @@
 
 #include "around_engine.h"
 #include "base/mutex.h"
-#include "host/process.h"
 #include "c10d/store_adapter.h"
 #include "cut_connections.h"
 #include "host/host_engine.h"
+#include "host/process.h"
 #include "rank/rank_ends.h"
 #include "rank/rank_member.h"
 #include "rank/rank_report.h"

@@ -74,9 +74,7 @@ struct Answer {
   int waiting = 0;                 // newcomers that there is a place for
   bool new_witness = false;        // the store has been restarted: the next view appoints it
   // recover() has something to do.
-  bool changes() const {
-    return !lost.empty() || !leaving.empty() || waiting > 0 || new_witness;
-  }
+  bool changes() const { return !lost.empty() || !leaving.empty() || waiting > 0 || new_witness; }
 };
 
 class Job {
