@@ -24,7 +24,8 @@ class View:
         founder: this member is one since the job's founding.
         phases: how long each part of the change took. After a failure: "detect" (how long the lost
             process had been silent, where this one found it out) and "release" (from there until
-            the call of recover()). Then "agree" (on the members), "connect" (all groups), "tables" (torch's), and after steps() has synced, "sync".
+            the call of recover()). Then "agree" (on the members), "connect" (all groups), "tables"
+            (torch's), and after steps() has synced, "sync".
     """
 
     number: int
