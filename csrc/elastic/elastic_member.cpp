@@ -24,6 +24,7 @@ constexpr milliseconds kBetweenLooks{2};  // of a leaver: has it got through?
 constexpr std::chrono::seconds kStopWithin{1};
 constexpr size_t kMostEarly = 65536;
 constexpr int kTicksBetweenQuestions = 25;
+constexpr int kLooksSpared = 8;  // of one for each question
 
 Member makeSelf(const Incarnation& incarnation, const std::vector<SocketAddress>& addresses) {
   MemberRecord record;
@@ -110,7 +111,8 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   int ticks = 0;
   bool witness_busy = false;
   bool restoring = false;
-  Founding founding;  // the job's
+  int looks_spared = 0;  // at a store that has failed, which may hold up its thread
+  Founding founding;     // the job's
   bool ending = false;
   bool forming = false;
   struct Early {
@@ -318,19 +320,22 @@ void ElasticMember::Impl::publish() {
 
 // Of the first member: is the store still the one it was?
 void ElasticMember::Impl::restoreStore() {
-  if (std::exchange(restoring, true)) return;
+  if (restoring || looks_spared-- > 0) return;
+  restoring = true;
   store.post([self = weak_from_this(), founding = founding, lineage = core->view().lineage,
               members = core->view().members](JobStore& job) {
     WitnessId identity;
+    bool failed = false;
     try {
       identity = job.restore(founding, lineage, members);
     } catch (const StoreError&) {
-      identity = {};  // the job goes on without it
+      failed = true;  // the job goes on without it
     }
     const auto alive = self.lock();
     if (!alive) return;
-    alive->loop.post([raw = alive.get(), identity] {
+    alive->loop.post([raw = alive.get(), identity, failed] {
       raw->restoring = false;
+      raw->looks_spared = failed ? kLooksSpared : 0;
       if (raw->core) raw->core->setWitness(identity);
     });
   });
