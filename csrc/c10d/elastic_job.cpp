@@ -29,7 +29,64 @@ void checkOptions(const ElasticJobOptions& options) {
   TORCH_CHECK_VALUE(options.max_size >= options.size,
                     "elastic.join: max_size: expected at least size (", options.size, "), found ",
                     options.max_size);
+  TORCH_CHECK_VALUE(!options.address.empty() || !options.members.empty(),
+                    "elastic.join: expected an address of a store, or members, found neither");
+  TORCH_CHECK_VALUE(options.members.empty() || !options.key.empty(),
+                    "elastic.join: key: expected one with members, found none");
+  TORCH_CHECK_VALUE(!options.store_rule || !options.address.empty(),
+                    "elastic.join: rule: expected \"members\" for a job without a store");
   TORCH_CHECK_VALUE(options.limit.count() > 0, "elastic.join: limit: expected a positive time");
+}
+
+// "host:port": as of a store without a name of a job.
+StoreAddress parseMember(const std::string& text) {
+  return parseStoreAddress(text + "/member");
+}
+
+ListedAddresses listOf(const std::vector<std::string>& members) {
+  std::vector<StoreAddress> listed;
+  listed.reserve(members.size());
+  for (const std::string& member : members) listed.push_back(parseMember(member));
+  return [listed] {
+    std::vector<SocketAddress> found;
+    for (const StoreAddress& one : listed) {
+      if (const auto address = resolveAddress(one.host, one.port)) found.push_back(*address);
+    }
+    return found;
+  };
+}
+
+// Without a store, towards the listed members; this host's own name may stand for a loopback
+// address, which is no help to others.
+SocketAddress addressTowardsOthers(const ElasticJobOptions& options) {
+  const Environment environment = readEnvironment();
+  if (!options.address.empty()) {
+    return chooseAddressTowards(options.network, environment, parseStoreAddress(options.address));
+  }
+  std::optional<SocketAddress> first;
+  for (const std::string& member : options.members) {
+    const SocketAddress found =
+        chooseAddressTowards(options.network, environment, parseMember(member));
+    if (!found.isLoopback()) return found;
+    if (!first) first = found;
+  }
+  return *first;
+}
+
+void chooseWhereToListen(const ElasticJobOptions& options, ElasticOptions& chosen) {
+  chosen.bind_address = addressTowardsOthers(options);
+  if (options.network.port_range) {
+    chosen.ports = parsePortRange("elastic.join: port_range", *options.network.port_range);
+  }
+  if (options.listen.empty()) return;
+  const bool port_alone = options.listen.find(':') == std::string::npos;
+  const StoreAddress wanted = parseMember(port_alone ? "any:" + options.listen : options.listen);
+  chosen.ports = {wanted.port, wanted.port};
+  if (port_alone) return;
+  const auto address = resolveAddress(wanted.host, wanted.port);
+  TORCH_CHECK_VALUE(address, "elastic.join: listen: expected an address of this host, found '",
+                    options.listen, "', which does not resolve");
+  chosen.bind_address = *address;
 }
 
 ElasticJob::Milliseconds ceilOf(Duration duration) {
@@ -65,19 +122,22 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
                                              Milliseconds timeout) {
   checkOptions(options);
   const Deadline deadline = Deadline::after(timeout);
-  const StoreAddress address = parseStoreAddress(options.address);
   std::shared_ptr<ElasticJob> job(new ElasticJob());
   ElasticOptions chosen;
-  chosen.job = address.prefix;
+  chosen.job = "without a store";
   chosen.size = options.size;
   chosen.rules = {options.store_rule, options.min_size, options.max_size, {}};
-  chosen.bind_address = chooseAddressTowards(options.network, readEnvironment(), address);
-  if (options.network.port_range) {
-    chosen.ports = parsePortRange("elastic.join: port_range", *options.network.port_range);
-  }
+  chooseWhereToListen(options, chosen);
+  job->interface_name_ = interfaceOf(chosen.bind_address);
   chosen.limit = options.limit;
-  chosen.store = clientsOf(address);
-  chosen.prefix = address.prefix + "/";
+  if (!options.address.empty()) {
+    const StoreAddress address = parseStoreAddress(options.address);
+    chosen.job = address.prefix;
+    chosen.store = clientsOf(address);
+    chosen.prefix = address.prefix + "/";
+  }
+  if (!options.members.empty()) chosen.listed = listOf(options.members);
+  chosen.key = options.key;
   chosen.on_stopped = [weak = std::weak_ptr<ElasticJob>(job)](uint64_t view,
                                                               const std::string& why) {
     if (const auto alive = weak.lock()) alive->onStopped(view, why);

@@ -21,7 +21,12 @@
 namespace torchft_ext {
 
 struct ElasticJobOptions {
-  std::string address;  // of the job's store: "host:port/name"
+  std::string address;  // of the job's store: "host:port/name"; empty: the job has none
+  // "host:port" of members by which the job is found; the store is then its witness alone. Empty:
+  // it is found in the store.
+  std::vector<std::string> members;
+  std::string key;     // that who comes by `members` has to know
+  std::string listen;  // "host:port", or "port"; empty: any port
   int size = 1;
   int min_size = 1;
   int max_size = 65536;
@@ -67,6 +72,8 @@ class ElasticJob {
   uint64_t formedView() const;  // its number; 0: none yet
   c10::intrusive_ptr<c10d::Store> storeOf(uint64_t view) const;
   ElasticMember& member() { return *member_; }
+  // Where the member listens.
+  const std::string& interfaceName() const { return interface_name_; }  // empty: not known
 
  private:
   struct Managed {
@@ -85,6 +92,7 @@ class ElasticJob {
   void noteFormed(uint64_t view);
 
   std::shared_ptr<ElasticMember> member_;
+  std::string interface_name_;  // constant after join()
   mutable Mutex mutex_;
   std::vector<Managed> managed_ GUARDED_BY(mutex_);
   View formed_ GUARDED_BY(mutex_);           // number 0: none yet

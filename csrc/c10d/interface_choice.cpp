@@ -1,5 +1,6 @@
 #include "c10d/interface_choice.h"
 
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <unistd.h>
 
@@ -78,6 +79,31 @@ SocketAddress chooseAddressTowards(const FtOptions& options, const Environment& 
       "one host only; name an "
       "interface with Options(interface=...) or TORCHFT_EXT_SOCKET_IFNAME");
   return SocketAddress::fromNumeric("127.0.0.1", 0).value();
+}
+
+std::string interfaceOf(const SocketAddress& address) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (SocketAddress(entry->ifa_addr, length).ip() == address.ip()) return entry->ifa_name;
+  }
+  return {};
+}
+
+std::optional<SocketAddress> resolveAddress(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list) != 0) {
+    return std::nullopt;
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
+  return SocketAddress(list->ai_addr, list->ai_addrlen);
 }
 
 }  // namespace torchft_ext

@@ -22,4 +22,9 @@ SocketAddress chooseAddress(const FtOptions& options, const Environment& environ
 SocketAddress chooseAddressTowards(const FtOptions& options, const Environment& environment,
                                    const std::optional<StoreAddress>& server);
 
+// The name of the interface that has this ip; empty: none has.
+std::string interfaceOf(const SocketAddress& address);
+// The first address of that name; nullopt if it does not resolve. Blocks as long as the resolver.
+std::optional<SocketAddress> resolveAddress(const std::string& host, uint16_t port);
+
 }  // namespace torchft_ext

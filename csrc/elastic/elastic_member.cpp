@@ -11,6 +11,7 @@
 #include "elastic/elastic_core.h"
 #include "elastic/job_founder.h"
 #include "elastic/job_store_thread.h"
+#include "elastic/meeting_place.h"
 #include "elastic/member_network.h"
 #include "elastic/member_status.h"
 #include "elastic/view_store_client.h"
@@ -23,6 +24,7 @@ constexpr milliseconds kBetweenLooks{2};  // of a leaver: has it got through?
 constexpr std::chrono::seconds kStopWithin{1};
 constexpr size_t kMostEarly = 65536;
 constexpr int kTicksBetweenQuestions = 25;
+constexpr int kLooksSpared = 8;  // of one for each question
 
 Member makeSelf(const Incarnation& incarnation, const std::vector<SocketAddress>& addresses) {
   MemberRecord record;
@@ -31,6 +33,10 @@ Member makeSelf(const Incarnation& incarnation, const std::vector<SocketAddress>
   record.pid = ::getpid();
   record.addresses = addresses;
   return {MemberId::random(), 0, encodeRecord(record)};
+}
+
+ComparingStoreFactory noStore() {
+  return []() -> std::unique_ptr<ComparingStore> { throw StoreError("the job has none"); };
 }
 
 }  // namespace
@@ -43,7 +49,9 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
       : options(std::move(given)),
         status(options.job),
         loop("ft-elastic"),
-        store(options.job, options.store, options.prefix),
+        links(std::make_shared<MeetingLinks>(loop, MeetingKey{options.job, options.key})),
+        store(options.job, options.store ? options.store : noStore(), options.prefix),
+        listed(makeListed()),
         stop_thread("ft-stopped"),
         server([this](const MemberId& to, uint64_t number, const StoreAnswer& answer) {
           replyTo(to, number, answer);
@@ -52,15 +60,19 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
           sendCall(host, number, call);
         }) {}
 
+  std::unique_ptr<JobStoreThread> makeListed();
+  // Where the job is founded and found.
+  JobStoreThread& meeting() { return listed ? *listed : store; }
   // ---- the joining thread
   void start(Deadline deadline, const Cancelled& cancelled);
   void listen(Deadline deadline);
+  void openPlace();
   // ---- any thread
   void stop();
   bool untilOnLoop(const std::function<bool()>& done, Deadline deadline);
 
   MemberNetwork::Events events();
-  void begin(const JobFounder::Place& place);
+  void begin(const JobFounder::Place& found);
   void carryOut(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);
   void sendAll(const std::vector<ElasticEffects::Envelope>& sends);
@@ -84,11 +96,14 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   const ElasticOptions options;
   MemberStatus status;
   EventLoop loop;
-  JobStoreThread store;
-  TaskThread stop_thread;  // on_stopped may block
+  std::shared_ptr<MeetingLinks> links;           // loop
+  JobStoreThread store;                          // of the witness
+  const std::unique_ptr<JobStoreThread> listed;  // null: the members meet in the store
+  TaskThread stop_thread;                        // on_stopped may block
   std::shared_ptr<Impl> keep_alive;
   // Loop.
   std::unique_ptr<MemberNetwork> network;
+  std::unique_ptr<MeetingPlace> place;  // where others find this process; null: in the store alone
   std::optional<ElasticCore> core;
   ViewStoreServer server;
   ViewStoreClient client;
@@ -96,7 +111,8 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   int ticks = 0;
   bool witness_busy = false;
   bool restoring = false;
-  Founding founding;  // the job's
+  int looks_spared = 0;  // at a store that has failed, which may hold up its thread
+  Founding founding;     // the job's
   bool ending = false;
   bool forming = false;
   struct Early {
@@ -111,14 +127,22 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   std::set<MemberId> before;  // of the view before: who is left out has to be told
 };
 
+std::unique_ptr<JobStoreThread> ElasticMember::Impl::makeListed() {
+  if (!options.listed) return nullptr;
+  const auto connect = [this] {
+    return std::make_unique<ListedStore>(loop, links, options.listed);
+  };
+  return std::make_unique<JobStoreThread>(options.job, connect, "", /*may_witness=*/false);
+}
+
 // ---- joining
 
 void ElasticMember::Impl::start(Deadline deadline, const Cancelled& cancelled) {
-  const JobFounder founder(store, options.job, options.size, options.rules);
+  const JobFounder founder(meeting(), options.job, options.size, options.rules);
   listen(deadline);
-  const JobFounder::Place place = founder.findPlace(status.self(), deadline, cancelled);
-  status.setRules(place.founding.rules);
-  loop.post([this, place] { begin(place); });
+  const JobFounder::Place found = founder.findPlace(status.self(), deadline, cancelled);
+  status.setRules(found.founding.rules);
+  loop.post([this, found] { begin(found); });
 }
 
 void ElasticMember::Impl::listen(Deadline deadline) {
@@ -128,6 +152,7 @@ void ElasticMember::Impl::listen(Deadline deadline) {
         network = std::make_unique<MemberNetwork>(loop, options.limit, events());
         *error = network->open(options.bind_address, options.ports);
         if (!error->empty()) return;
+        openPlace();
         const Member me = makeSelf(network->incarnation(), network->addresses());
         network->setSelf(me);
         status.setSelf(me);
@@ -136,6 +161,14 @@ void ElasticMember::Impl::listen(Deadline deadline) {
   if (error->empty()) return;
   throw ElasticError(ElasticErrorKind::kNetwork,
                      "elastic.join: job '" + options.job + "': no port to listen on: " + *error);
+}
+
+// Of a job that is found by the addresses of its members.
+void ElasticMember::Impl::openPlace() {
+  if (!listed) return;
+  place = std::make_unique<MeetingPlace>(loop, MeetingKey{options.job, options.key});
+  network->admitVisitors(meetingNonce(options.job),
+                         [this](Arrival& arrival) { return place && place->admit(arrival); });
 }
 
 MemberNetwork::Events ElasticMember::Impl::events() {
@@ -154,12 +187,12 @@ MemberNetwork::Events ElasticMember::Impl::events() {
   return events;
 }
 
-void ElasticMember::Impl::begin(const JobFounder::Place& place) {
+void ElasticMember::Impl::begin(const JobFounder::Place& found) {
   Member me = status.self();
-  founding = place.founding;
+  founding = found.founding;
   network->admitMembers(founding.key);
   std::vector<MemberId> ids;
-  for (const Member& contact : place.contacts) {
+  for (const Member& contact : found.contacts) {
     network->introduce(contact);
     ids.push_back(contact.id);
   }
@@ -245,6 +278,11 @@ void ElasticMember::Impl::onNewView() {
   before = core->everybody();
   // Connections that agreements will want.
   for (const Member& member : now.members) network->prepare(member.id);
+  if (place) {
+    place->put("contacts", encodeMembers(now.members));
+    place->put("founding", encodeFounding(founding));
+    place->setFounded();
+  }
   if (!now.members.empty() && now.members.front().id == core->self().id) publish();
 }
 
@@ -282,18 +320,22 @@ void ElasticMember::Impl::publish() {
 
 // Of the first member: is the store still the one it was?
 void ElasticMember::Impl::restoreStore() {
-  if (std::exchange(restoring, true)) return;
+  if (restoring || looks_spared-- > 0) return;
+  restoring = true;
   store.post([self = weak_from_this(), founding = founding, lineage = core->view().lineage,
               members = core->view().members](JobStore& job) {
     WitnessId identity;
+    bool failed = false;
     try {
       identity = job.restore(founding, lineage, members);
-    } catch (const StoreError&) {  // the job goes on without it
+    } catch (const StoreError&) {
+      failed = true;  // the job goes on without it
     }
     const auto alive = self.lock();
     if (!alive) return;
-    alive->loop.post([raw = alive.get(), identity] {
+    alive->loop.post([raw = alive.get(), identity, failed] {
       raw->restoring = false;
+      raw->looks_spared = failed ? kLooksSpared : 0;
       if (raw->core) raw->core->setWitness(identity);
     });
   });
@@ -301,7 +343,7 @@ void ElasticMember::Impl::restoreStore() {
 
 // The members that this newcomer knows of may have been replaced meanwhile.
 void ElasticMember::Impl::lookForContacts() {
-  store.post([self = weak_from_this()](JobStore& job) {
+  meeting().post([self = weak_from_this()](JobStore& job) {
     std::vector<Member> members;
     try {
       members = job.contacts();
@@ -442,6 +484,8 @@ void ElasticMember::Impl::stop() {
         ending = true;
         loop.cancel(timer);
         client.end();
+        place.reset();
+        links->clear();
         network.reset();
         core.reset();
       },
@@ -452,6 +496,7 @@ void ElasticMember::Impl::stop() {
   }
   stop_thread.stop(Deadline::after(kStopWithin));
   store.stop(Deadline::after(kStopWithin));
+  if (listed) listed->stop(Deadline::after(kStopWithin));
 }
 
 // ---- public

@@ -6,7 +6,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr milliseconds kBetweenLooks{10};
-constexpr milliseconds kBetweenTries{100};  // to reach the store
+constexpr milliseconds kBetweenTries{100};  // of a store that fails
 constexpr int kLooksBeforeOthersFound = 50;
 
 void pause(Deadline until, const Cancelled& cancelled) {
@@ -19,13 +19,16 @@ void pause(Deadline until, const Cancelled& cancelled) {
 
 struct Look {
   std::optional<Founding> founding;
-  size_t taken = 0;  // seats
+  std::optional<size_t> seat;  // of this process
+  size_t taken = 0;
 };
 
-Look lookAtStore(JobStore& store) {
-  Look look{store.founding(), 0};
-  if (!look.founding) look.taken = store.seatsTaken();
-  return look;
+Look look(JobStore& store, const Member& self, std::optional<size_t> seat) {
+  Look found{store.founding(), seat, 0};
+  if (found.founding) return found;
+  if (!seat || !store.hasSeat(*seat, self)) found.seat = store.takeSeat(self);
+  found.taken = store.seatsTaken();
+  return found;
 }
 
 Founding foundingOf(std::vector<Member> members, const ElasticRules& rules) {
@@ -44,18 +47,6 @@ Founding foundingOf(std::vector<Member> members, const ElasticRules& rules) {
 
 }  // namespace
 
-std::optional<Founding> JobFounder::awaitStore(Deadline deadline,
-                                               const Cancelled& cancelled) const {
-  for (;;) {
-    try {
-      return store_.call([](JobStore& store) { return store.founding(); }, deadline, cancelled);
-    } catch (const ElasticError&) {
-      if (deadline.expired()) throw;
-    }
-    pause(deadline.orEarlier(kBetweenTries), cancelled);
-  }
-}
-
 JobFounder::Place JobFounder::findPlace(const Member& self, Deadline deadline,
                                         const Cancelled& cancelled) const {
   Place place;
@@ -67,20 +58,30 @@ JobFounder::Place JobFounder::findPlace(const Member& self, Deadline deadline,
   return place;
 }
 
-// Each look reads two keys, however many have come. Who has the last seat reads them all and
-// founds; if nothing comes of that, the others do.
+// Each look reads three keys, however many have come. Who has the last seat reads them all and
+// founds; if nothing comes of that, the others do. A store that fails may come back, or have
+// another in its place, without this process's seat.
 Founding JobFounder::awaitFounding(const Member& self, Deadline deadline,
                                    const Cancelled& cancelled) const {
-  if (const auto known = awaitStore(deadline, cancelled)) return *known;
-  const auto take = [self](JobStore& store) { return store.takeSeat(self); };
-  const size_t seat = store_.call(take, deadline, cancelled);
-  int patience = seat + 1 >= size_ ? 0 : kLooksBeforeOthersFound;
+  std::optional<size_t> seat;
+  Look now;
+  int patience = 0;
+  std::optional<ElasticError> trouble;
   for (;;) {
-    const auto now = store_.call(lookAtStore, deadline, cancelled);
-    if (now.founding) return *now.founding;
-    if (now.taken >= size_ && patience-- <= 0) {
-      if (const auto founding = found(deadline, cancelled)) return *founding;
+    try {
+      now = store_.call([self, seat](JobStore& store) { return look(store, self, seat); }, deadline,
+                        cancelled);
+      if (now.founding) return *now.founding;
+      if (seat != now.seat) patience = *now.seat + 1 >= size_ ? 0 : kLooksBeforeOthersFound;
+      seat = now.seat;
+      if (now.taken >= size_ && patience-- <= 0) {
+        if (const auto founding = found(deadline, cancelled)) return *founding;
+      }
+    } catch (const ElasticError& error) {  // of a try that was cut short the one before knows more
+      if (!trouble || !deadline.expired()) trouble = error;
+      pause(deadline.orEarlier(kBetweenTries), cancelled);
     }
+    if (deadline.expired() && now.taken == 0 && trouble) throw ElasticError(*trouble);
     if (deadline.expired()) throwTooFew(now.taken);
     pause(deadline.orEarlier(kBetweenLooks), cancelled);
   }

@@ -29,7 +29,6 @@ class JobFounder {
   Place findPlace(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
 
  private:
-  std::optional<Founding> awaitStore(Deadline deadline, const Cancelled& cancelled) const;
   Founding awaitFounding(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
   std::optional<Founding> found(Deadline deadline, const Cancelled& cancelled) const;
   [[noreturn]] void throwTooFew(size_t found) const;

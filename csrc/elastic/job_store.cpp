@@ -23,16 +23,6 @@ JobKey readKey(ByteReader& reader) {
   return key;
 }
 
-std::string encodeFounding(const Founding& founding) {
-  ByteWriter writer;
-  writer.u8(founding.rules.store_rule ? 1 : 0);
-  writer.u32(static_cast<uint32_t>(founding.rules.min_size));
-  writer.u32(static_cast<uint32_t>(founding.rules.max_size));
-  write(writer, founding.key);
-  write(writer, founding.view);
-  return writer.take();
-}
-
 Founding decodeFounding(const std::string& bytes) {
   ByteReader reader(bytes);
   Founding founding;
@@ -43,13 +33,6 @@ Founding decodeFounding(const std::string& bytes) {
   founding.view = readView(reader);
   if (!reader.atEnd()) throw StoreError("the job was founded by another version of this library");
   return founding;
-}
-
-std::string encodeMembers(const std::vector<Member>& members) {
-  ByteWriter writer;
-  writer.u32(static_cast<uint32_t>(members.size()));
-  for (const Member& member : members) write(writer, member);
-  return writer.take();
 }
 
 std::vector<Member> decodeMembers(const std::string& bytes) {
@@ -69,6 +52,23 @@ std::string encodeRegister(const WitnessId& identity, const std::optional<Accept
 }
 
 }  // namespace
+
+std::string encodeFounding(const Founding& founding) {
+  ByteWriter writer;
+  writer.u8(founding.rules.store_rule ? 1 : 0);
+  writer.u32(static_cast<uint32_t>(founding.rules.min_size));
+  writer.u32(static_cast<uint32_t>(founding.rules.max_size));
+  write(writer, founding.key);
+  write(writer, founding.view);
+  return writer.take();
+}
+
+std::string encodeMembers(const std::vector<Member>& members) {
+  ByteWriter writer;
+  writer.u32(static_cast<uint32_t>(members.size()));
+  for (const Member& member : members) write(writer, member);
+  return writer.take();
+}
 
 ComparingStore& JobStore::store() {
   if (!store_) store_ = factory_();
@@ -104,7 +104,7 @@ std::optional<Founding> JobStore::founding() {
 }
 
 Founding JobStore::found(Founding proposed) {
-  proposed.view.witness = identity();
+  if (may_witness_) proposed.view.witness = identity();
   return decodeFounding(first("founding", encodeFounding(proposed)));
 }
 
@@ -138,6 +138,10 @@ size_t JobStore::takeSeat(const Member& self) {
     store().set(prefix_ + "seat/" + std::to_string(seat), encodeMembers({self}));
     return seat;
   });
+}
+
+bool JobStore::hasSeat(size_t seat, const Member& self) {
+  return get("seat/" + std::to_string(seat)) == encodeMembers({self});
 }
 
 size_t JobStore::seatsTaken() {

@@ -31,15 +31,20 @@ struct Founding {
   View view;
 };
 
+std::string encodeFounding(const Founding& founding);
+std::string encodeMembers(const std::vector<Member>& members);
+
 class JobStore {
  public:
-  JobStore(ComparingStoreFactory factory, std::string prefix)
-      : factory_(std::move(factory)), prefix_(std::move(prefix)) {}
+  // may_witness: what is founded there has it as its witness.
+  JobStore(ComparingStoreFactory factory, std::string prefix, bool may_witness = true)
+      : factory_(std::move(factory)), prefix_(std::move(prefix)), may_witness_(may_witness) {}
 
   std::optional<Founding> founding();
   // The founding that stands; the witness's identity is set in its view.
   Founding found(Founding proposed);
   size_t takeSeat(const Member& self);  // its number
+  bool hasSeat(size_t seat, const Member& self);
   size_t seatsTaken();
   std::vector<Member> seats(size_t most);  // the first so many that are there
   std::vector<Member> contacts();
@@ -71,6 +76,7 @@ class JobStore {
 
   const ComparingStoreFactory factory_;
   const std::string prefix_;
+  const bool may_witness_;
   std::unique_ptr<ComparingStore> store_;  // made at first use, and anew after an error
 };
 

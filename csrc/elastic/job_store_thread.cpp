@@ -2,9 +2,10 @@
 
 namespace torchft_ext {
 
-JobStoreThread::JobStoreThread(std::string job, ComparingStoreFactory factory, std::string prefix)
+JobStoreThread::JobStoreThread(std::string job, ComparingStoreFactory factory, std::string prefix,
+                               bool may_witness)
     : job_(std::move(job)),
-      store_(std::make_shared<JobStore>(std::move(factory), std::move(prefix))),
+      store_(std::make_shared<JobStore>(std::move(factory), std::move(prefix), may_witness)),
       thread_("ft-jobstore") {}
 
 bool JobStoreThread::post(std::function<void(JobStore&)> task) {

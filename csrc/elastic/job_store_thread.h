@@ -23,7 +23,8 @@ namespace torchft_ext {
 class JobStoreThread {
  public:
   // job: its name, for messages.
-  JobStoreThread(std::string job, ComparingStoreFactory factory, std::string prefix);
+  JobStoreThread(std::string job, ComparingStoreFactory factory, std::string prefix,
+                 bool may_witness = true);
 
   // What ask(JobStore&) returns. Throws ElasticError (kStore): it threw, or has not returned by the
   // deadline.

@@ -61,6 +61,10 @@ std::string MemberNetwork::open(const SocketAddress& address, PortRange ports) {
   return {};
 }
 
+void MemberNetwork::admitVisitors(const Nonce& nonce, Listener::Handler handler) {
+  listener_->expect(nonce, GenerationSecret{}, std::move(handler));
+}
+
 void MemberNetwork::admitMembers(const JobKey& key) {
   key_ = key;
   listener_->expect(key_.nonce, key_.secret, [this](Arrival& arrival) { return admit(arrival); });

@@ -62,6 +62,8 @@ class MemberNetwork {
   void setSelf(const Member& self);
   // Once the job is known, before anybody is sent to. Who has come earlier is let in now.
   void admitMembers(const JobKey& key);
+  // Others that come to this process's address with that nonce; the handler owns their connections.
+  void admitVisitors(const Nonce& nonce, Listener::Handler handler);
 
   // From now on messages to it can be sent.
   void introduce(const Member& member);

@@ -39,6 +39,7 @@ class Dial {
 
   // Time in which this process did not run is nobody's silence: where a limit is found to be over
   // late, the lateness is added to it, once.
+  // expected: by a zero incarnation, whoever listens there.
   // answer_within: of the hello, which a process that was itself stopped sends late; negative: for
   // as long as it takes.
   Dial(EventLoop& loop, const SocketAddress& address, const Hello& hello, const Welcome& expected,

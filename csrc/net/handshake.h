@@ -19,7 +19,8 @@ struct Hello {
   Nonce nonce;
   Identity<struct ConnectorHalf> proof;
   Incarnation from;
-  Incarnation to;  // a port may have been taken over by another process: refused then
+  // A port may have been taken over by another process: refused then. Zero: whoever listens there.
+  Incarnation to;
   int32_t rank = -1;
   uint8_t channel = 0;
 };

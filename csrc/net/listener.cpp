@@ -275,7 +275,8 @@ void Listener::Impl::judge(Pending pending) {
     return;
   }
   pending.hello = *hello;
-  if (hello->to != incarnation) {
+  const bool to_whoever_listens = hello->to.isZero();
+  if (!to_whoever_listens && hello->to != incarnation) {
     refuse(pending, RefusalCode::kWrongProcess, "another process has taken over this port");
     return;
   }
@@ -285,6 +286,8 @@ void Listener::Impl::judge(Pending pending) {
     admit(std::move(pending), Generation(found->second));
   } else if (hello->nonce.isZero()) {
     refuse(pending, RefusalCode::kUnknownGeneration, "this process lives");  // a Probe asks
+  } else if (to_whoever_listens) {
+    refuse(pending, RefusalCode::kUnknownGeneration, "another process listens there");
   } else {
     park(std::move(pending));
   }

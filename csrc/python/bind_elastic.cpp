@@ -77,7 +77,8 @@ JobPtr endingWithoutGil(JobPtr job) {
 JobPtr join(const std::string& address, int size, int min_size, int max_size, bool store_rule,
             const py::object& limit, const py::object& timeout,
             const std::optional<std::string>& interface,
-            const std::optional<std::string>& port_range) {
+            const std::optional<std::string>& port_range, const std::vector<std::string>& members,
+            const std::string& key, const std::string& listen) {
   ElasticJobOptions options;
   options.address = address;
   options.size = size;
@@ -87,6 +88,9 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
   options.limit = limitOf("elastic.join: limit", limit);
   options.network.interface = interface;
   options.network.port_range = port_range;
+  options.members = members;
+  options.key = key;
+  options.listen = listen;
   const auto within = limitOf("elastic.join: timeout", timeout);
   const py::gil_scoped_release no_gil;
   return endingWithoutGil(ElasticJob::join(options, within));
@@ -135,7 +139,9 @@ void bind_elastic(py::module_& module) {
   py::class_<ElasticJob, JobPtr>(module, "_ElasticJob")
       .def_static("join", &join, py::arg("address"), py::kw_only(), py::arg("size"),
                   py::arg("min_size"), py::arg("max_size"), py::arg("store_rule"), py::arg("limit"),
-                  py::arg("timeout"), py::arg("interface"), py::arg("port_range"))
+                  py::arg("timeout"), py::arg("interface"), py::arg("port_range"),
+                  py::arg("members"), py::arg("key"), py::arg("listen"))
+      .def("interface_name", &ElasticJob::interfaceName)
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
       .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backend"))
       .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"),

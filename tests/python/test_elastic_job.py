@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ jobs: list[elastic.Job] = []
 committed: list[tuple[int, int, list[int]]] = []  # step, world size, this member's samples
 
 
-def come(address: str, size: int, **options: object) -> str:
+def come(address: str | None, size: int, **options: object) -> str:
     leave_default_group()
     committed.clear()
     job = elastic.join(
@@ -36,6 +38,10 @@ def come(address: str, size: int, **options: object) -> str:
     )
     jobs[:] = [job]
     return job.id
+
+
+def come_without_a_store(members: list[str], listen: int, size: int) -> str:
+    return come(None, size, members=members, listen=listen or None, key="known to all")
 
 
 def close() -> None:
@@ -129,6 +135,7 @@ def assert_no_sample_twice(seen: dict[int, list[tuple[int, int, list[int]]]]) ->
 def test_a_newcomer_is_brought_up_to_date(ranks, world):
     address = ranks.address()
     first = World(ranks, world.workers[:2])
+    world.on(2, close)  # its imports take longer than the others need for their steps
     first.run(come, address, 2)
     calls = first.start_all(train, 400, 0.005)
     first.side(0, wait_for_steps, 10)
@@ -138,6 +145,33 @@ def test_a_newcomer_is_brought_up_to_date(ranks, world):
     assert results[0] == results[1] == results[2]
     sizes = {size for _, size, _ in first.on(0, all_committed)}
     assert sizes == {2, 3}
+
+
+def test_members_find_each_other_without_a_store(ranks):
+    workers = ranks.borrow(4)
+    world, newcomer = World(ranks, workers[:3]), World(ranks, workers[3:])
+    ports = [free_port() for _ in range(3)]
+    members = [f"127.0.0.1:{port}" for port in ports]
+    newcomer.on(0, free_port)  # its imports take their time
+    values_of([world.start(i, come_without_a_store, members, ports[i], 3) for i in range(3)])
+    calls = world.start_all(train, 600, 0.005)
+    for rank in range(3):
+        world.side(rank, wait_for_steps, 5)
+    world.kill(0)
+    newcomer.on(0, come_without_a_store, members, 0, 3)
+    late = newcomer.start(0, train, 600, 0.005)
+    results = [*values_of(calls[1:]), late.value()]
+    assert results[0][0] == 600
+    assert len({digest for _, digest in results}) == 1
+    newcomer.on(0, close)
+    for rank in (1, 2):
+        world.on(rank, close)
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
 
 
 def test_a_member_leaves_and_the_others_go_on(ranks, world):
@@ -320,15 +354,26 @@ def test_half_without_the_witness_is_no_quorum(ranks):
     assert world.run(sum_over_members) == [3.0] * 2
     del store
     world.kill(1)
-    assert world.on(0, fails_to_reduce)
+    assert "recover()" in world.on(0, text_of_failed_reduce)
     told = world.on(0, error_of_recover)
     assert told.startswith("NoQuorumError")
     assert "its process ended" in told
+    assert world.on(0, go_on_alone) == (1, True, 1.0, True)
     world.on(0, close)
 
 
-def fails_to_reduce() -> bool:
-    return failure_of(lambda: dist.all_reduce(torch.ones(1))) is not None
+def text_of_failed_reduce() -> str:
+    error = failure_of(lambda: dist.all_reduce(torch.ones(1)))
+    assert error is not None
+    return error.text
+
+
+def go_on_alone() -> tuple[int, bool, float, bool]:
+    before = jobs[0].view()
+    view = jobs[0].recover(without_quorum=True)
+    assert before is not None
+    released = view.phases["release"] > timedelta(0)
+    return view.size, view.lineage != before.lineage, sum_over_members(), released
 
 
 def error_of_recover() -> str:
@@ -340,6 +385,14 @@ def error_of_recover() -> str:
 
 
 def test_arguments_are_checked(ranks):
+    with pytest.raises(ValueError, match="neither"):
+        elastic.join(size=1)
+    with pytest.raises(ValueError, match="key"):
+        elastic.join(members=["127.0.0.1:1"], size=1)
+    with pytest.raises(TypeError, match="members"):
+        elastic.join(members="127.0.0.1:1", size=1)
+    with pytest.raises(ValueError, match="rule"):
+        elastic.join(members=["127.0.0.1:1"], size=1, key="k", rule="store")
     with pytest.raises(ValueError, match="rule"):
         elastic.join("127.0.0.1:1/job", size=1, rule="king")
     with pytest.raises(ValueError, match="store_addr"):

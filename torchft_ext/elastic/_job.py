@@ -22,12 +22,13 @@ from torchft_ext.errors import CommError
 
 _RULES = ("members", "store")
 _ABSENT = ("wait", "exclude")
+_KEY = "TORCHFT_EXT_ELASTIC_KEY"
 _LEAVE_WITHIN = timedelta(seconds=2)
 _LEAST_HEARTBEAT, _MOST_HEARTBEAT = timedelta(milliseconds=100), timedelta(hours=24)
 
 
 def join(
-    address: str,
+    address: str | None = None,
     *,
     size: int,
     min_size: int | None = None,
@@ -38,6 +39,9 @@ def join(
     limit: timedelta = timedelta(seconds=5),
     interface: str | None = None,
     port_range: str | None = None,
+    members: Sequence[str] = (),
+    listen: str | int | None = None,
+    key: str | None = None,
 ) -> Job:
     """Come to a job: found it together with others, or ask for a place in it.
 
@@ -47,7 +51,7 @@ def join(
     Args:
         address: "host:port/name": of a TCPStore, and the job's name. Members meet there, newcomers
             find them there, and in views of even size it counts as one voice (the witness); a
-            quorum of members goes on without it.
+            quorum of members goes on without it. None, with `members`: there is none.
         size: how many processes found the job.
         min_size: fewer do not train; None: `size`. With rule "store": how many decide.
         max_size: more wait as spares; None: any number is taken in.
@@ -60,6 +64,12 @@ def join(
             group too.
         interface: the network interface to listen on; None: the one towards the store.
         port_range: the TCP ports to listen on, "7000-7100"; a process takes four. None: any.
+        members: "host:port" of members, the same list everywhere: then the job is founded and found
+            at these addresses, and not in the store. Each of these processes gives its own port as
+            `listen`.
+        listen: the port, or "host:port", where the others find this process. None: any port.
+        key: with `members`, a text that all processes of the job know, and nobody else; it is never
+            sent. None: the value of TORCHFT_EXT_ELASTIC_KEY.
 
     Raises:
         ElasticError: the store does not answer, or fewer than `size` processes came in time.
@@ -72,8 +82,10 @@ def join(
         raise ValueError(f"elastic.join: rule: expected one of {_RULES}, found {rule!r}")
     if dist.is_initialized():
         raise RuntimeError("elastic.join: expected no default group yet: join() makes it")
+    if isinstance(members, str):
+        raise TypeError("elastic.join: members: expected a list of addresses, found a text")
     native = _C._ElasticJob.join(
-        address,
+        address or "",
         size=size,
         min_size=size if min_size is None else min_size,
         max_size=65536 if max_size is None else max_size,
@@ -82,7 +94,12 @@ def join(
         timeout=timeout,
         interface=interface,
         port_range=port_range,
+        members=list(members),
+        key=os.environ.get(_KEY, "") if key is None else key,
+        listen="" if listen is None else str(listen),
     )
+    if interface is None and address is None:
+        interface = native.interface_name() or None
     options = _C.Options(
         heartbeat=min(max(limit, _LEAST_HEARTBEAT), _MOST_HEARTBEAT),
         interface=interface,
@@ -102,10 +119,12 @@ def join(
     return job
 
 
-def _store_of(address: str, member: str, timeout: timedelta) -> dist.Store:
+def _store_of(address: str | None, member: str, timeout: timedelta) -> dist.Store:
     """Return the job's store, for a group of one: the group then listens where the store is seen
-    from.
+    from. Where the job has none, the process's own.
     """
+    if address is None:
+        return dist.HashStore()
     place, name = address.split("/", 1)
     host, port = place.rsplit(":", 1)
     client = dist.TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timeout)

@@ -1,0 +1,54 @@
+// The store of a job that has none: the meeting place of one of the members that the user lists
+// (meeting.h). Of those that answer it is the first that is in a founded job; where none is, the
+// first that answers: there the fresh processes meet.
+//
+// Owner and user: a JobStoreThread. Each call blocks, for a few seconds at most, and throws
+// StoreError. While the job is not founded it looks now and then whether an earlier one of the list
+// answers by now, or one that is in a job: then it goes there, and what it put here goes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "elastic/meeting_links.h"
+#include "membership/store.h"
+#include "net/event_loop.h"
+
+namespace torchft_ext {
+
+// Of the listed members, in their order; those that do not resolve are left out. May block.
+using ListedAddresses = std::function<std::vector<SocketAddress>()>;
+
+class ListedStore final : public ComparingStore {
+ public:
+  // The links live on the loop, and are gone with their owner.
+  ListedStore(EventLoop& loop, std::weak_ptr<MeetingLinks> links, ListedAddresses listed);
+  ~ListedStore() override;
+
+  void set(const std::string& key, const std::string& value) override;
+  std::optional<std::vector<std::string>> getAll(const std::vector<std::string>& keys) override;
+  void remove(const std::string& key) override;
+  std::string compareSet(const std::string& key, const std::string& expected,
+                         const std::string& desired) override;
+  int64_t add(const std::string& key, int64_t amount) override;
+
+ private:
+  struct Place;
+  std::shared_ptr<Place> openLink(const SocketAddress& address);
+  void close(const std::shared_ptr<Place>& place);
+  void lookForPlace();
+  void lookAgain(Duration at_most_every);
+  StoreAnswer call(StoreCall call);
+  bool onLoop(std::function<void(MeetingLinks&)> task);
+
+  EventLoop& loop_;
+  const std::weak_ptr<MeetingLinks> links_;
+  const ListedAddresses listed_;
+  std::shared_ptr<Place> place_;
+  Clock::time_point looked_at_{};
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,35 @@
+// How processes of a job meet without a store: at an address of one of them. Both sides of such a
+// connection prove first that they know the job's key, which is never sent; then the visitor makes
+// calls of the key-value store (view_store.h) that the other one keeps.
+//
+//   visitor -> place: a hello with meetingNonce(), to whoever listens there
+//   place -> visitor: kAnswer, seq 0: a challenge
+//   visitor -> place: kCall, seq 0: a challenge of its own, and its proof
+//   place -> visitor: kAnswer, seq 0: its proof, and whether it is in a job that has been founded
+//   visitor -> place: kCall, seq > 0; each is answered by a kAnswer of that seq
+//
+// What follows the proofs is not encrypted. Pure functions and values.
+#pragma once
+
+#include <string>
+
+#include "base/hmac.h"
+#include "base/identity.h"
+
+namespace torchft_ext {
+
+using Challenge = Identity<struct ChallengeTag>;
+
+struct MeetingKey {
+  std::string job;  // its name
+  std::string key;  // the user's
+};
+
+Nonce meetingNonce(const std::string& job);
+enum class MeetingSide { kVisitor, kPlace };
+// For who was challenged by `challenge` and challenged by `own`.
+Digest256 meetingProof(const MeetingKey& key, MeetingSide side, const Challenge& challenge,
+                       const Challenge& own);
+bool equalInConstantTime(const Digest256& a, const Digest256& b);
+
+}  // namespace torchft_ext

@@ -1,0 +1,113 @@
+#include "elastic/meeting_place.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace torchft_ext {
+namespace {
+
+constexpr size_t kMostUnsent = size_t{64} << 20U;
+
+FrameHeader headerOf(FrameType type, uint64_t number) {
+  FrameHeader header;
+  header.type = type;
+  header.seq = number;
+  return header;
+}
+
+}  // namespace
+
+MeetingPlace::MeetingPlace(EventLoop& loop, MeetingKey key)
+    : loop_(loop),
+      key_(std::move(key)),
+      store_([this](const MemberId& to, uint64_t number, const StoreAnswer& answer) {
+        reply(to, number, answer);
+      }) {}
+
+MeetingPlace::~MeetingPlace() {
+  for (auto& [id, visitor] : visitors_) loop_.cancel(visitor.timer);
+}
+
+bool MeetingPlace::admit(Arrival& arrival) {
+  const auto unproven = std::count_if(visitors_.begin(), visitors_.end(),
+                                      [](const auto& one) { return !one.second.proven; });
+  if (static_cast<size_t>(unproven) >= kMostUnproven) return false;
+  const MemberId id = MemberId::random();
+  FramedSocket::Handlers handlers;
+  handlers.on_frame = [this, id](const FrameHeader& header, const std::string& payload) {
+    onFrame(id, header, payload);
+  };
+  handlers.on_end = [this, id](const std::string&) { onEnd(id); };
+  auto socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd),
+                                               std::vector<FrameType>{FrameType::kCall},
+                                               std::move(handlers), kMostUnsent);
+  Visitor& visitor = visitors_[id];
+  visitor.socket = std::move(socket);
+  visitor.challenge = Challenge::random();
+  visitor.timer = loop_.runAt(Clock::now() + kProveWithin, [this, id] { onEnd(id); });
+  ByteWriter writer;
+  writer.raw(visitor.challenge.bytes);
+  visitor.socket->send(headerOf(FrameType::kAnswer, 0), writer.take());
+  return true;
+}
+
+void MeetingPlace::onFrame(const MemberId& id, const FrameHeader& header,
+                           const std::string& payload) {
+  Visitor& visitor = visitors_.at(id);
+  if (!visitor.proven) {
+    if (!prove(visitor, payload)) onEnd(id);
+    return;
+  }
+  auto call = decodeStoreCall(payload);
+  if (!call || call->view != 0 || header.seq == 0) return onEnd(id);
+  const std::string& key = call->keys.empty() ? std::string() : call->keys.front();
+  if (call->what == StoreCall::What::kSet && key.starts_with("seat/")) visitor.seats.insert(key);
+  store_.onCall(id, header.seq, *std::move(call));
+}
+
+bool MeetingPlace::prove(Visitor& visitor, const std::string& payload) {
+  ByteReader reader(payload);
+  Challenge theirs;
+  Digest256 proof{};
+  reader.raw(theirs.bytes);
+  reader.raw(proof);
+  const Digest256 expected = meetingProof(key_, MeetingSide::kVisitor, visitor.challenge, theirs);
+  if (!reader.atEnd() || !equalInConstantTime(proof, expected)) return false;
+  visitor.proven = true;
+  loop_.cancel(std::exchange(visitor.timer, 0));
+  ByteWriter writer;
+  writer.raw(meetingProof(key_, MeetingSide::kPlace, theirs, visitor.challenge));
+  writer.u8(founded_ ? 1 : 0);
+  visitor.socket->send(headerOf(FrameType::kAnswer, 0), writer.take());
+  return true;
+}
+
+void MeetingPlace::onEnd(const MemberId& id) {
+  const auto found = visitors_.find(id);
+  if (found == visitors_.end()) return;
+  const Visitor gone = std::move(found->second);
+  visitors_.erase(found);
+  loop_.cancel(gone.timer);
+  for (const std::string& seat : gone.seats) {
+    StoreCall remove;
+    remove.what = StoreCall::What::kRemove;
+    remove.keys = {seat};
+    store_.onCall({}, next_put_++, std::move(remove));
+  }
+}
+
+void MeetingPlace::put(const std::string& key, const std::string& value) {
+  StoreCall set;
+  set.what = StoreCall::What::kSet;
+  set.keys = {key};
+  set.value = value;
+  store_.onCall({}, next_put_++, std::move(set));
+}
+
+void MeetingPlace::reply(const MemberId& to, uint64_t number, const StoreAnswer& answer) {
+  const auto found = visitors_.find(to);
+  if (found == visitors_.end()) return;
+  found->second.socket->send(headerOf(FrameType::kAnswer, number), encodeStoreAnswer(answer));
+}
+
+}  // namespace torchft_ext

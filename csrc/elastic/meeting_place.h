@@ -1,0 +1,56 @@
+// What a process keeps for others that come to its address (meeting.h): before the job is founded,
+// the seats of those that found it; afterwards the founding, and where the members are.
+//
+// Owner: an ElasticMember. Loop thread only. What a visitor put under "seat/" goes with its
+// connection: it may have gone to another place, or died.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "elastic/meeting.h"
+#include "elastic/view_store.h"
+#include "net/framed_socket.h"
+#include "net/listener.h"
+
+namespace torchft_ext {
+
+class MeetingPlace {
+ public:
+  static constexpr size_t kMostUnproven = 64;
+  static constexpr std::chrono::seconds kProveWithin{5};
+
+  MeetingPlace(EventLoop& loop, MeetingKey key);
+  ~MeetingPlace();
+  MeetingPlace(const MeetingPlace&) = delete;
+  MeetingPlace& operator=(const MeetingPlace&) = delete;
+
+  bool admit(Arrival& arrival);
+  // This process's own word, for all who come.
+  void put(const std::string& key, const std::string& value);
+  void setFounded() { founded_ = true; }
+
+ private:
+  struct Visitor {
+    std::unique_ptr<FramedSocket> socket;
+    Challenge challenge;
+    bool proven = false;
+    EventLoop::TimerId timer = 0;
+    std::set<std::string> seats;
+  };
+  void onFrame(const MemberId& id, const FrameHeader& header, const std::string& payload);
+  bool prove(Visitor& visitor, const std::string& payload);
+  void onEnd(const MemberId& id);
+  void reply(const MemberId& to, uint64_t number, const StoreAnswer& answer);
+
+  EventLoop& loop_;
+  const MeetingKey key_;
+  bool founded_ = false;
+  ViewStoreServer store_;
+  std::map<MemberId, Visitor> visitors_;  // each under an id of its own
+  uint64_t next_put_ = 1;
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,142 @@
+// Jobs without a store: their processes find each other by the addresses of some of them.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "elastic/elastic_member.h"
+#include "memory_store.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr std::chrono::seconds kLong{20};
+
+std::vector<uint16_t> freePorts(size_t count) {
+  std::vector<ListeningSocket> held;
+  std::vector<uint16_t> ports;
+  while (held.size() < count) {
+    std::string error;
+    held.push_back(*listenOn(*SocketAddress::fromNumeric("127.0.0.1", 0), PortRange{}, &error));
+    ports.push_back(held.back().address.port());
+  }
+  return ports;
+}
+
+using MemberPtr = std::shared_ptr<ElasticMember>;
+
+class ElasticListed : public testing::Test {
+ protected:
+  // As the process with that place in the list; past its end: one that is not listed.
+  std::future<MemberPtr> join(size_t i, int size, const std::string& key = "the job's key") {
+    return std::async(std::launch::async, [this, i, size, key] {
+      ElasticOptions options;
+      options.job = "test";
+      options.size = size;
+      options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
+      if (i < ports_.size()) options.ports = {ports_[i], ports_[i]};
+      options.limit = std::chrono::seconds(2);
+      options.listed = [this] { return addresses(); };
+      options.key = key;
+      if (store_) options.store = store_->comparing("member");
+      options.prefix = "job/";
+      return ElasticMember::join(options, Deadline::after(limit_));
+    });
+  }
+  std::vector<SocketAddress> addresses() const {
+    std::vector<SocketAddress> all;
+    for (const uint16_t port : ports_)
+      all.push_back(*SocketAddress::fromNumeric("127.0.0.1", port));
+    return all;
+  }
+  std::vector<MemberPtr> found(size_t size) {
+    std::vector<std::future<MemberPtr>> joining;
+    for (size_t i = 0; i < size; ++i) joining.push_back(join(i, static_cast<int>(size)));
+    std::vector<MemberPtr> members;
+    for (auto& one : joining) members.push_back(one.get());
+    return members;
+  }
+  static View awaitView(const MemberPtr& member, uint64_t newer_than) {
+    return member->awaitView(newer_than, Deadline::after(kLong));
+  }
+  static std::future<Answer> agree(const MemberPtr& member, uint64_t view) {
+    return std::async(std::launch::async, [member, view] {
+      Vote vote;
+      vote.ok = true;
+      return member->agree(view, vote, Deadline::after(kLong));
+    });
+  }
+
+  const std::vector<uint16_t> ports_ = freePorts(3);
+  Duration limit_ = kLong;
+  std::shared_ptr<MemoryStore> store_;
+};
+
+TEST_F(ElasticListed, AJobIsFoundedByProcessesThatKnowAddresses) {
+  const auto members = found(3);
+  const View view = awaitView(members[0], 0);
+  EXPECT_EQ(view.members.size(), 3U);
+  EXPECT_TRUE(view.witness.isZero());
+  EXPECT_EQ(awaitView(members[2], 0), view);
+}
+
+TEST_F(ElasticListed, ANewcomerFindsTheJobWhereTheFirstOfTheListIsGone) {
+  auto members = found(3);
+  awaitView(members[0], 0);
+  members.erase(members.begin());
+  auto other = std::async(std::launch::async, [&] { return awaitView(members[0], 1); });
+  const View view = awaitView(members[1], 1);
+  EXPECT_EQ(other.get().members.size(), 2U);
+  const MemberPtr newcomer = join(7, 3).get();
+  auto place = std::async(std::launch::async, [&] { return awaitView(newcomer, 0); });
+  while (members[0]->waiting().empty()) std::this_thread::yield();
+  auto one = std::async(std::launch::async, [&] { return awaitView(members[0], view.number); });
+  EXPECT_EQ(awaitView(members[1], view.number).members.size(), 3U);
+  EXPECT_EQ(one.get(), place.get());
+}
+
+TEST_F(ElasticListed, WhoCameEarlierMovesToTheFirstOfTheList) {
+  auto third = join(2, 3);
+  auto second = join(1, 3);
+  std::this_thread::sleep_for(milliseconds(300));  // they sit at the second's
+  auto first = join(0, 3);
+  const std::vector<MemberPtr> members = {first.get(), second.get(), third.get()};
+  for (const MemberPtr& member : members) EXPECT_EQ(awaitView(member, 0).members.size(), 3U);
+}
+
+TEST_F(ElasticListed, WhoDoesNotKnowTheKeyIsNotLetIn) {
+  const auto members = found(2);
+  limit_ = std::chrono::seconds(1);
+  try {
+    join(7, 2, "another key").get();
+    FAIL() << "expected an error";
+  } catch (const ElasticError& error) {
+    EXPECT_NE(std::string(error.what()).find("does not know the job's key"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(ElasticListed, AStoreBesideTheListBecomesTheWitness) {
+  store_ = std::make_shared<MemoryStore>();
+  auto members = found(2);
+  awaitView(members[0], 0);
+  bool seen = false;
+  for (int tries = 0; tries < 4000 && !seen; ++tries) {
+    auto other = agree(members[1], 1);
+    seen = agree(members[0], 1).get().new_witness;
+    other.get();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  ASSERT_TRUE(seen);
+  auto other = std::async(std::launch::async, [&] { return awaitView(members[1], 1); });
+  EXPECT_FALSE(awaitView(members[0], 1).witness.isZero());
+  other.get();
+  members.pop_back();
+  EXPECT_EQ(awaitView(members[0], 2).members.size(), 1U);
+}
+
+}  // namespace
+}  // namespace torchft_ext
