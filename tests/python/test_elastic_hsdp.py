@@ -216,6 +216,20 @@ def places_of(world: World, steps: int) -> dict[tuple[int, int], int]:
     return {world.side(rank, place): rank for rank in range(world.size)}
 
 
+def test_mesh_of_the_same_ranks_has_the_groups_of_its_own_view(ranks, world):
+    """A third member is parked, and leaves the mesh as it was."""
+    address = ranks.address()
+    founders = World(ranks, world.workers[:2])
+    founders.run(come, address, 2)
+    calls = founders.start_all(train, 120)
+    places_of(founders, 5)
+    world.on(2, come, address, 2)
+    late = world.start(2, train, 120)
+    results = sorted(values_of([*calls, late]))
+    assert [result[:3] for result in results] == [(120, False, 0), (120, False, 1), (120, True, -1)]
+    assert not any("instead of" in result[3] for result in results)
+
+
 def test_parked_members_end_with_the_run_and_say_that_their_state_is_stale(ranks, world):
     founders = World(ranks, world.workers[:3])
     founders.run(come, ranks.address(), 3)
