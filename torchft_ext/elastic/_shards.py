@@ -42,10 +42,19 @@ def forget_meshes() -> None:
     DTensor keeps what its operations return, by meshes that compare equal: a mesh of the same ranks
     in another view would get back that of the view before, whose groups have ended.
     """
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import debug
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _redistribute, debug
 
-        debug._clear_sharding_prop_cache()
+    debug._clear_sharding_prop_cache()
+    # Private, and not in all versions: plans of redistributions, which hold meshes too.
+    getattr(_redistribute, "clear_redistribute_planner_cache", _nothing)()
+    for function in vars(_redistribute).values():
+        getattr(function, "cache_clear", _nothing)()
+
+
+def _nothing() -> None:
+    pass
 
 
 @torch.no_grad()
