@@ -246,7 +246,8 @@ def test_lost_shard_is_told_to_all(ranks, world):
     founders.kill(at[0, 1])
     founders.kill(at[1, 1])
     errors = [calls[at[replica, 0]].error("StateLostError") for replica in (0, 1)]
-    assert all("none of 2 members holds shard 1 of 2" in error.text for error in errors)
+    # Of shard 0 too there may be no whole copy: the second death may interrupt an update.
+    assert all("none of 2 members holds shard" in error.text for error in errors)
 
 
 def test_group_of_a_view_is_aborted_when_the_view_is_over(ranks, world):
