@@ -2,6 +2,7 @@
 
     python tests/soak --minutes 2         CI's; `make soak MINUTES=15` for longer
     python tests/soak --rule store        the store decides, instead of a quorum of members
+    python tests/soak --shards 2          replicas of a sharded model, instead of DDP
     python tests/soak --cuts              each process on a host of its own; needs root and iproute2
 
 Every 0.5 to 2 s a member is killed, frozen for 2.5 s (then it finds itself left out, and joins
@@ -141,7 +142,7 @@ class Soak:
 
     def _begin(self, worker: ranks.Worker) -> None:
         self._workers[worker.number] = worker
-        arguments = (self._address, FOUNDERS, self._arguments.rule)
+        arguments = (self._address, FOUNDERS, self._arguments.rule, self._arguments.shards)
         self._calls[worker.number] = worker.call(soak_member.live, arguments, {})
 
     @staticmethod
@@ -174,8 +175,10 @@ class Soak:
         kinds = []
         if self._store.alive and len(self._workers) < LARGEST and not self._mend:
             kinds.append("joined")
-        # A quorum has to be left: of an odd number, or of an even one with the store.
-        if size >= 3 and self._settled():
+        # A quorum has to be left: of an odd number, or of an even one with the store. And a copy of
+        # each shard: two whole replicas may lose one member.
+        shards = self._arguments.shards
+        if size >= (3 if shards == 1 else 2 * shards) and self._settled():
             kinds += ["killed", "killed"]
             if self._store.alive:  # who comes back joins again there
                 kinds += [kind for kind in self.faults if kind in self._passing()]
@@ -183,7 +186,7 @@ class Soak:
             return
         kind = self._chance.choice(kinds)
         self.faults[kind] += 1
-        victims = self._chance.sample(running, 2) if size >= 3 else []
+        victims = self._chance.sample(running, min(2, len(running)))
         if kind == "joined":
             self._begin(self._pool.borrow(1)[0])
             self._pool.start_spare()
@@ -252,9 +255,12 @@ class Soak:
         for worker in self._workers.values():
             self._ask(worker, soak_member.stop)
         records = [call.value(PATIENCE) for call in self._calls.values()] + self._stranded
+        return self._judge(records, after)
+
+    def close(self) -> None:
+        """End the store's process."""
         if self._store.alive:
             self._store.kill()
-        return self._judge(records, after)
 
     def _judge(
         self, records: list[soak_member.Record], after: dict[int, dict[str, Any]]
@@ -266,6 +272,7 @@ class Soak:
         return {
             "soak": "elastic",
             "rule": self._arguments.rule,
+            "shards": self._arguments.shards,
             "minutes": self._arguments.minutes,
             "seed": self._arguments.seed,
             "faults": self.faults,
@@ -303,12 +310,12 @@ def counted(usage: dict[str, Any]) -> dict[str, int]:
 
 
 def divergences(records: list[soak_member.Record]) -> list[str]:
-    known: dict[int, str] = {}
+    known: dict[tuple[int, int], str] = {}
     problems = []
     for record in records:
-        for step, digest in record.digests.items():
-            if known.setdefault(step, digest) != digest:
-                problems.append(f"different states after step {step}")
+        for (step, shard), digest in record.digests.items():
+            if known.setdefault((step, shard), digest) != digest:
+                problems.append(f"different states of shard {shard} after step {step}")
     return problems
 
 
@@ -336,6 +343,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=2.0, help="default %(default)s")
     parser.add_argument("--rule", choices=("members", "store"), default="members")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=1, help="2: a sharded model; default 1: DDP")
     parser.add_argument("--cuts", action="store_true", help="cut networks too; needs root")
     return parser.parse_args()
 
@@ -350,9 +358,11 @@ def main() -> int:
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         pool = ranks.Pool(Path(folder), env, host_of=network and network.command)
+        soak = Soak(pool, arguments, network)
         try:
-            result = Soak(pool, arguments, network).run()
+            result = soak.run()
         finally:
+            soak.close()
             pool.close()
     print(json.dumps(result))
     return 1 if result["problems"] else 0

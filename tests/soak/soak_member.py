@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from tasks import thread_names
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from torchft_ext import elastic
@@ -35,7 +36,7 @@ class Record:
     stranded: bool = False  # left out after the store's end: nowhere to join again
     views: list[tuple[int, int]] = field(default_factory=list)  # number, size
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # step: cursor, world size
-    digests: dict[int, str] = field(default_factory=dict)  # after that many steps
+    digests: dict[tuple[int, int], str] = field(default_factory=dict)  # by steps done and shard
     slowest_step_s: float = 0.0
 
 
@@ -43,17 +44,21 @@ record = Record()
 stopping = threading.Event()
 
 
-def live(address: str, size: int, rule: str) -> Record:
+def live(address: str, size: int, rule: str, shards: int) -> Record:
     """Be a member until stop() is called; join again when left out."""
     stopping.clear()
     record.__init__()  # type: ignore[misc]
     while not stopping.is_set():
         record.lives += 1
         try:
-            train(address, size, rule)
+            train(address, size, rule, shards)
             return record
         except elastic.LeftOutError:
             record.left_out += 1
+        except elastic.StateLostError:
+            if stopping.is_set():  # others have left first, with their shards
+                return record
+            raise
         except elastic.ElasticError as error:
             if type(error) is not elastic.ElasticError or store_runs(address):
                 raise
@@ -71,24 +76,61 @@ def store_runs(address: str) -> bool:
     return True
 
 
-def train(address: str, size: int, rule: str) -> None:
+class Training:
+    """A model by DDP, or in shards; the latter is wrapped anew for each view."""
+
+    def __init__(self, shards: int) -> None:
+        self.replicas = None if shards == 1 else elastic.Replicas(shards)
+        self.sampler = elastic.BatchSampler(SAMPLES, BATCH, seed=1)
+        self.state = elastic.State(self.sampler)
+        if self.replicas is None:
+            self._wrap(DDP(net()))
+            self.state.put(model=self.model, optimizer=self.optimizer)
+
+    def build(self, view: elastic.View) -> dict[str, Any]:
+        if self.replicas is None:
+            return {}
+        model = net()
+        fully_shard(model, mesh=self.replicas.mesh)
+        self._wrap(model)
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    def _wrap(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+
+    def update(self) -> None:
+        if self.replicas is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)  # communicates
+        self.optimizer.step()
+
+    @property
+    def shard(self) -> int:
+        place = None if self.replicas is None else self.replicas.place
+        return 0 if place is None else place.shard
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def train(address: str, size: int, rule: str, shards: int) -> None:
     job = elastic.join(address, size=size, min_size=1, rule=rule, limit=LIMIT, timeout=TIMEOUT)
     try:
-        torch.manual_seed(0)
-        inputs = torch.randn(SAMPLES, 8)
-        model = DDP(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-        sampler = elastic.BatchSampler(SAMPLES, BATCH, seed=1)
-        state = elastic.State(model, optimizer, sampler)
+        inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(0))
+        training = Training(shards)
+        state, sampler = training.state, training.sampler
         began = time.monotonic()
-        for step in elastic.steps(state, total=10**9, job=job):
+        options: dict[str, Any] = {"build": training.build, "replicas": training.replicas}
+        for step in elastic.steps(state, total=10**9, job=job, **options):
             with step:
                 batch = sampler.indices()
                 cursor = sampler.position
-                model(inputs[batch]).square().mean().backward()
-                step.commit(optimizer.step)
-            if step.committed:
-                note(step, cursor, state, time.monotonic() - began)
+                training.model(inputs[batch]).square().mean().backward()
+                step.commit(training.update)
+            if step.committed and not state.dirty:
+                note(step, cursor, training, time.monotonic() - began)
                 began = time.monotonic()
             if stopping.is_set():
                 job.leave()
@@ -99,13 +141,14 @@ def train(address: str, size: int, rule: str) -> None:
         dist.distributed_c10d._world.group_count = 0
 
 
-def note(step: elastic.Step, cursor: int, state: elastic.State, seconds: float) -> None:
-    record.steps[step.number] = (cursor, step.view.size)
+def note(step: elastic.Step, cursor: int, training: Training, seconds: float) -> None:
+    record.steps[step.number] = (cursor, step.size)
     record.slowest_step_s = max(record.slowest_step_s, seconds)
     if not record.views or record.views[-1][0] != step.view.number:
         record.views.append((step.view.number, step.view.size))
-    if state.step % DIGEST_EVERY == 0:
-        record.digests[state.step] = str(state.digest())
+    done = training.state.step
+    if done % DIGEST_EVERY == 0:
+        record.digests[done, training.shard] = str(training.state.digest())
 
 
 def so_far() -> tuple[int, int, int]:

@@ -83,7 +83,7 @@ def arrange(shards: int, held: Sequence[Held]) -> list[Place | None]:
     Raises:
         StateLostError: the job has a state, and no member holds one of its shards.
     """
-    newest = max((one.step for one in held if one.continuing and one.clean), default=0)
+    newest = newest_step(held)
     holds = [
         one.shard if one.continuing and one.clean and one.step == newest else -1 for one in held
     ]
@@ -100,6 +100,11 @@ def arrange(shards: int, held: Sequence[Held]) -> list[Place | None]:
         for shard, rank in enumerate(row):
             places[rank] = Place(replica, shard, replica * shards + shard, size)
     return places
+
+
+def newest_step(held: Sequence[Held]) -> int:
+    """Return how many steps are committed in the newest parts that somebody has."""
+    return max((one.step for one in held if one.continuing and one.clean), default=0)
 
 
 def _check_kept(shards: int, held: Sequence[Held], holds: Sequence[int]) -> None:
@@ -199,19 +204,24 @@ class Replicas:
         self._device_type = device_type
         self._names = names
 
-    def follow(self, job: GroupMaker, view: View, held: Held) -> None:
+    def follow(self, job: GroupMaker, view: View, held: Held) -> int:
         """Take a place in a view; steps() calls it. Blocks, in collectives of all members.
+
+        Returns:
+            How many steps the job has committed; a newcomer that is parked learns it here.
 
         Raises:
             StateLostError: no member holds one of the shards. On all members.
             CommError: the view is over.
         """
         self.place = self.mesh = self.group = None
-        brought = Wire(job.group).all_gather_bytes(held.pack())
-        places = arrange(self.shards, [Held.unpack(data) for data in brought])
+        packed = Wire(job.group).all_gather_bytes(held.pack())
+        brought = [Held.unpack(data) for data in packed]
+        places = arrange(self.shards, brought)
         self.place = places[view.rank]
         if self.place is not None:
             self._make_groups(job, places, self.place)
+        return newest_step(brought)
 
     def _make_groups(self, job: GroupMaker, places: Sequence[Place | None], mine: Place) -> None:
         ranks = {place.rank: rank for rank, place in enumerate(places) if place is not None}
@@ -230,9 +240,5 @@ def _mesh_of(
     groups: list[dist.ProcessGroup], device_type: str, grid: torch.Tensor, names: tuple[str, str]
 ) -> DeviceMesh:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import debug
 
-    # DTensor keeps what its operations return by meshes that compare equal: one of the same ranks
-    # would come back with the groups of an earlier view.
-    debug._clear_sharding_prop_cache()
     return DeviceMesh.from_group(groups, device_type, mesh=grid, mesh_dim_names=names)

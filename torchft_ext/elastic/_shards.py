@@ -5,12 +5,13 @@ DTensor is imported only where one is made: that module takes long.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-__all__ = ["check_shard", "dress", "is_shard", "local_of", "placements_of"]
+__all__ = ["check_shard", "dress", "forget_meshes", "is_shard", "local_of", "placements_of"]
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
@@ -33,6 +34,27 @@ def check_shard(path: str, tensor: torch.Tensor) -> None:
     sharded: Any = tensor
     if any(placement.is_partial() for placement in sharded.placements):
         raise TypeError(f"{path}: expected a sharded tensor, found {placements_of(tensor)}")
+
+
+def forget_meshes() -> None:
+    """Make operations of DTensor forget the meshes that they have seen.
+
+    DTensor keeps what its operations return, by meshes that compare equal: a mesh of the same ranks
+    in another view would get back that of the view before, whose groups have ended.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    # Private, and not in all versions: plans of redistributions, which hold meshes too.
+    getattr(_redistribute, "clear_redistribute_planner_cache", _nothing)()
+    for function in vars(_redistribute).values():
+        getattr(function, "cache_clear", _nothing)()
+
+
+def _nothing() -> None:
+    pass
 
 
 @torch.no_grad()

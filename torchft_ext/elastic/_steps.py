@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from time import monotonic, sleep
+from traceback import clear_frames
 from types import TracebackType
 from typing import Protocol
 
@@ -231,6 +232,7 @@ class Step:
         self.ended = True
         if isinstance(error, CommError) and self._is_managed():
             self.failure = error
+            clear_frames(traceback)  # they hold what the failed pass has made, and its model
             return True
         if error is not None:
             self._job.abort(f"step {self.number}: {type(error).__name__}: {error}")
@@ -400,7 +402,7 @@ class _Loop:
         self._note(view)
         try:
             if self._replicas is not None:
-                self._replicas.follow(self.job, view, self._held())
+                self._catch_up(self._replicas.follow(self.job, view, self._held()))
             if view.size < self._least_size():
                 self._await_newcomers(view)
                 return False
@@ -413,6 +415,11 @@ class _Loop:
             self.job.abort(f"view {view.number}: {type(error).__name__}: {error}")
             raise
         return True
+
+    def _catch_up(self, step: int) -> None:
+        """A newcomer that is parked counts on from the others' steps, without their state."""
+        if self.parked and self._state.step < step:
+            self._state.step, self._state.dirty = step, True
 
     def _least_size(self) -> int:
         """Of a view that trains."""
