@@ -11,7 +11,7 @@
 #include "elastic/elastic_core.h"
 #include "elastic/job_founder.h"
 #include "elastic/job_store_thread.h"
-#include "elastic/meeting_place.h"
+#include "elastic/meeting_server.h"
 #include "elastic/member_network.h"
 #include "elastic/member_status.h"
 #include "elastic/view_store_client.h"
@@ -103,7 +103,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   std::shared_ptr<Impl> keep_alive;
   // Loop.
   std::unique_ptr<MemberNetwork> network;
-  std::unique_ptr<MeetingPlace> place;  // where others find this process; null: in the store alone
+  std::unique_ptr<MeetingServer> place;  // where others find this process; null: in the store alone
   std::optional<ElasticCore> core;
   ViewStoreServer server;
   ViewStoreClient client;
@@ -166,7 +166,7 @@ void ElasticMember::Impl::listen(Deadline deadline) {
 // Of a job that is found by the addresses of its members.
 void ElasticMember::Impl::openPlace() {
   if (!listed) return;
-  place = std::make_unique<MeetingPlace>(loop, MeetingKey{options.job, options.key});
+  place = std::make_unique<MeetingServer>(loop, MeetingKey{options.job, options.key});
   network->admitVisitors(meetingNonce(options.job),
                          [this](Arrival& arrival) { return place && place->admit(arrival); });
 }

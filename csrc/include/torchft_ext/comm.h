@@ -158,7 +158,8 @@ class Comm {
   int64_t generation() const;             // 0 before the first
   void setTimeout(Milliseconds timeout);  // of later operations and configures
   CommStats stats() const;
-  // Called once for each generation that fails, with its failure, on a thread of the library's own:
+  // Called once for each generation that fails from now on, with its failure, on a thread of the
+  // library's own, soon after waiters are released:
   // it may block for a while, and it may call this object. What it throws is logged. Empty: no
   // more.
   void onFailure(std::function<void(const FailurePtr&)> callback);

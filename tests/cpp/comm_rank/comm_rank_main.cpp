@@ -3,10 +3,11 @@
 //   usage: torchft_ext_comm_rank DIRECTORY RANK SIZE
 #include <unistd.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <future>
 #include <iostream>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -114,9 +115,10 @@ void messages(Comm& comm) {
 void loseLast(Comm& comm, const std::shared_ptr<Store>& store) {
   const int rank = comm.rank();
   const int last = comm.size() - 1;
+  auto told = std::make_shared<std::promise<int>>();  // called on another thread, maybe later
+  comm.onFailure([told](const FailurePtr& failure) { told->set_value(failure->cause.rank); });
+  comm.barrier().wait();  // all listen
   if (rank == last) ::kill(::getpid(), SIGKILL);
-  std::atomic<int> told{-1};
-  comm.onFailure([&told](const FailurePtr& failure) { told = failure->cause.rank; });
   Floats data = valuesOf(rank, kCount);
   try {
     for (;;) comm.allreduce(data.data(), kCount, kFloat, Reduction::kSum).wait();
@@ -125,7 +127,10 @@ void loseLast(Comm& comm, const std::shared_ptr<Store>& store) {
   }
   expect(comm.errored() != nullptr, "errored()");
   comm.configure(store, "world/1", rank, last);
-  expect(told == last, "onFailure() before the next generation");
+  auto heard = told->get_future();
+  expect(heard.wait_for(std::chrono::seconds(30)) == std::future_status::ready, "onFailure()");
+  expect(heard.get() == last, "who onFailure() names");
+  comm.onFailure({});
   reductions(comm);
   movements(comm);
 }

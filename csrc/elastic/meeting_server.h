@@ -17,15 +17,15 @@
 
 namespace torchft_ext {
 
-class MeetingPlace {
+class MeetingServer {
  public:
   static constexpr size_t kMostUnproven = 64;
   static constexpr std::chrono::seconds kProveWithin{5};
 
-  MeetingPlace(EventLoop& loop, MeetingKey key);
-  ~MeetingPlace();
-  MeetingPlace(const MeetingPlace&) = delete;
-  MeetingPlace& operator=(const MeetingPlace&) = delete;
+  MeetingServer(EventLoop& loop, MeetingKey key);
+  ~MeetingServer();
+  MeetingServer(const MeetingServer&) = delete;
+  MeetingServer& operator=(const MeetingServer&) = delete;
 
   bool admit(Arrival& arrival);
   // This process's own word, for all who come.

@@ -1,4 +1,4 @@
-#include "elastic/meeting_place.h"
+#include "elastic/meeting_server.h"
 
 #include <algorithm>
 #include <utility>
@@ -17,18 +17,18 @@ FrameHeader headerOf(FrameType type, uint64_t number) {
 
 }  // namespace
 
-MeetingPlace::MeetingPlace(EventLoop& loop, MeetingKey key)
+MeetingServer::MeetingServer(EventLoop& loop, MeetingKey key)
     : loop_(loop),
       key_(std::move(key)),
       store_([this](const MemberId& to, uint64_t number, const StoreAnswer& answer) {
         reply(to, number, answer);
       }) {}
 
-MeetingPlace::~MeetingPlace() {
+MeetingServer::~MeetingServer() {
   for (auto& [id, visitor] : visitors_) loop_.cancel(visitor.timer);
 }
 
-bool MeetingPlace::admit(Arrival& arrival) {
+bool MeetingServer::admit(Arrival& arrival) {
   const auto unproven = std::count_if(visitors_.begin(), visitors_.end(),
                                       [](const auto& one) { return !one.second.proven; });
   if (static_cast<size_t>(unproven) >= kMostUnproven) return false;
@@ -51,8 +51,8 @@ bool MeetingPlace::admit(Arrival& arrival) {
   return true;
 }
 
-void MeetingPlace::onFrame(const MemberId& id, const FrameHeader& header,
-                           const std::string& payload) {
+void MeetingServer::onFrame(const MemberId& id, const FrameHeader& header,
+                            const std::string& payload) {
   Visitor& visitor = visitors_.at(id);
   if (!visitor.proven) {
     if (!prove(visitor, payload)) onEnd(id);
@@ -65,7 +65,7 @@ void MeetingPlace::onFrame(const MemberId& id, const FrameHeader& header,
   store_.onCall(id, header.seq, *std::move(call));
 }
 
-bool MeetingPlace::prove(Visitor& visitor, const std::string& payload) {
+bool MeetingServer::prove(Visitor& visitor, const std::string& payload) {
   ByteReader reader(payload);
   Challenge theirs;
   Digest256 proof{};
@@ -82,7 +82,7 @@ bool MeetingPlace::prove(Visitor& visitor, const std::string& payload) {
   return true;
 }
 
-void MeetingPlace::onEnd(const MemberId& id) {
+void MeetingServer::onEnd(const MemberId& id) {
   const auto found = visitors_.find(id);
   if (found == visitors_.end()) return;
   const Visitor gone = std::move(found->second);
@@ -96,7 +96,7 @@ void MeetingPlace::onEnd(const MemberId& id) {
   }
 }
 
-void MeetingPlace::put(const std::string& key, const std::string& value) {
+void MeetingServer::put(const std::string& key, const std::string& value) {
   StoreCall set;
   set.what = StoreCall::What::kSet;
   set.keys = {key};
@@ -104,7 +104,7 @@ void MeetingPlace::put(const std::string& key, const std::string& value) {
   store_.onCall({}, next_put_++, std::move(set));
 }
 
-void MeetingPlace::reply(const MemberId& to, uint64_t number, const StoreAnswer& answer) {
+void MeetingServer::reply(const MemberId& to, uint64_t number, const StoreAnswer& answer) {
   const auto found = visitors_.find(to);
   if (found == visitors_.end()) return;
   found->second.socket->send(headerOf(FrameType::kAnswer, number), encodeStoreAnswer(answer));
