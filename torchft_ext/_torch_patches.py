@@ -57,7 +57,7 @@ def _replace(name: str, make: Callable[[Any], Any]) -> None:
 # ---------------------------------------------------------------- torch.distributed
 
 
-def _find_split_source(find: Callable[[dist.ProcessGroup], Any]) -> Any:
+def _find_split_source(find: Callable[..., Any]) -> Any:
     """Keep torch from handing a backend of ours to its own nccl backend.
 
     Versions: those that have ``_get_split_source``, 2.11 to 2.15. Reason: torch takes the bound
@@ -65,8 +65,8 @@ def _find_split_source(find: Callable[[dist.ProcessGroup], Any]) -> Any:
     all, whatever the new group's backend is. End: when torch asks for a parent of the same class.
     """
 
-    def find_but_ours(pg: dist.ProcessGroup) -> Any:
-        found = find(pg)
+    def find_but_ours(*arguments: Any, **named: Any) -> Any:  # 2.15 gives the backend too
+        found = find(*arguments, **named)
         return None if isinstance(found, _C.Backend) else found
 
     return find_but_ours

@@ -88,7 +88,9 @@ def work_of_a_sum() -> None:
     work = backend().allreduce([tensor])
     future = work.get_future()
     work.wait()
-    assert work.is_completed() and work.is_success() and work.exception() is None
+    assert work.is_completed() and work.is_success()
+    if not torch.__version__.startswith("2.11."):  # its binding cannot give an exception
+        assert work.exception() is None
     assert [t is tensor for t in work.result()] == [True]
     assert [t is tensor for t in future.value()] == [True]
     total = sparse(rank, 6, torch.float32)

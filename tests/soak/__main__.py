@@ -249,6 +249,7 @@ class Soak:
     def _end(self) -> dict[str, Any]:
         self._mend_all(float("inf"))
         time.sleep(2 * FROZEN_S if self.faults["frozen"] else 0)
+        self._await_joiners()
         if self._store.alive:
             self._keys[1] = self._store.keys()
         after = {n: self._ask(self._workers[n], soak_member.usage) for n in self._before}
@@ -256,6 +257,15 @@ class Soak:
             self._ask(worker, soak_member.stop)
         records = [call.value(PATIENCE) for call in self._calls.values()] + self._stranded
         return self._judge(records, after)
+
+    def _await_joiners(self) -> None:
+        """Who still joins would find that all others have gone."""
+        limit = time.monotonic() + PATIENCE
+        while not self._settled():
+            self._check_calls()
+            if time.monotonic() > limit:
+                raise ranks.Hang("some never came to a view" + self._pool.dump_stacks())
+            time.sleep(0.1)
 
     def close(self) -> None:
         """End the store's process."""
