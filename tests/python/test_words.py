@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from rankside import ErrorInfo, abort, failure_of, seconds, wait_errored
 from test_failures import blocking_all_reduce, blocking_barrier, sum_or_max
+from torch.distributed import distributed_c10d as c10d
 
 LIMIT = 0.2  # seconds
 
@@ -36,7 +37,10 @@ CALLERS = [
 
 
 def limited_barrier() -> ErrorInfo | None:
-    return failure_of(lambda: dist.barrier(timeout=seconds(LIMIT)))
+    options = c10d.BarrierOptions()  # barrier(timeout=) is newer than torch 2.11
+    options.timeout = seconds(LIMIT)
+    group = c10d._get_default_group()
+    return failure_of(lambda: group.barrier(options).wait())
 
 
 def limited_wait() -> ErrorInfo | None:
