@@ -324,19 +324,19 @@ void ElasticMember::Impl::restoreStore() {
   restoring = true;
   store.post([self = weak_from_this(), founding = founding, lineage = core->view().lineage,
               members = core->view().members](JobStore& job) {
-    WitnessId identity;
-    bool failed = false;
+    // In an optional: g++ 12 spoils a plain one, returned in registers, where the call throws.
+    std::optional<WitnessId> identity;
     try {
       identity = job.restore(founding, lineage, members);
-    } catch (const StoreError&) {
-      failed = true;  // the job goes on without it
+    } catch (const StoreError&) {  // the job goes on without it
+      identity.reset();
     }
     const auto alive = self.lock();
     if (!alive) return;
-    alive->loop.post([raw = alive.get(), identity, failed] {
+    alive->loop.post([raw = alive.get(), identity] {
       raw->restoring = false;
-      raw->looks_spared = failed ? kLooksSpared : 0;
-      if (raw->core) raw->core->setWitness(identity);
+      raw->looks_spared = identity ? 0 : kLooksSpared;
+      if (raw->core) raw->core->setWitness(identity.value_or(WitnessId()));
     });
   });
 }

@@ -5,26 +5,43 @@
 
 #include "host/reduce_table.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace torchft_ext {
 namespace {
 
 static_assert(static_cast<int>(DType::kBool) + 1 == ReduceTable::kItemTypes);
 static_assert(static_cast<int>(ReduceKind::kBxor) + 1 == ReduceTable::kReductions);
 
-const ReduceTable& choose() {
+// Compilers know no name for F16C here.
+bool hasAvx2AndF16c() {
 #if defined(__x86_64__)
-  const ReduceTable* const wide = avx2Reductions();
-  if (wide != nullptr && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    return *wide;
-  }
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return false;
+  return (ecx & bit_F16C) != 0 && __builtin_cpu_supports("avx2") != 0;
+#else
+  return false;
 #endif
-  return baselineReductions();
 }
 
-const ReduceTable& table() {
+const ReduceTable& choose() {
+  const ReduceTable* const wide = avx2Reductions();
+  return wide != nullptr && hasAvx2AndF16c() ? *wide : baselineReductions();
+}
+
+}  // namespace
+
+const ReduceTable& chosenReductions() {
   static const ReduceTable& chosen = choose();
   return chosen;
 }
+
+namespace {
 
 template <typename Loop>
 Loop required(Loop loop, const char* what, DType dtype) {
@@ -41,18 +58,18 @@ size_t indexOf(DType dtype) {
 }  // namespace
 
 void reduceInto(uint8_t* into, const uint8_t* from, size_t bytes, DType dtype, ReduceKind op) {
-  const auto loop = table().combine[indexOf(dtype)][static_cast<size_t>(op)];
+  const auto loop = chosenReductions().combine[indexOf(dtype)][static_cast<size_t>(op)];
   required(loop, toString(op), dtype)(into, from, bytes / itemSize(dtype));
 }
 
 void multiplyInto(uint8_t* data, const uint8_t* from, size_t bytes, DType dtype,
                   const uint8_t* factor) {
-  const auto loop = table().multiply[indexOf(dtype)];
+  const auto loop = chosenReductions().multiply[indexOf(dtype)];
   required(loop, "multiplication", dtype)(data, from, factor, bytes / itemSize(dtype));
 }
 
 void divideBy(uint8_t* data, size_t bytes, DType dtype, int divisor) {
-  const auto loop = table().divide[indexOf(dtype)];
+  const auto loop = chosenReductions().divide[indexOf(dtype)];
   required(loop, "division", dtype)(data, divisor, bytes / itemSize(dtype));
 }
 

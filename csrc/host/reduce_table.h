@@ -20,6 +20,7 @@ struct ReduceTable {
 };
 
 const ReduceTable& baselineReductions();
-const ReduceTable* avx2Reductions();  // null: not compiled for x86-64
+const ReduceTable& chosenReductions();  // the best that this processor has
+const ReduceTable* avx2Reductions();    // null: not compiled for x86-64
 
 }  // namespace torchft_ext

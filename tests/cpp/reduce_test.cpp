@@ -277,8 +277,8 @@ bool sameBits(const at::Tensor& found, const at::Tensor& expected, bool zeros_al
 
 std::vector<const ReduceTable*> compiledTables() {
   std::vector<const ReduceTable*> tables{&baselineReductions()};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    tables.push_back(avx2Reductions());
+  if (const ReduceTable* const chosen = &chosenReductions(); chosen != tables[0]) {
+    tables.push_back(chosen);
   }
   return tables;
 }
