@@ -9,7 +9,7 @@ export tidy="$VENV/bin/clang-tidy"
 torch_dir=$(python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
 python_include=$(python -c "import sysconfig; print(sysconfig.get_path('include'))")
 # The static analyzer stops at so many states of one function, a tenth of its default: docs/decisions.md.
-export own_flags="-std=c++20 -Icsrc -Icsrc/include -Wall -Wextra -Wthread-safety -Wexit-time-destructors -Xclang -analyzer-config -Xclang max-nodes=20000"
+export own_flags="-std=c++20 -Icsrc -Icsrc/include -Wall -Wextra -Wthread-safety -Wexit-time-destructors -DTORCHFT_EXT_VERSION=\"0\" -Xclang -analyzer-config -Xclang max-nodes=20000"
 export torch_flags="-isystem $torch_dir/include -isystem $torch_dir/include/torch/csrc/api/include \
   -isystem $python_include -D_GLIBCXX_USE_CXX11_ABI=1 -DNDEBUG"
 

@@ -134,8 +134,7 @@ class CallsStore final : public Store {
 
 // Issues, and waits itself where the caller takes no request.
 template <typename Issue>
-tft_status issue(tft_comm* comm, tft_request** request, tft_error* error,
-                 const Issue& call) noexcept {
+tft_status issue(tft_comm* comm, tft_request** request, tft_error* error, const Issue& call) {
   return guarded(error, [&]() -> FailurePtr {
     Request issued = call(given(comm, "comm").comm);
     if (request == nullptr) return issued.tryWait();
