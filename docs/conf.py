@@ -29,7 +29,7 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Keys", "params_style")]
 # Names of Python and torch in signatures and docstrings: their sites are not asked.
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|datetime|typing|collections)\..*"),
+    ("py:.*", r"(torch|datetime|typing|collections|contextlib)\..*"),
     ("py:.*", r"(timedelta|Callable|Tensor|MemPool|ErrorType|DistBackendError|TypedDict)"),
     ("py:.*", r"(ValueError|TypeError|RuntimeError|NotImplementedError|None)"),
     ("py:.*", r"_?(Backend\.Options|Future|Backend|Work)|_[ST]"),
