@@ -485,7 +485,7 @@ void ElasticMember::Impl::stop() {
         loop.cancel(timer);
         client.end();
         place.reset();
-        links->clear();
+        links->finish();
         network.reset();
         core.reset();
       },
@@ -496,7 +496,8 @@ void ElasticMember::Impl::stop() {
   }
   stop_thread.stop(Deadline::after(kStopWithin));
   store.stop(Deadline::after(kStopWithin));
-  if (listed) listed->stop(Deadline::after(kStopWithin));
+  // Its store posts to the loop.
+  if (listed && !listed->stop(Deadline::after(kStopWithin))) keep_alive = shared_from_this();
 }
 
 // ---- public

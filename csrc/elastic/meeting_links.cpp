@@ -11,6 +11,7 @@ constexpr const char* kWrongKey = "it does not know the job's key, or is of anot
 }  // namespace
 
 void MeetingLinks::open(uint64_t id, const SocketAddress& address, Events events) {
+  if (finished_) return events.on_end("this member has ended");
   Link& link = links_[id];
   link.events = std::move(events);
   Hello hello;  // to whoever listens there
@@ -85,6 +86,11 @@ void MeetingLinks::call(uint64_t id, uint64_t number, const StoreCall& call) {
   header.type = FrameType::kCall;
   header.seq = number;
   found->second.socket->send(header, encodeStoreCall(call));
+}
+
+void MeetingLinks::finish() {
+  finished_ = true;
+  while (!links_.empty()) end(links_.begin()->first, "this member has ended");
 }
 
 void MeetingLinks::end(uint64_t id, const std::string& why) {

@@ -31,7 +31,8 @@ class MeetingLinks {
   void open(uint64_t id, const SocketAddress& address, Events events);
   void call(uint64_t id, uint64_t number, const StoreCall& call);
   void close(uint64_t id) { links_.erase(id); }
-  void clear() { links_.clear(); }
+  // For good: all end, and so does what is opened later.
+  void finish();
 
  private:
   struct Link {
@@ -52,6 +53,7 @@ class MeetingLinks {
   EventLoop& loop_;
   const MeetingKey key_;
   std::map<uint64_t, Link> links_;
+  bool finished_ = false;
 };
 
 }  // namespace torchft_ext
