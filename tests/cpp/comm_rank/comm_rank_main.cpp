@@ -117,10 +117,10 @@ void loseLast(Comm& comm, const std::shared_ptr<Store>& store) {
   const int last = comm.size() - 1;
   auto told = std::make_shared<std::promise<int>>();  // called on another thread, maybe later
   comm.onFailure([told](const FailurePtr& failure) { told->set_value(failure->cause.rank); });
-  comm.barrier().wait();  // all listen
-  if (rank == last) ::kill(::getpid(), SIGKILL);
   Floats data = valuesOf(rank, kCount);
   try {
+    comm.barrier().wait();  // all listen
+    if (rank == last) ::kill(::getpid(), SIGKILL);
     for (;;) comm.allreduce(data.data(), kCount, kFloat, Reduction::kSum).wait();
   } catch (const PeerLostError& error) {
     expect(error.failure().cause.rank == last, error.what());
