@@ -153,7 +153,7 @@ void Request::wait() const {
   if (const FailurePtr failure = tryWait()) throwFor(failure);
 }
 
-FailurePtr Request::tryWait() const noexcept {
+FailurePtr Request::tryWait() const {
   if (!state_) return nullptr;
   OpState& op = *state_->op;
   // The watchdog fails it at its deadline; what is left is that the engine leaves the memory.

@@ -42,6 +42,17 @@ class MapStore final : public Store {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
+// False: errno says why not.
+bool writeAll(int fd, const std::string& value) {
+  size_t written = 0;
+  while (written < value.size()) {
+    const ssize_t count = ::write(fd, value.data() + written, value.size() - written);
+    if (count < 0 && errno != EINTR) return false;
+    if (count > 0) written += static_cast<size_t>(count);
+  }
+  return true;
+}
+
 // A value is written beside its place and moved there, so that it is seen whole or not at all.
 class FileStore final : public Store {
  public:
@@ -54,14 +65,11 @@ class FileStore final : public Store {
     const std::string beside = place + "." + Token::random().hex();
     const UniqueFd fd(::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!fd) throwSystem("cannot create " + beside);
-    size_t written = 0;
-    while (written < value.size()) {
-      const ssize_t count = ::write(fd.get(), value.data() + written, value.size() - written);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) throwSystem("cannot write " + beside);
-      written += static_cast<size_t>(count);
-    }
-    if (::rename(beside.c_str(), place.c_str()) != 0) throwSystem("cannot rename to " + place);
+    if (writeAll(fd.get(), value) && ::rename(beside.c_str(), place.c_str()) == 0) return;
+    const int why = errno;
+    ::unlink(beside.c_str());
+    errno = why;
+    throwSystem("cannot write " + place);
   }
 
   std::optional<std::string> get(const std::string& key) override {

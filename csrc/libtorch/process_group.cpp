@@ -145,13 +145,13 @@ void onFailure(const ProcessGroupPtr& group, std::function<void(const FailurePtr
 }
 
 ProcessGroupPtr split(const ProcessGroupPtr& group, const std::vector<int>& ranks,
-                      const GroupOptions& options) {
+                      const std::optional<GroupOptions>& options) {
   backendOf("split", group);
-  const std::optional<std::string> name =
-      options.name == GroupOptions{}.name ? std::nullopt : std::optional(options.name);
-  return group->splitGroup(ranks, options.timeout,
-                           c10::intrusive_ptr<c10d::Backend::Options>(optionsOf(options)), name,
-                           std::nullopt);
+  if (!options) {
+    return group->splitGroup(ranks, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+  }
+  const c10::intrusive_ptr<c10d::Backend::Options> chosen = optionsOf(*options);
+  return group->splitGroup(ranks, options->timeout, chosen, options->name, std::nullopt);
 }
 
 void shutdown(const ProcessGroupPtr& group) {

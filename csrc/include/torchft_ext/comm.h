@@ -85,7 +85,7 @@ class Request {
   // memory); throws the failure.
   void wait() const;
   // The same, and returns the failure. Null: success.
-  FailurePtr tryWait() const noexcept;
+  FailurePtr tryWait() const;
   bool done() const noexcept;
   // Null: not done, or success.
   FailurePtr failure() const noexcept;
@@ -161,7 +161,8 @@ class Comm {
   // Called once for each generation that fails from now on, with its failure, on a thread of the
   // library's own, soon after waiters are released:
   // it may block for a while, and it may call this object. What it throws is logged. Empty: no
-  // more.
+  // more. A call may be under way while this object is destroyed: what it refers to must outlive
+  // it.
   void onFailure(std::function<void(const FailurePtr&)> callback);
 
   // ---- operations. count: items; memory of count * sizeOf(type) bytes, or of size() times that

@@ -9,7 +9,7 @@
 //
 // Every object that is thrown is a std::exception too; with libtorch a c10::DistBackendError, and
 // in a process with Python a Python exception of the same name. So the classes below are not
-// derived from std::exception themselves. Copying one never throws. Threads: any.
+// derived from std::exception themselves. Threads: any.
 #pragma once
 
 #include <utility>

@@ -89,9 +89,9 @@ CommStats stats(const ProcessGroupPtr& group);
 // As Comm::onFailure().
 void onFailure(const ProcessGroupPtr& group, std::function<void(const FailurePtr&)> callback);
 // A group of the members with these ranks, in this order; all of the group call it, alike. Null for
-// who is not among them.
+// who is not among them. options: nullopt for the group's own; the engine is the group's.
 ProcessGroupPtr split(const ProcessGroupPtr& group, const std::vector<int>& ranks,
-                      const GroupOptions& options = {});
+                      const std::optional<GroupOptions>& options = std::nullopt);
 // Says goodbye when all that was issued has been sent; final.
 void shutdown(const ProcessGroupPtr& group);
 
