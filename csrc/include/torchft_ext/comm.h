@@ -105,8 +105,8 @@ struct CommOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   // The interface to listen on: "eth0", a prefix "eth", a list "eth0,ib0", "=eth0" exactly,
   // "^docker,lo" all but these; or a numeric address. Empty: loopback, so for one host.
-  std::string interface;
-  std::string port_range;     // "7000-7100"; empty: any free port
+  std::string interface {};
+  std::string port_range{};   // "7000-7100"; empty: any free port
   bool local_sockets = true;  // between processes of one host; false: TCP alone
   // A member that does not run for so long is left out; 0: never. At least 100 ms.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(5);

@@ -37,15 +37,16 @@ class ElasticJob;
 namespace elastic {
 
 struct JoinOptions {
-  std::string address;   // "host:port/name" of a TCPStore: where the members of the job `name` meet
+  std::string
+      address{};         // "host:port/name" of a TCPStore: where the members of the job `name` meet
   int size = 1;          // how many found it
   int min_size = 1;      // with fewer, training waits
   int max_size = 65536;  // more wait as spares
   bool store_rule = false;  // the store decides, instead of a quorum of members
   std::chrono::milliseconds limit = std::chrono::seconds(5);    // silent for so long: left out
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of join()
-  std::optional<std::string> interface;                         // as GroupOptions
-  std::optional<std::string> port_range;
+  std::optional<std::string> interface = std::nullopt;          // as GroupOptions
+  std::optional<std::string> port_range = std::nullopt;
 };
 
 // The members that go on together, from one change to the next.

@@ -44,11 +44,13 @@ struct GroupOptions {
   std::string name = "group";  // in errors and logs; the same on all members
   std::string engine = "ft";   // "ft": CPU tensors, and CUDA's where NCCL is; "host", "nccl": one
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  std::optional<std::string> interface;   // "eth0", "eth", "eth0,ib0", "=eth0", "^docker,lo"
-  std::optional<std::string> port_range;  // "7000-7100"
-  std::optional<bool> local_sockets;      // between processes of one host; false: TCP alone
-  std::optional<std::chrono::milliseconds> heartbeat;  // 0: off
-  std::optional<bool> nan_check;                       // refuse NaN in what is sent
+  std::optional<std::string> interface =
+      std::nullopt;  // "eth0", "eth", "eth0,ib0", "=eth0", "^docker,lo"
+  std::optional<std::string> port_range = std::nullopt;  // "7000-7100"
+  std::optional<bool> local_sockets =
+      std::nullopt;  // between processes of one host; false: TCP alone
+  std::optional<std::chrono::milliseconds> heartbeat = std::nullopt;  // 0: off
+  std::optional<bool> nan_check = std::nullopt;                       // refuse NaN in what is sent
 };
 
 // Makes a group and its first generation. All members call it with the same store and size, within
