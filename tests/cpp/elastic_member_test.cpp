@@ -174,6 +174,18 @@ TEST(ElasticMember, HalfWithoutTheWitnessIsNoQuorum) {
   }
 }
 
+// The first member looks at it twice a second.
+TEST(ElasticMember, AStoreThatIsDownIsNoNewWitness) {
+  Job job;
+  job.found(2);
+  job.awaitViews(0);
+  job.store->fail("gone");
+  const Deadline looked = Deadline::after(milliseconds(1200));
+  while (!looked.expired()) {
+    for (const Answer& answer : job.agree(1, {true, true})) EXPECT_FALSE(answer.new_witness);
+  }
+}
+
 TEST(ElasticMember, TwoOfThreeGoOnWithoutTheStore) {
   Job job;
   job.found(3);
