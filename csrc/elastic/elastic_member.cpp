@@ -324,7 +324,8 @@ void ElasticMember::Impl::restoreStore() {
   restoring = true;
   store.post([self = weak_from_this(), founding = founding, lineage = core->view().lineage,
               members = core->view().members](JobStore& job) {
-    // In an optional: g++ 12 spoils a plain one, returned in registers, where the call throws.
+    // In an optional: of a plain one g++ 12 drops the initial zeroes, which hold where the call
+    // throws.
     std::optional<WitnessId> identity;
     try {
       identity = job.restore(founding, lineage, members);
