@@ -85,12 +85,14 @@ in_c() {
 in_c "$work/consumer/allreduce_c"
 
 say "the core alone, without torch and Python"
-cmake -S "$work/source" -B "$work/core" -G Ninja -DTORCHFT_EXT_BUILD_TORCH=OFF -DTORCHFT_EXT_WERROR="$WERROR" >"$work/core.log"
+cmake -S "$work/source" -B "$work/core" -G Ninja -DTORCHFT_EXT_BUILD_TORCH=OFF -DTORCHFT_EXT_BUILD_BENCHMARKS=ON \
+  -DTORCHFT_EXT_WERROR="$WERROR" >"$work/core.log"
 cmake --build "$work/core" -j "$JOBS" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
 cmake --install "$work/core" --prefix "$work/prefix" >>"$work/core.log"
 cmake -S "$work/source/examples/cpp" -B "$work/with-core" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/core.log"
 cmake --build "$work/with-core" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
 in_c "$work/with-core/allreduce_c"
+timeout 60 "$work/core/benchmarks/native/ft_bench" --world 3 --op all --max 64K --factor 64 --seconds 0.01
 if ldd "$work/prefix/lib/libtorchft_ext_core.so" | grep -E 'torch_|c10|python'; then
   die "the core library needs torch or Python"
 fi

@@ -94,6 +94,26 @@ size_t bytesOf(const char* op, size_t count, DataType type, int times = 1) {
   return count * item;
 }
 
+// One buffer of so many items for each rank.
+std::vector<Buffer> partsOf(const char* op, const char* name, const void* data, size_t count,
+                            DataType type, int size) {
+  return cutInto(bufferOf(op, name, data, bytesOf(op, count, type, size)), size);
+}
+
+void requireRank(const char* op, const char* name, int rank, int size) {
+  require(rank >= 0 && rank < size, op,
+          std::string(name) + ": expected 0 to " + std::to_string(size - 1) + found(rank));
+}
+
+Operation rooted(const char* op, OpKind kind, DataType type, int root, int size) {
+  requireRank(op, "root", root, size);
+  Operation operation;
+  operation.kind = kind;
+  operation.dtype = dtypeOf(op, type);
+  operation.root = root;
+  return operation;
+}
+
 SocketAddress addressOf(const std::string& interface) {
   const std::string wanted = interface.empty() ? "127.0.0.1" : interface;
   if (const auto numeric = SocketAddress::fromNumeric(wanted, 0)) return *numeric;
@@ -323,22 +343,9 @@ Request Comm::allreduce(void* data, size_t count, DataType type, Reduction reduc
   return impl_->issue(std::move(operation), impl_->place(), timeout);
 }
 
-namespace {
-
-void requireRank(const char* op, const char* name, int rank, int size) {
-  require(rank >= 0 && rank < size, op,
-          std::string(name) + ": expected 0 to " + std::to_string(size - 1) + found(rank));
-}
-
-}  // namespace
-
 Request Comm::broadcast(void* data, size_t count, DataType type, int root, Milliseconds timeout) {
   const Impl::Place here = impl_->place();
-  requireRank("broadcast", "root", root, here.size);
-  Operation operation;
-  operation.kind = OpKind::kBroadcast;
-  operation.dtype = dtypeOf("broadcast", type);
-  operation.root = root;
+  Operation operation = rooted("broadcast", OpKind::kBroadcast, type, root, here.size);
   operation.outputs = {bufferOf("broadcast", "data", data, bytesOf("broadcast", count, type))};
   return impl_->issue(std::move(operation), here, timeout);
 }
@@ -351,8 +358,7 @@ Request Comm::allgather(const void* input, void* all, size_t count, DataType typ
   operation.kind = OpKind::kAllgather;
   operation.dtype = dtypeOf(kOp, type);
   operation.inputs = {bufferOf(kOp, "input", input, bytesOf(kOp, count, type))};
-  operation.outputs =
-      cutInto(bufferOf(kOp, "all", all, bytesOf(kOp, count, type, here.size)), here.size);
+  operation.outputs = partsOf(kOp, "all", all, count, type, here.size);
   return impl_->issue(std::move(operation), here, timeout);
 }
 
@@ -364,60 +370,38 @@ Request Comm::reduceScatter(const void* all, void* output, size_t count, DataTyp
   operation.kind = OpKind::kReduceScatter;
   operation.dtype = dtypeOf(kOp, type);
   operation.reduce = reductionOf(kOp, type, reduction);
-  operation.inputs =
-      cutInto(bufferOf(kOp, "all", all, bytesOf(kOp, count, type, here.size)), here.size);
+  operation.inputs = partsOf(kOp, "all", all, count, type, here.size);
   operation.outputs = {bufferOf(kOp, "output", output, bytesOf(kOp, count, type))};
   return impl_->issue(std::move(operation), here, timeout);
 }
 
 Request Comm::reduce(const void* input, void* output, size_t count, DataType type,
                      Reduction reduction, int root, Milliseconds timeout) {
-  constexpr const char* kOp = "reduce";
   const Impl::Place here = impl_->place();
-  requireRank(kOp, "root", root, here.size);
-  Operation operation;
-  operation.kind = OpKind::kReduce;
-  operation.dtype = dtypeOf(kOp, type);
-  operation.reduce = reductionOf(kOp, type, reduction);
-  operation.root = root;
-  operation.inputs = {bufferOf(kOp, "input", input, bytesOf(kOp, count, type))};
+  Operation operation = rooted("reduce", OpKind::kReduce, type, root, here.size);
+  operation.reduce = reductionOf("reduce", type, reduction);
+  operation.inputs = {bufferOf("reduce", "input", input, bytesOf("reduce", count, type))};
   if (here.rank == root) {
-    operation.outputs = {bufferOf(kOp, "output", output, bytesOf(kOp, count, type))};
+    operation.outputs = {bufferOf("reduce", "output", output, bytesOf("reduce", count, type))};
   }
   return impl_->issue(std::move(operation), here, timeout);
 }
 
 Request Comm::gather(const void* input, void* all, size_t count, DataType type, int root,
                      Milliseconds timeout) {
-  constexpr const char* kOp = "gather";
   const Impl::Place here = impl_->place();
-  requireRank(kOp, "root", root, here.size);
-  Operation operation;
-  operation.kind = OpKind::kGather;
-  operation.dtype = dtypeOf(kOp, type);
-  operation.root = root;
-  operation.inputs = {bufferOf(kOp, "input", input, bytesOf(kOp, count, type))};
-  if (here.rank == root) {
-    operation.outputs =
-        cutInto(bufferOf(kOp, "all", all, bytesOf(kOp, count, type, here.size)), here.size);
-  }
+  Operation operation = rooted("gather", OpKind::kGather, type, root, here.size);
+  operation.inputs = {bufferOf("gather", "input", input, bytesOf("gather", count, type))};
+  if (here.rank == root) operation.outputs = partsOf("gather", "all", all, count, type, here.size);
   return impl_->issue(std::move(operation), here, timeout);
 }
 
 Request Comm::scatter(const void* all, void* output, size_t count, DataType type, int root,
                       Milliseconds timeout) {
-  constexpr const char* kOp = "scatter";
   const Impl::Place here = impl_->place();
-  requireRank(kOp, "root", root, here.size);
-  Operation operation;
-  operation.kind = OpKind::kScatter;
-  operation.dtype = dtypeOf(kOp, type);
-  operation.root = root;
-  operation.outputs = {bufferOf(kOp, "output", output, bytesOf(kOp, count, type))};
-  if (here.rank == root) {
-    operation.inputs =
-        cutInto(bufferOf(kOp, "all", all, bytesOf(kOp, count, type, here.size)), here.size);
-  }
+  Operation operation = rooted("scatter", OpKind::kScatter, type, root, here.size);
+  operation.outputs = {bufferOf("scatter", "output", output, bytesOf("scatter", count, type))};
+  if (here.rank == root) operation.inputs = partsOf("scatter", "all", all, count, type, here.size);
   return impl_->issue(std::move(operation), here, timeout);
 }
 
@@ -425,12 +409,11 @@ Request Comm::alltoall(const void* all_inputs, void* all_outputs, size_t count, 
                        Milliseconds timeout) {
   constexpr const char* kOp = "alltoall";
   const Impl::Place here = impl_->place();
-  const size_t bytes = bytesOf(kOp, count, type, here.size);
   Operation operation;
   operation.kind = OpKind::kAlltoall;
   operation.dtype = dtypeOf(kOp, type);
-  operation.inputs = cutInto(bufferOf(kOp, "all_inputs", all_inputs, bytes), here.size);
-  operation.outputs = cutInto(bufferOf(kOp, "all_outputs", all_outputs, bytes), here.size);
+  operation.inputs = partsOf(kOp, "all_inputs", all_inputs, count, type, here.size);
+  operation.outputs = partsOf(kOp, "all_outputs", all_outputs, count, type, here.size);
   return impl_->issue(std::move(operation), here, timeout);
 }
 

@@ -51,6 +51,22 @@ def test_no_source_ends_the_process() -> None:
             assert not ENDS.search(line.split("//")[0]), f"{path}: {line}"
 
 
+DEFINED = re.compile(r"^(?:class|struct|enum class) (\w+)\b[^;(]*\{", re.M)
+
+
+def test_no_two_headers_define_types_of_one_name() -> None:
+    """The linker takes either for both: their members are called on the other's memory."""
+    headers = [path for part in ("csrc", "tests/cpp") for path in (ROOT / part).rglob("*.h")]
+    places: dict[str, set[str]] = {}
+    for path in headers:
+        for name in DEFINED.findall(path.read_text(encoding="utf-8")):
+            places.setdefault(name, set()).add(path.relative_to(ROOT).as_posix())
+    assert len(places) > 300
+    public = {"View", "Answer"}  # of the namespace torchft_ext::elastic, too
+    twice = {name: sorted(found) for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in twice.items() if name not in public} == {}
+
+
 def test_the_project_has_no_include_that_points_up() -> None:
     assert checker.check(ROOT / "csrc") == []
 
