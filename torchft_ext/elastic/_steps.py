@@ -13,7 +13,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from torchft_ext.elastic._current import current
-from torchft_ext.elastic._errors import ElasticError
+from torchft_ext.elastic._errors import DivergenceError, ElasticError, StateLostError
 from torchft_ext.elastic._random import manual_seed
 from torchft_ext.elastic._rebuild import rebuild
 from torchft_ext.elastic._replicas import Held, Place, Replicas
@@ -411,6 +411,8 @@ class _Loop:
         except CommError as error:
             self._failures.add(error, view.members)
             return False
+        except (StateLostError, DivergenceError):
+            raise  # all find it in the same words of all: nobody waits, and an abort cut them short
         except BaseException as error:
             self.job.abort(f"view {view.number}: {type(error).__name__}: {error}")
             raise
