@@ -271,7 +271,7 @@ def _pre_forward(theirs: Callable[..., Any], self: DDP, *args: Any, **kwargs: An
         _begin_forward(self)
     inputs = theirs(self, *args, **kwargs)
     if trains and self.require_backward_grad_sync:
-        _compare_on_devices(self)
+        _compare_layouts(self)
     return inputs
 
 
@@ -283,14 +283,14 @@ def _post_forward(theirs: Callable[..., Any], self: DDP, output: object) -> obje
 
 
 @_disable_dynamo
-def _compare_on_devices(model: DDP) -> None:
+def _compare_layouts(model: DDP) -> None:
     wrapped = _wrapped.get(model)
     if wrapped is not None:
-        wrapped.reducer.compare_on_devices()
+        wrapped.reducer.compare_layouts()
 
 
 def _match_all_reduce_for_bwd_pass(theirs: Callable[..., Any], self: DDP) -> None:
-    _compare_on_devices(self)  # what the forward() of ranks that still have inputs does
+    _compare_layouts(self)  # what the forward() of ranks that still have inputs does
     theirs(self)
 
 

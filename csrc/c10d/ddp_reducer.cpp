@@ -136,9 +136,11 @@ void DdpReducer::readLayout() {
   std::vector<BucketLayouts::Buffer> buffers;
   Digest all;
   on_device_ = false;
+  sparse_ = false;
   for (const auto& bucket : Inside::buckets(*reducer)) {
     tags.push_back({layoutOf(bucket), generation_});
     all.add(tags.back().layout);
+    sparse_ = sparse_ || bucket.expect_sparse_gradient;
     if (!bucket.gradients.defined()) continue;  // a sparse one, before its first backward()
     on_device_ = on_device_ || !bucket.gradients.is_cpu();
     buffers.push_back(bufferOf(bucket.gradients, tags.back()));
@@ -166,8 +168,9 @@ void DdpReducer::renewViews() {
   readLayout();
 }
 
-void DdpReducer::compareOnDevices() {
-  if (!on_device_ || compared_) return;
+void DdpReducer::compareLayouts() {
+  const bool untagged = on_device_ || (sparse_ && !hooked_);
+  if (!untagged || compared_) return;
   Digest digest;
   digest.add(layout_);
   digest.add(hooked_ ? 1 : 0);

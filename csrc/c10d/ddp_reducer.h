@@ -47,9 +47,10 @@ class DdpReducer {
   // was written to becomes the gradients of its first step.
   void renewViews();
   // Blocks until all members have called it: MismatchError where one has another layout. For
-  // buckets on a device, whose operations do not carry their signature; does nothing else, and
-  // nothing the second time after readLayout().
-  void compareOnDevices();
+  // buckets whose operations do not carry their tag: on a device, and of sparse gradients, which
+  // have another tensor in each backward(), where no hook is registered. With none of these it
+  // does nothing, and nothing the second time after readLayout().
+  void compareLayouts();
 
   // As Reducer's own; what they issue carries the bucket's tag.
   void registerHook(std::unique_ptr<c10d::CommHookInterface> hook);
@@ -74,6 +75,7 @@ class DdpReducer {
   const std::shared_ptr<BucketTags> tags_ = std::make_shared<BucketTags>();
   uint64_t layout_ = 0;  // of all buckets
   bool on_device_ = false;
+  bool sparse_ = false;
   bool hooked_ = false;
   bool compared_ = false;
   // Kept by retire().

@@ -31,7 +31,7 @@ void bind_ddp(py::module_& module) {
       .def("generation", &DdpReducer::generation)
       .def("read_layout", &DdpReducer::readLayout, NoGil())
       .def("renew_views", &DdpReducer::renewViews, NoGil())
-      .def("compare_on_devices", &DdpReducer::compareOnDevices, NoGil())
+      .def("compare_layouts", &DdpReducer::compareLayouts, NoGil())
       .def("register_hook", &registerHook, py::arg("state"), py::arg("hook"))
       .def("register_builtin_hook", &DdpReducer::registerBuiltinHook, py::arg("kind"))
       .def("run_hook", &runHook, py::arg("bucket"), NoGil())

@@ -297,6 +297,35 @@ def test_gradients_of_other_parameters_are_never_added(ranks, hook):
     world.run(backward_of_pair)
 
 
+class Mixed(nn.Module):
+    def __init__(self, sparse_first: bool) -> None:
+        super().__init__()
+        table = nn.Embedding(5, 4, sparse=True)
+        self.parts = nn.ModuleList([table, nn.Linear(4, 2, bias=False)])
+        if not sparse_first:
+            self.parts = nn.ModuleList([self.parts[1], table])
+
+    def forward(self) -> torch.Tensor:
+        table, dense = sorted(self.parts, key=lambda part: isinstance(part, nn.Linear))
+        return dense(table(torch.tensor([1, 3]))).square().sum()
+
+
+def wrap_mixed(sparse_first: bool) -> None:
+    kept["mixed"] = DistributedDataParallel(Mixed(sparse_first))
+
+
+def forward_of_mixed() -> None:
+    kept["mixed"]()
+
+
+def test_sparse_buckets_that_lie_differently_are_told_before_a_gradient_moves(ranks):
+    workers = ranks.borrow(2)
+    for worker, sparse_first in zip(workers, (True, False), strict=True):
+        ranks.generation([worker]).run(wrap_mixed, sparse_first)
+    for call in ranks.generation(workers).start_all(forward_of_mixed):
+        assert "other bucket layout" in call.error("MismatchError").text
+
+
 # ---------------------------------------------------------------- hooks
 
 
