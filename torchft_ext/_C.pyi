@@ -289,6 +289,7 @@ class Backend(_Backend):
         """
 
     def _incarnations(self, *, before: bool = False) -> list[str]: ...
+    def _configure_over(self, store: Store, rank: int, size: int, timeout: timedelta) -> None: ...
     def shrink(
         self,
         ranks_to_exclude: list[int],

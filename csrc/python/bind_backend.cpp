@@ -2,11 +2,13 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "c10d/comm_error.h"
 #include "c10d/compile_questions.h"
 #include "c10d/failed_init.h"
 #include "c10d/ft_backend.h"
 #include "c10d/ft_process_group.h"
 #include "c10d/group_making.h"
+#include "c10d/store_adapter.h"
 #include "python/bindings.h"
 #include "python/callback_future.h"
 #include "python/docstrings.h"
@@ -98,6 +100,14 @@ void configure(const py::object& self, const py::object& store_addr, const py::o
     backend->configure(address, new_rank, new_size, limit);
   }
   py::module_::import("torchft_ext._groups").attr("follow_generation")(self);
+}
+
+// Over any store, for callers that have checked the numbers and bring the tables up to date.
+void configureOver(FtBackend& backend, const StorePtr& store, int rank, int size,
+                   Milliseconds timeout) {
+  const StorePlace place = storePlaceOf(store);
+  const FailurePtr failure = backend.tryForm({place.thread, place.prefix}, rank, size, timeout);
+  if (failure) throwFailure(failure);
 }
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -250,6 +260,8 @@ void bind_backend(py::module_& module) {
            docs::Backend::deregister_mem_pool)
       // By rank in the generation. The tables of torch.distributed are written after them.
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
+      .def("_configure_over", &configureOver, py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("timeout"), NoGil())
       // torch copies them for groups that it splits off.
       .def_property_readonly("options", &FtBackend::getBackendOptions, docs::Backend::options)
       .def_property_readonly("generation", &FtBackend::generation, docs::Backend::generation)

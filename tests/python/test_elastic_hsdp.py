@@ -13,6 +13,7 @@ from ranks import World, values_of
 from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import torchft_ext
 from torchft_ext import elastic
@@ -79,6 +80,7 @@ def test_too_few_members_are_all_parked():
 # On processes.
 
 jobs: list[elastic.Job] = []
+lasting: list[tuple[dist.ProcessGroup, nn.Module]] = []
 trainings: list[Training] = []
 seen: list[tuple[int, int, int]] = []  # of each committed step: number, how many trained, cursor
 
@@ -105,6 +107,7 @@ def close() -> None:
     for job in jobs:
         job.close()
     jobs.clear()
+    lasting.clear()
     leave_default_group()
 
 
@@ -366,6 +369,58 @@ def wait_for_newcomer() -> None:
     wait_until(lambda: bool(jobs[0].waiting()), "a newcomer")
 
 
+# A lasting group of some members: the DDP over it is made once.
+
+
+def whole_pairs(view: elastic.View) -> list[int]:
+    """Two neighbours, the higher rank first; a last one alone is in no group."""
+    ranks = pairs(view)
+    return ranks if len(ranks) == 2 else []
+
+
+def manage_a_lasting_group() -> None:
+    group = dist.new_group([0])
+    jobs[0].manage("pairs", group, whole_pairs)
+    model = nn.Linear(1, 1, bias=False)
+    lasting.append((group, DistributedDataParallel(model, process_group=group)))
+
+
+def mean_of_pair() -> tuple[int, object]:
+    """After recover(): the rank in the view, and a gradient of the pair or why there is none."""
+    rank = recover()
+    group, model = lasting[0]
+    now = jobs[0].managed_group("pairs")
+    if now is None:
+        return rank, failure_of(lambda: dist.all_reduce(torch.ones(1), group=group)).text
+    assert now is group and dist.get_process_group_ranks(group) == whole_pairs(jobs[0].view())
+    model.zero_grad()
+    model(torch.tensor([float(rank)])).backward()
+    word = torch.tensor([rank])
+    dist.broadcast(word, src=rank // 2 * 2, group=group)
+    return rank, (model.module.weight.grad.item(), word.item())
+
+
+def test_lasting_group_of_some_members_follows_the_views(ranks, world):
+    address = ranks.address()
+    founders = World(ranks, world.workers[:3])
+    founders.run(come, address, 3)
+    founders.run(manage_a_lasting_group)
+    found = sorted(founders.run(mean_of_pair))
+    assert found[:2] == [(0, (0.5, 0)), (1, (0.5, 0))]
+    assert "this member is in no group 'pairs' in view 1" in found[2][1]
+    world.on(3, come, address, 3)
+    world.on(3, manage_a_lasting_group)
+    late = world.start(3, mean_of_pair)
+    founders.side(0, wait_for_newcomer)
+    found = values_of([*founders.start_all(mean_of_pair), late])
+    assert sorted(found) == [(0, (0.5, 0)), (1, (0.5, 0)), (2, (2.5, 2)), (3, (2.5, 2))]
+    founders.kill([rank for rank, _ in found].index(1))
+    rest = World(ranks, [worker for worker in world.workers[:4] if worker.alive()])
+    found = sorted(rest.run(mean_of_pair))
+    assert found[:2] == [(0, (0.5, 0)), (1, (0.5, 0))]
+    assert "the view is over" in found[2][1]  # its last group's own end stays
+
+
 def test_manage_wants_a_group_or_a_rule(ranks, world):
     alone = World(ranks, world.workers[:1])
     alone.run(come, ranks.address(), 1)
@@ -381,7 +436,7 @@ def refused_by_manage() -> list[str]:
     job = jobs[0]
     calls = [
         lambda: job.manage("none"),
-        lambda: job.manage("both", job.group, pairs),
+        lambda: job.manage("all", job.group, pairs),
         lambda: job.manage("default", rule=pairs),
         lambda: job.managed_group("default"),
     ]

@@ -150,7 +150,8 @@ class Job:
         self._view: View | None = None
         self._managed: dict[str, list[_C.Backend]] = {}
         self._rules: dict[str, Callable[[View], Sequence[int]]] = {}
-        self._ruled: dict[str, dist.ProcessGroup] = {}  # made by rules in the newest view
+        self._lasting: dict[str, dist.ProcessGroup] = {}  # of rules that were given a group
+        self._ruled: dict[str, dist.ProcessGroup] = {}  # of rules, in the newest view
         self._left = False
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
@@ -169,39 +170,46 @@ class Job:
         group: dist.ProcessGroup | None = None,
         rule: Callable[[View], Sequence[int]] | None = None,
     ) -> None:
-        """Let a group follow the views, from the next one on. Give a group, or a rule.
+        """Let a group follow the views, from the next one on. Give a group, a rule, or both.
 
-        A group stays the same object: its generations are those of the views, of all members. A
-        rule makes another group in each view, of some members: managed_group(name) returns it.
+        A group stays the same object: its generations are those of the views, of all members. With
+        a rule they are of some members, and where this member is in none the group has failed. A
+        rule without a group makes another group in each view. managed_group(name) returns either.
 
         Args:
             name: the same on all members, since newcomers hold other objects.
-            group: with a backend of this package.
+            group: with a backend of this package; new_group([0]) after join() makes one.
             rule: returns the ranks of the view that make up this member's group, in their order;
                 empty: this member is in none. It depends on the view alone, and gives all members
                 of one group the same.
 
         Raises:
-            ValueError: the group has no such backend, or both or none are given.
+            ValueError: the group has no such backend, or is the default group and has a rule, or
+                neither is given.
             RuntimeError: the name is taken.
         """
-        if (group is None) == (rule is None):
-            raise ValueError("manage: expected a group or a rule, and not both")
+        if group is None and rule is None:
+            raise ValueError("manage: expected a group, a rule, or both")
         if name in self._managed or name in self._rules:
             raise RuntimeError(f"manage: name: expected one that is free, found {name!r}")
-        if rule is not None:
-            self._rules[name] = rule
-            return
-        assert group is not None
-        backends = list(_groups.backends_of(group))
-        if not backends:
+        backends = [] if group is None else list(_groups.backends_of(group))
+        if group is not None and not backends:
             raise ValueError(f"manage: group: expected one of the backend 'ft', found {group}")
+        if rule is not None:
+            if group is self.group:
+                raise ValueError(
+                    "manage: rule: expected none for the default group: it has all members"
+                )
+            self._rules[name] = rule
+            if group is not None:
+                self._lasting[name] = group
+            return
         for number, backend in enumerate(backends):
             self._native.manage(f"{name}/{number}", backend)
         self._managed[name] = backends
 
     def managed_group(self, name: str) -> dist.ProcessGroup | None:
-        """Return what the rule of this name has made in view(); None: this member is in none.
+        """Return the group of this name's rule in view(); None: this member is in none.
 
         Raises:
             KeyError: there is no such rule.
@@ -228,15 +236,15 @@ class Job:
         """
         if self._view is None:
             raise RuntimeError("make_group: expected a view: call recover() first")
-        return self._make_group(self._view, name, ranks)
+        return self._groups_of(self._view).make(name, ranks)
 
-    def _make_group(self, view: View, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+    def _groups_of(self, view: View) -> ViewGroups:
         if self._of_view is None:
             store = self._native.store_of(view.number)
             self._of_view = ViewGroups(
                 store, view.number, self._backend, self._options, self.timeout
             )
-        return self._of_view.make(name, ranks)
+        return self._of_view
 
     def hold_groups(self) -> AbstractContextManager[None]:
         """Let groups of make_group() that lose nobody outlive the view's end, within a block.
@@ -319,10 +327,22 @@ class Job:
         backends = [one for many in self._managed.values() for one in many]
         _tables.follow(self.group, backends, self._native.store_of(view.number))
         for name, rule in sorted(self._rules.items()):
-            ranks = list(rule(view))
-            if ranks:
-                self._ruled[name] = self._make_group(view, f"{name}/{min(ranks)}", ranks)
+            self._apply(name, list(rule(view)), view)
         return timedelta(seconds=monotonic() - began)
+
+    def _apply(self, name: str, ranks: list[int], view: View) -> None:
+        """Bring the group of a rule into the view, among these members."""
+        lasting = self._lasting.get(name)
+        if not ranks:
+            for backend in () if lasting is None else _groups.backends_of(lasting):
+                backend.abort(f"this member is in no group {name!r} in view {view.number}")
+            return
+        unique = f"{name}/{min(ranks)}"
+        if lasting is None:
+            self._ruled[name] = self._groups_of(view).make(unique, ranks)
+        else:
+            self._groups_of(view).follow(lasting, unique, ranks)
+            self._ruled[name] = lasting
 
     def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
         """Agree with all members of view() on whether all are well; the same answer on all.

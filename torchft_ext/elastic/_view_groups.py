@@ -1,4 +1,4 @@
-"""Groups that live as long as one view."""
+"""Groups of some members of one view."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TAG = "user:elastic"  # one for all views, since torch keeps tags for ever
 
 
 class ViewGroups:
-    """Groups of some members of one view, which torch's tables know until end().
+    """Groups of some members of one view: made for it, or lasting ones with a generation in it.
 
     Owner: a Job; one for each view. A thread of its own waits for the view's end, and aborts the
     groups then, or at the end of hold(): a member that waits in a group which has lost nobody is
-    released too. Threads: any; make(), hold() and end() one at a time. The view's end does not
-    remove the groups from the tables.
+    released too. torch's tables know a group that was made until end(), not only to the view's end.
+    Threads: any; make(), follow(), hold() and end() one at a time.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class ViewGroups:
         self._options = options
         self._timeout = timeout
         self._groups: list[dist.ProcessGroup] = []
+        self._lasting: list[dist.ProcessGroup] = []
         self._wake = f"wake/{dist.get_rank()}"
         self._lock = threading.Lock()
         self._over: str | None = None  # why the groups were aborted; guarded by _lock
@@ -74,13 +75,29 @@ class ViewGroups:
             options=copy.copy(self._options),
         )
         _enter(group, full, self._backend, self._store, ranks)
-        self._keep(group)
+        self._keep(group, self._groups)
         return group
+
+    def follow(self, group: dist.ProcessGroup, name: str, ranks: Sequence[int]) -> None:
+        """Begin a generation of a lasting group, of these global ranks; called by them only.
+
+        Blocks.
+
+        Raises:
+            CommError: it could not be formed.
+        """
+        rank = list(ranks).index(dist.get_rank())
+        for number, backend in enumerate(_groups.backends_of(group)):
+            store = dist.PrefixStore(f"view{self._view}/{name}/{number}", self._store)
+            backend._configure_over(store, rank, len(ranks), self._timeout)
+            _groups.follow_generation(backend)
+        self._keep(group, self._lasting)
 
     def backends(self) -> list[_C.Backend]:
         """Return those of all groups."""
         with self._lock:
-            return [backend for group in self._groups for backend in _groups.backends_of(group)]
+            groups = [*self._groups, *self._lasting]
+        return [backend for group in groups for backend in _groups.backends_of(group)]
 
     def abort(self, reason: str) -> None:
         """Fail all groups, also those that are still being made."""
@@ -104,10 +121,11 @@ class ViewGroups:
                 self.abort(_OVER)
 
     def end(self) -> None:
-        """Abort the groups and take them out of torch's tables."""
+        """Abort the groups, and take those that were made out of torch's tables."""
         self.abort(_OVER)
         with self._lock:
             groups, self._groups = self._groups, []
+            self._lasting.clear()
         for group in groups:
             if group in c10d._world.pg_map:  # else the user has destroyed all groups
                 dist.destroy_process_group(group)
@@ -119,13 +137,14 @@ class ViewGroups:
             self._store.set_timeout(_WAKE_WITHIN)  # nobody else uses it any more
             self._store.set(self._wake, "")
 
-    def _keep(self, group: dist.ProcessGroup) -> None:
+    def _keep(self, group: dist.ProcessGroup, groups: list[dist.ProcessGroup]) -> None:
         with self._lock:
-            self._groups.append(group)
+            is_first = not self._groups and not self._lasting
+            groups.append(group)
             over = self._over
         if over is not None:
             self.abort(over)
-        elif len(self._groups) == 1:
+        elif is_first:
             threading.Thread(
                 target=_watch,
                 args=(self._store, self._wake, self._on_over),
