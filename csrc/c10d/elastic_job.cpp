@@ -38,18 +38,21 @@ void checkOptions(const ElasticJobOptions& options) {
   TORCH_CHECK_VALUE(options.limit.count() > 0, "elastic.join: limit: expected a positive time");
 }
 
-// "host:port": as of a store without a name of a job.
-StoreAddress parseMember(const std::string& text) {
-  return parseStoreAddress(text + "/member");
+StoreAddress storeNamedBy(const ElasticJobOptions& options) {
+  return parseStoreAddress("elastic.join: address", options.address);
+}
+
+HostAndPort memberAt(const std::string& text) {
+  return parseHostAndPort("elastic.join: members", text);
 }
 
 ListedAddresses listOf(const std::vector<std::string>& members) {
-  std::vector<StoreAddress> listed;
+  std::vector<HostAndPort> listed;
   listed.reserve(members.size());
-  for (const std::string& member : members) listed.push_back(parseMember(member));
+  for (const std::string& member : members) listed.push_back(memberAt(member));
   return [listed] {
     std::vector<SocketAddress> found;
-    for (const StoreAddress& one : listed) {
+    for (const HostAndPort& one : listed) {
       if (const auto address = resolveAddress(one.host, one.port)) found.push_back(*address);
     }
     return found;
@@ -61,12 +64,12 @@ ListedAddresses listOf(const std::vector<std::string>& members) {
 SocketAddress addressTowardsOthers(const ElasticJobOptions& options) {
   const Environment environment = readEnvironment();
   if (!options.address.empty()) {
-    return chooseAddressTowards(options.network, environment, parseStoreAddress(options.address));
+    return chooseAddressTowards(options.network, environment, storeNamedBy(options));
   }
   std::optional<SocketAddress> first;
   for (const std::string& member : options.members) {
     const SocketAddress found =
-        chooseAddressTowards(options.network, environment, parseMember(member));
+        chooseAddressTowards(options.network, environment, memberAt(member));
     if (!found.isLoopback()) return found;
     if (!first) first = found;
   }
@@ -79,10 +82,14 @@ void chooseWhereToListen(const ElasticJobOptions& options, ElasticOptions& chose
     chosen.ports = parsePortRange("elastic.join: port_range", *options.network.port_range);
   }
   if (options.listen.empty()) return;
-  const bool port_alone = options.listen.find(':') == std::string::npos;
-  const StoreAddress wanted = parseMember(port_alone ? "any:" + options.listen : options.listen);
+  constexpr const char* kArgument = "elastic.join: listen";
+  if (options.listen.find(':') == std::string::npos) {
+    const uint16_t port = parsePort(kArgument, options.listen);
+    chosen.ports = {port, port};
+    return;
+  }
+  const HostAndPort wanted = parseHostAndPort(kArgument, options.listen);
   chosen.ports = {wanted.port, wanted.port};
-  if (port_alone) return;
   const auto address = resolveAddress(wanted.host, wanted.port);
   TORCH_CHECK_VALUE(address, "elastic.join: listen: expected an address of this host, found '",
                     options.listen, "', which does not resolve");
@@ -131,7 +138,7 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
   job->interface_name_ = interfaceOf(chosen.bind_address);
   chosen.limit = options.limit;
   if (!options.address.empty()) {
-    const StoreAddress address = parseStoreAddress(options.address);
+    const StoreAddress address = storeNamedBy(options);
     chosen.job = address.prefix;
     chosen.store = clientsOf(address);
     chosen.prefix = address.prefix + "/";

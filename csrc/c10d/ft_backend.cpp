@@ -112,7 +112,7 @@ FtBackend::~FtBackend() {
 void FtBackend::configure(const std::string& store_address, int rank, int size,
                           std::optional<Milliseconds> timeout) {
   guard_.check("this process group");
-  const StoreAddress address = parseStoreAddress(store_address);
+  const StoreAddress address = parseStoreAddress("configure: store_addr", store_address);
   TORCH_CHECK_VALUE(size > 0, "configure: world_size: expected at least 1, found ", size);
   checkRank({"configure", "rank"}, rank, size);
   TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
@@ -259,6 +259,11 @@ void FtBackend::shutdown() {
   each.run([&] {
     group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));
   });
+  // Its thread ends with its last group, whoever still holds this object.
+  derived_.follow({}, 0);
+  std::shared_ptr<StoreThread> last;  // goes after the lock
+  const MutexLock lock(store_mutex_);
+  last.swap(store_);
 }
 
 void FtBackend::setTimeout(Milliseconds timeout) {

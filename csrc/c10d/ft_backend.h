@@ -255,7 +255,7 @@ class FtBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Store> creators_store_;  // constant; let go of in a forked child
   const uint64_t serial_;                           // of this object within the process
   Mutex store_mutex_;
-  // Of the last generation: kept, since making a client may take seconds.
+  // Of the last generation: kept, since making a client may take seconds. None after shutdown().
   std::shared_ptr<StoreThread> store_ GUARDED_BY(store_mutex_);
   // Of every reconfigure() that succeeded.
   std::set<int64_t> used_uuids_ GUARDED_BY(store_mutex_);

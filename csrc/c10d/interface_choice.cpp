@@ -48,7 +48,7 @@ std::optional<SocketAddress> addressOfHostName(Duration limit) {
   return lookUp("this host's name, '" + own + "',", limit, [own] { return ownAddressNamed(own); });
 }
 
-std::optional<SocketAddress> towards(const StoreAddress& server, Duration limit) {
+std::optional<SocketAddress> towards(const HostAndPort& server, Duration limit) {
   const auto look = [server] { return localAddressTowards(server.host, server.port); };
   if (SocketAddress::fromNumeric(server.host, server.port)) return look();  // nobody is asked
   return lookUp("the store's host, '" + server.host + "',", limit, look);
@@ -60,11 +60,12 @@ SocketAddress chooseAddress(const FtOptions& options, const Environment& environ
                             const c10::intrusive_ptr<c10d::Store>& store) {
   StoreAddress server;
   const bool known = store && serverAddress(store, &server);
-  return chooseAddressTowards(options, environment, known ? std::optional(server) : std::nullopt);
+  return chooseAddressTowards(options, environment,
+                              known ? std::optional<HostAndPort>(server) : std::nullopt);
 }
 
 SocketAddress chooseAddressTowards(const FtOptions& options, const Environment& environment,
-                                   const std::optional<StoreAddress>& server) {
+                                   const std::optional<HostAndPort>& server) {
   if (options.interface) return namedInterface("Options.interface", *options.interface);
   if (environment.interface)
     return namedInterface(*environment.interface_variable, *environment.interface);

@@ -18,9 +18,9 @@ namespace torchft_ext {
 // RendezvousError where the resolver does not answer.
 SocketAddress chooseAddress(const FtOptions& options, const Environment& environment,
                             const c10::intrusive_ptr<c10d::Store>& store);
-// The same for the server at this address.
+// The same for the server at this address; nullopt: none is known.
 SocketAddress chooseAddressTowards(const FtOptions& options, const Environment& environment,
-                                   const std::optional<StoreAddress>& server);
+                                   const std::optional<HostAndPort>& server);
 
 // The name of the interface that has this ip; empty: none has.
 std::string interfaceOf(const SocketAddress& address);

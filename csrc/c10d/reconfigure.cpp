@@ -81,8 +81,8 @@ HandledMembership membershipOf(const std::vector<std::string>& handles, const st
   membership.rank = static_cast<int>(place - handles.begin());
   membership.size = static_cast<int>(handles.size());
   const std::string prefix = "reconfigure/" + std::to_string(uuid) + "/" + digestOf(handles);
-  membership.store =
-      parseStoreAddress(first.store + (first.store.ends_with('/') ? "" : "/") + prefix);
+  membership.store = parseStoreAddress(
+      "reconfigure: handles", first.store + (first.store.ends_with('/') ? "" : "/") + prefix);
   membership.own_store = first.store == mine.store;
   TORCH_CHECK_VALUE(
       !isOfOneHost(membership.store.host) || first.host == mine.host,

@@ -137,12 +137,30 @@ std::string_view hostPart(std::string_view text) {
   return end == std::string_view::npos ? std::string_view() : text.substr(0, end);
 }
 
-std::optional<uint16_t> parsePort(std::string_view text) {
+std::optional<uint16_t> portOf(std::string_view text) {
   unsigned port = 0;
   const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), port);
   const bool good =
       error == std::errc() && stopped == text.data() + text.size() && port > 0 && port <= 65535;
   return good ? std::optional<uint16_t>(static_cast<uint16_t>(port)) : std::nullopt;
+}
+
+struct Located {
+  HostAndPort place;
+  std::string_view rest;  // "/prefix", or nothing
+  const char* problem = nullptr;
+};
+
+Located locate(const std::string& text) {
+  const std::string_view host = hostPart(text);
+  if (host.empty() || host.find_first_of("/ \t\n") != std::string_view::npos)
+    return {{}, {}, "no host"};
+  const std::string_view rest = std::string_view(text).substr(host.size());
+  if (!rest.starts_with(':')) return {{}, {}, "no ':port' after the host"};
+  const size_t slash = std::min(rest.find('/'), rest.size());
+  const std::optional<uint16_t> port = portOf(rest.substr(1, slash - 1));
+  if (!port) return {{}, {}, "the port is no number from 1 to 65535"};
+  return {{unbracketed(std::string(host)), *port}, rest.substr(slash)};
 }
 
 }  // namespace
@@ -163,24 +181,33 @@ std::string tryEach(const std::vector<SocketAddress>& addresses,
   return why;
 }
 
-StoreAddress parseStoreAddress(const std::string& text) {
-  const auto refuse = [&text](const char* problem) {
-    TORCH_CHECK_VALUE(
-        false,
-        "configure: store_addr: expected 'host:port/prefix' or '[ipv6]:port/prefix', found '", text,
-        "': ", problem);
+StoreAddress parseStoreAddress(const char* argument, const std::string& text) {
+  const auto refuse = [&](const char* problem) {
+    TORCH_CHECK_VALUE(false, argument,
+                      ": expected 'host:port/prefix' or '[ipv6]:port/prefix', found '", text,
+                      "': ", problem);
   };
-  const std::string_view host = hostPart(text);
-  if (host.empty() || host.find_first_of("/ \t\n") != std::string_view::npos) refuse("no host");
-  std::string_view rest = std::string_view(text).substr(host.size());
-  const size_t slash = rest.find('/');
-  if (!rest.starts_with(':') || slash == std::string_view::npos)
-    refuse("no ':port/' after the host");
-  const std::optional<uint16_t> port = parsePort(rest.substr(1, slash - 1));
-  if (!port) refuse("the port is no number from 1 to 65535");
-  if (slash + 1 == rest.size())
+  const Located found = locate(text);
+  if (found.problem != nullptr) refuse(found.problem);
+  if (!found.rest.starts_with('/')) refuse("no '/prefix' after the port");
+  if (found.rest.size() == 1)
     refuse("the prefix is empty; each group and generation needs one of its own");
-  return {unbracketed(std::string(host)), *port, std::string(rest.substr(slash + 1))};
+  return {found.place, std::string(found.rest.substr(1))};
+}
+
+HostAndPort parseHostAndPort(const char* argument, const std::string& text) {
+  const Located found = locate(text);
+  const char* const problem =
+      found.problem == nullptr && !found.rest.empty() ? "it has a prefix" : found.problem;
+  TORCH_CHECK_VALUE(problem == nullptr, argument, ": expected 'host:port' or '[ipv6]:port', found '",
+                    text, "': ", problem);
+  return found.place;
+}
+
+uint16_t parsePort(const char* argument, const std::string& text) {
+  const std::optional<uint16_t> port = portOf(text);
+  TORCH_CHECK_VALUE(port, argument, ": expected a port from 1 to 65535, found '", text, "'");
+  return *port;
 }
 
 std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {

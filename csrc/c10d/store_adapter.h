@@ -14,14 +14,19 @@
 
 namespace torchft_ext {
 
-// "host:port/prefix", "[v6]:port/prefix". The prefix is used verbatim and may contain slashes.
-struct StoreAddress {
+struct HostAndPort {
   std::string host;  // without brackets
   uint16_t port = 0;
+};
+// "host:port/prefix", "[v6]:port/prefix". The prefix is used verbatim and may contain slashes.
+struct StoreAddress : HostAndPort {
   std::string prefix;
 };
-// ValueError naming what was expected and what was found.
-StoreAddress parseStoreAddress(const std::string& text);
+// ValueError naming what was expected and what was found. argument: "operation: argument".
+StoreAddress parseStoreAddress(const char* argument, const std::string& text);
+// The same of "host:port", "[v6]:port".
+HostAndPort parseHostAndPort(const char* argument, const std::string& text);
+uint16_t parsePort(const char* argument, const std::string& text);
 
 // A thread with a client of its own to the TCPStore at this address: shared by all groups that name
 // it.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from rankside import leave_default_group
+from rankside import leave_default_group, wait_until
 from tasks import thread_names
+
+import torchft_ext
 
 GROUPS = 6
 
@@ -35,3 +37,17 @@ def test_groups_over_one_store_share_its_thread(ranks, tmp_path, kind):
         0, store_threads_by_groups, kind, str(tmp_path / "store")
     )
     assert 1 <= first <= before + 1 and last <= first, (before, first, last)
+
+
+def shut_down_and_keep() -> None:
+    store = dist.HashStore()
+    group = torchft_ext.make_group(store, 0, 1, name="kept")
+    before = store_threads()
+    assert before >= 1
+    group.shutdown()
+    wait_until(lambda: store_threads() < before, "the end of the store's thread")
+    assert group.size() == 1  # the object is there
+
+
+def test_thread_of_a_store_ends_with_its_last_group_though_that_is_held(ranks):
+    ranks.fresh(1).on(0, shut_down_and_keep)
