@@ -199,8 +199,8 @@ HostAndPort parseHostAndPort(const char* argument, const std::string& text) {
   const Located found = locate(text);
   const char* const problem =
       found.problem == nullptr && !found.rest.empty() ? "it has a prefix" : found.problem;
-  TORCH_CHECK_VALUE(problem == nullptr, argument, ": expected 'host:port' or '[ipv6]:port', found '",
-                    text, "': ", problem);
+  TORCH_CHECK_VALUE(problem == nullptr, argument,
+                    ": expected 'host:port' or '[ipv6]:port', found '", text, "': ", problem);
   return found.place;
 }
 
