@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import digits_picture
 import digits_report
@@ -71,6 +72,8 @@ class Launcher:
         self._world = 0
         self._progress = digits_report.Progress(title, arguments.steps)
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._place = TemporaryDirectory()
+        self._slow = Path(self._place.name) / "slow"
         self._cues = story(self)
         self._cue: Cue | None = next(self._cues, None)
         self._workers = {
@@ -84,6 +87,7 @@ class Launcher:
     def __exit__(self, *_: object) -> None:
         for worker in self._workers.values():
             worker.end()
+        self._place.cleanup()
 
     def _command(self, arguments: argparse.Namespace, number: int, held: bool) -> list[str]:
         job = re.sub(r"\W+", "-", self.run.title)
@@ -93,6 +97,7 @@ class Launcher:
             "steps": arguments.steps,
             "pace": arguments.pace,
             "seed": arguments.seed,
+            "slow": self._slow,
         }
         told = [f"--{name}={value}" for name, value in options.items()]
         return [sys.executable, str(SCRIPT), *told, *["--held"] * held]
@@ -126,13 +131,25 @@ class Launcher:
         return lambda: self._done >= until
 
     def waits(self, worker: int) -> Cue:
-        return lambda: self._has("ready", worker, self._acts[worker])
+        return self._await(lambda: self._has("ready", worker, self._acts[worker]))
 
     def trains(self, worker: int) -> Cue:
-        return lambda: self._has("step", worker, self._acts[worker])
+        return self._await(lambda: self._has("step", worker, self._acts[worker]))
 
     def world_is(self, size: int) -> Cue:
-        return lambda: self._world == size
+        return self._await(lambda: self._world == size)
+
+    def _await(self, happened: Cue) -> Cue:
+        """Of a process, which may take its time: the members train slowly meanwhile."""
+        self._slow.touch()
+
+        def cue() -> bool:
+            if not happened():
+                return False
+            self._slow.unlink()
+            return True
+
+        return cue
 
     def _has(self, kind: str, worker: int, since: float) -> bool:
         return any(event["time"] > since for event in self.run.of(kind, worker))

@@ -37,6 +37,7 @@ FOUNDERS = 4
 STEPS = 360
 FEWEST_STEPS = 40
 PAUSE_S = 0.3
+SLOW_PACE_S = 0.1
 PICTURES = (".png", ".pdf", ".svg")
 
 
@@ -99,7 +100,7 @@ def train(job: elastic.Job, data: Digits, arguments: argparse.Namespace) -> None
             tell_error("error", step.failure)
         elif step.committed:
             tell("step", step=state.step, loss=loss.item(), world=step.view.size, view=seen)
-        time.sleep(max(0.0, began + arguments.pace - time.monotonic()))
+            time.sleep(max(0.0, began + pace_of(arguments) - time.monotonic()))
     tell("done", accuracy=accuracy(ddp, *data.test), digest=state.digest())
 
 
@@ -128,6 +129,12 @@ def tell_view(step: elastic.Step, state: elastic.State) -> None:
         digest=state.digest(),
         phases={name: spent.total_seconds() for name, spent in view.phases.items()},
     )
+
+
+def pace_of(arguments: argparse.Namespace) -> float:
+    """Seconds; slow while the story waits for a process, which is not to find the training over."""
+    awaited = arguments.slow is not None and arguments.slow.exists()
+    return max(arguments.pace, SLOW_PACE_S) if awaited else arguments.pace
 
 
 def await_order() -> None:
@@ -160,6 +167,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--world", type=int, default=FOUNDERS, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)  # of the job: this is a worker
     parser.add_argument("--held", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--slow", type=Path, help=argparse.SUPPRESS)  # while it exists
     arguments = parser.parse_args()
     trouble = "" if arguments.address else trouble_with(arguments)
     if trouble:

@@ -395,12 +395,12 @@ def test_arguments_are_checked(ranks):
         elastic.join(members=["127.0.0.1:1"], size=1, key="k", rule="store")
     with pytest.raises(ValueError, match="rule"):
         elastic.join("127.0.0.1:1/job", size=1, rule="king")
-    with pytest.raises(ValueError, match="elastic.join: address: expected 'host:port/prefix'"):
+    with pytest.raises(ValueError, match=r"elastic\.join: address: expected 'host:port/prefix'"):
         elastic.join("nowhere", size=1)
-    with pytest.raises(ValueError, match="elastic.join: members: expected 'host:port'"):
+    with pytest.raises(ValueError, match=r"elastic\.join: members: expected 'host:port'"):
         elastic.join(members=["nowhere"], size=1, key="k")
     for listen, found in (("abc", "port"), (70000, "port"), ("[::1]:x", "'host:port'")):
-        with pytest.raises(ValueError, match=f"elastic.join: listen: expected (a )?{found}"):
+        with pytest.raises(ValueError, match=rf"elastic\.join: listen: expected (a )?{found}"):
             elastic.join(members=["127.0.0.1:1"], size=1, key="k", listen=listen)
     with pytest.raises(ValueError, match="min_size"):
         elastic.join(ranks.address(), size=2, min_size=3)

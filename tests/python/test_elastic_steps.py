@@ -311,7 +311,7 @@ def test_failed_update_leaves_the_step_committed_and_the_state_dirty(job, state)
             seen.append((step.committed, step.failure, state.step, state.dirty))
     assert seen == [(True, LOST, 0, True)]
     assert job.events[1:3] == ["agree", "recover"]
-    assert job.events[-1].startswith("abort view 2: StateLostError")
+    assert job.events[-1] == "recover"  # no abort: it would cut the others' exchange short
 
 
 def test_other_errors_of_an_update_pass_through_and_leave_the_state_dirty(job, state):
