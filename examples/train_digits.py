@@ -133,8 +133,9 @@ def tell_view(step: elastic.Step, state: elastic.State) -> None:
 
 def pace_of(arguments: argparse.Namespace) -> float:
     """Seconds; slow while the story waits for a process, which is not to find the training over."""
+    pace: float = arguments.pace
     awaited = arguments.slow is not None and arguments.slow.exists()
-    return max(arguments.pace, SLOW_PACE_S) if awaited else arguments.pace
+    return max(pace, SLOW_PACE_S) if awaited else pace
 
 
 def await_order() -> None:
