@@ -80,6 +80,8 @@ void chooseWhereToListen(const ElasticJobOptions& options, ElasticOptions& chose
   chosen.bind_address = addressTowardsOthers(options);
   if (options.network.port_range) {
     chosen.ports = parsePortRange("elastic.join: port_range", *options.network.port_range);
+  } else if (const auto ports = readEnvironment().ports) {
+    chosen.ports = *ports;
   }
   if (options.listen.empty()) return;
   constexpr const char* kArgument = "elastic.join: listen";

@@ -15,9 +15,11 @@ import pytest
 import torch.distributed as dist
 from fresh_process import run_cases
 from ranks import values_of
-from rankside import PATIENCE, backend, init_fresh, seconds, wait_errored
+from rankside import PATIENCE, backend, init_fresh, leave_default_group, seconds, wait_errored
 from test_names import with_free_port
 from values import check_sum
+
+from torchft_ext import elastic
 
 
 def listening() -> dict[int, str]:
@@ -47,6 +49,27 @@ def test_listeners_lie_in_the_chosen_port_range(ranks):
     for old, new in zip(before, world.run(listening), strict=True):
         opened = set(new) - set(old)
         assert opened and all(first <= port <= first + 300 for port in opened), opened
+
+
+def ports_of_an_elastic_member(address: str, ports: str) -> set[int]:
+    leave_default_group()
+    os.environ["TORCHFT_EXT_PORT_RANGE"] = ports
+    before = listening()
+    job = elastic.join(address, size=1, timeout=seconds(PATIENCE))
+    try:
+        job.recover()
+        return set(listening()) - set(before)
+    finally:
+        job.close()
+        leave_default_group()
+
+
+def test_listeners_of_an_elastic_member_lie_in_the_range_of_the_environment(ranks):
+    first = random.randrange(20_000, 28_000)
+    opened = ranks.fresh(1).on(
+        0, ports_of_an_elastic_member, ranks.address(), f"{first}-{first + 300}"
+    )
+    assert len(opened) == 4 and all(first <= port <= first + 300 for port in opened), opened
 
 
 def test_listeners_are_bound_to_the_chosen_interface_alone(ranks):

@@ -353,7 +353,7 @@ class Job:
 
         Args:
             ok: this member's.
-            note: bytes for all, 1 MiB at most.
+            note: bytes for all; 1 MiB divided by the number of members, at most.
 
         Raises:
             NoQuorumError, LeftOutError: as recover().
