@@ -115,9 +115,10 @@ class Siege {
     const auto hello = decodeHello(said.payload);
     if (said.state != FrameInbox::State::kWhole || !hello) return refuse(caller, "");
     caller.hello = *hello;
-    if (hello->to != kSelf) return refuse(caller, "p");
+    const bool to_whoever_listens = hello->to.isZero();
+    if (!to_whoever_listens && hello->to != kSelf) return refuse(caller, "p");
     if (expected_.count(hello->nonce) != 0) return admit(caller);
-    if (hello->nonce.isZero()) return refuse(caller, "u");
+    if (hello->nonce.isZero() || to_whoever_listens) return refuse(caller, "u");
     caller.state = State::kParked;
     parked_.push_back(&caller);
     if (caller.sent.size() > said.taken) refuse(caller, "");  // it may say nothing now
