@@ -24,7 +24,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,13 @@ class _Children:
         """End all of them at once, without a goodbye."""
         self.drop_spare()
         if self._last is not None:
-            self._last.kill()
+            self._last.drop()
+
+
+def _warm_again(children: _Children) -> None:
+    """Start a spare, on a helper; where that fails now, configure() says why then."""
+    with suppress(OSError, RuntimeError, MemoryError):
+        children.warm()
 
 
 class ProcessGroupBaby(GuardedGroup):
@@ -158,7 +166,7 @@ class ProcessGroupBaby(GuardedGroup):
         try:
             super()._begin(store_addr, rank, world_size)
         finally:
-            helpers.run(self._children.warm)
+            helpers.run(partial(_warm_again, self._children))
 
     def _backend(
         self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int

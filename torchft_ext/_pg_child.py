@@ -124,9 +124,16 @@ class Child:
             raise
         finally:
             theirs.close()
-        _sockets.add(self._socket)
         self._arena.close()
-        threading.Thread(target=self._run, name="ft-child", daemon=True).start()
+        self._owner = os.getpid()
+        try:
+            threading.Thread(target=self._run, name="ft-child", daemon=True).start()
+        except RuntimeError:  # no thread is left
+            self.kill()
+            self._reap()
+            self._socket.close()
+            raise
+        _sockets.add(self._socket)
 
     # ---- before the generation stands
 
@@ -217,12 +224,19 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """End it. Does not block; the process is reaped elsewhere."""
+        """End it, but not from a fork of its parent. Does not block; another thread reaps it."""
+        if os.getpid() != self._owner:
+            return
         with self._lock:
             self._killed = True
             if not self._reaped:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
+
+    def drop(self) -> None:
+        """End it, and tell nobody: its group is gone, and has said or will say so itself."""
+        self.when_ended(lambda text: None)
+        self.kill()
 
     def abort(self) -> None:
         """Let it say goodbye, unless it is in an operation; end it. Blocks, a second at most."""
