@@ -408,7 +408,7 @@ def test_bad_arguments_are_told_and_leave_the_generation(group):
         group.allreduce([torch.ones(1, device="meta")])
     with pytest.raises(ValueError, match="expected dense tensors"):
         group.allreduce([torch.ones(1).to_sparse()])
-    with pytest.raises(ValueError, match="can add, found torch.complex64"):
+    with pytest.raises(ValueError, match=r"can add, found torch\.complex64"):
         group.allreduce([torch.ones(1, dtype=torch.complex64)])
     with pytest.raises(ValueError, match="expected integers or bool for BAND, found F32"):
         group.allreduce([torch.ones(1)], dist.ReduceOp.BAND)
@@ -549,8 +549,15 @@ def test_native_child_that_hears_nonsense_ends(nonsense):
 def test_native_child_refuses_memory_outside_the_arena(store, group):
     child = group._formed.backends[0]
     outside = frames.Issue(
-        99, frames.Op.BROADCAST, frames.Item.U8, frames.Reduction.SUM, 0, 0, 1000,
-        outputs=[(child._arena.size - 8, 16)], inputs=[],
+        99,
+        frames.Op.BROADCAST,
+        frames.Item.U8,
+        frames.Reduction.SUM,
+        0,
+        0,
+        1000,
+        outputs=[(child._arena.size - 8, 16)],
+        inputs=[],
     )
     child._send(outside.frame())
     wait_until(lambda: group.errored() is not None, "errored()")
