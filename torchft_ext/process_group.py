@@ -7,8 +7,8 @@
     group.allreduce([gradients]).wait()
 
 Classes and functions have the names of torchft's module `torchft.process_group`, so a program
-changes one import. They need no init_process_group(). Of torchft's groups in child processes
-ProcessGroupBabyNCCL is not there.
+changes one import. They need no init_process_group(). Of torchft's groups in child processes the
+one over NCCL is not there.
 """
 
 from torchft_ext._pg_baby import ProcessGroupBaby, ProcessGroupBabyGloo, ProcessGroupBabyHost

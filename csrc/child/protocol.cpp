@@ -1,9 +1,7 @@
 #include "child/protocol.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 
 namespace torchft_ext::child {
 namespace {
@@ -19,7 +17,7 @@ class Reader {
   template <typename Number>
   Number number() {
     Number value;
-    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    take(sizeof value).copy(reinterpret_cast<char*>(&value), sizeof value);
     return value;
   }
   std::string text() { return std::string(take(number<uint16_t>())); }
