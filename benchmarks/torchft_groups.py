@@ -261,12 +261,15 @@ def format_mib(size: float) -> str:
     return f"{size / 2**20:.1f}"
 
 
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = report.make_parser(__doc__, quick="one round of 3, one kill")
     sizes = report.comma_list(report.parse_bytes)
     parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 3], help="default 2,3")
     parser.add_argument("--sizes", type=sizes, default=[4, 65536, 2**20, 2**26], help="bytes")
-    names = report.comma_list(str)
     parser.add_argument("--engines", type=names, default=list(ENGINES), help=",".join(ENGINES))
     parser.add_argument("--count", type=int, help="of each measurement, per round; default 20")
     parser.add_argument("--rounds", type=int, help="of each engine; default 3")

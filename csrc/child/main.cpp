@@ -16,15 +16,13 @@
 
 #include "base/unique_fd.h"
 #include "child/server.h"
-#include "host/process.h"
 
 namespace {
 
 constexpr int kSocket = 3;
 constexpr int kArena = 4;
-using namespace torchft_ext;
 
-constexpr milliseconds kEndLimit{300};
+using namespace torchft_ext;
 
 void serve(const std::shared_ptr<child::Channel>& channel) {
   const child::Arena arena(kArena);
@@ -43,8 +41,8 @@ int main(int argc, char** argv) {
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   const auto parent = static_cast<pid_t>(std::strtol(argv[1], nullptr, 10));
-  // Open until the very end, which it tells the parent of.
-  const auto channel = std::make_shared<child::Channel>(UniqueFd(kSocket), parent);
+  // kSocket itself stays open until the process has ended, which tells the parent of it.
+  const auto channel = std::make_shared<child::Channel>(UniqueFd(::dup(kSocket)), parent);
   int status = 0;
   try {
     serve(channel);
@@ -52,6 +50,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "torchft_ext_host_child: %s\n", error.what());
     status = 3;
   }
-  processExit(Deadline::after(kEndLimit));
-  ::_exit(status);  // threads that did not end are not waited for
+  return status;  // the library's end, within a second, is exit()'s
 }

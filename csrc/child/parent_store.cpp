@@ -28,7 +28,7 @@ StoreFactory ParentStore::factory() {
   return [self = shared_from_this()] { return std::make_unique<Client>(self); };
 }
 
-void ParentStore::answer(StoreAnswer answer) {
+void ParentStore::answer(ParentsAnswer answer) {
   MutexLock lock(mutex_);
   const auto found = asked_.find(answer.number);
   if (found == asked_.end()) throw ProtocolError("an answer to nothing");
@@ -46,8 +46,8 @@ std::vector<std::string> ParentStore::ask(const FrameOf& frame_of) {
   channel_->send(frame_of(number));
   MutexLock lock(mutex_);
   while (!asked_.at(number)) changed_.waitUntil(mutex_, Deadline::never());
-  StoreAnswer answer = *std::move(asked_.extract(number).mapped());
-  if (answer.outcome == Outcome::kGood) return std::move(answer.values);
+  ParentsAnswer answer = *std::move(asked_.extract(number).mapped());
+  if (answer.outcome == RequestEnd::kGood) return std::move(answer.values);
   throw StoreError(answer.values.empty() ? "the store failed" : answer.values.front());
 }
 

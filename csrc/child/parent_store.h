@@ -21,7 +21,7 @@ class ParentStore : public std::enable_shared_from_this<ParentStore> {
 
   StoreFactory factory();
   // The parent's answer to one request.
-  void answer(StoreAnswer answer) EXCLUDES(mutex_);
+  void answer(ParentsAnswer answer) EXCLUDES(mutex_);
 
  private:
   class Client;
@@ -33,7 +33,7 @@ class ParentStore : public std::enable_shared_from_this<ParentStore> {
   Mutex mutex_;
   CondVar changed_;
   uint32_t last_ GUARDED_BY(mutex_) = 0;
-  std::map<uint32_t, std::optional<StoreAnswer>> asked_ GUARDED_BY(mutex_);
+  std::map<uint32_t, std::optional<ParentsAnswer>> asked_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchft_ext::child

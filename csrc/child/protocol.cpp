@@ -144,11 +144,11 @@ Issue parseIssue(std::string_view payload) {
   return issue;
 }
 
-StoreAnswer parseStoreAnswer(std::string_view payload) {
+ParentsAnswer parseParentsAnswer(std::string_view payload) {
   Reader reader(payload);
-  StoreAnswer answer;
+  ParentsAnswer answer;
   answer.number = reader.number<uint32_t>();
-  answer.outcome = static_cast<Outcome>(reader.number<uint8_t>());
+  answer.outcome = static_cast<RequestEnd>(reader.number<uint8_t>());
   const auto count = reader.number<uint32_t>();
   if (count > reader.left() / sizeof(uint32_t)) throw ProtocolError("values too few");
   for (uint32_t i = 0; i < count; ++i) answer.values.push_back(reader.bytes());
@@ -160,11 +160,12 @@ std::string helloFrame() {
   return Writer().number(kVersion).frame(Kind::kHello);
 }
 
-std::string configuredFrame(Outcome outcome, const std::string& text) {
+std::string configuredFrame(RequestEnd outcome, const std::string& text) {
   return Writer().number(static_cast<uint8_t>(outcome)).text(text).frame(Kind::kConfigured);
 }
 
-std::string doneFrame(uint64_t number, Outcome outcome, int32_t source, const std::string& text) {
+std::string doneFrame(uint64_t number, RequestEnd outcome, int32_t source,
+                      const std::string& text) {
   Writer writer;
   writer.number(number).number(static_cast<uint8_t>(outcome)).number(source).text(text);
   return writer.frame(Kind::kDone);

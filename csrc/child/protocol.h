@@ -29,7 +29,7 @@ enum class Kind : uint8_t {
   kStoreRemove = 134,
 };
 
-enum class Outcome : uint8_t { kGood = 0, kFailed = 1, kTimedOut = 2, kRefused = 3 };
+enum class RequestEnd : uint8_t { kGood = 0, kFailed = 1, kTimedOut = 2, kRefused = 3 };
 
 // Bytes that are no frame: this process and its parent are not of one version.
 class ProtocolError : public std::runtime_error {
@@ -75,16 +75,16 @@ struct Issue {
 };
 Issue parseIssue(std::string_view payload);
 
-struct StoreAnswer {
+struct ParentsAnswer {
   uint32_t number = 0;  // of the request
-  Outcome outcome = Outcome::kGood;
+  RequestEnd outcome = RequestEnd::kGood;
   std::vector<std::string> values;  // kFailed: why
 };
-StoreAnswer parseStoreAnswer(std::string_view payload);
+ParentsAnswer parseParentsAnswer(std::string_view payload);
 
 std::string helloFrame();
-std::string configuredFrame(Outcome outcome, const std::string& text);
-std::string doneFrame(uint64_t number, Outcome outcome, int32_t source, const std::string& text);
+std::string configuredFrame(RequestEnd outcome, const std::string& text);
+std::string doneFrame(uint64_t number, RequestEnd outcome, int32_t source, const std::string& text);
 std::string storeSetFrame(uint32_t number, const std::string& key, const std::string& value);
 std::string storeGetFrame(uint32_t number, const std::vector<std::string>& keys);
 std::string storeRemoveFrame(uint32_t number, const std::string& key);

@@ -72,7 +72,7 @@ void Server::heard(const Channel::Frame& frame) {
     case Kind::kIssue:
       return issue(parseIssue(frame.payload));
     case Kind::kStoreReply:
-      return store_->answer(parseStoreAnswer(frame.payload));
+      return store_->answer(parseParentsAnswer(frame.payload));
     default:
       throw ProtocolError("a frame of kind " + std::to_string(static_cast<int>(frame.kind)));
   }
@@ -82,7 +82,7 @@ void Server::configure(const Configure& told) {
   if (group_) throw ProtocolError("a second configure");
   const auto made = engineFor(told);
   if (const auto* problem = std::get_if<std::string>(&made))
-    return channel_->send(configuredFrame(Outcome::kFailed, *problem));
+    return channel_->send(configuredFrame(RequestEnd::kFailed, *problem));
   const milliseconds limit(told.limit_ms);
   group_ = std::make_shared<Group>(told.name, std::get<std::shared_ptr<Engine>>(made),
                                    sharedWatchdog(), limit);
@@ -92,7 +92,7 @@ void Server::configure(const Configure& told) {
   const auto thread = StoreThread::forServer("parent", store_->factory());
   configuring_ = OwnedThread("ft-configure", [channel = channel_, group = group_, thread, told] {
     const FailurePtr failure = group->configure(thread, "child", told.rank, told.size);
-    channel->send(configuredFrame(failure ? Outcome::kFailed : Outcome::kGood,
+    channel->send(configuredFrame(failure ? RequestEnd::kFailed : RequestEnd::kGood,
                                   failure ? failure->describe() : std::string()));
   });
 }
@@ -101,13 +101,13 @@ void Server::issue(const Issue& issue) {
   if (!group_) throw ProtocolError("an operation before configure");
   auto made = operationOf(issue, arena_, rank_, size_);
   if (const auto* problem = std::get_if<std::string>(&made))
-    return channel_->send(doneFrame(issue.number, Outcome::kRefused, -1, *problem));
+    return channel_->send(doneFrame(issue.number, RequestEnd::kRefused, -1, *problem));
   const auto state = group_->issue(std::get<Operation>(std::move(made)));
   state->onDone([channel = channel_, number = issue.number, state] {
     const FailurePtr failure = state->failure();
-    const Outcome outcome = !failure                                 ? Outcome::kGood
-                            : failure->kind == FailureKind::kTimeout ? Outcome::kTimedOut
-                                                                     : Outcome::kFailed;
+    const RequestEnd outcome = !failure                                 ? RequestEnd::kGood
+                               : failure->kind == FailureKind::kTimeout ? RequestEnd::kTimedOut
+                                                                        : RequestEnd::kFailed;
     channel->send(doneFrame(number, outcome, state->sourceRank(),
                             failure ? failure->describe() : std::string()));
   });
