@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""ProcessGroupGloo and ProcessGroupHost beside torchft's ProcessGroupGloo.
+"""This package's groups beside those of torchft: in the process, and in children ("Baby").
 
 Measures, in worlds of --worlds:
-  configure   a group's first configure(); then re-configure: the same object, live members
+  configure   a group's first configure(); then re-configure: the same object, live members; of our
+              Baby groups each with a spare that has started
+  memory      of a child, private to it, after re-configuring and one sum (not of torchft's)
   allreduce   float32 of --sizes, issue to wait()'s return, on the slowest rank
   kill        torchft's Managers and lighthouse: from the SIGKILL of one replica to the last
               survivor's failed sum, where the kill fell into one, and to its next commit, with the
@@ -15,11 +17,13 @@ last line is JSON.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import bench_ranks as ranks
@@ -28,7 +32,9 @@ import torch
 import torch.distributed as dist
 
 LIMIT = timedelta(seconds=60)
-ENGINES = ("torchft.Gloo", "Gloo", "Host")
+ENGINES = ("torchft.Gloo", "Gloo", "Host", "torchft.BabyGloo", "BabyGloo", "BabyHost")
+MEMORY = "a child's private memory"
+OF_TORCHFT = "torchft."
 WARM_UP = 3
 STEADY = 5  # commits before a kill
 STEP_ELEMENTS = 2**22  # of the sum of one step: kills fall into it
@@ -40,14 +46,27 @@ Message = dict[str, Any]
 
 
 def make_group(engine: str) -> Any:
-    if engine == "torchft.Gloo":
-        from torchft.process_group import ProcessGroupGloo as Theirs
+    package = "torchft" if engine.startswith(OF_TORCHFT) else "torchft_ext"
+    groups = importlib.import_module(f"{package}.process_group")
+    return getattr(groups, f"ProcessGroup{engine.removeprefix(OF_TORCHFT)}")(timeout=LIMIT)
 
-        return Theirs(timeout=LIMIT)
-    from torchft_ext import process_group
 
-    made = {"Gloo": process_group.ProcessGroupGloo, "Host": process_group.ProcessGroupHost}
-    return made[engine](timeout=LIMIT)
+def await_spare(group: Any) -> None:
+    """Have what comes next find a child that has started."""
+    limit = time.monotonic() + LIMIT.total_seconds()
+    while hasattr(group, "spare_is_ready") and not group.spare_is_ready():
+        if time.monotonic() > limit:
+            raise RuntimeError("no spare")
+        time.sleep(0.01)
+
+
+def private_bytes(group: Any) -> list[int]:
+    """Of the group's child; none: it has none that it tells of."""
+    if not hasattr(group, "child_pid"):
+        return []
+    lines = Path(f"/proc/{group.child_pid()}/smaps_rollup").read_text().splitlines()
+    sizes = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
+    return [1024 * sum(sizes)]
 
 
 def time_configure(command: Message) -> None:
@@ -55,11 +74,15 @@ def time_configure(command: Message) -> None:
     group, times = make_group(command["engine"]), []
     for number in range(1 + command["count"]):
         place = f"{command['place']}/{number}"
+        if number > 0:
+            await_spare(group)
+            group.allreduce([torch.ones(1)], dist.AllreduceOptions()).wait()  # together
         start = time.monotonic()
         group.configure(place, "replica", command["rank"], command["world"])
         times.append(time.monotonic() - start)
         group.allreduce([torch.ones(1)], dist.AllreduceOptions()).wait()
-    ranks.reply("configured", seconds=times)
+    await_spare(group)  # which would take the processor from the sums
+    ranks.reply("configured", seconds=times, private=private_bytes(group))
     time_sums(group, command)
 
 
@@ -160,6 +183,8 @@ def run_groups(engine: str, world: int, arguments: argparse.Namespace) -> dict[s
         found[f"allreduce {report.format_bytes(size)}"] = [
             max(times) for times in zip(*by_rank, strict=True)
         ]
+    if private := [size for answer in configured for size in answer["private"]]:
+        found[MEMORY] = private
     return found
 
 
@@ -197,32 +222,47 @@ def run_kills(engine: str, world: int, kills: int) -> dict[str, list[float]]:
 
 
 def measure_world(world: int, arguments: argparse.Namespace) -> list[Message]:
-    found: dict[str, dict[str, list[float]]] = {engine: {} for engine in ENGINES}
+    engines = arguments.engines
+    found: dict[str, dict[str, list[float]]] = {engine: {} for engine in engines}
     for number in range(arguments.rounds):
-        for engine in ENGINES:
+        for engine in engines:
             ranks.progress(f"world {world}: {engine}, round {number + 1} of {arguments.rounds}")
             for what, times in run_groups(engine, world, arguments).items():
                 found[engine].setdefault(what, []).extend(times)
-    for engine in ENGINES if arguments.kills else ():
+    for engine in engines if arguments.kills else ():
         ranks.progress(f"world {world}: {engine}, {arguments.kills} kills")
         found[engine].update(run_kills(engine, world, arguments.kills))
     return [
-        {"engine": engine, "world": world, "what": what, "seconds": report.summary(times)}
-        for engine in ENGINES
+        {"engine": engine, "world": world, "what": what, unit_of(what): report.summary(times)}
+        for engine in engines
         for what, times in found[engine].items()
         if times
     ]
 
 
-def print_results(results: list[Message]) -> None:
+def unit_of(what: str) -> str:
+    return "bytes" if what == MEMORY else "seconds"
+
+
+def print_results(results: list[Message], engines: list[str]) -> None:
     """One row for each measurement, one column for each engine: medians."""
-    medians = {(r["world"], r["what"], r["engine"]): r["seconds"]["median"] for r in results}
+    medians = {
+        (r["world"], r["what"], r["engine"]): r[unit_of(r["what"])]["median"] for r in results
+    }
     rows = []
     for world, what in dict.fromkeys((r["world"], r["what"]) for r in results):
-        found = [medians.get((world, what, engine)) for engine in ENGINES]
-        cells = ["-" if one is None else report.format_ms(one) for one in found]
-        rows.append([what, str(world), *cells])
-    report.print_table(["median ms", "world", *ENGINES], rows)
+        found = [medians.get((world, what, engine)) for engine in engines]
+        form = report.format_ms if unit_of(what) == "seconds" else format_mib
+        rows.append([what, str(world), *("-" if one is None else form(one) for one in found)])
+    report.print_table(["median ms; MiB", "world", *engines], rows)
+
+
+def format_mib(size: float) -> str:
+    return f"{size / 2**20:.1f}"
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -230,6 +270,7 @@ def parse_arguments() -> argparse.Namespace:
     sizes = report.comma_list(report.parse_bytes)
     parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 3], help="default 2,3")
     parser.add_argument("--sizes", type=sizes, default=[4, 65536, 2**20, 2**26], help="bytes")
+    parser.add_argument("--engines", type=names, default=list(ENGINES), help=",".join(ENGINES))
     parser.add_argument("--count", type=int, help="of each measurement, per round; default 20")
     parser.add_argument("--rounds", type=int, help="of each engine; default 3")
     parser.add_argument("--kills", type=int, help="of each engine; default 5; 0: none")
@@ -249,7 +290,7 @@ def main() -> int:
     run = report.describe_run(arguments)
     results = [result for world in arguments.worlds for result in measure_world(world, arguments)]
     report.print_machine(run)
-    print_results(results)
+    print_results(results, arguments.engines)
     written = {"benchmark": "torchft_groups", **run, "results": results}
     report.write_json(arguments.json, written)
     print(json.dumps(written))

@@ -2,7 +2,7 @@
 """Refuses an #include that points up the layers, or lets torch or Python in below their layer.
 
     {python, libtorch} -> c10d -> {host, nccl} -> {comm, elastic} -> {liveness, membership} -> net
-    -> base; embed -> {host, elastic}
+    -> base; {embed, child} -> {host, elastic}
 
 A layer may include itself and those to its right; the public headers (torchft_ext/...) count as
 base, and include nothing but each other (those of torchft_ext/torch also torch's), since they are
@@ -29,6 +29,7 @@ LEVEL = {
     "nccl": 4,
     "embed": 5,
     "c10d": 5,
+    "child": 6,
     "libtorch": 6,
     "python": 6,
 }

@@ -38,7 +38,7 @@ say "pip install ${install[*]}"
 )
 "$work/venv/bin/python" -m pip check
 site=$("$work/venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")
-if readelf -d "$site"/torchft_ext/_C*.so "$site"/torchft_ext/lib/*.so | grep -E 'R(UN)?PATH' | grep -F "$ROOT"; then
+if readelf -d "$site"/torchft_ext/_C*.so "$site"/torchft_ext/lib/*.so "$site"/torchft_ext/bin/* | grep -E 'R(UN)?PATH' | grep -F "$ROOT"; then
   die "the package's libraries name directories of the machine that built it"
 fi
 
@@ -57,6 +57,13 @@ import torchft_ext
 assert "site-packages" in torchft_ext.__file__, torchft_ext.__file__
 print("imported", torchft_ext.__file__, "generation", torchft_ext.backend().generation)
 dist.destroy_process_group()
+
+from torchft_ext.process_group import ProcessGroupBabyHost
+
+group = ProcessGroupBabyHost(timeout=30.0)  # whose child is a program of the package
+group.configure(f"127.0.0.1:{store.port}/child", 0, 1)
+group.allreduce([tensor]).wait()
+group.shutdown()
 PY
 timeout 120 "$work/venv/bin/python" "$work/use.py"
 

@@ -42,7 +42,13 @@ from torch._C._distributed_c10d import Store
 import torchft_ext_autoload
 from torchft_ext import _C, _interrupts
 from torchft_ext._pg_base import GroupWithoutBackend
-from torchft_ext._pg_generation import GRACE, Generation, Operation, StagedWork
+from torchft_ext._pg_generation import (
+    GRACE,
+    Generation,
+    LostBackendError,
+    Operation,
+    StagedWork,
+)
 from torchft_ext._pg_staging import Staged, Stager
 from torchft_ext._pg_store import KeptClient
 from torchft_ext._pg_wrappers import with_operations
@@ -131,13 +137,13 @@ def _registered(name: str) -> Make:
 class _Making:
     """A backend being made on a thread, which lets it go again if nobody wants it any more."""
 
-    def __init__(self, make: Callable[[], dist.ProcessGroup], tell: Callable[[], None]) -> None:
+    def __init__(self, make: Callable[[], Any], tell: Callable[[], None]) -> None:
         """Begin; `tell` is called, on the thread, when it has ended."""
         self.error: Exception | None = None
         self._make = make
         self._tell = tell
         self._lock = threading.Lock()
-        self._made: dist.ProcessGroup | None = None
+        self._made: Any = None
         self._given_up = False
         threading.Thread(target=self._run, name="ft-make", daemon=True).start()
 
@@ -150,7 +156,7 @@ class _Making:
             self.error = error
         self._tell()
 
-    def result(self) -> dist.ProcessGroup | None:
+    def result(self) -> Any:
         """Return it; None: it is not there, and nobody will have it."""
         with self._lock:
             self._given_up = self._made is None
@@ -161,7 +167,7 @@ class _Making:
 class _Formed:
     """A generation and its backend."""
 
-    def __init__(self, generation: Generation, backend: dist.ProcessGroup) -> None:
+    def __init__(self, generation: Generation, backend: Any) -> None:
         self.generation = generation
         self.backends = [backend]  # empty once it is retired
 
@@ -196,43 +202,29 @@ class _Retirement:
 
 
 @with_operations
-class ProcessGroupBackend(GroupWithoutBackend):
-    """A group over a backend of torch's, or of the program's, made anew for each generation.
-
-    Adds to the backend: waiters return within milliseconds of abort() and of a member's death,
-    configure() begins another generation, and what gloo lacks in some versions (averages,
-    reduce_scatter, futures of receives). Costs: a copy of each input and output, unless the backend
-    is declared quiet_after_abort; a guard, which is a group of ProcessGroupHost's kind without
-    traffic, and a thread. CPU tensors. On failure: wait() raises CommError, futures a RuntimeError
-    with its text; the tensors of an operation that failed hold their old values, or its result if
-    that was being copied. Members that freeze are told after Options.heartbeat.
-    """
+class GuardedGroup(GroupWithoutBackend):
+    """A group over something that cannot be aborted, and a guard; subclasses say over what."""
 
     def __init__(
         self,
-        name: str,
-        timeout: float | timedelta = timedelta(seconds=60),
-        *,
-        options: _C.Options | None = None,
+        backend_name: str,
+        timeout: float | timedelta,
+        options: _C.Options | None,
+        copies: bool = True,
     ) -> None:
-        """Make a group without members; configure() begins its first generation.
+        """Make a group without members.
 
         Args:
-            name: of a backend that declare_backend() was told of, or "gloo".
+            backend_name: in errors.
             timeout: of operations and of configure(); seconds, or a timedelta.
-            options: of the guard: interface, ports, heartbeat.
-
-        Raises:
-            ValueError: no such backend was declared.
-            NotImplementedError: the backend cannot be made anew ("mpi").
+            options: of the guard.
+            copies: whether operations run on copies.
         """
         super().__init__()
-        capabilities = _capabilities_of(name)
         self._timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         self._options = options
-        self._backend_name = name.lower()
-        self._copies = not capabilities.quiet_after_abort
-        self._make = capabilities.make or _registered(name)
+        self._backend_name = backend_name
+        self._copies = copies
         self._label = f"{type(self).__name__}{next(_number)}"
         self._configuring = threading.Lock()
         self._lock = threading.RLock()  # of the order of operations, and of what follows
@@ -241,6 +233,31 @@ class ProcessGroupBackend(GroupWithoutBackend):
         self._forming: Generation | None = None
         self._retirement = _Retirement()
         self._client = KeptClient()
+
+    # ---- what subclasses say
+
+    def _backend(self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int) -> Any:
+        """Make the backend of a generation; blocks until all members have come.
+
+        `attempt` is alike on all ranks, and another for each; the store's keys lie under it.
+        """
+        raise NotImplementedError
+
+    def _adopted(self, generation: Generation, backend: Any) -> None:
+        """The backend is the generation's; called once, before any operation."""
+
+    def _given_up(self) -> None:
+        """configure() has failed, while the backend was being made."""
+
+    def _stager(self, rank: int, size: int, _backend: Any) -> Stager:
+        """Return what stages one operation for that backend; None: for one that is gone."""
+        return Stager(rank, size, self._copies)
+
+    def _begun(self, backend: Any, staged: Staged, _limit: timedelta) -> dist.Work:
+        """Issue a staged operation. Raises what the backend raises."""
+        return staged.issue(backend)
+
+    # ---- what they share
 
     def getBackendName(self) -> str:
         return f"ft:{self._backend_name}"
@@ -258,7 +275,7 @@ class ProcessGroupBackend(GroupWithoutBackend):
             self._guard.configure(f"{store_addr}/guard", rank, world_size, timeout=timeout)
             return self._guard
 
-        self._form(form, lambda attempt: client.at(f"{store_addr}/backend{attempt}", timeout))
+        self._form(form, lambda attempt: client.at(backend_place(store_addr, attempt), timeout))
 
     def begin_over(self, store: Store, rank: int, world_size: int) -> None:
         """Begin the first generation over a store, as init_process_group() does. Blocks, and
@@ -307,7 +324,7 @@ class ProcessGroupBackend(GroupWithoutBackend):
 
     def _made(
         self, generation: Generation, guard: _C.Backend, store_for: Callable[[int], Store]
-    ) -> dist.ProcessGroup:
+    ) -> Any:
         """Make the generation's backend; leaves it behind where the generation fails meanwhile."""
         timeout, rank, size = self._timeout, generation.rank, generation.size
         # An earlier attempt under this prefix may have left a backend's keys.
@@ -315,19 +332,20 @@ class ProcessGroupBackend(GroupWithoutBackend):
         native: Any = guard  # torch's stub of Backend has no operations
         native.broadcast([attempt], _options_of_root(0)).wait()
 
-        def make() -> dist.ProcessGroup:
-            store = store_for(int(attempt.item()))
-            return _as_group(self._make(store, rank, size, timeout), store, rank, size)
+        def make() -> Any:
+            number = int(attempt.item())
+            return self._backend(store_for(number), rank, size, timeout, number)
 
         making = _Making(make, generation.settled.set)
         in_time = generation.settled.wait(timeout.total_seconds() + GRACE)
         made = making.result()
-        if made is not None and not self._copies:
-            generation.silence = made.abort
+        if made is not None:
+            self._adopted(generation, made)
         if made is not None and generation.error() is None:
             return made
         if made is not None:
             self._retirement.take(generation, [made], timeout)
+        self._given_up()
         self._client = KeptClient()  # the thread may still wait in the other one
         raise self._why_not(generation, making.error, in_time)
 
@@ -361,8 +379,9 @@ class ProcessGroupBackend(GroupWithoutBackend):
         formed = self._formed
         if formed is None:
             raise RuntimeError(f"{name} on '{self._label}': expected configure() before")
-        generation = formed.generation
-        staged = Stager(generation.rank, generation.size, self._copies).stage(name, args, kwargs)
+        generation, backends = formed.generation, formed.backends
+        stager = self._stager(generation.rank, generation.size, backends[0] if backends else None)
+        staged = stager.stage(name, args, kwargs)
         limit = self._timeout if staged.timeout is None else staged.timeout
         operation = Operation(generation, name, staged, limit)
         with self._lock:  # the backend pairs operations of ranks by their order
@@ -384,10 +403,11 @@ class ProcessGroupBackend(GroupWithoutBackend):
             formed.generation.backend_ended()
             return None
         try:
-            return staged.issue(formed.backends[0])
+            return self._begun(formed.backends[0], staged, operation.limit)
         except Exception as error:
             if not _is_the_networks(error):
                 formed.generation.remove(operation)
+                staged.room.release()
                 raise
             operation.refused(error)
             return None
@@ -427,6 +447,51 @@ class ProcessGroupBackend(GroupWithoutBackend):
                 group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
 
 
+class ProcessGroupBackend(GuardedGroup):
+    """A group over a backend of torch's, or of the program's, made anew for each generation.
+
+    Adds to the backend: waiters return within milliseconds of abort() and of a member's death,
+    configure() begins another generation, and what gloo lacks in some versions (averages,
+    reduce_scatter, futures of receives). Costs: a copy of each input and output, unless the backend
+    is declared quiet_after_abort; a guard, which is a group of ProcessGroupHost's kind without
+    traffic, and a thread. CPU tensors. On failure: wait() raises CommError, futures a RuntimeError
+    with its text; the tensors of an operation that failed hold their old values, or its result if
+    that was being copied. Members that freeze are told after Options.heartbeat.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        timeout: float | timedelta = timedelta(seconds=60),
+        *,
+        options: _C.Options | None = None,
+    ) -> None:
+        """Make a group without members; configure() begins its first generation.
+
+        Args:
+            name: of a backend that declare_backend() was told of, or "gloo".
+            timeout: of operations and of configure(); seconds, or a timedelta.
+            options: of the guard: interface, ports, heartbeat.
+
+        Raises:
+            ValueError: no such backend was declared.
+            NotImplementedError: the backend cannot be made anew ("mpi").
+        """
+        capabilities = _capabilities_of(name)
+        copies = not capabilities.quiet_after_abort
+        super().__init__(name.lower(), timeout, options, copies)
+        self._make = capabilities.make or _registered(name)
+
+    def _backend(
+        self, store: Store, rank: int, size: int, timeout: timedelta, _attempt: int
+    ) -> Any:
+        return _as_group(self._make(store, rank, size, timeout), store, rank, size)
+
+    def _adopted(self, generation: Generation, backend: Any) -> None:
+        if not self._copies:
+            generation.silence = backend.abort
+
+
 class ProcessGroupGloo(ProcessGroupBackend):
     """torch's gloo, that may be aborted and begins any number of generations.
 
@@ -443,9 +508,15 @@ class ProcessGroupGloo(ProcessGroupBackend):
         super().__init__("gloo", timeout)
 
 
+def backend_place(store_addr: str, attempt: int) -> str:
+    """Return where a backend's keys lie, below the place that configure() was given."""
+    return f"{store_addr}/backend{attempt}"
+
+
 def _is_the_networks(error: Exception) -> bool:
     """Say whether it tells of a connection, and not of arguments; gloo has no class for it."""
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+    lost = isinstance(error, (dist.DistError, LostBackendError))
+    return lost or "gloo/transport" in str(error)
 
 
 def _options_of_root(root: int) -> dist.BroadcastOptions:

@@ -73,6 +73,22 @@ class Helpers:
 helpers = Helpers()
 
 
+class LostBackendError(RuntimeError):
+    """The backend is gone; the text says how."""
+
+
+class RefusedError(ValueError):
+    """A backend's word that the arguments of an operation are bad, which came after its issue."""
+
+
+class TellingWork(_c10d.Work):
+    """A work of a backend of this package, which tells one operation of its end."""
+
+    def tell(self, operation: Operation) -> None:
+        """Have operation.completed() called, at once where it has ended."""
+        raise NotImplementedError
+
+
 class Operation:
     """What was issued once, for its Work, its future and whoever completes it. Never blocks the
     thread that completes it, but for the copy and for callbacks of its future."""
@@ -94,7 +110,9 @@ class Operation:
 
     def follow(self, work: dist.Work) -> None:
         """Have this end when the backend's work has."""
-        if self.name in _WITHOUT_FUTURES:
+        if isinstance(work, TellingWork):
+            work.tell(self)
+        elif self.name in _WITHOUT_FUTURES:
             helpers.run(lambda: self._attend(work))
         else:
             work.get_future().add_done_callback(self._completed)
@@ -123,6 +141,18 @@ class Operation:
         """The backend failed as it was given the operation."""
         self._fail(error)
 
+    def completed(self, error: Exception | None, source: int) -> None:
+        """The backend, a TellingWork, is out of it; a RefusedError is its caller's alone."""
+        self.source = source
+        if isinstance(error, RefusedError):
+            if self._generation.remove(self):
+                self.end(error)
+                self.tell()
+        elif error is not None:
+            self._fail(error)
+        else:
+            self._succeed()
+
     def _fail(self, error: Exception) -> None:
         self._generation.backend_ended()
         self._generation.report(self, error)
@@ -144,7 +174,9 @@ class Operation:
     def end(self, error: Exception | None) -> None:
         """Wake the waiters; the generation calls it once."""
         self._error = error
-        self._staged = None  # and with it the copies
+        staged, self._staged = self._staged, None  # and with it the copies
+        if staged is not None:
+            staged.room.release()
         self._ended.set()
 
     def tell(self) -> None:
@@ -291,11 +323,13 @@ class Generation:
             operation.end(_of(operation, error))
         return error is None
 
-    def remove(self, operation: Operation) -> None:
-        """Forget an operation that the backend refused."""
+    def remove(self, operation: Operation) -> bool:
+        """Forget an operation that the backend refused; False: it has ended otherwise."""
         self.backend_ended()
         with self._lock:
+            was_pending = operation in self._pending
             self._pending.discard(operation)
+        return was_pending
 
     def backend_ended(self) -> None:
         """Note that the backend is out of one operation."""

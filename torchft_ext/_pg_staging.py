@@ -2,14 +2,15 @@
 
 A backend that may still be inside an operation after its group was given up works on copies: of the
 inputs too, since the caller may change those once the wait has ended. Outputs are copied out by the
-operation's owner, if at all. Pure functions; any thread.
+operation's owner, if at all. Copies lie in a room: the heap, or memory that a child process shares
+(`_pg_arena.py`). Pure functions; any thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,29 @@ _RECEIVES = ("recv", "recv_anysource")
 _FIELDS = ("timeout", "rootRank", "rootTensor", "asyncOp", "sparseIndices")
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # the caller's, the backend's
+
+
+class Room(Protocol):
+    """Where the copies of one operation lie."""
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Return a contiguous tensor of that shape, whose values are whatever they are."""
+
+    def release(self) -> None:
+        """Take back what empty() gave; nobody uses it any more. May be called again."""
+
+
+class Heap:
+    """Room like that of any tensor, which goes with it."""
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def release(self) -> None:
+        pass
+
+
+HEAP = Heap()
 
 
 class Staged(NamedTuple):
@@ -33,6 +57,7 @@ class Staged(NamedTuple):
         result: the caller's outputs.
         divisor: what outputs are divided by before; 1: they are not.
         timeout: of this operation; None: the group's.
+        room: of the copies; whoever ends the operation releases it.
     """
 
     method: str
@@ -42,6 +67,7 @@ class Staged(NamedTuple):
     result: list[torch.Tensor]
     divisor: int
     timeout: timedelta | None
+    room: Room
 
     def issue(self, group: dist.ProcessGroup) -> dist.Work:
         work: dist.Work = getattr(group, self.method)(*self.args, **self.kwargs)
@@ -62,10 +88,28 @@ class Staged(NamedTuple):
 class Stager:
     """Stages one operation of a rank."""
 
-    def __init__(self, rank: int, size: int, copies: bool) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        copies: bool,
+        room: Room = HEAP,
+        reduce_scatters: bool = False,
+    ) -> None:
+        """Make it.
+
+        Args:
+            rank: in the generation, of `size` ranks.
+            size: see above.
+            copies: whether the backend works on copies.
+            room: of copies.
+            reduce_scatters: whether the backend has that itself; else it is made of a sum.
+        """
         self._rank = rank
         self._size = size
         self._copies = copies
+        self._room = room
+        self._reduce_scatters = reduce_scatters
         self._outputs: list[Pair] = []
         self._divisor = 1
         self._timeout: timedelta | None = None
@@ -79,11 +123,19 @@ class Stager:
         Raises:
             ValueError: a tensor of another device than the CPU, or sizes that do not fit.
         """
+        try:
+            return self._stage(name, args, kwargs)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _stage(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Staged:
         given = {
             str(number) if key is None else key: self._plain(value)
             for number, (key, value) in enumerate([*((None, a) for a in args), *kwargs.items()])
         }
-        special = _EMULATED.get(name)
+        native = self._reduce_scatters and "reduce_scatter" in name
+        special = None if native else _EMULATED.get(name)
         if special is not None:
             method, arguments = special(self, list(given.values()))
             return self._staged(method, tuple(arguments), {})
@@ -96,7 +148,9 @@ class Stager:
 
     def _staged(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Staged:
         result = [target for target, _ in self._outputs]
-        return Staged(method, args, kwargs, self._outputs, result, self._divisor, self._timeout)
+        return Staged(
+            method, args, kwargs, self._outputs, result, self._divisor, self._timeout, self._room
+        )
 
     def _plain(self, value: Any) -> Any:
         """Note the options' timeout; return a sum's options for those of an average."""
@@ -150,8 +204,13 @@ class Stager:
         if not self._copies:
             return tensor
         if tensor.layout is not torch.strided:
-            return tensor.detach().clone()
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
+            return self._sparse(tensor)
+        return self._room.empty(tensor.shape, tensor.dtype).copy_(tensor.detach())
+
+    def _sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._room is not HEAP:
+            raise ValueError(f"expected dense tensors, found one of layout {tensor.layout}")
+        return tensor.detach().clone()
 
     def changed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what the backend reads and writes in a tensor's place."""
@@ -165,7 +224,7 @@ class Stager:
             raise ValueError(f"expected tensors on the CPU, found one on {tensor.device}")
         copy = tensor
         if self._copies:
-            copy = torch.empty_like(tensor.detach(), memory_format=torch.contiguous_format)
+            copy = self._room.empty(tensor.shape, tensor.dtype)
         self._outputs.append((tensor, copy))
         return copy
 
@@ -174,7 +233,11 @@ class Stager:
         for tensor in tensors:
             if tensor.device.type != "cpu":
                 raise ValueError(f"expected tensors on the CPU, found one on {tensor.device}")
-        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        if not tensors:
+            raise ValueError("expected tensors, found none")
+        parts = [tensor.detach().reshape(-1) for tensor in tensors]
+        count = sum(part.numel() for part in parts)
+        return torch.cat(parts, out=self._room.empty(torch.Size((count,)), parts[0].dtype))
 
     def out_of(self, buffer: torch.Tensor, offset: int, output: torch.Tensor) -> None:
         """Note that an output lies in a buffer of the backend's, from an element on."""
@@ -223,7 +286,8 @@ class Stager:
         """As an exchange of two buffers, which every version of torch's gloo has."""
         outputs, inputs = given[0], given[1]
         source = self.flat(inputs)
-        target = torch.empty(sum(one.numel() for one in outputs), dtype=source.dtype)
+        count = sum(one.numel() for one in outputs)
+        target = self._room.empty(torch.Size((count,)), source.dtype)
         offset = 0
         for output in outputs:
             self.out_of(target, offset, output)

@@ -26,12 +26,13 @@ def create_store_client(
         ValueError: no such address.
         torch.distributed.DistNetworkError: nobody answers there.
     """
-    host, port, prefix = _split(store_addr)
+    host, port, prefix = split_address(store_addr)
     client = _connected(host, port, timeout)
     return dist.PrefixStore(prefix, client) if prefix else client
 
 
-def _split(store_addr: str) -> tuple[str, int, str]:
+def split_address(store_addr: str) -> tuple[str, int, str]:
+    """Return host, port and prefix of an address; ValueError: it is none."""
     place, _, prefix = store_addr.partition("/")
     host, _, port = place.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -56,7 +57,7 @@ class KeptClient:
 
     def at(self, store_addr: str, timeout: timedelta) -> Store:
         """As create_store_client(); connects where the last address was elsewhere."""
-        host, port, prefix = _split(store_addr)
+        host, port, prefix = split_address(store_addr)
         if self._client is None or self._place != (host, port):
             self._client, self._place = _connected(host, port, timeout), (host, port)
         return dist.PrefixStore(prefix, self._client)

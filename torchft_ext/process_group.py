@@ -7,10 +7,11 @@
     group.allreduce([gradients]).wait()
 
 Classes and functions have the names of torchft's module `torchft.process_group`, so a program
-changes one import. They need no init_process_group(). torchft's groups in child processes
-(ProcessGroupBaby...) are not there yet: use ProcessGroupHost.
+changes one import. They need no init_process_group(). Of torchft's groups in child processes the
+one over NCCL is not there.
 """
 
+from torchft_ext._pg_baby import ProcessGroupBaby, ProcessGroupBabyGloo, ProcessGroupBabyHost
 from torchft_ext._pg_backend import (
     BackendCapabilities,
     ProcessGroupBackend,
@@ -33,6 +34,9 @@ __all__ = [
     "ErrorSwallowingProcessGroupWrapper",
     "ManagedProcessGroup",
     "ProcessGroup",
+    "ProcessGroupBaby",
+    "ProcessGroupBabyGloo",
+    "ProcessGroupBabyHost",
     "ProcessGroupBackend",
     "ProcessGroupDummy",
     "ProcessGroupGloo",

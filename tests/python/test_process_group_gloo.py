@@ -106,19 +106,20 @@ def scattered_sums() -> list[torch.Tensor]:
 def exchanges() -> list[torch.Tensor]:
     group, rank, size = kept["group"], kept["group"].rank(), kept["group"].size()
     lists, single, gathered, based = empty(), torch.empty(size), empty(4), torch.empty(4 * size)
+    root = size - 1
     group.alltoall(lists, parts()).wait()
     group.alltoall_base(single, torch.cat(parts()), [], []).wait()
     group.allgather([gathered], [own()]).wait()
     group._allgather_base(based, own(), AllgatherOptions()).wait()
-    at_root = empty(4) if rank == 2 else []
+    at_root = empty(4) if rank == root else []
     gather = dist.GatherOptions()
-    gather.rootRank = 2
-    group.gather([at_root] if rank == 2 else [], [own()], gather).wait()
+    gather.rootRank = root
+    group.gather([at_root] if rank == root else [], [own()], gather).wait()
     scatter, piece = dist.ScatterOptions(), torch.empty(1)
-    scatter.rootRank = 2
-    group.scatter([piece], [parts()] if rank == 2 else [], scatter).wait()
+    scatter.rootRank = root
+    group.scatter([piece], [parts()] if rank == root else [], scatter).wait()
     sent = own()
-    group.broadcast_one(sent, 2).wait()
+    group.broadcast_one(sent, root).wait()
     group.barrier().wait()
     return [*lists, single, *gathered, based, *at_root, piece, sent]
 

@@ -79,20 +79,20 @@ def test_example_says_what_its_page_says():
     assert "exit codes: [0, -9, 0]" in run.stdout
 
 
-@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo", "swallowing Host"])
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo", "BabyHost", "swallowing Host"])
 def test_ddp_with_a_death_ends_as_without(ranks, group):
     outcomes = with_a_death(ranks, group)
     check(outcomes, without_failures(ranks, group, "ddp", outcomes[0].step).weights)
     assert sum(one.failed for one in outcomes[:2]) > 0
 
 
-@pytest.mark.parametrize("group", ["Host", "Gloo"])
+@pytest.mark.parametrize("group", ["Host", "Gloo", "BabyHost"])
 def test_newcomer_is_healed_over_the_group(ranks, group):
     outcomes = with_a_death(ranks, group, transport="group")
     check(outcomes, without_failures(ranks, group, "ddp", outcomes[0].step).weights)
 
 
-@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo"])
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo", "BabyGloo"])
 def test_diloco_with_a_death_ends_as_without(ranks, group):
     outcomes = with_a_death(ranks, group, kind="diloco")
     check(outcomes, without_failures(ranks, group, "diloco", outcomes[0].step).weights)

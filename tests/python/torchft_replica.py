@@ -34,6 +34,8 @@ GROUPS = {
     "torchft.Gloo": theirs.ProcessGroupGloo,
     "Host": ours.ProcessGroupHost,
     "Gloo": ours.ProcessGroupGloo,
+    "BabyHost": ours.ProcessGroupBabyHost,
+    "BabyGloo": ours.ProcessGroupBabyGloo,
     "swallowing Host": swallowing,
 }
 LIMIT = timedelta(seconds=OPERATION_LIMIT)

@@ -1,0 +1,70 @@
+#include "child/channel.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace torchft_ext::child {
+namespace {
+
+UniqueFd processDescriptor(pid_t pid) {
+#ifdef SYS_pidfd_open
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+#else
+  return {};
+#endif
+}
+
+}  // namespace
+
+// It is asked who the parent is after its descriptor was opened: the id may be another's by then.
+Channel::Channel(UniqueFd socket, pid_t parent)
+    : socket_(std::move(socket)),
+      parent_(processDescriptor(parent)),
+      orphaned_(::getppid() != parent) {}
+
+std::optional<Channel::Frame> Channel::receive() {
+  if (orphaned_ || !fill(kHeaderBytes)) return std::nullopt;
+  const Header header = parseHeader(std::string_view(read_).substr(0, kHeaderBytes));
+  const size_t whole = kHeaderBytes + header.bytes;
+  if (!fill(whole)) return std::nullopt;
+  Frame frame{header.kind, read_.substr(kHeaderBytes, header.bytes)};
+  read_.erase(0, whole);
+  return frame;
+}
+
+bool Channel::fill(size_t count) {
+  std::array<char, 1U << 16U> buffer;
+  while (read_.size() < count) {
+    std::array<pollfd, 2> ends{pollfd{socket_.get(), POLLIN, 0}, pollfd{parent_.get(), POLLIN, 0}};
+    if (::poll(ends.data(), ends.size(), -1) < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    if (ends[0].revents == 0) return false;  // so it is the parent's end
+    const ssize_t got = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    read_.append(buffer.data(), static_cast<size_t>(got));
+  }
+  return true;
+}
+
+void Channel::send(const std::string& frame) {
+  MutexLock lock(mutex_);
+  size_t sent = 0;
+  while (sent < frame.size()) {
+    const ssize_t count =
+        ::send(socket_.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return;
+    sent += static_cast<size_t>(count);
+  }
+}
+
+}  // namespace torchft_ext::child

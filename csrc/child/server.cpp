@@ -1,0 +1,120 @@
+#include "child/server.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "child/operation_of.h"
+#include "host/host_engine.h"
+#include "host/network_limits.h"
+#include "host/process.h"
+
+namespace torchft_ext::child {
+namespace {
+
+constexpr milliseconds kGoodbyeLimit{500};  // the parent waits a second
+constexpr milliseconds kEndLimit{200};
+
+// Or why there is none.
+std::variant<SocketAddress, std::string> addressOf(const Configure& told) {
+  if (told.interface.empty()) {
+    if (const auto found = localAddressTowards(told.store_host, told.store_port)) return *found;
+    return SocketAddress::fromNumeric("127.0.0.1", 0).value();
+  }
+  if (const auto numeric = SocketAddress::fromNumeric(told.interface, 0)) return *numeric;
+  if (const auto named = addressOfInterface(told.interface)) return *named;
+  return "no interface '" + told.interface + "' is up and has an address";
+}
+
+std::variant<std::shared_ptr<Engine>, std::string> engineFor(const Configure& told) {
+  HostEngineOptions options;
+  const auto address = addressOf(told);
+  if (const auto* problem = std::get_if<std::string>(&address)) return *problem;
+  options.bind_address = std::get<SocketAddress>(address);
+  const auto ports = portRangeOf(told.ports);
+  if (const auto* problem = std::get_if<std::string>(&ports)) return "port_range" + *problem;
+  options.ports = std::get<PortRange>(ports);
+  options.local_sockets = told.local_sockets;
+  const milliseconds heartbeat(told.heartbeat_ms);
+  const std::string problem = heartbeatProblem(heartbeat);
+  if (!problem.empty()) return "heartbeat" + problem;
+  options.heartbeat_limit = heartbeat;
+  auto made = hostEngine(options);
+  if (const auto* failure = std::get_if<Failure>(&made)) return failure->describe();
+  return std::get<std::shared_ptr<Engine>>(std::move(made));
+}
+
+}  // namespace
+
+Server::Server(std::shared_ptr<Channel> channel, const Arena& arena)
+    : channel_(std::move(channel)),
+      arena_(arena),
+      store_(std::make_shared<ParentStore>(channel_)) {}
+
+Server::~Server() {
+  if (configuring_.running() && !configuring_.join(Deadline::after(kEndLimit)))
+    configuring_.abandon("its parent does not wait for it any more");
+}
+
+void Server::serve() {
+  channel_->send(helloFrame());
+  while (const auto frame = channel_->receive()) {
+    if (frame->kind == Kind::kQuit) return leave();
+    heard(*frame);
+  }
+}
+
+void Server::heard(const Channel::Frame& frame) {
+  switch (frame.kind) {
+    case Kind::kConfigure:
+      return configure(parseConfigure(frame.payload));
+    case Kind::kIssue:
+      return issue(parseIssue(frame.payload));
+    case Kind::kStoreReply:
+      return store_->answer(parseParentsAnswer(frame.payload));
+    default:
+      throw ProtocolError("a frame of kind " + std::to_string(static_cast<int>(frame.kind)));
+  }
+}
+
+void Server::configure(const Configure& told) {
+  if (group_) throw ProtocolError("a second configure");
+  const auto made = engineFor(told);
+  if (const auto* problem = std::get_if<std::string>(&made))
+    return channel_->send(configuredFrame(RequestEnd::kFailed, *problem));
+  const milliseconds limit(told.limit_ms);
+  group_ = std::make_shared<Group>(told.name, std::get<std::shared_ptr<Engine>>(made),
+                                   sharedWatchdog(), limit);
+  rememberGroup(group_);
+  rank_ = told.rank;
+  size_ = told.size;
+  const auto thread = StoreThread::forServer("parent", store_->factory());
+  configuring_ = OwnedThread("ft-configure", [channel = channel_, group = group_, thread, told] {
+    const FailurePtr failure = group->configure(thread, "child", told.rank, told.size);
+    channel->send(configuredFrame(failure ? RequestEnd::kFailed : RequestEnd::kGood,
+                                  failure ? failure->describe() : std::string()));
+  });
+}
+
+void Server::issue(const Issue& issue) {
+  if (!group_) throw ProtocolError("an operation before configure");
+  auto made = operationOf(issue, arena_, rank_, size_);
+  if (const auto* problem = std::get_if<std::string>(&made))
+    return channel_->send(doneFrame(issue.number, RequestEnd::kRefused, -1, *problem));
+  const auto state = group_->issue(std::get<Operation>(std::move(made)));
+  state->onDone([channel = channel_, number = issue.number, state] {
+    const FailurePtr failure = state->failure();
+    const RequestEnd outcome = !failure                                 ? RequestEnd::kGood
+                               : failure->kind == FailureKind::kTimeout ? RequestEnd::kTimedOut
+                                                                        : RequestEnd::kFailed;
+    channel->send(doneFrame(number, outcome, state->sourceRank(),
+                            failure ? failure->describe() : std::string()));
+  });
+}
+
+void Server::leave() {
+  if (group_) group_->shutdown(Deadline::after(kGoodbyeLimit));
+}
+
+}  // namespace torchft_ext::child

@@ -1,0 +1,262 @@
+"""torchft's groups whose engine runs in a child process: Baby groups.
+
+The same mechanism as `_pg_backend.py` has for gloo: a guard, copies, a backend for each generation.
+The backend is a child process (`_pg_child.py`), and the copies lie in memory that it shares
+(`_pg_arena.py`).
+
+Owners: a group owns at most one child in a generation and one spare, which has started and waits.
+configure() takes the spare, and a thread starts the next one. A child is never configured twice, so
+nothing that a library did wrong outlives its generation.
+
+| state of a group | its children |
+|---|---|
+| new | a spare, that starts |
+| configure() is under way | one that joins the other members' children |
+| live | one, and a spare |
+| failed | the one was killed if it was in an operation; else it waits, like the spare |
+| shut down, or gone | none, once each has said goodbye, for which it has a second |
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from torchft_ext import _C
+from torchft_ext._pg_backend import GuardedGroup, backend_place
+from torchft_ext._pg_child import ARENA, Child
+from torchft_ext._pg_frames import Configure
+from torchft_ext._pg_generation import Generation, helpers
+from torchft_ext._pg_staging import HEAP, Staged, Stager
+from torchft_ext._pg_store import split_address
+
+_HOST_CHILD = Path(__file__).parent / "bin" / "torchft_ext_host_child"
+# What the parent left open for whoever comes is closed before a library opens anything.
+_GLOO_CHILD = (
+    f"import os; os.closerange({ARENA + 1}, 1 << 20); "
+    "from torchft_ext._pg_gloo_child import main; main()"
+)
+_HEARTBEAT = timedelta(seconds=5)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class _Children:
+    """The children of one group. Threads: any; nothing blocks longer than a process starts."""
+
+    def __init__(self, start: Callable[[], Child]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._spare: Child | None = None
+        self._last: Child | None = None
+        self._closed = False
+
+    def warm(self) -> None:
+        """Start a spare, unless there is one, or close() was called."""
+        with self._lock:
+            if not self._closed and (self._spare is None or self._spare.has_ended()):
+                self._spare = self._start()
+
+    def take(self) -> Child:
+        """Return the spare, or a child that starts only now."""
+        with self._lock:
+            self._closed = False
+            spare, self._spare = self._spare, None
+            usable = spare is not None and not spare.has_ended()
+            self._last = spare if spare is not None and usable else self._start()
+            return self._last
+
+    def spare_is_ready(self) -> bool:
+        with self._lock:
+            return self._spare is not None and self._spare.is_ready()
+
+    def last(self) -> Child | None:
+        """Return the child that was taken last."""
+        return self._last
+
+    def drop_spare(self) -> None:
+        """End the spare, and have none until take()."""
+        with self._lock:
+            self._closed = True
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.kill()
+
+    def close(self) -> None:
+        """End all of them at once, without a goodbye."""
+        self.drop_spare()
+        if self._last is not None:
+            self._last.drop()
+
+
+def _warm_again(children: _Children) -> None:
+    """Start a spare, on a helper; where that fails now, configure() says why then."""
+    with suppress(OSError, RuntimeError, MemoryError):
+        children.warm()
+
+
+class ProcessGroupBaby(GuardedGroup):
+    """Base of the groups whose engine runs in a child process, which may be killed at any time.
+
+    Make ProcessGroupBabyHost or ProcessGroupBabyGloo. Adds to those without "Baby": whatever an
+    engine or its libraries do, abort() and configure() are done with them within milliseconds. The
+    process of an operation that was given up is killed; a spare, already started, takes its place.
+
+    Costs: two processes and 2 or 3 descriptors and one thread for each; two copies of each tensor,
+    through shared memory; a change of processes for each operation. On failure: as
+    ProcessGroupGloo; the end of a child, for whatever reason, fails the generation on all ranks,
+    with a text that says how it ended. CPU tensors. Children end with their parent. A group cannot
+    be used in a forked process.
+    """
+
+    _name_of_engine = ""
+    _reduce_scatters = False
+
+    def __init__(
+        self,
+        timeout: float | timedelta = timedelta(seconds=60),
+        *,
+        options: _C.Options | None = None,
+    ) -> None:
+        """Make a group without members, and start its first child, without waiting for it.
+
+        Args:
+            timeout: of operations and of configure(); seconds, or a timedelta.
+            options: of the guard, and of the child where its engine has the same: interface, ports,
+                heartbeat.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        super().__init__(f"baby-{self._name_of_engine}", timeout, options)
+        command, environment = self._command(), self._environment()
+        self._children = _Children(lambda: Child(command, environment))
+        weakref.finalize(self, self._children.close)
+        self._place = ""
+        self._children.warm()
+
+    def _command(self) -> list[str]:
+        """Return what a child runs."""
+        return self._unable("engine: make ProcessGroupBabyHost or ProcessGroupBabyGloo")
+
+    def _environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def child_pid(self) -> int | None:
+        """Return the id of the generation's child process; None: before the first configure()."""
+        last = self._children.last()
+        return None if last is None else last.pid
+
+    def spare_is_ready(self) -> bool:
+        """Say whether the next configure() finds a child that has started. Does not block."""
+        return self._children.spare_is_ready()
+
+    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
+        self._place = store_addr
+        try:
+            super()._begin(store_addr, rank, world_size)
+        finally:
+            helpers.run(partial(_warm_again, self._children))
+
+    def _backend(
+        self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int
+    ) -> Child:
+        child = self._children.take()
+        child.configure(self._request(rank, size, timeout, attempt), store, timeout)
+        return child
+
+    def _request(self, rank: int, size: int, timeout: timedelta, attempt: int) -> Configure:
+        host, port, prefix = split_address(backend_place(self._place, attempt))
+        options = self._options or _C.Options()
+        heartbeat, environment = options.heartbeat, os.environ
+        if heartbeat is None:
+            named = environment.get("TORCHFT_EXT_HEARTBEAT")
+            heartbeat = timedelta(seconds=float(named)) if named else _HEARTBEAT
+        interface = options.interface or environment.get("TORCHFT_EXT_SOCKET_IFNAME")
+        ports = options.port_range or environment.get("TORCHFT_EXT_PORT_RANGE")
+        local = options.local_sockets
+        if local is None:
+            local = environment.get("TORCHFT_EXT_LOCAL_SOCKETS") != "0"
+        return Configure(
+            rank=rank,
+            size=size,
+            limit_ms=max(1, timeout // _MILLISECOND),
+            heartbeat_ms=heartbeat // _MILLISECOND,
+            local_sockets=local,
+            store_port=port,
+            name=self._label,
+            interface=interface or environment.get("GLOO_SOCKET_IFNAME") or "",
+            ports=ports or "",
+            store_host=host,
+            prefix=prefix,
+        )
+
+    def _adopted(self, generation: Generation, backend: Child) -> None:
+        owner = weakref.ref(generation)
+
+        def ended(text: str) -> None:
+            alive = owner()
+            if alive is not None and alive.error() is None:
+                alive.abort(f"rank {alive.rank}: {text}")
+
+        generation.silence = backend.silence
+        backend.when_ended(ended)
+
+    def _given_up(self) -> None:
+        last = self._children.last()
+        if last is not None:
+            last.kill()
+
+    def _stager(self, rank: int, size: int, backend: Any) -> Stager:
+        room = HEAP if backend is None else backend.room()
+        return Stager(rank, size, True, room, self._reduce_scatters)
+
+    def _begun(self, backend: Any, staged: Staged, limit: timedelta) -> dist.Work:
+        work: dist.Work = backend.issue(staged, limit)
+        return work
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._children.drop_spare()
+
+
+class ProcessGroupBabyHost(ProcessGroupBaby):
+    """A group for CPU tensors, over this package's own engine in a native child process.
+
+    As ProcessGroupBaby. The child is a small program without Python or torch, of some megabytes. It
+    speaks to other members' children; what it wants of the store its parent does for it.
+    """
+
+    _name_of_engine = "host"
+    _reduce_scatters = True
+
+    def _command(self) -> list[str]:
+        return [str(_HOST_CHILD)]
+
+
+class ProcessGroupBabyGloo(ProcessGroupBaby):
+    """A group for CPU tensors, over torch's gloo in a Python child process.
+
+    As ProcessGroupBaby. The child imports torch: it takes seconds to start and some 100 MB of its
+    own, which is why there is a spare. It has a client of its own to the TCPStore at the address
+    that configure() was given.
+    """
+
+    _name_of_engine = "gloo"
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-P", "-c", _GLOO_CHILD]
+
+    def _environment(self) -> dict[str, str]:
+        path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        return {**os.environ, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -1,0 +1,398 @@
+"""A child process in which one generation's engine runs, as its group sees it.
+
+It is started by posix_spawn: the group's process has threads and much memory, of which fork would
+copy the page tables and run the handlers. The child has three descriptors more than 0 to 2: the
+socket of `_pg_frames.py`, the arena's file, and one on its parent, whose end it sees even where a
+fork of the parent has inherited the other socket. It closes all others, and is in a process group
+of its own, out of the way of Ctrl-C.
+
+Owner: the group, until retire() or kill(). Threads: `ft-child`, of each child, reads its socket,
+completes operations, and reaps the process: nobody else waits for it. Requests about the store run
+on helpers. Everything else in any thread.
+
+| state | ends by | what kill() does |
+|---|---|---|
+| starting | HELLO, which says that it can be configured | ends the process; configure() raises |
+| spare | configure() | the same |
+| configuring | CONFIGURED | the same |
+| live | the end of the stream: generation aborted | the same; operations fail |
+| ended | | nothing |
+
+From each state it comes to `ended` by the end of its process, too. Then its operations have failed,
+and the descriptors, the arena and the process are gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from torchft_ext import _pg_frames as frames
+from torchft_ext._pg_arena import Arena, ArenaRoom
+from torchft_ext._pg_calls import calls_of
+from torchft_ext._pg_frames import Kind, Outcome
+from torchft_ext._pg_generation import (
+    GRACE,
+    LostBackendError,
+    Operation,
+    RefusedError,
+    TellingWork,
+    helpers,
+)
+from torchft_ext._pg_staging import Staged
+
+SOCKET, ARENA = 3, 4  # a child's descriptors
+_GOODBYE = 1.0  # seconds that a child has for it
+_ABOVE = 10  # where descriptors are put before they take their places in the child
+_NOTHING = b"\0nothing"  # no key of ours ever holds it
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+class _Work(TellingWork):
+    """Some requests that end as one."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._left = count
+        self._error: Exception | None = None
+        self._source = -1
+        self._operation: Operation | None = None
+
+    def tell(self, operation: Operation) -> None:
+        with self._lock:
+            self._operation = operation
+            over = self._left == 0
+        if over:
+            operation.completed(self._error, self._source)
+
+    def part_ended(self, error: Exception | None, source: int) -> None:
+        with self._lock:
+            self._left -= 1
+            self._error = self._error or error
+            self._source = source
+            operation = self._operation if self._left == 0 else None
+        if operation is not None:
+            operation.completed(self._error, source)
+
+
+class Child:
+    """One child process, for one generation at most; see above."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        """Start it. Does not wait for it.
+
+        Args:
+            command: what to run; this process's id is added.
+            environment: of it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._tell: Callable[[str], None] = lambda text: None
+        self._arena = Arena()
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._greeted = False
+        self._configured: tuple[bool, str] | None = None
+        self._ended: str | None = None
+        self._reaped = False
+        self._killed = False
+        self._store: Store | None = None
+        self._size = 1
+        self._numbers = itertools.count(1)
+        self._works: dict[int, _Work] = {}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.pid = _spawned(command, environment, theirs.fileno(), self._arena.fd)
+        except BaseException:
+            self._socket.close()
+            self._arena.close()
+            raise
+        finally:
+            theirs.close()
+        self._arena.close()
+        self._owner = os.getpid()
+        try:
+            threading.Thread(target=self._run, name="ft-child", daemon=True).start()
+        except RuntimeError:  # no thread is left
+            self.kill()
+            self._reap()
+            self._socket.close()
+            raise
+        _sockets.add(self._socket)
+
+    # ---- before the generation stands
+
+    def is_ready(self) -> bool:
+        """Say whether it waits for configure(), which then need not wait for it."""
+        with self._lock:
+            return self._greeted and self._ended is None
+
+    def has_ended(self) -> bool:
+        with self._lock:
+            return self._ended is not None
+
+    def configure(self, request: frames.Configure, store: Store, limit: timedelta) -> None:
+        """Have it join the other members' children. Blocks until it has, or cannot.
+
+        Args:
+            request: what it is told.
+            store: where it does what the child asks for.
+            limit: of waiting.
+
+        Raises:
+            LostBackendError: it is gone.
+            RuntimeError: the child's reason, or it has not answered in time.
+        """
+        seconds = limit.total_seconds() + GRACE
+        with self._lock:
+            self._store, self._size = store, request.size
+            self._changed.wait_for(lambda: self._greeted or self._ended is not None, seconds)
+        self._send(request.frame())
+        with self._lock:
+            over = self._changed.wait_for(
+                lambda: self._configured is not None or self._ended is not None, seconds
+            )
+            answer, ended = self._configured, self._ended
+        if answer is not None and answer[0]:
+            return
+        if answer is not None:
+            raise RuntimeError(answer[1])
+        if not over:
+            raise RuntimeError(f"child process {self.pid} did not answer within {seconds:g} s")
+        raise LostBackendError(str(ended))
+
+    # ---- operations
+
+    def room(self) -> ArenaRoom:
+        """Return room for one operation's copies."""
+        return ArenaRoom(self._arena)
+
+    def issue(self, staged: Staged, limit: timedelta) -> dist.Work:
+        """Have it do an operation whose copies lie in a room of this child's. Does not block.
+
+        Raises:
+            ValueError: bad arguments.
+            LostBackendError: it is gone.
+        """
+        given = [*staged.args, *staged.kwargs.values()]
+        calls = calls_of(staged.method, given, self._size, self._arena.span_of)
+        requests = [call.issue(next(self._numbers), limit) for call in calls]
+        data = b"".join(request.frame() for request in requests)
+        work = _Work(len(requests))
+        with self._lock:
+            if self._ended is not None:
+                raise LostBackendError(self._ended)
+            self._works.update((request.number, work) for request in requests)
+        self._send(data)
+        return work
+
+    def _send(self, data: bytes) -> None:
+        with self._sending, suppress(OSError):  # it has ended: the reader says so
+            self._socket.sendall(data)
+
+    # ---- its end
+
+    def when_ended(self, tell: Callable[[str], None]) -> None:
+        """Have `tell` called once, with how it ended: on its thread, or at once if it has."""
+        with self._lock:
+            ended = self._ended
+            if ended is None:
+                self._tell = tell
+        if ended is not None:
+            tell(ended)
+
+    def silence(self) -> None:
+        """End it, if it is in an operation. Does not block."""
+        with self._lock:
+            busy = bool(self._works)
+        if busy:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it, but not from a fork of its parent. Does not block; another thread reaps it."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._killed = True
+            if not self._reaped:
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+
+    def drop(self) -> None:
+        """End it, and tell nobody: its group is gone, and has said or will say so itself."""
+        self.when_ended(lambda text: None)
+        self.kill()
+
+    def abort(self) -> None:
+        """Let it say goodbye, unless it is in an operation; end it. Blocks, a second at most."""
+        with self._lock:
+            leaves = not self._works and self._configured is not None and not self._killed
+        if leaves:
+            self._send(frames.framed(Kind.QUIT))
+            with self._lock:
+                self._changed.wait_for(lambda: self._ended is not None, _GOODBYE)
+        self.kill()
+
+    # ---- the reader
+
+    def _run(self) -> None:
+        why = ""
+        try:
+            self._read()
+        except (OSError, ValueError, frames.FrameError) as error:  # a reset is an end like others
+            why = f" ({error})"
+        self.kill()
+        self._end(f"its child process {self.pid} {self._reap()}{why}")
+
+    def _read(self) -> None:
+        inbox = frames.Inbox()
+        while data := self._socket.recv(1 << 16):
+            for kind, payload in inbox.feed(data):
+                self._heard(kind, payload)
+
+    def _heard(self, kind: Kind, payload: bytes) -> None:
+        if kind is Kind.DONE:
+            self._done(frames.Done.parse(payload))
+        elif kind in (Kind.STORE_SET, Kind.STORE_GET, Kind.STORE_REMOVE):
+            helpers.run(lambda: self._serve(kind, payload))
+        elif kind is Kind.CONFIGURED:
+            reader = frames.Reader(payload)
+            (outcome,) = reader.fixed(frames.OUTCOME)
+            with self._lock:
+                self._configured = outcome == Outcome.GOOD, reader.text()
+                self._changed.notify_all()
+        elif kind is Kind.HELLO:
+            if frames.Reader(payload).fixed(frames.NUMBER) != (frames.VERSION,):
+                raise frames.FrameError("another version than this one's")
+            with self._lock:
+                self._greeted = True
+                self._changed.notify_all()
+        else:
+            raise frames.FrameError(f"{kind.name}, which a child does not send")
+
+    def _done(self, done: frames.Done) -> None:
+        with self._lock:
+            work = self._works.pop(done.number, None)
+        if work is None:
+            raise frames.FrameError(f"DONE of request {done.number}, which is not under way")
+        error: Exception | None = None
+        if done.outcome is Outcome.REFUSED:
+            error = RefusedError(done.text)
+        elif done.outcome is Outcome.TIMED_OUT:
+            error = RuntimeError(f"timed out: {done.text}")
+        elif done.outcome is Outcome.FAILED:
+            error = RuntimeError(done.text)
+        work.part_ended(error, done.source)
+
+    def _reap(self) -> str:
+        """Wait for the end of the process, which is certain; return how it came."""
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # somebody else reaps this process's children
+            found = None
+        with self._lock:  # from here on the id may be another's
+            self._reaped = True
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        if found is None:
+            return "ended"
+        if found.si_code == os.CLD_EXITED:
+            return f"exited with status {found.si_status}"
+        return f"was ended by {signal.Signals(found.si_status).name}"
+
+    def _end(self, text: str) -> None:
+        self._socket.close()
+        with self._lock:
+            self._ended = text
+            works, self._works = self._works, {}
+            self._store = None
+            self._changed.notify_all()
+            tell = self._tell
+        tell(text)
+        for work in works.values():
+            work.part_ended(LostBackendError(text), -1)
+
+    # ---- the store, on helpers
+
+    def _serve(self, kind: Kind, payload: bytes) -> None:
+        reader = frames.Reader(payload)
+        (number,) = reader.fixed(frames.NUMBER)
+        with self._lock:
+            store = self._store
+        try:
+            outcome, values = _answer(store, kind, reader)
+        except Exception as error:
+            outcome, values = Outcome.FAILED, [str(error).encode()]
+        packed = b"".join(frames.packed_bytes(value) for value in values)
+        head = frames.REPLY.pack(number, outcome, len(values))
+        self._send(frames.framed(Kind.STORE_REPLY, head + packed))
+
+
+def _answer(store: Any, kind: Kind, reader: frames.Reader) -> tuple[Outcome, list[bytes]]:
+    """Do what a child asks of the store; fewer values than keys: one is missing."""
+    if store is None:
+        raise RuntimeError("the group has no store any more")
+    if kind is Kind.STORE_SET:
+        store.set(reader.text(), reader.blob())
+        return Outcome.GOOD, []
+    if kind is Kind.STORE_REMOVE:
+        store.delete_key(reader.text())
+        return Outcome.GOOD, []
+    (count,) = reader.fixed(frames.NUMBER)
+    values: list[bytes] = []
+    for key in [reader.text() for _ in range(count)]:
+        # get() would wait for what is missing; this answers with what it was given, and sets
+        # nothing.
+        value = store.compare_set(key, _NOTHING, _NOTHING)
+        if value == _NOTHING:
+            return Outcome.GOOD, []
+        values.append(value)
+    return Outcome.GOOD, values
+
+
+def _spawned(command: Sequence[str], environment: dict[str, str], channel: int, arena: int) -> int:
+    """Return the id of a process that has the two as descriptors SOCKET and ARENA."""
+    moved: list[int] = []
+    try:
+        for fd in (channel, arena):  # so that neither is in the other's place
+            moved.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
+        return os.posix_spawn(
+            command[0],
+            [*command, str(os.getpid())],
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, moved[0], SOCKET),
+                (os.POSIX_SPAWN_DUP2, moved[1], ARENA),
+            ],
+            setpgroup=0,
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE],
+        )
+    finally:
+        for fd in moved:
+            os.close(fd)
+
+
+def _forget_in_fork() -> None:
+    """Close a forked child's copies, so that the end of its parent is seen."""
+    for one in list(_sockets):
+        one.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
