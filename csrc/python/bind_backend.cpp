@@ -176,7 +176,7 @@ py::dict statsOf(FtBackend& backend) {
   result["threads"] = snapshot.running;
   result["stuck_threads"] = snapshot.stuck;
   result["descriptors"] = descriptors;
-  addCounters(backend.engine(), result);
+  addCounters(*backend.engine(), result);
   return result;
 }
 
