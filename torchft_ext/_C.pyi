@@ -288,6 +288,7 @@ class Backend(_Backend):
         Threads: any.
         """
 
+    def _reopen(self) -> None: ...
     def _incarnations(self, *, before: bool = False) -> list[str]: ...
     def shrink(
         self,

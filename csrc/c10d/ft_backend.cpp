@@ -260,6 +260,11 @@ void FtBackend::shutdown() {
   });
 }
 
+void FtBackend::reopen() {
+  guard_.check("this process group");
+  group_->reopen();
+}
+
 void FtBackend::setTimeout(Milliseconds timeout) {
   guard_.check("this process group");
   TORCH_CHECK_VALUE(timeout.count() > 0, "set_timeout: timeout: expected a positive time, found ",

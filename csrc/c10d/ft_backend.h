@@ -98,6 +98,8 @@ class FtBackend : public c10d::Backend {
     abort("abort() was called");
   }
   void shutdown() override;
+  // After shutdown(): configure() may follow after all. Memory pools are not registered any more.
+  void reopen();
   c10d::ErrorType getError() override;
   void enableCollectivesTiming() override {
     issuer_.enableTiming();

@@ -164,6 +164,11 @@ bool Group::shutdown(Deadline deadline) {
   }
 }
 
+void Group::reopen() {
+  MutexLock lock(mutex_);
+  shut_down_ = false;
+}
+
 void Group::endLast(const Generation& last, const std::string& why_early) {
   if (!why_early.empty()) last.lifecycle->fail(withoutGroup(*last.lifecycle, why_early));
   drain(*last.communicator, Deadline::after(kDrainSoon));

@@ -6,7 +6,7 @@
 //   abort      in configuring: that attempt fails, and the generation that it is still ending;
 //              active: the generation fails; else nothing
 //   issue      active: runs; else: an operation that has already failed
-//   shutdown   final; configure after it raises
+//   shutdown   final; configure after it raises, unless reopen() was called
 #pragma once
 
 #include <array>
@@ -90,6 +90,8 @@ class Group {
   FailurePtr check(Deadline deadline);
   // Says goodbye and ends the generation. True: everything sent by the deadline.
   bool shutdown(Deadline deadline);
+  // After shutdown(): configure() may follow after all.
+  void reopen();
 
   // Whether its operations are under way in one of these generations.
   bool isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) const;

@@ -1,6 +1,9 @@
 // How a group begins a generation: the end of the last one, the rendezvous, the connections.
+#include <unistd.h>
+
 #include <utility>
 
+#include "base/host_name.h"
 #include "base/log.h"
 #include "comm/failure_counts.h"
 #include "comm/group.h"
@@ -30,6 +33,15 @@ Cancelled cancelledBy(const std::shared_ptr<Lifecycle>& lifecycle) {
     runWaitHook();
     return lifecycle->over();
   };
+}
+
+MemberRecord absentSelf() {
+  MemberRecord self;
+  self.incarnation = Incarnation::random();
+  self.token = Token::random();
+  self.host = hostName();
+  self.pid = ::getpid();
+  return self;
 }
 
 // The phases of one configure, for stats(): each as long as it took, or until the attempt ended.
@@ -116,7 +128,13 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   }
   stopwatch.begin("rendezvous");
 
-  if (auto failure = takeEngine(attempt)) return *std::move(failure);
+  if (auto failure = takeEngine(attempt)) {
+    // It has no record yet. The others wait for it: they hear why it does not come.
+    Rendezvous absent(attempt.store, attempt.prefix, attempt.rank, attempt.size, absentSelf(),
+                      attempt.deadline, cancelledBy(attempt.lifecycle));
+    if (attempt.size > 1) absent.publishFailedInit(*failure);
+    return *std::move(failure);
+  }
   auto described = attempt.engine->describeSelf();
   if (auto* failure = std::get_if<Failure>(&described)) return std::move(*failure);
   MemberRecord self = std::move(std::get<MemberRecord>(described));
@@ -136,9 +154,8 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   while (true) {
     if (auto* failure = std::get_if<Failure>(&entered)) return std::move(*failure);
     std::variant<std::monostate, Roster, Failure> refreshed;
-    auto formed =
-        attempt.engine->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
-                             [&] { return lookForSuccessor(attempt, refreshed); });
+    auto formed = attempt.engine->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
+                                       [&] { return lookForSuccessor(attempt, refreshed); });
     if (auto* failure = std::get_if<Failure>(&formed)) return std::move(*failure);
     if (auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed))
       return std::move(*communicator);
@@ -161,7 +178,10 @@ std::optional<Failure> Group::takeEngine(Attempt& attempt) {
                                  wanted, attempt.lifecycle);
   if (member != last) {
     auto made = first_engine_->forMember(member);
-    if (auto* failure = std::get_if<Failure>(&made)) return std::move(*failure);
+    if (auto* failure = std::get_if<Failure>(&made)) {
+      failure->needs_new_group = false;  // another attempt may find what lacks
+      return std::move(*failure);
+    }
     attempt.engine = std::get<std::shared_ptr<Engine>>(std::move(made));
     if (!attempt.engine) attempt.engine = first_engine_;
   }

@@ -398,8 +398,7 @@ class EngineRegistry {
       incarnation = incarnationOf(member);
     }
     const Opening opening{*this, key};
-    auto engine =
-        std::make_shared<HostEngine>(options, *incarnation, HostEngine::Kind::kOfProcess);
+    auto engine = std::make_shared<HostEngine>(options, *incarnation, HostEngine::Kind::kOfProcess);
     if (auto failure = engine->open()) return *failure;
     MutexLock lock(mutex_);
     if (member == 0) {
@@ -464,7 +463,7 @@ class EngineRegistry {
   Mutex mutex_;
   CondVar changed_;
   std::map<std::string, std::shared_ptr<HostEngine>> engines_ GUARDED_BY(mutex_);  // of member 0
-  std::map<Key, std::weak_ptr<MemberHold>> holds_ GUARDED_BY(mutex_);  // of the others
+  std::map<Key, std::weak_ptr<MemberHold>> holds_ GUARDED_BY(mutex_);              // of the others
   std::map<int, std::weak_ptr<const Incarnation>> incarnations_ GUARDED_BY(mutex_);
   std::set<Key> opening_ GUARDED_BY(mutex_);
 };
@@ -488,8 +487,8 @@ std::string HostEngineOptions::key() const {
 
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
     const HostEngineOptions& options) {
-  auto engine = std::make_shared<HostEngine>(options, Incarnation::random(),
-                                             HostEngine::Kind::kSeparate);
+  auto engine =
+      std::make_shared<HostEngine>(options, Incarnation::random(), HostEngine::Kind::kSeparate);
   if (auto failure = engine->open()) return *failure;
   return std::shared_ptr<Engine>(std::move(engine));
 }

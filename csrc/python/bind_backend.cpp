@@ -249,6 +249,7 @@ void bind_backend(py::module_& module) {
       .def("deregister_mem_pool", &deregisterMemPool, py::arg("pool"),
            docs::Backend::deregister_mem_pool)
       // By rank in the generation. The tables of torch.distributed are written after them.
+      .def("_reopen", &FtBackend::reopen, NoGil())
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
       // torch copies them for groups that it splits off.
       .def_property_readonly("options", &FtBackend::getBackendOptions, docs::Backend::options)

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/member_incarnation.h"
+#include "around_engine.h"
 #include "base/threads.h"
 #include "cluster.h"
 #include "host/shared_processes.h"
@@ -96,9 +97,8 @@ struct Ranks {
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < groups.size(); ++rank) {
       threads.emplace_back([this, rank, &prefix, &failures] {
-        failures[rank] =
-            groups[rank]->configure(store, prefix, static_cast<int>(rank),
-                                    static_cast<int>(groups.size()), kTestLimit);
+        failures[rank] = groups[rank]->configure(store, prefix, static_cast<int>(rank),
+                                                 static_cast<int>(groups.size()), kTestLimit);
       });
     }
     for (auto& thread : threads) thread.join();
@@ -123,6 +123,35 @@ struct Ranks {
   std::shared_ptr<Watchdog> watchdog = std::make_shared<Watchdog>();
   std::vector<std::unique_ptr<Group>> groups;
 };
+
+// An engine whose process has no room for another member.
+class FullEngine : public AroundEngine {
+ public:
+  using AroundEngine::AroundEngine;
+  std::variant<std::shared_ptr<Engine>, Failure> forMember(int /*member*/) override {
+    Failure full;
+    full.kind = FailureKind::kRendezvous;
+    full.cause.how = "cannot listen";
+    return full;
+  }
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override {
+    return inner_->form(roster, std::move(lifecycle), deadline, superseded);
+  }
+};
+
+TEST(MembersOfAProcess, TellTheOthersThatThereIsNoRoomForOneMore) {
+  Ranks ranks(2);
+  const auto full = std::make_shared<FullEngine>(ranks.groups[0]->engine());
+  for (auto& group : ranks.groups)
+    group = std::make_unique<Group>("rank", full, ranks.watchdog, kTestLimit);
+  for (const auto& failure : ranks.configure("full")) {
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kRendezvous) << failure->describe();
+    EXPECT_NE(failure->cause.how.find("cannot listen"), std::string::npos) << failure->describe();
+  }
+}
 
 long loops() {
   const auto running = threadSnapshot().running;
