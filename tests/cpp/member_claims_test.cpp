@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "base/member_incarnation.h"
 #include "around_engine.h"
+#include "base/member_incarnation.h"
 #include "base/threads.h"
 #include "cluster.h"
 #include "host/shared_processes.h"
@@ -83,10 +83,15 @@ TEST(SharedProcesses, ALossNamesTheOtherRanksOfItsProcessOnce) {
 
 // Groups over the engines of this process, as programs have them.
 struct Ranks {
-  explicit Ranks(size_t count) {
+  // one_store: false: nobody can tell that their stores are one.
+  explicit Ranks(size_t count, bool one_store = true) {
     const auto engine = std::get<std::shared_ptr<Engine>>(hostEngine(loopbackOptions()));
-    for (size_t i = 0; i < count; ++i)
+    for (size_t i = 0; i < count; ++i) {
       groups.push_back(std::make_unique<Group>("rank", engine, watchdog, kTestLimit));
+      const std::string key = one_store ? "memory" : "memory " + std::to_string(i);
+      stores.push_back(
+          std::make_shared<StoreThread>(key, [data = data] { return data->client(); }));
+    }
   }
   ~Ranks() {
     groups.clear();
@@ -97,7 +102,7 @@ struct Ranks {
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < groups.size(); ++rank) {
       threads.emplace_back([this, rank, &prefix, &failures] {
-        failures[rank] = groups[rank]->configure(store, prefix, static_cast<int>(rank),
+        failures[rank] = groups[rank]->configure(stores[rank], prefix, static_cast<int>(rank),
                                                  static_cast<int>(groups.size()), kTestLimit);
       });
     }
@@ -112,15 +117,16 @@ struct Ranks {
     std::vector<FailurePtr> failures;
     for (const auto& state : states) failures.push_back(finish(state));
     for (const auto& sum : values) {
-      if (!failures.front()) EXPECT_EQ(sum.front(), static_cast<float>(groups.size()));
+      if (!failures.front()) {
+        EXPECT_EQ(sum.front(), static_cast<float>(groups.size()));
+      }
     }
     return failures;
   }
 
   std::shared_ptr<MemoryStore> data = std::make_shared<MemoryStore>();
-  std::shared_ptr<StoreThread> store =
-      std::make_shared<StoreThread>("memory", [data = data] { return data->client(); });
   std::shared_ptr<Watchdog> watchdog = std::make_shared<Watchdog>();
+  std::vector<std::shared_ptr<StoreThread>> stores;
   std::vector<std::unique_ptr<Group>> groups;
 };
 
@@ -150,6 +156,16 @@ TEST(MembersOfAProcess, TellTheOthersThatThereIsNoRoomForOneMore) {
     ASSERT_NE(failure, nullptr);
     EXPECT_EQ(failure->kind, FailureKind::kRendezvous) << failure->describe();
     EXPECT_NE(failure->cause.how.find("cannot listen"), std::string::npos) << failure->describe();
+  }
+}
+
+TEST(MembersOfAProcess, AllHearThatTheyAreOneProcessWhereTheirStoresCannotBeToldToBeOne) {
+  Ranks ranks(3, /*one_store=*/false);
+  for (const auto& failure : ranks.configure("twins")) {
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kRendezvous) << failure->describe();
+    EXPECT_NE(failure->cause.how.find("are the same process"), std::string::npos)
+        << failure->describe();
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -106,13 +107,19 @@ def test_local_sgd_with_a_death_ends_as_without_torchft(ranks, group):
     check(outcomes, weights_without_torchft(outcomes[0].batches))
 
 
-def test_torchfts_own_tests_of_several_ranks_pass():
+@pytest.mark.parametrize("group", ["ProcessGroupHost", "ProcessGroupGloo"])
+def test_torchfts_own_tests_of_several_ranks_pass(group):
     """Each of its collectives by three threads as ranks; and with one that shuts down, and is back."""
     tests = Path(torchft.process_group.__file__).with_name("process_group_test.py")
     plugin = ["-p", "torchft_names", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *plugin, "-k", "NormalGlooMultiPgTest", "-q", tests]
     run = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=PATIENCE
+        command,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TORCHFT_EXT_TEST_GROUP": group},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "16 passed" in run.stdout, run.stdout

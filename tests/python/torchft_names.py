@@ -1,7 +1,10 @@
 """A plugin of pytest: puts this package's process groups in the place of torchft's, of the same
-names, for torchft's own tests. ProcessGroupHost stands for its ProcessGroupGloo."""
+names, for torchft's own tests. Its ProcessGroupGloo is the class that TORCHFT_EXT_TEST_GROUP names.
+"""
 
 from __future__ import annotations
+
+import os
 
 import torchft.process_group as theirs
 
@@ -10,4 +13,4 @@ from torchft_ext import process_group as ours
 for _name in ours.__all__:
     if hasattr(theirs, _name):
         setattr(theirs, _name, getattr(ours, _name))
-theirs.ProcessGroupGloo = ours.ProcessGroupHost
+theirs.ProcessGroupGloo = getattr(ours, os.environ["TORCHFT_EXT_TEST_GROUP"])
