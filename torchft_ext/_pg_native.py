@@ -18,7 +18,7 @@ _number = itertools.count()
 
 
 def _in_torchfts_words(error: Exception) -> Exception:
-    """Have its text say "aborted", which callers look for: torchft's own groups say nothing else."""
+    """Have its text say "aborted", all that torchft's own groups say: callers look for it."""
     if "aborted" in str(error):
         return error
     said = copy.copy(error)

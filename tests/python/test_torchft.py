@@ -109,7 +109,7 @@ def test_local_sgd_with_a_death_ends_as_without_torchft(ranks, group):
 
 @pytest.mark.parametrize("group", ["ProcessGroupHost", "ProcessGroupGloo"])
 def test_torchfts_own_tests_of_several_ranks_pass(group):
-    """Each of its collectives by three threads as ranks; and with one that shuts down, and is back."""
+    """Each of its collectives by three threads as ranks; also with one that shuts down."""
     tests = Path(torchft.process_group.__file__).with_name("process_group_test.py")
     plugin = ["-p", "torchft_names", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *plugin, "-k", "NormalGlooMultiPgTest", "-q", tests]
