@@ -11,7 +11,7 @@ if [ ! -f "$stamp" ]; then
   rm -rf "$work"
   python -m venv --without-pip "$work/venv"
   python scripts/share_packages.py "$work/venv" pip setuptools wheel torch numpy pytest pytest-timeout
-  retry "$work/venv/bin/python" -m pip install --quiet torchft==0.2.0
+  retry "$work/venv/bin/python" -m pip install --quiet torchft==0.2.0 parameterized==0.9.0
   touch "$stamp"
 fi
 

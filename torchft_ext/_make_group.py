@@ -59,7 +59,8 @@ def make_group(
         NotImplementedError: there is no such engine, or none for this process's devices, or
             TORCHFT_EXT_DISABLE=1.
 
-    Threads: any. Source: the constructors of torch's own backends (ProcessGroupGloo).
+    Threads: any; threads of one process may be ranks, with a group each. Source: the constructors
+    of torch's own backends (ProcessGroupGloo).
     """
     if backend not in _BACKENDS:
         raise ValueError(f"make_group: backend: expected one of {_BACKENDS}, found {backend!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from datetime import timedelta
 from typing import ClassVar
@@ -16,11 +17,21 @@ from torchft_ext._pg_store import create_store_client
 _number = itertools.count()
 
 
+def _in_torchfts_words(error: Exception) -> Exception:
+    """Have its text say "aborted", all that torchft's own groups say: callers look for it."""
+    if "aborted" in str(error):
+        return error
+    said = copy.copy(error)
+    said.args = (f"{error} (the generation was aborted)",)
+    return said
+
+
 class _OwnGroup(ProcessGroup):
     """A group whose operations run on this package's backend, without a wrapper around them."""
 
     _engine: ClassVar[str]
     _devices: ClassVar[tuple[str, ...]]
+    _reopens: ClassVar[bool] = False  # configure() may follow shutdown()
 
     def __init__(
         self,
@@ -40,11 +51,15 @@ class _OwnGroup(ProcessGroup):
         self._timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         self._options = options
         self._backend: _C.Backend | None = None
+        self._shut_down = False
         self._label = f"{type(self).__name__}{next(_number)}"
 
     def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
         if self._backend is None:
             self._backend = self._made(store_addr)
+        if self._shut_down and self._reopens:
+            self._backend._reopen()
+            self._shut_down = False
         self._backend.configure(store_addr, rank, world_size)
 
     def _made(self, store_addr: str) -> _C.Backend:
@@ -74,7 +89,8 @@ class _OwnGroup(ProcessGroup):
         return 1 if self._backend is None else self._backend.size()
 
     def errored(self) -> Exception | None:
-        return None if self._backend is None else self._backend.errored()
+        error = None if self._backend is None else self._backend.errored()
+        return None if error is None else _in_torchfts_words(error)
 
     def abort(self) -> None:
         if self._backend is not None:
@@ -82,6 +98,7 @@ class _OwnGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         if self._backend is not None:
+            self._shut_down = True
             self._backend.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -95,11 +112,13 @@ class ProcessGroupHost(_OwnGroup):
 
     Costs what init_process_group("ft:host") costs; no process and no copy beside it. Deaths are
     told within milliseconds, a frozen member after Options.heartbeat. torchft has ProcessGroupGloo
-    in its place.
+    in its place. configure() may follow shutdown(). Threads of one process may be ranks, with a
+    group each.
     """
 
     _engine = "host"
     _devices = ("cpu",)
+    _reopens = True
 
     def getBackendName(self) -> str:
         return "ft:host"

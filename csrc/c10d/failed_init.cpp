@@ -20,7 +20,7 @@ constexpr Duration kStoreAnswersWithin = std::chrono::seconds(15);
 
 MemberRecord absentSelf() {
   MemberRecord self;
-  self.incarnation = selfIncarnation();
+  self.incarnation = Incarnation::random();  // other members of this process may wait for it
   self.token = Token::random();
   self.host = hostName();
   self.pid = ::getpid();

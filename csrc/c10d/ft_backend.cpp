@@ -76,7 +76,6 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
     : c10d::Backend(spec.rank, spec.size),
       options_(spec.options),
       timeout_ms_(spec.chosenTimeout().count()),
-      engine_(std::move(choice.engine)),
       poison_(poisonOf(*spec.options, choice.devices)),
       engine_name_(spec.engine),
       bound_device_(spec.bound_device),
@@ -86,7 +85,7 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
       creators_store_(spec.store),
       serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
       group_(std::make_shared<Group>(
-          spec.name, engine_, sharedWatchdog(), durationOf(spec.chosenTimeout()),
+          spec.name, std::move(choice.engine), sharedWatchdog(), durationOf(spec.chosenTimeout()),
           [hooks = abort_hooks_] { hooks->call(); },
           [poison = poison_, listener = listener_](const auto& lifecycle) {
             if (poison) poison->begin(lifecycle);
@@ -136,7 +135,7 @@ bool FtBackend::supportsReconfigure() const {
 
 c10d::ReconfigureHandle FtBackend::get_reconfigure_handle() const {
   guard_.check("this process group");
-  auto described = engine_->describeSelf();
+  auto described = engine()->describeSelf();
   if (auto* failure = std::get_if<Failure>(&described))
     throwFailure(std::make_shared<Failure>(std::move(*failure)));
   const auto& self = std::get<MemberRecord>(described);
@@ -264,6 +263,11 @@ void FtBackend::shutdown() {
   std::shared_ptr<StoreThread> last;  // goes after the lock
   const MutexLock lock(store_mutex_);
   last.swap(store_);
+}
+
+void FtBackend::reopen() {
+  guard_.check("this process group");
+  group_->reopen();
 }
 
 void FtBackend::setTimeout(Milliseconds timeout) {

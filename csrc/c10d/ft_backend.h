@@ -75,7 +75,7 @@ class FtBackend : public c10d::Backend {
   // The processes of the last generation that was active, or of the one before it, by rank there.
   std::vector<Incarnation> incarnations(bool before) const;
   GroupStats stats() const;
-  const Engine& engine() const { return *engine_; }
+  std::shared_ptr<Engine> engine() const { return group_->engine(); }
   Group& group() { return *group_; }
   const Devices& devices() const { return issuer_.devices(); }
   // Called once for each generation that fails, on a callback thread. Empty: no more.
@@ -98,6 +98,8 @@ class FtBackend : public c10d::Backend {
     abort("abort() was called");
   }
   void shutdown() override;
+  // After shutdown(): configure() may follow after all. Memory pools are not registered any more.
+  void reopen();
   c10d::ErrorType getError() override;
   void enableCollectivesTiming() override {
     issuer_.enableTiming();
@@ -243,7 +245,6 @@ class FtBackend : public c10d::Backend {
   const ForkGuard guard_;
   const c10::intrusive_ptr<FtOptions> options_;  // its timeout is the first one
   std::atomic<Milliseconds::rep> timeout_ms_;    // as set last, by any thread
-  const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Poison> poison_;  // null: no device is served, or Options.poison is off
   const std::string engine_name_;
   const std::optional<c10::Device> bound_device_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <string_view>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
@@ -107,6 +108,16 @@ c10::intrusive_ptr<c10d::TCPStore> connectTo(const StoreAddress& address) {
 
 std::string serverKey(const StoreAddress& address) {
   return address.host + ":" + std::to_string(address.port);
+}
+
+std::string identityOf(const StoreAddress& address) {
+  return ":" + std::to_string(address.port);
+}
+
+// Of a store in a file, which each thread may open by itself; empty: another kind.
+std::string pathOf(const StorePtr& base) {
+  const auto file = storeAs<c10d::FileStore>(base);
+  return file ? file->getPath() : "";
 }
 
 LentClient lend(const StorePtr& base) {
@@ -211,7 +222,7 @@ uint16_t parsePort(const char* argument, const std::string& text) {
 }
 
 std::shared_ptr<StoreThread> storeThreadFor(const StoreAddress& address) {
-  return StoreThread::forServer(serverKey(address), factoryFor(address));
+  return StoreThread::forServer(serverKey(address), factoryFor(address), {}, identityOf(address));
 }
 
 ComparingStoreFactory clientsOf(const StoreAddress& address) {
@@ -222,15 +233,17 @@ StorePlace storePlaceOf(const c10::intrusive_ptr<c10d::Store>& store) {
   const StorePtr base = withoutPrefixes(store);
   StoreAddress address;
   if (serverAddress(store, &address)) {
-    return {StoreThread::forServer(serverKey(address), factoryFor(address), lend(base)),
+    return {StoreThread::forServer(serverKey(address), factoryFor(address), lend(base),
+                                   identityOf(address)),
             prefixOf(store)};
   }
   // The thread keeps the factory, and so the store: no other one has its address meanwhile.
   const std::string key = c10::str("in-process@", static_cast<const void*>(base.get()));
-  auto thread = StoreThread::forServer(key, [base] {
+  const auto clone = [base] {
     // Its timeout is left alone: the clone may be the store itself, which belongs to the user.
     return withStoreErrors([&] { return makeStoreClient(base->clone()); });
-  });
+  };
+  auto thread = StoreThread::forServer(key, clone, {}, pathOf(base));
   return {std::move(thread), prefixOf(store)};
 }
 

@@ -85,6 +85,12 @@ class Engine {
  public:
   virtual ~Engine() = default;
   virtual const char* name() const = 0;
+  // The engine of another member of this process (comm/member_claims.h), with the same options;
+  // member 0's is what this process has as a rule. Whoever holds it keeps that member alive. Null:
+  // this engine serves every member. Failure: no port, no thread.
+  virtual std::variant<std::shared_ptr<Engine>, Failure> forMember(int /*member*/) {
+    return std::shared_ptr<Engine>();
+  }
   // Named counters for stats(): "connections_accepted",
   // "connections_refused", "monitor_connections", ...
   virtual std::vector<std::pair<std::string, int64_t>> counters() const = 0;

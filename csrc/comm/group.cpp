@@ -24,7 +24,7 @@ Failure withoutGroup(const Lifecycle& lifecycle, std::string how) {
 Group::Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
              Duration timeout, std::function<void()> on_failure, OnForming on_forming)
     : name_(std::move(name)),
-      engine_(std::move(engine)),
+      first_engine_(std::move(engine)),
       watchdog_(std::move(watchdog)),
       failure_counts_(std::make_shared<FailureCounts>()),
       on_failure_(std::move(on_failure)),
@@ -139,6 +139,10 @@ void Group::orderBehind(const Generation& generation) {
 }
 
 bool Group::shutdown(Deadline deadline) {
+  struct LetGo {  // also when the wait hook throws
+    Group& group;
+    ~LetGo() { group.letGoOfEngine(); }
+  };
   Generation last;
   std::shared_ptr<Lifecycle> forming;
   {
@@ -147,6 +151,7 @@ bool Group::shutdown(Deadline deadline) {
     forming = forming_;
     last = lastLocked();
   }
+  const LetGo at_end{*this};
   if (forming) forming->fail(withoutGroup(*forming, "shutdown() was called"));
   if (!last.communicator) return true;
   try {
@@ -157,6 +162,11 @@ bool Group::shutdown(Deadline deadline) {
     endLast(last, "shutdown() was interrupted");
     throw;
   }
+}
+
+void Group::reopen() {
+  MutexLock lock(mutex_);
+  shut_down_ = false;
 }
 
 void Group::endLast(const Generation& last, const std::string& why_early) {
@@ -367,6 +377,11 @@ bool Group::isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) con
 FailurePtr Group::errored() const {
   MutexLock lock(mutex_);
   return adviseLocked(current_.lifecycle ? current_.lifecycle->failure() : failure_);
+}
+
+std::shared_ptr<Engine> Group::engine() const {
+  MutexLock lock(mutex_);
+  return engine_;
 }
 
 int64_t Group::generation() const {

@@ -6,7 +6,7 @@
 //   abort      in configuring: that attempt fails, and the generation that it is still ending;
 //              active: the generation fails; else nothing
 //   issue      active: runs; else: an operation that has already failed
-//   shutdown   final; configure after it raises
+//   shutdown   final; configure after it raises, unless reopen() was called
 #pragma once
 
 #include <array>
@@ -65,7 +65,8 @@ class Group {
                        int size, std::optional<Duration> timeout = std::nullopt);
 
   // Before the first configure(): its members are those of `other`'s generation that have these
-  // ranks there. So the end of one of them is told while the others still wait for it.
+  // ranks there. So the end of one of them is told while the others still wait for it. This one is
+  // the same member of this process in both.
   void expectMembersOf(const Group& other, const std::vector<int>& ranks);
 
   // Idempotent. Releases every waiter at once, then waits until no engine thread is inside a user
@@ -89,6 +90,8 @@ class Group {
   FailurePtr check(Deadline deadline);
   // Says goodbye and ends the generation. True: everything sent by the deadline.
   bool shutdown(Deadline deadline);
+  // After shutdown(): configure() may follow after all.
+  void reopen();
 
   // Whether its operations are under way in one of these generations.
   bool isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) const;
@@ -104,6 +107,8 @@ class Group {
   Duration timeout() const;
   void setTimeout(Duration timeout);  // of later operations and configures
   GroupStats stats() const;
+  // Of its last generation, or attempt at one.
+  std::shared_ptr<Engine> engine() const;
   const std::string& name() const { return name_; }
 
  private:
@@ -132,6 +137,7 @@ class Group {
     Deadline deadline;
     std::shared_ptr<Lifecycle> lifecycle;
     AttemptMemory memory{};
+    std::shared_ptr<Engine> engine{};  // null: not known yet
     StallClock stall_clock{};
     std::vector<std::pair<std::string, Duration>> phases{};
     std::unique_ptr<Rendezvous> rendezvous{};
@@ -139,6 +145,8 @@ class Group {
   };
 
   std::variant<std::shared_ptr<Communicator>, Failure> beginGeneration(Attempt& attempt);
+  std::optional<Failure> takeEngine(Attempt& attempt);
+  void letGoOfEngine();
   static bool lookForSuccessor(Attempt& attempt,
                                std::variant<std::monostate, Roster, Failure>& refreshed);
   void lookBack(AttemptMemory& memory) const;
@@ -184,13 +192,17 @@ class Group {
   Deadline deadlineOf(const std::vector<Operation>& operations) const;
 
   const std::string name_;
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Engine> first_engine_;  // of this process's first member
   const std::shared_ptr<Watchdog> watchdog_;
   const std::shared_ptr<FailureCounts> failure_counts_;
   const std::function<void()> on_failure_;
   const OnForming on_forming_;
 
   mutable Mutex mutex_;
+  // Which member of this process it last was, or is to be first.
+  std::optional<int> wanted_member_ GUARDED_BY(mutex_);
+  int member_ GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<Engine> engine_ GUARDED_BY(mutex_) = first_engine_;  // that member's
   Generation current_ GUARDED_BY(mutex_);
   Generation ending_ GUARDED_BY(mutex_);  // while configure() ends it; then there is no current one
   std::shared_ptr<Lifecycle> forming_ GUARDED_BY(mutex_);

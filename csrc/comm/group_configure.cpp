@@ -1,9 +1,13 @@
 // How a group begins a generation: the end of the last one, the rendezvous, the connections.
+#include <unistd.h>
+
 #include <utility>
 
+#include "base/host_name.h"
 #include "base/log.h"
 #include "comm/failure_counts.h"
 #include "comm/group.h"
+#include "comm/member_claims.h"
 
 namespace torchft_ext {
 namespace {
@@ -29,6 +33,15 @@ Cancelled cancelledBy(const std::shared_ptr<Lifecycle>& lifecycle) {
     runWaitHook();
     return lifecycle->over();
   };
+}
+
+MemberRecord absentSelf() {
+  MemberRecord self;
+  self.incarnation = Incarnation::random();
+  self.token = Token::random();
+  self.host = hostName();
+  self.pid = ::getpid();
+  return self;
 }
 
 // The phases of one configure, for stats(): each as long as it took, or until the attempt ended.
@@ -115,7 +128,14 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   }
   stopwatch.begin("rendezvous");
 
-  auto described = engine_->describeSelf();
+  if (auto failure = takeEngine(attempt)) {
+    // It has no record yet. The others wait for it: they hear why it does not come.
+    Rendezvous absent(attempt.store, attempt.prefix, attempt.rank, attempt.size, absentSelf(),
+                      attempt.deadline, cancelledBy(attempt.lifecycle));
+    if (attempt.size > 1) absent.publishFailedInit(*failure);
+    return *std::move(failure);
+  }
+  auto described = attempt.engine->describeSelf();
   if (auto* failure = std::get_if<Failure>(&described)) return std::move(*failure);
   MemberRecord self = std::move(std::get<MemberRecord>(described));
   self.token = Token::random();
@@ -124,7 +144,7 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   const Cancelled cancelled = cancelledBy(lifecycle);
   attempt.rendezvous = std::make_unique<Rendezvous>(
       attempt.store, attempt.prefix, attempt.rank, attempt.size, std::move(self), attempt.deadline,
-      cancelled, attempt.memory, engine_->makeMemberProber(attempt.size));
+      cancelled, attempt.memory, attempt.engine->makeMemberProber(attempt.size));
   Rendezvous& rendezvous = *attempt.rendezvous;
   auto entered = rendezvous.enter();
   if (!std::holds_alternative<Failure>(entered)) {
@@ -134,14 +154,50 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   while (true) {
     if (auto* failure = std::get_if<Failure>(&entered)) return std::move(*failure);
     std::variant<std::monostate, Roster, Failure> refreshed;
-    auto formed = engine_->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
-                                [&] { return lookForSuccessor(attempt, refreshed); });
+    auto formed = attempt.engine->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
+                                       [&] { return lookForSuccessor(attempt, refreshed); });
     if (auto* failure = std::get_if<Failure>(&formed)) return std::move(*failure);
     if (auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed))
       return std::move(*communicator);
     if (auto* failure = std::get_if<Failure>(&refreshed)) return std::move(*failure);
     entered = std::get<Roster>(std::move(refreshed));
   }
+}
+
+// As another member of this process where another group of it meets there under another rank.
+std::optional<Failure> Group::takeEngine(Attempt& attempt) {
+  std::optional<int> wanted;
+  int last = 0;
+  {
+    MutexLock lock(mutex_);
+    wanted = wanted_member_;
+    last = member_;
+    attempt.engine = engine_;
+  }
+  const int member = claimMember(attempt.store->identity() + "/" + attempt.prefix, attempt.rank,
+                                 wanted, attempt.lifecycle);
+  if (member != last) {
+    auto made = first_engine_->forMember(member);
+    if (auto* failure = std::get_if<Failure>(&made)) {
+      failure->needs_new_group = false;  // another attempt may find what lacks
+      return std::move(*failure);
+    }
+    attempt.engine = std::get<std::shared_ptr<Engine>>(std::move(made));
+    if (!attempt.engine) attempt.engine = first_engine_;
+  }
+  std::shared_ptr<Engine> engine = attempt.engine;
+  MutexLock lock(mutex_);
+  if (shut_down_) return std::nullopt;
+  wanted_member_ = member_ = member;
+  engine_.swap(engine);  // the one before goes after the lock
+  return std::nullopt;
+}
+
+void Group::letGoOfEngine() {
+  std::shared_ptr<Engine> engine = first_engine_;
+  MutexLock lock(mutex_);
+  member_ = 0;
+  engine_.swap(engine);
 }
 
 // True: the connections being made are for nothing; `refreshed` says why. An end that all members
@@ -171,6 +227,14 @@ void Group::expectMembersOf(const Group& other, const std::vector<int>& ranks) {
   AttemptMemory memory;
   memory.healthy = true;
   memory.elsewhere = true;
+  const auto same_member = [&] {
+    MutexLock lock(other.mutex_);
+    return other.wanted_member_;
+  }();
+  {
+    MutexLock lock(mutex_);
+    wanted_member_ = same_member;
+  }
   {
     MutexLock lock(other.mutex_);
     if (!other.current_.lifecycle) return;  // what is remembered is an attempt
@@ -221,7 +285,7 @@ Failure Group::asTold(const Failure& failure) const {
 // A process that was stopped finds what the others left behind: nobody comes, or connections end.
 // That it was left out nobody tells it, since it had no connections yet.
 FailurePtr Group::inHindsight(const Attempt& attempt, FailurePtr failure) const {
-  const Duration limit = engine_->frozenAfter();
+  const Duration limit = first_engine_->frozenAfter();
   const Duration stood_still = attempt.stall_clock.longest();
   const bool puzzling =
       failure->kind == FailureKind::kTimeout || failure->kind == FailureKind::kConnectionLost;

@@ -3,15 +3,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <list>
 #include <map>
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/fork.h"
 #include "base/host_name.h"
 #include "base/log.h"
+#include "base/member_incarnation.h"
+#include "base/threads.h"
 #include "comm/callbacks.h"
 #include "host/host_communicator.h"
 #include "host/socket_member_prober.h"
@@ -26,6 +30,8 @@ constexpr Duration kPoll = std::chrono::milliseconds(20);
 constexpr Duration kEagerPoll = std::chrono::milliseconds(5);
 // Far longer than its threads need to start.
 constexpr Duration kOpensWithin = std::chrono::seconds(60);
+// Its threads, which end in microseconds as a rule.
+constexpr Duration kEndsWithin = std::chrono::seconds(1);
 // A member whose connection ended may be trying again under the same prefix: its successor is
 // awaited so long.
 constexpr Duration kSuccessorWithin = std::chrono::milliseconds(200);
@@ -62,14 +68,16 @@ struct FormingState {
 
 class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine> {
  public:
-  HostEngine(const HostEngineOptions& options, const Incarnation& incarnation)
-      : options_(options), incarnation_(incarnation), loop_("ft-loop") {}
+  enum class Kind { kOfProcess, kSeparate };  // the registry's, or a test's
+  HostEngine(const HostEngineOptions& options, const Incarnation& incarnation, Kind kind)
+      : options_(options), incarnation_(incarnation), kind_(kind), loop_("ft-loop") {}
   ~HostEngine() override { stop(Deadline::after(std::chrono::seconds(1))); }
 
   std::optional<Failure> open();
   bool stop(Deadline deadline);
 
   const char* name() const override { return "host"; }
+  std::variant<std::shared_ptr<Engine>, Failure> forMember(int member) override;
   std::vector<std::pair<std::string, int64_t>> counters() const override;
   std::variant<MemberRecord, Failure> describeSelf() override;
   std::unique_ptr<MemberProber> makeMemberProber(int size) override;
@@ -99,6 +107,7 @@ class HostEngine : public Engine, public std::enable_shared_from_this<HostEngine
 
   const HostEngineOptions options_;
   const Incarnation incarnation_;
+  const Kind kind_;
   EventLoop loop_;
   std::shared_ptr<Listener> listener_;    // set by open()
   std::shared_ptr<PeerMonitor> monitor_;  // set by open(); null: none could be started
@@ -313,15 +322,70 @@ HostEngine::Formed HostEngine::form(const Roster& roster, std::shared_ptr<Lifecy
   return formed;
 }
 
-// The process's engines by their options. One is opened without the lock, for as long as its
-// threads need to start (bounded); who wants the same one waits for that.
+using Made = std::variant<std::shared_ptr<Engine>, Failure>;
+
+// Engines of members beyond the first that come to their end: on a thread for each, since nobody
+// may wait for that who lets go of one (the interpreter's lock may be held, or its own loop be
+// running). Threads: any.
+class EndingEngines {
+ public:
+  void add(std::shared_ptr<HostEngine> engine) noexcept {
+    try {
+      auto end = [engine] { engine->stop(Deadline::after(kEndsWithin)); };
+      OwnedThread thread("ft-ending", std::move(end));
+      engine.reset();
+      std::vector<OwnedThread> ended;  // go after the lock
+      MutexLock lock(mutex_);
+      const auto running = std::partition(threads_.begin(), threads_.end(),
+                                          [](const OwnedThread& each) { return !each.running(); });
+      std::move(threads_.begin(), running, std::back_inserter(ended));
+      threads_.erase(threads_.begin(), running);
+      threads_.push_back(std::move(thread));
+    } catch (const std::exception& error) {
+      log(LogLevel::kWarning, std::string("an engine ends without a thread: ") + error.what());
+    }
+  }
+
+  bool join(Deadline deadline) {
+    std::vector<OwnedThread> threads;
+    {
+      MutexLock lock(mutex_);
+      threads.swap(threads_);
+    }
+    bool ended = true;
+    for (OwnedThread& thread : threads) {
+      if (thread.join(deadline)) continue;
+      thread.abandon("the process exits");
+      ended = false;
+    }
+    return ended;
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<OwnedThread> threads_ GUARDED_BY(mutex_);
+};
+
+PerProcess<EndingEngines> ending_engines;
+
+// What those who use a member beyond the first hold together: with it the member's engine ends.
+struct MemberHold {
+  std::shared_ptr<HostEngine> engine;
+  std::shared_ptr<const Incarnation> incarnation;
+  ~MemberHold() {
+    if (engine) ending_engines.get().add(std::move(engine));
+  }
+};
+
+// The process's engines by their options and members. One is opened without the lock, for as long
+// as its threads need to start (bounded); who wants the same one waits for that.
 class EngineRegistry {
  public:
-  using Made = std::variant<std::shared_ptr<Engine>, Failure>;
-  using Engines = std::map<std::string, std::shared_ptr<HostEngine>>;
+  using Engines = std::vector<std::shared_ptr<HostEngine>>;
 
-  Made find(const HostEngineOptions& options) {
-    const std::string key = options.key();
+  Made find(const HostEngineOptions& options, int member = 0) {
+    const Key key{options.key(), member};
+    std::shared_ptr<const Incarnation> incarnation;
     {
       MutexLock lock(mutex_);
       const Deadline late = Deadline::after(kOpensWithin);
@@ -329,29 +393,66 @@ class EngineRegistry {
       if (opening_.count(key) != 0)
         return failureOf(FailureKind::kTimeout,
                          "another thread has not opened the same engine within 60 s");
-      const auto found = engines_.find(key);
-      if (found != engines_.end()) return std::shared_ptr<Engine>(found->second);
+      if (auto found = findOpen(key)) return found;
       opening_.insert(key);
+      incarnation = incarnationOf(member);
     }
     const Opening opening{*this, key};
-    auto engine = std::make_shared<HostEngine>(options, selfIncarnation());
+    auto engine = std::make_shared<HostEngine>(options, *incarnation, HostEngine::Kind::kOfProcess);
     if (auto failure = engine->open()) return *failure;
     MutexLock lock(mutex_);
-    engines_[key] = engine;
-    return std::shared_ptr<Engine>(std::move(engine));
+    if (member == 0) {
+      engines_[key.first] = engine;
+      return std::shared_ptr<Engine>(std::move(engine));
+    }
+    auto hold = std::make_shared<MemberHold>(std::move(engine), std::move(incarnation));
+    holds_[key] = hold;
+    return engineOf(hold);
   }
 
   // What has been opened, and by the deadline also what is being opened.
   Engines takeAll(Deadline deadline) {
+    std::vector<std::shared_ptr<MemberHold>> holds;  // go after the lock
     MutexLock lock(mutex_);
     while (!opening_.empty() && !deadline.expired()) changed_.waitUntil(mutex_, deadline);
-    return std::exchange(engines_, {});
+    Engines all;
+    for (auto& [key, engine] : std::exchange(engines_, {})) all.push_back(std::move(engine));
+    for (const auto& [key, weak] : std::exchange(holds_, {})) {
+      if (auto hold = weak.lock()) holds.push_back(std::move(hold));
+    }
+    for (const auto& hold : holds) all.push_back(hold->engine);
+    return all;
   }
 
  private:
+  using Key = std::pair<std::string, int>;  // options, member
+
+  static std::shared_ptr<Engine> engineOf(const std::shared_ptr<MemberHold>& hold) {
+    return {hold, hold->engine.get()};
+  }
+
+  std::shared_ptr<Engine> findOpen(const Key& key) REQUIRES(mutex_) {
+    if (key.second == 0) {
+      const auto found = engines_.find(key.first);
+      return found == engines_.end() ? nullptr : found->second;
+    }
+    const auto found = holds_.find(key);
+    const auto hold = found == holds_.end() ? nullptr : found->second.lock();
+    return hold ? engineOf(hold) : nullptr;
+  }
+
+  std::shared_ptr<const Incarnation> incarnationOf(int member) REQUIRES(mutex_) {
+    if (member == 0) return std::make_shared<const Incarnation>(selfIncarnation());
+    std::weak_ptr<const Incarnation>& known = incarnations_[member];
+    auto incarnation = known.lock();
+    if (!incarnation)
+      known = incarnation = std::make_shared<const Incarnation>(newMemberIncarnation());
+    return incarnation;
+  }
+
   struct Opening {
     EngineRegistry& all;
-    const std::string& key;
+    const Key& key;
     ~Opening() {
       MutexLock lock(all.mutex_);
       all.opening_.erase(key);
@@ -361,12 +462,19 @@ class EngineRegistry {
 
   Mutex mutex_;
   CondVar changed_;
-  Engines engines_ GUARDED_BY(mutex_);
-  std::set<std::string> opening_ GUARDED_BY(mutex_);
+  std::map<std::string, std::shared_ptr<HostEngine>> engines_ GUARDED_BY(mutex_);  // of member 0
+  std::map<Key, std::weak_ptr<MemberHold>> holds_ GUARDED_BY(mutex_);              // of the others
+  std::map<int, std::weak_ptr<const Incarnation>> incarnations_ GUARDED_BY(mutex_);
+  std::set<Key> opening_ GUARDED_BY(mutex_);
 };
 
 // The parent's threads are not in a forked child, so its engines must be neither used nor ended.
 PerProcess<EngineRegistry> registry;
+
+Made HostEngine::forMember(int member) {
+  if (kind_ == Kind::kSeparate) return std::shared_ptr<Engine>();
+  return registry.get().find(options_, member);
+}
 
 }  // namespace
 
@@ -379,7 +487,8 @@ std::string HostEngineOptions::key() const {
 
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
     const HostEngineOptions& options) {
-  auto engine = std::make_shared<HostEngine>(options, Incarnation::random());
+  auto engine =
+      std::make_shared<HostEngine>(options, Incarnation::random(), HostEngine::Kind::kSeparate);
   if (auto failure = engine->open()) return *failure;
   return std::shared_ptr<Engine>(std::move(engine));
 }
@@ -398,10 +507,9 @@ std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOption
 
 bool stopHostEngines(Deadline deadline) {
   bool stopped = true;
-  for (auto& [key, engine] : registry.get().takeAll(deadline)) {
+  for (const auto& engine : registry.get().takeAll(deadline))
     stopped = engine->stop(deadline) && stopped;
-  }
-  return stopped;
+  return ending_engines.get().join(deadline) && stopped;
 }
 
 }  // namespace torchft_ext

@@ -1,7 +1,8 @@
 // The CPU engine: one network thread, one listener and one peer monitor, for each set of network
 // options (interface, ports, local sockets, heartbeat); shared by all groups that have the same.
 //
-// Owner: groups share it; the process-wide registry keeps it until processExit(). Threads: any.
+// Owner: groups share it; the process-wide registry keeps it until processExit(), but those of
+// members beyond the first. Threads: any.
 #pragma once
 
 #include <memory>
@@ -24,9 +25,13 @@ struct HostEngineOptions {
   std::string key() const;  // equal: may share one engine
 };
 
-// The engine for these options; made at first use. Failure: no port, no thread.
+// The engine for these options; made at first use. Failure: no port, no thread. It is that of the
+// process's member 0; forMember() gives those of other members. They are there only while somebody
+// holds them: with the last one the member ends, in the background, and its peers are told. Each
+// life of such a member has an incarnation of its own, one for all options.
 std::variant<std::shared_ptr<Engine>, Failure> hostEngine(const HostEngineOptions& options);
-// A separate one, for tests that play several processes in one. incarnation: drawn anew for it.
+// A separate one, for tests that play several processes in one: it serves every member, with an
+// incarnation drawn anew for it.
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(
     const HostEngineOptions& options);
 // Shuts down the socket of its main liveness connection to that process, as a broken network would.

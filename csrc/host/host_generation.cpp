@@ -67,7 +67,9 @@ struct HostGeneration::ControlChannel final : ConnectionReceiver {
 };
 
 HostGeneration::HostGeneration(HostGenerationSetup setup)
-    : setup_(std::move(setup)), connections_(rank(), size()) {
+    : setup_(std::move(setup)),
+      shared_processes_(std::make_shared<const SharedProcesses>(setup_.roster)),
+      connections_(rank(), size()) {
   peers_.resize(static_cast<size_t>(size()));
 }
 
@@ -210,7 +212,9 @@ void HostGeneration::startMonitor() {
   const std::weak_ptr<Lifecycle> weak = setup_.lifecycle;
   watch_ = setup_.monitor->watch(
       setup_.roster.nonce, setup_.roster.secret, rank(), std::move(watched),
-      [weak, reaches_all, others_are_told = others_are_told_](Failure failure) {
+      [weak, reaches_all, others_are_told = others_are_told_,
+       shared_processes = shared_processes_](Failure failure) {
+        shared_processes->nameIn(failure);
         if (reaches_all) *others_are_told = true;  // first: the loop looks once it has failed
         if (auto lifecycle = weak.lock()) lifecycle->fail(std::move(failure));
       });
@@ -371,6 +375,7 @@ Failure HostGeneration::lossOf(int rank, FailureKind kind, const std::string& ho
   failure.kind = kind;
   failure.cause = {rank, kind == FailureKind::kConnectionLost ? this->rank() : -1, member.host,
                    member.pid, how};
+  shared_processes_->nameIn(failure);
   return failure;
 }
 

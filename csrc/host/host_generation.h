@@ -34,6 +34,7 @@
 #include "host/messages.h"
 #include "host/nested_collectives.h"
 #include "host/schedule_runner.h"
+#include "host/shared_processes.h"
 #include "liveness/peer_monitor.h"
 
 namespace torchft_ext {
@@ -148,6 +149,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   bool needsMessagesOf(int rank) const;
 
   HostGenerationSetup setup_;
+  const std::shared_ptr<const SharedProcesses> shared_processes_;
   FormingCallbacks forming_;
   State state_ = State::kConnecting;
   std::unique_ptr<Mesh> mesh_;

@@ -31,6 +31,7 @@ bool contains(const std::vector<int>& ascending, int value) {
   return std::binary_search(ascending.begin(), ascending.end(), value);
 }
 
+constexpr const char* kProcessEnded = "its process ended";
 constexpr const char* kConnectionCut = "its connection was cut";
 constexpr const char* kNothingComes = "nothing comes through from the far end any more";
 constexpr const char* kNeverConnected = "no liveness connection could be made";
@@ -284,7 +285,7 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LivenessKind kind,
   }
   switch (end) {
     case ProbeEnd::kGone:
-      return declareDead(now, id, true, "its process ended", now - connection.probe_began);
+      return declareDead(now, id, true, kProcessEnded, now - connection.probe_began);
     case ProbeEnd::kUnreachable:
       if (neighbours_.at(id).seen) return declareCut(id, kNothingComes);
       return declareDead(now, id, false, "its host cannot be reached",
@@ -339,8 +340,8 @@ void Detector::declareDead(Time now, const Incarnation& id, bool ended, const st
   if (!ended) orders_.accuse(id, how);
 }
 
-void Detector::hearOfDeath(Time now, const Incarnation& id, const std::string& how) {
-  if (!hasEnded(id)) declareDead(now, id, true, how, Duration::zero());
+void Detector::hearOfDeath(Time now, const Incarnation& id) {
+  if (!hasEnded(id)) declareDead(now, id, true, kProcessEnded, Duration::zero());
 }
 
 void Detector::declareFrozen(Time now, const Incarnation& id, Duration silence) {

@@ -109,7 +109,7 @@ class Detector {
   // For a reason from elsewhere. False: it had failed before, or is unknown.
   bool failWatch(WatchId id, Failure failure);
   // Somebody found that this process has ended.
-  void hearOfDeath(Time now, const Incarnation& peer, const std::string& how);
+  void hearOfDeath(Time now, const Incarnation& peer);
 
   void connectionUp(Time now, const Incarnation& peer, LivenessKind kind);
   void heard(Time now, const Incarnation& peer);

@@ -148,7 +148,7 @@ void FailurePropagation::noticed(Time now, const Incarnation& from, const Notice
 void FailurePropagation::hear(const Notice& notice) {
   // That a process has ended is true of all its generations.
   if (!notice.dead.isZero() && notice.dead != self_.incarnation) {
-    detector_.hearOfDeath(now_, notice.dead, notice.failure.cause.how);
+    detector_.hearOfDeath(now_, notice.dead);
     forEachBroadcast([&](OutcomeBroadcast& broadcast) { broadcast.left(now_, notice.dead); });
   }
   bool known = false;

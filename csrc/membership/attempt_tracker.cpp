@@ -63,13 +63,14 @@ std::optional<Ending> AttemptTracker::judgeFailureRecord(int rank,
   const MemberRecord& member = failure_record.member;
   if (here_.erase(rank) > 0) updateProber();
   const Ending& ending = failure_record.ending;
-  if (member.incarnation == self_.incarnation || ownDoing(ending) || toldBefore(ending))
-    return std::nullopt;
+  if (ownDoing(ending) || toldBefore(ending)) return std::nullopt;
   const bool faster = memory_.healthy && !memory_.elsewhere &&
                       inLastGeneration(member.incarnation) &&
                       ending.failure.kind != FailureKind::kTimeout;
   const auto& meant_for = failure_record.meant_for;
   const bool meant = std::find(meant_for.begin(), meant_for.end(), self_.token) != meant_for.end();
+  // One of this process is of an earlier attempt; or else two ranks have the same incarnation.
+  if (!meant && member.incarnation == self_.incarnation) return std::nullopt;
   const bool seen = seen_.count(member.token) > 0 || isIn(roster_, member.token);
   if (!seen && !meant && !faster) return std::nullopt;
   ending_ = ending;

@@ -108,7 +108,7 @@ bool takeReply(StoreRequest& request, Deadline until, StoreReply& reply) {
 }  // namespace
 
 std::shared_ptr<StoreThread> StoreThread::forServer(const std::string& key, StoreFactory factory,
-                                                    const LentClient& lent) {
+                                                    const LentClient& lent, std::string identity) {
   std::shared_ptr<StoreThread> existing;
   {
     MutexLock lock(registry().mutex);
@@ -119,8 +119,8 @@ std::shared_ptr<StoreThread> StoreThread::forServer(const std::string& key, Stor
     existing->worker()->lend(lent);
     return existing;
   }
-  auto made = std::make_shared<StoreThread>(key, std::move(factory),
-                                            lent);  // starts a thread: without the lock
+  auto made = std::make_shared<StoreThread>(
+      key, std::move(factory), lent, std::move(identity));  // starts a thread: without the lock
   MutexLock lock(registry().mutex);
   std::erase_if(registry().by_key, [](const auto& entry) { return entry.second.expired(); });
   auto& slot = registry().by_key[key];
@@ -134,6 +134,7 @@ StoreThread::StoreThread(std::string key, StoreFactory factory,
                          std::shared_ptr<std::atomic<int>> stuck,
                          std::shared_ptr<StoreWorker> worker)
     : key_(std::move(key)),
+      identity_(key_),
       factory_(std::move(factory)),
       fork_count_(forkCount()),
       stuck_(std::move(stuck)),
@@ -145,8 +146,10 @@ std::shared_ptr<StoreThread> StoreThread::onCaller(std::string key, StoreFactory
       new StoreThread(std::move(key), std::move(factory), nullptr, std::move(worker)));
 }
 
-StoreThread::StoreThread(std::string key, StoreFactory factory, const LentClient& lent)
+StoreThread::StoreThread(std::string key, StoreFactory factory, const LentClient& lent,
+                         std::string identity)
     : key_(std::move(key)),
+      identity_(identity.empty() ? key_ : std::move(identity)),
       factory_(std::move(factory)),
       fork_count_(forkCount()),
       stuck_(std::make_shared<std::atomic<int>>(0)),

@@ -92,16 +92,22 @@ class StoreThread {
   using Acceptable = std::function<bool(const std::vector<std::string>&)>;
 
   // The same key gives the same object. key: "host:port", or unique to an in-process store while
-  // the factory, which the thread keeps, lives.
+  // the factory, which the thread keeps, lives. identity: see below; empty: the key.
   // lent: used if it has neither a client of its own nor a lent one. Throws std::system_error where
   // no thread can be had.
   static std::shared_ptr<StoreThread> forServer(const std::string& key, StoreFactory factory,
-                                                const LentClient& lent = {});
-  explicit StoreThread(std::string key, StoreFactory factory, const LentClient& lent = {});
+                                                const LentClient& lent = {},
+                                                std::string identity = "");
+  explicit StoreThread(std::string key, StoreFactory factory, const LentClient& lent = {},
+                       std::string identity = "");
   // Without a thread: each call runs on the caller's, for as long as the store takes to answer. For
   // what has no thread left, and no key to wait for. What is due later is not done.
   static std::shared_ptr<StoreThread> onCaller(std::string key, StoreFactory factory);
   ~StoreThread();
+
+  // The same for two threads of this process that talk to one store, whatever they call it: a
+  // server has its port, since one host has several names.
+  const std::string& identity() const { return identity_; }
 
   StoreReply set(const std::string& key, const std::string& value, Deadline deadline,
                  const Cancelled& cancelled);
@@ -152,6 +158,7 @@ class StoreThread {
               std::shared_ptr<StoreWorker> worker);
 
   const std::string key_;
+  const std::string identity_;
   const StoreFactory factory_;
   const uint64_t fork_count_;  // of forks: a child has no such thread
   const std::shared_ptr<std::atomic<int>>

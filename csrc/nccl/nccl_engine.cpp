@@ -39,6 +39,7 @@ class NcclEngine : public Engine {
         control_(std::move(control)),
         options_(std::move(options)) {}
   const char* name() const override { return "nccl"; }
+  std::variant<std::shared_ptr<Engine>, Failure> forMember(int member) override;
   std::vector<std::pair<std::string, int64_t>> counters() const override;
   std::variant<MemberRecord, Failure> describeSelf() override { return control_->describeSelf(); }
   std::unique_ptr<MemberProber> makeMemberProber(int size) override {
@@ -73,6 +74,14 @@ std::vector<std::pair<std::string, int64_t>> NcclEngine::counters() const {
   counters.emplace_back("nccl_stuck_aborts", reaped.stuck);
   counters.emplace_back("nccl_held_by_graphs", reaped.held_by_graphs);
   return counters;
+}
+
+std::variant<std::shared_ptr<Engine>, Failure> NcclEngine::forMember(int member) {
+  auto made = control_->forMember(member);
+  auto* control = std::get_if<std::shared_ptr<Engine>>(&made);
+  if (control == nullptr || !*control) return made;
+  return std::shared_ptr<Engine>(
+      std::make_shared<NcclEngine>(platform_, std::move(*control), options_));
 }
 
 // Kernels of this process may write into memory that live peers have registered until NCCL has

@@ -186,7 +186,7 @@ py::dict statsOf(FtBackend& backend) {
   result["threads"] = snapshot.running;
   result["stuck_threads"] = snapshot.stuck;
   result["descriptors"] = descriptors;
-  addCounters(backend.engine(), result);
+  addCounters(*backend.engine(), result);
   return result;
 }
 
@@ -259,6 +259,7 @@ void bind_backend(py::module_& module) {
       .def("deregister_mem_pool", &deregisterMemPool, py::arg("pool"),
            docs::Backend::deregister_mem_pool)
       // By rank in the generation. The tables of torch.distributed are written after them.
+      .def("_reopen", &FtBackend::reopen, NoGil())
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
       .def("_configure_over", &configureOver, py::arg("store"), py::arg("rank"), py::arg("size"),
            py::arg("timeout"), NoGil())

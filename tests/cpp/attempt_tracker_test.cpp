@@ -283,6 +283,22 @@ TEST_F(AttemptTrackerTest, AFailureRecordAddressedToTheAttemptEndsItThoughItsRec
   }
 }
 
+// Two groups with one incarnation have entered as ranks 0 and 1.
+TEST_F(AttemptTrackerTest, AFailureRecordOfTheSameProcessCountsOnlyIfAddressedToTheAttempt) {
+  const MemberRecord self = again(members[1]);
+  const MemberRecord twin = again(members[1]);
+  Ending refused;
+  refused.failure.kind = FailureKind::kRendezvous;
+  refused.failure.cause.how = "ranks 0 and 1 are the same process";
+  refused.origin = twin.token;
+  AttemptTracker tracker = of(self, 1, {}, 2);
+  EXPECT_FALSE(tracker.judgeRecord(0, failureRecordOf(twin, refused)));
+  const auto told = tracker.judgeRecord(0, failureRecordOf(twin, refused, {self.token}));
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->failure.kind, FailureKind::kRendezvous);
+  EXPECT_EQ(told->failure.cause.rank, 0);
+}
+
 // Rank 2 was told over the connections and tries again; only then rank 0, which was told too,
 // publishes its failure.
 TEST_F(AttemptTrackerTest, AnEndThatWasToldIsNotToldAgainByAnother) {

@@ -418,7 +418,7 @@ TEST_F(DetectorTest, DeathFailsWatchesInWhichItIsNoNeighbourToo) {
   std::vector<WatchedPeer> peers;
   for (int rank = 1; rank < 16; ++rank) peers.push_back(member(rank));
   begin(1, peers);
-  detector.hearOfDeath(now, peerNumber(7), "its process ended");
+  detector.hearOfDeath(now, peerNumber(7));
   EXPECT_EQ(orders.failures.at(1).cause.rank, 7);
   begin(2, peers);
   EXPECT_EQ(orders.failures.at(2).cause.rank, 7) << "and stays dead";

@@ -119,6 +119,22 @@ def test_survivors_go_on_with_the_same_object(ranks, kind):
     survivors.run(leave)
 
 
+def sum_after_shutdown(address: str, rank: int) -> float:
+    group = made("Host")
+    group.configure(f"{address}/before", rank, 2)
+    group.shutdown()
+    group.shutdown()
+    group.configure(f"{address}/after", rank, 2)
+    return summed()
+
+
+def test_shut_down_group_may_be_configured_again(ranks):
+    world, address = World(ranks, ranks.borrow(2)), ranks.address()
+    calls = [world.start(rank, sum_after_shutdown, address, rank) for rank in range(2)]
+    assert values_of(calls) == [3.0, 3.0]
+    world.run(leave)
+
+
 def registered_sum() -> tuple[float, float, list[int]]:
     """By functional collectives, plain and compiled, without a default group."""
     group = groups["own"].register("replicas")

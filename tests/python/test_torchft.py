@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from ranks import PATIENCE, Died, Pool, World, values_of
 
 pytest.importorskip("torchft", reason="torchft is not installed: scripts/check_torchft.sh")
 
+import torchft.process_group
 from torchft.coordination import LighthouseServer
 from torchft_replica import (
     Job,
@@ -103,6 +105,24 @@ def test_local_sgd_with_a_death_ends_as_without_torchft(ranks, group):
     outcomes = with_a_death(ranks, group, kind="local_sgd")
     assert [one.batches for one in outcomes] == [outcomes[0].batches] * 3
     check(outcomes, weights_without_torchft(outcomes[0].batches))
+
+
+@pytest.mark.parametrize("group", ["ProcessGroupHost", "ProcessGroupGloo"])
+def test_torchfts_own_tests_of_several_ranks_pass(group):
+    """Each of its collectives by three threads as ranks; also with one that shuts down."""
+    tests = Path(torchft.process_group.__file__).with_name("process_group_test.py")
+    plugin = ["-p", "torchft_names", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugin, "-k", "NormalGlooMultiPgTest", "-q", tests]
+    run = subprocess.run(
+        command,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TORCHFT_EXT_TEST_GROUP": group},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "16 passed" in run.stdout, run.stdout
 
 
 def test_parameter_server_outlives_a_client(ranks):
