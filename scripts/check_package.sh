@@ -42,6 +42,9 @@ if readelf -d "$site"/torchft_ext/_C*.so "$site"/torchft_ext/lib/*.so | grep -E 
   die "the package's libraries name directories of the machine that built it"
 fi
 
+say "the symbols that the libraries have for programs"
+python scripts/public_symbols.py "$site/torchft_ext/lib"
+
 say "import and one collective"
 cd "$work" # away from the source tree
 cat >"$work/use.py" <<'PY'
