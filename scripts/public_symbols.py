@@ -59,13 +59,13 @@ def exported(path: Path) -> list[Symbol]:
     """Return the symbols that a shared library defines for others."""
     command = ["nm", "-D", "--defined-only", "--with-symbol-versions", str(path)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    found = [line.split()[-2:] for line in lines]
-    found = [(kind, *name.split("@", 1)) for kind, name in found if kind != "A"]
-    names = "\n".join(each[1] for each in found)
+    rows = [line.split()[-2:] for line in lines]
+    found = [(kind, *name.partition("@")[::2]) for kind, name in rows if kind != "A"]
+    names = "\n".join(name for _, name, _ in found)
     plain = subprocess.run(["c++filt"], input=names, check=True, capture_output=True, text=True)
     return [
-        Symbol(each[1], text, each[0], each[2].strip("@") if len(each) > 2 else "")
-        for each, text in zip(found, plain.stdout.splitlines(), strict=True)
+        Symbol(name, text, kind, version.strip("@"))
+        for (kind, name, version), text in zip(found, plain.stdout.splitlines(), strict=True)
     ]
 
 
@@ -117,7 +117,9 @@ def problems(library: str, path: Path) -> list[str]:
     public = {name for name, of in versions.items() if re.fullmatch(r"TORCHFT_EXT_[0-9.]+", of)}
     private = {name for name, of in versions.items() if of.startswith("TORCHFT_EXT_PRIVATE_")}
     names = set(listed(library))
-    found = [f"exported without a version: {plain[name]}" for name in versions.keys() - public - private]
+    found = [
+        f"exported without a version: {plain[name]}" for name in versions.keys() - public - private
+    ]
     found += [f"public, and not in the list: {plain[name]}" for name in public - names]
     found += [f"in the list, and not public: {name}" for name in names - public]
     found += [

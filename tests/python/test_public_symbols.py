@@ -1,4 +1,4 @@
-"""The libraries export what cmake/public_*.txt lists, and nothing else without a private version."""
+"""The libraries have for programs what cmake/public_*.txt lists, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 import torchft_ext
 
 ROOT = Path(__file__).resolve().parents[2]
