@@ -73,6 +73,10 @@ cmake --build "$work/consumer" >>"$work/consumer.log" || { tail -40 "$work/consu
 "$work/consumer/describe_failure"
 timeout 180 "$work/consumer/train" --data "$work/source/examples/cpp/digits.csv"
 timeout 180 "$work/consumer/serve"
+if nm -D --undefined-only --with-symbol-versions "$work"/consumer/{describe_failure,allreduce_c,train,serve} |
+  grep TORCHFT_EXT_PRIVATE; then
+  die "the public headers need symbols that are not public"
+fi
 
 # in_c PROGRAM: four processes, of which one dies.
 in_c() {

@@ -155,7 +155,7 @@ class Worker {
       loss.backward();
       return true;
     } catch (const torchft_ext::CommError& error) {
-      std::cerr << "worker " + std::to_string(number_) + ": " + error.what() + "\n";
+      std::cerr << "worker " + std::to_string(number_) + ": " + error.failure().describe() + "\n";
       return false;
     }
   }

@@ -1,6 +1,6 @@
 """One rank of Python's DistributedDataParallel, on the model and data of ddp_rank_main.cpp.
 
-ddp_rank.py PORT RANK SIZE VARIANT FILE: writes what each step computed
+ddp_rank.py PORT RANK SIZE DIRECTORY VARIANT...: writes what each step computed
 """
 
 from __future__ import annotations
@@ -55,25 +55,31 @@ def backward(model: DistributedDataParallel, step: int, rank: int) -> None:
             model(x, each).square().mean().backward()
 
 
-def main(port: str, rank: int, size: int, variant: str, file: str) -> None:
-    """Train five steps."""
-    store = dist.TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False)
-    dist.init_process_group("ft", store=store, rank=rank, world_size=size)
+def train(variant: str, rank: int) -> bytes:
+    """Train five steps. Returns what they computed."""
     caps = {} if variant == "one_bucket" else {"bucket_cap_mb": 2048 / 2**20}
     net = Net(variant == "unused")
     model = DistributedDataParallel(net, **caps, **OPTIONS.get(variant, {}))
-    written: list[torch.Tensor] = []
+    written = b""
     for step in range(5):
         backward(model, step, rank)
         gradients = [each.grad for each in net.parameters() if each.grad is not None]
-        written += [each.clone() for each in [*gradients, *net.buffers()]]
+        written += b"".join(each.numpy().tobytes() for each in [*gradients, *net.buffers()])
         with torch.no_grad():
             for parameter in net.parameters():
                 if parameter.grad is not None:
                     parameter -= parameter.grad * 0.125
-    Path(file).write_bytes(b"".join(each.numpy().tobytes() for each in written))
+    return written
+
+
+def main(port: str, rank: str, size: str, directory: str, *variants: str) -> None:
+    """Train each variant."""
+    store = dist.TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False)
+    dist.init_process_group("ft", store=store, rank=int(rank), world_size=int(size))
+    for variant in variants:
+        Path(directory, variant + rank).write_bytes(train(variant, int(rank)))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+    main(*sys.argv[1:])

@@ -1,7 +1,8 @@
 // One rank of tests of C++'s DistributedDataParallel, without Python:
-//   torchft_ext_ddp_rank gradients PORT RANK SIZE VARIANT FILE   writes what each step computed
-//   torchft_ext_ddp_rank members PORT NUMBER                     0 to 2 found the group; 2 dies in
-//                                                                its third step; 3 takes its place
+//   torchft_ext_ddp_rank gradients PORT RANK SIZE DIRECTORY VARIANT...
+//     writes what each step computed, to DIRECTORY/VARIANT+RANK
+//   torchft_ext_ddp_rank members PORT NUMBER
+//     0 to 2 found the group; 2 dies in its third step; 3 takes its place
 // Exit status 0: what it looked at is right.
 #include <csignal>
 #include <fstream>
@@ -69,20 +70,26 @@ void write(std::ofstream& file, const at::Tensor& tensor) {
              static_cast<std::streamsize>(bytes.nbytes()));
 }
 
-void writeGradients(const std::vector<std::string>& words) {
-  const auto rank = std::stoi(words.at(1));
-  const std::string& variant = words.at(3);
-  const auto group = makeGroup(storeAt(words.at(0)), rank, std::stoi(words.at(2)));
+void writeVariant(const ProcessGroupPtr& group, const std::string& variant,
+                  const std::string& path) {
   const auto net = std::make_shared<DdpNet>(variant == "unused");
   DistributedDataParallel ddp(net, group, optionsOf(variant));
-  std::ofstream file(words.at(4), std::ios::binary);
+  std::ofstream file(path, std::ios::binary);
   for (int64_t step = 0; step < 5; ++step) {
-    backward(ddp, net, step, rank);
+    backward(ddp, net, step, group->getRank());
     for (const at::Tensor& parameter : net->parameters()) {
       if (parameter.grad().defined()) write(file, parameter.grad());
     }
     for (const at::Tensor& buffer : net->buffers()) write(file, buffer);
     descend(net);
+  }
+}
+
+void writeGradients(const std::vector<std::string>& words) {
+  const auto group =
+      makeGroup(storeAt(words.at(0)), std::stoi(words.at(1)), std::stoi(words.at(2)));
+  for (size_t i = 4; i < words.size(); ++i) {
+    writeVariant(group, words[i], words.at(3) + "/" + words[i] + words.at(1));
   }
   shutdown(group);
 }
