@@ -54,6 +54,7 @@ ReducerSpec specOf(const ModulePtr& module, const ProcessGroupPtr& group,
 
 void broadcastFromFirst(const ProcessGroupPtr& group, const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> detached;
+  detached.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) detached.push_back(tensor.detach());
   if (!detached.empty()) c10d::broadcast_coalesced(group, detached, kBroadcastBytes, 0);
 }
@@ -98,12 +99,12 @@ class OldBackward : public torch::autograd::FunctionPreHook {
       : group_(std::move(group)), reducer_(std::move(reducer)) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    if (auto how = reducer_->whyStale()) refuse(std::move(*how));
+    if (const auto how = reducer_->whyStale()) refuse(*how);
     return gradients;
   }
 
  private:
-  [[noreturn]] void refuse(std::string how) const {
+  [[noreturn]] void refuse(const std::string& how) const {
     auto failure = std::make_shared<Failure>();
     failure->kind = FailureKind::kAborted;
     failure->op = "backward";
