@@ -64,10 +64,8 @@ fuzz: ## the parsers under libFuzzer (ARGS: --seconds 60)
 	@scripts/setup.sh --all
 	@scripts/fuzz.sh $(ARGS)
 
-bench: build ## allreduce, configure, recovery, agree, sync, import_cost: quick by default (ARGS= for the full length)
-	@for name in allreduce configure recovery agree sync import_cost; do \
-	  echo "== $$name"; $(VENV)/bin/python benchmarks/$$name.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS)) || exit 1; \
-	done
+bench: build ## all benchmarks that need no GPU: quick by default (ARGS= for the full length)
+	@$(VENV)/bin/python benchmarks/run.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS))
 
 bench-native: build ## the engine's operations without Python (ARGS: --world 4 --op all --max 16M)
 	@cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_BENCHMARKS=ON >build/bench-native.log && cmake --build build/dev --target ft_bench >>build/bench-native.log

@@ -44,7 +44,7 @@ foreach(_lib torch_cpu c10 torch torch_python)
 endforeach()
 
 if(NOT TARGET TorchWheel::cpp)
-  add_library(TorchWheel::cpp INTERFACE IMPORTED)
+  add_library(TorchWheel::cpp INTERFACE IMPORTED GLOBAL)
   target_include_directories(
     TorchWheel::cpp SYSTEM INTERFACE "${TorchWheel_DIR}/include"
                                      "${TorchWheel_DIR}/include/torch/csrc/api/include")
@@ -54,7 +54,7 @@ if(NOT TARGET TorchWheel::cpp)
   target_link_libraries(TorchWheel::cpp INTERFACE "${TorchWheel_LIBRARY_DIR}/libc10.so"
                                                   "${TorchWheel_LIBRARY_DIR}/libtorch_cpu.so")
 
-  add_library(TorchWheel::python INTERFACE IMPORTED)
+  add_library(TorchWheel::python INTERFACE IMPORTED GLOBAL)
   target_link_libraries(TorchWheel::python INTERFACE TorchWheel::cpp "${TorchWheel_LIBRARY_DIR}/libtorch_python.so"
                                                      "${TorchWheel_LIBRARY_DIR}/libtorch.so")
 endif()

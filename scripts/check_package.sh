@@ -42,6 +42,9 @@ if readelf -d "$site"/torchft_ext/_C*.so "$site"/torchft_ext/lib/*.so "$site"/to
   die "the package's libraries name directories of the machine that built it"
 fi
 
+say "the symbols that the libraries have for programs"
+python "$ROOT/scripts/public_symbols.py" "$site/torchft_ext/lib"
+
 say "import and one collective"
 cd "$work" # away from the source tree
 cat >"$work/use.py" <<'PY'
@@ -76,6 +79,11 @@ cmake -S "$work/source/examples/cpp" -B "$work/consumer" -G Ninja -DCMAKE_PREFIX
 cmake --build "$work/consumer" >>"$work/consumer.log" || { tail -40 "$work/consumer.log"; exit 1; }
 "$work/consumer/describe_failure"
 timeout 180 "$work/consumer/train" --data "$work/source/examples/cpp/digits.csv"
+timeout 180 "$work/consumer/serve"
+if nm -D --undefined-only --with-symbol-versions "$work"/consumer/{describe_failure,allreduce_c,train,serve} |
+  grep TORCHFT_EXT_PRIVATE; then
+  die "the public headers need symbols that are not public"
+fi
 
 # in_c PROGRAM: four processes, of which one dies.
 in_c() {
@@ -100,6 +108,12 @@ cmake -S "$work/source/examples/cpp" -B "$work/with-core" -G Ninja -DCMAKE_PREFI
 cmake --build "$work/with-core" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
 in_c "$work/with-core/allreduce_c"
 timeout 60 "$work/core/benchmarks/native/ft_bench" --world 3 --op all --max 64K --factor 64 --seconds 0.01
+python "$ROOT/scripts/public_symbols.py" "$work/prefix/lib"
+
+say "a program that has the sources as a subdirectory"
+cmake -S "$work/source/examples/cpp/subdirectory" -B "$work/within" -G Ninja >"$work/within.log"
+cmake --build "$work/within" -j "$JOBS" >>"$work/within.log" || { tail -40 "$work/within.log"; exit 1; }
+in_c "$work/within/allreduce_c"
 if ldd "$work/prefix/lib/libtorchft_ext_core.so" | grep -E 'torch_|c10|python'; then
   die "the core library needs torch or Python"
 fi

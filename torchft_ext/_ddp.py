@@ -105,7 +105,7 @@ def _follow(model: DDP) -> None:
     if wrapped is None:
         return
     current = wrapped.group is model.process_group and wrapped.complete
-    if current and wrapped.backend.generation == wrapped.reducer.generation():
+    if current and wrapped.reducer.why_stale() is None:
         if wrapped.before is not None:  # no backward() of its generation is under way any more
             wrapped.before._remove_autograd_hooks()
             wrapped.before = None
@@ -205,26 +205,21 @@ def _guard_outputs(model: DDP, output: object) -> None:
     wrapped = _wrapped.get(model)
     if wrapped is None or not model.require_backward_grad_sync:
         return
-    check = functools.partial(_refuse_old_backward, wrapped.backend, wrapped.reducer.generation())
+    check = functools.partial(_refuse_old_backward, wrapped.backend, wrapped.reducer)
     for node in _nodes_of(output):
         if node._sequence_nr() >= wrapped.first_node:  # else it is the caller's
             node.register_prehook(check)
 
 
 @_disable_dynamo
-def _refuse_old_backward(backend: _C.Backend, generation: int, _gradients: object) -> None:
-    now = backend.generation
-    if now == generation:
+def _refuse_old_backward(backend: _C.Backend, reducer: _C._DdpReducer, _gradients: object) -> None:
+    how = reducer.why_stale()
+    if how is None:
         return
-    how = (
-        f"its forward() ran in generation {generation} and the group is in generation {now}: the "
-        "other ranks "
-        "would not add these gradients to theirs"
-    )
     raise CommAbortedError(
         f"backward of DistributedDataParallel on '{backend.group_name}': {how}; run forward() "
         "again",
-        generation=generation,
+        generation=reducer.generation(),
         cause=Cause(how=how),
         op="backward",
     )

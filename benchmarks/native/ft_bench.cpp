@@ -73,7 +73,7 @@ struct Line {
   double algbw = 0;  // GB/s
   double busbw = 0;
   size_t wrong = 0;
-  size_t rounds = 0;
+  std::vector<double> times;  // of each round, in microseconds
 };
 
 // One rank's measurements. Items are floats; item i of rank r is r + i % 7.
@@ -102,7 +102,7 @@ class Bench {
       whole.push_back(microseconds(Clock::now() - began));
       issue.push_back(microseconds(issued - began));
     }
-    return lineOf(op, bytes, median(issue), median(whole), rounds);
+    return lineOf(op, bytes, median(issue), std::move(whole));
   }
 
   // Members, ranks and sizes stay; the whole of configure() is timed.
@@ -114,7 +114,7 @@ class Bench {
       comm_.configure(store_, "configure/" + std::to_string(next_++), rank_, size_);
       took.push_back(microseconds(Clock::now() - began));
     }
-    return lineOf("configure", 0, 0, median(took), took.size());
+    return lineOf("configure", 0, 0, std::move(took));
   }
 
   // Rank 0 aborts while all wait for it: until its own call returns, and its waiter is released.
@@ -129,7 +129,7 @@ class Bench {
       took.push_back(microseconds(Clock::now() - began));
       comm_.configure(store_, "abort/" + std::to_string(next_++), rank_, size_);
     }
-    return lineOf("abort", 0, 0, median(took), took.size());
+    return lineOf("abort", 0, 0, std::move(took));
   }
 
  private:
@@ -223,7 +223,7 @@ class Bench {
     return 1;
   }
 
-  Line lineOf(const std::string& op, size_t bytes, double issue, double whole, size_t rounds) {
+  Line lineOf(const std::string& op, size_t bytes, double issue, std::vector<double> times) {
     auto wrong = static_cast<int64_t>(countWrong(op));
     comm_.allreduce(&wrong, 1, DataType::kInt64, Reduction::kSum).wait();
     Line line;
@@ -232,10 +232,10 @@ class Bench {
         bytes == 0 ? 0 : count_ * sizeof(float) * (splits(op) ? static_cast<size_t>(size_) : 1);
     line.count = bytes == 0 ? 0 : count_;
     line.issue_us = issue;
-    line.time_us = whole;
-    line.rounds = rounds;
+    line.time_us = median(times);
+    line.times = std::move(times);
     line.wrong = static_cast<size_t>(wrong);
-    line.algbw = static_cast<double>(line.bytes) / whole / 1e3;
+    line.algbw = static_cast<double>(line.bytes) / line.time_us / 1e3;
     line.busbw = line.algbw * busFactor(op);
     return line;
   }
@@ -257,13 +257,25 @@ void print(const Line& line) {
   std::fflush(stdout);
 }
 
+// As benchmarks/bench_report.py's summary(), which benchmarks/compare.py reads.
+std::string summaryOf(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  const auto at = [&times](double part) {
+    return times[static_cast<size_t>(part * static_cast<double>(times.size() - 1))] / 1e6;
+  };
+  std::ostringstream json;
+  json << "{\"count\": " << times.size() << ", \"median\": " << at(0.5) << ", \"p99\": " << at(0.99)
+       << ", \"min\": " << at(0) << ", \"max\": " << at(1) << "}";
+  return json.str();
+}
+
 std::string jsonOf(const std::vector<Line>& lines, int world) {
   std::ostringstream json;
-  json << "{\"benchmark\": \"ft_bench\", \"world\": " << world << ", \"rows\": [";
+  json << "{\"benchmark\": \"ft_bench\", \"world\": " << world << ", \"results\": [";
   for (size_t i = 0; i < lines.size(); ++i) {
     const Line& line = lines[i];
     json << (i == 0 ? "" : ", ") << "{\"op\": \"" << line.op << "\", \"bytes\": " << line.bytes
-         << ", \"rounds\": " << line.rounds << ", \"issue_us\": " << line.issue_us
+         << ", \"seconds\": " << summaryOf(line.times) << ", \"issue_us\": " << line.issue_us
          << ", \"time_us\": " << line.time_us << ", \"algbw_gbs\": " << line.algbw
          << ", \"busbw_gbs\": " << line.busbw << ", \"wrong\": " << line.wrong << "}";
   }

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/fork.h"
+#include "base/sole_copy.h"
 
 namespace torchft_ext {
 namespace {
@@ -18,6 +19,7 @@ int digitValue(char digit) {
 }
 
 struct OwnIncarnation {
+  OwnIncarnation() { requireSoleCopy(); }
   Incarnation value = Incarnation::random();
 };
 PerProcess<OwnIncarnation> own_incarnation;

@@ -130,6 +130,14 @@ std::shared_ptr<c10d::Reducer> DdpReducer::reducer() const {
   return reducer;
 }
 
+std::optional<std::string> DdpReducer::whyStale() const {
+  const int64_t now = backend_->generation();
+  if (now == generation_) return std::nullopt;
+  return "its forward() ran in generation " + std::to_string(generation_) +
+         " and the group is in generation " + std::to_string(now) +
+         ": the other ranks would not add these gradients to theirs";
+}
+
 void DdpReducer::readLayout() {
   const auto reducer = this->reducer();
   std::vector<BucketTag> tags;

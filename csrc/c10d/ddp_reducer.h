@@ -1,9 +1,9 @@
 // One reducer of DistributedDataParallel, watched by the backend of its group: the layout of its
 // buckets, its hook, and its end.
 //
-// Owner: Python, beside the DDP object. Threads: the one that runs forward(); what the hook needs
-// is shared with backward()'s. Does not keep the reducer alive. Blocks in retire() alone. After the
-// generation: what the reducer still issues fails (see bucket_layouts.h).
+// Owner: the DDP object, in C++, or Python, beside it. Threads: the one that runs forward(); what
+// the hook needs is shared with backward()'s. Does not keep the reducer alive. Blocks in retire()
+// alone. After the generation: what the reducer still issues fails (see bucket_layouts.h).
 //
 // It reads fields of c10d::Reducer that are protected, of which no getter tells: where a parameter
 // lies in a bucket, and which parameters a pass without synchronisation used.
@@ -39,6 +39,9 @@ class DdpReducer {
              int64_t generation);
 
   int64_t generation() const { return generation_; }
+  // The group is in another generation: one clause that says why no backward() may go on, whose
+  // forward() ran in this reducer's. nullopt: it is in this one.
+  std::optional<std::string> whyStale() const;
   // To be called when the buckets have been made, or made anew.
   void readLayout();
   // To be called when the reducer was told the dtype of mixed precision: it converts its buckets,

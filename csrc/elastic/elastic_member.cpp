@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/host_name.h"
+#include "base/sole_copy.h"
 #include "base/task_thread.h"
 #include "elastic/elastic_core.h"
 #include "elastic/job_founder.h"
@@ -505,6 +506,7 @@ void ElasticMember::Impl::stop() {
 
 std::shared_ptr<ElasticMember> ElasticMember::join(ElasticOptions options, Deadline deadline,
                                                    const Cancelled& cancelled) {
+  requireSoleCopy();  // here, and not on a thread
   auto impl = std::make_shared<Impl>(std::move(options));
   std::shared_ptr<ElasticMember> member(new ElasticMember(impl));
   impl->start(deadline, cancelled);

@@ -7,36 +7,16 @@
 
 #include "c10d/arguments.h"
 #include "c10d/comm_error.h"
-#include "c10d/ft_process_group.h"
 #include "c10d/group_making.h"
 #include "c10d/store_adapter.h"
 #include "comm/public_stats.h"
+#include "libtorch/group_backend.h"
 
 namespace torchft_ext {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 using BackendPtr = c10::intrusive_ptr<FtBackend>;
-
-// The group's backend of this library; null: it has none.
-BackendPtr backendIn(const ProcessGroupPtr& group) {
-  if (!group) return {};
-  if (const auto* own = dynamic_cast<const FtProcessGroup*>(group.get())) return own->backend();
-  for (const c10::Device& device : group->getDeviceTypes()) {
-    const auto backend = group->getBackend(device.type());
-    if (auto* found = dynamic_cast<FtBackend*>(backend.get())) {
-      return BackendPtr::reclaim_copy(found);
-    }
-  }
-  return {};
-}
-
-BackendPtr backendOf(const char* caller, const ProcessGroupPtr& group) {
-  if (auto backend = backendIn(group)) return backend;
-  throw std::invalid_argument(std::string(caller) +
-                              ": group: expected one of the backend 'ft', found " +
-                              (group ? "'" + group->getBackendName() + "'" : "null"));
-}
 
 c10::intrusive_ptr<FtOptions> optionsOf(const GroupOptions& given) {
   TORCH_CHECK_VALUE(given.timeout.count() > 0,

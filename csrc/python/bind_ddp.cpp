@@ -29,6 +29,7 @@ void bind_ddp(py::module_& module) {
           py::init<c10::intrusive_ptr<FtBackend>, const std::shared_ptr<c10d::Reducer>&, int64_t>(),
           py::arg("backend"), py::arg("reducer"), py::arg("generation"))
       .def("generation", &DdpReducer::generation)
+      .def("why_stale", &DdpReducer::whyStale)
       .def("read_layout", &DdpReducer::readLayout, NoGil())
       .def("renew_views", &DdpReducer::renewViews, NoGil())
       .def("compare_layouts", &DdpReducer::compareLayouts, NoGil())

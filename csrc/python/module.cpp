@@ -1,7 +1,9 @@
 // torchft_ext._C. Import torch.distributed first: its classes are the bases of ours.
+#include "base/sole_copy.h"
 #include "python/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
+  torchft_ext::requireSoleCopy();  // an ImportError otherwise
   pybind11::options options;
   options.disable_function_signatures();  // the docstrings begin with those of the stub
   module.doc() = "Native part of torchft_ext; use the names that torchft_ext exports.";

@@ -23,6 +23,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "torchft_ext/torch/ddp.h"
 #include "torchft_ext/torch/elastic.h"
 
 using torchft_ext::ProcessGroupPtr;
@@ -69,25 +70,6 @@ torch::nn::Sequential makeNetwork() {
                                torch::nn::Linear(64, kDigits));
 }
 
-// The gradients of all parameters as one tensor, averaged over the members; false: a member was
-// lost.
-bool averageGradients(torch::nn::Sequential& network, const ProcessGroupPtr& group) {
-  std::vector<torch::Tensor> parts;
-  for (const torch::Tensor& parameter : network->parameters()) {
-    parts.push_back(parameter.grad().flatten());
-  }
-  std::vector<torch::Tensor> flat{torch::cat(parts)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::AVG;
-  if (torchft_ext::tryWait(*group->allreduce(flat, options))) return false;
-  int64_t at = 0;
-  for (const torch::Tensor& parameter : network->parameters()) {
-    parameter.grad().copy_(flat[0].narrow(0, at, parameter.numel()).view_as(parameter));
-    at += parameter.numel();
-  }
-  return true;
-}
-
 // From a member that has them; false: another member was lost meanwhile.
 bool share(torch::nn::Sequential& network, int64_t& step, const elastic::View& view,
            const ProcessGroupPtr& group) {
@@ -123,7 +105,8 @@ class Worker {
         number_(std::stoi(arguments.at("worker"))),
         network_(makeNetwork()),
         optimizer_(network_->parameters(), torch::optim::SGDOptions(0.3)),
-        group_(elastic::makeLocalGroup()) {
+        group_(elastic::makeLocalGroup()),
+        ddp_(network_, group_) {
     elastic::JoinOptions options;
     options.address = arguments.at("address");
     options.size = std::stoi(arguments.at("workers"));
@@ -157,16 +140,24 @@ class Worker {
     std::cerr << line.str();
   }
 
+  // The mean over all members; false: one was lost.
   bool computeGradients() {
     const int64_t count = digits_.labels.size(0) - kForTest;
     const int64_t own = kBatch / view_.size;
     const int64_t begin = (step_ * kBatch + own * view_.rank) % (count - own);
+    const torch::Tensor images = digits_.images.slice(0, begin, begin + own);
+    const torch::Tensor labels = digits_.labels.slice(0, begin, begin + own);
     optimizer_.zero_grad();
-    const auto out = network_->forward(digits_.images.slice(0, begin, begin + own));
-    torch::nn::functional::cross_entropy(out, digits_.labels.slice(0, begin, begin + own))
-        .backward();
-    if (number_ == 1 && step_ == kill_at_) ::kill(::getpid(), SIGKILL);  // the others wait for it
-    return averageGradients(network_, group_);
+    try {
+      const torch::Tensor out = ddp_.forward([&] { return network_->forward(images); });
+      const torch::Tensor loss = torch::nn::functional::cross_entropy(out, labels);
+      if (number_ == 1 && step_ == kill_at_) ::kill(::getpid(), SIGKILL);  // others wait for it
+      loss.backward();
+      return true;
+    } catch (const torchft_ext::CommError& error) {
+      std::cerr << "worker " + std::to_string(number_) + ": " + error.failure().describe() + "\n";
+      return false;
+    }
   }
 
   void report() {
@@ -187,6 +178,7 @@ class Worker {
   torch::nn::Sequential network_;
   torch::optim::SGD optimizer_;
   const ProcessGroupPtr group_;
+  torchft_ext::DistributedDataParallel ddp_;  // follows the group through its views
   std::shared_ptr<elastic::Job> job_;
   elastic::View view_;
   int64_t step_ = 0;
