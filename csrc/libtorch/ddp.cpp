@@ -186,7 +186,7 @@ struct DistributedDataParallel::Impl {
     if (synchronises) reducer->prepare_for_forward();
     if (reducer->rebuild_buckets()) watched->readLayout();
     if (buffers_differ && options.broadcast_buffers) broadcastFromFirst(group, module->buffers());
-    if (synchronises) watched->compareOnDevices();
+    if (synchronises) watched->compareLayouts();
   }
 
   void end(const std::vector<at::Tensor*>& outputs) {

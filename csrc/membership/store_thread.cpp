@@ -91,6 +91,11 @@ class GiveUpAtExit {
   StoreRequest& request_;
 };
 
+std::string orKey(std::string identity, const std::string& key) {
+  if (identity.empty()) return key;
+  return identity;
+}
+
 // Empty: the key is missing.
 std::string lookAt(StoreClient& client, const std::string& key) {
   auto values = client.getAll({key});
@@ -149,7 +154,7 @@ std::shared_ptr<StoreThread> StoreThread::onCaller(std::string key, StoreFactory
 StoreThread::StoreThread(std::string key, StoreFactory factory, const LentClient& lent,
                          std::string identity)
     : key_(std::move(key)),
-      identity_(identity.empty() ? key_ : std::move(identity)),
+      identity_(orKey(std::move(identity), key_)),
       factory_(std::move(factory)),
       fork_count_(forkCount()),
       stuck_(std::make_shared<std::atomic<int>>(0)),
