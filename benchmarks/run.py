@@ -17,7 +17,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE.parent / "build" / "dev" / "benchmarks" / "native" / "ft_bench"
-IN_PYTHON = ("allreduce", "configure", "recovery", "agree", "sync", "import_cost", "idle")
+IN_PYTHON = (
+    "allreduce",
+    "configure",
+    "recovery",
+    "agree",
+    "sync",
+    "import_cost",
+    "idle",
+    "ddp_step",
+)
 
 
 def run_in_python(name: str, quick: bool, folder: Path | None) -> int:

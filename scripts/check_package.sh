@@ -111,7 +111,7 @@ timeout 60 "$work/core/benchmarks/native/ft_bench" --world 3 --op all --max 64K 
 python "$ROOT/scripts/public_symbols.py" "$work/prefix/lib"
 
 say "a program that has the sources as a subdirectory"
-cmake -S "$work/source/examples/cpp/subdirectory" -B "$work/within" -G Ninja >"$work/within.log"
+cmake -S "$work/source/examples/cpp/subdirectory" -B "$work/within" -G Ninja -DTORCHFT_EXT_WERROR="$WERROR" >"$work/within.log"
 cmake --build "$work/within" -j "$JOBS" >>"$work/within.log" || { tail -40 "$work/within.log"; exit 1; }
 in_c "$work/within/allreduce_c"
 if ldd "$work/prefix/lib/libtorchft_ext_core.so" | grep -E 'torch_|c10|python'; then
