@@ -19,6 +19,8 @@ import of this package.
 from __future__ import annotations
 
 import atexit
+import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -91,12 +93,26 @@ __all__ = [
 __version__ = _build_info.VERSION
 
 _EXIT_WITHIN = timedelta(seconds=1)
+_WAITING = ("ft-guard", "ft-goodbye")  # of torchft_ext.process_group; threads of one call each
 
 
 def _at_exit() -> None:
     """Say goodbye and end the library's threads; does nothing when called again."""
     _interrupts.release()
     _C._process_exit(_EXIT_WITHIN)
+    _await_those_released()
+
+
+def _await_those_released() -> None:
+    """Let threads of Python that waited in the library come back from it.
+
+    One that comes back to an interpreter that ends is ended in the middle of C++, which aborts the
+    process.
+    """
+    limit = time.monotonic() + _EXIT_WITHIN.total_seconds()
+    for thread in threading.enumerate():
+        if thread.name in _WAITING:
+            thread.join(max(limit - time.monotonic(), 0.0))
 
 
 _C._install_error_factory(errors._from_native)

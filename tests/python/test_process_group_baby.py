@@ -445,6 +445,13 @@ def test_names_are_those_of_torchft():
 # ---- memory ----
 
 
+def test_native_child_is_small(group):
+    group.allreduce([torch.ones(1)]).wait()
+    status = Path(f"/proc/{group.child_pid()}/status").read_text()
+    (resident,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    assert int(resident) < 20 * 1024
+
+
 def pages(arena: Arena) -> int:
     return os.fstat(arena.fd).st_blocks * 512
 

@@ -6,6 +6,8 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -637,3 +639,33 @@ def test_bad_arguments_are_told_and_leave_the_generation(store):
     tensor = torch.ones(1)
     group.allreduce([tensor]).wait()
     group.shutdown()
+
+
+LEFT_AT_THE_END = """
+import atexit, threading, time
+atexit.register(lambda: print([t.name for t in threading.enumerate() if t.name == "ft-guard"]))
+import torch, torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.futures import Future
+from torchft_ext import process_group as pgs
+
+class Never(dist.ProcessGroup):
+    def allreduce(self, tensors, opts=None):
+        return _create_work_from_future(Future())
+
+make = lambda store, rank, size, timeout: Never(rank, size)
+pgs.declare_backend("never", pgs.BackendCapabilities(make=make))
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+group = pgs.ProcessGroupBackend("never", timeout=30.0)
+group.configure(f"127.0.0.1:{store.port}/end", 0, 1)
+future = group.allreduce([torch.ones(1)]).get_future()
+future.add_done_callback(lambda _: time.sleep(0.3))  # on the thread that learns of the end
+"""
+
+
+def test_no_thread_waits_in_the_library_when_the_interpreter_ends():
+    """It would come back in the middle of the interpreter's end, and abort the process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LEFT_AT_THE_END], capture_output=True, text=True, timeout=100
+    )
+    assert (ran.stdout.strip(), ran.returncode) == ("[]", 0), ran.stderr
