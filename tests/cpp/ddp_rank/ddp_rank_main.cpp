@@ -160,9 +160,10 @@ class Member {
   }
 
   void loseTheLast() {
-    const at::Tensor loss = lossOf(ddp_, net_, 2, rank());
-    if (number_ == 2) ::raise(SIGKILL);
     try {
+      group_->barrier()->wait();  // all have ended the step before
+      const at::Tensor loss = lossOf(ddp_, net_, 2, rank());
+      if (number_ == 2) ::raise(SIGKILL);  // slow ones may be in the barrier or in forward() yet
       loss.backward();
     } catch (const PeerLostError& error) {
       require(error.failure().cause.rank == 2,
