@@ -114,6 +114,7 @@ class Member {
     bringUpToDate();
     for (int step = 2; step < 5; ++step) train(step);
     const at::Tensor loss = lossOf(ddp_, net_, 5, rank());
+    group_->barrier()->wait();  // none is in forward() when the next generation begins
     begin("3", rank(), 3);
     refuseOld(loss);
     for (int step = 5; step < 7; ++step) train(step);
