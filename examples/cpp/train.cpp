@@ -206,6 +206,7 @@ int launch(const char* program, Arguments arguments) {
   ::setenv("TRAIN_REPORTS", directory, 1);
   ::setenv("OMP_NUM_THREADS", "1", 0);
   c10d::TCPStoreOptions options;
+  options.port = 0;  // any that is free
   options.isServer = true;
   options.waitWorkers = false;
   const Store store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);

@@ -26,6 +26,7 @@ class Meeting {
  public:
   Meeting() {
     c10d::TCPStoreOptions options;
+    options.port = 0;  // any that is free
     options.isServer = true;
     options.waitWorkers = false;
     store_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);

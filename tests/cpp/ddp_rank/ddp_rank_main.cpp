@@ -114,6 +114,7 @@ class Member {
     bringUpToDate();
     for (int step = 2; step < 5; ++step) train(step);
     const at::Tensor loss = lossOf(ddp_, net_, 5, rank());
+    group_->barrier()->wait();  // none is in forward() when the next generation begins
     begin("3", rank(), 3);
     refuseOld(loss);
     for (int step = 5; step < 7; ++step) train(step);
@@ -160,9 +161,10 @@ class Member {
   }
 
   void loseTheLast() {
-    const at::Tensor loss = lossOf(ddp_, net_, 2, rank());
-    if (number_ == 2) ::raise(SIGKILL);
     try {
+      group_->barrier()->wait();  // all have ended the step before
+      const at::Tensor loss = lossOf(ddp_, net_, 2, rank());
+      if (number_ == 2) ::raise(SIGKILL);  // slow ones may be in the barrier or in forward() yet
       loss.backward();
     } catch (const PeerLostError& error) {
       require(error.failure().cause.rank == 2,
