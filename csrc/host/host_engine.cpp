@@ -394,8 +394,8 @@ class EngineRegistry {
         return failureOf(FailureKind::kTimeout,
                          "another thread has not opened the same engine within 60 s");
       if (auto found = findOpen(key)) return found;
+      incarnation = incarnationOf(member);  // throws in a second copy of this library
       opening_.insert(key);
-      incarnation = incarnationOf(member);
     }
     const Opening opening{*this, key};
     auto engine = std::make_shared<HostEngine>(options, *incarnation, HostEngine::Kind::kOfProcess);
