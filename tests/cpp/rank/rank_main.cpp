@@ -74,7 +74,8 @@ class NotingEngine : public AroundEngine {
 class Rank {
  public:
   Rank(const std::string& store, const HostEngineOptions& options)
-      : store_(storeThreadFor(parseStoreAddress("store", store + "/unused"))), watchdog_(sharedWatchdog()) {
+      : store_(storeThreadFor(parseStoreAddress("store", store + "/unused"))),
+        watchdog_(sharedWatchdog()) {
     auto engine = hostEngine(options);
     if (auto* failure = std::get_if<Failure>(&engine))
       throw std::runtime_error(failure->describe());
