@@ -370,11 +370,16 @@ PerProcess<EndingEngines> ending_engines;
 
 // What those who use a member beyond the first hold together: with it the member's engine ends.
 struct MemberHold {
-  std::shared_ptr<HostEngine> engine;
-  std::shared_ptr<const Incarnation> incarnation;
+  MemberHold(std::shared_ptr<HostEngine> of_member, std::shared_ptr<const Incarnation> its)
+      : engine(std::move(of_member)), incarnation(std::move(its)) {}
   ~MemberHold() {
     if (engine) ending_engines.get().add(std::move(engine));
   }
+  MemberHold(const MemberHold&) = delete;
+  MemberHold& operator=(const MemberHold&) = delete;
+
+  std::shared_ptr<HostEngine> engine;
+  const std::shared_ptr<const Incarnation> incarnation;
 };
 
 // The process's engines by their options and members. One is opened without the lock, for as long
