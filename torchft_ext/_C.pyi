@@ -290,7 +290,17 @@ class Backend(_Backend):
 
     def _reopen(self) -> None: ...
     def _incarnations(self, *, before: bool = False) -> list[str]: ...
-    def _configure_over(self, store: Store, rank: int, size: int, timeout: timedelta) -> None: ...
+    def _configure_over(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        beside: Backend,
+        ranks_beside: list[int],
+    ) -> None: ...
+    def _abort_generation(self, generation: int, why: str) -> None: ...
+    def _follow_job(self) -> None: ...
     def shrink(
         self,
         ranks_to_exclude: list[int],
@@ -433,6 +443,8 @@ def _make_group(
     name: str,
     options: Options | None,
     bound_device: str | None = None,
+    beside: Backend | None = None,
+    ranks_beside: list[int] = ...,
 ) -> _ProcessGroup: ...
 def _publish_failed_init(store: Store, rank: int, size: int, why: str) -> None: ...
 

@@ -60,12 +60,19 @@ _watched: weakref.WeakKeyDictionary[dist.Reducer, _C._DdpReducer] = weakref.Weak
 
 
 def follow_generation(backend: _C.Backend) -> None:
-    """Undo what a backward() that failed has left in the models of this backend's group.
+    """Let the models of this backend's group begin as a newcomer's does.
+
+    What a backward() that failed has left in them is undone.
 
     Now, and not with the next forward(): their state may be sent to newcomers before that.
     """
-    for model, wrapped in list(_wrapped.items()):
-        if wrapped.backend is backend and model.mixed_precision is not None:
+    for reference in list(_wrapped.keyrefs()):  # at once: other threads may make models meanwhile
+        model = reference()
+        wrapped = None if model is None else _wrapped.get(model)
+        if model is None or wrapped is None or wrapped.backend is not backend:
+            continue
+        model.require_forward_param_sync = True  # as a newcomer's model has it
+        if model.mixed_precision is not None:
             _restore_precision(model)
 
 

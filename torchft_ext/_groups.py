@@ -123,7 +123,7 @@ def _own_groups() -> list[dist.ProcessGroup]:
     """
     return [
         group
-        for group in c10d._world.pg_group_ranks
+        for group in list(c10d._world.pg_group_ranks)  # at once: threads may be ranks
         if isinstance(group, dist.ProcessGroup) and group not in numbered_by_themselves
     ]
 

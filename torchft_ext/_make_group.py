@@ -26,6 +26,7 @@ def make_group(
     timeout: timedelta | None = None,
     options: _C.Options | None = None,
     device_id: torch.device | None = None,
+    _beside: tuple[_C.Backend, list[int]] | None = None,  # another group, and its members' ranks
 ) -> dist.ProcessGroup:
     """Make a process group of its own, beside torch's tables or without them.
 
@@ -43,7 +44,8 @@ def make_group(
         world_size: 1 or more.
         backend: "ft", "ft:host" or "ft:nccl".
         name: the group's, the same on all members; None: a number counted in this process, which
-            fits where all members make their groups in one order and none is started again.
+            fits where all members make their groups in one order and none is started again. Give
+            one where threads of this process are ranks.
             Members that configure() meet a process that makes the group in the same moment at
             "host:port/" + the store's prefix + name.
         timeout: of operations, and of making the group; None: that of `options`, else 30 minutes.
@@ -79,6 +81,8 @@ def make_group(
         name=chosen,
         options=options,
         bound_device=None if device is None else str(device),
+        beside=None if _beside is None else _beside[0],
+        ranks_beside=[] if _beside is None else _beside[1],
     )
     if device is not None:
         made.bound_device_id = device

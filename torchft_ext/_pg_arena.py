@@ -1,10 +1,10 @@
 """Memory that a group shares with its child process.
 
 One anonymous file (memfd) for each child, made before it starts and inherited by descriptor. Its
-size is fixed and larger than memory: pages are there once they are touched. What lies beyond
-KEPT goes back to the system when its operation has ended. So there is nothing to grow, and tensors
-of several gigabytes need no pieces. A new child gets a new arena: one that was killed, and is not
-gone yet, cannot write into the next generation's.
+size is fixed, 64 GiB where address space allows: pages are there once they are touched. What lies
+beyond KEPT goes back to the system when its operation has ended. So there is nothing to grow, and
+tensors of several gigabytes need no pieces. A new child gets a new arena: one that was killed, and
+is not gone yet, cannot write into the next generation's.
 
 Owners: the child owns its arena; each operation owns its room in it. The file goes when the last of
 parent and child has.
@@ -13,6 +13,7 @@ parent and child has.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import fcntl
 import mmap
 import os
@@ -25,6 +26,8 @@ SIZES = (1 << 36, 1 << 33, 1 << 30, 1 << 28)  # bytes; the first that address sp
 KEPT = 64 << 20  # bytes at the arena's beginning, whose pages stay
 _ALIGNED = 64
 _PAGE = mmap.PAGESIZE
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Arena:
@@ -44,8 +47,8 @@ class Arena:
 
     def _mapped(self) -> mmap.mmap:
         for size in SIZES:
-            os.ftruncate(self.fd, size)
-            with suppress(OSError):  # no address space for that much
+            with suppress(OSError):  # no address space, or a limit of files, for that much
+                os.ftruncate(self.fd, size)
                 memory = mmap.mmap(self.fd, size, mmap.MAP_SHARED)
                 memory.madvise(mmap.MADV_DONTDUMP)
                 # A file that shrinks would kill whoever touches what is gone.
@@ -100,7 +103,8 @@ class Arena:
         begin = max(-(-offset // _PAGE) * _PAGE, KEPT)
         end = (offset + length) // _PAGE * _PAGE
         if begin < end:
-            self._memory.madvise(mmap.MADV_REMOVE, begin, end - begin)
+            # Where the system cannot (locked memory), they stay. Not mmap's, which keeps the GIL.
+            _madvise(self.address + begin, end - begin, mmap.MADV_REMOVE)
 
     def tensor(self, offset: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor whose memory begins there; it must not be empty."""

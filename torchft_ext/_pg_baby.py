@@ -14,7 +14,8 @@ nothing that a library did wrong outlives its generation.
 | configure() is under way | one that joins the other members' children |
 | live | one, and a spare |
 | failed | the one was killed if it was in an operation; else it waits, like the spare |
-| shut down, or gone | none, once each has said goodbye, for which it has a second |
+| shut down | none, once the one has said goodbye, for which it has a second |
+| gone | none: they were killed |
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class _Children:
 
     def __init__(self, start: Callable[[], Child]) -> None:
         self._start = start
+        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._spare: Child | None = None
         self._last: Child | None = None
@@ -93,7 +95,9 @@ class _Children:
             spare.kill()
 
     def close(self) -> None:
-        """End all of them at once, without a goodbye."""
+        """End all of them at once, without a goodbye. Nothing in a fork: locks may be held."""
+        if os.getpid() != self._owner:
+            return
         self.drop_spare()
         if self._last is not None:
             self._last.drop()
@@ -172,7 +176,11 @@ class ProcessGroupBaby(GuardedGroup):
         self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int
     ) -> Child:
         child = self._children.take()
-        child.configure(self._request(rank, size, timeout, attempt), store, timeout)
+        try:
+            child.configure(self._request(rank, size, timeout, attempt), store, timeout)
+        except BaseException:
+            child.kill()
+            raise
         return child
 
     def _request(self, rank: int, size: int, timeout: timedelta, attempt: int) -> Configure:

@@ -134,6 +134,13 @@ def _registered(name: str) -> Make:
     return make
 
 
+def _let_go(made: Any) -> None:
+    """End what has an end of its own beside its destructor."""
+    kill = getattr(made, "kill", None)
+    if callable(kill):
+        kill()
+
+
 class _Making:
     """A backend being made on a thread, which lets it go again if nobody wants it any more."""
 
@@ -151,7 +158,10 @@ class _Making:
         try:
             made = self._make()
             with self._lock:
-                self._made = None if self._given_up else made
+                unwanted = self._given_up
+                self._made = None if unwanted else made
+            if unwanted:
+                _let_go(made)
         except Exception as error:
             self.error = error
         self._tell()

@@ -24,12 +24,15 @@ and the descriptors, the arena and the process are gone.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import itertools
 import os
+import select
 import signal
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -57,14 +60,18 @@ SOCKET, ARENA = 3, 4  # a child's descriptors
 _GOODBYE = 1.0  # seconds that a child has for it
 _ABOVE = 10  # where descriptors are put before they take their places in the child
 _NOTHING = b"\0nothing"  # no key of ours ever holds it
+_LOOK_MS = 1000  # how often limits are looked at
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_living: weakref.WeakSet[Child] = weakref.WeakSet()
+_starting = threading.RLock()  # no fork inherits the far end of a child that starts
 
 
 class _Work(TellingWork):
     """Some requests that end as one."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, until: float) -> None:
         super().__init__()
+        self.until = until
         self._lock = threading.Lock()
         self._left = count
         self._error: Exception | None = None
@@ -115,15 +122,18 @@ class Child:
         self._size = 1
         self._numbers = itertools.count(1)
         self._works: dict[int, _Work] = {}
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.pid = _spawned(command, environment, theirs.fileno(), self._arena.fd)
-        except BaseException:
-            self._socket.close()
-            self._arena.close()
-            raise
-        finally:
-            theirs.close()
+        self._leaving = False
+        with _starting:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            _sockets.add(self._socket)
+            try:
+                self.pid = _spawned(command, environment, theirs.fileno(), self._arena.fd)
+            except BaseException:
+                self._socket.close()
+                self._arena.close()
+                raise
+            finally:
+                theirs.close()
         self._arena.close()
         self._owner = os.getpid()
         try:
@@ -133,7 +143,7 @@ class Child:
             self._reap()
             self._socket.close()
             raise
-        _sockets.add(self._socket)
+        _living.add(self)
 
     # ---- before the generation stands
 
@@ -193,7 +203,7 @@ class Child:
         calls = calls_of(staged.method, given, self._size, self._arena.span_of)
         requests = [call.issue(next(self._numbers), limit) for call in calls]
         data = b"".join(request.frame() for request in requests)
-        work = _Work(len(requests))
+        work = _Work(len(requests), time.monotonic() + limit.total_seconds() + 2 * GRACE)
         with self._lock:
             if self._ended is not None:
                 raise LostBackendError(self._ended)
@@ -202,8 +212,14 @@ class Child:
         return work
 
     def _send(self, data: bytes) -> None:
-        with self._sending, suppress(OSError):  # it has ended: the reader says so
-            self._socket.sendall(data)
+        with self._sending:
+            try:
+                self._socket.sendall(data, socket.MSG_NOSIGNAL)
+            except OSError:  # it has ended: the reader says so
+                pass
+            except BaseException:  # of a signal's handler: half a frame may be out
+                self.kill()
+                raise
 
     # ---- its end
 
@@ -234,14 +250,19 @@ class Child:
                     os.kill(self.pid, signal.SIGKILL)
 
     def drop(self) -> None:
-        """End it, and tell nobody: its group is gone, and has said or will say so itself."""
+        """End it, and tell nobody: its group is gone, and has said or will say so itself.
+
+        One that is leaving is left to abort().
+        """
         self.when_ended(lambda text: None)
-        self.kill()
+        if not self._leaving:
+            self.kill()
 
     def abort(self) -> None:
         """Let it say goodbye, unless it is in an operation; end it. Blocks, a second at most."""
         with self._lock:
             leaves = not self._works and self._configured is not None and not self._killed
+            self._leaving = leaves
         if leaves:
             self._send(frames.framed(Kind.QUIT))
             with self._lock:
@@ -254,16 +275,29 @@ class Child:
         why = ""
         try:
             self._read()
-        except (OSError, ValueError, frames.FrameError) as error:  # a reset is an end like others
+        except Exception as error:  # whatever it is, the child is of no use any more
             why = f" ({error})"
         self.kill()
         self._end(f"its child process {self.pid} {self._reap()}{why}")
 
     def _read(self) -> None:
         inbox = frames.Inbox()
-        while data := self._socket.recv(1 << 16):
+        incoming = select.poll()
+        incoming.register(self._socket, select.POLLIN)
+        while True:
+            while not incoming.poll(_LOOK_MS):
+                self._check_limits()
+            data = self._socket.recv(1 << 16)
+            if not data:
+                return
             for kind, payload in inbox.feed(data):
                 self._heard(kind, payload)
+
+    def _check_limits(self) -> None:
+        """Raise where an operation has not ended long after its limit: nobody may wait for it."""
+        with self._lock:
+            if any(work.until < time.monotonic() for work in self._works.values()):
+                raise OSError("it has not answered long after an operation's limit")
 
     def _heard(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.DONE:
@@ -274,6 +308,8 @@ class Child:
             reader = frames.Reader(payload)
             (outcome,) = reader.fixed(frames.OUTCOME)
             with self._lock:
+                if self._store is None or self._configured is not None:
+                    raise frames.FrameError("CONFIGURED, which nobody waits for")
                 self._configured = outcome == Outcome.GOOD, reader.text()
                 self._changed.notify_all()
         elif kind is Kind.HELLO:
@@ -313,29 +349,40 @@ class Child:
             return "ended"
         if found.si_code == os.CLD_EXITED:
             return f"exited with status {found.si_status}"
-        return f"was ended by {signal.Signals(found.si_status).name}"
+        known = {int(one): one.name for one in signal.Signals}
+        return f"was ended by {known.get(found.si_status, f'signal {found.si_status}')}"
 
     def _end(self, text: str) -> None:
-        self._socket.close()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        with self._sending:  # whoever is in it
+            self._socket.close()
         with self._lock:
             self._ended = text
             works, self._works = self._works, {}
             self._store = None
             self._changed.notify_all()
             tell = self._tell
-        tell(text)
-        for work in works.values():
-            work.part_ended(LostBackendError(text), -1)
+        try:
+            tell(text)
+        finally:
+            for work in works.values():
+                with suppress(RuntimeError):  # no thread is left
+                    work.part_ended(LostBackendError(text), -1)
 
     # ---- the store, on helpers
 
     def _serve(self, kind: Kind, payload: bytes) -> None:
         reader = frames.Reader(payload)
-        (number,) = reader.fixed(frames.NUMBER)
         with self._lock:
             store = self._store
         try:
+            (number,) = reader.fixed(frames.NUMBER)
             outcome, values = _answer(store, kind, reader)
+            if sum(map(len, values)) > frames.MOST // 2:
+                raise ValueError("the values are too long")
+        except frames.FrameError:
+            return self.kill()
         except Exception as error:
             outcome, values = Outcome.FAILED, [str(error).encode()]
         packed = b"".join(frames.packed_bytes(value) for value in values)
@@ -393,6 +440,31 @@ def _forget_in_fork() -> None:
     """Close a forked child's copies, so that the end of its parent is seen."""
     for one in list(_sockets):
         one.close()
+    _living.clear()
+    _starting.release()
 
 
-os.register_at_fork(after_in_child=_forget_in_fork)
+os.register_at_fork(
+    before=_starting.acquire,
+    after_in_parent=_starting.release,
+    after_in_child=_forget_in_fork,
+)
+
+
+def _end_all() -> None:
+    """At exit: let those that leave do so, and end the others and their threads."""
+    until = time.monotonic() + _GOODBYE
+    _join("ft-retire", until)
+    for child in list(_living):
+        child.when_ended(lambda text: None)
+        child.kill()
+    _join("ft-child", until + 0.5)
+
+
+def _join(name: str, until: float) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_end_all)

@@ -175,9 +175,11 @@ class Operation:
         """Wake the waiters; the generation calls it once."""
         self._error = error
         staged, self._staged = self._staged, None  # and with it the copies
-        if staged is not None:
-            staged.room.release()
-        self._ended.set()
+        try:
+            if staged is not None:
+                staged.room.release()
+        finally:
+            self._ended.set()
 
     def tell(self) -> None:
         """Complete the future, after end(); runs its callbacks."""

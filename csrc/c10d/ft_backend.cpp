@@ -13,6 +13,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/identity.h"
 #include "c10d/all_or_throw.h"
 #include "c10d/comm_error.h"
 #include "c10d/environment.h"
@@ -138,7 +139,8 @@ c10d::ReconfigureHandle FtBackend::get_reconfigure_handle() const {
   auto described = engine()->describeSelf();
   if (auto* failure = std::get_if<Failure>(&described))
     throwFailure(std::make_shared<Failure>(std::move(*failure)));
-  const auto& self = std::get<MemberRecord>(described);
+  auto self = std::get<MemberRecord>(std::move(described));
+  self.incarnation = selfIncarnation();  // whichever member it is by now: a handle stays the same
   StoreAddress store;
   TORCH_CHECK_VALUE(serverAddress(creators_store_, &store),
                     "get_reconfigure_handle: expected a group over a TCPStore, whose address the "

@@ -54,8 +54,7 @@ class FtBackend : public c10d::Backend {
   void form(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout);
   // The same, but returns the failure; null: the generation stands.
   FailurePtr tryForm(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout);
-  // Before the first generation: only members of that group's generation with these ranks may be in
-  // it.
+  // Before a generation: only members of that group's generation with these ranks may be in it.
   void expectMembersOf(const FtBackend& other, const std::vector<int>& ranks);
   // Begins a generation over the store at "host:port/prefix". ValueError for bad arguments,
   // RuntimeError for a group that is shut down or configuring already or cannot be resized; else

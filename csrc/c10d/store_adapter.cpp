@@ -203,7 +203,7 @@ StoreAddress parseStoreAddress(const char* argument, const std::string& text) {
   if (!found.rest.starts_with('/')) refuse("no '/prefix' after the port");
   if (found.rest.size() == 1)
     refuse("the prefix is empty; each group and generation needs one of its own");
-  return {found.place, std::string(found.rest.substr(1))};
+  return {found.place.host, found.place.port, std::string(found.rest.substr(1))};
 }
 
 HostAndPort parseHostAndPort(const char* argument, const std::string& text) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
 #include "membership/store.h"
@@ -20,6 +21,9 @@ struct HostAndPort {
 };
 // "host:port/prefix", "[v6]:port/prefix". The prefix is used verbatim and may contain slashes.
 struct StoreAddress : HostAndPort {
+  StoreAddress() = default;
+  StoreAddress(std::string its_host, uint16_t its_port, std::string its_prefix)
+      : HostAndPort{std::move(its_host), its_port}, prefix(std::move(its_prefix)) {}
   std::string prefix;
 };
 // ValueError naming what was expected and what was found. argument: "operation: argument".

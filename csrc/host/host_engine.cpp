@@ -210,6 +210,7 @@ std::shared_ptr<HostGeneration> HostEngine::startGeneration(
     const std::shared_ptr<FormingState>& attempt) {
   HostGenerationSetup setup;
   setup.loop = &loop_;
+  setup.engine = weak_from_this();
   setup.listener = listener_;
   setup.monitor = monitor_;
   setup.roster = roster;
@@ -331,7 +332,9 @@ class EndingEngines {
  public:
   void add(std::shared_ptr<HostEngine> engine) noexcept {
     try {
-      auto end = [engine] { engine->stop(Deadline::after(kEndsWithin)); };
+      auto end = [this, engine] {  // this: one for the process, and never destroyed
+        if (!engine->stop(Deadline::after(kEndsWithin))) keep(engine);
+      };
       OwnedThread thread("ft-ending", std::move(end));
       engine.reset();
       std::vector<OwnedThread> ended;  // go after the lock
@@ -342,17 +345,21 @@ class EndingEngines {
       threads_.erase(threads_.begin(), running);
       threads_.push_back(std::move(thread));
     } catch (const std::exception& error) {
-      log(LogLevel::kWarning, std::string("an engine ends without a thread: ") + error.what());
+      log(LogLevel::kWarning, std::string("an engine is left without an end: ") + error.what());
+      if (engine) keep(std::move(engine));
     }
   }
 
   bool join(Deadline deadline) {
     std::vector<OwnedThread> threads;
+    std::vector<std::shared_ptr<HostEngine>> kept;
     {
       MutexLock lock(mutex_);
       threads.swap(threads_);
+      kept = kept_;
     }
     bool ended = true;
+    for (const auto& engine : kept) ended = engine->stop(deadline) && ended;
     for (OwnedThread& thread : threads) {
       if (thread.join(deadline)) continue;
       thread.abandon("the process exits");
@@ -362,8 +369,15 @@ class EndingEngines {
   }
 
  private:
+  // What did not end is not destroyed either: its threads may be in it.
+  void keep(std::shared_ptr<HostEngine> engine) {
+    MutexLock lock(mutex_);
+    kept_.push_back(std::move(engine));
+  }
+
   Mutex mutex_;
   std::vector<OwnedThread> threads_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<HostEngine>> kept_ GUARDED_BY(mutex_);
 };
 
 PerProcess<EndingEngines> ending_engines;

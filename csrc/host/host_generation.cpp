@@ -81,11 +81,16 @@ void HostGeneration::start(FormingCallbacks callbacks) {
   forming_ = std::move(callbacks);
   const std::weak_ptr<HostGeneration> weak = weak_from_this();
   EventLoop* loop = setup_.loop;
-  subscription_ = setup_.lifecycle->subscribe([weak, loop](const FailurePtr& failure) {
-    loop->post([weak, failure] {
-      if (auto self = weak.lock()) self->onLifecycleFailed(failure);
-    });
-  });
+  const bool may_end = !setup_.engine.expired();
+  const std::weak_ptr<const void> engine = setup_.engine;
+  subscription_ =
+      setup_.lifecycle->subscribe([weak, loop, may_end, engine](const FailurePtr& failure) {
+        const auto alive = engine.lock();
+        if (may_end && !alive) return;
+        loop->post([weak, failure] {
+          if (auto self = weak.lock()) self->onLifecycleFailed(failure);
+        });
+      });
   break_classifier_ = std::make_unique<BreakClassifier>(
       *loop, setup_.roster, [this](int rank, FailureKind kind, const std::string& how) {
         onBreakClassified(rank, kind, how);

@@ -41,6 +41,8 @@ namespace torchft_ext {
 
 struct HostGenerationSetup {
   EventLoop* loop = nullptr;
+  // Owns the loop, and may go while the lifecycle is told of a failure. Empty: it outlives that.
+  std::weak_ptr<const void> engine;
   std::shared_ptr<Listener> listener;
   std::shared_ptr<PeerMonitor> monitor;  // may be null
   Roster roster;

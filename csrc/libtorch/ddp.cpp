@@ -176,6 +176,7 @@ struct DistributedDataParallel::Impl {
     if (!before) before = reducer;
     make();
     watched->carryOver(*last, accumulates);
+    buffers_differ = true;  // as a newcomer's object has it
     complete = true;
   }
 
@@ -258,11 +259,7 @@ void DistributedDataParallel::begin() {
 }
 
 void DistributedDataParallel::end(const std::vector<at::Tensor*>& outputs) {
-  if (at::GradMode::is_enabled()) {
-    impl_->end(outputs);
-  } else {
-    impl_->buffers_differ = false;  // as Python's: what it computed has changed none
-  }
+  if (at::GradMode::is_enabled()) impl_->end(outputs);
 }
 
 bool DistributedDataParallel::synchronise(bool on) {

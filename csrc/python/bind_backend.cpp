@@ -64,13 +64,16 @@ ProcessGroupPtr makeOwnGroup(const StorePtr& store, const py::object& rank,
                              const py::object& world_size, const py::object& timeout,
                              const std::string& engine, const std::string& name,
                              const c10::intrusive_ptr<FtOptions>& options,
-                             const std::optional<std::string>& bound_device) {
+                             const std::optional<std::string>& bound_device, BackendPtr beside,
+                             std::vector<int> ranks_beside) {
   const int own_rank = numberOf("make_group: rank", rank);
   const int size = numberOf("make_group: world_size", world_size);
   const auto limit = optionalLimitOf("make_group: timeout", timeout);
   const py::gil_scoped_release no_gil;
   GroupSpec spec = specOf(store, own_rank, size, limit, engine, name, options, bound_device);
   spec.caller = "make_group";
+  spec.beside = std::move(beside);
+  spec.ranks_beside = std::move(ranks_beside);
   return makeGroup(spec);
 }
 
@@ -102,9 +105,11 @@ void configure(const py::object& self, const py::object& store_addr, const py::o
   py::module_::import("torchft_ext._groups").attr("follow_generation")(self);
 }
 
-// Over any store, for callers that have checked the numbers and bring the tables up to date.
+// Over any store, for callers that have checked the numbers and bring the tables up to date. Of
+// members that have these ranks in the generation of another group: so the death of one is known.
 void configureOver(FtBackend& backend, const StorePtr& store, int rank, int size,
-                   Milliseconds timeout) {
+                   Milliseconds timeout, const FtBackend& beside, const std::vector<int>& ranks) {
+  backend.expectMembersOf(beside, ranks);
   const StorePlace place = storePlaceOf(store);
   const FailurePtr failure = backend.tryForm({place.thread, place.prefix}, rank, size, timeout);
   if (failure) throwFailure(failure);
@@ -261,8 +266,16 @@ void bind_backend(py::module_& module) {
       // By rank in the generation. The tables of torch.distributed are written after them.
       .def("_reopen", &FtBackend::reopen, NoGil())
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
+      .def(
+          "_abort_generation",
+          [](FtBackend& self, int64_t generation, const std::string& why) {
+            self.group().abortGeneration(generation, why);
+          },
+          py::arg("generation"), py::arg("why"), NoGil())
+      .def(
+          "_follow_job", [](FtBackend& self) { self.group().followJob(); }, NoGil())
       .def("_configure_over", &configureOver, py::arg("store"), py::arg("rank"), py::arg("size"),
-           py::arg("timeout"), NoGil())
+           py::arg("timeout"), py::arg("beside"), py::arg("ranks_beside"), NoGil())
       // torch copies them for groups that it splits off.
       .def_property_readonly("options", &FtBackend::getBackendOptions, docs::Backend::options)
       .def_property_readonly("generation", &FtBackend::generation, docs::Backend::generation)
@@ -298,7 +311,8 @@ void bind_backend(py::module_& module) {
              py::arg("ranks_beside") = std::vector<int>());
   module.def("_make_group", &makeOwnGroup, py::arg("store"), py::arg("rank"), py::arg("world_size"),
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
-             py::arg("options"), py::arg("bound_device") = py::none());
+             py::arg("options"), py::arg("bound_device") = py::none(),
+             py::arg("beside") = py::none(), py::arg("ranks_beside") = std::vector<int>());
   module.def("_publish_failed_init", &publishFailedInitAt, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("why"), NoGil());
   py::class_<CompileQuestions, std::shared_ptr<CompileQuestions>>(module, "_CompileQuestions")

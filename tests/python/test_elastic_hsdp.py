@@ -248,9 +248,10 @@ def test_lost_shard_is_told_to_all(ranks, world):
     at = places_of(founders, 5)
     founders.kill(at[0, 1])
     founders.kill(at[1, 1])
-    errors = [calls[at[replica, 0]].error("StateLostError") for replica in (0, 1)]
     # Of shard 0 too there may be no whole copy: the second death may interrupt an update.
-    assert all("none of 2 members holds shard" in error.text for error in errors)
+    ends = [calls[at[replica, 0]].outcome(2 * PATIENCE)[1] for replica in (0, 1)]
+    lost = [end.type == "StateLostError" and "members holds shard" in end.text for end in ends]
+    assert all(lost), "\n".join(end.traceback for end in ends)
 
 
 def test_group_of_a_view_is_aborted_when_the_view_is_over(ranks, world):
@@ -286,6 +287,23 @@ def fail_in_a_pair() -> str:
         wait_until(lambda: not is_waiting_in("elastic-view"), "the end of the thread")
         return str(error)
     return "it received something"
+
+
+def test_group_whose_member_dies_before_it_comes_is_given_up_at_once(ranks, world):
+    founders = World(ranks, world.workers[:2])
+    founders.run(come, ranks.address(), 2)
+    at = founders.run(recover)
+    waits = founders.start(at.index(0), time_of_a_lost_pair)
+    founders.kill(at.index(1))
+    kind, elapsed = waits.value()
+    assert kind == "PeerLostError" and elapsed < PATIENCE / 2
+
+
+def time_of_a_lost_pair() -> tuple[str, float]:
+    """How the making of a group ended, and after how long."""
+    began = time.monotonic()
+    end = failure_of(lambda: jobs[0].make_group("pair", [0, 1]))
+    return "none" if end is None else end.type, time.monotonic() - began
 
 
 def test_whole_group_ends_an_update_though_the_view_is_over(ranks, world):

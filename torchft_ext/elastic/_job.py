@@ -149,6 +149,7 @@ class Job:
         self._lock = threading.Lock()
         self._view: View | None = None
         self._managed: dict[str, list[_C.Backend]] = {}
+        self._followers: list[_C.Backend] = []  # of all names
         self._rules: dict[str, Callable[[View], Sequence[int]]] = {}
         self._lasting: dict[str, dist.ProcessGroup] = {}  # of rules that were given a group
         self._ruled: dict[str, dist.ProcessGroup] = {}  # of rules, in the newest view
@@ -186,23 +187,28 @@ class Job:
         Raises:
             ValueError: the group has no such backend, or is the default group and has a rule, or
                 neither is given.
-            RuntimeError: the name is taken.
+            RuntimeError: the name is taken, or the group follows under another one.
         """
         if group is None and rule is None:
             raise ValueError("manage: expected a group, a rule, or both")
         if name in self._managed or name in self._rules:
             raise RuntimeError(f"manage: name: expected one that is free, found {name!r}")
+        if rule is not None and group is self.group:
+            raise ValueError(
+                "manage: rule: expected none for the default group: it has all members"
+            )
         backends = [] if group is None else list(_groups.backends_of(group))
         if group is not None and not backends:
             raise ValueError(f"manage: group: expected one of the backend 'ft', found {group}")
+        if any(one in self._followers for one in backends):
+            raise RuntimeError("manage: group: expected one that follows under no other name yet")
+        self._followers += backends
         if rule is not None:
-            if group is self.group:
-                raise ValueError(
-                    "manage: rule: expected none for the default group: it has all members"
-                )
             self._rules[name] = rule
             if group is not None:
                 self._lasting[name] = group
+                for backend in backends:
+                    backend._follow_job()
             return
         for number, backend in enumerate(backends):
             self._native.manage(f"{name}/{number}", backend)
@@ -310,7 +316,7 @@ class Job:
             continuing = before is not None and found["members_continuing"][found["rank"]]
             view = View(**found, continuing=continuing, phases=phases)
             try:
-                phases["tables"] = self._follow(view)
+                phases["tables"] = self._follow(view, until)
                 break
             except CommError:  # another member is lost: there will be another view
                 if monotonic() >= until:
@@ -318,8 +324,8 @@ class Job:
         self._view = view
         return view
 
-    def _follow(self, view: View) -> timedelta:
-        """Bring torch's tables up to date with that view, and make groups by rules.
+    def _follow(self, view: View, until: float) -> timedelta:
+        """Bring torch's tables up to date with that view, and make groups by rules, until then.
 
         Returns how long it took.
         """
@@ -327,10 +333,10 @@ class Job:
         backends = [one for many in self._managed.values() for one in many]
         _tables.follow(self.group, backends, self._native.store_of(view.number))
         for name, rule in sorted(self._rules.items()):
-            self._apply(name, list(rule(view)), view)
+            self._apply(name, list(rule(view)), view, until)
         return timedelta(seconds=monotonic() - began)
 
-    def _apply(self, name: str, ranks: list[int], view: View) -> None:
+    def _apply(self, name: str, ranks: list[int], view: View, until: float) -> None:
         """Bring the group of a rule into the view, among these members."""
         lasting = self._lasting.get(name)
         if not ranks:
@@ -341,7 +347,8 @@ class Job:
         if lasting is None:
             self._ruled[name] = self._groups_of(view).make(unique, ranks)
         else:
-            self._groups_of(view).follow(lasting, unique, ranks)
+            left = timedelta(seconds=max(until - monotonic(), 0.001))
+            self._groups_of(view).follow(lasting, unique, ranks, left)
             self._ruled[name] = lasting
 
     def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:

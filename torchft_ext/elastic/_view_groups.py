@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
@@ -17,6 +18,7 @@ from torchft_ext import _C, _groups, _make_group
 
 __all__ = ["ViewGroups"]
 
+_T = TypeVar("_T")
 _LOOK_AGAIN = timedelta(minutes=1)
 _WAKE_WITHIN = timedelta(seconds=2)
 _OVER = "the view is over"
@@ -50,7 +52,7 @@ class ViewGroups:
         self._options = options
         self._timeout = timeout
         self._groups: list[dist.ProcessGroup] = []
-        self._lasting: list[dist.ProcessGroup] = []
+        self._lasting: list[tuple[_C.Backend, int]] = []  # and its generation; guarded by _lock
         self._wake = f"wake/{dist.get_rank()}"
         self._lock = threading.Lock()
         self._over: str | None = None  # why the groups were aborted; guarded by _lock
@@ -73,15 +75,18 @@ class ViewGroups:
             name=full,
             timeout=self._timeout,
             options=copy.copy(self._options),
+            _beside=(_groups.backend(), list(ranks)),  # so a death is known before it comes here
         )
         _enter(group, full, self._backend, self._store, ranks)
-        self._keep(group, self._groups)
+        self._keep(self._groups, group)
         return group
 
-    def follow(self, group: dist.ProcessGroup, name: str, ranks: Sequence[int]) -> None:
+    def follow(
+        self, group: dist.ProcessGroup, name: str, ranks: Sequence[int], timeout: timedelta
+    ) -> None:
         """Begin a generation of a lasting group, of these global ranks; called by them only.
 
-        Blocks.
+        Blocks, up to the timeout.
 
         Raises:
             CommError: it could not be formed.
@@ -89,22 +94,28 @@ class ViewGroups:
         rank = list(ranks).index(dist.get_rank())
         for number, backend in enumerate(_groups.backends_of(group)):
             store = dist.PrefixStore(f"view{self._view}/{name}/{number}", self._store)
-            backend._configure_over(store, rank, len(ranks), self._timeout)
+            beside = _groups.backend(), list(ranks)  # as above
+            backend._configure_over(store, rank, len(ranks), timeout, *beside)
+            self._keep(self._lasting, (backend, backend.generation))
             _groups.follow_generation(backend)
-        self._keep(group, self._lasting)
 
     def backends(self) -> list[_C.Backend]:
         """Return those of all groups."""
         with self._lock:
-            groups = [*self._groups, *self._lasting]
-        return [backend for group in groups for backend in _groups.backends_of(group)]
+            groups = list(self._groups)
+            lasting = [backend for backend, _ in self._lasting]
+        return [backend for group in groups for backend in _groups.backends_of(group)] + lasting
 
     def abort(self, reason: str) -> None:
         """Fail all groups, also those that are still being made."""
         with self._lock:
             self._over = reason
-        for backend in self.backends():
-            backend.abort(reason)
+            groups, lasting = list(self._groups), list(self._lasting)
+        for group in groups:
+            for backend in _groups.backends_of(group):
+                backend.abort(reason)
+        for backend, generation in lasting:  # it may have begun another one by now
+            backend._abort_generation(generation, reason)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -137,10 +148,10 @@ class ViewGroups:
             self._store.set_timeout(_WAKE_WITHIN)  # nobody else uses it any more
             self._store.set(self._wake, "")
 
-    def _keep(self, group: dist.ProcessGroup, groups: list[dist.ProcessGroup]) -> None:
+    def _keep(self, among: list[_T], one: _T) -> None:
         with self._lock:
             is_first = not self._groups and not self._lasting
-            groups.append(group)
+            among.append(one)
             over = self._over
         if over is not None:
             self.abort(over)

@@ -137,6 +137,13 @@ class Member {
               "gradients of step " + std::to_string(step) + " are not the mean");
     }
     descend(net_);
+    evaluateAlone(step);
+  }
+
+  // On one rank: the others' next forward() must not wait for it.
+  void evaluateAlone(int64_t step) {
+    const at::NoGradGuard no_grad;
+    if (rank() == 0) lossOf(ddp_, net_, step, 0);
   }
 
   // As one process computes them that has all ranks' data.
