@@ -282,6 +282,14 @@ def test_spare_that_died_is_replaced(store, group):
     assert await_spare(group) != spare
 
 
+def test_end_by_a_signal_without_a_name_is_told(store, group):
+    child = group.child_pid()
+    os.kill(child, 40)
+    wait_until(lambda: group.errored() is not None, "the end of the child")
+    assert f"its child process {child} was ended by signal 40" in str(group.errored())
+    await_gone(child)
+
+
 def shared_files() -> int:
     """Arenas that this process has mapped, or open."""
     maps = Path("/proc/self/maps").read_text()
