@@ -64,7 +64,7 @@ class Group {
   FailurePtr configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
                        int size, std::optional<Duration> timeout = std::nullopt);
 
-  // Before the first configure(): its members are those of `other`'s generation that have these
+  // Before a configure(): its members are those of `other`'s generation that have these
   // ranks there. So the end of one of them is told while the others still wait for it. This one is
   // the same member of this process in both.
   void expectMembersOf(const Group& other, const std::vector<int>& ranks);
