@@ -11,12 +11,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.elastic.utils.store import barrier
 from torchft.coordination import LighthouseServer
 from torchft.ddp import DistributedDataParallel
 from torchft.manager import Manager
@@ -26,9 +28,10 @@ from torchft_ext.process_group import ProcessGroupHost
 
 REPLICAS = 3
 STEPS = 20
+BATCH_S = 0.05  # what a real model's batch takes at least
 
 
-def main(replica: int, lighthouse: str) -> None:
+def main(replica: int, lighthouse: str, start_port: int) -> None:
     torch.manual_seed(0)
     model = nn.Linear(10, 1)
     adam = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -54,10 +57,13 @@ def main(replica: int, lighthouse: str) -> None:
     )
     replicated = DistributedDataParallel(manager, model)
     optimizer = OptimizerWrapper(manager, adam)
+    # Two replicas suffice: without this, they could be done before the third has come.
+    barrier(dist.TCPStore("127.0.0.1", start_port), REPLICAS, "start", barrier_timeout=60)
     while manager.current_step() < STEPS:
         if replica == 1 and manager.current_step() == 10:
             os.kill(os.getpid(), signal.SIGKILL)
         inputs = torch.randn(16, 10)
+        time.sleep(BATCH_S)
         optimizer.zero_grad()
         (replicated(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
         optimizer.step()
@@ -70,14 +76,17 @@ def main(replica: int, lighthouse: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        main(int(sys.argv[1]), sys.argv[2])
+    if len(sys.argv) == 4:
+        main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
         sys.exit()
     server = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=20_000, heartbeat_timeout_ms=2_000
     )
+    start = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     started = [
-        subprocess.Popen([sys.executable, __file__, str(replica), server.address()])
+        subprocess.Popen(
+            [sys.executable, __file__, str(replica), server.address(), str(start.port)]
+        )
         for replica in range(REPLICAS)
     ]
     print("exit codes:", [process.wait(120) for process in started])
