@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # clang-tidy over all our C++, and in the same pass clang's warnings and its thread-safety analysis, as errors.
-#   scripts/tidy.sh [FILE...]   default: everything under csrc
+#   scripts/tidy.sh [FILE...]    default: everything under csrc
+#   scripts/tidy.sh --part I/N   the I-th of N parts of it, from 1: N runs look at everything
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # The environment's own, which brings its compiler's headers along; never one of the machine's, which is another version.
@@ -53,7 +54,24 @@ if [ "$status" = 0 ] || ! grep -q "error: reading variable 'field' requires hold
 $found"
 fi
 
-if [ $# -gt 0 ]; then files=("$@"); else mapfile -t files < <(find csrc -name '*.cpp' | sort); fi
+# in_part I N: of the names on stdin those that fall to this part, by what they are called: a new file moves no other.
+in_part() {
+  local file sum
+  while read -r file; do
+    sum=$(cksum <<<"$file")
+    [ $((${sum%% *} % $2 + 1)) != "$1" ] || echo "$file"
+  done
+}
+
+case "${1:-}" in
+  --part)
+    [[ "${2:-}" =~ ^([1-9][0-9]*)/([1-9][0-9]*)$ ]] && [ "${BASH_REMATCH[1]}" -le "${BASH_REMATCH[2]}" ] ||
+      die "--part: expected I/N with I from 1 to N, found '${2:-}'"
+    mapfile -t files < <(find csrc -name '*.cpp' | sort | in_part "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}")
+    ;;
+  '') mapfile -t files < <(find csrc -name '*.cpp' | sort) ;;
+  *) files=("$@") ;;
+esac
 [ ${#files[@]} -gt 0 ] || die "no C++ files"
 "$tidy" --version | grep version
 # xargs turns any failure into 123; every file is looked at all the same.
