@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The failure matrix (tests/matrix) on ranks built here. Arguments go to it:
-#   scripts/matrix.sh                       every case: about a quarter of an hour on two cores
+#   scripts/matrix.sh                       every case: about half an hour on two cores
 #   scripts/matrix.sh --done FILE           the same, and goes on where it was interrupted
 #   scripts/matrix.sh --shard 2/4           one of four parts
 #   scripts/matrix.sh --sample --minutes 3  a random part that holds every value of every axis

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Backend as _Backend
@@ -485,6 +485,10 @@ class _ElasticJob:
 class _CompileQuestions:
     def hold(self) -> bool: ...
     def asked_for_rank(self) -> bool: ...
+
+class _MemberWatch:
+    def __init__(self, backend: Backend) -> None: ...
+    def wait(self) -> NoReturn: ...
 
 class _DdpReducer:
     def __init__(self, backend: Backend, reducer: Reducer, generation: int) -> None: ...

@@ -29,6 +29,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,7 +57,6 @@ from torchft_ext.errors import CommAbortedError, RendezvousError
 
 Make = Callable[[Store, int, int, timedelta], Any]
 
-_FOR_EVER = timedelta(days=3650)  # the guard's receive never ends by itself
 _number = itertools.count()
 
 
@@ -182,6 +182,18 @@ class _Formed:
         self.backends = [backend]  # empty once it is retired
 
 
+def _retiring(group: GuardedGroup, formed: _Formed) -> Callable[[], None]:
+    """Return what retires the backend while both are there; it holds neither."""
+    owner, what = weakref.ref(group), weakref.ref(formed)
+
+    def retire() -> None:
+        alive, still = owner(), what()
+        if alive is not None and still is not None:
+            alive._retire(still)
+
+    return retire
+
+
 class _Retirement:
     """Where old backends go; counts those that are not gone yet."""
 
@@ -294,7 +306,6 @@ class GuardedGroup(GroupWithoutBackend):
         def form() -> _C.Backend:
             place = dist.PrefixStore("guard", store)
             self._guard = self._new_guard(place, rank, world_size, begin_within=self._timeout)
-            self._guard.set_timeout(_FOR_EVER)
             return self._guard
 
         self._form(form, lambda attempt: dist.PrefixStore(f"backend{attempt}", store))
@@ -307,7 +318,7 @@ class GuardedGroup(GroupWithoutBackend):
             store,
             rank,
             size,
-            timeout=begin_within or _FOR_EVER,
+            timeout=begin_within or self._timeout,
             engine="host",
             name=self._label,
             options=self._options,
@@ -328,6 +339,7 @@ class GuardedGroup(GroupWithoutBackend):
             formed = _Formed(generation, self._made(generation, guard, store_for))
             with self._lock:
                 self._formed = formed
+            generation.retire = _retiring(self, formed)
         finally:
             self._forming = None
             self._configuring.release()
@@ -380,6 +392,10 @@ class GuardedGroup(GroupWithoutBackend):
             return
         formed.generation.fail(CommAbortedError(f"group '{self._label}': {why}"))
         formed.generation.await_copies()
+        self._retire(formed)
+
+    def _retire(self, formed: _Formed) -> None:
+        """End its backend, on a thread; nothing if that is done. Any thread."""
         with self._lock:
             backends, formed.backends = formed.backends, []
         if backends:
@@ -446,8 +462,8 @@ class GuardedGroup(GroupWithoutBackend):
     def shutdown(self) -> None:
         self._end("shutdown() was called")
         guard, self._guard = self._guard, None
-        if guard is not None:  # whose goodbye waits some seconds for its unending receive
-            threading.Thread(target=guard.shutdown, name="ft-goodbye", daemon=True).start()
+        if guard is not None:
+            guard.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout

@@ -43,7 +43,6 @@ _VERDICT = 0.25  # seconds that the guard has to tell why a backend's operation 
 _LAST_LIMIT = 1.0  # seconds that operations have to end once a member has begun another generation
 _COPY_LIMIT = 60.0  # seconds; of a copy that abort() waits for
 _WITHOUT_FUTURES = ("recv", "recv_anysource", "send")
-_SENTINEL_TAG = 1
 
 
 class Helpers:
@@ -273,6 +272,7 @@ class Generation:
         self.size = guard.size()
         self.failed = threading.Event()
         self.settled = threading.Event()  # failed, or its backend is there
+        self.retire: Callable[[], None] = lambda: None  # ends the backend
         self.silence: Callable[[], None] | None = None  # of a backend without copies: its abort
         self._ended = threading.Event()
         self._label = label
@@ -289,10 +289,9 @@ class Generation:
         self._watch()
 
     def _watch(self) -> None:
-        """Learn of the guard's failure by a receive that nobody sends to."""
-        guard: Any = self._guard  # torch's stub of Backend has no operations
-        sentinel = guard.recv_anysource([torch.zeros(1)], _SENTINEL_TAG)
-        arguments = weakref.ref(self), sentinel  # so that a group that nobody holds can go
+        """Learn of the guard's failure, and of the first member that leaves."""
+        watch = _C._MemberWatch(self._guard)
+        arguments = weakref.ref(self), watch  # so that a group that nobody holds can go
         threading.Thread(target=_await, args=arguments, name="ft-guard", daemon=True).start()
 
     def guard_failed(self, error: Exception) -> None:
@@ -300,12 +299,20 @@ class Generation:
         verdict = self._guard.errored() or error
         if _is_a_leaving(verdict):
             self._let_pending_end(verdict)
+            self._fail_by_leaving(verdict)
+        else:
+            self.fail(verdict)
+
+    def _fail_by_leaving(self, verdict: Exception) -> None:
+        """End it and the backend, so that members which wait for this one in it see that too."""
         self.fail(verdict)
+        self.retire()
 
     def _let_pending_end(self, verdict: Exception) -> None:
         """A member went on, having completed its part: slower ones still complete theirs."""
         with self._lock:
             self._verdict = verdict
+            self._idle.notify_all()
             self._idle.wait_for(lambda: not self._pending or self._error is not None, _LAST_LIMIT)
 
     def error(self) -> Exception | None:
@@ -413,8 +420,13 @@ class Generation:
         self._time_out(operation, "")
 
     def _abort_unless_told(self, operation: Operation, text: str) -> None:
-        if not self.failed.wait(_VERDICT):
+        with self._lock:
+            self._idle.wait_for(lambda: self.error() is not None, _VERDICT)
+            known = self.error()
+        if known is None:
             self.abort(f"{operation.name} failed in the backend: {text}")
+        elif _is_a_leaving(known):  # what the member did not do, nobody will
+            self._fail_by_leaving(known)
 
     def _time_out(self, operation: Operation, text: str) -> None:
         elapsed = time.monotonic() - operation.began
@@ -431,9 +443,9 @@ class Generation:
         self._guard.abort(f"{operation.name} #{operation.number} on rank {self.rank} timed out")
 
 
-def _await(generation: weakref.ref[Generation], sentinel: dist.Work) -> None:
+def _await(generation: weakref.ref[Generation], watch: _C._MemberWatch) -> None:
     try:
-        sentinel.wait()
+        watch.wait()
     except Exception as error:
         if (alive := generation()) is not None:
             alive.guard_failed(error)

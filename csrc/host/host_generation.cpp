@@ -27,6 +27,13 @@ Receipt refuse(std::string why) {
   return receipt;
 }
 
+Failure ended(std::string how) {
+  Failure failure;
+  failure.kind = FailureKind::kAborted;
+  failure.cause.how = std::move(how);
+  return failure;
+}
+
 }  // namespace
 
 // Receives one peer's control channel, and sorts it: what the generation is told, and its messages.
@@ -245,17 +252,14 @@ std::vector<int> HostGeneration::missingRanks() const {
 void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) {
   if (state_ != State::kUp) {
     FailurePtr failure = setup_.lifecycle->failure();
-    if (!failure) {
-      Failure ended;
-      ended.kind = FailureKind::kAborted;
-      ended.cause.how = "the generation has ended";
-      failure = std::make_shared<Failure>(std::move(ended));
-    }
+    if (!failure) failure = std::make_shared<Failure>(ended("the generation has ended"));
     state->complete(state->inPlace(failure));
     return;
   }
   const bool ordered = isCollective(operation.kind) && operation.name == 0;
-  if (operation.name != 0) {
+  if (operation.watches) {
+    watches_.push_back(std::move(state));
+  } else if (operation.name != 0) {
     nested_->add(std::move(state), std::move(operation));
   } else if (operation.kind == OpKind::kSend) {
     messages_->send(std::move(state), std::move(operation));
@@ -268,7 +272,8 @@ void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) 
     const Peer& candidate = peer(other);
     const bool needed = (candidate.left && needsMessagesOf(other)) ||
                         (ordered && candidate.collectives_left && !runner_->idle());
-    if (needed) failLeaver(other, "it left before this operation");
+    if (needed) return failLeaver(other, "it left before this operation");
+    if (candidate.left && !watches_.empty()) return failLeaver(other, "it left");
   }
 }
 
@@ -320,7 +325,11 @@ void HostGeneration::onGoodbye(int rank, const FrameHeader& goodbye) {
   if (watch_) watch_->peerLeft(rank);
   messages_->peerLeft(rank);
   if (told_of_leavers_) told_of_leavers_(rank, peer(rank).begins_another);
-  if (needsMessagesOf(rank)) failLeaver(rank, "it left before its send or recv was done");
+  if (needsMessagesOf(rank)) {
+    failLeaver(rank, "it left before its send or recv was done");
+  } else if (!watches_.empty()) {
+    failLeaver(rank, "it left");
+  }
 }
 
 void HostGeneration::tellOfLeavers(Communicator::OnPeerLeft told) {
@@ -405,7 +414,12 @@ void HostGeneration::onLifecycleFailed(const FailurePtr& failure) {
   const bool later = *others_are_told_;
   if (!later) sendFinalFrame();
   for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
+  endWatches(failure);
   becomeOver(later ? kRestAfter : Duration::zero());
+}
+
+void HostGeneration::endWatches(const FailurePtr& failure) {
+  for (const auto& watch : std::exchange(watches_, {})) watch->complete(watch->inPlace(failure));
 }
 
 void HostGeneration::becomeOver(Duration rest_after) {
@@ -483,6 +497,7 @@ void HostGeneration::sayGoodbye() {
     const bool for_good = goodbye_kind_ == GoodbyeKind::kForGood;
     final_frame_.frame = textFrame(FrameType::kGoodbye);
     final_frame_.frame.aux = kFinalFrameWasUp | (for_good ? 0 : kFinalFrameBeginsAnother);
+    endWatches(std::make_shared<Failure>(ended("this rank left it")));
     // The connections stand meanwhile: nothing of the user's is on them, and others say goodbye
     // there.
     becomeOver(for_good ? Duration::zero() : kRestAfter);

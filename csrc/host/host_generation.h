@@ -140,6 +140,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void failLeaver(int rank, const std::string& how);
 
   void onLifecycleFailed(const FailurePtr& failure);
+  void endWatches(const FailurePtr& failure);
   void becomeOver(Duration rest_after);
   void sendFinalFrame();
   void leaveWhenIdle();
@@ -161,6 +162,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;
   std::unique_ptr<NestedCollectives> nested_;  // over messages_
+  std::vector<std::shared_ptr<OpState>> watches_;  // of Operation::watches
   std::unique_ptr<PeerMonitor::Watch> watch_;
   std::unique_ptr<BreakClassifier> break_classifier_;  // until it is over
   std::optional<Failure> lost_while_forming_;

@@ -218,10 +218,33 @@ std::vector<std::string> incarnationsOf(const FtBackend& backend, bool before) {
   return incarnations;
 }
 
+// Of the members of the generation that stands when it is made. Does not hold the group.
+class MemberWatch {
+ public:
+  explicit MemberWatch(FtBackend& backend) {
+    Operation watch;
+    watch.kind = OpKind::kRecv;
+    watch.watches = true;
+    watch.timeout = std::chrono::hours(24 * 365 * 200);  // no deadline
+    state_ = backend.group().issue(std::move(watch));
+  }
+  // Blocks until a member leaves, or the generation ends otherwise, and raises that.
+  void wait() const {
+    state_->wait(Deadline::never());
+    throwFailure(state_->failure());
+  }
+
+ private:
+  std::shared_ptr<OpState> state_;
+};
+
 }  // namespace
 
 void bind_backend(py::module_& module) {
   py::class_<FtBackend, c10d::Backend, BackendPtr> backend(module, "Backend", docs::Backend::about);
+  py::class_<MemberWatch>(module, "_MemberWatch")
+      .def(py::init<FtBackend&>(), py::arg("backend"), NoGil())
+      .def("wait", &MemberWatch::wait, NoGil());
   backend
       .def("configure", &configure, py::arg("store_addr"), py::arg("rank"), py::arg("world_size"),
            py::kw_only(), py::arg("timeout") = py::none(), docs::Backend::configure)

@@ -82,6 +82,16 @@ class FinalFrame : public PlayedMembers {
     return ::poll(&entry, 1, 0) == 1;
   }
 
+  // An operation that tells when a member leaves.
+  std::shared_ptr<OpState> watch() {
+    const auto state = std::make_shared<OpState>(lifecycle_, OpKind::kRecv, 0, kTestLimit);
+    Operation operation;
+    operation.kind = OpKind::kRecv;
+    operation.watches = true;
+    communicator_->issue(state, std::move(operation));
+    return state;
+  }
+
   void stopTheEngine() {
     communicator_.reset();
     engine_.reset();
@@ -149,6 +159,26 @@ TEST_F(FinalFrame, OfWhoGoesOnAreAGoodbyeThoughTheEngineStopsAtOnce) {
     EXPECT_EQ(header->type, FrameType::kGoodbye);
     EXPECT_EQ(header->aux, kFinalFrameWasUp | kFinalFrameBeginsAnother);
   }
+}
+
+TEST_F(FinalFrame, OfOneOfSeveralMembersThatLeavesEndsAWatch) {
+  const auto state = watch();
+  FrameHeader goodbye = frame(FrameType::kGoodbye);
+  goodbye.aux = kFinalFrameWasUp;
+  control(2).say(goodbye);
+  ASSERT_TRUE(state->wait(testDeadline()));
+  ASSERT_NE(state->failure(), nullptr);
+  EXPECT_EQ(state->failure()->kind, FailureKind::kPeerLeft);
+  EXPECT_EQ(state->failure()->cause.rank, 2);
+}
+
+TEST_F(FinalFrame, IsAGoodbyeThoughAWatchIsPending) {
+  const auto state = watch();
+  ASSERT_TRUE(communicator_->leave(testDeadline()));
+  EXPECT_TRUE(state->done());
+  ASSERT_NE(state->failure(), nullptr);
+  EXPECT_EQ(state->failure()->kind, FailureKind::kAborted);
+  EXPECT_FALSE(toldTo(1).has_value());
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 """The failure matrix: what can happen to ranks x when x in which world, on ranks without Python.
 
 Run as ``python -m matrix --rank EXECUTABLE`` with tests/ on the path. Exit status 1 if a case failed.
-The whole takes about a quarter of an hour on two cores: --shard divides it, --done lets it be
+The whole takes about half an hour on two cores: --shard divides it, --done lets it be
 interrupted.
 """
 
@@ -131,7 +131,7 @@ def main() -> int:
         print("\n".join(entry.title for entry in chosen(options, rng, seed)[0]))
         return 0
     print(f"matrix: --seed {seed}", file=sys.stderr)
-    pool = Pool(str(options.rank.resolve()), options.scale, rng)
+    pool = Pool((str(options.rank.resolve()),), options.scale, rng)
     try:
         if options.strangers:
             return run_strangers(pool, options.strangers)

@@ -72,24 +72,24 @@ class Case:
 class Pool:
     """Ranks that are kept alive from case to case, and the store."""
 
-    executable: str
+    program: tuple[str, ...]  # by which a rank is started, unless a case has one of its own
     scale: float  # bounds are multiplied by it
     rng: random.Random
     store: StoreProcess = field(default_factory=StoreProcess)
-    ranks: dict[float, list[RankProcess]] = field(default_factory=dict)  # by heartbeat limit
+    ranks: dict[tuple[object, ...], list[RankProcess]] = field(default_factory=dict)
     taken: list[RankProcess] = field(default_factory=list)
     generations: int = 0
 
-    def take(self, count: int) -> list[RankProcess]:
-        """Living ranks, started where there are too few."""
-        heartbeat = self.heartbeat(count)
-        ranks = self.ranks.get(heartbeat, [])
+    def take(self, count: int, program: tuple[str, ...] | None = None) -> list[RankProcess]:
+        """Living ranks of that program, started where there are too few."""
+        heartbeat, program = self.heartbeat(count), program or self.program
+        ranks = self.ranks.get((program, heartbeat), [])
         for rank in [r for r in ranks if not r.alive()]:
             rank.end()
         ranks = [r for r in ranks if r.alive()]
         while len(ranks) < count:
-            ranks.append(RankProcess(self.executable, self.store.address, heartbeat))
-        self.ranks[heartbeat] = ranks
+            ranks.append(RankProcess(program, self.store.address, heartbeat))
+        self.ranks[program, heartbeat] = ranks
         self.taken = ranks[:count]
         for rank in self.taken:
             rank.drain()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from matrix import forming, groups, kernel, pairs
+from matrix import forming, groups, kernel, pairs, wrapped
 from matrix.cases import Case, Pool, run_case, run_store_case
 from matrix.strikes import OPERATIONS, STORE_STRIKES, STRIKES, THAWS, WORLDS, victims
 
@@ -136,6 +136,28 @@ def _groups(seed: int) -> list[Entry]:
     ]
 
 
+def _wrapped(seed: int) -> list[Entry]:
+    cases = [
+        wrapped.WrappedCase(kind, operation, victim, strike)
+        for kind in wrapped.KINDS
+        for operation in OPERATIONS
+        if operation != "configure"
+        for victim in wrapped.VICTIMS
+        for strike in wrapped.strikes_of(kind)
+    ]
+    return [
+        _entry(
+            "wrapped",
+            str(case),
+            _with_thaw(f"{case.kind}: {case.strike}", case.thaw, frozen=case.strike == "sigstop"),
+            wrapped.WORLD,
+            [("operation", case.operation), ("victim", case.victim)],
+            partial(wrapped.run_wrapped_case, case=case),
+        )
+        for case in [replace(case, thaw=_thaw(seed, case)) for case in cases]
+    ]
+
+
 def _kernel() -> list[Entry]:
     cases = [
         kernel.KernelCase(operation, world, strike)
@@ -183,7 +205,7 @@ def _store() -> list[Entry]:
 
 def everything(seed: int) -> list[Entry]:
     """The whole matrix; seed: of what chance settles about a case."""
-    return [*_single(seed), *_pairs(seed), *_groups(seed), *_kernel(), *_store()]
+    return [*_single(seed), *_pairs(seed), *_groups(seed), *_wrapped(seed), *_kernel(), *_store()]
 
 
 def axes_of(entries: Iterable[Entry]) -> frozenset[tuple[object, ...]]:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,14 @@ class RankProcess:
 
     _started = itertools.count()
 
-    def __init__(self, executable: str, store: str, heartbeat: float) -> None:
-        """Start it and wait until it is ready."""
+    def __init__(self, program: Sequence[str], store: str, heartbeat: float) -> None:
+        """Start it and wait until it is ready; program: what it is started by."""
         # Connections of both kinds in every world: a rank is reached by the first of its addresses.
         self.transport = "local" if next(self._started) % 2 == 0 else "tcp"
         self._directory = tempfile.TemporaryDirectory(prefix="rank-")
         self.directory = self._directory.name
         self._process = subprocess.Popen(
-            [executable, store, str(heartbeat), self.transport],
+            [*program, store, str(heartbeat), self.transport],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -225,7 +225,7 @@ def _start(pool: Pool) -> list[RankProcess]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
     limit = HEARTBEAT * pool.scale
-    ranks = [RankProcess(pool.executable, pool.store.address, limit) for _ in range(WORLD)]
+    ranks = [RankProcess(pool.program, pool.store.address, limit) for _ in range(WORLD)]
     pool.ranks = {limit: ranks}
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return list(ranks)

@@ -224,6 +224,25 @@ def test_abort_on_one_rank_releases_all(ranks):
     assert_within(AT_ONCE, times)
 
 
+@pytest.mark.parametrize("kind", ["Gloo", "BabyHost", "BabyGloo"])
+def test_leaving_member_is_named_to_all_that_wait_for_it(ranks, kind):
+    """Though the backend sees a closed connection first, and the last to leave ends at once."""
+
+    def times() -> list[float]:
+        world = world_of(ranks, 3, kind)
+        calls = start_blocked(world, 2)
+        began = time.monotonic()
+        world.side(2, leave)
+        found = values_of(calls)
+        assert [error.type for error, _ in found] == ["PeerLeftError"] * 2
+        assert ["rank 2" in error.text for error, _ in found] == [True] * 2
+        for rank in (0, 1):
+            world.on(rank, leave)
+        return [error.at - began for error, _ in found]
+
+    assert_within(AT_ONCE, times)
+
+
 def go_through_generations(address: str, rank: int, size: int, count: int) -> list[float]:
     """In each one sum; who has it begins the next generation at once."""
     sums = []
