@@ -163,9 +163,11 @@ TEST_F(FinalFrame, OfWhoGoesOnAreAGoodbyeThoughTheEngineStopsAtOnce) {
 
 TEST_F(FinalFrame, OfOneOfSeveralMembersThatLeavesEndsAWatch) {
   const auto state = watch();
-  FrameHeader goodbye = frame(FrameType::kGoodbye);
+  FrameHeader goodbye;
+  goodbye.type = FrameType::kGoodbye;
   goodbye.aux = kFinalFrameWasUp;
-  control(2).say(goodbye);
+  const FrameBytes bytes = encodeHeader(goodbye);
+  control(2).say({bytes.begin(), bytes.end()});
   ASSERT_TRUE(state->wait(testDeadline()));
   ASSERT_NE(state->failure(), nullptr);
   EXPECT_EQ(state->failure()->kind, FailureKind::kPeerLeft);
