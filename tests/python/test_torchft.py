@@ -101,6 +101,14 @@ def test_diloco_with_a_death_ends_as_without(ranks, group):
 
 
 @pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo"])
+def test_streaming_diloco_with_a_death_goes_on_alike_on_all(ranks, group):
+    """A sum that failed is repeated for its fragment alone, so no run without failures is its
+    like."""
+    outcomes = with_a_death(ranks, group, kind="streaming")
+    check(outcomes, outcomes[0].weights)
+
+
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo"])
 def test_local_sgd_with_a_death_ends_as_without_torchft(ranks, group):
     outcomes = with_a_death(ranks, group, kind="local_sgd")
     assert [one.batches for one in outcomes] == [outcomes[0].batches] * 3

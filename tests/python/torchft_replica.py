@@ -17,7 +17,7 @@ from torch import nn
 from torchft.checkpointing import CheckpointTransport, HTTPTransport
 from torchft.checkpointing.pg_transport import PGTransport
 from torchft.ddp import DistributedDataParallel
-from torchft.local_sgd import DiLoCo, LocalSGD
+from torchft.local_sgd import DiLoCo, LocalSGD, _StreamingDiLoCoFragment
 from torchft.manager import Manager
 from torchft.optim import OptimizerWrapper
 from torchft.parameter_server import ParameterServer
@@ -69,10 +69,12 @@ class Outcome:
     healed: bool
 
 
-def made(kind: str) -> tuple[nn.Linear, torch.optim.SGD]:
+def made(kind: str) -> tuple[nn.Module, torch.optim.SGD]:
     torch.manual_seed(1)
     model = nn.Linear(4, 2, dtype=torch.float64)
-    momentum = 0.0 if kind == "diloco" else 0.5  # DiLoCo does not restore the inner optimizer
+    if kind == "streaming":  # in two fragments
+        model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), model)
+    momentum = 0.5 if kind in ("ddp", "local_sgd") else 0.0  # DiLoCo does not restore it
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
 
 
@@ -94,6 +96,7 @@ class Replica:
         self.group = GROUPS[job.group](timeout=LIMIT)
         self.server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.healed = False
+        self.fragments: list[_StreamingDiLoCoFragment] = []  # of streaming
 
     def managed_as(self, number: int) -> Manager:
         self.manager = Manager(
@@ -132,7 +135,10 @@ class Replica:
         self.healed = True
 
     def outcome(self, failed: int) -> Outcome:
-        weights = self.model.weight.detach().flatten().tolist()
+        # Of fragments those that are averaged: between two sums each replica has its own.
+        averaged = [one for each in self.fragments for one in each.original_parameters.values()]
+        parameters = averaged or list(self.model.parameters())
+        weights = torch.cat([one.detach().flatten() for one in parameters]).tolist()
         step = self.manager.current_step()
         return Outcome(step, self.batches, weights, failed, self.healed)
 
@@ -153,7 +159,7 @@ def weights_without_torchft(batches: int) -> list[float]:
         sgd.zero_grad()
         loss(model, number).backward()
         sgd.step()
-    return model.weight.detach().flatten().tolist()
+    return torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()
 
 
 def ddp(replica: Replica) -> Callable[[], None]:
@@ -183,6 +189,16 @@ def diloco(replica: Replica) -> Callable[[], None]:
     return averaging(replica, made)
 
 
+def streaming(replica: Replica) -> Callable[[], None]:
+    """DiLoCo that averages one fragment at a time, while the next batch is under way."""
+    fragments = list(replica.model)
+    outer = [torch.optim.SGD(one.parameters(), lr=0.5) for one in fragments]
+    interval = SYNC_EVERY * len(fragments)
+    made = DiLoCo(replica.manager, fragments, replica.sgd, outer, interval, fragment_sync_delay=1)
+    replica.fragments = made._fragments
+    return averaging(replica, made)
+
+
 def averaging(replica: Replica, method: LocalSGD | DiLoCo) -> Callable[[], None]:
     method.__enter__()
 
@@ -204,7 +220,9 @@ def train(job: Job, number: int, die_at: int | None = None, newcomer: bool = Fal
     gates = job.store()
     replica = Replica(job)
     manager = replica.managed_as(number)
-    step = {"ddp": ddp, "local_sgd": local_sgd, "diloco": diloco}[job.kind](replica)
+    step = {"ddp": ddp, "local_sgd": local_sgd, "diloco": diloco, "streaming": streaming}[job.kind](
+        replica
+    )
     gates.set("newcomer" if newcomer else f"here{number}", "")
     if not newcomer:
         gates.wait([f"here{other}" for other in range(job.replicas)], LIMIT)
@@ -213,7 +231,7 @@ def train(job: Job, number: int, die_at: int | None = None, newcomer: bool = Fal
         if manager.current_step() == job.wait_at:
             gates.wait(["newcomer"], LIMIT)
         if manager.current_step() == die_at:
-            replica.model.weight.register_hook(replica.die)
+            next(replica.model.parameters()).register_hook(replica.die)
         before = manager.current_step()
         step()
         failed += manager.current_step() == before
