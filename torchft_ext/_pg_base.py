@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 from torch.distributed import distributed_c10d as c10d
+from torch.futures import Future
 
 from torchft_ext import _groups
+from torchft_ext._pg_reconfigure import Handles
 
 _SHORT = ("rank", "world_size")
 _LONG = (
@@ -57,6 +59,14 @@ def _number(name: str, given: dict[str, object]) -> int:
     return value
 
 
+def finished(tensors: list[torch.Tensor]) -> dist.Work:
+    """Return a Work that has succeeded with these tensors."""
+    future: Future[list[torch.Tensor]] = Future()
+    future.set_result(tensors)
+    work: dist.Work = _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return work
+
+
 class ProcessGroup(dist.ProcessGroup):
     """Base of the groups in torchft_ext.process_group: torch's ProcessGroup that changes its size.
 
@@ -73,6 +83,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._fixed = rank, world_size
         super().__init__(rank, world_size)  # type: ignore[call-arg]  # not in torch's stub
         self._registered: str | None = None
+        self._handles = Handles()
 
     def configure(self, store_addr: str, *args: object, **kwargs: object) -> None:
         """Begin another generation of this group.
@@ -95,6 +106,38 @@ class ProcessGroup(dist.ProcessGroup):
         self._begin(store_addr, membership.rank, membership.world_size)
         if self in c10d._world.pg_group_ranks:
             self._enter_ranks()
+
+    # As torch has it since 2.14, and torchft's Manager asks for it.
+    @property
+    def supports_reconfigure(self) -> bool:
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """Return the handle by which reconfigure() of all members knows this one.
+
+        The first call opens a TCPStore on all interfaces, which lives as long as this object; the
+        handle has this host's name, which the others must be able to resolve.
+        """
+        return self._handles.handle()
+
+    def reconfigure(self, opts: Any) -> dist.Work:
+        """Begin another generation with the members of these handles, in the order of their ranks.
+
+        Blocks, as configure() does and up to the same limit, the group's; `opts.timeout` is not
+        looked at.
+
+        Args:
+            opts: torch 2.14's ReconfigureOptions; `uuid` must be the generation's own.
+
+        Returns:
+            A Work that has succeeded.
+
+        Raises:
+            CommError: as configure().
+            ValueError: handles that are no list, of another kind of group, or not this one's too.
+        """
+        self.configure(*self._handles.meeting(opts))
+        return finished([])
 
     def _begin(self, _store_addr: str, _rank: int, _world_size: int) -> None:
         self._unable("configure()")

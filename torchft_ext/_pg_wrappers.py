@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 from torch.futures import Future
 
-from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup
+from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup, finished
 
 # Every method of torch's group that issues something and returns a Work.
 OPERATIONS = (
@@ -65,14 +65,6 @@ def tensors_in(value: object) -> Iterable[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from tensors_in(one)
-
-
-def finished(tensors: list[torch.Tensor]) -> dist.Work:
-    """Return a Work that has succeeded with these tensors."""
-    future: Future[list[torch.Tensor]] = Future()
-    future.set_result(tensors)
-    work: dist.Work = _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
-    return work
 
 
 @with_operations
