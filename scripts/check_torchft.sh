@@ -2,18 +2,28 @@
 # Runs the tests that need the real torchft (tests/python/test_torchft.py), its lighthouse and its Managers among them, in
 # an environment of its own, which has the development environment's torch and the version below. After scripts/build.sh.
 #   scripts/check_torchft.sh [PYTEST ARGUMENTS...]
-# Works in $TORCHFT_EXT_BUILD_ROOT/torchft.
+#   scripts/check_torchft.sh --nightly [PYTEST ARGUMENTS...]   torchft's nightly of October 2026 on torch 2.14.1, by whose
+#                                                              reconfigure() its Managers form groups; builds for that
+#                                                              torch as scripts/check_torch.sh does
+# Works in $TORCHFT_EXT_BUILD_ROOT/torchft or torchft-nightly.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-work="$BUILD_ROOT/torchft"
+tree=$ROOT python=python work="$BUILD_ROOT/torchft" torchft=torchft==0.2.0
+if [ "${1:-}" = --nightly ]; then
+  shift
+  scripts/check_torch.sh --build --quick 2.14.1
+  tree="$BUILD_ROOT/run-torch-2.14.1"
+  python="$tree/.venv/bin/python" work="$BUILD_ROOT/torchft-nightly" torchft=torchft-nightly==2026.10.26
+fi
 stamp="$work/.made-$(sha256sum <scripts/check_torchft.sh | cut -c1-16)"
 if [ ! -f "$stamp" ]; then
   rm -rf "$work"
-  python -m venv --without-pip "$work/venv"
-  python scripts/share_packages.py "$work/venv" pip setuptools wheel torch numpy pytest pytest-timeout
-  retry "$work/venv/bin/python" -m pip install --quiet torchft==0.2.0 parameterized==0.9.0
+  "$python" -m venv --without-pip "$work/venv"
+  "$python" scripts/share_packages.py "$work/venv" pip setuptools wheel torch numpy pytest pytest-timeout
+  retry "$work/venv/bin/python" -m pip install --quiet "$torchft" parameterized==0.9.0
   touch "$stamp"
 fi
 
-export PATH="$work/venv/bin:$PATH" PYTHONPATH="$ROOT"
+cd "$tree"
+export PATH="$work/venv/bin:$PATH" PYTHONPATH="$tree" CUDA_VISIBLE_DEVICES=''
 python -m pytest tests/python/test_torchft.py --timeout 300 "$@"
