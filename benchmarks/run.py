@@ -39,9 +39,9 @@ BENCHMARKS = {
     "sync": Benchmark(("--newcomers=1", "--size=8M", "--count=3")),
     "import_cost": Benchmark(("--processes=1",)),
     "idle": Benchmark(),
-    "ddp_step": Benchmark(),
+    "ddp_step": Benchmark(("--steps=5",)),
     "ft_bench": Benchmark(),
-    "rivals": Benchmark((), (("picture", "rivals.png"),)),
+    "rivals": Benchmark(("--ops=allreduce,alltoall,barrier",), (("picture", "rivals.png"),)),
 }
 
 
