@@ -65,6 +65,7 @@ std::vector<double> oneDeath(const Member& member, int round) {
   std::vector<int64_t> all(static_cast<size_t>(survivors));
   member.comm.gather(&released, all.data(), 1, DataType::kInt64, 0).wait();
   std::vector<double> took;
+  took.reserve(all.size());
   for (const int64_t each : all) took.push_back(static_cast<double>(each - killed) / 1e3);
   return took;
 }

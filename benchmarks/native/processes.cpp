@@ -33,6 +33,7 @@ Process::Process(const Arguments& arguments, bool told) {
   std::vector<std::string> words = wordsOf(arguments);
   words.insert(words.begin(), "ft_bench");
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   int ends[2] = {-1, -1};

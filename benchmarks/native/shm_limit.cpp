@@ -237,6 +237,7 @@ class SharedMemory {
     put([&](float* chunk) { std::copy_n(data, items, chunk); });
     awaitShared(others_);
     std::vector<const float*> inputs;
+    inputs.reserve(all_.size());
     for (const int rank : all_) inputs.push_back(chunkOf(rank));
     addUp(data, inputs, items);
     finish();
@@ -247,6 +248,7 @@ class SharedMemory {
     const Part own(items, rank_, size_);
     awaitShared(others_);
     std::vector<const float*> inputs;
+    inputs.reserve(all_.size());
     for (const int rank : all_) {
       inputs.push_back((rank == rank_ ? data : chunkOf(rank)) + own.begin);
     }
