@@ -293,6 +293,10 @@ def collect(rounds: list[dict[str, list[Row]]], world: int) -> list[Row]:
     return results
 
 
+def format_share(share: float) -> str:
+    return f"{share:.2f}" if share >= 0.1 else f"{share:.4f}"
+
+
 def print_results(results: list[Row]) -> None:
     """One table for each operation: medians in microseconds, and ft's over the others'."""
     for op in dict.fromkeys(row["op"] for row in results):
@@ -302,7 +306,7 @@ def print_results(results: list[Row]) -> None:
         table = []
         for row in rows:
             times = [f"{row['seconds'][name]['median'] * 1e6:.1f}" for name in names]
-            shares = [f"{row['ft_share_of'].get(name, 0):.2f}" for name in rivals]
+            shares = [format_share(row["ft_share_of"].get(name, 0)) for name in rivals]
             table.append([report.format_bytes(row["bytes"]), *times, *shares])
         print(f"\n{op}, {rows[0]['world']} ranks")
         head = [f"{name} us" for name in names] + [f"ft/{name}" for name in rivals]
