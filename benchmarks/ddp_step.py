@@ -14,9 +14,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+import bench_native as native
 import bench_ranks as ranks
 import bench_report as report
 import torch
@@ -24,8 +24,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-NATIVE = Path(__file__).resolve().parent.parent / "build" / "dev" / "benchmarks" / "native"
-PROGRAM = NATIVE / "ddp_step"
 LAYERS, WIDTH, BATCH = 8, 256, 32
 WARM_UP = 20
 LIMIT_S = 300
@@ -68,7 +66,7 @@ def python_world(world: int, steps: int) -> list[float]:
 
 def native_world(world: int, steps: int) -> list[float]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [str(PROGRAM), str(store.port), "step"]
+    command = [str(native.program("ddp_step")), str(store.port), "step"]
     counts = [str(world), str(steps), str(WARM_UP)]
     running = [
         subprocess.Popen([*command, str(rank), *counts], stdout=subprocess.PIPE, text=True)
@@ -80,7 +78,7 @@ def native_world(world: int, steps: int) -> list[float]:
         for process in running:
             process.kill()
     if any(process.returncode for process in running):
-        raise SystemExit(f"{PROGRAM.name} failed")
+        raise SystemExit("ddp_step failed")
     return [float(line) for line in outputs[0].splitlines()]
 
 
@@ -105,9 +103,7 @@ def main() -> int:
     if arguments.rank_process:
         rank_main()
         return 0
-    if not PROGRAM.exists():
-        print("ddp_step has not been built: make bench-native")
-        return 0
+    native.program("ddp_step")
     os.environ["OMP_NUM_THREADS"] = "1"
     quick = arguments.quick
     run = report.describe_run(arguments)
@@ -131,4 +127,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except native.NotBuilt as error:
+        sys.exit(str(error))

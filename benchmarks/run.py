@@ -1,81 +1,93 @@
 #!/usr/bin/env python3
-"""Run all benchmarks that need no GPU, those in Python and the native one.
+"""Run all benchmarks that need no GPU, those in Python and the native ones.
 
-    python benchmarks/run.py [--quick] [--json DIRECTORY] [NAME...]
+    python benchmarks/run.py [--quick] [--json DIRECTORY] [--pictures DIRECTORY] [NAME...]
 
 With --json each writes DIRECTORY/NAME.json: benchmarks/compare.py compares two such directories.
-The native one runs where it has been built (make bench-native does that).
+With --pictures the documentation's pictures are drawn there, from what was measured in this run.
+Native programs have to be built: scripts/build.sh --tests does, and make bench-native.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NATIVE = HERE.parent / "build" / "dev" / "benchmarks" / "native" / "ft_bench"
-IN_PYTHON = (
-    "allreduce",
-    "configure",
-    "recovery",
-    "agree",
-    "sync",
-    "import_cost",
-    "idle",
-    "ddp_step",
-)
 
 
-def run_in_python(name: str, quick: bool, folder: Path | None) -> int:
-    """Run one benchmark. Returns its exit status."""
+@dataclass(frozen=True)
+class Benchmark:
+    """One script: what makes it as brief as it can be, and the pictures that it draws."""
+
+    brief: tuple[str, ...] = ()  # beside --quick
+    pictures: tuple[tuple[str, str], ...] = ()  # option, file name
+
+
+BENCHMARKS = {
+    "allreduce": Benchmark(("--worlds=2", "--sizes=4,256K")),
+    "configure": Benchmark(("--worlds=2",)),
+    "recovery": Benchmark(
+        ("--world=2", "--kills=1", "--resident=0", "--scenarios=running,elastic,frozen,gloo"),
+        (("picture", "recovery.png"), ("phases-picture", "phases.png")),
+    ),
+    "agree": Benchmark(("--world=2",)),
+    "sync": Benchmark(("--newcomers=1", "--size=8M", "--count=3")),
+    "import_cost": Benchmark(("--processes=1",)),
+    "idle": Benchmark(),
+    "ddp_step": Benchmark(("--steps=5",)),
+    "ft_bench": Benchmark(),
+    "rivals": Benchmark(("--ops=allreduce,alltoall,barrier",), (("picture", "rivals.png"),)),
+}
+
+
+def command_of(name: str, quick: bool, json: Path | None, pictures: Path | None) -> list[str]:
+    """What runs one benchmark."""
+    benchmark = BENCHMARKS[name]
     command = [sys.executable, str(HERE / f"{name}.py")]
     if quick:
-        command.append("--quick")
-    if folder is not None:
-        command.append(f"--json={folder / name}.json")
-    return subprocess.run(command, check=False).returncode
+        command += ["--quick", *benchmark.brief]
+    if json is not None:
+        command.append(f"--json={json / name}.json")
+    if pictures is not None:
+        command += [f"--{option}={pictures / file}" for option, file in benchmark.pictures]
+    return command
 
 
-def run_native(quick: bool, folder: Path | None) -> int:
-    """Run ft_bench, whose last line is its JSON. Returns its exit status."""
-    if not NATIVE.exists():
-        print("ft_bench has not been built: make bench-native", flush=True)
-        return 0
-    command = [str(NATIVE), "--op", "all", "--world", "2" if quick else "4"]
-    command += ["--max", "64K", "--factor", "64", "--seconds", "0.01"] if quick else []
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    *table, last = done.stdout.splitlines() or [""]
-    print("\n".join(table), flush=True)
-    if folder is not None and done.returncode == 0:
-        (folder / "ft_bench.json").write_text(json.dumps(json.loads(last), indent=1) + "\n")
-    return done.returncode
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--quick", action="store_true", help="each as briefly as it can be")
+    parser.add_argument("--json", type=Path, metavar="DIRECTORY")
+    parser.add_argument("--pictures", type=Path, metavar="DIRECTORY")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(BENCHMARKS)
+    if unknown:
+        named = ", ".join(sorted(unknown))
+        parser.error(f"no benchmark {named}; there are {', '.join(BENCHMARKS)}")
+    return arguments
 
 
 def main() -> int:
-    """Run those that the arguments name, or all."""
-    names = (*IN_PYTHON, "ft_bench")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
-    parser.add_argument("--quick", action="store_true", help="each as briefly as it can be")
-    parser.add_argument("--json", type=Path, metavar="DIRECTORY")
-    arguments = parser.parse_args()
-    unknown = set(arguments.names) - set(names)
-    if unknown:
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    if arguments.json is not None:
-        arguments.json.mkdir(parents=True, exist_ok=True)
+    """Run those that the arguments name, or all. Exit status 1: one failed."""
+    arguments = parse_arguments()
+    for directory in (arguments.json, arguments.pictures):
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
     failed = []
-    for name in arguments.names or names:
+    for name in arguments.names or BENCHMARKS:
         print(f"== {name}", flush=True)
-        if name == "ft_bench":
-            status = run_native(arguments.quick, arguments.json)
-        else:
-            status = run_in_python(name, arguments.quick, arguments.json)
-        if status != 0:
+        begun = time.monotonic()
+        command = command_of(name, arguments.quick, arguments.json, arguments.pictures)
+        if subprocess.run(command, check=False).returncode != 0:
             failed.append(name)
+        print(f"   {time.monotonic() - begun:.0f} s", flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds in place and installs torchft_ext into $VENV as an editable package.
 #   scripts/build.sh          the Python package
-#   scripts/build.sh --tests  and the C++ tests, in $TORCHFT_EXT_BUILD_ROOT/dev
+#   scripts/build.sh --tests  and the C++ tests and native benchmarks, in $TORCHFT_EXT_BUILD_ROOT/dev
 # TORCHFT_EXT_CMAKE_ARGS: more options of CMake.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tests=$([ "${1:-}" = --tests ] && echo ON || echo OFF)
 export TORCHFT_EXT_BUILD_DIR="$BUILD_ROOT/dev"
-export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_BUILD_TESTS=$tests -DTORCHFT_EXT_WERROR=$WERROR ${TORCHFT_EXT_CMAKE_ARGS:-}"
+export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_BUILD_TESTS=$tests -DTORCHFT_EXT_BUILD_BENCHMARKS=$tests -DTORCHFT_EXT_WERROR=$WERROR ${TORCHFT_EXT_CMAKE_ARGS:-}"
 
 # pip only where what it records has changed; otherwise just compile what is new.
 stamp="$VENV/.installed-$(cat setup.py pyproject.toml <(echo "$ROOT") | sha256sum | cut -c1-16)"

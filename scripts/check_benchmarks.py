@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the benchmarks as briefly as they can be, and looks at the JSON that they write.
+"""Runs benchmarks/run.py as briefly as it can be, and looks at the JSON and pictures it writes.
 
 Shows that they work; no figure is judged, and none of these is worth keeping.
 
-    python scripts/check_benchmarks.py [NAME...]   default: all but gpu.py; some 40 s
+    python scripts/check_benchmarks.py [NAME...]   default: all but gpu.py and sync.py; some 60 s
 """
 
 from __future__ import annotations
@@ -13,27 +13,37 @@ import math
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-LIMIT_S = 150
-# Each in a world of two, with what must be found in its results: (key, values).
-BRIEF: dict[str, tuple[list[str], str, set[object]]] = {
-    "allreduce": (["--worlds=2", "--sizes=4,256K"], "bytes", {4, 262144}),
-    "configure": (["--worlds=2"], "engine", {"ft", "gloo"}),
-    "recovery": (
-        ["--world=2", "--kills=1", "--resident=0", "--scenarios=running,elastic,frozen,gloo"],
-        "scenario",
-        {"running", "elastic", "frozen", "gloo"},
-    ),
-    "agree": (["--world=2"], "world", {2}),
-    "idle": ([], "world", {2}),
-    "import_cost": (["--processes=1"], "", set()),
+RUN = Path(__file__).resolve().parent.parent / "benchmarks" / "run.py"
+LIMIT_S = 280
+SIZED: set[object] = {"allreduce", "broadcast", "allgather", "reduce_scatter", "reduce"}
+SIZED |= {"gather", "scatter", "alltoall", "sendrecv", "barrier"}
+UNSIZED: set[object] = {"issue", "wait_done", "agree", "configure", "abort"}
+UNSIZED |= {"death", "death_last", "startup"}
+# What must be found in the results of a world of two: (key, values). No key: nothing is compared.
+WANTED: dict[str, tuple[str, set[object]]] = {
+    "allreduce": ("bytes", {4, 262144}),
+    "configure": ("engine", {"ft", "gloo"}),
+    "recovery": ("scenario", {"running", "elastic", "frozen", "gloo"}),
+    "agree": ("world", {2}),
+    "sync": ("newcomers", {0, 1}),
+    "import_cost": ("", set()),
+    "idle": ("world", {2}),
+    "ddp_step": ("world", {2}),
+    "ft_bench": ("op", SIZED | UNSIZED),
+    "rivals": ("op", {"allreduce", "alltoall", "barrier"}),
 }
+# Who must have been measured, in every row. MPI libraries are where they are installed.
+SOURCES = {"allreduce": {"ft", "gloo"}, "ddp_step": {"c++", "python"}}
+SOURCES["rivals"] = {"ft", "gloo", "limit"}
+PICTURES = {"recovery": ("recovery.png", "phases.png"), "rivals": ("rivals.png",)}
+PNG = b"\x89PNG\r\n\x1a\n"
+SMALLEST_PICTURE = 5000  # bytes: an empty one has fewer
 SUMMARY = {"count", "median", "p99", "min", "max"}
+LEFT_OUT = {"sync"}  # by default: it takes longer than all that it shows here
 AT_REST = {"idle"}  # their figures may be zero: threads that sleep
 
 
@@ -81,28 +91,50 @@ def troubles_with(name: str, written: dict[str, Any]) -> list[str]:
     return found
 
 
-def run(name: str, folder: Path) -> list[str]:
-    options, key, wanted = BRIEF[name]
-    target = folder / f"{name}.json"
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", f"--json={target}"]
-    done = subprocess.run([*command, *options], timeout=LIMIT_S)
-    if done.returncode != 0:
-        return [f"{name}: ended with {done.returncode}"]
-    written = json.loads(target.read_text())
-    found = troubles_with(name, written)
-    if not found and key and {result[key] for result in written["results"]} != wanted:
+def gaps_in(name: str, written: dict[str, Any]) -> list[str]:
+    """What the results of a brief run lack, each in words."""
+    key, wanted = WANTED[name]
+    found = []
+    if key and {result[key] for result in written["results"]} != wanted:
         found.append(f"{name}: results for other values of {key!r} than {wanted}")
+    for source in SOURCES.get(name, ()):
+        if not all(source in result["seconds"] for result in written["results"]):
+            found.append(f"{name}: not everything was measured of {source}")
     return found
 
 
-def main() -> int:
+def trouble_with_picture(path: Path) -> list[str]:
+    if not path.exists():
+        return [f"{path.name} was not drawn"]
+    drawn = path.read_bytes()
+    good = drawn.startswith(PNG) and len(drawn) >= SMALLEST_PICTURE
+    return [] if good else [f"{path.name} is no picture"]
+
+
+def troubles_in(folder: Path, names: list[str]) -> list[str]:
+    """What is wrong with what a run of these has written there."""
     troubles = []
+    for name in names:
+        target = folder / f"{name}.json"
+        if not target.exists():
+            troubles.append(f"{name}: has written nothing")
+            continue
+        written = json.loads(target.read_text())
+        troubles += troubles_with(name, written) or gaps_in(name, written)
+        for picture in PICTURES.get(name, ()):
+            troubles += trouble_with_picture(folder / picture)
+    return troubles
+
+
+def main() -> int:
+    names = sys.argv[1:] or [name for name in WANTED if name not in LEFT_OUT]
     with tempfile.TemporaryDirectory() as folder:
-        for name in sys.argv[1:] or BRIEF:
-            begun = time.monotonic()
-            print(f"== {name}", flush=True)
-            troubles += run(name, Path(folder))
-            print(f"   {time.monotonic() - begun:.0f} s", flush=True)
+        where = [f"--json={folder}", f"--pictures={folder}"]
+        command = [sys.executable, str(RUN), "--quick", *where, *names]
+        status = subprocess.run(command, check=False, timeout=LIMIT_S).returncode
+        troubles = troubles_in(Path(folder), names)
+    if status != 0:
+        troubles.append(f"benchmarks/run.py ended with {status}")
     print("\n".join(troubles) or "the benchmarks run and write what they measured")
     return 1 if troubles else 0
 

@@ -4,7 +4,7 @@
 #   scripts/lint.sh --fix   first rewrites what can be rewritten
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-mapfile -t cpp_files < <(find csrc tests/cpp tests/sim tests/nccl tests/nccl_host tests/fuzz examples/cpp \( -name '*.h' -o -name '*.cpp' \) | sort)
+mapfile -t cpp_files < <(find csrc tests/cpp tests/sim tests/nccl tests/nccl_host tests/fuzz examples/cpp benchmarks/native \( -name '*.h' -o -name '*.cpp' \) | sort)
 if [ "${1:-}" = --fix ]; then
   clang-format -i "${cpp_files[@]}"
   ruff check --quiet --fix .

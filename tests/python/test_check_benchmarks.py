@@ -41,6 +41,26 @@ WRONG: dict[str, Callable[[dict], object]] = {
 }
 
 
+def rivals_of(*ops: str, sources: tuple[str, ...] = ("ft", "gloo", "limit")) -> dict:
+    seconds = {source: {"median": 1.0} for source in sources}
+    return {"results": [{"op": op, "seconds": seconds} for op in ops]}
+
+
+def test_what_a_brief_run_lacks_is_named() -> None:
+    everything = ("allreduce", "alltoall", "barrier")
+    assert checker.gaps_in("rivals", rivals_of(*everything)) == []
+    assert "'op'" in checker.gaps_in("rivals", rivals_of("barrier"))[0]
+    without = rivals_of(*everything, sources=("ft", "limit"))
+    assert "gloo" in checker.gaps_in("rivals", without)[0]
+
+
+def test_a_picture_that_is_none_is_refused(tmp_path: Path) -> None:
+    picture = tmp_path / "rivals.png"
+    assert "not drawn" in checker.trouble_with_picture(picture)[0]
+    picture.write_bytes(checker.PNG)
+    assert "no picture" in checker.trouble_with_picture(picture)[0]
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
 def test_results_of_the_repository_are_accepted(path: Path) -> None:
     written = json.loads(path.read_text())
