@@ -13,6 +13,7 @@ from torch.futures import Future
 
 from torchft_ext import _groups
 from torchft_ext._pg_reconfigure import Handles
+from torchft_ext.errors import CommTimeoutError, PeerLeftError, PeerLostError
 
 _SHORT = ("rank", "world_size")
 _LONG = (
@@ -231,11 +232,36 @@ class ProcessGroup(dist.ProcessGroup):
         return f"{type(self).__name__}(rank={self.rank()}, size={self.size()})"
 
 
+class _ErrorView:
+    """What stands for the backend of a group that has none: it tells how the group is."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+
+    def get_error(self) -> _c10d.ErrorType:
+        error = self._group.errored()
+        if error is None:
+            return _c10d.ErrorType.SUCCESS
+        if isinstance(error, CommTimeoutError):
+            return _c10d.ErrorType.TIMEOUT
+        if isinstance(error, (PeerLostError, PeerLeftError)):
+            return _c10d.ErrorType.REMOTE_ERROR
+        return _c10d.ErrorType.COMM_ERROR
+
+
 class GroupWithoutBackend(ProcessGroup):
     """Base of groups whose operations are Python's: torch keeps a group's name in its backends."""
 
     _name: str | None = None
     _description = "undefined"  # torch's own word
+
+    # torchft's Manager, since it has reconfigure(), asks the backends whether a step may count.
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, _device: torch.device) -> Any:
+        return _ErrorView(self)
 
     # How torch's C++ asks, for the properties group_name and group_desc too.
     def setGroupDesc(self, description: str) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from ranks import World, values_of
 from rankside import OPERATION_LIMIT, failure_of, leave_default_group, wait_until
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import ErrorType, _create_work_from_future
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed._functional_collectives import all_reduce as functional_all_reduce
 from torch.distributed._functional_collectives import wait_tensor
@@ -178,6 +178,11 @@ def test_ddp_averages_over_the_group(ranks, kind, wrap):
     world.run(leave)
 
 
+def errors_of(group: dist.ProcessGroup) -> list[ErrorType]:
+    """As torchft's Manager asks, since it has reconfigure(), whether a step may count."""
+    return [group._get_backend(device).get_error() for device in group._device_types]
+
+
 def swallowed(address: str) -> tuple[str, float, list[float], float]:
     """An error is kept and later operations are skipped, until configure()."""
     group = pgs.ErrorSwallowingProcessGroupWrapper(groups["own"])
@@ -185,12 +190,14 @@ def swallowed(address: str) -> tuple[str, float, list[float], float]:
     assert group.allreduce([tensor]).wait()
     wait_until(lambda: group.error() is not None or not group.allreduce([tensor]).wait(), "error()")
     kept = type(group.error()).__name__
+    assert errors_of(group) == errors_of(groups["own"]) == [ErrorType.REMOTE_ERROR]
     skipped = torch.full((1,), 7.0)
     (given,) = group.allreduce([skipped]).get_future().wait()
     assert given.data_ptr() == skipped.data_ptr()
     assert group.broadcast_one(skipped, 0).wait()
     group.configure(address, group.rank(), 2)
     assert group.error() is None
+    assert errors_of(group) == [ErrorType.SUCCESS]
     again = torch.ones(1)
     group.allreduce([again]).wait()
     return kept, skipped.item(), given.tolist(), again.item()
