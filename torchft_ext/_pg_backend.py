@@ -42,7 +42,7 @@ from torch._C._distributed_c10d import Store
 
 import torchft_ext_autoload
 from torchft_ext import _C, _interrupts
-from torchft_ext._pg_base import GroupWithoutBackend
+from torchft_ext._pg_base import GroupWithoutBackend, in_torchfts_words
 from torchft_ext._pg_generation import (
     GRACE,
     Generation,
@@ -445,7 +445,8 @@ class GuardedGroup(GroupWithoutBackend):
         return 1 if self._formed is None else self._formed.generation.size
 
     def errored(self) -> Exception | None:
-        return None if self._formed is None else self._formed.generation.error()
+        error = None if self._formed is None else self._formed.generation.error()
+        return None if error is None else in_torchfts_words(error)
 
     def abort(self) -> None:
         guard, forming, formed = self._guard, self._forming, self._formed

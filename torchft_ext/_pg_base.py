@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
 
@@ -66,6 +67,15 @@ def finished(tensors: list[torch.Tensor]) -> dist.Work:
     future.set_result(tensors)
     work: dist.Work = _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
     return work
+
+
+def in_torchfts_words(error: Exception) -> Exception:
+    """Have its text say "aborted", all that torchft's own groups say: callers look for it."""
+    if "aborted" in str(error):
+        return error
+    said = copy.copy(error)
+    said.args = (f"{error} (the generation was aborted)",)
+    return said
 
 
 class ProcessGroup(dist.ProcessGroup):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from datetime import timedelta
 from typing import ClassVar
@@ -11,19 +10,10 @@ import torch
 import torch.distributed as dist
 
 from torchft_ext import _C, _interrupts
-from torchft_ext._pg_base import ProcessGroup
+from torchft_ext._pg_base import ProcessGroup, in_torchfts_words
 from torchft_ext._pg_store import create_store_client
 
 _number = itertools.count()
-
-
-def _in_torchfts_words(error: Exception) -> Exception:
-    """Have its text say "aborted", all that torchft's own groups say: callers look for it."""
-    if "aborted" in str(error):
-        return error
-    said = copy.copy(error)
-    said.args = (f"{error} (the generation was aborted)",)
-    return said
 
 
 class _OwnGroup(ProcessGroup):
@@ -90,7 +80,7 @@ class _OwnGroup(ProcessGroup):
 
     def errored(self) -> Exception | None:
         error = None if self._backend is None else self._backend.errored()
-        return None if error is None else _in_torchfts_words(error)
+        return None if error is None else in_torchfts_words(error)
 
     def abort(self) -> None:
         if self._backend is not None:

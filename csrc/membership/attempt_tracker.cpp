@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/member_incarnation.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -194,7 +196,10 @@ std::vector<MemberRecord> AttemptTracker::presumed() const {
     const bool came = std::any_of(here_.begin(), here_.end(), [&](const auto& entry) {
       return entry.second.incarnation == member.incarnation;
     });
-    if (!came && member.incarnation != self_.incarnation) members.push_back(member);
+    // A thread of this process that is a rank too may have ended its group: that is no death.
+    const bool of_this_process =
+        processPartOf(member.incarnation) == processPartOf(self_.incarnation);
+    if (!came && !of_this_process) members.push_back(member);
   }
   if (places > static_cast<size_t>(size_))
     members.clear();  // some are to stay out: who, is not known

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "base/member_incarnation.h"
 #include "fake_member_prober.h"
 
 namespace torchft_ext {
@@ -84,6 +87,17 @@ TEST_F(AttemptTrackerTest, AMemberOfAnotherGroupsGenerationThatDiesBeforeItComes
   ASSERT_TRUE(ending);
   EXPECT_EQ(ending->failure.kind, FailureKind::kPeerLost);
   EXPECT_EQ(ending->failure.cause.rank, 2);
+}
+
+// Threads as ranks: the engine of one of them ended with its group, and it may come with another.
+TEST_F(AttemptTrackerTest, ARankOfThisProcessThatEndedBeforeItComesEndsNothing) {
+  std::copy_n(members[1].incarnation.bytes.begin(), ProcessPart().size(),
+              members[2].incarnation.bytes.begin());
+  AttemptTracker tracker = at(1, lastGeneration(true));
+  world->set(members[2].incarnation, Liveness::kGone);
+  EXPECT_FALSE(tracker.judgeUpdates());
+  world->set(members[0].incarnation, Liveness::kGone);
+  EXPECT_TRUE(tracker.judgeUpdates());
 }
 
 TEST_F(AttemptTrackerTest, AnOldFailureRecordOfAMemberOfAnotherGroupsGenerationIsLeftOver) {
