@@ -13,9 +13,11 @@ where its works have no future. One thread for each generation waits for the gua
 | copying | the thread that completes it | waits for the copy, which ends as a success |
 | ended | nobody | nothing |
 
-Where a member leaves or begins another generation, what is pending has a second to end: the member
-may have completed its part. A failed generation takes no operations. Completions that come later
-are dropped: this is what keeps an abandoned operation out of the caller's tensors.
+Where a member leaves or begins another generation, the generation stands until an operation wants
+it: a new one of all members, or one that fails in the backend. What is pending has a second to end,
+since the member may have completed its part; messages among others go on. A failed generation takes
+no operations. Completions that come later are dropped: this is what keeps an abandoned operation
+out of the caller's tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ GRACE = 5.0  # seconds that a backend may be late in telling that an operation's
 _VERDICT = 0.25  # seconds that the guard has to tell why a backend's operation failed
 _LAST_LIMIT = 1.0  # seconds that operations have to end once a member has begun another generation
 _COPY_LIMIT = 60.0  # seconds; of a copy that abort() waits for
-_WITHOUT_FUTURES = ("recv", "recv_anysource", "send")
+_OF_TWO = ("recv", "recv_anysource", "send")
+_WITHOUT_FUTURES = _OF_TWO
 
 
 class Helpers:
@@ -135,6 +138,10 @@ class Operation:
             self._fail(value)
         else:
             self._succeed()
+
+    def is_of_all(self) -> bool:
+        """Whether every member has a part in it."""
+        return self.name not in _OF_TWO
 
     def refused(self, error: Exception) -> None:
         """The backend failed as it was given the operation."""
@@ -279,7 +286,7 @@ class Generation:
         self._guard = guard
         self._number = guard.generation
         self._error: Exception | None = None
-        self._verdict: Exception | None = None
+        self._leaving: Exception | None = None  # the first member's
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._issued = 0
@@ -290,47 +297,64 @@ class Generation:
 
     def _watch(self) -> None:
         """Learn of the guard's failure, and of the first member that leaves."""
-        watch = _C._MemberWatch(self._guard)
-        arguments = weakref.ref(self), watch  # so that a group that nobody holds can go
+        arguments = weakref.ref(self), self.new_watch()  # so that a group that nobody holds can go
         threading.Thread(target=_await, args=arguments, name="ft-guard", daemon=True).start()
 
-    def guard_failed(self, error: Exception) -> None:
-        """End it as the guard says, on the thread that waits for that."""
-        verdict = self._guard.errored() or error
-        if _is_a_leaving(verdict):
-            self._let_pending_end(verdict)
-            self._fail_by_leaving(verdict)
-        else:
-            self.fail(verdict)
+    def new_watch(self) -> _C._MemberWatch:
+        return _C._MemberWatch(self._guard)
 
-    def _fail_by_leaving(self, verdict: Exception) -> None:
+    def watch_ended(self, told: Exception) -> bool:
+        """End the generation as the guard says, on the thread that waits for that; False: a member
+        has left, and it stands."""
+        verdict = self._guard.errored()
+        if verdict is None and _is_a_leaving(told):
+            self._note_leaving(told)
+            return False
+        self.fail(verdict or told)
+        return True
+
+    def _note_leaving(self, leaving: Exception) -> None:
+        """What the member had completed, slower ones still complete."""
+        with self._lock:
+            if self._leaving is not None:
+                return
+            self._leaving = leaving
+            self._idle.notify_all()
+        helpers.run(lambda: self._let_pending_end(leaving))
+
+    def _let_pending_end(self, leaving: Exception) -> None:
+        with self._lock:
+            pending = [one for one in self._pending if one.is_of_all()]
+            over = self._idle.wait_for(
+                lambda: self._error is not None or not self._pending.intersection(pending),
+                _LAST_LIMIT,
+            )
+        if not over:
+            self._fail_by_leaving(leaving)
+
+    def _fail_by_leaving(self, leaving: Exception) -> None:
         """End it and the backend, so that members which wait for this one in it see that too."""
-        self.fail(verdict)
+        self.fail(leaving)
         self.retire()
 
-    def _let_pending_end(self, verdict: Exception) -> None:
-        """A member went on, having completed its part: slower ones still complete theirs."""
-        with self._lock:
-            self._verdict = verdict
-            self._idle.notify_all()
-            self._idle.wait_for(lambda: not self._pending or self._error is not None, _LAST_LIMIT)
-
     def error(self) -> Exception | None:
-        """Return what it failed with, or is about to, after what is under way."""
-        return self._error or self._verdict
+        return self._error
 
     def add(self, operation: Operation) -> bool:
         """Take it for the backend; False: it has ended, since the generation has failed."""
         with self._lock:
             self._issued += 1
             operation.number = self._issued
-            error = self.error()
-            if error is None:
+            leaving = self._leaving if operation.is_of_all() else None
+            if self._error is None and leaving is None:
                 self._pending.add(operation)
                 self._in_backend += 1
-        if error is not None:
-            operation.end(_of(operation, error))
-        return error is None
+                return True
+        if leaving is not None:  # what the member would do in it, nobody does
+            self._fail_by_leaving(leaving)
+        if self._error is not None:
+            operation.end(_of(operation, self._error))
+        return False
 
     def remove(self, operation: Operation) -> bool:
         """Forget an operation that the backend refused; False: it has ended otherwise."""
@@ -421,12 +445,12 @@ class Generation:
 
     def _abort_unless_told(self, operation: Operation, text: str) -> None:
         with self._lock:
-            self._idle.wait_for(lambda: self.error() is not None, _VERDICT)
-            known = self.error()
-        if known is None:
+            self._idle.wait_for(lambda: self._error is not None or self._leaving, _VERDICT)
+            failed, leaving = self._error is not None, self._leaving
+        if leaving is not None:
+            self._fail_by_leaving(leaving)
+        elif not failed:
             self.abort(f"{operation.name} failed in the backend: {text}")
-        elif _is_a_leaving(known):  # what the member did not do, nobody will
-            self._fail_by_leaving(known)
 
     def _time_out(self, operation: Operation, text: str) -> None:
         elapsed = time.monotonic() - operation.began
@@ -444,11 +468,15 @@ class Generation:
 
 
 def _await(generation: weakref.ref[Generation], watch: _C._MemberWatch) -> None:
-    try:
-        watch.wait()
-    except Exception as error:
-        if (alive := generation()) is not None:
-            alive.guard_failed(error)
+    while True:
+        try:
+            watch.wait()
+        except Exception as told:
+            alive = generation()
+            if alive is None or alive.watch_ended(told):
+                return
+            watch = alive.new_watch()
+            del alive  # not held by this thread while it waits
 
 
 def _is_a_leaving(error: Exception) -> bool:

@@ -272,8 +272,8 @@ void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) 
     const Peer& candidate = peer(other);
     const bool needed = (candidate.left && needsMessagesOf(other)) ||
                         (ordered && candidate.collectives_left && !runner_->idle());
-    if (needed) return failLeaver(other, "it left before this operation");
-    if (candidate.left && !watches_.empty()) return failLeaver(other, "it left");
+    if (needed) failLeaver(other, "it left before this operation");
+    if (candidate.left) tellWatches(other);
   }
 }
 
@@ -325,11 +325,16 @@ void HostGeneration::onGoodbye(int rank, const FrameHeader& goodbye) {
   if (watch_) watch_->peerLeft(rank);
   messages_->peerLeft(rank);
   if (told_of_leavers_) told_of_leavers_(rank, peer(rank).begins_another);
-  if (needsMessagesOf(rank)) {
-    failLeaver(rank, "it left before its send or recv was done");
-  } else if (!watches_.empty()) {
-    failLeaver(rank, "it left");
-  }
+  if (needsMessagesOf(rank)) failLeaver(rank, "it left before its send or recv was done");
+  if (state_ == State::kUp) tellWatches(rank);
+}
+
+void HostGeneration::tellWatches(int leaver) {
+  Peer& gone = peer(leaver);
+  if (watches_.empty() || std::exchange(gone.told_to_watches, true)) return;
+  const FailureKind kind = gone.begins_another ? FailureKind::kAborted : FailureKind::kPeerLeft;
+  const std::string how = gone.begins_another ? "it began another generation" : "it left";
+  endWatches(std::make_shared<Failure>(lossOf(leaver, kind, how)));
 }
 
 void HostGeneration::tellOfLeavers(Communicator::OnPeerLeft told) {

@@ -103,6 +103,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
     bool left = false;              // said goodbye on the control channel
     bool collectives_left = false;  // said goodbye on the collective channel, after all its data
     bool begins_another = false;    // its goodbye is not for good
+    bool told_to_watches = false;
   };
 
   // What the others are told on every channel that stands, once, when it is over.
@@ -141,6 +142,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
 
   void onLifecycleFailed(const FailurePtr& failure);
   void endWatches(const FailurePtr& failure);
+  void tellWatches(int leaver);
   void becomeOver(Duration rest_after);
   void sendFinalFrame();
   void leaveWhenIdle();

@@ -218,7 +218,8 @@ std::vector<std::string> incarnationsOf(const FtBackend& backend, bool before) {
   return incarnations;
 }
 
-// Of the members of the generation that stands when it is made. Does not hold the group.
+// Of the members of the generation that stands when it is made; one at a time. Does not hold the
+// group.
 class MemberWatch {
  public:
   explicit MemberWatch(FtBackend& backend) {
@@ -228,10 +229,14 @@ class MemberWatch {
     watch.timeout = std::chrono::hours(24 * 365 * 200);  // no deadline
     state_ = backend.group().issue(std::move(watch));
   }
-  // Blocks until a member leaves, or the generation ends otherwise, and raises that.
+  // Blocks until a member leaves, which no earlier watch has told of and which leaves the generation
+  // as it is, or until that ends; raises what it was.
   void wait() const {
     state_->wait(Deadline::never());
-    throwFailure(state_->failure());
+    auto told = std::make_shared<Failure>(*state_->failure());
+    told->op.clear();
+    told->seq = OpState::kNoSeq;
+    throwFailure(told);
   }
 
  private:
