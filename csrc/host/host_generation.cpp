@@ -323,7 +323,7 @@ void HostGeneration::onGoodbye(int rank, const FrameHeader& goodbye) {
   if (needsMessagesOf(rank)) failLeaver(rank, "it left before its send or recv was done");
 }
 
-void HostGeneration::tellOfLeavers(Communicator::OnPeerLeft told) {
+void HostGeneration::tellOfLeavers(ControlCommunicator::OnPeerLeft told) {
   if (state_ == State::kOver) return;
   told_of_leavers_ = std::move(told);
   for (int rank = 0; rank < size(); ++rank) {

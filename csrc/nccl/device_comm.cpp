@@ -301,8 +301,8 @@ void DeviceComm::keepControl() {
   control_.swap(control);
 }
 
-std::shared_ptr<Communicator> DeviceComm::takeControl() {
-  std::shared_ptr<Communicator> kept;
+std::shared_ptr<ControlCommunicator> DeviceComm::takeControl() {
+  std::shared_ptr<ControlCommunicator> kept;
   {
     MutexLock lock(mutex_);
     kept.swap(control_);
