@@ -26,7 +26,6 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -34,6 +33,7 @@
 
 #include "comm/control_communicator.h"
 #include "comm/lifecycle.h"
+#include "device/on_device.h"
 #include "nccl/call_gate.h"
 #include "nccl/call_threads.h"
 #include "nccl/comm_memory.h"
@@ -175,20 +175,6 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   std::optional<NcclUniqueId> root_ GUARDED_BY(mutex_);
   std::shared_ptr<ControlCommunicator> control_ GUARDED_BY(mutex_);
   std::optional<Clock::time_point> remote_error_at_ GUARDED_BY(mutex_);
-};
-
-// Sets the calling thread's device, and puts back the one before.
-class OnDevice {
- public:
-  explicit OnDevice(c10::Device device);
-  // Where it cannot be set, what is asked there next says so.
-  OnDevice(c10::Device device, std::nothrow_t) noexcept;
-  ~OnDevice();
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  c10::Device before_;
 };
 
 }  // namespace torchft_ext
