@@ -122,8 +122,12 @@ std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> NcclEngine:
   const auto* below = std::get_if<std::shared_ptr<Communicator>>(&formed);
   if (below == nullptr) return formed;
   auto control = std::dynamic_pointer_cast<ControlCommunicator>(*below);
-  if (!control)
-    return lifecycle->ownFailure(FailureKind::kInternal, cannotCarryControl(control_->name()));
+  if (!control) {
+    const Failure failure =
+        lifecycle->ownFailure(FailureKind::kInternal, cannotCarryControl(control_->name()));
+    lifecycle->fail(failure);  // before the communicator's end does, in words that say less
+    return failure;
+  }
   auto communicator = std::make_shared<NcclCommunicator>(
       GenerationComms::Setup{platform_, std::move(control), lifecycle, options_},
       sharedNcclThreads());
