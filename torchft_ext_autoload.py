@@ -14,17 +14,25 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-# The devices that the engine under each name serves, or will serve.
+# The engines that csrc/engines registers, and the devices that each serves.
+ENGINES: dict[str, list[str]] = {"host": ["cpu"], "nccl": ["cuda"]}
+# torch's own backends that are entered too; add() enters others.
+_OF_TORCH: dict[str, list[str]] = {"gloo": ["cpu"], "mpi": ["cpu"]}
+
+
+def names_of(engine: str) -> tuple[str, str]:
+    """Return the two names of a backend with that engine: "ft:host" and "ft_host"."""
+    return f"ft:{engine}", f"ft_{engine}"
+
+
+# The devices that the engine under each name serves.
 NAMES: dict[str, list[str]] = {
     "ft": ["cpu", "cuda"],
-    "ft:host": ["cpu"],
-    "ft_host": ["cpu"],
-    "ft:nccl": ["cuda"],
-    "ft_nccl": ["cuda"],
-    "ft:gloo": ["cpu"],
-    "ft_gloo": ["cpu"],
-    "ft:mpi": ["cpu"],
-    "ft_mpi": ["cpu"],
+    **{
+        name: devices
+        for engine, devices in {**ENGINES, **_OF_TORCH}.items()
+        for name in names_of(engine)
+    },
 }
 _TARGET = "torch.distributed.distributed_c10d"
 
@@ -82,7 +90,7 @@ def _enter_names(module: ModuleType) -> None:
 def add(name: str) -> None:
     """Enter "ft:<name>" and "ft_<name>", for CPU tensors, in torch.distributed. Idempotent."""
     backend = sys.modules[_TARGET].Backend
-    for full in (f"ft:{name}", f"ft_{name}"):
+    for full in names_of(name):
         if full.upper() not in backend._plugins:
             backend.register_backend(
                 full, partial(_create, name=full), extended_api=True, devices=["cpu"]

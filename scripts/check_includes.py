@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Refuses an #include that points up the layers, or lets torch or Python in below their layer.
 
-    {python, libtorch} -> c10d -> {host, nccl} -> {comm, elastic} -> {liveness, membership} -> net
-    -> base; {embed, child} -> {host, elastic}
+    {python, libtorch} -> c10d -> engines -> {host, nccl} -> device -> {comm, elastic}
+    -> {liveness, membership} -> net -> base; {embed, child} -> {host, elastic}
 
 A layer may include itself and those to its right; the public headers (torchft_ext/...) count as
 base, and include nothing but each other (those of torchft_ext/torch also torch's), since they are
-installed alone. torch's headers belong to c10d, nccl, libtorch and python; Python's and pybind11's
-to python alone.
+installed alone. Some layers have fewer who may know them (KNOWN_TO): who serves tensors reaches
+nccl through device and engines. torch's headers belong to device, nccl, engines and what is above
+them; Python's and pybind11's to python alone.
 
     python scripts/check_includes.py [csrc]
 """
@@ -25,14 +26,25 @@ LEVEL = {
     "membership": 2,
     "comm": 3,
     "elastic": 3,
-    "host": 4,
-    "nccl": 4,
-    "embed": 5,
-    "c10d": 5,
-    "child": 6,
-    "libtorch": 6,
-    "python": 6,
+    "device": 4,
+    "host": 5,
+    "nccl": 5,
+    "engines": 6,
+    "embed": 6,
+    "c10d": 7,
+    "child": 8,
+    "libtorch": 8,
+    "python": 8,
 }
+# A layer that only these may include, of those above it.
+KNOWN_TO = {
+    "device": {"nccl", "engines", "c10d", "python"},
+    "nccl": {"engines"},
+    "engines": {"c10d"},
+    "embed": set[str](),
+    "child": set[str](),
+}
+WITH_TORCH = ("device", "nccl", "engines", "c10d", "libtorch", "python")
 PUBLIC = "torchft_ext"
 PUBLIC_TORCH = "torchft_ext/torch/"
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
@@ -61,17 +73,20 @@ def own_include_problem(source: str, target: str, root: Path) -> str | None:
     if from_layer == PUBLIC:
         return f'"{target}": a public header includes only public headers'
     assert from_layer is not None
-    same_or_below = to_layer == from_layer or LEVEL[to_layer] < LEVEL[from_layer]
-    return None if same_or_below else f'"{target}": {from_layer} must not know {to_layer}'
+    if to_layer == from_layer:
+        return None
+    below = LEVEL[to_layer] < LEVEL[from_layer]
+    known = to_layer not in KNOWN_TO or from_layer in KNOWN_TO[to_layer]
+    return None if below and known else f'"{target}": {from_layer} must not know {to_layer}'
 
 
 def foreign_include_problem(source: str, target: str) -> str | None:
     layer = layer_of(source)
     if PYTHON.match(target) and layer != "python":
         return f"<{target}>: only python/ sees Python"
-    of_torch = layer in {"c10d", "nccl", "libtorch", "python"} or source.startswith(PUBLIC_TORCH)
+    of_torch = layer in WITH_TORCH or source.startswith(PUBLIC_TORCH)
     if TORCH.match(target) and not of_torch:
-        return f"<{target}>: torch belongs to c10d/, nccl/, libtorch/ and python/"
+        return f"<{target}>: torch belongs to {', '.join(WITH_TORCH)}"
     return None
 
 

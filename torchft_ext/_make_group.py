@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from torchft_ext import _C, _interrupts
+from torchft_ext_autoload import ENGINES, names_of
 
-_BACKENDS = ("ft", "ft:host", "ft_host", "ft:nccl", "ft_nccl")
+_BACKENDS = ("ft", *(name for engine in ENGINES for name in names_of(engine)))
 _number = itertools.count()
 
 

@@ -16,9 +16,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _interrupts
 from torchft_ext._groups import backends_of
+from torchft_ext_autoload import ENGINES
 
 _CREATOR = "_new_process_group_helper"
-_ENGINES = ("ft", "host", "nccl")
+_ENGINES = ("ft", *ENGINES)
 
 
 class _CreationOptions(Protocol):

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <optional>
+#include <string>
 
 namespace torchft_ext {
 namespace {
@@ -76,7 +77,7 @@ DeviceReduction boolReduction(const Argument& argument, c10d::ReduceOp::RedOpTyp
                     static_cast<int>(op));
 }
 
-// The type under which NCCL gives the same bits.
+// The type under which the library gives the same bits.
 at::ScalarType contiguousCopy(at::ScalarType type, const c10d::ReduceOp& reduce_op) {
   const c10d::ReduceOp::RedOpType op = reduce_op.op_;
   if (at::isComplexType(type) && sums(reduce_op)) return c10::toRealValueType(type);
@@ -86,14 +87,10 @@ at::ScalarType contiguousCopy(at::ScalarType type, const c10d::ReduceOp& reduce_
   return type;
 }
 
-bool isFloat8(DType dtype) {
-  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
-}
-
 }  // namespace
 
 DeviceReduction deviceReductionOf(const Argument& argument, const at::Tensor& tensor,
-                                  const c10d::ReduceOp& reduce_op, const NcclApi& nccl) {
+                                  const c10d::ReduceOp& reduce_op, const DevicePlatform& platform) {
   const c10d::ReduceOp::RedOpType op = reduce_op.op_;
   const at::ScalarType type = tensor.scalar_type();
   if (type == at::kBool) return boolReduction(argument, op);
@@ -104,14 +101,14 @@ DeviceReduction deviceReductionOf(const Argument& argument, const at::Tensor& te
       "(BAND, BOR, BXOR for bool), found ReduceOp number ",
       static_cast<int>(op));
   const std::optional<DType> dtype = numberType(contiguousCopy(type, reduce_op));
-  TORCH_CHECK_TYPE(dtype.has_value(), argument.text(),
-                   ": expected a dtype that NCCL can reduce (float, double, half, bfloat16, "
+  TORCH_CHECK_TYPE(dtype.has_value(), argument.text(), ": expected a dtype that ",
+                   platform.library(),
+                   " can reduce (float, double, half, bfloat16, "
                    "float8, int8, int32, int64, uint8, bool; complex for SUM, AVG and PREMUL_SUM; "
                    "uint32 and uint64 for SUM and PRODUCT), found ",
                    type);
-  TORCH_CHECK_TYPE(!isFloat8(*dtype) || nccl.has(NcclFeature::kFloat8), argument.text(),
-                   ": reductions of ", type, " need NCCL 2.24 or later, found version ",
-                   nccl.version());
+  const std::string lacks = platform.lacksToReduce(*dtype);
+  TORCH_CHECK_TYPE(lacks.empty(), argument.text(), ": reductions of ", type, " need ", lacks);
   return {*dtype, *kind};
 }
 

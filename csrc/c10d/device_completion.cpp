@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "nccl/device_comm.h"
+#include "device/on_device.h"
 
 namespace torchft_ext {
 
@@ -37,7 +37,7 @@ void DeviceCompletion::blockCurrentStream() const {
 void DeviceCompletion::orderBehind() const noexcept {
   try {
     const OnDevice on_device(device_);
-    if (!captured() && !cuda_->capturing(currentStream(device_))) blockCurrentStream();
+    if (!captured() && !platform_->capturing(currentStream(device_))) blockCurrentStream();
   } catch (const std::exception& error) {
     log(LogLevel::kError,
         std::string("a stream cannot wait for operations that failed: ") + error.what());
@@ -83,7 +83,7 @@ float DeviceCompletion::milliseconds() const {
               "get_duration(): timing was off when the operation was issued; turn it on with the "
               "group's _enable_collectives_timing()");
   const OnDevice on_device(device_);
-  const auto relaxed = cuda_->relaxCapture();
+  const auto relaxed = platform_->relaxCapture();
   TORCH_CHECK(last->query(),
               "get_duration(): the operation has not completed; synchronise with it first");
   return static_cast<float>(first->elapsedTime(*last));

@@ -12,8 +12,8 @@
 #include <memory>
 #include <vector>
 
-#include "nccl/cuda_api.h"
-#include "nccl/stream_side.h"
+#include "device/device_platform.h"
+#include "device/stream_side.h"
 
 namespace torchft_ext {
 
@@ -24,11 +24,11 @@ class DeviceCompletion {
 
   // sides: at least one, issued. host_waits: wait() blocks the caller too (barrier, blocking_wait).
   DeviceCompletion(const c10::Device& device, Sides sides, bool host_waits,
-                   std::shared_ptr<const CudaApi> cuda)
+                   std::shared_ptr<const DevicePlatform> platform)
       : device_(device),
         sides_(std::move(sides)),
         host_waits_(host_waits),
-        cuda_(std::move(cuda)) {}
+        platform_(std::move(platform)) {}
 
   // An operation captured into a graph is complete for the engine at once, which then lets go of
   // its tensors; their memory must not be given to other parts of the graph before wait(). So they
@@ -57,7 +57,7 @@ class DeviceCompletion {
   c10::Device device_;
   Sides sides_;
   bool host_waits_;
-  std::shared_ptr<const CudaApi> cuda_;
+  std::shared_ptr<const DevicePlatform> platform_;
   std::vector<std::shared_ptr<void>> captured_tensors_;
 };
 

@@ -8,7 +8,7 @@
 #include "c10d/device_arguments.h"
 #include "c10d/device_completion.h"
 #include "c10d/nan_check.h"
-#include "nccl/device_comm.h"
+#include "device/on_device.h"
 
 namespace torchft_ext {
 namespace {
@@ -49,7 +49,7 @@ void DevicePlacement::place(const c10::Device& device, Prepared& prepared) {
   if (!reduces(operation.kind)) operation.dtype = movable(operation.dtype);
   at::Tensor flag;
   if (poison_ && !operation.outputs.empty()) {
-    const auto relaxed = devices_.platform()->cuda->relaxCapture();  // it may be made here
+    const auto relaxed = devices_.platform()->relaxCapture();  // it may be made here
     flag = poison_->flagOf(operation.generation);
   }
   auto side = std::make_shared<StreamSide>(currentStream(device));
@@ -60,7 +60,7 @@ void DevicePlacement::place(const c10::Device& device, Prepared& prepared) {
   side->behind = behind(device, prepared, flag);
   if (nan_check_) {
     // Pinned memory for the answer, whose allocator asks events and may make some.
-    const auto relaxed = devices_.platform()->cuda->relaxCapture();
+    const auto relaxed = devices_.platform()->relaxCapture();
     side->result_check = resultCheckFor(prepared, side->current);
   }
   noteUse(device);
@@ -73,7 +73,7 @@ void DevicePlacement::place(const c10::Device& device, Prepared& prepared) {
 // Enqueues on the stream that the operation's own waits for.
 std::function<std::string()> DevicePlacement::resultCheckFor(const Prepared& prepared,
                                                              const c10::Stream& stream) const {
-  if (devices_.platform()->cuda->capturing(stream)) return {};
+  if (devices_.platform()->capturing(stream)) return {};
   const std::vector<at::Tensor> contributions = contributionsOf(prepared);
   if (contributions.empty()) return {};
   return [found = enqueueNanCheck(contributions), kind = prepared.operation.kind] {
@@ -94,7 +94,7 @@ void DevicePlacement::noteUse(const c10::Device& device) {
 std::optional<c10::Device> DevicePlacement::used() const {
   const int index = used_device_.load();
   if (index < 0) return std::nullopt;
-  return c10::Device(devices_.platform()->device_type, static_cast<c10::DeviceIndex>(index));
+  return c10::Device(devices_.platform()->type(), static_cast<c10::DeviceIndex>(index));
 }
 
 }  // namespace torchft_ext

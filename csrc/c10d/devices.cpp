@@ -8,7 +8,7 @@ namespace torchft_ext {
 std::vector<c10::DeviceType> Devices::types() const {
   std::vector<c10::DeviceType> types;
   if (host_) types.push_back(c10::DeviceType::CPU);
-  if (platform_) types.push_back(platform_->device_type);
+  if (platform_) types.push_back(platform_->type());
   return types;
 }
 
@@ -26,7 +26,7 @@ c10::Device Devices::of(const char* op, const std::vector<at::Tensor>& tensors) 
 void Devices::checkServed(const char* op, const c10::Device& device) const {
   if (device.is_cpu()) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        host_, op, ": tensors: this group serves ", c10::DeviceTypeName(platform_->device_type),
+        host_, op, ": tensors: this group serves ", c10::DeviceTypeName(platform_->type()),
         " tensors only, found CPU tensors: use the backend 'ft' for both, or a spec such as "
         "'cpu:gloo,cuda:ft_nccl'");
     return;
@@ -34,9 +34,9 @@ void Devices::checkServed(const char* op, const c10::Device& device) const {
   TORCH_CHECK_NOT_IMPLEMENTED(platform_, op,
                               ": tensors: this group serves CPU tensors only, found tensors on ",
                               device, ": ", why_none_);
-  TORCH_CHECK_NOT_IMPLEMENTED(device.type() == platform_->device_type, op,
+  TORCH_CHECK_NOT_IMPLEMENTED(device.type() == platform_->type(), op,
                               ": tensors: expected tensors on ",
-                              c10::DeviceTypeName(platform_->device_type), host_ ? " or CPU" : "",
+                              c10::DeviceTypeName(platform_->type()), host_ ? " or CPU" : "",
                               ", found tensors on ", device);
 }
 
@@ -44,7 +44,7 @@ std::optional<c10::Device> Devices::forBarrier(const std::vector<int64_t>& chose
                                                const std::optional<c10::Device>& bound,
                                                const std::optional<c10::Device>& used) const {
   if (!platform_) return std::nullopt;
-  const c10::DeviceType type = platform_->device_type;
+  const c10::DeviceType type = platform_->type();
   if (!chosen.empty()) {
     const c10::impl::VirtualGuardImpl impl(type);
     TORCH_CHECK_VALUE(chosen[0] >= 0 && chosen[0] < impl.deviceCount(),

@@ -8,18 +8,18 @@
 #include <string>
 #include <vector>
 
-#include "nccl/nccl_platform.h"
+#include "device/device_platform.h"
 
 namespace torchft_ext {
 
 class Devices {
  public:
   // platform: null where device tensors are not served; why_none then says why.
-  Devices(bool host, std::shared_ptr<const NcclPlatform> platform, std::string why_none)
+  Devices(bool host, std::shared_ptr<const DevicePlatform> platform, std::string why_none)
       : host_(host), platform_(std::move(platform)), why_none_(std::move(why_none)) {}
 
   bool host() const { return host_; }
-  const NcclPlatform* platform() const { return platform_.get(); }
+  const std::shared_ptr<const DevicePlatform>& platform() const { return platform_; }
   const std::string& whyNone() const { return why_none_; }
   std::vector<c10::DeviceType> types() const;
 
@@ -38,7 +38,7 @@ class Devices {
   void checkServed(const char* op, const c10::Device& device) const;
 
   bool host_;
-  std::shared_ptr<const NcclPlatform> platform_;
+  std::shared_ptr<const DevicePlatform> platform_;
   std::string why_none_;
 };
 

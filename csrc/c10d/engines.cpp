@@ -2,15 +2,14 @@
 
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "c10d/comm_error.h"
 #include "c10d/environment.h"
 #include "c10d/interface_choice.h"
+#include "engines/known_engines.h"
 #include "host/host_engine.h"
 #include "host/process.h"
-#include "nccl/memory_registry.h"
-#include "nccl/nccl_engine.h"
-#include "nccl/nccl_library.h"
 
 namespace torchft_ext {
 namespace {
@@ -36,14 +35,52 @@ HostEngineOptions hostOptions(const FtOptions& options,
   return host;
 }
 
-// What the environment asks for. Else blocking communicators, which spare a thread of NCCL's for
-// each operation (docs/decisions.md), where nothing speaks against them.
-bool blockingCalls(std::optional<bool> asked, const NcclApi& nccl) {
-  if (asked == false) return false;
-  const std::string refused = refusedForBlockingCalls();
-  TORCH_CHECK_VALUE(!asked || refused.empty(), "TORCHFT_EXT_NCCL_BLOCKING=1: ", refused);
-  if (asked) return true;
-  return refused.empty() && knowsBlockingAborts(nccl);
+// "'ft', 'host', 'nccl' or 'gloo'"
+std::string expectedNames() {
+  std::string names = "'ft'";
+  for (const std::string& name : engineNames()) names += ", '" + name + "'";
+  return names + " or 'gloo'";
+}
+
+EngineKind::Outcome makeOf(const EngineKind& kind, const EngineRequest& request) {
+  auto outcome = kind.make(request);
+  if (kind.stop != nullptr && std::holds_alternative<MadeEngine>(outcome)) addExitStep(kind.stop);
+  return outcome;
+}
+
+EngineChoice choiceOf(MadeEngine made, bool host, std::string why_no_device) {
+  return {std::move(made.engine), Devices(host, std::move(made.platform), std::move(why_no_device)),
+          std::move(made.memory)};
+}
+
+using Choice = std::variant<EngineChoice, Failure>;
+
+// Both kinds of tensors: by the first engine for devices that is here, else by the CPU's.
+Choice engineForAll(const std::vector<EngineKind>& kinds, const EngineRequest& request) {
+  std::string why_none;
+  for (const EngineKind& kind : kinds) {
+    if (!kind.for_devices) continue;
+    auto outcome = makeOf(kind, request);
+    if (auto* failure = std::get_if<Failure>(&outcome)) return std::move(*failure);
+    if (auto* made = std::get_if<MadeEngine>(&outcome))
+      return choiceOf(std::move(*made), /*host=*/true, "");
+    why_none += (why_none.empty() ? "" : "; ") + std::get<NotHere>(outcome).why;
+  }
+  auto made = request.host();
+  if (auto* failure = std::get_if<Failure>(&made)) return std::move(*failure);
+  return choiceOf({std::get<std::shared_ptr<Engine>>(std::move(made))}, /*host=*/true,
+                  std::move(why_none));
+}
+
+Choice engineAlone(const EngineKind& kind, const EngineRequest& request) {
+  auto outcome = makeOf(kind, request);
+  if (auto* failure = std::get_if<Failure>(&outcome)) return std::move(*failure);
+  const auto* not_here = std::get_if<NotHere>(&outcome);
+  TORCH_CHECK_NOT_IMPLEMENTED(not_here == nullptr, "the backend 'ft:", kind.name, "' needs ",
+                              kind.library, ": ", not_here == nullptr ? "" : not_here->why,
+                              "; use 'ft:host' for CPU tensors");
+  return choiceOf(std::get<MadeEngine>(std::move(outcome)), !kind.for_devices,
+                  kind.for_devices ? "" : "use the backend 'ft', which serves both");
 }
 
 }  // namespace
@@ -62,34 +99,19 @@ std::variant<EngineChoice, Failure> engineOrFailure(
     const std::optional<c10::Device>& bound_device) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       name != "gloo", "torchft_ext has no gloo engine yet: use 'ft:host', its own CPU engine");
-  TORCH_CHECK_VALUE(name == "ft" || name == "host" || name == "nccl",
-                    "engine: expected 'ft', 'host', 'nccl' or 'gloo', found '", name, "'");
-  if (name == "host") {
-    auto made = hostEngine(hostOptions(options, store));
-    if (auto* failure = std::get_if<Failure>(&made)) return std::move(*failure);
-    return EngineChoice{std::get<std::shared_ptr<Engine>>(std::move(made)),
-                        Devices(true, nullptr, "use the backend 'ft', which serves both")};
-  }
-  const auto found = ncclPlatform();
-  const auto* why_none = std::get_if<std::string>(&found);
-  TORCH_CHECK_NOT_IMPLEMENTED(name == "ft" || !why_none,
-                              "the backend 'ft:nccl' needs NCCL: ", why_none ? *why_none : "",
-                              "; use 'ft:host' for CPU tensors");
-  auto made = hostEngine(hostOptions(options, store));
-  if (auto* failure = std::get_if<Failure>(&made)) return std::move(*failure);
-  auto host = std::get<std::shared_ptr<Engine>>(std::move(made));
-  if (why_none) return EngineChoice{std::move(host), Devices(true, nullptr, *why_none)};
-  const auto& platform = std::get<std::shared_ptr<const NcclPlatform>>(found);
-  NcclEngineOptions nccl;
-  if (bound_device && bound_device->type() == platform->device_type)
-    nccl.bound_device = bound_device;
-  nccl.high_priority = options.high_priority_stream;
-  nccl.memory = std::make_shared<MemoryRegistry>();
-  const Environment environment = readEnvironment();
-  nccl.blocking_calls = blockingCalls(environment.nccl_blocking, *platform->nccl);
-  addExitStep(&stopNcclEngines);
-  auto engine = makeNcclEngine(platform, std::move(host), nccl);
-  return EngineChoice{std::move(engine), Devices(name == "ft", platform, ""), nccl.memory};
+  const EngineRequest request{[&] { return hostEngine(hostOptions(options, store)); }, bound_device,
+                              options.high_priority_stream};
+  const EngineRegistry& registry = engineRegistry();
+  if (name == "ft") return engineForAll(registry.all(), request);
+  const auto kind = registry.find(name);
+  TORCH_CHECK_VALUE(kind.has_value(), "engine: expected ", expectedNames(), ", found '", name, "'");
+  return engineAlone(*kind, request);
+}
+
+std::vector<std::string> engineNames() {
+  std::vector<std::string> names;
+  for (const EngineKind& kind : engineRegistry().all()) names.push_back(kind.name);
+  return names;
 }
 
 }  // namespace torchft_ext

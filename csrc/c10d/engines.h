@@ -1,5 +1,5 @@
-// Makes the engine that a backend's name asks for. Names stand in torchft_ext_autoload.py and
-// _make_group.py too; host/process.cpp stops the engines at exit.
+// Makes the engine that a backend's name asks for, from what engines have registered
+// (engines/known_engines.h), and from the options of the group and the environment.
 #pragma once
 
 #include <memory>
@@ -7,27 +7,29 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <variant>
+#include <vector>
 
 #include "c10d/devices.h"
 #include "c10d/options.h"
 #include "comm/communicator.h"
+#include "device/pool_registry.h"
 
 namespace torchft_ext {
-
-class MemoryRegistry;
 
 // An engine, and which tensors it serves.
 struct EngineChoice {
   std::shared_ptr<Engine> engine;
   Devices devices;
-  std::shared_ptr<MemoryRegistry> memory{};  // the engine's; null: no NCCL
+  std::shared_ptr<PoolRegistry> memory{};  // the engine's; null: it registers no memory pools
 };
 
-// "host": the CPU engine, shared by all groups with equal options. "nccl": device tensors, by
-// NCCL; NotImplementedError with the reason where this process has none. "ft": both, or the CPU's
-// alone where there is no NCCL. "gloo": NotImplementedError, with what to use instead. ValueError
-// for other names and for bad options; RuntimeError where no port or thread can be had.
-// bound_device: its communicator is made with each generation.
+// "ft": CPU tensors, and device tensors by the first registered engine for devices that this
+// process can have; CPU tensors alone where there is none. A registered name ("host": the CPU
+// engine, shared by all groups with equal options; "nccl": device tensors, by NCCL): that engine
+// alone; NotImplementedError with the reason where this process cannot have it. "gloo":
+// NotImplementedError, with what to use instead. ValueError for other names and for bad options;
+// RuntimeError where no port or thread can be had. bound_device: its communicator is made with each
+// generation.
 EngineChoice makeEngine(const std::string& name, const FtOptions& options,
                         const c10::intrusive_ptr<c10d::Store>& store,
                         const std::optional<c10::Device>& bound_device);
@@ -36,5 +38,8 @@ std::variant<EngineChoice, Failure> engineOrFailure(const std::string& name,
                                                     const FtOptions& options,
                                                     const c10::intrusive_ptr<c10d::Store>& store,
                                                     const std::optional<c10::Device>& bound_device);
+
+// The registered names, in their order: "host", "nccl".
+std::vector<std::string> engineNames();
 
 }  // namespace torchft_ext

@@ -71,9 +71,6 @@ Environment readEnvironment() {
   if (const auto text = read("TORCHFT_EXT_NAN_CHECK")) {
     environment.nan_check = parseSwitch("TORCHFT_EXT_NAN_CHECK", *text);
   }
-  if (const auto text = read("TORCHFT_EXT_NCCL_BLOCKING")) {
-    environment.nccl_blocking = parseSwitch("TORCHFT_EXT_NCCL_BLOCKING", *text);
-  }
   return environment;
 }
 

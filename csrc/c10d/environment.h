@@ -1,4 +1,5 @@
-// The TORCHFT_EXT_* variables, read once per call. A bad value is a ValueError that names the
+// The TORCHFT_EXT_* variables of groups and of the CPU engine, read once per call; other engines
+// read their own. A bad value is a ValueError that names the
 // variable, what was expected and what was found. Any thread (as far as nobody changes the
 // environment meanwhile).
 #pragma once
@@ -18,7 +19,6 @@ struct Environment {
   std::optional<bool> local_sockets;                   // TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1
   std::optional<std::chrono::milliseconds> heartbeat;  // TORCHFT_EXT_HEARTBEAT, seconds; 0: off
   std::optional<bool> nan_check;                       // TORCHFT_EXT_NAN_CHECK, 0 or 1
-  std::optional<bool> nccl_blocking;                   // TORCHFT_EXT_NCCL_BLOCKING, 0 or 1
 };
 Environment readEnvironment();
 

@@ -42,7 +42,7 @@ bool nanCheckOf(const FtOptions& options) {
 
 std::shared_ptr<Poison> poisonOf(const FtOptions& options, const Devices& devices) {
   if (!options.poison || devices.platform() == nullptr) return nullptr;
-  return std::make_shared<Poison>(devices.platform()->device_type);
+  return std::make_shared<Poison>(devices.platform()->type());
 }
 
 // Assigns where torch allows it (2.14 and later).

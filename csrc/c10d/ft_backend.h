@@ -230,7 +230,7 @@ class FtBackend : public c10d::Backend {
 
   RankInGeneration enter() const;
   TensorAdapter adapter() const {
-    return {enter(), devices().platform()};
+    return {enter(), devices().platform().get()};
   }
   WorkPtr submit(PreparedCall call) {
     return issuer_.submit(std::move(call));

@@ -16,7 +16,7 @@ void MemoryPools::checkServed(const char* operation) const {
 
 void MemoryPools::add(MemoryPool pool) {
   checkServed("register_mem_pool");
-  const c10::impl::VirtualGuardImpl impl(devices_.platform()->device_type);
+  const c10::impl::VirtualGuardImpl impl(devices_.platform()->type());
   for (const MemorySegment& segment : pool.segments)
     TORCH_CHECK_VALUE(segment.device >= 0 && segment.device < impl.deviceCount(),
                       "register_mem_pool: pool.snapshot(): device: expected an index from 0 to ",

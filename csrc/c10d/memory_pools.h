@@ -3,30 +3,30 @@
 //
 // Owner: the backend. Threads: any. Both methods block up to the group's timeout; a signal's
 // handler may throw out of them. ValueError for a pool that is not registered or names no device;
-// NotImplementedError on a group without NCCL; RuntimeError for a group that was shut down;
-// DistBackendError where NCCL refuses, with the generation unharmed; CommTimeoutError where it is
-// not done within the group's timeout.
+// NotImplementedError where the group's engine registers none (that of the CPU); RuntimeError for a
+// group that was shut down; DistBackendError where its library refuses, with the generation
+// unharmed; CommTimeoutError where it is not done within the group's timeout.
 #pragma once
 
 #include <memory>
 
 #include "c10d/devices.h"
 #include "comm/group.h"
-#include "nccl/memory_registry.h"
+#include "device/pool_registry.h"
 
 namespace torchft_ext {
 
 class MemoryPools {
  public:
-  // registry: null where there is no NCCL.
+  // registry: null where the engine registers none.
   MemoryPools(std::shared_ptr<Group> group, const Devices& devices,
-              std::shared_ptr<MemoryRegistry> registry)
+              std::shared_ptr<PoolRegistry> registry)
       : group_(std::move(group)), devices_(devices), registry_(std::move(registry)) {}
 
   // In this generation and all to come.
   void add(MemoryPool pool);
   // Waits for everything issued, as the group's check() does, and fails the generation where that,
-  // or NCCL, takes longer.
+  // or the library, takes longer.
   void remove(const PoolId& id);
   void close();  // forgets all pools; never blocks
 
@@ -37,7 +37,7 @@ class MemoryPools {
 
   const std::shared_ptr<Group> group_;
   const Devices devices_;
-  const std::shared_ptr<MemoryRegistry> registry_;
+  const std::shared_ptr<PoolRegistry> registry_;
 };
 
 }  // namespace torchft_ext

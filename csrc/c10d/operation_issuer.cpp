@@ -164,7 +164,7 @@ std::optional<DeviceCompletion> OperationIssuer::completionOf(
   if (sides.empty()) return std::nullopt;
   const bool host_waits = type == c10d::OpType::BARRIER || settings_.blocking_wait;
   const c10::Device where = sides.front()->current.device();
-  DeviceCompletion completion(where, std::move(sides), host_waits, devices().platform()->cuda);
+  DeviceCompletion completion(where, std::move(sides), host_waits, devices().platform());
   completion.keepIfCaptured(std::move(tensors));
   return completion;
 }

@@ -12,7 +12,7 @@
 #include "c10d/bucket_layouts.h"
 #include "c10d/contiguous_copy.h"
 #include "comm/operation.h"
-#include "nccl/stream_side.h"
+#include "device/stream_side.h"
 
 namespace torchft_ext {
 

@@ -44,8 +44,7 @@ void TensorAdapter::setReduction(Prepared& prepared, const Argument& argument,
     operation.dtype = reduction.dtype;
     operation.reduce = reduction.kind;
   } else {
-    const DeviceReduction reduction =
-        deviceReductionOf(argument, tensor, reduce_op, *platform_->nccl);
+    const DeviceReduction reduction = deviceReductionOf(argument, tensor, reduce_op, *platform_);
     operation.dtype = reduction.dtype;
     operation.reduce = reduction.kind;
     prepared.low_bit = reduction.low_bit;

@@ -15,7 +15,7 @@
 
 #include "c10d/arguments.h"
 #include "c10d/prepared.h"
-#include "nccl/nccl_platform.h"
+#include "device/device_platform.h"
 
 namespace torchft_ext {
 
@@ -32,7 +32,7 @@ class TensorAdapter {
   using TensorLists = std::vector<Tensors>;
 
   // platform: of device tensors, to outlive this object; null: none are served.
-  TensorAdapter(const RankInGeneration& place, const NcclPlatform* platform)
+  TensorAdapter(const RankInGeneration& place, const DevicePlatform* platform)
       : place_(place), platform_(platform) {}
 
   // As c10d's methods of the same names. An operation whose options name no timeout has none yet:
@@ -94,7 +94,7 @@ class TensorAdapter {
   static PreparedCall callOf(std::vector<Prepared> prepared, Described described);
 
   RankInGeneration place_;
-  const NcclPlatform* platform_;
+  const DevicePlatform* platform_;
 };
 
 }  // namespace torchft_ext

@@ -162,9 +162,11 @@ PreparedCall TensorAdapter::send(const Tensors& tensors, int destination, int ta
 PreparedCall TensorAdapter::recv(const Tensors& tensors, std::optional<int> source, int tag) const {
   const char* op = source ? "recv" : "recv_anysource";
   checkOutputs({op, "tensors"}, tensors, 1);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      source || tensors[0].is_cpu(), op, ": tensors[0]: expected a CPU tensor, found one on ",
-      tensors[0].device(), ": NCCL receives from a named rank only; give the source rank");
+  // Where no device is served, the refusal of all its tensors follows.
+  TORCH_CHECK_NOT_IMPLEMENTED(source || tensors[0].is_cpu() || platform_ == nullptr, op,
+                              ": tensors[0]: expected a CPU tensor, found one on ",
+                              tensors[0].device(), ": ", platform_->library(),
+                              " receives from a named rank only; give the source rank");
   if (source) {
     checkRank({op, "source rank"}, *source, place_.size);
     TORCH_CHECK_VALUE(*source != place_.rank,

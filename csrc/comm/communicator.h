@@ -42,28 +42,10 @@ class Communicator {
   // the deadline. Engines whose Works block their caller need nothing here.
   virtual bool awaitIssued(Deadline /*deadline*/) { return true; }
 
-  // Called once for each member that says goodbye, and for those that have said it already: any
-  // thread, not inside this call. It must not block. For engines that ride on this one; operations
-  // of its own that need the member fail anyway.
-  using OnPeerLeft = std::function<void(int rank, bool begins_another)>;
-  virtual void onPeerLeft(const OnPeerLeft& /*told*/) {}
-
-  // For engines that ride on this one, whose own ends another member could take for data.
-  // After the lifecycle failed: tells the other members, unless that has been done. True: all but
-  // who is lost have it in their kernels. False: not by the deadline. Blocks; any thread but
-  // the engine's own.
-  virtual bool tellOfFailure(Deadline /*deadline*/) { return true; }
-  // Calls `then` once everything has been looked at that other members had told this one before
-  // this call: on an engine thread, where it must not block. False: it is not called. Any thread.
-  virtual bool afterALook(std::function<void()> /*then*/) { return false; }
-
-  // After the lifecycle failed: what the calling thread enqueues on its current streams comes
-  // behind whatever operations of this generation may still do to memory. Never blocks.
-  virtual void orderBehindOperations() {}
-
   // After the lifecycle failed: waits until no engine thread is inside a user buffer and every
-  // operation is completed. False: not by the deadline. Any thread but the engine's own, which gets
-  // true at once.
+  // operation is completed. False: not by the deadline. In either case what the calling thread
+  // enqueues on its current streams from then on comes behind whatever operations of this
+  // generation may still do to memory. Any thread; the engine's own does not wait and gets true.
   virtual bool drain(Deadline deadline) = 0;
 
   // Says goodbye after everything issued has been sent, and ends the lifecycle. False: not by the

@@ -59,9 +59,7 @@ bool Group::endCurrent(const std::string& why, Deadline deadline) {
   // Others may still be at the last operation that succeeded here: they get its bytes.
   if (!ended.communicator->leaveForAnother(deadline.orEarlier(kFlushWithin)))
     ended.lifecycle->fail(ended.lifecycle->ownFailure(FailureKind::kAborted, why));
-  const bool drained = drain(*ended.communicator, deadline);
-  orderBehind(ended);
-  if (!drained) return false;
+  if (!drain(*ended.communicator, deadline)) return false;
   const uint64_t sent = ended.communicator->bytesSent();
   const uint64_t received = ended.communicator->bytesReceived();
   MutexLock lock(mutex_);
@@ -109,7 +107,6 @@ Group::Aborted Group::failUnderWay(std::optional<int64_t> generation, const std:
 void Group::finishAbort(const Aborted& aborted) {
   if (!aborted.generation.communicator) return;
   drain(*aborted.generation.communicator, Deadline::after(aborted.limit));
-  orderBehind(aborted.generation);
 }
 
 void Group::beginAbort(const std::string& why) {
@@ -131,11 +128,6 @@ void Group::abortGeneration(int64_t generation, const std::string& why) {
 void Group::followJob() {
   MutexLock lock(mutex_);
   in_job_ = true;
-}
-
-// Promise 6, in the order of the caller's streams.
-void Group::orderBehind(const Generation& generation) {
-  if (generation.lifecycle->failure()) generation.communicator->orderBehindOperations();
 }
 
 bool Group::shutdown(Deadline deadline) {
@@ -172,7 +164,6 @@ void Group::reopen() {
 void Group::endLast(const Generation& last, const std::string& why_early) {
   if (!why_early.empty()) last.lifecycle->fail(withoutGroup(*last.lifecycle, why_early));
   drain(*last.communicator, Deadline::after(kDrainSoon));
-  orderBehind(last);
   std::unique_ptr<Rendezvous> ended;
   MutexLock lock(mutex_);
   ended = std::move(rendezvous_);
@@ -353,7 +344,8 @@ FailurePtr Group::check(Deadline deadline) {
     failure.op = "check";
     current.lifecycle->fail(std::move(failure));
   }
-  orderBehind(current);
+  // Waits for nothing: what the caller enqueues next comes behind operations that have failed.
+  if (current.lifecycle->failure()) current.communicator->drain(Deadline::after(Duration::zero()));
   MutexLock lock(mutex_);
   return adviseLocked(current.lifecycle->failure());
 }

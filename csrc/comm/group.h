@@ -170,7 +170,6 @@ class Group {
   // False: the engine is still inside an operation at the deadline, which drain() has logged.
   bool endCurrent(const std::string& why, Deadline deadline);
   bool drain(Communicator& communicator, Deadline deadline);
-  static void orderBehind(const Generation& generation);
   FailurePtr whyNoGeneration() const REQUIRES(mutex_);
   FailurePtr adviseLocked(FailurePtr failure) const REQUIRES(mutex_);
   // The states of operations about to be issued as one, already complete where no generation takes

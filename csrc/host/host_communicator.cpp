@@ -66,7 +66,7 @@ bool HostCommunicator::tellOfFailure(Deadline deadline) {
   }
 }
 
-bool HostCommunicator::afterALook(std::function<void()> then) {
+bool HostCommunicator::whenNoticesRead(std::function<void()> then) {
   return loop_.post([generation = generation_, then = std::move(then)]() mutable {
     generation->whenRead(std::move(then));
   });

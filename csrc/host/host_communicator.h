@@ -5,11 +5,12 @@
 
 #include <memory>
 
+#include "comm/control_communicator.h"
 #include "host/host_generation.h"
 
 namespace torchft_ext {
 
-class HostCommunicator : public Communicator {
+class HostCommunicator : public ControlCommunicator {
  public:
   // keep_alive: the engine, whose loop outlives the generation.
   HostCommunicator(EventLoop& loop, std::shared_ptr<HostGeneration> generation,
@@ -19,7 +20,7 @@ class HostCommunicator : public Communicator {
   void issue(std::shared_ptr<OpState> state, Operation operation) override;
   void onPeerLeft(const OnPeerLeft& told) override;
   bool tellOfFailure(Deadline deadline) override;
-  bool afterALook(std::function<void()> then) override;
+  bool whenNoticesRead(std::function<void()> then) override;
   bool drain(Deadline deadline) override;
   bool leave(Deadline deadline) override;
   bool leaveForAnother(Deadline deadline) override;

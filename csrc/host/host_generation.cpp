@@ -337,7 +337,7 @@ void HostGeneration::tellWatches(int leaver) {
   endWatches(std::make_shared<Failure>(lossOf(leaver, kind, how)));
 }
 
-void HostGeneration::tellOfLeavers(Communicator::OnPeerLeft told) {
+void HostGeneration::tellOfLeavers(ControlCommunicator::OnPeerLeft told) {
   if (state_ == State::kOver) return;
   told_of_leavers_ = std::move(told);
   for (int rank = 0; rank < size(); ++rank) {

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/control_communicator.h"
 #include "host/break_classifier.h"
 #include "host/generation_connections.h"
 #include "host/mesh.h"
@@ -72,7 +72,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   const Roster& roster() const { return setup_.roster; }  // constant: any thread
   std::vector<int> missingRanks() const;  // of which a channel is missing; else: the barrier
   void issue(std::shared_ptr<OpState> state, Operation operation);
-  void tellOfLeavers(Communicator::OnPeerLeft told);  // at once of those who have left
+  void tellOfLeavers(ControlCommunicator::OnPeerLeft told);  // at once of those who have left
   // A turn reads up to 1 MiB of a connection: more than a socket's buffer holds.
   static constexpr int kTurnsToRead = 64;
   enum class GoodbyeKind { kForGood, kForAnotherGeneration };
@@ -171,7 +171,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   Lifecycle::Subscription subscription_ = 0;
   GoodbyeKind goodbye_kind_ = GoodbyeKind::kForGood;
   std::vector<std::function<void(bool left)>> leaving_;  // who waits for the goodbye
-  Communicator::OnPeerLeft told_of_leavers_;
+  ControlCommunicator::OnPeerLeft told_of_leavers_;
   FinalFrame final_frame_;
   // Of the failure that this one was told of, by a member's final frames or the monitor.
   const std::shared_ptr<std::atomic<bool>> others_are_told_ =

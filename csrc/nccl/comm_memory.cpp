@@ -1,7 +1,6 @@
 #include "nccl/comm_memory.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "base/fork.h"
@@ -32,17 +31,6 @@ void releaseLater(Owners owners) {
 
 void releaseNever(Owners owners) {
   static_cast<void>(std::make_unique<Owners>(std::move(owners)).release());
-}
-
-std::string describe(const PoolId& id) {
-  return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
-}
-
-std::string describe(const MemorySegment& segment) {
-  std::ostringstream text;
-  text << segment.bytes << " bytes at 0x" << std::hex << segment.address << " of pool "
-       << describe(segment.pool);
-  return text.str();
 }
 
 CommMemory::~CommMemory() {

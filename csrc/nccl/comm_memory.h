@@ -10,39 +10,17 @@
 // What is called in NCCL may block: remove() for as long as a peer's proxy does not answer.
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include <atomic>
-#include <compare>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "base/fork.h"
+#include "device/pool_registry.h"
 #include "nccl/nccl_api.h"
 
 namespace torchft_ext {
-
-// As torch's MemPool.id. {0, 0} is none.
-struct PoolId {
-  uint64_t first = 0;
-  uint64_t second = 0;
-  auto operator<=>(const PoolId&) const = default;
-};
-std::string describe(const PoolId& id);  // "(0, 3)"
-
-// One piece of device memory of a pool, of the platform's device with that index.
-struct MemorySegment {
-  PoolId pool;
-  c10::DeviceIndex device = 0;
-  uintptr_t address = 0;
-  size_t bytes = 0;
-  bool operator==(const MemorySegment&) const = default;
-};
-std::string describe(const MemorySegment& segment);  // "4096 bytes at 0x7f00 of pool (0, 3)"
 
 // Later, on the callback thread: the last reference may be Python's, and whoever ends communicators
 // or generations must not wait for the GIL.

@@ -9,6 +9,7 @@
 
 #include <memory>
 
+#include "device/relaxed_capture.h"
 #include "nccl/nccl_types.h"
 
 namespace torchft_ext {
@@ -22,12 +23,8 @@ class CudaApi {
   // Whether a graph is being captured on it. False where that cannot be asked.
   virtual bool capturing(const c10::Stream& stream) const = 0;
 
-  // While it lives, this thread's queries (event, stream) do not disturb a capture in another
-  // thread (cudaThreadExchangeStreamCaptureMode, relaxed).
-  class RelaxedCapture {
-   public:
-    virtual ~RelaxedCapture() = default;
-  };
+  // By cudaThreadExchangeStreamCaptureMode, relaxed.
+  using RelaxedCapture = torchft_ext::RelaxedCapture;
   virtual std::unique_ptr<RelaxedCapture> relaxCapture() const = 0;
 };
 

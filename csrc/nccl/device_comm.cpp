@@ -1,7 +1,5 @@
 #include "nccl/device_comm.h"
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -27,18 +25,6 @@ bool isError(NcclResult result) {
 }
 
 }  // namespace
-
-OnDevice::OnDevice(c10::Device device)
-    : before_(c10::impl::getDeviceGuardImpl(device.type())->exchangeDevice(device)) {}
-OnDevice::OnDevice(c10::Device device, std::nothrow_t) noexcept : before_(device) {
-  try {
-    before_ = c10::impl::getDeviceGuardImpl(device.type())->exchangeDevice(device);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): a device in error
-  }
-}
-OnDevice::~OnDevice() {
-  c10::impl::getDeviceGuardImpl(before_.type())->uncheckedSetDevice(before_);
-}
 
 DeviceComm::DeviceComm(DeviceCommSetup setup)
     : setup_(std::move(setup)),
@@ -301,8 +287,8 @@ void DeviceComm::keepControl() {
   control_.swap(control);
 }
 
-std::shared_ptr<Communicator> DeviceComm::takeControl() {
-  std::shared_ptr<Communicator> kept;
+std::shared_ptr<ControlCommunicator> DeviceComm::takeControl() {
+  std::shared_ptr<ControlCommunicator> kept;
   {
     MutexLock lock(mutex_);
     kept.swap(control_);

@@ -26,14 +26,14 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/control_communicator.h"
 #include "comm/lifecycle.h"
+#include "device/on_device.h"
 #include "nccl/call_gate.h"
 #include "nccl/call_threads.h"
 #include "nccl/comm_memory.h"
@@ -53,7 +53,8 @@ struct DeviceCommSetup {
   int peer = -1;                            // the generation's rank at the other end; -1: all ranks
   std::shared_ptr<const PeersLeft> left{};  // null: nobody leaves
   std::shared_ptr<CallThreads> calls{};     // of a blocking one; null: it is non-blocking
-  std::weak_ptr<Communicator> control{};    // by which the generation's members hear of failures
+  std::weak_ptr<ControlCommunicator>
+      control{};  // by which the generation's members hear of failures
 };
 
 class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
@@ -135,7 +136,7 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // By which the generation's members can be told of its failure. Kept from when its abort is asked
   // for until it is taken, since the generation's owner may go meanwhile. Null: it has gone.
   void keepControl();
-  std::shared_ptr<Communicator> takeControl();
+  std::shared_ptr<ControlCommunicator> takeControl();
   // The id that this process made for it, where other ranks may still be awaited under it.
   std::optional<NcclUniqueId> abandonedRoot() const;
 
@@ -172,22 +173,8 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   bool at_rest_ GUARDED_BY(mutex_) = false;  // gone included
   bool gone_ GUARDED_BY(mutex_) = false;
   std::optional<NcclUniqueId> root_ GUARDED_BY(mutex_);
-  std::shared_ptr<Communicator> control_ GUARDED_BY(mutex_);
+  std::shared_ptr<ControlCommunicator> control_ GUARDED_BY(mutex_);
   std::optional<Clock::time_point> remote_error_at_ GUARDED_BY(mutex_);
-};
-
-// Sets the calling thread's device, and puts back the one before.
-class OnDevice {
- public:
-  explicit OnDevice(c10::Device device);
-  // Where it cannot be set, what is asked there next says so.
-  OnDevice(c10::Device device, std::nothrow_t) noexcept;
-  ~OnDevice();
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  c10::Device before_;
 };
 
 }  // namespace torchft_ext

@@ -123,7 +123,7 @@ class Watched {
   std::unique_ptr<Relaxed> relax() const;  // null: nothing is watched
   // By whom they were asked for in one turn.
   using Looked = std::shared_ptr<std::atomic<bool>>;
-  using Looks = std::map<std::shared_ptr<Communicator>, Looked>;
+  using Looks = std::map<std::shared_ptr<ControlCommunicator>, Looked>;
   void noteFired(std::deque<WatchedOp>& ops, Looks& looks) const;
   Looked lookForUpdates(const WatchedOp& op, Looks& looks) const;
   bool completeFired(std::deque<WatchedOp>& ops);
@@ -180,7 +180,7 @@ Watched::Looked Watched::lookForUpdates(const WatchedOp& op, Looks& looks) const
   Looked& looked = looks[control];
   if (looked) return looked;
   looked = std::make_shared<std::atomic<bool>>(false);
-  const bool asked = control->afterALook([looked = looked, wake = wake_] {
+  const bool asked = control->whenNoticesRead([looked = looked, wake = wake_] {
     *looked = true;
     wake();
   });

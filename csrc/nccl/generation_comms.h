@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/control_communicator.h"
 #include "nccl/bootstrap.h"
 #include "nccl/device_comm.h"
 #include "nccl/nccl_engine.h"
@@ -22,7 +22,7 @@ class GenerationComms {
  public:
   struct Setup {
     std::shared_ptr<const NcclPlatform> platform;
-    std::shared_ptr<Communicator> control;
+    std::shared_ptr<ControlCommunicator> control;
     std::shared_ptr<Lifecycle> lifecycle;
     NcclEngineOptions options;
     std::shared_ptr<NcclThreads> threads{};  // these two by the communicator

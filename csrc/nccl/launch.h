@@ -15,12 +15,12 @@
 #include <optional>
 #include <vector>
 
+#include "device/stream_side.h"
 #include "nccl/device_call.h"
 #include "nccl/generation_comms.h"
 #include "nccl/nccl_threads.h"
 #include "nccl/outstanding.h"
 #include "nccl/peers_left.h"
-#include "nccl/stream_side.h"
 #include "nccl/stream_tails.h"
 
 namespace torchft_ext {

@@ -1,4 +1,4 @@
-// A group's registered memory pools, through all of its generations.
+// A group's memory pools that are registered with NCCL.
 //
 // NCCL registers memory with a communicator; a user registers a pool with the group. So each new
 // communicator of all ranks gets what is registered for its device before its first operation, and
@@ -7,9 +7,8 @@
 // register alike.
 //
 // Owner: the backend and its engine; communicators are seen weakly. Threads: any. add() and
-// remove() run one at a time, block until their deadline at most, and call the wait hook, which may
-// throw. After close(): nothing is registered any more. Destruction calls nothing in NCCL. No lock
-// is held over a call into NCCL or the end of a pool's owner.
+// remove() run one at a time. Destruction calls nothing in NCCL. No lock is held over a call into
+// NCCL or the end of a pool's owner.
 #pragma once
 
 #include <map>
@@ -18,47 +17,26 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "device/pool_registry.h"
 #include "nccl/call_gate.h"
 #include "nccl/comm_memory.h"
 #include "nccl/device_comm.h"
 
 namespace torchft_ext {
 
-struct MemoryPool {
-  PoolId id;
-  std::shared_ptr<void> owner;  // the memory stays mapped while it lives
-  std::vector<MemorySegment> segments;
-};
-
-struct MemoryOutcome {
-  enum class Kind {
-    kDone,
-    kClosed,   // the group was shut down
-    kUnknown,  // no such pool
-    kRefused,  // by NCCL; the generation stands
-    kLate,     // not by the deadline
-  };
-  Kind kind = Kind::kDone;
-  std::string why{};
-};
-
-class MemoryRegistry {
+class MemoryRegistry : public PoolRegistry {
  public:
   MemoryRegistry() = default;
-  ~MemoryRegistry();  // on whatever thread ends the last generation: see releaseLater()
+  ~MemoryRegistry() override;  // on whatever thread ends the last generation: see releaseLater()
   MemoryRegistry(const MemoryRegistry&) = delete;
   MemoryRegistry& operator=(const MemoryRegistry&) = delete;
 
-  // The pool's segments that are new, in live communicators and in all to come. Again: what has
-  // come since. Not kDone, or an exception: what this call has registered is deregistered.
-  MemoryOutcome add(MemoryPool pool, Deadline deadline);
-  // The pool is forgotten in any case but kClosed, kUnknown, and kLate where its turn did not come.
-  // Everything issued that uses it must be complete. NCCL may wait for a peer there: on a helper
-  // thread, which is abandoned at the deadline; the generations concerned fail then, and their
-  // communicators keep the pool's owner.
-  MemoryOutcome remove(const PoolId& id, Deadline deadline);
-  bool knows(const PoolId& id) const;
-  void close();  // forgets all pools; never blocks
+  MemoryOutcome add(MemoryPool pool, Deadline deadline) override;
+  // NCCL may wait for a peer there: on a helper thread, which is abandoned at the deadline; the
+  // generations concerned fail then, and their communicators keep the pool's owner.
+  MemoryOutcome remove(const PoolId& id, Deadline deadline) override;
+  bool knows(const PoolId& id) const override;
+  void close() override;
 
   // A communicator of all ranks has become ready, and nothing was issued on it. False: its
   // generation is over (and has failed, if this call is what ended it), or the deadline has passed.

@@ -103,7 +103,7 @@ bool NcclCommunicator::lookForUpdates(Deadline deadline) {
     bool looked GUARDED_BY(mutex) = false;
   };
   const auto waiter = std::make_shared<Waiter>();
-  const bool asked = control_->afterALook([waiter] {
+  const bool asked = control_->whenNoticesRead([waiter] {
     MutexLock lock(waiter->mutex);
     waiter->looked = true;
     waiter->changed.notifyAll();
@@ -120,12 +120,14 @@ bool NcclCommunicator::lookForUpdates(Deadline deadline) {
   return true;
 }
 
-void NcclCommunicator::orderBehindOperations() {
-  context_.tails->blockCurrentStreams(*context_.platform->cuda);
+bool NcclCommunicator::drain(Deadline deadline) {
+  const bool drained = context_.threads->poller->isSelf() || awaitDrained(deadline);
+  // Behind the wait, when everything has recorded where it ends.
+  if (context_.lifecycle->failure()) context_.tails->blockCurrentStreams(*context_.platform->cuda);
+  return drained;
 }
 
-bool NcclCommunicator::drain(Deadline deadline) {
-  if (context_.threads->poller->isSelf()) return true;
+bool NcclCommunicator::awaitDrained(Deadline deadline) {
   const bool host = control_->drain(deadline);
   return context_.outstanding->awaitBelow(context_.outstanding->mark(), deadline) && host;
 }

@@ -32,7 +32,6 @@ class NcclCommunicator : public Communicator {
   void issue(std::shared_ptr<OpState> state, Operation operation) override;
   void issueTogether(std::vector<Issue> issues) override;
   bool awaitIssued(Deadline deadline) override;
-  void orderBehindOperations() override;
   bool drain(Deadline deadline) override;
   bool leave(Deadline deadline) override;
   bool leaveForAnother(Deadline deadline) override;
@@ -43,9 +42,10 @@ class NcclCommunicator : public Communicator {
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;
   Comms takeIdle();
   Comms retireAll(Deadline deadline);
+  bool awaitDrained(Deadline deadline);
   bool lookForUpdates(Deadline deadline);  // what members had told before this call has been heard
 
-  const std::shared_ptr<Communicator> control_;
+  const std::shared_ptr<ControlCommunicator> control_;
   const Launch::Context context_;
   const Lifecycle::Subscription subscription_;
   // Of NCCL's calls. Issuing threads alone take it, and hold it while they block: nobody who

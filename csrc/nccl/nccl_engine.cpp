@@ -31,6 +31,11 @@ NcclEngineOptions possible(NcclEngineOptions options, const NcclApi& nccl) {
   return options;
 }
 
+std::string cannotCarryControl(const char* engine) {
+  return std::string("the engine '") + engine +
+         "' under NCCL makes communicators that carry no control messages for another engine";
+}
+
 class NcclEngine : public Engine {
  public:
   NcclEngine(std::shared_ptr<const NcclPlatform> platform, std::shared_ptr<Engine> control,
@@ -114,10 +119,17 @@ std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> NcclEngine:
     const std::function<bool()>& superseded) {
   if (auto instead = awaitMemoryFreed(*lifecycle, deadline, superseded)) return *std::move(instead);
   auto formed = control_->form(roster, lifecycle, deadline, superseded);
-  auto* control = std::get_if<std::shared_ptr<Communicator>>(&formed);
-  if (control == nullptr) return formed;
+  const auto* below = std::get_if<std::shared_ptr<Communicator>>(&formed);
+  if (below == nullptr) return formed;
+  auto control = std::dynamic_pointer_cast<ControlCommunicator>(*below);
+  if (!control) {
+    const Failure failure =
+        lifecycle->ownFailure(FailureKind::kInternal, cannotCarryControl(control_->name()));
+    lifecycle->fail(failure);  // before the communicator's end does, in words that say less
+    return failure;
+  }
   auto communicator = std::make_shared<NcclCommunicator>(
-      GenerationComms::Setup{platform_, std::move(*control), lifecycle, options_},
+      GenerationComms::Setup{platform_, std::move(control), lifecycle, options_},
       sharedNcclThreads());
   // All members have passed the control engine's barrier: nobody starts anew from here on.
   if (options_.bound_device && !communicator->bindDevice(*options_.bound_device, deadline)) {

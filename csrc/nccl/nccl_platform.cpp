@@ -37,6 +37,12 @@ Platform find() {
 
 }  // namespace
 
+std::string NcclPlatform::lacksToReduce(DType dtype) const {
+  const bool float8 = dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+  if (!float8 || nccl->has(NcclFeature::kFloat8)) return {};
+  return "NCCL 2.24 or later, found version " + std::to_string(nccl->version());
+}
+
 std::variant<std::shared_ptr<const NcclPlatform>, std::string> ncclPlatform() {
   Found& kept = found.get();
   {

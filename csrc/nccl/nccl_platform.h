@@ -9,12 +9,19 @@
 #include <string>
 #include <variant>
 
+#include "device/device_platform.h"
 #include "nccl/cuda_api.h"
 #include "nccl/nccl_api.h"
 
 namespace torchft_ext {
 
-struct NcclPlatform {
+struct NcclPlatform : DevicePlatform {
+  c10::DeviceType type() const override { return device_type; }
+  const char* library() const override { return "NCCL"; }
+  std::string lacksToReduce(DType dtype) const override;
+  bool capturing(const c10::Stream& stream) const override { return cuda->capturing(stream); }
+  std::unique_ptr<RelaxedCapture> relaxCapture() const override { return cuda->relaxCapture(); }
+
   c10::DeviceType device_type = c10::DeviceType::CUDA;
   std::shared_ptr<NcclApi> nccl;
   std::shared_ptr<CudaApi> cuda;

@@ -224,7 +224,7 @@ void ReapBatch::destroyAll(const Comms& comms) const {
 // prims_ll.h; 2.28.9). So the members must have been told before: whoever looks at a result there
 // looks for news first (EventPoller). Again: nothing.
 void ReapBatch::tellMembers(const Comms& comms) {
-  std::map<const Lifecycle*, std::pair<std::shared_ptr<Communicator>, std::string>> tellers;
+  std::map<const Lifecycle*, std::pair<std::shared_ptr<ControlCommunicator>, std::string>> tellers;
   for (const auto& comm : comms) {
     const DeviceCommSetup& setup = comm->setup();
     auto control = comm->takeControl();

@@ -4,6 +4,7 @@
 
 #include "c10d/comm_error.h"
 #include "c10d/compile_questions.h"
+#include "c10d/engines.h"
 #include "c10d/failed_init.h"
 #include "c10d/ft_backend.h"
 #include "c10d/ft_process_group.h"
@@ -341,6 +342,7 @@ void bind_backend(py::module_& module) {
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
              py::arg("options"), py::arg("bound_device") = py::none(),
              py::arg("beside") = py::none(), py::arg("ranks_beside") = std::vector<int>());
+  module.def("_engine_names", &engineNames);
   module.def("_publish_failed_init", &publishFailedInitAt, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("why"), NoGil());
   py::class_<CompileQuestions, std::shared_ptr<CompileQuestions>>(module, "_CompileQuestions")

@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "nccl/memory_registry.h"
+#include "device/pool_registry.h"
 
 namespace torchft_ext {
 

@@ -11,6 +11,7 @@
 #include "c10d/ft_work.h"
 #include "captured_log.h"
 #include "cluster.h"
+#include "comm/control_communicator.h"
 #include "throwing_hook.h"
 #include "wait_for.h"
 
@@ -39,7 +40,8 @@ class HeldLoop : public AroundEngine {
     auto formed = inner_->form(roster, lifecycle, deadline, superseded);
     auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed);
     if (communicator != nullptr && !std::exchange(formed_, true)) {
-      (*communicator)->onPeerLeft([hold = hold_](int, bool) {
+      const auto control = std::dynamic_pointer_cast<ControlCommunicator>(*communicator);
+      control->onPeerLeft([hold = hold_](int, bool) {
         hold->entered.set_value();
         hold->go_on.get_future().wait();
       });

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "cluster.h"
+#include "device/stream_side.h"
 #include "nccl/device_comm.h"
 #include "nccl/nccl_engine.h"
 #include "nccl/nccl_threads.h"
-#include "nccl/stream_side.h"
 #include "sim.h"
 #include "wait_for.h"
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <thread>
 
+#include "around_engine.h"
 #include "nccl/nccl_communicator.h"
 #include "nccl_cluster.h"
 
@@ -451,10 +452,12 @@ TEST_F(NcclEngineTest, AGoodbyeFinalizesAndDestroys) {
 }
 
 // A control communicator that only tells of goodbyes.
-class TellingControl : public Communicator {
+class TellingControl : public ControlCommunicator {
  public:
   void issue(std::shared_ptr<OpState>, Operation) override {}
   void onPeerLeft(const OnPeerLeft& told) override { tell = told; }
+  bool tellOfFailure(Deadline) override { return true; }
+  bool whenNoticesRead(std::function<void()>) override { return false; }
   bool drain(Deadline) override { return true; }
   bool leave(Deadline) override { return true; }
   uint64_t bytesSent() const override { return 0; }
@@ -477,6 +480,46 @@ TEST_F(NcclEngineTest, WhatNeedsAMemberThatSaidGoodbyeFailsAtOnceAndCallsNothing
   PeersLeft left;
   left.add({2, false});
   EXPECT_FALSE(left.neededBy(1));
+}
+
+// A communicator that implements Communicator and no more, over another one.
+class PlainCommunicator : public Communicator {
+ public:
+  explicit PlainCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  void issue(std::shared_ptr<OpState> state, Operation operation) override {
+    inner_->issue(std::move(state), std::move(operation));
+  }
+  bool drain(Deadline deadline) override { return inner_->drain(deadline); }
+  bool leave(Deadline deadline) override { return inner_->leave(deadline); }
+  uint64_t bytesSent() const override { return inner_->bytesSent(); }
+  uint64_t bytesReceived() const override { return inner_->bytesReceived(); }
+
+ private:
+  const std::shared_ptr<Communicator> inner_;
+};
+
+class PlainEngine : public AroundEngine {
+ public:
+  using AroundEngine::AroundEngine;
+  std::variant<std::shared_ptr<Communicator>, Failure, std::monostate> form(
+      const Roster& roster, std::shared_ptr<Lifecycle> lifecycle, Deadline deadline,
+      const std::function<bool()>& superseded) override {
+    auto formed = inner_->form(roster, std::move(lifecycle), deadline, superseded);
+    auto* communicator = std::get_if<std::shared_ptr<Communicator>>(&formed);
+    if (communicator == nullptr) return formed;
+    return std::make_shared<PlainCommunicator>(std::move(*communicator));
+  }
+};
+
+TEST_F(NcclEngineTest, AnEngineBelowThatCarriesNoControlMessagesIsRefused) {
+  ClusterMember member(
+      "0", std::make_shared<MemoryStore>(), loopbackOptions(), [](std::shared_ptr<Engine> host) {
+        return makeNcclEngine(sim::platform(), std::make_shared<PlainEngine>(std::move(host)), {});
+      });
+  const FailurePtr failure = member.configure("plain", 0, 1);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, FailureKind::kInternal) << failure->describe();
+  EXPECT_NE(failure->cause.how.find("'host' under NCCL"), std::string::npos) << failure->cause.how;
 }
 
 }  // namespace

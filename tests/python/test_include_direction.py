@@ -76,6 +76,14 @@ def test_includes_of_the_same_and_lower_layers_pass(tmp_path: Path) -> None:
     assert checker.check(tree(tmp_path / "csrc", host__a_cpp=text)) == []
 
 
+def test_engines_are_known_to_the_layer_that_registers_them(tmp_path: Path) -> None:
+    files = {
+        "engines__a_cpp": '#include "nccl/x.h"\n#include "device/x.h"\n',
+        "c10d__a_cpp": '#include "engines/x.h"\n#include "device/x.h"\n',
+    }
+    assert checker.check(tree(tmp_path / "csrc", **files)) == []
+
+
 @pytest.mark.parametrize(
     ("name", "include", "complaint"),
     [
@@ -84,7 +92,15 @@ def test_includes_of_the_same_and_lower_layers_pass(tmp_path: Path) -> None:
         ("comm__a_cpp", '"host/x.h"', "comm must not know host"),
         ("base__a_cpp", '"net/absent.h"', "no such file"),
         ("net__a_cpp", '"x.h"', "expected a path from csrc"),
-        ("host__a_cpp", "<torch/types.h>", "torch belongs to c10d/"),
+        ("c10d__a_cpp", '"nccl/x.h"', "c10d must not know nccl"),
+        ("python__a_cpp", '"nccl/x.h"', "python must not know nccl"),
+        ("libtorch__a_cpp", '"nccl/x.h"', "libtorch must not know nccl"),
+        ("python__a_cpp", '"engines/x.h"', "python must not know engines"),
+        ("nccl__a_cpp", '"engines/x.h"', "nccl must not know engines"),
+        ("nccl__a_cpp", '"host/x.h"', "nccl must not know host"),
+        ("host__a_cpp", '"device/x.h"', "host must not know device"),
+        ("c10d__a_cpp", '"embed/x.h"', "c10d must not know embed"),
+        ("host__a_cpp", "<torch/types.h>", "torch belongs to device"),
         ("c10d__a_cpp", "<pybind11/pybind11.h>", "only python/ sees Python"),
         ("c10d__a_cpp", "<torch/csrc/utils/pybind.h>", "only python/ sees Python"),
     ],

@@ -56,6 +56,15 @@ def name_with_import(name: str) -> str:
     return name
 
 
+def test_each_registered_engine_has_its_names_before_the_library_is_loaded() -> None:
+    import torchft_ext_autoload
+    from torchft_ext import _C
+
+    assert list(torchft_ext_autoload.ENGINES) == _C._engine_names()
+    for engine in _C._engine_names():
+        assert {f"ft:{engine}", f"ft_{engine}"} <= set(torchft_ext_autoload.NAMES)
+
+
 def test_names_resolve_without_an_import(rank_env):
     kinds = run_cases("test_names", "name_without_import", NAMES, rank_env)
     assert kinds.pop("cpu:gloo,cuda:ft") == "ProcessGroupGloo"

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "comm/operation.h"
-#include "nccl/tensor_shelf.h"
+#include "device/tensor_shelf.h"
 
 namespace torchft_ext {
 
