@@ -37,7 +37,7 @@ format: setup ## rewrites what clang-format and ruff can
 tidy: setup ## clang-tidy, with clang's thread-safety analysis
 	@scripts/tidy.sh
 
-sanitize: ## the C++ tests under ASan + UBSan, then TSan
+sanitize: ## the C++ tests, C++ and C examples under ASan + UBSan, then TSan
 	@scripts/setup.sh --all
 	@scripts/sanitize.sh address
 	@scripts/sanitize.sh thread

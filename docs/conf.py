@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,8 +15,13 @@ author = "The torchft_ext authors"
 project_copyright = author
 version = release = torchft_ext.__version__
 
-# Breathe comes here when the C++ headers get a reference of their own.
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "stub_signatures"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "stub_signatures",
+    "breathe",
+]
 exclude_patterns = ["_ext"]
 
 myst_enable_extensions = ["colon_fence"]
@@ -27,12 +33,20 @@ autodoc_typehints_format = "short"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Keys", "params_style")]
+# The reference of the public C++ headers, from what scripts/docs.sh had Doxygen make of them.
+breathe_projects = {"torchft_ext": os.environ["TORCHFT_EXT_DOXYGEN"]}
+breathe_default_project = "torchft_ext"
+breathe_default_members = ("members",)
+breathe_show_include = False
+# Each header opens the namespaces anew.
+suppress_warnings = ["duplicate_declaration.cpp"]
 # Names of Python and torch in signatures and docstrings: their sites are not asked.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|datetime|typing|collections|contextlib)\..*"),
     ("py:.*", r"(timedelta|Callable|Tensor|MemPool|ErrorType|DistBackendError|TypedDict)"),
     ("py:.*", r"(ValueError|TypeError|RuntimeError|NotImplementedError|None)"),
     ("py:.*", r"_?(Backend\.Options|Future|Backend|Work)|_[ST]"),
+    ("cpp:identifier", r"(std|c10|c10d|at|torch|u?int\d+_t|size_t)(::.*)?"),
     ("py:.*", r"torchft_ext\._pg_wrappers\.Manager"),
     ("py:.*", r"torchft_ext\.(_ElasticJob|elastic\._\w+\.(JobLike|Replicated|Loader))"),
 ]

@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
-# Compiles and links everything against another torch than the one installed, which may be a CUDA wheel: of what it
-# compiles nothing runs but a program that loads that CUDA runtime, and nothing is optimised.
-#   scripts/check_other_torch.sh [--cuda] 2.11.0 [DIRECTORY for the wheel's headers and libraries]
+# Compiles and links everything against another torch than the one installed, which may be a CUDA wheel, and unoptimised.
+# Of that the C++ tests of groups and DDP on libtorch run, and a program that loads that CUDA runtime.
+#   scripts/check_other_torch.sh [--cuda] [--build] 2.11.0 [DIRECTORY for the wheel's headers and libraries]
 # --cuda: fails where the wheel is one for the CPU, against which the files that call CUDA and NCCL are left out.
+# --build: runs no C++ tests.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 wants_cuda=
-if [ "${1:-}" = --cuda ]; then
-  wants_cuda=yes
+build=
+while :; do
+  case ${1:-} in
+    --cuda) wants_cuda=yes ;;
+    --build) build=only ;;
+    *) break ;;
+  esac
   shift
-fi
-version=${1:?usage: scripts/check_other_torch.sh [--cuda] VERSION [DIRECTORY]}
+done
+version=${1:?usage: scripts/check_other_torch.sh [--cuda] [--build] VERSION [DIRECTORY]}
 where=$(realpath -m "${2:-$BUILD_ROOT/torch-$version}")
 
 if [ ! -f "$where/unpacked" ]; then
@@ -47,18 +53,30 @@ if [ -n "$cuda" ]; then # what is looked up at run time, by names that no compil
   say "libc10_cuda.so exports $symbol and brings libcudart along"
 fi
 
-# The CUDA runtime is a wheel of its own, of some megabytes.
+# What torch's libraries need of CUDA where none of it is used: two wheels of some megabytes.
+take_cuda_libraries() {
+  local name suffix=
+  [ "${cuda%%.*}" -ge 13 ] || suffix=-cu${cuda%%.*}
+  for name in runtime cupti; do
+    retry python -m pip download --quiet --retries 10 --no-deps --dest "$where/cuda" "nvidia-cuda-$name$suffix==$cuda.*"
+  done
+  for name in "$where"/cuda/*.whl; do python -m zipfile -e "$name" "$where/cuda" && rm "$name"; done
+  touch "$where/cuda/unpacked"
+}
+library_path=
+if [ -n "$cuda" ]; then
+  [ -f "$where/cuda/unpacked" ] || take_cuda_libraries
+  library_path=$(find "$where/cuda" \( -name 'libcudart.so.*' -o -name 'libcupti.so.*' \) -printf '%h\n' | sort -u | paste -sd:)
+fi
+
 load_cuda_runtime() {
-  local work name
-  work=$(mktemp -d "$BUILD_ROOT/cuda-runtime.XXXXXX")
-  if [ "${cuda%%.*}" -ge 13 ]; then name=nvidia-cuda-runtime; else name=nvidia-cuda-runtime-cu${cuda%%.*}; fi
-  retry python -m pip download --quiet --retries 10 --no-deps --dest "$work" "$name==$cuda.*"
-  python -m zipfile -e "$work"/*.whl "$work"
+  local program
+  program=$(mktemp "$BUILD_ROOT/real_cuda_runtime.XXXXXX")
   "${CXX:-g++}" -std=c++20 -Wall -Wextra -Werror -Icsrc -Icsrc/include -isystem "$where/torch/include" \
-    tests/nccl/real_cuda_runtime.cpp csrc/nccl/cuda_runtime.cpp -o "$work/real_cuda_runtime" \
+    tests/nccl/real_cuda_runtime.cpp csrc/nccl/cuda_runtime.cpp -o "$program" \
     -L"$where/torch/lib" -Wl,-rpath,"$where/torch/lib" -lc10 -ldl
-  LD_LIBRARY_PATH=$(dirname "$(find "$work" -name 'libcudart.so.*')") "$work/real_cuda_runtime" "$library"
-  rm -rf "$work"
+  LD_LIBRARY_PATH=$library_path "$program" "$library"
+  rm "$program"
 }
 [ -z "$cuda" ] || load_cuda_runtime
 
@@ -66,3 +84,8 @@ directory="$BUILD_ROOT/with-torch-$version"
 CXX=$(checking_compiler) configure "$directory" -DTORCHFT_EXT_TORCH_DIR="$where/torch" -DTORCHFT_EXT_OPTIMIZE=-O0 \
   -DTORCHFT_EXT_PRECOMPILE=ON >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
 cmake --build "$directory" -j "$JOBS"
+
+[ -z "$build" ] || exit 0
+say "C++ programs on libtorch $version"
+# Without the comparison with Python, whose torch is another one here.
+LD_LIBRARY_PATH=$library_path "$directory/tests/cpp/torchft_ext_libtorch_tests" --gtest_filter='-*Python*'

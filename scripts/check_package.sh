@@ -85,19 +85,8 @@ if nm -D --undefined-only --with-symbol-versions "$work"/consumer/{describe_fail
   die "the public headers need symbols that are not public"
 fi
 
-# in_c PROGRAM: four processes, of which one dies.
-in_c() {
-  local ranks=() rank
-  rm -rf "$work/meeting"
-  for rank in 0 1 2 3; do
-    timeout 60 "$1" "$rank" 4 "$work/meeting" 2 &
-    ranks+=($!)
-  done
-  for rank in 0 1 2 3; do
-    wait "${ranks[rank]}" || [ "$rank" = 2 ] || die "rank $rank of $1 failed"
-  done
-}
-in_c "$work/consumer/allreduce_c"
+four_ranks="$ROOT/tests/examples/four_ranks_one_dies.sh"
+"$four_ranks" "$work/consumer/allreduce_c"
 
 say "the core alone, without torch and Python"
 cmake -S "$work/source" -B "$work/core" -G Ninja -DTORCHFT_EXT_BUILD_TORCH=OFF -DTORCHFT_EXT_BUILD_BENCHMARKS=ON \
@@ -106,14 +95,14 @@ cmake --build "$work/core" -j "$JOBS" >>"$work/core.log" || { tail -40 "$work/co
 cmake --install "$work/core" --prefix "$work/prefix" >>"$work/core.log"
 cmake -S "$work/source/examples/cpp" -B "$work/with-core" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/core.log"
 cmake --build "$work/with-core" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
-in_c "$work/with-core/allreduce_c"
+"$four_ranks" "$work/with-core/allreduce_c"
 timeout 60 "$work/core/benchmarks/native/ft_bench" --world 3 --op all --max 64K --factor 64 --seconds 0.01
 python "$ROOT/scripts/public_symbols.py" "$work/prefix/lib"
 
 say "a program that has the sources as a subdirectory"
 cmake -S "$work/source/examples/cpp/subdirectory" -B "$work/within" -G Ninja -DTORCHFT_EXT_WERROR="$WERROR" >"$work/within.log"
 cmake --build "$work/within" -j "$JOBS" >>"$work/within.log" || { tail -40 "$work/within.log"; exit 1; }
-in_c "$work/within/allreduce_c"
+"$four_ranks" "$work/within/allreduce_c"
 if ldd "$work/prefix/lib/libtorchft_ext_core.so" | grep -E 'torch_|c10|python'; then
   die "the core library needs torch or Python"
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the package against a torch of this version, in an environment and a copy of the tree of its own, and runs the
-# Python tests there. A CUDA wheel of torch takes some 6 GB, and runs on the CPU too.
+# Python tests and the C++ tests of groups and DDP on libtorch there. A CUDA wheel of torch takes some 6 GB, and runs on the CPU too.
 #   scripts/check_torch.sh 2.15.0                       the whole Python suite
 #   scripts/check_torch.sh --quick 2.14.1               the tests of reconfigure, generations, names and failures
 #   scripts/check_torch.sh 2.11.0 tests/python/test_gil.py -x
@@ -8,7 +8,7 @@
 #   scripts/check_torch.sh --build --quick 2.14.1       only makes what those tests need
 # Works in $TORCHFT_EXT_BUILD_ROOT/run-torch-VERSION, and goes on from what an earlier run left there (delete the
 # directory to begin afresh). PYTHON chooses the interpreter: a version of torch may have no wheel for each.
-# scripts/check_other_torch.sh only compiles, and needs none of the CUDA packages.
+# scripts/check_other_torch.sh compiles all C++ tests, and needs the smallest of the CUDA packages alone.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 quick=(tests/python/test_{reconfigure,generations,names,failures}.py)
@@ -45,14 +45,16 @@ scripts/setup.sh --tests
 # To be checked, not to be fast.
 export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_PRECOMPILE=ON -DTORCHFT_EXT_OPTIMIZE=-O1"
 CXX=$(checking_compiler) scripts/build.sh
-if [ "${tests[*]:-}" != "${quick[*]}" ]; then # the simulated device is all that Python tests need of the C++ tests
-  cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON >build/simulator.log
-  cmake --build build/dev -j "$JOBS" --target torchft_ext_sim >>build/simulator.log
-fi
+# Of the C++ tests, those of what libtorch's programs use, and the simulated device that Python tests need.
+targets=(torchft_ext_libtorch_tests)
+[ "${tests[*]:-}" = "${quick[*]}" ] || targets+=(torchft_ext_sim)
+cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON >build/cpp-tests.log
+cmake --build build/dev -j "$JOBS" --target "${targets[@]}" >>build/cpp-tests.log
 
 export PATH="$VENV/bin:$PATH"
 found=$(python -c 'import torch; print(torch.__version__)')
 case $found in "$version" | "$version"+*) ;; *) die "expected torch $version in $VENV, found $found" ;; esac
 [ -z "$build" ] || exit 0
-say "torch $found, $(python --version), $(date +%F): ${tests[*]} $*"
+say "torch $found, $(python --version), $(date +%F): C++ programs on libtorch, ${tests[*]} $*"
+build/dev/tests/cpp/torchft_ext_libtorch_tests
 CUDA_VISIBLE_DEVICES='' python -m pytest "${tests[@]}" "$@"

@@ -11,6 +11,11 @@ if [ ! -f "$stamp" ]; then
   rm -f "$VENV"/.docs-*
   touch "$stamp"
 fi
+have doxygen || apt_install doxygen
+# Of the public C++ headers, for docs/reference/cpp_api.md.
+export TORCHFT_EXT_DOXYGEN="$BUILD_ROOT/docs/doxygen/xml"
+mkdir -p "$BUILD_ROOT/docs/doxygen"
+(cat docs/Doxyfile; echo "OUTPUT_DIRECTORY = $BUILD_ROOT/docs/doxygen") | doxygen -
 rm -rf "$BUILD_ROOT/docs/$builder" # what is not read again cannot warn again
 python -m sphinx --builder "$builder" --nitpicky --fail-on-warning --keep-going --quiet \
   --doctree-dir "$BUILD_ROOT/docs/doctrees" --fresh-env docs "$BUILD_ROOT/docs/$builder"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The C++ tests under sanitizers, each in a build directory of its own.
+# The C++ tests and the example programs in C++ and C under sanitizers, each sanitizer in a build directory of its own.
 #   scripts/sanitize.sh address   AddressSanitizer, LeakSanitizer, UndefinedBehaviorSanitizer
 #   scripts/sanitize.sh thread    ThreadSanitizer
 #   scripts/sanitize.sh thread --build    compiles alone

@@ -67,6 +67,8 @@ def make_group(
     """
     if backend not in _BACKENDS:
         raise ValueError(f"make_group: backend: expected one of {_BACKENDS}, found {backend!r}")
+    if store is None:
+        raise ValueError("make_group: store: expected a store, found None")
     if os.environ.get("TORCHFT_EXT_DISABLE", "") == "1":
         raise NotImplementedError(
             "make_group: TORCHFT_EXT_DISABLE=1 leaves no group of this package; make one of torch's"

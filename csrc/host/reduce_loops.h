@@ -165,30 +165,10 @@ struct Product {
   }
 };
 
-inline float bothBits(float a, float b) {
-  return bitsAs<float>(bitsAs<uint32_t>(a) & bitsAs<uint32_t>(b));
-}
-inline double bothBits(double a, double b) {
-  return bitsAs<double>(bitsAs<uint64_t>(a) & bitsAs<uint64_t>(b));
-}
-inline float anyBits(float a, float b) {
-  return bitsAs<float>(bitsAs<uint32_t>(a) | bitsAs<uint32_t>(b));
-}
-inline double anyBits(double a, double b) {
-  return bitsAs<double>(bitsAs<uint64_t>(a) | bitsAs<uint64_t>(b));
-}
-
-// Each comparison is one instruction, which prefers its second operand where they are equal. Equal
-// numbers have equal bits, but for the two zeros, of which so the sign is the and, or the or.
 struct Min {
   template <typename T>
   static T integers(T a, T b) {
     return b < a ? b : a;
-  }
-  template <typename F>
-  static F floats(F a, F b) {
-    const F least = anyBits(a < b ? a : b, b < a ? b : a);
-    return __builtin_isunordered(a, b) ? static_cast<F>(__builtin_nanf("")) : least;
   }
 };
 
@@ -196,11 +176,6 @@ struct Max {
   template <typename T>
   static T integers(T a, T b) {
     return a < b ? b : a;
-  }
-  template <typename F>
-  static F floats(F a, F b) {
-    const F most = bothBits(a > b ? a : b, b > a ? b : a);
-    return __builtin_isunordered(a, b) ? static_cast<F>(__builtin_nanf("")) : most;
   }
 };
 
@@ -240,6 +215,102 @@ void combineFloats(void* into, const void* from, size_t items) {
     const auto result = Op::floats(widen(load<T>(into, i)), widen(load<T>(from, i)));
     store<T>(into, i, Narrow<T>::of(result));
   }
+}
+
+// ---- over vectors, where compilers do not find the best instructions by themselves
+
+#ifdef __AVX__
+constexpr size_t kVectorBytes = 32;
+#else
+constexpr size_t kVectorBytes = 16;
+#endif
+
+template <typename T>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  using Floats = float __attribute__((vector_size(kVectorBytes)));
+  using Bits = uint32_t __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct VectorOf<double> {
+  using Floats = double __attribute__((vector_size(kVectorBytes)));
+  using Bits = uint64_t __attribute__((vector_size(kVectorBytes)));
+};
+using Floats = VectorOf<float>::Floats;
+using Words = VectorOf<float>::Bits;
+
+// What is left at the end is done in a vector too, beside zeros.
+template <typename Vector, Vector (*combine)(Vector, Vector)>
+void combineVectors(void* into, const void* from, size_t bytes) {
+  size_t i = 0;
+  for (; i < bytes / sizeof(Vector); ++i) {
+    store<Vector>(into, i, combine(load<Vector>(into, i), load<Vector>(from, i)));
+  }
+  const size_t done = i * sizeof(Vector);
+  if (done == bytes) return;
+  Vector a{};
+  Vector b{};
+  __builtin_memcpy(&a, static_cast<const char*>(into) + done, bytes - done);
+  __builtin_memcpy(&b, static_cast<const char*>(from) + done, bytes - done);
+  a = combine(a, b);
+  __builtin_memcpy(static_cast<char*>(into) + done, &a, bytes - done);
+}
+
+// Each choice is one instruction, which takes its second operand where they are equal or not
+// ordered. Equal numbers have equal bits, but for the two zeros, of which so the sign is the and,
+// or the or. One of the choices is a NaN, and so unequal to the other, exactly where an operand is.
+template <typename T>
+inline typename VectorOf<T>::Floats greater(typename VectorOf<T>::Floats a,
+                                            typename VectorOf<T>::Floats b) {
+  using Bits = typename VectorOf<T>::Bits;
+  const auto one = a > b ? a : b;
+  const auto other = b > a ? b : a;
+  const Bits nan = reinterpret_cast<Bits>(one != other);
+  return reinterpret_cast<typename VectorOf<T>::Floats>(
+      (reinterpret_cast<Bits>(one) & reinterpret_cast<Bits>(other)) | nan);
+}
+template <typename T>
+inline typename VectorOf<T>::Floats less(typename VectorOf<T>::Floats a,
+                                         typename VectorOf<T>::Floats b) {
+  using Bits = typename VectorOf<T>::Bits;
+  const auto one = a < b ? a : b;
+  const auto other = b < a ? b : a;
+  const Bits nan = reinterpret_cast<Bits>(one != other);
+  return reinterpret_cast<typename VectorOf<T>::Floats>(reinterpret_cast<Bits>(one) |
+                                                        reinterpret_cast<Bits>(other) | nan);
+}
+
+template <typename T>
+void maxOfFloats(void* into, const void* from, size_t items) {
+  combineVectors<typename VectorOf<T>::Floats, greater<T>>(into, from, items * sizeof(T));
+}
+template <typename T>
+void minOfFloats(void* into, const void* from, size_t items) {
+  combineVectors<typename VectorOf<T>::Floats, less<T>>(into, from, items * sizeof(T));
+}
+
+// As Narrow<Bfloat>; the result is the upper half of each word.
+inline Words roundedToBfloats(Floats values) {
+  const Words bits = reinterpret_cast<Words>(values);
+  const Words rounded = bits + 0x7fffU + ((bits >> 16U) & 1U);
+  return values != values ? Words{} + 0x7fc00000U : rounded;
+}
+
+// A word is two items. The upper one is a float as it stands, but for bits below; the lower one is
+// moved up. So nothing is unpacked and packed.
+template <typename Op>
+inline Words pairsOfBfloats(Words a, Words b) {
+  const auto upper = [](Words pair) { return reinterpret_cast<Floats>(pair & 0xffff0000U); };
+  const auto lower = [](Words pair) { return reinterpret_cast<Floats>(pair << 16U); };
+  const Words above = roundedToBfloats(Op::floats(upper(a), upper(b)));
+  const Words below = roundedToBfloats(Op::floats(lower(a), lower(b)));
+  return (above & 0xffff0000U) | (below >> 16U);
+}
+
+template <typename Op>
+void combineBfloats(void* into, const void* from, size_t items) {
+  combineVectors<Words, pairsOfBfloats<Op>>(into, from, items * sizeof(Bfloat));
 }
 
 // Numbers of 16 bits in the order of integers: a negative one's magnitude counts the other way.
@@ -332,10 +403,10 @@ constexpr void addIntegers(ReduceTable& table, int type) {
 }
 
 template <typename T>
-constexpr void addFloats(ReduceTable& table, int type) {
-  const ReduceTable::Combine all[] = {combineFloats<T, Sum>,     combineFloats<T, Sum>,
-                                      combineFloats<T, Product>, combineFloats<T, Min>,
-                                      combineFloats<T, Max>,     combineFloats<T, Sum>};
+constexpr void addFloats(ReduceTable& table, int type, ReduceTable::Combine sum,
+                         ReduceTable::Combine product, ReduceTable::Combine min,
+                         ReduceTable::Combine max) {
+  const ReduceTable::Combine all[] = {sum, sum, product, min, max, sum};
   for (int op = 0; op < 6; ++op) table.combine[type][op] = all[op];
   table.multiply[type] = multiplyFloats<T>;
   table.divide[type] = divideFloats<T>;
@@ -352,16 +423,14 @@ constexpr void addBools(ReduceTable& table, int type) {
 
 constexpr ReduceTable makeTable() {
   ReduceTable table{};
-  addFloats<float>(table, 0);
-  addFloats<double>(table, 1);
-  addFloats<Half>(table, 2);
-  const ReduceTable::Combine halves[] = {combineHalves<Sum>,        combineHalves<Sum>,
-                                         combineHalves<Product>,    combineOrdered<Half, Min>,
-                                         combineOrdered<Half, Max>, combineHalves<Sum>};
-  for (int op = 0; op < 6; ++op) table.combine[2][op] = halves[op];
-  addFloats<Bfloat>(table, 3);
-  table.combine[3][3] = combineOrdered<Bfloat, Min>;
-  table.combine[3][4] = combineOrdered<Bfloat, Max>;
+  addFloats<float>(table, 0, combineFloats<float, Sum>, combineFloats<float, Product>,
+                   minOfFloats<float>, maxOfFloats<float>);
+  addFloats<double>(table, 1, combineFloats<double, Sum>, combineFloats<double, Product>,
+                    minOfFloats<double>, maxOfFloats<double>);
+  addFloats<Half>(table, 2, combineHalves<Sum>, combineHalves<Product>, combineOrdered<Half, Min>,
+                  combineOrdered<Half, Max>);
+  addFloats<Bfloat>(table, 3, combineBfloats<Sum>, combineBfloats<Product>,
+                    combineOrdered<Bfloat, Min>, combineOrdered<Bfloat, Max>);
   addIntegers<int8_t>(table, 4);
   addIntegers<int16_t>(table, 5);
   addIntegers<int32_t>(table, 6);

@@ -18,10 +18,9 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using BackendPtr = c10::intrusive_ptr<FtBackend>;
 
-c10::intrusive_ptr<FtOptions> optionsOf(const GroupOptions& given) {
-  TORCH_CHECK_VALUE(given.timeout.count() > 0,
-                    "GroupOptions: timeout: expected a positive time, found ",
-                    given.timeout.count(), " ms");
+c10::intrusive_ptr<FtOptions> optionsOf(const char* caller, const GroupOptions& given) {
+  TORCH_CHECK_VALUE(given.timeout.count() > 0, caller,
+                    ": timeout: expected a positive time, found ", given.timeout.count(), " ms");
   auto options = c10::make_intrusive<FtOptions>(given.timeout);
   options->interface = given.interface;
   options->port_range = given.port_range;
@@ -41,7 +40,7 @@ ProcessGroupPtr make(const StorePtr& store, int rank, int size, const GroupOptio
   spec.engine = options.engine;
   spec.name = options.name;
   spec.caller = "makeGroup";
-  spec.options = optionsOf(options);
+  spec.options = optionsOf("makeGroup", options);
   spec.begin = begin;
   return makeGroup(spec);
 }
@@ -130,7 +129,7 @@ ProcessGroupPtr split(const ProcessGroupPtr& group, const std::vector<int>& rank
   if (!options) {
     return group->splitGroup(ranks, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
   }
-  const c10::intrusive_ptr<c10d::Backend::Options> chosen = optionsOf(*options);
+  const c10::intrusive_ptr<c10d::Backend::Options> chosen = optionsOf("split", *options);
   return group->splitGroup(ranks, options->timeout, chosen, options->name, std::nullopt);
 }
 

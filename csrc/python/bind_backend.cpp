@@ -70,6 +70,9 @@ ProcessGroupPtr makeOwnGroup(const StorePtr& store, const py::object& rank,
   const int own_rank = numberOf("make_group: rank", rank);
   const int size = numberOf("make_group: world_size", world_size);
   const auto limit = optionalLimitOf("make_group: timeout", timeout);
+  TORCH_CHECK_VALUE(!limit || limit->count() > 0,
+                    "make_group: timeout: expected a positive time, found ",
+                    limit.value_or(Milliseconds(0)).count(), " ms");
   const py::gil_scoped_release no_gil;
   GroupSpec spec = specOf(store, own_rank, size, limit, engine, name, options, bound_device);
   spec.caller = "make_group";

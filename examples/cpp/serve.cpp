@@ -7,31 +7,25 @@
 // The program starts its processes itself. Requests come in windows; the members agree after each
 // one, so that all of them know whether it was answered. Its last line is JSON. Exit status 0:
 // every request was answered rightly, or failed with the name of the process that died.
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
-#include <cstdlib>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <sstream>
+#include <stdexcept>
 #include <string>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "processes.h"
 #include "torchft_ext/torch/elastic.h"
 
+using example::Arguments;
 using torchft_ext::FailurePtr;
 using torchft_ext::ProcessGroupPtr;
 namespace elastic = torchft_ext::elastic;
 
 namespace {
-
-using Arguments = std::map<std::string, std::string>;
 
 constexpr int64_t kInputs = 128;
 constexpr int64_t kHidden = 512;
@@ -66,7 +60,8 @@ class Worker {
  public:
   explicit Worker(const Arguments& arguments)
       : requests_(std::stoll(arguments.at("requests"))),
-        kill_at_(std::stoll(arguments.at("kill-at"))) {
+        kill_at_(std::stoll(arguments.at("kill-at"))),
+        report_(arguments.at("report")) {
     elastic::JoinOptions options;
     options.address = arguments.at("address");
     options.size = options.min_size = options.max_size = std::stoi(arguments.at("workers"));
@@ -156,13 +151,14 @@ class Worker {
   }
 
   void report() const {
-    std::ofstream file(std::getenv("SERVE_REPORT"));
+    std::ofstream file(report_);
     file << answered_ << " " << failed_ << " " << wrong_ << " " << view_.size << " " << view_.number
          << " " << lost_ << "\n";
   }
 
   const int64_t requests_;
   const int64_t kill_at_;
+  const std::string report_;
   const Model model_ = Model::load();
   const ProcessGroupPtr group_ = elastic::makeLocalGroup();
   std::shared_ptr<elastic::Job> job_;
@@ -177,22 +173,9 @@ class Worker {
 
 // ---- the program that starts them
 
-pid_t start(const char* program, const Arguments& arguments) {
-  std::vector<std::string> words{program, "--worker", "1"};
-  for (const auto& [name, value] : arguments) words.insert(words.end(), {"--" + name, value});
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const pid_t pid = ::fork();
-  if (pid != 0) return pid;
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ::execv("/proc/self/exe", argv.data());
-  std::_Exit(127);
-}
-
 // One line of JSON about what the front reported; true: all is as it should be.
-bool conclude(const std::string& path, const Arguments& arguments, pid_t killed) {
-  std::ifstream file(path);
+bool conclude(const Arguments& arguments, pid_t killed) {
+  std::ifstream file(arguments.at("report"));
   int64_t answered = 0;
   int64_t failed = 0;
   int64_t wrong = 0;
@@ -210,64 +193,49 @@ bool conclude(const std::string& path, const Arguments& arguments, pid_t killed)
   return good;
 }
 
-int launch(const char* program, Arguments arguments) {
-  char directory[] = "/tmp/serve-XXXXXX";
-  if (::mkdtemp(directory) == nullptr) throw std::runtime_error("no directory for the report");
-  const std::string path = std::string(directory) + "/front";
-  ::setenv("SERVE_REPORT", path.c_str(), 1);
-  ::setenv("OMP_NUM_THREADS", "1", 0);
-  c10d::TCPStoreOptions options;
-  options.port = 0;  // any that is free
-  options.isServer = true;
-  options.waitWorkers = false;
-  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  arguments["address"] = "127.0.0.1:" + std::to_string(store->getPort()) + "/serve";
-  const int kills = std::stoll(arguments.at("kill-at")) >= 0 ? 1 : 0;
-  const int workers = std::stoi(arguments.at("workers"));
-  const int count = workers + std::stoi(arguments.at("spares"));
+int launch(const Arguments& given) {
+  const int kills = std::stoll(given.at("kill-at")) >= 0 ? 1 : 0;
+  const int workers = std::stoi(given.at("workers"));
+  const int count = workers + std::stoi(given.at("spares"));
   if (workers < 2 || count < workers + kills) {
     throw std::runtime_error("expected two workers or more, and a spare for one that is killed");
   }
+  const example::Meeting meeting;
+  Arguments arguments = given;
+  arguments["address"] = meeting.address("serve");
+  arguments["report"] = meeting.directory() + "/front";
+  arguments["worker"] = "";
   std::vector<pid_t> pids;
-  for (int i = 0; i < count; ++i) pids.push_back(start(program, arguments));
+  for (int i = 0; i < count; ++i) pids.push_back(example::start(arguments));
   pid_t killed = -1;
   bool good = true;
   for (int ended = 0; ended < workers + kills; ++ended) {  // spares that nobody needed wait on
     int status = 0;
     const pid_t pid = ::wait(&status);
     pids.erase(std::find(pids.begin(), pids.end(), pid));
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
+    if (example::wasKilled(status)) {
       killed = pid;
     } else {
       good = good && status == 0;
     }
   }
   for (const pid_t pid : pids) ::kill(pid, SIGKILL);
-  good = conclude(path, arguments, killed) && good;
-  std::remove(path.c_str());
-  ::rmdir(directory);
+  good = conclude(arguments, killed) && good;
   return good ? 0 : 1;
+}
+
+void work(const Arguments& arguments) {
+  Worker(arguments).run();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Arguments arguments{{"workers", "3"}, {"spares", "1"}, {"requests", "400"}, {"kill-at", "200"}};
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--help" || word.rfind("--", 0) != 0 || i + 1 == argc) {
-      std::cerr << "usage: serve [--workers 3] [--spares 1] [--requests 400] [--kill-at 200]\n"
-                   "--kill-at -1: nobody is killed\n";
-      return word == "--help" ? 0 : 2;
-    }
-    arguments[word.substr(2)] = argv[++i];
-  }
-  try {
-    if (!arguments.count("worker")) return launch(argv[0], arguments);
-    Worker(arguments).run();
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "serve: " << error.what() << "\n";
-    return 1;
-  }
+  const Arguments defaults{
+      {"workers", "3"}, {"spares", "1"}, {"requests", "400"}, {"kill-at", "200"}};
+  return example::run({"serve",
+                       "[--workers 3] [--spares 1] [--requests 400] [--kill-at 200]\n"
+                       "--kill-at -1: nobody is killed",
+                       defaults, launch, work},
+                      argc, argv);
 }

@@ -6,33 +6,24 @@
 // The program starts its workers itself: the same binary, each a member of one elastic job. Its
 // last line is JSON. Exit status 0: the steps were done, the members' states are equal, and the
 // network reads digits.
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <csignal>
-#include <cstdlib>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "processes.h"
 #include "torchft_ext/torch/ddp.h"
 #include "torchft_ext/torch/elastic.h"
 
+using example::Arguments;
 using torchft_ext::ProcessGroupPtr;
 namespace elastic = torchft_ext::elastic;
 
 namespace {
-
-using Arguments = std::map<std::string, std::string>;
-using Store = c10::intrusive_ptr<c10d::TCPStore>;
 
 constexpr int64_t kPixels = 64;
 constexpr int64_t kDigits = 10;
@@ -103,6 +94,7 @@ class Worker {
         steps_(std::stoll(arguments.at("steps"))),
         kill_at_(std::stoll(arguments.at("kill-at"))),
         number_(std::stoi(arguments.at("worker"))),
+        reports_(arguments.at("reports")),
         network_(makeNetwork()),
         optimizer_(network_->parameters(), torch::optim::SGDOptions(0.3)),
         group_(elastic::makeLocalGroup()),
@@ -165,7 +157,7 @@ class Worker {
     for (const torch::Tensor& parameter : network_->parameters()) {
       sum += parameter.to(torch::kDouble).abs().sum().item<double>();
     }
-    std::ofstream file(std::getenv("TRAIN_REPORTS") + std::string("/") + std::to_string(number_));
+    std::ofstream file(reports_ + "/" + std::to_string(number_));
     file.precision(17);
     file << step_ << " " << view_.size << " " << view_.number << " " << sum << " "
          << accuracy(network_, digits_) << "\n";
@@ -175,6 +167,7 @@ class Worker {
   const int64_t steps_;
   const int64_t kill_at_;
   const int number_;
+  const std::string reports_;
   torch::nn::Sequential network_;
   torch::optim::SGD optimizer_;
   const ProcessGroupPtr group_;
@@ -186,52 +179,32 @@ class Worker {
 
 // ---- the program that starts them
 
-pid_t start(const char* program, Arguments arguments, int number) {
-  arguments["worker"] = std::to_string(number);
-  std::vector<std::string> words{program};
-  for (const auto& [name, value] : arguments) words.insert(words.end(), {"--" + name, value});
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const pid_t pid = ::fork();
-  if (pid != 0) return pid;
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ::execv("/proc/self/exe", argv.data());
-  std::_Exit(127);
-}
-
-int launch(const char* program, Arguments arguments) {
-  char directory[] = "/tmp/train-XXXXXX";
-  if (::mkdtemp(directory) == nullptr) throw std::runtime_error("no directory for reports");
-  ::setenv("TRAIN_REPORTS", directory, 1);
-  ::setenv("OMP_NUM_THREADS", "1", 0);
-  c10d::TCPStoreOptions options;
-  options.port = 0;  // any that is free
-  options.isServer = true;
-  options.waitWorkers = false;
-  const Store store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  arguments["address"] = "127.0.0.1:" + std::to_string(store->getPort()) + "/digits";
+int launch(const Arguments& given) {
+  const example::Meeting meeting;
+  Arguments arguments = given;
+  arguments["address"] = meeting.address("digits");
+  arguments["reports"] = meeting.directory();
   const int workers = std::stoi(arguments.at("workers"));
   const bool kills = std::stoll(arguments.at("kill-at")) >= 0 && workers > 1;
   std::vector<pid_t> pids;
-  for (int i = 0; i < workers; ++i) pids.push_back(start(program, arguments, i));
+  for (int i = 0; i < workers; ++i) {
+    arguments["worker"] = std::to_string(i);
+    pids.push_back(example::start(arguments));
+  }
   bool good = true;
   std::string state;
-  std::string last;
   for (int i = 0; i < workers; ++i) {
     int status = 0;
     ::waitpid(pids[static_cast<size_t>(i)], &status, 0);
     if (kills && i == 1) {
-      good = good && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+      good = good && example::wasKilled(status);
       continue;
     }
-    std::ifstream file(directory + std::string("/") + std::to_string(i));
+    std::ifstream file(meeting.directory() + "/" + std::to_string(i));
     std::string line;
     good = good && status == 0 && std::getline(file, line) && (state.empty() || state == line);
     state = line;
-    std::remove((directory + std::string("/") + std::to_string(i)).c_str());
   }
-  ::rmdir(directory);
   std::istringstream fields(state);
   int64_t steps = 0;
   int64_t members = 0;
@@ -247,26 +220,18 @@ int launch(const char* program, Arguments arguments) {
   return good ? 0 : 1;
 }
 
+void work(const Arguments& arguments) {
+  Worker(arguments).run();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  Arguments arguments{
+  const Arguments defaults{
       {"data", "digits.csv"}, {"workers", "4"}, {"steps", "300"}, {"kill-at", "100"}};
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--help" || word.rfind("--", 0) != 0 || i + 1 == argc) {
-      std::cerr << "usage: train [--data digits.csv] [--workers 4] [--steps 300] [--kill-at 100]\n"
-                   "--kill-at -1: nobody is killed\n";
-      return word == "--help" ? 0 : 2;
-    }
-    arguments[word.substr(2)] = argv[++i];
-  }
-  try {
-    if (!arguments.count("worker")) return launch(argv[0], arguments);
-    Worker(arguments).run();
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "train: " << error.what() << "\n";
-    return 1;
-  }
+  return example::run({"train",
+                       "[--data digits.csv] [--workers 4] [--steps 300] [--kill-at 100]\n"
+                       "--kill-at -1: nobody is killed",
+                       defaults, launch, work},
+                      argc, argv);
 }

@@ -326,13 +326,40 @@ TEST(Reduce, MultipliesAndDividesAsAtenDoes) {
   }
 }
 
-// Ranks combine in different orders of the operands.
+// Ranks combine in different orders of the operands. Both ends: the last ones fill no vector.
 TEST(Reduce, TheOrderOfZerosDoesNotMatter) {
   const std::vector<float> plus(9, 0.0F);
   const std::vector<float> minus(9, -0.0F);
   for (const auto& [a, b] : {std::pair(plus, minus), std::pair(minus, plus)}) {
-    EXPECT_TRUE(std::signbit(reduced(a, b, DType::kFloat, ReduceKind::kMin)[8]));
-    EXPECT_FALSE(std::signbit(reduced(a, b, DType::kFloat, ReduceKind::kMax)[0]));
+    for (const size_t item : {0U, 8U}) {
+      EXPECT_TRUE(std::signbit(reduced(a, b, DType::kFloat, ReduceKind::kMin)[item]));
+      EXPECT_FALSE(std::signbit(reduced(a, b, DType::kFloat, ReduceKind::kMax)[item]));
+    }
+  }
+}
+
+TEST(Reduce, SpansOfAnyLengthAreReducedToTheirEndAndNoFurther) {
+  for (const ReduceTable* const table : compiledTables()) {
+    for (size_t items = 0; items < 40; ++items) {
+      for (const ReduceKind op : {ReduceKind::kSum, ReduceKind::kMax}) {
+        // As bfloat16s and as floats: 1 and 2, whose sum is 3.
+        std::vector<uint16_t> narrow(items + 1, 0x3f80);
+        std::vector<float> wide(items + 1, 1);
+        const std::vector<uint16_t> narrow_from(items, 0x4000);
+        const std::vector<float> wide_from(items, 2);
+        table->combine[static_cast<size_t>(DType::kBFloat16)][static_cast<size_t>(op)](
+            narrow.data(), narrow_from.data(), items);
+        table->combine[static_cast<size_t>(DType::kFloat)][static_cast<size_t>(op)](
+            wide.data(), wide_from.data(), items);
+        const bool sum = op == ReduceKind::kSum;
+        std::vector<uint16_t> expected_narrow(items, sum ? 0x4040 : 0x4000);
+        std::vector<float> expected_wide(items, sum ? 3 : 2);
+        expected_narrow.push_back(0x3f80);
+        expected_wide.push_back(1);
+        EXPECT_EQ(narrow, expected_narrow) << items;
+        EXPECT_EQ(wide, expected_wide) << items;
+      }
+    }
   }
 }
 

@@ -74,6 +74,10 @@ def test_bad_arguments_are_refused_in_the_name_of_make_group():
         torchft_ext.make_group(store, 2, 2)
     with pytest.raises(ValueError, match="make_group: world_size: expected at least 1, found 0"):
         torchft_ext.make_group(store, 0, 0)
+    with pytest.raises(ValueError, match="make_group: store: expected a store, found None"):
+        torchft_ext.make_group(None, 0, 1)
+    with pytest.raises(ValueError, match=r"make_group: timeout: expected .* found 0 ms"):
+        torchft_ext.make_group(store, 0, 1, timeout=seconds(0))
     with pytest.raises(ValueError, match=r"make_group: backend: expected one of .* found 'gloo'"):
         torchft_ext.make_group(store, 0, 1, backend="gloo")
 

@@ -18,9 +18,10 @@
 //
 // Generations, abort, what must be alike on all members: torchft_ext/comm.h. Bad arguments throw
 // c10::ValueError and c10::TypeError before anything is sent, a group that is none of this
-// library's std::invalid_argument; a group that was shut down, or that is used in a forked child,
-// c10::Error. Threads: every function from any thread. Link: torchft_ext::torch. torch's minor
-// version must be that of the build: find_package(torchft_ext) sees to it.
+// library's std::invalid_argument; a group that is used in a forked child c10::Error, configure()
+// after shutdown() std::logic_error. Threads: every function from any thread. Link:
+// torchft_ext::torch. torch's minor version must be that of the build: find_package(torchft_ext)
+// sees to it.
 #pragma once
 
 #include <chrono>
