@@ -163,7 +163,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   std::vector<Peer> peers_;
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;
-  std::unique_ptr<NestedCollectives> nested_;  // over messages_
+  std::unique_ptr<NestedCollectives> nested_;      // over messages_
   std::vector<std::shared_ptr<OpState>> watches_;  // of Operation::watches
   std::unique_ptr<PeerMonitor::Watch> watch_;
   std::unique_ptr<BreakClassifier> break_classifier_;  // until it is over

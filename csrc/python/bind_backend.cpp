@@ -233,8 +233,8 @@ class MemberWatch {
     watch.timeout = std::chrono::hours(24 * 365 * 200);  // no deadline
     state_ = backend.group().issue(std::move(watch));
   }
-  // Blocks until a member leaves, which no earlier watch has told of and which leaves the generation
-  // as it is, or until that ends; raises what it was.
+  // Blocks until a member leaves, which no earlier watch has told of and which leaves the
+  // generation as it is, or until that ends; raises what it was.
   void wait() const {
     state_->wait(Deadline::never());
     auto told = std::make_shared<Failure>(*state_->failure());
