@@ -39,6 +39,7 @@ BENCHMARKS = {
     "sync": Benchmark(("--newcomers=1", "--size=8M", "--count=3")),
     "import_cost": Benchmark(("--processes=1",)),
     "idle": Benchmark(),
+    "backend_call": Benchmark(),
     "ddp_step": Benchmark(("--steps=5",)),
     "ft_bench": Benchmark(),
     "rivals": Benchmark(("--ops=allreduce,alltoall,barrier",), (("picture", "rivals.png"),)),

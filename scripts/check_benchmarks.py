@@ -32,12 +32,17 @@ WANTED: dict[str, tuple[str, set[object]]] = {
     "sync": ("newcomers", {0, 1}),
     "import_cost": ("", set()),
     "idle": ("world", {2}),
+    "backend_call": ("world", {1}),
     "ddp_step": ("world", {2}),
     "ft_bench": ("op", SIZED | UNSIZED),
     "rivals": ("op", {"allreduce", "alltoall", "barrier"}),
 }
 # Who must have been measured, in every row. MPI libraries are where they are installed.
-SOURCES = {"allreduce": {"ft", "gloo"}, "ddp_step": {"c++", "python"}}
+SOURCES = {
+    "allreduce": {"ft", "gloo"},
+    "ddp_step": {"c++", "python"},
+    "backend_call": {"engine", "group"},
+}
 SOURCES["rivals"] = {"ft", "gloo", "limit"}
 PICTURES = {"recovery": ("recovery.png", "phases.png"), "rivals": ("rivals.png",)}
 PNG = b"\x89PNG\r\n\x1a\n"
