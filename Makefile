@@ -70,7 +70,7 @@ bench: ## all benchmarks that need no GPU: quick by default (ARGS= for the full 
 	@$(VENV)/bin/python benchmarks/run.py $(if $(filter undefined,$(origin ARGS)),--quick,$(ARGS))
 
 bench-native: build ## the engine's operations without Python (ARGS: --world 4 --op all --max 16M)
-	@cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_BENCHMARKS=ON >build/bench-native.log && cmake --build build/dev --target ft_bench shm_limit ddp_step >>build/bench-native.log
+	@cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_BENCHMARKS=ON >build/bench-native.log && cmake --build build/dev --target ft_bench shm_limit backend_call ddp_step >>build/bench-native.log
 	@build/dev/benchmarks/native/ft_bench $(ARGS)
 
 clean: ## everything built, not the environment

@@ -25,6 +25,15 @@ def program(name: str) -> Path:
     return found
 
 
+def run_for_json(command: list[str], limit_s: float) -> Message:
+    """Run a program that prints JSON alone. Raises as run()."""
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, timeout=limit_s)
+    if done.returncode != 0:
+        raise RuntimeError(f"{Path(command[0]).name} ended with {done.returncode}")
+    message: Message = json.loads(done.stdout)
+    return message
+
+
 def run(command: list[str], limit_s: float) -> tuple[list[str], Message]:
     """Run a program whose last line is JSON. Returns the lines before it, and the JSON.
 

@@ -41,6 +41,7 @@ BENCHMARKS = {
     "idle": Benchmark(),
     "backend_call": Benchmark(),
     "ddp_step": Benchmark(("--steps=5",)),
+    "reduce": Benchmark(),
     "ft_bench": Benchmark(),
     "rivals": Benchmark(("--ops=allreduce,alltoall,barrier",), (("picture", "rivals.png"),)),
 }

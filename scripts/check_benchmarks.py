@@ -34,6 +34,7 @@ WANTED: dict[str, tuple[str, set[object]]] = {
     "idle": ("world", {2}),
     "backend_call": ("world", {1}),
     "ddp_step": ("world", {2}),
+    "reduce": ("type", {"float32"}),
     "ft_bench": ("op", SIZED | UNSIZED),
     "rivals": ("op", {"allreduce", "alltoall", "barrier"}),
 }

@@ -25,6 +25,7 @@ missing_packages() {
 sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))' || echo python3-dev
   [ -n "${1:-}" ] || return 0
   [ -f /usr/include/gtest/gtest.h ] || [ -f /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
+  [ -f /usr/include/benchmark/benchmark.h ] || echo libbenchmark-dev
   [ "$1" = --all ] || return 0
   have clang++ || echo clang
 }
