@@ -165,10 +165,10 @@ class ProcessGroupBaby(GuardedGroup):
         """Say whether the next configure() finds a child that has started. Does not block."""
         return self._children.spare_is_ready()
 
-    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
+    def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
         self._place = store_addr
         try:
-            super()._begin(store_addr, rank, world_size)
+            super()._begin(store_addr, rank, world_size, within)
         finally:
             helpers.run(partial(_warm_again, self._children))
 

@@ -288,8 +288,8 @@ class GuardedGroup(GroupWithoutBackend):
         """Return how many old backends still wait for operations that nobody else waits for."""
         return self._retirement.count
 
-    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
-        client, timeout = self._client, self._timeout
+    def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
+        client, timeout = self._client, within or self._timeout
 
         def form() -> _C.Backend:
             if self._guard is None:  # only now is it known which way the store lies
@@ -297,7 +297,9 @@ class GuardedGroup(GroupWithoutBackend):
             self._guard.configure(f"{store_addr}/guard", rank, world_size, timeout=timeout)
             return self._guard
 
-        self._form(form, lambda attempt: client.at(backend_place(store_addr, attempt), timeout))
+        self._form(
+            form, lambda attempt: client.at(backend_place(store_addr, attempt), timeout), timeout
+        )
 
     def begin_over(self, store: Store, rank: int, world_size: int) -> None:
         """Begin the first generation over a store, as init_process_group() does. Blocks, and
@@ -308,7 +310,9 @@ class GuardedGroup(GroupWithoutBackend):
             self._guard = self._new_guard(place, rank, world_size, begin_within=self._timeout)
             return self._guard
 
-        self._form(form, lambda attempt: dist.PrefixStore(f"backend{attempt}", store))
+        self._form(
+            form, lambda attempt: dist.PrefixStore(f"backend{attempt}", store), self._timeout
+        )
 
     def _new_guard(
         self, store: Store, rank: int = 0, size: int = 1, begin_within: timedelta | None = None
@@ -328,7 +332,12 @@ class GuardedGroup(GroupWithoutBackend):
         _interrupts.watch()
         return guard
 
-    def _form(self, form: Callable[[], _C.Backend], store_for: Callable[[int], Store]) -> None:
+    def _form(
+        self,
+        form: Callable[[], _C.Backend],
+        store_for: Callable[[int], Store],
+        within: timedelta,
+    ) -> None:
         """End the last generation, and begin one with the guard that `form` returns."""
         if not self._configuring.acquire(blocking=False):
             raise RuntimeError(f"configure() on '{self._label}': another thread is in configure()")
@@ -336,7 +345,7 @@ class GuardedGroup(GroupWithoutBackend):
             self._end("configure() was called")
             guard = form()
             generation = self._forming = Generation(self._label, guard)
-            formed = _Formed(generation, self._made(generation, guard, store_for))
+            formed = _Formed(generation, self._made(generation, guard, store_for, within))
             with self._lock:
                 self._formed = formed
             generation.retire = _retiring(self, formed)
@@ -345,7 +354,11 @@ class GuardedGroup(GroupWithoutBackend):
             self._configuring.release()
 
     def _made(
-        self, generation: Generation, guard: _C.Backend, store_for: Callable[[int], Store]
+        self,
+        generation: Generation,
+        guard: _C.Backend,
+        store_for: Callable[[int], Store],
+        within: timedelta,
     ) -> Any:
         """Make the generation's backend; leaves it behind where the generation fails meanwhile."""
         timeout, rank, size = self._timeout, generation.rank, generation.size
@@ -359,7 +372,7 @@ class GuardedGroup(GroupWithoutBackend):
             return self._backend(store_for(number), rank, size, timeout, number)
 
         making = _Making(make, generation.settled.set)
-        in_time = generation.settled.wait(timeout.total_seconds() + GRACE)
+        in_time = generation.settled.wait(within.total_seconds() + GRACE)
         made = making.result()
         if made is not None:
             self._adopted(generation, made)
@@ -369,15 +382,17 @@ class GuardedGroup(GroupWithoutBackend):
             self._retirement.take(generation, [made], timeout)
         self._given_up()
         self._client = KeptClient()  # the thread may still wait in the other one
-        raise self._why_not(generation, making.error, in_time)
+        raise self._why_not(generation, making.error if in_time else None, within)
 
-    def _why_not(self, generation: Generation, error: Exception | None, in_time: bool) -> Exception:
+    def _why_not(
+        self, generation: Generation, error: Exception | None, within: timedelta
+    ) -> Exception:
         """Return what configure() raises where there is no backend; others learn of it."""
         known = generation.error()
         if known is not None:
             return known
-        limit = f"it was not there within {self._timeout.total_seconds():g} s"
-        text = f"'{self._backend_name}' could not be made: {error if in_time else limit}"
+        limit = f"it was not there within {within.total_seconds():g} s"
+        text = f"'{self._backend_name}' could not be made: {error or limit}"
         generation.abort(text)
         return RendezvousError(
             f"configure() on '{self._label}' (rank {generation.rank}/{generation.size}): {text}",

@@ -114,7 +114,12 @@ class ProcessGroup(dist.ProcessGroup):
             TypeError, ValueError: bad arguments; the group is as it was.
         """
         membership = Membership.of(args, kwargs)
-        self._begin(store_addr, membership.rank, membership.world_size)
+        self._begin_as_told(store_addr, membership.rank, membership.world_size, None)
+
+    def _begin_as_told(
+        self, store_addr: str, rank: int, world_size: int, within: timedelta | None
+    ) -> None:
+        self._begin(store_addr, rank, world_size, within)
         if self in c10d._world.pg_group_ranks:
             self._enter_ranks()
 
@@ -134,8 +139,7 @@ class ProcessGroup(dist.ProcessGroup):
     def reconfigure(self, opts: Any) -> dist.Work:
         """Begin another generation with the members of these handles, in the order of their ranks.
 
-        Blocks, as configure() does and up to the same limit, the group's; `opts.timeout` is not
-        looked at.
+        Blocks, as configure() does, up to `opts.timeout`; None: the group's.
 
         Args:
             opts: torch 2.14's ReconfigureOptions; `uuid` must be the generation's own.
@@ -147,10 +151,13 @@ class ProcessGroup(dist.ProcessGroup):
             CommError: as configure().
             ValueError: handles that are no list, of another kind of group, or not this one's too.
         """
-        self.configure(*self._handles.meeting(opts))
+        meeting = self._handles.meeting(opts)
+        self._begin_as_told(*meeting, opts.timeout)
         return finished([])
 
-    def _begin(self, _store_addr: str, _rank: int, _world_size: int) -> None:
+    def _begin(
+        self, _store_addr: str, _rank: int, _world_size: int, _within: timedelta | None
+    ) -> None:
         self._unable("configure()")
 
     def _unable(self, call: str) -> NoReturn:

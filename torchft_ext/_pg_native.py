@@ -44,13 +44,13 @@ class _OwnGroup(ProcessGroup):
         self._shut_down = False
         self._label = f"{type(self).__name__}{next(_number)}"
 
-    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
+    def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
         if self._backend is None:
             self._backend = self._made(store_addr)
         if self._shut_down and self._reopens:
             self._backend._reopen()
             self._shut_down = False
-        self._backend.configure(store_addr, rank, world_size)
+        self._backend.configure(store_addr, rank, world_size, timeout=within)
 
     def _made(self, store_addr: str) -> _C.Backend:
         """Make the backend: only now is it known towards which store this host has an address."""

@@ -96,8 +96,12 @@ class ProcessGroupWrapper(GroupWithoutBackend):
             f"{type(self.parent).__name__}"
         )
 
-    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
-        self._resizable("configure()").configure(store_addr, rank, world_size)
+    def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
+        parent = self._resizable("configure()")
+        if within is None:
+            parent.configure(store_addr, rank, world_size)
+        else:
+            parent._begin_as_told(store_addr, rank, world_size, within)
 
     def rank(self) -> int:
         return self.parent.rank()
@@ -178,8 +182,8 @@ class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
         super().__init__(pg)
         self._error: Exception | None = None
 
-    def _begin(self, store_addr: str, rank: int, world_size: int) -> None:
-        super()._begin(store_addr, rank, world_size)
+    def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
+        super()._begin(store_addr, rank, world_size, within)
         self._error = None
 
     def report_error(self, e: Exception) -> None:
@@ -267,7 +271,9 @@ class ProcessGroupDummy(GroupWithoutBackend):
         super().__init__()
         self.configure_count = 0
 
-    def _begin(self, _store_addr: str, rank: int, world_size: int) -> None:
+    def _begin(
+        self, _store_addr: str, rank: int, world_size: int, _within: timedelta | None
+    ) -> None:
         if (rank, world_size) != (0, 1):
             raise ValueError(
                 f"ProcessGroupDummy: configure: expected rank 0 of 1, found rank {rank} of "

@@ -272,7 +272,7 @@ def test_members_meet_by_their_handles_alone(ranks, kind):
 def test_bad_handles_are_refused_and_leave_the_group():
     group = pgs.ProcessGroupHost(timeout=LIMIT)
     own, other = group.get_reconfigure_handle(), pgs.ProcessGroupHost().get_reconfigure_handle()
-    group.reconfigure(SimpleNamespace(handles=[own], uuid=1)).wait()
+    group.reconfigure(SimpleNamespace(handles=[own], uuid=1, timeout=None)).wait()
     for handles, words in [
         ({own}, "in the order of ranks"),
         ([], "in the order of ranks"),
@@ -283,8 +283,22 @@ def test_bad_handles_are_refused_and_leave_the_group():
         ([own, own + " " * 5000], "expected those of get_reconfigure_handle"),
     ]:
         with pytest.raises(ValueError, match=words):
-            group.reconfigure(SimpleNamespace(handles=handles, uuid=2))
+            group.reconfigure(SimpleNamespace(handles=handles, uuid=2, timeout=None))
     assert group.errored() is None
+    group.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["Host", "Gloo"])
+def test_limit_of_reconfigure_is_the_one_that_it_is_given(kind):
+    group = getattr(pgs, f"ProcessGroup{kind}")(timeout=LIMIT)
+    absent = pgs.ProcessGroupHost().get_reconfigure_handle()
+    handles = [group.get_reconfigure_handle(), absent]
+    for wrapped in (group, pgs.ProcessGroupWrapper(group)):
+        own = [wrapped.get_reconfigure_handle(), absent] if wrapped is not group else handles
+        began = time.monotonic()
+        with pytest.raises(CommTimeoutError):
+            wrapped.reconfigure(SimpleNamespace(handles=own, uuid=1, timeout=seconds(0.3)))
+        assert time.monotonic() - began < LIMIT / 2
     group.shutdown()
 
 
