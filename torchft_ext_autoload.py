@@ -27,7 +27,7 @@ def names_of(engine: str) -> tuple[str, str]:
 
 # The devices that the engine under each name serves.
 NAMES: dict[str, list[str]] = {
-    "ft": ["cpu", "cuda"],
+    "ft": list(dict.fromkeys(device for devices in ENGINES.values() for device in devices)),
     **{
         name: devices
         for engine, devices in {**ENGINES, **_OF_TORCH}.items()

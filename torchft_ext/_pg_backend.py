@@ -346,9 +346,12 @@ class GuardedGroup(GroupWithoutBackend):
             guard = form()
             generation = self._forming = Generation(self._label, guard)
             formed = _Formed(generation, self._made(generation, guard, store_for, within))
+            generation.retire = _retiring(self, formed)
             with self._lock:
                 self._formed = formed
-            generation.retire = _retiring(self, formed)
+            generation.backend_made()
+            if generation.error() is not None and generation.leaving() is not None:
+                self._retire(formed)
         finally:
             self._forming = None
             self._configuring.release()
@@ -365,7 +368,7 @@ class GuardedGroup(GroupWithoutBackend):
         # An earlier attempt under this prefix may have left a backend's keys.
         attempt = torch.tensor([secrets.randbits(60)])
         native: Any = guard  # torch's stub of Backend has no operations
-        native.broadcast([attempt], _options_of_root(0)).wait()
+        native.broadcast([attempt], _options_of_root(0, within)).wait()
 
         def make() -> Any:
             number = int(attempt.item())
@@ -428,6 +431,8 @@ class GuardedGroup(GroupWithoutBackend):
         with self._lock:  # the backend pairs operations of ranks by their order
             added = generation.add(operation)
             work = self._handed_over(formed, operation, staged) if added else None
+        if not added:
+            generation.refuse(operation)
         if work is not None:
             operation.follow(work)
         return StagedWork(operation)
@@ -561,9 +566,10 @@ def _is_the_networks(error: Exception) -> bool:
     return lost or "gloo/transport" in str(error)
 
 
-def _options_of_root(root: int) -> dist.BroadcastOptions:
+def _options_of_root(root: int, within: timedelta) -> dist.BroadcastOptions:
     options = dist.BroadcastOptions()
     options.rootRank = root
+    options.timeout = within
     return options
 
 

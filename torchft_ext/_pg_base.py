@@ -139,7 +139,8 @@ class ProcessGroup(dist.ProcessGroup):
     def reconfigure(self, opts: Any) -> dist.Work:
         """Begin another generation with the members of these handles, in the order of their ranks.
 
-        Blocks, as configure() does, up to `opts.timeout`; None: the group's.
+        Blocks, as configure() does, up to `opts.timeout`; None: the group's. A backend that is
+        being made then has five seconds more.
 
         Args:
             opts: torch 2.14's ReconfigureOptions; `uuid` must be the generation's own.

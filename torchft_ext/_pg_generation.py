@@ -42,6 +42,7 @@ from torchft_ext.errors import CommAbortedError, CommError, CommTimeoutError, Pe
 
 GRACE = 5.0  # seconds that a backend may be late in telling that an operation's time is over
 _VERDICT = 0.25  # seconds that the guard has to tell why a backend's operation failed
+_DEATH_IS_TOLD = 0.03  # seconds; of a death where a member has left too
 _LAST_LIMIT = 1.0  # seconds that operations have to end once a member has begun another generation
 _COPY_LIMIT = 60.0  # seconds; of a copy that abort() waits for
 _OF_TWO = ("recv", "recv_anysource", "send")
@@ -102,6 +103,7 @@ class Operation:
         self.number = 0
         self.source = -1  # the rank that a message came from
         self._generation = generation
+        self._peer = _peer_in(staged) if name in _OF_TWO else -1
         self._staged: Staged | None = staged
         self._result = staged.result
         self._lock = threading.Lock()
@@ -139,9 +141,14 @@ class Operation:
         else:
             self._succeed()
 
-    def is_of_all(self) -> bool:
-        """Whether every member has a part in it."""
-        return self.name not in _OF_TWO
+    def wanted_of(self, leavers: dict[int, Exception]) -> Exception | None:
+        """Return how a member left that this operation needs; None: it needs none of these."""
+        if self.name == "recv_anysource":
+            some_stay = len(leavers) < self._generation.size - 1
+            return None if some_stay else next(iter(leavers.values()), None)
+        if self.name in _OF_TWO:
+            return leavers.get(self._peer)
+        return next(iter(leavers.values()), None)
 
     def refused(self, error: Exception) -> None:
         """The backend failed as it was given the operation."""
@@ -286,7 +293,8 @@ class Generation:
         self._guard = guard
         self._number = guard.generation
         self._error: Exception | None = None
-        self._leaving: Exception | None = None  # the first member's
+        self._leavers: dict[int, Exception] = {}  # by rank: how it left
+        self._made = False  # the backend is there
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._issued = 0
@@ -301,11 +309,13 @@ class Generation:
         threading.Thread(target=_await, args=arguments, name="ft-guard", daemon=True).start()
 
     def new_watch(self) -> _C._MemberWatch:
-        return _C._MemberWatch(self._guard)
+        return _C._MemberWatch(self._guard, self._number)
 
     def watch_ended(self, told: Exception) -> bool:
         """End the generation as the guard says, on the thread that waits for that; False: a member
         has left, and it stands."""
+        if self._error is not None:
+            return True
         verdict = self._guard.errored()
         if verdict is None and _is_a_leaving(told):
             self._note_leaving(told)
@@ -313,22 +323,45 @@ class Generation:
         self.fail(verdict or told)
         return True
 
-    def _note_leaving(self, leaving: Exception) -> None:
+    def _note_leaving(self, told: Exception) -> None:
         """What the member had completed, slower ones still complete."""
+        rank = told.cause.rank if isinstance(told, CommError) else None
         with self._lock:
-            if self._leaving is not None:
-                return
-            self._leaving = leaving
+            self._leavers[-1 if rank is None else rank] = told
+            waits = bool(self._wanting()) or not self._made
             self._idle.notify_all()
-        helpers.run(lambda: self._let_pending_end(leaving))
+        if not waits:
+            return
+        try:
+            helpers.run(self._let_pending_end)
+        except RuntimeError:  # no thread for it
+            self._fail_by_leaving(told)
 
-    def _let_pending_end(self, leaving: Exception) -> None:
+    def backend_made(self) -> None:
+        """Note that the backend is there: until then a member that leaves is missed by all."""
         with self._lock:
-            pending = [one for one in self._pending if one.is_of_all()]
+            self._made = True
+            self._idle.notify_all()
+
+    def leaving(self) -> Exception | None:
+        """Return how the first member left; None: all are there."""
+        with self._lock:
+            return next(iter(self._leavers.values()), None)
+
+    def _wanting(self) -> set[Operation]:
+        return {one for one in self._pending if one.wanted_of(self._leavers) is not None}
+
+    def _let_pending_end(self) -> None:
+        with self._lock:
+            pending, made = self._wanting(), self._made
             over = self._idle.wait_for(
-                lambda: self._error is not None or not self._pending.intersection(pending),
+                lambda: (
+                    self._error is not None
+                    or not (self._pending & pending or (not made and not self._made))
+                ),
                 _LAST_LIMIT,
             )
+            leaving = next(iter(self._leavers.values()))
         if not over:
             self._fail_by_leaving(leaving)
 
@@ -341,20 +374,23 @@ class Generation:
         return self._error
 
     def add(self, operation: Operation) -> bool:
-        """Take it for the backend; False: it has ended, since the generation has failed."""
+        """Take it for the backend; False: refuse() it, without a lock."""
         with self._lock:
             self._issued += 1
             operation.number = self._issued
-            leaving = self._leaving if operation.is_of_all() else None
-            if self._error is None and leaving is None:
-                self._pending.add(operation)
-                self._in_backend += 1
-                return True
-        if leaving is not None:  # what the member would do in it, nobody does
+            if self._error is not None or operation.wanted_of(self._leavers) is not None:
+                return False
+            self._pending.add(operation)
+            self._in_backend += 1
+            return True
+
+    def refuse(self, operation: Operation) -> None:
+        """End an operation that was not taken. Runs callbacks: hold no lock."""
+        leaving = operation.wanted_of(self._leavers)
+        if self._error is None and leaving is not None:
             self._fail_by_leaving(leaving)
         if self._error is not None:
             operation.end(_of(operation, self._error))
-        return False
 
     def remove(self, operation: Operation) -> bool:
         """Forget an operation that the backend refused; False: it has ended otherwise."""
@@ -444,12 +480,21 @@ class Generation:
         self._time_out(operation, "")
 
     def _abort_unless_told(self, operation: Operation, text: str) -> None:
+        """Whoever died, or else left, is the cause; the guard says so soon."""
+
+        def wants_a_leaver() -> bool:
+            return operation.wanted_of(self._leavers) is not None
+
         with self._lock:
-            self._idle.wait_for(lambda: self._error is not None or self._leaving, _VERDICT)
-            failed, leaving = self._error is not None, self._leaving
+            self._idle.wait_for(lambda: self._error is not None or wants_a_leaver(), _VERDICT)
+            self._idle.wait_for(lambda: self._error is not None, _DEATH_IS_TOLD)
+            failed = self._error is not None
+            leaving = operation.wanted_of(self._leavers) or next(iter(self._leavers.values()), None)
+        if failed:
+            return
         if leaving is not None:
             self._fail_by_leaving(leaving)
-        elif not failed:
+        else:
             self.abort(f"{operation.name} failed in the backend: {text}")
 
     def _time_out(self, operation: Operation, text: str) -> None:
@@ -471,12 +516,21 @@ def _await(generation: weakref.ref[Generation], watch: _C._MemberWatch) -> None:
     while True:
         try:
             watch.wait()
-        except Exception as told:
-            alive = generation()
-            if alive is None or alive.watch_ended(told):
-                return
-            watch = alive.new_watch()
-            del alive  # not held by this thread while it waits
+        except Exception as error:
+            told = error.with_traceback(None)  # which would hold this frame
+        alive = generation()
+        if alive is None or alive.watch_ended(told):
+            del alive
+            return
+        watch = alive.new_watch()
+        del alive, told  # not held by this thread while it waits
+
+
+def _peer_in(staged: Staged) -> int:
+    """Return the other end of a send or recv; -1: recv from any."""
+    named = [value for name, value in staged.kwargs.items() if name in ("dstRank", "srcRank")]
+    given = [*staged.args[1:2], *named]
+    return given[0] if given and staged.method != "recv_anysource" else -1
 
 
 def _is_a_leaving(error: Exception) -> bool:

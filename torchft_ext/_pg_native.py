@@ -46,16 +46,16 @@ class _OwnGroup(ProcessGroup):
 
     def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
         if self._backend is None:
-            self._backend = self._made(store_addr)
+            self._backend = self._made(store_addr, within or self._timeout)
         if self._shut_down and self._reopens:
             self._backend._reopen()
             self._shut_down = False
         self._backend.configure(store_addr, rank, world_size, timeout=within)
 
-    def _made(self, store_addr: str) -> _C.Backend:
+    def _made(self, store_addr: str, within: timedelta) -> _C.Backend:
         """Make the backend: only now is it known towards which store this host has an address."""
         made = _C._create_backend(
-            create_store_client(store_addr, self._timeout),
+            create_store_client(store_addr, within),
             0,
             1,
             timeout=self._timeout,

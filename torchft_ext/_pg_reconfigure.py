@@ -75,6 +75,6 @@ def _read(handle: object) -> dict[str, str]:
         member = json.loads(handle)
         named = {"id": str(member["id"]), "store": str(member["store"])}
         split_address(named["store"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{expected}{handle[:100]!r}") from error
     return named

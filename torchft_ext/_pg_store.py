@@ -60,4 +60,5 @@ class KeptClient:
         host, port, prefix = split_address(store_addr)
         if self._client is None or self._place != (host, port):
             self._client, self._place = _connected(host, port, timeout), (host, port)
+        self._client.set_timeout(timeout)
         return dist.PrefixStore(prefix, self._client)

@@ -43,9 +43,10 @@ class Communicator {
   virtual bool awaitIssued(Deadline /*deadline*/) { return true; }
 
   // After the lifecycle failed: waits until no engine thread is inside a user buffer and every
-  // operation is completed. False: not by the deadline. In either case what the calling thread
-  // enqueues on its current streams from then on comes behind whatever operations of this
-  // generation may still do to memory. Any thread; the engine's own does not wait and gets true.
+  // operation is completed. False: not by the deadline. Where it returns true, and where the
+  // deadline had expired at the call, what the calling thread enqueues on its current streams from
+  // then on comes behind whatever operations of this generation may still do to memory. Any thread;
+  // the engine's own does not wait and gets true.
   virtual bool drain(Deadline deadline) = 0;
 
   // Says goodbye after everything issued has been sent, and ends the lifecycle. False: not by the

@@ -2,8 +2,9 @@
 // own: rendezvous, failure notices and goodbyes are those of another engine, whose communicator
 // carries its control messages (tags with kEngineTag).
 //
-// HostCommunicator implements it, the NCCL engine takes it. Owner, threads and what holds after the
-// lifecycle failed: as of Communicator.
+// HostCommunicator implements it, the NCCL engine takes it. Owner: the communicator that rides on
+// it, and what ends that one's calls, which may be after the group's generation. Threads and what
+// holds after the lifecycle failed: as of Communicator.
 #pragma once
 
 #include <functional>

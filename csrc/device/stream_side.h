@@ -1,5 +1,5 @@
 // An operation's place among its device's streams. Made by c10d/ for each operation on device
-// memory, completed by the NCCL engine at issue, read by the Work.
+// memory, completed by its engine at issue, read by the Work.
 //
 // Owner: shared by operation, engine and Work. Threads: fields of the first group are the
 // engine's once issued; those of the second are written by the issuing thread before issue()
@@ -27,7 +27,7 @@ struct StreamSide : DeviceSide {
   bool on_current = false;    // run on `current` itself (async_op=False), not beside it
   bool timed = false;         // `start` is wanted too, with timing
   // The W inputs (reduce_scatter) or outputs (allgather) are one piece of memory of W equal parts,
-  // in order, on every rank: one NCCL call does. Said by the form that was called (the _base ones),
+  // in order, on every rank: one call of its library does. Said by the form that was called (the _base ones),
   // never found out from addresses: neighbours by chance on one rank only would pair different
   // calls.
   bool flat = false;

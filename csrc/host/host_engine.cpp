@@ -398,7 +398,7 @@ struct MemberHold {
 
 // The process's engines by their options and members. One is opened without the lock, for as long
 // as its threads need to start (bounded); who wants the same one waits for that.
-class EngineRegistry {
+class HostEngines {
  public:
   using Engines = std::vector<std::shared_ptr<HostEngine>>;
 
@@ -470,7 +470,7 @@ class EngineRegistry {
   }
 
   struct Opening {
-    EngineRegistry& all;
+    HostEngines& all;
     const Key& key;
     ~Opening() {
       MutexLock lock(all.mutex_);
@@ -488,7 +488,7 @@ class EngineRegistry {
 };
 
 // The parent's threads are not in a forked child, so its engines must be neither used nor ended.
-PerProcess<EngineRegistry> registry;
+PerProcess<HostEngines> registry;
 
 Made HostEngine::forMember(int member) {
   if (kind_ == Kind::kSeparate) return std::shared_ptr<Engine>();

@@ -7,7 +7,7 @@
 // has been cut: the generation's failure; or when its result check says that its generation must
 // fail, and it does. What owns its buffers is kept until the event has fired in either case, so
 // after an abort until the stream has drained; but callers' tensors only until a stream waits for a
-// sound operation (nccl/tensor_shelf.h). Where NCCL was still at work on the call when the
+// sound operation (device/tensor_shelf.h). Where NCCL was still at work on the call when the
 // generation ended, that event proves nothing: they are kept until the communicator is at rest or
 // gone, and then until an event that is recorded behind it has fired. Where the device cannot tell,
 // they are kept for good.

@@ -121,9 +121,12 @@ bool NcclCommunicator::lookForUpdates(Deadline deadline) {
 }
 
 bool NcclCommunicator::drain(Deadline deadline) {
+  const bool last_look = deadline.expired();
   const bool drained = context_.threads->poller->isSelf() || awaitDrained(deadline);
-  // Behind the wait, when everything has recorded where it ends.
-  if (context_.lifecycle->failure()) context_.tails->blockCurrentStreams(*context_.platform->cuda);
+  // Behind the wait, when everything has recorded where it ends; and not at each of many looks,
+  // since every one puts a wait into the stream.
+  if ((drained || last_look) && context_.lifecycle->failure())
+    context_.tails->blockCurrentStreams(*context_.platform->cuda);
   return drained;
 }
 

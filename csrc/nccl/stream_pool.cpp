@@ -9,7 +9,7 @@
 
 #include "base/fork.h"
 #include "base/mutex.h"
-#include "nccl/device_comm.h"
+#include "device/on_device.h"
 
 namespace torchft_ext {
 namespace {

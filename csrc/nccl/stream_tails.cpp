@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/log.h"
-#include "nccl/device_comm.h"
+#include "device/on_device.h"
 
 namespace torchft_ext {
 

@@ -222,12 +222,12 @@ std::vector<std::string> incarnationsOf(const FtBackend& backend, bool before) {
   return incarnations;
 }
 
-// Of the members of the generation that stands when it is made; one at a time. Does not hold the
-// group.
+// Of the members of that generation; one at a time. Does not hold the group.
 class MemberWatch {
  public:
-  explicit MemberWatch(FtBackend& backend) {
+  MemberWatch(FtBackend& backend, int64_t generation) {
     Operation watch;
+    watch.generation = generation;
     watch.kind = OpKind::kRecv;
     watch.watches = true;
     watch.timeout = std::chrono::hours(24 * 365 * 200);  // no deadline
@@ -252,7 +252,7 @@ class MemberWatch {
 void bind_backend(py::module_& module) {
   py::class_<FtBackend, c10d::Backend, BackendPtr> backend(module, "Backend", docs::Backend::about);
   py::class_<MemberWatch>(module, "_MemberWatch")
-      .def(py::init<FtBackend&>(), py::arg("backend"), NoGil())
+      .def(py::init<FtBackend&, int64_t>(), py::arg("backend"), py::arg("generation"), NoGil())
       .def("wait", &MemberWatch::wait, NoGil());
   backend
       .def("configure", &configure, py::arg("store_addr"), py::arg("rank"), py::arg("world_size"),

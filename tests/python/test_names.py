@@ -63,6 +63,7 @@ def test_each_registered_engine_has_its_names_before_the_library_is_loaded() -> 
     assert list(torchft_ext_autoload.ENGINES) == _C._engine_names()
     for engine in _C._engine_names():
         assert {f"ft:{engine}", f"ft_{engine}"} <= set(torchft_ext_autoload.NAMES)
+        assert set(torchft_ext_autoload.ENGINES[engine]) <= set(torchft_ext_autoload.NAMES["ft"])
 
 
 def test_names_resolve_without_an_import(rank_env):

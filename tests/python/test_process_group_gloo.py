@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -242,6 +243,112 @@ def test_leaving_member_is_named_to_all_that_wait_for_it(ranks, kind):
         return [error.at - began for error, _ in found]
 
     assert_within(AT_ONCE, times)
+
+
+def exchanged(peer: int) -> float:
+    """A message to and from the other rank."""
+    group, mine, theirs = kept["group"], own(), torch.empty(4)
+    sent = group.send([mine], peer, 0)
+    group.recv([theirs], peer, 0).wait()
+    sent.wait()
+    return theirs[0].item()
+
+
+def failed_sum() -> tuple[str, str]:
+    """Of a sum, and of the group after it."""
+    error = failure_of(lambda: kept["group"].allreduce([own()]).wait())
+    assert error is not None
+    return error.type, type(kept["group"].errored()).__name__
+
+
+@pytest.mark.parametrize("kind", ["Host", "Gloo", "BabyHost"])
+def test_messages_of_others_go_on_after_a_member_has_left(ranks, kind):
+    world = world_of(ranks, 3, kind)
+    world.on(2, leave)
+    for _ in range(2):
+        calls = [world.start(rank, exchanged, 1 - rank) for rank in (0, 1)]
+        assert values_of(calls) == [10.0, 0.0]
+    calls = [world.start(rank, failed_sum) for rank in (0, 1)]
+    assert values_of(calls) == [("PeerLeftError", "PeerLeftError")] * 2
+    for rank in (0, 1):
+        world.on(rank, leave)
+
+
+def received_from(peer: int) -> ErrorInfo:
+    error = failure_of(lambda: kept["group"].recv([own()], peer, 0).wait())
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize("kind", ["Host", "Gloo", "BabyHost"])
+def test_message_of_a_member_that_leaves_ends_though_it_is_in_its_backend(ranks, kind):
+    """The leaver waits for a message itself, so that gloo keeps its connections."""
+    world = world_of(ranks, 2, kind)
+    waiting = world.start(0, received_from, 1)
+    giving_up = world.start(1, received_from, 0)
+    for rank in (0, 1) if kind != "Host" else ():
+        world.side(rank, await_blocked)
+    began = time.monotonic()
+    world.side(1, leave)
+    error = waiting.value()
+    assert error.type == ("PeerLeftError" if kind != "Host" else "CommAbortedError")
+    assert error.at - began < LIMIT / 2
+    giving_up.value()
+    world.on(0, leave)
+
+
+def test_death_after_a_leaving_is_told_as_a_death(ranks):
+    world = world_of(ranks, 3)
+    world.on(2, leave)
+    waiting = world.start(0, received_from, 1)
+    world.side(0, await_blocked)
+    world.kill(1)
+    error = waiting.value()
+    assert (error.type, error.cause["rank"]) == ("PeerLostError", 1)
+    world.on(0, leave)
+
+
+def leave_within(*_: object) -> None:
+    kept["group"].shutdown()
+    raise RuntimeError("left")
+
+
+def join_and_leave(address: str, rank: int, size: int) -> None:
+    """This rank leaves while its gloo is being made."""
+    pgs.declare_backend("leaving", pgs.BackendCapabilities(make=leave_within))
+    kept["group"] = pgs.ProcessGroupBackend("leaving", LIMIT)
+    failure_of(lambda: kept["group"].configure(address, rank, size))
+
+
+def test_leaving_while_gloo_connects_ends_configure(ranks):
+    world, address = World(ranks, ranks.borrow(3)), ranks.address()
+    world.start(2, join_and_leave, address, 2, 3)
+    began = time.monotonic()
+    calls = [world.start(rank, join_failing, address, rank, 3) for rank in range(2)]
+    found = values_of(calls)
+    assert {error.type for error in found} <= {"PeerLeftError", "CommAbortedError"}
+    assert all(error.at - began < LIMIT / 2 for error in found)
+    world.run(leave)
+
+
+def generation_after_a_leaving() -> bool:
+    """Whether a generation goes with its group, without a collection of cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        wait_until(lambda: kept["group"]._formed.generation.leaving() is not None, "the leaving")
+        watched = weakref.ref(kept["group"]._formed.generation)
+        kept.pop("group").shutdown()
+        wait_until(lambda: watched() is None, "the end of the generation")
+    finally:
+        gc.enable()
+    return True
+
+
+def test_generation_that_a_member_left_is_in_no_cycle(ranks):
+    world = world_of(ranks, 2)
+    world.on(1, leave)
+    assert world.on(0, generation_after_a_leaving)
 
 
 def handle(kind: str) -> str:
