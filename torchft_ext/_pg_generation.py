@@ -487,7 +487,8 @@ class Generation:
 
         with self._lock:
             self._idle.wait_for(lambda: self._error is not None or wants_a_leaver(), _VERDICT)
-            self._idle.wait_for(lambda: self._error is not None, _DEATH_IS_TOLD)
+            if self._leavers:
+                self._idle.wait_for(lambda: self._error is not None, _DEATH_IS_TOLD)
             failed = self._error is not None
             leaving = operation.wanted_of(self._leavers) or next(iter(self._leavers.values()), None)
         if failed:
