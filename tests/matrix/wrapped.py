@@ -46,7 +46,6 @@ OF_A_CHILD = {
 STRIKES_HERE = {
     "sigkill": STRIKES["sigkill"],
     "sigstop": STRIKES["sigstop"],
-    "os_exit": STRIKES["os_exit"],
     "abort": replace(STRIKES["abort"], how=r"abort\(\) was called"),
     "shutdown": replace(STRIKES["shutdown"], how="it left"),
     **OF_A_CHILD,

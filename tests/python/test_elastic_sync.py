@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from rankside import backend, failure_of, kept, operations
+from rankside import PATIENCE, backend, connected_store, failure_of, kept, operations, seconds
 from torch import nn
 
 from torchft_ext.elastic import _description, _transfer, _wire
@@ -359,11 +359,27 @@ def test_large_tensors_have_buckets_of_their_own_and_small_ones_share_them():
 # Failures in the middle.
 
 
-def abort_in_the_transfer(**options: bool):
-    """The source's end of the transfer fails."""
-    real = _transfer.Transfer.run
+def take_in_the_transfer(address: str):
+    """The taker's end of it, which says that it has begun."""
+    real, gates = _transfer.Transfer.run, connected_store(address)
+
+    def run(self: _transfer.Transfer) -> object:
+        gates.set("taking", "")
+        return real(self)
+
+    _transfer.Transfer.run = run
+    try:
+        return failed_share(continuing=False)
+    finally:
+        _transfer.Transfer.run = real
+
+
+def abort_in_the_transfer(address: str, **options: bool):
+    """The source's end of the transfer fails, once the taker is at it."""
+    real, gates = _transfer.Transfer.run, connected_store(address)
 
     def strike(_: _transfer.Transfer) -> None:
+        gates.wait(["taking"], seconds(PATIENCE))
         backend().abort("the test says so")
         dist.barrier()
 
@@ -379,11 +395,11 @@ def state_is_dirty() -> bool:
 
 
 def test_failed_transfer_leaves_only_the_taker_dirty_and_another_source_goes_on(ranks):
-    world = world_of(ranks, 3, newcomers=1)
+    world, gates = world_of(ranks, 3, newcomers=1), ranks.address()
     calls = [
-        world.start(0, abort_in_the_transfer),
+        world.start(0, abort_in_the_transfer, gates),
         world.start(1, failed_share),
-        world.start(2, failed_share, continuing=False),
+        world.start(2, take_in_the_transfer, gates),
     ]
     errors = [call.value() for call in calls]
     assert all("CommAbortedError" in errors[rank].kinds for rank in (0, 2))  # 1 has no part in it

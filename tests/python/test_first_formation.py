@@ -40,7 +40,7 @@ def form(address: str, rank: int, size: int) -> tuple[int, int]:
 def test_groups_open_no_connection_to_the_store_of_their_creator(ranks: Pool):
     world, address = World(ranks, ranks.borrow(3)), ranks.address()
     for before, after in values_of([world.start(r, form, address, r, 3) for r in range(3)]):
-        assert after == before
+        assert after <= before  # one of an earlier group may have gone meanwhile
 
 
 LOOK_UP = 1.0  # seconds, of one name, see namespaces.py
