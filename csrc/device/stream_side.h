@@ -27,9 +27,9 @@ struct StreamSide : DeviceSide {
   bool on_current = false;    // run on `current` itself (async_op=False), not beside it
   bool timed = false;         // `start` is wanted too, with timing
   // The W inputs (reduce_scatter) or outputs (allgather) are one piece of memory of W equal parts,
-  // in order, on every rank: one call of its library does. Said by the form that was called (the _base ones),
-  // never found out from addresses: neighbours by chance on one rank only would pair different
-  // calls.
+  // in order, on every rank: one call of its library does. Said by the form that was called (the
+  // _base ones), never found out from addresses: neighbours by chance on one rank only would pair
+  // different calls.
   bool flat = false;
   // Enqueued on the operation's stream: ahead of it, behind what it waits for (contributions that
   // are not contiguous); behind it, before `end` (their results, poison). May be empty. Must only
