@@ -50,6 +50,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 SMALLEST_PICTURE = 5000  # bytes: an empty one has fewer
 SUMMARY = {"count", "median", "p99", "min", "max"}
 LEFT_OUT = {"sync"}  # by default: it takes longer than all that it shows here
+RATES_ALONE = {"reduce"}  # Google Benchmark's, without statistics of times
 AT_REST = {"idle"}  # their figures may be zero: threads that sleep
 
 
