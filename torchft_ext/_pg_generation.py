@@ -304,7 +304,7 @@ class Generation:
         self._watch()
 
     def _watch(self) -> None:
-        """Learn of the guard's failure, and of the first member that leaves."""
+        """Learn of the guard's failure, and of each member that leaves."""
         arguments = weakref.ref(self), self.new_watch()  # so that a group that nobody holds can go
         threading.Thread(target=_await, args=arguments, name="ft-guard", daemon=True).start()
 
@@ -386,7 +386,8 @@ class Generation:
 
     def refuse(self, operation: Operation) -> None:
         """End an operation that was not taken. Runs callbacks: hold no lock."""
-        leaving = operation.wanted_of(self._leavers)
+        with self._lock:
+            leaving = operation.wanted_of(self._leavers)
         if self._error is None and leaving is not None:
             self._fail_by_leaving(leaving)
         if self._error is not None:

@@ -115,9 +115,9 @@ struct Operation {
   // Of a bucket of several tensors: a digest of how they lie in it, the same on all ranks. Engines
   // that compare what ranks issue compare it too. 0: no bucket.
   uint64_t layout = 0;
-  // Of a kRecv without a buffer: not for a message. It fails as soon as a member leaves that no
-  // other one has been told of, and leaves the generation as it is. It does not hold up this rank's
-  // own goodbye, which ends it.
+  // Of a kRecv without a buffer: not for a message. It fails as soon as a member leaves of whom no
+  // earlier watch has told, and the generation stays as it is. It does not hold up this rank's own
+  // goodbye, which ends it.
   bool watches = false;
   std::vector<Buffer> inputs;
   std::vector<Buffer> outputs;
