@@ -34,7 +34,13 @@ from torch._C._distributed_c10d import AllgatherOptions, _create_work_from_futur
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from torchft_ext import CommAbortedError, CommError, CommTimeoutError, RendezvousError
+from torchft_ext import (
+    CommAbortedError,
+    CommError,
+    CommTimeoutError,
+    RendezvousError,
+    _pg_generation,
+)
 from torchft_ext import process_group as pgs
 
 LIMIT = 30.0  # seconds; gloo's own, after which it would notice by itself
@@ -297,13 +303,28 @@ def test_message_of_a_member_that_leaves_ends_though_it_is_in_its_backend(ranks,
     world.on(0, leave)
 
 
+def backend_tells_first() -> None:
+    """As where a connection is seen closed before the guard tells of the death."""
+    generation = kept["group"]._formed.generation
+    wait_until(lambda: generation.leaving() is not None, "the leaving")
+    _pg_generation._VERDICT, _pg_generation._DEATH_IS_TOLD = LIMIT, 0.0
+    (operation,) = generation._pending
+    generation.report(operation, RuntimeError("Connection closed by peer"))
+
+
+def usual_times(verdict: float, death_is_told: float) -> None:
+    _pg_generation._VERDICT, _pg_generation._DEATH_IS_TOLD = verdict, death_is_told
+
+
 def test_death_after_a_leaving_is_told_as_a_death(ranks):
     world = world_of(ranks, 3)
     world.on(2, leave)
     waiting = world.start(0, received_from, 1)
     world.side(0, await_blocked)
+    world.side(0, backend_tells_first)
     world.kill(1)
     error = waiting.value()
+    world.on(0, usual_times, _pg_generation._VERDICT, _pg_generation._DEATH_IS_TOLD)
     assert (error.type, error.cause["rank"]) == ("PeerLostError", 1)
     world.on(0, leave)
 
