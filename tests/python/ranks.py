@@ -196,9 +196,17 @@ class Worker:
     def _fail_all(self) -> None:
         with self._lock:
             calls, self._calls = list(self._calls.values()), {}
+        how = self._how_it_ended() if calls else ""
         for call in calls:
             if not call.future.done():
-                call.future.set_exception(Died(f"{call.name}: worker {self.number} ended"))
+                call.future.set_exception(Died(f"{call.name}: worker {self.number} {how}"))
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe"
+        return f"ended with status {status}; the end of its log:\n{self.log()[-3000:]}"
 
 
 class World:

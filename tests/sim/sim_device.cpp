@@ -125,7 +125,7 @@ class Memory {
     auto after = blocks_.upper_bound(key(data));
     if (after != blocks_.begin()) {
       auto& [start, block] = *std::prev(after);
-      if (key(data) + bytes <= start + block.bytes) {
+      if (block.retires != 0 && key(data) + bytes <= start + block.bytes) {
         ++block.pins;
         return start;
       }
@@ -135,13 +135,9 @@ class Memory {
   }
 
   void unpin(uintptr_t start) {
-    bool late = false;
-    {
-      MutexLock lock(mutex_);
-      Block& block = blocks_.at(start);
-      late = --block.pins == 0 && block.retires == 0;
-    }
-    if (late) release(start);
+    MutexLock lock(mutex_);
+    Block& block = blocks_.at(start);
+    if (--block.pins == 0 && block.retires == 0) release(start);
   }
 
   bool contains(const void* inside) const {
@@ -161,29 +157,22 @@ class Memory {
   static uintptr_t key(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
   void retirePassed(void* data) {
-    bool pinned = false;
-    {
-      MutexLock lock(mutex_);
-      Block& block = blocks_.at(key(data));
-      if (--block.retires > 0) return;
-      pinned = block.pins > 0;
-    }
-    if (pinned) {
+    MutexLock lock(mutex_);
+    Block& block = blocks_.at(key(data));
+    if (--block.retires > 0) return;
+    if (block.pins > 0) {
       violation("memory was freed while a task on another stream used it");
     } else {
       release(key(data));
     }
   }
 
-  void release(uintptr_t start) {
-    size_t bytes = 0;
-    {
-      MutexLock lock(mutex_);
-      bytes = blocks_.at(start).bytes;
-      blocks_.erase(start);
-    }
+  // Under the lock to its end: nobody may pin what is about to go.
+  void release(uintptr_t start) REQUIRES(mutex_) {
+    const size_t bytes = blocks_.at(start).bytes;
     if (Registrations::covers(start, bytes))
       violation("memory was freed that is registered in a live communicator");
+    blocks_.erase(start);
     void* data = reinterpret_cast<void*>(start);
     std::memset(data, kFreedByte, bytes);
     std::free(data);
