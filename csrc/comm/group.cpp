@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "comm/callback_path.h"
 #include "comm/failure_counts.h"
 
 namespace torchft_ext {
@@ -221,63 +220,21 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
     entry.states.push_back(laid_out_for_another
                                ? std::make_shared<OpState>(lifecycle, operation.kind,
                                                            OpState::kNoSeq, operation.timeout)
-                               : stateOfLocked(operation, lifecycle));
+                               : current_.numbering.stateOf(operation, lifecycle));
     if (refusal) entry.states.back()->complete(refusal);
   }
   stats_.operations += operations.size();
   return entry;
 }
 
-std::shared_ptr<OpState> Group::stateOfLocked(Operation& operation,
-                                              const std::shared_ptr<Lifecycle>& lifecycle) {
-  // Operations on devices stand in their streams' order; sends and receives are matched by tag.
-  const bool can_be_named = !operation.device && isCollective(operation.kind);
-  CallbackScope* const scope = can_be_named ? CallbackScope::present() : nullptr;
-  const uint64_t place = placeOf(name_, lifecycle->identity().generation);
-  std::optional<CallbackPath> path;
-  if (scope != nullptr) path = scope->next(place);
-  if (path) {
-    operation.name = path->nameIn(place);
-    operation.described = inCallbackOf(toString(operation.kind), *path);
-    return std::make_shared<OpState>(lifecycle, operation.kind, OpState::kNoSeq, operation.timeout,
-                                     path);
-  }
-  operation.in_nameless_callback = scope != nullptr;
-  const int64_t seq = current_.next_seq++;
-  if (can_be_named)
-    path = CallbackPath::ofCollective(
-        place, current_.collectives++,
-        std::string(toString(operation.kind)) + " #" + std::to_string(seq));
-  return std::make_shared<OpState>(lifecycle, operation.kind, seq, operation.timeout, path);
-}
-
-// The orders that these operations need, entered.
-struct Group::Turn {
-  struct Leave {
-    void operator()(IssueOrder* order) const { order->leave(); }
-  };
-  using Entered = std::unique_ptr<IssueOrder, Leave>;
-  Entered host, device;
-};
-
-std::optional<Group::Turn> Group::awaitTurn(const std::vector<Operation>& operations,
-                                            const Generation::Orders& orders,
-                                            const std::shared_ptr<Lifecycle>& lifecycle) const {
+std::optional<IssueOrders::Turn> Group::awaitTurn(
+    const std::vector<Operation>& operations, IssueOrders& orders,
+    const std::shared_ptr<Lifecycle>& lifecycle) const {
   const auto on_device = [](const Operation& each) { return each.device != nullptr; };
-  const Deadline deadline = deadlineOf(operations);
-  Turn turn;
-  const auto take = [&](IssueOrder& order, Turn::Entered& entered) {
-    if (!order.enter(deadline, [&] { return lifecycle && lifecycle->over(); })) return false;
-    entered.reset(&order);
-    return true;
-  };
-  if (!std::all_of(operations.begin(), operations.end(), on_device) &&
-      !take(*orders.host, turn.host))
-    return std::nullopt;
-  if (std::any_of(operations.begin(), operations.end(), on_device) &&
-      !take(*orders.device, turn.device))
-    return std::nullopt;
-  return turn;
+  const bool host = !std::all_of(operations.begin(), operations.end(), on_device);
+  const bool device = std::any_of(operations.begin(), operations.end(), on_device);
+  return orders.enter(host, device, deadlineOf(operations),
+                      [&] { return lifecycle && lifecycle->over(); });
 }
 
 Deadline Group::deadlineOf(const std::vector<Operation>& operations) const {
@@ -296,7 +253,7 @@ std::shared_ptr<OpState> Group::issue(Operation operation) {
 
 std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation> operations) {
   while (true) {
-    std::shared_ptr<const Generation::Orders> orders;
+    std::shared_ptr<IssueOrders> orders;
     std::shared_ptr<Lifecycle> lifecycle;
     {
       MutexLock lock(mutex_);

@@ -20,6 +20,7 @@
 
 #include "comm/communicator.h"
 #include "comm/issue_order.h"
+#include "comm/operation_numbering.h"
 #include "comm/stall_clock.h"
 #include "comm/watchdog.h"
 
@@ -115,17 +116,10 @@ class Group {
   struct Generation {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<Communicator> communicator;
-    int64_t next_seq = 1;      // as torch's own backends count
-    uint64_t collectives = 0;  // of the threads, on host memory: counted alike on all ranks
+    OperationNumbering numbering;
     // Held while operations are handed to the communicator, so that the order of sequence numbers
-    // is the order of issue. One per generation: an issue that hangs holds up no later generation;
-    // and one for operations on devices, which may wait there for other ranks, beside that for
-    // those of the host. A batch of both takes both, this one first.
-    struct Orders {
-      std::shared_ptr<IssueOrder> host = std::make_shared<IssueOrder>();
-      std::shared_ptr<IssueOrder> device = std::make_shared<IssueOrder>();
-    };
-    std::shared_ptr<const Orders> orders = std::make_shared<Orders>();
+    // is the order of issue.
+    std::shared_ptr<IssueOrders> orders = std::make_shared<IssueOrders>();
   };
 
   // What one configure() works with.
@@ -179,15 +173,10 @@ class Group {
     std::shared_ptr<Communicator> communicator;  // null: none takes them
   };
   Entry enterLocked(std::vector<Operation>& operations) REQUIRES(mutex_);
-  // Gives it its place in the threads' order, or the name of what a callback issues.
-  std::shared_ptr<OpState> stateOfLocked(Operation& operation,
-                                         const std::shared_ptr<Lifecycle>& lifecycle)
-      REQUIRES(mutex_);
-  struct Turn;
   // Empty: not by the deadline, or the generation is over.
-  std::optional<Turn> awaitTurn(const std::vector<Operation>& operations,
-                                const Generation::Orders& orders,
-                                const std::shared_ptr<Lifecycle>& lifecycle) const;
+  std::optional<IssueOrders::Turn> awaitTurn(const std::vector<Operation>& operations,
+                                             IssueOrders& orders,
+                                             const std::shared_ptr<Lifecycle>& lifecycle) const;
   Deadline deadlineOf(const std::vector<Operation>& operations) const;
 
   const std::string name_;

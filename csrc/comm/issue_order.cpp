@@ -33,4 +33,18 @@ void IssueOrder::leave() {
   if (waiting_ > 0) changed_.notifyAll();
 }
 
+std::optional<IssueOrders::Turn> IssueOrders::enter(bool host, bool device, Deadline deadline,
+                                                    const std::function<bool()>& givenUp) {
+  Turn turn;
+  if (host) {
+    if (!host_.enter(deadline, givenUp)) return std::nullopt;
+    turn.host_.reset(&host_);
+  }
+  if (device) {
+    if (!device_.enter(deadline, givenUp)) return std::nullopt;
+    turn.device_.reset(&device_);
+  }
+  return turn;
+}
+
 }  // namespace torchft_ext

@@ -1,10 +1,15 @@
 // Whose turn it is to issue: one thread at a time, and none waits without a limit.
 //
-// Owner: a generation. Threads: any. A signal's handler may run inside a wait of the thread whose
-// turn it is: one that issues there would wait for itself, and is refused.
+// IssueOrders has one for operations on host memory, and beside it one for those on devices, which
+// may wait there for other ranks. A batch of both takes both, the host's first.
+//
+// Owner: a generation, so that an issue that hangs holds up no later one. Threads: any. A signal's
+// handler may run inside a wait of the thread whose turn it is: one that issues there would wait
+// for itself, and is refused.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -27,6 +32,26 @@ class IssueOrder {
   CondVar changed_;
   std::optional<std::thread::id> owner_ GUARDED_BY(mutex_);
   int waiting_ GUARDED_BY(mutex_) = 0;
+};
+
+class IssueOrders {
+ public:
+  // Orders that were entered, and are left when it goes.
+  class Turn {
+    friend class IssueOrders;
+    struct Leave {
+      void operator()(IssueOrder* order) const { order->leave(); }
+    };
+    std::unique_ptr<IssueOrder, Leave> host_, device_;
+  };
+
+  // As IssueOrder::enter(). nullopt: where that is false.
+  std::optional<Turn> enter(bool host, bool device, Deadline deadline,
+                            const std::function<bool()>& givenUp);
+
+ private:
+  IssueOrder host_;
+  IssueOrder device_;
 };
 
 }  // namespace torchft_ext

@@ -258,7 +258,7 @@ void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) 
   }
   const bool ordered = isCollective(operation.kind) && operation.name == 0;
   if (operation.watches) {
-    watches_.push_back(std::move(state));
+    watches_.add(std::move(state));
   } else if (operation.name != 0) {
     nested_->add(std::move(state), std::move(operation));
   } else if (operation.kind == OpKind::kSend) {
@@ -330,11 +330,11 @@ void HostGeneration::onGoodbye(int rank, const FrameHeader& goodbye) {
 }
 
 void HostGeneration::tellWatches(int leaver) {
-  Peer& gone = peer(leaver);
-  if (watches_.empty() || std::exchange(gone.told_to_watches, true)) return;
+  if (!watches_.wantToKnow(leaver)) return;
+  const Peer& gone = peer(leaver);
   const FailureKind kind = gone.begins_another ? FailureKind::kAborted : FailureKind::kPeerLeft;
   const std::string how = gone.begins_another ? "it began another generation" : "it left";
-  endWatches(std::make_shared<Failure>(lossOf(leaver, kind, how)));
+  watches_.tell(leaver, std::make_shared<Failure>(lossOf(leaver, kind, how)));
 }
 
 void HostGeneration::tellOfLeavers(ControlCommunicator::OnPeerLeft told) {
@@ -419,12 +419,8 @@ void HostGeneration::onLifecycleFailed(const FailurePtr& failure) {
   const bool later = *others_are_told_;
   if (!later) sendFinalFrame();
   for (auto& [state, operation] : pending) state->complete(state->inPlace(failure));
-  endWatches(failure);
+  watches_.end(failure);
   becomeOver(later ? kRestAfter : Duration::zero());
-}
-
-void HostGeneration::endWatches(const FailurePtr& failure) {
-  for (const auto& watch : std::exchange(watches_, {})) watch->complete(watch->inPlace(failure));
 }
 
 void HostGeneration::becomeOver(Duration rest_after) {
@@ -502,7 +498,7 @@ void HostGeneration::sayGoodbye() {
     const bool for_good = goodbye_kind_ == GoodbyeKind::kForGood;
     final_frame_.frame = textFrame(FrameType::kGoodbye);
     final_frame_.frame.aux = kFinalFrameWasUp | (for_good ? 0 : kFinalFrameBeginsAnother);
-    endWatches(std::make_shared<Failure>(ended("this rank left it")));
+    watches_.end(std::make_shared<Failure>(ended("this rank left it")));
     // The connections stand meanwhile: nothing of the user's is on them, and others say goodbye
     // there.
     becomeOver(for_good ? Duration::zero() : kRestAfter);

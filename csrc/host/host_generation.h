@@ -30,6 +30,7 @@
 #include "comm/control_communicator.h"
 #include "host/break_classifier.h"
 #include "host/generation_connections.h"
+#include "host/member_watches.h"
 #include "host/mesh.h"
 #include "host/messages.h"
 #include "host/nested_collectives.h"
@@ -103,7 +104,6 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
     bool left = false;              // said goodbye on the control channel
     bool collectives_left = false;  // said goodbye on the collective channel, after all its data
     bool begins_another = false;    // its goodbye is not for good
-    bool told_to_watches = false;
   };
 
   // What the others are told on every channel that stands, once, when it is over.
@@ -141,7 +141,6 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void failLeaver(int rank, const std::string& how);
 
   void onLifecycleFailed(const FailurePtr& failure);
-  void endWatches(const FailurePtr& failure);
   void tellWatches(int leaver);
   void becomeOver(Duration rest_after);
   void sendFinalFrame();
@@ -163,8 +162,8 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   std::vector<Peer> peers_;
   std::unique_ptr<ScheduleRunner> runner_;
   std::unique_ptr<Messages> messages_;
-  std::unique_ptr<NestedCollectives> nested_;      // over messages_
-  std::vector<std::shared_ptr<OpState>> watches_;  // of Operation::watches
+  std::unique_ptr<NestedCollectives> nested_;  // over messages_
+  MemberWatches watches_;
   std::unique_ptr<PeerMonitor::Watch> watch_;
   std::unique_ptr<BreakClassifier> break_classifier_;  // until it is over
   std::optional<Failure> lost_while_forming_;

@@ -116,15 +116,6 @@ std::optional<NcclResult> DeviceComm::awaitCall(CallThreads::Call& call, Deadlin
   return std::nullopt;
 }
 
-void DeviceComm::learn(uint64_t shape) {
-  constexpr size_t kMost = 1024;  // who has more is asked to wait beside again, now and then
-  if (!shapes_.insert(shape).second) return;
-  shapes_by_age_.push_back(shape);
-  if (shapes_by_age_.size() <= kMost) return;
-  shapes_.erase(shapes_by_age_.front());
-  shapes_by_age_.pop_front();
-}
-
 bool DeviceComm::settle(Deadline deadline) {
   Pause pause;
   LeaverGrace leavers;

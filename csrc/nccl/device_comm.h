@@ -24,11 +24,9 @@
 #include <c10/core/Stream.h>
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "comm/control_communicator.h"
@@ -37,6 +35,7 @@
 #include "nccl/call_gate.h"
 #include "nccl/call_threads.h"
 #include "nccl/comm_memory.h"
+#include "nccl/known_shapes.h"
 #include "nccl/nccl_platform.h"
 #include "nccl/peers_left.h"
 
@@ -84,9 +83,8 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   // Of a blocking one: waits for a call beside this thread. nullopt: the generation is over (a
   // member that leaves and is needed ends it, after the grace), or the deadline has passed.
   std::optional<NcclResult> awaitCall(CallThreads::Call& call, Deadline deadline);
-  // Whether such calls have been made before, so that NCCL has connected what they need.
-  bool knows(uint64_t shape) const { return shapes_.count(shape) > 0; }
-  void learn(uint64_t shape);
+  // Of calls that were made before.
+  KnownShapes& shapes() { return shapes_; }
   // To be called inside the gate.
   NcclComm handle() const { return handle_; }
   CallGate& gate() { return gate_; }
@@ -161,9 +159,8 @@ class DeviceComm : public std::enable_shared_from_this<DeviceComm> {
   CommMemory memory_;                         // the issuing thread's, inside the gate
   std::shared_ptr<c10::DataPtr> scratch_;     // the issuing thread's
   std::vector<c10::Stream> capture_streams_;  // the issuing thread's
-  std::unordered_set<uint64_t> shapes_;       // the issuing thread's, as the next
-  std::deque<uint64_t> shapes_by_age_;
-  NcclComm known_handle_ = nullptr;  // written inside the gate, before the next
+  KnownShapes shapes_;                        // the issuing thread's
+  NcclComm known_handle_ = nullptr;           // written inside the gate, before the next
   std::atomic<bool> handle_known_{false};
   std::atomic<bool> ready_{false};     // written by the issuing thread
   std::atomic<bool> cut_{false};       // written by the reaper, under mutex_

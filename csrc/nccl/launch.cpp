@@ -208,7 +208,7 @@ bool Launch::mayConnect(const DeviceCalls& calls) const {
   };
   if (std::any_of(calls.begin(), calls.end(), per_thread)) return false;
   return !capturing_ && std::any_of(used_.begin(), used_.end(), [&](const auto& comm) {
-    return comm->blocking() && !comm->knows(shapeOf(calls, *comm));
+    return comm->blocking() && !comm->shapes().holds(shapeOf(calls, *comm));
   });
 }
 
@@ -246,7 +246,7 @@ std::optional<NcclResult> Launch::callBeside(const DeviceCalls& calls) {
   const auto result = used_.front()->awaitCall(*call, deadline_);
   if (result == NcclResult::kInProgress) return std::nullopt;  // a gate was not to be entered
   if (result == NcclResult::kSuccess)
-    for (const auto& comm : used_) comm->learn(shapeOf(calls, *comm));
+    for (const auto& comm : used_) comm->shapes().add(shapeOf(calls, *comm));
   return result;
 }
 
