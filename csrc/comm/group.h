@@ -116,7 +116,7 @@ class Group {
   struct Generation {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<Communicator> communicator;
-    OperationNumbering numbering;
+    OperationNumbering numbering{};
     // Held while operations are handed to the communicator, so that the order of sequence numbers
     // is the order of issue.
     std::shared_ptr<IssueOrders> orders = std::make_shared<IssueOrders>();
