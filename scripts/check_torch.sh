@@ -45,10 +45,11 @@ scripts/setup.sh --tests
 # To be checked, not to be fast.
 export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_PRECOMPILE=ON -DTORCHFT_EXT_OPTIMIZE=-O1"
 CXX=$(checking_compiler) scripts/build.sh
-# Of the C++ tests, those of what libtorch's programs use, and the simulated device that Python tests need.
+# Of the C++ tests, those of what libtorch's programs use; the simulated device and native benchmarks that Python tests
+# need.
 targets=(torchft_ext_libtorch_tests)
-[ "${tests[*]:-}" = "${quick[*]}" ] || targets+=(torchft_ext_sim)
-cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON >build/cpp-tests.log
+[ "${tests[*]:-}" = "${quick[*]}" ] || targets+=(torchft_ext_sim ft_bench shm_limit)
+cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON -DTORCHFT_EXT_BUILD_BENCHMARKS=ON >build/cpp-tests.log
 cmake --build build/dev -j "$JOBS" --target "${targets[@]}" >>build/cpp-tests.log
 
 export PATH="$VENV/bin:$PATH"

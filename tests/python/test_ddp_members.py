@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
-from rankside import kept
+from rankside import OPERATION_LIMIT, backend, kept, seconds
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from values import me
@@ -479,7 +479,8 @@ def wrap_with_zero() -> None:
     kept["zero"] = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
 
 
-def step_with_zero(step: int) -> None:
+def step_with_zero(step: int, limit_s: float = OPERATION_LIMIT) -> None:
+    backend().set_timeout(seconds(limit_s))
     model = kept["ddp"]
     rank, world = me()
     expected = mean_gradients(model.module, world, [step])
@@ -499,7 +500,7 @@ def test_zero_optimizer_refuses_a_step_for_which_it_is_not_partitioned(ranks, me
     world = world.next([0, 1, 2])
     world.run(step_with_zero, 1)
     world = world.next(members)
-    outcomes = [call.outcome() for call in world.start_all(step_with_zero, 2)]
+    outcomes = [call.outcome() for call in world.start_all(step_with_zero, 2, limit_s=2.0)]
     assert any("partitioned" in value.text for ok, value in outcomes if not ok)
     world = world.next()
     world.run(wrap_with_zero)
