@@ -262,8 +262,8 @@ def limit_of_operations(where: str) -> float:
     rank, size = dist.get_rank(), dist.get_world_size()
     leave_default_group()
     if where == "pg_options":
-        options = torchft_ext.Options(timeout=seconds(6.0))
-    limit = seconds(6.0) if where == "timeout" else None
+        options = torchft_ext.Options(timeout=seconds(3.0))
+    limit = seconds(3.0) if where == "timeout" else None
     dist.init_process_group(
         "ft", store=store, rank=rank, world_size=size, timeout=limit, pg_options=options
     )
@@ -280,13 +280,13 @@ def connect_store(address: str) -> None:
 def test_timeout_is_taken_from_init_and_from_options(ranks, where):
     world = ranks.world(2)
     world.run(connect_store, ranks.address())
-    assert world.run(limit_of_operations, where) == [6.0, 6.0]
+    assert world.run(limit_of_operations, where) == [3.0, 3.0]
 
 
 def limit_in_subgroup(where: str) -> float:
     import torchft_ext
 
-    limit, peer = seconds(6.0), 1 - dist.get_rank()
+    limit, peer = seconds(3.0), 1 - dist.get_rank()
     options = torchft_ext.Options(timeout=limit)
     if where == "timeout":
         group = dist.new_group(backend="ft", timeout=limit)
@@ -304,7 +304,7 @@ def limit_in_subgroup(where: str) -> float:
 
 @pytest.mark.parametrize("where", ["timeout", "pg_options", "backend_override"])
 def test_subgroup_takes_the_timeout_that_it_is_made_with(ranks, where):
-    assert ranks.fresh(2).run(limit_in_subgroup, where) == [6.0, 6.0]
+    assert ranks.fresh(2).run(limit_in_subgroup, where) == [3.0, 3.0]
 
 
 def subgroups(name: str) -> int:
