@@ -116,6 +116,16 @@ std::set<MemberPair> pairsCutBy(const Failure& failure, const View& view) {
   return {std::minmax(view.members[one].id, view.members[other].id)};
 }
 
+std::string decidersOf(const View& view, const ElasticMember& member) {
+  if (view.decided_by.empty()) return "; of the founding";
+  std::string names = "; decided by " + std::to_string(view.decided_by.size());
+  if (view.store_decided) names += " and the store";
+  for (size_t i = 0; i < view.decided_by.size(); ++i) {
+    names += (i == 0 ? ": " : " + ") + member.nameOf(view.decided_by[i]);
+  }
+  return names;
+}
+
 FailurePtr overBefore(const View& view) {
   Failure failure;
   failure.kind = FailureKind::kAborted;
@@ -233,7 +243,6 @@ ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_abse
   const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
   Formed formed = recoverBy(deadline, patience, without_quorum);
   formed.phases.insert(formed.phases.begin(), lost.begin(), lost.end());
-  logFormed(formed);
   return formed;
 }
 
@@ -305,15 +314,19 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   return nullptr;
 }
 
-// One line for each view: who is in it, who is not any more, and how long it took.
-void ElasticJob::logFormed(const Formed& formed) const {
-  const View& view = formed.view;
+void ElasticJob::logView(const Phases& phases) const {
+  View view;
+  {
+    const MutexLock lock(mutex_);
+    view = formed_;
+  }
   std::string line = "elastic job: view " + std::to_string(view.number) + ": " +
                      std::to_string(view.members.size()) + " members (" +
                      std::to_string(view.old_size) + " before), this one is rank " +
                      std::to_string(view.rankOf(member_->id()));
   for (const MemberId& id : member_->leftOutSince(view)) line += "; without " + member_->nameOf(id);
-  for (const auto& [phase, duration] : formed.phases) {
+  line += decidersOf(view, *member_);
+  for (const auto& [phase, duration] : phases) {
     line += "; " + phase + " " + formatSeconds(duration);
   }
   log(LogLevel::kInfo, line);

@@ -82,6 +82,9 @@ class ElasticCore {
   void setLeaving() { leaving_ = true; }
   // The identity of the store as this member finds it: the next view may appoint it. Zero: none.
   void setWitness(const WitnessId& identity) { witness_ = identity; }
+  // Random, and known to this member alone: from it the secrets of views follow that it proposes.
+  // Without a seed they have none.
+  void setSeed(const ViewSecret& seed) { seed_ = seed; }
   // An operator's word: this member goes on alone, in another lineage, whatever the others do.
   // Nothing happens to one that is in no view, or left out.
   ElasticEffects beginLineage(const Lineage& lineage);
@@ -114,8 +117,10 @@ class ElasticCore {
   ElasticMessage make(ElasticKind kind) const;
   void send(Effects& effects, const MemberId& to, ElasticMessage message) const;
   void sendToMembers(Effects& effects, const ElasticMessage& message) const;
+  bool isGoneForGood(const MemberId& id) const;
   std::set<MemberId> gone() const;
   std::optional<MemberId> proposerNow() const;
+  ViewSecret secretOf(const Lineage& lineage, uint64_t number) const;
 
   void onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message);
@@ -135,7 +140,7 @@ class ElasticCore {
   void install(Effects& effects, const View& view);
   void forgetOldView();
   bool wantsWitness() const;
-  void tellView(Effects& effects, const MemberId& to) const;
+  void tellView(Effects& effects, const MemberId& to, const View& view) const;
   void recoverAgreement();
   void carryOutAgreement(Effects& effects, Agreements::Step step);
   void acceptOwn(Effects& effects);
@@ -156,6 +161,7 @@ class ElasticCore {
   std::set<MemberPair> cut_;
   std::set<MemberId> absent_;
   WitnessId witness_;
+  ViewSecret seed_;
   bool leaving_ = false;
   bool wanted_ = false;
   bool ready_ = false;

@@ -204,6 +204,7 @@ void ElasticMember::Impl::begin(const JobFounder::Place& found) {
   } else {
     core.emplace(me, founding.rules, ids);
   }
+  core->setSeed(ViewSecret::random());
   for (const Early& one : std::exchange(early, {})) onMessage(one.from, one.header, one.payload);
   arm();
   tick();
@@ -271,6 +272,7 @@ void ElasticMember::Impl::tellStopped(uint64_t view_number, const std::string& w
 
 void ElasticMember::Impl::onNewView() {
   const View& now = core->view();
+  if (now.has(core->self().id)) network->enterView(now);
   for (const Member& member : now.members) network->introduce(member);
   server.begin(now.number);
   status.begin(*core);
@@ -420,7 +422,6 @@ void ElasticMember::Impl::onMessage(const MemberId& from, const FrameHeader& hea
 void ElasticMember::Impl::onElastic(const MemberId& from, const std::string& payload) {
   const auto message = decodeElasticMessage(payload);
   if (!message) return;
-  for (const Member& member : message->members) network->introduce(member);
   carryOut(core->receive(from, *message));
 }
 
