@@ -62,6 +62,8 @@ class ElasticCore {
   const View& view() const { return view_; }  // number 0: none yet
   const Member& self() const { return self_; }
   const std::map<MemberId, Loss>& losses() const { return losses_; }
+  // Members of the view before that are not in this one: how they were lost, where that is known.
+  const std::map<MemberId, Loss>& lostBefore() const { return lost_before_; }
   // Newcomers that ask for a place.
   std::vector<MemberId> waiting() const;
   bool wanted() const { return wanted_; }
@@ -157,6 +159,7 @@ class ElasticCore {
   View view_;
   std::vector<MemberId> contacts_;
   std::map<MemberId, Loss> losses_;
+  std::map<MemberId, Loss> lost_before_;
   std::map<MemberId, Member> waiting_;
   std::set<MemberPair> cut_;
   std::set<MemberId> absent_;

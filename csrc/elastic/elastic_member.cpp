@@ -266,6 +266,7 @@ void ElasticMember::Impl::carryOut(const ElasticEffects& effects) {
 
 void ElasticMember::Impl::tellStopped(uint64_t view_number, const std::string& why) {
   status.setOver(view_number);
+  client.stop(view_number);
   if (!options.on_stopped) return;
   stop_thread.post([stopped = options.on_stopped, view_number, why] { stopped(view_number, why); });
 }

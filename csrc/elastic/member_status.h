@@ -77,6 +77,7 @@ class MemberStatus {
   View view_ GUARDED_BY(mutex_);
   View view_before_ GUARDED_BY(mutex_);
   std::map<MemberId, Loss> lost_ GUARDED_BY(mutex_);
+  std::map<MemberId, Loss> lost_before_ GUARDED_BY(mutex_);  // of the view before, not in this one
   std::vector<MemberId> unheard_ GUARDED_BY(mutex_);      // whose word an agreement awaits
   std::vector<MemberId> waiting_ids_ GUARDED_BY(mutex_);  // newcomers
   std::vector<std::string> waiting_ GUARDED_BY(mutex_);   // the same, by name

@@ -56,11 +56,11 @@ def test_each_view_is_one_line_that_says_who_decided_and_who_is_gone(members):
         rf"view 1: 2 members \(0 before\), this one is rank \d; of the founding; agree {took}; "
         rf"connect {took}; tables {took}$",
         lines[0],
-    )
+    ), lines[0]
     name = r"[^;:]+, pid"
     assert re.search(
         rf"view 2: 1 members \(2 before\), this one is rank 0; without {name} {lost.pid} \(its "
         rf"process ended\); decided by 1 and the store: {name} {survivor.pid}; detect {took}; "
         rf"release {took}; agree {took}; connect {took}; tables {took}$",
         lines[1],
-    )
+    ), lines[1]
