@@ -204,14 +204,14 @@ void ElasticJob::suspectCulprits() {
     const MutexLock lock(mutex_);
     formed = formed_;
   }
-  std::set<MemberId> culprits;
+  std::map<MemberId, std::string> culprits;
   for (const Managed& one : managed()) {
     const FailurePtr failure = one.backend->errored();
     if (!failure || failure->kind != FailureKind::kPeerLost) continue;
     if (one.generation != one.backend->generation()) continue;
     const auto rank = static_cast<size_t>(failure->cause.rank);
     if (failure->cause.rank >= 0 && rank < formed.members.size()) {
-      culprits.insert(formed.members[rank].id);
+      culprits[formed.members[rank].id] = failure->cause.how;
     }
   }
   if (!culprits.empty()) member_->suspect(culprits);

@@ -582,10 +582,11 @@ View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Canc
   return impl_->status.awaitView(newer_than, deadline, cancelled);
 }
 
-void ElasticMember::suspect(const std::set<MemberId>& ids) {
-  impl_->loop.post([impl = impl_, ids] {
+void ElasticMember::suspect(const std::map<MemberId, std::string>& lost) {
+  impl_->status.setHow(lost);
+  impl_->loop.post([impl = impl_, lost] {
     if (!impl->core) return;
-    for (const MemberId& id : ids) {
+    for (const auto& [id, how] : lost) {
       if (!impl->core->view().has(id) || id == impl->core->self().id) continue;
       impl->network->ask(id);
       impl->carryOut(impl->core->lose(id, Loss::kFrozen));

@@ -95,6 +95,11 @@ void MemberStatus::setForsaken() {
   changed_.notifyAll();
 }
 
+void MemberStatus::setHow(const std::map<MemberId, std::string>& lost) {
+  const MutexLock lock(mutex_);
+  how_ = lost;
+}
+
 void MemberStatus::setStoreTrouble(std::string trouble) {
   const MutexLock lock(mutex_);
   store_trouble_ = std::move(trouble);
@@ -157,7 +162,10 @@ std::string MemberStatus::nameOfLocked(const MemberId& id) const {
   const std::string name = found == names_.end() ? "a newcomer" : found->second;
   for (const auto* lost : {&lost_, &lost_before_}) {
     const auto gone = lost->find(id);
-    if (gone != lost->end()) return name + " (" + wordFor(gone->second) + ")";
+    if (gone == lost->end()) continue;
+    const auto how = how_.find(id);  // of who is only suspected more is known than of who is dead
+    const bool suspected = gone->second == Loss::kFrozen && how != how_.end();
+    return name + " (" + (suspected ? how->second : wordFor(gone->second)) + ")";
   }
   return name;
 }

@@ -32,6 +32,7 @@ class MemberStatus {
   void follow(const ElasticCore& core, const ElasticEffects& effects);
   void setOver(uint64_t view);  // this view, and those before
   void setForsaken();           // of a newcomer: nobody of the job lives
+  void setHow(const std::map<MemberId, std::string>& lost);  // as a generation has told it
   void setStoreTrouble(std::string trouble);
 
   Member self() const;
@@ -77,6 +78,7 @@ class MemberStatus {
   View view_ GUARDED_BY(mutex_);
   View view_before_ GUARDED_BY(mutex_);
   std::map<MemberId, Loss> lost_ GUARDED_BY(mutex_);
+  std::map<MemberId, std::string> how_ GUARDED_BY(mutex_);  // of some of them, for messages
   std::map<MemberId, Loss> lost_before_ GUARDED_BY(mutex_);  // of the view before, not in this one
   std::vector<MemberId> unheard_ GUARDED_BY(mutex_);      // whose word an agreement awaits
   std::vector<MemberId> waiting_ids_ GUARDED_BY(mutex_);  // newcomers
