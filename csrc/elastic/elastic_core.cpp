@@ -611,9 +611,8 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
 void ElasticCore::install(Effects& effects, const View& view) {
   if (state_ == State::kActive) effects.stopped = true;
   lost_before_ = losses_;
-  std::erase_if(lost_before_, [&](const auto& loss) {
-    return !view_.has(loss.first) || view.has(loss.first);
-  });
+  std::erase_if(lost_before_,
+                [&](const auto& loss) { return !view_.has(loss.first) || view.has(loss.first); });
   view_ = view;
   forgetOldView();
   agreements_ = Agreements(self_.id, view_.members, rules_.parts.second_round);

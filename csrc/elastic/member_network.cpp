@@ -75,7 +75,8 @@ void MemberNetwork::admitVisitors(const Nonce& nonce, Listener::Handler handler)
 void MemberNetwork::admitMembers(const JobKey& key) {
   nonce_ = key.nonce;
   keys_.setJob(key.secret);
-  listener_->expect(nonce_, GenerationSecret{}, [this](Arrival& arrival) { return admit(arrival); });
+  listener_->expect(nonce_, GenerationSecret{},
+                    [this](Arrival& arrival) { return admit(arrival); });
 }
 
 void MemberNetwork::enterView(const View& view) {

@@ -156,8 +156,9 @@ void bind_elastic(py::module_& module) {
       .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"),
            py::arg("without_quorum") = false)
       .def("log_view", &logView, py::arg("phases"))
-      .def("log", [](ElasticJob&, const std::string& line) { log(LogLevel::kInfo, line); },
-           py::arg("line"))
+      .def(
+          "log", [](ElasticJob&, const std::string& line) { log(LogLevel::kInfo, line); },
+          py::arg("line"))
       .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"))
       .def("abort", &ElasticJob::abort, py::arg("why"), NoGil())
       .def("formed_view", &ElasticJob::formedView)

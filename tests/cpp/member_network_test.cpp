@@ -109,9 +109,8 @@ struct Visit {
     claim.member = member;
     claim.challenge = Challenge::random();
     claim.view = keys.viewFor(question.newest);
-    claim.proof = keys.prove(
-        ConnectionEnd::kConnector,
-        {question.challenge, claim.challenge, acceptor, member.id, claim.view});
+    claim.proof = keys.prove(ConnectionEnd::kConnector, {question.challenge, claim.challenge,
+                                                         acceptor, member.id, claim.view});
     return frameOf(FrameType::kMember, encodeClaim(claim));
   }
   // What a claim is answered with; empty: by the end of the connection.
