@@ -116,6 +116,16 @@ std::set<MemberPair> pairsCutBy(const Failure& failure, const View& view) {
   return {std::minmax(view.members[one].id, view.members[other].id)};
 }
 
+std::string decidersOf(const View& view, const ElasticMember& member) {
+  if (view.decided_by.empty()) return "; of the founding";
+  std::string names = "; decided by " + std::to_string(view.decided_by.size());
+  if (view.store_decided) names += " and the store";
+  for (size_t i = 0; i < view.decided_by.size(); ++i) {
+    names += (i == 0 ? ": " : " + ") + member.nameOf(view.decided_by[i]);
+  }
+  return names;
+}
+
 FailurePtr overBefore(const View& view) {
   Failure failure;
   failure.kind = FailureKind::kAborted;
@@ -194,14 +204,14 @@ void ElasticJob::suspectCulprits() {
     const MutexLock lock(mutex_);
     formed = formed_;
   }
-  std::set<MemberId> culprits;
+  std::map<MemberId, std::string> culprits;
   for (const Managed& one : managed()) {
     const FailurePtr failure = one.backend->errored();
     if (!failure || failure->kind != FailureKind::kPeerLost) continue;
     if (one.generation != one.backend->generation()) continue;
     const auto rank = static_cast<size_t>(failure->cause.rank);
     if (failure->cause.rank >= 0 && rank < formed.members.size()) {
-      culprits.insert(formed.members[rank].id);
+      culprits[formed.members[rank].id] = failure->cause.how;
     }
   }
   if (!culprits.empty()) member_->suspect(culprits);
@@ -233,7 +243,6 @@ ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_abse
   const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
   Formed formed = recoverBy(deadline, patience, without_quorum);
   formed.phases.insert(formed.phases.begin(), lost.begin(), lost.end());
-  logFormed(formed);
   return formed;
 }
 
@@ -305,15 +314,19 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   return nullptr;
 }
 
-// One line for each view: who is in it, who is not any more, and how long it took.
-void ElasticJob::logFormed(const Formed& formed) const {
-  const View& view = formed.view;
+void ElasticJob::logView(const Phases& phases) const {
+  View view;
+  {
+    const MutexLock lock(mutex_);
+    view = formed_;
+  }
   std::string line = "elastic job: view " + std::to_string(view.number) + ": " +
                      std::to_string(view.members.size()) + " members (" +
                      std::to_string(view.old_size) + " before), this one is rank " +
                      std::to_string(view.rankOf(member_->id()));
   for (const MemberId& id : member_->leftOutSince(view)) line += "; without " + member_->nameOf(id);
-  for (const auto& [phase, duration] : formed.phases) {
+  line += decidersOf(view, *member_);
+  for (const auto& [phase, duration] : phases) {
     line += "; " + phase + " " + formatSeconds(duration);
   }
   log(LogLevel::kInfo, line);

@@ -64,6 +64,9 @@ class ElasticJob {
   // that generation's failure.
   // without_quorum: this member goes on alone first, in a lineage of its own.
   Formed recover(Milliseconds timeout, bool leave_out_absent = false, bool without_quorum = false);
+  // One line for the view that was formed last: who is in it, who decided, who is not in it any
+  // more and why, and how long each part took. Of whoever called recover().
+  void logView(const Phases& phases) const;
   // In the view that was formed last.
   Answer agree(bool ok, std::string note, Milliseconds timeout);
   // Fails the generations of all managed groups.
@@ -85,7 +88,6 @@ class ElasticJob {
   void onStopped(uint64_t view, const std::string& why);
   FailurePtr formAll(const View& view, int rank, Deadline deadline);
   Formed recoverBy(Deadline deadline, std::optional<Duration> patience, bool alone);
-  void logFormed(const Formed& formed) const;
   std::vector<Managed> managed() const;
   void suspectCulprits();
   Phases phasesOfLoss() const;

@@ -203,8 +203,11 @@ void write(ByteWriter& writer, const View& view) {
   writeAll(writer, view.members);
   writeAll(writer, view.voters);
   write(writer, view.witness);
+  write(writer, view.secret);
   writeAll(writer, view.outcomes);
   writer.u32(static_cast<uint32_t>(view.old_size));
+  writeAll(writer, view.decided_by);
+  writer.u8(view.store_decided ? 1 : 0);
 }
 
 View readView(ByteReader& reader) {
@@ -214,8 +217,11 @@ View readView(ByteReader& reader) {
   view.members = readAll(reader, kMostMembers, readMember);
   view.voters = readIds(reader);
   view.witness = readId<WitnessId>(reader);
+  view.secret = readId<ViewSecret>(reader);
   view.outcomes = readAll(reader, kMostOutcomes, readOutcome);
   view.old_size = static_cast<int>(std::min<uint32_t>(reader.u32(), kMostMembers));
+  view.decided_by = readIds(reader);
+  view.store_decided = reader.u8() != 0;
   return view;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/hmac.h"
 #include "elastic/elastic_codec.h"
 #include "elastic/next_view.h"
 #include "elastic/quorum.h"
@@ -80,10 +81,14 @@ void ElasticCore::send(Effects& effects, const MemberId& to, ElasticMessage mess
 void ElasticCore::sendToMembers(Effects& effects, const ElasticMessage& message) const {
   const auto shared = std::make_shared<const ElasticMessage>(message);
   for (const Member& member : view_.members) {
-    const auto loss = losses_.find(member.id);
-    if (member.id == self_.id || (loss != losses_.end() && isFinal(loss->second))) continue;
+    if (member.id == self_.id || isGoneForGood(member.id)) continue;
     effects.sends.push_back({member.id, shared});
   }
+}
+
+bool ElasticCore::isGoneForGood(const MemberId& id) const {
+  const auto loss = losses_.find(id);
+  return loss != losses_.end() && isFinal(loss->second);
 }
 
 std::set<MemberId> ElasticCore::gone() const {
@@ -113,6 +118,19 @@ std::optional<MemberId> ElasticCore::proposerNow() const {
   return living[turn % living.size()];
 }
 
+// Nobody can tell it from a random one who does not know the seed.
+ViewSecret ElasticCore::secretOf(const Lineage& lineage, uint64_t number) const {
+  if (seed_.isZero()) return {};
+  ByteWriter writer;
+  writer.raw(lineage.bytes);
+  writer.u64(number);
+  const std::string_view key(reinterpret_cast<const char*>(seed_.bytes.data()), seed_.bytes.size());
+  const Digest256 digest = hmacSha256(key, writer.take());
+  ViewSecret secret;
+  std::copy_n(digest.begin(), secret.bytes.size(), secret.bytes.begin());
+  return secret;
+}
+
 // ---- what comes in
 
 ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& message) {
@@ -129,7 +147,7 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
     return effects;
   }
   if (message.kind == ElasticKind::kJoin) {
-    onJoin(effects, message);
+    if (message.members.front().id == from) onJoin(effects, message);
     return effects;
   }
   if (message.kind == ElasticKind::kParted) {
@@ -193,7 +211,7 @@ bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
     return true;
   }
   if (message.number < view_.number) {
-    tellView(effects, from);
+    tellView(effects, from, view_);
     if (message.kind == ElasticKind::kBehind && view_.has(from)) repeatTo(effects, from);
     return true;
   }
@@ -215,9 +233,12 @@ void ElasticCore::onOtherLineage(Effects& effects, const MemberId& from,
   send(effects, from, std::move(answer));
 }
 
-void ElasticCore::tellView(Effects& effects, const MemberId& to) const {
+// Its secret is for its members alone.
+void ElasticCore::tellView(Effects& effects, const MemberId& to, const View& view) const {
   ElasticMessage message = make(ElasticKind::kView);
-  message.view = view_;
+  message.number = view.number;
+  message.view = view;
+  if (!view.has(to)) message.view->secret = {};
   send(effects, to, std::move(message));
 }
 
@@ -238,7 +259,7 @@ void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
   if (state_ == State::kJoining || state_ == State::kLeftOut) return;
   const Member& newcomer = message.members.front();
   if (view_.has(newcomer.id)) {
-    tellView(effects, newcomer.id);
+    tellView(effects, newcomer.id, view_);
   } else {
     waiting_.insert_or_assign(newcomer.id, newcomer);
   }
@@ -421,7 +442,7 @@ void ElasticCore::propose(Effects& effects) {
   if (state_ != State::kActive && state_ != State::kStopped) return;
   highest_round_ = std::max(highest_round_, promised_.round) + 1;
   promised_ = {highest_round_, self_.id};
-  proposal_.emplace(view_, rules_, promised_);
+  proposal_.emplace(view_, rules_, promised_, secretOf(view_.lineage, view_.number + 1));
   stop(effects);
   ElasticMessage message = make(ElasticKind::kPrepare);
   message.ballot = promised_;
@@ -462,9 +483,16 @@ void ElasticCore::decide(Effects& effects) {
   ElasticMessage message = make(ElasticKind::kView);
   message.number = decided.number;
   message.view = decided;
-  sendToMembers(effects, message);
+  const auto shared = std::make_shared<const ElasticMessage>(std::move(message));
   for (const Member& member : decided.members) {
-    if (!view_.has(member.id)) send(effects, member.id, message);
+    if (member.id != self_.id && !isGoneForGood(member.id)) {
+      effects.sends.push_back({member.id, shared});
+    }
+  }
+  for (const Member& member : view_.members) {
+    if (!decided.has(member.id) && !isGoneForGood(member.id)) {
+      tellView(effects, member.id, decided);
+    }
   }
   adopt(effects, decided);
 }
@@ -582,6 +610,9 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
 
 void ElasticCore::install(Effects& effects, const View& view) {
   if (state_ == State::kActive) effects.stopped = true;
+  lost_before_ = losses_;
+  std::erase_if(lost_before_,
+                [&](const auto& loss) { return !view_.has(loss.first) || view.has(loss.first); });
   view_ = view;
   forgetOldView();
   agreements_ = Agreements(self_.id, view_.members, rules_.parts.second_round);
@@ -626,6 +657,7 @@ ElasticEffects ElasticCore::beginLineage(const Lineage& lineage) {
   View next = nextView(view_, {{self_.id, std::move(own)}}, {}, rules_.max_size);
   next.lineage = lineage;
   next.witness = {};
+  next.secret = secretOf(next.lineage, next.number);
   install(effects, next);
   state_ = State::kActive;
   answerFromView(effects);
@@ -651,6 +683,7 @@ std::string ElasticCore::fingerprint() const {
   }
   ids(waiting());
   writer.raw(witness_.bytes);
+  writer.raw(seed_.bytes);
   for (const auto& [one, other] : cut_) {
     writer.raw(one.bytes);
     writer.raw(other.bytes);

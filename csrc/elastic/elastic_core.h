@@ -62,6 +62,8 @@ class ElasticCore {
   const View& view() const { return view_; }  // number 0: none yet
   const Member& self() const { return self_; }
   const std::map<MemberId, Loss>& losses() const { return losses_; }
+  // Members of the view before that are not in this one: how they were lost, where that is known.
+  const std::map<MemberId, Loss>& lostBefore() const { return lost_before_; }
   // Newcomers that ask for a place.
   std::vector<MemberId> waiting() const;
   bool wanted() const { return wanted_; }
@@ -82,6 +84,9 @@ class ElasticCore {
   void setLeaving() { leaving_ = true; }
   // The identity of the store as this member finds it: the next view may appoint it. Zero: none.
   void setWitness(const WitnessId& identity) { witness_ = identity; }
+  // Random, and known to this member alone: from it the secrets of views follow that it proposes.
+  // Without a seed they have none.
+  void setSeed(const ViewSecret& seed) { seed_ = seed; }
   // An operator's word: this member goes on alone, in another lineage, whatever the others do.
   // Nothing happens to one that is in no view, or left out.
   ElasticEffects beginLineage(const Lineage& lineage);
@@ -114,8 +119,10 @@ class ElasticCore {
   ElasticMessage make(ElasticKind kind) const;
   void send(Effects& effects, const MemberId& to, ElasticMessage message) const;
   void sendToMembers(Effects& effects, const ElasticMessage& message) const;
+  bool isGoneForGood(const MemberId& id) const;
   std::set<MemberId> gone() const;
   std::optional<MemberId> proposerNow() const;
+  ViewSecret secretOf(const Lineage& lineage, uint64_t number) const;
 
   void onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message);
@@ -135,7 +142,7 @@ class ElasticCore {
   void install(Effects& effects, const View& view);
   void forgetOldView();
   bool wantsWitness() const;
-  void tellView(Effects& effects, const MemberId& to) const;
+  void tellView(Effects& effects, const MemberId& to, const View& view) const;
   void recoverAgreement();
   void carryOutAgreement(Effects& effects, Agreements::Step step);
   void acceptOwn(Effects& effects);
@@ -152,10 +159,12 @@ class ElasticCore {
   View view_;
   std::vector<MemberId> contacts_;
   std::map<MemberId, Loss> losses_;
+  std::map<MemberId, Loss> lost_before_;
   std::map<MemberId, Member> waiting_;
   std::set<MemberPair> cut_;
   std::set<MemberId> absent_;
   WitnessId witness_;
+  ViewSecret seed_;
   bool leaving_ = false;
   bool wanted_ = false;
   bool ready_ = false;

@@ -204,6 +204,7 @@ void ElasticMember::Impl::begin(const JobFounder::Place& found) {
   } else {
     core.emplace(me, founding.rules, ids);
   }
+  core->setSeed(ViewSecret::random());
   for (const Early& one : std::exchange(early, {})) onMessage(one.from, one.header, one.payload);
   arm();
   tick();
@@ -265,12 +266,14 @@ void ElasticMember::Impl::carryOut(const ElasticEffects& effects) {
 
 void ElasticMember::Impl::tellStopped(uint64_t view_number, const std::string& why) {
   status.setOver(view_number);
+  client.stop(view_number);
   if (!options.on_stopped) return;
   stop_thread.post([stopped = options.on_stopped, view_number, why] { stopped(view_number, why); });
 }
 
 void ElasticMember::Impl::onNewView() {
   const View& now = core->view();
+  if (now.has(core->self().id)) network->enterView(now);
   for (const Member& member : now.members) network->introduce(member);
   server.begin(now.number);
   status.begin(*core);
@@ -420,7 +423,6 @@ void ElasticMember::Impl::onMessage(const MemberId& from, const FrameHeader& hea
 void ElasticMember::Impl::onElastic(const MemberId& from, const std::string& payload) {
   const auto message = decodeElasticMessage(payload);
   if (!message) return;
-  for (const Member& member : message->members) network->introduce(member);
   carryOut(core->receive(from, *message));
 }
 
@@ -580,10 +582,11 @@ View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Canc
   return impl_->status.awaitView(newer_than, deadline, cancelled);
 }
 
-void ElasticMember::suspect(const std::set<MemberId>& ids) {
-  impl_->loop.post([impl = impl_, ids] {
+void ElasticMember::suspect(const std::map<MemberId, std::string>& lost) {
+  impl_->status.setHow(lost);
+  impl_->loop.post([impl = impl_, lost] {
     if (!impl->core) return;
-    for (const MemberId& id : ids) {
+    for (const auto& [id, how] : lost) {
       if (!impl->core->view().has(id) || id == impl->core->self().id) continue;
       impl->network->ask(id);
       impl->carryOut(impl->core->lose(id, Loss::kFrozen));

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -70,8 +71,9 @@ class ElasticMember {
   // a lineage of its own. Whoever lives of the old one counts it as gone, and can only join anew.
   // Throws ElasticError: it is in no view, or left out.
   View goOnAlone(Deadline deadline, const Cancelled& cancelled = {});
-  // What a failed generation told of members: they are lost until they say something.
-  void suspect(const std::set<MemberId>& ids);
+  // What a failed generation told of members: they are lost until they say something. Each with how
+  // it was lost, for messages.
+  void suspect(const std::map<MemberId, std::string>& lost);
   // The user awaits a view, or forms one: who leaves out the absent keeps it. awaitView() says so.
   void setReady(bool ready);
   // While a view's groups are formed: its members are asked whether they live, and the loss of one

@@ -34,9 +34,10 @@ Look look(JobStore& store, const Member& self, std::optional<size_t> seat) {
 Founding foundingOf(std::vector<Member> members, const ElasticRules& rules) {
   Founding founding;
   founding.rules = rules;
-  founding.key = {Nonce::random(), GenerationSecret::random()};
+  founding.key = {Nonce::random(), JobSecret::random()};
   founding.view.lineage = Lineage::random();
   founding.view.number = 1;
+  founding.view.secret = ViewSecret::random();
   for (Member& member : members) {
     member.since = 1;
     founding.view.voters.push_back(member.id);

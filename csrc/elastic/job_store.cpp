@@ -11,15 +11,13 @@ namespace {
 
 void write(ByteWriter& writer, const JobKey& key) {
   writer.raw(key.nonce.bytes);
-  writer.raw(key.secret.connector.bytes);
-  writer.raw(key.secret.acceptor.bytes);
+  writer.raw(key.secret.bytes);
 }
 
 JobKey readKey(ByteReader& reader) {
   JobKey key;
   reader.raw(key.nonce.bytes);
-  reader.raw(key.secret.connector.bytes);
-  reader.raw(key.secret.acceptor.bytes);
+  reader.raw(key.secret.bytes);
   return key;
 }
 

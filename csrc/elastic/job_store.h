@@ -19,7 +19,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "elastic/member_network.h"
+#include "elastic/member_keys.h"
 #include "elastic/proposal.h"
 #include "membership/store.h"
 

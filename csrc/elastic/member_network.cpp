@@ -12,6 +12,9 @@ namespace {
 constexpr size_t kMostUnsent = size_t{64} << 20U;
 constexpr std::chrono::seconds kConnectWithin{2};
 
+// Of what the end that accepts a connection says on it.
+constexpr FrameHeader kProofHeader{FrameType::kAnswer};
+
 std::vector<FrameType> spokenTypes() {
   return {FrameType::kMember, FrameType::kElastic, FrameType::kCall, FrameType::kAnswer,
           FrameType::kGoodbye};
@@ -51,7 +54,11 @@ MemberNetwork::MemberNetwork(EventLoop& loop, Duration limit, Events events)
     : loop_(loop), limit_(limit), events_(std::make_shared<const Events>(std::move(events))) {}
 
 MemberNetwork::~MemberNetwork() {
-  for (auto& [id, peer] : peers_) loop_.cancel(peer.again);
+  for (auto& [number, incoming] : incoming_) loop_.cancel(incoming.prove_by);
+  for (auto& [id, peer] : peers_) {
+    loop_.cancel(peer.again);
+    loop_.cancel(peer.prove_by);
+  }
 }
 
 std::string MemberNetwork::open(const SocketAddress& address, PortRange ports) {
@@ -66,8 +73,14 @@ void MemberNetwork::admitVisitors(const Nonce& nonce, Listener::Handler handler)
 }
 
 void MemberNetwork::admitMembers(const JobKey& key) {
-  key_ = key;
-  listener_->expect(key_.nonce, key_.secret, [this](Arrival& arrival) { return admit(arrival); });
+  nonce_ = key.nonce;
+  keys_.setJob(key.secret);
+  listener_->expect(nonce_, GenerationSecret{},
+                    [this](Arrival& arrival) { return admit(arrival); });
+}
+
+void MemberNetwork::enterView(const View& view) {
+  keys_.enter(view, self_.id);
 }
 
 std::vector<SocketAddress> MemberNetwork::addresses() const {
@@ -83,6 +96,9 @@ void MemberNetwork::setSelf(const Member& self) {
 // ---- incoming
 
 bool MemberNetwork::admit(Arrival& arrival) {
+  const auto unproven = std::count_if(incoming_.begin(), incoming_.end(),
+                                      [](const auto& one) { return one.second.from.id.isZero(); });
+  if (static_cast<size_t>(unproven) >= kMostUnproven) return false;
   const uint64_t number = next_incoming_++;
   FramedSocket::Handlers handlers;
   handlers.on_frame = [this, number](const FrameHeader& header, std::string payload) {
@@ -91,25 +107,42 @@ bool MemberNetwork::admit(Arrival& arrival) {
   handlers.on_end = [this, number](const std::string&) { onIncomingEnd(number); };
   auto socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd), spokenTypes(),
                                                std::move(handlers), kMostUnsent);
-  incoming_[number].socket = std::move(socket);
+  Incoming& incoming = incoming_[number];
+  incoming.socket = std::move(socket);
+  incoming.challenge = Challenge::random();
+  incoming.prove_by = loop_.runAt(Clock::now() + kProveWithin, [this, number] { drop(number); });
+  incoming.socket->send(kProofHeader, encodeQuestion({incoming.challenge, keys_.newest()}));
   return true;
+}
+
+// False: it is not who it says to be.
+bool MemberNetwork::letIn(Incoming& incoming, const std::string& payload) {
+  const auto claim = decodeClaim(payload);
+  if (!claim || !decodeRecord(claim->member.record) || claim->member.id.isZero() ||
+      keys_.contradictsRoster(claim->member)) {
+    return false;
+  }
+  const ProvedConnection connection{incoming.challenge, claim->challenge, self_.id,
+                                    claim->member.id, claim->view};
+  if (!keys_.isProved(ConnectionEnd::kConnector, connection, claim->proof)) return false;
+  loop_.cancel(std::exchange(incoming.prove_by, 0));
+  incoming.from = claim->member;
+  introduce(incoming.from);
+  const ConnectionProof own = keys_.prove(ConnectionEnd::kAcceptor, connection);
+  incoming.socket->send(kProofHeader, encodeProof(own));
+  return true;
+}
+
+void MemberNetwork::drop(uint64_t number) {
+  const auto node = incoming_.extract(number);
+  if (!node.empty()) loop_.cancel(node.mapped().prove_by);
 }
 
 void MemberNetwork::onFrame(uint64_t number, const FrameHeader& header, std::string payload) {
   Incoming& incoming = incoming_.at(number);
-  if (header.type == FrameType::kMember) {
-    ByteReader reader(payload);
-    const Member member = readMember(reader);
-    if (!reader.atEnd() || !decodeRecord(member.record)) {
-      incoming_.erase(number);
-      return;
-    }
-    incoming.from = member;
-    introduce(member);
-    return;
-  }
-  if (incoming.from.id.isZero()) {
-    incoming_.erase(number);
+  const bool claims = header.type == FrameType::kMember;
+  if (incoming.from.id.isZero() || claims) {
+    if (!incoming.from.id.isZero() || !claims || !letIn(incoming, payload)) drop(number);
     return;
   }
   const MemberId from = incoming.from.id;
@@ -123,7 +156,7 @@ void MemberNetwork::onFrame(uint64_t number, const FrameHeader& header, std::str
 
 void MemberNetwork::onIncomingEnd(uint64_t number) {
   const MemberId from = incoming_.at(number).from.id;
-  incoming_.erase(number);
+  drop(number);
   for (const auto& [other, incoming] : incoming_) {
     if (incoming.from.id == from) return;  // it has connected anew
   }
@@ -150,7 +183,7 @@ void MemberNetwork::send(const MemberId& to, FrameHeader header, std::string pay
   const auto found = peers_.find(to);
   if (found == peers_.end() || finishing_) return;
   Peer& peer = found->second;
-  if (peer.out) {
+  if (peer.is_proved) {
     peer.out->send(header, payload);
     return;
   }
@@ -159,7 +192,7 @@ void MemberNetwork::send(const MemberId& to, FrameHeader header, std::string pay
   } else {
     peer.was_connected = true;  // what is dropped has to be said again
   }
-  if (!peer.dial && !peer.probe && peer.again == 0) connect(to);
+  if (!peer.out && !peer.dial && !peer.probe && peer.again == 0) connect(to);
 }
 
 void MemberNetwork::prepare(const MemberId& id) {
@@ -174,12 +207,11 @@ void MemberNetwork::connect(const MemberId& id) {
   const SocketAddress* address = reachable(peer.record, peer.failed_dials);
   if (address == nullptr) return;
   Hello hello;
-  hello.nonce = key_.nonce;
-  hello.proof = key_.secret.connector;
+  hello.nonce = nonce_;
   hello.from = incarnation_;
   hello.to = peer.record.incarnation;
   hello.rank = 0;
-  const Welcome expected{key_.secret.acceptor, peer.record.incarnation};
+  const Welcome expected{{}, peer.record.incarnation};
   peer.dial = std::make_unique<Dial>(
       loop_, *address, hello, expected, Deadline::after(kConnectWithin), limit_,
       [this, id](Dial::Result result) { onDialled(id, std::move(result)); });
@@ -193,25 +225,63 @@ void MemberNetwork::onDialled(const MemberId& id, Dial::Result result) {
     ask(id);
     return;
   }
-  peer.failed_dials = 0;
   FramedSocket::Handlers handlers;
-  handlers.on_frame = [](const FrameHeader&, const std::string&) {};
+  handlers.on_frame = [this, id](const FrameHeader&, const std::string& payload) {
+    onProofFrame(id, payload);
+  };
   handlers.on_end = [this, id](const std::string&) { onOutgoingEnd(id); };
-  peer.out = std::make_unique<FramedSocket>(loop_, std::move(result.fd), std::vector<FrameType>{},
+  peer.out = std::make_unique<FramedSocket>(loop_, std::move(result.fd),
+                                            std::vector<FrameType>{FrameType::kAnswer},
                                             std::move(handlers), kMostUnsent);
-  ByteWriter writer;
-  write(writer, self_);
+  peer.prove_by = loop_.runAt(Clock::now() + kProveWithin, [this, id] { onOutgoingEnd(id); });
+}
+
+// The acceptor's question, then its proof; it says no more on this connection.
+void MemberNetwork::onProofFrame(const MemberId& id, const std::string& payload) {
+  Peer& peer = peers_.at(id);
+  if (!peer.proving) {
+    if (const auto question = decodeQuestion(payload)) return claim(id, *question);
+  } else if (!peer.is_proved) {
+    const auto proof = decodeProof(payload);
+    if (proof && keys_.isProved(ConnectionEnd::kAcceptor, *peer.proving, *proof)) {
+      return onProved(id);
+    }
+  }
+  onOutgoingEnd(id);
+}
+
+void MemberNetwork::claim(const MemberId& id, const ConnectionQuestion& question) {
+  Peer& peer = peers_.at(id);
+  const ProvedConnection connection{question.challenge, Challenge::random(), id, self_.id,
+                                    keys_.viewFor(question.newest)};
+  peer.proving = connection;
   FrameHeader header;
   header.type = FrameType::kMember;
-  peer.out->send(header, writer.take());
+  peer.out->send(header, encodeClaim({self_, connection.by_connector, connection.view,
+                                      keys_.prove(ConnectionEnd::kConnector, connection)}));
+}
+
+void MemberNetwork::onProved(const MemberId& id) {
+  Peer& peer = peers_.at(id);
+  loop_.cancel(std::exchange(peer.prove_by, 0));
+  peer.is_proved = true;
+  peer.failed_dials = 0;
   for (auto& [waiting, payload] : std::exchange(peer.waiting, {})) peer.out->send(waiting, payload);
   if (std::exchange(peer.was_connected, true)) events_->on_connected(id);
+}
+
+void MemberNetwork::closeOutgoing(Peer& peer) {
+  loop_.cancel(std::exchange(peer.prove_by, 0));
+  peer.proving.reset();
+  peer.is_proved = false;
+  peer.out.reset();
 }
 
 void MemberNetwork::onOutgoingEnd(const MemberId& id) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
-  found->second.out.reset();
+  if (!found->second.is_proved) ++found->second.failed_dials;
+  closeOutgoing(found->second);
   if (!finishing_) ask(id);
 }
 
@@ -267,6 +337,7 @@ void MemberNetwork::keepOnly(const std::set<MemberId>& ids) {
   std::erase_if(peers_, [&](const auto& peer) {
     if (ids.contains(peer.first)) return false;
     loop_.cancel(peer.second.again);
+    loop_.cancel(peer.second.prove_by);
     return true;
   });
 }
@@ -277,7 +348,7 @@ void MemberNetwork::sayGoodbye() {
   FrameHeader header;
   header.type = FrameType::kGoodbye;
   for (auto& [id, peer] : peers_) {
-    if (peer.out) peer.out->send(header, {});
+    if (peer.is_proved) peer.out->send(header, {});
   }
 }
 
@@ -287,6 +358,7 @@ void MemberNetwork::finish() {
   for (auto& [id, peer] : peers_) {
     peer.dial.reset();
     peer.probe.reset();
+    if (!peer.is_proved) closeOutgoing(peer);
     if (peer.out) peer.out->finishSending();
   }
 }

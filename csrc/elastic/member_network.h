@@ -8,7 +8,8 @@
 // and who is alive is connected to anew.
 //
 // Owner: an ElasticMember. Loop thread only, but for the constructor. The events are called on the
-// loop. Only who knows the job's secret is let in.
+// loop. Both ends of a connection prove who they are (elastic/member_keys.h) before anything is
+// said; who does not within kProveWithin is cut off, and so are strangers beyond kMostUnproven.
 #pragma once
 
 #include <deque>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "elastic/elastic_core.h"
+#include "elastic/member_keys.h"
 #include "elastic/view.h"
 #include "membership/records.h"
 #include "net/dial.h"
@@ -29,12 +31,6 @@
 #include "net/probe.h"
 
 namespace torchft_ext {
-
-// What admits to a job's connections.
-struct JobKey {
-  Nonce nonce;
-  GenerationSecret secret;
-};
 
 class MemberNetwork {
  public:
@@ -46,6 +42,8 @@ class MemberNetwork {
   };
   static constexpr size_t kMostWaiting =
       1024;  // messages to a member to which no connection stands
+  static constexpr std::chrono::seconds kProveWithin{2};
+  static constexpr size_t kMostUnproven = 256;  // connections of others
 
   // limit: after which a member that does not answer counts as frozen.
   MemberNetwork(EventLoop& loop, Duration limit, Events events);
@@ -62,6 +60,8 @@ class MemberNetwork {
   void setSelf(const Member& self);
   // Once the job is known, before anybody is sent to. Who has come earlier is let in now.
   void admitMembers(const JobKey& key);
+  // A view that this member is in: its members prove that they have been in one with it.
+  void enterView(const View& view);
   // Others that come to this process's address with that nonce; the handler owns their connections.
   void admitVisitors(const Nonce& nonce, Listener::Handler handler);
 
@@ -91,25 +91,37 @@ class MemberNetwork {
     EventLoop::TimerId again = 0;
     std::unique_ptr<Dial> dial;
     std::unique_ptr<FramedSocket> out;
+    bool is_proved = false;  // both ends of `out` know who the other one is
+    std::optional<ProvedConnection> proving;
+    EventLoop::TimerId prove_by = 0;
     std::unique_ptr<Probe> probe;
     std::deque<std::pair<FrameHeader, std::string>> waiting;
   };
   struct Incoming {
     std::unique_ptr<FramedSocket> socket;
-    Member from;  // a zero id: it has not said yet
+    Member from;  // a zero id: it has not proved who it is yet
+    Challenge challenge;
+    EventLoop::TimerId prove_by = 0;
   };
 
   bool admit(Arrival& arrival);
   void onFrame(uint64_t incoming, const FrameHeader& header, std::string payload);
+  bool letIn(Incoming& incoming, const std::string& payload);
   void onIncomingEnd(uint64_t incoming);
+  void drop(uint64_t incoming);
   void connect(const MemberId& id);
   void connectLater(const MemberId& id);
   void onDialled(const MemberId& id, Dial::Result result);
+  void onProofFrame(const MemberId& id, const std::string& payload);
+  void claim(const MemberId& id, const ConnectionQuestion& question);
+  void onProved(const MemberId& id);
+  void closeOutgoing(Peer& peer);
   void onOutgoingEnd(const MemberId& id);
   void onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail);
 
   EventLoop& loop_;
-  JobKey key_;
+  Nonce nonce_;
+  MemberKeys keys_;
   const Incarnation incarnation_ = Incarnation::random();
   const Duration limit_;
   const std::shared_ptr<const Events> events_;

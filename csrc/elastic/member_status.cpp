@@ -55,6 +55,7 @@ void MemberStatus::begin(const ElasticCore& core) {
     names_[member.id] = nameOfRecord(member.record);
   }
   view_before_ = std::exchange(view_, core.view());
+  lost_before_ = core.lostBefore();
   // At once: who awaits a view must not get one without this member.
   left_out_ = left_out_ || core.state() == ElasticCore::State::kLeftOut;
   missing_.clear();
@@ -92,6 +93,11 @@ void MemberStatus::setForsaken() {
   const MutexLock lock(mutex_);
   forsaken_ = true;
   changed_.notifyAll();
+}
+
+void MemberStatus::setHow(const std::map<MemberId, std::string>& lost) {
+  const MutexLock lock(mutex_);
+  how_ = lost;
 }
 
 void MemberStatus::setStoreTrouble(std::string trouble) {
@@ -154,8 +160,14 @@ void MemberStatus::checkNote(const std::string& note) const {
 std::string MemberStatus::nameOfLocked(const MemberId& id) const {
   const auto found = names_.find(id);
   const std::string name = found == names_.end() ? "a newcomer" : found->second;
-  const auto gone = lost_.find(id);
-  return gone == lost_.end() ? name : name + " (" + wordFor(gone->second) + ")";
+  for (const auto* lost : {&lost_, &lost_before_}) {
+    const auto gone = lost->find(id);
+    if (gone == lost->end()) continue;
+    const auto how = how_.find(id);  // of who is only suspected more is known than of who is dead
+    const bool suspected = gone->second == Loss::kFrozen && how != how_.end();
+    return name + " (" + (suspected ? how->second : wordFor(gone->second)) + ")";
+  }
+  return name;
 }
 
 std::string MemberStatus::namesOf(const std::vector<MemberId>& ids) const {

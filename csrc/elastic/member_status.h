@@ -32,6 +32,7 @@ class MemberStatus {
   void follow(const ElasticCore& core, const ElasticEffects& effects);
   void setOver(uint64_t view);  // this view, and those before
   void setForsaken();           // of a newcomer: nobody of the job lives
+  void setHow(const std::map<MemberId, std::string>& lost);  // as a generation has told it
   void setStoreTrouble(std::string trouble);
 
   Member self() const;
@@ -77,11 +78,13 @@ class MemberStatus {
   View view_ GUARDED_BY(mutex_);
   View view_before_ GUARDED_BY(mutex_);
   std::map<MemberId, Loss> lost_ GUARDED_BY(mutex_);
-  std::vector<MemberId> unheard_ GUARDED_BY(mutex_);      // whose word an agreement awaits
-  std::vector<MemberId> waiting_ids_ GUARDED_BY(mutex_);  // newcomers
-  std::vector<std::string> waiting_ GUARDED_BY(mutex_);   // the same, by name
-  std::vector<MemberId> missing_ GUARDED_BY(mutex_);      // for a quorum; empty: nobody known
-  bool hopeless_ GUARDED_BY(mutex_) = false;              // so many are dead that there is none
+  std::map<MemberId, std::string> how_ GUARDED_BY(mutex_);   // of some of them, for messages
+  std::map<MemberId, Loss> lost_before_ GUARDED_BY(mutex_);  // of the view before, not in this one
+  std::vector<MemberId> unheard_ GUARDED_BY(mutex_);         // whose word an agreement awaits
+  std::vector<MemberId> waiting_ids_ GUARDED_BY(mutex_);     // newcomers
+  std::vector<std::string> waiting_ GUARDED_BY(mutex_);      // the same, by name
+  std::vector<MemberId> missing_ GUARDED_BY(mutex_);         // for a quorum; empty: nobody known
+  bool hopeless_ GUARDED_BY(mutex_) = false;                 // so many are dead that there is none
   std::map<MemberId, std::string> names_ GUARDED_BY(mutex_);
   // The ends.
   uint64_t over_ GUARDED_BY(mutex_) = 0;

@@ -125,12 +125,14 @@ View nextView(const View& base, const std::map<MemberId, Promise>& promises,
   const std::set<MemberId> absent = absentees(promises);
   for (const Member& member : base.members) {
     const auto promise = promises.find(member.id);
+    const bool votes = all_vote || isVoter(base, member.id);
+    if (votes && promise != promises.end()) next.decided_by.push_back(member.id);
     if (promise == promises.end() || promise->second.leaving || gone.contains(member.id) ||
         losers.contains(member.id) || absent.contains(member.id)) {
       continue;
     }
     next.members.push_back(member);
-    if (all_vote || isVoter(base, member.id)) next.voters.push_back(member.id);
+    if (votes) next.voters.push_back(member.id);
   }
   takeIn(next, promises, gone, max_size);
   if (next.voters.empty()) {  // all of them leave: they hand over to who stays

@@ -86,7 +86,13 @@ void Proposal::choose(const std::set<MemberId>& gone) {
       binding = &*promise.accepted;
     }
   }
-  value_ = binding != nullptr ? binding->view : nextView(base_, promises_, gone, rules_.max_size);
+  if (binding != nullptr) {
+    value_ = binding->view;
+    return;
+  }
+  value_ = nextView(base_, promises_, gone, rules_.max_size);
+  value_->secret = secret_;
+  value_->store_decided = rules_.store_rule || stage_ != Stage::kPreparing;
 }
 
 Proposal::Step Proposal::ask(WitnessRequest::What what) const {

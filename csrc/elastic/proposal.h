@@ -73,8 +73,9 @@ class Proposal {
     bool no_quorum = false;
   };
 
-  Proposal(const View& base, ElasticRules rules, Ballot ballot)
-      : base_(base), rules_(rules), ballot_(ballot) {}
+  // secret: of the next view, where nothing binds its value.
+  Proposal(const View& base, ElasticRules rules, Ballot ballot, ViewSecret secret)
+      : base_(base), rules_(rules), ballot_(ballot), secret_(secret) {}
 
   const Ballot& ballot() const { return ballot_; }
   Stage stage() const { return stage_; }
@@ -114,6 +115,7 @@ class Proposal {
   View base_;
   ElasticRules rules_;
   Ballot ballot_;
+  ViewSecret secret_;
   Stage stage_ = Stage::kPreparing;
   std::map<MemberId, Promise> promises_;
   std::set<MemberId> accepted_by_;

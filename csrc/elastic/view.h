@@ -18,6 +18,7 @@ namespace torchft_ext {
 using MemberId = Identity<struct MemberIdTag>;    // one rank of one process's life, in one job
 using Lineage = Identity<struct LineageTag>;      // a job's views, from its founding on
 using WitnessId = Identity<struct WitnessIdTag>;  // what a store shows to be the one it was
+using ViewSecret = Identity<struct ViewSecretTag>;  // what its members can prove to know
 
 struct Member {
   MemberId id;
@@ -63,8 +64,13 @@ struct View {
   std::vector<Member> members;    // by rank
   std::vector<MemberId> voters;   // of the members, those who decide on the next view
   WitnessId witness;              // zero: there is none
+  ViewSecret secret;              // drawn anew for each; zero: as it is told to others than members
   std::vector<Outcome> outcomes;  // of the agreements of the view before that were not over
   int old_size = 0;               // how many members the view before had
+  // For the log: the voters of the view before on whose promises this one rests, and whether the
+  // store was asked too.
+  std::vector<MemberId> decided_by;
+  bool store_decided = false;
   friend bool operator==(const View&, const View&) = default;
 
   int rankOf(const MemberId& id) const;  // -1: it is no member

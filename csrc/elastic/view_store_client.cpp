@@ -1,5 +1,6 @@
 #include "elastic/view_store_client.h"
 
+#include <algorithm>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -57,7 +58,7 @@ void ViewStoreClient::sendAgain(uint64_t number) {
     if (found == pending_.end()) return;
     call = found->second->call;
   }
-  if (ended_ || !host_ || view_ > call.view) {
+  if (ended_ || !host_ || view_ > call.view || over_ >= call.view) {
     onAnswer(number, std::nullopt);
   } else {
     send_(*host_, number, call);
@@ -69,6 +70,11 @@ void ViewStoreClient::begin(const View& view) {
   host_ = view.members.empty() ? std::nullopt : std::optional(view.members.front().id);
   failBefore(view_);
   if (host_) connectedAgain(*host_);
+}
+
+void ViewStoreClient::stop(uint64_t view) {
+  over_ = std::max(over_, view);
+  failBefore(over_ + 1);
 }
 
 void ViewStoreClient::connectedAgain(const MemberId& id) {

@@ -29,6 +29,7 @@ class ViewStoreClient {
   StoreAnswer call(StoreCall call, Deadline deadline, const Cancelled& cancelled);
 
   void begin(const View& view);             // earlier ones' calls fail
+  void stop(uint64_t view);                 // the view is over: so do its own, before the next one
   void connectedAgain(const MemberId& id);  // what was sent to it may be lost
   void onLost(const MemberId& id);
   void onAnswer(uint64_t number, std::optional<StoreAnswer> answer);  // nullopt: it makes no sense
@@ -48,6 +49,7 @@ class ViewStoreClient {
   EventLoop& loop_;
   const Send send_;
   uint64_t view_ = 0;             // loop
+  uint64_t over_ = 0;             // loop; the newest that is over
   std::optional<MemberId> host_;  // loop; of view_
   bool ended_ = false;            // loop
   mutable Mutex mutex_;

@@ -66,7 +66,9 @@ void Job::manage(const std::string& name, const ProcessGroupPtr& group) {
 }
 
 View Job::recover(Milliseconds timeout) {
-  View view = viewOf(job_->recover(timeout), job_->member().id());
+  const ElasticJob::Formed formed = job_->recover(timeout);
+  job_->logView(formed.phases);
+  View view = viewOf(formed, job_->member().id());
   members_ = view.members;
   return view;
 }

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "base/log.h"
 #include "c10d/elastic_job.h"
 #include "python/bindings.h"
 #include "python/limits.h"
@@ -109,6 +110,14 @@ py::tuple recover(ElasticJob& job, const py::object& timeout, bool leave_out_abs
   return py::make_tuple(viewDict(formed.view, job.member().id()), phases);
 }
 
+void logView(ElasticJob& job, const py::dict& phases) {
+  ElasticJob::Phases all;
+  for (const auto& [name, duration] : phases) {
+    all.emplace_back(name.cast<std::string>(), duration.cast<std::chrono::microseconds>());
+  }
+  job.logView(all);
+}
+
 py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::object& timeout) {
   const auto within = limitOf("agree: timeout", timeout);
   Answer answer;
@@ -146,6 +155,10 @@ void bind_elastic(py::module_& module) {
       .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backend"))
       .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"),
            py::arg("without_quorum") = false)
+      .def("log_view", &logView, py::arg("phases"))
+      .def(
+          "log", [](ElasticJob&, const std::string& line) { log(LogLevel::kInfo, line); },
+          py::arg("line"))
       .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"))
       .def("abort", &ElasticJob::abort, py::arg("why"), NoGil())
       .def("formed_view", &ElasticJob::formedView)

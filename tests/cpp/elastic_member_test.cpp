@@ -434,5 +434,26 @@ TEST(ElasticMember, TheViewsStoreAnswersAllItsMembers) {
   EXPECT_EQ(found.values[1], "value of b");
 }
 
+// Members who cannot decide on the next view do not wait in the last one meanwhile.
+TEST(ElasticMember, TheStoreOfAViewThatIsOverAnswersNobodyThoughNoOtherIsDecided) {
+  Job job;
+  job.found(2);
+  job.awaitViews(0);
+  job.store->fail("gone");
+  const auto member = job.members.front();
+  auto waiting = std::async(std::launch::async, [&] {
+    StoreCall get;
+    get.view = 1;
+    get.keys = {"never set"};
+    get.wait = true;
+    return member->callStore(get, Deadline::after(kLong));
+  });
+  job.members.pop_back();
+  EXPECT_THROW(member->awaitView(1, Deadline::after(std::chrono::seconds(1))), ElasticError);
+  const Deadline promptly = Deadline::after(kLong / 2);
+  EXPECT_THROW(waiting.get(), StoreError);
+  EXPECT_FALSE(promptly.expired());
+}
+
 }  // namespace
 }  // namespace torchft_ext

@@ -299,6 +299,30 @@ def test_group_whose_member_dies_before_it_comes_is_given_up_at_once(ranks, worl
     assert kind == "PeerLostError" and elapsed < PATIENCE / 2
 
 
+def test_making_of_a_group_ends_with_the_view(ranks, world):
+    """Member 1 never comes to the group; all of its members live."""
+    founders = World(ranks, world.workers[:3])
+    founders.run(come, ranks.address(), 3)
+    at = founders.run(recover)
+    keys = founders.on(at.index(1), keys_of_view)
+    waits = founders.start(at.index(0), time_of_a_lost_pair)
+    founders.on(at.index(1), wait_for_more_keys, keys)
+    third = founders.start(at.index(2), recover)
+    kind, elapsed = waits.value()
+    assert kind in ("CommAbortedError", "StoreLostError") and elapsed < PATIENCE / 2
+    rest = [founders.start(at.index(rank), recover) for rank in (0, 1)]
+    assert values_of([*rest, third]) == [0, 1, 2]
+
+
+def keys_of_view() -> int:
+    """How many lie in the view's store."""
+    return int(jobs[0]._native.store_of(jobs[0].view().number).num_keys())
+
+
+def wait_for_more_keys(count: int) -> None:
+    wait_until(lambda: keys_of_view() > count, "a member that waits for others in the store")
+
+
 def time_of_a_lost_pair() -> tuple[str, float]:
     """How the making of a group ended, and after how long."""
     began = time.monotonic()

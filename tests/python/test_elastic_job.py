@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from datetime import timedelta
@@ -9,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import World, values_of
+from ranks import Call, Died, World, values_of
 from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
 from torch import nn
 from torch.distributed import checkpoint as dcp
@@ -198,7 +200,7 @@ def train_with(update: str, steps: int) -> tuple[int, str, Failures]:
     for step in elastic.steps(state, total=steps):
         with step:
             model(torch.ones(4, 6) * step.number).square().mean().backward()
-            before = {"apart": talk_apart, "fail": fail_once}[update]
+            before = UPDATES[update]
             step.commit(lambda of=step, first=before: first(of), optimizer.step)
         if step.failure is not None:
             failures.append((step.number, step.committed))
@@ -244,6 +246,61 @@ def test_member_whose_update_failed_takes_the_state_of_another(ranks, world):
     results = world.run(train_with, "fail", 8)
     assert {result[:2] for result in results} == {(8, results[0][1])}
     assert [(3, True)] in [failures for _, _, failures in results]
+
+
+def end_in_update(step: elastic.Step) -> None:
+    """Of the last rank in one step: before it has said a word to the others."""
+    if step.number == 3 and step.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def clip_by_a_pair(step: elastic.Step) -> None:
+    """Rank 0 waits for the last rank's part of a norm; others need none."""
+    end_in_update(step)
+    if step.rank == step.size - 1:
+        dist.send(torch.ones(1), 0)
+    elif step.rank == 0:
+        dist.recv(torch.ones(1), step.size - 1)
+
+
+def clip_by_all(step: elastic.Step) -> None:
+    """All wait for the parts of all."""
+    end_in_update(step)
+    dist.all_reduce(torch.ones(1))
+
+
+UPDATES = {
+    "apart": talk_apart,
+    "fail": fail_once,
+    "clip by a pair": clip_by_a_pair,
+    "clip by all": clip_by_all,
+}
+
+
+def test_collective_that_fails_in_one_members_update_costs_its_state_only(ranks, world):
+    world.run(come, ranks.address(), 3)
+    calls = world.start_all(train_with, "clip by a pair", 8)
+    results = [call.value() for call in calls if not died(call)]
+    assert [result[0] for result in results] == [8, 8]
+    assert results[0][1] == results[1][1], "the members hold different state"
+    of_step = [[ok for number, ok in failures if number == 3] for _, _, failures in results]
+    assert sorted(of_step) == [[], [True]], "it failed for one, counts, and was not repeated"
+
+
+def test_collective_that_fails_in_all_updates_loses_the_state(ranks, world):
+    world.run(come, ranks.address(), 3)
+    calls = world.start_all(train_with, "clip by all", 8)
+    told = [call.error("StateLostError") for call in calls if not died(call)]
+    assert len(told) == 2 and all("did not end" in error.text for error in told)
+
+
+def died(call: Call) -> bool:
+    """Whether the call ended with its process."""
+    try:
+        call.outcome()
+    except Died:
+        return True
+    return False
 
 
 def test_a_frozen_member_is_left_out_and_told_so(ranks, world):

@@ -5,6 +5,7 @@ Here with a job of one process that does what a test says; test_elastic_sync.py 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -36,6 +37,7 @@ class FakeJob:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.events: list[str] = []
+        self.lines: list[str] = []  # of the log
         self.members: list[Members] = [(ME, "bb")]  # of the next views; the last one stays
         self.continuing: list[bool] = []  # of the others in the next views; else those of before
         self.answers: list[Answer | Exception] = []  # of the next agreements; else yes
@@ -91,6 +93,9 @@ class FakeJob:
 
     def hold_groups(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
 
     def fail(self, error: torchft_ext.CommError = LOST) -> None:
         """A collective of the managed group fails."""
@@ -436,3 +441,9 @@ def test_founder_whose_first_view_did_not_form_may_begin_the_job(job, state):
 
 def test_view_says_how_long_the_sync_took(job, state):
     assert next(steps(state, 1, job=job)).view.phases["sync"] > timedelta(0)
+    (line,) = job.lines
+    assert re.fullmatch(
+        r"elastic job: view 1: step 0, the state of rank 0; sync \d+\.\d{3} s: "
+        r"0 tensors, 0 bytes, to ranks \[\]",
+        line,
+    )

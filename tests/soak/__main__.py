@@ -7,12 +7,15 @@
 
 Every 0.5 to 2 s a member is killed, frozen for 2.5 s (then it finds itself left out, and joins
 again), or a process joins; worlds have 2 to 6 members. With --cuts a member is also cut off from
-all others and the store, or two members from each other, for 2.5 s. Under the members' rule the
-store's process is killed in the last tenth of the time, and from then on nobody joins. At the end
-all leave.
+all others and the store, or two members from each other, for 2.5 s. The first fault then cuts the
+four founders in two halves, each of which still reaches the store, for 6 s. Under the members' rule
+the store's process is killed in the last tenth of the time, and from then on nobody joins. At the
+end all leave.
 What must hold:
 
   no hang              all end by themselves
+  one side goes on     of two halves that do not see each other at most one trains in a new view;
+                       once they do again, all are in one view
   no divergence        processes that have the same step have the same digest of the state there
   exact samples        every step begins where the one before ended, on every process that saw it
   nothing is gathered  threads, descriptors and memory of processes that live long stay as they
@@ -48,6 +51,7 @@ import torch.distributed as dist  # noqa: E402
 FOUNDERS = 4
 LARGEST = 6
 FROZEN_S = 2.5
+SPLIT_S = 6.0  # long enough for one half to go on
 PATIENCE = 90.0
 MORE_THREADS = 2
 MORE_DESCRIPTORS = 12  # more members, more connections
@@ -107,9 +111,10 @@ class Soak:
         self._mend: list[tuple[float, Callable[[], None]]] = []  # when, how
         self.faults = {"killed": 0, "frozen": 0, "joined": 0, "store": 0}
         if network is not None:
-            self.faults |= {"cut off": 0, "pair cut": 0}
+            self.faults |= {"cut off": 0, "pair cut": 0, "split": 0}
         self._before: dict[int, dict[str, Any]] = {}
         self._stranded: list[soak_member.Record] = []
+        self._halves_went_on: list[int] = []  # of each split: in how many halves somebody did
 
     def run(self) -> dict[str, Any]:
         for worker in self._pool.borrow(FOUNDERS):
@@ -172,6 +177,9 @@ class Soak:
 
     def _strike(self) -> None:
         running, size = self._running(), self._size()
+        if self._may_split(size):
+            self._split(running)
+            return
         kinds = []
         if self._store.alive and len(self._workers) < LARGEST and not self._mend:
             kinds.append("joined")
@@ -196,6 +204,31 @@ class Soak:
             strike, mend = self._passing()[kind]
             strike(victims)
             self._mend.append((time.monotonic() + FROZEN_S, lambda: mend(victims)))
+
+    def _may_split(self, size: int) -> bool:
+        """Once, and where either half has a whole copy of the state."""
+        is_due = self.faults.get("split") == 0 and self._arguments.shards == 1
+        return is_due and size == 4 and self._store.alive and self._settled()
+
+    def _split(self, running: list[int]) -> None:
+        """Cut a view of four in two halves that both reach the store."""
+        network, halves = self._network, (running[:2], running[2:])
+        assert network is not None
+        self.faults["split"] += 1
+        number = max(self._newest_view(n) for n in running)
+        network.cut_between(*halves)
+
+        def heal() -> None:
+            went_on = [any(self._newest_view(n) > number for n in half) for half in halves]
+            self._halves_went_on.append(sum(went_on))
+            network.cut_between(*halves, cut=False)
+            self._await_joiners()
+
+        self._mend.append((time.monotonic() + SPLIT_S, heal))
+
+    def _newest_view(self, number: int) -> int:
+        """In which this worker has committed a step."""
+        return int(self._ask(self._workers[number], soak_member.so_far)[1])
 
     def _passing(
         self,
@@ -276,6 +309,8 @@ class Soak:
         self, records: list[soak_member.Record], after: dict[int, dict[str, Any]]
     ) -> dict[str, Any]:
         problems = [*divergences(records), *inexact_samples(records), *self._gathered(after)]
+        if any(count > 1 for count in self._halves_went_on):
+            problems.append("both halves of a view that was cut in two went on")
         if self._keys[1] > self._keys[0] + MORE_KEYS:
             problems.append(f"the store: {self._keys[0]} keys, {self._keys[1]}")
         steps = max(max(r.steps, default=-1) for r in records) + 1
@@ -288,6 +323,7 @@ class Soak:
             "faults": self.faults,
             "views": max(number for r in records for number, _ in r.views),
             "steps": steps,
+            "halves_that_went_on": self._halves_went_on,
             "stranded": len(self._stranded),
             "left_out_and_back": sum(r.left_out for r in records),
             "store_keys": self._keys,

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import product
 
 INSIDE = "SOAK_INSIDE"  # of the environment
 BRIDGE = "br0"
+NOBODY = "02:00:00:00:00:01"
 STORE_ADDRESS = "10.214.255.254"  # of the bridge
 
 
@@ -26,6 +28,10 @@ def enter() -> None:
 
 def _ip(*words: str, tool: str = "ip") -> None:
     subprocess.run([tool, *words], check=True, capture_output=True)
+
+
+def _address(number: int) -> str:
+    return f"10.214.{number // 250}.{number % 250 + 1}"
 
 
 class Network:
@@ -49,8 +55,7 @@ class Network:
         _ip("netns", "add", name)
         _ip("link", "add", near, "type", "veth", "peer", "name", "eth0", "netns", name)
         _ip("link", "set", near, "master", BRIDGE, "up")
-        address = f"10.214.{number // 250}.{number % 250 + 1}/16"
-        _ip("-n", name, "addr", "add", address, "dev", "eth0")
+        _ip("-n", name, "addr", "add", f"{_address(number)}/16", "dev", "eth0")
         for device in ("eth0", "lo"):
             _ip("-n", name, "link", "set", device, "up")
         return ["ip", "netns", "exec", name]
@@ -68,3 +73,12 @@ class Network:
         for number in numbers:
             words = ("link", "set", "dev", f"v{number}", "isolated", "on" if cut else "off")
             _ip(*words, tool="bridge")
+
+    def cut_between(self, ones: list[int], others: list[int], *, cut: bool = True) -> None:
+        """Cut each of these hosts off from each of the others, or undo that; all reach the store.
+
+        What one sends to the other goes to a hardware address that nobody has.
+        """
+        for here, there in [*product(ones, others), *product(others, ones)]:
+            words = ("replace", "lladdr", NOBODY, "nud", "permanent") if cut else ("del",)
+            _ip("-n", f"soak{here}", "neigh", words[0], _address(there), *words[1:], "dev", "eth0")

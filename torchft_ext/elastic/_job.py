@@ -276,6 +276,10 @@ class Job:
         """Return "host, pid 7" for a member's id."""
         return self._native.name_of(member)
 
+    def log(self, line: str) -> None:
+        """Write a line to the log, at level INFO."""
+        self._native.log(line)
+
     def recover(
         self,
         timeout: timedelta | None = None,
@@ -321,6 +325,8 @@ class Job:
             except CommError:  # another member is lost: there will be another view
                 if monotonic() >= until:
                     raise
+            finally:
+                self._native.log_view(phases)
         self._view = view
         return view
 

@@ -71,6 +71,9 @@ class JobLike(Protocol):
     def hold_groups(self) -> AbstractContextManager[None]:
         """Let groups of make_group() that lose nobody outlive the view's end, within a block."""
 
+    def log(self, line: str) -> None:
+        """Write a line to the log."""
+
 
 def steps(
     state: State,
@@ -477,3 +480,8 @@ class _Loop:
             standing.replica, standing.shard = place.replica, place.shard
         state.lineage = view.lineage
         view.phases["sync"] = report.elapsed
+        self.job.log(
+            f"elastic job: view {view.number}: step {report.step}, the state of rank "
+            f"{report.source}; sync {report.elapsed.total_seconds():.3f} s: {report.tensors} "
+            f"tensors, {report.nbytes} bytes, to ranks {list(report.took)}"
+        )

@@ -1,0 +1,237 @@
+// Connections between members of a job: whom they hear, and to whom they talk.
+#include "elastic/member_network.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net_support.h"
+
+namespace torchft_ext {
+namespace {
+
+using namespace net_test;  // NOLINT(google-build-using-namespace)
+
+std::string frameOf(FrameType type, const std::string& payload) {
+  FrameHeader header;
+  header.type = type;
+  header.length = payload.size();
+  const FrameBytes bytes = encodeHeader(header);
+  return std::string(bytes.begin(), bytes.end()) + payload;
+}
+
+std::string payloadOf(RawPeer& peer) {
+  const std::string bytes = peer.readBytes(kFrameHeaderBytes);
+  FrameBytes header{};
+  if (bytes.size() != header.size()) return {};
+  std::copy(bytes.begin(), bytes.end(), header.begin());
+  std::string why;
+  const auto found = decodeHeader(header, &why);
+  return found ? peer.readBytes(found->length) : std::string();
+}
+
+Member memberAt(const SocketAddress& address, const Incarnation& incarnation) {
+  MemberRecord record;
+  record.incarnation = incarnation;
+  record.host = "here";
+  record.addresses = {address};
+  return {MemberId::random(), 1, encodeRecord(record)};
+}
+
+// A member with its own loop, and what it has heard.
+class Node {
+ public:
+  explicit Node(const JobKey& key) {
+    onLoop(loop_, [&] {
+      MemberNetwork::Events events;
+      events.on_message = [this](const MemberId&, const FrameHeader&, const std::string& payload) {
+        heard_.push_back(payload);
+      };
+      events.on_connected = [](const MemberId&) {};
+      events.on_lost = [](const MemberId&, Loss, const std::string&) {};
+      events.on_goodbye = [](const MemberId&) {};
+      network_ = std::make_unique<MemberNetwork>(loop_, std::chrono::seconds(5), std::move(events));
+      EXPECT_EQ(network_->open(loopbackAddress(), {}), "");
+      address_ = network_->addresses().back();
+      self_ = memberAt(address_, network_->incarnation());
+      network_->setSelf(self_);
+      network_->admitMembers(key);
+    });
+  }
+  ~Node() {
+    onLoop(loop_, [this] { network_.reset(); });
+  }
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  const Member& self() const { return self_; }
+  const SocketAddress& address() const { return address_; }
+  Incarnation incarnation() const { return network_->incarnation(); }
+  void enter(const View& view) {
+    onLoop(loop_, [&] { network_->enterView(view); });
+  }
+  void say(const Member& to, const std::string& words) {
+    onLoop(loop_, [&] {
+      network_->introduce(to);
+      network_->send(to.id, FrameHeader{FrameType::kElastic}, words);
+    });
+  }
+  std::vector<std::string> heard() {
+    std::vector<std::string> found;
+    onLoop(loop_, [&] { found = heard_; });
+    return found;
+  }
+
+ private:
+  EventLoop loop_{"ft-test"};
+  std::unique_ptr<MemberNetwork> network_;
+  Member self_;
+  SocketAddress address_ = loopbackAddress();
+  std::vector<std::string> heard_;
+};
+
+// A connection to a node, played by hand: up to its question.
+struct Visit {
+  Visit(const Node& node, const JobKey& key) : peer(node.address()), acceptor(node.self().id) {
+    Hello hello;
+    hello.nonce = key.nonce;
+    hello.from = Incarnation::random();
+    hello.rank = 0;
+    peer.say(encodeHello(hello));
+    payloadOf(peer);  // the welcome
+    question = decodeQuestion(payloadOf(peer)).value_or(ConnectionQuestion{});
+  }
+
+  std::string claimBy(const Member& member, const MemberKeys& keys) const {
+    ConnectionClaim claim;
+    claim.member = member;
+    claim.challenge = Challenge::random();
+    claim.view = keys.viewFor(question.newest);
+    claim.proof = keys.prove(ConnectionEnd::kConnector, {question.challenge, claim.challenge,
+                                                         acceptor, member.id, claim.view});
+    return frameOf(FrameType::kMember, encodeClaim(claim));
+  }
+  // What a claim is answered with; empty: by the end of the connection.
+  std::string answerTo(const std::string& claim) {
+    peer.say(claim + frameOf(FrameType::kElastic, "words"));
+    return peer.readBytes(1);
+  }
+
+  RawPeer peer;
+  MemberId acceptor;
+  ConnectionQuestion question;
+};
+
+class Members : public testing::Test {
+ protected:
+  MemberKeys keysOf(const Member& member, const std::vector<View>& views) const {
+    MemberKeys keys;
+    keys.setJob(key_.secret);
+    for (const View& view : views) keys.enter(view, member.id);
+    return keys;
+  }
+  View viewOf(uint64_t number, const std::vector<Member>& members) const {
+    View view;
+    view.lineage = lineage_;
+    view.number = number;
+    view.secret = ViewSecret::random();
+    view.members = members;
+    return view;
+  }
+
+  const JobKey key_{Nonce::random(), JobSecret::random()};
+  const Lineage lineage_ = Lineage::random();
+  const Member other_ = memberAt(loopbackAddress(), Incarnation::random());
+};
+
+TEST_F(Members, HearEachOther) {
+  Node one(key_);
+  Node two(key_);
+  one.say(two.self(), "words");
+  EXPECT_TRUE(waitFor([&] { return two.heard() == std::vector<std::string>{"words"}; }));
+}
+
+TEST_F(Members, DoNotHearWhoDoesNotKnowTheJobsSecret) {
+  Node node(key_);
+  MemberKeys strange;
+  strange.setJob(JobSecret::random());
+  Visit stranger(node, key_);
+  EXPECT_EQ(stranger.answerTo(stranger.claimBy(other_, strange)), "");
+  Visit newcomer(node, key_);
+  EXPECT_NE(newcomer.answerTo(newcomer.claimBy(other_, keysOf(other_, {}))), "");
+  EXPECT_TRUE(waitFor([&] { return !node.heard().empty(); }));
+  EXPECT_EQ(node.heard().size(), 1U);
+}
+
+TEST_F(Members, DoNotHearWhoHasProvedNothing) {
+  Node node(key_);
+  Visit visit(node, key_);
+  EXPECT_EQ(visit.answerTo(""), "");
+  EXPECT_TRUE(node.heard().empty());
+}
+
+TEST_F(Members, DoNotHearANewcomerUnderTheIdOfAMember) {
+  Node node(key_);
+  const View view = viewOf(2, {node.self(), other_});
+  node.enter(view);
+  Visit newcomer(node, key_);
+  EXPECT_EQ(newcomer.answerTo(newcomer.claimBy(other_, keysOf(other_, {}))), "");
+  Visit member(node, key_);
+  EXPECT_NE(member.answerTo(member.claimBy(other_, keysOf(other_, {view}))), "");
+}
+
+TEST_F(Members, DoNotHearAnotherProcessUnderTheIdOfAMember) {
+  Node node(key_);
+  const View view = viewOf(2, {node.self(), other_});
+  node.enter(view);
+  Member process = memberAt(loopbackAddress(), Incarnation::random());
+  process.id = other_.id;
+  Visit visit(node, key_);
+  EXPECT_EQ(visit.answerTo(visit.claimBy(process, keysOf(other_, {view}))), "");
+}
+
+TEST_F(Members, DoNotHearWhatWasSaidOnAnotherConnection) {
+  Node node(key_);
+  Visit first(node, key_);
+  const std::string claim = first.claimBy(other_, keysOf(other_, {}));
+  EXPECT_NE(first.answerTo(claim), "");
+  Visit second(node, key_);
+  EXPECT_EQ(second.answerTo(claim), "");
+}
+
+TEST_F(Members, SayNothingToWhoCannotProveThatItKnowsTheSecret) {
+  Node node(key_);
+  RawAcceptor acceptor;
+  const Incarnation incarnation = Incarnation::random();
+  node.say(memberAt(acceptor.address(), incarnation), "words");
+  RawPeer peer = acceptor.accept();
+  payloadOf(peer);  // the hello
+  const ConnectionQuestion question{Challenge::random(), {}};
+  peer.say(encodeWelcome({{}, incarnation}) +
+           frameOf(FrameType::kAnswer, encodeQuestion(question)));
+  const auto claim = decodeClaim(payloadOf(peer));
+  ASSERT_TRUE(claim);
+  EXPECT_EQ(claim->member, node.self());
+  peer.say(frameOf(FrameType::kAnswer, encodeProof({})));
+  EXPECT_EQ(peer.readToEnd(), "");
+}
+
+TEST_F(Members, ShowNoSecret) {
+  Node node(key_);
+  const View view = viewOf(2, {node.self(), other_});
+  node.enter(view);
+  Visit visit(node, key_);
+  std::string said = encodeQuestion(visit.question);
+  visit.peer.say(visit.claimBy(other_, keysOf(other_, {view})));
+  said += payloadOf(visit.peer);
+  const auto shows = [&](const auto& secret) {
+    return said.find(std::string(secret.bytes.begin(), secret.bytes.end())) != std::string::npos;
+  };
+  EXPECT_FALSE(shows(key_.secret));
+  EXPECT_FALSE(shows(view.secret));
+}
+
+}  // namespace
+}  // namespace torchft_ext

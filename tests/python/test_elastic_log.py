@@ -1,0 +1,66 @@
+"""What an elastic job says of a view: one line of the log, and how long each part took."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+
+LIMIT = 100  # seconds
+MEMBER = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import torchft_ext
+from torchft_ext import elastic
+job = elastic.join(sys.argv[1], size=2, min_size=1, limit=timedelta(seconds=1))
+job.recover()
+print("formed", flush=True)
+try:
+    while True:
+        dist.all_reduce(torch.ones(1))
+except torchft_ext.CommError:
+    view = job.recover()
+print(*view.phases, flush=True)
+job.close()
+"""
+
+
+@pytest.fixture
+def members(rank_env):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, "-c", MEMBER, f"127.0.0.1:{store.port}/log"]
+    env = {**rank_env, "TORCH_CPP_LOG_LEVEL": "INFO"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    found = [subprocess.Popen(command, env=env, **pipes) for _ in range(2)]
+    yield found
+    for member in found:
+        member.kill()
+        member.communicate()
+
+
+def test_each_view_is_one_line_that_says_who_decided_and_who_is_gone(members):
+    for member in members:
+        assert member.stdout.readline() == "formed\n"
+    lost, survivor = members
+    lost.kill()
+    told, log = survivor.communicate(timeout=LIMIT)
+    assert told.split() == ["detect", "release", "agree", "connect", "tables"], log
+    lines = [line for line in log.splitlines() if "elastic job: view" in line]
+    assert len(lines) == 2, log
+    took = r"\d[\d.e-]* s"
+    assert re.search(
+        rf"view 1: 2 members \(0 before\), this one is rank \d; of the founding; agree {took}; "
+        rf"connect {took}; tables {took}$",
+        lines[0],
+    ), lines[0]
+    name = r"[^;:]+, pid"
+    assert re.search(
+        rf"view 2: 1 members \(2 before\), this one is rank 0; without {name} {lost.pid} \(its "
+        rf"process ended\); decided by 1 and the store: {name} {survivor.pid}; detect {took}; "
+        rf"release {took}; agree {took}; connect {took}; tables {took}$",
+        lines[1],
+    ), lines[1]
