@@ -85,6 +85,30 @@ if nm -D --undefined-only --with-symbol-versions "$work"/consumer/{describe_fail
   die "the public headers need symbols that are not public"
 fi
 
+say "what does not fit is refused when CMake configures"
+refused() { # TEXT WORD...: CMake of the example, with these words, refuses with this text
+  local text=$1
+  shift
+  rm -rf "$work/refused"
+  if cmake -S "$work/refused_source" -B "$work/refused" -G Ninja -DCMAKE_PREFIX_PATH="$site/torchft_ext" "$@" >"$work/refused.log" 2>&1; then
+    die "accepted: $*"
+  fi
+  tr -s ' \n' ' ' <"$work/refused.log" | grep -qF -- "$text" || { cat "$work/refused.log"; die "expected '$text' for: $*"; }
+}
+mkdir -p "$work/refused_source" "$work/older_torch/lib"
+cat >"$work/refused_source/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.22)
+project(refused LANGUAGES CXX)
+set(version 0.1 CACHE STRING "")
+find_package(torchft_ext ${version} REQUIRED COMPONENTS torch)
+CMAKE
+touch "$work/older_torch/lib/libtorch_cpu.so"
+echo "2.10.0" >"$work/older_torch/build-version"
+refused "is 2.10, and this package was built against" -Dtorchft_ext_TORCH_DIR="$work/older_torch"
+refused "no lib/libtorch_cpu.so in $work/nowhere" -Dtorchft_ext_TORCH_DIR="$work/nowhere"
+refused "built with libstdc++ and its C++11 ABI" -Dtorchft_ext_TORCH_DIR="$torch_dir" -DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0
+refused "compatible with requested version \"0.7\"" -Dtorchft_ext_TORCH_DIR="$torch_dir" -Dversion=0.7
+
 four_ranks="$ROOT/tests/examples/four_ranks_one_dies.sh"
 "$four_ranks" "$work/consumer/allreduce_c"
 

@@ -45,6 +45,7 @@ void DerivedGroups::follow(MeetingPlace place, int64_t generation) {
     const MutexLock lock(mutex_);
     std::swap(place_, place);
     generation_ = generation;
+    closed_ = false;
     children.swap(to_come_);
   }
   AllOrThrow each;
@@ -55,9 +56,18 @@ void DerivedGroups::follow(MeetingPlace place, int64_t generation) {
   }
 }
 
+void DerivedGroups::close() {
+  follow({}, 0);
+  const MutexLock lock(mutex_);
+  closed_ = generation_ == 0;
+}
+
 MeetingPlace DerivedGroups::placeFor(const std::string& name, int64_t generation,
                                      const char* operation) const {
   const MutexLock lock(mutex_);
+  TORCH_CHECK(!closed_, operation,
+              ": expected a group with a generation, found one that was shut down: make a new "
+              "group");
   TORCH_CHECK(generation > 0 && generation_ == generation, operation,
               ": expected a group with a generation, found none: configure() it first");
   return {place_.thread, joined(place_.prefix, name)};

@@ -32,6 +32,8 @@ class DerivedGroups {
   // A generation of the parent has begun there; 0: none has, or could. Whoever was being made of
   // the one before is aborted.
   void follow(MeetingPlace place, int64_t generation);
+  // The parent was shut down: as follow() without a generation, and placeFor() says so.
+  void close();
   // Below the parent's own place. RuntimeError where that generation is not the one that stands.
   // operation: "split"; name: of these members, and no others.
   MeetingPlace placeFor(const std::string& name, int64_t generation, const char* operation) const;
@@ -50,6 +52,7 @@ class DerivedGroups {
   mutable Mutex mutex_;
   MeetingPlace place_ GUARDED_BY(mutex_);
   int64_t generation_ GUARDED_BY(mutex_) = 0;  // 0: none
+  bool closed_ GUARDED_BY(mutex_) = false;
   // Those being formed, and those tried in vain; by the prefix of their place.
   std::map<std::string, BackendPtr> to_come_ GUARDED_BY(mutex_);
 };

@@ -27,8 +27,9 @@ void Devices::checkServed(const char* op, const c10::Device& device) const {
   if (device.is_cpu()) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         host_, op, ": tensors: this group serves ", c10::DeviceTypeName(platform_->type()),
-        " tensors only, found CPU tensors: use the backend 'ft' for both, or a spec such as "
-        "'cpu:gloo,cuda:ft_nccl'");
+        " tensors only, found CPU tensors: use the backend 'ft' for both, or a spec that has one "
+        "for each, 'cpu:...,",
+        c10::DeviceTypeName(platform_->type(), /*lower_case=*/true), ":...'");
     return;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(platform_, op,

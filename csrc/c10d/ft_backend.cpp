@@ -261,7 +261,7 @@ void FtBackend::shutdown() {
     group_->shutdown(Deadline::after(std::min<Duration>(group_->timeout(), kShutdownWithin)));
   });
   // Its thread ends with its last group, whoever still holds this object.
-  derived_.follow({}, 0);
+  derived_.close();
   std::shared_ptr<StoreThread> last;  // goes after the lock
   const MutexLock lock(store_mutex_);
   last.swap(store_);

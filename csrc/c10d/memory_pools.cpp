@@ -10,8 +10,11 @@ namespace torchft_ext {
 
 void MemoryPools::checkServed(const char* operation) const {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      registry_, operation,
-      ": this group has no NCCL to register memory with: ", devices_.whyNone());
+      devices_.platform(), operation,
+      ": this group has no device engine to register memory with: ", devices_.whyNone());
+  TORCH_CHECK_NOT_IMPLEMENTED(registry_, operation,
+                              ": expected a group whose engine registers memory, found ",
+                              devices_.platform()->library());
 }
 
 void MemoryPools::add(MemoryPool pool) {

@@ -248,8 +248,9 @@ void ElasticMember::Impl::sendAll(const std::vector<ElasticEffects::Envelope>& s
   for (const auto& [to, message] : sends) {
     if (message.get() != encoded) bytes = encodeElasticMessage(*message);
     encoded = message.get();
-    network->send(to, header, bytes);
+    network->add(to, header, bytes);
   }
+  network->flush();
 }
 
 void ElasticMember::Impl::carryOut(const ElasticEffects& effects) {

@@ -180,11 +180,26 @@ std::optional<MemberRecord> MemberNetwork::recordOf(const MemberId& id) const {
 }
 
 void MemberNetwork::send(const MemberId& to, FrameHeader header, std::string payload) {
+  add(to, header, std::move(payload));
+  flush();
+}
+
+void MemberNetwork::flush() {
+  for (const MemberId& id : std::exchange(unflushed_, {})) {
+    const auto found = peers_.find(id);
+    if (found != peers_.end() && found->second.out) found->second.out->flush();
+  }
+}
+
+void MemberNetwork::add(const MemberId& to, FrameHeader header, std::string payload) {
   const auto found = peers_.find(to);
   if (found == peers_.end() || finishing_) return;
   Peer& peer = found->second;
   if (peer.is_proved) {
-    peer.out->send(header, payload);
+    peer.out->add(header, payload);
+    if (std::find(unflushed_.begin(), unflushed_.end(), to) == unflushed_.end()) {
+      unflushed_.push_back(to);
+    }
     return;
   }
   if (peer.waiting.size() < kMostWaiting) {

@@ -70,6 +70,10 @@ class MemberNetwork {
   bool knows(const MemberId& id) const { return peers_.contains(id); }
   std::optional<MemberRecord> recordOf(const MemberId& id) const;
   void send(const MemberId& to, FrameHeader header, std::string payload);
+  // The same, and it goes out by flush(): what one member is told at once is one system call, and
+  // wakes it once.
+  void add(const MemberId& to, FrameHeader header, std::string payload);
+  void flush();
   // Connects to it, if nothing stands yet.
   void prepare(const MemberId& id);
   // Does it live? Told by on_lost if not; at most one question at a time for each.
@@ -131,6 +135,7 @@ class MemberNetwork {
   std::map<MemberId, Peer> peers_;
   std::map<uint64_t, Incoming> incoming_;
   uint64_t next_incoming_ = 1;
+  std::vector<MemberId> unflushed_;
   bool finishing_ = false;
 };
 

@@ -297,9 +297,13 @@ FailurePtr Comm::errored() const {
 }
 
 void Comm::check(Milliseconds timeout) {
+  if (const FailurePtr failure = tryCheck(timeout)) throwFor(failure);
+}
+
+FailurePtr Comm::tryCheck(Milliseconds timeout) {
   impl_->requireOwnProcess();
   const Duration limit = timeout.count() > 0 ? Duration(timeout) : impl_->group->timeout();
-  if (const FailurePtr failure = impl_->group->check(Deadline::after(limit))) throwFor(failure);
+  return impl_->group->check(Deadline::after(limit));
 }
 
 int Comm::rank() const {

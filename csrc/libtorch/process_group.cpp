@@ -27,12 +27,18 @@ c10::intrusive_ptr<FtOptions> optionsOf(const char* caller, const GroupOptions& 
   options->local_sockets = given.local_sockets;
   options->heartbeat = given.heartbeat;
   options->nan_check = given.nan_check;
+  options->poison = given.poison;
+  options->high_priority_stream = given.high_priority_stream;
+  options->blocking_wait = given.blocking_wait;
   return options;
 }
 
 ProcessGroupPtr make(const StorePtr& store, int rank, int size, const GroupOptions& options,
                      bool begin) {
   TORCH_CHECK_VALUE(store, "makeGroup: store: expected a store, found null");
+  TORCH_CHECK_VALUE(!options.device || options.device->has_index(),
+                    "makeGroup: device: expected one with an index, found ",
+                    options.device.value_or(c10::kCPU));
   GroupSpec spec;
   spec.store = c10::make_intrusive<c10d::PrefixStore>(options.name, store);
   spec.rank = rank;
@@ -41,8 +47,28 @@ ProcessGroupPtr make(const StorePtr& store, int rank, int size, const GroupOptio
   spec.name = options.name;
   spec.caller = "makeGroup";
   spec.options = optionsOf("makeGroup", options);
+  spec.bound_device = options.device;
   spec.begin = begin;
-  return makeGroup(spec);
+  ProcessGroupPtr group = makeGroup(spec);
+  group->setBoundDeviceId(options.device);
+  return group;
+}
+
+template <typename Call>
+FailurePtr failureOf(const Call& call) {
+  try {
+    call();
+    return nullptr;
+  } catch (const CommError& error) {
+    return error.shared();
+  }
+}
+
+template <typename Call>
+GroupOrFailure groupOrFailure(const Call& call) {
+  GroupOrFailure made;
+  made.failure = failureOf([&] { made.group = call(); });
+  return made;
 }
 
 void checkTimeout(const std::optional<Milliseconds>& timeout) {
@@ -55,6 +81,11 @@ void checkTimeout(const std::optional<Milliseconds>& timeout) {
 
 ProcessGroupPtr makeGroup(const StorePtr& store, int rank, int size, const GroupOptions& options) {
   return make(store, rank, size, options, true);
+}
+
+GroupOrFailure tryMakeGroup(const StorePtr& store, int rank, int size,
+                            const GroupOptions& options) {
+  return groupOrFailure([&] { return makeGroup(store, rank, size, options); });
 }
 
 ProcessGroupPtr makeUnformedGroup(const StorePtr& store, const GroupOptions& options) {
@@ -84,6 +115,11 @@ void configure(const ProcessGroupPtr& group, const std::string& store_address, i
   backendOf("configure", group)->configure(store_address, rank, size, timeout);
 }
 
+FailurePtr tryConfigure(const ProcessGroupPtr& group, const std::string& store_address, int rank,
+                        int size, std::optional<Milliseconds> timeout) {
+  return failureOf([&] { configure(group, store_address, rank, size, timeout); });
+}
+
 void abort(const ProcessGroupPtr& group, const std::string& why) {
   backendOf("abort", group)->abort(why);
 }
@@ -96,13 +132,12 @@ void check(const ProcessGroupPtr& group, std::optional<Milliseconds> timeout) {
   backendOf("check", group)->check(timeout);
 }
 
+FailurePtr tryCheck(const ProcessGroupPtr& group, std::optional<Milliseconds> timeout) {
+  return failureOf([&] { check(group, timeout); });
+}
+
 FailurePtr tryWait(c10d::Work& work) {
-  try {
-    work.wait();
-    return nullptr;
-  } catch (const CommError& error) {
-    return error.shared();
-  }
+  return failureOf([&] { work.wait(); });
 }
 
 void setTimeout(const ProcessGroupPtr& group, Milliseconds timeout) {
@@ -131,6 +166,11 @@ ProcessGroupPtr split(const ProcessGroupPtr& group, const std::vector<int>& rank
   }
   const c10::intrusive_ptr<c10d::Backend::Options> chosen = optionsOf("split", *options);
   return group->splitGroup(ranks, options->timeout, chosen, options->name, std::nullopt);
+}
+
+GroupOrFailure trySplit(const ProcessGroupPtr& group, const std::vector<int>& ranks,
+                        const std::optional<GroupOptions>& options) {
+  return groupOrFailure([&] { return split(group, ranks, options); });
 }
 
 void shutdown(const ProcessGroupPtr& group) {

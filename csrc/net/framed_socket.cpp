@@ -34,7 +34,7 @@ void FramedSocket::close() {
 
 // Frames that came before the end count. A handler may destroy this object.
 void FramedSocket::onEvent() {
-  flush();
+  write();
   std::string why = readSome();
   std::string nonsense;
   auto frames = takeFrames(&nonsense);
@@ -58,6 +58,8 @@ std::string FramedSocket::readSome() {
     if (got > 0) {
       taken += static_cast<size_t>(got);
       in_.append(chunk.data(), static_cast<size_t>(got));
+      // It was all: what comes after it, an end too, is another event.
+      if (static_cast<size_t>(got) < chunk.size()) break;
       continue;
     }
     const int error = got < 0 ? errno : 0;
@@ -93,13 +95,21 @@ std::vector<std::pair<FrameHeader, std::string>> FramedSocket::takeFrames(std::s
 }
 
 void FramedSocket::send(FrameHeader header, std::string_view payload) {
+  add(header, payload);
+  flush();
+}
+
+void FramedSocket::add(FrameHeader header, std::string_view payload) {
   if (!fd_ || finishing_ || !broken_.empty()) return;
   header.length = payload.size();
   const FrameBytes bytes = encodeHeader(header);
   out_.append(bytes.begin(), bytes.end());
   out_.append(payload);
-  flush();
-  if (out_.size() - sent_ > most_unsent_) {
+}
+
+void FramedSocket::flush() {
+  write();
+  if (fd_ && broken_.empty() && out_.size() - sent_ > most_unsent_) {
     broken_ = "the peer takes nothing";
     ::shutdown(fd_.get(), SHUT_RDWR);  // the handler tells it
   }
@@ -107,11 +117,11 @@ void FramedSocket::send(FrameHeader header, std::string_view payload) {
 
 void FramedSocket::finishSending() {
   finishing_ = true;
-  flush();
+  write();
 }
 
 // An error is told by reading, after whatever the peer said last.
-void FramedSocket::flush() {
+void FramedSocket::write() {
   if (!fd_) return;
   while (sent_ < out_.size()) {
     const ssize_t sent = ::send(fd_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
@@ -134,7 +144,13 @@ void FramedSocket::flush() {
     sent_ = 0;
     if (finishing_) ::shutdown(fd_.get(), SHUT_WR);
   }
-  loop_.modify(fd_.get(), all ? EPOLLIN | EPOLLRDHUP : EPOLLIN | EPOLLRDHUP | EPOLLOUT);
+  awaitRoom(!all);
+}
+
+// A system call, so only where it changes something.
+void FramedSocket::awaitRoom(bool wanted) {
+  if (std::exchange(awaits_room_, wanted) == wanted) return;
+  loop_.modify(fd_.get(), wanted ? EPOLLIN | EPOLLRDHUP | EPOLLOUT : EPOLLIN | EPOLLRDHUP);
 }
 
 }  // namespace torchft_ext

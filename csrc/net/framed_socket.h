@@ -35,6 +35,10 @@ class FramedSocket {
 
   // The header's length is set from the payload.
   void send(FrameHeader header, std::string_view payload);
+  // The same, and it goes out with the next send(), or by flush(): several frames in one system
+  // call, and one wake-up of the peer.
+  void add(FrameHeader header, std::string_view payload);
+  void flush();
   // No more is sent; the peer reads what is under way, then the end. Frames still come in.
   void finishSending();
   bool hasUnsent() const { return !out_.empty(); }
@@ -45,7 +49,8 @@ class FramedSocket {
   // What came in whole, in order; sets why where the rest is nonsense.
   std::vector<std::pair<FrameHeader, std::string>> takeFrames(std::string* why);
   bool isExpected(FrameType type) const;
-  void flush();
+  void write();
+  void awaitRoom(bool wanted);
   void close();
 
   EventLoop& loop_;
@@ -56,7 +61,8 @@ class FramedSocket {
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::string in_;
   std::string out_;
-  size_t sent_ = 0;  // of out_
+  size_t sent_ = 0;           // of out_
+  bool awaits_room_ = false;  // the loop is asked for it
   bool finishing_ = false;
   std::string broken_;  // why, once sending has failed
 };

@@ -116,8 +116,10 @@ TEST(CommApi, AbortFailsWhatComesAfterUntilTheNextGeneration) {
     EXPECT_EQ(std::string(error.what()), error.failure().describe());
   }
   EXPECT_THROW(alone.comm.check(), CommAbortedError);
+  EXPECT_EQ(alone.comm.tryCheck()->cause.how, "enough");
   alone.comm.configure(alone.store, "next", 0, 1);
   alone.comm.barrier().wait();
+  EXPECT_EQ(alone.comm.tryCheck(), nullptr);
 }
 
 TEST(CommApi, EveryErrorIsAnExceptionOfTheLibraryToo) {

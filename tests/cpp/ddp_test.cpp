@@ -12,30 +12,15 @@
 #include <map>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "meeting.h"
 #include "processes.h"
 
 namespace torchft_ext {
 namespace {
 
 constexpr std::chrono::seconds kLimit{180};
-
-class Meeting {
- public:
-  Meeting() {
-    c10d::TCPStoreOptions options;
-    options.port = 0;  // any that is free
-    options.isServer = true;
-    options.waitWorkers = false;
-    store_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  }
-  std::string port() const { return std::to_string(store_->getPort()); }
-
- private:
-  c10::intrusive_ptr<c10d::TCPStore> store_;
-};
 
 ProcessGroupPtr alone() {
   return makeGroup(c10::make_intrusive<c10d::HashStore>(), 0, 1, {.engine = "host"});

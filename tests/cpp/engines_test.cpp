@@ -2,19 +2,25 @@
 #include "c10d/engines.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "around_engine.h"
+#include "c10d/comm_error.h"
 #include "engines/known_engines.h"
+#include "host/process.h"
 #include "nccl/nccl_kind.h"
+#include "torchft_ext/error.h"
 
 namespace torchft_ext {
 namespace {
 
 constexpr auto kToyDevice = c10::DeviceType::PrivateUse1;
 std::atomic<bool> toy_is_here{false};
+std::atomic<int> nccl_asked{0};  // how often an engine of NCCL was wanted
 
 class ToyPlatform : public DevicePlatform {
  public:
@@ -58,7 +64,11 @@ class EnginesTest : public testing::Test {
  protected:
   EnginesTest() {
     EngineKind no_nccl = ncclEngineKind();
-    no_nccl.make = [](const EngineRequest&) { return NotHere{"NCCL is put away"}; };
+    nccl_asked = 0;
+    no_nccl.make = [](const EngineRequest&) {
+      ++nccl_asked;
+      return NotHere{"NCCL is put away"};
+    };
     engineRegistry().registerEngine(std::move(no_nccl));
     engineRegistry().registerEngine(toyKind());
     toy_is_here = true;
@@ -121,6 +131,59 @@ TEST_F(EnginesTest, AnUnknownNameIsRefusedWithTheRegisteredOnes) {
 TEST_F(EnginesTest, AnEngineWithTheSameNameTakesThePlaceOfTheEarlierOne) {
   EXPECT_NE(refusalOf("nccl").find("NCCL is put away"), std::string::npos);
   EXPECT_EQ(engineNames(), (std::vector<std::string>{"host", "nccl", "toy"}));
+}
+
+TEST_F(EnginesTest, NcclIsNotLookedForByAGroupThatIsNamedForTheCpu) {
+  make("host");
+  EXPECT_EQ(nccl_asked, 0);
+  make("ft");
+  EXPECT_EQ(nccl_asked, 1);
+}
+
+TEST_F(EnginesTest, AFailureOfAnEnginesMakeIsRaisedAndNoOtherEngineTakesItsPlace) {
+  EngineKind broken = toyKind();
+  broken.make = [](const EngineRequest&) -> EngineKind::Outcome {
+    Failure failure;
+    failure.kind = FailureKind::kInternal;
+    failure.cause.how = "the toy fell apart";
+    return failure;
+  };
+  engineRegistry().registerEngine(std::move(broken));
+  for (const char* name : {"toy", "ft"}) {
+    try {
+      make(name);
+      ADD_FAILURE() << name << " was made";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.failure().cause.how, "the toy fell apart") << name;
+    }
+  }
+}
+
+// In a child of its own, since it ends all threads of the process.
+bool stepIsTakenAtTheEnd(bool toy_was_made) {
+  static bool stopped = false;
+  EngineKind stopping = toyKind();
+  stopping.stop = [](Deadline) { return stopped = true; };
+  const pid_t child = ::fork();
+  if (child == 0) {
+    engineRegistry().registerEngine(std::move(stopping));
+    const auto options = c10::make_intrusive<FtOptions>();
+    options->interface = "lo";
+    const char* name = toy_was_made ? "toy" : "host";
+    const auto watchdog = sharedWatchdog();  // as every group has it
+    makeEngine(name, *options, c10::make_intrusive<c10d::HashStore>(), std::nullopt);
+    processExit(Deadline::after(std::chrono::seconds(20)));
+    ::_exit(stopped ? 1 : 0);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  return WEXITSTATUS(status) == 1;
+}
+
+TEST_F(EnginesTest, AnEnginesThreadsAreStoppedAtTheProcesssEndIfOneWasMade) {
+  EXPECT_TRUE(stepIsTakenAtTheEnd(true));
+  EXPECT_FALSE(stepIsTakenAtTheEnd(false));
 }
 
 }  // namespace

@@ -9,11 +9,16 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
+#include "c10d/options.h"
+#include "meeting.h"
+#include "processes.h"
 #include "torchft_ext/torch/elastic.h"
 #include "torchft_ext/torch/process_group.h"
 
 namespace torchft_ext {
 namespace {
+
+constexpr std::chrono::milliseconds kShort{300};
 
 StorePtr prefixed(const std::string& prefix, const StorePtr& store) {
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
@@ -59,9 +64,48 @@ TEST_F(LibtorchApi, AFailureIsReturnedByTryWait) {
   EXPECT_EQ(tryWait(*group_->allreduce(tensors))->kind, FailureKind::kAborted);
 }
 
+TEST_F(LibtorchApi, EveryCallThatMayFailHasOneThatReturnsTheFailure) {
+  const auto made = tryMakeGroup(c10::make_intrusive<c10d::HashStore>(), 0, 1, {.name = "other"});
+  ASSERT_TRUE(made.group);
+  EXPECT_EQ(made.failure, nullptr);
+  EXPECT_EQ(tryCheck(made.group), nullptr);
+  const auto part = trySplit(made.group, {0});
+  ASSERT_TRUE(part.group);
+  EXPECT_EQ(part.failure, nullptr);
+  shutdown(part.group);
+
+  abort(made.group, "enough");
+  EXPECT_EQ(tryCheck(made.group)->cause.how, "enough");
+  EXPECT_EQ(trySplit(made.group, {0}).failure->cause.how, "enough");
+  EXPECT_FALSE(trySplit(made.group, {0}).group);
+  EXPECT_TRUE(tryConfigure(made.group, "127.0.0.1:1/x", 0, 1, kShort));
+  EXPECT_EQ(tryConfigure(made.group, prefixed("late", store_), 0, 2, kShort)->kind,
+            FailureKind::kTimeout);
+  shutdown(made.group);
+}
+
+TEST_F(LibtorchApi, AGroupThatCannotBeMadeIsNoGroupAndAFailure) {
+  const auto made = tryMakeGroup(store_, 0, 2, {.name = "lonely", .timeout = kShort});
+  EXPECT_FALSE(made.group);
+  ASSERT_TRUE(made.failure);
+  EXPECT_EQ(made.failure->kind, FailureKind::kTimeout);
+}
+
+TEST_F(LibtorchApi, OptionsForDevicesReachTheGroup) {
+  const auto group = makeGroup(
+      prefixed("devices", store_), 0, 1,
+      {.engine = "host", .poison = true, .high_priority_stream = true, .blocking_wait = true});
+  const auto options = group->getBackend(c10::DeviceType::CPU)->getBackendOptions();
+  const auto* found = dynamic_cast<const FtOptions*>(options.get());
+  ASSERT_NE(found, nullptr);
+  EXPECT_TRUE(found->poison && found->high_priority_stream && found->blocking_wait);
+  shutdown(group);
+}
+
 TEST_F(LibtorchApi, BadArgumentsAreRefused) {
   EXPECT_THROW(makeGroup({}, 0, 1), c10::ValueError);
   EXPECT_THROW(makeGroup(store_, 1, 1), c10::ValueError);
+  EXPECT_THROW(makeGroup(store_, 0, 1, {.device = c10::Device(c10::kCUDA)}), c10::ValueError);
   EXPECT_THROW(makeGroup(store_, 0, 1, {.timeout = std::chrono::milliseconds(0)}), c10::ValueError);
   EXPECT_THROW(configure(group_, StorePtr(), 0, 1), c10::ValueError);
   EXPECT_THROW(configure(group_, store_, 2, 2), c10::ValueError);
@@ -88,6 +132,17 @@ TEST_F(LibtorchApi, APublishedGroupIsFoundByItsName) {
   EXPECT_EQ(findGroup("published").get(), group_.get());
   EXPECT_THROW(publish(group_, "published"), std::invalid_argument);
 }
+
+#ifdef TFT_PYTHON
+TEST(LibtorchAdoption, PythonAdoptsAGroupOfCppsAndCppFindsThoseOfPython) {
+  const Meeting meeting;
+  Processes ranks;
+  for (const char* rank : {"0", "1"}) {
+    ranks.start({TFT_PYTHON, TFT_ADOPTION_PY, TFT_ADOPTION, meeting.port(), rank, "2"});
+  }
+  EXPECT_TRUE(ranks.endWell(Deadline::after(std::chrono::seconds(180))));
+}
+#endif
 
 TEST(LibtorchElastic, AJobNeedsAPlaceToMeet) {
   EXPECT_THROW(elastic::Job::join({.address = "", .size = 1}), c10::ValueError);

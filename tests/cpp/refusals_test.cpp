@@ -217,6 +217,9 @@ TEST(Refusals, BadInputIsRefusedAndTheGroupGoesOn) {
                           name == "shut down: stats" || name == "shut down: shutdown";
     EXPECT_EQ(answer == "nothing", harmless) << name << ": " << answer;
   }
+  for (const char* name : {"shut down: split", "shut down: configure"}) {
+    EXPECT_NE(answers.at(name).find("make a new group"), std::string::npos) << answers.at(name);
+  }
 }
 
 TEST(Refusals, BothWaysToConfigureRefuseAlike) {

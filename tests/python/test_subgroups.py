@@ -11,12 +11,15 @@ from rankside import (
     abort,
     backend,
     configure_next,
+    connected_store,
     kept,
     seconds,
     wait_errored,
 )
 from test_generations import together
 from torch.distributed import distributed_c10d as c10d
+
+import torchft_ext
 
 
 def sum_of_ranks(group: dist.ProcessGroup, contribution: int) -> int:
@@ -262,3 +265,14 @@ def test_group_without_a_generation_cannot_be_shrunk(ranks):
     world.start(0, configure_nowhere).error("StoreLostError", "CommTimeoutError")
     text = world.start(0, shrink_backend, [1], 0).error("RuntimeError").text
     assert "expected a group with a generation, found none: configure() it first" in text
+
+
+def split_after_shutdown(address: str) -> None:
+    group = torchft_ext.make_group(connected_store(address), 0, 1, name="shut")
+    torchft_ext.backend(group).shutdown()
+    group.split_group([0])
+
+
+def test_group_that_was_shut_down_cannot_be_split(ranks):
+    error = ranks.world(1).start(0, split_after_shutdown, ranks.address()).error("RuntimeError")
+    assert "found one that was shut down: make a new group" in error.text

@@ -11,7 +11,8 @@
 // every operation of it has failed, on all members, with who failed and how, and configure() begins
 // the next one, without those who are lost. Nothing is restarted, no object is made anew.
 //
-// Ranks are processes: two objects of one process cannot be members of one generation.
+// Ranks are processes, as a rule. Threads of one process may be ranks too, with an object each: for
+// tests and small worlds, since each of them costs what a process has.
 //
 // Ownership of memory: what an operation is given stays the caller's, and must be there until its
 // Request is done. Done means that the library is out of it, also after a failure, an abort or a
@@ -153,6 +154,8 @@ class Comm {
   // Waits until all that was issued is done, and throws the generation's failure. A limit that runs
   // out fails the generation. timeout: 0 for the options'.
   void check(Milliseconds timeout = Milliseconds(0));
+  // The same, and returns the failure. Null: all was done.
+  FailurePtr tryCheck(Milliseconds timeout = Milliseconds(0));
   int rank() const;                       // in the last generation that stood
   int size() const;                       // 1 before the first
   int64_t generation() const;             // 0 before the first

@@ -1,9 +1,14 @@
 // One rank of tests of C++'s DistributedDataParallel, without Python:
 //   torchft_ext_ddp_rank gradients PORT RANK SIZE DIRECTORY VARIANT...
 //     writes what each step computed, to DIRECTORY/VARIANT+RANK
-//   torchft_ext_ddp_rank members PORT NUMBER
-//     0 to 2 found the group; 2 dies in its third step; 3 takes its place
+//   torchft_ext_ddp_rank members PORT NUMBER [SIMULATOR]
+//     0 to 2 found the group; 2 dies in its third step; 3 takes its place. With the library of the
+//     simulated device (tests/sim) they train on that, a device for each
 // Exit status 0: what it looked at is right.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
 #include <csignal>
 #include <fstream>
 #include <iostream>
@@ -43,18 +48,21 @@ DdpOptions optionsOf(const std::string& variant) {
   return options;
 }
 
-at::Tensor lossOf(DistributedDataParallel& ddp, const Net& net, int64_t step, int64_t rank) {
-  return ddp.forward([&] { return net->forward(batch(step, rank), step); }).square().mean();
+at::Tensor lossOf(DistributedDataParallel& ddp, const Net& net, int64_t step, int64_t rank,
+                  c10::Device device = c10::kCPU) {
+  const at::Tensor input = batch(step, rank).to(device);
+  return ddp.forward([&] { return net->forward(input, step); }).square().mean();
 }
 
 // A synchronised step; every other one adds up two batches.
-void backward(DistributedDataParallel& ddp, const Net& net, int64_t step, int64_t rank) {
+void backward(DistributedDataParallel& ddp, const Net& net, int64_t step, int64_t rank,
+              c10::Device device = c10::kCPU) {
   net->zero_grad();
   if (step % 2 == 1) {
     const NoSyncGuard no_sync = ddp.noSync();
-    lossOf(ddp, net, step + 100, rank).backward();
+    lossOf(ddp, net, step + 100, rank, device).backward();
   }
-  lossOf(ddp, net, step, rank).backward();
+  lossOf(ddp, net, step, rank, device).backward();
 }
 
 void descend(const Net& net) {
@@ -94,13 +102,43 @@ void writeGradients(const std::vector<std::string>& words) {
   shutdown(group);
 }
 
+// ---- the simulated device
+
+template <typename Result>
+Result callSimulator(const char* name) {
+  const std::string full = std::string("torchft_ext_sim::") + name;
+  return c10::Dispatcher::singleton().findSchemaOrThrow(full.c_str(), "").typed<Result()>().call();
+}
+
+c10::Device simulatedDevice(const std::string& library, int number) {
+  require(::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr, "no simulator: " + library);
+  callSimulator<void>("install");
+  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
+  const c10::Device device(guard.type(),
+                           static_cast<c10::DeviceIndex>(number % guard.deviceCount()));
+  guard.setDevice(device);
+  return device;
+}
+
+// As Module::to(), which knows no other devices than CUDA's: Tensor::set_data() refuses them.
+void move(DdpNet& net, c10::Device device) {
+  std::vector<at::Tensor> tensors = net.parameters();
+  for (const at::Tensor& buffer : net.buffers()) tensors.push_back(buffer);
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor there = tensor.detach().to(device);
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(there.getIntrusivePtr());
+  }
+}
+
 // ---- members come and go
 
 class Member {
  public:
-  Member(StorePtr store, int number)
+  Member(StorePtr store, int number, c10::Device device)
       : store_(std::move(store)),
         number_(number),
+        device_(device),
+        net_(makeNet(device)),
         group_(makeGroup(c10::make_intrusive<c10d::HashStore>(), 0, 1)),
         ddp_(net_, group_, optionsOf("many")) {}
 
@@ -113,16 +151,32 @@ class Member {
     begin("2", number_ == 3 ? 2 : number_, 3);
     bringUpToDate();
     for (int step = 2; step < 5; ++step) train(step);
-    const at::Tensor loss = lossOf(ddp_, net_, 5, rank());
+    const at::Tensor loss = lossOf(5);
     group_->barrier()->wait();  // none is in forward() when the next generation begins
     begin("3", rank(), 3);
     refuseOld(loss);
     for (int step = 5; step < 7; ++step) train(step);
     shutdown(group_);
+    if (device_.is_cpu()) return;
+    const auto report = callSimulator<std::string>("report");
+    require(report.find("\"violations\": []") != std::string::npos, report);
   }
 
  private:
+  static Net makeNet(c10::Device device) {
+    auto net = std::make_shared<DdpNet>(false);
+    if (!device.is_cpu()) move(*net, device);
+    return net;
+  }
+
   int rank() const { return group_->getRank(); }
+
+  at::Tensor lossOf(int64_t step) { return torchft_ext::lossOf(ddp_, net_, step, rank(), device_); }
+
+  // On a device backward() goes on before the sums are there, and whether they came is told here.
+  void settle() {
+    if (!device_.is_cpu()) check(group_);
+  }
 
   void begin(const std::string& prefix, int rank, int size) {
     configure(group_, prefixed(prefix, store_), rank, size);
@@ -130,10 +184,11 @@ class Member {
 
   void train(int step) {
     const auto expected = meanGradients(step);
-    backward(ddp_, net_, step, rank());
+    backward(ddp_, net_, step, rank(), device_);
+    settle();
     const auto parameters = net_->parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
-      require(parameters[i].grad().allclose(expected[i], 1e-4, 1e-6),
+      require(parameters[i].grad().cpu().allclose(expected[i], 1e-4, 1e-6),
               "gradients of step " + std::to_string(step) + " are not the mean");
     }
     descend(net_);
@@ -143,7 +198,7 @@ class Member {
   // On one rank: the others' next forward() must not wait for it.
   void evaluateAlone(int64_t step) {
     const at::NoGradGuard no_grad;
-    if (rank() == 0) lossOf(ddp_, net_, step, 0);
+    if (rank() == 0) lossOf(step);
   }
 
   // As one process computes them that has all ranks' data.
@@ -170,9 +225,10 @@ class Member {
   void loseTheLast() {
     try {
       group_->barrier()->wait();  // all have ended the step before
-      const at::Tensor loss = lossOf(ddp_, net_, 2, rank());
+      const at::Tensor loss = lossOf(2);
       if (number_ == 2) ::raise(SIGKILL);  // slow ones may be in the barrier or in forward() yet
       loss.backward();
+      settle();
     } catch (const PeerLostError& error) {
       require(error.failure().cause.rank == 2,
               "another rank was lost: " + std::string(error.what()));
@@ -187,6 +243,7 @@ class Member {
       std::vector<at::Tensor> one{parameter.detach()};
       group_->broadcast(one)->wait();
     }
+    settle();
   }
 
   void refuseOld(const at::Tensor& loss) {
@@ -204,7 +261,8 @@ class Member {
 
   const StorePtr store_;
   const int number_;
-  const Net net_ = std::make_shared<DdpNet>(false);
+  const c10::Device device_;
+  const Net net_;
   const ProcessGroupPtr group_;
   DistributedDataParallel ddp_;
 };
@@ -218,7 +276,10 @@ int main(int argc, char** argv) {
     if (words.at(0) == "gradients") {
       torchft_ext::writeGradients({words.begin() + 1, words.end()});
     } else {
-      torchft_ext::Member(torchft_ext::storeAt(words.at(1)), std::stoi(words.at(2))).run();
+      const int number = std::stoi(words.at(2));
+      const c10::Device device =
+          words.size() > 3 ? torchft_ext::simulatedDevice(words[3], number) : c10::kCPU;
+      torchft_ext::Member(torchft_ext::storeAt(words.at(1)), number, device).run();
     }
     return 0;
   } catch (const std::exception& error) {

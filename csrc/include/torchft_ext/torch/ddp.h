@@ -15,6 +15,9 @@
 // CommAbortedError. A newcomer's parameters are the program's to bring: by a broadcast, or from a
 // checkpoint.
 //
+// On a device backward() returns before the sums are there. check(group) waits for them, and throws
+// what came between: call it before the optimizer's step.
+//
 // What must be alike on all members: the parameters, their order, the options, and in which
 // forward() calls gradients are synchronised. Where buckets differ, MismatchError.
 //

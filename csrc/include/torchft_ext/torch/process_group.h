@@ -16,6 +16,10 @@
 // c10::DistBackendError. Results are written only while the Work is not done: after a failure or an
 // abort nothing of this library writes to a tensor any more.
 //
+// A wait() on device tensors holds up their stream alone, and says nothing of how the operation
+// ends: results are good when check() has returned. GroupOptions::blocking_wait has it said at
+// once.
+//
 // Generations, abort, what must be alike on all members: torchft_ext/comm.h. Bad arguments throw
 // c10::ValueError and c10::TypeError before anything is sent, a group that is none of this
 // library's std::invalid_argument; a group that is used in a forked child c10::Error, configure()
@@ -52,6 +56,17 @@ struct GroupOptions {
       std::nullopt;  // between processes of one host; false: TCP alone
   std::optional<std::chrono::milliseconds> heartbeat = std::nullopt;  // 0: off
   std::optional<bool> nan_check = std::nullopt;                       // refuse NaN in what is sent
+  // Of operations on device tensors:
+  std::optional<c10::Device> device = std::nullopt;  // its communicator is made with a generation
+  bool poison = false;                               // failed ones leave NaN in their outputs
+  bool high_priority_stream = false;                 // of the streams they run on
+  bool blocking_wait = false;  // wait() blocks its caller, and not its stream alone
+};
+
+// For programs without exceptions: what was made, or why it was not.
+struct GroupOrFailure {
+  ProcessGroupPtr group;
+  FailurePtr failure;  // null: the group is as the throwing call returns it
 };
 
 // Makes a group and its first generation. All members call it with the same store and size, within
@@ -59,6 +74,9 @@ struct GroupOptions {
 // is left of it then.
 ProcessGroupPtr makeGroup(const StorePtr& store, int rank, int size,
                           const GroupOptions& options = {});
+// The same, and returns the failure.
+GroupOrFailure tryMakeGroup(const StorePtr& store, int rank, int size,
+                            const GroupOptions& options = {});
 // Without a generation: the first comes with configure(). The store is kept for split().
 ProcessGroupPtr makeUnformedGroup(const StorePtr& store, const GroupOptions& options = {});
 
@@ -73,6 +91,8 @@ void configure(const ProcessGroupPtr& group, const std::string& store_address, i
 // The same, and returns the failure. Null: it stands.
 FailurePtr tryConfigure(const ProcessGroupPtr& group, const StorePtr& store, int rank, int size,
                         std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+FailurePtr tryConfigure(const ProcessGroupPtr& group, const std::string& store_address, int rank,
+                        int size, std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
 // Fails the generation, or the configure() that is under way, on all members, and returns when the
 // library is out of all tensors.
@@ -83,6 +103,9 @@ FailurePtr errored(const ProcessGroupPtr& group);
 // fails the generation.
 void check(const ProcessGroupPtr& group,
            std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+// The same, and returns the failure. Null: all was done.
+FailurePtr tryCheck(const ProcessGroupPtr& group,
+                    std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 // Waits for a Work of a group of this library without an exception. Null: success. What it failed
 // with otherwise is rethrown.
 FailurePtr tryWait(c10d::Work& work);
@@ -95,6 +118,9 @@ void onFailure(const ProcessGroupPtr& group, std::function<void(const FailurePtr
 // who is not among them. options: nullopt for the group's own; the engine is the group's.
 ProcessGroupPtr split(const ProcessGroupPtr& group, const std::vector<int>& ranks,
                       const std::optional<GroupOptions>& options = std::nullopt);
+// The same, and returns the failure. Neither: this process is not among them.
+GroupOrFailure trySplit(const ProcessGroupPtr& group, const std::vector<int>& ranks,
+                        const std::optional<GroupOptions>& options = std::nullopt);
 // Says goodbye when all that was issued has been sent; final.
 void shutdown(const ProcessGroupPtr& group);
 
