@@ -21,6 +21,7 @@ from process_group_side import (
     joined,
     leave,
     messages,
+    own,
     results_of,
     scattered_sums,
     start_blocked,
@@ -100,7 +101,7 @@ def short_sum() -> ErrorInfo:
     group = kept["group"]
     options = dist.AllreduceOptions()
     options.timeout = seconds(0.3)
-    error = failure_of(lambda: group.allreduce([torch.ones(1)], options).wait())
+    error = failure_of(lambda: group.allreduce([own()], options).wait())
     wait_until(lambda: group.errored() is not None, "errored()")
     assert error is not None
     return error
@@ -119,15 +120,18 @@ def test_timeout_ends_the_generation_everywhere(ranks):
 
 
 def wait_for_verdicts(limit: float) -> None:
-    """As where gloo's broken connection is seen long before the news of why."""
+    """How long a failure whose cause the backend does not know waits for the news of it."""
     _pg_generation._VERDICT = limit
 
 
-@pytest.mark.parametrize("kind", ["Gloo", "BabyHost", "BabyGloo"])
-def test_timeout_of_one_member_is_told_to_others_in_its_name(ranks, kind):
-    """Rank 1 waits in the same operation, with a limit that has not passed."""
+@pytest.mark.parametrize(
+    ("kind", "verdict"), [("Gloo", LIMIT), ("BabyHost", 0.0), ("BabyGloo", LIMIT)]
+)
+def test_timeout_of_one_member_is_told_to_others_in_its_name(ranks, kind, verdict):
+    """Rank 1 waits in the same operation, with a limit that has not passed. The native child knows
+    whose had."""
     world = world_of(ranks, 3, kind)
-    world.on(1, wait_for_verdicts, LIMIT)
+    world.on(1, wait_for_verdicts, verdict)
     waiting = world.start(1, blocked_sum)
     world.side(1, await_blocked)
     late = world.on(0, short_sum)
