@@ -77,8 +77,8 @@ std::variant<EngineChoice, Failure> engineOrFailure(
     const std::optional<c10::Device>& bound_device) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       name != "gloo", "torchft_ext has no gloo engine yet: use 'ft:host', its own CPU engine");
-  const EngineRequest request{[&] { return hostEngine(hostOptionsOf(options, store)); }, bound_device,
-                              options.high_priority_stream};
+  const EngineRequest request{[&] { return hostEngine(hostOptionsOf(options, store)); },
+                              bound_device, options.high_priority_stream};
   const EngineRegistry& registry = engineRegistry();
   if (name == "ft") return engineForAll(registry.all(), request);
   const auto kind = registry.find(name);

@@ -120,8 +120,8 @@ void Promise::complete(std::vector<at::Tensor> outputs) {
 
 void Promise::fail(const py::object& error) {
   const std::string kind = py::str(py::type::of(error).attr("__name__"));
-  const auto held = std::make_exception_ptr(
-      HeldError(error, kind + ": " + std::string(py::str(error))));
+  const auto held =
+      std::make_exception_ptr(HeldError(error, kind + ": " + std::string(py::str(error))));
   const py::gil_scoped_release no_gil;
   future_->fut->setError(held);
 }
