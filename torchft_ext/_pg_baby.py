@@ -48,7 +48,6 @@ _GLOO_CHILD = (
     f"import os; os.closerange({ARENA + 1}, 1 << 20); "
     "from torchft_ext._pg_gloo_child import main; main()"
 )
-_HEARTBEAT = timedelta(seconds=5)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -136,8 +135,8 @@ class ProcessGroupBaby(GuardedGroup):
 
         Args:
             timeout: of operations and of configure(); seconds, or a timedelta.
-            options: of the guard, and of the child where its engine has the same: interface, ports,
-                heartbeat.
+            options: of the guard, and of the children: interface; of a native child also ports,
+                heartbeat and local sockets.
 
         Raises:
             OSError: no process can be started.
@@ -147,6 +146,7 @@ class ProcessGroupBaby(GuardedGroup):
         self._children = _Children(lambda: Child(command, environment))
         weakref.finalize(self, self._children.close)
         self._place = ""
+        self._network = _C.Options()  # of the children: where the guard listens, and how
         self._children.warm()
 
     def _command(self) -> list[str]:
@@ -172,6 +172,13 @@ class ProcessGroupBaby(GuardedGroup):
         finally:
             helpers.run(partial(_warm_again, self._children))
 
+    def _new_guard(
+        self, store: Store, rank: int = 0, size: int = 1, begin_within: timedelta | None = None
+    ) -> _C.Backend:
+        guard = super()._new_guard(store, rank, size, begin_within)
+        self._network = _C._network_options(self._options or _C.Options(), store)
+        return guard
+
     def _backend(
         self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int
     ) -> Child:
@@ -185,26 +192,17 @@ class ProcessGroupBaby(GuardedGroup):
 
     def _request(self, rank: int, size: int, timeout: timedelta, attempt: int) -> Configure:
         host, port, prefix = split_address(backend_place(self._place, attempt))
-        options = self._options or _C.Options()
-        heartbeat, environment = options.heartbeat, os.environ
-        if heartbeat is None:
-            named = environment.get("TORCHFT_EXT_HEARTBEAT")
-            heartbeat = timedelta(seconds=float(named)) if named else _HEARTBEAT
-        interface = options.interface or environment.get("TORCHFT_EXT_SOCKET_IFNAME")
-        ports = options.port_range or environment.get("TORCHFT_EXT_PORT_RANGE")
-        local = options.local_sockets
-        if local is None:
-            local = environment.get("TORCHFT_EXT_LOCAL_SOCKETS") != "0"
+        network = self._network
         return Configure(
             rank=rank,
             size=size,
             limit_ms=max(1, timeout // _MILLISECOND),
-            heartbeat_ms=heartbeat // _MILLISECOND,
-            local_sockets=local,
+            heartbeat_ms=(network.heartbeat or timedelta(0)) // _MILLISECOND,
+            local_sockets=network.local_sockets is not False,
             store_port=port,
             name=self._label,
-            interface=interface or environment.get("GLOO_SOCKET_IFNAME") or "",
-            ports=ports or "",
+            address=network.interface or "",
+            ports=network.port_range or "",
             store_host=host,
             prefix=prefix,
         )
@@ -236,6 +234,19 @@ class ProcessGroupBaby(GuardedGroup):
     def shutdown(self) -> None:
         super().shutdown()
         self._children.drop_spare()
+
+
+class ProcessGroupBabyNCCL(ProcessGroupBaby):
+    """torchft's group for CUDA tensors, over NCCL in a child process: not there.
+
+    The name is, so that a program which imports it learns at the call what to use instead.
+    """
+
+    def _command(self) -> list[str]:
+        return self._unable(
+            "child process with NCCL: use ProcessGroupNCCL, whose abort() ends NCCL within this "
+            "process, for CUDA tensors, or ProcessGroupBabyHost for CPU tensors"
+        )
 
 
 class ProcessGroupBabyHost(ProcessGroupBaby):

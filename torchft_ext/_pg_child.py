@@ -48,6 +48,8 @@ from torchft_ext._pg_calls import calls_of
 from torchft_ext._pg_frames import Kind, Outcome
 from torchft_ext._pg_generation import (
     GRACE,
+    BackendError,
+    LateError,
     LostBackendError,
     Operation,
     RefusedError,
@@ -330,9 +332,9 @@ class Child:
         if done.outcome is Outcome.REFUSED:
             error = RefusedError(done.text)
         elif done.outcome is Outcome.TIMED_OUT:
-            error = RuntimeError(f"timed out: {done.text}")
+            error = LateError(done.text)
         elif done.outcome is Outcome.FAILED:
-            error = RuntimeError(done.text)
+            error = BackendError(done.text, done.source)
         work.part_ended(error, done.source)
 
     def _reap(self) -> str:

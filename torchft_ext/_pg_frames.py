@@ -168,7 +168,7 @@ class Configure:
         local_sockets: whether Unix sockets may be used.
         store_port: where the store listens.
         name: the group's, in errors, alike on all ranks.
-        interface: name, numeric address, or empty: that towards the store.
+        address: to listen on, numeric: the parent has chosen it.
         ports: range; empty: any.
         store_host: see store_port.
         prefix: of all keys, for a child that has a client of its own to the store.
@@ -181,14 +181,14 @@ class Configure:
     local_sockets: bool
     store_port: int
     name: str
-    interface: str
+    address: str
     ports: str
     store_host: str
     prefix: str
 
     def frame(self) -> bytes:
         numbers = self.rank, self.size, self.limit_ms, self.heartbeat_ms
-        texts = self.name, self.interface, self.ports, self.store_host, self.prefix
+        texts = self.name, self.address, self.ports, self.store_host, self.prefix
         fixed = _CONFIGURE.pack(*numbers, self.local_sockets, self.store_port)
         return framed(Kind.CONFIGURE, fixed + b"".join(packed_text(one) for one in texts))
 
@@ -203,7 +203,8 @@ class Configure:
 
 @dataclass(frozen=True)
 class Done:
-    """How an operation ended; `source`: the rank that a message came from, or -1."""
+    """How an operation ended; `source`: the rank that a message came from, or that a failure was
+    the doing of; -1: neither, or not known."""
 
     number: int
     outcome: Outcome

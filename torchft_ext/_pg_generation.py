@@ -76,7 +76,23 @@ class Helpers:
 helpers = Helpers()
 
 
-class LostBackendError(RuntimeError):
+class BackendError(RuntimeError):
+    """A backend's own word, of this package, on how an operation of it failed.
+
+    Attributes:
+        rank: whose doing it was; -1: not known.
+    """
+
+    def __init__(self, text: str, rank: int = -1) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
+class LateError(BackendError):
+    """The operation's limit has passed."""
+
+
+class LostBackendError(BackendError):
     """The backend is gone; the text says how."""
 
 
@@ -94,7 +110,7 @@ class TellingWork(_c10d.Work):
 
 class Operation:
     """What was issued once, for its Work, its future and whoever completes it. Never blocks the
-    thread that completes it, but for the copy and for callbacks of its future."""
+    thread that completes it, but for the copy."""
 
     def __init__(self, generation: Generation, name: str, staged: Staged, limit: timedelta) -> None:
         self.name = name
@@ -109,7 +125,7 @@ class Operation:
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._ended = threading.Event()
-        self._trigger: Future[None] | None = None
+        self._promise: _C._Promise | None = None
         self._future: Future[list[torch.Tensor]] | None = None
 
     def follow(self, work: dist.Work) -> None:
@@ -195,11 +211,15 @@ class Operation:
             self._ended.set()
 
     def tell(self) -> None:
-        """Complete the future, after end(); runs its callbacks."""
+        """Complete the future, after end(). Its callbacks run on threads of the library."""
         with self._lock:
-            trigger, self._trigger = self._trigger, None
-        if trigger is not None:
-            trigger.set_result(None)
+            promise, self._promise = self._promise, None
+        if promise is None:
+            return
+        if self._error is None:
+            promise.complete(self._result)
+        else:
+            promise.fail(self._error)
 
     def error(self) -> Exception | None:
         return self._error
@@ -228,18 +248,17 @@ class Operation:
     def future(self) -> Future[list[torch.Tensor]]:
         with self._lock:
             if self._future is None:
-                self._trigger = Future()
-                self._future = self._trigger.then(lambda _: self.value())
+                self._promise = _C._Promise()
+                self._future = self._promise.future
         if self.has_ended():
-            self.tell()  # whoever ended it may have looked before there was a trigger
+            self.tell()  # whoever ended it may have looked before there was a promise
         return self._future
 
 
 class StagedWork(_c10d.Work):
     """A Work of a group over a staged backend.
 
-    wait() raises the CommError that the operation failed with; the future raises a RuntimeError
-    with its text, since futures of Python carry no other.
+    wait() and the future raise the CommError that the operation failed with.
     """
 
     def __init__(self, operation: Operation) -> None:
@@ -385,7 +404,7 @@ class Generation:
             return True
 
     def refuse(self, operation: Operation) -> None:
-        """End an operation that was not taken. Runs callbacks: hold no lock."""
+        """End an operation that was not taken. It may end the generation: hold no lock."""
         with self._lock:
             leaving = operation.wanted_of(self._leavers)
         if self._error is None and leaving is not None:
@@ -472,22 +491,25 @@ class Generation:
     def report(self, operation: Operation, error: Exception) -> None:
         """The backend failed in an operation: find out why, and end the generation. Does not
         block."""
-        if "imed out" in str(error) or "imeout" in str(error):
+        if _is_late(error):
             self._time_out(operation, str(error))
         else:
-            helpers.run(lambda: self._abort_unless_told(operation, str(error)))
+            helpers.run(lambda: self._abort_unless_told(operation, error))
 
     def time_is_over(self, operation: Operation) -> None:
         self._time_out(operation, "")
 
-    def _abort_unless_told(self, operation: Operation, text: str) -> None:
-        """Whoever died, or else left, is the cause; the guard says so soon."""
+    def _abort_unless_told(self, operation: Operation, error: Exception) -> None:
+        """Whoever died, or else left, is the cause; the guard says so soon. Of what another rank
+        did, that one tells, by its guard."""
+        culprit = getattr(error, "rank", -1)
+        patience = _VERDICT if culprit in (-1, self.rank) else GRACE
 
         def wants_a_leaver() -> bool:
             return operation.wanted_of(self._leavers) is not None
 
         with self._lock:
-            self._idle.wait_for(lambda: self._error is not None or wants_a_leaver(), _VERDICT)
+            self._idle.wait_for(lambda: self._error is not None or wants_a_leaver(), patience)
             if self._leavers:
                 self._idle.wait_for(lambda: self._error is not None, _DEATH_IS_TOLD)
             failed = self._error is not None
@@ -497,7 +519,7 @@ class Generation:
         if leaving is not None:
             self._fail_by_leaving(leaving)
         else:
-            self.abort(f"{operation.name} failed in the backend: {text}")
+            self.abort(f"{operation.name} failed in the backend: {error}")
 
     def _time_out(self, operation: Operation, text: str) -> None:
         elapsed = time.monotonic() - operation.began
@@ -533,6 +555,13 @@ def _peer_in(staged: Staged) -> int:
     named = [value for name, value in staged.kwargs.items() if name in ("dstRank", "srcRank")]
     given = [*staged.args[1:2], *named]
     return given[0] if given and staged.method != "recv_anysource" else -1
+
+
+def _is_late(error: Exception) -> bool:
+    """Say whether this rank's limit ended the operation; torch's gloo has no class for that."""
+    if isinstance(error, BackendError):
+        return isinstance(error, LateError)
+    return "imed out" in str(error) or "imeout" in str(error)
 
 
 def _is_a_leaving(error: Exception) -> bool:

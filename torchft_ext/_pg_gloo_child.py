@@ -95,7 +95,11 @@ class Server:
                 told.store_host, told.store_port, None, False, limit, wait_for_workers=False
             )
             store = dist.PrefixStore(told.prefix, client)
-            self._group = dist.ProcessGroupGloo(store, told.rank, told.size, limit)
+            gloo: Any = dist.ProcessGroupGloo  # torch's stub lacks its options
+            options = gloo._Options()
+            options._timeout = limit
+            options._devices = [gloo.create_device(hostname=told.address)]
+            self._group = gloo(store, told.rank, told.size, options)
         except Exception as error:
             outcome, text = Outcome.FAILED, str(error)
         payload = frames.OUTCOME.pack(outcome) + frames.packed_text(text)

@@ -7,11 +7,16 @@
     group.allreduce([gradients]).wait()
 
 Classes and functions have the names of torchft's module `torchft.process_group`, so a program
-changes one import. They need no init_process_group(). Of torchft's groups in child processes the
-one over NCCL is not there.
+changes one import. They need no init_process_group(). ProcessGroupBabyNCCL is a name alone: making
+one says what to use instead.
 """
 
-from torchft_ext._pg_baby import ProcessGroupBaby, ProcessGroupBabyGloo, ProcessGroupBabyHost
+from torchft_ext._pg_baby import (
+    ProcessGroupBaby,
+    ProcessGroupBabyGloo,
+    ProcessGroupBabyHost,
+    ProcessGroupBabyNCCL,
+)
 from torchft_ext._pg_backend import (
     BackendCapabilities,
     ProcessGroupBackend,
@@ -37,6 +42,7 @@ __all__ = [
     "ProcessGroupBaby",
     "ProcessGroupBabyGloo",
     "ProcessGroupBabyHost",
+    "ProcessGroupBabyNCCL",
     "ProcessGroupBackend",
     "ProcessGroupDummy",
     "ProcessGroupGloo",

@@ -5,35 +5,13 @@
 #include <vector>
 
 #include "c10d/comm_error.h"
-#include "c10d/environment.h"
-#include "c10d/interface_choice.h"
+#include "c10d/host_options.h"
 #include "engines/known_engines.h"
 #include "host/host_engine.h"
 #include "host/process.h"
 
 namespace torchft_ext {
 namespace {
-
-HostEngineOptions hostOptions(const FtOptions& options,
-                              const c10::intrusive_ptr<c10d::Store>& store) {
-  const Environment environment = readEnvironment();
-  HostEngineOptions host;
-  host.bind_address = chooseAddress(options, environment, store);
-  if (options.port_range) {
-    host.ports = parsePortRange("Options.port_range", *options.port_range);
-  } else if (environment.ports) {
-    host.ports = *environment.ports;
-  }
-  host.local_sockets =
-      options.local_sockets.value_or(environment.local_sockets.value_or(host.local_sockets));
-  if (options.heartbeat) {
-    checkHeartbeat("Options.heartbeat", *options.heartbeat);
-    host.heartbeat_limit = *options.heartbeat;
-  } else if (environment.heartbeat) {
-    host.heartbeat_limit = *environment.heartbeat;
-  }
-  return host;
-}
 
 // "'ft', 'host', 'nccl' or 'gloo'"
 std::string expectedNames() {
@@ -99,8 +77,8 @@ std::variant<EngineChoice, Failure> engineOrFailure(
     const std::optional<c10::Device>& bound_device) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       name != "gloo", "torchft_ext has no gloo engine yet: use 'ft:host', its own CPU engine");
-  const EngineRequest request{[&] { return hostEngine(hostOptions(options, store)); }, bound_device,
-                              options.high_priority_stream};
+  const EngineRequest request{[&] { return hostEngine(hostOptionsOf(options, store)); },
+                              bound_device, options.high_priority_stream};
   const EngineRegistry& registry = engineRegistry();
   if (name == "ft") return engineForAll(registry.all(), request);
   const auto kind = registry.find(name);

@@ -115,7 +115,7 @@ Configure parseConfigure(std::string_view payload) {
   told.local_sockets = reader.number<uint8_t>() != 0;
   told.store_port = reader.number<uint16_t>();
   told.name = reader.text();
-  told.interface = reader.text();
+  told.address = reader.text();
   told.ports = reader.text();
   told.store_host = reader.text();
   told.prefix = reader.text();

@@ -51,7 +51,7 @@ struct Configure {
   bool local_sockets = true;
   uint16_t store_port = 0;
   std::string name;
-  std::string interface;
+  std::string address;
   std::string ports;
   std::string store_host;
   std::string prefix;

@@ -16,22 +16,11 @@ namespace {
 constexpr milliseconds kGoodbyeLimit{500};  // the parent waits a second
 constexpr milliseconds kEndLimit{200};
 
-// Or why there is none.
-std::variant<SocketAddress, std::string> addressOf(const Configure& told) {
-  if (told.interface.empty()) {
-    if (const auto found = localAddressTowards(told.store_host, told.store_port)) return *found;
-    return SocketAddress::fromNumeric("127.0.0.1", 0).value();
-  }
-  if (const auto numeric = SocketAddress::fromNumeric(told.interface, 0)) return *numeric;
-  if (const auto named = addressOfInterface(told.interface)) return *named;
-  return "no interface '" + told.interface + "' is up and has an address";
-}
-
 std::variant<std::shared_ptr<Engine>, std::string> engineFor(const Configure& told) {
   HostEngineOptions options;
-  const auto address = addressOf(told);
-  if (const auto* problem = std::get_if<std::string>(&address)) return *problem;
-  options.bind_address = std::get<SocketAddress>(address);
+  const auto address = SocketAddress::fromNumeric(told.address, 0);
+  if (!address) return "expected the address to listen on, found '" + told.address + "'";
+  options.bind_address = *address;
   const auto ports = portRangeOf(told.ports);
   if (const auto* problem = std::get_if<std::string>(&ports)) return "port_range" + *problem;
   options.ports = std::get<PortRange>(ports);
@@ -43,6 +32,13 @@ std::variant<std::shared_ptr<Engine>, std::string> engineFor(const Configure& to
   auto made = hostEngine(options);
   if (const auto* failure = std::get_if<Failure>(&made)) return failure->describe();
   return std::get<std::shared_ptr<Engine>>(std::move(made));
+}
+
+// What another rank's limit ended has failed: its parent tells whose it was.
+RequestEnd endOf(const FailurePtr& failure, int rank) {
+  if (!failure) return RequestEnd::kGood;
+  const bool late = failure->kind == FailureKind::kTimeout && failure->cause.rank == rank;
+  return late ? RequestEnd::kTimedOut : RequestEnd::kFailed;
 }
 
 }  // namespace
@@ -103,12 +99,10 @@ void Server::issue(const Issue& issue) {
   if (const auto* problem = std::get_if<std::string>(&made))
     return channel_->send(doneFrame(issue.number, RequestEnd::kRefused, -1, *problem));
   const auto state = group_->issue(std::get<Operation>(std::move(made)));
-  state->onDone([channel = channel_, number = issue.number, state] {
+  state->onDone([channel = channel_, number = issue.number, rank = rank_, state] {
     const FailurePtr failure = state->failure();
-    const RequestEnd outcome = !failure                                 ? RequestEnd::kGood
-                               : failure->kind == FailureKind::kTimeout ? RequestEnd::kTimedOut
-                                                                        : RequestEnd::kFailed;
-    channel->send(doneFrame(number, outcome, state->sourceRank(),
+    const int source = failure ? failure->cause.rank : state->sourceRank();
+    channel->send(doneFrame(number, endOf(failure, rank), source,
                             failure ? failure->describe() : std::string()));
   });
 }

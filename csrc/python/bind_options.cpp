@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "c10d/environment.h"
+#include "c10d/host_options.h"
 #include "c10d/options.h"
 #include "python/bindings.h"
 #include "python/docstrings.h"
@@ -55,6 +56,11 @@ c10::intrusive_ptr<FtOptions> copyOf(const FtOptions& options) {
   return c10::make_intrusive<FtOptions>(options);
 }
 
+c10::intrusive_ptr<FtOptions> networkOptions(const FtOptions& options,
+                                             const c10::intrusive_ptr<c10d::Store>& store) {
+  return c10::make_intrusive<FtOptions>(networkOptionsOf(options, store));
+}
+
 }  // namespace
 
 void bind_options(py::module_& module) {
@@ -82,6 +88,8 @@ void bind_options(py::module_& module) {
       .def_readonly("high_priority_stream", &FtOptions::high_priority_stream,
                     docs::Options::high_priority_stream)
       .def_readonly("blocking_wait", &FtOptions::blocking_wait, docs::Options::blocking_wait);
+  module.def("_network_options", &networkOptions, py::arg("options"), py::arg("store"),
+             py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace torchft_ext

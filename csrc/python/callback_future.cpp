@@ -1,9 +1,13 @@
 #include "python/callback_future.h"
 
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
 #include <utility>
 
 #include "comm/callbacks.h"
 #include "python/docstrings.h"
+#include "python/held_error.h"
 
 namespace py = pybind11;
 
@@ -103,6 +107,25 @@ py::object futureOf(FtWork& work) {
   return py::cast(std::make_shared<CallbackFuture>(std::move(future), std::move(*source)));
 }
 
+// The callbacks of several of them take turns, and have no name for what they issue.
+Promise::Promise()
+    : future_(std::make_shared<CallbackFuture>(
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors()),
+          FtWork::Source{std::nullopt, nullptr, std::make_shared<std::atomic<uint64_t>>(0)})) {}
+
+void Promise::complete(std::vector<at::Tensor> outputs) {
+  const py::gil_scoped_release no_gil;  // callbacks of C++ may want it
+  future_->fut->markCompleted(c10::IValue(std::move(outputs)));
+}
+
+void Promise::fail(const py::object& error) {
+  const std::string kind = py::str(py::type::of(error).attr("__name__"));
+  const auto held =
+      std::make_exception_ptr(HeldError(error, kind + ": " + std::string(py::str(error))));
+  const py::gil_scoped_release no_gil;
+  future_->fut->setError(held);
+}
+
 void bind_future(py::module_& module) {
   module.def("_call_nameless", &callNameless, py::arg("callback"), py::arg("future"));
   py::class_<CallbackFuture, PlainFuture, std::shared_ptr<PlainFuture>>(module, "Future",
@@ -112,6 +135,11 @@ void bind_future(py::module_& module) {
            docs::Future::add_done_callback)
       .def("wait", &CallbackFuture::waitInTurn, py::call_guard<py::gil_scoped_release>(),
            docs::Future::wait);
+  py::class_<Promise>(module, "_Promise")
+      .def(py::init<>())
+      .def_property_readonly("future", &Promise::future)
+      .def("complete", &Promise::complete, py::arg("outputs"))
+      .def("fail", &Promise::fail, py::arg("error"));
 }
 
 }  // namespace torchft_ext

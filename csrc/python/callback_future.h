@@ -14,6 +14,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <memory>
+#include <vector>
 
 #include "c10d/ft_work.h"
 
@@ -37,6 +38,22 @@ class VISIBILITY_HIDDEN CallbackFuture : public PlainFuture {
   pybind11::function placed(pybind11::function callback, std::optional<CallbackPath> path);
 
   const FtWork::Source source_;
+};
+
+// The future of an operation that Python carries out, and its completion.
+//
+// Owner: Python. Threads: any that has the GIL. complete() or fail() is called once; none of them
+// runs a callback that Python has added. Without either the future never completes.
+class VISIBILITY_HIDDEN Promise {
+ public:
+  Promise();
+  const std::shared_ptr<CallbackFuture>& future() const { return future_; }
+  void complete(std::vector<at::Tensor> outputs);
+  // error: an exception, which waiters are raised as it is.
+  void fail(const pybind11::object& error);
+
+ private:
+  const std::shared_ptr<CallbackFuture> future_;
 };
 
 // A PlainFuture on device memory. (pybind11 tells the two apart by the static type alone.)

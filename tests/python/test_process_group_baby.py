@@ -6,15 +6,15 @@ import gc
 import itertools
 import os
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import World, values_of
-from rankside import failure_of, kept, seconds, wait_until
-from test_process_group_gloo import (
+from process_group_side import (
     LIMIT,
     abort,
     exchanges,
@@ -30,11 +30,13 @@ from test_process_group_gloo import (
     whole_sum,
     world_of,
 )
+from ranks import World, values_of
+from rankside import failure_of, kept, seconds, wait_until
 from timing import AT_ONCE, assert_within
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.nn.parallel import DistributedDataParallel
 
-from torchft_ext import CommAbortedError, CommError, CommTimeoutError, RendezvousError
+from torchft_ext import _C, CommAbortedError, CommError, CommTimeoutError, RendezvousError
 from torchft_ext import _pg_baby as baby
 from torchft_ext import _pg_frames as frames
 from torchft_ext import process_group as pgs
@@ -391,6 +393,71 @@ def test_death_is_told_at_once_where_nothing_is_under_way(group):
         group.allreduce([torch.ones(1)]).wait()
 
 
+def test_callback_that_blocks_holds_up_no_other_operation(store, group):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def block(_future):
+        begun.set()
+        assert may_end.wait(LIMIT)
+
+    group.allreduce([torch.ones(1)]).get_future().add_done_callback(block)
+    assert begun.wait(LIMIT)
+    group.allreduce([torch.ones(1)]).wait(seconds(LIMIT / 2))
+    may_end.set()
+
+
+def listens_on(pid: int) -> set[str]:
+    """The IPv4 addresses that a process has listening sockets on."""
+    places = (os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink())
+    sockets = {place[8:-1] for place in places if place.startswith("socket:[")}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in sockets]
+    return {socket.inet_ntoa(bytes.fromhex(one)[::-1]) for one in listening}
+
+
+@pytest.mark.parametrize("kind", ["Host", "Gloo"])
+def test_child_listens_where_it_is_told(store, kind):
+    """Not on an address of its own choice: of this host's many, no other rule gives this one."""
+    made = getattr(pgs, f"ProcessGroupBaby{kind}")(timeout=LIMIT)
+    made._place, made._network = place(store), _C.Options(interface="127.0.0.3")
+    request = made._request(0, 1, seconds(LIMIT), 1)
+    child = made._children.take()
+    child.configure(request, store, seconds(LIMIT))
+    assert listens_on(child.pid) == {"127.0.0.3"}
+    child.kill()
+    made.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "variable"),
+    [
+        (_C.Options(), "TORCHFT_EXT_SOCKET_IFNAME"),
+        (_C.Options(), "GLOO_SOCKET_IFNAME"),
+        (_C.Options(interface="=lo"), ""),
+        (_C.Options(), ""),
+    ],
+)
+def test_child_is_told_to_listen_where_its_group_does(monkeypatch, store, options, variable):
+    if variable:
+        monkeypatch.setenv(variable, "lo")
+    made = pgs.ProcessGroupBabyHost(timeout=LIMIT, options=options)
+    made.configure(place(store), 0, 1)
+    assert made._request(0, 1, seconds(LIMIT), 1).address == "127.0.0.1"
+    assert listens_on(made.child_pid()) == {"127.0.0.1"}
+    made.shutdown()
+
+
+def test_child_has_the_settings_of_its_groups_network(monkeypatch, store):
+    monkeypatch.setenv("TORCHFT_EXT_HEARTBEAT", "0")
+    monkeypatch.setenv("TORCHFT_EXT_LOCAL_SOCKETS", "0")
+    made = pgs.ProcessGroupBabyHost(timeout=LIMIT, options=_C.Options(port_range="23000-23999"))
+    made.configure(place(store), 0, 1)
+    request = made._request(0, 1, seconds(LIMIT), 1)
+    assert (request.heartbeat_ms, request.local_sockets) == (0, False)
+    assert request.ports == "23000-23999"
+    made.shutdown()
+
+
 def test_limit_of_an_operation_ends_the_generation(group):
     os.kill(group.child_pid(), signal.SIGSTOP)
     work = group.allreduce([torch.ones(1)])
@@ -446,6 +513,11 @@ def test_base_class_and_a_child_that_cannot_start_say_so(monkeypatch, store):
     with pytest.raises(RendezvousError, match=r"its child process \d+ exited with status 1"):
         group.configure(place(store), 0, 1)
     group.shutdown()
+
+
+def test_group_over_nccl_says_what_to_use_instead():
+    with pytest.raises(NotImplementedError, match=r"ProcessGroupBabyNCCL .*use ProcessGroupNCCL"):
+        pgs.ProcessGroupBabyNCCL(timeout=LIMIT)
 
 
 def test_names_are_those_of_torchft():
