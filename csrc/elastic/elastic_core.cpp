@@ -124,6 +124,7 @@ ViewSecret ElasticCore::secretOf(const Lineage& lineage, uint64_t number) const 
   ByteWriter writer;
   writer.raw(lineage.bytes);
   writer.u64(number);
+  writer.u64(promised_.round);  // who accepted another ballot does not know this one's
   const std::string_view key(reinterpret_cast<const char*>(seed_.bytes.data()), seed_.bytes.size());
   const Digest256 digest = hmacSha256(key, writer.take());
   ViewSecret secret;

@@ -414,7 +414,7 @@ void ElasticMember::Impl::onMessage(const MemberId& from, const FrameHeader& hea
       onCall(from, header.seq, payload);
       break;
     case FrameType::kAnswer:
-      client.onAnswer(header.seq, decodeStoreAnswer(payload));
+      if (client.isHost(from)) client.onAnswer(header.seq, decodeStoreAnswer(payload));
       break;
     default:
       break;

@@ -118,9 +118,13 @@ ViewName MemberKeys::newest() const {
 
 ViewName MemberKeys::viewFor(const ViewName& theirs) const {
   const auto after = views_.upper_bound(theirs);
-  if (after == views_.begin()) return newest();
-  const ViewName& found = std::prev(after)->first;
-  return found.lineage == theirs.lineage ? found : newest();
+  if (after != views_.begin()) {
+    const ViewName& found = std::prev(after)->first;
+    if (found.lineage == theirs.lineage) return found;
+  }
+  // Whoever has to prove something here has been in the view before the newest one.
+  const ViewName before{roster_.lineage, roster_.number - 1};
+  return views_.contains(before) ? before : newest();
 }
 
 ConnectionProof MemberKeys::prove(ConnectionEnd own, const ProvedConnection& connection) const {
@@ -136,6 +140,7 @@ bool MemberKeys::isProved(ConnectionEnd its_end, const ProvedConnection& connect
   if (!equalInConstantTime(digestBy(job_, its_end, connection), proof.by_job)) return false;
   const bool connects = its_end == ConnectionEnd::kConnector;
   if (!hasToProveView(connects ? connection.connector : connection.acceptor)) return true;
+  if (!isRecent(connection.view)) return false;
   const auto known = views_.find(connection.view);
   return known != views_.end() &&
          equalInConstantTime(digestBy(known->second, its_end, connection), proof.by_view);
@@ -147,6 +152,12 @@ bool MemberKeys::hasToProveView(const MemberId& id) const {
   const Member* own = find(roster_, self_);
   return member != nullptr && own != nullptr && member->since < roster_.number &&
          own->since < roster_.number;
+}
+
+// Secrets of older views are known to others too: who has been left out, and, of the first one, who
+// has read the founding.
+bool MemberKeys::isRecent(const ViewName& view) const {
+  return view.lineage == roster_.lineage && view.number + 1 >= roster_.number;
 }
 
 bool MemberKeys::contradictsRoster(const Member& member) const {

@@ -1,14 +1,17 @@
 // How the two ends of a connection between members of a job prove who they are. No secret is shown.
 //
-//   acceptor -> connector: kAnswer, a Question: a challenge, and the newest view that it is in
-//   connector -> acceptor: kMember, a Claim: who it is, a challenge of its own, a view, its proof
-//   acceptor -> connector: kAnswer, its proof
+//   acceptor -> connector: a Question: a challenge, and the newest view that it is in
+//   connector -> acceptor: a Claim: who it is, a challenge of its own, a view, its proof
+//   acceptor -> connector: its proof
+// All three are frames of type kMember, which are short.
 //
 // A proof is two HMAC-SHA256 over both challenges, both ids and that view. One is by the job's
 // secret, which every process of the job knows. The other is by the view's own secret; the view is
 // the newest that the connector knows and the acceptor may know. Two that have been members
-// together before the newest view of the one who checks know such a view, so there the second one
-// has to hold too: who knows the job's secret alone, such as a newcomer, cannot pass for a member.
+// together before the newest view of the one who checks know that one or the view before it. So
+// there the second one has to hold too, by one of these two views: who knows the job's secret
+// alone, such as a newcomer, cannot pass for a member. The first view's secret stands in the
+// founding, which newcomers read: so it keeps them out from the third view on.
 //
 // Values; any thread. An owner's MemberKeys: on its loop.
 #pragma once
@@ -83,7 +86,7 @@ class MemberKeys {
 
   ViewName newest() const;
   // What to prove to a member that is in that view: the newest of its lineage, up to it, that is
-  // known here; else newest().
+  // known here; else the one before newest(), if known, or that.
   ViewName viewFor(const ViewName& theirs) const;
   ConnectionProof prove(ConnectionEnd own, const ProvedConnection& connection) const;
   // Does it hold for the other end, which says to be that member? `its_end`: the prover's.
@@ -94,6 +97,7 @@ class MemberKeys {
 
  private:
   bool hasToProveView(const MemberId& id) const;
+  bool isRecent(const ViewName& view) const;
 
   JobSecret job_;
   std::map<ViewName, ViewSecret> views_;

@@ -12,8 +12,8 @@ namespace {
 constexpr size_t kMostUnsent = size_t{64} << 20U;
 constexpr std::chrono::seconds kConnectWithin{2};
 
-// Of what the end that accepts a connection says on it.
-constexpr FrameHeader kProofHeader{FrameType::kAnswer};
+// Of what both ends say until they know who the other one is.
+constexpr FrameHeader kProofHeader{FrameType::kMember};
 
 std::vector<FrameType> spokenTypes() {
   return {FrameType::kMember, FrameType::kElastic, FrameType::kCall, FrameType::kAnswer,
@@ -96,21 +96,23 @@ void MemberNetwork::setSelf(const Member& self) {
 // ---- incoming
 
 bool MemberNetwork::admit(Arrival& arrival) {
-  const auto unproven = std::count_if(incoming_.begin(), incoming_.end(),
-                                      [](const auto& one) { return one.second.from.id.isZero(); });
-  if (static_cast<size_t>(unproven) >= kMostUnproven) return false;
+  const auto is_unproven = [](const auto& one) { return one.second.from.id.isZero(); };
+  if (std::count_if(incoming_.begin(), incoming_.end(), is_unproven) >= kMostUnproven) {
+    drop(std::find_if(incoming_.begin(), incoming_.end(), is_unproven)->first);  // the oldest
+  }
   const uint64_t number = next_incoming_++;
   FramedSocket::Handlers handlers;
   handlers.on_frame = [this, number](const FrameHeader& header, std::string payload) {
     onFrame(number, header, std::move(payload));
   };
   handlers.on_end = [this, number](const std::string&) { onIncomingEnd(number); };
-  auto socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd), spokenTypes(),
+  auto socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd),
+                                               std::vector<FrameType>{FrameType::kMember},
                                                std::move(handlers), kMostUnsent);
   Incoming& incoming = incoming_[number];
   incoming.socket = std::move(socket);
   incoming.challenge = Challenge::random();
-  incoming.prove_by = loop_.runAt(Clock::now() + kProveWithin, [this, number] { drop(number); });
+  incoming.prove_by = loop_.runAt(proveBy(), [this, number] { drop(number); });
   incoming.socket->send(kProofHeader, encodeQuestion({incoming.challenge, keys_.newest()}));
   return true;
 }
@@ -119,13 +121,14 @@ bool MemberNetwork::admit(Arrival& arrival) {
 bool MemberNetwork::letIn(Incoming& incoming, const std::string& payload) {
   const auto claim = decodeClaim(payload);
   if (!claim || !decodeRecord(claim->member.record) || claim->member.id.isZero() ||
-      keys_.contradictsRoster(claim->member)) {
+      claim->member.id == self_.id || keys_.contradictsRoster(claim->member)) {
     return false;
   }
   const ProvedConnection connection{incoming.challenge, claim->challenge, self_.id,
                                     claim->member.id, claim->view};
   if (!keys_.isProved(ConnectionEnd::kConnector, connection, claim->proof)) return false;
   loop_.cancel(std::exchange(incoming.prove_by, 0));
+  incoming.socket->expect(spokenTypes());
   incoming.from = claim->member;
   introduce(incoming.from);
   const ConnectionProof own = keys_.prove(ConnectionEnd::kAcceptor, connection);
@@ -245,10 +248,15 @@ void MemberNetwork::onDialled(const MemberId& id, Dial::Result result) {
     onProofFrame(id, payload);
   };
   handlers.on_end = [this, id](const std::string&) { onOutgoingEnd(id); };
+  closeOutgoing(peer);
   peer.out = std::make_unique<FramedSocket>(loop_, std::move(result.fd),
-                                            std::vector<FrameType>{FrameType::kAnswer},
+                                            std::vector<FrameType>{FrameType::kMember},
                                             std::move(handlers), kMostUnsent);
-  peer.prove_by = loop_.runAt(Clock::now() + kProveWithin, [this, id] { onOutgoingEnd(id); });
+  peer.prove_by = loop_.runAt(proveBy(), [this, id] { onOutgoingEnd(id); });
+}
+
+Clock::time_point MemberNetwork::proveBy() const {
+  return Clock::now() + std::max<Duration>(kProveWithin, limit_);
 }
 
 // The acceptor's question, then its proof; it says no more on this connection.
@@ -280,6 +288,7 @@ void MemberNetwork::onProved(const MemberId& id) {
   Peer& peer = peers_.at(id);
   loop_.cancel(std::exchange(peer.prove_by, 0));
   peer.is_proved = true;
+  peer.unproved_since.reset();
   peer.failed_dials = 0;
   for (auto& [waiting, payload] : std::exchange(peer.waiting, {})) peer.out->send(waiting, payload);
   if (std::exchange(peer.was_connected, true)) events_->on_connected(id);
@@ -295,8 +304,12 @@ void MemberNetwork::closeOutgoing(Peer& peer) {
 void MemberNetwork::onOutgoingEnd(const MemberId& id) {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
-  if (!found->second.is_proved) ++found->second.failed_dials;
-  closeOutgoing(found->second);
+  Peer& peer = found->second;
+  if (!peer.is_proved) {
+    ++peer.failed_dials;
+    if (!peer.unproved_since) peer.unproved_since = Clock::now();
+  }
+  closeOutgoing(peer);
   if (!finishing_) ask(id);
 }
 
@@ -316,17 +329,22 @@ void MemberNetwork::ask(const MemberId& id) {
 void MemberNetwork::onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail) {
   Peer& peer = peers_.at(id);
   peer.probe.reset();
-  if (answer == Probe::Answer::kAnswered) {
-    if (!peer.out && !peer.dial) connectLater(id);
-    return;
-  }
-  if (answer == Probe::Answer::kUnknown) {  // this process's own trouble
-    connectLater(id);
+  if (answer == Probe::Answer::kAnswered || answer == Probe::Answer::kUnknown) {
+    if (!peer.out && !peer.dial) connectLater(id);  // kUnknown: this process's own trouble
+    if (isLostUnproved(peer)) {
+      events_->on_lost(id, Loss::kUnreachable,
+                       "it answers, and does not prove that it is this member");
+    }
     return;
   }
   if (!std::exchange(peer.waiting, {}).empty()) peer.was_connected = true;
   const Loss loss = lossOf(answer);
   events_->on_lost(id, loss, detail);
+}
+
+// Views change between two tries, so a few that fail mean nothing.
+bool MemberNetwork::isLostUnproved(const Peer& peer) const {
+  return peer.unproved_since && Clock::now() - *peer.unproved_since > limit_ + kProveWithin;
 }
 
 // At once after a connection that stood; else a while after the last try.

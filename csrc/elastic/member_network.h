@@ -9,7 +9,9 @@
 //
 // Owner: an ElasticMember. Loop thread only, but for the constructor. The events are called on the
 // loop. Both ends of a connection prove who they are (elastic/member_keys.h) before anything is
-// said; who does not within kProveWithin is cut off, and so are strangers beyond kMostUnproven.
+// said. Who does not within kProveWithin, or the limit if that is longer, is cut off; so is the
+// oldest of kMostUnproven when another one comes. A member whose tries to do so have failed for the
+// limit and kProveWithin is told as unreachable.
 #pragma once
 
 #include <deque>
@@ -43,7 +45,7 @@ class MemberNetwork {
   static constexpr size_t kMostWaiting =
       1024;  // messages to a member to which no connection stands
   static constexpr std::chrono::seconds kProveWithin{2};
-  static constexpr size_t kMostUnproven = 256;  // connections of others
+  static constexpr std::ptrdiff_t kMostUnproven = 256;  // connections of others
 
   // limit: after which a member that does not answer counts as frozen.
   MemberNetwork(EventLoop& loop, Duration limit, Events events);
@@ -98,6 +100,7 @@ class MemberNetwork {
     bool is_proved = false;  // both ends of `out` know who the other one is
     std::optional<ProvedConnection> proving;
     EventLoop::TimerId prove_by = 0;
+    std::optional<Clock::time_point> unproved_since;  // of tries that failed, one after the other
     std::unique_ptr<Probe> probe;
     std::deque<std::pair<FrameHeader, std::string>> waiting;
   };
@@ -121,6 +124,8 @@ class MemberNetwork {
   void onProved(const MemberId& id);
   void closeOutgoing(Peer& peer);
   void onOutgoingEnd(const MemberId& id);
+  Clock::time_point proveBy() const;
+  bool isLostUnproved(const Peer& peer) const;
   void onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail);
 
   EventLoop& loop_;

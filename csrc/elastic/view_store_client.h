@@ -32,6 +32,7 @@ class ViewStoreClient {
   void stop(uint64_t view);                 // the view is over: so do its own, before the next one
   void connectedAgain(const MemberId& id);  // what was sent to it may be lost
   void onLost(const MemberId& id);
+  bool isHost(const MemberId& id) const { return host_ == id; }  // of the view's store; on the loop
   void onAnswer(uint64_t number, std::optional<StoreAnswer> answer);  // nullopt: it makes no sense
   // Whose answer is awaited.
   std::optional<MemberId> awaitedHost() const;

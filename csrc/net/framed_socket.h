@@ -33,6 +33,8 @@ class FramedSocket {
   FramedSocket(const FramedSocket&) = delete;
   FramedSocket& operator=(const FramedSocket&) = delete;
 
+  // From now on frames of these types may come. Those that have come already are judged as before.
+  void expect(std::vector<FrameType> expected) { expected_ = std::move(expected); }
   // The header's length is set from the payload.
   void send(FrameHeader header, std::string_view payload);
   // The same, and it goes out with the next send(), or by flush(): several frames in one system
@@ -55,7 +57,7 @@ class FramedSocket {
 
   EventLoop& loop_;
   UniqueFd fd_;
-  const std::vector<FrameType> expected_;
+  std::vector<FrameType> expected_;
   const std::shared_ptr<const Handlers> handlers_;
   const size_t most_unsent_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -75,6 +75,18 @@ TEST(MemberKeys, TheJobsSecretAloneDoesNotPassForAMember) {
   EXPECT_FALSE(meet(1, keysOf(1, {kFirst, kSecond}), 2, newcomer));
 }
 
+TEST(MemberKeys, AnOldViewsSecretDoesNotPassForAMember) {
+  const View third = viewOf(3, {{1, 1}, {2, 1}});
+  const MemberKeys member = keysOf(1, {kFirst, kSecond, third});
+  const MemberKeys left_out = keysOf(2, {kFirst});  // or who has read the founding
+  const ProvedConnection to_it = connectionOf(2, 1, {kLineage, 1});
+  EXPECT_FALSE(member.isProved(ConnectionEnd::kConnector, to_it,
+                               left_out.prove(ConnectionEnd::kConnector, to_it)));
+  const ProvedConnection from_it = connectionOf(1, 2, member.viewFor({kLineage, 1}));
+  EXPECT_FALSE(member.isProved(ConnectionEnd::kAcceptor, from_it,
+                               left_out.prove(ConnectionEnd::kAcceptor, from_it)));
+}
+
 TEST(MemberKeys, AnotherViewsSecretDoesNotPassForAMember) {
   View other = kSecond;
   other.secret.bytes[1] ^= 1U;
@@ -95,6 +107,7 @@ TEST(MemberKeys, WhoWentOnAloneMeetsTheMembersOfItsOldLineage) {
   const MemberKeys parted = keysOf(2, {kFirst, kSecond, alone});
   EXPECT_TRUE(meet(2, parted, 1, keysOf(1, {kFirst, kSecond, kThird})));
   EXPECT_TRUE(meet(1, keysOf(1, {kFirst, kSecond}), 2, parted));
+  EXPECT_TRUE(meet(1, keysOf(1, {kFirst, kSecond, kThird}), 2, parted));
 }
 
 TEST(MemberKeys, AProofIsOfOneEndAndOneConnection) {
@@ -123,7 +136,7 @@ TEST(MemberKeys, KeepsTheNewestViewsAlone) {
   }
   EXPECT_EQ(keys.viewFor({kLineage, last - MemberKeys::kMostViews + 1}).number,
             last - MemberKeys::kMostViews + 1);
-  EXPECT_EQ(keys.viewFor({kLineage, 1}).number, last);
+  EXPECT_EQ(keys.viewFor({kLineage, 1}).number, last - 1);
 }
 
 TEST(MemberKeys, WhatIsSaidOnAConnectionReadsAsItWasWritten) {

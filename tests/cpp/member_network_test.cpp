@@ -43,16 +43,18 @@ Member memberAt(const SocketAddress& address, const Incarnation& incarnation) {
 // A member with its own loop, and what it has heard.
 class Node {
  public:
-  explicit Node(const JobKey& key) {
+  explicit Node(const JobKey& key, Duration limit = std::chrono::seconds(5)) {
     onLoop(loop_, [&] {
       MemberNetwork::Events events;
       events.on_message = [this](const MemberId&, const FrameHeader&, const std::string& payload) {
         heard_.push_back(payload);
       };
       events.on_connected = [](const MemberId&) {};
-      events.on_lost = [](const MemberId&, Loss, const std::string&) {};
+      events.on_lost = [this](const MemberId&, Loss loss, const std::string& how) {
+        if (loss == Loss::kUnreachable) lost_ = how;
+      };
       events.on_goodbye = [](const MemberId&) {};
-      network_ = std::make_unique<MemberNetwork>(loop_, std::chrono::seconds(5), std::move(events));
+      network_ = std::make_unique<MemberNetwork>(loop_, limit, std::move(events));
       EXPECT_EQ(network_->open(loopbackAddress(), {}), "");
       address_ = network_->addresses().back();
       self_ = memberAt(address_, network_->incarnation());
@@ -83,6 +85,11 @@ class Node {
     onLoop(loop_, [&] { found = heard_; });
     return found;
   }
+  std::string lost() {  // how a member is unreachable
+    std::string found;
+    onLoop(loop_, [&] { found = lost_; });
+    return found;
+  }
 
  private:
   EventLoop loop_{"ft-test"};
@@ -90,6 +97,7 @@ class Node {
   Member self_;
   SocketAddress address_ = loopbackAddress();
   std::vector<std::string> heard_;
+  std::string lost_;
 };
 
 // A connection to a node, played by hand: up to its question.
@@ -115,8 +123,10 @@ struct Visit {
   }
   // What a claim is answered with; empty: by the end of the connection.
   std::string answerTo(const std::string& claim) {
-    peer.say(claim + frameOf(FrameType::kElastic, "words"));
-    return peer.readBytes(1);
+    peer.say(claim);
+    std::string answer = peer.readBytes(1);
+    if (!answer.empty()) peer.say(frameOf(FrameType::kElastic, "words"));
+    return answer;
   }
 
   RawPeer peer;
@@ -168,7 +178,7 @@ TEST_F(Members, DoNotHearWhoDoesNotKnowTheJobsSecret) {
 TEST_F(Members, DoNotHearWhoHasProvedNothing) {
   Node node(key_);
   Visit visit(node, key_);
-  EXPECT_EQ(visit.answerTo(""), "");
+  EXPECT_EQ(visit.answerTo(frameOf(FrameType::kElastic, "words")), "");
   EXPECT_TRUE(node.heard().empty());
 }
 
@@ -210,12 +220,20 @@ TEST_F(Members, SayNothingToWhoCannotProveThatItKnowsTheSecret) {
   payloadOf(peer);  // the hello
   const ConnectionQuestion question{Challenge::random(), {}};
   peer.say(encodeWelcome({{}, incarnation}) +
-           frameOf(FrameType::kAnswer, encodeQuestion(question)));
+           frameOf(FrameType::kMember, encodeQuestion(question)));
   const auto claim = decodeClaim(payloadOf(peer));
   ASSERT_TRUE(claim);
   EXPECT_EQ(claim->member, node.self());
-  peer.say(frameOf(FrameType::kAnswer, encodeProof({})));
+  peer.say(frameOf(FrameType::kMember, encodeProof({})));
   EXPECT_EQ(peer.readToEnd(), "");
+}
+
+TEST_F(Members, ReportWhoAnswersAndNeverProvesAnythingAsUnreachable) {
+  Node node(key_, std::chrono::milliseconds(100));
+  Node other({key_.nonce, JobSecret::random()});
+  node.say(other.self(), "words");
+  EXPECT_TRUE(waitFor([&] { return node.lost().find("does not prove") != std::string::npos; }));
+  EXPECT_TRUE(other.heard().empty());
 }
 
 TEST_F(Members, ShowNoSecret) {
