@@ -41,6 +41,7 @@ def install(backends_of: BackendsOf) -> None:
     if not hasattr(c10d, "set_timeout"):
         _replace("_set_pg_timeout", functools.partial(_set_pg_timeout, backends_of))
     _replace("monitored_barrier", functools.partial(_monitored_barrier, backends_of))
+    _replace("_maybe_attach_flight_recorder", _attach_flight_recorder)
 
 
 def _replace(name: str, make: Callable[[Any], Any]) -> None:
@@ -70,6 +71,21 @@ def _find_split_source(find: Callable[..., Any]) -> Any:
         return None if isinstance(found, _C.Backend) else found
 
     return find_but_ours
+
+
+def _attach_flight_recorder(attach: Callable[..., None]) -> Any:
+    """Keep torch from recording groups of classes of ours that are written in Python.
+
+    Versions: those that have ``_maybe_attach_flight_recorder``, from 2.15 on. Reason: it looks for
+    the group's default backend, which such a group has not, and raises. End: when torch leaves out
+    groups without a backend, as it does those without a device type.
+    """
+
+    def attach_to_theirs(group: dist.ProcessGroup, *arguments: Any, **named: Any) -> None:
+        if not any(kind.__module__.startswith("torchft_ext.") for kind in type(group).__mro__):
+            attach(group, *arguments, **named)
+
+    return attach_to_theirs
 
 
 def _set_pg_timeout(backends_of: BackendsOf, set_theirs: Callable[..., None]) -> Any:

@@ -129,7 +129,23 @@ class ViewGroups:
                 self._held = False
                 late, self._late = self._late, False
             if late:
-                self.abort(_OVER)
+                self._leave()
+
+    def _leave(self) -> None:
+        """End the groups with a goodbye, so that what was sent to slower members still arrives.
+
+        An abort may overtake the last bytes of an operation that has succeeded here.
+        """
+        with self._lock:
+            self._over = _OVER
+            groups, lasting = list(self._groups), list(self._lasting)
+        for group in groups:
+            for backend in _groups.backends_of(group):
+                backend.shutdown()
+        for backend, generation in lasting:
+            if backend.generation == generation:
+                backend.shutdown()
+                backend._reopen()
 
     def end(self) -> None:
         """Abort the groups, and take those that were made out of torch's tables."""
