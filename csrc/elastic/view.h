@@ -15,9 +15,9 @@
 
 namespace torchft_ext {
 
-using MemberId = Identity<struct MemberIdTag>;    // one rank of one process's life, in one job
-using Lineage = Identity<struct LineageTag>;      // a job's views, from its founding on
-using WitnessId = Identity<struct WitnessIdTag>;  // what a store shows to be the one it was
+using MemberId = Identity<struct MemberIdTag>;      // one rank of one process's life, in one job
+using Lineage = Identity<struct LineageTag>;        // a job's views, from its founding on
+using WitnessId = Identity<struct WitnessIdTag>;    // what a store shows to be the one it was
 using ViewSecret = Identity<struct ViewSecretTag>;  // what its members can prove to know
 
 struct Member {
