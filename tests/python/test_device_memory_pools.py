@@ -310,7 +310,7 @@ def on_the_host() -> ErrorInfo:
 
 def test_group_without_nccl_refuses_pools(devices):
     error = devices.world(1).on(0, on_the_host)
-    assert error.type == "NotImplementedError" and "no device engine to register memory" in error.text, error.text
+    assert error.type == "NotImplementedError" and "no device engine" in error.text, error.text
 
 
 # ---- NCCL's own errors
