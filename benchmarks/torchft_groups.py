@@ -9,8 +9,6 @@ Measures, in worlds of --worlds:
   kill        torchft's Managers and lighthouse: from the SIGKILL of one replica to the last
               survivor's failed sum, where the kill fell into one, and to its next commit, with the
               lighthouse's heartbeat limit in it
-  freeze      the same, of a replica that stops (SIGSTOP); where nothing watches for that, survivors
-              wait for the operation's limit, a minute
 
 All engines in one run, in alternate rounds, each in processes of its own. Needs torchft 0.2.0. The
 last line is JSON.
@@ -40,7 +38,6 @@ OF_TORCHFT = "torchft."
 WARM_UP = 3
 STEADY = 5  # commits before a kill
 STEP_ELEMENTS = 2**22  # of the sum of one step: kills fall into it
-STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 HEARTBEAT_MS = 1000  # the lighthouse's, after which a silent replica is left out
 Message = dict[str, Any]
 
@@ -191,8 +188,8 @@ def run_groups(engine: str, world: int, arguments: argparse.Namespace) -> dict[s
     return found
 
 
-def run_strikes(engine: str, world: int, strike: str, count: int) -> dict[str, list[float]]:
-    """One job in which one replica after the other is killed, or frozen, and replaced."""
+def run_kills(engine: str, world: int, kills: int) -> dict[str, list[float]]:
+    """One job in which one replica after the other is killed and replaced."""
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(
@@ -201,23 +198,22 @@ def run_strikes(engine: str, world: int, strike: str, count: int) -> dict[str, l
         join_timeout_ms=20_000,
         heartbeat_timeout_ms=HEARTBEAT_MS,
     )
-    to_error, to_commit = f"{strike} to last error", f"{strike} to last commit"
-    found: dict[str, list[float]] = {to_error: [], to_commit: []}
+    found: dict[str, list[float]] = {"kill to last error": [], "kill to last commit": []}
     with ranks.Pool(__file__) as pool:
         common = {"engine": engine, "world": world, "lighthouse": lighthouse.address()}
         processes = pool.start(world)
         for number, process in enumerate(processes):
             process.send("train", name=f"replica{number}", **common)
-        for number in range(count):
+        for number in range(kills):
             pool.gather(processes, "steady", 120)
             victim = processes.pop()
-            struck = victim.signal(STRIKES[strike])
-            answers = pool.gather(processes, "recovered", 120)
+            killed = victim.signal(signal.SIGKILL)
             pool.drop(victim)
+            answers = pool.gather(processes, "recovered", 120)
             if all(answer["failed"] for answer in answers):
-                found[to_error].append(max(a["failed"] for a in answers) - struck)
-            found[to_commit].append(max(a["committed"] for a in answers) - struck)
-            if number + 1 < count:
+                found["kill to last error"].append(max(a["failed"] for a in answers) - killed)
+            found["kill to last commit"].append(max(a["committed"] for a in answers) - killed)
+            if number + 1 < kills:
                 (fresh,) = pool.start(1)
                 fresh.send("train", name=f"replica{world + number}", **common)
                 processes.append(fresh)
@@ -233,10 +229,9 @@ def measure_world(world: int, arguments: argparse.Namespace) -> list[Message]:
             ranks.progress(f"world {world}: {engine}, round {number + 1} of {arguments.rounds}")
             for what, times in run_groups(engine, world, arguments).items():
                 found[engine].setdefault(what, []).extend(times)
-    for strike, count in {"kill": arguments.kills, "freeze": arguments.freezes}.items():
-        for engine in engines if count else ():
-            ranks.progress(f"world {world}: {engine}, {strike} {count} times")
-            found[engine].update(run_strikes(engine, world, strike, count))
+    for engine in engines if arguments.kills else ():
+        ranks.progress(f"world {world}: {engine}, {arguments.kills} kills")
+        found[engine].update(run_kills(engine, world, arguments.kills))
     return [
         {"engine": engine, "world": world, "what": what, unit_of(what): report.summary(times)}
         for engine in engines
@@ -271,7 +266,7 @@ def names(text: str) -> list[str]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = report.make_parser(__doc__, quick="one round of 3, one kill and freeze")
+    parser = report.make_parser(__doc__, quick="one round of 3, one kill")
     sizes = report.comma_list(report.parse_bytes)
     parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 3], help="default 2,3")
     parser.add_argument("--sizes", type=sizes, default=[4, 65536, 2**20, 2**26], help="bytes")
@@ -279,14 +274,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, help="of each measurement, per round; default 20")
     parser.add_argument("--rounds", type=int, help="of each engine; default 3")
     parser.add_argument("--kills", type=int, help="of each engine; default 5; 0: none")
-    parser.add_argument("--freezes", type=int, help="of each engine; default 1; 0: none")
     arguments = parser.parse_args()
     arguments.count = arguments.count or (3 if arguments.quick else 20)
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     if arguments.kills is None:
         arguments.kills = 1 if arguments.quick else 5
-    if arguments.freezes is None:
-        arguments.freezes = 1
     return arguments
 
 
