@@ -501,9 +501,9 @@ class ProcessGroupBackend(GuardedGroup):
     configure() begins another generation, and what gloo lacks in some versions (averages,
     reduce_scatter, futures of receives). Costs: a copy of each input and output, unless the backend
     is declared quiet_after_abort; a guard, which is a group of ProcessGroupHost's kind without
-    traffic, and a thread. CPU tensors. On failure: wait() raises CommError, futures a RuntimeError
-    with its text; the tensors of an operation that failed hold their old values, or its result if
-    that was being copied. Members that freeze are told after Options.heartbeat.
+    traffic, and a thread. CPU tensors. On failure: wait() and futures raise CommError; the tensors
+    of an operation that failed hold their old values, or its result if that was being copied.
+    Members that freeze are told after Options.heartbeat.
     """
 
     def __init__(

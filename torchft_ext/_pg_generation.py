@@ -22,6 +22,7 @@ out of the caller's tensors.
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 import time
@@ -203,6 +204,8 @@ class Operation:
     def end(self, error: Exception | None) -> None:
         """Wake the waiters; the generation calls it once."""
         self._error = error
+        if error is not None:
+            self._result = []  # a backend that stays busy holds this, and not the caller's tensors
         staged, self._staged = self._staged, None  # and with it the copies
         try:
             if staged is not None:
@@ -219,7 +222,7 @@ class Operation:
         if self._error is None:
             promise.complete(self._result)
         else:
-            promise.fail(self._error)
+            promise.fail(self._error, _made_anew(self._error))
 
     def error(self) -> Exception | None:
         return self._error
@@ -238,11 +241,11 @@ class Operation:
             self._generation.time_is_over(self)
             self._ended.wait(_COPY_LIMIT)
         if self._error is not None:
-            raise self._error
+            raise _copied(self._error)
 
     def value(self) -> list[torch.Tensor]:
         if self._error is not None:
-            raise self._error
+            raise _copied(self._error)
         return self._result
 
     def future(self) -> Future[list[torch.Tensor]]:
@@ -253,6 +256,22 @@ class Operation:
         if self.has_ended():
             self.tell()  # whoever ended it may have looked before there was a promise
         return self._future
+
+
+def _copied(error: Exception) -> Exception:
+    """Return one to raise: the group keeps its error, and is not to keep the frames of callers."""
+    return copy.copy(error) if isinstance(error, CommError) else error
+
+
+def _made_anew(error: Exception) -> object:
+    """Return what to make an error like this one of, at each raise: its class's arguments.
+
+    A future holds that for ever. If it held an error that is raised, it would hold the frames that
+    were raised through too, and these the future: Python finds no cycle that goes through C++.
+    """
+    if isinstance(error, CommError):
+        return (copy.copy(error),)
+    return error.args if type(error).__module__ == "builtins" else copy.copy(error)
 
 
 class StagedWork(_c10d.Work):
@@ -500,10 +519,11 @@ class Generation:
         self._time_out(operation, "")
 
     def _abort_unless_told(self, operation: Operation, error: Exception) -> None:
-        """Whoever died, or else left, is the cause; the guard says so soon. Of what another rank
-        did, that one tells, by its guard."""
+        """Whoever died, or else left, is the cause; the guard says so soon. Of another rank's limit
+        that one tells, by its guard."""
         culprit = getattr(error, "rank", -1)
-        patience = _VERDICT if culprit in (-1, self.rank) else GRACE
+        told_elsewhere = culprit not in (-1, self.rank) and "timed out" in str(error)
+        patience = GRACE if told_elsewhere else _VERDICT
 
         def wants_a_leaver() -> bool:
             return operation.wanted_of(self._leavers) is not None

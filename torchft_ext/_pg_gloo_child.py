@@ -114,8 +114,10 @@ class Server:
         except frames.FrameError:
             raise
         except Exception as error:
-            networks = isinstance(error, dist.DistError) or "gloo/transport" in str(error)
-            self._done(issue, Outcome.FAILED if networks else Outcome.REFUSED, -1, str(error))
+            if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
+                self._failed(issue, error)
+            else:
+                self._done(issue, Outcome.REFUSED, -1, str(error))
             return
         if issue.op in (Op.SEND, Op.RECV):
             helpers.run(lambda: self._attend(issue, work))

@@ -81,9 +81,9 @@ def _attach_flight_recorder(attach: Callable[..., None]) -> Any:
     groups without a backend, as it does those without a device type.
     """
 
-    def attach_to_theirs(group: dist.ProcessGroup, *arguments: Any, **named: Any) -> None:
-        if not any(kind.__module__.startswith("torchft_ext.") for kind in type(group).__mro__):
-            attach(group, *arguments, **named)
+    def attach_to_theirs(pg: dist.ProcessGroup, *arguments: Any, **named: Any) -> None:
+        if not any(kind.__module__.startswith("torchft_ext.") for kind in type(pg).__mro__):
+            attach(pg, *arguments, **named)
 
     return attach_to_theirs
 

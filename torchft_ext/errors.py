@@ -75,7 +75,7 @@ class CommError(DistBackendError):
 
     def __init__(
         self,
-        message: str = "",
+        message: str | CommError = "",
         *,
         generation: int | None = None,
         rank: int | None = None,
@@ -86,6 +86,10 @@ class CommError(DistBackendError):
         elapsed: timedelta = timedelta(0),
         limit: timedelta | None = None,
     ) -> None:
+        if isinstance(message, CommError):  # another raise of the same failure
+            super().__init__(*message.args)
+            self.__dict__.update(message.__dict__)
+            return
         super().__init__(message)
         self.generation = generation
         self.rank = rank

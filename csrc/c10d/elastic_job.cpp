@@ -243,6 +243,12 @@ ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_abse
   const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
   Formed formed = recoverBy(deadline, patience, without_quorum);
   formed.phases.insert(formed.phases.begin(), lost.begin(), lost.end());
+  std::string left_out;  // now: the members may decide on another view before this one is logged
+  for (const MemberId& id : member_->leftOutSince(formed.view)) {
+    left_out += "; without " + member_->nameOf(id);
+  }
+  const MutexLock lock(mutex_);
+  left_out_ = std::move(left_out);
   return formed;
 }
 
@@ -316,15 +322,17 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
 
 void ElasticJob::logView(const Phases& phases) const {
   View view;
+  std::string left_out;
   {
     const MutexLock lock(mutex_);
     view = formed_;
+    left_out = left_out_;
   }
   std::string line = "elastic job: view " + std::to_string(view.number) + ": " +
                      std::to_string(view.members.size()) + " members (" +
                      std::to_string(view.old_size) + " before), this one is rank " +
                      std::to_string(view.rankOf(member_->id()));
-  for (const MemberId& id : member_->leftOutSince(view)) line += "; without " + member_->nameOf(id);
+  line += left_out;
   line += decidersOf(view, *member_);
   for (const auto& [phase, duration] : phases) {
     line += "; " + phase + " " + formatSeconds(duration);

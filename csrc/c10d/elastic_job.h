@@ -98,6 +98,7 @@ class ElasticJob {
   mutable Mutex mutex_;
   std::vector<Managed> managed_ GUARDED_BY(mutex_);
   View formed_ GUARDED_BY(mutex_);           // number 0: none yet
+  std::string left_out_ GUARDED_BY(mutex_);  // of formed_, for its line in the log
   uint64_t tried_ GUARDED_BY(mutex_) = 0;    // the newest view that was formed, or could not be
   uint64_t forming_ GUARDED_BY(mutex_) = 0;  // 0: none
 };

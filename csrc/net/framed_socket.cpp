@@ -39,7 +39,7 @@ void FramedSocket::onEvent() {
   std::string nonsense;
   auto frames = takeFrames(&nonsense);
   if (!nonsense.empty()) why = nonsense;
-  if (why.empty()) why = broken_;
+  if (!broken_.empty()) why = broken_;  // it is what ended it
   if (!why.empty()) close();
   const std::shared_ptr<const Handlers> handlers = handlers_;
   const std::shared_ptr<bool> alive = alive_;
@@ -122,7 +122,7 @@ void FramedSocket::finishSending() {
 
 // An error is told by reading, after whatever the peer said last.
 void FramedSocket::write() {
-  if (!fd_) return;
+  if (!fd_ || !broken_.empty()) return;
   while (sent_ < out_.size()) {
     const ssize_t sent = ::send(fd_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
     if (sent > 0) {

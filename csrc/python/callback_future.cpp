@@ -118,10 +118,11 @@ void Promise::complete(std::vector<at::Tensor> outputs) {
   future_->fut->markCompleted(c10::IValue(std::move(outputs)));
 }
 
-void Promise::fail(const py::object& error) {
-  const std::string kind = py::str(py::type::of(error).attr("__name__"));
-  const auto held =
-      std::make_exception_ptr(HeldError(error, kind + ": " + std::string(py::str(error))));
+void Promise::fail(const py::object& error, const py::object& made_anew) {
+  const py::type kind = py::type::of(error);
+  const std::string text =
+      std::string(py::str(kind.attr("__name__"))) + ": " + std::string(py::str(error));
+  const auto held = std::make_exception_ptr(HeldError(kind, made_anew, text));
   const py::gil_scoped_release no_gil;
   future_->fut->setError(held);
 }
@@ -139,7 +140,7 @@ void bind_future(py::module_& module) {
       .def(py::init<>())
       .def_property_readonly("future", &Promise::future)
       .def("complete", &Promise::complete, py::arg("outputs"))
-      .def("fail", &Promise::fail, py::arg("error"));
+      .def("fail", &Promise::fail, py::arg("error"), py::arg("made_anew"));
 }
 
 }  // namespace torchft_ext

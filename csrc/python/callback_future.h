@@ -49,8 +49,9 @@ class VISIBILITY_HIDDEN Promise {
   Promise();
   const std::shared_ptr<CallbackFuture>& future() const { return future_; }
   void complete(std::vector<at::Tensor> outputs);
-  // error: an exception, which waiters are raised as it is.
-  void fail(const pybind11::object& error);
+  // error: an exception. Each waiter is raised one of its class that is made of `made_anew`: a
+  // tuple of arguments; or that itself, if it is an instance.
+  void fail(const pybind11::object& error, const pybind11::object& made_anew);
 
  private:
   const std::shared_ptr<CallbackFuture> future_;

@@ -31,10 +31,13 @@ class HeldError : public python_error {
   }
 
   // With the GIL. exception: an instance.
-  HeldError(const pybind11::object& exception, std::string text) {
-    type = reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr()));
-    Py_INCREF(type);
-    value = exception.inc_ref().ptr();
+  HeldError(const pybind11::object& exception, std::string text)
+      : HeldError(pybind11::type::of(exception), exception, std::move(text)) {}
+  // With the GIL. made_of: an instance, or a tuple of arguments, of which Python makes one at each
+  // raise.
+  HeldError(const pybind11::type& kind, const pybind11::object& made_of, std::string text) {
+    type = kind.inc_ref().ptr();
+    value = made_of.inc_ref().ptr();
     message = std::move(text);
   }
   HeldError(const HeldError&) = default;

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 
 import pytest
 import torch
@@ -279,3 +281,34 @@ def test_bad_arguments_are_told_and_leave_the_generation(store):
     tensor = torch.ones(1)
     group.allreduce([tensor]).wait()
     group.shutdown()
+
+
+class Local:
+    """What a caller's frame holds."""
+
+
+def fail_with_a_future(take: str, tensor: torch.Tensor) -> tuple[str, weakref.ref]:
+    held, work = Local(), kept["group"].allreduce([tensor])
+    future = work.get_future()
+    kept["group"].abort()
+    if take == "work":
+        assert failure_of(lambda: (held, work.wait())) is not None
+    return failure_of(lambda: (held, future.wait())).type, weakref.ref(held)
+
+
+def failed_operation_is_let_go(take: str) -> tuple[str, bool, bool]:
+    """How its future failed; whether its tensor, and the frames that it was raised in, are gone."""
+    tensor = torch.ones(4)
+    given = weakref.ref(tensor)
+    kind, held = fail_with_a_future(take, tensor)
+    del tensor
+    gc.collect()
+    return kind, given() is None, held() is None
+
+
+@pytest.mark.parametrize("take", ["future", "work"])
+@pytest.mark.parametrize("kind", ["Gloo", "BabyHost"])
+def test_failed_operation_is_let_go_though_its_future_was_taken(ranks, kind, take):
+    world = world_of(ranks, 2, kind)
+    assert world.on(0, failed_operation_is_let_go, take) == ("CommAbortedError", True, True)
+    world.run(leave)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ __all__ = ["ViewGroups"]
 _T = TypeVar("_T")
 _LOOK_AGAIN = timedelta(minutes=1)
 _WAKE_WITHIN = timedelta(seconds=2)
+_FLUSH_WITHIN = timedelta(milliseconds=50)  # for what a slower member still needs
 _OVER = "the view is over"
 _TAG = "user:elastic"  # one for all views, since torch keeps tags for ever
 
@@ -29,8 +30,9 @@ class ViewGroups:
     """Groups of some members of one view: made for it, or lasting ones with a generation in it.
 
     Owner: a Job; one for each view. A thread of its own waits for the view's end, and aborts the
-    groups then, or at the end of hold(): a member that waits in a group which has lost nobody is
-    released too. torch's tables know a group that was made until end(), not only to the view's end.
+    groups then: a member that waits in a group which has lost nobody is released too. Groups that
+    are held end with hold(). torch's tables know a group that was made until end(), not only to the
+    view's end.
     Threads: any; make(), follow(), hold() and end() one at a time.
     """
 
@@ -132,23 +134,23 @@ class ViewGroups:
                 self._leave()
 
     def _leave(self) -> None:
-        """End the groups with a goodbye, so that what was sent to slower members still arrives.
+        """End the groups of the view with a goodbye: what was sent to slower members arrives.
 
-        An abort may overtake the last bytes of an operation that has succeeded here.
+        An abort may overtake the last bytes of an operation that has succeeded here. Lasting groups
+        say such a goodbye when they begin their next generation.
         """
         with self._lock:
             self._over = _OVER
-            groups, lasting = list(self._groups), list(self._lasting)
-        for group in groups:
-            for backend in _groups.backends_of(group):
-                backend.shutdown()
-        for backend, generation in lasting:
-            if backend.generation == generation:
-                backend.shutdown()
-                backend._reopen()
+            groups = list(self._groups)
+        with ExitStack() as all_of_them:  # also where one raises
+            for group in groups:
+                for backend in _groups.backends_of(group):
+                    backend.set_timeout(_FLUSH_WITHIN)
+                    all_of_them.callback(backend.shutdown)
 
     def end(self) -> None:
-        """Abort the groups, and take those that were made out of torch's tables."""
+        """End the groups, and take those that were made out of torch's tables."""
+        self._leave()
         self.abort(_OVER)
         with self._lock:
             groups, self._groups = self._groups, []

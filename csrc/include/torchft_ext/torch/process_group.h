@@ -115,7 +115,8 @@ CommStats stats(const ProcessGroupPtr& group);
 // As Comm::onFailure().
 void onFailure(const ProcessGroupPtr& group, std::function<void(const FailurePtr&)> callback);
 // A group of the members with these ranks, in this order; all of the group call it, alike. Null for
-// who is not among them. options: nullopt for the group's own; the engine is the group's.
+// who is not among them. options: nullopt for the group's own; the engine is the group's, and
+// `device` is not looked at.
 ProcessGroupPtr split(const ProcessGroupPtr& group, const std::vector<int>& ranks,
                       const std::optional<GroupOptions>& options = std::nullopt);
 // The same, and returns the failure. Neither: this process is not among them.
