@@ -14,6 +14,9 @@ from itertools import product
 INSIDE = "SOAK_INSIDE"  # of the environment
 BRIDGE = "br0"
 NOBODY = "02:00:00:00:00:01"
+# Else it takes the least of its ports' addresses, another one when hosts come and go; and who has
+# cached the old one does not reach the store for up to half a minute.
+BRIDGE_HARDWARE = "02:00:00:00:00:02"
 STORE_ADDRESS = "10.214.255.254"  # of the bridge
 
 
@@ -45,7 +48,7 @@ class Network:
         """
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
         _ip("link", "set", "lo", "up")
-        _ip("link", "add", BRIDGE, "type", "bridge")
+        _ip("link", "add", BRIDGE, "address", BRIDGE_HARDWARE, "type", "bridge")
         _ip("link", "set", BRIDGE, "up")
         _ip("addr", "add", f"{STORE_ADDRESS}/16", "dev", BRIDGE)
 
