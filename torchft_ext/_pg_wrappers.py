@@ -35,6 +35,14 @@ OPERATIONS = (
     "scatter",
     "send",
 )
+# What torch.distributed calls some of them since 2.15.
+NEW_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
 _Class = TypeVar("_Class", bound=type[ProcessGroup])
 
 
@@ -55,6 +63,8 @@ def with_operations(cls: _Class) -> _Class:
 
     for name in OPERATIONS:
         setattr(cls, name, method(name))
+    for new, old in NEW_NAMES.items():
+        setattr(cls, new, method(old))
     return cls
 
 

@@ -42,6 +42,7 @@ from rankside import (
     wait_until,
 )
 from timing import AT_ONCE, assert_within
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.nn.parallel import DistributedDataParallel
 
 from torchft_ext import CommError, _pg_generation
@@ -311,4 +312,26 @@ def failed_operation_is_let_go(take: str) -> tuple[str, bool, bool]:
 def test_failed_operation_is_let_go_though_its_future_was_taken(ranks, kind, take):
     world = world_of(ranks, 2, kind)
     assert world.on(0, failed_operation_is_let_go, take) == ("CommAbortedError", True, True)
+    world.run(leave)
+
+
+def results_by_their_new_names() -> list[list[float]]:
+    """As torch calls these operations since 2.15."""
+    group, size = kept["group"], kept["group"].size()
+    gathered, exchanged = torch.empty(4 * size), torch.empty(size)
+    summed = torch.empty(2)
+    group.all_gather_single(gathered, own(), AllgatherOptions()).wait()
+    numbers = torch.arange(float(size)) + 10 * group.rank()
+    group.all_to_all_single(exchanged, numbers, [], [], dist.AllToAllOptions()).wait()
+    group.reduce_scatter_single(summed, torch.ones(2 * size), dist.ReduceScatterOptions()).wait()
+    return [gathered.tolist(), exchanged.tolist(), summed.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["Gloo", "BabyHost"])
+def test_operations_are_known_by_torchs_new_names_too(ranks, kind):
+    world = world_of(ranks, 2, kind)
+    gathered = [0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]
+    assert world.run(results_by_their_new_names) == [
+        [gathered, [float(rank), 10.0 + rank], [2.0, 2.0]] for rank in range(2)
+    ]
     world.run(leave)
