@@ -332,6 +332,7 @@ void MemberNetwork::onProbed(const MemberId& id, Probe::Answer answer, const std
   if (answer == Probe::Answer::kAnswered || answer == Probe::Answer::kUnknown) {
     if (!peer.out && !peer.dial) connectLater(id);  // kUnknown: this process's own trouble
     if (isLostUnproved(peer)) {
+      peer.unproved_since = Clock::now();  // told once for each such time
       events_->on_lost(id, Loss::kUnreachable,
                        "it answers, and does not prove that it is this member");
     }

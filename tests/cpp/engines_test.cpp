@@ -13,6 +13,7 @@
 #include "engines/known_engines.h"
 #include "host/process.h"
 #include "nccl/nccl_kind.h"
+#include "sanitizer.h"
 #include "torchft_ext/error.h"
 
 namespace torchft_ext {
@@ -181,20 +182,8 @@ bool stepIsTakenAtTheEnd(bool toy_was_made) {
   return WEXITSTATUS(status) == 1;
 }
 
-// ThreadSanitizer lets no forked child start threads.
-bool forkedChildMayStartThreads() {
-#if defined(__SANITIZE_THREAD__)
-  return false;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-  return false;
-#endif
-#endif
-  return true;
-}
-
 TEST_F(EnginesTest, AnEnginesThreadsAreStoppedAtTheProcesssEndIfOneWasMade) {
-  if (!forkedChildMayStartThreads()) GTEST_SKIP() << "under ThreadSanitizer";
+  if (underThreadSanitizer()) GTEST_SKIP() << "it lets no forked child start threads";
   EXPECT_TRUE(stepIsTakenAtTheEnd(true));
   EXPECT_FALSE(stepIsTakenAtTheEnd(false));
 }

@@ -22,6 +22,7 @@
 #include "base/mutex.h"
 #include "liveness/peer_monitor.h"
 #include "realtime_refusal.h"
+#include "sanitizer.h"
 #include "wait_for.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
@@ -391,13 +392,7 @@ TEST_F(PeerMonitorProcesses, GenerationsThatOverlapShareOneConnection) {
 
 // ThreadSanitizer knows of one table only: the monitor does not try then.
 bool threadMayHaveATableOfItsOwn() {
-#if defined(__SANITIZE_THREAD__)
-  return false;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-  return false;
-#endif
-#endif
+  if (underThreadSanitizer()) return false;
   bool unshared = false;
   std::thread([&unshared] { unshared = ::unshare(CLONE_FILES) == 0; }).join();
   return unshared;
