@@ -6,6 +6,7 @@ Scenarios (each in a fresh round with a fresh victim; the survivors stay):
   blocked   SIGKILL while the survivors wait in an allreduce that the victim has not entered
   frozen    SIGSTOP, with a heartbeat limit of 0.3 s
   elastic   as `running`, but nobody is told who is left: the members agree on it
+  spare     as `elastic`, in a job that is full: a process that waits takes the dead one's place
   gloo      as `running`, with gloo and a timeout of 5 s: destroy and init instead of configure()
 
 Each in every --world and with every --resident: the kernel frees a dead process's memory before it
@@ -16,38 +17,32 @@ next generation is decided by the caller; here everyone knows the victim beforeh
 launcher stands between the error and configure(). What `elastic` takes longer is the price of the
 agreement.
 
-Each recovery is told apart: detect (the first survivor is released), release (the last one is),
-agree, connect (configure(); gloo: destroy and init), tables (torch's), allreduce (the first good
-one); and, after that, sync: 4 MiB of state that nobody lacks are compared by hashes.
+Each recovery is told apart: detect (the first survivor is released), release (the last one is); and
+of the latter agree, connect (configure(); gloo: destroy and init), tables (torch's), allreduce (the
+first good one); and, after that, sync: 4 MiB of state that nobody lacks are compared by hashes.
+With `spare` the sync comes before the allreduce, which the spare takes part in.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import bench_ranks as ranks
 import bench_report as report
-import torch
-import torch.distributed as dist
 from bench_hosts import NoSecondHost, SecondHost
+from bench_recovery_ranks import Message, MonitorState, rank_main
 
-LIMIT = timedelta(seconds=60)
-GLOO_TIMEOUT = timedelta(seconds=5)
 HEARTBEAT_S = 0.3
-WARM_UP = 5
-STATE_BYTES = 4 * 2**20
+SPARE_SETTLES_S = 1.0  # until members know that it waits
 PHASES = ("detect", "release", "agree", "connect", "tables", "allreduce", "sync")
-SCENARIOS = ("running", "elastic", "blocked", "frozen", "gloo")
+SCENARIOS = ("running", "elastic", "spare", "blocked", "frozen", "gloo")
 # The project's aims: (time, statistic, seconds).
 KILLED = [
     ("last_released_s", "median", 0.005),
@@ -59,194 +54,9 @@ BOUNDS: dict[str, list[tuple[str, str, float]]] = {
     "blocked": KILLED,
     "frozen": [("last_released_s", "max", HEARTBEAT_S + 0.1)],
     "elastic": KILLED,
+    "spare": [("last_good_s", "median", 0.100)],
     "gloo": [],
 }
-Message = dict[str, Any]
-MonitorState = dict[str, bool]
-
-
-# ---- in a rank ----
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-class FtMember:
-    """Begins generations by configure(), on one group for life that starts with itself alone."""
-
-    def __init__(self, store: dist.Store, address: str) -> None:
-        import torchft_ext
-
-        alone = dist.PrefixStore(f"alone/{os.getpid()}", store)
-        dist.init_process_group("ft", store=alone, rank=0, world_size=1, timeout=LIMIT)
-        self._backend = torchft_ext.backend()
-        self._address = address
-        self.error: type[Exception] = torchft_ext.CommError
-
-    def begin(self, prefix: str, rank: int, size: int, *, survived: bool = False) -> None:
-        del survived  # the same either way
-        self._backend.configure(f"{self._address}/{prefix}", rank, size, timeout=LIMIT)
-
-    def monitor(self) -> MonitorState | None:
-        """Of the peer monitor, if there is one: what makes it quick."""
-        return monitor_of(self._backend)
-
-    def phases(self) -> dict[str, float]:
-        """No part of configure() is told apart."""
-        return {}
-
-
-def monitor_of(backend: Any) -> MonitorState | None:
-    """What makes the peer monitor quick; None: there is none."""
-    stats = backend.stats()["monitor"]
-    if stats is None:
-        return None
-    return {name: bool(stats[name]) for name in ("realtime", "private_tables")}
-
-
-class ElasticMember:
-    """Begins generations as the members of a job agree. A victim joins as a newcomer."""
-
-    def __init__(self, address: str, founders: int) -> None:
-        import torchft_ext
-        from torchft_ext import elastic
-
-        self._elastic = elastic
-        self._state = elastic.State(weights=torch.ones(STATE_BYTES // 4))
-        self._job = elastic.join(f"{address}/elastic", size=founders, min_size=1, timeout=LIMIT)
-        self._backend = torchft_ext.backend()
-        self.error: type[Exception] = torchft_ext.CommError
-
-    def begin(self, prefix: str, rank: int, size: int, *, survived: bool = False) -> None:
-        """Ranks are the view's: the newcomer's is the last."""
-        del prefix, rank
-        view = self._job.recover()
-        while not survived and view.size < size:  # the newcomer has not come yet
-            time.sleep(0.01)
-            view = self._job.recover()
-
-    def monitor(self) -> MonitorState | None:
-        """As FtMember's."""
-        return monitor_of(self._backend)
-
-    def phases(self) -> dict[str, float]:
-        """How long each part of the last recovery took, in seconds; with a sync, made now."""
-        view = self._job.view()
-        if view is None:
-            return {}
-        done = self._elastic.sync(
-            self._state,
-            self._job.group,
-            continuing=True,
-            lineage=view.lineage,
-            step=0,
-            dirty=False,
-        )
-        parts = {**view.phases, "sync": done.elapsed}
-        return {name: took.total_seconds() for name, took in parts.items()}
-
-    def close(self) -> None:
-        """Say goodbye."""
-        self._job.close()
-
-
-class GlooMember:
-    """Begins generations by destroying the group and making another."""
-
-    def __init__(self, store: dist.Store) -> None:
-        self._store = store
-        self.error: type[Exception] = RuntimeError
-
-    def begin(self, prefix: str, rank: int, size: int, *, survived: bool = False) -> None:
-        """Survivors learn of a death up to its timeout apart: they wait for each other longer."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        prefixed = dist.PrefixStore(prefix, self._store)
-        timeout = LIMIT if survived else GLOO_TIMEOUT
-        dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=size, timeout=timeout)
-
-    def monitor(self) -> MonitorState | None:
-        """It has none."""
-        return None
-
-    def phases(self) -> dict[str, float]:
-        """No part of a recovery is told apart."""
-        return {}
-
-
-Member = FtMember | ElasticMember | GlooMember
-
-
-def make_member(command: Message, store: dist.Store) -> Member:
-    if command["engine"] == "ft":
-        return FtMember(store, command["address"])
-    if command["engine"] == "elastic":
-        return ElasticMember(command["address"], command["founders"])
-    return GlooMember(store)
-
-
-def reduce_until_failure(command: Message, error_type: type[Exception]) -> Message:
-    """Allreduce on and on; when and how one failed. A victim does not return.
-
-    The error's words are kept, not the error: with its frames it would make a cycle that holds
-    their tensors until the collector frees those of many rounds at once, in the middle of one.
-    """
-    tensor = torch.zeros(command["bytes"] // 4)
-    done = 0
-    try:
-        while True:
-            dist.all_reduce(tensor)
-            done += 1
-            if done == WARM_UP:
-                ranks.reply("busy")
-                while command["blocked"] and command["rank"] == command["victim"]:
-                    time.sleep(1)
-    except error_type as error:
-        released = time.monotonic()
-        cause = getattr(getattr(error, "cause", None), "rank", None)
-        told = {"error": type(error).__name__, "cause_rank": cause, "text": str(error)}
-        return {"released": released, **told}
-
-
-def take_part(member: Member, command: Message) -> None:
-    rank, size, victim = command["rank"], command["size"], command["victim"]
-    member.begin(command["prefix"], rank, size)
-    failed = reduce_until_failure(command, member.error)
-    member.begin(command["prefix"] + "-after", rank - (rank > victim), size - 1, survived=True)
-    configured = time.monotonic()
-    ones = torch.ones(1)
-    dist.all_reduce(ones)
-    good = time.monotonic()
-    if ones.item() != size - 1:
-        raise RuntimeError(f"the sum of ones over {size - 1} survivors is {ones.item()}")
-    monitor, phases = member.monitor(), member.phases()
-    ranks.reply(
-        "recovered", **failed, configured=configured, good=good, monitor=monitor, phases=phases
-    )
-
-
-def rank_main() -> None:
-    store = ranks.connect_store()
-    member: Member | None = None
-    ballast = torch.empty(0)
-    for command in ranks.commands():
-        if command["cmd"] == "start":
-            member = make_member(command, store)
-            missing = max(0, command["resident"] - resident_bytes())
-            ballast = torch.ones(missing, dtype=torch.uint8)
-            ranks.reply("started", resident=resident_bytes())
-        else:
-            assert member is not None
-            take_part(member, command)
-    del ballast
-    if isinstance(member, ElasticMember):
-        member.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-# ---- in the launcher ----
 
 
 @dataclass(frozen=True)
@@ -272,6 +82,7 @@ class Scenario:
         self._arguments = arguments
         self._chance = random.Random(arguments.seed)
         self._survivors: list[ranks.RankProcess] = []
+        self._replacement: tuple[list[ranks.RankProcess], list[Message]] | None = None
 
     def run(self, kills: int) -> list[Message]:
         self._survivors, _ = self._start(self._setting.world - 1, 0)
@@ -279,21 +90,24 @@ class Scenario:
         for number in range(kills):
             ranks.progress(f"{self._setting}: {number + 1} of {kills}")
             rounds.append(self._round(number))
-        self._pool.finish(self._survivors)
+        spares = [] if self._replacement is None else self._replacement[0]
+        self._pool.finish([*self._survivors, *spares])
         return rounds
 
     def _start(self, count: int, resident: int) -> tuple[list[ranks.RankProcess], list[Message]]:
         processes = self._pool.start(count, elsewhere=resident > 0)
-        engine = self._name if self._name in ("gloo", "elastic") else "ft"
-        told = {"address": self._pool.address, "founders": self._setting.world - 1}
+        engine = {"gloo": "gloo", "elastic": "elastic", "spare": "elastic"}.get(self._name, "ft")
+        world = self._setting.world
+        most = world if self._name == "spare" else 2 * world
+        told = {"address": self._pool.address, "founders": world - 1, "most": most}
         for process in processes:
             process.send("start", engine=engine, resident=resident, **told)
         return processes, self._pool.gather(processes, "started", 120)
 
     def _round(self, number: int) -> Message:
-        [victim], [answer] = self._start(1, self._setting.resident)
+        [victim], [answer] = self._replacement or self._start(1, self._setting.resident)
         newcomer = self._setting.world - 1  # the rank of who came last, in a view
-        place = newcomer if self._name == "elastic" else self._chance.randrange(newcomer + 1)
+        place = newcomer if self._agrees() else self._chance.randrange(newcomer + 1)
         members = [*self._survivors[:place], victim, *self._survivors[place:]]
         for rank, process in enumerate(members):
             process.send(
@@ -304,42 +118,61 @@ class Scenario:
                 victim=place,
                 bytes=self._arguments.size,
                 blocked=self._name == "blocked",
+                replaced=self._name == "spare",
             )
         self._pool.gather(members, "busy", 60)
+        awaited = [*self._survivors, *self._await_spare()]
         time.sleep(self._chance.uniform(0.05, 0.15))
         killed = victim.signal(signal.SIGSTOP if self._name == "frozen" else signal.SIGKILL)
-        answers = self._pool.gather(self._survivors, "recovered", 60)
+        answers = self._pool.gather(awaited, "recovered", 60)
         self._pool.drop(victim)
         return self._evaluate(killed, place, answer["resident"], answers)
 
+    def _agrees(self) -> bool:
+        return self._name in ("elastic", "spare")
+
+    def _await_spare(self) -> list[ranks.RankProcess]:
+        """In that scenario: start one, which waits in recover(), and is the next round's victim."""
+        if self._name != "spare":
+            return []
+        self._replacement = self._start(1, self._setting.resident)
+        [spare] = self._replacement[0]
+        spare.send("spare", size=self._setting.world)
+        time.sleep(SPARE_SETTLES_S)
+        return [spare]
+
     @staticmethod
     def _evaluate(killed: float, place: int, resident: int, answers: list[Message]) -> Message:
+        survived = [a for a in answers if "released" in a]
+        released = [a["released"] for a in survived]
         return {
             "victim_rank": place,
             "victim_resident_bytes": resident,
-            "first_released_s": min(a["released"] for a in answers) - killed,
-            "last_released_s": max(a["released"] for a in answers) - killed,
+            "first_released_s": min(released) - killed,
+            "last_released_s": max(released) - killed,
             "last_good_s": max(a["good"] for a in answers) - killed,
-            "configure_s": max(a["configured"] - a["released"] for a in answers),
-            "errors": sorted({a["error"] for a in answers}),
-            "cause_named_by_all": all(a["cause_rank"] == place for a in answers),
+            "configure_s": max(a["configured"] - a["released"] for a in survived),
+            "errors": sorted({a["error"] for a in survived}),
+            "cause_named_by_all": all(a["cause_rank"] == place for a in survived),
             "monitor": common_state([a["monitor"] for a in answers]),
-            "phases_s": phases_of(killed, answers),
-            "example": answers[0]["text"],
+            "phases_s": phases_of(killed, survived),
+            "example": survived[0]["text"],
         }
 
 
 def phases_of(killed: float, answers: list[Message]) -> dict[str, float]:
-    """How long each part of one recovery took; of each part the slowest survivor's, in seconds."""
-    released = [a["released"] for a in answers]
-    told = {name: max(a["phases"][name] for a in answers) for name in answers[0]["phases"]}
+    """How long each part of one recovery took, in seconds: until the first and the last survivor
+    was released, and from there the parts of the latter, which waits for nobody.
+    """
+    first = min(a["released"] for a in answers)
+    last = max(answers, key=lambda a: a["released"])
     known = {
-        "detect": min(released) - killed,
-        "release": max(released) - min(released),
-        "connect": max(a["configured"] - a["released"] for a in answers),
-        "allreduce": max(a["good"] - a["configured"] for a in answers),
-        **told,
+        **last["phases"],
+        "detect": first - killed,
+        "release": last["released"] - first,
+        "allreduce": last["good"] - last["began"],
     }
+    known.setdefault("connect", last["configured"] - last["released"])
     return {name: known[name] for name in PHASES if name in known}
 
 
@@ -397,10 +230,20 @@ def print_results(results: list[Message]) -> None:
     )
     report.print_table(head, rows)
     print_phases(results)
+    print_price_of_agreement(results)
     for r in results:
         for missed in r["missed"]:
             setting = Setting(r["scenario"], r["world"], r["resident"])
             print(f"aim missed: {setting}: {missed}")
+
+
+def print_price_of_agreement(results: list[Message]) -> None:
+    """What `elastic` takes longer than `running`, per world, in medians."""
+    good = {(r["scenario"], r["world"]): r["summary"]["last_good_s"]["median"] for r in results}
+    for scenario, world in good:
+        if scenario == "elastic" and ("running", world) in good:
+            added = good[scenario, world] - good["running", world]
+            print(f"The agreement adds {report.format_ms(added)} ms to the median, {world} ranks.")
 
 
 def median_phases(result: Message) -> dict[str, float]:
@@ -410,13 +253,13 @@ def median_phases(result: Message) -> dict[str, float]:
 
 
 def print_phases(results: list[Message]) -> None:
-    """The parts of a recovery, the slowest survivor's; a table that documents can take as it is."""
+    """The parts of a recovery; a table that documents can take as it is."""
     rows = []
     for r in results:
         medians = median_phases(r)
         cells = [f"{medians[name]:.2f}" if name in medians else "-" for name in PHASES]
         rows.append([r["scenario"], str(r["world"]), *cells])
-    print("\nMedians of the parts, in ms; each that of the slowest survivor:\n")
+    print("\nMedians of the parts, in ms:\n")
     report.print_table(["scenario", "ranks", *PHASES], rows)
     print(f"\n| {' | '.join(['ms', *PHASES])} |\n|{'---|' * (len(PHASES) + 1)}")
     for scenario, world, *cells in rows:

@@ -32,7 +32,7 @@ BENCHMARKS = {
     "allreduce": Benchmark(("--worlds=2", "--sizes=4,256K")),
     "configure": Benchmark(("--worlds=2",)),
     "recovery": Benchmark(
-        ("--world=2", "--kills=1", "--resident=0", "--scenarios=running,elastic,frozen,gloo"),
+        ("--world=2", "--kills=1", "--resident=0", "--scenarios=running,elastic,spare,frozen,gloo"),
         (("picture", "recovery.png"), ("phases-picture", "phases.png")),
     ),
     "agree": Benchmark(("--world=2",)),

@@ -27,7 +27,7 @@ UNSIZED |= {"death", "death_last", "startup"}
 WANTED: dict[str, tuple[str, set[object]]] = {
     "allreduce": ("bytes", {4, 262144}),
     "configure": ("engine", {"ft", "gloo"}),
-    "recovery": ("scenario", {"running", "elastic", "frozen", "gloo"}),
+    "recovery": ("scenario", {"running", "elastic", "spare", "frozen", "gloo"}),
     "agree": ("world", {2}),
     "sync": ("newcomers", {0, 1}),
     "import_cost": ("", set()),
