@@ -43,7 +43,8 @@ from torchft_ext.errors import CommAbortedError, CommError, CommTimeoutError, Pe
 
 GRACE = 5.0  # seconds that a backend may be late in telling that an operation's time is over
 _VERDICT = 0.25  # seconds that the guard has to tell why a backend's operation failed
-_DEATH_IS_TOLD = 0.03  # seconds; of a death where a member has left too
+_DEATH_IS_TOLD = 0.03  # seconds; of a death where the member has left that was waited for
+_OTHER_DEATH_IS_TOLD = 0.1  # seconds; where another one has left: whom it awaited may want that one
 _LAST_LIMIT = 1.0  # seconds that operations have to end once a member has begun another generation
 _COPY_LIMIT = 60.0  # seconds; of a copy that abort() waits for
 _OF_TWO = ("recv", "recv_anysource", "send")
@@ -525,13 +526,12 @@ class Generation:
         told_elsewhere = culprit not in (-1, self.rank) and "timed out" in str(error)
         patience = GRACE if told_elsewhere else _VERDICT
 
-        def wants_a_leaver() -> bool:
-            return operation.wanted_of(self._leavers) is not None
-
         with self._lock:
-            self._idle.wait_for(lambda: self._error is not None or wants_a_leaver(), patience)
+            self._idle.wait_for(lambda: self._error is not None or self._leavers, patience)
             if self._leavers:
-                self._idle.wait_for(lambda: self._error is not None, _DEATH_IS_TOLD)
+                wanted = operation.wanted_of(self._leavers) is not None
+                told_within = _DEATH_IS_TOLD if wanted else _OTHER_DEATH_IS_TOLD
+                self._idle.wait_for(lambda: self._error is not None, told_within)
             failed = self._error is not None
             leaving = operation.wanted_of(self._leavers) or next(iter(self._leavers.values()), None)
         if failed:

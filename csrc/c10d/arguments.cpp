@@ -9,31 +9,11 @@
 namespace torchft_ext {
 namespace {
 
+// What the CPU engine computes with.
 std::optional<DType> knownDtype(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::kFloat;
-    case at::kDouble:
-      return DType::kDouble;
-    case at::kHalf:
-      return DType::kHalf;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kChar:
-      return DType::kInt8;
-    case at::kShort:
-      return DType::kInt16;
-    case at::kInt:
-      return DType::kInt32;
-    case at::kLong:
-      return DType::kInt64;
-    case at::kByte:
-      return DType::kUint8;
-    case at::kBool:
-      return DType::kBool;
-    default:
-      return std::nullopt;
-  }
+  const std::optional<DType> dtype = namedDtype(type);
+  if (dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2) return std::nullopt;
+  return dtype;
 }
 
 void checkTensor(const Argument& argument, const at::Tensor& tensor) {
@@ -62,28 +42,14 @@ std::optional<ReduceKind> bitwiseKindOf(const c10d::ReduceOp& reduce_op) {
 }
 
 ReduceKind kindOf(const Argument& argument, const c10d::ReduceOp& reduce_op, bool is_bool) {
-  switch (reduce_op.op_) {
-    case c10d::ReduceOp::SUM:
-      return ReduceKind::kSum;
-    case c10d::ReduceOp::AVG:
-      TORCH_CHECK_TYPE(!is_bool, argument.text(),
-                       ": ReduceOp.AVG: expected a number type, found bool");
-      return ReduceKind::kAvg;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceKind::kProduct;
-    case c10d::ReduceOp::MIN:
-      return ReduceKind::kMin;
-    case c10d::ReduceOp::MAX:
-      return ReduceKind::kMax;
-    case c10d::ReduceOp::PREMUL_SUM:
-      return ReduceKind::kPreMulSum;
-    default:
-      break;
-  }
-  TORCH_CHECK_VALUE(false, argument.op,
+  const std::optional<ReduceKind> kind = arithmeticKind(reduce_op.op_);
+  TORCH_CHECK_VALUE(kind.has_value(), argument.op,
                     ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX, PREMUL_SUM, BAND, BOR or "
                     "BXOR, found ReduceOp number ",
                     static_cast<int>(reduce_op.op_));
+  TORCH_CHECK_TYPE(kind != ReduceKind::kAvg || !is_bool, argument.text(),
+                   ": ReduceOp.AVG: expected a number type, found bool");
+  return *kind;
 }
 
 // Sorted by stride, each dimension's steps are longer than all smaller ones together. Enough, and
@@ -104,6 +70,56 @@ bool elementsAreApart(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+std::optional<DType> namedDtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat;
+    case at::kDouble:
+      return DType::kDouble;
+    case at::kHalf:
+      return DType::kHalf;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kLong:
+      return DType::kInt64;
+    case at::kByte:
+      return DType::kUint8;
+    case at::kBool:
+      return DType::kBool;
+    case at::kFloat8_e4m3fn:
+      return DType::kFloat8E4M3;
+    case at::kFloat8_e5m2:
+      return DType::kFloat8E5M2;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<ReduceKind> arithmeticKind(c10d::ReduceOp::RedOpType op) {
+  switch (op) {
+    case c10d::ReduceOp::SUM:
+      return ReduceKind::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceKind::kAvg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceKind::kProduct;
+    case c10d::ReduceOp::MIN:
+      return ReduceKind::kMin;
+    case c10d::ReduceOp::MAX:
+      return ReduceKind::kMax;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceKind::kPreMulSum;
+    default:
+      return std::nullopt;
+  }
+}
 
 void checkCount(const Argument& argument, size_t found, size_t expected) {
   TORCH_CHECK_VALUE(found == expected, argument.text(), ": expected a list of ", expected,

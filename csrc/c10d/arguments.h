@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
@@ -42,6 +43,10 @@ Buffer writable(const at::Tensor& tensor);
 Buffer readable(const at::Tensor& tensor);
 // Cuts a contiguous tensor into `parts` equal buffers. Its size has been checked to be a multiple.
 std::vector<Buffer> cut(Buffer whole, int parts);
+
+// torch's names as ours; nullopt for what no engine has.
+std::optional<DType> namedDtype(at::ScalarType type);
+std::optional<ReduceKind> arithmeticKind(c10d::ReduceOp::RedOpType op);  // all but those on bits
 
 // Its own name where the engine knows it, else bytes: for operations that only move data.
 DType dtypeOfData(const at::Tensor& tensor);

@@ -8,50 +8,11 @@
 namespace torchft_ext {
 namespace {
 
+// What the library computes with.
 std::optional<DType> numberType(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::kFloat;
-    case at::kDouble:
-      return DType::kDouble;
-    case at::kHalf:
-      return DType::kHalf;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kChar:
-      return DType::kInt8;
-    case at::kInt:
-      return DType::kInt32;
-    case at::kLong:
-      return DType::kInt64;
-    case at::kByte:
-      return DType::kUint8;
-    case at::kFloat8_e4m3fn:
-      return DType::kFloat8E4M3;
-    case at::kFloat8_e5m2:
-      return DType::kFloat8E5M2;
-    default:
-      return std::nullopt;
-  }
-}
-
-std::optional<ReduceKind> numberKind(c10d::ReduceOp::RedOpType op) {
-  switch (op) {
-    case c10d::ReduceOp::SUM:
-      return ReduceKind::kSum;
-    case c10d::ReduceOp::AVG:
-      return ReduceKind::kAvg;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceKind::kProduct;
-    case c10d::ReduceOp::MIN:
-      return ReduceKind::kMin;
-    case c10d::ReduceOp::MAX:
-      return ReduceKind::kMax;
-    case c10d::ReduceOp::PREMUL_SUM:
-      return ReduceKind::kPreMulSum;
-    default:
-      return std::nullopt;
-  }
+  const std::optional<DType> dtype = namedDtype(type);
+  if (dtype == DType::kInt16 || dtype == DType::kBool) return std::nullopt;
+  return dtype;
 }
 
 DeviceReduction boolReduction(const Argument& argument, c10d::ReduceOp::RedOpType op) {
@@ -94,7 +55,7 @@ DeviceReduction deviceReductionOf(const Argument& argument, const at::Tensor& te
   const c10d::ReduceOp::RedOpType op = reduce_op.op_;
   const at::ScalarType type = tensor.scalar_type();
   if (type == at::kBool) return boolReduction(argument, op);
-  const std::optional<ReduceKind> kind = numberKind(op);
+  const std::optional<ReduceKind> kind = arithmeticKind(op);
   TORCH_CHECK_VALUE(
       kind.has_value(), argument.op,
       ": op: expected ReduceOp SUM, AVG, PRODUCT, MIN, MAX or PREMUL_SUM for a device tensor "

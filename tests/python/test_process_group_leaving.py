@@ -102,13 +102,13 @@ def backend_tells_first() -> None:
     """As where a connection is seen closed before the guard tells of the death."""
     generation = kept["group"]._formed.generation
     wait_until(lambda: generation.leaving() is not None, "the leaving")
-    _pg_generation._VERDICT, _pg_generation._DEATH_IS_TOLD = LIMIT, 0.0
+    _pg_generation._OTHER_DEATH_IS_TOLD, _pg_generation._DEATH_IS_TOLD = LIMIT, 0.0
     (operation,) = generation._pending
     generation.report(operation, RuntimeError("Connection closed by peer"))
 
 
-def usual_times(verdict: float, death_is_told: float) -> None:
-    _pg_generation._VERDICT, _pg_generation._DEATH_IS_TOLD = verdict, death_is_told
+def usual_times(of_another: float, death_is_told: float) -> None:
+    _pg_generation._OTHER_DEATH_IS_TOLD, _pg_generation._DEATH_IS_TOLD = of_another, death_is_told
 
 
 def test_death_after_a_leaving_is_told_as_a_death(ranks):
@@ -119,7 +119,8 @@ def test_death_after_a_leaving_is_told_as_a_death(ranks):
     world.side(0, backend_tells_first)
     world.kill(1)
     error = waiting.value()
-    world.on(0, usual_times, _pg_generation._VERDICT, _pg_generation._DEATH_IS_TOLD)
+    usual = _pg_generation._OTHER_DEATH_IS_TOLD, _pg_generation._DEATH_IS_TOLD
+    world.on(0, usual_times, *usual)
     assert (error.type, error.cause["rank"]) == ("PeerLostError", 1)
     world.on(0, leave)
 
