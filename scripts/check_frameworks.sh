@@ -11,7 +11,7 @@ stamp="$work/.made-$(sha256sum <scripts/check_frameworks.sh | cut -c1-16)"
 if [ ! -f "$stamp" ]; then
   rm -rf "$work"
   python -m venv --without-pip "$work/venv"
-  python scripts/share_packages.py "$work/venv" pip setuptools wheel torch numpy ninja
+  python scripts/share_packages.py "$work/venv" pip setuptools wheel torch torchft_ext numpy ninja
   install=(retry "$work/venv/bin/python" -m pip install --quiet --no-build-isolation)
   "${install[@]}" lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0 deepspeed==0.19.8
   touch "$stamp"
@@ -19,7 +19,7 @@ fi
 
 programs=("$@")
 [ $# -gt 0 ] || programs=(lightning_ddp accelerate_ddp hf_trainer deepspeed_zero)
-export PATH="$work/venv/bin:$PATH" PYTHONPATH="$ROOT" DS_ACCELERATOR=cpu HF_HUB_OFFLINE=1
+export PATH="$work/venv/bin:$PATH" DS_ACCELERATOR=cpu HF_HUB_OFFLINE=1
 log="$work/run.log"
 for program in "${programs[@]}"; do
   say "$program"
