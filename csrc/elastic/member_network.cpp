@@ -20,11 +20,11 @@ std::vector<FrameType> spokenTypes() {
           FrameType::kGoodbye};
 }
 
-Loss lossOf(Probe::Answer answer) {
+Loss lossOf(Liveness answer) {
   switch (answer) {
-    case Probe::Answer::kGone:
+    case Liveness::kGone:
       return Loss::kDead;
-    case Probe::Answer::kSilent:
+    case Liveness::kSilent:
       return Loss::kFrozen;
     default:
       return Loss::kUnreachable;
@@ -321,15 +321,15 @@ void MemberNetwork::ask(const MemberId& id) {
   if (!address) return;
   peer.probe =
       std::make_unique<Probe>(loop_, *address, peer.record.incarnation, Deadline::after(limit_),
-                              [this, id](Probe::Answer answer, const std::string& detail) {
+                              [this, id](Liveness answer, const std::string& detail) {
                                 onProbed(id, answer, std::string(detail));  // the probe goes
                               });
 }
 
-void MemberNetwork::onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail) {
+void MemberNetwork::onProbed(const MemberId& id, Liveness answer, const std::string& detail) {
   Peer& peer = peers_.at(id);
   peer.probe.reset();
-  if (answer == Probe::Answer::kAnswered || answer == Probe::Answer::kUnknown) {
+  if (answer == Liveness::kAlive || answer == Liveness::kUnknown) {
     if (!peer.out && !peer.dial) connectLater(id);  // kUnknown: this process's own trouble
     if (isLostUnproved(peer)) {
       peer.unproved_since = Clock::now();  // told once for each such time

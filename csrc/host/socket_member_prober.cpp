@@ -66,7 +66,7 @@ class Rounds : public std::enable_shared_from_this<Rounds> {
     std::unique_ptr<Dial> dial;
     Clock::time_point asked;
     std::optional<Clock::time_point> failing_since;  // neither an answer nor a refusal
-    std::optional<MemberProber::Liveness> liveness;
+    std::optional<Liveness> liveness;
     EventLoop::TimerId timer = 0;
   };
 
@@ -75,7 +75,7 @@ class Rounds : public std::enable_shared_from_this<Rounds> {
   void ask(const Incarnation& id);
   void onEnd(const Incarnation& id, const Dial::Result& result);
   void onTrouble(const Incarnation& id, const Dial::Result& result);
-  void see(const Incarnation& id, MemberProber::Liveness liveness, std::string how);
+  void see(const Incarnation& id, Liveness liveness, std::string how);
   std::string describeSilence(const Target& target) const;
   Duration connectPatience() const;
   Duration interval() const;
@@ -155,18 +155,10 @@ void Rounds::ask(const Incarnation& id) {
 void Rounds::onEnd(const Incarnation& id, const Dial::Result& result) {
   Target& target = targets_.at(id);
   const std::unique_ptr<Dial> spent = std::move(target.dial);
-  switch (lifeSignOf(result)) {
-    case LifeSign::kUnclear:
-      return onTrouble(id, result);
-    case LifeSign::kGone:
-      return see(id, MemberProber::Liveness::kGone, "its process ended");
-    case LifeSign::kSilent:
-      see(id, MemberProber::Liveness::kFrozen, describeSilence(target));
-      break;
-    case LifeSign::kAlive:
-      see(id, MemberProber::Liveness::kAlive, "");
-      break;
-  }
+  const std::optional<Liveness> shown = livenessShownBy(result);
+  if (!shown) return onTrouble(id, result);
+  if (*shown == Liveness::kGone) return see(id, *shown, "its process ended");
+  see(id, *shown, *shown == Liveness::kSilent ? describeSilence(target) : std::string());
   target.failing_since.reset();
   askLater(id, interval());
 }
@@ -179,11 +171,11 @@ void Rounds::onTrouble(const Incarnation& id, const Dial::Result& result) {
   const bool connected = result.end == Dial::End::kBroken;
   if (!target.failing_since) target.failing_since = connected ? Clock::now() : target.asked;
   if (Clock::now() - *target.failing_since < connectPatience()) return askLater(id, kAskAgain);
-  see(id, MemberProber::Liveness::kUnreachable, "its host cannot be reached");
+  see(id, Liveness::kUnreachable, "its host cannot be reached");
   askLater(id, interval());
 }
 
-void Rounds::see(const Incarnation& id, MemberProber::Liveness liveness, std::string how) {
+void Rounds::see(const Incarnation& id, Liveness liveness, std::string how) {
   Target& target = targets_.at(id);
   if (target.liveness == liveness) return;
   target.liveness = liveness;

@@ -156,7 +156,7 @@ void LivenessTable::onDialled(const Incarnation& id, uint64_t watch, Dial::Resul
                                        "; its death will not be noticed early");
   }
   redialLater(id);
-  if (lifeSignOf(result) == LifeSign::kGone) reportProbe(id, ProbeEnd::kGone, 0);
+  if (livenessShownBy(result) == Liveness::kGone) reportProbe(id, Liveness::kGone, 0);
 }
 
 // Those whose dial is neither under way nor waiting.
@@ -412,30 +412,19 @@ void LivenessTable::onProbed(const Incarnation& id, Dial::Result result) {
   PeerEntry& peer = peers_.at(id);
   ProbeRun& run = *peer.probe;
   const std::unique_ptr<Dial> spent = std::move(run.dial);
-  ProbeEnd end = ProbeEnd::kUnreachable;
-  switch (lifeSignOf(result)) {
-    case LifeSign::kGone:
-      end = ProbeEnd::kGone;
-      break;
-    case LifeSign::kSilent:
-      end = ProbeEnd::kSilent;
-      break;
-    case LifeSign::kAlive:
-      end = ProbeEnd::kAlive;
-      break;
-    case LifeSign::kUnclear:
-      if (result.end == Dial::End::kNoSocket) return probeAgain(id, run);
-      // A dying process resets connections that its listener had taken, just before it refuses
-      // them: a reset, however late, deserves another look.
-      if (result.end == Dial::End::kBroken && !std::exchange(run.was_broken, true)) {
-        run.give_up = Deadline::after(run.order.connect);
-      }
-      if (run.give_up.expired()) break;
-      return probeAgain(id, run);
+  const std::optional<Liveness> shown = livenessShownBy(result);
+  if (!shown) {
+    if (result.end == Dial::End::kNoSocket) return probeAgain(id, run);
+    // A dying process resets connections that its listener had taken, just before it refuses them:
+    // a reset, however late, deserves another look.
+    if (result.end == Dial::End::kBroken && !std::exchange(run.was_broken, true)) {
+      run.give_up = Deadline::after(run.order.connect);
+    }
+    if (!run.give_up.expired()) return probeAgain(id, run);
   }
   const uint64_t number = run.order.number;
   dropProbe(peer);
-  reportProbe(id, end, number);
+  reportProbe(id, shown.value_or(Liveness::kUnreachable), number);
 }
 
 void LivenessTable::probeAgain(const Incarnation& id, ProbeRun& run) {
@@ -459,7 +448,7 @@ void LivenessTable::report(ConnectionReport::What what, const Incarnation& id) {
   on_report_({what, options_.kind, id});
 }
 
-void LivenessTable::reportProbe(const Incarnation& id, ProbeEnd answer, uint64_t number) {
+void LivenessTable::reportProbe(const Incarnation& id, Liveness answer, uint64_t number) {
   ConnectionReport probed{ConnectionReport::What::kProbed, options_.kind, id};
   probed.answer = answer;
   probed.number = number;

@@ -70,7 +70,7 @@ struct ConnectionReport {
   Incarnation peer;
   Notice notice{};                         // kNotice
   LivenessEnd end = LivenessEnd::kBroken;  // kEnded
-  ProbeEnd answer = ProbeEnd::kAlive;      // kProbed
+  Liveness answer = Liveness::kAlive;      // kProbed
   uint64_t number = 0;  // kProbed: of the order; 0: nobody asked, a dial found it
 };
 
@@ -189,7 +189,7 @@ class LivenessTable {
   void dropProbe(PeerEntry& peer);
 
   void report(ConnectionReport::What what, const Incarnation& id);
-  void reportProbe(const Incarnation& id, ProbeEnd answer, uint64_t number);
+  void reportProbe(const Incarnation& id, Liveness answer, uint64_t number);
   void reportNotices(const Incarnation& id, const std::vector<Notice>& notices);
   void considerBeats(const LivenessConnection& connection);
   void beatAll();

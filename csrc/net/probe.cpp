@@ -43,30 +43,23 @@ void Probe::askAgain() {
 
 void Probe::onEnd(const Dial::Result& result) {
   const std::unique_ptr<Dial> spent = std::move(dial_);  // its callback is running
-  switch (lifeSignOf(result)) {
-    case LifeSign::kAlive:
-      return finish(Answer::kAnswered, {});
-    case LifeSign::kGone:
-      return finish(Answer::kGone, result.detail);
-    case LifeSign::kSilent:
-      return finish(Answer::kSilent, result.detail);
-    case LifeSign::kUnclear:
-      return onUnclear(result);
-  }
+  const std::optional<Liveness> shown = livenessShownBy(result);
+  if (!shown) return onUnclear(result);
+  finish(*shown, *shown == Liveness::kAlive ? std::string() : result.detail);
 }
 
 void Probe::onUnclear(const Dial::Result& result) {
   if (result.end == Dial::End::kBroken && --tries_left_ == 0) {
-    return finish(Answer::kGone, result.detail);
+    return finish(Liveness::kGone, result.detail);
   }
   if (result.end != Dial::End::kBroken && deadline_.expired()) {
     const bool unreachable = result.end == Dial::End::kUnreachable;
-    return finish(unreachable ? Answer::kUnreachable : Answer::kUnknown, result.detail);
+    return finish(unreachable ? Liveness::kUnreachable : Liveness::kUnknown, result.detail);
   }
   askAgain();
 }
 
-void Probe::finish(Answer answer, const std::string& detail) {
+void Probe::finish(Liveness answer, const std::string& detail) {
   // The callback may destroy this object: nothing is touched after it.
   const Callback callback = std::exchange(callback_, nullptr);
   if (callback) callback(answer, detail);

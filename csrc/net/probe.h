@@ -1,9 +1,10 @@
 // Does that process still live? Asks as often as it takes for a clear answer (net/dial.h): a
 // connection that ends without a word is tried again twice, a few milliseconds later, since the
-// process may be ending, or something cuts connections, of which this was one; as long as this
-// process can open no connection, nothing is known; and a route that is not there may come back, up
-// to the deadline. The deadline counts for each connection, and for each answer from when it was
-// asked for: time in which this process was stopped is nobody's silence. Each has 100 ms at least.
+// process may be ending (the third such end counts as kGone), or something cuts connections, of
+// which this was one; as long as this process can open no connection, nothing is known; and a route
+// that is not there may come back, up to the deadline. The deadline counts for each connection, and
+// for each answer from when it was asked for: time in which this process was stopped is nobody's
+// silence. Each has 100 ms at least.
 //
 // Loop thread only. The callback runs once, on the loop, never from the constructor nor after
 // destruction; it may destroy the Probe.
@@ -22,14 +23,7 @@ namespace torchft_ext {
 
 class Probe {
  public:
-  enum class Answer {
-    kAnswered,     // it lives
-    kGone,         // nobody listens, the port is another's, or three connections ended wordless
-    kSilent,       // connected, no answer by the deadline
-    kUnreachable,  // no connection by the deadline
-    kUnknown,      // this process could open no connection until the deadline
-  };
-  using Callback = std::function<void(Answer, const std::string& detail)>;
+  using Callback = std::function<void(Liveness, const std::string& detail)>;
 
   // who: the life that is asked about.
   Probe(EventLoop& loop, const SocketAddress& address, const Incarnation& who, Deadline deadline,
@@ -43,7 +37,7 @@ class Probe {
   void askAgain();
   void onEnd(const Dial::Result& result);
   void onUnclear(const Dial::Result& result);
-  void finish(Answer answer, const std::string& detail);
+  void finish(Liveness answer, const std::string& detail);
 
   EventLoop& loop_;
   const SocketAddress address_;

@@ -92,7 +92,7 @@ class MonitorWorld::Process : private PropagationOrders {
                        LivenessEnd end);
   void closeWith(int peer, LivenessKind kind, LivenessEnd last_word);
   void look(int peer, LivenessKind kind, Time began, ProbeOrder order);
-  void finishProbe(int peer, LivenessKind kind, uint64_t number, ProbeEnd end);
+  void finishProbe(int peer, LivenessKind kind, uint64_t number, Liveness answer);
   void beat();
   Event beatAt(Process& other);
   void confirmAll();
@@ -333,7 +333,7 @@ void MonitorWorld::Process::connect(int peer, LivenessKind kind) {
                  [this, peer, kind] { receive([this, peer, kind] { dial(peer, kind); }); });
     if (blocked || other.state_ != State::kEnded) return;
     return act([&](FailurePropagation& propagation) {
-      propagation.probed(world_.now_, other.incarnation(), kind, ProbeEnd::kGone, 0);
+      propagation.probed(world_.now_, other.incarnation(), kind, Liveness::kGone, 0);
     });
   }
   const auto there = std::make_shared<Channel>();
@@ -441,20 +441,20 @@ void MonitorWorld::Process::look(int peer, LivenessKind kind, Time began, ProbeO
     world_.later(kProbeLook, [this, peer, kind, began, order] { look(peer, kind, began, order); });
     return;
   }
-  ProbeEnd end = blocked ? ProbeEnd::kUnreachable : ProbeEnd::kSilent;
-  if (!no_answer) end = there == State::kEnded ? ProbeEnd::kGone : ProbeEnd::kAlive;
-  world_.later(world_.delay(), [this, peer, kind, number = order.number, end] {
-    receive([this, peer, kind, number, end] { finishProbe(peer, kind, number, end); });
+  Liveness answer = blocked ? Liveness::kUnreachable : Liveness::kSilent;
+  if (!no_answer) answer = there == State::kEnded ? Liveness::kGone : Liveness::kAlive;
+  world_.later(world_.delay(), [this, peer, kind, number = order.number, answer] {
+    receive([this, peer, kind, number, answer] { finishProbe(peer, kind, number, answer); });
   });
 }
 
 void MonitorWorld::Process::finishProbe(int peer, LivenessKind kind, uint64_t number,
-                                        ProbeEnd end) {
+                                        Liveness answer) {
   const auto found = probes_.find({peer, kind});
   if (found == probes_.end() || found->second != number) return;
   probes_.erase(found);
   act([&](FailurePropagation& propagation) {
-    propagation.probed(world_.now_, world_.at(peer).incarnation(), kind, end, number);
+    propagation.probed(world_.now_, world_.at(peer).incarnation(), kind, answer, number);
   });
 }
 

@@ -16,16 +16,16 @@ namespace {
 using namespace net_test;  // NOLINT(google-build-using-namespace)
 
 // Asks and waits; the probe is destroyed on its loop, as it has to be.
-Probe::Answer ask(EventLoop& loop, const SocketAddress& address, const Incarnation& who,
-                  Duration limit = std::chrono::seconds(30)) {
-  std::promise<Probe::Answer> answer;
+Liveness ask(EventLoop& loop, const SocketAddress& address, const Incarnation& who,
+             Duration limit = std::chrono::seconds(30)) {
+  std::promise<Liveness> answer;
   std::unique_ptr<Probe> probe;
   onLoop(loop, [&] {
     probe = std::make_unique<Probe>(
         loop, address, who, Deadline::after(limit),
-        [&](Probe::Answer given, const std::string& /*detail*/) { answer.set_value(given); });
+        [&](Liveness given, const std::string& /*detail*/) { answer.set_value(given); });
   });
-  const Probe::Answer given = answer.get_future().get();
+  const Liveness given = answer.get_future().get();
   onLoop(loop, [&] { probe.reset(); });
   return given;
 }
@@ -57,7 +57,7 @@ class SlowPeer {
 
 TEST(Probe, ALivingProcessAnswers) {
   Acceptor acceptor;
-  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), selfIncarnation()), Probe::Answer::kAnswered);
+  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), selfIncarnation()), Liveness::kAlive);
   EXPECT_EQ(acceptor.listener->counts().parked, 0U);
 }
 
@@ -67,13 +67,13 @@ TEST(Probe, AWelcomeIsAnAnswerToo) {
   onLoop(acceptor.loop, [&] {
     acceptor.listener->expect(kProbeNonce, GenerationSecret{}, [](Arrival&) { return false; });
   });
-  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), selfIncarnation()), Probe::Answer::kAnswered);
-  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), Incarnation::random()), Probe::Answer::kGone);
+  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), selfIncarnation()), Liveness::kAlive);
+  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), Incarnation::random()), Liveness::kGone);
 }
 
 TEST(Probe, AnotherProcessAtThePortMeansGone) {
   Acceptor acceptor;
-  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), Incarnation::random()), Probe::Answer::kGone);
+  EXPECT_EQ(ask(acceptor.loop, acceptor.address(), Incarnation::random()), Liveness::kGone);
 }
 
 TEST(Probe, AClosedPortMeansGone) {
@@ -82,7 +82,7 @@ TEST(Probe, AClosedPortMeansGone) {
   auto listening = listenOn(loopbackAddress(), {}, &error);
   ASSERT_TRUE(listening) << error;
   listening->fd.reset();
-  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
+  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Liveness::kGone);
 }
 
 // A process that ends: its kernel has accepted, and then closes one socket after the other.
@@ -97,7 +97,7 @@ TEST(Probe, ConnectionsThatAllEndWithoutAWordMeanGone) {
       acceptOne(listening->fd.get());
     }
   });
-  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Probe::Answer::kGone);
+  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Liveness::kGone);
   ending.join();
 }
 
@@ -116,7 +116,7 @@ TEST(Probe, OneConnectionThatEndsWithoutAWordIsNoDeath) {
         sendWhole(second.get(), encodeRefusal({RefusalCode::kUnknownGeneration, "it lives"})));
     ASSERT_TRUE(waitReady(second.get(), POLLHUP | POLLIN));
   });
-  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Probe::Answer::kAnswered);
+  EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation()), Liveness::kAlive);
   living.join();
 }
 
@@ -126,62 +126,61 @@ TEST(Probe, AKernelThatAcceptsForAStoppedProcessMeansSilent) {
   auto listening = listenOn(loopbackAddress(), {}, &error);
   ASSERT_TRUE(listening) << error;
   EXPECT_EQ(ask(acceptor.loop, listening->address, selfIncarnation(), milliseconds(300)),
-            Probe::Answer::kSilent);
+            Liveness::kSilent);
 }
 
 TEST(Probe, WithoutALimitSilenceIsNoAnswer) {
   Acceptor acceptor;
   SlowPeer slow(milliseconds(300));
-  EXPECT_EQ(ask(acceptor.loop, slow.address(), selfIncarnation(), Duration(-1)),
-            Probe::Answer::kAnswered);
+  EXPECT_EQ(ask(acceptor.loop, slow.address(), selfIncarnation(), Duration(-1)), Liveness::kAlive);
 }
 
 // What an asker learns that is stopped, for longer than its limit, before it could ask.
-Probe::Answer askOnceStopped(const SocketAddress& address) {
+Liveness askOnceStopped(const SocketAddress& address) {
   EventLoop asking("asking");
-  std::promise<Probe::Answer> answer;
+  std::promise<Liveness> answer;
   std::unique_ptr<Probe> probe;
   onLoop(asking, [&] {
     probe = std::make_unique<Probe>(
         asking, address, selfIncarnation(), Deadline::after(milliseconds(1000)),
-        [&](Probe::Answer given, const std::string& /*detail*/) { answer.set_value(given); });
+        [&](Liveness given, const std::string& /*detail*/) { answer.set_value(given); });
     std::this_thread::sleep_for(milliseconds(1100));  // stopped
   });
-  const Probe::Answer given = answer.get_future().get();
+  const Liveness given = answer.get_future().get();
   onLoop(asking, [&] { probe.reset(); });
   return given;
 }
 
 // The other has not been silent meanwhile.
 TEST(Probe, TimeInWhichTheQuestionWasNotAskedIsNoSilence) {
-  Probe::Answer given = Probe::Answer::kSilent;
+  Liveness given = Liveness::kSilent;
   // A machine that stalls makes a silence of the pause before the answer: then once more.
-  for (int round = 0; round < 3 && given == Probe::Answer::kSilent; ++round) {
+  for (int round = 0; round < 3 && given == Liveness::kSilent; ++round) {
     SlowPeer slow(milliseconds(300));
     given = askOnceStopped(slow.address());
   }
-  EXPECT_EQ(given, Probe::Answer::kAnswered);
+  EXPECT_EQ(given, Liveness::kAlive);
 }
 
 // Both were stopped, as on a machine that was: the answer comes after the limit, and counts.
 TEST(Probe, TimeInWhichTheAskerWasStoppedIsNoSilence) {
-  Probe::Answer given = Probe::Answer::kSilent;
-  for (int round = 0; round < 3 && given != Probe::Answer::kAnswered; ++round) {
+  Liveness given = Liveness::kSilent;
+  for (int round = 0; round < 3 && given != Liveness::kAlive; ++round) {
     SlowPeer slow(milliseconds(1300));
     EventLoop asking("asking");
-    std::promise<Probe::Answer> answer;
+    std::promise<Liveness> answer;
     std::unique_ptr<Probe> probe;
     onLoop(asking, [&] {
       probe = std::make_unique<Probe>(
           asking, slow.address(), selfIncarnation(), Deadline::after(milliseconds(500)),
-          [&](Probe::Answer said, const std::string& /*detail*/) { answer.set_value(said); });
+          [&](Liveness said, const std::string& /*detail*/) { answer.set_value(said); });
     });
     slow.awaitQuestion();
     onLoop(asking, [] { std::this_thread::sleep_for(milliseconds(1000)); });
     given = answer.get_future().get();
     onLoop(asking, [&] { probe.reset(); });
   }
-  EXPECT_EQ(given, Probe::Answer::kAnswered);
+  EXPECT_EQ(given, Liveness::kAlive);
 }
 
 // The same, and the connection was reset meanwhile: nobody listens any more.
@@ -190,16 +189,16 @@ TEST(Probe, AConnectionThatEndedWhileTheAskerWasStoppedIsAskedAboutAgain) {
   std::string error;
   auto listening = listenOn(loopbackAddress(), {}, &error);
   ASSERT_TRUE(listening) << error;
-  std::promise<Probe::Answer> answer;
+  std::promise<Liveness> answer;
   std::unique_ptr<Probe> probe;
   onLoop(asking, [&] {
     probe = std::make_unique<Probe>(
         asking, listening->address, selfIncarnation(), Deadline::after(milliseconds(300)),
-        [&](Probe::Answer given, const std::string& /*detail*/) { answer.set_value(given); });
+        [&](Liveness given, const std::string& /*detail*/) { answer.set_value(given); });
     listening->fd.reset();
     std::this_thread::sleep_for(milliseconds(400));  // stopped
   });
-  EXPECT_EQ(answer.get_future().get(), Probe::Answer::kGone);
+  EXPECT_EQ(answer.get_future().get(), Liveness::kGone);
   onLoop(asking, [&] { probe.reset(); });
 }
 
@@ -208,8 +207,7 @@ TEST(Probe, ARouteThatIsNotThereIsAwaitedUpToTheDeadline) {
   EventLoop asking("asking");
   const SocketAddress nowhere = *SocketAddress::fromNumeric("127.255.255.255", 4000);
   const auto began = Clock::now();
-  EXPECT_EQ(ask(asking, nowhere, selfIncarnation(), milliseconds(200)),
-            Probe::Answer::kUnreachable);
+  EXPECT_EQ(ask(asking, nowhere, selfIncarnation(), milliseconds(200)), Liveness::kUnreachable);
   EXPECT_GE(Clock::now() - began, milliseconds(200));
 }
 
@@ -227,10 +225,10 @@ TEST(Probe, NoDescriptorForTheQuestionMeansUnknown) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
   const rlimit none{0, usual.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const Probe::Answer answer =
+  const Liveness answer =
       ask(acceptor.loop, acceptor.address(), selfIncarnation(), milliseconds(100));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
-  EXPECT_EQ(answer, Probe::Answer::kUnknown);
+  EXPECT_EQ(answer, Liveness::kUnknown);
 }
 
 }  // namespace

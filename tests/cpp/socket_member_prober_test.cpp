@@ -40,7 +40,7 @@ TEST(SocketMemberProber, DoesNotTakeItsOwnStallForAHostThatCannotBeReached) {
       acceptor.accept();  // asked again, after what was to be said of the first
   const auto updates = prober->updates();
   EXPECT_TRUE(std::none_of(updates.begin(), updates.end(), [](const MemberProber::Report& report) {
-    return report.liveness == MemberProber::Liveness::kUnreachable;
+    return report.liveness == Liveness::kUnreachable;
   }));
 }
 
