@@ -45,14 +45,16 @@ void BreakClassifier::ask(int rank) {
     const OnResult result = on_result_;
     return result(rank, FailureKind::kPeerLost, "its connections closed");
   }
+  ProbePatience patience;
+  patience.connect = kProbeWithin;
   asked.probe = std::make_unique<Probe>(
-      loop_, addresses.front(), member.incarnation, Deadline::after(kProbeWithin),
-      [this, rank](Liveness answer, const std::string& detail) { onAnswer(rank, answer, detail); });
+      loop_, ProbeQuestion{selfIncarnation(), member.incarnation, {addresses.front()}}, patience,
+      [this, rank](const ProbeAnswer& answer) { onAnswer(rank, answer); });
 }
 
-void BreakClassifier::onAnswer(int rank, Liveness answer, const std::string& detail) {
+void BreakClassifier::onAnswer(int rank, const ProbeAnswer& answer) {
   const OnResult result = on_result_;  // it may destroy this object
-  switch (answer) {
+  switch (answer.liveness) {
     case Liveness::kAlive:
       return result(rank, FailureKind::kConnectionLost,
                     "the connection broke although its process lives");
@@ -61,11 +63,12 @@ void BreakClassifier::onAnswer(int rank, Liveness answer, const std::string& det
     case Liveness::kSilent:
       return result(rank, FailureKind::kPeerLost, "its connection broke and it does not answer");
     case Liveness::kUnreachable:
-      return result(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
+      return result(rank, FailureKind::kPeerLost,
+                    "its host cannot be reached (" + answer.detail + ")");
     case Liveness::kUnknown:
-      return result(
-          rank, FailureKind::kConnectionLost,
-          "the connection broke, and this process could not ask whether it lives (" + detail + ")");
+      return result(rank, FailureKind::kConnectionLost,
+                    "the connection broke, and this process could not ask whether it lives (" +
+                        answer.detail + ")");
   }
 }
 
