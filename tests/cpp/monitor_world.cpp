@@ -659,7 +659,16 @@ size_t MonitorWorld::generationsKept(int process) const {
 
 // ---------------------------------------------------------------- the truth
 
+void MonitorWorld::addToDigest(int number, int member, const Failure& failure) {
+  const std::string told = std::to_string(number) + ' ' + std::to_string(member) + ' ' +
+                           std::to_string(now_.time_since_epoch().count()) + ' ' +
+                           failure.describe();
+  for (const char letter : told)  // FNV-1a's steps
+    digest_ = (digest_ ^ static_cast<uint8_t>(letter)) * 0x100000001b3U;
+}
+
 void MonitorWorld::judge(int number, int member, const Failure& failure) {
+  addToDigest(number, member, failure);
   const bool first = told_.emplace(Pair{number, member}, Told{failure, hops_heard_}).second;
   EXPECT_TRUE(first) << "told twice";
   EXPECT_TRUE(isTrue(generations_[static_cast<size_t>(number)], failure))
@@ -744,6 +753,10 @@ uint32_t testSeed() {
   const uint32_t seed = numberFrom("TORCHFT_EXT_TEST_SEED", 1);
   std::cout << "TORCHFT_EXT_TEST_SEED=" << seed << std::endl;  // stands there even after a crash
   return seed;
+}
+
+uint32_t testProcesses(uint32_t otherwise) {
+  return numberFrom("TORCHFT_EXT_TEST_PROCESSES", otherwise);
 }
 
 void forSeeds(uint32_t count, const std::function<void(uint32_t seed)>& run) {

@@ -12,6 +12,10 @@
 //
 //   TORCHFT_EXT_TEST_SEED=123     replays that one; tests of many seeds begin with it
 //   TORCHFT_EXT_TEST_SEEDS=5000   so many, in tests of many
+//   TORCHFT_EXT_TEST_PROCESSES=64 so many in each of the monitor's random schedules
+//
+// They print a digest of what was told, to whom and when: code that judges as before leaves it as
+// it was.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -83,7 +87,8 @@ class MonitorWorld {
   // Broken, or a survivor holds it for broken.
   bool isBroken(int generation) const;
   // The survivors of broken generations who do not know: empty, sooner or later.
-  std::vector<Pair> blocked() const;  // (generation, member)
+  std::vector<Pair> blocked() const;           // (generation, member)
+  uint64_t digest() const { return digest_; }  // of all that was told, in order
   size_t generationsKept(int process) const;
 
  private:
@@ -115,6 +120,7 @@ class MonitorWorld {
   void breakGenerationsWith(int process);
   int generationOf(const Nonce& nonce) const;
   void judge(int generation, int member, const Failure& failure);
+  void addToDigest(int generation, int member, const Failure& failure);
   bool isTrue(const Generation& generation, const Failure& failure) const;
   bool wasOutOfReach(const Generation& generation, int process) const;
   bool wasHeardLate(const Generation& generation, int process) const;
@@ -128,7 +134,8 @@ class MonitorWorld {
   std::map<Incarnation, int> numbers_;
   std::vector<Generation> generations_;
   std::map<Pair, Told> told_;  // by generation and member
-  int hops_heard_ = 0;         // of the notice that is being delivered
+  uint64_t digest_ = 0;
+  int hops_heard_ = 0;  // of the notice that is being delivered
   std::map<Pair, Spans> blocked_;
   std::map<int, Spans> frozen_;
   std::set<Pair> ever_cut_;
@@ -154,6 +161,7 @@ inline constexpr bool kSanitized = false;
 // schedules as the one before it. New ones are looked for with seeds and numbers of one's own.
 // Printed.
 uint32_t testSeed();
+uint32_t testProcesses(uint32_t otherwise);
 // So many seeds, unless the environment says how many; ends with the first that fails a test, and
 // names that one.
 void forSeeds(uint32_t count, const std::function<void(uint32_t seed)>& run);
