@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "monitor_world.h"
+#include "test_seeds.h"
 
 namespace torchft_ext {
 namespace {

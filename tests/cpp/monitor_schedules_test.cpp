@@ -5,6 +5,7 @@
 
 #include "liveness/overlay.h"
 #include "monitor_world.h"
+#include "test_seeds.h"
 
 namespace torchft_ext {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "detector_recorder.h"
 #include "liveness/detector.h"
-#include "monitor_world.h"
+#include "test_seeds.h"
 
 namespace torchft_ext {
 namespace {
