@@ -122,7 +122,8 @@ void Rounds::drop(Target& target) {
 }
 
 Duration Rounds::interval() const {
-  return std::max<Duration>(kInterval, std::chrono::seconds(options_.world) / kMostPerSecond);
+  return std::max<Duration>(kInterval,
+                            Duration(std::chrono::seconds(options_.world)) / kMostPerSecond);
 }
 
 // Something may cut connections, so one that ends without a word is no answer here: if a process

@@ -84,6 +84,21 @@ TEST(SocketMemberProber, AsksTheNextPortWhereOneSaysNothing) {
   EXPECT_EQ(awaitReports(*prober, 1).front().liveness, Liveness::kAlive);
 }
 
+// Rank 0 asks as many as that: 25 ms for each would be 12,000 questions a second.
+TEST(SocketMemberProber, AsksSeldomInAWorldOfHundreds) {
+  TestLoop test;
+  net_test::Acceptor alive;
+  MemberProberOptions options = optionsOf();
+  options.world = 300;  // every 750 ms
+  const auto prober = makeSocketMemberProber(test.loop(), options);
+  const auto began = Clock::now();
+  prober->watch({memberAt(alive.address(), selfIncarnation())});
+  awaitReports(*prober, 1);
+  std::this_thread::sleep_for(milliseconds(300));
+  const auto periods = static_cast<uint64_t>((Clock::now() - began) / milliseconds(750));
+  EXPECT_LE(alive.listener->counts().accepted, 1 + periods);
+}
+
 TEST(SocketMemberProber, OneThatIsDestroyedClosesTheConnectionUnderWay) {
   TestLoop test;
   net_test::RawAcceptor acceptor;
