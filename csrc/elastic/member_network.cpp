@@ -20,11 +20,11 @@ std::vector<FrameType> spokenTypes() {
           FrameType::kGoodbye};
 }
 
-Loss lossOf(Probe::Answer answer) {
+Loss lossOf(Liveness answer) {
   switch (answer) {
-    case Probe::Answer::kGone:
+    case Liveness::kGone:
       return Loss::kDead;
-    case Probe::Answer::kSilent:
+    case Liveness::kSilent:
       return Loss::kFrozen;
     default:
       return Loss::kUnreachable;
@@ -319,17 +319,17 @@ void MemberNetwork::ask(const MemberId& id) {
   Peer& peer = found->second;
   const std::optional<SocketAddress> address = probedAt(peer.record);
   if (!address) return;
-  peer.probe =
-      std::make_unique<Probe>(loop_, *address, peer.record.incarnation, Deadline::after(limit_),
-                              [this, id](Probe::Answer answer, const std::string& detail) {
-                                onProbed(id, answer, std::string(detail));  // the probe goes
-                              });
+  ProbePatience patience;
+  patience.connect = limit_;
+  peer.probe = std::make_unique<Probe>(
+      loop_, ProbeQuestion{selfIncarnation(), peer.record.incarnation, {*address}}, patience,
+      [this, id](const ProbeAnswer& answer) { onProbed(id, answer); });
 }
 
-void MemberNetwork::onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail) {
+void MemberNetwork::onProbed(const MemberId& id, const ProbeAnswer& answer) {
   Peer& peer = peers_.at(id);
   peer.probe.reset();
-  if (answer == Probe::Answer::kAnswered || answer == Probe::Answer::kUnknown) {
+  if (answer.liveness == Liveness::kAlive || answer.liveness == Liveness::kUnknown) {
     if (!peer.out && !peer.dial) connectLater(id);  // kUnknown: this process's own trouble
     if (isLostUnproved(peer)) {
       peer.unproved_since = Clock::now();  // told once for each such time
@@ -339,8 +339,7 @@ void MemberNetwork::onProbed(const MemberId& id, Probe::Answer answer, const std
     return;
   }
   if (!std::exchange(peer.waiting, {}).empty()) peer.was_connected = true;
-  const Loss loss = lossOf(answer);
-  events_->on_lost(id, loss, detail);
+  events_->on_lost(id, lossOf(answer.liveness), answer.detail);
 }
 
 // Views change between two tries, so a few that fail mean nothing.

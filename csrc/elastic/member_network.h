@@ -126,7 +126,7 @@ class MemberNetwork {
   void onOutgoingEnd(const MemberId& id);
   Clock::time_point proveBy() const;
   bool isLostUnproved(const Peer& peer) const;
-  void onProbed(const MemberId& id, Probe::Answer answer, const std::string& detail);
+  void onProbed(const MemberId& id, const ProbeAnswer& answer);
 
   EventLoop& loop_;
   Nonce nonce_;

@@ -45,29 +45,30 @@ void BreakClassifier::ask(int rank) {
     const OnResult result = on_result_;
     return result(rank, FailureKind::kPeerLost, "its connections closed");
   }
+  ProbePatience patience;
+  patience.connect = kProbeWithin;
   asked.probe = std::make_unique<Probe>(
-      loop_, addresses.front(), member.incarnation, Deadline::after(kProbeWithin),
-      [this, rank](Probe::Answer answer, const std::string& detail) {
-        onAnswer(rank, answer, detail);
-      });
+      loop_, ProbeQuestion{selfIncarnation(), member.incarnation, {addresses.front()}}, patience,
+      [this, rank](const ProbeAnswer& answer) { onAnswer(rank, answer); });
 }
 
-void BreakClassifier::onAnswer(int rank, Probe::Answer answer, const std::string& detail) {
+void BreakClassifier::onAnswer(int rank, const ProbeAnswer& answer) {
   const OnResult result = on_result_;  // it may destroy this object
-  switch (answer) {
-    case Probe::Answer::kAnswered:
+  switch (answer.liveness) {
+    case Liveness::kAlive:
       return result(rank, FailureKind::kConnectionLost,
                     "the connection broke although its process lives");
-    case Probe::Answer::kGone:
+    case Liveness::kGone:
       return result(rank, FailureKind::kPeerLost, "its process ended");
-    case Probe::Answer::kSilent:
+    case Liveness::kSilent:
       return result(rank, FailureKind::kPeerLost, "its connection broke and it does not answer");
-    case Probe::Answer::kUnreachable:
-      return result(rank, FailureKind::kPeerLost, "its host cannot be reached (" + detail + ")");
-    case Probe::Answer::kUnknown:
-      return result(
-          rank, FailureKind::kConnectionLost,
-          "the connection broke, and this process could not ask whether it lives (" + detail + ")");
+    case Liveness::kUnreachable:
+      return result(rank, FailureKind::kPeerLost,
+                    "its host cannot be reached (" + answer.detail + ")");
+    case Liveness::kUnknown:
+      return result(rank, FailureKind::kConnectionLost,
+                    "the connection broke, and this process could not ask whether it lives (" +
+                        answer.detail + ")");
   }
 }
 

@@ -41,7 +41,7 @@ class BreakClassifier {
   };
 
   void ask(int rank);
-  void onAnswer(int rank, Probe::Answer answer, const std::string& detail);
+  void onAnswer(int rank, const ProbeAnswer& answer);
 
   EventLoop& loop_;
   const Roster& roster_;

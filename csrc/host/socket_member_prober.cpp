@@ -8,8 +8,8 @@
 #include "base/mutex.h"
 #include "liveness/liveness_kind.h"
 #include "liveness/process_state.h"
-#include "net/dial.h"
 #include "net/local_address.h"
+#include "net/probe.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {
@@ -20,8 +20,7 @@ namespace {
 constexpr milliseconds kFirstAsk{15};
 constexpr milliseconds kInterval{25};
 constexpr int kMostPerSecond = 400;
-// A dying process resets connections just before it refuses them.
-constexpr milliseconds kAskAgain{1};
+constexpr milliseconds kFirstPause{1};  // after a connection that says nothing; then doubled
 constexpr std::chrono::seconds kLongestConnect{2};
 constexpr std::chrono::hours kKeeper{1};  // renewed
 
@@ -61,23 +60,19 @@ class Rounds : public std::enable_shared_from_this<Rounds> {
   struct Target {
     std::string host;
     int64_t pid = -1;
-    std::vector<SocketAddress> addresses;
-    size_t next_address = 0;
-    std::unique_ptr<Dial> dial;
-    Clock::time_point asked;
-    std::optional<Clock::time_point> failing_since;  // neither an answer nor a refusal
-    std::optional<MemberProber::Liveness> liveness;
+    std::vector<SocketAddress> addresses;  // the next one first
+    std::unique_ptr<Probe> probe;
+    std::optional<Liveness> liveness;
     EventLoop::TimerId timer = 0;
   };
 
   void drop(Target& target);
   void askLater(const Incarnation& id, Duration pause);
   void ask(const Incarnation& id);
-  void onEnd(const Incarnation& id, const Dial::Result& result);
-  void onTrouble(const Incarnation& id, const Dial::Result& result);
-  void see(const Incarnation& id, MemberProber::Liveness liveness, std::string how);
-  std::string describeSilence(const Target& target) const;
-  Duration connectPatience() const;
+  void onAnswer(const Incarnation& id, const ProbeAnswer& answer);
+  void see(const Incarnation& id, const ProbeAnswer& answer);
+  std::string describe(const Target& target, const ProbeAnswer& answer) const;
+  ProbePatience patience() const;
   Duration interval() const;
 
   EventLoop& loop_;
@@ -110,7 +105,7 @@ void Rounds::watch(const std::vector<MemberRecord>& members) {
   for (auto& [id, target] : targets_) drop(target);
   targets_ = std::move(kept);
   for (auto& [id, target] : targets_) {
-    const bool fresh = !target.dial && target.timer == 0 && !target.liveness;
+    const bool fresh = !target.probe && target.timer == 0 && !target.liveness;
     if (fresh) askLater(id, kFirstAsk);
   }
 }
@@ -122,17 +117,27 @@ void Rounds::stop() {
 }
 
 void Rounds::drop(Target& target) {
-  target.dial.reset();
+  target.probe.reset();
   loop_.cancel(std::exchange(target.timer, 0));
 }
 
 Duration Rounds::interval() const {
-  return std::max<Duration>(kInterval, std::chrono::seconds(options_.world) / kMostPerSecond);
+  return std::max<Duration>(kInterval,
+                            Duration(std::chrono::seconds(options_.world)) / kMostPerSecond);
 }
 
-Duration Rounds::connectPatience() const {
+// Something may cut connections, so one that ends without a word is no answer here: if a process
+// ends, the next one is refused.
+ProbePatience Rounds::patience() const {
   const bool beats = options_.heartbeat_limit > Duration::zero();
-  return beats ? std::min<Duration>(options_.heartbeat_limit, kLongestConnect) : kLongestConnect;
+  ProbePatience patience;
+  patience.connect = beats ? std::min<Duration>(options_.heartbeat_limit, kLongestConnect)
+                           : Duration(kLongestConnect);
+  patience.answer = beats ? options_.heartbeat_limit : Duration(-1);
+  patience.first_pause = kFirstPause;
+  patience.longest_pause = kInterval;
+  patience.breaks_for_gone = 0;
+  return patience;
 }
 
 void Rounds::askLater(const Incarnation& id, Duration pause) {
@@ -142,59 +147,44 @@ void Rounds::askLater(const Incarnation& id, Duration pause) {
 void Rounds::ask(const Incarnation& id) {
   Target& target = targets_.at(id);
   target.timer = 0;
-  target.asked = Clock::now();
-  const size_t address = target.next_address++ % target.addresses.size();
-  const Hello hello = lifeQuestion(options_.self, id, static_cast<uint8_t>(LivenessKind::kMain));
-  const bool beats = options_.heartbeat_limit > Duration::zero();
-  target.dial = std::make_unique<Dial>(
-      loop_, target.addresses[address], hello, Welcome{{}, id}, Deadline::after(connectPatience()),
-      beats ? options_.heartbeat_limit : Duration(-1),
-      [this, id](const Dial::Result& result) { onEnd(id, result); });
+  const ProbeQuestion question{options_.self, id, target.addresses,
+                               static_cast<uint8_t>(LivenessKind::kMain)};
+  target.probe = std::make_unique<Probe>(
+      loop_, question, patience(), [this, id](const ProbeAnswer& answer) { onAnswer(id, answer); });
 }
 
-void Rounds::onEnd(const Incarnation& id, const Dial::Result& result) {
+void Rounds::onAnswer(const Incarnation& id, const ProbeAnswer& answer) {
   Target& target = targets_.at(id);
-  const std::unique_ptr<Dial> spent = std::move(target.dial);
-  switch (lifeSignOf(result)) {
-    case LifeSign::kUnclear:
-      return onTrouble(id, result);
-    case LifeSign::kGone:
-      return see(id, MemberProber::Liveness::kGone, "its process ended");
-    case LifeSign::kSilent:
-      see(id, MemberProber::Liveness::kFrozen, describeSilence(target));
+  target.probe.reset();
+  const size_t asked = answer.tries % target.addresses.size();
+  std::rotate(target.addresses.begin(), target.addresses.begin() + static_cast<ptrdiff_t>(asked),
+              target.addresses.end());
+  if (answer.liveness != Liveness::kUnknown) see(id, answer);
+  if (answer.liveness != Liveness::kGone) askLater(id, interval());
+}
+
+void Rounds::see(const Incarnation& id, const ProbeAnswer& answer) {
+  Target& target = targets_.at(id);
+  if (target.liveness == answer.liveness) return;
+  target.liveness = answer.liveness;
+  mailbox_->put({id, answer.liveness, describe(target, answer)});
+}
+
+std::string Rounds::describe(const Target& target, const ProbeAnswer& answer) const {
+  switch (answer.liveness) {
+    case Liveness::kGone:
+      return "its process ended";
+    case Liveness::kUnreachable:
+      return "its host cannot be reached";
+    case Liveness::kSilent:
       break;
-    case LifeSign::kAlive:
-      see(id, MemberProber::Liveness::kAlive, "");
-      break;
+    case Liveness::kAlive:
+    case Liveness::kUnknown:
+      return {};
   }
-  target.failing_since.reset();
-  askLater(id, interval());
-}
-
-void Rounds::onTrouble(const Incarnation& id, const Dial::Result& result) {
-  Target& target = targets_.at(id);
-  if (result.end == Dial::End::kNoSocket) return askLater(id, interval());
-  // A connection that broke had reached the host; how long it stood may be how long this process
-  // was stopped meanwhile.
-  const bool connected = result.end == Dial::End::kBroken;
-  if (!target.failing_since) target.failing_since = connected ? Clock::now() : target.asked;
-  if (Clock::now() - *target.failing_since < connectPatience()) return askLater(id, kAskAgain);
-  see(id, MemberProber::Liveness::kUnreachable, "its host cannot be reached");
-  askLater(id, interval());
-}
-
-void Rounds::see(const Incarnation& id, MemberProber::Liveness liveness, std::string how) {
-  Target& target = targets_.at(id);
-  if (target.liveness == liveness) return;
-  target.liveness = liveness;
-  mailbox_->put({id, liveness, std::move(how)});
-}
-
-std::string Rounds::describeSilence(const Target& target) const {
-  std::string how =
-      "its process has not answered for " + formatSeconds(Clock::now() - target.asked);
-  if (target.host != options_.host) return how;
-  const std::string state = describeProcessState(target.pid);
+  const std::string how = "its process has not answered for " + formatSeconds(answer.waited);
+  const std::string state =
+      target.host == options_.host ? describeProcessState(target.pid) : std::string();
   return state.empty() ? how : how + " (" + state + ")";
 }
 

@@ -4,8 +4,9 @@
 // The ports of the peer monitors are asked, each in turn: they live in private descriptor tables,
 // of which at least one is closed within milliseconds of a death, before the process's memory is
 // freed. Lives on the engine's loop, which must outlive it; has no thread of its own. Each process
-// is asked every 25 ms, in large worlds less often, so that neither end sees more than 400 probes a
-// second.
+// is asked every 25 ms (net/probe.h), in large worlds less often, so that neither end sees more
+// than 400 probes a second. Tries that meet the network's trouble are repeated sooner, from 1 ms
+// on.
 #pragma once
 
 #include <memory>

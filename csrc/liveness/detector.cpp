@@ -256,45 +256,47 @@ void Detector::connectionEnded(Time now, const Incarnation& id, LivenessKind kin
   }
 }
 
-void Detector::probed(Time now, const Incarnation& id, LivenessKind kind, ProbeEnd end,
+void Detector::probed(Time now, const Incarnation& id, LivenessKind kind, Liveness answer,
                       uint64_t number) {
   ConnectionView* connection = viewOf(id, kind);
   if (connection == nullptr || connection->wanted == 0) return;
   // An answer to an earlier watch's question says what was. That a process is gone stays true.
   const bool asked = number != 0 && number == connection->probe;
-  if (!asked && end != ProbeEnd::kGone) return;
+  if (!asked && answer != Liveness::kGone) return;
   connection->probe = 0;
   // An answer from before the connection ended does not say why it did.
   const bool stale = connection->state == ConnectionState::kDoubted &&
                      connection->probe_began < connection->doubted;
-  if (stale && end == ProbeEnd::kAlive) return startProbe(now, id, kind, *connection);
+  if (stale && answer == Liveness::kAlive) return startProbe(now, id, kind, *connection);
   connection->next_check = now + connection->pause;
   connection->pause = std::min<Duration>(connection->pause * 2, kLongestCheck);
-  judgeProbe(now, id, kind, *connection, end);
+  judgeProbe(now, id, kind, *connection, answer);
 }
 
 void Detector::judgeProbe(Time now, const Incarnation& id, LivenessKind kind,
-                          ConnectionView& connection, ProbeEnd end) {
+                          ConnectionView& connection, Liveness answer) {
   // A connection that came up meanwhile says more than the probe: should the process end, so will
   // the connection.
-  if (connection.state == ConnectionState::kUp && end != ProbeEnd::kAlive) return;
-  const bool no_answer = end == ProbeEnd::kUnreachable || end == ProbeEnd::kSilent;
+  if (connection.state == ConnectionState::kUp && answer != Liveness::kAlive) return;
+  const bool no_answer = answer == Liveness::kUnreachable || answer == Liveness::kSilent;
   if (no_answer && beatsMeanwhile(id, connection)) {
     if (connection.state == ConnectionState::kDoubted) startProbe(now, id, kind, connection);
     return;
   }
-  switch (end) {
-    case ProbeEnd::kGone:
+  switch (answer) {
+    case Liveness::kGone:
       return declareDead(now, id, true, kProcessEnded, now - connection.probe_began);
-    case ProbeEnd::kUnreachable:
+    case Liveness::kUnreachable:
       if (neighbours_.at(id).seen) return declareCut(id, kNothingComes);
       return declareDead(now, id, false, "its host cannot be reached",
                          now - connection.probe_began);
-    case ProbeEnd::kSilent:
+    case Liveness::kSilent:
       if (limit_ > Duration::zero()) declareFrozen(now, id, now - connection.probe_began);
       return;
-    case ProbeEnd::kAlive:
+    case Liveness::kAlive:
       return judgeAlive(id, kind, connection);
+    case Liveness::kUnknown:  // says nothing of the peer
+      return startProbe(now, id, kind, connection);
   }
 }
 

@@ -14,7 +14,7 @@
 //   absent   looked at now and then (0.2 s, 0.4 s ... 5 s after it was wanted) by a probe:
 //              kGone -> dead; kUnreachable -> dead; kSilent -> frozen (never with heartbeats off);
 //              kAlive -> wait on; main connection only: after kLooksForAConnection looks ->
-//              connection lost
+//              connection lost; kUnknown -> asked again
 //   up       main connection only: nothing heard for the limit -> frozen
 //   doubted  the connection ended without a word, a probe is under way:
 //              as above, but kAlive, or a new connection -> connection lost
@@ -51,6 +51,7 @@
 #include "base/deadline.h"
 #include "base/identity.h"
 #include "liveness/liveness_kind.h"
+#include "net/liveness.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {
@@ -117,7 +118,8 @@ class Detector {
   // It has answered another process since the others were asked last.
   void seenElsewhere(const Incarnation& peer);
   // The answer to the probe of that number. 0: a dial found it unasked.
-  void probed(Time now, const Incarnation& peer, LivenessKind kind, ProbeEnd end, uint64_t number);
+  void probed(Time now, const Incarnation& peer, LivenessKind kind, Liveness answer,
+              uint64_t number);
 
   void tick(Time now);
   // When tick() is to be called next; nullopt while nothing is watched.
@@ -189,7 +191,7 @@ class Detector {
   void dropLeaver(Time now, const Incarnation& id);
   void failAllWith(const Incarnation& id, const Describe& describe);
   void judgeProbe(Time now, const Incarnation& id, LivenessKind kind, ConnectionView& connection,
-                  ProbeEnd end);
+                  Liveness answer);
   void judgeAlive(const Incarnation& id, LivenessKind kind, ConnectionView& connection);
   void startProbe(Time now, const Incarnation& id, LivenessKind kind, ConnectionView& connection);
   void check(Time now, const Incarnation& id);

@@ -276,11 +276,11 @@ void FailurePropagation::connectionEnded(Time now, const Incarnation& peer, Live
     forEachBroadcast([&](OutcomeBroadcast& broadcast) { broadcast.left(now_, peer); });
 }
 
-void FailurePropagation::probed(Time now, const Incarnation& peer, LivenessKind kind, ProbeEnd end,
-                                uint64_t number) {
+void FailurePropagation::probed(Time now, const Incarnation& peer, LivenessKind kind,
+                                Liveness answer, uint64_t number) {
   now_ = now;
-  detector_.probed(now, peer, kind, end, number);
-  if (end == ProbeEnd::kGone)
+  detector_.probed(now, peer, kind, answer, number);
+  if (answer == Liveness::kGone)
     forEachBroadcast([&](OutcomeBroadcast& broadcast) { broadcast.left(now_, peer); });
 }
 

@@ -98,7 +98,8 @@ class FailurePropagation : private DetectorOrders, private BroadcastOrders {
   void heard(Time now, const Incarnation& peer) { detector_.heard(now, peer); }
   void noticed(Time now, const Incarnation& from, const Notice& notice);
   void connectionEnded(Time now, const Incarnation& peer, LivenessKind kind, LivenessEnd end);
-  void probed(Time now, const Incarnation& peer, LivenessKind kind, ProbeEnd end, uint64_t number);
+  void probed(Time now, const Incarnation& peer, LivenessKind kind, Liveness answer,
+              uint64_t number);
 
   void tick(Time now);
   std::optional<Time> nextDue(Time now);  // as Detector's

@@ -19,14 +19,6 @@ enum class LivenessEnd {
   kBroken,   // without a word
 };
 
-// What a peer's published port said.
-enum class ProbeEnd {
-  kAlive,        // its monitor answered
-  kGone,         // nobody listens there, or another process does
-  kUnreachable,  // no connection
-  kSilent,       // connected, but no answer
-};
-
 struct ProbeOrder {
   uint64_t number = 0;  // its answer carries it; 0 stands for what nobody asked
   Duration connect{};   // how long to try

@@ -23,10 +23,23 @@ constexpr seconds kAnswerWithin{20};
 constexpr seconds kConfirmWithin{10};
 constexpr seconds kCloseWithin{10};
 constexpr size_t kMostUnconfirmed = 4;
+constexpr milliseconds kFirstProbePause{1};
 
 Duration nextPause(Duration pause) {
   return pause == Duration::zero() ? Duration(kFirstPause)
                                    : std::min<Duration>(pause * 2, kLongestPause);
+}
+
+// Something may cut connections, so one that ends without a word is no answer here: if a process
+// ends, the next one is refused.
+ProbePatience patienceFor(const ProbeOrder& order) {
+  ProbePatience patience;
+  patience.connect = order.connect;
+  patience.answer = order.answer;
+  patience.first_pause = kFirstProbePause;
+  patience.longest_pause = kLongestPause;
+  patience.breaks_for_gone = 0;
+  return patience;
 }
 
 Duration beatPause(Duration limit) {
@@ -109,7 +122,7 @@ void LivenessTable::unwant(const Incarnation& id, uint64_t watch) {
   dropDial(loop_, wish->second);
   peer->wishes.erase(wish);
   if (!peer->wishes.empty()) return;
-  dropProbe(*peer);
+  peer->probe.reset();
   if (peer->connection) startGrace(id, *peer);
   forgetIfUnused(id);
 }
@@ -156,7 +169,7 @@ void LivenessTable::onDialled(const Incarnation& id, uint64_t watch, Dial::Resul
                                        "; its death will not be noticed early");
   }
   redialLater(id);
-  if (lifeSignOf(result) == LifeSign::kGone) reportProbe(id, ProbeEnd::kGone, 0);
+  if (livenessShownBy(result) == Liveness::kGone) reportProbe(id, Liveness::kGone, 0);
 }
 
 // Those whose dial is neither under way nor waiting.
@@ -334,7 +347,7 @@ void LivenessTable::dropPeer(PeerEntry& peer) {
   peer.unconfirmed.clear();
   peer.closing.clear();
   loop_.cancel(std::exchange(peer.grace, 0));
-  dropProbe(peer);
+  peer.probe.reset();
   takeConnection(peer);
 }
 
@@ -394,63 +407,14 @@ void LivenessTable::beatAll() {
 void LivenessTable::probe(const Incarnation& id, const ProbeOrder& order) {
   PeerEntry* peer = find(id);
   if (peer == nullptr || peer->wishes.empty()) return;
-  dropProbe(*peer);
-  peer->probe = std::make_unique<ProbeRun>();
-  peer->probe->order = order;
-  peer->probe->give_up = Deadline::after(order.connect);
-  runProbe(id, *peer->probe);
-}
-
-void LivenessTable::runProbe(const Incarnation& id, ProbeRun& run) {
-  const Hello hello = lifeQuestion(options_.self, id, static_cast<uint8_t>(options_.kind));
-  run.dial = std::make_unique<Dial>(
-      loop_, peers_.at(id).address, hello, Welcome{{}, id}, run.give_up, run.order.answer,
-      [this, id](Dial::Result result) { onProbed(id, std::move(result)); });
-}
-
-void LivenessTable::onProbed(const Incarnation& id, Dial::Result result) {
-  PeerEntry& peer = peers_.at(id);
-  ProbeRun& run = *peer.probe;
-  const std::unique_ptr<Dial> spent = std::move(run.dial);
-  ProbeEnd end = ProbeEnd::kUnreachable;
-  switch (lifeSignOf(result)) {
-    case LifeSign::kGone:
-      end = ProbeEnd::kGone;
-      break;
-    case LifeSign::kSilent:
-      end = ProbeEnd::kSilent;
-      break;
-    case LifeSign::kAlive:
-      end = ProbeEnd::kAlive;
-      break;
-    case LifeSign::kUnclear:
-      if (result.end == Dial::End::kNoSocket) return probeAgain(id, run);
-      // A dying process resets connections that its listener had taken, just before it refuses
-      // them: a reset, however late, deserves another look.
-      if (result.end == Dial::End::kBroken && !std::exchange(run.was_broken, true)) {
-        run.give_up = Deadline::after(run.order.connect);
-      }
-      if (run.give_up.expired()) break;
-      return probeAgain(id, run);
-  }
-  const uint64_t number = run.order.number;
-  dropProbe(peer);
-  reportProbe(id, end, number);
-}
-
-void LivenessTable::probeAgain(const Incarnation& id, ProbeRun& run) {
-  run.pause = run.pause == Duration::zero() ? Duration(milliseconds(1)) : nextPause(run.pause);
-  run.retry = runAfter(run.pause, [this, id] {
-    ProbeRun& again = *peers_.at(id).probe;
-    again.retry = 0;
-    runProbe(id, again);
-  });
-}
-
-void LivenessTable::dropProbe(PeerEntry& peer) {
-  if (!peer.probe) return;
-  loop_.cancel(peer.probe->retry);
-  peer.probe.reset();
+  const ProbeQuestion question{
+      options_.self, id, {peer->address}, static_cast<uint8_t>(options_.kind)};
+  peer->probe =
+      std::make_unique<Probe>(loop_, question, patienceFor(order),
+                              [this, id, number = order.number](const ProbeAnswer& answer) {
+                                peers_.at(id).probe.reset();
+                                reportProbe(id, answer.liveness, number);
+                              });
 }
 
 // Reports.
@@ -459,7 +423,7 @@ void LivenessTable::report(ConnectionReport::What what, const Incarnation& id) {
   on_report_({what, options_.kind, id});
 }
 
-void LivenessTable::reportProbe(const Incarnation& id, ProbeEnd answer, uint64_t number) {
+void LivenessTable::reportProbe(const Incarnation& id, Liveness answer, uint64_t number) {
   ConnectionReport probed{ConnectionReport::What::kProbed, options_.kind, id};
   probed.answer = answer;
   probed.number = number;

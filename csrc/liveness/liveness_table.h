@@ -38,10 +38,8 @@
 // clang-format on
 // A peer that is absent and not wanted is forgotten.
 //
-// Probe: a connection to the peer's published port, under a nonce that every listener of a monitor
-// knows and always refuses. An answer from that process: kAlive. Connection refused, or another
-// process's answer: kGone. No connection within its bound, or only resets: kUnreachable. A
-// connection (the kernel's doing) but no answer: kSilent, it is frozen.
+// Probe (net/probe.h): of the peer's published port. Only resets within the bound for connections
+// count as kUnreachable.
 #pragma once
 
 #include <atomic>
@@ -58,6 +56,7 @@
 #include "net/dial.h"
 #include "net/event_loop.h"
 #include "net/listener.h"
+#include "net/probe.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
@@ -70,7 +69,7 @@ struct ConnectionReport {
   Incarnation peer;
   Notice notice{};                         // kNotice
   LivenessEnd end = LivenessEnd::kBroken;  // kEnded
-  ProbeEnd answer = ProbeEnd::kAlive;      // kProbed
+  Liveness answer = Liveness::kAlive;      // kProbed
   uint64_t number = 0;  // kProbed: of the order; 0: nobody asked, a dial found it
 };
 
@@ -130,14 +129,6 @@ class LivenessTable {
     EventLoop::TimerId retry = 0;
     Duration pause{0};
   };
-  struct ProbeRun {
-    std::unique_ptr<Dial> dial;
-    ProbeOrder order;
-    Deadline give_up = Deadline::never();  // unconnected
-    bool was_broken = false;
-    EventLoop::TimerId retry = 0;
-    Duration pause{0};
-  };
   struct Passing {  // a connection that does not stand yet, or no more
     std::unique_ptr<LivenessConnection> connection;
     EventLoop::TimerId drop = 0;
@@ -148,7 +139,7 @@ class LivenessTable {
     std::unique_ptr<LivenessConnection> connection;
     std::map<uint64_t, Passing> unconfirmed;
     std::map<uint64_t, Passing> closing;
-    std::unique_ptr<ProbeRun> probe;
+    std::unique_ptr<Probe> probe;
     EventLoop::TimerId grace = 0;
   };
 
@@ -183,13 +174,8 @@ class LivenessTable {
                  const LivenessConnection::Updates& updates);
   void forgetIfUnused(const Incarnation& id);
 
-  void runProbe(const Incarnation& id, ProbeRun& run);
-  void onProbed(const Incarnation& id, Dial::Result result);
-  void probeAgain(const Incarnation& id, ProbeRun& run);
-  void dropProbe(PeerEntry& peer);
-
   void report(ConnectionReport::What what, const Incarnation& id);
-  void reportProbe(const Incarnation& id, ProbeEnd answer, uint64_t number);
+  void reportProbe(const Incarnation& id, Liveness answer, uint64_t number);
   void reportNotices(const Incarnation& id, const std::vector<Notice>& notices);
   void considerBeats(const LivenessConnection& connection);
   void beatAll();

@@ -117,7 +117,7 @@ std::optional<Ending> AttemptTracker::judgeUpdates() {
 
 std::optional<Ending> AttemptTracker::judgeLiveness(const MemberProber::Report& report) {
   const Incarnation& incarnation = report.incarnation;
-  if (report.liveness == MemberProber::Liveness::kAlive) {
+  if (report.liveness == Liveness::kAlive) {
     met_.insert(incarnation);
     memory_.told.erase(incarnation);  // it was frozen, or cut off, and is back
     left_over_.erase(incarnation);
@@ -127,11 +127,10 @@ std::optional<Ending> AttemptTracker::judgeLiveness(const MemberProber::Report& 
   if (whom.record == nullptr || !(whom.came || isPresumed(incarnation))) return std::nullopt;
   const bool met = met_.count(incarnation) > 0 ||
                    (memory_.healthy && inLastGeneration(incarnation)) || cameSince(whom) ||
-                   (whom.came && report.liveness == MemberProber::Liveness::kFrozen);
+                   (whom.came && report.liveness == Liveness::kSilent);
   if (!met || memory_.told.count(incarnation) > 0) {
     left_over_.insert(incarnation);
-    if (report.liveness == MemberProber::Liveness::kGone)
-      gone_.insert_or_assign(incarnation, report);
+    if (report.liveness == Liveness::kGone) gone_.insert_or_assign(incarnation, report);
     return std::nullopt;
   }
   Ending ending;

@@ -9,21 +9,16 @@
 #include <vector>
 
 #include "membership/records.h"
+#include "net/liveness.h"
 
 namespace torchft_ext {
 
 class MemberProber {
  public:
-  enum class Liveness {
-    kAlive,
-    kGone,         // its port is closed, or another process's
-    kUnreachable,  // no connection within its bound
-    kFrozen,       // connected, and silent for the heartbeat limit
-  };
   struct Report {
     Incarnation incarnation;
-    Liveness liveness = Liveness::kAlive;
-    std::string how;  // one clause; empty: alive
+    Liveness liveness = Liveness::kAlive;  // never kUnknown
+    std::string how;                       // one clause; empty: alive
   };
 
   virtual ~MemberProber() = default;

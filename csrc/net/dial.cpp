@@ -168,22 +168,22 @@ void Dial::finish(End end, std::string detail, RefusalCode code) {
   if (callback) callback(std::move(result));
 }
 
-LifeSign lifeSignOf(const Dial::Result& result) {
+std::optional<Liveness> livenessShownBy(const Dial::Result& result) {
   switch (result.end) {
     case Dial::End::kWelcomed:
-      return LifeSign::kAlive;
+      return Liveness::kAlive;
     case Dial::End::kAnswered:
-      return result.code == RefusalCode::kWrongProcess ? LifeSign::kGone : LifeSign::kAlive;
+      return result.code == RefusalCode::kWrongProcess ? Liveness::kGone : Liveness::kAlive;
     case Dial::End::kRefused:
-      return LifeSign::kGone;
+      return Liveness::kGone;
     case Dial::End::kSilent:
-      return LifeSign::kSilent;
+      return Liveness::kSilent;
     case Dial::End::kUnreachable:
     case Dial::End::kBroken:
     case Dial::End::kNoSocket:
       break;
   }
-  return LifeSign::kUnclear;
+  return std::nullopt;
 }
 
 Hello lifeQuestion(const Incarnation& self, const Incarnation& to, uint8_t channel) {

@@ -1,17 +1,19 @@
 // One attempt to connect to a peer's port and to get an answer to a hello. Unlike Connector it
 // tries once and says how the attempt ended, since for who asks whether a process lives "refused"
-// and "silent" are answers: lifeSignOf() says which end is which, for all who ask.
+// and "silent" are answers: livenessShownBy() says which end is which, for all who ask.
 //
 // Loop thread only. The callback runs once, on the loop, never from the constructor nor after
 // destruction; it may destroy the Dial. Never reads a byte beyond the answer.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "net/event_loop.h"
 #include "net/frame.h"
 #include "net/handshake.h"
+#include "net/liveness.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
@@ -72,14 +74,9 @@ class Dial {
 };
 
 // What a dial's end says of the process that was asked for. A refusal is a sign of life, unless
-// another process gives it; that the kernel accepts is none.
-enum class LifeSign {
-  kAlive,
-  kGone,     // nobody listens, or the port is another process's
-  kSilent,   // connected, no answer in time: stopped, as a rule
-  kUnclear,  // the network's trouble, a connection that ended without a word, or our own trouble
-};
-LifeSign lifeSignOf(const Dial::Result& result);
+// another process gives it; that the kernel accepts is none. nullopt: one dial does not tell, it
+// met the network's trouble, a connection that ended without a word, or this process's own trouble.
+std::optional<Liveness> livenessShownBy(const Dial::Result& result);
 
 // The hello that asks no more than whether that process lives. Whoever listens answers it.
 Hello lifeQuestion(const Incarnation& self, const Incarnation& to, uint8_t channel = 0);

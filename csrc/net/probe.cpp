@@ -1,75 +1,47 @@
 #include "net/probe.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace torchft_ext {
-namespace {
 
-constexpr Duration kRetryAfter = std::chrono::milliseconds(5);
-constexpr Duration kLeastTime = std::chrono::milliseconds(100);  // for one question
-
-}  // namespace
-
-Probe::Probe(EventLoop& loop, const SocketAddress& address, const Incarnation& who,
-             Deadline deadline, Callback callback)
+Probe::Probe(EventLoop& loop, ProbeQuestion question, const ProbePatience& patience,
+             Callback callback)
     : loop_(loop),
-      address_(address),
-      who_(who),
-      deadline_(deadline),
+      question_(std::move(question)),
+      course_(patience, Clock::now()),
       callback_(std::move(callback)) {
   ask();
 }
 
 Probe::~Probe() {
-  if (retry_ != 0) loop_.cancel(retry_);
+  loop_.cancel(retry_);
 }
 
 void Probe::ask() {
-  const Duration left = deadline_.isNever()
-                            ? Duration(-1)
-                            : std::max<Duration>(deadline_.at() - Clock::now(), kLeastTime);
-  dial_ = std::make_unique<Dial>(loop_, address_, lifeQuestion(selfIncarnation(), who_),
-                                 Welcome{{}, who_}, Deadline::after(left), left,
-                                 [this](const Dial::Result& result) { onEnd(result); });
-}
-
-void Probe::askAgain() {
-  retry_ = loop_.runAt(Clock::now() + kRetryAfter, [this] {
-    retry_ = 0;
-    ask();
-  });
+  asked_ = Clock::now();
+  const SocketAddress& address = question_.addresses[tries_++ % question_.addresses.size()];
+  const ProbeCourse::Bounds bounds = course_.nextBounds(asked_);
+  dial_ = std::make_unique<Dial>(
+      loop_, address, lifeQuestion(question_.self, question_.who, question_.channel),
+      Welcome{{}, question_.who}, Deadline::after(bounds.connect), bounds.answer,
+      [this](const Dial::Result& result) { onEnd(result); });
 }
 
 void Probe::onEnd(const Dial::Result& result) {
   const std::unique_ptr<Dial> spent = std::move(dial_);  // its callback is running
-  switch (lifeSignOf(result)) {
-    case LifeSign::kAlive:
-      return finish(Answer::kAnswered, {});
-    case LifeSign::kGone:
-      return finish(Answer::kGone, result.detail);
-    case LifeSign::kSilent:
-      return finish(Answer::kSilent, result.detail);
-    case LifeSign::kUnclear:
-      return onUnclear(result);
+  const Clock::time_point now = Clock::now();
+  const ProbeCourse::Step step = course_.onEnd(result, now);
+  if (!step.answer) {
+    retry_ = loop_.runAt(now + step.pause, [this] {
+      retry_ = 0;
+      ask();
+    });
+    return;
   }
-}
-
-void Probe::onUnclear(const Dial::Result& result) {
-  if (result.end == Dial::End::kBroken && --tries_left_ == 0) {
-    return finish(Answer::kGone, result.detail);
-  }
-  if (result.end != Dial::End::kBroken && deadline_.expired()) {
-    const bool unreachable = result.end == Dial::End::kUnreachable;
-    return finish(unreachable ? Answer::kUnreachable : Answer::kUnknown, result.detail);
-  }
-  askAgain();
-}
-
-void Probe::finish(Answer answer, const std::string& detail) {
+  const bool lives = *step.answer == Liveness::kAlive;
   // The callback may destroy this object: nothing is touched after it.
   const Callback callback = std::exchange(callback_, nullptr);
-  if (callback) callback(answer, detail);
+  callback({*step.answer, lives ? std::string() : result.detail, now - asked_, tries_});
 }
 
 }  // namespace torchft_ext

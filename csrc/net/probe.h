@@ -1,55 +1,59 @@
-// Does that process still live? Asks as often as it takes for a clear answer (net/dial.h): a
-// connection that ends without a word is tried again twice, a few milliseconds later, since the
-// process may be ending, or something cuts connections, of which this was one; as long as this
-// process can open no connection, nothing is known; and a route that is not there may come back, up
-// to the deadline. The deadline counts for each connection, and for each answer from when it was
-// asked for: time in which this process was stopped is nobody's silence. Each has 100 ms at least.
+// Does that process still live? Asks its published ports, under a nonce that every listener answers
+// and admits nobody by, as often as it takes for a clear answer (net/probe_course.h). The one
+// prober: whoever asks a port, asks through it, each with a patience of its own.
+//
+// Each bound counts from when a try began, and each answer's from when it was asked for: time in
+// which this process was stopped is nobody's silence.
 //
 // Loop thread only. The callback runs once, on the loop, never from the constructor nor after
-// destruction; it may destroy the Probe.
+// destruction; it may destroy the Probe. Destroyed, it closes the connection under way and asks
+// nobody any more.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "net/dial.h"
 #include "net/event_loop.h"
-#include "net/handshake.h"
+#include "net/probe_course.h"
 #include "net/socket_address.h"
 
 namespace torchft_ext {
 
+struct ProbeQuestion {
+  Incarnation self;                      // who asks
+  Incarnation who;                       // the life that is asked about
+  std::vector<SocketAddress> addresses;  // of its ports: at least one; each try takes the next
+  uint8_t channel = 0;                   // in the hello
+};
+
+struct ProbeAnswer {
+  Liveness liveness = Liveness::kUnknown;
+  std::string detail;  // empty: it lives
+  Duration waited{};   // since the last try began
+  size_t tries = 0;
+};
+
 class Probe {
  public:
-  enum class Answer {
-    kAnswered,     // it lives
-    kGone,         // nobody listens, the port is another's, or three connections ended wordless
-    kSilent,       // connected, no answer by the deadline
-    kUnreachable,  // no connection by the deadline
-    kUnknown,      // this process could open no connection until the deadline
-  };
-  using Callback = std::function<void(Answer, const std::string& detail)>;
+  using Callback = std::function<void(const ProbeAnswer&)>;
 
-  // who: the life that is asked about.
-  Probe(EventLoop& loop, const SocketAddress& address, const Incarnation& who, Deadline deadline,
-        Callback callback);
+  Probe(EventLoop& loop, ProbeQuestion question, const ProbePatience& patience, Callback callback);
   ~Probe();
   Probe(const Probe&) = delete;
   Probe& operator=(const Probe&) = delete;
 
  private:
   void ask();
-  void askAgain();
   void onEnd(const Dial::Result& result);
-  void onUnclear(const Dial::Result& result);
-  void finish(Answer answer, const std::string& detail);
 
   EventLoop& loop_;
-  const SocketAddress address_;
-  const Incarnation who_;
-  const Deadline deadline_;
-  int tries_left_ = 3;
+  const ProbeQuestion question_;
+  ProbeCourse course_;
+  size_t tries_ = 0;
+  Clock::time_point asked_;
   std::unique_ptr<Dial> dial_;
   EventLoop::TimerId retry_ = 0;
   Callback callback_;

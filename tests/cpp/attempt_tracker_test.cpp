@@ -10,8 +10,6 @@
 namespace torchft_ext {
 namespace {
 
-using Liveness = MemberProber::Liveness;
-
 MemberRecord processOf(int pid) {
   MemberRecord made;
   made.incarnation = Incarnation::random();
@@ -126,7 +124,7 @@ TEST_F(AttemptTrackerTest, ADeadStrangersRecordIsLeftOverUntilANewProcessTakesIt
 TEST_F(AttemptTrackerTest, AFrozenStrangerEndsTheAttemptButAnUnreachableOneIsLeftOver) {
   const MemberRecord frozen = processOf(7);
   const MemberRecord unreachable = processOf(8);
-  world->set(frozen.incarnation, Liveness::kFrozen);
+  world->set(frozen.incarnation, Liveness::kSilent);
   world->set(unreachable.incarnation, Liveness::kUnreachable);
   AttemptTracker tracker = at(0);
   tracker.judgeRecord(2, encodeRecord(unreachable));
@@ -215,7 +213,7 @@ TEST_F(AttemptTrackerTest, AMemberOfABrokenGenerationThatHasComeSinceCountsWhich
 }
 
 TEST_F(AttemptTrackerTest, AFreezeSeenBeforeTheRecordDoesNotCount) {
-  world->set(members[1].incarnation, Liveness::kFrozen);
+  world->set(members[1].incarnation, Liveness::kSilent);
   AttemptTracker tracker = at(0, lastGeneration(false));
   EXPECT_FALSE(tracker.judgeUpdates());
   EXPECT_FALSE(tracker.judgeRecord(1, encodeRecord(again(members[1]))));
@@ -356,7 +354,7 @@ TEST_F(AttemptTrackerTest, AFrozenProcessThatIsBackCountsAgain) {
   AttemptTracker tracker = at(0, std::move(memory));
   tracker.judgeRecord(1, encodeRecord(again(members[1])));
   EXPECT_FALSE(tracker.judgeUpdates());
-  world->set(members[1].incarnation, Liveness::kFrozen);
+  world->set(members[1].incarnation, Liveness::kSilent);
   EXPECT_TRUE(tracker.judgeUpdates());
 }
 

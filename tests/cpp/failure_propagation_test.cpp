@@ -169,7 +169,7 @@ TEST_F(FailurePropagationTest, ConnectionsToTheUntoldAreGivenUpInTheEnd) {
   begin(1, 2);
   propagation.announce(now, 1, failed(1, FailureKind::kTimeout, 0).failure);
   propagation.removeWatch(now, 1);
-  propagation.probed(now, peerNumber(1), LivenessKind::kMain, ProbeEnd::kGone, 0);
+  propagation.probed(now, peerNumber(1), LivenessKind::kMain, Liveness::kGone, 0);
   EXPECT_EQ(orders.wanted.size(), 1U) << "who is gone need not be told";
   const auto end = now + OutcomeBroadcast::kKeptFor;
   now += OutcomeBroadcast::kCloseAfter;  // it may have left before
@@ -244,7 +244,7 @@ TEST_F(FailurePropagationTest, LeaverIsPassedOnOnceAndItsEndIsNoDeath) {
   hear(3, leaver);
   hear(1, leaver);
   EXPECT_EQ(orders.sent.size(), 2U);
-  propagation.probed(now, peerNumber(3), LivenessKind::kMain, ProbeEnd::kGone, 0);
+  propagation.probed(now, peerNumber(3), LivenessKind::kMain, Liveness::kGone, 0);
   EXPECT_TRUE(orders.failures.empty());
 }
 

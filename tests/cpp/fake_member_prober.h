@@ -16,19 +16,19 @@ namespace torchft_ext {
 // What the member probers of a test see: shared by them and the test.
 class FakeWorld {
  public:
-  void set(const Incarnation& process, MemberProber::Liveness liveness) {
+  void set(const Incarnation& process, Liveness liveness) {
     MutexLock lock(mutex_);
     sights_[process] = liveness;
   }
-  MemberProber::Liveness of(const Incarnation& process) {
+  Liveness of(const Incarnation& process) {
     MutexLock lock(mutex_);
     const auto found = sights_.find(process);
-    return found == sights_.end() ? MemberProber::Liveness::kAlive : found->second;
+    return found == sights_.end() ? Liveness::kAlive : found->second;
   }
 
  private:
   Mutex mutex_;
-  std::map<Incarnation, MemberProber::Liveness> sights_ GUARDED_BY(mutex_);
+  std::map<Incarnation, Liveness> sights_ GUARDED_BY(mutex_);
 };
 
 class FakeMemberProber : public MemberProber {

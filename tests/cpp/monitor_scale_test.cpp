@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "monitor_world.h"
+#include "test_seeds.h"
 
 namespace torchft_ext {
 namespace {
@@ -96,7 +97,8 @@ class MonitorScale : public ::testing::TestWithParam<std::tuple<int, Network>> {
     EXPECT_LE(world->noticesSent(), connections + 4 * static_cast<uint64_t>(cuts));
     std::cout << size() << " processes, " << network().name << " network: " << connections
               << " ends of connections, " << world->noticesSent() << " notices, " << hops()
-              << " hops\n";
+              << " hops; digest of what was told: " << std::hex << world->digest() << std::dec
+              << "\n";
   }
 
   std::unique_ptr<MonitorWorld> world;

@@ -7,11 +7,6 @@
 // all; the end of a process ends its connections; whoever is frozen neither sends nor hears, until
 // it thaws. What is lost and sent again holds up whatever follows it on its connection, as with
 // TCP.
-//
-// At the end the seeds of these and other randomised tests:
-//
-//   TORCHFT_EXT_TEST_SEED=123     replays that one; tests of many seeds begin with it
-//   TORCHFT_EXT_TEST_SEEDS=5000   so many, in tests of many
 #pragma once
 
 #include <gtest/gtest.h>
@@ -83,7 +78,8 @@ class MonitorWorld {
   // Broken, or a survivor holds it for broken.
   bool isBroken(int generation) const;
   // The survivors of broken generations who do not know: empty, sooner or later.
-  std::vector<Pair> blocked() const;  // (generation, member)
+  std::vector<Pair> blocked() const;           // (generation, member)
+  uint64_t digest() const { return digest_; }  // of all that was told, in order
   size_t generationsKept(int process) const;
 
  private:
@@ -115,6 +111,7 @@ class MonitorWorld {
   void breakGenerationsWith(int process);
   int generationOf(const Nonce& nonce) const;
   void judge(int generation, int member, const Failure& failure);
+  void addToDigest(int generation, int member, const Failure& failure);
   bool isTrue(const Generation& generation, const Failure& failure) const;
   bool wasOutOfReach(const Generation& generation, int process) const;
   bool wasHeardLate(const Generation& generation, int process) const;
@@ -128,7 +125,8 @@ class MonitorWorld {
   std::map<Incarnation, int> numbers_;
   std::vector<Generation> generations_;
   std::map<Pair, Told> told_;  // by generation and member
-  int hops_heard_ = 0;         // of the notice that is being delivered
+  uint64_t digest_ = 0;
+  int hops_heard_ = 0;  // of the notice that is being delivered
   std::map<Pair, Spans> blocked_;
   std::map<int, Spans> frozen_;
   std::set<Pair> ever_cut_;
@@ -136,26 +134,5 @@ class MonitorWorld {
   std::set<int> ever_killed_;
   std::set<int> ever_exited_;  // before anyone could be told that it left, this looks like a death
 };
-
-// Under AddressSanitizer and ThreadSanitizer a simulation takes ten times as long.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
-#else
-inline constexpr bool kSanitized = false;
-#endif
-
-// The one to begin with: as the environment says, else 1, so that a change is judged by the same
-// schedules as the one before it. New ones are looked for with seeds and numbers of one's own.
-// Printed.
-uint32_t testSeed();
-// So many seeds, unless the environment says how many; ends with the first that fails a test, and
-// names that one.
-void forSeeds(uint32_t count, const std::function<void(uint32_t seed)>& run);
 
 }  // namespace torchft_ext

@@ -8,7 +8,7 @@
 
 #include "detector_recorder.h"
 #include "liveness/detector.h"
-#include "monitor_world.h"
+#include "test_seeds.h"
 
 namespace torchft_ext {
 namespace {
@@ -49,9 +49,9 @@ class World : public Recorder {
     const bool frozen = frozen_.count(peer) > 0;
     const Duration delay = frozen ? order.answer : Duration(chance(50));
     later(delay, [this, peer, kind, frozen, number = order.number] {
-      ProbeEnd end = frozen ? ProbeEnd::kSilent : ProbeEnd::kAlive;
-      if (dead_.count(peer) > 0) end = ProbeEnd::kGone;
-      detector_.probed(now_, peer, kind, end, number);
+      Liveness answer = frozen ? Liveness::kSilent : Liveness::kAlive;
+      if (dead_.count(peer) > 0) answer = Liveness::kGone;
+      detector_.probed(now_, peer, kind, answer, number);
     });
   }
   void accuse(const Incarnation& peer, const std::string&) override {

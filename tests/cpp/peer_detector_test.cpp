@@ -25,9 +25,9 @@ class DetectorTest : public ::testing::Test {
   void breakConnection(int peer, LivenessKind kind = LivenessKind::kMain) {
     detector.connectionEnded(now, peerNumber(peer), kind, LivenessEnd::kBroken);
   }
-  void probeSays(int peer, ProbeEnd end, LivenessKind kind = LivenessKind::kMain) {
+  void probeSays(int peer, Liveness answer, LivenessKind kind = LivenessKind::kMain) {
     const uint64_t number = orders.lastProbeOf(peerNumber(peer), kind);
-    detector.probed(now, peerNumber(peer), kind, end, number);
+    detector.probed(now, peerNumber(peer), kind, answer, number);
   }
   // As the loop does it: a tick whenever one is due.
   void pass(Duration time) {
@@ -50,7 +50,7 @@ TEST_F(DetectorTest, BrokenConnectionAndClosedPortAreADeath) {
   breakConnection(3);
   ASSERT_EQ(orders.probes.size(), 1U);
   EXPECT_TRUE(orders.failures.empty()) << "judged before the probe had answered";
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   const Failure& failure = orders.failures.at(1);
   EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
   EXPECT_EQ(failure.cause.rank, 3);
@@ -67,14 +67,14 @@ TEST_F(DetectorTest, BrokenBackupConnectionSaysTheSame) {
   breakConnection(3, LivenessKind::kBackup);
   ASSERT_EQ(orders.probes.size(), 1U);
   EXPECT_EQ(orders.probes[0].kind, LivenessKind::kBackup);
-  probeSays(3, ProbeEnd::kGone, LivenessKind::kBackup);
+  probeSays(3, Liveness::kGone, LivenessKind::kBackup);
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
 }
 
 TEST_F(DetectorTest, BrokenConnectionToALivingProcessIsALostConnection) {
   beginWithConnection(1, 3);
   breakConnection(3);
-  probeSays(3, ProbeEnd::kAlive);
+  probeSays(3, Liveness::kAlive);
   const Failure& failure = orders.failures.at(1);
   EXPECT_EQ(failure.kind, FailureKind::kConnectionLost);
   EXPECT_EQ(failure.cause.rank, 0);
@@ -95,8 +95,18 @@ TEST_F(DetectorTest, UnreachableHostIsADeath) {
   beginWithConnection(1, 3);
   breakConnection(3);
   EXPECT_EQ(orders.probes[0].order.connect, Duration(kLimit));
-  probeSays(3, ProbeEnd::kUnreachable);
+  probeSays(3, Liveness::kUnreachable);
   EXPECT_EQ(orders.failures.at(1).cause.how, "its host cannot be reached");
+}
+
+TEST_F(DetectorTest, ProcessThatCouldNotBeAskedAboutIsAskedAboutAgain) {
+  beginWithConnection(1, 3);
+  breakConnection(3);
+  probeSays(3, Liveness::kUnknown);
+  EXPECT_TRUE(orders.failures.empty());
+  ASSERT_EQ(orders.probes.size(), 2U);
+  probeSays(3, Liveness::kGone);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
 }
 
 TEST_F(DetectorTest, DeathFailsEveryWatchWithThatProcessAndNoOther) {
@@ -104,7 +114,7 @@ TEST_F(DetectorTest, DeathFailsEveryWatchWithThatProcessAndNoOther) {
   begin(2, {member(2), member(3)});
   begin(3, {member(2)});
   breakConnection(3);
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   EXPECT_EQ(orders.failures.count(1), 1U);
   EXPECT_EQ(orders.failures.count(2), 1U);
   EXPECT_EQ(orders.failures.count(3), 0U);
@@ -115,7 +125,7 @@ TEST_F(DetectorTest, DeathFailsEveryWatchWithThatProcessAndNoOther) {
 TEST_F(DetectorTest, WatchOnADeadProcessFailsAtOnce) {
   beginWithConnection(1, 3);
   breakConnection(3);
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   begin(2, {member(2), member(3)});
   EXPECT_EQ(orders.failures.at(2).cause.rank, 3);
   EXPECT_EQ(orders.failures.at(2).cause.how, "its process ended");
@@ -124,7 +134,7 @@ TEST_F(DetectorTest, WatchOnADeadProcessFailsAtOnce) {
 TEST_F(DetectorTest, TombstonesDoNotPileUp) {
   beginWithConnection(1, 3);
   breakConnection(3);
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   EXPECT_EQ(detector.tombstones(), 1U);
   now += Detector::kTombstoneFor;
   begin(2, {member(2)});
@@ -152,9 +162,9 @@ TEST_F(DetectorTest, AnswerToTheQuestionOfAnEarlierWatchSaysNothing) {
   detector.removeWatch(1);
   beginWithConnection(2, 3);
   breakConnection(3);
-  detector.probed(now, peerNumber(3), LivenessKind::kMain, ProbeEnd::kAlive, early);
+  detector.probed(now, peerNumber(3), LivenessKind::kMain, Liveness::kAlive, early);
   EXPECT_TRUE(orders.failures.empty()) << "it lived before its connection broke";
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   EXPECT_EQ(orders.failures.at(2).kind, FailureKind::kPeerLost);
 }
 
@@ -175,7 +185,7 @@ TEST_F(DetectorTest, WithoutHeartbeatsSilenceIsNotJudged) {
   EXPECT_TRUE(orders.failures.empty());
   patient.connectionEnded(now, peerNumber(3), LivenessKind::kMain, LivenessEnd::kBroken);
   EXPECT_LT(orders.probes.at(0).order.answer, Duration::zero());
-  patient.probed(now, peerNumber(3), LivenessKind::kMain, ProbeEnd::kSilent, 1);
+  patient.probed(now, peerNumber(3), LivenessKind::kMain, Liveness::kSilent, 1);
   EXPECT_TRUE(orders.failures.empty());
 }
 
@@ -221,7 +231,7 @@ TEST_F(DetectorTest, UnreachableHostThatOthersReachIsALostConnection) {
   pass(kLimit / 2);
   EXPECT_EQ(orders.asked, std::vector{peerNumber(3)});
   detector.seenElsewhere(peerNumber(3));
-  probeSays(3, ProbeEnd::kUnreachable);
+  probeSays(3, Liveness::kUnreachable);
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kConnectionLost);
 }
 
@@ -233,7 +243,7 @@ TEST_F(DetectorTest, PeerThatBeatsIsNotLostForABackupConnectionThatCannotBeMade)
     pass(kLimit / 5);
     detector.heard(now, peerNumber(3));
     if (orders.lastProbeOf(peerNumber(3), LivenessKind::kBackup) != 0)
-      probeSays(3, ProbeEnd::kUnreachable, LivenessKind::kBackup);
+      probeSays(3, Liveness::kUnreachable, LivenessKind::kBackup);
   }
   EXPECT_GE(orders.probes.size(), 2U) << "it is tried again";
   EXPECT_TRUE(orders.asked.empty()) << "it is heard of";
@@ -251,7 +261,7 @@ TEST_F(DetectorTest, FrozenPeerMayJoinALaterGeneration) {
   EXPECT_EQ(orders.failures.count(2), 0U);
   pass(milliseconds(1));
   ASSERT_EQ(orders.probes.size(), 1U) << "who was frozen is looked at, at once";
-  probeSays(3, ProbeEnd::kAlive);
+  probeSays(3, Liveness::kAlive);
   EXPECT_EQ(orders.failures.count(2), 0U);
   EXPECT_EQ(detector.tombstones(), 0U);
 }
@@ -261,7 +271,7 @@ TEST_F(DetectorTest, PeerThatIsStillFrozenFailsALaterWatch) {
   pass(kLimit * 2);
   begin(2, {member(3)});
   pass(kLimit);
-  probeSays(3, ProbeEnd::kSilent);
+  probeSays(3, Liveness::kSilent);
   EXPECT_EQ(orders.failures.at(2).kind, FailureKind::kPeerLost);
 }
 
@@ -334,7 +344,7 @@ TEST_F(DetectorTest, EndOfAPeerThatLeftTheGenerationIsNoDeath) {
   begin(2, {member(3)});
   detector.peerLeft(now, 1, 3);
   breakConnection(3);
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   EXPECT_EQ(orders.failures.count(1), 0U);
   EXPECT_EQ(orders.failures.count(2), 1U) << "it had left only one of the two generations";
 }
@@ -346,11 +356,11 @@ TEST_F(DetectorTest, AbsentPeerIsLookedAtNowAndThen) {
   for (size_t looks = 1; looks < Detector::kLooksForAConnection; ++looks) {
     pass(seconds(6));
     ASSERT_EQ(orders.probes.size(), looks) << "one at a time, 5 s apart at most";
-    probeSays(3, ProbeEnd::kAlive);
+    probeSays(3, Liveness::kAlive);
   }
   EXPECT_TRUE(orders.failures.empty()) << "alive and not yet connected is no failure";
   pass(seconds(6));
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   EXPECT_EQ(orders.failures.at(1).cause.how, "its process ended");
 }
 
@@ -359,7 +369,7 @@ TEST_F(DetectorTest, LivingNeighbourWithoutAConnectionIsALostConnectionInTheEnd)
   for (int looks = 0; looks < Detector::kLooksForAConnection; ++looks) {
     EXPECT_TRUE(orders.failures.empty());
     pass(seconds(6));
-    probeSays(3, ProbeEnd::kAlive);
+    probeSays(3, Liveness::kAlive);
   }
   const Failure& failure = orders.failures.at(1);
   EXPECT_EQ(failure.kind, FailureKind::kConnectionLost);
@@ -370,7 +380,7 @@ TEST_F(DetectorTest, LongStopOfThisProcessIsNoReasonToGiveAConnectionUp) {
   begin(1, {member(3)});
   now += seconds(1000);
   detector.tick(now);
-  probeSays(3, ProbeEnd::kAlive);
+  probeSays(3, Liveness::kAlive);
   EXPECT_TRUE(orders.failures.empty());
 }
 
@@ -381,10 +391,10 @@ TEST_F(DetectorTest, AnswerFromBeforeTheConnectionEndedDoesNotExcuseIt) {
   detector.connectionUp(now, peerNumber(3), LivenessKind::kMain);
   now += milliseconds(1);
   breakConnection(3);
-  probeSays(3, ProbeEnd::kAlive);
+  probeSays(3, Liveness::kAlive);
   EXPECT_TRUE(orders.failures.empty());
   ASSERT_EQ(orders.probes.size(), 2U);
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
 }
 
@@ -460,11 +470,11 @@ TEST_F(DetectorTest, ConnectionThatCameUpSaysMoreThanAnOlderProbe) {
   pass(milliseconds(201));
   ASSERT_EQ(orders.probes.size(), 1U);
   detector.connectionUp(now, peerNumber(3), LivenessKind::kMain);
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   EXPECT_TRUE(orders.failures.empty()) << "it may just be saying goodbye";
   breakConnection(3);
   EXPECT_EQ(orders.probes.size(), 2U);
-  probeSays(3, ProbeEnd::kGone);
+  probeSays(3, Liveness::kGone);
   EXPECT_EQ(orders.failures.count(1), 1U);
 }
 

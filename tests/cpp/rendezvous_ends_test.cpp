@@ -77,7 +77,7 @@ TEST_F(RendezvousTest, ADeathReachesThoseWhoDoNotWatchTheVictim) {
   std::vector<std::future<Outcome>> waiting;
   for (auto& attempt : attempts) waiting.push_back(enter(*attempt));
   EXPECT_TRUE(allHaveLooked());
-  world->set(processes[1]->self.incarnation, MemberProber::Liveness::kGone);
+  world->set(processes[1]->self.incarnation, Liveness::kGone);
   const Failure first = failureIn(waiting[0].get());
   EXPECT_EQ(first.kind, FailureKind::kPeerLost);
   EXPECT_EQ(first.cause.rank, 1);
@@ -102,7 +102,7 @@ TEST_F(RendezvousTest, ADeadLeaderIsNoticedByAllOthers) {
   for (const size_t rank : {1U, 2U}) {
     EXPECT_TRUE(eventually([&] { return server->use(processes[rank]->name).looks >= 20; }));
   }
-  world->set(processes[0]->self.incarnation, MemberProber::Liveness::kGone);
+  world->set(processes[0]->self.incarnation, Liveness::kGone);
   for (auto& each : waiting) {
     const Failure failure = failureIn(each.get());
     EXPECT_EQ(failure.kind, FailureKind::kPeerLost);
@@ -113,7 +113,7 @@ TEST_F(RendezvousTest, ADeadLeaderIsNoticedByAllOthers) {
 TEST_F(RendezvousTest, AStaleRecordOfADeadProcessWaitsForItsSuccessor) {
   auto world = std::make_shared<FakeWorld>();
   const MemberRecord stale = record(7);
-  world->set(stale.incarnation, MemberProber::Liveness::kGone);
+  world->set(stale.incarnation, Liveness::kGone);
   for (const int replaced : {0, 1}) {
     const std::string prefix = "run" + std::to_string(replaced);
     server->put(prefix + "/" + std::to_string(replaced), encodeRecord(stale));

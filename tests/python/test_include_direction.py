@@ -51,7 +51,7 @@ def test_no_source_ends_the_process() -> None:
             assert not ENDS.search(line.split("//")[0]), f"{path}: {line}"
 
 
-DEFINED = re.compile(r"^(?:class|struct|enum class) (\w+)\b[^;(]*\{", re.M)
+DEFINED = re.compile(r"^(?:class|struct|enum class) (\w+(?:::\w+)*)\b[^;(]*\{", re.M)
 
 
 def test_no_two_headers_define_types_of_one_name() -> None:
