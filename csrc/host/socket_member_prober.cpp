@@ -137,6 +137,7 @@ ProbePatience Rounds::patience() const {
   patience.first_pause = kFirstPause;
   patience.longest_pause = kInterval;
   patience.breaks_for_gone = 0;
+  patience.awaits_a_socket = false;  // the next round asks; its time is no other's silence
   return patience;
 }
 

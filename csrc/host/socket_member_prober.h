@@ -5,8 +5,8 @@
 // of which at least one is closed within milliseconds of a death, before the process's memory is
 // freed. Lives on the engine's loop, which must outlive it; has no thread of its own. Each process
 // is asked every 25 ms (net/probe.h), in large worlds less often, so that neither end sees more
-// than 400 probes a second. Tries that meet the network's trouble are repeated sooner, from 1 ms
-// on.
+// than 400 probes a second. Tries that meet the network's trouble (no route, a connection that is
+// cut) are repeated sooner, after 1 ms, 2, 4 and so on, up to 25.
 #pragma once
 
 #include <memory>

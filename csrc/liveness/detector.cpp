@@ -268,6 +268,10 @@ void Detector::probed(Time now, const Incarnation& id, LivenessKind kind, Livene
   const bool stale = connection->state == ConnectionState::kDoubted &&
                      connection->probe_began < connection->doubted;
   if (stale && answer == Liveness::kAlive) return startProbe(now, id, kind, *connection);
+  if (answer == Liveness::kUnknown) {  // says nothing of the peer: no look at it
+    if (connection->state != ConnectionState::kUp) startProbe(now, id, kind, *connection);
+    return;
+  }
   connection->next_check = now + connection->pause;
   connection->pause = std::min<Duration>(connection->pause * 2, kLongestCheck);
   judgeProbe(now, id, kind, *connection, answer);
@@ -295,8 +299,8 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LivenessKind kind,
       return;
     case Liveness::kAlive:
       return judgeAlive(id, kind, connection);
-    case Liveness::kUnknown:  // says nothing of the peer
-      return startProbe(now, id, kind, connection);
+    case Liveness::kUnknown:
+      return;
   }
 }
 

@@ -409,6 +409,7 @@ void LivenessTable::probe(const Incarnation& id, const ProbeOrder& order) {
   if (peer == nullptr || peer->wishes.empty()) return;
   const ProbeQuestion question{
       options_.self, id, {peer->address}, static_cast<uint8_t>(options_.kind)};
+  peer->probe.reset();  // its socket first
   peer->probe =
       std::make_unique<Probe>(loop_, question, patienceFor(order),
                               [this, id, number = order.number](const ProbeAnswer& answer) {

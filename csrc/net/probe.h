@@ -2,8 +2,9 @@
 // and admits nobody by, as often as it takes for a clear answer (net/probe_course.h). The one
 // prober: whoever asks a port, asks through it, each with a patience of its own.
 //
-// Each bound counts from when a try began, and each answer's from when it was asked for: time in
-// which this process was stopped is nobody's silence.
+// The time for connections counts from the construction, all tries together. Each try has a least
+// time of its own, and each answer's time counts from when it was asked for: time in which this
+// process was stopped is nobody's silence.
 //
 // Loop thread only. The callback runs once, on the loop, never from the constructor nor after
 // destruction; it may destroy the Probe. Destroyed, it closes the connection under way and asks

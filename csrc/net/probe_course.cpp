@@ -21,6 +21,7 @@ ProbeCourse::Bounds ProbeCourse::nextBounds(Time now) const {
 
 ProbeCourse::Step ProbeCourse::onEnd(const Dial::Result& result, Time now) {
   if (const std::optional<Liveness> shown = livenessShownBy(result)) return {shown};
+  if (result.end == Dial::End::kNoSocket && !patience_.awaits_a_socket) return {Liveness::kUnknown};
   if (result.end == Dial::End::kBroken) {
     ++breaks_;
     if (breaks_ == patience_.breaks_for_gone) return {Liveness::kGone};

@@ -8,11 +8,12 @@
 //   ended without a word              breaks_for_gone of them: kGone. Where that is 0, the first one
 //                                     restarts the time for connections, and each counts as none
 //   none, by the network's fault      the next try, or kUnreachable once the time is over
-//   none, for want of a socket        the next try, or kUnknown once the time is over
+//   none, for want of a socket        the next try, or kUnknown once the time is over; at once where
+//                                     awaits_a_socket is false
 // clang-format on
 // A process that ends resets connections that its listener had taken, just before it refuses them.
-// So a connection that ended without a word, however late, deserves another look: how long it stood
-// may be how long this process was stopped.
+// So the first connection that ended without a word, however late, deserves another look: how long
+// it stood may be how long this process was stopped.
 //
 // Owner: a Probe. Not thread-safe. Copyable.
 #pragma once
@@ -34,6 +35,7 @@ struct ProbePatience {
   Duration first_pause = milliseconds(5);  // before the second try; then doubled
   Duration longest_pause = milliseconds(5);
   int breaks_for_gone = 3;
+  bool awaits_a_socket = true;  // else whoever asks does so again, with the whole time
 };
 
 class ProbeCourse {

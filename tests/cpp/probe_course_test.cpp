@@ -62,6 +62,13 @@ TEST_F(ProbeCourseTest, AProcessWithoutASocketToAskWithKnowsNothing) {
   EXPECT_EQ(end(course, End::kNoSocket, seconds(2)).answer, Liveness::kUnknown);
 }
 
+TEST_F(ProbeCourseTest, WhoAsksInRoundsHearsAtOnceThatThereWasNoSocket) {
+  patient.awaits_a_socket = false;
+  ProbeCourse course(patient, now);
+  EXPECT_EQ(end(course, End::kUnreachable).answer, std::nullopt);
+  EXPECT_EQ(end(course, End::kNoSocket).answer, Liveness::kUnknown);
+}
+
 TEST_F(ProbeCourseTest, TheThirdConnectionThatBreaksIsAnEndHoweverLateItComes) {
   ProbeCourse course(hasty, now);
   EXPECT_EQ(end(course, End::kBroken, seconds(4)).answer, std::nullopt);
