@@ -155,7 +155,7 @@ def sums_over_memory_that_was_freed(count: int) -> tuple[list[float], int]:
     group = kept["group"]
     found, addresses = [], []
     for number in range(count):
-        tensor = torch.full((1 << 20,), float(number), device=device())
+        tensor = torch.full((1 << 19,), float(number), device=device())
         group.allreduce([tensor]).wait()
         found.append(tensor[-1].item())
         addresses.append(tensor.data_ptr())
@@ -252,8 +252,10 @@ def memory_kept_for_a_child(address: str) -> bool:
     return kept_then
 
 
-def begin_alone(violations: str, address: str) -> None:
+def begin_alone(violations: str, address: str, faults: str) -> None:
+    """A world of one, with these faults in its children."""
     prepare(violations)
     torch.accelerator.set_device_index(0)
+    os.environ["TORCHFT_EXT_SIM_FAULTS"] = faults
     kept["group"] = pgs.ProcessGroupBabyNCCL(timeout=LIMIT)
     kept["group"].configure(address, 0, 1)

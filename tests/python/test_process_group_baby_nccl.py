@@ -53,9 +53,9 @@ class Groups:
     def leave(self, world: World) -> None:
         world.run(side.leave, self.violations)
 
-    def alone(self) -> World:
+    def alone(self, faults: str = "") -> World:
         world = World(self.pool, self.pool.borrow(1))
-        world.on(0, side.begin_alone, self.violations, self.pool.address())
+        world.on(0, side.begin_alone, self.violations, self.pool.address(), faults)
         return world
 
 
@@ -97,8 +97,8 @@ def test_operation_waits_for_the_stream_and_the_stream_for_nothing(groups):
 
 def test_memory_that_was_freed_and_allocated_again_is_another(groups):
     world = groups.world(2)
-    results = world.run(side.sums_over_memory_that_was_freed, 12)
-    assert [found for found, _ in results] == [[2.0 * number for number in range(12)]] * 2
+    results = world.run(side.sums_over_memory_that_was_freed, 8)
+    assert [found for found, _ in results] == [[2.0 * number for number in range(8)]] * 2
     assert all(reused > 0 for _, reused in results)
     groups.leave(world)
 
@@ -169,6 +169,15 @@ def test_killed_parent_takes_its_child_along_out_of_an_operation(groups):
 # ---- one rank ----
 
 
+def test_child_whose_thread_sits_in_nccl_ends_with_its_parent(groups):
+    world = groups.alone("block init ms=-1")
+    orphan = world.on(0, side.child_pid)
+    world.start(0, side.blocked_sum)
+    world.side(0, side.await_blocked)
+    world.kill(0)
+    wait_until(lambda: has_ended(orphan), "the end of the child", LIMIT / 2)
+
+
 def test_generations_leave_nothing_behind(groups):
     world = groups.alone()
     assert world.on(0, side.grown_by_generations, groups.pool.address()) == {}
@@ -232,6 +241,11 @@ def test_child_is_small_and_says_that_it_has_no_cuda():
         child.configure(told, store, seconds(LIMIT))
     child.kill()
     await_gone(child.pid)
+
+
+def test_place_of_a_library_is_the_file_that_is_loaded():
+    assert Path(baby._place_of("libc10.so")).is_file()
+    assert baby._place_of("libnothing.so") is None
 
 
 @pytest.mark.parametrize(
