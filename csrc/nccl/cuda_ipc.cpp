@@ -11,9 +11,6 @@
 namespace torchft_ext {
 namespace {
 
-constexpr unsigned kEventDisableTiming = 2;      // cudaEventDisableTiming
-constexpr unsigned kEventInterprocess = 4;       // cudaEventInterprocess
-constexpr unsigned kLazyEnablePeerAccess = 1;    // cudaIpcMemLazyEnablePeerAccess
 constexpr const char* kDriver = "libcuda.so.1";  // loaded by whatever uses the device
 
 using Entry = CudaIpcEntryPoints;
@@ -99,7 +96,8 @@ class CudaIpc final : public DeviceIpc {
                                    c10::DeviceIndex device) const override {
     const OnDevice on_device(deviceAt(device));
     void* base = nullptr;
-    check(entry_, entry_.IpcOpenMemHandle(&base, handleOf(memory.handle), kLazyEnablePeerAccess),
+    check(entry_,
+          entry_.IpcOpenMemHandle(&base, handleOf(memory.handle), kCudaLazyEnablePeerAccess),
           "cudaIpcOpenMemHandle");
     return {base, [entry = entry_, device](void* opened) {
               const OnDevice there(deviceAt(device), std::nothrow);
@@ -110,7 +108,8 @@ class CudaIpc final : public DeviceIpc {
   std::shared_ptr<IpcEvent> makeEvent(c10::DeviceIndex device) const override {
     const OnDevice on_device(deviceAt(device));
     void* event = nullptr;
-    check(entry_, entry_.EventCreateWithFlags(&event, kEventDisableTiming | kEventInterprocess),
+    check(entry_,
+          entry_.EventCreateWithFlags(&event, kCudaEventDisableTiming | kCudaEventInterprocess),
           "cudaEventCreateWithFlags");
     return std::make_shared<CudaEvent>(entry_, stream_of_, device, event);
   }

@@ -1,6 +1,6 @@
 // CUDA's memory and events between processes, by the runtime that torch loaded and the driver under
-// it, found at run time. No cuda.h. What is declared here is compared with CUDA's header where
-// there is one (tests/nccl).
+// it, found at run time. No cuda.h: tests/nccl/cuda_declarations.cpp compares what is declared here
+// with CUDA's headers.
 #pragma once
 
 #include <array>
@@ -17,6 +17,10 @@ namespace torchft_ext {
 struct CudaIpcHandle {
   std::array<char, 64> reserved{};
 };
+
+constexpr unsigned kCudaEventDisableTiming = 2;
+constexpr unsigned kCudaEventInterprocess = 4;
+constexpr unsigned kCudaLazyEnablePeerAccess = 1;  // cudaIpcMemLazyEnablePeerAccess
 
 // Functions of libcudart, and one of libcuda, by their names without "cuda" and "cu". Status and
 // flags are their ints; streams and events are pointers.
