@@ -12,6 +12,7 @@ from pathlib import Path
 import device_side
 import process_group_side
 import torch
+import torch.distributed._functional_collectives as functional
 from device_side import accelerator, device
 from process_group_side import LIMIT, held
 from rankside import ErrorInfo, failure_of, kept, wait_until
@@ -85,6 +86,14 @@ def several_under_way() -> list[float]:
     for work in reversed(works):
         work.wait()
     return [one[0].item() for one in tensors]
+
+
+def functional_sum() -> list[float]:
+    group = kept["group"].register("lent")
+    try:
+        return functional.wait_tensor(functional.all_reduce(ramp(2), "sum", group)).cpu().tolist()
+    finally:
+        group.unregister()
 
 
 def sum_of_what_the_stream_writes_later() -> tuple[bool, float, float]:
