@@ -16,6 +16,7 @@ import torch.distributed._functional_collectives as functional
 from device_side import accelerator, device
 from process_group_side import LIMIT, held
 from rankside import ErrorInfo, failure_of, kept, wait_until
+from torch.nn.parallel import DistributedDataParallel
 
 from torchft_ext import _pg_baby as baby
 from torchft_ext import process_group as pgs
@@ -94,6 +95,14 @@ def functional_sum() -> list[float]:
         return functional.wait_tensor(functional.all_reduce(ramp(2), "sum", group)).cpu().tolist()
     finally:
         group.unregister()
+
+
+def train() -> list[float]:
+    """The gradients that all ranks have after a step."""
+    group = kept["group"]
+    model = DistributedDataParallel(torch.nn.Linear(2, 1).to(device()), process_group=group)
+    model(torch.full((1, 2), float(group.rank()), device=device())).sum().backward()
+    return model.module.weight.grad.cpu()[0].tolist()
 
 
 def sum_of_what_the_stream_writes_later() -> tuple[bool, float, float]:

@@ -74,6 +74,13 @@ def test_results_are_those_of_the_cpu_engine(groups):
     groups.leave(world)
 
 
+def test_ddp_and_functional_collectives_run_over_children(groups):
+    world = groups.world(2)
+    assert world.run(side.train) == [[0.5, 0.5]] * 2
+    assert world.run(side.functional_sum) == [[10.0, 12.0]] * 2
+    groups.leave(world)
+
+
 def test_parts_of_allocations_messages_and_many_operations_at_once(groups):
     world = groups.world(2)
     both = [0.0, 1.0, 2 * 2 + 10, 2 * 3 + 10, 2 * 4 + 10, 5.0, 6.0, 7.0]
@@ -82,7 +89,6 @@ def test_parts_of_allocations_messages_and_many_operations_at_once(groups):
     assert matrix == [0.0, 2 * 1 + 10, 2.0, 2 * 3 + 10, 4.0, 2 * 5 + 10, 6.0, 2 * 7 + 10]
     assert transposed == [2.0 * one + 10 for one in range(6)]
     assert world.run(side.messages) == [[10.0 + one for one in range(8)], [*map(float, range(8))]]
-    assert world.run(side.functional_sum) == [[10.0, 12.0]] * 2
     assert world.run(side.several_under_way) == [[10.0 + 2 * one for one in range(20)]] * 2
     groups.leave(world)
 
