@@ -19,6 +19,7 @@ from rankside import ErrorInfo, failure_of, kept, wait_until
 from torch.nn.parallel import DistributedDataParallel
 
 from torchft_ext import _pg_baby as baby
+from torchft_ext import _pg_lent
 from torchft_ext import process_group as pgs
 
 
@@ -179,6 +180,22 @@ def sums_over_memory_that_was_freed(count: int) -> tuple[list[float], int]:
         addresses.append(tensor.data_ptr())
         del tensor
     return found, count - len(set(addresses))
+
+
+def open_in_child(most: int) -> tuple[list[float], int]:
+    """What tensors hold, each in an allocation of its own, that a child used twice which may have
+    so many open; and how many it has."""
+    before, _pg_lent.MOST_KNOWN = _pg_lent.MOST_KNOWN, most
+    group = kept["group"]
+    try:
+        tensors = [torch.full((1 << 19,), float(n), device=device()) for n in range(3 * most)]
+        for tensor in [*tensors, *tensors]:
+            group.allreduce([tensor]).wait()
+        group.allreduce([tensors[-1]]).wait()  # tells of what was forgotten
+        maps = Path(f"/proc/{group.child_pid()}/maps").read_text()
+        return [one[0].item() for one in tensors], maps.count("torchft_ext_sim-memory")
+    finally:
+        _pg_lent.MOST_KNOWN = before
 
 
 def refusals() -> list[str]:

@@ -197,6 +197,14 @@ def test_memory_of_a_failed_operation_is_kept_until_its_child_is_gone(groups):
     groups.leave(world)
 
 
+def test_child_has_a_bounded_number_of_allocations_open(groups):
+    world = groups.alone()
+    found, count = world.on(0, side.open_in_child, 2)
+    assert found == [*map(float, range(6))]
+    assert 0 < count <= 2
+    groups.leave(world)
+
+
 def test_configure_takes_the_spare(groups):
     world = groups.alone()
     spare = world.on(0, side.await_spare)
