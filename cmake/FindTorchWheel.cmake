@@ -6,7 +6,8 @@
 #
 # In:   TORCHFT_EXT_TORCH_DIR (cache; empty: ask Python3_EXECUTABLE where `torch` is)
 # Out:  TorchWheel_FOUND, TorchWheel_DIR, TorchWheel_VERSION ("2.13.0+cpu"), TorchWheel_MINOR ("2.13"),
-#       TorchWheel_LIBRARY_DIR, targets TorchWheel::cpp (C++ API) and TorchWheel::python (bindings)
+#       TorchWheel_LIBRARY_DIR, targets TorchWheel::c10 (streams, events, guards), TorchWheel::cpp (C++ API) and
+#       TorchWheel::python (bindings)
 
 set(TORCHFT_EXT_TORCH_DIR "" CACHE PATH "torch's package directory; empty: the one that Python finds")
 
@@ -44,15 +45,17 @@ foreach(_lib torch_cpu c10 torch torch_python)
 endforeach()
 
 if(NOT TARGET TorchWheel::cpp)
-  add_library(TorchWheel::cpp INTERFACE IMPORTED GLOBAL)
+  add_library(TorchWheel::c10 INTERFACE IMPORTED GLOBAL)
   target_include_directories(
-    TorchWheel::cpp SYSTEM INTERFACE "${TorchWheel_DIR}/include"
+    TorchWheel::c10 SYSTEM INTERFACE "${TorchWheel_DIR}/include"
                                      "${TorchWheel_DIR}/include/torch/csrc/api/include")
-  target_compile_definitions(TorchWheel::cpp INTERFACE _GLIBCXX_USE_CXX11_ABI=1 NDEBUG)
+  target_compile_definitions(TorchWheel::c10 INTERFACE _GLIBCXX_USE_CXX11_ABI=1 NDEBUG)
   # A CUDA wheel's libraries name others that need not be here at link time.
-  target_link_options(TorchWheel::cpp INTERFACE -Wl,--allow-shlib-undefined)
-  target_link_libraries(TorchWheel::cpp INTERFACE "${TorchWheel_LIBRARY_DIR}/libc10.so"
-                                                  "${TorchWheel_LIBRARY_DIR}/libtorch_cpu.so")
+  target_link_options(TorchWheel::c10 INTERFACE -Wl,--allow-shlib-undefined)
+  target_link_libraries(TorchWheel::c10 INTERFACE "${TorchWheel_LIBRARY_DIR}/libc10.so")
+
+  add_library(TorchWheel::cpp INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(TorchWheel::cpp INTERFACE TorchWheel::c10 "${TorchWheel_LIBRARY_DIR}/libtorch_cpu.so")
 
   add_library(TorchWheel::python INTERFACE IMPORTED GLOBAL)
   target_link_libraries(TorchWheel::python INTERFACE TorchWheel::cpp "${TorchWheel_LIBRARY_DIR}/libtorch_python.so"

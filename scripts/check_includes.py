@@ -2,7 +2,8 @@
 """Refuses an #include that points up the layers, or lets torch or Python in below their layer.
 
     {python, libtorch} -> c10d -> engines -> {host, nccl} -> device -> {comm, elastic}
-    -> {liveness, membership} -> net -> base; {embed, child} -> host; elastic for c10d alone
+    -> {liveness, membership} -> net -> base; {embed, child} -> host; elastic for c10d alone;
+    device_child -> {child, engines}
 
 A layer may include itself and those to its right; the public headers (torchft_ext/...) count as
 base, and include nothing but each other (those of torchft_ext/torch also torch's), since they are
@@ -33,19 +34,21 @@ LEVEL = {
     "embed": 6,
     "child": 6,
     "c10d": 7,
+    "device_child": 7,
     "libtorch": 8,
     "python": 8,
 }
 # A layer that only these may include, of those above it.
 KNOWN_TO = {
     "elastic": {"c10d"},
-    "device": {"nccl", "engines", "c10d", "python"},
+    "device": {"nccl", "engines", "c10d", "python", "device_child"},
     "nccl": {"engines"},
-    "engines": {"c10d"},
+    "engines": {"c10d", "device_child"},
     "embed": set[str](),
-    "child": set[str](),
+    "child": {"device_child"},
+    "device_child": set[str](),
 }
-WITH_TORCH = ("device", "nccl", "engines", "c10d", "libtorch", "python")
+WITH_TORCH = ("device", "nccl", "engines", "device_child", "c10d", "libtorch", "python")
 PUBLIC = "torchft_ext"
 PUBLIC_TORCH = "torchft_ext/torch/"
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")

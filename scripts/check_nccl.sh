@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Whether NCCL is as csrc/nccl takes it to be: its header's declarations, and the library itself as far as it goes
-# without a GPU. Takes NCCL from its wheels.
+# without a GPU; and what csrc/nccl declares of CUDA between processes. Takes NCCL, and CUDA's headers, from their wheels.
 #   scripts/check_nccl.sh [VERSION...]   default 2.18.3 2.28.9 2.32.3: about the oldest that is supported, the one of
 #                                        torch 2.11.0, and a late one
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -29,6 +29,17 @@ with zipfile.ZipFile(wheel) as archive:
 wheel.unlink()
 PY
 }
+
+for package in nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88; do
+  retry python -m pip download --quiet --retries 10 --no-deps --dest "$work/cuda" "$package"
+done
+python -c 'import pathlib, sys, zipfile
+for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
+    zipfile.ZipFile(wheel).extractall(sys.argv[1])' "$work/cuda"
+torch=$(python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
+"${CXX:-g++}" "${own_flags[@]}" -isystem "$torch/include" -isystem "$work/cuda/nvidia/cu13/include" -fsyntax-only \
+  tests/nccl/cuda_declarations.cpp
+say "CUDA's functions between processes are declared as in its headers"
 
 for version in "$@"; do
   unpack "$version"

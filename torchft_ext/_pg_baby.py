@@ -2,7 +2,7 @@
 
 The same mechanism as `_pg_backend.py` has for gloo: a guard, copies, a backend for each generation.
 The backend is a child process (`_pg_child.py`), and the copies lie in memory that it shares
-(`_pg_arena.py`).
+(`_pg_arena.py`); tensors of a device are lent to it (`_pg_lent.py`).
 
 Owners: a group owns at most one child in a generation and one spare, which has started and waits.
 configure() takes the spare, and a thread starts the next one. A child is never configured twice, so
@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
@@ -39,10 +40,13 @@ from torchft_ext._pg_backend import GuardedGroup, backend_place
 from torchft_ext._pg_child import ARENA, Child
 from torchft_ext._pg_frames import Configure
 from torchft_ext._pg_generation import Generation, helpers
+from torchft_ext._pg_lent import DeviceStager, LendingChild
 from torchft_ext._pg_staging import HEAP, Staged, Stager
 from torchft_ext._pg_store import split_address
 
 _HOST_CHILD = Path(__file__).parent / "bin" / "torchft_ext_host_child"
+_NCCL_CHILD = Path(__file__).parent / "bin" / "torchft_ext_nccl_child"
+_NCCL_LIBRARY = "TORCHFT_EXT_NCCL_LIB"
 # What the parent left open for whoever comes is closed before a library opens anything.
 _GLOO_CHILD = (
     f"import os; os.closerange({ARENA + 1}, 1 << 20); "
@@ -111,19 +115,21 @@ def _warm_again(children: _Children) -> None:
 class ProcessGroupBaby(GuardedGroup):
     """Base of the groups whose engine runs in a child process, which may be killed at any time.
 
-    Make ProcessGroupBabyHost or ProcessGroupBabyGloo. Adds to those without "Baby": whatever an
-    engine or its libraries do, abort() and configure() are done with them within milliseconds. The
-    process of an operation that was given up is killed; a spare, already started, takes its place.
+    Make ProcessGroupBabyHost, ProcessGroupBabyGloo or ProcessGroupBabyNCCL. Adds to those without
+    "Baby": whatever an engine or its libraries do, abort() and configure() are done with them
+    within milliseconds. The process of an operation that was given up is killed; a spare, already
+    started, takes its place.
 
     Costs: two processes and 2 or 3 descriptors and one thread for each; two copies of each tensor,
     through shared memory; a change of processes for each operation. On failure: as
     ProcessGroupGloo; the end of a child, for whatever reason, fails the generation on all ranks,
-    with a text that says how it ended. CPU tensors. Children end with their parent. A group cannot
-    be used in a forked process.
+    with a text that says how it ended. CPU tensors, but for NCCL. Children end with their parent. A
+    group cannot be used in a forked process.
     """
 
     _name_of_engine = ""
     _reduce_scatters = False
+    _kind_of_child: type[Child] = Child
 
     def __init__(
         self,
@@ -142,8 +148,8 @@ class ProcessGroupBaby(GuardedGroup):
             OSError: no process can be started.
         """
         super().__init__(f"baby-{self._name_of_engine}", timeout, options)
-        command, environment = self._command(), self._environment()
-        self._children = _Children(lambda: Child(command, environment))
+        kind, command, environment = self._kind_of_child, self._command(), self._environment()
+        self._children = _Children(lambda: kind(command, environment))
         weakref.finalize(self, self._children.close)
         self._place = ""
         self._network = _C.Options()  # of the children: where the guard listens, and how
@@ -151,7 +157,7 @@ class ProcessGroupBaby(GuardedGroup):
 
     def _command(self) -> list[str]:
         """Return what a child runs."""
-        return self._unable("engine: make ProcessGroupBabyHost or ProcessGroupBabyGloo")
+        return self._unable("engine: make ProcessGroupBabyHost, for example")
 
     def _environment(self) -> dict[str, str]:
         return dict(os.environ)
@@ -236,19 +242,6 @@ class ProcessGroupBaby(GuardedGroup):
         self._children.drop_spare()
 
 
-class ProcessGroupBabyNCCL(ProcessGroupBaby):
-    """torchft's group for CUDA tensors, over NCCL in a child process: not there.
-
-    The name is, so that a program which imports it learns at the call what to use instead.
-    """
-
-    def _command(self) -> list[str]:
-        return self._unable(
-            "child process with NCCL: use ProcessGroupNCCL, whose abort() ends NCCL within this "
-            "process, for CUDA tensors, or ProcessGroupBabyHost for CPU tensors"
-        )
-
-
 class ProcessGroupBabyHost(ProcessGroupBaby):
     """A group for CPU tensors, over this package's own engine in a native child process.
 
@@ -261,6 +254,83 @@ class ProcessGroupBabyHost(ProcessGroupBaby):
 
     def _command(self) -> list[str]:
         return [str(_HOST_CHILD)]
+
+
+class ProcessGroupBabyNCCL(ProcessGroupBaby):
+    """A group for CUDA tensors, over NCCL in a native child process.
+
+    As ProcessGroupBaby. It has run on a simulated device only, never on a GPU. The child is a
+    program without Python, of some megabytes, and a CUDA context of its own on each device that is
+    used. It works on the caller's tensors, whose memory it opens by CUDA IPC: no copies, but of
+    tensors that are not contiguous. Memory of torch's expandable segments is a ValueError.
+
+    Operations begin behind what the caller's current stream has so far. wait() blocks the calling
+    thread until the result is there, since a stream that waits for a child which is killed would
+    wait for ever; all ranks' results then count, without a check().
+
+    On failure: abort() and failed operations kill the child, and wait for its end, within which its
+    kernels may write: 40 ms at most in waiters, so that they are released in time; up to the
+    group's timeout in abort() and configure(). An operation's outputs may hold anything after a
+    failure, as after one of ProcessGroupNCCL. Its memory goes back to the allocator once the child
+    is gone.
+    """
+
+    _name_of_engine = "nccl"
+    _kind_of_child = LendingChild
+
+    def __init__(
+        self,
+        timeout: float | timedelta = timedelta(seconds=60),
+        *,
+        options: _C.Options | None = None,
+    ) -> None:
+        """Make a group without members, and start its first child, without waiting for it.
+
+        Args:
+            timeout: of operations and of configure(); seconds, or a timedelta.
+            options: of the guard, and of the children: interface, ports, heartbeat and local
+                sockets.
+
+        Raises:
+            NotImplementedError: this process has no NCCL, or no device.
+            OSError: no process can be started.
+        """
+        self._device_type = _C._ipc_device_type()
+        super().__init__(timeout, options=options)
+
+    def _command(self) -> list[str]:
+        return [str(_NCCL_CHILD)]
+
+    def _environment(self) -> dict[str, str]:
+        found = _place_of("libnccl.so.2")
+        return {**({_NCCL_LIBRARY: found} if found else {}), **os.environ}
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(self._device_type)]
+
+    def _stager(self, rank: int, size: int, backend: Any) -> Stager:
+        return DeviceStager(rank, size, self._device_type)
+
+    def _backend(
+        self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int
+    ) -> Child:
+        last = self._children.last()
+        if not self._is_out_of_tensors(timeout):
+            raise RuntimeError(
+                f"child process {last.pid if last else 0} of the last generation was killed and "
+                "has not ended: its kernels could still write into tensors"
+            )
+        return super()._backend(store, rank, size, timeout, attempt)
+
+    def _is_out_of_tensors(self, limit: timedelta) -> bool:
+        """Block until the last child, if it was killed, is gone; False: it was not in time."""
+        last = self._children.last()
+        return last is None or not last.was_killed() or last.await_gone(limit.total_seconds())
+
+    def abort(self) -> None:
+        super().abort()
+        self._is_out_of_tensors(self._timeout)
 
 
 class ProcessGroupBabyGloo(ProcessGroupBaby):
@@ -279,3 +349,10 @@ class ProcessGroupBabyGloo(ProcessGroupBaby):
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join(place or os.getcwd() for place in sys.path)
         return {**os.environ, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
+def _place_of(library: str) -> str | None:
+    """Return the file that this process has loaded a library from; None: it has not."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    paths = (line.partition("/") for line in lines)
+    return next(("/" + rest for _, _, rest in paths if Path(rest).name == library), None)

@@ -53,11 +53,12 @@ class Call(NamedTuple):
     tag: int
     outputs: _Spans
     inputs: _Spans
+    flat: bool = False
 
     def issue(self, number: int, limit: timedelta) -> Issue:
         limit_ms = max(1, limit // timedelta(milliseconds=1))
         fixed = self.op, self.item, self.reduction, self.peer, self.tag, limit_ms
-        return Issue(number, *fixed, self.outputs, self.inputs)
+        return Issue(number, *fixed, self.outputs, self.inputs, self.flat)
 
 
 def calls_of(method: str, given: list[Any], size: int, span_of: SpanOf) -> list[Call]:
@@ -65,7 +66,7 @@ def calls_of(method: str, given: list[Any], size: int, span_of: SpanOf) -> list[
 
     Args:
         method: of torch.distributed.ProcessGroup.
-        given: its arguments, tensors contiguous and in the arena.
+        given: its arguments, tensors contiguous and where span_of knows them.
         size: of the group.
         span_of: says where a tensor lies.
 
@@ -118,7 +119,7 @@ class _Caller:
 
     def _of__allgather_base(self) -> list[Call]:
         return [
-            self._call(Op.ALLGATHER, self._parts(output), [source])
+            self._call(Op.ALLGATHER, self._parts(output), [source], flat=True)
             for output, source in zip(_listed(self._first), _listed(self._second), strict=True)
         ]
 
@@ -133,7 +134,7 @@ class _Caller:
 
     def _of__reduce_scatter_base(self) -> list[Call]:
         return [
-            self._call(Op.REDUCE_SCATTER, [output], self._parts(source))
+            self._call(Op.REDUCE_SCATTER, [output], self._parts(source), flat=True)
             for output, source in zip(_listed(self._first), _listed(self._second), strict=True)
         ]
 
@@ -189,12 +190,14 @@ class _Caller:
         inputs: list[torch.Tensor],
         peer: int | None = None,
         tag: int = 0,
+        flat: bool = False,
     ) -> Call:
         tensors = [*outputs, *inputs]
         item = _item_of(tensors, op in _REDUCING)
         reduction = self._reduction(item) if op in _REDUCING else Reduction.SUM
-        spans = [[self._span_of(one) for one in some] for some in (outputs, inputs)]
-        return Call(op, item, reduction, self._root() if peer is None else peer, tag, *spans)
+        chosen = self._root() if peer is None else peer
+        written, read = ([self._span_of(one) for one in some] for some in (outputs, inputs))
+        return Call(op, item, reduction, chosen, tag, written, read, flat)
 
     def _root(self) -> int:
         """Return the root that options, or a number, name; 0 where nothing does."""

@@ -2,9 +2,9 @@
 
 It is started by posix_spawn: the group's process has threads and much memory, of which fork would
 copy the page tables and run the handlers. The child has three descriptors more than 0 to 2: the
-socket of `_pg_frames.py`, the arena's file, and one on its parent, whose end it sees even where a
-fork of the parent has inherited the other socket. It closes all others, and is in a process group
-of its own, out of the way of Ctrl-C.
+socket of `_pg_frames.py`, the arena's file (but those for devices, `_pg_lent.py`), and one on its
+parent, whose end it sees even where a fork of the parent has inherited the other socket. It closes
+all others, and is in a process group of its own, out of the way of Ctrl-C.
 
 Owner: the group, until retire() or kill(). Threads: `ft-child`, of each child, reads its socket,
 completes operations, and reaps the process: nobody else waits for it. Requests about the store run
@@ -39,6 +39,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
@@ -68,12 +69,18 @@ _living: weakref.WeakSet[Child] = weakref.WeakSet()
 _starting = threading.RLock()  # no fork inherits the far end of a child that starts
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Work(TellingWork):
     """Some requests that end as one."""
 
-    def __init__(self, count: int, until: float) -> None:
+    def __init__(self, count: int, until: float, when_over: Callable[[], None]) -> None:
+        """Make it; `when_over` is called, and let go, once the child is out of all of them."""
         super().__init__()
         self.until = until
+        self._when_over = when_over
         self._lock = threading.Lock()
         self._left = count
         self._error: Exception | None = None
@@ -92,7 +99,11 @@ class _Work(TellingWork):
             self._left -= 1
             self._error = self._error or error
             self._source = source
-            operation = self._operation if self._left == 0 else None
+            over = self._left == 0
+            operation = self._operation if over else None
+        if over:
+            when_over, self._when_over = self._when_over, _nothing
+            when_over()
         if operation is not None:
             operation.completed(self._error, source)
 
@@ -111,7 +122,7 @@ class Child:
             OSError: it cannot be started.
         """
         self._tell: Callable[[str], None] = lambda text: None
-        self._arena = Arena()
+        arena = self._new_arena()
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -129,14 +140,15 @@ class Child:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             _sockets.add(self._socket)
             try:
-                self.pid = _spawned(command, environment, theirs.fileno(), self._arena.fd)
+                given = [theirs.fileno(), *([arena.fd] if arena is not None else [])]
+                self.pid = _spawned(command, environment, given)
             except BaseException:
                 self._socket.close()
-                self._arena.close()
                 raise
             finally:
                 theirs.close()
-        self._arena.close()
+                if arena is not None:
+                    arena.close()
         self._owner = os.getpid()
         try:
             threading.Thread(target=self._run, name="ft-child", daemon=True).start()
@@ -146,6 +158,11 @@ class Child:
             self._socket.close()
             raise
         _living.add(self)
+
+    def _new_arena(self) -> Arena | None:
+        """Make what the child shares of this process's memory from its beginning on."""
+        self._arena = Arena()
+        return self._arena
 
     # ---- before the generation stands
 
@@ -202,16 +219,27 @@ class Child:
             LostBackendError: it is gone.
         """
         given = [*staged.args, *staged.kwargs.values()]
-        calls = calls_of(staged.method, given, self._size, self._arena.span_of)
+        calls = calls_of(staged.method, given, self._size, self._span_of)
         requests = [call.issue(next(self._numbers), limit) for call in calls]
-        data = b"".join(request.frame() for request in requests)
-        work = _Work(len(requests), time.monotonic() + limit.total_seconds() + 2 * GRACE)
+        ahead, when_over = self._prepared(given)
+        data = b"".join([ahead, *(request.frame() for request in requests)])
+        until = time.monotonic() + limit.total_seconds() + 2 * GRACE
+        work = _Work(len(requests), until, when_over)
         with self._lock:
             if self._ended is not None:
                 raise LostBackendError(self._ended)
             self._works.update((request.number, work) for request in requests)
         self._send(data)
         return work
+
+    def _span_of(self, tensor: torch.Tensor) -> frames.Span:
+        """Return where the child finds a tensor."""
+        return self._arena.span_of(tensor)
+
+    def _prepared(self, _given: list[Any]) -> tuple[bytes, Callable[[], None]]:
+        """Return the frames ahead of an operation on these arguments, and what to call when the
+        child is out of it, or has ended."""
+        return b"", _nothing
 
     def _send(self, data: bytes) -> None:
         with self._sending:
@@ -250,6 +278,34 @@ class Child:
             if not self._reaped:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
+
+    def was_killed(self) -> bool:
+        """Say whether it was ended in the midst of what it did."""
+        with self._lock:
+            return self._killed
+
+    def await_gone(self, limit: float) -> bool:
+        """Block until its process has ended, by whatever it had running too, at most so many
+        seconds; another thread reaps it. Any thread, the one that reads its socket included.
+
+        Returns:
+            Whether it has.
+        """
+        with self._lock:
+            if self._reaped:
+                return True
+            try:
+                fd = os.pidfd_open(self.pid)  # still its own id
+            except ProcessLookupError:
+                return True
+            except OSError:  # a kernel without it, or no descriptor is left
+                return self._changed.wait_for(lambda: self._ended is not None, limit)
+        try:
+            ended = select.poll()
+            ended.register(fd, select.POLLIN)
+            return bool(ended.poll(limit * 1000))
+        finally:
+            os.close(fd)
 
     def drop(self) -> None:
         """End it, and tell nobody: its group is gone, and has said or will say so itself.
@@ -414,11 +470,11 @@ def _answer(store: Any, kind: Kind, reader: frames.Reader) -> tuple[Outcome, lis
     return Outcome.GOOD, values
 
 
-def _spawned(command: Sequence[str], environment: dict[str, str], channel: int, arena: int) -> int:
-    """Return the id of a process that has the two as descriptors SOCKET and ARENA."""
+def _spawned(command: Sequence[str], environment: dict[str, str], given: list[int]) -> int:
+    """Return the id of a process that has these as descriptors SOCKET, ARENA."""
     moved: list[int] = []
     try:
-        for fd in (channel, arena):  # so that neither is in the other's place
+        for fd in given:  # so that none is in another's place
             moved.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
         return os.posix_spawn(
             command[0],
@@ -426,8 +482,7 @@ def _spawned(command: Sequence[str], environment: dict[str, str], channel: int, 
             environment,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, moved[0], SOCKET),
-                (os.POSIX_SPAWN_DUP2, moved[1], ARENA),
+                *((os.POSIX_SPAWN_DUP2, fd, SOCKET + place) for place, fd in enumerate(moved)),
             ],
             setpgroup=0,
             setsigmask=[],

@@ -2,8 +2,9 @@
 
 A frame is a header, `<IB`: the length of what follows it, at most MOST, and the kind. Numbers are
 little-endian; a text is its length in 16 bits and UTF-8, bytes are their length in 32 bits and
-themselves. Nothing is pickled, nothing refers to memory but as offset and length in the arena.
-csrc/child/protocol.h is the same for the child in C++.
+themselves. Nothing is pickled, nothing refers to memory but by spans: offset and length in the
+arena, or in memory of a device, that the parent lends, by its address there. csrc/child/protocol.h
+is the same for children in C++.
 
     child                                   parent
     HELLO version                       ->
@@ -11,6 +12,7 @@ csrc/child/protocol.h is the same for the child in C++.
     STORE_SET | STORE_GET | STORE_REMOVE ->
                                         <-  STORE_REPLY to each, by its number
     CONFIGURED outcome, text            ->
+                                        <-  MEMORY | FORGET | ORDER, of a device, before an ISSUE
                                         <-  ISSUE number, kind, items, root or peer, tag, spans
     DONE number, outcome, source, text  ->  one for each ISSUE, in any order
                                         <-  QUIT: say goodbye to the others, and exit
@@ -34,10 +36,13 @@ NUMBER = struct.Struct("<I")  # HELLO's version; of a request to the store; of k
 OUTCOME = struct.Struct("<B")
 REPLY = struct.Struct("<IBI")  # number, outcome, count of values
 _LENGTH = struct.Struct("<H")
-_ISSUE = struct.Struct("<QBBBxiIQII")
+_ISSUE = struct.Struct("<QBBB?iIQII")
 _SPAN = struct.Struct("<QQ")
 _CONFIGURE = struct.Struct("<iiQQBH")
 _DONE = struct.Struct("<QBi")
+_MEMORY = struct.Struct("<QQi")
+_ADDRESS = struct.Struct("<Q")
+_ORDER = struct.Struct("<Ii")
 
 
 class Kind(IntEnum):
@@ -45,6 +50,9 @@ class Kind(IntEnum):
     ISSUE = 2
     STORE_REPLY = 3
     QUIT = 4
+    MEMORY = 5
+    FORGET = 6
+    ORDER = 7
     HELLO = 129
     CONFIGURED = 130
     DONE = 131
@@ -108,7 +116,7 @@ class FrameError(RuntimeError):
     """Bytes that are no frame."""
 
 
-Span = tuple[int, int]  # offset in the arena, bytes
+Span = tuple[int, int]  # offset in the arena, or address of lent memory; bytes
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,8 @@ class Issue:
         limit_ms: of the operation.
         outputs: spans.
         inputs: spans.
+        flat: the ranks' parts, in `outputs` of an ALLGATHER and `inputs` of a REDUCE_SCATTER, are
+            one piece of memory in their order, on all ranks.
     """
 
     number: int
@@ -136,24 +146,28 @@ class Issue:
     limit_ms: int
     outputs: list[Span]
     inputs: list[Span]
+    flat: bool = False
 
     def frame(self) -> bytes:
         spans = [*self.outputs, *self.inputs]
         counts = len(self.outputs), len(self.inputs)
-        fixed = self.number, self.op, self.item, self.reduction, self.peer, self.tag, self.limit_ms
+        kinds = self.op, self.item, self.reduction, self.flat
+        fixed = self.number, *kinds, self.peer, self.tag, self.limit_ms
         payload = _ISSUE.pack(*fixed, *counts) + b"".join(_SPAN.pack(*span) for span in spans)
         return framed(Kind.ISSUE, payload)
 
     @classmethod
     def parse(cls, payload: bytes) -> Issue:
         reader = Reader(payload)
-        number, op, item, reduction, peer, tag, limit, outputs, inputs = reader.fixed(_ISSUE)
+        number, op, item, reduction, flat, *rest = reader.fixed(_ISSUE)
+        peer, tag, limit, outputs, inputs = rest
         if (outputs + inputs) * _SPAN.size > len(payload):
             raise FrameError(f"ISSUE: {outputs} outputs and {inputs} inputs in {len(payload)} B")
         spans = [_span(reader) for _ in range(outputs + inputs)]
         reader.end()
         kinds = Op(op), Item(item), Reduction(reduction)
-        return cls(number, *kinds, peer, tag, limit, spans[:outputs], spans[outputs:])
+        of_spans = spans[:outputs], spans[outputs:]
+        return cls(number, *kinds, peer, tag, limit, *of_spans, bool(flat))
 
 
 @dataclass(frozen=True)
@@ -222,6 +236,41 @@ class Done:
         text = reader.text()
         reader.end()
         return cls(number, Outcome(outcome), source, text)
+
+
+@dataclass(frozen=True)
+class LentMemory:
+    """An allocation of the parent's on a device, which the child may use until FORGET.
+
+    Attributes:
+        address: in the parent.
+        count: bytes.
+        device: index.
+        handle: to open it with.
+    """
+
+    address: int
+    count: int
+    device: int
+    handle: bytes
+
+    def frame(self) -> bytes:
+        fixed = _MEMORY.pack(self.address, self.count, self.device)
+        return framed(Kind.MEMORY, fixed + packed_bytes(self.handle))
+
+    def forget(self) -> bytes:
+        return framed(Kind.FORGET, _ADDRESS.pack(self.address))
+
+
+def ordered(event: int, device: int, handle: bytes) -> bytes:
+    """Return the frame that says: what is issued next waits for this event of the parent's.
+
+    Args:
+        event: its number.
+        device: its index.
+        handle: to open it with; empty: the child has.
+    """
+    return framed(Kind.ORDER, _ORDER.pack(event, device) + packed_bytes(handle))
 
 
 def framed(kind: Kind, payload: bytes = b"") -> bytes:

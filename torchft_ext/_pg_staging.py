@@ -121,7 +121,7 @@ class Stager:
             name: of a method in `_pg_wrappers.OPERATIONS`; `args`, `kwargs`: what it was given.
 
         Raises:
-            ValueError: a tensor of another device than the CPU, or sizes that do not fit.
+            ValueError: a tensor of another device than the backend's, or sizes that do not fit.
         """
         try:
             return self._stage(name, args, kwargs)
@@ -197,10 +197,14 @@ class Stager:
             return [self._each(one, make) for one in value]
         return value
 
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what the backend reads in a tensor's place."""
+    def check_device(self, tensor: torch.Tensor) -> None:
+        """Raise ValueError for a tensor where the backend has none."""
         if tensor.device.type != "cpu":
             raise ValueError(f"expected tensors on the CPU, found one on {tensor.device}")
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what the backend reads in a tensor's place."""
+        self.check_device(tensor)
         if not self._copies:
             return tensor
         if tensor.layout is not torch.strided:
@@ -220,8 +224,7 @@ class Stager:
 
     def written(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what the backend writes in a tensor's place."""
-        if tensor.device.type != "cpu":
-            raise ValueError(f"expected tensors on the CPU, found one on {tensor.device}")
+        self.check_device(tensor)
         copy = tensor
         if self._copies:
             copy = self._room.empty(tensor.shape, tensor.dtype)
@@ -231,8 +234,7 @@ class Stager:
     def flat(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Return one copy of several tensors, of one dimension."""
         for tensor in tensors:
-            if tensor.device.type != "cpu":
-                raise ValueError(f"expected tensors on the CPU, found one on {tensor.device}")
+            self.check_device(tensor)
         if not tensors:
             raise ValueError("expected tensors, found none")
         parts = [tensor.detach().reshape(-1) for tensor in tensors]

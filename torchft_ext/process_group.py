@@ -7,8 +7,7 @@
     group.allreduce([gradients]).wait()
 
 Classes and functions have the names of torchft's module `torchft.process_group`, so a program
-changes one import. They need no init_process_group(). ProcessGroupBabyNCCL is a name alone: making
-one says what to use instead.
+changes one import. They need no init_process_group().
 """
 
 from torchft_ext._pg_baby import (

@@ -10,7 +10,6 @@
 #include <utility>
 
 namespace torchft_ext::child {
-namespace {
 
 UniqueFd processDescriptor(pid_t pid) {
 #ifdef SYS_pidfd_open
@@ -19,8 +18,6 @@ UniqueFd processDescriptor(pid_t pid) {
   return {};
 #endif
 }
-
-}  // namespace
 
 // It is asked who the parent is after its descriptor was opened: the id may be another's by then.
 Channel::Channel(UniqueFd socket, pid_t parent)

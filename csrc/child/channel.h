@@ -14,6 +14,9 @@
 
 namespace torchft_ext::child {
 
+// On a process: readable once it has ended. None: the kernel cannot, or it is gone.
+UniqueFd processDescriptor(pid_t pid);
+
 class Channel {
  public:
   // parent: its process id.

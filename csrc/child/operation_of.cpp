@@ -47,10 +47,10 @@ bool fitsItself(const Operation& operation, size_t rank) {
   return in[input].bytes == out[output].bytes;
 }
 
-std::vector<Buffer> buffersOf(const std::vector<Span>& spans, const Arena& arena) {
+std::vector<Buffer> buffersOf(const std::vector<Span>& spans, const ServedEngine& memory) {
   std::vector<Buffer> buffers;
   for (const Span& span : spans) {
-    const auto buffer = arena.at(span);
+    const auto buffer = memory.at(span);
     if (!buffer) throw ProtocolError("a span outside the shared memory");
     buffers.push_back(*buffer);
   }
@@ -81,8 +81,8 @@ std::string problemOf(const Issue& issue, const Operation& operation, int rank, 
 
 }  // namespace
 
-std::variant<Operation, std::string> operationOf(const Issue& issue, const Arena& arena, int rank,
-                                                 int size) {
+std::variant<Operation, std::string> operationOf(const Issue& issue, const ServedEngine& memory,
+                                                 int rank, int size) {
   Operation operation;
   operation.kind = issue.op;
   operation.dtype = issue.item;
@@ -91,8 +91,8 @@ std::variant<Operation, std::string> operationOf(const Issue& issue, const Arena
   operation.peer = issue.peer;
   operation.tag = issue.tag;
   operation.timeout = milliseconds(issue.limit_ms);
-  operation.outputs = buffersOf(issue.outputs, arena);
-  operation.inputs = buffersOf(issue.inputs, arena);
+  operation.outputs = buffersOf(issue.outputs, memory);
+  operation.inputs = buffersOf(issue.inputs, memory);
   if (issue.op == OpKind::kReduce && issue.peer != rank) operation.outputs.clear();
   std::string problem = problemOf(issue, operation, rank, size);
   if (!problem.empty()) return std::string(toString(issue.op)) + ": " + std::move(problem);

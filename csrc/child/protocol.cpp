@@ -132,7 +132,7 @@ Issue parseIssue(std::string_view payload) {
   issue.op = oneOf(kOps, reader.number<uint8_t>(), "operation");
   issue.item = oneOf(kItems, reader.number<uint8_t>(), "item");
   issue.reduction = oneOf(kReductions, reader.number<uint8_t>(), "reduction");
-  reader.number<uint8_t>();  // nothing
+  issue.flat = reader.number<uint8_t>() != 0;
   issue.peer = reader.number<int32_t>();
   issue.tag = reader.number<uint32_t>();
   issue.limit_ms = reader.number<uint64_t>();
@@ -142,6 +142,34 @@ Issue parseIssue(std::string_view payload) {
   issue.inputs = spansFrom(reader, inputs);
   reader.end();
   return issue;
+}
+
+LentMemory parseMemory(std::string_view payload) {
+  Reader reader(payload);
+  LentMemory memory;
+  memory.address = reader.number<uint64_t>();
+  memory.bytes = reader.number<uint64_t>();
+  memory.device = reader.number<int32_t>();
+  memory.handle = reader.bytes();
+  reader.end();
+  return memory;
+}
+
+uint64_t parseForget(std::string_view payload) {
+  Reader reader(payload);
+  const auto address = reader.number<uint64_t>();
+  reader.end();
+  return address;
+}
+
+StreamOrder parseOrder(std::string_view payload) {
+  Reader reader(payload);
+  StreamOrder order;
+  order.event = reader.number<uint32_t>();
+  order.device = reader.number<int32_t>();
+  order.handle = reader.bytes();
+  reader.end();
+  return order;
 }
 
 ParentsAnswer parseParentsAnswer(std::string_view payload) {

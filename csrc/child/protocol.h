@@ -21,6 +21,9 @@ enum class Kind : uint8_t {
   kIssue = 2,
   kStoreReply = 3,
   kQuit = 4,
+  kMemory = 5,  // these are for engines on devices
+  kForget = 6,
+  kOrder = 7,
   kHello = 129,
   kConfigured = 130,
   kDone = 131,
@@ -59,7 +62,7 @@ struct Configure {
 Configure parseConfigure(std::string_view payload);
 
 struct Span {
-  uint64_t offset = 0;
+  uint64_t offset = 0;  // in the arena; of device memory, the address in the parent
   uint64_t bytes = 0;
 };
 struct Issue {
@@ -69,11 +72,31 @@ struct Issue {
   ReduceKind reduction = ReduceKind::kSum;
   int32_t peer = -1;  // or the root
   uint32_t tag = 0;
+  bool flat = false;  // see StreamSide
   uint64_t limit_ms = 0;
   std::vector<Span> outputs;
   std::vector<Span> inputs;
 };
 Issue parseIssue(std::string_view payload);
+
+// Device memory that the parent lends: an allocation, by its address there.
+struct LentMemory {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  int32_t device = 0;
+  std::string handle;
+};
+LentMemory parseMemory(std::string_view payload);
+// The address of one that is not lent any more.
+uint64_t parseForget(std::string_view payload);
+
+// What is issued from now on waits for this event of the parent's.
+struct StreamOrder {
+  uint32_t event = 0;
+  int32_t device = 0;
+  std::string handle;  // empty: the event is known
+};
+StreamOrder parseOrder(std::string_view payload);
 
 struct ParentsAnswer {
   uint32_t number = 0;  // of the request

@@ -1,6 +1,7 @@
 #include "child/server.h"
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,7 +17,8 @@ namespace {
 constexpr milliseconds kGoodbyeLimit{500};  // the parent waits a second
 constexpr milliseconds kEndLimit{200};
 
-std::variant<std::shared_ptr<Engine>, std::string> engineFor(const Configure& told) {
+std::variant<std::shared_ptr<Engine>, std::string> engineFor(const Configure& told,
+                                                             ServedEngine& served) {
   HostEngineOptions options;
   const auto address = SocketAddress::fromNumeric(told.address, 0);
   if (!address) return "expected the address to listen on, found '" + told.address + "'";
@@ -29,9 +31,7 @@ std::variant<std::shared_ptr<Engine>, std::string> engineFor(const Configure& to
   const std::string problem = heartbeatProblem(heartbeat);
   if (!problem.empty()) return "heartbeat" + problem;
   options.heartbeat_limit = heartbeat;
-  auto made = hostEngine(options);
-  if (const auto* failure = std::get_if<Failure>(&made)) return failure->describe();
-  return std::get<std::shared_ptr<Engine>>(std::move(made));
+  return served.make([&options] { return hostEngine(options); });
 }
 
 // What another rank's limit ended has failed: its parent tells whose it was.
@@ -43,9 +43,9 @@ RequestEnd endOf(const FailurePtr& failure, int rank) {
 
 }  // namespace
 
-Server::Server(std::shared_ptr<Channel> channel, const Arena& arena)
+Server::Server(std::shared_ptr<Channel> channel, ServedEngine& engine)
     : channel_(std::move(channel)),
-      arena_(arena),
+      engine_(engine),
       store_(std::make_shared<ParentStore>(channel_)) {}
 
 Server::~Server() {
@@ -70,13 +70,13 @@ void Server::heard(const Channel::Frame& frame) {
     case Kind::kStoreReply:
       return store_->answer(parseParentsAnswer(frame.payload));
     default:
-      throw ProtocolError("a frame of kind " + std::to_string(static_cast<int>(frame.kind)));
+      return engine_.heard(frame.kind, frame.payload);
   }
 }
 
 void Server::configure(const Configure& told) {
   if (group_) throw ProtocolError("a second configure");
-  const auto made = engineFor(told);
+  const auto made = engineFor(told, engine_);
   if (const auto* problem = std::get_if<std::string>(&made))
     return channel_->send(configuredFrame(RequestEnd::kFailed, *problem));
   const milliseconds limit(told.limit_ms);
@@ -95,16 +95,25 @@ void Server::configure(const Configure& told) {
 
 void Server::issue(const Issue& issue) {
   if (!group_) throw ProtocolError("an operation before configure");
-  auto made = operationOf(issue, arena_, rank_, size_);
-  if (const auto* problem = std::get_if<std::string>(&made))
-    return channel_->send(doneFrame(issue.number, RequestEnd::kRefused, -1, *problem));
-  const auto state = group_->issue(std::get<Operation>(std::move(made)));
+  auto made = operationOf(issue, engine_, rank_, size_);
+  if (const auto* problem = std::get_if<std::string>(&made)) return refuse(issue, *problem);
+  engine_.place(std::get<Operation>(made), issue);
+  std::shared_ptr<OpState> state;
+  try {
+    state = group_->issue(std::get<Operation>(std::move(made)));
+  } catch (const std::invalid_argument& problem) {  // of an engine that does not do everything
+    return refuse(issue, problem.what());
+  }
   state->onDone([channel = channel_, number = issue.number, rank = rank_, state] {
     const FailurePtr failure = state->failure();
     const int source = failure ? failure->cause.rank : state->sourceRank();
     channel->send(doneFrame(number, endOf(failure, rank), source,
                             failure ? failure->describe() : std::string()));
   });
+}
+
+void Server::refuse(const Issue& issue, const std::string& problem) {
+  channel_->send(doneFrame(issue.number, RequestEnd::kRefused, -1, problem));
 }
 
 void Server::leave() {

@@ -17,6 +17,7 @@
 #include "base/deadline.h"
 #include "base/mutex.h"
 #include "comm/communicator.h"
+#include "device/device_ipc.h"
 #include "device/device_platform.h"
 #include "device/pool_registry.h"
 
@@ -57,6 +58,9 @@ struct EngineKind {
   // Ends the threads that engines of this kind share, when the process exits. False: one did not
   // end by the deadline. Null: there are none.
   bool (*stop)(Deadline deadline) = nullptr;
+  // What lends its device's memory to other processes. As make(), but that it makes nothing. Null:
+  // its memory cannot be lent.
+  std::variant<std::shared_ptr<DeviceIpc>, NotHere> (*ipc)() = nullptr;
 };
 
 class EngineRegistry {

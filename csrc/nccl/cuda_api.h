@@ -8,7 +8,10 @@
 #include <c10/core/Stream.h>
 
 #include <memory>
+#include <string>
+#include <variant>
 
+#include "device/device_ipc.h"
 #include "device/relaxed_capture.h"
 #include "nccl/nccl_types.h"
 
@@ -26,6 +29,9 @@ class CudaApi {
   // By cudaThreadExchangeStreamCaptureMode, relaxed.
   using RelaxedCapture = torchft_ext::RelaxedCapture;
   virtual std::unique_ptr<RelaxedCapture> relaxCapture() const = 0;
+
+  // What lends memory to other processes; or why there is none. May load the driver's library.
+  virtual std::variant<std::shared_ptr<DeviceIpc>, std::string> ipc() const = 0;
 };
 
 }  // namespace torchft_ext

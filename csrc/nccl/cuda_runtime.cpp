@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "nccl/cuda_ipc.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -24,7 +26,7 @@ struct EntryPoints {
 
 class CudaRuntime : public CudaApi {
  public:
-  explicit CudaRuntime(const EntryPoints& entry) : entry_(entry) {}
+  CudaRuntime(void* library, const EntryPoints& entry) : library_(library), entry_(entry) {}
 
   NativeStream native(const c10::Stream& stream) const override {
     return entry_.stream_of(&stream);
@@ -52,7 +54,12 @@ class CudaRuntime : public CudaApi {
     return std::make_unique<Exchanged>(entry_.exchange_capture_mode);
   }
 
+  std::variant<std::shared_ptr<DeviceIpc>, std::string> ipc() const override {
+    return loadCudaIpc(library_, entry_.stream_of);
+  }
+
  private:
+  void* const library_;  // never closed
   const EntryPoints entry_;
 };
 
@@ -77,7 +84,7 @@ std::variant<std::shared_ptr<CudaApi>, std::string> loadCudaRuntime() {
         "torch's libc10_cuda.so, or the CUDA runtime under it, lacks CUDAStream::stream(), "
         "cudaStreamIsCapturing, cudaThreadExchangeStreamCaptureMode or cudaGetLastError");
   }
-  return std::make_shared<CudaRuntime>(entry);
+  return std::make_shared<CudaRuntime>(library, entry);
 }
 
 }  // namespace torchft_ext

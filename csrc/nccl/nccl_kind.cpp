@@ -65,6 +65,14 @@ EngineKind::Outcome make(const EngineRequest& request) {
   return made;
 }
 
+std::variant<std::shared_ptr<DeviceIpc>, NotHere> ipc() {
+  auto found = ncclPlatform();
+  if (auto* why_none = std::get_if<std::string>(&found)) return NotHere{std::move(*why_none)};
+  auto lent = std::get<std::shared_ptr<const NcclPlatform>>(found)->cuda->ipc();
+  if (auto* why_none = std::get_if<std::string>(&lent)) return NotHere{std::move(*why_none)};
+  return std::get<std::shared_ptr<DeviceIpc>>(std::move(lent));
+}
+
 }  // namespace
 
 EngineKind ncclEngineKind() {
@@ -74,6 +82,7 @@ EngineKind ncclEngineKind() {
   kind.for_devices = true;
   kind.make = make;
   kind.stop = &stopNcclEngines;
+  kind.ipc = &ipc;
   return kind;
 }
 

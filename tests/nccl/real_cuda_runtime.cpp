@@ -1,6 +1,6 @@
 // Loads the CUDA runtime under a real torch's libc10_cuda, as the engine does, and asks for the
 // native handle of the default stream: without a GPU CUDA itself refuses that, with one there is no
-// handle.
+// handle. Also looks for what lends memory, of which only the driver may be missing.
 //   real_cuda_runtime PATH      of libc10_cuda.so
 #include <c10/core/Stream.h>
 #include <c10/util/Exception.h>
@@ -24,6 +24,14 @@ std::string reasonOf(const decltype(loadCudaRuntime())& loaded) {
   return why == nullptr ? "" : *why;
 }
 
+// Empty: it was found, as far as this machine has it.
+std::string problemOfLending(const CudaApi& cuda) {
+  const auto lent = cuda.ipc();
+  const auto* why = std::get_if<std::string>(&lent);
+  if (why == nullptr || why->find("no CUDA driver") != std::string::npos) return "";
+  return *why;
+}
+
 int run(const char* path) {
   if (reasonOf(loadCudaRuntime()).find("built without CUDA") == std::string::npos)
     return fail("expected: no CUDA runtime before torch has loaded one");
@@ -32,6 +40,7 @@ int run(const char* path) {
   if (!reasonOf(loaded).empty()) return fail(reasonOf(loaded));
   const CudaApi& cuda = *std::get<std::shared_ptr<CudaApi>>(loaded);
   const auto relaxed = cuda.relaxCapture();
+  if (const std::string problem = problemOfLending(cuda); !problem.empty()) return fail(problem);
   const c10::Stream stream(c10::Stream::DEFAULT, c10::Device(c10::DeviceType::CUDA, 0));
   std::string default_stream;
   try {

@@ -102,6 +102,8 @@ def test_engines_are_known_to_the_layer_that_registers_them(tmp_path: Path) -> N
         ("c10d__a_cpp", '"embed/x.h"', "c10d must not know embed"),
         ("child__a_cpp", '"c10d/x.h"', "child must not know c10d"),
         ("child__a_cpp", '"elastic/x.h"', "child must not know elastic"),
+        ("child__a_cpp", '"engines/x.h"', "child must not know engines"),
+        ("device_child__a_cpp", '"nccl/x.h"', "device_child must not know nccl"),
         ("embed__a_cpp", '"c10d/x.h"', "embed must not know c10d"),
         ("host__a_cpp", "<torch/types.h>", "torch belongs to device"),
         ("c10d__a_cpp", "<pybind11/pybind11.h>", "only python/ sees Python"),

@@ -515,11 +515,6 @@ def test_base_class_and_a_child_that_cannot_start_say_so(monkeypatch, store):
     group.shutdown()
 
 
-def test_group_over_nccl_says_what_to_use_instead():
-    with pytest.raises(NotImplementedError, match=r"ProcessGroupBabyNCCL .*use ProcessGroupNCCL"):
-        pgs.ProcessGroupBabyNCCL(timeout=LIMIT)
-
-
 def test_names_are_those_of_torchft():
     assert issubclass(pgs.ProcessGroupBabyHost, pgs.ProcessGroupBaby)
     assert issubclass(pgs.ProcessGroupBabyGloo, pgs.ProcessGroupBaby)

@@ -6,6 +6,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "sim_segments.h"
+
 namespace torchft_ext::sim {
 namespace {
 
@@ -88,7 +90,8 @@ std::string report() {
   out << "}, \"live_communicators\": " << snapshot.communicators
       << ", \"live_roots\": " << snapshot.roots
       << ", \"captured_communicators\": " << snapshot.captured
-      << ", \"live_allocations\": " << liveAllocations() << "}";
+      << ", \"live_allocations\": " << liveAllocations()
+      << ", \"live_segments\": " << Segments::instance().live() << "}";
   return out.str();
 }
 
@@ -110,6 +113,7 @@ void install() {
 TORCH_LIBRARY(torchft_ext_sim, m) {
   m.def("install() -> ()", install);
   m.def("inject(str line) -> ()", [](const std::string& line) { Faults::instance().inject(line); });
+  m.def("share_memory(bool share) -> ()", shareMemory);
   m.def("report() -> str", [] { return report(); });
   m.def("reset() -> ()", [] { Faults::instance().reset(); });
   m.def("stall() -> int", [] { return gates().add(stall(currentStream().handle())); });

@@ -1,6 +1,7 @@
 #include "sim_cuda.h"
 
 #include "sim_device.h"
+#include "sim_ipc.h"
 
 namespace torchft_ext::sim {
 namespace {
@@ -19,6 +20,9 @@ class SimCuda final : public CudaApi {
   std::unique_ptr<RelaxedCapture> relaxCapture() const override {
     countOnCurrentDevice("relaxed");
     return std::make_unique<Relaxed>();
+  }
+  std::variant<std::shared_ptr<DeviceIpc>, std::string> ipc() const override {
+    return makeSimIpc();
   }
 };
 

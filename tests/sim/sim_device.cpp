@@ -18,6 +18,7 @@
 #include "base/mutex.h"
 #include "sim_faults.h"
 #include "sim_registrations.h"
+#include "sim_segments.h"
 
 namespace torchft_ext::sim {
 namespace {
@@ -26,6 +27,7 @@ constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr int64_t kPoolStreams = 8;  // of each priority; ids from 1, high priority above
 constexpr uint8_t kFreedByte = 0xDD;
 
+std::atomic<bool> memory_is_shared{false};  // by shareMemory()
 thread_local int current_device = 0;
 thread_local std::array<int64_t, kMaxDevices> current_stream{};  // ids
 
@@ -60,8 +62,11 @@ class Streams {
 
 // ---- memory
 
+enum class Home { kHeap, kSegment, kOtherProcess };
+
 struct Block {
   size_t bytes = 0;
+  Home home = Home::kHeap;
   int device = 0;
   int64_t stream = 0;            // of the allocation
   std::vector<int64_t> also_on;  // record_stream
@@ -78,10 +83,14 @@ class Memory {
 
   void* allocate(size_t bytes) {
     if (bytes == 0) return nullptr;
-    void* data = nullptr;
-    TORCH_CHECK(posix_memalign(&data, 512, bytes) == 0, "out of simulated memory: ", bytes);
     Block block;
     block.bytes = bytes;
+    block.home = memory_is_shared ? Home::kSegment : Home::kHeap;
+    void* data = nullptr;
+    const bool taken = block.home == Home::kSegment
+                           ? (data = Segments::instance().take(bytes, current_device)) != nullptr
+                           : posix_memalign(&data, 512, bytes) == 0;
+    TORCH_CHECK(taken, "out of simulated memory: ", bytes);
     block.device = current_device;
     block.stream = currentStream().id;
     block.retires = -1;
@@ -112,6 +121,22 @@ class Memory {
         stream->enqueueRetire(passed);
       }
     }
+  }
+
+  void addForeign(void* data, size_t bytes, int device) {
+    Block block;
+    block.bytes = bytes;
+    block.home = Home::kOtherProcess;
+    block.device = device;
+    block.retires = -1;
+    MutexLock lock(mutex_);
+    blocks_.emplace(key(data), std::move(block));
+  }
+  void removeForeign(void* data) {
+    MutexLock lock(mutex_);
+    if (blocks_.at(key(data)).pins > 0)
+      violation("memory of another process was closed while a task used it");
+    blocks_.erase(key(data));
   }
 
   void alsoOn(const void* data, int64_t stream) {
@@ -169,13 +194,13 @@ class Memory {
 
   // Under the lock to its end: nobody may pin what is about to go.
   void release(uintptr_t start) REQUIRES(mutex_) {
-    const size_t bytes = blocks_.at(start).bytes;
+    const auto [bytes, home] = std::pair(blocks_.at(start).bytes, blocks_.at(start).home);
     if (Registrations::covers(start, bytes))
       violation("memory was freed that is registered in a live communicator");
     blocks_.erase(start);
     void* data = reinterpret_cast<void*>(start);
     std::memset(data, kFreedByte, bytes);
-    std::free(data);
+    home == Home::kSegment ? Segments::instance().give(start) : std::free(data);
   }
 
   mutable Mutex mutex_;
@@ -438,6 +463,18 @@ Pin::~Pin() {
 
 size_t liveAllocations() {
   return Memory::instance().live();
+}
+
+void shareMemory(bool share) {
+  memory_is_shared = share;
+}
+
+void addForeignMemory(void* data, size_t bytes, int device) {
+  Memory::instance().addForeign(data, bytes, device);
+}
+
+void removeForeignMemory(void* data) {
+  Memory::instance().removeForeign(data);
 }
 
 bool isDeviceMemory(const void* inside) {

@@ -46,6 +46,11 @@ class Pin {
   bool ok_ = false;
 };
 size_t liveAllocations();
+// Whether what is allocated from now on can be lent to other processes (sim_segments.h).
+void shareMemory(bool share = true);
+// Memory of another process, mapped here, that tasks may use from now on; not any more.
+void addForeignMemory(void* data, size_t bytes, int device);
+void removeForeignMemory(void* data);
 bool isDeviceMemory(const void* inside);
 
 // A task that its stream stops at until it is opened: work that does not end by itself.

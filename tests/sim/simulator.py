@@ -110,11 +110,17 @@ class Report(TypedDict):
     live_roots: int
     captured_communicators: int
     live_allocations: int
+    live_segments: int
 
 
 def install() -> None:
     """Put the simulator under every NCCL engine that is made from now on."""
     _ops.install()
+
+
+def share_memory(share: bool = True) -> None:
+    """Say whether memory that is allocated from now on lies where other processes can open it."""
+    _ops.share_memory(share)
 
 
 def inject(line: str) -> None:

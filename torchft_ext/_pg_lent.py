@@ -1,0 +1,245 @@
+"""Tensors of a device that a group lends to its child process.
+
+A child opens whole allocations, by handles (CUDA IPC): torch's allocator gives tensors parts of
+them, so a handle is that of the allocation around a tensor, and a request says which part. The
+child opens each once. It is told to forget those that are gone, since an allocation at the address
+of an earlier one has another handle, and the oldest beyond MOST_KNOWN.
+
+Stream order, one way: a request waits, on the device, for an event that is recorded on the caller's
+current stream at issue. Nothing on a device waits for a child: it may be killed at any time, and
+that wait would never end. So a result counts once the child has told of it, and wait() blocks the
+calling thread until then.
+
+Owners: a child owns what it was lent; each operation holds its tensors, contiguous copies included,
+until the child is out of it, or gone. So their memory is nobody else's before.
+
+| state of an operation | who may write the caller's tensors | what abort does |
+|---|---|---|
+| pending | kernels of the child | kills it, and waits for its end, at most QUIET |
+| copying | the thread that completes it | waits for the copy, which ends as a success |
+| ended | nobody; after a failure kernels of a killed child that took longer than QUIET | nothing |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchft_ext import _C
+from torchft_ext import _pg_frames as frames
+from torchft_ext._pg_arena import Arena
+from torchft_ext._pg_child import Child
+from torchft_ext._pg_staging import Staged, Stager
+
+MOST_KNOWN = 256  # allocations that a child has open
+QUIET = 0.04  # seconds that a failed operation's waiters wait for the end of a killed child
+_streams: dict[torch.device, torch.Stream] = {}  # for copies out of what a child has written
+
+
+class _Turn:
+    """An event of this process's, for one operation at a time."""
+
+    def __init__(self, number: int, device: int) -> None:
+        self.number = number
+        self.device = device
+        self._event = _C._IpcEvent(device)
+        self._handle = self._event.handle()
+
+    def begun(self) -> bytes:
+        """Record it on the current stream; return the frame that says so."""
+        self._event.record()
+        handle, self._handle = self._handle, b""
+        return frames.ordered(self.number, self.device, handle)
+
+
+class Lender:
+    """What of this process's device memory one child knows. Threads: one at a time issues."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, frames.LentMemory] = OrderedDict()  # the last used at the end
+        self._unsent: list[bytes] = []
+        self._lock = threading.Lock()
+        self._free: list[_Turn] = []
+        self._turns = 0
+
+    def span_of(self, tensor: torch.Tensor) -> frames.Span:
+        """Return where a contiguous tensor lies, and have the child told of its memory."""
+        count = tensor.numel() * tensor.element_size()
+        if count == 0:
+            return 0, 0
+        address = tensor.data_ptr()
+        device = tensor.device.index
+        lent = frames.LentMemory(*_allocation_of(address, device))
+        if self._known.get(lent.address) != lent:
+            self._forget_where(lent)
+            self._known[lent.address] = lent
+            self._unsent.append(lent.frame())
+        self._known.move_to_end(lent.address)
+        return address, count
+
+    def _forget_where(self, lent: frames.LentMemory) -> None:
+        """Forget what lay where a new allocation lies."""
+        end = lent.address + lent.count
+        for known in list(self._known.values()):
+            if known.address < end and lent.address < known.address + known.count:
+                self._forget(known)
+
+    def _forget(self, known: frames.LentMemory) -> None:
+        del self._known[known.address]
+        self._unsent.append(known.forget())
+
+    def told(self, device: int) -> tuple[bytes, _Turn]:
+        """Return the frames ahead of an operation on what span_of() was asked about, which waits
+        for the current stream of the device; the turn goes to take_back()."""
+        with self._lock:
+            turn = next((one for one in self._free if one.device == device), None)
+            if turn is not None:
+                self._free.remove(turn)
+        if turn is None:
+            self._turns += 1
+            turn = _Turn(self._turns, device)
+        told, self._unsent = [*self._unsent, turn.begun()], []
+        while len(self._known) > MOST_KNOWN:  # the next operation tells
+            self._forget(next(iter(self._known.values())))
+        return b"".join(told), turn
+
+    def take_back(self, turn: _Turn) -> None:
+        with self._lock:
+            self._free.append(turn)
+
+
+def _allocation_of(address: int, device: int) -> tuple[int, int, int, bytes]:
+    try:
+        base, count, handle = _C._ipc_memory(address, device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected device memory that can be lent to another process, found one that cannot: "
+            f"{error}; torch's expandable segments are such memory"
+        ) from error
+    return base, count, device, handle
+
+
+class LendingChild(Child):
+    """A child that works on this process's device memory."""
+
+    def _new_arena(self) -> Arena | None:
+        self._lender = Lender()
+        return None
+
+    def _span_of(self, tensor: torch.Tensor) -> frames.Span:
+        return self._lender.span_of(tensor)
+
+    def _prepared(self, given: list[Any]) -> tuple[bytes, Callable[[], None]]:
+        lender, tensors = self._lender, list(_tensors_in(given))
+        told, turn = lender.told(tensors[0].device.index)
+        held = [tensors]
+
+        def over() -> None:
+            held.clear()
+            lender.take_back(turn)
+
+        return told, over
+
+    def silence(self) -> None:
+        """End it, if it is in an operation; blocks until it has ended, QUIET at most."""
+        with self._lock:
+            busy = bool(self._works)
+        if busy:
+            self.kill()
+            self.await_gone(QUIET)
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in _tensors_in(one)]
+    return []
+
+
+class DeviceRoom:
+    """Room like that of any tensor, on the device of one operation's tensors."""
+
+    def __init__(self) -> None:
+        self.device: torch.device | None = None
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def release(self) -> None:
+        pass
+
+
+class DeviceStaged(Staged):
+    """An operation whose results are copied, if at all, on a stream of their own."""
+
+    def copy_out(self) -> None:
+        """Write what the child did not write itself. Blocks until it is there."""
+        if self.divisor == 1 and all(target is source for target, source in self.outputs):
+            return
+        device = self.outputs[0][0].device
+        stream = _streams.setdefault(device, torch.Stream(device=device))
+        before = torch.accelerator.current_stream(device)
+        torch.accelerator.set_stream(stream)
+        try:
+            super().copy_out()
+            stream.synchronize()
+        finally:
+            torch.accelerator.set_stream(before)
+
+
+class DeviceStager(Stager):
+    """Stages one operation of a rank on tensors of a device, which the child uses as they are.
+
+    Those that are not contiguous are copied; a barrier is a sum of one byte.
+    """
+
+    def __init__(self, rank: int, size: int, device_type: str) -> None:
+        self._on = DeviceRoom()
+        self._device_type = device_type
+        super().__init__(rank, size, False, self._on, reduce_scatters=True)
+
+    def check_device(self, tensor: torch.Tensor) -> None:
+        """Raise ValueError for a tensor where the child has none."""
+        if tensor.device.type != self._device_type:
+            raise ValueError(
+                f"expected tensors on {self._device_type}, found one on {tensor.device}"
+            )
+        if self._on.device not in (None, tensor.device):
+            raise ValueError(
+                f"expected tensors on one device, found them on {self._on.device} and "
+                f"{tensor.device}"
+            )
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"expected dense tensors, found one of layout {tensor.layout}")
+        self._on.device = tensor.device
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.check_device(tensor)
+        return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+
+    def written(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.check_device(tensor)
+        whole = tensor.is_contiguous()
+        used = tensor if whole else self._room.empty(tensor.shape, tensor.dtype)
+        self._outputs.append((tensor, used))
+        return used
+
+    def _stage(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Staged:
+        if name != "barrier":
+            return super()._stage(name, args, kwargs)
+        for value in (*args, *kwargs.values()):
+            self._plain(value)
+        index = torch.get_device_module(self._device_type).current_device()
+        return self._staged(
+            "allreduce",
+            (torch.zeros(1, dtype=torch.uint8, device=torch.device(self._device_type, index)),),
+            {},
+        )
+
+    def _staged(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Staged:
+        return DeviceStaged(*super()._staged(method, args, kwargs))
