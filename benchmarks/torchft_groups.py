@@ -47,6 +47,7 @@ HEARTBEAT_MS = 1000  # the lighthouse's, after which a silent replica is left ou
 STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 PHASES = {"failed": "error", "asked": "quorum", "configured": "configured", "committed": "commit"}
 Message = dict[str, Any]
+kept: list[Any] = []  # groups, until all ranks have finished with them
 
 
 # ---- in a rank ----
@@ -89,6 +90,7 @@ def private_bytes(group: Any) -> list[int]:
 def time_configure(command: Message) -> None:
     """The first of a fresh object, and the next ones."""
     group, times = make_group(command["engine"]), []
+    kept.append(group)
     for number in range(1 + command["configures"]):
         place = f"{command['place']}/{number}"
         if number > 0:
