@@ -7,8 +7,11 @@ Measures, in worlds of --worlds:
   memory      of a child, private to it, after re-configuring and one sum (not of torchft's)
   allreduce   float32 of --sizes, issue to wait()'s return, on the slowest rank
   kill        torchft's Managers and lighthouse: from the SIGKILL of one replica to the last
-              survivor's failed sum, where the kill fell into one, and to its next commit, with the
-              lighthouse's heartbeat limit in it
+              survivor's failed sum, where the kill fell into one; to the new quorum, with the
+              lighthouse's heartbeat limit in it; to the end of configure(); to the next commit
+  freeze      the same from a SIGSTOP; the frozen replica is killed when the others have committed.
+              A frozen member of our groups is told after a second; torchft's groups have their
+              timeout alone, five seconds here, and fifteen where a child has to start
 
 All engines in one run, in alternate rounds, each in processes of its own. Needs torchft 0.2.0. The
 last line is JSON.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import signal
 import sys
 import time
@@ -36,25 +40,39 @@ ENGINES = ("torchft.Gloo", "Gloo", "Host", "torchft.BabyGloo", "BabyGloo", "Baby
 MEMORY = "a child's private memory"
 OF_TORCHFT = "torchft."
 WARM_UP = 3
-STEADY = 5  # commits before a kill
-STEP_ELEMENTS = 2**22  # of the sum of one step: kills fall into it
-HEARTBEAT_MS = 1000  # the lighthouse's, after which a silent replica is left out
+RE_CONFIGURES = 5
+STEADY = 5  # commits before a strike
+STEP_ELEMENTS = 2**22  # of the sum of one step: strikes fall into it
+HEARTBEAT_MS = 1000  # the lighthouse's, after which a silent replica is left out; our groups', too
+STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+PHASES = {"failed": "error", "asked": "quorum", "configured": "configured", "committed": "commit"}
 Message = dict[str, Any]
+kept: list[Any] = []  # groups, until all ranks have finished with them
 
 
 # ---- in a rank ----
 
 
-def make_group(engine: str) -> Any:
+def limit_of_strikes(engine: str) -> timedelta:
+    """Of an operation and of configure(), in which a child of torchft's starts."""
+    return timedelta(seconds=15 if engine.startswith(f"{OF_TORCHFT}Baby") else 5)
+
+
+def make_group(engine: str, limit: timedelta = LIMIT) -> Any:
     package = "torchft" if engine.startswith(OF_TORCHFT) else "torchft_ext"
     groups = importlib.import_module(f"{package}.process_group")
-    return getattr(groups, f"ProcessGroup{engine.removeprefix(OF_TORCHFT)}")(timeout=LIMIT)
+    return getattr(groups, f"ProcessGroup{engine.removeprefix(OF_TORCHFT)}")(timeout=limit)
+
+
+def has_spare(group: Any) -> bool:
+    """Whether its next configure() finds a child that has started; yes, if it needs none."""
+    return not hasattr(group, "spare_is_ready") or bool(group.spare_is_ready())
 
 
 def await_spare(group: Any) -> None:
     """Have what comes next find a child that has started."""
     limit = time.monotonic() + LIMIT.total_seconds()
-    while hasattr(group, "spare_is_ready") and not group.spare_is_ready():
+    while not has_spare(group):
         if time.monotonic() > limit:
             raise RuntimeError("no spare")
         time.sleep(0.01)
@@ -72,7 +90,8 @@ def private_bytes(group: Any) -> list[int]:
 def time_configure(command: Message) -> None:
     """The first of a fresh object, and the next ones."""
     group, times = make_group(command["engine"]), []
-    for number in range(1 + command["count"]):
+    kept.append(group)
+    for number in range(1 + command["configures"]):
         place = f"{command['place']}/{number}"
         if number > 0:
             await_spare(group)
@@ -109,16 +128,21 @@ class Replica:
     def __init__(self, command: Message) -> None:
         from torchft.manager import Manager
 
+        os.environ["TORCHFT_EXT_HEARTBEAT"] = str(HEARTBEAT_MS / 1000)
+        limit = limit_of_strikes(command["engine"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._world = command["world"]
+        self._times: dict[str, float] = {}
+        self._group = make_group(command["engine"], limit)
+        self._note_configures()
         self._manager = Manager(
-            pg=make_group(command["engine"]),
+            pg=self._group,
             load_state_dict=lambda state: None,
             state_dict=lambda: {},
             min_replica_size=1,
             use_async_quorum=False,
             init_sync=False,
-            timeout=LIMIT,
+            timeout=limit,
             quorum_timeout=LIMIT,
             rank=0,
             world_size=1,
@@ -128,9 +152,20 @@ class Replica:
             replica_id=command["name"],
         )
 
+    def _note_configures(self) -> None:
+        """Have the group's configure() note when it begins and ends."""
+        configure = self._group.configure
+
+        def timed(*args: object, **kwargs: object) -> None:
+            self._times["asked"] = time.monotonic()
+            configure(*args, **kwargs)
+            self._times["configured"] = time.monotonic()
+
+        self._group.configure = timed
+
     def run(self) -> None:
         """Until this process is killed."""
-        steady, failed, was_complete = 0, 0.0, False
+        steady, failed, was_complete, told = 0, 0.0, False, False
         tensor = torch.ones(STEP_ELEMENTS)
         while True:
             self._manager.start_quorum()
@@ -141,10 +176,11 @@ class Replica:
                 continue
             complete = self._manager.num_participants() == self._world
             if was_complete and not complete:
-                ranks.reply("recovered", failed=failed, committed=time.monotonic())
-            was_complete = complete
+                ranks.reply("recovered", failed=failed, committed=time.monotonic(), **self._times)
+            was_complete, told = complete, told and complete
             failed, steady = 0.0, steady + 1 if complete else 0
-            if steady == STEADY:
+            if steady >= STEADY and not told and has_spare(self._group):
+                told = True
                 ranks.reply("steady")
 
 
@@ -170,6 +206,7 @@ def run_groups(engine: str, world: int, arguments: argparse.Namespace) -> dict[s
                 rank=rank,
                 world=world,
                 count=arguments.count,
+                configures=min(arguments.count, RE_CONFIGURES),
                 sizes=arguments.sizes,
                 place=f"{pool.address}/groups",
             )
@@ -188,8 +225,11 @@ def run_groups(engine: str, world: int, arguments: argparse.Namespace) -> dict[s
     return found
 
 
-def run_kills(engine: str, world: int, kills: int) -> dict[str, list[float]]:
-    """One job in which one replica after the other is killed and replaced."""
+def run_strikes(engine: str, world: int, strikes: list[str]) -> dict[str, list[float]]:
+    """One job in which one replica after the other is struck and replaced.
+
+    Who will replace them has started before: a start would take the processors from survivors.
+    """
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(
@@ -198,27 +238,33 @@ def run_kills(engine: str, world: int, kills: int) -> dict[str, list[float]]:
         join_timeout_ms=20_000,
         heartbeat_timeout_ms=HEARTBEAT_MS,
     )
-    found: dict[str, list[float]] = {"kill to last error": [], "kill to last commit": []}
+    found: dict[str, list[float]] = {}
     with ranks.Pool(__file__) as pool:
         common = {"engine": engine, "world": world, "lighthouse": lighthouse.address()}
-        processes = pool.start(world)
-        for number, process in enumerate(processes):
-            process.send("train", name=f"replica{number}", **common)
-        for number in range(kills):
-            pool.gather(processes, "steady", 120)
-            victim = processes.pop()
-            killed = victim.signal(signal.SIGKILL)
+        waiting = pool.start(world + len(strikes) - 1)
+        living: list[ranks.RankProcess] = []
+        for number, strike in enumerate(strikes):
+            while len(living) < world:
+                living.append(waiting.pop())
+                living[-1].send("train", name=f"replica{number}-{len(living)}", **common)
+            pool.gather(living, "steady", 120)
+            victim = living.pop()
+            struck = victim.signal(STRIKES[strike])
+            answers = pool.gather(living, "recovered", 120)
             pool.drop(victim)
-            answers = pool.gather(processes, "recovered", 120)
-            if all(answer["failed"] for answer in answers):
-                found["kill to last error"].append(max(a["failed"] for a in answers) - killed)
-            found["kill to last commit"].append(max(a["committed"] for a in answers) - killed)
-            if number + 1 < kills:
-                (fresh,) = pool.start(1)
-                fresh.send("train", name=f"replica{world + number}", **common)
-                processes.append(fresh)
+            note_phases(found, strike, struck, answers)
     lighthouse.shutdown()
     return found
+
+
+def note_phases(
+    found: dict[str, list[float]], strike: str, struck: float, answers: list[Message]
+) -> None:
+    """Add the last survivor's times; of the error where all have one."""
+    for phase, name in PHASES.items():
+        times = [answer[phase] for answer in answers]
+        if all(times):
+            found.setdefault(f"{strike} to last {name}", []).append(max(times) - struck)
 
 
 def measure_world(world: int, arguments: argparse.Namespace) -> list[Message]:
@@ -229,9 +275,10 @@ def measure_world(world: int, arguments: argparse.Namespace) -> list[Message]:
             ranks.progress(f"world {world}: {engine}, round {number + 1} of {arguments.rounds}")
             for what, times in run_groups(engine, world, arguments).items():
                 found[engine].setdefault(what, []).extend(times)
-    for engine in engines if arguments.kills else ():
-        ranks.progress(f"world {world}: {engine}, {arguments.kills} kills")
-        found[engine].update(run_kills(engine, world, arguments.kills))
+    strikes = ["kill"] * arguments.kills + ["freeze"] * arguments.freezes
+    for engine in engines if strikes else ():
+        ranks.progress(f"world {world}: {engine}, {', '.join(strikes)}")
+        found[engine].update(run_strikes(engine, world, strikes))
     return [
         {"engine": engine, "world": world, "what": what, unit_of(what): report.summary(times)}
         for engine in engines
@@ -266,19 +313,22 @@ def names(text: str) -> list[str]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = report.make_parser(__doc__, quick="one round of 3, one kill")
+    parser = report.make_parser(__doc__, quick="world 2, one round of 3, one kill, one freeze")
     sizes = report.comma_list(report.parse_bytes)
-    parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 3], help="default 2,3")
+    parser.add_argument("--worlds", type=report.comma_list(int), help="default 2,3,4")
     parser.add_argument("--sizes", type=sizes, default=[4, 65536, 2**20, 2**26], help="bytes")
     parser.add_argument("--engines", type=names, default=list(ENGINES), help=",".join(ENGINES))
-    parser.add_argument("--count", type=int, help="of each measurement, per round; default 20")
-    parser.add_argument("--rounds", type=int, help="of each engine; default 3")
-    parser.add_argument("--kills", type=int, help="of each engine; default 5; 0: none")
+    parser.add_argument("--count", type=int, help="of each sum, per round; default 20")
+    parser.add_argument("--rounds", type=int, help="of configures and sums; default 1; 0: none")
+    parser.add_argument("--kills", type=int, help="of each engine; default 3; 0: none")
+    parser.add_argument("--freezes", type=int, help="of each engine; default 2; 0: none")
     arguments = parser.parse_args()
-    arguments.count = arguments.count or (3 if arguments.quick else 20)
-    arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
-    if arguments.kills is None:
-        arguments.kills = 1 if arguments.quick else 5
+    defaults = {"worlds": [2, 3, 4], "count": 20, "rounds": 1, "kills": 3, "freezes": 2}
+    if arguments.quick:
+        defaults = {"worlds": [2], "count": 3, "rounds": 1, "kills": 1, "freezes": 1}
+    for name, value in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
     return arguments
 
 

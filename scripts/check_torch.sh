@@ -2,7 +2,7 @@
 # Builds the package against a torch of this version, in an environment and a copy of the tree of its own, and runs the
 # Python tests and the C++ tests of groups and DDP on libtorch there. A CUDA wheel of torch takes some 6 GB, and runs on the CPU too.
 #   scripts/check_torch.sh 2.15.0                       the whole Python suite
-#   scripts/check_torch.sh --quick 2.14.1               the tests of reconfigure, generations, names and failures
+#   scripts/check_torch.sh --quick 2.14.1               the tests of reconfigure, generations, names, failures and of FSDP2
 #   scripts/check_torch.sh 2.11.0 tests/python/test_gil.py -x
 #                                                       these arguments of pytest, instead of the whole suite
 #   scripts/check_torch.sh --build --quick 2.14.1       only makes what those tests need
@@ -11,7 +11,7 @@
 # scripts/check_other_torch.sh compiles all C++ tests, and needs the smallest of the CUDA packages alone.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-quick=(tests/python/test_{reconfigure,generations,names,failures}.py)
+quick=(tests/python/test_{reconfigure,generations,names,failures,process_group_mesh}.py)
 tests=(tests/python)
 build=
 if [ "${1:-}" = --build ]; then

@@ -77,7 +77,8 @@ class Options(_Backend.Options):
         """str or None: the network interface to listen on.
 
         "eth0"; "eth" (prefix); "eth0,ib0" (the first that is there); "=eth0" (exactly);
-        "^docker,lo" (all but these). Where there is none, making the group is a ValueError.
+        "^docker,lo" (all but these). Where there is none, making the group is a ValueError. Or an
+        address of this host, as a number: "10.0.0.5".
 
         Environment: TORCHFT_EXT_SOCKET_IFNAME, then GLOO_SOCKET_IFNAME.
 

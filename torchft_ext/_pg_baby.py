@@ -178,12 +178,13 @@ class ProcessGroupBaby(GuardedGroup):
         finally:
             helpers.run(partial(_warm_again, self._children))
 
-    def _new_guard(
-        self, store: Store, rank: int = 0, size: int = 1, begin_within: timedelta | None = None
-    ) -> _C.Backend:
-        guard = super()._new_guard(store, rank, size, begin_within)
+    def _guard_options(self, store: Store) -> _C.Options:
+        """Choose for the guard and the children alike."""
         self._network = _C._network_options(self._options or _C.Options(), store)
-        return guard
+        return self._network
+
+    def _words_of_lateness(self, limit: timedelta) -> str:
+        return f"timed out after {limit.total_seconds():g} seconds"
 
     def _backend(
         self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int

@@ -279,6 +279,10 @@ class GuardedGroup(GroupWithoutBackend):
         """Issue a staged operation. Raises what the backend raises."""
         return staged.issue(backend)
 
+    def _guard_options(self, _store: Store) -> _C.Options | None:
+        """Return the options of the guard, which meets over that store."""
+        return self._options
+
     # ---- what they share
 
     def getBackendName(self) -> str:
@@ -325,7 +329,7 @@ class GuardedGroup(GroupWithoutBackend):
             timeout=begin_within or self._timeout,
             engine="host",
             name=self._label,
-            options=self._options,
+            options=self._guard_options(store),
             may_resize=True,
             begin=begin_within is not None,
         )

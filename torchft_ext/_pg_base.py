@@ -53,6 +53,19 @@ class Membership(NamedTuple):
         return cls(_number("rank", given), _number("world_size", given))
 
 
+def _place_in(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, int]:
+    """Return rank and size of a constructor's arguments, in torch's two forms; none: 0 of 1."""
+    named = [kwargs[name] for name in ("store", "rank", "size", "world_size") if name in kwargs]
+    given = [one for one in (*args, *named) if not isinstance(one, dist.Store)]
+    numbers = [one for one in given if isinstance(one, int)]
+    if len(named) < len(kwargs) or len(numbers) != len(given) or len(given) not in (0, 2):
+        raise TypeError(
+            f"ProcessGroup: expected a rank and a size, or a store before them, found {args} "
+            f"{kwargs or ''}"
+        )
+    return (numbers[0], numbers[1]) if numbers else (0, 1)
+
+
 def _number(name: str, given: dict[str, object]) -> int:
     value = given.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -71,15 +84,21 @@ def finished(tensors: list[torch.Tensor]) -> dist.Work:
 
 def in_torchfts_words(error: Exception) -> Exception:
     """Have its text say "aborted", all that torchft's own groups say: callers look for it."""
-    if "aborted" in str(error):
+    return error if "aborted" in str(error) else _with(error, "the generation was aborted")
+
+
+def _with(error: Exception, words: str) -> Exception:
+    if words in str(error):
         return error
     said = copy.copy(error)
-    said.args = (f"{error} (the generation was aborted)",)
+    said.args = (f"{error} ({words})",)
     return said
 
 
 class ProcessGroup(dist.ProcessGroup):
     """Base of the groups in torchft_ext.process_group: torch's ProcessGroup that changes its size.
+
+    Made of what torch's is: rank and size, or store, rank and size; of nothing: rank 0 of 1.
 
     Adds to torch's group: configure(), abort() that may be followed by configure(), errored(),
     register() for functional collectives, broadcast_one(). Operations are torch's own methods, for
@@ -89,10 +108,10 @@ class ProcessGroup(dist.ProcessGroup):
     usable, after configure(). Source: torchft's class of this name.
     """
 
-    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         # torch's own rank() asks getRank() below, and so would never return.
-        self._fixed = rank, world_size
-        super().__init__(rank, world_size)  # type: ignore[call-arg]  # not in torch's stub
+        self._fixed = _place_in(args, kwargs)
+        super().__init__(*self._fixed)  # type: ignore[call-arg, arg-type]  # not in torch's stub
         self._registered: str | None = None
         self._handles = Handles()
 
@@ -119,7 +138,10 @@ class ProcessGroup(dist.ProcessGroup):
     def _begin_as_told(
         self, store_addr: str, rank: int, world_size: int, within: timedelta | None
     ) -> None:
-        self._begin(store_addr, rank, world_size, within)
+        try:
+            self._begin(store_addr, rank, world_size, within)
+        except CommTimeoutError as error:
+            raise _with(error, self._words_of_lateness(error.limit or timedelta(0))) from None
         if self in c10d._world.pg_group_ranks:
             self._enter_ranks()
 
@@ -160,6 +182,10 @@ class ProcessGroup(dist.ProcessGroup):
         self, _store_addr: str, _rank: int, _world_size: int, _within: timedelta | None
     ) -> None:
         self._unable("configure()")
+
+    def _words_of_lateness(self, limit: timedelta) -> str:
+        """Return what torchft's group of this kind says where configure() was not in time."""
+        return f"timeout after {limit // timedelta(milliseconds=1)}ms"
 
     def _unable(self, call: str) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} has no {call}")

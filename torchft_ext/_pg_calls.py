@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from torchft_ext._pg_arguments import reduction_in
 from torchft_ext._pg_frames import Issue, Item, Op, Reduction, Span
 
 _ITEMS = {
@@ -208,11 +209,7 @@ class _Caller:
         return 0
 
     def _reduction(self, item: Item) -> Reduction:
-        chosen: Any = _OPS.SUM
-        for value in self._given[1:]:
-            op = getattr(value, "reduceOp", value)
-            if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-                chosen = op
+        chosen = reduction_in(self._given[1:])
         reduction = next((ours for op, ours in _REDUCTIONS.items() if chosen == op), None)
         if reduction is None:
             raise ValueError(f"expected another reduction than {chosen}")

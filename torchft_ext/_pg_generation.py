@@ -13,11 +13,11 @@ where its works have no future. One thread for each generation waits for the gua
 | copying | the thread that completes it | waits for the copy, which ends as a success |
 | ended | nobody | nothing |
 
-Where a member leaves or begins another generation, the generation stands until an operation wants
-it: a new one of all members, or one that fails in the backend. What is pending has a second to end,
-since the member may have completed its part; messages among others go on. A failed generation takes
-no operations. Completions that come later are dropped: this is what keeps an abandoned operation
-out of the caller's tensors.
+Where a member leaves or begins another generation, the generation stands until an operation that
+wants it fails: in the backend, or because a second is over. So long have those that are pending, or
+issued later, since the member may have completed its part; messages among others go on. A failed
+generation takes no operations. Completions that come later are dropped: this is what keeps an
+abandoned operation out of the caller's tensors.
 """
 
 from __future__ import annotations
@@ -413,24 +413,24 @@ class Generation:
         return self._error
 
     def add(self, operation: Operation) -> bool:
-        """Take it for the backend; False: refuse() it, without a lock."""
+        """Take it for the backend; False: refuse() it."""
         with self._lock:
             self._issued += 1
             operation.number = self._issued
-            if self._error is not None or operation.wanted_of(self._leavers) is not None:
+            if self._error is not None:
                 return False
             self._pending.add(operation)
             self._in_backend += 1
-            return True
+            is_late = operation.wanted_of(self._leavers) is not None
+        if is_late:  # the member may have done its part before it left
+            with suppress(RuntimeError):  # no thread for it: it has its own limit
+                helpers.run(self._let_pending_end)
+        return True
 
     def refuse(self, operation: Operation) -> None:
-        """End an operation that was not taken. It may end the generation: hold no lock."""
-        with self._lock:
-            leaving = operation.wanted_of(self._leavers)
-        if self._error is None and leaving is not None:
-            self._fail_by_leaving(leaving)
-        if self._error is not None:
-            operation.end(_of(operation, self._error))
+        """End an operation that was not taken, since the generation has failed."""
+        assert self._error is not None
+        operation.end(_of(operation, self._error))
 
     def remove(self, operation: Operation) -> bool:
         """Forget an operation that the backend refused; False: it has ended otherwise."""

@@ -65,12 +65,15 @@ class _OwnGroup(ProcessGroup):
             may_resize=True,
             begin=False,
         )
-        for device in self._devices:
-            custom = dist.ProcessGroup.BackendType.CUSTOM
-            self._register_backend(torch.device(device), custom, made)
-        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        self._have_serve(made, self._devices)
         _interrupts.watch()
         return made
+
+    def _have_serve(self, backend: _C.Backend, devices: tuple[str, ...]) -> None:
+        custom = dist.ProcessGroup.BackendType.CUSTOM
+        for device in devices:
+            self._register_backend(torch.device(device), custom, backend)
+        self._set_default_backend(custom)
 
     def rank(self) -> int:
         return 0 if self._backend is None else self._backend.rank()
@@ -124,6 +127,57 @@ class ProcessGroupNCCL(_OwnGroup):
 
     _engine = "nccl"
     _devices = ("cuda",)
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup | float | timedelta | None = None,
+        timeout: float | timedelta = timedelta(seconds=60),
+        *,
+        options: _C.Options | None = None,
+    ) -> None:
+        """Make a group without members; configure() begins its first generation.
+
+        Does not block, and opens nothing.
+
+        Args:
+            pg: a ProcessGroupNCCL or ProcessGroupHost, for a second object of the same group:
+                configure() and shutdown() of this one are that one's. None: a group of its own. In
+                torchft 0.2.0 the timeout stands in this place: so it may here.
+            timeout: of operations and of configure(); seconds, or a timedelta.
+            options: of the backend.
+
+        Raises:
+            TypeError: `pg` is a group of another class.
+        """
+        if isinstance(pg, (float, int, timedelta)):
+            timeout = pg
+            pg = None
+        if pg is not None and not isinstance(pg, _OwnGroup):
+            raise TypeError(
+                "ProcessGroupNCCL: pg: expected a ProcessGroupNCCL or a ProcessGroupHost, found "
+                f"{type(pg).__name__}; ProcessGroupWrapper takes any group"
+            )
+        super().__init__(timeout, options=options)
+        self._other = pg
+
+    def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
+        if self._other is None:
+            return super()._begin(store_addr, rank, world_size, within)
+        self._other._begin_as_told(store_addr, rank, world_size, within)
+        if self._backend is None and self._other._backend is not None:
+            self._backend = self._other._backend
+            self._have_serve(self._backend, self._other._devices)
+
+    def shutdown(self) -> None:
+        if self._other is None:
+            super().shutdown()
+        else:
+            self._other.shutdown()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        if self._other is not None:
+            self._other.set_timeout(timeout)
 
     def getBackendName(self) -> str:
         return "ft:nccl"

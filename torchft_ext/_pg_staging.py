@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
+from torchft_ext._pg_arguments import reduction_in
+
 _IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce")
 _RECEIVES = ("recv", "recv_anysource")
 _FIELDS = ("timeout", "rootRank", "rootTensor", "asyncOp", "sparseIndices")
@@ -118,7 +120,8 @@ class Stager:
         """Copy an operation's inputs, and make room for its outputs.
 
         Args:
-            name: of a method in `_pg_wrappers.OPERATIONS`; `args`, `kwargs`: what it was given.
+            name: of a method in `_pg_wrappers.OPERATIONS`; `args`, `kwargs`: what it was given, in
+                the order of places.
 
         Raises:
             ValueError: a tensor of another device than the backend's, or sizes that do not fit.
@@ -154,7 +157,7 @@ class Stager:
 
     def _plain(self, value: Any) -> Any:
         """Note the options' timeout; return a sum's options for those of an average."""
-        timeout = getattr(value, "timeout", None)
+        timeout = getattr(value, "timeout", value)
         if isinstance(timeout, timedelta) and timeout > timedelta(0):
             self._timeout = timeout
         if isinstance(value, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
@@ -255,6 +258,8 @@ class Stager:
         """As a sum of everything, of which each rank keeps its part: so does torch's gloo."""
         outputs, inputs = _lists(given[0]), given[1]
         buffers = []
+        if isinstance(given[0], torch.Tensor):  # torch's form for one
+            inputs = [inputs]
         for output, parts in zip(outputs, inputs, strict=True):
             buffers.append(self.flat(parts))
             before = sum(part.numel() for part in parts[: self._rank])
@@ -274,12 +279,24 @@ class Stager:
             self.out_of(buffers[-1], self._rank * output.numel(), output)
         return "allreduce_coalesced", [buffers, self._sum_options(given[2:])]
 
+    def gather_single(self, given: list[Any]) -> tuple[str, list[Any]]:
+        """As a gather into the parts of one buffer."""
+        output, source = given[0], self.read(given[1])
+        options = given[2] if len(given) > 2 else dist.GatherOptions()
+        if options.rootRank != self._rank:
+            return "gather", [[], [source], options]
+        count = self._size * source.numel()
+        if output.numel() != count:
+            raise ValueError(
+                f"gather_single: output: expected {count} elements, found {output.numel()}"
+            )
+        buffer = self._room.empty(torch.Size((self._size, *source.shape)), source.dtype)
+        self.out_of(buffer.view(-1), 0, output)
+        return "gather", [[list(buffer)], [source], options]
+
     def _sum_options(self, rest: list[Any]) -> Any:
         options = _c10d.AllreduceCoalescedOptions()
-        for value in rest:
-            op = getattr(value, "reduceOp", value)
-            if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-                options.reduceOp = op  # type: ignore[assignment]  # torch takes both
+        options.reduceOp = reduction_in(rest)
         if self._timeout is not None:
             options.timeout = self._timeout
         return options
@@ -316,6 +333,7 @@ _Emulation = Callable[[Stager, list[Any]], tuple[str, list[Any]]]
 _EMULATED: dict[str, _Emulation] = {
     "_reduce_scatter_base": Stager.reduce_scatter_tensors,
     "alltoall": Stager.alltoall_lists,
+    "gather_single": Stager.gather_single,
     "reduce_scatter": Stager.reduce_scatter_lists,
     "reduce_scatter_tensor_coalesced": Stager.reduce_scatter_tensors,
 }

@@ -42,7 +42,9 @@ def split_address(store_addr: str) -> tuple[str, int, str]:
 
 def _connected(host: str, port: int, timeout: float | timedelta) -> Store:
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+    return dist.TCPStore(
+        host_name=host, port=port, is_master=False, wait_for_workers=False, timeout=limit
+    )
 
 
 class KeptClient:

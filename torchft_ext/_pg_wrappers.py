@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -11,7 +12,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 from torch.futures import Future
 
+from torchft_ext._pg_arguments import in_order, reduction_in, tensors_in
 from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup, finished
+from torchft_ext._pg_store import create_store_client
 
 # Every method of torch's group that issues something and returns a Work.
 OPERATIONS = (
@@ -27,6 +30,7 @@ OPERATIONS = (
     "barrier",
     "broadcast",
     "gather",
+    "gather_single",
     "recv",
     "recv_anysource",
     "reduce",
@@ -35,14 +39,16 @@ OPERATIONS = (
     "scatter",
     "send",
 )
-# What torch.distributed calls some of them since 2.15.
+# The other names that they have in some versions of torch.
 NEW_NAMES = {
     "all_gather_single": "_allgather_base",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
+    "gather_into_tensor": "gather_single",
     "reduce_scatter_single": "_reduce_scatter_base",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
+_TIMES = (float, int, timedelta)
 _Class = TypeVar("_Class", bound=type[ProcessGroup])
 
 
@@ -55,7 +61,7 @@ def with_operations(cls: _Class) -> _Class:
 
     def method(name: str) -> Callable[..., dist.Work]:
         def issue(self: _Issues, *args: Any, **kwargs: Any) -> dist.Work:
-            return self._issue(name, args, kwargs)
+            return self._issue(name, args, in_order(kwargs))
 
         issue.__name__ = name
         issue.__doc__ = f"Issue what torch's ProcessGroup.{name} does."
@@ -68,71 +74,106 @@ def with_operations(cls: _Class) -> _Class:
     return cls
 
 
-def tensors_in(value: object) -> Iterable[torch.Tensor]:
-    """Yield the tensors of nested lists, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from tensors_in(one)
-
-
 @with_operations
 class ProcessGroupWrapper(GroupWithoutBackend):
     """A group that passes everything on to another one.
 
     For subclasses that change something on the way. The object stays the same when its parent is
     configured anew. Costs a Python call for each operation. On failure: as the parent.
+
+    A subclass may have no group to begin with, or one of torch's, and define
+    ``_create_pg(store, rank, world_size)``: each configure() calls that, over the address's store,
+    for the next parent.
     """
 
-    def __init__(self, pg: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        pg: dist.ProcessGroup | float | timedelta | None = None,
+        timeout: float | timedelta | dist.ProcessGroup | None = timedelta(seconds=60),
+    ) -> None:
+        """Stand in front of a group. Does not block.
+
+        Args:
+            pg: the group; None: there is none before configure().
+            timeout: of connecting to the store, for `_create_pg`; seconds, or a timedelta. May
+                stand before `pg`, as torchft 0.2.0 has it.
+        """
         super().__init__()
-        self._parent = pg
+        if isinstance(pg, _TIMES):
+            pg, timeout = (None if isinstance(timeout, _TIMES) else timeout), pg
+        self._parent: Any = pg
+        self._timeout: Any = timeout
 
     @property
     def parent(self) -> dist.ProcessGroup:
-        """The group behind this one."""
-        return self._parent
+        """The group behind this one.
+
+        Raises:
+            RuntimeError: there is none yet, or none any more.
+        """
+        if self._parent is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: process group not initialized: call configure() before"
+            )
+        parent: dist.ProcessGroup = self._parent
+        return parent
+
+    def _create_pg(self, _store: dist.Store, _rank: int, _world_size: int) -> dist.ProcessGroup:
+        return self._unable("group to configure: give it one, or define _create_pg()")
 
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
         work: dist.Work = getattr(self.parent, name)(*args, **kwargs)
         return work
 
-    def _resizable(self, call: str) -> ProcessGroup:
-        if isinstance(self.parent, ProcessGroup):
-            return self.parent
-        raise NotImplementedError(
-            f"{type(self).__name__}: {call}: expected a parent of torchft_ext.process_group, found "
-            f"{type(self.parent).__name__}"
-        )
-
     def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
-        parent = self._resizable("configure()")
-        if within is None:
+        parent = self._parent
+        if not isinstance(parent, ProcessGroup):
+            self._renew(store_addr, rank, world_size, within)
+        elif within is None:
             parent.configure(store_addr, rank, world_size)
         else:
             parent._begin_as_told(store_addr, rank, world_size, within)
 
+    def _renew(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
+        """Have the subclass make the next parent."""
+        if type(self)._create_pg is ProcessGroupWrapper._create_pg:
+            self._unable("group to configure: give it one, or define _create_pg()")
+        self.abort()
+        self._parent = None
+        store = create_store_client(store_addr, within or self._timeout)
+        self._parent = self._create_pg(store, rank, world_size)
+
     def rank(self) -> int:
-        return self.parent.rank()
+        return 0 if self._parent is None else self.parent.rank()
 
     def size(self) -> int:
-        return self.parent.size()
+        return 1 if self._parent is None else self.parent.size()
 
     def getBackendName(self) -> str:
         return self.parent.name()
 
     def errored(self) -> Exception | None:
-        return self._resizable("errored()").errored()
+        parent = self._parent
+        return parent.errored() if isinstance(parent, ProcessGroup) else None  # torch's tell not
 
     def abort(self) -> None:
-        self.parent.abort()
+        if isinstance(self._parent, ProcessGroup):
+            self._parent.abort()
+        elif self._parent is not None:
+            with suppress(RuntimeError):  # torch's backends that cannot
+                self._parent.abort()
 
     def shutdown(self) -> None:
-        self.parent.shutdown()
+        if self._parent is not None:
+            self._parent.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._resizable("set_timeout()").set_timeout(timeout)
+        self._timeout = timeout
+        if isinstance(self._parent, ProcessGroup):
+            self._parent.set_timeout(timeout)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(pg={self._parent})"
 
 
 class _SwallowingWork(_c10d.Work):
@@ -249,15 +290,15 @@ class ManagedProcessGroup(ProcessGroupWrapper):
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
         if name != "allreduce":
             return super()._issue(name, args, kwargs)
-        return self._sum(*args, **kwargs)
+        return self._sum(*args, *kwargs.values())
 
-    def _sum(self, tensors: Any, opts: Any = None, op: Any = None) -> dist.Work:
-        (tensor,) = tensors_in(tensors)
-        chosen = op if op is not None else opts
-        chosen = getattr(chosen, "reduceOp", chosen)
-        return self._manager.allreduce(
-            tensor, reduce_op=dist.ReduceOp.SUM if chosen is None else chosen
-        )
+    def _sum(self, given: Any = (), *options: Any) -> dist.Work:
+        tensors = list(tensors_in(given))
+        if len(tensors) != 1:
+            raise ValueError(
+                f"ManagedProcessGroup: allreduce: expected one tensor, found {len(tensors)}"
+            )
+        return self._manager.allreduce(tensors[0], reduce_op=reduction_in(options))
 
 
 @with_operations
@@ -293,6 +334,9 @@ class ProcessGroupDummy(GroupWithoutBackend):
 
     def getBackendName(self) -> str:
         return "ft:dummy"
+
+    def __repr__(self) -> str:
+        return "ProcessGroupDummy()"  # it is rank 0 of 1
 
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
         given = [*args, *kwargs.values()]

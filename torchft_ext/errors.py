@@ -14,8 +14,8 @@ RendezvousError        the generation could not be formed (a duplicate rank, say
 =====================  ======================================================================
 
 ``wait()``, ``Future.wait()``, ``backward()`` of DDP, functional collectives and ``configure()``
-raise them; ``Backend.errored()`` returns them. After any of them the group is failed and whole: the
-next ``configure()`` starts clean.
+raise them; ``Backend.errored()`` returns them. ``except TimeoutError`` takes CommTimeoutError too.
+After any of them the group is failed and whole: the next ``configure()`` starts clean.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ConnectionLostError(CommError):
     """Two living processes of the generation cannot reach each other."""
 
 
-class CommTimeoutError(CommError):
+class CommTimeoutError(CommError, TimeoutError):
     """An operation or configure() ran past its deadline."""
 
 

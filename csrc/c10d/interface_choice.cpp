@@ -16,6 +16,7 @@ namespace torchft_ext {
 namespace {
 
 SocketAddress namedInterface(const std::string& source, const std::string& names) {
+  if (const auto numeric = SocketAddress::fromNumeric(names, 0)) return *numeric;
   const std::optional<SocketAddress> found = addressOfInterface(names);
   TORCH_CHECK_VALUE(found.has_value(), source,
                     ": expected the name of an interface that is up and has an address, found '",

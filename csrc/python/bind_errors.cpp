@@ -22,7 +22,8 @@ namespace {
 PyObject* error_factory = nullptr;
 
 // Returns, and so leaves the throwing to the core, where Python is gone or the object cannot be
-// made.
+// made. Each raise is of an object of its own: a future holds what is thrown for good, and a raised
+// object the frames that it went through, which may hold the future.
 void throwAsPython(const FailurePtr& failure) {
   if (!interpreterUsable()) return;
   const py::gil_scoped_acquire gil;
@@ -34,7 +35,8 @@ void throwAsPython(const FailurePtr& failure) {
         std::string("cannot make the Python error of a failure: ") + error.what());
     return;
   }
-  raiseAs<HeldError>(failure, exception, failure->describe());
+  raiseAs<HeldError>(failure, py::type::of(exception), py::make_tuple(exception),
+                     failure->describe());
 }
 
 bool onMainThread() {

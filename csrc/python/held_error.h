@@ -30,9 +30,6 @@ class HeldError : public python_error {
     return error;
   }
 
-  // With the GIL. exception: an instance.
-  HeldError(const pybind11::object& exception, std::string text)
-      : HeldError(pybind11::type::of(exception), exception, std::move(text)) {}
   // With the GIL. made_of: an instance, or a tuple of arguments, of which Python makes one at each
   // raise.
   HeldError(const pybind11::type& kind, const pybind11::object& made_of, std::string text) {

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from baby_side import baby  # noqa: E402, F401  (a fixture)
 from device_worlds import device_pool, devices, non_blocking_pool  # noqa: E402, F401  (fixtures)
 from ranks import Pool  # noqa: E402
 
@@ -65,6 +67,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory, rank_env: dict[str, str]) -> 
     pool = Pool(tmp_path_factory.mktemp("ranks"), rank_env)
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:
+    """A store in this process."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 @pytest.fixture

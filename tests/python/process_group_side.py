@@ -53,6 +53,11 @@ def empty(count: int = 1) -> list[torch.Tensor]:
     return [torch.full((count,), -1.0) for _ in range(kept["group"].size())]
 
 
+def place(store: dist.TCPStore) -> str:
+    """An address there that no other group has."""
+    return f"127.0.0.1:{store.port}/place{next(names)}"
+
+
 def with_op(options: object, op: object) -> object:
     options.reduceOp = op
     return options

@@ -260,7 +260,6 @@ def test_dummy_copies_inputs_to_outputs():
     assert result.data_ptr() == source.data_ptr()
     with pytest.raises(ValueError, match="expected rank 0 of 1, found rank 1 of 2"):
         pgs.ProcessGroupDummy(1, 2)
-    assert repr(pgs.ProcessGroupWrapper(group)) == "ProcessGroupWrapper(rank=0, size=1)"
 
 
 @pytest.mark.parametrize(
@@ -293,47 +292,13 @@ def test_store_client_has_the_prefix_of_its_address():
 def test_store_client_is_connected_to_the_host_before_the_last_colon(monkeypatch, host):
     asked = []
 
-    def connect(host: str, port: int, **_options: object) -> dist.Store:
-        asked.append((host, port))
+    def connect(host_name: str, port: int, **_options: object) -> dist.Store:
+        asked.append((host_name, port))
         return dist.HashStore()
 
     monkeypatch.setattr(dist, "TCPStore", connect)
     assert isinstance(pgs.create_store_client(f"{host}:29521/torchft/0"), dist.PrefixStore)
     assert asked == [(host.strip("[]"), 29521)]
-
-
-def sharded_step() -> tuple[list[str], tuple[int, ...], list[float]]:
-    """One step of FSDP2 with hybrid sharding: shards in this process, replicas along the group."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    group = groups["own"].register("dp")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    inner = init_device_mesh("cpu", (1,), mesh_dim_names=("shard",))
-    mesh = pgs.extend_device_mesh(inner, group)
-    torch.manual_seed(0)
-    model = fully_shard(torch.nn.Linear(3, 2, bias=False), mesh=mesh)
-    model(torch.full((1, 3), float(group.rank()))).sum().backward()
-    gradient = model.weight.grad.to_local().flatten().tolist()
-    group.unregister()
-    dist.destroy_process_group()
-    return list(mesh.mesh_dim_names), tuple(mesh.mesh.shape), gradient
-
-
-@pytest.mark.parametrize("kind", ["Host", "Gloo"])
-def test_extended_mesh_replicates_fsdp_along_the_group(ranks, kind):
-    world = world_of(ranks, 3, kind)
-    assert world.run(sharded_step) == [(["dp", "shard"], (1, 1), [1.0] * 6)] * 3
-    for rank in range(3):  # torch keeps the mesh, and so the group and its store's thread
-        world.kill(rank)
-
-
-def test_mesh_wants_a_registered_group():
-    mesh = SimpleNamespace(mesh_dim_names=("shard",))
-    with pytest.raises(ValueError, match="expected a registered group"):
-        pgs.extend_device_mesh(mesh, pgs.ProcessGroupDummy())
-    with pytest.raises(ValueError, match="expected a new one, found 'shard'"):
-        pgs.extend_device_mesh(mesh, pgs.ProcessGroupDummy(), name="shard")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +17,7 @@ from rankside import seconds, wait_until
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
-from torchft_ext import CommAbortedError, CommTimeoutError, RendezvousError
+from torchft_ext import CommAbortedError, CommTimeoutError, PeerLeftError, RendezvousError
 from torchft_ext import process_group as pgs
 
 
@@ -38,11 +39,6 @@ class Late(dist.ProcessGroup):
         self.given += tensors
         self.futures.append(Future())
         return _create_work_from_future(self.futures[-1])
-
-
-@pytest.fixture
-def store():
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def alone(store, make: Callable, **capabilities: bool) -> pgs.ProcessGroupBackend:
@@ -145,6 +141,20 @@ def test_callback_that_blocks_holds_up_no_other_operation(store):
     works[1].wait(seconds(LIMIT / 2))
     may_end.set()
     assert threading.current_thread() not in threads
+    group.shutdown()
+
+
+def test_operation_issued_after_a_leaving_has_a_second_in_the_backend(store):
+    """The leaver may have done its part of it."""
+    group, backend = late(store)
+    group._formed.generation._note_leaving(PeerLeftError("rank 1 left"))
+    works = [group.allreduce([torch.ones(1)]) for _ in range(2)]
+    backend.futures[0].set_result([])
+    works[0].wait()
+    began = time.monotonic()
+    with pytest.raises(PeerLeftError, match="rank 1 left"):
+        works[1].wait()
+    assert time.monotonic() - began < LIMIT / 2
     group.shutdown()
 
 

@@ -49,11 +49,6 @@ from torchft_ext import CommError, _pg_generation
 from torchft_ext import process_group as pgs
 
 
-@pytest.fixture
-def store():
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
 @pytest.mark.parametrize("operations", [sums, scattered_sums, exchanges, messages])
 def test_gloo_gives_what_our_own_engine_gives(ranks, operations):
     results = []
@@ -308,7 +303,7 @@ def failed_operation_is_let_go(take: str) -> tuple[str, bool, bool]:
 
 
 @pytest.mark.parametrize("take", ["future", "work"])
-@pytest.mark.parametrize("kind", ["Gloo", "BabyHost"])
+@pytest.mark.parametrize("kind", ["Host", "Gloo", "BabyHost"])
 def test_failed_operation_is_let_go_though_its_future_was_taken(ranks, kind, take):
     world = world_of(ranks, 2, kind)
     assert world.on(0, failed_operation_is_let_go, take) == ("CommAbortedError", True, True)
