@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "host/schedule.h"
 #include "net/failure_frame.h"
 
 namespace torchft_ext {
@@ -257,6 +258,8 @@ void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) 
     return;
   }
   const bool ordered = isCollective(operation.kind) && operation.name == 0;
+  // Of these a member may have done its part, and left, before others begin.
+  const bool is_rooted = hasRoot(operation.kind);
   if (operation.watches) {
     watches_.add(std::move(state));
   } else if (operation.name != 0) {
@@ -270,8 +273,9 @@ void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) 
   }
   for (int other = 0; other < size() && state_ == State::kUp; ++other) {
     const Peer& candidate = peer(other);
+    const bool unfinished = is_rooted ? runner_->needs(other) : !runner_->idle();
     const bool needed = (candidate.left && needsMessagesOf(other)) ||
-                        (ordered && candidate.collectives_left && !runner_->idle());
+                        (ordered && candidate.collectives_left && unfinished);
     if (needed) failLeaver(other, "it left before this operation");
     if (candidate.left) tellWatches(other);
   }

@@ -52,11 +52,6 @@ Schedule makeScaled(Operation operation, int rank, int size, const ScheduleTunin
   return builder.take();
 }
 
-bool hasRoot(OpKind kind) {
-  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
-         kind == OpKind::kScatter;
-}
-
 // FNV-1a over the sizes that every rank knows alike.
 uint32_t hashOfSizes(const std::vector<Buffer>& buffers) {
   uint32_t hash = 2166136261U;
@@ -85,6 +80,11 @@ uint32_t hashOfSharedSizes(const Operation& operation) {
 }
 
 }  // namespace
+
+bool hasRoot(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
 
 Schedule makeSchedule(const Operation& operation, int rank, int size,
                       const ScheduleTuning& tuning) {

@@ -49,6 +49,8 @@ struct ScheduleTuning {
 
 // For every kind but send and recv.
 Schedule makeSchedule(const Operation& operation, int rank, int size, const ScheduleTuning& tuning);
+// Broadcast, reduce, gather, scatter: members have different parts.
+bool hasRoot(OpKind kind);
 // Equal on all ranks that issued the same operation: kind, dtype, reduction, root, total bytes
 // where the kind fixes them, and the layout of a bucket. Sent with every frame, so that
 // desynchronised ranks get an error instead of a wrong sum.

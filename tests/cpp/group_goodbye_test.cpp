@@ -1,6 +1,8 @@
 // Members that leave as soon as they are through.
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "cluster.h"
 #include "throwing_hook.h"
 #include "wait_for.h"
@@ -19,6 +21,34 @@ TEST(GroupGoodbye, RightAfterABarrierHarmsNobodyWhoIsStillInIt) {
       EXPECT_EQ(failure, nullptr) << "rank " << i << ": " << failure->describe();
       EXPECT_TRUE(cluster.group(i).shutdown(Deadline::after(kTestLimit)));
     });
+  }
+}
+
+Operation broadcastFrom(std::vector<float>& values, int root) {
+  Operation operation;
+  operation.kind = OpKind::kBroadcast;
+  operation.root = root;
+  operation.dtype = DType::kFloat;
+  operation.outputs = {{reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(float)}};
+  return operation;
+}
+
+// Rank 1 issues what ranks 0 and 2 have completed, and one of them has left.
+TEST(GroupGoodbye, LeavesWhatTheLeaverHasDoneToThoseWhoComeLater) {
+  for (const int root : {0, 2}) {
+    Cluster cluster(3);
+    cluster.form(cluster.all(), "leave");
+    std::vector<float> zeroth(10, root == 0 ? 5.0F : 0.0F);
+    std::vector<float> second(10, root == 2 ? 5.0F : 0.0F);
+    std::vector<float> late(10, 0.0F);
+    auto of_zeroth = cluster.group(0).issue(broadcastFrom(zeroth, root));
+    auto of_second = cluster.group(2).issue(broadcastFrom(second, root));
+    EXPECT_EQ(finish(of_zeroth), nullptr);
+    EXPECT_EQ(finish(of_second), nullptr);
+    EXPECT_TRUE(cluster.group(2).shutdown(Deadline::after(kTestLimit)));
+    const FailurePtr failure = finish(cluster.group(1).issue(broadcastFrom(late, root)));
+    EXPECT_EQ(failure, nullptr) << "root " << root << ": " << failure->describe();
+    EXPECT_EQ(late, std::vector<float>(10, 5.0F)) << "root " << root;
   }
 }
 
