@@ -191,9 +191,29 @@ def test_generations_leave_nothing_behind(groups):
     groups.leave(world)
 
 
-def test_memory_of_a_failed_operation_is_kept_until_its_child_is_gone(groups):
+@pytest.mark.parametrize("tells", [False, True])
+def test_memory_of_a_failed_operation_is_kept_until_its_child_is_gone(groups, tells):
     world = groups.alone()
-    assert world.on(0, side.memory_kept_for_a_child, groups.pool.address())
+    found = world.on(0, side.memory_kept_for_a_child, groups.pool.address(), tells)
+    assert found == (True, True)
+    groups.leave(world)
+
+
+def test_child_hears_of_no_operation_after_the_generation_failed(groups):
+    world = groups.alone()
+    assert world.on(0, side.sent_after_the_failure) == 0
+    groups.leave(world)
+
+
+def test_refused_call_leaves_no_trace_of_its_memory(groups):
+    world = groups.alone()
+    assert world.on(0, side.sums_after_a_refusal) == 0.0
+    groups.leave(world)
+
+
+def test_copies_leave_the_current_device(groups):
+    world = groups.alone()
+    assert world.on(0, side.device_after_a_copy) == 0
     groups.leave(world)
 
 
