@@ -314,6 +314,21 @@ def sent_after_the_failure() -> int:
     return len(sent)
 
 
+def errors_of_a_child_that_stays(address: str) -> tuple[list[str], bool]:
+    """What abort() and configure() raise where the process of a child that was killed does not end,
+    and whether configure() had begun another generation then."""
+    group = kept["group"]
+    child, generation = group._formed.backends[0], group._guard.generation
+    gone, child.await_gone = child.await_gone, lambda limit: False
+    child.kill()
+    errors = [failure_of(group.abort), failure_of(lambda: group.configure(address, 0, 1))]
+    began = group._guard.generation != generation
+    child.await_gone = gone
+    group.configure(f"{address}/again", 0, 1)
+    whole_sum()
+    return [error.text if error else "" for error in errors], began
+
+
 def sums_after_a_refusal() -> float:
     """A sum after a call that was refused for its second tensor, once the first one is gone."""
     group = kept["group"]

@@ -205,6 +205,14 @@ def test_child_hears_of_no_operation_after_the_generation_failed(groups):
     groups.leave(world)
 
 
+def test_abort_and_configure_tell_of_a_killed_child_that_stays(groups):
+    world = groups.alone()
+    errors, began = world.on(0, side.errors_of_a_child_that_stays, groups.pool.address())
+    assert ["has not ended within" in one for one in errors] == [True, True]
+    assert not began
+    groups.leave(world)
+
+
 def test_refused_call_leaves_no_trace_of_its_memory(groups):
     world = groups.alone()
     assert world.on(0, side.sums_after_a_refusal) == 0.0
@@ -251,6 +259,20 @@ def test_bad_arguments_are_told_and_leave_the_generation(groups):
 
 
 # ---- the program itself, in this process ----
+
+
+def test_child_of_an_attempt_left_behind_is_not_the_generations():
+    children = baby._Children(nccl_child)
+    wanted = children.take()
+    children.adopt(wanted)
+    late = children.take()
+    assert children.last() is wanted
+    children.kill_making()
+    await_gone(late.pid)
+    assert not wanted.was_killed()
+    assert children.killed_and_there(LIMIT) is None
+    children.close()
+    await_gone(wanted.pid)
 
 
 def nccl_child() -> LendingChild:
