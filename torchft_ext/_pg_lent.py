@@ -132,7 +132,7 @@ class Lender:
 def _allocation_of(address: int, device: int) -> tuple[int, int, int, bytes]:
     try:
         base, count, handle = _C._ipc_memory(address, device)
-    except RuntimeError as error:
+    except ValueError as error:
         raise ValueError(
             f"expected device memory that can be lent to another process, found one that cannot: "
             f"{error}; torch's expandable segments are such memory"
@@ -236,6 +236,14 @@ class DeviceStaged(Staged):
             torch.accelerator.set_device_index(index)
 
 
+def _check_no_capture(device: int) -> None:
+    if _C._ipc_capturing(device):
+        raise RuntimeError(
+            "expected no capture on the current stream: an operation in a child process cannot be "
+            "part of a graph; use ProcessGroupNCCL, or call it outside of the capture"
+        )
+
+
 class DeviceStager(Stager):
     """Stages one operation of a rank on tensors of a device, which the child uses as they are.
 
@@ -260,6 +268,8 @@ class DeviceStager(Stager):
             )
         if tensor.layout is not torch.strided:
             raise ValueError(f"expected dense tensors, found one of layout {tensor.layout}")
+        if self._on.device is None:
+            _check_no_capture(tensor.device.index)
         self._on.device = tensor.device
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -279,6 +289,7 @@ class DeviceStager(Stager):
         for value in (*args, *kwargs.values()):
             self._plain(value)
         index = torch.get_device_module(self._device_type).current_device()
+        _check_no_capture(index)
         return self._staged(
             "allreduce",
             (torch.zeros(1, dtype=torch.uint8, device=torch.device(self._device_type, index)),),

@@ -251,12 +251,12 @@ def generations(address: str, first: int, count: int) -> None:
 
 
 def grown_by_generations(address: str) -> dict[str, int]:
-    """What 20 of them leave behind."""
+    """What 8 of them leave behind."""
     generations(address, 0, 3)
     kept["group"].configure(f"{address}/before", 0, 1)
     before = all_held()
     before["task"] += 2  # helpers, which stay: as many as were needed at one time
-    generations(address, 3, 20)
+    generations(address, 3, 8)
     kept["group"].configure(f"{address}/after", 0, 1)
 
     def grown() -> dict[str, int]:
@@ -341,6 +341,19 @@ def sums_after_a_refusal() -> float:
     tensors.clear()
     gc.collect()
     return whole_sum()
+
+
+def errors_in_a_capture() -> list[str]:
+    """What operations raise beside an open capture of the current stream, which stays whole."""
+    group, tensor, graph = kept["group"], ramp(), accelerator.Graph()
+    torch.accelerator.synchronize()
+    with graph.capture():
+        tensor.add_(1)
+        errors = [failure_of(lambda: group.allreduce([tensor])), failure_of(group.barrier)]
+    graph.replay()
+    torch.accelerator.synchronize()
+    assert tensor[0].item() == 1.0 + whole_sum()
+    return [error.text if error else "" for error in errors]
 
 
 def device_after_a_copy() -> int:

@@ -213,6 +213,13 @@ def test_abort_and_configure_tell_of_a_killed_child_that_stays(groups):
     groups.leave(world)
 
 
+def test_capture_is_refused(groups):
+    world = groups.alone()
+    errors = world.on(0, side.errors_in_a_capture)
+    assert ["cannot be part of a graph" in one for one in errors] == [True, True]
+    groups.leave(world)
+
+
 def test_refused_call_leaves_no_trace_of_its_memory(groups):
     world = groups.alone()
     assert world.on(0, side.sums_after_a_refusal) == 0.0
