@@ -13,7 +13,7 @@ nothing that a library did wrong outlives its generation.
 | new | a spare, that starts |
 | configure() is under way | one that joins the other members' children |
 | live | one, and a spare |
-| failed | the one was killed if it was in an operation; else it waits, like the spare |
+| failed | the one was killed if it was in an operation, or, NCCL's, failed in one; else it waits |
 | shut down | none, once the one has said goodbye, for which it has a second |
 | gone | none: they were killed |
 """
@@ -292,17 +292,19 @@ class ProcessGroupBabyNCCL(ProcessGroupBaby):
     As ProcessGroupBaby. It has run on a simulated device only, never on a GPU. The child is a
     program without Python, of some megabytes, and a CUDA context of its own on each device that is
     used. It works on the caller's tensors, whose memory it opens by CUDA IPC: no copies, but of
-    tensors that are not contiguous. Memory of torch's expandable segments is a ValueError.
+    tensors that are not contiguous. Memory of torch's expandable segments is a ValueError, a call
+    within the capture of a CUDA graph a RuntimeError. Do not free memory that it has open, by
+    torch.cuda.empty_cache(), while a generation lives: CUDA leaves that undefined.
 
     Operations begin behind what the caller's current stream has so far. wait() blocks the calling
     thread until the result is there, since a stream that waits for a child which is killed would
     wait for ever; all ranks' results then count, without a check().
 
     On failure: abort() and failed operations kill the child, and wait for its end, within which its
-    kernels may write: 40 ms at most in waiters, so that they are released in time; up to the
-    group's timeout in abort() and configure(), which raise RuntimeError if it has not ended then.
-    An operation's outputs may hold anything after a failure, as after one of ProcessGroupNCCL. Its
-    memory goes back to the allocator once the child is gone.
+    kernels may write: 40 ms at most in waiters, so that they are released in time, and a driver may
+    well take longer; up to the group's timeout in abort() and configure(), which raise RuntimeError
+    if it has not ended then. An operation's outputs may hold anything after a failure, as after one
+    of ProcessGroupNCCL. Its memory goes back to the allocator once the child is gone.
     """
 
     _name_of_engine = "nccl"
