@@ -13,7 +13,7 @@ nothing that a library did wrong outlives its generation.
 | new | a spare, that starts |
 | configure() is under way | one that joins the other members' children |
 | live | one, and a spare |
-| failed | the one was killed if it was in an operation; else it waits, like the spare |
+| failed | the one was killed if it was in an operation, or, NCCL's, failed in one; else it waits |
 | shut down | none, once the one has said goodbye, for which it has a second |
 | gone | none: they were killed |
 """
@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,7 +64,9 @@ class _Children:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._spare: Child | None = None
-        self._last: Child | None = None
+        self._making: list[Child] = []  # taken; no generation has them
+        self._last: Child | None = None  # the last that a generation had
+        self._leaving: list[Child] = []  # those before, as far as their processes have not ended
         self._closed = False
 
     def warm(self) -> None:
@@ -78,15 +81,42 @@ class _Children:
             self._closed = False
             spare, self._spare = self._spare, None
             usable = spare is not None and not spare.has_ended()
-            self._last = spare if spare is not None and usable else self._start()
-            return self._last
+            taken = spare if spare is not None and usable else self._start()
+            self._making.append(taken)
+            return taken
+
+    def adopt(self, child: Child) -> None:
+        """A generation has it. Others may be in the making, by threads that were left behind."""
+        with self._lock:
+            self._making.remove(child)
+            before = [*self._leaving, *([self._last] if self._last is not None else [])]
+            self._leaving = [one for one in before if not one.has_ended()]
+            self._last = child
+
+    def kill_making(self) -> None:
+        """End those that no generation has."""
+        with self._lock:
+            made, self._making = self._making, []
+        for child in made:
+            child.kill()
+
+    def killed_and_there(self, limit: float) -> Child | None:
+        """Block until the processes of all that were killed have ended, at most so many seconds;
+        return one that has not."""
+        until = time.monotonic() + limit
+        with self._lock:
+            known = [*self._leaving, *([self._last] if self._last is not None else [])]
+        for child in known:
+            if child.was_killed() and not child.await_gone(max(0.0, until - time.monotonic())):
+                return child
+        return None
 
     def spare_is_ready(self) -> bool:
         with self._lock:
             return self._spare is not None and self._spare.is_ready()
 
     def last(self) -> Child | None:
-        """Return the child that was taken last."""
+        """Return the last generation's."""
         return self._last
 
     def drop_spare(self) -> None:
@@ -102,6 +132,7 @@ class _Children:
         if os.getpid() != self._owner:
             return
         self.drop_spare()
+        self.kill_making()
         if self._last is not None:
             self._last.drop()
 
@@ -216,6 +247,7 @@ class ProcessGroupBaby(GuardedGroup):
 
     def _adopted(self, generation: Generation, backend: Child) -> None:
         owner = weakref.ref(generation)
+        self._children.adopt(backend)
 
         def ended(text: str) -> None:
             alive = owner()
@@ -226,9 +258,7 @@ class ProcessGroupBaby(GuardedGroup):
         backend.when_ended(ended)
 
     def _given_up(self) -> None:
-        last = self._children.last()
-        if last is not None:
-            last.kill()
+        self._children.kill_making()
 
     def _stager(self, rank: int, size: int, backend: Any) -> Stager:
         room = HEAP if backend is None else backend.room()
@@ -263,17 +293,19 @@ class ProcessGroupBabyNCCL(ProcessGroupBaby):
     As ProcessGroupBaby. It has run on a simulated device only, never on a GPU. The child is a
     program without Python, of some megabytes, and a CUDA context of its own on each device that is
     used. It works on the caller's tensors, whose memory it opens by CUDA IPC: no copies, but of
-    tensors that are not contiguous. Memory of torch's expandable segments is a ValueError.
+    tensors that are not contiguous. Memory of torch's expandable segments is a ValueError, a call
+    within the capture of a CUDA graph a RuntimeError. Do not free memory that it has open, by
+    torch.cuda.empty_cache(), while a generation lives: CUDA leaves that undefined.
 
     Operations begin behind what the caller's current stream has so far. wait() blocks the calling
     thread until the result is there, since a stream that waits for a child which is killed would
     wait for ever; all ranks' results then count, without a check().
 
     On failure: abort() and failed operations kill the child, and wait for its end, within which its
-    kernels may write: 40 ms at most in waiters, so that they are released in time; up to the
-    group's timeout in abort() and configure(). An operation's outputs may hold anything after a
-    failure, as after one of ProcessGroupNCCL. Its memory goes back to the allocator once the child
-    is gone.
+    kernels may write: 40 ms at most in waiters, so that they are released in time, and a driver may
+    well take longer; up to the group's timeout in abort() and configure(), which raise RuntimeError
+    if it has not ended then. An operation's outputs may hold anything after a failure, as after one
+    of ProcessGroupNCCL. Its memory goes back to the allocator once the child is gone.
     """
 
     _name_of_engine = "nccl"
@@ -313,25 +345,25 @@ class ProcessGroupBabyNCCL(ProcessGroupBaby):
     def _stager(self, rank: int, size: int, backend: Any) -> Stager:
         return DeviceStager(rank, size, self._device_type)
 
-    def _backend(
-        self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int
-    ) -> Child:
-        last = self._children.last()
-        if not self._is_out_of_tensors(timeout):
-            raise RuntimeError(
-                f"child process {last.pid if last else 0} of the last generation was killed and "
-                "has not ended: its kernels could still write into tensors"
-            )
-        return super()._backend(store, rank, size, timeout, attempt)
+    def _await_quiet(self, within: timedelta) -> None:
+        """Block until all children that were killed are gone.
 
-    def _is_out_of_tensors(self, limit: timedelta) -> bool:
-        """Block until the last child, if it was killed, is gone; False: it was not in time."""
-        last = self._children.last()
-        return last is None or not last.was_killed() or last.await_gone(limit.total_seconds())
+        Raises:
+            RuntimeError: one is not, in time.
+        """
+        child = self._children.killed_and_there(within.total_seconds())
+        if child is not None:
+            raise RuntimeError(
+                f"'{self._label}': child process {child.pid} was killed and has not ended within "
+                f"{within.total_seconds():g} s: its kernels could still write into the tensors of "
+                "operations that failed"
+            )
 
     def abort(self) -> None:
+        """As of every group. Raises RuntimeError where a child's process does not end within the
+        group's timeout; the generation has failed all the same."""
         super().abort()
-        self._is_out_of_tensors(self._timeout)
+        self._await_quiet(self._timeout)
 
 
 class ProcessGroupBabyGloo(ProcessGroupBaby):

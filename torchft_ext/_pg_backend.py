@@ -268,6 +268,10 @@ class GuardedGroup(GroupWithoutBackend):
     def _adopted(self, generation: Generation, backend: Any) -> None:
         """The backend is the generation's; called once, before any operation."""
 
+    def _await_quiet(self, within: timedelta) -> None:
+        """Block until no earlier backend can write into the caller's tensors; raise if one still
+        can then."""
+
     def _given_up(self) -> None:
         """configure() has failed, while the backend was being made."""
 
@@ -347,6 +351,7 @@ class GuardedGroup(GroupWithoutBackend):
             raise RuntimeError(f"configure() on '{self._label}': another thread is in configure()")
         try:
             self._end("configure() was called")
+            self._await_quiet(within)
             guard = form()
             generation = self._forming = Generation(self._label, guard)
             formed = _Formed(generation, self._made(generation, guard, store_for, within))
@@ -376,7 +381,10 @@ class GuardedGroup(GroupWithoutBackend):
 
         def make() -> Any:
             number = int(attempt.item())
-            return self._backend(store_for(number), rank, size, timeout, number)
+            store = store_for(number)
+            if (given_up := generation.error()) is not None:
+                raise given_up
+            return self._backend(store, rank, size, timeout, number)
 
         making = _Making(make, generation.settled.set)
         in_time = generation.settled.wait(within.total_seconds() + GRACE)

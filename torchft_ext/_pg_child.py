@@ -77,7 +77,7 @@ class _Work(TellingWork):
     """Some requests that end as one."""
 
     def __init__(self, count: int, until: float, when_over: Callable[[], None]) -> None:
-        """Make it; `when_over` is called, and let go, once the child is out of all of them."""
+        """Make it; `when_over` is called, and let go, once the child has told of all of them."""
         super().__init__()
         self.until = until
         self._when_over = when_over
@@ -97,7 +97,8 @@ class _Work(TellingWork):
     def part_ended(self, error: Exception | None, source: int) -> None:
         with self._lock:
             self._left -= 1
-            self._error = self._error or error
+            if self._error is None or isinstance(self._error, RefusedError):
+                self._error = error or self._error  # a failure is all ranks' matter
             self._source = source
             over = self._left == 0
             operation = self._operation if over else None
@@ -131,6 +132,8 @@ class Child:
         self._ended: str | None = None
         self._reaped = False
         self._killed = False
+        self._silenced = False
+        self._has_failed = False  # in an operation, which it may not be out of
         self._store: Store | None = None
         self._size = 1
         self._numbers = itertools.count(1)
@@ -212,12 +215,24 @@ class Child:
         return ArenaRoom(self._arena)
 
     def issue(self, staged: Staged, limit: timedelta) -> dist.Work:
-        """Have it do an operation whose copies lie in a room of this child's. Does not block.
+        """Have it do an operation whose copies lie in a room of this child's.
+
+        Blocks where the socket to it is full, so while it reads nothing, and as long as a device's
+        driver takes to describe memory; not for the operation.
 
         Raises:
             ValueError: bad arguments.
-            LostBackendError: it is gone.
+            LostBackendError: it is gone, or silence() was called.
         """
+        try:
+            work = self._sent(staged, limit)
+        except BaseException:
+            self._not_told()
+            raise
+        self._told()
+        return work
+
+    def _sent(self, staged: Staged, limit: timedelta) -> dist.Work:
         given = [*staged.args, *staged.kwargs.values()]
         calls = calls_of(staged.method, given, self._size, self._span_of)
         requests = [call.issue(next(self._numbers), limit) for call in calls]
@@ -228,6 +243,8 @@ class Child:
         with self._lock:
             if self._ended is not None:
                 raise LostBackendError(self._ended)
+            if self._silenced:  # whoever did it has looked at what was under way
+                raise LostBackendError(f"its child process {self.pid}: the generation has failed")
             self._works.update((request.number, work) for request in requests)
         self._send(data)
         return work
@@ -240,6 +257,12 @@ class Child:
         """Return the frames ahead of an operation on these arguments, and what to call when the
         child is out of it, or has ended."""
         return b"", _nothing
+
+    def _told(self) -> None:
+        """What _span_of() and _prepared() gave of an operation has been sent."""
+
+    def _not_told(self) -> None:
+        """It will not be sent."""
 
     def _send(self, data: bytes) -> None:
         with self._sending:
@@ -263,11 +286,15 @@ class Child:
             tell(ended)
 
     def silence(self) -> None:
-        """End it, if it is in an operation. Does not block."""
-        with self._lock:
-            busy = bool(self._works)
-        if busy:
+        """Give it no more operations, and end it if it is in one. Does not block."""
+        if self._is_busy_to_the_last():
             self.kill()
+
+    def _is_busy_to_the_last(self) -> bool:
+        """Refuse operations from now on; say whether some are under way."""
+        with self._lock:
+            self._silenced = True
+            return bool(self._works)
 
     def kill(self) -> None:
         """End it, but not from a fork of its parent. Does not block; another thread reaps it."""
@@ -382,6 +409,7 @@ class Child:
     def _done(self, done: frames.Done) -> None:
         with self._lock:
             work = self._works.pop(done.number, None)
+            self._has_failed |= done.outcome in (Outcome.TIMED_OUT, Outcome.FAILED)
         if work is None:
             raise frames.FrameError(f"DONE of request {done.number}, which is not under way")
         error: Exception | None = None

@@ -11,12 +11,15 @@ that wait would never end. So a result counts once the child has told of it, and
 calling thread until then.
 
 Owners: a child owns what it was lent; each operation holds its tensors, contiguous copies included,
-until the child is out of it, or gone. So their memory is nobody else's before.
+until the child is out of it, or gone. So their memory is nobody else's before. A child that tells
+of a failure may still have kernels in that operation, or in those beside it: from then on it is out
+of none before its end, and the failure of the generation kills it.
 
 | state of an operation | who may write the caller's tensors | what abort does |
 |---|---|---|
 | pending | kernels of the child | kills it, and waits for its end, at most QUIET |
 | copying | the thread that completes it | waits for the copy, which ends as a success |
+| failed in the child | kernels of the child | kills it, and waits for its end, at most QUIET |
 | ended | nobody; after a failure kernels of a killed child that took longer than QUIET | nothing |
 """
 
@@ -57,11 +60,15 @@ class _Turn:
 
 
 class Lender:
-    """What of this process's device memory one child knows. Threads: one at a time issues."""
+    """What of this process's device memory one child knows. Threads: one at a time issues.
+
+    What an operation adds counts with sent(); undo() takes it back.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, frames.LentMemory] = OrderedDict()  # the last used at the end
         self._unsent: list[bytes] = []
+        self._before: tuple[OrderedDict[int, frames.LentMemory], list[bytes]] | None = None
         self._lock = threading.Lock()
         self._free: list[_Turn] = []
         self._turns = 0
@@ -75,6 +82,8 @@ class Lender:
         device = tensor.device.index
         lent = frames.LentMemory(*_allocation_of(address, device))
         if self._known.get(lent.address) != lent:
+            if self._before is None:
+                self._before = self._known.copy(), self._unsent.copy()
             self._forget_where(lent)
             self._known[lent.address] = lent
             self._unsent.append(lent.frame())
@@ -102,10 +111,18 @@ class Lender:
         if turn is None:
             self._turns += 1
             turn = _Turn(self._turns, device)
-        told, self._unsent = [*self._unsent, turn.begun()], []
+        return b"".join([*self._unsent, turn.begun()]), turn
+
+    def sent(self) -> None:
+        """The child hears what told() gave."""
+        self._before, self._unsent = None, []
         while len(self._known) > MOST_KNOWN:  # the next operation tells
             self._forget(next(iter(self._known.values())))
-        return b"".join(told), turn
+
+    def undo(self) -> None:
+        """It hears nothing of this operation, whose turn, if it had one, is lost."""
+        if self._before is not None:
+            (self._known, self._unsent), self._before = self._before, None
 
     def take_back(self, turn: _Turn) -> None:
         with self._lock:
@@ -115,7 +132,7 @@ class Lender:
 def _allocation_of(address: int, device: int) -> tuple[int, int, int, bytes]:
     try:
         base, count, handle = _C._ipc_memory(address, device)
-    except RuntimeError as error:
+    except ValueError as error:
         raise ValueError(
             f"expected device memory that can be lent to another process, found one that cannot: "
             f"{error}; torch's expandable segments are such memory"
@@ -128,6 +145,7 @@ class LendingChild(Child):
 
     def _new_arena(self) -> Arena | None:
         self._lender = Lender()
+        self._until_gone: list[Callable[[], None]] = []
         return None
 
     def _span_of(self, tensor: torch.Tensor) -> frames.Span:
@@ -138,17 +156,41 @@ class LendingChild(Child):
         told, turn = lender.told(tensors[0].device.index)
         held = [tensors]
 
-        def over() -> None:
+        def let_go() -> None:
             held.clear()
             lender.take_back(turn)
 
-        return told, over
+        return told, lambda: self._out_of(let_go)
+
+    def _told(self) -> None:
+        self._lender.sent()
+
+    def _not_told(self) -> None:
+        self._lender.undo()
+
+    def _out_of(self, let_go: Callable[[], None]) -> None:
+        """It has told that an operation is over, or it has ended."""
+        with self._lock:
+            stays = self._has_failed and self._ended is None
+            if stays:
+                self._until_gone.append(let_go)
+        if not stays:
+            let_go()
+
+    def _end(self, text: str) -> None:
+        super()._end(text)
+        with self._lock:
+            kept, self._until_gone = self._until_gone, []
+        for let_go in kept:
+            let_go()
+
+    def _is_busy_to_the_last(self) -> bool:
+        return super()._is_busy_to_the_last() or self._has_failed
 
     def silence(self) -> None:
-        """End it, if it is in an operation; blocks until it has ended, QUIET at most."""
-        with self._lock:
-            busy = bool(self._works)
-        if busy:
+        """Give it no more operations, and end it unless it is out of all; blocks until it has
+        ended, QUIET at most."""
+        if self._is_busy_to_the_last():
             self.kill()
             self.await_gone(QUIET)
 
@@ -183,6 +225,7 @@ class DeviceStaged(Staged):
             return
         device = self.outputs[0][0].device
         stream = _streams.setdefault(device, torch.Stream(device=device))
+        index = torch.accelerator.current_device_index()  # set_stream() sets it, too
         before = torch.accelerator.current_stream(device)
         torch.accelerator.set_stream(stream)
         try:
@@ -190,6 +233,15 @@ class DeviceStaged(Staged):
             stream.synchronize()
         finally:
             torch.accelerator.set_stream(before)
+            torch.accelerator.set_device_index(index)
+
+
+def _check_no_capture(device: int) -> None:
+    if _C._ipc_capturing(device):
+        raise RuntimeError(
+            "expected no capture on the current stream: an operation in a child process cannot be "
+            "part of a graph; use ProcessGroupNCCL, or call it outside of the capture"
+        )
 
 
 class DeviceStager(Stager):
@@ -216,6 +268,8 @@ class DeviceStager(Stager):
             )
         if tensor.layout is not torch.strided:
             raise ValueError(f"expected dense tensors, found one of layout {tensor.layout}")
+        if self._on.device is None:
+            _check_no_capture(tensor.device.index)
         self._on.device = tensor.device
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -235,6 +289,7 @@ class DeviceStager(Stager):
         for value in (*args, *kwargs.values()):
             self._plain(value)
         index = torch.get_device_module(self._device_type).current_device()
+        _check_no_capture(index)
         return self._staged(
             "allreduce",
             (torch.zeros(1, dtype=torch.uint8, device=torch.device(self._device_type, index)),),

@@ -3,9 +3,9 @@
 // (device_child/).
 //
 // Two implementations: CUDA's (nccl/cuda_ipc.h) and the simulator's (tests/sim). Owner: shared by
-// whoever asked the engine's kind for it. Threads: any. Nothing here blocks. Everything throws
-// c10::Error where the device refuses; what destructors cannot undo they leave to the process's
-// end.
+// whoever asked the engine's kind for it. Threads: any. Nothing here waits for a stream; whether a
+// driver does so as it unmaps memory is not known. Everything throws c10::Error where the device
+// refuses; what destructors cannot undo they leave to the process's end.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -45,8 +45,11 @@ class DeviceIpc {
 
   virtual c10::DeviceType type() const = 0;
 
-  // The allocation around an address of this process's memory. Refused for memory that cannot be
-  // lent: torch's expandable segments, managed memory.
+  // Whether a graph is being captured on it. False where that cannot be asked.
+  virtual bool capturing(const c10::Stream& stream) const = 0;
+
+  // The allocation around an address of this process's memory. Throws c10::ValueError for memory
+  // that cannot be lent: torch's expandable segments, managed memory.
   virtual IpcMemory memoryAt(const void* inside, c10::DeviceIndex device) const = 0;
   // Where the base of another process's allocation lies here; unmapped with the last owner, past
   // the last work that uses it.

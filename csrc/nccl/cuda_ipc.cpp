@@ -26,6 +26,13 @@ CudaIpcHandle handleOf(const std::string& text) {
   return handle;
 }
 
+// What CUDA, and its driver, say of memory that has no handle.
+bool cannotBeLent(int status) {
+  constexpr int kInvalidValue = 1;
+  constexpr int kNotSupported = 801;
+  return status == kInvalidValue || status == kNotSupported;
+}
+
 // The runtime keeps the error for the next check of a kernel launch, of anyone's: it is taken away.
 void check(const Entry& entry, int status, const char* call) {
   if (status == 0) return;
@@ -77,17 +84,32 @@ class CudaIpc final : public DeviceIpc {
 
   c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
 
+  bool capturing(const c10::Stream& stream) const override {
+    const OnDevice on_device(stream.device());
+    int status = 0;
+    if (entry_.StreamIsCapturing(stream_of_(&stream), &status) == 0) return status != 0;
+    entry_.GetLastError();
+    return false;
+  }
+
   // torch's allocator gives parts of what it has allocated: the handle is that of the whole.
   IpcMemory memoryAt(const void* inside, c10::DeviceIndex device) const override {
     const OnDevice on_device(deviceAt(device));
+    // Also where it is the current one: the driver's function wants a context in this thread, and
+    // OnDevice sets none then.
+    check(entry_, entry_.SetDevice(device), "cudaSetDevice");
     IpcMemory memory;
     const int found =
         entry_.MemGetAddressRange(&memory.base, &memory.bytes, reinterpret_cast<uintptr_t>(inside));
+    TORCH_CHECK_VALUE(!cannotBeLent(found), "cuMemGetAddressRange: error ", found);
     TORCH_CHECK(found == 0, "cuMemGetAddressRange: error ", found);
     CudaIpcHandle handle;
     // NOLINTNEXTLINE(performance-no-int-to-ptr): what the driver told
     void* const base = reinterpret_cast<void*>(memory.base);
-    check(entry_, entry_.IpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
+    const int got = entry_.IpcGetMemHandle(&handle, base);
+    if (cannotBeLent(got)) entry_.GetLastError();
+    TORCH_CHECK_VALUE(!cannotBeLent(got), "cudaIpcGetMemHandle: ", entry_.GetErrorString(got));
+    check(entry_, got, "cudaIpcGetMemHandle");
     memory.handle = textOf(handle);
     return memory;
   }
@@ -147,6 +169,8 @@ std::string lookUpRuntime(void* library, Entry& entry) {
   TFT_LOOK_UP(EventRecord);
   TFT_LOOK_UP(EventDestroy);
   TFT_LOOK_UP(StreamWaitEvent);
+  TFT_LOOK_UP(StreamIsCapturing);
+  TFT_LOOK_UP(SetDevice);
   TFT_LOOK_UP(GetLastError);
   TFT_LOOK_UP(GetErrorString);
 #undef TFT_LOOK_UP

@@ -34,6 +34,8 @@ struct CudaIpcEntryPoints {
   int (*EventRecord)(void*, NativeStream) = nullptr;
   int (*EventDestroy)(void*) = nullptr;
   int (*StreamWaitEvent)(NativeStream, void*, unsigned) = nullptr;
+  int (*StreamIsCapturing)(NativeStream, int*) = nullptr;
+  int (*SetDevice)(int) = nullptr;
   int (*GetLastError)() = nullptr;
   const char* (*GetErrorString)(int) = nullptr;
   int (*MemGetAddressRange)(uintptr_t*, size_t*, uintptr_t) = nullptr;

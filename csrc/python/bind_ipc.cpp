@@ -40,8 +40,16 @@ py::tuple memoryAt(uintptr_t address, int device) {
   const auto ipc = deviceIpc();
   // NOLINTNEXTLINE(performance-no-int-to-ptr): a tensor's data_ptr()
   const auto* inside = reinterpret_cast<const void*>(address);
-  const IpcMemory memory = ipc->memoryAt(inside, deviceAt(*ipc, device).index());
+  const IpcMemory memory = [&] {
+    const py::gil_scoped_release unlocked;
+    return ipc->memoryAt(inside, deviceAt(*ipc, device).index());
+  }();
   return py::make_tuple(memory.base, memory.bytes, py::bytes(memory.handle));
+}
+
+bool capturing(int device) {
+  const auto ipc = deviceIpc();
+  return ipc->capturing(c10::impl::VirtualGuardImpl(ipc->type()).getStream(deviceAt(*ipc, device)));
 }
 
 }  // namespace
@@ -49,10 +57,12 @@ py::tuple memoryAt(uintptr_t address, int device) {
 void bind_ipc(py::module_& module) {
   module.def("_ipc_device_type", &deviceType);
   module.def("_ipc_memory", &memoryAt, py::arg("address"), py::arg("device"));
+  module.def("_ipc_capturing", &capturing, py::arg("device"));
+  using Unlocked = py::call_guard<py::gil_scoped_release>;  // a driver may take its time
   py::class_<LentEvent>(module, "_IpcEvent")
-      .def(py::init<int>(), py::arg("device"))
+      .def(py::init<int>(), py::arg("device"), Unlocked())
       .def("handle", &LentEvent::handle)
-      .def("record", &LentEvent::record);
+      .def("record", &LentEvent::record, Unlocked());
 }
 
 }  // namespace torchft_ext

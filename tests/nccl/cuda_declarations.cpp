@@ -59,6 +59,8 @@ TFT_SAME(cuda, EventCreateWithFlags);
 TFT_SAME(cuda, EventRecord);
 TFT_SAME(cuda, EventDestroy);
 TFT_SAME(cuda, StreamWaitEvent);
+TFT_SAME(cuda, StreamIsCapturing);
+TFT_SAME(cuda, SetDevice);
 TFT_SAME(cuda, GetLastError);
 TFT_SAME(cuda, GetErrorString);
 TFT_SAME(cu, MemGetAddressRange);

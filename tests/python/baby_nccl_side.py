@@ -19,8 +19,10 @@ from rankside import ErrorInfo, failure_of, kept, wait_until
 from torch.nn.parallel import DistributedDataParallel
 
 from torchft_ext import _pg_baby as baby
+from torchft_ext import _pg_frames as frames
 from torchft_ext import _pg_lent
 from torchft_ext import process_group as pgs
+from torchft_ext.errors import CommAbortedError
 
 
 def prepare(violations: str) -> None:
@@ -249,12 +251,12 @@ def generations(address: str, first: int, count: int) -> None:
 
 
 def grown_by_generations(address: str) -> dict[str, int]:
-    """What 20 of them leave behind."""
+    """What 8 of them leave behind."""
     generations(address, 0, 3)
     kept["group"].configure(f"{address}/before", 0, 1)
     before = all_held()
     before["task"] += 2  # helpers, which stay: as many as were needed at one time
-    generations(address, 3, 20)
+    generations(address, 3, 8)
     kept["group"].configure(f"{address}/after", 0, 1)
 
     def grown() -> dict[str, int]:
@@ -266,17 +268,24 @@ def grown_by_generations(address: str) -> dict[str, int]:
     return grown()
 
 
-def memory_kept_for_a_child(address: str) -> bool:
-    """Whether an operation's memory was there after it failed, with its child in no hurry to end;
-    it goes once the child has."""
+def memory_kept_for_a_child(address: str, tells: bool) -> tuple[bool, bool]:
+    """Whether an operation's memory was there after it failed, with its child in no hurry to end,
+    and whether the child was killed; the memory goes once it has ended.
+
+    tells: the child itself says that it failed, and not the parent.
+    """
     group = kept["group"]
     group.configure(address, 0, 1)
     before = accelerator.tensor_bytes()
     child = group._formed.backends[0]
     os.kill(child.pid, signal.SIGSTOP)
     work = group.allreduce([ramp()])
-    kill, child.kill = child.kill, lambda: None  # as a driver that takes its time
-    group._formed.generation.abort("a test")
+    kills: list[int] = []
+    kill, child.kill = child.kill, lambda: kills.append(1)  # as a driver that takes its time
+    if tells:
+        child._done(frames.Done(max(child._works), frames.Outcome.FAILED, -1, "a test"))
+    else:
+        group._formed.generation.abort("a test")
     assert failure_of(work.wait) is not None
     del work
     gc.collect()
@@ -284,7 +293,76 @@ def memory_kept_for_a_child(address: str) -> bool:
     child.kill = kill
     kill()
     wait_until(lambda: accelerator.tensor_bytes() <= before, "the end of what the child had")
-    return kept_then
+    return kept_then, bool(kills)
+
+
+def sent_after_the_failure() -> int:
+    """How much a child heard of an operation whose generation failed while it was issued."""
+    group = kept["group"]
+    child, generation = group._formed.backends[0], group._formed.generation
+    sent: list[bytes] = []
+    prepared, child._send = child._prepared, sent.append
+
+    def failing(given: list[object]) -> object:
+        generation.fail(CommAbortedError("a test"))
+        return prepared(given)
+
+    child._prepared = failing
+    error = failure_of(lambda: group.allreduce([ramp()]).wait())
+    assert error is not None and error.type == "CommAbortedError", error
+    del child._send
+    return len(sent)
+
+
+def errors_of_a_child_that_stays(address: str) -> tuple[list[str], bool]:
+    """What abort() and configure() raise where the process of a child that was killed does not end,
+    and whether configure() had begun another generation then."""
+    group = kept["group"]
+    child, generation = group._formed.backends[0], group._guard.generation
+    gone, child.await_gone = child.await_gone, lambda limit: False
+    child.kill()
+    errors = [failure_of(group.abort), failure_of(lambda: group.configure(address, 0, 1))]
+    began = group._guard.generation != generation
+    child.await_gone = gone
+    group.configure(f"{address}/again", 0, 1)
+    whole_sum()
+    return [error.text if error else "" for error in errors], began
+
+
+def sums_after_a_refusal() -> float:
+    """A sum after a call that was refused for its second tensor, once the first one is gone."""
+    group = kept["group"]
+    accelerator.simulator().share_memory(False)
+    unshared = torch.ones(1 << 19, device=device())
+    accelerator.simulator().share_memory()
+    tensors = [torch.ones(1 << 19, device=device()), unshared]
+    error = failure_of(lambda: group.allreduce_coalesced(tensors))
+    assert error is not None and "ValueError" in error.kinds, error
+    tensors.clear()
+    gc.collect()
+    return whole_sum()
+
+
+def errors_in_a_capture() -> list[str]:
+    """What operations raise beside an open capture of the current stream, which stays whole."""
+    group, tensor, graph = kept["group"], ramp(), accelerator.Graph()
+    torch.accelerator.synchronize()
+    with graph.capture():
+        tensor.add_(1)
+        errors = [failure_of(lambda: group.allreduce([tensor])), failure_of(group.barrier)]
+    graph.replay()
+    torch.accelerator.synchronize()
+    assert tensor[0].item() == 1.0 + whole_sum()
+    return [error.text if error else "" for error in errors]
+
+
+def device_after_a_copy() -> int:
+    """The current device, 0 before, once a result was copied on device 1."""
+    torch.accelerator.set_device_index(0)
+    transposed = torch.ones(2, 3, device=f"{accelerator.NAME}:1").t()
+    stager = _pg_lent.DeviceStager(0, 1, accelerator.NAME)
+    stager.stage("allreduce", ([transposed],), {}).copy_out()
+    return torch.accelerator.current_device_index()
 
 
 def begin_alone(violations: str, address: str, faults: str) -> None:

@@ -191,9 +191,44 @@ def test_generations_leave_nothing_behind(groups):
     groups.leave(world)
 
 
-def test_memory_of_a_failed_operation_is_kept_until_its_child_is_gone(groups):
+@pytest.mark.parametrize("tells", [False, True])
+def test_memory_of_a_failed_operation_is_kept_until_its_child_is_gone(groups, tells):
     world = groups.alone()
-    assert world.on(0, side.memory_kept_for_a_child, groups.pool.address())
+    found = world.on(0, side.memory_kept_for_a_child, groups.pool.address(), tells)
+    assert found == (True, True)
+    groups.leave(world)
+
+
+def test_child_hears_of_no_operation_after_the_generation_failed(groups):
+    world = groups.alone()
+    assert world.on(0, side.sent_after_the_failure) == 0
+    groups.leave(world)
+
+
+def test_abort_and_configure_tell_of_a_killed_child_that_stays(groups):
+    world = groups.alone()
+    errors, began = world.on(0, side.errors_of_a_child_that_stays, groups.pool.address())
+    assert ["has not ended within" in one for one in errors] == [True, True]
+    assert not began
+    groups.leave(world)
+
+
+def test_capture_is_refused(groups):
+    world = groups.alone()
+    errors = world.on(0, side.errors_in_a_capture)
+    assert ["cannot be part of a graph" in one for one in errors] == [True, True]
+    groups.leave(world)
+
+
+def test_refused_call_leaves_no_trace_of_its_memory(groups):
+    world = groups.alone()
+    assert world.on(0, side.sums_after_a_refusal) == 0.0
+    groups.leave(world)
+
+
+def test_copies_leave_the_current_device(groups):
+    world = groups.alone()
+    assert world.on(0, side.device_after_a_copy) == 0
     groups.leave(world)
 
 
@@ -231,6 +266,20 @@ def test_bad_arguments_are_told_and_leave_the_generation(groups):
 
 
 # ---- the program itself, in this process ----
+
+
+def test_child_of_an_attempt_left_behind_is_not_the_generations():
+    children = baby._Children(nccl_child)
+    wanted = children.take()
+    children.adopt(wanted)
+    late = children.take()
+    assert children.last() is wanted
+    children.kill_making()
+    await_gone(late.pid)
+    assert not wanted.was_killed()
+    assert children.killed_and_there(LIMIT) is None
+    children.close()
+    await_gone(wanted.pid)
 
 
 def nccl_child() -> LendingChild:

@@ -112,9 +112,13 @@ class SimIpc final : public DeviceIpc {
  public:
   c10::DeviceType type() const override { return c10::DeviceType::PrivateUse1; }
 
+  bool capturing(const c10::Stream& stream) const override {
+    return streamOf(stream).capture() != nullptr;
+  }
+
   IpcMemory memoryAt(const void* inside, c10::DeviceIndex /*device*/) const override {
     const auto place = Segments::instance().around(inside);
-    TORCH_CHECK(place.has_value(), "this memory cannot be lent");
+    TORCH_CHECK_VALUE(place.has_value(), "this memory cannot be lent");
     const Handle handle{::getpid(), place->descriptor, place->file, place->bytes};
     return {place->base, place->bytes, textOf(handle)};
   }
