@@ -204,6 +204,7 @@ void write(ByteWriter& writer, const View& view) {
   writeAll(writer, view.voters);
   write(writer, view.witness);
   write(writer, view.secret);
+  write(writer, view.seal);
   writeAll(writer, view.outcomes);
   writer.u32(static_cast<uint32_t>(view.old_size));
   writeAll(writer, view.decided_by);
@@ -218,6 +219,7 @@ View readView(ByteReader& reader) {
   view.voters = readIds(reader);
   view.witness = readId<WitnessId>(reader);
   view.secret = readId<ViewSecret>(reader);
+  view.seal = readId<ViewSeal>(reader);
   view.outcomes = readAll(reader, kMostOutcomes, readOutcome);
   view.old_size = static_cast<int>(std::min<uint32_t>(reader.u32(), kMostMembers));
   view.decided_by = readIds(reader);

@@ -7,6 +7,7 @@
 #include "elastic/elastic_codec.h"
 #include "elastic/next_view.h"
 #include "elastic/quorum.h"
+#include "elastic/view_check.h"
 
 namespace torchft_ext {
 namespace {
@@ -143,7 +144,7 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
     if (state_ != State::kJoining && isApart(message.lineage)) {
       onOtherLineage(effects, from, message);
     } else {
-      adopt(effects, *message.view);
+      hearView(effects, from, *message.view);
     }
     return effects;
   }
@@ -178,6 +179,7 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
       onPrepare(effects, from, message);
       break;
     case ElasticKind::kPromise:
+      if (message.promise.accepted && !believes(effects, message.promise.accepted->view)) break;
       if (proposal_ && proposal_->ballot() == message.ballot) {
         carryOut(effects, proposal_->promised(from, message.promise, gone()));
       }
@@ -396,6 +398,7 @@ void ElasticCore::onPrepare(Effects& effects, const MemberId& from, const Elasti
 
 void ElasticCore::onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message) {
   if (message.view->number != view_.number + 1 || message.view->lineage != view_.lineage) return;
+  if (!believes(effects, *message.view)) return;
   highest_round_ = std::max(highest_round_, message.ballot.round);
   ElasticMessage answer = make(ElasticKind::kAccepted);
   answer.ballot = message.ballot;
@@ -512,7 +515,17 @@ void ElasticCore::reportNoQuorum(Effects& effects) const {
 
 ElasticEffects ElasticCore::witnessAnswered(const WitnessReply& reply) {
   Effects effects;
-  if (!proposal_) return effects;
+  if (!proposal_ || reply.lineage != view_.lineage || reply.number != view_.number + 1) {
+    return effects;
+  }
+  const bool sound = (!reply.held || believes(effects, reply.held->view)) &&
+                     (!reply.decided || believes(effects, *reply.decided));
+  if (!sound) {  // whatever wrote that there: a store that holds it has no vote
+    WitnessReply none = reply;
+    none.has_vote = false;
+    carryOut(effects, proposal_->witnessAnswered(none, gone()));
+    return effects;
+  }
   if (reply.held) highest_round_ = std::max(highest_round_, reply.held->ballot.round);
   carryOut(effects, proposal_->witnessAnswered(reply, gone()));
   return effects;
@@ -581,6 +594,31 @@ void ElasticCore::repeatProposal(Effects& effects) {
 }
 
 // ---- the next view
+
+void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& view) {
+  if (state_ == State::kLeftOut || (state_ != State::kJoining && view.number <= view_.number)) {
+    return;  // it is known
+  }
+  effects.refused = objection(view, from);
+  if (effects.refused.empty()) adopt(effects, view);
+}
+
+// A newcomer knows nothing to judge it by but the view itself.
+std::string ElasticCore::objection(const View& view, const MemberId& teller) const {
+  std::string found;
+  if (state_ == State::kJoining || view.lineage != view_.lineage) {
+    found = objectionTo(view);
+  } else {
+    found = objectionToSuccessor(view, view_, teller);
+  }
+  return found.empty() ? found : "view " + std::to_string(view.number) + ": " + found;
+}
+
+// Of a value for the next view, as a member or the store has it.
+bool ElasticCore::believes(Effects& effects, const View& value) const {
+  effects.refused = objection(value, self_.id);
+  return effects.refused.empty();
+}
 
 void ElasticCore::adopt(Effects& effects, const View& view) {
   const bool first = state_ == State::kJoining;
