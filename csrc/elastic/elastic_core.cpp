@@ -21,10 +21,15 @@ ElasticCore::ElasticCore(Member self, ElasticRules rules, View view)
       rules_(rules),
       state_(State::kActive),
       view_(std::move(view)),
-      agreements_(self_.id, view_.members, rules.parts.second_round) {}
+      agreements_(makeAgreements()) {}
 
 ElasticCore::ElasticCore(Member self, ElasticRules rules, std::vector<MemberId> contacts)
     : self_(std::move(self)), rules_(rules), contacts_(std::move(contacts)) {}
+
+Agreements ElasticCore::makeAgreements() const {
+  const bool relayed = view_.members.size() > rules_.parts.most_tell_directly && !hasLostMembers();
+  return {self_.id, view_, relayed, rules_.parts.second_round};
+}
 
 std::vector<MemberId> ElasticCore::unheard() const {
   std::vector<MemberId> ids;
@@ -247,11 +252,7 @@ void ElasticCore::tellView(Effects& effects, const MemberId& to, const View& vie
 
 // What may have been sent to a member that did not know this view yet.
 void ElasticCore::repeatTo(Effects& effects, const MemberId& to) {
-  for (ElasticMessage& message : agreements_.saidSoFar()) {
-    message.lineage = view_.lineage;
-    message.number = view_.number;
-    send(effects, to, std::move(message));
-  }
+  for (ElasticMessage& message : agreements_.saidSoFar()) send(effects, to, std::move(message));
   if (!proposal_ || proposal_->stage() != Proposal::Stage::kPreparing) return;
   ElasticMessage message = make(ElasticKind::kPrepare);
   message.ballot = proposal_->ballot();
@@ -277,6 +278,7 @@ ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {
   }
   waiting_.erase(id);
   if (state_ == State::kJoining || state_ == State::kLeftOut || !view_.has(id)) return effects;
+  carryOutAgreement(effects, agreements_.tellDirectly());
   if (proposal_) carryOut(effects, proposal_->lookAgain(gone()));
   recoverAgreement();
   pursue(effects);
@@ -323,13 +325,10 @@ void ElasticCore::recoverAgreement() {
 }
 
 void ElasticCore::carryOutAgreement(Effects& effects, Agreements::Step step) {
-  for (ElasticMessage& message : step.to_all) {
-    message.lineage = view_.lineage;
-    message.number = view_.number;
-    sendToMembers(effects, message);
+  for (Agreements::Send& send : step.sends) {
+    if (!isGoneForGood(send.to)) effects.sends.push_back({send.to, std::move(send.message)});
   }
   if (!step.returned) return;
-  step.returned->view = view_.number;
   unanswered_.reset();
   effects.answers.push_back(std::move(*step.returned));
 }
@@ -654,7 +653,7 @@ void ElasticCore::install(Effects& effects, const View& view) {
                 [&](const auto& loss) { return !view_.has(loss.first) || view.has(loss.first); });
   view_ = view;
   forgetOldView();
-  agreements_ = Agreements(self_.id, view_.members, rules_.parts.second_round);
+  agreements_ = makeAgreements();
   effects.new_view = true;
   constexpr size_t kRemembered = 16;
   known_.insert(known_.end(), view_.outcomes.begin(), view_.outcomes.end());

@@ -117,6 +117,7 @@ class ElasticCore {
  private:
   using Effects = ElasticEffects;
 
+  Agreements makeAgreements() const;
   ElasticMessage make(ElasticKind kind) const;
   void send(Effects& effects, const MemberId& to, ElasticMessage message) const;
   void sendToMembers(Effects& effects, const ElasticMessage& message) const;

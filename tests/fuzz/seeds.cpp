@@ -164,10 +164,13 @@ void elasticMessages() {
     message.number = message.kind == ElasticKind::kView ? 4 : 3;
     message.ballot = {1, numbered<MemberId>(2)};
     message.index = 1;
-    message.vote.ok = true;
-    message.vote.note = "note";
+    Vote vote;
+    vote.ok = true;
+    vote.note = "note";
+    message.votes[numbered<MemberId>(2)] = vote;
+    message.completed = {numbered<MemberId>(2), numbered<MemberId>(3)};
     message.promise.accepted = AcceptedView{message.ballot, elasticView()};
-    message.promise.agreements = {{1, message.vote, std::nullopt, false}};
+    message.promise.agreements = {{1, vote, std::nullopt, false}};
     message.promise.waiting = {{numbered<MemberId>(9), 0, "record"}};
     message.view = elasticView();
     message.members = {{numbered<MemberId>(9), 0, "record"}};
