@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import World, values_of
-from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
+from rankside import (
+    PATIENCE,
+    failure_of,
+    leave_default_group,
+    seconds,
+    wait_until,
+)
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import torchft_ext
 from torchft_ext import elastic
 from torchft_ext.elastic._errors import StateLostError
 from torchft_ext.elastic._replicas import Held, arrange
@@ -113,10 +122,12 @@ def close() -> None:
 class Training:
     """A sharded model that is wrapped anew for each view."""
 
-    def __init__(self) -> None:
+    def __init__(self, before_clipping: Callable[[Training], None] | None = None) -> None:
         self.replicas = elastic.Replicas(SHARDS)
         self.sampler = elastic.BatchSampler(100, 2)
         self.state = elastic.State(self.sampler)
+        self.before_clipping = before_clipping
+        self.failures: list[tuple[int, bool]] = []  # of a step: its number, and whether it counts
 
     def build(self, view: elastic.View) -> dict[str, object]:
         self.model = net()
@@ -126,6 +137,8 @@ class Training:
         return {"model": self.model, "optimizer": self.optimizer}
 
     def update(self) -> None:
+        if self.before_clipping is not None:
+            self.before_clipping(self)
         nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)  # communicates
         self.optimizer.step()
 
@@ -135,13 +148,19 @@ class Training:
                 gradient(self.model, step.number)
                 time.sleep(pause)
                 step.commit(self.update)
+            if step.failure is not None:
+                self.failures.append((step.number, step.committed))
             if step.committed:
                 seen.append((step.number, step.size, self.sampler.position))
 
 
 def train(total: int, pause: float = 0.01) -> tuple[int, bool, int, str]:
     """Steps, whether the state is dirty, the shard, and whether it is what it should be."""
-    training = Training()
+    return result_of(Training(), total, pause)
+
+
+def result_of(training: Training, total: int, pause: float) -> tuple[int, bool, int, str]:
+    """As train()."""
     trainings[:] = [training]
     training.run(total, pause)
     state, place = training.state, training.replicas.place
@@ -251,6 +270,70 @@ def test_lost_shard_is_told_to_all(ranks, world):
     ends = [calls[at[replica, 0]].outcome(2 * PATIENCE)[1] for replica in (0, 1)]
     lost = [end.type == "StateLostError" and "members holds shard" in end.text for end in ends]
     assert all(lost), "\n".join(end.traceback for end in ends)
+
+
+# A failure while gradients are clipped, which sums over the shards of a replica.
+
+CLIPPED = 12  # steps
+
+
+def is_in_second_replica(training: Training, number: int) -> bool:
+    """In the update of that step, as the job's first members."""
+    place = training.replicas.place
+    first = jobs[0].view().number == 1
+    return first and training.state.step == number and place is not None and place.replica == 1
+
+
+def fail_in_second_replica(number: int) -> Callable[[Training], None]:
+    """One member ends the group that would have clipped."""
+
+    def fail(training: Training) -> None:
+        if is_in_second_replica(training, number) and training.replicas.place.shard == 1:
+            torchft_ext.backend(training.replicas.mesh.get_group(1)).abort("the test says so")
+
+    return fail
+
+
+def die_in_second_replica(number: int) -> Callable[[Training], None]:
+    """One member ends before it has said a word to the other."""
+
+    def die(training: Training) -> None:
+        if is_in_second_replica(training, number) and training.replicas.place.shard == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
+
+
+ENDS = {"failure": fail_in_second_replica, "death": die_in_second_replica}
+
+
+def train_with(end: str, number: int) -> tuple[tuple[int, bool, int, str], list[bool]]:
+    """As train(); and of that step, whether it failed here and counts."""
+    training = Training(ENDS[end](number))
+    result = result_of(training, CLIPPED, 0.0)
+    return result, [counts for failed, counts in training.failures if failed == number]
+
+
+@pytest.mark.parametrize("number", [5, CLIPPED - 1])
+def test_clipping_that_fails_in_one_replica_costs_its_state_only(ranks, world, number):
+    founders = World(ranks, world.workers[:4])
+    founders.run(come, ranks.address(), 4)
+    results = founders.run(train_with, "failure", number)
+    assert [result[:2] for result, _ in results] == [(CLIPPED, False)] * 4
+    digests = {result[2:] for result, _ in results}
+    assert sorted(shard for shard, _ in digests) == [0, 1], digests
+    assert sorted(counts for _, counts in results) == [[], [], [True], [True]]
+
+
+@pytest.mark.parametrize("number", [5, CLIPPED - 1])
+def test_death_in_the_clipping_of_one_replica_leaves_the_other_whole(ranks, world, number):
+    founders = World(ranks, world.workers[:4])
+    founders.run(come, ranks.address(), 4)
+    calls = founders.start_all(train_with, "death", number)
+    results = sorted(call.value()[0] for call in calls if not call.died())
+    assert [result[:3] for result in results[:2]] == [(CLIPPED, False, 0), (CLIPPED, False, 1)]
+    assert not any("instead of" in result[3] for result in results)
+    assert results[2][:3] == (CLIPPED, True, -1)  # the dead one's fellow is parked
 
 
 def test_group_of_a_view_is_aborted_when_the_view_is_over(ranks, world):

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Call, Died, World, values_of
+from ranks import World, values_of
 from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
 from torch import nn
 from torch.distributed import checkpoint as dcp
@@ -234,18 +234,24 @@ def test_update_that_communicates_ends_before_a_newcomer_is_taken_in(ranks, worl
     more.on(3, close)
 
 
-def fail_once(step: elastic.Step) -> None:
+def fail_once(step: elastic.Step, number: int = 3) -> None:
     """In one update, of rank 0 alone."""
-    if step.number == 3 and step.rank == 0 and step.view.number == 1:
+    if step.number == number and step.rank == 0 and step.view.number == 1:
         torchft_ext.backend().abort("the test says so")
         dist.barrier()
 
 
-def test_member_whose_update_failed_takes_the_state_of_another(ranks, world):
+def fail_at_the_end(step: elastic.Step) -> None:
+    """In the last of eight updates."""
+    fail_once(step, 7)
+
+
+@pytest.mark.parametrize(("update", "number"), [("fail", 3), ("fail at the end", 7)])
+def test_member_whose_update_failed_takes_the_state_of_another(ranks, world, update, number):
     world.run(come, ranks.address(), 3)
-    results = world.run(train_with, "fail", 8)
+    results = world.run(train_with, update, 8)
     assert {result[:2] for result in results} == {(8, results[0][1])}
-    assert [(3, True)] in [failures for _, _, failures in results]
+    assert [(number, True)] in [failures for _, _, failures in results]
 
 
 def end_in_update(step: elastic.Step) -> None:
@@ -272,6 +278,7 @@ def clip_by_all(step: elastic.Step) -> None:
 UPDATES = {
     "apart": talk_apart,
     "fail": fail_once,
+    "fail at the end": fail_at_the_end,
     "clip by a pair": clip_by_a_pair,
     "clip by all": clip_by_all,
 }
@@ -280,7 +287,7 @@ UPDATES = {
 def test_collective_that_fails_in_one_members_update_costs_its_state_only(ranks, world):
     world.run(come, ranks.address(), 3)
     calls = world.start_all(train_with, "clip by a pair", 8)
-    results = [call.value() for call in calls if not died(call)]
+    results = [call.value() for call in calls if not call.died()]
     assert [result[0] for result in results] == [8, 8]
     assert results[0][1] == results[1][1], "the members hold different state"
     of_step = [[ok for number, ok in failures if number == 3] for _, _, failures in results]
@@ -290,17 +297,8 @@ def test_collective_that_fails_in_one_members_update_costs_its_state_only(ranks,
 def test_collective_that_fails_in_all_updates_loses_the_state(ranks, world):
     world.run(come, ranks.address(), 3)
     calls = world.start_all(train_with, "clip by all", 8)
-    told = [call.error("StateLostError") for call in calls if not died(call)]
+    told = [call.error("StateLostError") for call in calls if not call.died()]
     assert len(told) == 2 and all("did not end" in error.text for error in told)
-
-
-def died(call: Call) -> bool:
-    """Whether the call ended with its process."""
-    try:
-        call.outcome()
-    except Died:
-        return True
-    return False
 
 
 def test_a_frozen_member_is_left_out_and_told_so(ranks, world):

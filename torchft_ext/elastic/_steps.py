@@ -95,7 +95,7 @@ def steps(
     `min_size` members, and the state is the same on all. A step whose generation failed is yielded
     again, with gradients cleared, and buffers and the loss scaler as they were when it began.
     Members are taken in and leave at one boundary between steps. It ends when `total` steps are
-    committed, or when this member's leaving has been agreed on.
+    committed and all that train hold the result, or when this member's leaving has been agreed on.
 
     Args:
         state: what all members hold alike; `state.step` says where to begin.
@@ -120,15 +120,15 @@ def steps(
     """
     loop = _Loop(state, job if job is not None else current(), build, replicas)
     view: View | None = loop.first_view()
-    while view is not None and state.step < total:
-        if loop.parked:
-            view = loop.sit_out(view, agree_timeout)
-            continue
-        step = Step(state, loop.job, view, agree_timeout, loop.place)
-        yield step
-        if loop.was_last(step, total):
-            return  # the others go too: there may be no other view
-        view = loop.view_after(step)
+    while view is not None:
+        if loop.reached >= total:
+            view = loop.leave_together(view, agree_timeout)
+        elif loop.parked:
+            view = loop.sit_out(view, total, agree_timeout)
+        else:
+            step = Step(state, loop.job, view, agree_timeout, loop.place)
+            yield step
+            view = loop.view_after(step, total)
 
 
 class Step:
@@ -303,7 +303,12 @@ class _Failures:
 
 
 class _Loop:
-    """What happens between steps: which view comes next, and that all have one state in it."""
+    """What happens between steps: which view comes next, and that all have one state in it.
+
+    Attributes:
+        reached: how many steps the members have committed, as far as is known here; this one's
+            state may lack the last of them.
+    """
 
     def __init__(
         self,
@@ -313,6 +318,7 @@ class _Loop:
         replicas: Replicas | None,
     ) -> None:
         self.job = job
+        self.reached = 0
         self._state = state
         self._build = build
         self._replicas = replicas
@@ -334,21 +340,20 @@ class _Loop:
             return self._next_view(None)
         return view if self._take_in(view) else self._next_view(view)
 
-    def was_last(self, step: Step, total: int) -> bool:
-        """Whether the run is over with this step, and this member holds its result."""
-        step.require_ended()
-        return step.committed and self._state.step >= total and not self._state.dirty
-
-    def view_after(self, step: Step) -> View | None:
+    def view_after(self, step: Step, total: int) -> View | None:
         """The view of the next step; None where this member leaves."""
         step.require_ended()
-        if not step.committed:
+        if step.committed:
+            self.reached = step.number + 1
+        else:
             self._undo(step)
-        elif not self._state.dirty:
+        if step.committed and not self._state.dirty:
             self._failures.clear()
+        if self.reached >= total:
+            return step.view  # nobody is taken in, or leaves alone
         return self._after(step.view, step.answer, failed=step.failure is not None)
 
-    def sit_out(self, view: View, timeout: timedelta | None) -> View | None:
+    def sit_out(self, view: View, total: int, timeout: timedelta | None) -> View | None:
         """Vote on one step of the others; the view of the next, None where this member leaves."""
         answer: Answer | None = None
         with suppress(CommError):
@@ -356,7 +361,30 @@ class _Loop:
         if answer is not None and answer.ok:
             self._state.step += 1
             self._state.dirty = True  # it has not taken part in it
+            self.reached = self._state.step
+        if self.reached >= total:
+            return view
         return self._after(view, answer, failed=answer is None)
+
+    def leave_together(self, view: View, timeout: timedelta | None) -> View | None:
+        """None once all that train hold the result; else a view in which who lacks it got it.
+
+        Who has it stays until then: the update of another one may have failed in the last step.
+        """
+        holds = self.parked or not self._state.dirty
+        answer: Answer | None = None
+        try:
+            answer = self.job.agree(holds, timeout=timeout)
+        except CommError:
+            pass  # of the view: the next one says more
+        except ElasticError as error:
+            if not holds:
+                raise
+            self.job.log(f"elastic job: the run is over, and this member did not wait: {error}")
+            return None  # nobody is there whom it could help
+        if answer is not None and (answer.ok or view.member in answer.leaving):
+            return None
+        return self._next_view(view)
 
     def _after(self, view: View, answer: Answer | None, *, failed: bool) -> View | None:
         if answer is not None and answer.changes_view:
@@ -411,6 +439,7 @@ class _Loop:
                 return False
             if not self.parked:
                 self._share(view)
+            self.reached = self._state.step
         except CommError as error:
             self._failures.add(error, view.members)
             return False
