@@ -604,6 +604,15 @@ View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Canc
   return impl_->status.awaitView(newer_than, deadline, cancelled);
 }
 
+void ElasticMember::endView(uint64_t view) {
+  impl_->loop.post([impl = impl_, view] {
+    impl->loop.runAt(Clock::now() + kTick, [weak = std::weak_ptr(impl), view] {
+      const auto alive = weak.lock();
+      if (alive && alive->core) alive->carryOut(alive->core->want(view));
+    });
+  });
+}
+
 void ElasticMember::suspect(const std::map<MemberId, std::string>& lost) {
   impl_->status.setHow(lost);
   impl_->loop.post([impl = impl_, lost] {

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ranks import World, values_of
 from rankside import (
     PATIENCE,
+    connected_store,
     failure_of,
     leave_default_group,
     seconds,
@@ -25,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchft_ext
 from torchft_ext import elastic
+from torchft_ext.elastic import _view_groups
 from torchft_ext.elastic._errors import StateLostError
 from torchft_ext.elastic._replicas import Held, arrange
 from torchft_ext.elastic._shards import is_shard, local_of
@@ -396,6 +398,24 @@ def test_making_of_a_group_ends_with_the_view(ranks, world):
     assert values_of([*rest, third]) == [0, 1, 2]
 
 
+def test_making_of_a_group_ends_with_an_abort_of_a_member_that_is_not_in_it(ranks, world):
+    """Member 1 never comes; member 2 aborts, and nobody has asked for another view."""
+    founders = World(ranks, world.workers[:3])
+    founders.run(come, ranks.address(), 3)
+    at = founders.run(recover)
+    keys = founders.on(at.index(1), keys_of_view)
+    waits = founders.start(at.index(0), time_of_a_lost_pair)
+    founders.on(at.index(1), wait_for_more_keys, keys)
+    founders.on(at.index(2), abort_job)
+    kind, elapsed = waits.value()
+    assert kind in ("CommAbortedError", "StoreLostError") and elapsed < PATIENCE / 2
+    assert sorted(founders.run(recover)) == [0, 1, 2]
+
+
+def abort_job() -> None:
+    jobs[0].abort("the test says so")
+
+
 def keys_of_view() -> int:
     """How many lie in the view's store."""
     return int(jobs[0]._native.store_of(jobs[0].view().number).num_keys())
@@ -436,6 +456,50 @@ def sum_in_a_pair_when_over() -> tuple[float, bool]:
     failed = failure_of(lambda: dist.all_reduce(tensor, group=group)) is not None
     jobs[0].recover()
     return total, failed
+
+
+def test_what_was_sent_in_an_update_arrives_though_the_view_ends_just_after_it(ranks, world):
+    """Member 0 is through with its update when the view ends, member 1 is not."""
+    founders = World(ranks, world.workers[:3])
+    founders.run(come, ranks.address(), 3)
+    at = founders.run(recover)
+    gates = ranks.address()
+    sender = founders.start(at.index(0), send_in_an_update, gates)
+    receiver = founders.start(at.index(1), receive_late_in_an_update, gates)
+    founders.on(at.index(2), wait_for_gate, gates, "sent")
+    third = founders.start(at.index(2), recover)
+    assert values_of([sender, receiver, third]) == [0, 1.0, 2]
+
+
+def wait_for_gate(gates: str, name: str) -> None:
+    connected_store(gates).wait([name], seconds(PATIENCE))
+
+
+def send_in_an_update(gates: str) -> int:
+    real, _view_groups._FLUSH_WITHIN = _view_groups._FLUSH_WITHIN, seconds(PATIENCE / 2)
+    try:
+        group = jobs[0].make_group("pair", [0, 1])
+        with jobs[0].hold_groups():
+            dist.broadcast(torch.ones(1), group=group, group_src=0)  # without a word of the other
+        connected_store(gates).set("sent", "")
+        wait_until(jobs[0].is_over, "the end of the view")
+        until = time.monotonic() + 0.3  # an abort would be there by then
+        while is_waiting_in("elastic-view") and time.monotonic() < until:
+            time.sleep(0.01)
+        connected_store(gates).set("over", "")
+        return recover()
+    finally:
+        _view_groups._FLUSH_WITHIN = real
+
+
+def receive_late_in_an_update(gates: str) -> float:
+    group = jobs[0].make_group("pair", [0, 1])
+    tensor = torch.zeros(1)
+    with jobs[0].hold_groups():
+        wait_for_gate(gates, "over")
+        dist.broadcast(tensor, group=group, group_src=0)
+    recover()
+    return tensor.item()
 
 
 def test_thread_of_a_view_ends_with_the_job(ranks, world):

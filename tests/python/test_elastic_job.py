@@ -53,7 +53,9 @@ def close() -> None:
     leave_default_group()
 
 
-def train(steps: int, pause: float = 0.0, leave_at: int = -1) -> tuple[int, str]:
+def train(
+    steps: int, pause: float = 0.0, leave_at: int = -1, raise_at: int = -1
+) -> tuple[int, str]:
     """Train up to that many steps; return how many were committed, and the state's digest."""
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 6)
@@ -66,6 +68,8 @@ def train(steps: int, pause: float = 0.0, leave_at: int = -1) -> tuple[int, str]
             batch = sampler.indices()
             model(inputs[batch]).square().mean().backward()
             time.sleep(pause)
+            if step.number == raise_at:
+                raise ZeroDivisionError("of the user")
             step.commit(optimizer.step)
         if step.committed:
             committed.append((step.number, step.view.size, list(batch)))
@@ -185,6 +189,24 @@ def test_a_member_leaves_and_the_others_go_on(ranks, world):
     assert results[0] == results[2]
     assert results[0][0] == 50
     assert 20 < results[1][0] < 30
+
+
+def test_members_hear_of_anothers_own_error_and_go_on_without_it(ranks, world):
+    """They wait for its vote when it raises."""
+    world.run(come, ranks.address(), 3)
+    calls = [
+        world.start(rank, train, 40, 0.002, raise_at=20 if rank == 1 else -1) for rank in range(3)
+    ]
+    calls[1].error("ZeroDivisionError")
+    for rank in (0, 2):
+        world.side(rank, wait_for_the_end_of_the_view)
+    world.on(1, close)
+    results = values_of([calls[0], calls[2]])
+    assert results[0] == results[1] and results[0][0] == 40
+
+
+def wait_for_the_end_of_the_view() -> None:
+    wait_until(lambda: jobs[0].is_over(), "the end of the view")
 
 
 Failures = list[tuple[int, bool]]

@@ -395,7 +395,9 @@ class Job:
             backend.check()
 
     def abort(self, reason: str) -> None:
-        """Fail the generations of all managed groups, so that no member waits for this one."""
+        """Fail the generations of all managed groups, and end the view: no member waits for this
+        one, in make_group() or agree() neither. All members recover() then.
+        """
         self._native.abort(reason)
         if self._of_view is not None:
             self._of_view.abort(reason)
