@@ -615,7 +615,9 @@ std::string ElasticCore::objection(const View& view, const MemberId& teller) con
 
 // Of a value for the next view, as a member or the store has it.
 bool ElasticCore::believes(Effects& effects, const View& value) const {
-  effects.refused = objection(value, self_.id);
+  const bool next = !isApart(value.lineage) && value.number == view_.number + 1;  // is sealed
+  effects.refused = next ? objection(value, self_.id)
+                         : "view " + std::to_string(value.number) + ": it is not the next one";
   return effects.refused.empty();
 }
 

@@ -178,6 +178,29 @@ TEST(ForgedMessages, ChangeNothingAndSayWhy) {
   EXPECT_TRUE(core.receive(idOf(9), viewMessage(nextOf(view))).new_view);  // whoever passes it on
 }
 
+// No seal can be checked of a later view, so as an accepted value it may not bind the proposer.
+TEST(ForgedMessages, OfAnAcceptedValueThatIsNotTheNextOneBindNobody) {
+  const View view = known();
+  View later = nextOf(nextOf(view));
+  View elsewhere = nextOf(view);
+  elsewhere.lineage.bytes[0] = 2;
+  for (const View& forged : {later, elsewhere}) {
+    ElasticCore core(view.members[0], {}, view);
+    core.want(view.number);
+    ElasticMessage promise;
+    promise.kind = ElasticKind::kPromise;
+    promise.lineage = view.lineage;
+    promise.number = view.number;
+    promise.ballot = {1, idOf(1)};
+    core.receive(idOf(3), promise);
+    promise.promise.accepted = AcceptedView{{100, idOf(2)}, forged};
+    const ElasticEffects effects = core.receive(idOf(2), promise);
+    EXPECT_NE(effects.refused.find("not the next one"), std::string::npos) << effects.refused;
+    EXPECT_TRUE(effects.sends.empty());
+    EXPECT_EQ(core.view(), view);
+  }
+}
+
 TEST(ForgedMessages, OfAValueThatAStoreHoldsAreNoVote) {
   View view = known();
   view.members.pop_back();  // two, of which one is lost

@@ -120,11 +120,14 @@ void elasticCore(const ElasticMessage& message) {
     view.voters.push_back(numbered<MemberId>(number));
   }
   for (const uint8_t from : {2, 9}) {
-    ElasticCore core(view.members[0], {}, view);
-    const ElasticEffects effects = core.receive(numbered<MemberId>(from), message);
-    require(core.view() == view || (from == 2 && core.state() == ElasticCore::State::kLeftOut));
-    require(effects.refused.empty() || core.view() == view);
-    require(!core.accepted());
+    for (const bool proposes : {false, true}) {
+      ElasticCore core(view.members[0], {}, view);
+      if (proposes) core.want(view.number);
+      const ElasticEffects effects = core.receive(numbered<MemberId>(from), message);
+      require(core.view() == view || (from == 2 && core.state() == ElasticCore::State::kLeftOut));
+      require(effects.refused.empty() || core.view() == view);
+      require(!core.accepted());
+    }
   }
 }
 
