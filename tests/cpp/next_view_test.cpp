@@ -53,5 +53,13 @@ TEST(NextView, KeepsWhoCannotConnectToOneThatLeaves) {
   EXPECT_EQ(idsOf(nextView(viewOf(2), promises, {}, 100)), std::vector<MemberId>{idOf(2)});
 }
 
+TEST(NextView, KeepsWhoCannotConnectToOneThatIsLeftOutAsAbsent) {
+  std::map<MemberId, Promise> promises = {{idOf(1), {}}, {idOf(2), {}}, {idOf(3), {}}};
+  promises[idOf(2)].absent = {idOf(1)};
+  promises[idOf(3)].cut = {{idOf(1), idOf(3)}};
+  EXPECT_EQ(idsOf(nextView(viewOf(3), promises, {}, 100)),
+            (std::vector<MemberId>{idOf(2), idOf(3)}));
+}
+
 }  // namespace
 }  // namespace torchft_ext
