@@ -151,12 +151,14 @@ std::optional<ViewName> MemberKeys::provedBy(ConnectionEnd its_end,
   return by_view ? connection.view : ViewName{};
 }
 
-// Whoever has proved a later view than the first was a member of it. What it proved when it came
-// counts for as long as the connection stands, however old that view is by now.
+// Whoever has proved a view of this lineage after the first was a member of it; that member too, if
+// it was in the job by then. What it proved when it came counts for as long as the connection
+// stands, however old that view is by now.
 bool MemberKeys::stillHolds(const MemberId& id, const ViewName& proved_by) const {
   constexpr uint64_t kKnownToNewcomers = 1;  // it stands in the founding
-  return proved_by.number > kKnownToNewcomers || roster_.number <= kKnownToNewcomers + 1 ||
-         !hasToProveView(id);
+  if (roster_.number <= kKnownToNewcomers + 1 || !hasToProveView(id)) return true;
+  return proved_by.lineage == roster_.lineage && proved_by.number > kKnownToNewcomers &&
+         proved_by.number >= find(roster_, id)->since;
 }
 
 // Both were members of the view before, so each knows that one or a later one.

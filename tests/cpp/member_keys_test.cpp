@@ -101,6 +101,21 @@ TEST(MemberKeys, TheJobsSecretDoesOnlyForTheViewThatTookTheMemberIn) {
   EXPECT_TRUE(keys.stillHolds(idOf(2), *by));  // it is no member any more
 }
 
+// Who has been left out knows one, and may come under the id of a newcomer.
+TEST(MemberKeys, AViewFromBeforeTheMemberCameDoesNotHoldOnAStandingConnection) {
+  const View third = viewOf(3, {{1, 1}, {3, 3}});
+  MemberKeys keys = keysOf(1, {kFirst, kSecond, third});
+  const MemberKeys left_out = keysOf(2, {kFirst, kSecond});
+  const ProvedConnection connection = connectionOf(3, 1, {kLineage, 2});
+  const auto by = keys.provedBy(ConnectionEnd::kConnector, connection,
+                                left_out.prove(ConnectionEnd::kConnector, connection));
+  ASSERT_TRUE(by);  // a newcomer has to prove nothing yet
+  keys.enter(kFourth, idOf(1));
+  EXPECT_FALSE(keys.stillHolds(idOf(3), *by));
+  EXPECT_FALSE(keys.stillHolds(idOf(3), {Lineage::random(), 3}));
+  EXPECT_TRUE(keys.stillHolds(idOf(3), {kLineage, 3}));
+}
+
 TEST(MemberKeys, TheFoundingsSecretDoesUntilTheThirdView) {
   MemberKeys keys = keysOf(1, {kFirst, kSecond});
   EXPECT_TRUE(keys.stillHolds(idOf(2), {kLineage, 1}));

@@ -221,6 +221,25 @@ TEST_F(Members, DoNotHearOnAStandingConnectionWhoHasToProveMoreByNow) {
   EXPECT_EQ(node.heard().back(), "more words");
 }
 
+TEST_F(Members, DoNotHearWhoWasLeftOutUnderTheIdOfANewcomer) {
+  Node node(key_);
+  const View second = viewOf(2, {node.self(), other_});
+  node.enter(second);
+  Member late = memberAt(loopbackAddress(), Incarnation::random());
+  late.since = 3;
+  const View third = viewOf(3, {node.self(), late});
+  node.enter(third);
+  Visit impostor(node, key_);  // by the view that it was in
+  EXPECT_NE(impostor.answerTo(impostor.claimBy(late, keysOf(other_, {second}))), "");
+  Visit newcomer(node, key_);
+  EXPECT_NE(newcomer.answerTo(newcomer.claimBy(late, keysOf(late, {third}))), "");
+  EXPECT_TRUE(waitFor([&] { return node.heard().size() == 2; }));
+  node.enter(viewOf(4, {node.self(), late}));
+  impostor.peer.readToEnd();
+  newcomer.peer.say(frameOf(FrameType::kElastic, "more words"));
+  EXPECT_TRUE(waitFor([&] { return node.heard().size() == 3; }));
+}
+
 TEST_F(Members, TalkAnewToWhoHasToProveMoreByNow) {
   Node node(key_);
   RawAcceptor acceptor;
