@@ -35,11 +35,12 @@ Answer recoveredAnswer(uint64_t index,
 
 }  // namespace
 
-Agreements::Agreements(MemberId self, const View& view, bool relayed, bool second_round)
+Agreements::Agreements(MemberId self, const View& view, bool may_relay, bool second_round)
     : self_(self),
       lineage_(view.lineage),
       view_(view.number),
-      relayed_(relayed),
+      may_relay_(may_relay),
+      relayed_(may_relay),
       second_round_(second_round) {
   for (const Member& member : view.members) ranks_.push_back(member.id);
   members_.insert(ranks_.begin(), ranks_.end());
@@ -87,12 +88,15 @@ Agreements::Step Agreements::hear(const MemberId& from, const ElasticMessage& me
       message.index + 1 < mine_ || message.index == 0) {
     return {};
   }
+  const auto counts = [&](const MemberId& member) {
+    return member == from || (may_relay_ && members_.contains(member));
+  };
   Round& round = rounds_[message.index];
   for (const auto& [member, vote] : message.votes) {
-    if (members_.contains(member)) round.votes.try_emplace(member, vote);
+    if (counts(member)) round.votes.try_emplace(member, vote);
   }
   for (const MemberId& member : message.completed) {
-    if (members_.contains(member)) round.completed.insert(member);
+    if (counts(member)) round.completed.insert(member);
   }
   return advance();
 }

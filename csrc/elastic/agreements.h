@@ -34,9 +34,9 @@ class Agreements {
   };
 
   Agreements() = default;
-  // relayed: the members may pass on what others said; a lost one then breaks the chain, until
-  // tellDirectly(). Else each tells each.
-  Agreements(MemberId self, const View& view, bool relayed, bool second_round = true);
+  // may_relay: in this view members pass on what others said; a lost one then breaks the chain,
+  // until tellDirectly(). Else each tells each, and nobody is heard about another one.
+  Agreements(MemberId self, const View& view, bool may_relay, bool second_round = true);
 
   // The index of this member's next agreement.
   uint64_t next() const { return mine_ + 1; }
@@ -84,6 +84,7 @@ class Agreements {
   std::vector<MemberId> ranks_;
   std::set<MemberId> members_;
   std::vector<Leg> legs_;
+  bool may_relay_ = false;
   bool relayed_ = false;
   bool second_round_ = true;
   std::map<uint64_t, Round> rounds_;  // mine_ - 1 to mine_ + 1

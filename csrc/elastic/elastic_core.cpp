@@ -27,8 +27,10 @@ ElasticCore::ElasticCore(Member self, ElasticRules rules, std::vector<MemberId> 
     : self_(std::move(self)), rules_(rules), contacts_(std::move(contacts)) {}
 
 Agreements ElasticCore::makeAgreements() const {
-  const bool relayed = view_.members.size() > rules_.parts.most_tell_directly && !hasLostMembers();
-  return {self_.id, view_, relayed, rules_.parts.second_round};
+  const bool may_relay = view_.members.size() > rules_.parts.most_tell_directly;
+  Agreements agreements(self_.id, view_, may_relay, rules_.parts.second_round);
+  if (hasLostMembers()) agreements.tellDirectly();  // nothing has been said yet
+  return agreements;
 }
 
 std::vector<MemberId> ElasticCore::unheard() const {

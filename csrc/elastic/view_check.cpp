@@ -63,6 +63,14 @@ std::string objectionToNext(const View& view, const View& known) {
   return {};
 }
 
+// Whoever came with `known` had to prove no view's secret, so anybody of the job may have come
+// under its id. In the first view there is nobody else.
+bool mayTellOfLater(const View& known, const MemberId& teller) {
+  const int rank = known.rankOf(teller);
+  if (rank < 0) return false;
+  return known.number == 1 || known.members[static_cast<size_t>(rank)].since < known.number;
+}
+
 }  // namespace
 
 ViewSeal sealOf(const View& view, const ViewSecret& secret_before) {
@@ -100,7 +108,7 @@ std::string objectionToSuccessor(const View& view, const View& known, const Memb
   if (view.number <= known.number) return "it is no later one";
   if (!continuesRoster(view, known)) return "its members are not those of the views before";
   if (view.number == known.number + 1) return objectionToNext(view, known);
-  return known.has(teller) ? "" : "a stranger tells of it";
+  return mayTellOfLater(known, teller) ? "" : "a stranger tells of it";
 }
 
 std::string objectionToNewcomer(const Member& newcomer, const Member& proved) {

@@ -126,6 +126,25 @@ TEST(Spread, AnAgreementOfFourTakesOneHopInEachRound) {
   EXPECT_EQ(members.answers.size(), 4U);
 }
 
+// Who tells of others may be anybody of the job where it has just come; so it is heard about them
+// only where relays need it.
+TEST(Spread, IsHeardOfOthersInLargerViewsAlone) {
+  for (const size_t size : {4U, 5U}) {
+    Agreeing members(size);
+    ElasticMessage told;
+    told.kind = ElasticKind::kVote;
+    told.lineage = members.cores[0].view().lineage;
+    told.number = told.index = 1;
+    for (size_t i = 1; i < size; ++i) told.votes[idOf(i)].ok = true;
+    ElasticCore& core = members.cores[0];
+    Vote yes;
+    yes.ok = true;
+    core.agree(1, yes);
+    core.receive(idOf(1), told);
+    EXPECT_EQ(core.promotion(), size == 4 ? Promotion::kNo : Promotion::kMaybe) << size;
+  }
+}
+
 // It would have passed on the votes of those before it.
 TEST(Spread, TheVotesOfTheLivingReachAllWhereOneIsLost) {
   Agreeing members(8);

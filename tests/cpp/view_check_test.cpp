@@ -136,6 +136,20 @@ TEST_F(ForgedView, IsBelievedOfAMemberAloneByWhoHasMissedOne) {
   EXPECT_NE(objectionToSuccessor(later, known_, idOf(1)), "");
 }
 
+// On its connection the job's secret was enough.
+TEST_F(ForgedView, IsNotBelievedOfWhoCameWithTheViewBySomebodyWhoHasMissedOne) {
+  View view = nextOf(known_);
+  View later = nextOf(nextOf(view));
+  later.members = {view.members[0]};
+  later.voters = {idOf(1)};
+  EXPECT_EQ(objectionToSuccessor(later, view, idOf(3)), "");
+  EXPECT_NE(objectionToSuccessor(later, view, idOf(4)), "");
+  view.number = 1;  // its members are all that there are
+  for (Member& member : view.members) member.since = 1;
+  later.members = {view.members[0]};
+  EXPECT_EQ(objectionToSuccessor(later, view, idOf(4)), "");
+}
+
 TEST(ForgedNewcomer, AsksForItselfAndWhereItHasProvedToBe) {
   const Member proved = memberOf(7, 0);
   EXPECT_EQ(objectionToNewcomer(proved, proved), "");
