@@ -120,7 +120,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   bool ending = false;
   bool forming = false;
   struct Early {
-    MemberId from;
+    Member from;
     FrameHeader header;
     std::string payload;
   };
@@ -209,7 +209,11 @@ void ElasticMember::Impl::begin(const JobFounder::Place& found) {
     core.emplace(me, founding.rules, ids);
   }
   core->setSeed(ViewSecret::random());
-  for (const Early& one : std::exchange(early, {})) onMessage(one.from, one.header, one.payload);
+  for (const Early& one : std::exchange(early, {})) {
+    // The first view has kept its own members alone.
+    if (network->memberOf(one.from.id).id.isZero()) network->introduce(one.from);
+    onMessage(one.from.id, one.header, one.payload);
+  }
   arm();
   tick();
 }
@@ -411,7 +415,7 @@ void ElasticMember::Impl::askWitness(const WitnessRequest& request) {
 void ElasticMember::Impl::onMessage(const MemberId& from, const FrameHeader& header,
                                     const std::string& payload) {
   if (!core) {  // the others were quicker
-    if (early.size() < kMostEarly) early.push_back({from, header, payload});
+    if (early.size() < kMostEarly) early.push_back({network->memberOf(from), header, payload});
     return;
   }
   switch (header.type) {
