@@ -144,7 +144,8 @@ ViewSecret ElasticCore::secretOf(const Lineage& lineage, uint64_t number) const 
 
 ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& message) {
   Effects effects;
-  if (message.ballot.round > kMostRounds) return effects;
+  // Who is left out may have been told a view without a seal: it passes nothing on.
+  if (message.ballot.round > kMostRounds || state_ == State::kLeftOut) return effects;
   const auto loss = losses_.find(from);
   if (loss != losses_.end() && !isFinal(loss->second)) losses_.erase(loss);  // it is back
   if (message.kind == ElasticKind::kView) {
@@ -225,7 +226,6 @@ bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
     if (message.kind == ElasticKind::kBehind && view_.has(from)) repeatTo(effects, from);
     return true;
   }
-  if (state_ == State::kLeftOut) return true;
   if (message.number == view_.number) {
     if (message.kind != ElasticKind::kBehind) return false;
     if (view_.has(from)) repeatTo(effects, from);
@@ -262,7 +262,7 @@ void ElasticCore::repeatTo(Effects& effects, const MemberId& to) {
 }
 
 void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
-  if (state_ == State::kJoining || state_ == State::kLeftOut) return;
+  if (state_ == State::kJoining) return;
   const Member& newcomer = message.members.front();
   if (view_.has(newcomer.id)) {
     tellView(effects, newcomer.id, view_);
@@ -597,9 +597,7 @@ void ElasticCore::repeatProposal(Effects& effects) {
 // ---- the next view
 
 void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& view) {
-  if (state_ == State::kLeftOut || (state_ != State::kJoining && view.number <= view_.number)) {
-    return;  // it is known
-  }
+  if (state_ != State::kJoining && view.number <= view_.number) return;  // it is known
   effects.refused = objection(view, from);
   if (effects.refused.empty()) adopt(effects, view);
 }
@@ -611,6 +609,9 @@ std::string ElasticCore::objection(const View& view, const MemberId& teller) con
     found = objectionTo(view);
   } else {
     found = objectionToSuccessor(view, view_, teller);
+    // By a secret of nothing anybody could seal what comes after it.
+    const bool lacks = view.has(self_.id) && view.secret.isZero() && !view_.secret.isZero();
+    if (found.empty() && lacks) found = "it lists this member without the members' secret";
   }
   return found.empty() ? found : "view " + std::to_string(view.number) + ": " + found;
 }

@@ -192,6 +192,28 @@ TEST(ForgedMessages, ChangeNothingAndSayWhy) {
   EXPECT_TRUE(core.receive(idOf(9), viewMessage(nextOf(view))).new_view);  // whoever passes it on
 }
 
+TEST(ForgedMessages, OfAViewThatListsAMemberWithoutTheSecretChangeNothing) {
+  const View view = known();
+  View bare = nextOf(view);
+  bare.secret = {};  // the seal is not about it
+  ElasticCore member(view.members[0], {}, view);
+  EXPECT_NE(member.receive(idOf(3), viewMessage(bare)).refused.find("secret"), std::string::npos);
+  EXPECT_EQ(member.view(), view);
+  ElasticCore left_out(view.members[1], {}, view);  // it is told so without
+  EXPECT_TRUE(left_out.receive(idOf(3), viewMessage(bare)).left_out);
+}
+
+TEST(ForgedMessages, AreNotPassedOnByWhoIsLeftOut) {
+  const View view = known();
+  ElasticCore core(view.members[1], {}, view);
+  EXPECT_TRUE(core.receive(idOf(3), viewMessage(nextOf(view))).left_out);
+  ElasticMessage behind;
+  behind.kind = ElasticKind::kBehind;
+  behind.lineage = view.lineage;
+  behind.number = view.number;
+  EXPECT_TRUE(core.receive(idOf(1), behind).sends.empty());
+}
+
 // No seal can be checked of a later view, so as an accepted value it may not bind the proposer.
 TEST(ForgedMessages, OfAnAcceptedValueThatIsNotTheNextOneBindNobody) {
   const View view = known();
