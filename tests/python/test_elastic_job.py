@@ -276,15 +276,20 @@ def test_member_whose_update_failed_takes_the_state_of_another(ranks, world, upd
     assert [(number, True)] in [failures for _, _, failures in results]
 
 
-def end_in_update(step: elastic.Step) -> None:
+def end_in_update(step: elastic.Step, number: int = 3) -> None:
     """Of the last rank in one step: before it has said a word to the others."""
-    if step.number == 3 and step.rank == 2:
+    if step.number == number and step.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def clip_by_a_pair(step: elastic.Step) -> None:
+def clip_by_a_pair_at_the_end(step: elastic.Step) -> None:
+    """The last rank ends in the last of eight updates."""
+    clip_by_a_pair(step, 7)
+
+
+def clip_by_a_pair(step: elastic.Step, number: int = 3) -> None:
     """Rank 0 waits for the last rank's part of a norm; others need none."""
-    end_in_update(step)
+    end_in_update(step, number)
     if step.rank == step.size - 1:
         dist.send(torch.ones(1), 0)
     elif step.rank == 0:
@@ -302,6 +307,7 @@ UPDATES = {
     "fail": fail_once,
     "fail at the end": fail_at_the_end,
     "clip by a pair": clip_by_a_pair,
+    "clip by a pair at the end": clip_by_a_pair_at_the_end,
     "clip by all": clip_by_all,
 }
 
@@ -314,6 +320,17 @@ def test_collective_that_fails_in_one_members_update_costs_its_state_only(ranks,
     assert results[0][1] == results[1][1], "the members hold different state"
     of_step = [[ok for number, ok in failures if number == 3] for _, _, failures in results]
     assert sorted(of_step) == [[], [True]], "it failed for one, counts, and was not repeated"
+
+
+def test_result_is_handed_on_though_too_few_are_left_to_train(ranks, world):
+    world.run(come, ranks.address(), 3, min_size=3)
+    began = time.monotonic()
+    calls = world.start_all(train_with, "clip by a pair at the end", 8)
+    results = [call.value() for call in calls if not call.died()]
+    assert [result[0] for result in results] == [8, 8]
+    assert results[0][1] == results[1][1], "the members hold different state"
+    assert sorted(failures for _, _, failures in results) == [[], [(7, True)]]
+    assert time.monotonic() - began < PATIENCE / 2, "somebody waited for a third member"
 
 
 def test_collective_that_fails_in_all_updates_loses_the_state(ranks, world):

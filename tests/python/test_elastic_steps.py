@@ -23,6 +23,7 @@ from torchft_ext.elastic._errors import (
     NoQuorumError,
     StateLostError,
 )
+from torchft_ext.elastic._replicas import Held, Place, Replicas
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._steps import steps
@@ -47,6 +48,8 @@ class FakeJob:
         self.continuing: list[bool] = []  # of the others in the next views; else those of before
         self.answers: list[Answer | Exception] = []  # of the next agreements; else yes
         self.recoveries: list[Exception] = []  # that the next recover() raise
+        self.newcomers = ["somebody"]  # that wait
+        self.limits: list[timedelta | None] = []  # that recover() was given
         self.failure: torchft_ext.CommError | None = None
         self._view: View | None = None
 
@@ -57,10 +60,11 @@ class FakeJob:
         return self.failure is not None
 
     def waiting(self) -> list[str]:
-        return ["somebody"]
+        return self.newcomers
 
     def recover(self, timeout: timedelta | None = None) -> View:
         self.events.append("recover")
+        self.limits.append(timeout)
         if self.recoveries:
             raise self.recoveries.pop(0)
         self.failure = None
@@ -348,7 +352,97 @@ def test_member_that_holds_the_result_goes_where_nobody_needs_it(job, state, err
     assert state.step == 1 and "nobody answers" in job.lines[-1]
 
 
-def test_member_that_lacks_the_result_is_told_so(job, state):
+GONE = [NoQuorumError, LeftOutError, torchft_ext.CommTimeoutError]
+
+
+@pytest.mark.parametrize("error", GONE)
+def test_member_that_holds_the_result_goes_where_no_view_follows(job, state, error):
+    job.answers = [Answer(True), Answer(False)]
+    end_with_recoveries(job, state, [error("nobody is left")])
+    assert state.step == 1 and not state.dirty and "nobody is left" in job.lines[-1]
+    assert job.events == ["recover", "agree", "agree", "recover"]  # no abort
+
+
+def end_with_recoveries(job: FakeJob, state: State, errors: list[Exception]) -> None:
+    """One step; the errors are those of recover() after it."""
+    for step in steps(state, 1, job=job):
+        with step:
+            job.recoveries = errors
+            step.commit()
+
+
+def test_member_that_holds_the_result_does_not_try_for_ever(job, state):
+    job.answers = [Answer(True), Answer(False)]
+    end_with_recoveries(job, state, [LOST] * 9)
+    assert state.step == 1 and job.events[3:] == ["recover"] * 3
+
+
+def test_result_is_handed_on_in_a_view_too_small_to_train(job, state):
+    job.min_size, job.newcomers, job.timeout = 2, [], timedelta(0)
+    job.members = [(ME, "bb"), (ME,)]
+    job.answers = [Answer(True), Answer(False)]
+    commit_all(state, job, 1)
+    assert job.events == ["recover", "agree", "agree", "recover", "agree"]
+    assert not state.dirty
+
+
+class FakeReplicas(Replicas):
+    """Of one shard: this member trains in it, or is parked."""
+
+    def __init__(self, place: Place | None) -> None:
+        super().__init__(1)
+        self.given = place
+
+    def follow(self, job: object, view: View, held: Held) -> int:
+        self.place = self.given
+        return 0
+
+
+@pytest.mark.parametrize("held", ["clean", "dirty"])
+def test_view_that_holds_no_whole_result_keeps_nobody_waiting(job, state, held):
+    job.newcomers, job.timeout = [], timedelta(0)
+    job.members = [(ME, "bb"), (ME,)]
+    job.answers = [Answer(True), Answer(False)]
+    replicas = FakeReplicas(Place(0, 0, 0, 1))
+    with nullcontext() if held == "clean" else pytest.raises(StateLostError):
+        for step in steps(state, 1, job=job, replicas=replicas):
+            with step:
+                step.commit(*([job.fail] if held == "dirty" else []))
+            replicas.shards = 2  # too many for the next view
+    assert state.dirty == (held == "dirty")
+    assert job.events == ["recover", "agree", "agree", "recover"]  # no abort
+
+
+@pytest.mark.parametrize("error", GONE)
+def test_parked_member_goes_where_no_view_follows(job, state, error):
+    job.answers = [Answer(False), Answer(True), Answer(False)]
+    job.recover()
+    job.recoveries = [error("nobody is left")]  # of the next call
+    loop = steps(state, 1, job=job, replicas=FakeReplicas(None))
+    assert list(loop) == [] and "nobody is left" in job.lines[-1]
+    assert job.events == ["recover", "agree", "agree", "agree", "recover"]
+
+
+def test_member_that_holds_the_result_awaits_a_view_no_longer_than_an_agreement(job, state):
+    job.answers = [Answer(True), Answer(False)]
+    for step in steps(state, 1, job=job, agree_timeout=timedelta(seconds=3)):
+        with step:
+            step.commit()
+    assert job.limits == [None, timedelta(seconds=3)]
+
+
+@pytest.mark.parametrize("error", GONE)
+def test_member_that_lacks_the_result_is_told_so(job, state, error):
+    job.answers = [Answer(True), Answer(False)]
+    with pytest.raises(error):
+        for step in steps(state, 1, job=job):
+            with step:
+                job.recoveries = [error("nobody is left")]
+                step.commit(job.fail)
+    assert state.dirty
+
+
+def test_member_that_lacks_the_result_is_told_so_without_a_quorum(job, state):
     job.answers = [Answer(True), NoQuorumError("nobody answers")]
     with pytest.raises(NoQuorumError):
         for step in steps(state, 1, job=job):
