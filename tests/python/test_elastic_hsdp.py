@@ -479,7 +479,8 @@ def send_in_an_update(gates: str) -> int:
     real, _view_groups._FLUSH_WITHIN = _view_groups._FLUSH_WITHIN, seconds(PATIENCE / 2)
     try:
         group = jobs[0].make_group("pair", [0, 1])
-        with jobs[0].hold_groups():
+        with jobs[0].hold_groups() as committed:
+            committed()
             dist.broadcast(torch.ones(1), group=group, group_src=0)  # without a word of the other
         connected_store(gates).set("sent", "")
         wait_until(jobs[0].is_over, "the end of the view")
@@ -500,6 +501,29 @@ def receive_late_in_an_update(gates: str) -> float:
         dist.broadcast(tensor, group=group, group_src=0)
     recover()
     return tensor.item()
+
+
+def test_groups_are_aborted_at_once_where_nothing_was_committed(ranks, world):
+    alone = World(ranks, world.workers[:1])
+    alone.run(come, ranks.address(), 1)
+    assert alone.on(0, time_of_release, False) < 0.5 <= alone.on(0, time_of_release, True)
+
+
+def time_of_release(commits: bool) -> float:
+    """From the view's end until its groups are aborted, just after they were held."""
+    real, _view_groups._FLUSH_WITHIN = _view_groups._FLUSH_WITHIN, seconds(0.6)
+    try:
+        options = torchft_ext.Options()
+        groups = _view_groups.ViewGroups(dist.HashStore(), 1, "ft", options, seconds(PATIENCE))
+        with groups.hold() as committed:
+            if commits:
+                committed()
+        began = time.monotonic()
+        groups._on_over()
+        assert groups._over is not None
+        return time.monotonic() - began
+    finally:
+        _view_groups._FLUSH_WITHIN = real
 
 
 def test_thread_of_a_view_ends_with_the_job(ranks, world):

@@ -6,7 +6,7 @@ Here with a job of one process that does what a test says; test_elastic_sync.py 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
@@ -100,8 +100,8 @@ class FakeJob:
     def abort(self, reason: str) -> None:
         self.events.append(f"abort {reason}")
 
-    def hold_groups(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
+        return nullcontext(lambda: None)
 
     def log(self, line: str) -> None:
         self.lines.append(line)

@@ -76,8 +76,10 @@ class JobLike(Protocol):
     def make_group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Make a group of these ranks of the view, which ends with the view."""
 
-    def hold_groups(self) -> AbstractContextManager[None]:
-        """Let groups of make_group() that lose nobody outlive the view's end, within a block."""
+    def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
+        """Let groups of make_group() that lose nobody outlive the view's end, within a block that
+        calls what it is given once it has something to send.
+        """
 
     def log(self, line: str) -> None:
         """Write a line to the log."""
@@ -229,9 +231,10 @@ class Step:
             raise RuntimeError(f"step {self.number}: commit() belongs into its `with` block")
         if self.answer is not None:
             raise RuntimeError(f"step {self.number}: commit() was called twice")
-        with self._job.hold_groups():
+        with self._job.hold_groups() as committed:
             self.answer = self._agree()
             if self.answer.ok:
+                committed()
                 self._update(functions)
         return self.answer.ok
 

@@ -32,8 +32,9 @@ class ViewGroups:
 
     Owner: a Job; one for each view. A thread of its own waits for the view's end, and aborts the
     groups then: a member that waits in a group which has lost nobody is released too. Groups that
-    are held end with hold(), and what they have sent by then still arrives. torch's tables know a
-    group that was made until end(), not only to the view's end.
+    are held end with hold(); what they have sent by then, in a step that was committed, still
+    arrives where that takes at most 50 ms. torch's tables know a group that was made until end(),
+    not only to the view's end.
     Threads: any; make(), follow(), hold() and end() one at a time.
     """
 
@@ -61,7 +62,7 @@ class ViewGroups:
         self._over: str | None = None  # why the groups were aborted; guarded by _lock
         self._held = False  # guarded by _lock
         self._late = False  # the view ended meanwhile; guarded by _lock
-        self._flushed_at = 0.0  # when what was sent while held has arrived; guarded by _lock
+        self._flushed_at = 0.0  # until then, what was sent while held may arrive; guarded by _lock
         self._ended = threading.Event()  # end() was called: nothing is left to abort
 
     def make(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -123,17 +124,23 @@ class ViewGroups:
             backend._abort_generation(generation, reason)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Let groups that lose nobody outlive the view's end within the block."""
+    def hold(self) -> Iterator[Callable[[], None]]:
+        """Let groups that lose nobody outlive the view's end within the block.
+
+        The block calls what it is given once it has something to send: no abort then comes within
+        50 ms of its end. Else the view's end is not held up.
+        """
+        committed = threading.Event()
         with self._lock:
             self._held = True
         try:
-            yield
+            yield committed.set
         finally:
             with self._lock:
                 self._held = False
                 late, self._late = self._late, False
-                self._flushed_at = monotonic() + _FLUSH_WITHIN.total_seconds()
+                if committed.is_set():
+                    self._flushed_at = monotonic() + _FLUSH_WITHIN.total_seconds()
             if late:
                 self._leave()
 
