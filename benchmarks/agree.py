@@ -2,7 +2,8 @@
 """How long members of an elastic job take to agree on a step, beside a barrier of the same group.
 
 agree() and barrier() alternate in one run, in blocks. A time is one rank's, from the call to its
-return; the table has the slowest rank's median. agree() is two rounds of messages between all.
+return; the table has the slowest rank's median. agree() is two rounds of messages, each of which
+reaches all.
 """
 
 from __future__ import annotations

@@ -356,6 +356,7 @@ void ElasticJob::abort(const std::string& why) {
   const std::vector<Managed> groups = managed();
   for (const Managed& one : groups) one.backend->group().beginAbort(why);
   for (const Managed& one : groups) one.backend->abort(why);
+  if (const uint64_t view = formedView(); view > 0) member_->endView(view);
 }
 
 void ElasticJob::onStopped(uint64_t view, const std::string& why) {

@@ -69,7 +69,8 @@ class ElasticJob {
   void logView(const Phases& phases) const;
   // In the view that was formed last.
   Answer agree(bool ok, std::string note, Milliseconds timeout);
-  // Fails the generations of all managed groups.
+  // Fails the generations of all managed groups, and ends the view, in whose store members may wait
+  // for this one.
   void abort(const std::string& why);
 
   uint64_t formedView() const;  // its number; 0: none yet

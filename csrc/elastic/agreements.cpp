@@ -8,21 +8,6 @@
 namespace torchft_ext {
 namespace {
 
-ElasticMessage voteMessage(uint64_t index, const Vote& vote) {
-  ElasticMessage message;
-  message.kind = ElasticKind::kVote;
-  message.index = index;
-  message.vote = vote;
-  return message;
-}
-
-ElasticMessage completedMessage(uint64_t index) {
-  ElasticMessage message;
-  message.kind = ElasticKind::kCompleted;
-  message.index = index;
-  return message;
-}
-
 const AgreementReport* reportOf(const std::vector<AgreementReport>& reports, uint64_t index) {
   const auto found =
       std::find_if(reports.begin(), reports.end(),
@@ -50,9 +35,25 @@ Answer recoveredAnswer(uint64_t index,
 
 }  // namespace
 
-Agreements::Agreements(MemberId self, const std::vector<Member>& members, bool second_round)
-    : self_(self), second_round_(second_round) {
-  for (const Member& member : members) members_.insert(member.id);
+Agreements::Agreements(MemberId self, const View& view, bool may_relay, bool second_round)
+    : self_(self),
+      lineage_(view.lineage),
+      view_(view.number),
+      may_relay_(may_relay),
+      relayed_(may_relay),
+      second_round_(second_round) {
+  for (const Member& member : view.members) ranks_.push_back(member.id);
+  members_.insert(ranks_.begin(), ranks_.end());
+  legs_ = legsOf(ranks_, self_, relayed_);
+}
+
+ElasticMessage Agreements::make(ElasticKind kind, uint64_t index) const {
+  ElasticMessage message;
+  message.kind = kind;
+  message.lineage = lineage_;
+  message.number = view_;
+  message.index = index;
+  return message;
 }
 
 bool Agreements::pending() const {
@@ -78,13 +79,7 @@ Agreements::Step Agreements::vote(const Vote& vote) {
   ++mine_;
   rounds_.erase(rounds_.begin(), rounds_.lower_bound(mine_ < 1 ? 0 : mine_ - 1));
   rounds_[mine_].votes[self_] = vote;
-  if (stopped_) return {};
-  Step step;
-  step.to_all.push_back(voteMessage(mine_, vote));
-  Step more = advance();
-  for (ElasticMessage& message : more.to_all) step.to_all.push_back(std::move(message));
-  step.returned = std::move(more.returned);
-  return step;
+  return stopped_ ? Step{} : advance();
 }
 
 Agreements::Step Agreements::hear(const MemberId& from, const ElasticMessage& message) {
@@ -93,13 +88,29 @@ Agreements::Step Agreements::hear(const MemberId& from, const ElasticMessage& me
       message.index + 1 < mine_ || message.index == 0) {
     return {};
   }
+  const auto counts = [&](const MemberId& member) {
+    return member == from || (may_relay_ && members_.contains(member));
+  };
   Round& round = rounds_[message.index];
-  if (message.kind == ElasticKind::kVote) {
-    round.votes.try_emplace(from, message.vote);
-  } else {
-    round.completed.insert(from);
+  for (const auto& [member, vote] : message.votes) {
+    if (counts(member)) round.votes.try_emplace(member, vote);
+  }
+  for (const MemberId& member : message.completed) {
+    if (counts(member)) round.completed.insert(member);
   }
   return advance();
+}
+
+Agreements::Step Agreements::tellDirectly() {
+  Step step;
+  if (!relayed_) return step;
+  relayed_ = false;
+  legs_ = legsOf(ranks_, self_, relayed_);
+  for (auto& [index, round] : rounds_) {  // of the one before too: who was slower may be in it
+    round.votes_told = round.completed_told = 0;
+    if (!stopped_) tell(index, round, step);
+  }
+  return step;
 }
 
 Agreements::Step Agreements::advance() {
@@ -109,24 +120,57 @@ Agreements::Step Agreements::advance() {
   if (!round.answer && round.votes.size() == members_.size()) {
     round.answer = answerOf(round.votes);
     round.completed.insert(self_);
-    step.to_all.push_back(completedMessage(mine_));
   }
+  tell(mine_, round, step);
   if (round.answer && (round.completed.size() == members_.size() || !second_round_)) {
     round.returned = true;
     returned_ok_ = returned_ok_ || round.answer->ok;
-    step.returned = Outcome{0, mine_, *round.answer};
+    step.returned = Outcome{view_, mine_, *round.answer};
   }
   return step;
+}
+
+// What is due by now. One message where several legs say the same.
+void Agreements::tell(uint64_t index, Round& round, Step& step) const {
+  if (!round.votes.contains(self_)) return;
+  const auto isKnown = [](const auto& known, const Leg& leg) {
+    return std::all_of(leg.about.begin(), leg.about.end(),
+                       [&](const MemberId& member) { return known.contains(member); });
+  };
+  const auto send = [&](size_t leg, auto fill) {
+    const bool same = leg > 0 && !step.sends.empty() && legs_[leg].about == legs_[leg - 1].about &&
+                      step.sends.back().to == legs_[leg - 1].to;
+    step.sends.push_back({legs_[leg].to, same ? step.sends.back().message : fill(legs_[leg])});
+  };
+  for (; round.votes_told < legs_.size(); ++round.votes_told) {
+    if (!isKnown(round.votes, legs_[round.votes_told])) break;
+    send(round.votes_told, [&](const Leg& leg) {
+      ElasticMessage message = make(ElasticKind::kVote, index);
+      for (const MemberId& member : leg.about) message.votes[member] = round.votes.at(member);
+      return std::make_shared<const ElasticMessage>(std::move(message));
+    });
+  }
+  if (!round.answer) return;
+  for (; round.completed_told < legs_.size(); ++round.completed_told) {
+    if (!isKnown(round.completed, legs_[round.completed_told])) break;
+    send(round.completed_told, [&](const Leg& leg) {
+      ElasticMessage message = make(ElasticKind::kCompleted, index);
+      message.completed.insert(leg.about.begin(), leg.about.end());
+      return std::make_shared<const ElasticMessage>(std::move(message));
+    });
+  }
 }
 
 std::vector<ElasticMessage> Agreements::saidSoFar() const {
   std::vector<ElasticMessage> said;
   if (stopped_) return said;
   for (const auto& [index, round] : rounds_) {
-    const auto own = round.votes.find(self_);
-    if (own == round.votes.end()) continue;
-    said.push_back(voteMessage(index, own->second));
-    if (round.answer) said.push_back(completedMessage(index));
+    if (!round.votes.contains(self_)) continue;
+    said.push_back(make(ElasticKind::kVote, index));
+    said.back().votes = round.votes;
+    if (!round.answer) continue;
+    said.push_back(make(ElasticKind::kCompleted, index));
+    said.back().completed = round.completed;
   }
   return said;
 }
@@ -152,17 +196,17 @@ Promotion Agreements::promotion() const {
 std::string Agreements::fingerprint() const {
   ByteWriter writer;
   for (const auto& [index, round] : rounds_) {
-    writer.u64(index);
-    for (const auto& [member, vote] : round.votes) {
-      writer.raw(member.bytes);
-      writer.text(encodeElasticMessage(voteMessage(index, vote)));
-    }
+    ElasticMessage votes = make(ElasticKind::kVote, index);
+    votes.votes = round.votes;
+    writer.text(encodeElasticMessage(votes));
     writer.u32(static_cast<uint32_t>(round.completed.size()));
     for (const MemberId& member : round.completed) writer.raw(member.bytes);
     writer.u8(static_cast<uint8_t>((round.answer ? 1 : 0) | (round.returned ? 2 : 0)));
+    writer.u32(static_cast<uint32_t>(round.votes_told));
+    writer.u32(static_cast<uint32_t>(round.completed_told));
   }
   writer.u64(mine_);
-  writer.u8(static_cast<uint8_t>((stopped_ ? 1 : 0) | (returned_ok_ ? 2 : 0)));
+  writer.u8(static_cast<uint8_t>((stopped_ ? 1 : 0) | (returned_ok_ ? 2 : 0) | (relayed_ ? 4 : 0)));
   return writer.take();
 }
 

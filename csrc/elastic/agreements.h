@@ -3,28 +3,40 @@
 // States of a member in agreement k: not voted -> voted -> completed A (all votes are here) ->
 // returned (all members have said that they completed A). stop() ends all of it for good: a
 // proposer has been promised that. Pure; owner: an ElasticCore, which is its only user.
+//
+// How a round spreads is said by *legs* (spread.h): each member tells some others what it knows of
+// some members, once it knows it. What is told are facts that stay true, so it does not matter who
+// tells them, in which order, or how often.
 #pragma once
 
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "elastic/elastic_message.h"
+#include "elastic/spread.h"
 #include "elastic/view.h"
 
 namespace torchft_ext {
 
 class Agreements {
  public:
+  struct Send {
+    MemberId to;
+    std::shared_ptr<const ElasticMessage> message;  // one for all whom it goes to
+  };
   // What to do after an event, in this order.
   struct Step {
-    std::vector<ElasticMessage> to_all;  // kind, index and vote are set
-    std::optional<Outcome> returned;     // its view is not set
+    std::vector<Send> sends;
+    std::optional<Outcome> returned;
   };
 
   Agreements() = default;
-  Agreements(MemberId self, const std::vector<Member>& members, bool second_round = true);
+  // may_relay: in this view members pass on what others said; a lost one then breaks the chain,
+  // until tellDirectly(). Else each tells each, and nobody is heard about another one.
+  Agreements(MemberId self, const View& view, bool may_relay, bool second_round = true);
 
   // The index of this member's next agreement.
   uint64_t next() const { return mine_ + 1; }
@@ -32,11 +44,13 @@ class Agreements {
   bool pending() const;
   Step vote(const Vote& vote);
   Step hear(const MemberId& from, const ElasticMessage& message);  // kVote, kCompleted
+  // Somebody is lost who may not pass on what it was told: from now on each tells each.
+  Step tellDirectly();
   // Has it heard the votes of all members but these?
   bool hasVotesOfAllBut(const std::set<MemberId>& gone) const;
   // Is something of its that is missing for this member to return?
   bool awaits(const MemberId& other) const;
-  // Everything that this member has said and others may have missed.
+  // Everything that this member knows and others may have missed.
   std::vector<ElasticMessage> saidSoFar() const;
 
   void stop() { stopped_ = true; }
@@ -57,11 +71,21 @@ class Agreements {
     std::set<MemberId> completed;
     std::optional<Answer> answer;  // this member completed A
     bool returned = false;
+    size_t votes_told = 0;  // legs
+    size_t completed_told = 0;
   };
   Step advance();
+  void tell(uint64_t index, Round& round, Step& step) const;
+  ElasticMessage make(ElasticKind kind, uint64_t index) const;
 
   MemberId self_;
+  Lineage lineage_;
+  uint64_t view_ = 0;
+  std::vector<MemberId> ranks_;
   std::set<MemberId> members_;
+  std::vector<Leg> legs_;
+  bool may_relay_ = false;
+  bool relayed_ = false;
   bool second_round_ = true;
   std::map<uint64_t, Round> rounds_;  // mine_ - 1 to mine_ + 1
   uint64_t mine_ = 0;                 // the last one in which this member has voted

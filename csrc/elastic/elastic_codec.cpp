@@ -61,6 +61,15 @@ static std::vector<MemberId> readIds(ByteReader& reader) {
   return readAll(reader, kMostMembers, readId<MemberId>);
 }
 
+static void write(ByteWriter& writer, const std::set<MemberId>& ids) {
+  writer.u32(static_cast<uint32_t>(ids.size()));
+  for (const MemberId& id : ids) write(writer, id);
+}
+static std::set<MemberId> readIdSet(ByteReader& reader) {
+  const std::vector<MemberId> ids = readIds(reader);
+  return {ids.begin(), ids.end()};
+}
+
 static void write(ByteWriter& writer, const MemberPair& pair) {
   write(writer, pair.first);
   write(writer, pair.second);
@@ -85,6 +94,21 @@ static Vote readVote(ByteReader& reader) {
   vote.note = reader.text(kLongestNote);
   vote.waiting = readIds(reader);
   return vote;
+}
+
+static void write(ByteWriter& writer, const std::map<MemberId, Vote>& votes) {
+  writer.u32(static_cast<uint32_t>(votes.size()));
+  for (const auto& [member, vote] : votes) {
+    write(writer, member);
+    write(writer, vote);
+  }
+}
+static std::map<MemberId, Vote> readVotes(ByteReader& reader) {
+  const auto votes = readAll(reader, kMostMembers, [](ByteReader& from) {
+    const MemberId member = readId<MemberId>(from);
+    return std::pair(member, readVote(from));
+  });
+  return {votes.begin(), votes.end()};
 }
 
 using Note = std::pair<MemberId, std::string>;
@@ -204,6 +228,7 @@ void write(ByteWriter& writer, const View& view) {
   writeAll(writer, view.voters);
   write(writer, view.witness);
   write(writer, view.secret);
+  write(writer, view.seal);
   writeAll(writer, view.outcomes);
   writer.u32(static_cast<uint32_t>(view.old_size));
   writeAll(writer, view.decided_by);
@@ -218,6 +243,7 @@ View readView(ByteReader& reader) {
   view.voters = readIds(reader);
   view.witness = readId<WitnessId>(reader);
   view.secret = readId<ViewSecret>(reader);
+  view.seal = readId<ViewSeal>(reader);
   view.outcomes = readAll(reader, kMostOutcomes, readOutcome);
   view.old_size = static_cast<int>(std::min<uint32_t>(reader.u32(), kMostMembers));
   view.decided_by = readIds(reader);
@@ -246,7 +272,10 @@ std::string encodeElasticMessage(const ElasticMessage& message) {
   writer.u64(message.index);
   switch (message.kind) {
     case ElasticKind::kVote:
-      write(writer, message.vote);
+      write(writer, message.votes);
+      break;
+    case ElasticKind::kCompleted:
+      write(writer, message.completed);
       break;
     case ElasticKind::kPromise:
       write(writer, message.promise);
@@ -276,7 +305,10 @@ std::optional<ElasticMessage> decodeElasticMessage(std::string_view bytes) {
   message.index = reader.u64();
   switch (message.kind) {
     case ElasticKind::kVote:
-      message.vote = readVote(reader);
+      message.votes = readVotes(reader);
+      break;
+    case ElasticKind::kCompleted:
+      message.completed = readIdSet(reader);
       break;
     case ElasticKind::kPromise:
       message.promise = readPromise(reader);

@@ -7,6 +7,7 @@
 #include "elastic/elastic_codec.h"
 #include "elastic/next_view.h"
 #include "elastic/quorum.h"
+#include "elastic/view_check.h"
 
 namespace torchft_ext {
 namespace {
@@ -20,10 +21,17 @@ ElasticCore::ElasticCore(Member self, ElasticRules rules, View view)
       rules_(rules),
       state_(State::kActive),
       view_(std::move(view)),
-      agreements_(self_.id, view_.members, rules.parts.second_round) {}
+      agreements_(makeAgreements()) {}
 
 ElasticCore::ElasticCore(Member self, ElasticRules rules, std::vector<MemberId> contacts)
     : self_(std::move(self)), rules_(rules), contacts_(std::move(contacts)) {}
+
+Agreements ElasticCore::makeAgreements() const {
+  const bool may_relay = view_.members.size() > rules_.parts.most_tell_directly;
+  Agreements agreements(self_.id, view_, may_relay, rules_.parts.second_round);
+  if (hasLostMembers()) agreements.tellDirectly();  // nothing has been said yet
+  return agreements;
+}
 
 std::vector<MemberId> ElasticCore::unheard() const {
   std::vector<MemberId> ids;
@@ -136,14 +144,15 @@ ViewSecret ElasticCore::secretOf(const Lineage& lineage, uint64_t number) const 
 
 ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& message) {
   Effects effects;
-  if (message.ballot.round > kMostRounds) return effects;
+  // Who is left out may have been told a view without a seal: it passes nothing on.
+  if (message.ballot.round > kMostRounds || state_ == State::kLeftOut) return effects;
   const auto loss = losses_.find(from);
   if (loss != losses_.end() && !isFinal(loss->second)) losses_.erase(loss);  // it is back
   if (message.kind == ElasticKind::kView) {
     if (state_ != State::kJoining && isApart(message.lineage)) {
       onOtherLineage(effects, from, message);
     } else {
-      adopt(effects, *message.view);
+      hearView(effects, from, *message.view);
     }
     return effects;
   }
@@ -178,6 +187,7 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
       onPrepare(effects, from, message);
       break;
     case ElasticKind::kPromise:
+      if (message.promise.accepted && !believes(effects, message.promise.accepted->view)) break;
       if (proposal_ && proposal_->ballot() == message.ballot) {
         carryOut(effects, proposal_->promised(from, message.promise, gone()));
       }
@@ -216,7 +226,6 @@ bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
     if (message.kind == ElasticKind::kBehind && view_.has(from)) repeatTo(effects, from);
     return true;
   }
-  if (state_ == State::kLeftOut) return true;
   if (message.number == view_.number) {
     if (message.kind != ElasticKind::kBehind) return false;
     if (view_.has(from)) repeatTo(effects, from);
@@ -245,11 +254,7 @@ void ElasticCore::tellView(Effects& effects, const MemberId& to, const View& vie
 
 // What may have been sent to a member that did not know this view yet.
 void ElasticCore::repeatTo(Effects& effects, const MemberId& to) {
-  for (ElasticMessage& message : agreements_.saidSoFar()) {
-    message.lineage = view_.lineage;
-    message.number = view_.number;
-    send(effects, to, std::move(message));
-  }
+  for (ElasticMessage& message : agreements_.saidSoFar()) send(effects, to, std::move(message));
   if (!proposal_ || proposal_->stage() != Proposal::Stage::kPreparing) return;
   ElasticMessage message = make(ElasticKind::kPrepare);
   message.ballot = proposal_->ballot();
@@ -257,7 +262,7 @@ void ElasticCore::repeatTo(Effects& effects, const MemberId& to) {
 }
 
 void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
-  if (state_ == State::kJoining || state_ == State::kLeftOut) return;
+  if (state_ == State::kJoining) return;
   const Member& newcomer = message.members.front();
   if (view_.has(newcomer.id)) {
     tellView(effects, newcomer.id, view_);
@@ -275,6 +280,7 @@ ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {
   }
   waiting_.erase(id);
   if (state_ == State::kJoining || state_ == State::kLeftOut || !view_.has(id)) return effects;
+  carryOutAgreement(effects, agreements_.tellDirectly());
   if (proposal_) carryOut(effects, proposal_->lookAgain(gone()));
   recoverAgreement();
   pursue(effects);
@@ -321,13 +327,10 @@ void ElasticCore::recoverAgreement() {
 }
 
 void ElasticCore::carryOutAgreement(Effects& effects, Agreements::Step step) {
-  for (ElasticMessage& message : step.to_all) {
-    message.lineage = view_.lineage;
-    message.number = view_.number;
-    sendToMembers(effects, message);
+  for (Agreements::Send& send : step.sends) {
+    if (!isGoneForGood(send.to)) effects.sends.push_back({send.to, std::move(send.message)});
   }
   if (!step.returned) return;
-  step.returned->view = view_.number;
   unanswered_.reset();
   effects.answers.push_back(std::move(*step.returned));
 }
@@ -396,6 +399,7 @@ void ElasticCore::onPrepare(Effects& effects, const MemberId& from, const Elasti
 
 void ElasticCore::onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message) {
   if (message.view->number != view_.number + 1 || message.view->lineage != view_.lineage) return;
+  if (!believes(effects, *message.view)) return;
   highest_round_ = std::max(highest_round_, message.ballot.round);
   ElasticMessage answer = make(ElasticKind::kAccepted);
   answer.ballot = message.ballot;
@@ -512,7 +516,17 @@ void ElasticCore::reportNoQuorum(Effects& effects) const {
 
 ElasticEffects ElasticCore::witnessAnswered(const WitnessReply& reply) {
   Effects effects;
-  if (!proposal_) return effects;
+  if (!proposal_ || reply.lineage != view_.lineage || reply.number != view_.number + 1) {
+    return effects;
+  }
+  const bool sound = (!reply.held || believes(effects, reply.held->view)) &&
+                     (!reply.decided || believes(effects, *reply.decided));
+  if (!sound) {  // whatever wrote that there: a store that holds it has no vote
+    WitnessReply none = reply;
+    none.has_vote = false;
+    carryOut(effects, proposal_->witnessAnswered(none, gone()));
+    return effects;
+  }
   if (reply.held) highest_round_ = std::max(highest_round_, reply.held->ballot.round);
   carryOut(effects, proposal_->witnessAnswered(reply, gone()));
   return effects;
@@ -582,6 +596,34 @@ void ElasticCore::repeatProposal(Effects& effects) {
 
 // ---- the next view
 
+void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& view) {
+  if (state_ != State::kJoining && view.number <= view_.number) return;  // it is known
+  effects.refused = objection(view, from);
+  if (effects.refused.empty()) adopt(effects, view);
+}
+
+// A newcomer knows nothing to judge it by but the view itself.
+std::string ElasticCore::objection(const View& view, const MemberId& teller) const {
+  std::string found;
+  if (state_ == State::kJoining || view.lineage != view_.lineage) {
+    found = objectionTo(view);
+  } else {
+    found = objectionToSuccessor(view, view_, teller);
+    // By a secret of nothing anybody could seal what comes after it.
+    const bool lacks = view.has(self_.id) && view.secret.isZero() && !view_.secret.isZero();
+    if (found.empty() && lacks) found = "it lists this member without the members' secret";
+  }
+  return found.empty() ? found : "view " + std::to_string(view.number) + ": " + found;
+}
+
+// Of a value for the next view, as a member or the store has it.
+bool ElasticCore::believes(Effects& effects, const View& value) const {
+  const bool next = !isApart(value.lineage) && value.number == view_.number + 1;  // is sealed
+  effects.refused = next ? objection(value, self_.id)
+                         : "view " + std::to_string(value.number) + ": it is not the next one";
+  return effects.refused.empty();
+}
+
 void ElasticCore::adopt(Effects& effects, const View& view) {
   const bool first = state_ == State::kJoining;
   if (state_ == State::kLeftOut) return;
@@ -616,7 +658,7 @@ void ElasticCore::install(Effects& effects, const View& view) {
                 [&](const auto& loss) { return !view_.has(loss.first) || view.has(loss.first); });
   view_ = view;
   forgetOldView();
-  agreements_ = Agreements(self_.id, view_.members, rules_.parts.second_round);
+  agreements_ = makeAgreements();
   effects.new_view = true;
   constexpr size_t kRemembered = 16;
   known_.insert(known_.end(), view_.outcomes.begin(), view_.outcomes.end());

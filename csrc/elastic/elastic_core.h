@@ -48,6 +48,7 @@ struct ElasticEffects {
   std::vector<Outcome> answers;     // agreements of this member that are over
   std::vector<MemberId> no_quorum;  // not empty: these are missing for a quorum
   bool hopeless = false;            // no_quorum: so many are dead that there will be none
+  std::string refused;              // not empty: why what was said is not believed
 };
 
 class ElasticCore {
@@ -116,6 +117,7 @@ class ElasticCore {
  private:
   using Effects = ElasticEffects;
 
+  Agreements makeAgreements() const;
   ElasticMessage make(ElasticKind kind) const;
   void send(Effects& effects, const MemberId& to, ElasticMessage message) const;
   void sendToMembers(Effects& effects, const ElasticMessage& message) const;
@@ -138,6 +140,9 @@ class ElasticCore {
   void propose(Effects& effects);
   void carryOut(Effects& effects, Proposal::Step step);
   void decide(Effects& effects);
+  void hearView(Effects& effects, const MemberId& from, const View& view);
+  std::string objection(const View& view, const MemberId& teller) const;
+  bool believes(Effects& effects, const View& value) const;
   void adopt(Effects& effects, const View& view);
   void install(Effects& effects, const View& view);
   void forgetOldView();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/host_name.h"
+#include "base/log.h"
 #include "base/sole_copy.h"
 #include "base/task_thread.h"
 #include "elastic/elastic_core.h"
@@ -15,6 +16,7 @@
 #include "elastic/meeting_server.h"
 #include "elastic/member_network.h"
 #include "elastic/member_status.h"
+#include "elastic/view_check.h"
 #include "elastic/view_store_client.h"
 
 namespace torchft_ext {
@@ -83,6 +85,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   void askWitness(const WitnessRequest& request);
   void onMessage(const MemberId& from, const FrameHeader& header, const std::string& payload);
   void onElastic(const MemberId& from, const std::string& payload);
+  void logRefused(const std::string& whose, const std::string& why);
   void onCall(const MemberId& from, uint64_t number, const std::string& payload);
   void onLost(const MemberId& id, Loss loss, const std::string& how);
   void onNewView();
@@ -117,7 +120,7 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   bool ending = false;
   bool forming = false;
   struct Early {
-    MemberId from;
+    Member from;
     FrameHeader header;
     std::string payload;
   };
@@ -125,7 +128,8 @@ struct ElasticMember::Impl : std::enable_shared_from_this<Impl> {
   std::set<MemberId> gone_soon;
   bool unpublished = false;  // newcomers do not find this view's members yet
   int looks_without_members = 0;
-  std::set<MemberId> before;  // of the view before: who is left out has to be told
+  std::set<MemberId> before;      // of the view before: who is left out has to be told
+  std::set<std::string> refused;  // whose word was not believed in this view, as the log names them
 };
 
 std::unique_ptr<JobStoreThread> ElasticMember::Impl::makeListed() {
@@ -205,7 +209,11 @@ void ElasticMember::Impl::begin(const JobFounder::Place& found) {
     core.emplace(me, founding.rules, ids);
   }
   core->setSeed(ViewSecret::random());
-  for (const Early& one : std::exchange(early, {})) onMessage(one.from, one.header, one.payload);
+  for (const Early& one : std::exchange(early, {})) {
+    // The first view has kept its own members alone.
+    if (network->memberOf(one.from.id).id.isZero()) network->introduce(one.from);
+    onMessage(one.from.id, one.header, one.payload);
+  }
   arm();
   tick();
 }
@@ -276,11 +284,12 @@ void ElasticMember::Impl::onNewView() {
   const View& now = core->view();
   if (now.has(core->self().id)) network->enterView(now);
   for (const Member& member : now.members) network->introduce(member);
-  server.begin(now.number);
+  server.begin(now);
   status.begin(*core);
   client.begin(now);
   network->keepOnly(known());
   before = core->everybody();
+  refused.clear();
   // Connections that agreements will want.
   for (const Member& member : now.members) network->prepare(member.id);
   if (place) {
@@ -395,7 +404,10 @@ void ElasticMember::Impl::askWitness(const WitnessRequest& request) {
     alive->status.setStoreTrouble(trouble);
     alive->loop.post([raw = alive.get(), reply] {
       raw->witness_busy = false;
-      if (raw->core) raw->carryOut(raw->core->witnessAnswered(reply));
+      if (!raw->core) return;
+      const ElasticEffects effects = raw->core->witnessAnswered(reply);
+      if (!effects.refused.empty()) raw->logRefused("the store", effects.refused);
+      raw->carryOut(effects);
     });
   });
 }
@@ -403,7 +415,7 @@ void ElasticMember::Impl::askWitness(const WitnessRequest& request) {
 void ElasticMember::Impl::onMessage(const MemberId& from, const FrameHeader& header,
                                     const std::string& payload) {
   if (!core) {  // the others were quicker
-    if (early.size() < kMostEarly) early.push_back({from, header, payload});
+    if (early.size() < kMostEarly) early.push_back({network->memberOf(from), header, payload});
     return;
   }
   switch (header.type) {
@@ -424,7 +436,20 @@ void ElasticMember::Impl::onMessage(const MemberId& from, const FrameHeader& hea
 void ElasticMember::Impl::onElastic(const MemberId& from, const std::string& payload) {
   const auto message = decodeElasticMessage(payload);
   if (!message) return;
-  carryOut(core->receive(from, *message));
+  if (message->kind == ElasticKind::kJoin) {
+    const std::string why = objectionToNewcomer(message->members.front(), network->memberOf(from));
+    if (!why.empty()) return logRefused(status.nameOf(from), why);
+  }
+  const ElasticEffects effects = core->receive(from, *message);
+  if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
+  carryOut(effects);
+}
+
+// Once for each view: whoever says it may say it again.
+void ElasticMember::Impl::logRefused(const std::string& whose, const std::string& why) {
+  if (!refused.insert(whose).second) return;
+  log(LogLevel::kWarning,
+      "elastic job '" + options.job + "': not believed of " + whose + ": " + why);
 }
 
 void ElasticMember::Impl::onLost(const MemberId& id, Loss loss, const std::string& how) {
@@ -581,6 +606,15 @@ View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Canc
     impl->carryOut(impl->core->want(newer_than));
   });
   return impl_->status.awaitView(newer_than, deadline, cancelled);
+}
+
+void ElasticMember::endView(uint64_t view) {
+  impl_->loop.post([impl = impl_, view] {
+    impl->loop.runAt(Clock::now() + kTick, [weak = std::weak_ptr(impl), view] {
+      const auto alive = weak.lock();
+      if (alive && alive->core) alive->carryOut(alive->core->want(view));
+    });
+  });
 }
 
 void ElasticMember::suspect(const std::map<MemberId, std::string>& lost) {

@@ -71,6 +71,9 @@ class ElasticMember {
   // a lineage of its own. Whoever lives of the old one counts it as gone, and can only join anew.
   // Throws ElasticError: it is in no view, or left out.
   View goOnAlone(Deadline deadline, const Cancelled& cancelled = {});
+  // Asks for a view newer than this, and waits for nothing. A moment later, so that members hear
+  // first why the view's generations have failed.
+  void endView(uint64_t view);
   // What a failed generation told of members: they are lost until they say something. Each with how
   // it was lost, for messages.
   void suspect(const std::map<MemberId, std::string>& lost);

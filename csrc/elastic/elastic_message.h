@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,8 +14,8 @@
 namespace torchft_ext {
 
 enum class ElasticKind : uint8_t {
-  kVote = 1,       // round A of agreement `index`
-  kCompleted = 2,  // round B of it
+  kVote = 1,       // round A of agreement `index`: `votes`, the sender's and those that it relays
+  kCompleted = 2,  // round B of it: `completed`, likewise
   kRequest = 3,    // propose the next view
   kPrepare = 4,
   kPromise = 5,
@@ -61,10 +63,11 @@ struct Promise {
 struct ElasticMessage {
   ElasticKind kind = ElasticKind::kRequest;
   Lineage lineage;
-  uint64_t number = 0;          // of the view that it is about: the one in which, or after which
-  Ballot ballot;                // kPrepare to kAccepted
-  uint64_t index = 0;           // kVote, kCompleted
-  Vote vote;                    // kVote
+  uint64_t number = 0;  // of the view that it is about: the one in which, or after which
+  Ballot ballot;        // kPrepare to kAccepted
+  uint64_t index = 0;   // kVote, kCompleted
+  std::map<MemberId, Vote> votes;
+  std::set<MemberId> completed;
   Promise promise;              // kPromise
   std::optional<View> view;     // kAccept, kView
   std::vector<Member> members;  // kJoin: the sender

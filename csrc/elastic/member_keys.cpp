@@ -135,15 +135,30 @@ ConnectionProof MemberKeys::prove(ConnectionEnd own, const ProvedConnection& con
   return proof;
 }
 
-bool MemberKeys::isProved(ConnectionEnd its_end, const ProvedConnection& connection,
-                          const ConnectionProof& proof) const {
-  if (!equalInConstantTime(digestBy(job_, its_end, connection), proof.by_job)) return false;
-  const bool connects = its_end == ConnectionEnd::kConnector;
-  if (!hasToProveView(connects ? connection.connector : connection.acceptor)) return true;
-  if (!isRecent(connection.view)) return false;
+std::optional<ViewName> MemberKeys::provedBy(ConnectionEnd its_end,
+                                             const ProvedConnection& connection,
+                                             const ConnectionProof& proof) const {
+  if (!equalInConstantTime(digestBy(job_, its_end, connection), proof.by_job)) return std::nullopt;
   const auto known = views_.find(connection.view);
-  return known != views_.end() &&
-         equalInConstantTime(digestBy(known->second, its_end, connection), proof.by_view);
+  const bool by_view =
+      known != views_.end() &&
+      equalInConstantTime(digestBy(known->second, its_end, connection), proof.by_view);
+  const bool connects = its_end == ConnectionEnd::kConnector;
+  if (hasToProveView(connects ? connection.connector : connection.acceptor) &&
+      !(by_view && isRecent(connection.view))) {
+    return std::nullopt;
+  }
+  return by_view ? connection.view : ViewName{};
+}
+
+// Whoever has proved a view of this lineage after the first was a member of it; that member too, if
+// it was in the job by then. What it proved when it came counts for as long as the connection
+// stands, however old that view is by now.
+bool MemberKeys::stillHolds(const MemberId& id, const ViewName& proved_by) const {
+  constexpr uint64_t kKnownToNewcomers = 1;  // it stands in the founding
+  if (roster_.number <= kKnownToNewcomers + 1 || !hasToProveView(id)) return true;
+  return proved_by.lineage == roster_.lineage && proved_by.number > kKnownToNewcomers &&
+         proved_by.number >= find(roster_, id)->since;
 }
 
 // Both were members of the view before, so each knows that one or a later one.

@@ -13,6 +13,9 @@
 // alone, such as a newcomer, cannot pass for a member. The first view's secret stands in the
 // founding, which newcomers read: so it keeps them out from the third view on.
 //
+// A connection that stands is judged anew in each view, by what was proved on it: who came while
+// its id had to prove nothing more than the job's secret does not stay as that member.
+//
 // Values; any thread. An owner's MemberKeys: on its loop.
 #pragma once
 
@@ -89,9 +92,12 @@ class MemberKeys {
   // known here; else the one before newest(), if known, or that.
   ViewName viewFor(const ViewName& theirs) const;
   ConnectionProof prove(ConnectionEnd own, const ProvedConnection& connection) const;
-  // Does it hold for the other end, which says to be that member? `its_end`: the prover's.
-  bool isProved(ConnectionEnd its_end, const ProvedConnection& connection,
-                const ConnectionProof& proof) const;
+  // Does it hold for the other end, which says to be that member? Then the view whose secret it has
+  // shown to know; none: it knows the job's. Nothing: it does not hold. `its_end`: the prover's.
+  std::optional<ViewName> provedBy(ConnectionEnd its_end, const ProvedConnection& connection,
+                                   const ConnectionProof& proof) const;
+  // Does a connection with that member, on which that was proved, do in the newest view too?
+  bool stillHolds(const MemberId& id, const ViewName& proved_by) const;
   // Is it, by the roster, another process than the one that is a member under its id?
   bool contradictsRoster(const Member& member) const;
 

@@ -81,6 +81,22 @@ void MemberNetwork::admitMembers(const JobKey& key) {
 
 void MemberNetwork::enterView(const View& view) {
   keys_.enter(view, self_.id);
+  renewConnections();
+}
+
+// Who has to prove more by now than it did: the other end connects anew, and so does this one.
+void MemberNetwork::renewConnections() {
+  std::vector<uint64_t> dropped;
+  for (const auto& [number, incoming] : incoming_) {
+    const MemberId& from = incoming.from.id;
+    if (!from.isZero() && !keys_.stillHolds(from, incoming.proved_by)) dropped.push_back(number);
+  }
+  for (const uint64_t number : dropped) drop(number);
+  for (auto& [id, peer] : peers_) {
+    if (!peer.is_proved || keys_.stillHolds(id, peer.proved_by)) continue;
+    closeOutgoing(peer);
+    if (!peer.probe && !finishing_) connect(id);
+  }
 }
 
 std::vector<SocketAddress> MemberNetwork::addresses() const {
@@ -90,7 +106,6 @@ std::vector<SocketAddress> MemberNetwork::addresses() const {
 
 void MemberNetwork::setSelf(const Member& self) {
   self_ = self;
-  if (const auto record = decodeRecord(self.record)) own_record_ = *record;
 }
 
 // ---- incoming
@@ -126,7 +141,9 @@ bool MemberNetwork::letIn(Incoming& incoming, const std::string& payload) {
   }
   const ProvedConnection connection{incoming.challenge, claim->challenge, self_.id,
                                     claim->member.id, claim->view};
-  if (!keys_.isProved(ConnectionEnd::kConnector, connection, claim->proof)) return false;
+  const auto proved_by = keys_.provedBy(ConnectionEnd::kConnector, connection, claim->proof);
+  if (!proved_by) return false;
+  incoming.proved_by = *proved_by;
   loop_.cancel(std::exchange(incoming.prove_by, 0));
   incoming.socket->expect(spokenTypes());
   incoming.from = claim->member;
@@ -176,10 +193,9 @@ void MemberNetwork::introduce(const Member& member) {
   peer.record = *record;
 }
 
-std::optional<MemberRecord> MemberNetwork::recordOf(const MemberId& id) const {
+Member MemberNetwork::memberOf(const MemberId& id) const {
   const auto found = peers_.find(id);
-  if (id == self_.id) return own_record_;
-  return found == peers_.end() ? std::nullopt : std::optional(found->second.record);
+  return found == peers_.end() ? Member() : found->second.member;
 }
 
 void MemberNetwork::send(const MemberId& to, FrameHeader header, std::string payload) {
@@ -266,9 +282,9 @@ void MemberNetwork::onProofFrame(const MemberId& id, const std::string& payload)
     if (const auto question = decodeQuestion(payload)) return claim(id, *question);
   } else if (!peer.is_proved) {
     const auto proof = decodeProof(payload);
-    if (proof && keys_.isProved(ConnectionEnd::kAcceptor, *peer.proving, *proof)) {
-      return onProved(id);
-    }
+    const auto by =
+        proof ? keys_.provedBy(ConnectionEnd::kAcceptor, *peer.proving, *proof) : std::nullopt;
+    if (by) return onProved(id, *by);
   }
   onOutgoingEnd(id);
 }
@@ -284,10 +300,11 @@ void MemberNetwork::claim(const MemberId& id, const ConnectionQuestion& question
                                       keys_.prove(ConnectionEnd::kConnector, connection)}));
 }
 
-void MemberNetwork::onProved(const MemberId& id) {
+void MemberNetwork::onProved(const MemberId& id, const ViewName& by) {
   Peer& peer = peers_.at(id);
   loop_.cancel(std::exchange(peer.prove_by, 0));
   peer.is_proved = true;
+  peer.proved_by = by;
   peer.unproved_since.reset();
   peer.failed_dials = 0;
   for (auto& [waiting, payload] : std::exchange(peer.waiting, {})) peer.out->send(waiting, payload);

@@ -11,7 +11,8 @@
 // loop. Both ends of a connection prove who they are (elastic/member_keys.h) before anything is
 // said. Who does not within kProveWithin, or the limit if that is longer, is cut off; so is the
 // oldest of kMostUnproven when another one comes. A member whose tries to do so have failed for the
-// limit and kProveWithin is told as unreachable.
+// limit and kProveWithin is told as unreachable. A connection on which less was proved than its
+// member has to prove in a new view is made anew.
 #pragma once
 
 #include <deque>
@@ -62,7 +63,8 @@ class MemberNetwork {
   void setSelf(const Member& self);
   // Once the job is known, before anybody is sent to. Who has come earlier is let in now.
   void admitMembers(const JobKey& key);
-  // A view that this member is in: its members prove that they have been in one with it.
+  // A view that this member is in: its members prove that they have been in one with it, also those
+  // to whom a connection stands. May end the connection on whose message it is called.
   void enterView(const View& view);
   // Others that come to this process's address with that nonce; the handler owns their connections.
   void admitVisitors(const Nonce& nonce, Listener::Handler handler);
@@ -70,7 +72,8 @@ class MemberNetwork {
   // From now on messages to it can be sent.
   void introduce(const Member& member);
   bool knows(const MemberId& id) const { return peers_.contains(id); }
-  std::optional<MemberRecord> recordOf(const MemberId& id) const;
+  // As it has proved to be, or as a view has it; unknown: nobody.
+  Member memberOf(const MemberId& id) const;
   void send(const MemberId& to, FrameHeader header, std::string payload);
   // The same, and it goes out by flush(): what one member is told at once is one system call, and
   // wakes it once.
@@ -98,6 +101,7 @@ class MemberNetwork {
     std::unique_ptr<Dial> dial;
     std::unique_ptr<FramedSocket> out;
     bool is_proved = false;  // both ends of `out` know who the other one is
+    ViewName proved_by;      // that
     std::optional<ProvedConnection> proving;
     EventLoop::TimerId prove_by = 0;
     std::optional<Clock::time_point> unproved_since;  // of tries that failed, one after the other
@@ -107,6 +111,7 @@ class MemberNetwork {
   struct Incoming {
     std::unique_ptr<FramedSocket> socket;
     Member from;  // a zero id: it has not proved who it is yet
+    ViewName proved_by;
     Challenge challenge;
     EventLoop::TimerId prove_by = 0;
   };
@@ -121,7 +126,8 @@ class MemberNetwork {
   void onDialled(const MemberId& id, Dial::Result result);
   void onProofFrame(const MemberId& id, const std::string& payload);
   void claim(const MemberId& id, const ConnectionQuestion& question);
-  void onProved(const MemberId& id);
+  void onProved(const MemberId& id, const ViewName& by);
+  void renewConnections();
   void closeOutgoing(Peer& peer);
   void onOutgoingEnd(const MemberId& id);
   Clock::time_point proveBy() const;
@@ -136,7 +142,6 @@ class MemberNetwork {
   const std::shared_ptr<const Events> events_;
   std::shared_ptr<Listener> listener_;
   Member self_;
-  MemberRecord own_record_;
   std::map<MemberId, Peer> peers_;
   std::map<uint64_t, Incoming> incoming_;
   uint64_t next_incoming_ = 1;

@@ -11,12 +11,16 @@ namespace {
 
 using Pairs = std::set<MemberPair>;
 
-Pairs pairsOf(const std::map<MemberId, Promise>& promises) {
+// Of those who stay: for the sake of one that goes anyway nobody has to go too.
+Pairs pairsOf(const std::map<MemberId, Promise>& promises, const std::set<MemberId>& going) {
+  const auto stays = [&](const MemberId& id) {
+    const auto promise = promises.find(id);
+    return promise != promises.end() && !promise->second.leaving && !going.contains(id);
+  };
   Pairs pairs;
   for (const auto& [member, promise] : promises) {
     for (const auto& [one, other] : promise.cut) {
-      const bool both = promises.contains(one) && promises.contains(other);
-      if (both && one != other) pairs.insert(std::minmax(one, other));
+      if (one != other && stays(one) && stays(other)) pairs.insert(std::minmax(one, other));
     }
   }
   return pairs;
@@ -99,8 +103,9 @@ void takeIn(View& next, const std::map<MemberId, Promise>& promises, const std::
 
 }  // namespace
 
-std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Promise>& promises) {
-  Pairs pairs = pairsOf(promises);
+std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Promise>& promises,
+                                 const std::set<MemberId>& going) {
+  Pairs pairs = pairsOf(promises, going);
   std::set<MemberId> losers;
   while (!pairs.empty()) {
     const std::optional<MemberId> worst = worstOf(base, pairs);
@@ -121,14 +126,15 @@ View nextView(const View& base, const std::map<MemberId, Promise>& promises,
   next.old_size = static_cast<int>(base.members.size());
   next.outcomes = outcomesAfter(base, promises);
   const bool all_vote = promoted(promises, next.outcomes);
-  const std::set<MemberId> losers = losersOfPairs(base, promises);
-  const std::set<MemberId> absent = absentees(promises);
+  std::set<MemberId> going = absentees(promises);
+  going.insert(gone.begin(), gone.end());
+  const std::set<MemberId> losers = losersOfPairs(base, promises, going);
   for (const Member& member : base.members) {
     const auto promise = promises.find(member.id);
     const bool votes = all_vote || isVoter(base, member.id);
     if (votes && promise != promises.end()) next.decided_by.push_back(member.id);
-    if (promise == promises.end() || promise->second.leaving || gone.contains(member.id) ||
-        losers.contains(member.id) || absent.contains(member.id)) {
+    if (promise == promises.end() || promise->second.leaving || going.contains(member.id) ||
+        losers.contains(member.id)) {
       continue;
     }
     next.members.push_back(member);

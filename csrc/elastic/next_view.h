@@ -10,10 +10,11 @@
 
 namespace torchft_ext {
 
-// Of these, who has to go so that no two are left that cannot connect: a learner before a voter;
-// then the one with the most such pairs; then the one that joined later (of one view: of the higher
-// rank).
-std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Promise>& promises);
+// Of the promisers that would stay, who has to go so that no two are left that cannot connect: a
+// learner before a voter; then the one with the most such pairs; then the one that joined later (of
+// one view: of the higher rank). `going`: who goes anyway.
+std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Promise>& promises,
+                                 const std::set<MemberId>& going);
 
 // Members: the promisers that are not gone and stay, in the order of `base`; then newcomers that
 // they know, up to max_size. Witness: the store that the promisers reach. Voters: those who are

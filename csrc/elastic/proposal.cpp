@@ -4,6 +4,7 @@
 
 #include "elastic/elastic_codec.h"
 #include "elastic/next_view.h"
+#include "elastic/view_check.h"
 
 namespace torchft_ext {
 namespace {
@@ -93,6 +94,7 @@ void Proposal::choose(const std::set<MemberId>& gone) {
   value_ = nextView(base_, promises_, gone, rules_.max_size);
   value_->secret = secret_;
   value_->store_decided = rules_.store_rule || stage_ != Stage::kPreparing;
+  if (!base_.secret.isZero()) value_->seal = sealOf(*value_, base_.secret);
 }
 
 Proposal::Step Proposal::ask(WitnessRequest::What what) const {

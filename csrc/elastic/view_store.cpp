@@ -86,12 +86,16 @@ std::optional<StoreAnswer> decodeStoreAnswer(std::string_view bytes) {
   return answer;
 }
 
-void ViewStoreServer::begin(uint64_t view) {
-  view_ = view;
+void ViewStoreServer::begin(const View& view) {
+  view_ = view.number;
   values_.clear();
   answered_.clear();
   for (auto& [caller, call] : std::exchange(pending_, {})) {
-    onCall(caller.first, caller.second, std::move(call));
+    if (call.view == view_ && !view.has(caller.first)) {
+      reply_(caller.first, caller.second, {StoreAnswer::Status::kOver, {}, 0});
+    } else {
+      onCall(caller.first, caller.second, std::move(call));
+    }
   }
 }
 

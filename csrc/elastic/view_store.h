@@ -61,11 +61,11 @@ class ViewStoreServer {
 
   explicit ViewStoreServer(Reply reply) : reply_(std::move(reply)) {}
 
-  // The view with this number has begun: earlier ones' keys are dropped, and who waits for them is
-  // told so.
-  void begin(uint64_t view);
+  // This view has begun: earlier ones' keys are dropped, and who waits for them is told so. So is
+  // who has called early, and is no member of it.
+  void begin(const View& view);
   // number: of the call, by its caller; a call that comes again is answered as the first time. It
-  // may come before its view has begun here.
+  // may come before its view has begun here; else its caller is a member.
   void onCall(const MemberId& from, uint64_t number, StoreCall call);
   size_t size() const { return values_.size(); }
 

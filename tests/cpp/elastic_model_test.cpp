@@ -159,6 +159,16 @@ ElasticWorldOptions three() {
   return options;
 }
 
+// As views of more members do.
+ElasticWorldOptions fourThatRelay() {
+  ElasticWorldOptions options;
+  options.members = 4;
+  options.parts.most_tell_directly = 3;
+  options.wants = 1;
+  options.views = 2;
+  return options;
+}
+
 ElasticWorldOptions twoAndWitness() {
   ElasticWorldOptions options;
   options.members = 2;
@@ -214,6 +224,9 @@ ElasticWorldOptions storesRule() {
 
 TEST(ElasticModel, ThreeMembers) {
   expectSafe(three());
+}
+TEST(ElasticModel, FourMembersThatRelayWhatTheyAreTold) {
+  expectSafe(fourThatRelay());
 }
 TEST(ElasticModel, TwoMembersAndAWitness) {
   expectSafe(twoAndWitness());

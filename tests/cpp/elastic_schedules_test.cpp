@@ -36,6 +36,7 @@ ElasticWorldOptions drawOptions(std::mt19937_64& random, int members) {
   options.wants = upTo(2);
   options.witness_restarts = upTo(2);
   options.partings = upTo(5) == 0 ? 1 : 0;
+  options.secrets = true;
   if (upTo(2) == 0) {
     options.heals = true;
     const int side = 1 + upTo(members - 2);

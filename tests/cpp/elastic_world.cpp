@@ -27,6 +27,7 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
     view.voters.push_back(idOf(i));
   }
   if (options.witness) view.witness.bytes[0] = 1;
+  if (options.secrets) view.secret.bytes[0] = 1;
   const ElasticRules rules{options.store_rule, options.min_size, 1 << 16, options.parts};
   std::vector<MemberId> contacts;
   for (const Member& member : view.members) contacts.push_back(member.id);
@@ -36,7 +37,13 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
   for (int i = 0; i < options.newcomers; ++i) {
     cores_.emplace_back(Member{idOf(options.members + i), 0, {}}, rules, contacts);
   }
+  for (int i = 0; options.secrets && i < size(); ++i) {
+    ViewSecret seed;
+    seed.bytes[0] = static_cast<uint8_t>(i + 2);
+    cores_[static_cast<size_t>(i)].setSeed(seed);
+  }
   views_.emplace(1, view);
+  views_.at(1).secret = {};
   dead_.assign(cores_.size(), false);
   asked_.assign(cores_.size(), 0);
   pending_.assign(cores_.size(), false);
@@ -295,7 +302,8 @@ void ElasticWorld::fail(const std::string& what) {
 }
 
 void ElasticWorld::checkView(int i) {
-  const View& view = core(i).view();
+  View view = core(i).view();
+  view.secret = {};  // others than its members are not told
   const int lineage = view.lineage.bytes[0];
   if (lineage != 1) {
     const bool was_asked_for = i >= options_.members;  // by a newcomer

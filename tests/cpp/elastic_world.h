@@ -33,6 +33,7 @@ struct ElasticWorldOptions {
   bool witness = false;
   bool store_rule = false;
   int min_size = 1;
+  bool secrets = false;  // views have some, and seals
   // How often at most, in one history:
   int deaths = 0;
   int suspicions = 0;        // a living member is called frozen by one other

@@ -42,9 +42,9 @@ ProvedConnection connectionOf(uint8_t connector, uint8_t acceptor, const ViewNam
 bool meet(uint8_t connector, const MemberKeys& theirs, uint8_t acceptor, const MemberKeys& ours) {
   const ProvedConnection connection =
       connectionOf(connector, acceptor, theirs.viewFor(ours.newest()));
-  return ours.isProved(ConnectionEnd::kConnector, connection,
+  return ours.provedBy(ConnectionEnd::kConnector, connection,
                        theirs.prove(ConnectionEnd::kConnector, connection)) &&
-         theirs.isProved(ConnectionEnd::kAcceptor, connection,
+         theirs.provedBy(ConnectionEnd::kAcceptor, connection,
                          ours.prove(ConnectionEnd::kAcceptor, connection));
 }
 
@@ -80,11 +80,49 @@ TEST(MemberKeys, AnOldViewsSecretDoesNotPassForAMember) {
   const MemberKeys member = keysOf(1, {kFirst, kSecond, third});
   const MemberKeys left_out = keysOf(2, {kFirst});  // or who has read the founding
   const ProvedConnection to_it = connectionOf(2, 1, {kLineage, 1});
-  EXPECT_FALSE(member.isProved(ConnectionEnd::kConnector, to_it,
+  EXPECT_FALSE(member.provedBy(ConnectionEnd::kConnector, to_it,
                                left_out.prove(ConnectionEnd::kConnector, to_it)));
   const ProvedConnection from_it = connectionOf(1, 2, member.viewFor({kLineage, 1}));
-  EXPECT_FALSE(member.isProved(ConnectionEnd::kAcceptor, from_it,
+  EXPECT_FALSE(member.provedBy(ConnectionEnd::kAcceptor, from_it,
                                left_out.prove(ConnectionEnd::kAcceptor, from_it)));
+}
+
+// On a connection that stands.
+TEST(MemberKeys, TheJobsSecretDoesOnlyForTheViewThatTookTheMemberIn) {
+  MemberKeys keys = keysOf(1, {kFirst, kSecond, kThird});
+  const ProvedConnection newcomers = connectionOf(3, 1, keysOf(3, {}).viewFor(keys.newest()));
+  const auto by = keys.provedBy(ConnectionEnd::kConnector, newcomers,
+                                keysOf(3, {}).prove(ConnectionEnd::kConnector, newcomers));
+  ASSERT_TRUE(by);
+  EXPECT_TRUE(keys.stillHolds(idOf(3), *by));
+  keys.enter(kFourth, idOf(1));
+  EXPECT_FALSE(keys.stillHolds(idOf(3), *by));
+  EXPECT_TRUE(keys.stillHolds(idOf(3), {kLineage, 3}));
+  EXPECT_TRUE(keys.stillHolds(idOf(2), *by));  // it is no member any more
+}
+
+// Who has been left out knows one, and may come under the id of a newcomer.
+TEST(MemberKeys, AViewFromBeforeTheMemberCameDoesNotHoldOnAStandingConnection) {
+  const View third = viewOf(3, {{1, 1}, {3, 3}});
+  MemberKeys keys = keysOf(1, {kFirst, kSecond, third});
+  const MemberKeys left_out = keysOf(2, {kFirst, kSecond});
+  const ProvedConnection connection = connectionOf(3, 1, {kLineage, 2});
+  const auto by = keys.provedBy(ConnectionEnd::kConnector, connection,
+                                left_out.prove(ConnectionEnd::kConnector, connection));
+  ASSERT_TRUE(by);  // a newcomer has to prove nothing yet
+  keys.enter(kFourth, idOf(1));
+  EXPECT_FALSE(keys.stillHolds(idOf(3), *by));
+  EXPECT_FALSE(keys.stillHolds(idOf(3), {Lineage::random(), 3}));
+  EXPECT_TRUE(keys.stillHolds(idOf(3), {kLineage, 3}));
+}
+
+TEST(MemberKeys, TheFoundingsSecretDoesUntilTheThirdView) {
+  MemberKeys keys = keysOf(1, {kFirst, kSecond});
+  EXPECT_TRUE(keys.stillHolds(idOf(2), {kLineage, 1}));
+  EXPECT_TRUE(keys.stillHolds(idOf(2), {}));
+  keys.enter(kThird, idOf(1));
+  EXPECT_FALSE(keys.stillHolds(idOf(2), {kLineage, 1}));
+  EXPECT_TRUE(keys.stillHolds(idOf(2), {kLineage, 2}));
 }
 
 TEST(MemberKeys, AnotherViewsSecretDoesNotPassForAMember) {
@@ -115,10 +153,10 @@ TEST(MemberKeys, AProofIsOfOneEndAndOneConnection) {
   const ProvedConnection connection = connectionOf(2, 1, keys.newest());
   const ConnectionProof proof =
       keysOf(2, {kFirst, kSecond}).prove(ConnectionEnd::kConnector, connection);
-  EXPECT_TRUE(keys.isProved(ConnectionEnd::kConnector, connection, proof));
-  EXPECT_FALSE(keys.isProved(ConnectionEnd::kAcceptor, connection, proof));
+  EXPECT_TRUE(keys.provedBy(ConnectionEnd::kConnector, connection, proof));
+  EXPECT_FALSE(keys.provedBy(ConnectionEnd::kAcceptor, connection, proof));
   const ProvedConnection another = connectionOf(2, 1, keys.newest());
-  EXPECT_FALSE(keys.isProved(ConnectionEnd::kConnector, another, proof));
+  EXPECT_FALSE(keys.provedBy(ConnectionEnd::kConnector, another, proof));
 }
 
 TEST(MemberKeys, AnotherProcessUnderAMembersIdContradictsTheRoster) {

@@ -202,6 +202,70 @@ TEST_F(Members, DoNotHearAnotherProcessUnderTheIdOfAMember) {
   EXPECT_EQ(visit.answerTo(visit.claimBy(process, keysOf(other_, {view}))), "");
 }
 
+// Who came under the id of a newcomer had to know no more than the newcomer did.
+TEST_F(Members, DoNotHearOnAStandingConnectionWhoHasToProveMoreByNow) {
+  Node node(key_);
+  Member late = other_;
+  late.since = 2;
+  const View second = viewOf(2, {node.self(), late});
+  node.enter(second);
+  Visit impostor(node, key_);
+  EXPECT_NE(impostor.answerTo(impostor.claimBy(late, keysOf(late, {}))), "");
+  Visit member(node, key_);
+  EXPECT_NE(member.answerTo(member.claimBy(late, keysOf(late, {second}))), "");
+  EXPECT_TRUE(waitFor([&] { return node.heard().size() == 2; }));
+  node.enter(viewOf(3, {node.self(), late}));
+  impostor.peer.readToEnd();
+  member.peer.say(frameOf(FrameType::kElastic, "more words"));
+  EXPECT_TRUE(waitFor([&] { return node.heard().size() == 3; }));
+  EXPECT_EQ(node.heard().back(), "more words");
+}
+
+TEST_F(Members, DoNotHearWhoWasLeftOutUnderTheIdOfANewcomer) {
+  Node node(key_);
+  const View second = viewOf(2, {node.self(), other_});
+  node.enter(second);
+  Member late = memberAt(loopbackAddress(), Incarnation::random());
+  late.since = 3;
+  const View third = viewOf(3, {node.self(), late});
+  node.enter(third);
+  Visit impostor(node, key_);  // by the view that it was in
+  EXPECT_NE(impostor.answerTo(impostor.claimBy(late, keysOf(other_, {second}))), "");
+  Visit newcomer(node, key_);
+  EXPECT_NE(newcomer.answerTo(newcomer.claimBy(late, keysOf(late, {third}))), "");
+  EXPECT_TRUE(waitFor([&] { return node.heard().size() == 2; }));
+  node.enter(viewOf(4, {node.self(), late}));
+  impostor.peer.readToEnd();
+  newcomer.peer.say(frameOf(FrameType::kElastic, "more words"));
+  EXPECT_TRUE(waitFor([&] { return node.heard().size() == 3; }));
+}
+
+TEST_F(Members, TalkAnewToWhoHasToProveMoreByNow) {
+  Node node(key_);
+  RawAcceptor acceptor;
+  const Incarnation incarnation = Incarnation::random();
+  Member late = memberAt(acceptor.address(), incarnation);
+  late.since = 2;
+  node.enter(viewOf(2, {node.self(), late}));
+  node.say(late, "words");
+  RawPeer peer = acceptor.accept();
+  payloadOf(peer);  // the hello
+  const ConnectionQuestion question{Challenge::random(), {}};
+  peer.say(encodeWelcome({{}, incarnation}) +
+           frameOf(FrameType::kMember, encodeQuestion(question)));
+  const auto claim = decodeClaim(payloadOf(peer));
+  ASSERT_TRUE(claim);
+  const ConnectionProof proof = keysOf(late, {}).prove(
+      ConnectionEnd::kAcceptor,
+      {question.challenge, claim->challenge, late.id, node.self().id, claim->view});
+  peer.say(frameOf(FrameType::kMember, encodeProof(proof)));
+  EXPECT_EQ(payloadOf(peer), "words");
+  node.enter(viewOf(3, {node.self(), late}));
+  EXPECT_EQ(peer.readToEnd(), "");
+  RawPeer again = acceptor.accept();
+  EXPECT_NE(payloadOf(again), "");  // a hello
+}
+
 TEST_F(Members, DoNotHearWhatWasSaidOnAnotherConnection) {
   Node node(key_);
   Visit first(node, key_);

@@ -8,6 +8,9 @@
 #include <string>
 #include <string_view>
 
+#include "elastic/elastic_core.h"
+#include "elastic/member_keys.h"
+#include "elastic/view_store.h"
 #include "liveness/notice.h"
 #include "membership/records.h"
 #include "net/failure_frame.h"
@@ -98,6 +101,68 @@ void address(std::string_view bytes) {
   PortRange::parse(bytes);
 }
 
+template <typename Id>
+Id numbered(uint8_t number) {
+  Id id;
+  id.bytes.fill(number);
+  return id;
+}
+
+// A member of a view of three, whose secret the sender does not know: whoever it is and whatever it
+// says, this member goes on in its view, or with another member's word that it was left out.
+void elasticCore(const ElasticMessage& message) {
+  View view;
+  view.lineage = numbered<Lineage>(1);
+  view.number = 3;
+  view.secret = numbered<ViewSecret>(2);
+  for (const uint8_t number : {1, 2, 3}) {
+    view.members.push_back({numbered<MemberId>(number), 1, {}});
+    view.voters.push_back(numbered<MemberId>(number));
+  }
+  for (const uint8_t from : {2, 9}) {
+    for (const bool proposes : {false, true}) {
+      ElasticCore core(view.members[0], {}, view);
+      if (proposes) core.want(view.number);
+      const ElasticEffects effects = core.receive(numbered<MemberId>(from), message);
+      require(core.view() == view || (from == 2 && core.state() == ElasticCore::State::kLeftOut));
+      require(effects.refused.empty() || core.view() == view);
+      require(!core.accepted());
+    }
+  }
+}
+
+// Bits that have no meaning are dropped, so only the second time must give the same.
+void elastic_message(std::string_view bytes) {
+  const auto parsed = decodeElasticMessage(bytes);
+  if (!parsed) return;
+  const std::string again = encodeElasticMessage(*parsed);
+  const auto parsed_again = decodeElasticMessage(again);
+  require(parsed_again && encodeElasticMessage(*parsed_again) == again);
+  elasticCore(*parsed);
+}
+
+void store_call(std::string_view bytes) {
+  if (const auto call = decodeStoreCall(bytes)) {
+    const auto again = decodeStoreCall(encodeStoreCall(*call));
+    require(again && encodeStoreCall(*again) == encodeStoreCall(*call));
+    ViewStoreServer server([](const MemberId&, uint64_t, const StoreAnswer&) {});
+    View view;
+    view.number = call->view;
+    view.members = {{numbered<MemberId>(1), 1, {}}};
+    server.begin(view);
+    server.onCall(numbered<MemberId>(1), 1, *call);
+  }
+  if (const auto answer = decodeStoreAnswer(bytes)) {
+    require(encodeStoreAnswer(*answer) == bytes);
+  }
+}
+
+void proof(std::string_view bytes) {
+  if (const auto question = decodeQuestion(bytes)) require(encodeQuestion(*question) == bytes);
+  if (const auto claim = decodeClaim(bytes)) require(encodeClaim(*claim) == bytes);
+  if (const auto proof = decodeProof(bytes)) require(encodeProof(*proof) == bytes);
+}
+
 struct Parser {
   const char* name;
   void (*run)(std::string_view);
@@ -112,6 +177,9 @@ constexpr Parser kParsers[] = {{"header", header},
                                {"failure_record", failure_record},
                                {"go", go},
                                {"address", address},
+                               {"elastic_message", elastic_message},
+                               {"store_call", store_call},
+                               {"proof", proof},
                                {"inbox", fuzz::inbox},
                                {"liveness_connection", fuzz::livenessConnection},
                                {"connection", fuzz::connection},

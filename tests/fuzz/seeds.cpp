@@ -5,6 +5,10 @@
 #include <iostream>
 #include <string>
 
+#include "elastic/elastic_message.h"
+#include "elastic/member_keys.h"
+#include "elastic/view_check.h"
+#include "elastic/view_store.h"
 #include "liveness/notice.h"
 #include "membership/records.h"
 #include "net/failure_frame.h"
@@ -130,6 +134,66 @@ void addresses() {
                            "7000-7100", "7000", "host:1", "unix:name-1"}) {
     seed("address", std::to_string(++number), text);
   }
+}
+
+// As parsers_fuzz.cpp has it, one view later.
+View elasticView() {
+  View view;
+  view.lineage = numbered<Lineage>(1);
+  view.number = 4;
+  view.secret = numbered<ViewSecret>(3);
+  view.members = {{numbered<MemberId>(1), 1, {}}, {numbered<MemberId>(2), 1, {}}};
+  for (const Member& member : view.members) view.voters.push_back(member.id);
+  view.decided_by = view.voters;
+  view.old_size = 3;
+  Outcome outcome;
+  outcome.view = 3;
+  outcome.index = 1;
+  outcome.answer.ok = true;
+  outcome.answer.notes[numbered<MemberId>(2)] = "note";
+  view.outcomes = {outcome};
+  view.seal = sealOf(view, numbered<ViewSecret>(9));  // not the one of the view before
+  return view;
+}
+
+void elasticMessages() {
+  for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ElasticKind::kParted); ++kind) {
+    ElasticMessage message;
+    message.kind = static_cast<ElasticKind>(kind);
+    message.lineage = numbered<Lineage>(1);
+    message.number = message.kind == ElasticKind::kView ? 4 : 3;
+    message.ballot = {1, numbered<MemberId>(2)};
+    message.index = 1;
+    Vote vote;
+    vote.ok = true;
+    vote.note = "note";
+    message.votes[numbered<MemberId>(2)] = vote;
+    message.completed = {numbered<MemberId>(2), numbered<MemberId>(3)};
+    message.promise.accepted = AcceptedView{message.ballot, elasticView()};
+    message.promise.agreements = {{1, vote, std::nullopt, false}};
+    message.promise.waiting = {{numbered<MemberId>(9), 0, "record"}};
+    message.view = elasticView();
+    message.members = {{numbered<MemberId>(9), 0, "record"}};
+    seed("elastic_message", std::to_string(kind), encodeElasticMessage(message));
+  }
+}
+
+void elasticCalls() {
+  for (uint8_t what = 1; what <= static_cast<uint8_t>(StoreCall::What::kAppend); ++what) {
+    StoreCall call;
+    call.what = static_cast<StoreCall::What>(what);
+    call.view = 3;
+    call.keys = {"a", "b"};
+    call.value = "12";
+    call.amount = -1;
+    seed("store_call", std::to_string(what), encodeStoreCall(call));
+  }
+  seed("store_call", "answer", encodeStoreAnswer({StoreAnswer::Status::kOk, {"a", ""}, 7}));
+  const ViewName view{numbered<Lineage>(1), 3};
+  seed("proof", "question", encodeQuestion({numbered<Challenge>(1), view}));
+  seed("proof", "claim",
+       encodeClaim({{numbered<MemberId>(2), 1, "record"}, numbered<Challenge>(3), view, {}}));
+  seed("proof", "proof", encodeProof({}));
 }
 
 std::string frame(FrameType type, const std::string& payload, uint64_t tag = 0, uint64_t aux = 0) {
@@ -266,6 +330,8 @@ int main(int argc, char** argv) {
   handshakes();
   rosters();
   addresses();
+  elasticMessages();
+  elasticCalls();
   frames();
   answers();
   sieges();

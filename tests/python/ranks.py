@@ -49,6 +49,14 @@ class Call:
             text = f"{self.name} did not end within {patience} s in worker {self.worker.number}"
             raise Hang(text + self.worker.pool.dump_stacks()) from None
 
+    def died(self) -> bool:
+        """Whether it ended with its process."""
+        try:
+            self.outcome()
+        except Died:
+            return True
+        return False
+
     def failed(self) -> bool:
         if not self.future.done():
             return False

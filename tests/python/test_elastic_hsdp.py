@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import World, values_of
-from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
+from rankside import (
+    PATIENCE,
+    connected_store,
+    failure_of,
+    leave_default_group,
+    seconds,
+    wait_until,
+)
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import torchft_ext
 from torchft_ext import elastic
+from torchft_ext.elastic import _view_groups
 from torchft_ext.elastic._errors import StateLostError
 from torchft_ext.elastic._replicas import Held, arrange
 from torchft_ext.elastic._shards import is_shard, local_of
@@ -113,10 +124,12 @@ def close() -> None:
 class Training:
     """A sharded model that is wrapped anew for each view."""
 
-    def __init__(self) -> None:
+    def __init__(self, before_clipping: Callable[[Training], None] | None = None) -> None:
         self.replicas = elastic.Replicas(SHARDS)
         self.sampler = elastic.BatchSampler(100, 2)
         self.state = elastic.State(self.sampler)
+        self.before_clipping = before_clipping
+        self.failures: list[tuple[int, bool]] = []  # of a step: its number, and whether it counts
 
     def build(self, view: elastic.View) -> dict[str, object]:
         self.model = net()
@@ -126,6 +139,8 @@ class Training:
         return {"model": self.model, "optimizer": self.optimizer}
 
     def update(self) -> None:
+        if self.before_clipping is not None:
+            self.before_clipping(self)
         nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)  # communicates
         self.optimizer.step()
 
@@ -135,13 +150,19 @@ class Training:
                 gradient(self.model, step.number)
                 time.sleep(pause)
                 step.commit(self.update)
+            if step.failure is not None:
+                self.failures.append((step.number, step.committed))
             if step.committed:
                 seen.append((step.number, step.size, self.sampler.position))
 
 
 def train(total: int, pause: float = 0.01) -> tuple[int, bool, int, str]:
     """Steps, whether the state is dirty, the shard, and whether it is what it should be."""
-    training = Training()
+    return result_of(Training(), total, pause)
+
+
+def result_of(training: Training, total: int, pause: float) -> tuple[int, bool, int, str]:
+    """As train()."""
     trainings[:] = [training]
     training.run(total, pause)
     state, place = training.state, training.replicas.place
@@ -253,6 +274,70 @@ def test_lost_shard_is_told_to_all(ranks, world):
     assert all(lost), "\n".join(end.traceback for end in ends)
 
 
+# A failure while gradients are clipped, which sums over the shards of a replica.
+
+CLIPPED = 12  # steps
+
+
+def is_in_second_replica(training: Training, number: int) -> bool:
+    """In the update of that step, as the job's first members."""
+    place = training.replicas.place
+    first = jobs[0].view().number == 1
+    return first and training.state.step == number and place is not None and place.replica == 1
+
+
+def fail_in_second_replica(number: int) -> Callable[[Training], None]:
+    """One member ends the group that would have clipped."""
+
+    def fail(training: Training) -> None:
+        if is_in_second_replica(training, number) and training.replicas.place.shard == 1:
+            torchft_ext.backend(training.replicas.mesh.get_group(1)).abort("the test says so")
+
+    return fail
+
+
+def die_in_second_replica(number: int) -> Callable[[Training], None]:
+    """One member ends before it has said a word to the other."""
+
+    def die(training: Training) -> None:
+        if is_in_second_replica(training, number) and training.replicas.place.shard == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
+
+
+ENDS = {"failure": fail_in_second_replica, "death": die_in_second_replica}
+
+
+def train_with(end: str, number: int) -> tuple[tuple[int, bool, int, str], list[bool]]:
+    """As train(); and of that step, whether it failed here and counts."""
+    training = Training(ENDS[end](number))
+    result = result_of(training, CLIPPED, 0.0)
+    return result, [counts for failed, counts in training.failures if failed == number]
+
+
+@pytest.mark.parametrize("number", [5, CLIPPED - 1])
+def test_clipping_that_fails_in_one_replica_costs_its_state_only(ranks, world, number):
+    founders = World(ranks, world.workers[:4])
+    founders.run(come, ranks.address(), 4)
+    results = founders.run(train_with, "failure", number)
+    assert [result[:2] for result, _ in results] == [(CLIPPED, False)] * 4
+    digests = {result[2:] for result, _ in results}
+    assert sorted(shard for shard, _ in digests) == [0, 1], digests
+    assert sorted(counts for _, counts in results) == [[], [], [True], [True]]
+
+
+@pytest.mark.parametrize("number", [5, CLIPPED - 1])
+def test_death_in_the_clipping_of_one_replica_leaves_the_other_whole(ranks, world, number):
+    founders = World(ranks, world.workers[:4])
+    founders.run(come, ranks.address(), 4)
+    calls = founders.start_all(train_with, "death", number)
+    results = sorted(call.value()[0] for call in calls if not call.died())
+    assert [result[:3] for result in results[:2]] == [(CLIPPED, False, 0), (CLIPPED, False, 1)]
+    assert not any("instead of" in result[3] for result in results)
+    assert results[2][:3] == (CLIPPED, True, -1)  # the dead one's fellow is parked
+
+
 def test_group_of_a_view_is_aborted_when_the_view_is_over(ranks, world):
     """Members 0 and 1 wait in a group that loses nobody; 2 asks for the next view."""
     founders = World(ranks, world.workers[:3])
@@ -313,6 +398,24 @@ def test_making_of_a_group_ends_with_the_view(ranks, world):
     assert values_of([*rest, third]) == [0, 1, 2]
 
 
+def test_making_of_a_group_ends_with_an_abort_of_a_member_that_is_not_in_it(ranks, world):
+    """Member 1 never comes; member 2 aborts, and nobody has asked for another view."""
+    founders = World(ranks, world.workers[:3])
+    founders.run(come, ranks.address(), 3)
+    at = founders.run(recover)
+    keys = founders.on(at.index(1), keys_of_view)
+    waits = founders.start(at.index(0), time_of_a_lost_pair)
+    founders.on(at.index(1), wait_for_more_keys, keys)
+    founders.on(at.index(2), abort_job)
+    kind, elapsed = waits.value()
+    assert kind in ("CommAbortedError", "StoreLostError") and elapsed < PATIENCE / 2
+    assert sorted(founders.run(recover)) == [0, 1, 2]
+
+
+def abort_job() -> None:
+    jobs[0].abort("the test says so")
+
+
 def keys_of_view() -> int:
     """How many lie in the view's store."""
     return int(jobs[0]._native.store_of(jobs[0].view().number).num_keys())
@@ -353,6 +456,74 @@ def sum_in_a_pair_when_over() -> tuple[float, bool]:
     failed = failure_of(lambda: dist.all_reduce(tensor, group=group)) is not None
     jobs[0].recover()
     return total, failed
+
+
+def test_what_was_sent_in_an_update_arrives_though_the_view_ends_just_after_it(ranks, world):
+    """Member 0 is through with its update when the view ends, member 1 is not."""
+    founders = World(ranks, world.workers[:3])
+    founders.run(come, ranks.address(), 3)
+    at = founders.run(recover)
+    gates = ranks.address()
+    sender = founders.start(at.index(0), send_in_an_update, gates)
+    receiver = founders.start(at.index(1), receive_late_in_an_update, gates)
+    founders.on(at.index(2), wait_for_gate, gates, "sent")
+    third = founders.start(at.index(2), recover)
+    assert values_of([sender, receiver, third]) == [0, 1.0, 2]
+
+
+def wait_for_gate(gates: str, name: str) -> None:
+    connected_store(gates).wait([name], seconds(PATIENCE))
+
+
+def send_in_an_update(gates: str) -> int:
+    real, _view_groups._FLUSH_WITHIN = _view_groups._FLUSH_WITHIN, seconds(PATIENCE / 2)
+    try:
+        group = jobs[0].make_group("pair", [0, 1])
+        with jobs[0].hold_groups() as committed:
+            committed()
+            dist.broadcast(torch.ones(1), group=group, group_src=0)  # without a word of the other
+        connected_store(gates).set("sent", "")
+        wait_until(jobs[0].is_over, "the end of the view")
+        until = time.monotonic() + 0.3  # an abort would be there by then
+        while is_waiting_in("elastic-view") and time.monotonic() < until:
+            time.sleep(0.01)
+        connected_store(gates).set("over", "")
+        return recover()
+    finally:
+        _view_groups._FLUSH_WITHIN = real
+
+
+def receive_late_in_an_update(gates: str) -> float:
+    group = jobs[0].make_group("pair", [0, 1])
+    tensor = torch.zeros(1)
+    with jobs[0].hold_groups():
+        wait_for_gate(gates, "over")
+        dist.broadcast(tensor, group=group, group_src=0)
+    recover()
+    return tensor.item()
+
+
+def test_groups_are_aborted_at_once_where_nothing_was_committed(ranks, world):
+    alone = World(ranks, world.workers[:1])
+    alone.run(come, ranks.address(), 1)
+    assert alone.on(0, time_of_release, False) < 0.5 <= alone.on(0, time_of_release, True)
+
+
+def time_of_release(commits: bool) -> float:
+    """From the view's end until its groups are aborted, just after they were held."""
+    real, _view_groups._FLUSH_WITHIN = _view_groups._FLUSH_WITHIN, seconds(0.6)
+    try:
+        options = torchft_ext.Options()
+        groups = _view_groups.ViewGroups(dist.HashStore(), 1, "ft", options, seconds(PATIENCE))
+        with groups.hold() as committed:
+            if commits:
+                committed()
+        began = time.monotonic()
+        groups._on_over()
+        assert groups._over is not None
+        return time.monotonic() - began
+    finally:
+        _view_groups._FLUSH_WITHIN = real
 
 
 def test_thread_of_a_view_ends_with_the_job(ranks, world):

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Call, Died, World, values_of
+from ranks import World, values_of
 from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
 from torch import nn
 from torch.distributed import checkpoint as dcp
@@ -53,7 +53,9 @@ def close() -> None:
     leave_default_group()
 
 
-def train(steps: int, pause: float = 0.0, leave_at: int = -1) -> tuple[int, str]:
+def train(
+    steps: int, pause: float = 0.0, leave_at: int = -1, raise_at: int = -1
+) -> tuple[int, str]:
     """Train up to that many steps; return how many were committed, and the state's digest."""
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 6)
@@ -66,6 +68,8 @@ def train(steps: int, pause: float = 0.0, leave_at: int = -1) -> tuple[int, str]
             batch = sampler.indices()
             model(inputs[batch]).square().mean().backward()
             time.sleep(pause)
+            if step.number == raise_at:
+                raise ZeroDivisionError("of the user")
             step.commit(optimizer.step)
         if step.committed:
             committed.append((step.number, step.view.size, list(batch)))
@@ -187,6 +191,24 @@ def test_a_member_leaves_and_the_others_go_on(ranks, world):
     assert 20 < results[1][0] < 30
 
 
+def test_members_hear_of_anothers_own_error_and_go_on_without_it(ranks, world):
+    """They wait for its vote when it raises."""
+    world.run(come, ranks.address(), 3)
+    calls = [
+        world.start(rank, train, 40, 0.002, raise_at=20 if rank == 1 else -1) for rank in range(3)
+    ]
+    calls[1].error("ZeroDivisionError")
+    for rank in (0, 2):
+        world.side(rank, wait_for_the_end_of_the_view)
+    world.on(1, close)
+    results = values_of([calls[0], calls[2]])
+    assert results[0] == results[1] and results[0][0] == 40
+
+
+def wait_for_the_end_of_the_view() -> None:
+    wait_until(lambda: jobs[0].is_over(), "the end of the view")
+
+
 Failures = list[tuple[int, bool]]
 
 
@@ -234,29 +256,40 @@ def test_update_that_communicates_ends_before_a_newcomer_is_taken_in(ranks, worl
     more.on(3, close)
 
 
-def fail_once(step: elastic.Step) -> None:
+def fail_once(step: elastic.Step, number: int = 3) -> None:
     """In one update, of rank 0 alone."""
-    if step.number == 3 and step.rank == 0 and step.view.number == 1:
+    if step.number == number and step.rank == 0 and step.view.number == 1:
         torchft_ext.backend().abort("the test says so")
         dist.barrier()
 
 
-def test_member_whose_update_failed_takes_the_state_of_another(ranks, world):
+def fail_at_the_end(step: elastic.Step) -> None:
+    """In the last of eight updates."""
+    fail_once(step, 7)
+
+
+@pytest.mark.parametrize(("update", "number"), [("fail", 3), ("fail at the end", 7)])
+def test_member_whose_update_failed_takes_the_state_of_another(ranks, world, update, number):
     world.run(come, ranks.address(), 3)
-    results = world.run(train_with, "fail", 8)
+    results = world.run(train_with, update, 8)
     assert {result[:2] for result in results} == {(8, results[0][1])}
-    assert [(3, True)] in [failures for _, _, failures in results]
+    assert [(number, True)] in [failures for _, _, failures in results]
 
 
-def end_in_update(step: elastic.Step) -> None:
+def end_in_update(step: elastic.Step, number: int = 3) -> None:
     """Of the last rank in one step: before it has said a word to the others."""
-    if step.number == 3 and step.rank == 2:
+    if step.number == number and step.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def clip_by_a_pair(step: elastic.Step) -> None:
+def clip_by_a_pair_at_the_end(step: elastic.Step) -> None:
+    """The last rank ends in the last of eight updates."""
+    clip_by_a_pair(step, 7)
+
+
+def clip_by_a_pair(step: elastic.Step, number: int = 3) -> None:
     """Rank 0 waits for the last rank's part of a norm; others need none."""
-    end_in_update(step)
+    end_in_update(step, number)
     if step.rank == step.size - 1:
         dist.send(torch.ones(1), 0)
     elif step.rank == 0:
@@ -272,7 +305,9 @@ def clip_by_all(step: elastic.Step) -> None:
 UPDATES = {
     "apart": talk_apart,
     "fail": fail_once,
+    "fail at the end": fail_at_the_end,
     "clip by a pair": clip_by_a_pair,
+    "clip by a pair at the end": clip_by_a_pair_at_the_end,
     "clip by all": clip_by_all,
 }
 
@@ -280,27 +315,29 @@ UPDATES = {
 def test_collective_that_fails_in_one_members_update_costs_its_state_only(ranks, world):
     world.run(come, ranks.address(), 3)
     calls = world.start_all(train_with, "clip by a pair", 8)
-    results = [call.value() for call in calls if not died(call)]
+    results = [call.value() for call in calls if not call.died()]
     assert [result[0] for result in results] == [8, 8]
     assert results[0][1] == results[1][1], "the members hold different state"
     of_step = [[ok for number, ok in failures if number == 3] for _, _, failures in results]
     assert sorted(of_step) == [[], [True]], "it failed for one, counts, and was not repeated"
 
 
+def test_result_is_handed_on_though_too_few_are_left_to_train(ranks, world):
+    world.run(come, ranks.address(), 3, min_size=3)
+    began = time.monotonic()
+    calls = world.start_all(train_with, "clip by a pair at the end", 8)
+    results = [call.value() for call in calls if not call.died()]
+    assert [result[0] for result in results] == [8, 8]
+    assert results[0][1] == results[1][1], "the members hold different state"
+    assert sorted(failures for _, _, failures in results) == [[], [(7, True)]]
+    assert time.monotonic() - began < PATIENCE / 2, "somebody waited for a third member"
+
+
 def test_collective_that_fails_in_all_updates_loses_the_state(ranks, world):
     world.run(come, ranks.address(), 3)
     calls = world.start_all(train_with, "clip by all", 8)
-    told = [call.error("StateLostError") for call in calls if not died(call)]
+    told = [call.error("StateLostError") for call in calls if not call.died()]
     assert len(told) == 2 and all("did not end" in error.text for error in told)
-
-
-def died(call: Call) -> bool:
-    """Whether the call ended with its process."""
-    try:
-        call.outcome()
-    except Died:
-        return True
-    return False
 
 
 def test_a_frozen_member_is_left_out_and_told_so(ranks, world):

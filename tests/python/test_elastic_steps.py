@@ -6,7 +6,7 @@ Here with a job of one process that does what a test says; test_elastic_sync.py 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
@@ -17,7 +17,13 @@ from torch import nn
 
 import torchft_ext
 from torchft_ext.elastic import _current
-from torchft_ext.elastic._errors import ElasticError, StateLostError
+from torchft_ext.elastic._errors import (
+    ElasticError,
+    LeftOutError,
+    NoQuorumError,
+    StateLostError,
+)
+from torchft_ext.elastic._replicas import Held, Place, Replicas
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._steps import steps
@@ -42,6 +48,8 @@ class FakeJob:
         self.continuing: list[bool] = []  # of the others in the next views; else those of before
         self.answers: list[Answer | Exception] = []  # of the next agreements; else yes
         self.recoveries: list[Exception] = []  # that the next recover() raise
+        self.newcomers = ["somebody"]  # that wait
+        self.limits: list[timedelta | None] = []  # that recover() was given
         self.failure: torchft_ext.CommError | None = None
         self._view: View | None = None
 
@@ -52,10 +60,11 @@ class FakeJob:
         return self.failure is not None
 
     def waiting(self) -> list[str]:
-        return ["somebody"]
+        return self.newcomers
 
     def recover(self, timeout: timedelta | None = None) -> View:
         self.events.append("recover")
+        self.limits.append(timeout)
         if self.recoveries:
             raise self.recoveries.pop(0)
         self.failure = None
@@ -79,7 +88,7 @@ class FakeJob:
 
     def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
         self.events.append("agree")
-        answer = self.answers.pop(0) if self.answers else Answer(True)
+        answer = self.answers.pop(0) if self.answers else Answer(ok)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -91,8 +100,8 @@ class FakeJob:
     def abort(self, reason: str) -> None:
         self.events.append(f"abort {reason}")
 
-    def hold_groups(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
+        return nullcontext(lambda: None)
 
     def log(self, line: str) -> None:
         self.lines.append(line)
@@ -138,7 +147,7 @@ def test_every_step_is_committed_once(job, state):
     assert numbers == [0, 1, 2] and len(updates) == 3
     assert (state.step, state.dirty, state.lineage) == (3, False, b"lineage 16 bytes")
     assert sampler_of(state).position == 3 * 2 * 2  # two members
-    assert job.events == ["recover"] + ["agree"] * 3
+    assert job.events == ["recover"] + ["agree"] * 4  # the last: all hold the result
 
 
 def test_job_of_the_process_is_the_default(job, state):
@@ -178,7 +187,7 @@ def test_failed_step_is_yielded_again_as_at_its_begin(job, state):
     assert first[:2] == (0, 2) and second[:2] == (0, 1) and first[2] == second[2]
     assert all(torch.equal(first[3][name], second[3][name]) for name in first[3])
     assert (state.step, sampler_of(state).position) == (1, 2)
-    assert job.events == ["recover", "recover", "agree"]
+    assert job.events == ["recover", "recover", "agree", "agree"]
 
 
 def test_repeated_step_draws_the_same_numbers(job, state):
@@ -210,7 +219,8 @@ def test_failure_of_the_agreement_repeats_the_step(job, state):
     for step in steps(state, 1, job=job):
         with step:
             step.commit(lambda: updates.append(1))
-    assert len(updates) == 1 and job.events == ["recover", "agree", "recover", "agree"]
+    assert len(updates) == 1
+    assert job.events == ["recover", "agree", "recover", "agree", "agree"]
 
 
 def test_step_that_was_voted_down_is_repeated_in_the_same_view(job, state):
@@ -220,7 +230,7 @@ def test_step_that_was_voted_down_is_repeated_in_the_same_view(job, state):
         with step:
             said.append(step.commit(lambda: updates.append(1)))
     assert said == [False, True] and len(updates) == 1
-    assert job.events == ["recover", "agree", "agree"]
+    assert job.events == ["recover", "agree", "agree", "agree"]
 
 
 def test_third_failure_of_the_same_members_is_raised(job, state):
@@ -280,7 +290,7 @@ def test_members_change_at_the_boundary_after_the_agreement(job, state, answer):
             members.append(step.view.members)
             step.commit()
     assert members == [(ME, "bb"), (ME, "cc")]
-    assert job.events == ["recover", "agree", "recover", "agree"]
+    assert job.events == ["recover", "agree", "recover", "agree", "agree"]
 
 
 def test_loop_ends_for_the_member_that_leaves(job, state):
@@ -303,7 +313,7 @@ def test_view_that_is_over_is_followed_before_the_next_step(job, state):
         with step:
             step.commit()
             job.failure = LOST  # noticed by nobody
-    assert job.events == ["recover", "agree", "recover", "agree"]  # none after the last
+    assert job.events == ["recover", "agree", "recover", "agree", "agree"]  # none after the last
 
 
 def test_failed_update_leaves_the_step_committed_and_the_state_dirty(job, state):
@@ -315,8 +325,130 @@ def test_failed_update_leaves_the_step_committed_and_the_state_dirty(job, state)
                 seen.append("after")
             seen.append((step.committed, step.failure, state.step, state.dirty))
     assert seen == [(True, LOST, 0, True)]
-    assert job.events[1:3] == ["agree", "recover"]
+    assert job.events[1:4] == ["agree", "agree", "recover"]
     assert job.events[-1] == "recover"  # no abort: it would cut the others' exchange short
+
+
+# The end of the run.
+
+
+def commit_all(state: State, job: FakeJob, total: int) -> None:
+    for step in steps(state, total, job=job):
+        with step:
+            step.commit()
+
+
+def test_member_that_holds_the_result_stays_for_one_that_lacks_it(job, state):
+    job.answers = [Answer(True), Answer(False)]  # the second: the other one's update failed
+    commit_all(state, job, 1)
+    assert job.events == ["recover", "agree", "agree", "recover", "agree"]
+    assert (state.step, state.dirty) == (1, False)
+
+
+@pytest.mark.parametrize("error", [NoQuorumError, LeftOutError, ElasticError])
+def test_member_that_holds_the_result_goes_where_nobody_needs_it(job, state, error):
+    job.answers = [Answer(True), error("nobody answers")]
+    commit_all(state, job, 1)
+    assert state.step == 1 and "nobody answers" in job.lines[-1]
+
+
+GONE = [NoQuorumError, LeftOutError, torchft_ext.CommTimeoutError]
+
+
+@pytest.mark.parametrize("error", GONE)
+def test_member_that_holds_the_result_goes_where_no_view_follows(job, state, error):
+    job.answers = [Answer(True), Answer(False)]
+    end_with_recoveries(job, state, [error("nobody is left")])
+    assert state.step == 1 and not state.dirty and "nobody is left" in job.lines[-1]
+    assert job.events == ["recover", "agree", "agree", "recover"]  # no abort
+
+
+def end_with_recoveries(job: FakeJob, state: State, errors: list[Exception]) -> None:
+    """One step; the errors are those of recover() after it."""
+    for step in steps(state, 1, job=job):
+        with step:
+            job.recoveries = errors
+            step.commit()
+
+
+def test_member_that_holds_the_result_does_not_try_for_ever(job, state):
+    job.answers = [Answer(True), Answer(False)]
+    end_with_recoveries(job, state, [LOST] * 9)
+    assert state.step == 1 and job.events[3:] == ["recover"] * 3
+
+
+def test_result_is_handed_on_in_a_view_too_small_to_train(job, state):
+    job.min_size, job.newcomers, job.timeout = 2, [], timedelta(0)
+    job.members = [(ME, "bb"), (ME,)]
+    job.answers = [Answer(True), Answer(False)]
+    commit_all(state, job, 1)
+    assert job.events == ["recover", "agree", "agree", "recover", "agree"]
+    assert not state.dirty
+
+
+class FakeReplicas(Replicas):
+    """Of one shard: this member trains in it, or is parked."""
+
+    def __init__(self, place: Place | None) -> None:
+        super().__init__(1)
+        self.given = place
+
+    def follow(self, job: object, view: View, held: Held) -> int:
+        self.place = self.given
+        return 0
+
+
+@pytest.mark.parametrize("held", ["clean", "dirty"])
+def test_view_that_holds_no_whole_result_keeps_nobody_waiting(job, state, held):
+    job.newcomers, job.timeout = [], timedelta(0)
+    job.members = [(ME, "bb"), (ME,)]
+    job.answers = [Answer(True), Answer(False)]
+    replicas = FakeReplicas(Place(0, 0, 0, 1))
+    with nullcontext() if held == "clean" else pytest.raises(StateLostError):
+        for step in steps(state, 1, job=job, replicas=replicas):
+            with step:
+                step.commit(*([job.fail] if held == "dirty" else []))
+            replicas.shards = 2  # too many for the next view
+    assert state.dirty == (held == "dirty")
+    assert job.events == ["recover", "agree", "agree", "recover"]  # no abort
+
+
+@pytest.mark.parametrize("error", GONE)
+def test_parked_member_goes_where_no_view_follows(job, state, error):
+    job.answers = [Answer(False), Answer(True), Answer(False)]
+    job.recover()
+    job.recoveries = [error("nobody is left")]  # of the next call
+    loop = steps(state, 1, job=job, replicas=FakeReplicas(None))
+    assert list(loop) == [] and "nobody is left" in job.lines[-1]
+    assert job.events == ["recover", "agree", "agree", "agree", "recover"]
+
+
+def test_member_that_holds_the_result_awaits_a_view_no_longer_than_an_agreement(job, state):
+    job.answers = [Answer(True), Answer(False)]
+    for step in steps(state, 1, job=job, agree_timeout=timedelta(seconds=3)):
+        with step:
+            step.commit()
+    assert job.limits == [None, timedelta(seconds=3)]
+
+
+@pytest.mark.parametrize("error", GONE)
+def test_member_that_lacks_the_result_is_told_so(job, state, error):
+    job.answers = [Answer(True), Answer(False)]
+    with pytest.raises(error):
+        for step in steps(state, 1, job=job):
+            with step:
+                job.recoveries = [error("nobody is left")]
+                step.commit(job.fail)
+    assert state.dirty
+
+
+def test_member_that_lacks_the_result_is_told_so_without_a_quorum(job, state):
+    job.answers = [Answer(True), NoQuorumError("nobody answers")]
+    with pytest.raises(NoQuorumError):
+        for step in steps(state, 1, job=job):
+            with step:
+                step.commit(job.fail)
+    assert state.dirty
 
 
 def test_other_errors_of_an_update_pass_through_and_leave_the_state_dirty(job, state):
@@ -379,7 +511,8 @@ def test_failure_after_the_commit_keeps_it(job, state):
             step.commit()
             if step.number == 0:
                 job.fail()
-    assert state.step == 2 and job.events == ["recover", "agree", "recover", "agree"]
+    assert state.step == 2
+    assert job.events == ["recover", "agree", "recover", "agree", "agree"]
 
 
 def test_member_lost_just_when_the_view_had_formed_is_another_try(job, state):

@@ -119,6 +119,10 @@ def join(
     return job
 
 
+def _nothing() -> None:
+    """There are no groups to hold."""
+
+
 def _store_of(address: str | None, member: str, timeout: timedelta) -> dist.Store:
     """Return the job's store, for a group of one: the group then listens where the store is seen
     from. Where the job has none, the process's own.
@@ -252,13 +256,16 @@ class Job:
             )
         return self._of_view
 
-    def hold_groups(self) -> AbstractContextManager[None]:
+    def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
         """Let groups of make_group() that lose nobody outlive the view's end, within a block.
+
+        The block is given what it calls once it has something to send: they are then not aborted in
+        the 50 ms after it either, in which it still arrives.
 
         steps() does so from agree() to the end of the update: a replica that is whole then ends
         its update, whatever happens to others.
         """
-        return nullcontext() if self._of_view is None else self._of_view.hold()
+        return nullcontext(_nothing) if self._of_view is None else self._of_view.hold()
 
     def view(self) -> View | None:
         """Return the newest view that this process has formed; None: none yet. Does not block."""
@@ -395,7 +402,9 @@ class Job:
             backend.check()
 
     def abort(self, reason: str) -> None:
-        """Fail the generations of all managed groups, so that no member waits for this one."""
+        """Fail the generations of all managed groups, and end the view: no member waits for this
+        one, in make_group() or agree() neither. All members recover() then.
+        """
         self._native.abort(reason)
         if self._of_view is not None:
             self._of_view.abort(reason)

@@ -13,7 +13,13 @@ from typing import Protocol
 import torch.distributed as dist
 
 from torchft_ext.elastic._current import current
-from torchft_ext.elastic._errors import DivergenceError, ElasticError, StateLostError
+from torchft_ext.elastic._errors import (
+    DivergenceError,
+    ElasticError,
+    LeftOutError,
+    NoQuorumError,
+    StateLostError,
+)
 from torchft_ext.elastic._random import manual_seed
 from torchft_ext.elastic._rebuild import rebuild
 from torchft_ext.elastic._replicas import Held, Place, Replicas
@@ -21,12 +27,14 @@ from torchft_ext.elastic._state import NO_LINEAGE, Standing, State
 from torchft_ext.elastic._sync import sync
 from torchft_ext.elastic._versions import WHOLE
 from torchft_ext.elastic._view import Answer, View
+from torchft_ext.elastic._wire import Wire
 from torchft_ext.errors import CommError, CommTimeoutError
 
 __all__ = ["JobLike", "Step", "steps"]
 
 _FAILURES = 3  # of one step, in views of the same members
 _LOOK_EVERY_S = 0.05  # for newcomers
+_NO_VIEW = (CommError, NoQuorumError, LeftOutError, StateLostError)
 
 
 class JobLike(Protocol):
@@ -68,8 +76,10 @@ class JobLike(Protocol):
     def make_group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Make a group of these ranks of the view, which ends with the view."""
 
-    def hold_groups(self) -> AbstractContextManager[None]:
-        """Let groups of make_group() that lose nobody outlive the view's end, within a block."""
+    def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
+        """Let groups of make_group() that lose nobody outlive the view's end, within a block that
+        calls what it is given once it has something to send.
+        """
 
     def log(self, line: str) -> None:
         """Write a line to the log."""
@@ -95,7 +105,8 @@ def steps(
     `min_size` members, and the state is the same on all. A step whose generation failed is yielded
     again, with gradients cleared, and buffers and the loss scaler as they were when it began.
     Members are taken in and leave at one boundary between steps. It ends when `total` steps are
-    committed, or when this member's leaving has been agreed on.
+    committed and all that train hold the result, or when this member's leaving has been agreed on.
+    A member that holds the result raises nothing where others are lost after the last step.
 
     Args:
         state: what all members hold alike; `state.step` says where to begin.
@@ -107,7 +118,8 @@ def steps(
         replicas: of sharded models. A parked member gets no steps, but votes, until it is needed;
             `build` is not called for it. It returns when the run is over, with a state that is
             dirty.
-        agree_timeout: of the agreement on one step; None: the job's.
+        agree_timeout: of the agreement on one step, and of what a member that holds the result
+            waits for after the last one; None: the job's.
 
     Raises:
         CommError: one step failed three times without a change of members; the last failure.
@@ -118,17 +130,17 @@ def steps(
     Threads: the caller's only. Source: state.commit() of Horovod Elastic; here the
     members agree before the update, so that no state needs to be rolled back.
     """
-    loop = _Loop(state, job if job is not None else current(), build, replicas)
+    loop = _Loop(state, total, job if job is not None else current(), build, replicas)
     view: View | None = loop.first_view()
-    while view is not None and state.step < total:
-        if loop.parked:
+    while view is not None:
+        if loop.over:
+            view = loop.leave_together(view, agree_timeout)
+        elif loop.parked:
             view = loop.sit_out(view, agree_timeout)
-            continue
-        step = Step(state, loop.job, view, agree_timeout, loop.place)
-        yield step
-        if loop.was_last(step, total):
-            return  # the others go too: there may be no other view
-        view = loop.view_after(step)
+        else:
+            step = Step(state, loop.job, view, agree_timeout, loop.place)
+            yield step
+            view = loop.view_after(step)
 
 
 class Step:
@@ -219,9 +231,10 @@ class Step:
             raise RuntimeError(f"step {self.number}: commit() belongs into its `with` block")
         if self.answer is not None:
             raise RuntimeError(f"step {self.number}: commit() was called twice")
-        with self._job.hold_groups():
+        with self._job.hold_groups() as committed:
             self.answer = self._agree()
             if self.answer.ok:
+                committed()
                 self._update(functions)
         return self.answer.ok
 
@@ -308,15 +321,23 @@ class _Loop:
     def __init__(
         self,
         state: State,
+        total: int,
         job: JobLike,
         build: Callable[[View], object] | None,
         replicas: Replicas | None,
     ) -> None:
         self.job = job
         self._state = state
+        self._total = total
+        self._reached = 0  # steps that the members have committed; the state may lack the last
         self._build = build
         self._replicas = replicas
         self._failures = _Failures()
+
+    @property
+    def over(self) -> bool:
+        """The members have committed the last step, as far as is known here."""
+        return self._reached >= self._total
 
     @property
     def place(self) -> Place | None:
@@ -334,18 +355,17 @@ class _Loop:
             return self._next_view(None)
         return view if self._take_in(view) else self._next_view(view)
 
-    def was_last(self, step: Step, total: int) -> bool:
-        """Whether the run is over with this step, and this member holds its result."""
-        step.require_ended()
-        return step.committed and self._state.step >= total and not self._state.dirty
-
     def view_after(self, step: Step) -> View | None:
         """The view of the next step; None where this member leaves."""
         step.require_ended()
-        if not step.committed:
+        if step.committed:
+            self._reached = step.number + 1
+        else:
             self._undo(step)
-        elif not self._state.dirty:
+        if step.committed and not self._state.dirty:
             self._failures.clear()
+        if self.over:
+            return step.view  # nobody is taken in, or leaves alone
         return self._after(step.view, step.answer, failed=step.failure is not None)
 
     def sit_out(self, view: View, timeout: timedelta | None) -> View | None:
@@ -356,7 +376,40 @@ class _Loop:
         if answer is not None and answer.ok:
             self._state.step += 1
             self._state.dirty = True  # it has not taken part in it
+            self._reached = self._state.step
+        if self.over:
+            return view
         return self._after(view, answer, failed=answer is None)
+
+    def leave_together(self, view: View, timeout: timedelta | None) -> View | None:
+        """None once all that train hold the result; else a view in which who lacks it got it.
+
+        Who has it stays until then: the update of another one may have failed in the last step. But
+        where no such view comes it goes, and it waits for one no longer than for an agreement.
+        """
+        parked = self.parked  # nobody counts on its state, even if the next view gives it a place
+        holds = parked or not self._state.dirty
+        answer: Answer | None = None
+        try:
+            answer = self.job.agree(holds, timeout=timeout)
+        except CommError:
+            pass  # of the view: the next one says more
+        except ElasticError as error:
+            self._go_alone(error, holds=holds)
+            return None
+        if answer is not None and (answer.ok or view.member in answer.leaving):
+            return None
+        try:
+            return self._next_view(view, timeout if holds else None)
+        except _NO_VIEW as error:
+            self._go_alone(error, holds=parked or not self._state.dirty)
+            return None
+
+    def _go_alone(self, error: Exception, *, holds: bool) -> None:
+        """An error of the others' is none of a member that holds the result."""
+        if not holds:
+            raise error
+        self.job.log(f"elastic job: the run is over, and this member did not wait: {error}")
 
     def _after(self, view: View, answer: Answer | None, *, failed: bool) -> View | None:
         if answer is not None and answer.changes_view:
@@ -386,11 +439,11 @@ class _Loop:
         error = step.failure or ElasticError(f"step {step.number} was voted down; it is repeated")
         self._failures.add(error, step.view.members)
 
-    def _next_view(self, last: View | None) -> View:
-        """The next one that can train."""
+    def _next_view(self, last: View | None, timeout: timedelta | None = None) -> View:
+        """The next one that can train, or hand on the result; None: by the job's timeout."""
         while True:
             try:
-                view = self.job.recover()
+                view = self.job.recover(timeout)
             except CommTimeoutError:
                 raise
             except CommError as error:  # a member was lost just when the view had formed
@@ -406,11 +459,12 @@ class _Loop:
         try:
             if self._replicas is not None:
                 self._catch_up(self._replicas.follow(self.job, view, self._held()))
-            if view.size < self._least_size():
+            if view.size < self._least_size() and not self._hands_on(view):
                 self._await_newcomers(view)
                 return False
             if not self.parked:
                 self._share(view)
+            self._reached = self._state.step
         except CommError as error:
             self._failures.add(error, view.members)
             return False
@@ -426,10 +480,31 @@ class _Loop:
         if self.parked and self._state.step < step:
             self._state.step, self._state.dirty = step, True
 
+    @property
+    def _shards(self) -> int:
+        return 1 if self._replicas is None else self._replicas.shards
+
     def _least_size(self) -> int:
         """Of a view that trains."""
-        shards = 1 if self._replicas is None else self._replicas.shards
-        return max(self.job.min_size, shards)
+        return max(self.job.min_size, self._shards)
+
+    def _hands_on(self, view: View) -> bool:
+        """Whether a view too small to train has the run's result to hand on: the same on all.
+
+        They ask each other, since a newcomer does not know.
+
+        Raises:
+            StateLostError: the run is over, and they are too few to hold the result. On all.
+        """
+        said = Wire(self.job.group).all_gather_bytes(bytes([self.over]))
+        if bytes([True]) not in said:
+            return False
+        if view.size < self._shards:
+            raise StateLostError(
+                f"the run is over, and view {view.number} has {view.size} members, fewer than the "
+                f"{self._shards} shards of its result; found a new job from a checkpoint"
+            )
+        return True
 
     def _held(self) -> Held:
         """What this member brings into a view of replicas."""

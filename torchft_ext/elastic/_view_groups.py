@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from time import monotonic
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -31,8 +32,9 @@ class ViewGroups:
 
     Owner: a Job; one for each view. A thread of its own waits for the view's end, and aborts the
     groups then: a member that waits in a group which has lost nobody is released too. Groups that
-    are held end with hold(). torch's tables know a group that was made until end(), not only to the
-    view's end.
+    are held end with hold(); what they have sent by then, in a step that was committed, still
+    arrives where that takes at most 50 ms. torch's tables know a group that was made until end(),
+    not only to the view's end.
     Threads: any; make(), follow(), hold() and end() one at a time.
     """
 
@@ -60,6 +62,8 @@ class ViewGroups:
         self._over: str | None = None  # why the groups were aborted; guarded by _lock
         self._held = False  # guarded by _lock
         self._late = False  # the view ended meanwhile; guarded by _lock
+        self._flushed_at = 0.0  # until then, what was sent while held may arrive; guarded by _lock
+        self._ended = threading.Event()  # end() was called: nothing is left to abort
 
     def make(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Make a group of these global ranks, in this order; called by them only. Blocks.
@@ -120,16 +124,23 @@ class ViewGroups:
             backend._abort_generation(generation, reason)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Let groups that lose nobody outlive the view's end within the block."""
+    def hold(self) -> Iterator[Callable[[], None]]:
+        """Let groups that lose nobody outlive the view's end within the block.
+
+        The block calls what it is given once it has something to send: no abort then comes within
+        50 ms of its end. Else the view's end is not held up.
+        """
+        committed = threading.Event()
         with self._lock:
             self._held = True
         try:
-            yield
+            yield committed.set
         finally:
             with self._lock:
                 self._held = False
                 late, self._late = self._late, False
+                if committed.is_set():
+                    self._flushed_at = monotonic() + _FLUSH_WITHIN.total_seconds()
             if late:
                 self._leave()
 
@@ -151,6 +162,7 @@ class ViewGroups:
     def end(self) -> None:
         """End the groups, and take those that were made out of torch's tables."""
         self._leave()
+        self._ended.set()
         self.abort(_OVER)
         with self._lock:
             groups, self._groups = self._groups, []
@@ -182,11 +194,18 @@ class ViewGroups:
             ).start()
 
     def _on_over(self) -> None:
-        with self._lock:
-            self._late = self._held
-            if self._held:
+        """Abort the groups; but an abort may overtake what was sent while they were held."""
+        while True:
+            with self._lock:
+                self._late = self._held
+                left = self._flushed_at - monotonic()
+                if self._held:
+                    return
+            if left <= 0:
+                return self.abort(_OVER)
+            self._ended.wait(left)
+            if self._ended.is_set():
                 return
-        self.abort(_OVER)
 
 
 def _watch(store: Store, wake: str, on_over: Callable[[], None]) -> None:

@@ -1,0 +1,29 @@
+// Whether what others tell of views and newcomers can be true: the one place that says so. Pure
+// functions.
+//
+// A view is *sealed* with the secret of the view before it, which that one's members alone know: by
+// its seal they see that one of them made it, whoever passes it on. So nobody else can put a view
+// in the place of the next one. Views without secrets (the model checker's) have no seals.
+#pragma once
+
+#include <string>
+
+#include "elastic/view.h"
+
+namespace torchft_ext {
+
+// By the secret of the view before, of everything but the view's own secret.
+ViewSeal sealOf(const View& view, const ViewSecret& secret_before);
+
+// Each returns what speaks against it, for the log. Empty: nothing does.
+
+// Any view, by itself.
+std::string objectionTo(const View& view);
+// One that is newer than `known`, which this member is in, and of the same lineage. `teller` tells
+// of it: who has missed a view cannot check the seals, so it believes a member of its own alone, and
+// none that came with it.
+std::string objectionToSuccessor(const View& view, const View& known, const MemberId& teller);
+// A newcomer that asks for a place, on a connection on which it has proved to be `proved`.
+std::string objectionToNewcomer(const Member& newcomer, const Member& proved);
+
+}  // namespace torchft_ext

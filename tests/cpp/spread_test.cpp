@@ -1,0 +1,167 @@
+// Who tells whom in a round of an agreement.
+#include "elastic/spread.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "elastic/elastic_core.h"
+
+namespace torchft_ext {
+namespace {
+
+MemberId idOf(size_t number) {
+  MemberId id;
+  id.bytes[0] = static_cast<uint8_t>(number + 1);
+  return id;
+}
+
+std::vector<MemberId> ranksOf(size_t size) {
+  std::vector<MemberId> ranks;
+  for (size_t i = 0; i < size; ++i) ranks.push_back(idOf(i));
+  return ranks;
+}
+
+// What each knows once nobody has anything to tell any more, and how many messages that took.
+struct Outspread {
+  explicit Outspread(size_t size, bool relayed) {
+    const std::vector<MemberId> ranks = ranksOf(size);
+    std::map<MemberId, std::vector<Leg>> legs;
+    std::map<MemberId, size_t> told;
+    for (const MemberId& id : ranks) {
+      legs[id] = legsOf(ranks, id, relayed);
+      known[id].insert(id);
+    }
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (const MemberId& id : ranks) {
+        if (told[id] == legs[id].size()) continue;
+        const Leg& leg = legs[id][told[id]];
+        const bool ready =
+            std::all_of(leg.about.begin(), leg.about.end(),
+                        [&](const MemberId& one) { return known[id].contains(one); });
+        if (!ready) continue;
+        known[leg.to].insert(leg.about.begin(), leg.about.end());
+        ++told[id];
+        ++messages;
+        moved = true;
+      }
+    }
+  }
+  std::map<MemberId, std::set<MemberId>> known;
+  size_t messages = 0;
+};
+
+TEST(Spread, ReachesEverybody) {
+  for (size_t size = 1; size <= 20; ++size) {
+    for (const bool relayed : {false, true}) {
+      const Outspread done(size, relayed);
+      for (const auto& [id, known] : done.known) EXPECT_EQ(known.size(), size) << relayed;
+    }
+  }
+}
+
+TEST(Spread, TakesAsManyMessagesOfEachAsItsSizeHasDigits) {
+  for (size_t size = 2; size <= 20; ++size) {
+    const auto each = static_cast<size_t>(std::ceil(std::log2(size)));
+    EXPECT_EQ(Outspread(size, true).messages, size * each);
+    EXPECT_EQ(Outspread(size, false).messages, size * (size - 1));
+  }
+}
+
+// Members of one view whose messages arrive at once, but for some that are lost.
+class Agreeing {
+ public:
+  explicit Agreeing(size_t size) {
+    View view;
+    view.lineage.bytes[0] = 1;
+    view.number = 1;
+    for (const MemberId& id : ranksOf(size)) {
+      view.members.push_back({id, 1, {}});
+      view.voters.push_back(id);
+    }
+    for (size_t i = 0; i < size; ++i) cores.emplace_back(view.members[i], ElasticRules{}, view);
+  }
+  void carryOut(size_t from, const ElasticEffects& effects) {
+    for (const Outcome& outcome : effects.answers) answers[from] = outcome.answer;
+    for (const auto& [to, message] : effects.sends) {
+      const auto receiver = static_cast<size_t>(to.bytes[0] - 1);
+      if (receiver == dead) continue;
+      ++messages;
+      carryOut(receiver, cores[receiver].receive(idOf(from), *message));
+    }
+  }
+  void vote(size_t i) {
+    Vote yes;
+    yes.ok = true;
+    yes.note = "note " + std::to_string(i);
+    carryOut(i, cores[i].agree(1, yes));
+  }
+
+  std::vector<ElasticCore> cores;
+  std::map<size_t, Answer> answers;
+  size_t messages = 0;
+  size_t dead = 1000;
+};
+
+TEST(Spread, AnAgreementOfEightTakesSixMessagesOfEach) {
+  Agreeing members(8);
+  for (size_t i = 0; i < 8; ++i) members.vote(i);
+  EXPECT_EQ(members.messages, 8U * 6U);
+  ASSERT_EQ(members.answers.size(), 8U);
+  for (const auto& [member, answer] : members.answers) {
+    EXPECT_TRUE(answer.ok);
+    EXPECT_EQ(answer.notes, members.answers[0].notes);
+    EXPECT_EQ(answer.notes.size(), 8U);
+  }
+}
+
+TEST(Spread, AnAgreementOfFourTakesOneHopInEachRound) {
+  Agreeing members(4);
+  for (size_t i = 0; i < 4; ++i) members.vote(i);
+  EXPECT_EQ(members.messages, 4U * 6U);
+  EXPECT_EQ(members.answers.size(), 4U);
+}
+
+// Who tells of others may be anybody of the job where it has just come; so it is heard about them
+// only where relays need it.
+TEST(Spread, IsHeardOfOthersInLargerViewsAlone) {
+  for (const size_t size : {4U, 5U}) {
+    Agreeing members(size);
+    ElasticMessage told;
+    told.kind = ElasticKind::kVote;
+    told.lineage = members.cores[0].view().lineage;
+    told.number = told.index = 1;
+    for (size_t i = 1; i < size; ++i) told.votes[idOf(i)].ok = true;
+    ElasticCore& core = members.cores[0];
+    Vote yes;
+    yes.ok = true;
+    core.agree(1, yes);
+    core.receive(idOf(1), told);
+    EXPECT_EQ(core.promotion(), size == 4 ? Promotion::kNo : Promotion::kMaybe) << size;
+  }
+}
+
+// It would have passed on the votes of those before it.
+TEST(Spread, TheVotesOfTheLivingReachAllWhereOneIsLost) {
+  Agreeing members(8);
+  members.dead = 3;
+  for (size_t i = 0; i < 8; ++i) {
+    if (i != 3) members.vote(i);
+  }
+  EXPECT_TRUE(members.answers.empty());
+  for (size_t i = 0; i < 8; ++i) {
+    if (i != 3) members.carryOut(i, members.cores[i].lose(idOf(3), Loss::kDead));
+  }
+  ASSERT_EQ(members.answers.size(), 7U);  // by another view
+  for (const auto& [member, answer] : members.answers) {
+    EXPECT_TRUE(answer.ok);
+    EXPECT_EQ(members.cores[member].view().number, 2U);
+  }
+}
+
+}  // namespace
+}  // namespace torchft_ext
