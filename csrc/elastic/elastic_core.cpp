@@ -144,8 +144,7 @@ ViewSecret ElasticCore::secretOf(const Lineage& lineage, uint64_t number) const 
 
 ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& message) {
   Effects effects;
-  // Who is left out may have been told a view without a seal: it passes nothing on.
-  if (message.ballot.round > kMostRounds || state_ == State::kLeftOut) return effects;
+  if (message.ballot.round > kMostRounds || unsealed_) return effects;
   const auto loss = losses_.find(from);
   if (loss != losses_.end() && !isFinal(loss->second)) losses_.erase(loss);  // it is back
   if (message.kind == ElasticKind::kView) {
@@ -226,6 +225,7 @@ bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
     if (message.kind == ElasticKind::kBehind && view_.has(from)) repeatTo(effects, from);
     return true;
   }
+  if (state_ == State::kLeftOut) return true;
   if (message.number == view_.number) {
     if (message.kind != ElasticKind::kBehind) return false;
     if (view_.has(from)) repeatTo(effects, from);
@@ -262,7 +262,7 @@ void ElasticCore::repeatTo(Effects& effects, const MemberId& to) {
 }
 
 void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
-  if (state_ == State::kJoining) return;
+  if (state_ == State::kJoining || state_ == State::kLeftOut) return;
   const Member& newcomer = message.members.front();
   if (view_.has(newcomer.id)) {
     tellView(effects, newcomer.id, view_);
@@ -597,7 +597,9 @@ void ElasticCore::repeatProposal(Effects& effects) {
 // ---- the next view
 
 void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& view) {
-  if (state_ != State::kJoining && view.number <= view_.number) return;  // it is known
+  if (state_ == State::kLeftOut || (state_ != State::kJoining && view.number <= view_.number)) {
+    return;  // it is known
+  }
   effects.refused = objection(view, from);
   if (effects.refused.empty()) adopt(effects, view);
 }
@@ -639,6 +641,7 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   install(effects, view);
   if (!view_.has(self_.id) || missed_one) {
     state_ = State::kLeftOut;
+    unsealed_ = missed_one;
     effects.left_out = true;
     unanswered_.reset();  // what became of it is not known here
     return;
@@ -732,7 +735,8 @@ std::string ElasticCore::fingerprint() const {
     writer.raw(other.bytes);
   }
   ids(absent_);
-  writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (wanted_ ? 2 : 0) | (ready_ ? 4 : 0)));
+  writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (wanted_ ? 2 : 0) | (ready_ ? 4 : 0) |
+                                 (unsealed_ ? 8 : 0)));
   write(writer, AcceptedView{promised_, accepted_ ? accepted_->view : View{}});
   write(writer, AcceptedView{accepted_ ? accepted_->ballot : Ballot{}, View{}});
   writer.u32(highest_round_);

@@ -170,6 +170,7 @@ class ElasticCore {
   std::set<MemberId> absent_;
   WitnessId witness_;
   ViewSecret seed_;
+  bool unsealed_ = false;  // left out by a view whose seal nobody checked: it is not passed on
   bool leaving_ = false;
   bool wanted_ = false;
   bool ready_ = false;

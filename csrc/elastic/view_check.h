@@ -20,8 +20,8 @@ ViewSeal sealOf(const View& view, const ViewSecret& secret_before);
 // Any view, by itself.
 std::string objectionTo(const View& view);
 // One that is newer than `known`, which this member is in, and of the same lineage. `teller` tells
-// of it: who has missed a view cannot check the seals, so it believes a member of its own alone, and
-// none that came with it.
+// of it: who has missed a view cannot check the seals, so it believes a member of its own alone,
+// and of those none that `known` took in.
 std::string objectionToSuccessor(const View& view, const View& known, const MemberId& teller);
 // A newcomer that asks for a place, on a connection on which it has proved to be `proved`.
 std::string objectionToNewcomer(const Member& newcomer, const Member& proved);

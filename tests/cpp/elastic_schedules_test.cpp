@@ -69,7 +69,29 @@ const ElasticAction& draw(std::mt19937_64& random, const std::vector<ElasticActi
   return actions[random() % actions.size()];
 }
 
-void runSchedules(int members, int schedules, int most_steps) {
+struct Schedule {
+  Schedule(int members, int seed, int most_steps, const ElasticParts& parts)
+      : random(static_cast<uint64_t>(seed) * 7919U + static_cast<uint64_t>(members)),
+        world(optionsOf(random, members, parts)) {
+    for (; steps < most_steps && world.wrong().empty(); ++steps) {
+      const std::vector<ElasticAction> actions = world.actions();
+      if (actions.empty()) break;
+      world.take(draw(random, actions));
+    }
+  }
+  static ElasticWorldOptions optionsOf(std::mt19937_64& random, int members,
+                                       const ElasticParts& parts) {
+    ElasticWorldOptions options = drawOptions(random, members);
+    options.parts = parts;
+    return options;
+  }
+
+  std::mt19937_64 random;
+  ElasticWorld world;
+  int steps = 0;
+};
+
+void runSchedules(int members, int schedules, int most_steps, const ElasticParts& parts = {}) {
 #if defined(TFT_SANITIZED)
   schedules =
       std::max(schedules / 40, std::min(schedules, 10));  // one thread's arithmetic: a sample does
@@ -78,14 +100,9 @@ void runSchedules(int members, int schedules, int most_steps) {
   uint64_t views = 0;
   int settled = 0;
   for (int seed = 0; seed < schedules; ++seed) {
-    std::mt19937_64 random(static_cast<uint64_t>(seed) * 7919U + static_cast<uint64_t>(members));
-    ElasticWorld world(drawOptions(random, members));
-    for (int step = 0; step < most_steps && world.wrong().empty(); ++step) {
-      const std::vector<ElasticAction> actions = world.actions();
-      if (actions.empty()) break;
-      world.take(draw(random, actions));
-      ++steps;
-    }
+    Schedule schedule(members, seed, most_steps, parts);
+    ElasticWorld& world = schedule.world;
+    steps += static_cast<uint64_t>(schedule.steps);
     ASSERT_EQ(world.wrong(), "") << members << " members, seed " << seed;
     if (!world.mustSettle()) continue;
     ++settled;
@@ -99,8 +116,38 @@ void runSchedules(int members, int schedules, int most_steps) {
   EXPECT_GT(views, 3 * static_cast<uint64_t>(settled) / 2);
 }
 
+std::string firstWrong(int members, int schedules, int most_steps, const ElasticParts& parts) {
+  for (int seed = 0; seed < schedules; ++seed) {
+    const Schedule schedule(members, seed, most_steps, parts);
+    if (schedule.world.wrong().empty()) continue;
+    std::printf("seed %d: %s\n", seed, schedule.world.wrong().c_str());
+    return schedule.world.wrong();
+  }
+  return {};
+}
+
+ElasticParts relaying() {
+  ElasticParts parts;
+  parts.most_tell_directly = 3;
+  return parts;
+}
+
 TEST(ElasticSchedules, OfThreeMembers) {
   runSchedules(3, full() ? 20000 : 4000, 400);
+}
+// As larger views do: with deaths, wrong suspicions and noes too many to explore.
+TEST(ElasticSchedules, OfFourMembersThatRelay) {
+  runSchedules(4, full() ? 20000 : 4000, 600, relaying());
+}
+TEST(ElasticSchedules, OfFourMembersThatRelayMissTheSecondRound) {
+  ElasticParts parts = relaying();
+  parts.second_round = false;
+  EXPECT_EQ(firstWrong(4, 20000, 600, parts).rfind("two answers", 0), 0U);
+}
+TEST(ElasticSchedules, OfFourMembersThatRelayMissThatAPromiseStopsAgreements) {
+  ElasticParts parts = relaying();
+  parts.stop_at_promise = false;
+  EXPECT_EQ(firstWrong(4, 20000, 600, parts).rfind("two answers", 0), 0U);
 }
 TEST(ElasticSchedules, OfEightMembers) {
   runSchedules(8, full() ? 20000 : 5000, 1500);

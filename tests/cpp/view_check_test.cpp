@@ -203,15 +203,23 @@ TEST(ForgedMessages, OfAViewThatListsAMemberWithoutTheSecretChangeNothing) {
   EXPECT_TRUE(left_out.receive(idOf(3), viewMessage(bare)).left_out);
 }
 
+// Who is left out tells others of the view that says so; not where it could not check the seal.
 TEST(ForgedMessages, AreNotPassedOnByWhoIsLeftOut) {
   const View view = known();
-  ElasticCore core(view.members[1], {}, view);
-  EXPECT_TRUE(core.receive(idOf(3), viewMessage(nextOf(view))).left_out);
+  const View next = nextOf(view);
+  View later = next;
+  ++later.number;
+  later.members.pop_back();
+  for (Outcome& outcome : later.outcomes) ++outcome.view;
   ElasticMessage behind;
   behind.kind = ElasticKind::kBehind;
   behind.lineage = view.lineage;
   behind.number = view.number;
-  EXPECT_TRUE(core.receive(idOf(1), behind).sends.empty());
+  for (const View& told : {next, later}) {
+    ElasticCore core(view.members[1], {}, view);
+    EXPECT_TRUE(core.receive(idOf(1), viewMessage(told)).left_out);
+    EXPECT_EQ(core.receive(idOf(1), behind).sends.empty(), told == later);
+  }
 }
 
 // No seal can be checked of a later view, so as an accepted value it may not bind the proposer.
