@@ -560,6 +560,39 @@ def test_newcomer_without_the_jobs_state_never_passes_its_own_on(job, state):
         next(steps(state, 1, job=job, build=build))
 
 
+class MovingReplicas(FakeReplicas):
+    """Of two shards: one after the other is this member's. `told` is what it brought each time."""
+
+    def __init__(self, *shards: int) -> None:
+        super().__init__(None)
+        self.shards_here, self.told = list(shards), list[Held]()
+
+    def follow(self, job: object, view: View, held: Held) -> int:
+        self.told.append(held)
+        self.place = Place(0, self.shards_here.pop(0), 0, 1)
+        return 0
+
+
+def test_member_on_its_way_to_another_shard_holds_none(job, state):
+    """Its objects were made anew for the other one, which it has not got yet."""
+    replicas = MovingReplicas(0, 1, 0)
+    job.members = [(ME,)]
+
+    def build(view: View) -> None:
+        if view.number == 2:
+            raise LOST
+
+    with pytest.raises(StateLostError):
+        for step in steps(state, 2, job=job, replicas=replicas, build=build):
+            with step:
+                job.fail()
+    assert [(held.shard, held.clean) for held in replicas.told] == [
+        (-1, False),
+        (0, True),
+        (0, False),
+    ]
+
+
 def test_founder_whose_first_view_did_not_form_may_begin_the_job(job, state):
     job.recover()
     failures = [LOST]

@@ -537,6 +537,7 @@ class _Loop:
         # A newcomer that has not got the job's state must never pass its own on as that.
         new = moved or not (standing.synced or standing.founder)
         if self._build is not None:
+            state.dirty = state.dirty or moved  # until the sync: of its old shard nothing stays
             rebuild(state, self._build, view, keep=not (new or state.dirty))
         state.follow(*((view.rank, view.size) if place is None else (place.rank, place.size)))
         report = sync(
