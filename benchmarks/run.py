@@ -33,7 +33,7 @@ BENCHMARKS = {
     "configure": Benchmark(("--worlds=2",)),
     "recovery": Benchmark(
         ("--world=2", "--kills=1", "--resident=0", "--scenarios=running,elastic,spare,frozen,gloo"),
-        (("picture", "recovery.png"), ("phases-picture", "phases.png")),
+        (("picture", "recovery.png"), ("phases-picture", "recovery_phases.png")),
     ),
     "agree": Benchmark(("--world=2",)),
     "sync": Benchmark(("--newcomers=1", "--size=8M", "--count=3")),

@@ -45,7 +45,7 @@ SOURCES = {
     "backend_call": {"engine", "group"},
 }
 SOURCES["rivals"] = {"ft", "gloo", "limit"}
-PICTURES = {"recovery": ("recovery.png", "phases.png"), "rivals": ("rivals.png",)}
+PICTURES = {"recovery": ("recovery.png", "recovery_phases.png"), "rivals": ("rivals.png",)}
 PNG = b"\x89PNG\r\n\x1a\n"
 SMALLEST_PICTURE = 5000  # bytes: an empty one has fewer
 SUMMARY = {"count", "median", "p99", "min", "max"}

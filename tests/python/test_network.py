@@ -72,15 +72,14 @@ def test_listeners_of_an_elastic_member_lie_in_the_range_of_the_environment(rank
     assert len(opened) == 4 and all(first <= port <= first + 300 for port in opened), opened
 
 
-@pytest.mark.parametrize(("interface", "address"), [("lo", "0100007F"), ("127.0.0.5", "0500007F")])
-def test_listeners_are_bound_to_the_chosen_interface_alone(ranks, interface, address):
+def test_listeners_are_bound_to_the_chosen_interface_alone(ranks):
     before = ranks.world(2).run(listening)
     # A heartbeat of its own: groups with equal options share their listeners.
-    world = ranks.world(2, interface=interface, heartbeat=seconds(31))
+    world = ranks.world(2, interface="lo", heartbeat=seconds(31))
     world.run(check_sum)
     for old, new in zip(before, world.run(listening), strict=True):
         addresses = {new[port] for port in new.keys() - old.keys()}
-        assert addresses == {address}, addresses
+        assert addresses == {"0100007F"}, addresses  # 127.0.0.1
 
 
 def test_listeners_are_bound_to_the_address_towards_the_store(ranks):
