@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ class RankProcess:
             stderr=self._stderr,
             text=True,
             env=env,
+            start_new_session=True,
         )
         self.pid = self._popen.pid
         self._reader = threading.Thread(target=self._read, args=(pool.inbox,), daemon=True)
@@ -71,9 +73,12 @@ class RankProcess:
             return None
 
     def end(self) -> None:
-        """Kill it if it still runs (also when stopped), and reap it."""
-        if self._popen.poll() is None:
-            self._popen.kill()
+        """Kill it if it still runs (also when stopped), with all that it started, and reap it.
+
+        torchft's children outlive a parent that is killed, and would keep the pipe open.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait(timeout=30)
         self._reader.join(timeout=30)
         for stream in (self._popen.stdin, self._popen.stdout, self._stderr):
