@@ -12,8 +12,8 @@ Measures, in worlds of --worlds:
   freeze      the same from a SIGSTOP; the frozen replica is killed when the others have committed.
               A frozen member of our groups is told after a second; torchft's groups have their
               timeout alone, five seconds here, and fifteen where a child has to start
-              Where survivors in a group of torchft's do not commit again within a minute, the
-              row says so, and the engine's strikes in that world end there
+              Where members of a group of torchft's do not commit any more for a minute, before or
+              after a strike, a row says so, and the engine's strikes in that world end there
 
 All engines in one run, in alternate rounds, each in processes of its own. Needs torchft 0.2.0. The
 last line is JSON.
@@ -251,16 +251,16 @@ def run_strikes(engine: str, world: int, strikes: list[str]) -> dict[str, list[f
             while len(living) < world:
                 living.append(waiting.pop())
                 living[-1].send("train", name=f"replica{number}-{len(living)}", **common)
-            pool.gather(living, "steady", 120)
-            victim = living.pop()
-            struck = victim.signal(STRIKES[strike])
             try:
+                pool.gather(living, "steady", 2 * MOST_OF_RECOVERY_S)
+                victim = living.pop()
+                struck = victim.signal(STRIKES[strike])
                 answers = pool.gather(living, "recovered", MOST_OF_RECOVERY_S)
             except ranks.RankFailed as failure:
                 if not engine.startswith(OF_TORCHFT):
                     raise
-                ranks.progress(f"{engine} does not recover from a {strike}: {failure}")
-                found[f"{strike}{NEVER}"] = [MOST_OF_RECOVERY_S]
+                ranks.progress(f"{engine}, {strike} {number + 1}: {failure}")
+                found[f"{strike} {number + 1}{NEVER}"] = [MOST_OF_RECOVERY_S]
                 break
             pool.drop(victim)
             note_phases(found, strike, struck, answers)
