@@ -1,12 +1,17 @@
 #include "elastic/agreements.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "net/frame.h"
 
 namespace torchft_ext {
 namespace {
+
+// So many pairs are passed on for. A member with more is hardly connected at all, or frozen:
+// without it the others are better off.
+constexpr size_t kMostCut = 3;
 
 const AgreementReport* reportOf(const std::vector<AgreementReport>& reports, uint64_t index) {
   const auto found =
@@ -44,7 +49,14 @@ Agreements::Agreements(MemberId self, const View& view, bool may_relay, bool sec
       second_round_(second_round) {
   for (const Member& member : view.members) ranks_.push_back(member.id);
   members_.insert(ranks_.begin(), ranks_.end());
+  chart();
+}
+
+void Agreements::chart() {
   legs_ = legsOf(ranks_, self_, relayed_);
+  if (cut_.size() > kMostCut) return;
+  const std::vector<Leg> around = detoursOf(cut_, self_);
+  legs_.insert(legs_.end(), around.begin(), around.end());
 }
 
 ElasticMessage Agreements::make(ElasticKind kind, uint64_t index) const {
@@ -53,6 +65,7 @@ ElasticMessage Agreements::make(ElasticKind kind, uint64_t index) const {
   message.lineage = lineage_;
   message.number = view_;
   message.index = index;
+  message.cut = cut_;
   return message;
 }
 
@@ -98,16 +111,53 @@ Agreements::Step Agreements::hear(const MemberId& from, const ElasticMessage& me
   for (const MemberId& member : message.completed) {
     if (counts(member)) round.completed.insert(member);
   }
-  return advance();
+  Step step;
+  hearCut(message, step);
+  Step next = advance();
+  std::move(next.sends.begin(), next.sends.end(), std::back_inserter(step.sends));
+  step.returned = std::move(next.returned);
+  return step;
 }
 
 Agreements::Step Agreements::tellDirectly() {
-  Step step;
-  if (!relayed_) return step;
+  if (!relayed_) return {};
   relayed_ = false;
-  legs_ = legsOf(ranks_, self_, relayed_);
+  return tellAnew();
+}
+
+Agreements::Step Agreements::lose(const MemberId& other) {
+  if (!may_relay_ || !members_.contains(other) || cut_.size() > kMostCut) return tellDirectly();
+  if (!cut_.insert(std::minmax(self_, other)).second) return {};
+  relayed_ = false;
+  return tellAnew();
+}
+
+void Agreements::hearCut(const ElasticMessage& message, Step& step) {
+  if (!may_relay_) return;
+  const size_t before = cut_.size();
+  for (const MemberPair& pair : message.cut) {
+    if (cut_.size() > kMostCut) break;
+    if (members_.contains(pair.first) && members_.contains(pair.second)) cut_.insert(pair);
+  }
+  if (cut_.size() == before) return;
+  relayed_ = false;
+  step = tellAnew();
+}
+
+bool Agreements::mayPassOn(const MemberId& lost, const std::set<MemberId>& gone) const {
+  return may_relay_ && cut_.size() <= kMostCut &&
+         std::any_of(ranks_.begin(), ranks_.end(), [&](const MemberId& other) {
+           return other != self_ && other != lost && !gone.contains(other) &&
+                  !cut_.contains(std::minmax(other, lost));
+         });
+}
+
+Agreements::Step Agreements::tellAnew() {
+  Step step;
+  chart();
   for (auto& [index, round] : rounds_) {  // of the one before too: who was slower may be in it
-    round.votes_told = round.completed_told = 0;
+    round.votes_told.clear();
+    round.completed_told.clear();
     if (!stopped_) tell(index, round, step);
   }
   return step;
@@ -137,28 +187,29 @@ void Agreements::tell(uint64_t index, Round& round, Step& step) const {
     return std::all_of(leg.about.begin(), leg.about.end(),
                        [&](const MemberId& member) { return known.contains(member); });
   };
-  const auto send = [&](size_t leg, auto fill) {
-    const bool same = leg > 0 && !step.sends.empty() && legs_[leg].about == legs_[leg - 1].about &&
-                      step.sends.back().to == legs_[leg - 1].to;
-    step.sends.push_back({legs_[leg].to, same ? step.sends.back().message : fill(legs_[leg])});
+  const auto sendDue = [&](std::vector<bool>& told, const auto& known, auto fill) {
+    told.resize(legs_.size());
+    const Leg* last = nullptr;
+    for (size_t i = 0; i < legs_.size(); ++i) {
+      const Leg& leg = legs_[i];
+      if (told[i] || !isKnown(known, leg)) continue;
+      told[i] = true;
+      const bool same = last != nullptr && last->about == leg.about;
+      step.sends.push_back({leg.to, same ? step.sends.back().message : fill(leg)});
+      last = &leg;
+    }
   };
-  for (; round.votes_told < legs_.size(); ++round.votes_told) {
-    if (!isKnown(round.votes, legs_[round.votes_told])) break;
-    send(round.votes_told, [&](const Leg& leg) {
-      ElasticMessage message = make(ElasticKind::kVote, index);
-      for (const MemberId& member : leg.about) message.votes[member] = round.votes.at(member);
-      return std::make_shared<const ElasticMessage>(std::move(message));
-    });
-  }
+  sendDue(round.votes_told, round.votes, [&](const Leg& leg) {
+    ElasticMessage message = make(ElasticKind::kVote, index);
+    for (const MemberId& member : leg.about) message.votes[member] = round.votes.at(member);
+    return std::make_shared<const ElasticMessage>(std::move(message));
+  });
   if (!round.answer) return;
-  for (; round.completed_told < legs_.size(); ++round.completed_told) {
-    if (!isKnown(round.completed, legs_[round.completed_told])) break;
-    send(round.completed_told, [&](const Leg& leg) {
-      ElasticMessage message = make(ElasticKind::kCompleted, index);
-      message.completed.insert(leg.about.begin(), leg.about.end());
-      return std::make_shared<const ElasticMessage>(std::move(message));
-    });
-  }
+  sendDue(round.completed_told, round.completed, [&](const Leg& leg) {
+    ElasticMessage message = make(ElasticKind::kCompleted, index);
+    message.completed.insert(leg.about.begin(), leg.about.end());
+    return std::make_shared<const ElasticMessage>(std::move(message));
+  });
 }
 
 std::vector<ElasticMessage> Agreements::saidSoFar() const {
@@ -202,8 +253,14 @@ std::string Agreements::fingerprint() const {
     writer.u32(static_cast<uint32_t>(round.completed.size()));
     for (const MemberId& member : round.completed) writer.raw(member.bytes);
     writer.u8(static_cast<uint8_t>((round.answer ? 1 : 0) | (round.returned ? 2 : 0)));
-    writer.u32(static_cast<uint32_t>(round.votes_told));
-    writer.u32(static_cast<uint32_t>(round.completed_told));
+    for (const std::vector<bool>* told : {&round.votes_told, &round.completed_told}) {
+      writer.u32(static_cast<uint32_t>(told->size()));
+      for (const bool one : *told) writer.u8(one ? 1 : 0);
+    }
+  }
+  for (const auto& [one, other] : cut_) {
+    writer.raw(one.bytes);
+    writer.raw(other.bytes);
   }
   writer.u64(mine_);
   writer.u8(static_cast<uint8_t>((stopped_ ? 1 : 0) | (returned_ok_ ? 2 : 0) | (relayed_ ? 4 : 0)));

@@ -7,6 +7,9 @@
 // How a round spreads is said by *legs* (spread.h): each member tells some others what it knows of
 // some members, once it knows it. What is told are facts that stay true, so it does not matter who
 // tells them, in which order, or how often.
+//
+// Who loses another one tells so, and from then on each tells each directly. If only the connection
+// between the two is *cut*, whoever knows of it passes on what the one says to the other.
 #pragma once
 
 #include <map>
@@ -46,6 +49,10 @@ class Agreements {
   Step hear(const MemberId& from, const ElasticMessage& message);  // kVote, kCompleted
   // Somebody is lost who may not pass on what it was told: from now on each tells each.
   Step tellDirectly();
+  // Nothing comes from that member to this one; it may live, and others may hear it.
+  Step lose(const MemberId& other);
+  // Is there one, not gone and not known to have lost it too, that may pass on what it says?
+  bool mayPassOn(const MemberId& lost, const std::set<MemberId>& gone) const;
   // Has it heard the votes of all members but these?
   bool hasVotesOfAllBut(const std::set<MemberId>& gone) const;
   // Is something of its that is missing for this member to return?
@@ -71,10 +78,13 @@ class Agreements {
     std::set<MemberId> completed;
     std::optional<Answer> answer;  // this member completed A
     bool returned = false;
-    size_t votes_told = 0;  // legs
-    size_t completed_told = 0;
+    std::vector<bool> votes_told;  // by leg
+    std::vector<bool> completed_told;
   };
   Step advance();
+  void chart();
+  Step tellAnew();
+  void hearCut(const ElasticMessage& message, Step& step);
   void tell(uint64_t index, Round& round, Step& step) const;
   ElasticMessage make(ElasticKind kind, uint64_t index) const;
 
@@ -86,6 +96,7 @@ class Agreements {
   std::vector<Leg> legs_;
   bool may_relay_ = false;
   bool relayed_ = false;
+  std::set<MemberPair> cut_;  // the one has lost the other; not all, once there are too many
   bool second_round_ = true;
   std::map<uint64_t, Round> rounds_;  // mine_ - 1 to mine_ + 1
   uint64_t mine_ = 0;                 // the last one in which this member has voted

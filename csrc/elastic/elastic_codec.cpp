@@ -79,6 +79,15 @@ static MemberPair readPair(ByteReader& reader) {
   return {first, readId<MemberId>(reader)};
 }
 
+static void write(ByteWriter& writer, const std::set<MemberPair>& pairs) {
+  writer.u32(static_cast<uint32_t>(pairs.size()));
+  for (const MemberPair& pair : pairs) write(writer, pair);
+}
+static std::set<MemberPair> readPairs(ByteReader& reader) {
+  const std::vector<MemberPair> pairs = readAll(reader, kMostMembers, readPair);
+  return {pairs.begin(), pairs.end()};
+}
+
 static void write(ByteWriter& writer, const Vote& vote) {
   writer.u8(static_cast<uint8_t>((vote.ok ? 1 : 0) | (vote.leaving ? 2 : 0) |
                                  (vote.new_witness ? 4 : 0)));
@@ -228,6 +237,7 @@ void write(ByteWriter& writer, const View& view) {
   writeAll(writer, view.voters);
   write(writer, view.witness);
   write(writer, view.secret);
+  write(writer, view.secret_digest);
   write(writer, view.seal);
   writeAll(writer, view.outcomes);
   writer.u32(static_cast<uint32_t>(view.old_size));
@@ -243,6 +253,7 @@ View readView(ByteReader& reader) {
   view.voters = readIds(reader);
   view.witness = readId<WitnessId>(reader);
   view.secret = readId<ViewSecret>(reader);
+  view.secret_digest = readId<SecretDigest>(reader);
   view.seal = readId<ViewSeal>(reader);
   view.outcomes = readAll(reader, kMostOutcomes, readOutcome);
   view.old_size = static_cast<int>(std::min<uint32_t>(reader.u32(), kMostMembers));
@@ -273,9 +284,11 @@ std::string encodeElasticMessage(const ElasticMessage& message) {
   switch (message.kind) {
     case ElasticKind::kVote:
       write(writer, message.votes);
+      write(writer, message.cut);
       break;
     case ElasticKind::kCompleted:
       write(writer, message.completed);
+      write(writer, message.cut);
       break;
     case ElasticKind::kPromise:
       write(writer, message.promise);
@@ -306,9 +319,11 @@ std::optional<ElasticMessage> decodeElasticMessage(std::string_view bytes) {
   switch (message.kind) {
     case ElasticKind::kVote:
       message.votes = readVotes(reader);
+      message.cut = readPairs(reader);
       break;
     case ElasticKind::kCompleted:
       message.completed = readIdSet(reader);
+      message.cut = readPairs(reader);
       break;
     case ElasticKind::kPromise:
       message.promise = readPromise(reader);

@@ -221,7 +221,7 @@ bool ElasticCore::onOtherView(Effects& effects, const MemberId& from,
     return true;
   }
   if (message.number < view_.number) {
-    tellView(effects, from, view_);
+    tellView(effects, {from}, view_);
     if (message.kind == ElasticKind::kBehind && view_.has(from)) repeatTo(effects, from);
     return true;
   }
@@ -244,12 +244,23 @@ void ElasticCore::onOtherLineage(Effects& effects, const MemberId& from,
 }
 
 // Its secret is for its members alone.
-void ElasticCore::tellView(Effects& effects, const MemberId& to, const View& view) const {
-  ElasticMessage message = make(ElasticKind::kView);
-  message.number = view.number;
-  message.view = view;
-  if (!view.has(to)) message.view->secret = {};
-  send(effects, to, std::move(message));
+void ElasticCore::tellView(Effects& effects, const std::vector<MemberId>& to,
+                           const View& view) const {
+  std::shared_ptr<const ElasticMessage> for_members;
+  std::shared_ptr<const ElasticMessage> for_others;
+  for (const MemberId& id : to) {
+    if (id == self_.id || isGoneForGood(id)) continue;
+    const bool is_member = view.has(id);
+    auto& shared = is_member ? for_members : for_others;
+    if (!shared) {
+      ElasticMessage message = make(ElasticKind::kView);
+      message.number = view.number;
+      message.view = view;
+      if (!is_member) message.view->secret = {};
+      shared = std::make_shared<const ElasticMessage>(std::move(message));
+    }
+    effects.sends.push_back({id, shared});
+  }
 }
 
 // What may have been sent to a member that did not know this view yet.
@@ -265,7 +276,7 @@ void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
   if (state_ == State::kJoining || state_ == State::kLeftOut) return;
   const Member& newcomer = message.members.front();
   if (view_.has(newcomer.id)) {
-    tellView(effects, newcomer.id, view_);
+    tellView(effects, {newcomer.id}, view_);
   } else {
     waiting_.insert_or_assign(newcomer.id, newcomer);
   }
@@ -280,7 +291,7 @@ ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {
   }
   waiting_.erase(id);
   if (state_ == State::kJoining || state_ == State::kLeftOut || !view_.has(id)) return effects;
-  carryOutAgreement(effects, agreements_.tellDirectly());
+  carryOutAgreement(effects, isFinal(loss) ? agreements_.tellDirectly() : agreements_.lose(id));
   if (proposal_) carryOut(effects, proposal_->lookAgain(gone()));
   recoverAgreement();
   pursue(effects);
@@ -321,9 +332,19 @@ bool ElasticCore::wantsWitness() const {
 // missing vote would be a no.
 void ElasticCore::recoverAgreement() {
   if (agreements_.stopped()) wanted_ = true;
-  const bool stuck = std::any_of(losses_.begin(), losses_.end(),
-                                 [&](const auto& loss) { return agreements_.awaits(loss.first); });
-  if (stuck && agreements_.hasVotesOfAllBut(gone())) wanted_ = true;
+  if (losses_.empty()) return;
+  const std::set<MemberId> lost = gone();
+  const bool stuck = std::any_of(losses_.begin(), losses_.end(), [&](const auto& loss) {
+    return agreements_.awaits(loss.first) && !mayComeByOthers(loss.first, lost);
+  });
+  if (stuck && agreements_.hasVotesOfAllBut(lost)) wanted_ = true;
+}
+
+// The word of a lost member that may live, from one that has not lost it, which finds out if it
+// lacks that word too. Questions are half a second apart: longer than that takes, nobody waits.
+bool ElasticCore::mayComeByOthers(const MemberId& id, const std::set<MemberId>& lost) const {
+  constexpr int kPatience = 20;
+  return !isGoneForGood(id) && questions_ < kPatience && agreements_.mayPassOn(id, lost);
 }
 
 void ElasticCore::carryOutAgreement(Effects& effects, Agreements::Step step) {
@@ -485,20 +506,12 @@ void ElasticCore::acceptOwn(Effects& effects) {
 
 void ElasticCore::decide(Effects& effects) {
   const View decided = proposal_->value();
-  ElasticMessage message = make(ElasticKind::kView);
-  message.number = decided.number;
-  message.view = decided;
-  const auto shared = std::make_shared<const ElasticMessage>(std::move(message));
-  for (const Member& member : decided.members) {
-    if (member.id != self_.id && !isGoneForGood(member.id)) {
-      effects.sends.push_back({member.id, shared});
-    }
-  }
+  std::vector<MemberId> all;
+  for (const Member& member : decided.members) all.push_back(member.id);
   for (const Member& member : view_.members) {
-    if (!decided.has(member.id) && !isGoneForGood(member.id)) {
-      tellView(effects, member.id, decided);
-    }
+    if (!decided.has(member.id)) all.push_back(member.id);
   }
+  tellView(effects, all, decided);
   adopt(effects, decided);
 }
 
@@ -553,12 +566,20 @@ ElasticEffects ElasticCore::retry() {
   return effects;
 }
 
-ElasticEffects ElasticCore::askAgain() const {
+ElasticEffects ElasticCore::askAgain() {
   Effects effects;
   if (state_ != State::kActive) return effects;
+  const bool awaits_lost = std::any_of(losses_.begin(), losses_.end(), [&](const auto& loss) {
+    return agreements_.awaits(loss.first);
+  });
   for (const Member& member : view_.members) {
-    if (agreements_.awaits(member.id)) send(effects, member.id, make(ElasticKind::kBehind));
+    if (awaits_lost || agreements_.awaits(member.id)) {
+      send(effects, member.id, make(ElasticKind::kBehind));
+    }
   }
+  questions_ = awaits_lost ? questions_ + 1 : 0;
+  recoverAgreement();
+  pursue(effects);
   return effects;
 }
 
@@ -600,28 +621,35 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
   if (state_ == State::kLeftOut || (state_ != State::kJoining && view.number <= view_.number)) {
     return;  // it is known
   }
-  effects.refused = objection(view, from);
-  if (effects.refused.empty()) adopt(effects, view);
+  View whole = view;
+  // Whoever tells it may not be in it, and so not know the secret; this member has accepted it.
+  if (view.secret.isZero() && accepted_ && isSecretOf(accepted_->view.secret, view)) {
+    whole.secret = accepted_->view.secret;
+  }
+  effects.refused = objection(whole, from, whole.has(self_.id));
+  if (effects.refused.empty()) adopt(effects, whole);
 }
 
 // A newcomer knows nothing to judge it by but the view itself.
-std::string ElasticCore::objection(const View& view, const MemberId& teller) const {
+std::string ElasticCore::objection(const View& view, const MemberId& teller,
+                                   bool needs_secret) const {
   std::string found;
   if (state_ == State::kJoining || view.lineage != view_.lineage) {
     found = objectionTo(view);
   } else {
     found = objectionToSuccessor(view, view_, teller);
     // By a secret of nothing anybody could seal what comes after it.
-    const bool lacks = view.has(self_.id) && view.secret.isZero() && !view_.secret.isZero();
-    if (found.empty() && lacks) found = "it lists this member without the members' secret";
+    const bool lacks = needs_secret && view.secret.isZero() && !view_.secret.isZero();
+    if (found.empty() && lacks) found = "it comes without its members' secret";
   }
   return found.empty() ? found : "view " + std::to_string(view.number) + ": " + found;
 }
 
-// Of a value for the next view, as a member or the store has it.
+// Of a value for the next view, as a member or the store has it. Who takes it up tells its members
+// its secret.
 bool ElasticCore::believes(Effects& effects, const View& value) const {
   const bool next = !isApart(value.lineage) && value.number == view_.number + 1;  // is sealed
-  effects.refused = next ? objection(value, self_.id)
+  effects.refused = next ? objection(value, self_.id, /*needs_secret=*/true)
                          : "view " + std::to_string(value.number) + ": it is not the next one";
   return effects.refused.empty();
 }
@@ -638,12 +666,16 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   // Who goes on has promised in the view before, so it knows that one: a member that missed one has
   // been left out of it, whoever lists it again by an old word.
   const bool missed_one = !first && view.number > view_.number + 1;
+  std::vector<MemberId> others;
+  for (const Member& member : view_.members) others.push_back(member.id);
   install(effects, view);
   if (!view_.has(self_.id) || missed_one) {
     state_ = State::kLeftOut;
     unsealed_ = missed_one;
     effects.left_out = true;
     unanswered_.reset();  // what became of it is not known here
+    // Whoever decided on it may die before others have heard of it.
+    if (!unsealed_) tellView(effects, others, view_);
     return;
   }
   state_ = State::kActive;
@@ -676,6 +708,7 @@ void ElasticCore::forgetOldView() {
   accepted_.reset();
   highest_round_ = 0;
   fruitless_ = 0;
+  questions_ = 0;
   wanted_ = false;
   cut_.clear();
   absent_.clear();
@@ -703,7 +736,7 @@ ElasticEffects ElasticCore::beginLineage(const Lineage& lineage) {
   View next = nextView(view_, {{self_.id, std::move(own)}}, {}, rules_.max_size);
   next.lineage = lineage;
   next.witness = {};
-  next.secret = secretOf(next.lineage, next.number);
+  setSecret(next, secretOf(next.lineage, next.number));
   install(effects, next);
   state_ = State::kActive;
   answerFromView(effects);
@@ -741,6 +774,7 @@ std::string ElasticCore::fingerprint() const {
   write(writer, AcceptedView{accepted_ ? accepted_->ballot : Ballot{}, View{}});
   writer.u32(highest_round_);
   writer.u32(fruitless_);
+  writer.u32(static_cast<uint32_t>(questions_));
   writer.u8(proposal_ ? 1 : 0);
   if (proposal_) writer.text(proposal_->fingerprint());
   writer.text(agreements_.fingerprint());

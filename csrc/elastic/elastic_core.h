@@ -106,7 +106,7 @@ class ElasticCore {
   // Time has passed: says again what may have been lost, tries again what did not succeed.
   ElasticEffects retry();
   // Asks those whose word on an agreement is missing to say it again: it may have been lost.
-  ElasticEffects askAgain() const;
+  ElasticEffects askAgain();
   // There is a new connection to it: what was said over the one before may be lost.
   ElasticEffects connected(const MemberId& id);
   ElasticEffects witnessAnswered(const WitnessReply& reply);
@@ -141,14 +141,15 @@ class ElasticCore {
   void carryOut(Effects& effects, Proposal::Step step);
   void decide(Effects& effects);
   void hearView(Effects& effects, const MemberId& from, const View& view);
-  std::string objection(const View& view, const MemberId& teller) const;
+  std::string objection(const View& view, const MemberId& teller, bool needs_secret) const;
   bool believes(Effects& effects, const View& value) const;
   void adopt(Effects& effects, const View& view);
   void install(Effects& effects, const View& view);
   void forgetOldView();
   bool wantsWitness() const;
-  void tellView(Effects& effects, const MemberId& to, const View& view) const;
+  void tellView(Effects& effects, const std::vector<MemberId>& to, const View& view) const;
   void recoverAgreement();
+  bool mayComeByOthers(const MemberId& id, const std::set<MemberId>& lost) const;
   void carryOutAgreement(Effects& effects, Agreements::Step step);
   void acceptOwn(Effects& effects);
   void answerFromView(Effects& effects);
@@ -181,6 +182,7 @@ class ElasticCore {
   uint32_t fruitless_ = 0;  // retries without a new view
   std::optional<Proposal> proposal_;
   Agreements agreements_;
+  int questions_ = 0;  // asked again in vain, while a lost member's word is missing
   // An agreement that a later view has to answer: of which view, which index.
   struct Agreement {
     uint64_t view = 0;

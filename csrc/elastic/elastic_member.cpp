@@ -269,7 +269,6 @@ void ElasticMember::Impl::carryOut(const ElasticEffects& effects) {
   if (effects.new_view) onNewView();
   sendAll(effects.sends);
   if (effects.witness) askWitness(*effects.witness);
-  if (effects.left_out) network->finish();
   status.follow(*core, effects);
 }
 

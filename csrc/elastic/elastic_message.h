@@ -68,6 +68,7 @@ struct ElasticMessage {
   uint64_t index = 0;   // kVote, kCompleted
   std::map<MemberId, Vote> votes;
   std::set<MemberId> completed;
+  std::set<MemberPair> cut;     // kVote, kCompleted: of which the one has lost the other
   Promise promise;              // kPromise
   std::optional<View> view;     // kAccept, kView
   std::vector<Member> members;  // kJoin: the sender

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "elastic/view_check.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -37,7 +39,7 @@ Founding foundingOf(std::vector<Member> members, const ElasticRules& rules) {
   founding.key = {Nonce::random(), JobSecret::random()};
   founding.view.lineage = Lineage::random();
   founding.view.number = 1;
-  founding.view.secret = ViewSecret::random();
+  setSecret(founding.view, ViewSecret::random());
   for (Member& member : members) {
     member.since = 1;
     founding.view.voters.push_back(member.id);

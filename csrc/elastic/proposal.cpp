@@ -92,7 +92,7 @@ void Proposal::choose(const std::set<MemberId>& gone) {
     return;
   }
   value_ = nextView(base_, promises_, gone, rules_.max_size);
-  value_->secret = secret_;
+  setSecret(*value_, secret_);
   value_->store_decided = rules_.store_rule || stage_ != Stage::kPreparing;
   if (!base_.secret.isZero()) value_->seal = sealOf(*value_, base_.secret);
 }

@@ -24,4 +24,14 @@ std::vector<Leg> legsOf(const std::vector<MemberId>& ranks, const MemberId& self
   return legs;
 }
 
+std::vector<Leg> detoursOf(const std::set<MemberPair>& cut, const MemberId& self) {
+  std::vector<Leg> legs;
+  for (const auto& [one, other] : cut) {
+    if (one == self || other == self) continue;
+    legs.push_back({one, {other}});
+    legs.push_back({other, {one}});
+  }
+  return legs;
+}
+
 }  // namespace torchft_ext

@@ -7,6 +7,7 @@
 // Manber's barrier). Who is told by nobody else depends on each of those in between.
 #pragma once
 
+#include <set>
 #include <vector>
 
 #include "elastic/view.h"
@@ -18,6 +19,10 @@ struct Leg {
   std::vector<MemberId> about;  // to be told once all of it is known; itself first
   friend bool operator==(const Leg&, const Leg&) = default;
 };
+
+// Of a member that is neither, between two of whom the one has lost the other: what each says is
+// passed on to the other one.
+std::vector<Leg> detoursOf(const std::set<MemberPair>& cut, const MemberId& self);
 
 // Of this member, in the order in which they are due. It is among the ranks.
 std::vector<Leg> legsOf(const std::vector<MemberId>& ranks, const MemberId& self, bool relayed);

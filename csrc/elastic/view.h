@@ -19,7 +19,8 @@ using MemberId = Identity<struct MemberIdTag>;      // one rank of one process's
 using Lineage = Identity<struct LineageTag>;        // a job's views, from its founding on
 using WitnessId = Identity<struct WitnessIdTag>;    // what a store shows to be the one it was
 using ViewSecret = Identity<struct ViewSecretTag>;  // what its members can prove to know
-using ViewSeal = Identity<struct ViewSealTag>;      // that a member of the view before made it
+using SecretDigest = Identity<struct SecretDigestTag>;  // by which a secret is known to be the one
+using ViewSeal = Identity<struct ViewSealTag>;          // that a member of the view before made it
 
 struct Member {
   MemberId id;
@@ -66,6 +67,7 @@ struct View {
   std::vector<MemberId> voters;   // of the members, those who decide on the next view
   WitnessId witness;              // zero: there is none
   ViewSecret secret;              // drawn anew for each; zero: as it is told to others than members
+  SecretDigest secret_digest;     // of it, also where the view is told without it
   ViewSeal seal;                  // elastic/view_check.h
   std::vector<Outcome> outcomes;  // of the agreements of the view before that were not over
   int old_size = 0;               // how many members the view before had

@@ -71,7 +71,26 @@ bool mayTellOfLater(const View& known, const MemberId& teller) {
   return known.number == 1 || known.members[static_cast<size_t>(rank)].since < known.number;
 }
 
+// Secrets are random, so a hash does not give them away.
+SecretDigest digestOf(const ViewSecret& secret) {
+  SecretDigest digest;
+  if (secret.isZero()) return digest;
+  const auto* bytes = reinterpret_cast<const char*>(secret.bytes.data());
+  const Digest256 whole = sha256(std::string_view(bytes, secret.bytes.size()));
+  std::copy_n(whole.begin(), digest.bytes.size(), digest.bytes.begin());
+  return digest;
+}
+
 }  // namespace
+
+void setSecret(View& view, const ViewSecret& secret) {
+  view.secret = secret;
+  view.secret_digest = digestOf(secret);
+}
+
+bool isSecretOf(const ViewSecret& secret, const View& view) {
+  return !secret.isZero() && digestOf(secret) == view.secret_digest;
+}
 
 ViewSeal sealOf(const View& view, const ViewSecret& secret_before) {
   View sealed = view;
@@ -100,6 +119,7 @@ std::string objectionTo(const View& view) {
   }
   if (!areDistinct(view.decided_by)) return "somebody decided on it twice";
   if (!areOutcomes(view)) return "its outcomes are of other agreements";
+  if (!view.secret.isZero() && !isSecretOf(view.secret, view)) return "its secret is another one";
   return {};
 }
 

@@ -3,7 +3,9 @@
 //
 // A view is *sealed* with the secret of the view before it, which that one's members alone know: by
 // its seal they see that one of them made it, whoever passes it on. So nobody else can put a view
-// in the place of the next one. Views without secrets (the model checker's) have no seals.
+// in the place of the next one. The seal covers a digest of the view's secret, which is told to its
+// members alone: so nobody else can give them another one. Views without secrets (the model
+// checker's) have no seals.
 #pragma once
 
 #include <string>
@@ -12,6 +14,10 @@
 
 namespace torchft_ext {
 
+// Sets it, and the digest that stands for it under the seal.
+void setSecret(View& view, const ViewSecret& secret);
+// Does that secret belong to the view, as its digest says?
+bool isSecretOf(const ViewSecret& secret, const View& view);
 // By the secret of the view before, of everything but the view's own secret.
 ViewSeal sealOf(const View& view, const ViewSecret& secret_before);
 

@@ -10,10 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "elastic/member_network.h"
 #include "memory_store.h"
+#include "net_support.h"
 
 namespace torchft_ext {
 namespace {
+
+using namespace net_test;  // NOLINT(google-build-using-namespace)
 
 constexpr std::chrono::seconds kLong{20};
 
@@ -225,6 +229,79 @@ TEST(ElasticMember, WhoIsLeftOutGetsNoView) {
   }
   for (auto& one : waiting) EXPECT_EQ(one.get().members.size(), 2U);
   EXPECT_EQ(looking.get(), "left out");
+}
+
+// A process that knows the job's secret, and talks to its members.
+class Visitor {
+ public:
+  explicit Visitor(const Founding& founding) {
+    onLoop(loop_, [&] {
+      MemberNetwork::Events events;
+      events.on_message = [this](const MemberId&, const FrameHeader&, const std::string& payload) {
+        const auto message = decodeElasticMessage(payload);
+        if (message && message->view) told_ = *message->view;
+      };
+      events.on_connected = [](const MemberId&) {};
+      events.on_lost = [](const MemberId&, Loss, const std::string&) {};
+      events.on_goodbye = [](const MemberId&) {};
+      network_ = std::make_unique<MemberNetwork>(loop_, kLong, std::move(events));
+      EXPECT_EQ(network_->open(*SocketAddress::fromNumeric("127.0.0.1", 0), {}), "");
+      MemberRecord record;
+      record.incarnation = network_->incarnation();
+      record.addresses = network_->addresses();
+      network_->setSelf({MemberId::random(), 0, encodeRecord(record)});
+      network_->admitMembers(founding.key);
+    });
+  }
+  ~Visitor() {
+    onLoop(loop_, [this] { network_.reset(); });
+  }
+  Visitor(const Visitor&) = delete;
+  Visitor& operator=(const Visitor&) = delete;
+
+  void tell(const Member& member, const ElasticMessage& message) {
+    onLoop(loop_, [&] {
+      network_->introduce(member);
+      network_->send(member.id, FrameHeader{FrameType::kElastic}, encodeElasticMessage(message));
+    });
+  }
+  View told() {
+    View view;
+    onLoop(loop_, [&] { view = told_; });
+    return view;
+  }
+
+ private:
+  EventLoop loop_{"ft-test"};
+  std::unique_ptr<MemberNetwork> network_;
+  View told_;
+};
+
+// Others may have nobody else to hear of it from.
+TEST(ElasticMember, WhoIsLeftOutAnswersWithTheViewThatIsWithoutIt) {
+  Job job;
+  job.found(3);
+  const View first = job.awaitViews(0)[0];
+  const auto absent = job.members.back();
+  job.members.pop_back();
+  absent->setReady(false);
+  std::vector<std::future<View>> waiting;
+  for (const auto& member : job.members) {
+    waiting.push_back(std::async(std::launch::async, [member, absent] {
+      return member->awaitView(1, Deadline::after(kLong), {}, {}, {absent->id()});
+    }));
+  }
+  for (auto& one : waiting) EXPECT_FALSE(one.get().has(absent->id()));
+  EXPECT_THROW(absent->awaitView(1, Deadline::after(kLong)), ElasticError);
+  Visitor visitor(*JobStore(job.store->comparing("visitor"), "job/").founding());
+  ElasticMessage behind;
+  behind.kind = ElasticKind::kBehind;
+  behind.lineage = first.lineage;
+  behind.number = 1;
+  visitor.tell(first.members[static_cast<size_t>(first.rankOf(absent->id()))], behind);
+  EXPECT_TRUE(waitFor([&] { return visitor.told().number == 2; }));
+  EXPECT_FALSE(visitor.told().has(absent->id()));
+  EXPECT_TRUE(visitor.told().secret.isZero());
 }
 
 // Whoever tells it: another member may have heard of it before the two say so themselves.

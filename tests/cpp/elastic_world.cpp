@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "elastic/view_check.h"
 #include "net/frame.h"
 
 namespace torchft_ext {
@@ -27,7 +28,11 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
     view.voters.push_back(idOf(i));
   }
   if (options.witness) view.witness.bytes[0] = 1;
-  if (options.secrets) view.secret.bytes[0] = 1;
+  if (options.secrets) {
+    ViewSecret secret;
+    secret.bytes[0] = 1;
+    setSecret(view, secret);
+  }
   const ElasticRules rules{options.store_rule, options.min_size, 1 << 16, options.parts};
   std::vector<MemberId> contacts;
   for (const Member& member : view.members) contacts.push_back(member.id);
@@ -79,43 +84,52 @@ bool ElasticWorld::canVote(int i) const {
          !pending_[static_cast<size_t>(i)];
 }
 
+bool ElasticWorld::mayVote(int i) const {
+  return canVote(i) && asked_[static_cast<size_t>(i)] < options_.agreements &&
+         core(i).view().number < static_cast<uint64_t>(options_.views);
+}
+
+bool ElasticWorld::canDetect(const Way& pair) const {
+  return !dead(pair.first) && core(pair.first).state() != ElasticCore::State::kJoining;
+}
+
+bool ElasticWorld::canSuspect(int i, int j) const {
+  return i != j && !dead(i) && !dead(j) && core(i).view().has(idOf(j)) &&
+         !core(i).losses().contains(idOf(j));
+}
+
+bool ElasticWorld::canPart(int i) const {
+  return core(i).state() == ElasticCore::State::kActive ||
+         core(i).state() == ElasticCore::State::kStopped;
+}
+
 std::vector<ElasticAction> ElasticWorld::actions() const {
   using Kind = ElasticAction::Kind;
   std::vector<ElasticAction> all;
-  for (const auto& [link, queue] : links_) {
-    if (!queue.empty() && !dead(link.second))
-      all.push_back({Kind::kDeliver, link.first, link.second});
+  for (const auto& [way, link] : links_) {
+    if (!dead(way.second)) all.push_back({Kind::kDeliver, way.first, way.second});
   }
-  for (const auto& [who, gone] : undetected_) {
-    if (!dead(who) && core(who).state() != ElasticCore::State::kJoining) {
-      all.push_back({Kind::kDetect, who, gone});
-    }
+  for (const Way& pair : undetected_) {
+    if (canDetect(pair)) all.push_back({Kind::kDetect, pair.first, pair.second});
   }
   for (int i = 0; i < size(); ++i) {
     if (dead(i)) continue;
     const StoreOp& op = store_[static_cast<size_t>(i)];
     if (op.request) all.push_back({Kind::kWitness, i, 0});
     if (op.reply) all.push_back({Kind::kReply, i, 0});
-    if (canVote(i) && asked_[static_cast<size_t>(i)] < options_.agreements &&
-        core(i).view().number < static_cast<uint64_t>(options_.views)) {
+    if (mayVote(i)) {
       all.push_back({Kind::kVote, i, 1});
       if (left_.noes > 0) all.push_back({Kind::kVote, i, 0});
     }
     if (left_.deaths > 0) all.push_back({Kind::kDie, i, 0});
     if (canSeeNewStore(i)) all.push_back({Kind::kLook, i, 0});
-    if (left_.partings > 0 && (core(i).state() == ElasticCore::State::kActive ||
-                               core(i).state() == ElasticCore::State::kStopped)) {
-      all.push_back({Kind::kPart, i, 0});
-    }
+    if (left_.partings > 0 && canPart(i)) all.push_back({Kind::kPart, i, 0});
     if (left_.retries > 0 && core(i).wanted()) all.push_back({Kind::kRetry, i, 0});
     if (left_.wants > 0 && core(i).state() == ElasticCore::State::kActive) {
       all.push_back({Kind::kWant, i, 0});
     }
     for (int j = 0; left_.suspicions > 0 && j < size(); ++j) {
-      if (j != i && !dead(j) && core(i).view().has(idOf(j)) &&
-          !core(i).losses().contains(idOf(j))) {
-        all.push_back({Kind::kSuspect, i, j});
-      }
+      if (canSuspect(i, j)) all.push_back({Kind::kSuspect, i, j});
     }
   }
   if (options_.witness && left_.witness_restarts > 0) all.push_back({Kind::kRestart, 0, 0});
@@ -124,14 +138,106 @@ std::vector<ElasticAction> ElasticWorld::actions() const {
   return all;
 }
 
+std::optional<ElasticAction> ElasticWorld::draw(std::mt19937_64& random) const {
+  constexpr int kTries = 100;
+  constexpr uint64_t kStepsForAFault = 30;
+  for (int tries = 0; tries < kTries; ++tries) {
+    const bool fault = random() % kStepsForAFault == 0;
+    if (const auto found = fault ? drawFault(random) : drawStep(random)) return found;
+  }
+  return std::nullopt;
+}
+
+std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) const {
+  using Kind = ElasticAction::Kind;
+  const int a = static_cast<int>(random() % cores_.size());
+  const int b = static_cast<int>(random() % cores_.size());
+  const auto only = [](bool possible, const ElasticAction& action) {
+    return possible ? std::optional(action) : std::nullopt;
+  };
+  if (dead(a)) return std::nullopt;
+  switch (random() % 8) {
+    case 0:
+      return only(left_.deaths > 0, {Kind::kDie, a, 0});
+    case 1:
+      return only(left_.suspicions > 0 && canSuspect(a, b), {Kind::kSuspect, a, b});
+    case 2:
+      return only(left_.wants > 0 && core(a).state() == ElasticCore::State::kActive,
+                  {Kind::kWant, a, 0});
+    case 3:
+      return only(options_.witness && left_.witness_restarts > 0, {Kind::kRestart, 0, 0});
+    case 4:
+      return only(options_.witness && left_.witness_losses > 0, {Kind::kLoseWitness, 0, 0});
+    case 5:
+      return only(left_.heals, {Kind::kHeal, 0, 0});
+    case 6:
+      return only(left_.partings > 0 && canPart(a), {Kind::kPart, a, 0});
+    default:
+      return only(left_.retries > 0 && core(a).wanted(), {Kind::kRetry, a, 0});
+  }
+}
+
+// Of the links that carry something, the losses that are to be noticed, and the members.
+std::optional<ElasticAction> ElasticWorld::drawStep(std::mt19937_64& random) const {
+  using Kind = ElasticAction::Kind;
+  size_t at = random() % (busy_.size() + undetected_.size() + cores_.size());
+  if (at < busy_.size()) return ElasticAction{Kind::kDeliver, busy_[at].first, busy_[at].second};
+  at -= busy_.size();
+  if (at < undetected_.size()) {
+    // One that is near: they are in no order that matters.
+    const Way from{static_cast<int>(random() % cores_.size()),
+                   static_cast<int>(random() % cores_.size())};
+    auto pair = undetected_.lower_bound(from);
+    if (pair == undetected_.end()) pair = undetected_.begin();
+    if (!canDetect(*pair)) return std::nullopt;
+    return ElasticAction{Kind::kDetect, pair->first, pair->second};
+  }
+  const int i = static_cast<int>(at - undetected_.size());
+  if (dead(i)) return std::nullopt;
+  const StoreOp& op = store_[static_cast<size_t>(i)];
+  if (op.reply) return ElasticAction{Kind::kReply, i, 0};
+  if (op.request) return ElasticAction{Kind::kWitness, i, 0};
+  if (canSeeNewStore(i) && random() % 2 == 0) return ElasticAction{Kind::kLook, i, 0};
+  if (!mayVote(i)) return std::nullopt;
+  const bool no = left_.noes > 0 && random() % cores_.size() == 0;
+  return ElasticAction{Kind::kVote, i, no ? 0 : 1};
+}
+
+void ElasticWorld::send(const Way& way, std::shared_ptr<const ElasticMessage> message) {
+  const auto [link, fresh] = links_.try_emplace(way);
+  if (fresh) {
+    link->second.at = busy_.size();
+    busy_.push_back(way);
+  }
+  link->second.messages.push_back(std::move(message));
+}
+
+std::shared_ptr<const ElasticMessage> ElasticWorld::takeFirst(const Way& way) {
+  auto& messages = links_.at(way).messages;
+  auto message = std::move(messages.front());
+  messages.erase(messages.begin());
+  if (messages.empty()) drop(way);
+  return message;
+}
+
+void ElasticWorld::drop(const Way& way) {
+  const auto link = links_.find(way);
+  if (link == links_.end()) return;
+  const size_t at = link->second.at;
+  links_.erase(link);
+  if (at + 1 < busy_.size()) {
+    busy_[at] = busy_.back();
+    links_.at(busy_[at]).at = at;
+  }
+  busy_.pop_back();
+}
+
 void ElasticWorld::take(const ElasticAction& action) {
   using Kind = ElasticAction::Kind;
   const auto a = static_cast<size_t>(action.a);
   switch (action.kind) {
     case Kind::kDeliver: {
-      auto& queue = links_[{action.a, action.b}];
-      const auto message = std::move(queue.front());
-      queue.pop_front();
+      const auto message = takeFirst({action.a, action.b});
       ElasticCore& receiver = cores_[static_cast<size_t>(action.b)];
       carryOut(action.b, receiver.receive(idOf(action.a), *message));
       // Its group has failed, as below.
@@ -150,17 +256,17 @@ void ElasticWorld::take(const ElasticAction& action) {
       store_[a].reply.reset();  // a request may still reach the store
       for (int i = 0; i < size(); ++i) {
         undetected_.erase({action.a, i});
-        links_.erase({i, action.a});
+        drop({i, action.a});
         if (i != action.a && !dead(i)) undetected_.insert({i, action.a});
       }
       break;
     case Kind::kDetect: {
       undetected_.erase({action.a, action.b});
-      links_.erase({action.b, action.a});  // the rest is lost
+      drop({action.b, action.a});  // the rest is lost
       carryOut(action.a,
                cores_[a].lose(idOf(action.b), dead(action.b) ? Loss::kDead : Loss::kUnreachable));
       // Its group has failed: the user awaits another view.
-      if (core(action.a).view().has(idOf(action.b))) {
+      if (core(action.a).view().has(idOf(action.b)) && (dead(action.b) || !options_.groups_stand)) {
         carryOut(action.a, cores_[a].want(core(action.a).view().number));
       }
       break;
@@ -168,7 +274,9 @@ void ElasticWorld::take(const ElasticAction& action) {
     case Kind::kSuspect:
       --left_.suspicions;
       carryOut(action.a, cores_[a].lose(idOf(action.b), Loss::kFrozen));
-      carryOut(action.a, cores_[a].want(core(action.a).view().number));
+      if (!options_.groups_stand) {
+        carryOut(action.a, cores_[a].want(core(action.a).view().number));
+      }
       break;
     case Kind::kRetry:
       --left_.retries;
@@ -238,7 +346,7 @@ void ElasticWorld::take(const ElasticAction& action) {
       }
       break;
   }
-  checkHistory();
+  if (has_news_) checkHistory();
 }
 
 void ElasticWorld::vote(int i, bool ok) {
@@ -246,6 +354,7 @@ void ElasticWorld::vote(int i, bool ok) {
   const uint64_t number = core(i).view().number;
   ++asked_[at];
   pending_[at] = true;
+  has_news_ = true;
   if (!ok) said_no_[{number, static_cast<uint64_t>(asked_[at])}].insert(i);
   Vote vote;
   vote.ok = ok;
@@ -280,7 +389,7 @@ void ElasticWorld::carryOut(int i, ElasticEffects effects) {
   for (auto& [to, message] : effects.sends) {
     const int j = indexOf(to);
     if (j < 0 || j >= size() || dead(j) || isCut(i, j)) continue;
-    links_[{i, j}].push_back(std::move(message));
+    send({i, j}, std::move(message));
   }
   if (effects.witness) store_[at].request = std::move(effects.witness);
   if (effects.new_view) {
@@ -312,6 +421,7 @@ void ElasticWorld::checkView(int i) {
     }
     return;
   }
+  has_news_ = true;
   const auto [known, fresh] = views_.try_emplace(view.number, view);
   if (!fresh && known->second != view) {
     fail("two views have the number " + std::to_string(view.number));
@@ -321,6 +431,7 @@ void ElasticWorld::checkView(int i) {
 void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {
   if (core(i).state() == ElasticCore::State::kLeftOut || gone(i)) return;  // it raises
   const Key key{outcome.view, outcome.index};
+  has_news_ = true;
   const auto [known, fresh] = returned_.try_emplace(key, outcome.answer);
   if (!fresh && known->second.ok != outcome.answer.ok) {
     fail("two answers to agreement " + std::to_string(key.second) + " of view " +
@@ -331,6 +442,7 @@ void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {
 
 // No later view may contradict an answer, and an ok needs all who went on.
 void ElasticWorld::checkHistory() {
+  has_news_ = false;
   for (const auto& [key, answer] : returned_) {
     if (!answer.ok) continue;
     const auto next = views_.find(key.first + 1);
@@ -403,26 +515,36 @@ bool ElasticWorld::everyoneSettled() const {
   return true;
 }
 
-// Everything that goes on by itself. False: nothing did.
+// What goes on by itself.
+std::optional<ElasticAction> ElasticWorld::nextQuietly() const {
+  using Kind = ElasticAction::Kind;
+  if (!links_.empty()) {
+    const Way& way = links_.begin()->first;
+    return ElasticAction{Kind::kDeliver, way.first, way.second};
+  }
+  for (const Way& pair : undetected_) {
+    if (canDetect(pair)) return ElasticAction{Kind::kDetect, pair.first, pair.second};
+  }
+  for (int i = 0; i < size(); ++i) {
+    if (dead(i)) continue;
+    const StoreOp& op = store_[static_cast<size_t>(i)];
+    if (op.request) return ElasticAction{Kind::kWitness, i, 0};
+    if (op.reply) return ElasticAction{Kind::kReply, i, 0};
+    if (canSeeNewStore(i)) return ElasticAction{Kind::kLook, i, 0};
+  }
+  return std::nullopt;
+}
+
+// False: nothing happened.
 bool ElasticWorld::runQuietly() {
-  bool moved = false;
-  for (int step = 0; step < 100000; ++step) {
-    const std::vector<ElasticAction> possible = actions();
-    const auto next =
-        std::find_if(possible.begin(), possible.end(), [](const ElasticAction& action) {
-          return action.kind == ElasticAction::Kind::kDeliver ||
-                 action.kind == ElasticAction::Kind::kDetect ||
-                 action.kind == ElasticAction::Kind::kWitness ||
-                 action.kind == ElasticAction::Kind::kReply ||
-                 action.kind == ElasticAction::Kind::kLook;
-        });
-    if (next == possible.end()) return moved;
+  constexpr int kMostSteps = 1000000;
+  for (int step = 0; step < kMostSteps && wrong_.empty(); ++step) {
+    const auto next = nextQuietly();
+    if (!next) return step > 0;
     take(*next);
-    moved = true;
-    if (!wrong_.empty()) return moved;
   }
   fail("messages without end");
-  return moved;
+  return true;
 }
 
 std::string ElasticWorld::settle() {
@@ -436,6 +558,7 @@ std::string ElasticWorld::settle() {
     for (int i = 0; i < size(); ++i) {
       if (dead(i)) continue;
       carryOut(i, cores_[static_cast<size_t>(i)].retry());
+      carryOut(i, cores_[static_cast<size_t>(i)].askAgain());
     }
     runQuietly();
     // Users whose members wait for them come to the agreement too.
@@ -489,12 +612,11 @@ std::string ElasticWorld::fingerprint() const {
       if (op.reply->decided) writer.text(encodeView(*op.reply->decided));
     }
   }
-  for (const auto& [link, queue] : links_) {
-    if (queue.empty()) continue;
-    writer.u8(static_cast<uint8_t>(link.first));
-    writer.u8(static_cast<uint8_t>(link.second));
-    writer.u8(static_cast<uint8_t>(queue.size()));
-    for (const auto& message : queue) writer.text(encodeElasticMessage(*message));
+  for (const auto& [way, link] : links_) {
+    writer.u8(static_cast<uint8_t>(way.first));
+    writer.u8(static_cast<uint8_t>(way.second));
+    writer.u8(static_cast<uint8_t>(link.messages.size()));
+    for (const auto& message : link.messages) writer.text(encodeElasticMessage(*message));
   }
   for (const auto& [who, gone] : undetected_) {
     writer.u8(static_cast<uint8_t>(who));

@@ -5,11 +5,11 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -47,7 +47,8 @@ struct ElasticWorldOptions {
   int partings = 0;          // a member goes on alone, in a lineage of its own
   // Links that never carry anything.
   std::set<std::pair<int, int>> cut;
-  bool heals = false;  // at any moment, once, all of them
+  bool heals = false;         // at any moment, once, all of them
+  bool groups_stand = false;  // who loses a living member asks for no view because of that
   // The protocol without one of its parts, to see that it is missed.
   ElasticParts parts;
 };
@@ -78,7 +79,11 @@ class ElasticWorld {
  public:
   explicit ElasticWorld(const ElasticWorldOptions& options);
 
+  // All that can happen now.
   std::vector<ElasticAction> actions() const;
+  // One of them, without listing them all: a delivery most of the time, faults rarely. Nothing:
+  // none was found, though there may be some.
+  std::optional<ElasticAction> draw(std::mt19937_64& random) const;
   void take(const ElasticAction& action);
   // Empty: all is well so far.
   const std::string& wrong() const { return wrong_; }
@@ -105,6 +110,22 @@ class ElasticWorld {
     std::optional<WitnessReply> reply;
   };
 
+  using Way = std::pair<int, int>;  // from one member to another
+  struct Link {
+    std::vector<std::shared_ptr<const ElasticMessage>> messages;  // in order; there are some
+    size_t at = 0;                                                // in busy_
+  };
+
+  void send(const Way& way, std::shared_ptr<const ElasticMessage> message);
+  std::shared_ptr<const ElasticMessage> takeFirst(const Way& way);
+  void drop(const Way& way);
+  bool canDetect(const Way& pair) const;
+  bool canSuspect(int i, int j) const;
+  bool mayVote(int i) const;
+  bool canPart(int i) const;
+  std::optional<ElasticAction> nextQuietly() const;
+  std::optional<ElasticAction> drawFault(std::mt19937_64& random) const;
+  std::optional<ElasticAction> drawStep(std::mt19937_64& random) const;
   bool isCut(int a, int b) const;
   // For the first lineage: dead, or in another one.
   bool gone(int i) const;
@@ -126,7 +147,8 @@ class ElasticWorld {
   std::vector<bool> dead_;
   std::vector<int> asked_;  // agreements of a member in its view
   std::vector<bool> pending_;
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<const ElasticMessage>>> links_;
+  std::map<Way, Link> links_;                 // that carry something
+  std::vector<Way> busy_;                     // the same
   std::set<std::pair<int, int>> undetected_;  // (who does not know yet, who is gone)
   std::vector<StoreOp> store_;                // by member: one request at a time
   std::optional<AcceptedView> held_;          // by the witness
@@ -141,6 +163,7 @@ class ElasticWorld {
   std::map<Key, Answer> returned_;        // by whoever returned from it
   std::map<Key, std::set<int>> said_no_;  // who voted no
   std::map<Key, std::set<int>> returned_by_;
+  bool has_news_ = false;  // for the history
   std::string wrong_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -86,10 +87,13 @@ class Agreeing {
     for (size_t i = 0; i < size; ++i) cores.emplace_back(view.members[i], ElasticRules{}, view);
   }
   void carryOut(size_t from, const ElasticEffects& effects) {
-    for (const Outcome& outcome : effects.answers) answers[from] = outcome.answer;
+    for (const Outcome& outcome : effects.answers) {
+      answers[from] = outcome.answer;
+      ++returned[from];
+    }
     for (const auto& [to, message] : effects.sends) {
       const auto receiver = static_cast<size_t>(to.bytes[0] - 1);
-      if (receiver == dead) continue;
+      if (receiver == dead || cut.contains(std::minmax(from, receiver))) continue;
       ++messages;
       carryOut(receiver, cores[receiver].receive(idOf(from), *message));
     }
@@ -103,8 +107,10 @@ class Agreeing {
 
   std::vector<ElasticCore> cores;
   std::map<size_t, Answer> answers;
+  std::map<size_t, int> returned;  // from so many agreements
   size_t messages = 0;
   size_t dead = 1000;
+  std::set<std::pair<size_t, size_t>> cut;  // no word gets from the one to the other
 };
 
 TEST(Spread, AnAgreementOfEightTakesSixMessagesOfEach) {
@@ -161,6 +167,71 @@ TEST(Spread, TheVotesOfTheLivingReachAllWhereOneIsLost) {
     EXPECT_TRUE(answer.ok);
     EXPECT_EQ(members.cores[member].view().number, 2U);
   }
+}
+
+// Two members that are cut from each other: in how many agreements of three, in one view, does
+// everybody get the answer, where nobody ever asks again? `when` of the eight have voted in the
+// first one when they notice; the first of the pair alone, or both.
+int agreementsOfPair(size_t one, size_t other, size_t when, bool both) {
+  Agreeing members(8);
+  members.cut = {std::minmax(one, other)};
+  for (size_t step = 0; step < 3; ++step) {
+    for (size_t i = 0; i < 8; ++i) {
+      if (step == 0 && i == when) {
+        members.carryOut(one, members.cores[one].lose(idOf(other), Loss::kUnreachable));
+        if (both) members.carryOut(other, members.cores[other].lose(idOf(one), Loss::kFrozen));
+      }
+      members.vote(i);
+    }
+  }
+  int least = 3;
+  for (size_t i = 0; i < 8; ++i) {
+    const bool good = members.cores[i].view().number == 1 && members.answers[i].ok;
+    least = std::min(least, good ? members.returned[i] : 0);
+  }
+  return least;
+}
+
+TEST(Spread, NobodyAsksAgainWhereTwoAreCutFromEachOther) {
+  for (size_t one = 0; one < 8; ++one) {
+    for (size_t other = 0; other < 8; ++other) {
+      for (const size_t when : {0U, 4U, 7U}) {
+        if (one == other) continue;
+        EXPECT_EQ(agreementsOfPair(one, other, when, true), 3)
+            << one << " " << other << " " << when;
+        EXPECT_EQ(agreementsOfPair(one, other, when, false), 3) << one << " " << other;
+      }
+    }
+  }
+}
+
+// Each of the others waits for the word of those that may reach it, until some say that they do
+// not.
+TEST(Spread, AMemberThatNobodyReachesEndsTheViewWhereNobodyAsksAgain) {
+  Agreeing members(8);
+  for (size_t i = 0; i < 8; ++i) members.cut.insert(std::minmax(i, size_t{3}));
+  for (size_t i = 0; i < 8; ++i) members.vote(i);
+  for (const size_t i : {0U, 1U, 2U, 4U}) {
+    EXPECT_EQ(members.cores[0].view().number, 1U);
+    members.carryOut(i, members.cores[i].lose(idOf(3), Loss::kFrozen));
+  }
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(members.cores[i].view().number, i == 3 ? 1U : 2U);
+  EXPECT_FALSE(members.answers.contains(3));
+  EXPECT_EQ(members.answers.size(), 7U);
+}
+
+// One that does not find out is not waited for without end.
+TEST(Spread, AMemberThatOneAloneHasLostEndsTheViewAfterAWhile) {
+  Agreeing members(8);
+  for (size_t i = 0; i < 8; ++i) members.cut.insert(std::minmax(i, size_t{3}));
+  for (size_t i = 0; i < 8; ++i) members.vote(i);
+  members.carryOut(0, members.cores[0].lose(idOf(3), Loss::kFrozen));
+  int questions = 0;
+  for (; members.cores[0].view().number == 1 && questions < 100; ++questions) {
+    members.carryOut(0, members.cores[0].askAgain());
+  }
+  EXPECT_GT(questions, 10);
+  EXPECT_EQ(members.cores[0].view().number, 2U);
 }
 
 }  // namespace

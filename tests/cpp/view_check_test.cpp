@@ -26,7 +26,7 @@ View known() {
   View view;
   view.lineage.bytes[0] = 1;
   view.number = 4;
-  view.secret = ViewSecret::random();
+  setSecret(view, ViewSecret::random());
   view.members = {memberOf(1, 1), memberOf(2, 1), memberOf(3, 3)};
   view.voters = {idOf(1), idOf(2), idOf(3)};
   return view;
@@ -36,7 +36,7 @@ View known() {
 View nextOf(const View& view) {
   View next = view;
   next.number = view.number + 1;
-  next.secret = ViewSecret::random();
+  setSecret(next, ViewSecret::random());
   next.members = {view.members[0], view.members[2], memberOf(4, next.number)};
   next.voters = {idOf(1), idOf(3)};
   next.decided_by = {idOf(1), idOf(3)};
@@ -112,6 +112,15 @@ TEST_F(ForgedView, IsRefusedFromWhoDoesNotKnowTheSecretOfTheViewBefore) {
   view = nextOf(known_);
   view.members.pop_back();  // after it was sealed
   EXPECT_NE(objectionToSuccessor(view, known_, idOf(1)), "");
+}
+
+// Who has been left out has seen it sealed, and is told it without its secret.
+TEST_F(ForgedView, IsRefusedWithASecretOfTheTellersOwn) {
+  View view = nextOf(known_);
+  view.secret = ViewSecret::random();
+  EXPECT_EQ(objectionToSuccessor(view, known_, idOf(1)), "its secret is another one");
+  setSecret(view, view.secret);
+  EXPECT_NE(objectionToSuccessor(view, known_, idOf(1)).find("has sealed it"), std::string::npos);
 }
 
 TEST_F(ForgedView, MayHaveAllMembersAsVotersWhereAllVotersLeft) {
@@ -190,6 +199,18 @@ TEST(ForgedMessages, ChangeNothingAndSayWhy) {
   EXPECT_FALSE(core.accepted());
 
   EXPECT_TRUE(core.receive(idOf(9), viewMessage(nextOf(view))).new_view);  // whoever passes it on
+}
+
+TEST(ForgedMessages, GiveNoMemberAnotherSecret) {
+  const View view = known();
+  View forged = nextOf(view);
+  forged.secret = ViewSecret::random();
+  ElasticCore member(view.members[0], {}, view);
+  EXPECT_NE(member.receive(idOf(3), viewMessage(forged)).refused, "");
+  EXPECT_EQ(member.view(), view);
+  const Member joining = memberOf(4, 0);
+  ElasticCore newcomer(joining, {}, std::vector<MemberId>{idOf(1)});
+  EXPECT_NE(newcomer.receive(idOf(1), viewMessage(forged)).refused, "");
 }
 
 TEST(ForgedMessages, OfAViewThatListsAMemberWithoutTheSecretChangeNothing) {

@@ -141,7 +141,7 @@ View elasticView() {
   View view;
   view.lineage = numbered<Lineage>(1);
   view.number = 4;
-  view.secret = numbered<ViewSecret>(3);
+  setSecret(view, numbered<ViewSecret>(3));
   view.members = {{numbered<MemberId>(1), 1, {}}, {numbered<MemberId>(2), 1, {}}};
   for (const Member& member : view.members) view.voters.push_back(member.id);
   view.decided_by = view.voters;
