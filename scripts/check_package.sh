@@ -8,6 +8,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 work=$(realpath -m "${1:-$BUILD_ROOT/package}")
 rm -rf "$work"
 mkdir -p "$work/source"
+# The compiler's cache recognises what the development build compiled: with the same flags, in directories as deep below
+# the sources.
+builds="$work/source/$(realpath --relative-base="$ROOT" "$BUILD_ROOT")"
+export CCACHE_BASEDIR="$work/source/csrc"
 
 say "sdist"
 python setup.py --quiet sdist --dist-dir "$work"
@@ -29,9 +33,8 @@ torch_dir=$(python -c "import importlib.util as u; print(u.find_spec('torch').su
 say "pip install ${install[*]}"
 (
   cd "$work/source"
-  # The compiler's cache recognises what the development build compiled: at the same depth, with the same flags, and with
-  # torch's headers named as there (they are the same files).
-  export CCACHE_BASEDIR="$PWD/csrc" TORCHFT_EXT_BUILD_DIR="$PWD/$(realpath --relative-base="$ROOT" "$BUILD_ROOT")/wheel" \
+  # Torch's headers are named as in the development build: they are the same files.
+  export TORCHFT_EXT_BUILD_DIR="$builds/wheel" \
     TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_WERROR=$WERROR -DTORCHFT_EXT_TORCH_DIR=$torch_dir"
   PATH="$work/venv/bin:${PATH#"$VENV/bin:"}" "$work/venv/bin/python" -m pip install --no-index "${install[@]}" \
     >"$work/install.log" 2>&1 || { tail -60 "$work/install.log"; exit 1; }
@@ -113,20 +116,20 @@ four_ranks="$ROOT/tests/examples/four_ranks_one_dies.sh"
 "$four_ranks" "$work/consumer/allreduce_c"
 
 say "the core alone, without torch and Python"
-cmake -S "$work/source" -B "$work/core" -G Ninja -DTORCHFT_EXT_BUILD_TORCH=OFF -DTORCHFT_EXT_BUILD_BENCHMARKS=ON \
+cmake -S "$work/source" -B "$builds/core" -G Ninja -DTORCHFT_EXT_BUILD_TORCH=OFF -DTORCHFT_EXT_BUILD_BENCHMARKS=ON \
   -DTORCHFT_EXT_WERROR="$WERROR" >"$work/core.log"
-cmake --build "$work/core" -j "$JOBS" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
-cmake --install "$work/core" --prefix "$work/prefix" >>"$work/core.log"
+cmake --build "$builds/core" -j "$JOBS" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
+cmake --install "$builds/core" --prefix "$work/prefix" >>"$work/core.log"
 cmake -S "$work/source/examples/cpp" -B "$work/with-core" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/core.log"
 cmake --build "$work/with-core" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
 "$four_ranks" "$work/with-core/allreduce_c"
-timeout 60 "$work/core/benchmarks/native/ft_bench" --world 3 --op all --max 64K --factor 64 --seconds 0.01
+timeout 60 "$builds/core/benchmarks/native/ft_bench" --world 3 --op all --max 64K --factor 64 --seconds 0.01
 python "$ROOT/scripts/public_symbols.py" "$work/prefix/lib"
 
 say "a program that has the sources as a subdirectory"
-cmake -S "$work/source/examples/cpp/subdirectory" -B "$work/within" -G Ninja -DTORCHFT_EXT_WERROR="$WERROR" >"$work/within.log"
-cmake --build "$work/within" -j "$JOBS" >>"$work/within.log" || { tail -40 "$work/within.log"; exit 1; }
-"$four_ranks" "$work/within/allreduce_c"
+cmake -S "$work/source/examples/cpp/subdirectory" -B "$builds/within" -G Ninja -DTORCHFT_EXT_WERROR="$WERROR" >"$work/within.log"
+cmake --build "$builds/within" -j "$JOBS" >>"$work/within.log" || { tail -40 "$work/within.log"; exit 1; }
+"$four_ranks" "$builds/within/allreduce_c"
 if ldd "$work/prefix/lib/libtorchft_ext_core.so" | grep -E 'torch_|c10|python'; then
   die "the core library needs torch or Python"
 fi

@@ -16,8 +16,9 @@ import threading
 from multiprocessing.connection import Connection
 
 import rankside
+import torch
 
-OWN_PID = os.getpid()
+own_pid = os.getpid()  # of this rank: calls may fork
 
 
 def run_call(connection: Connection, lock: threading.Lock, request: tuple) -> None:
@@ -26,7 +27,7 @@ def run_call(connection: Connection, lock: threading.Lock, request: tuple) -> No
         value = getattr(importlib.import_module(module), function)(*args, **kwargs)
         reply = (number, True, value)
     except BaseException as error:
-        if os.getpid() != OWN_PID:
+        if os.getpid() != own_pid:
             raise  # of a forked child: its interpreter ends with it
         reply = (number, False, rankside.describe(error))
     with lock:
@@ -72,16 +73,20 @@ def work(connection: Connection) -> None:
             raise ending  # nobody catches it: the interpreter ends with it
 
 
-if __name__ == "__main__":
+def be_a_rank(connection: Connection, dump_path: str) -> None:
+    global own_pid
+    own_pid = os.getpid()
     # Whoever runs the tests in a shell's background has it ignored, which all children inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    dump = open(sys.argv[2], "w")
+    dump = open(dump_path, "w")
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
-    import torch
-
     torch.set_num_threads(1)
     if "TORCHFT_EXT_TEST_WARM_UP" in os.environ:
         from device_side import accelerator
 
         accelerator.warm_up()
-    work(Connection(int(sys.argv[1])))
+    work(connection)
+
+
+if __name__ == "__main__":
+    be_a_rank(Connection(int(sys.argv[1])), sys.argv[2])

@@ -1,7 +1,8 @@
 """A pool of rank processes that tests borrow: started once, told what to run, killed and replaced.
 
-Starting a rank costs seconds of CPU, so ranks live for the whole session. `Pool.world(n)` begins
-a fresh generation over n of them; `World.run(function)` runs an importable function in all of them.
+Ranks are forked from a process that has imported torch, and live for the whole session.
+`Pool.world(n)` begins a fresh generation over n of them; `World.run(function)` runs an importable
+function in all of them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import forked_process
 import rankside
 import torch.distributed as dist
+from forked_process import START_PATIENCE, Request
 from rankside import PATIENCE, ErrorInfo
-
-START_PATIENCE = 100.0  # seconds; importing torch takes some of them, on a busy machine many
 
 
 class Hang(AssertionError):
@@ -91,6 +93,32 @@ def values_of(calls: Sequence[Call], patience: float = PATIENCE) -> list:
     return [call.value(0) for call in calls]
 
 
+def is_still(pid: int) -> bool:
+    """Whether every thread of the process is stopped or has ended."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if thread.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
+
+
+def start_behind(
+    prefix: Sequence[str], request: Request, connection: Connection
+) -> subprocess.Popen:
+    """A rank whose interpreter a command starts, in a network of its own for example."""
+    program = [sys.executable, "-m", "rank_worker"]
+    command = [*prefix, *program, str(connection.fileno()), str(request.dump_path)]
+    with open(request.log_path, "wb") as log:
+        return subprocess.Popen(
+            command,
+            pass_fds=[connection.fileno()],
+            env=request.env,
+            cwd=request.folder,
+            stdout=log,
+            stderr=log,
+        )
+
+
 class Worker:
     """One rank process and the pipe to it."""
 
@@ -111,12 +139,12 @@ class Worker:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._connection, theirs = Pipe()
-        program = [sys.executable, "-m", "rank_worker"]
-        command = [*prefix, *program, str(theirs.fileno()), str(self.dump_path)]
-        with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=env, cwd=folder, stdout=log, stderr=log
-            )
+        request = Request(folder, env, self.log_path, self.dump_path)
+        self.process: subprocess.Popen | forked_process.ForkedProcess
+        if prefix:
+            self.process = start_behind(prefix, request, theirs)
+        else:
+            self.process = forked_process.start(request, theirs)
         theirs.close()
         threading.Thread(target=self._read_replies, daemon=True).start()
 
@@ -160,7 +188,7 @@ class Worker:
         """Stop it; returns once no thread of it runs any more."""
         self.frozen = True
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        rankside.wait_until(lambda: is_still(self.pid), f"worker {self.number} to stop")
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
