@@ -25,10 +25,12 @@ struct Job {
   std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
   std::vector<std::shared_ptr<ElasticMember>> members;
   int max_size = 100;
+  bool store_rule = false;
 
   ElasticOptions options(int size) const {
     ElasticOptions options;
     options.rules.max_size = max_size;
+    options.rules.store_rule = store_rule;
     options.job = "test";
     options.size = size;
     options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
@@ -176,6 +178,66 @@ TEST(ElasticMember, HalfWithoutTheWitnessIsNoQuorum) {
     EXPECT_NE(std::string(error.what()).find("its process ended"), std::string::npos)
         << error.what();
   }
+}
+
+TEST(ElasticMember, TwoOfFourAtOnceGoOnWithTheWitness) {
+  Job job;
+  job.found(4);
+  job.awaitViews(0);
+  job.members.resize(2);
+  expectOneView(job.awaitViews(1), 2, 2);
+}
+
+// It names them long before the deadline, since none of them can come back.
+TEST(ElasticMember, ThreeOfFourThatEndedAreNoQuorumAtOnce) {
+  Job job;
+  job.found(4);
+  job.awaitViews(0);
+  job.members.resize(1);
+  const auto began = std::chrono::steady_clock::now();
+  try {
+    job.members.front()->awaitView(1, Deadline::after(kLong));
+    FAIL() << "expected no quorum";
+  } catch (const ElasticError& error) {
+    EXPECT_EQ(error.kind(), ElasticErrorKind::kNoQuorum);
+    const std::string told = error.what();
+    size_t named = 0;
+    for (size_t at = 0; (at = told.find("its process ended", at)) != std::string::npos; ++at) {
+      ++named;
+    }
+    EXPECT_EQ(named, 3U) << told;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, kLong / 2);
+}
+
+TEST(ElasticMember, OneOfFourGoesOnByTheStoresRule) {
+  Job job;
+  job.store_rule = true;
+  job.found(4);
+  job.awaitViews(0);
+  job.members.resize(1);
+  expectOneView(job.awaitViews(1), 2, 1);
+}
+
+TEST(ElasticMember, WhoTookInThreeThatEndBeforeACommitGoesOnAlone) {
+  Job job;
+  job.found(1);
+  job.awaitViews(0);
+  const auto first = job.members.front();
+  std::vector<std::future<View>> places;
+  for (int i = 0; i < 3; ++i) {
+    job.members.push_back(job.join(1));
+    places.push_back(std::async(std::launch::async, [newcomer = job.members.back()] {
+      return newcomer->awaitView(0, Deadline::after(kLong));
+    }));
+  }
+  while (first->waiting().size() < 3) std::this_thread::sleep_for(milliseconds(1));
+  std::vector<View> views{first->awaitView(1, Deadline::after(kLong))};
+  for (auto& place : places) views.push_back(place.get());
+  expectOneView(views, 2, 4);
+  EXPECT_EQ(views.front().voters.size(), 1U);
+  job.members.resize(1);
+  expectOneView(job.awaitViews(2), 3, 1);
 }
 
 // The first member looks at it twice a second.

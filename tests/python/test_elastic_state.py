@@ -9,6 +9,7 @@ from enum import IntEnum
 import pytest
 import torch
 from torch import nn
+from torch.distributed import checkpoint as dcp
 
 from torchft_ext.elastic._codec import decode, encode
 from torchft_ext.elastic._fingerprint import fingerprints, flat_bytes
@@ -276,6 +277,36 @@ def test_checkpoint_comes_back_whole(tmp_path):
     torch.save(state.state_dict(), tmp_path / "checkpoint")
     fresh.load_state_dict(torch.load(tmp_path / "checkpoint"))
     assert (fresh.step, fresh.digest()) == (1, state.digest())
+
+
+LOADABLE = ["Adadelta", "Adagrad", "Adam", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"]
+
+
+@pytest.mark.parametrize("name", [*LOADABLE, "Adafactor", "Adamax", "SGD"])
+def test_distributed_checkpoint_comes_back_whole_into_a_fresh_optimizer(tmp_path, name):
+    def make() -> State:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        options = {"momentum": 0.9} if name == "SGD" else {}
+        return State(model, getattr(torch.optim, name)(model.parameters(), **options))
+
+    state, fresh = make(), make()
+    train(state, 3)
+    state.commit()
+    dcp.save(state.state_dict(), checkpoint_id=tmp_path / "checkpoint")
+    before = fresh.digest()
+    saved = fresh.state_dict(to_load=True)
+    assert fresh.digest() == before and fresh.objects["model"].weight.grad is None
+    dcp.load(saved, checkpoint_id=tmp_path / "checkpoint")
+    fresh.load_state_dict(saved)
+    assert (fresh.step, fresh.digest()) == (1, state.digest())
+
+
+def test_state_to_load_is_the_optimizers_own_where_it_has_one():
+    state = small_state()
+    train(state, 3)
+    saved = state.state_dict(to_load=True)["objects"]["optimizer"]
+    assert saved["state"][0]["step"] == 3
 
 
 def test_objects_can_be_replaced():

@@ -85,6 +85,22 @@ def test_failed_step_is_yielded_again_as_at_its_begin(job, state):
     assert job.events == ["recover", "recover", "agree", "agree"]
 
 
+@pytest.mark.parametrize("commits_first", [False, True])
+def test_failed_validation_leaves_the_model_in_training(job, state, commits_first):
+    model, modes = state.objects["model"], []
+    for step in steps(state, 2, job=job):
+        with step:
+            modes.append([module.training for module in model.modules()])
+            if commits_first:
+                step.commit()
+            if len(modes) == 1:
+                model.eval()
+                job.fail()
+            if not commits_first:
+                step.commit()
+    assert modes == [[True, True, True]] * (2 if commits_first else 3)
+
+
 def test_repeated_step_draws_the_same_numbers(job, state):
     drawn = []
     for step in steps(state, 2, job=job):

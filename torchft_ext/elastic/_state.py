@@ -141,6 +141,13 @@ class State:
         if self._entry is not None:
             self._entry.restore()
 
+    def restore_modes(self) -> None:
+        """Set modules to train() or eval() as they were at the last snapshot(); without one, do
+        nothing.
+        """
+        if self._entry is not None:
+            self._entry.restore_modes()
+
     def follow(self, rank: int, size: int) -> None:
         """Let samplers take the part of this rank of a world of this size."""
         for sampler in self._samplers():
@@ -175,15 +182,25 @@ class State:
         """Return one hash of everything, in hex: equal on two members whose state is equal.
 
         Of sharded tensors the part here is in it: it is equal along the replicas of one shard.
+        Buffers are in it too, which may differ between members.
         """
         whole = hashlib.blake2b(digest_size=16)
         for path, value in sorted(self.fingerprints().items()):
             whole.update(path.encode() + b"\0" + value)
         return whole.hexdigest()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return step, lineage and the states of all objects, for a checkpoint."""
-        parts = {name: value.state_dict() for name, value in self._objects.items()}
+    def state_dict(self, *, to_load: bool = False) -> dict[str, Any]:
+        """Return step, lineage and the states of all objects, for a checkpoint.
+
+        Args:
+            to_load: for torch.distributed.checkpoint.load(), which reads what it finds in the dict,
+                and nothing else: optimizers that have made no step have no state to be found. Here
+                they have what their first step would make, while they stay as they are.
+        """
+        parts = {
+            name: _with_first_state(value) if to_load else value.state_dict()
+            for name, value in self._objects.items()
+        }
         return {"step": self.step, "lineage": self.lineage, "objects": parts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -249,10 +266,11 @@ class _Entry:
     def __init__(
         self, modules: Iterator[nn.Module], scalers: Iterator[torch.amp.GradScaler]
     ) -> None:
+        owners = [owner for module in modules for owner in module.modules()]
+        self._modes = [(owner, owner.training) for owner in owners]
         self._buffers = [
             (owner, name, None if buffer is None else buffer.detach().clone())
-            for module in modules
-            for owner in module.modules()
+            for owner in owners
             for name, buffer in owner._buffers.items()
         ]
         self._scalers = [(scaler, _scale_of(scaler)) for scaler in scalers]
@@ -268,6 +286,10 @@ class _Entry:
         for scaler, scale in self._scalers:
             _set_scale(scaler, scale)
 
+    def restore_modes(self) -> None:
+        for owner, training in self._modes:
+            owner.training = training
+
 
 def _scale_of(scaler: torch.amp.GradScaler) -> list[torch.Tensor | None]:
     """Scale and growth counter, without waiting for the device; None before their first use."""
@@ -280,6 +302,32 @@ def _set_scale(scaler: torch.amp.GradScaler, saved: list[torch.Tensor | None]) -
     for name, tensor in zip(("_scale", "_growth_tracker"), saved, strict=True):
         setattr(scaler, name, None if tensor is None else tensor.clone())
     scaler._per_optimizer_states.clear()
+
+
+def _with_first_state(value: Replicated) -> Any:
+    """The object's state, of an optimizer without one that which its first step makes."""
+    if not isinstance(value, torch.optim.Optimizer) or value.state:
+        return value.state_dict()
+    groups = value.param_groups
+    parameters = [one for group in groups for one in group["params"] if one.requires_grad]
+    gradients = [one.grad for one in parameters]
+    rates = [group.get("lr") for group in groups]
+    try:
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:  # some optimizers change parameters whose gradients are zero
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        value.step()
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        first = value.state_dict()
+        value.state.clear()
+    return first
 
 
 class _Tensors:

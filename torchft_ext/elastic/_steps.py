@@ -103,10 +103,11 @@ def steps(
 
     Blocks before the first step and after a change of members: until a view is formed, has
     `min_size` members, and the state is the same on all. A step whose generation failed is yielded
-    again, with gradients cleared, and buffers and the loss scaler as they were when it began.
-    Members are taken in and leave at one boundary between steps. It ends when `total` steps are
-    committed and all that train hold the result, or when this member's leaving has been agreed on.
-    A member that holds the result raises nothing where others are lost after the last step.
+    again, with gradients cleared, and buffers, the loss scaler and the modules' train() or eval()
+    as they were when it began. Members are taken in and leave at one boundary between steps. It
+    ends when `total` steps are committed and all that train hold the result, or when this member's
+    leaving has been agreed on. A member that holds the result raises nothing where others are lost
+    after the last step.
 
     Args:
         state: what all members hold alike; `state.step` says where to begin.
@@ -248,6 +249,7 @@ class Step:
         self.ended = True
         if isinstance(error, CommError) and self._is_managed():
             self.failure = error
+            self._state.restore_modes()  # the failure may have cut a validation short
             clear_frames(traceback)  # they hold what the failed pass has made, and its model
             return True
         if error is not None:
