@@ -19,29 +19,12 @@
 #include "elastic/cancellable_wait.h"
 #include "elastic/elastic_error.h"
 #include "elastic/elastic_message.h"
-#include "elastic/job_store.h"
-#include "elastic/listed_store.h"
+#include "elastic/elastic_options.h"
 #include "elastic/view_store.h"
-#include "net/socket_address.h"
 
 namespace torchft_ext {
 
-struct ElasticOptions {
-  std::string job;  // for messages
-  int size = 1;     // of the first view
-  ElasticRules rules;
-  SocketAddress bind_address;  // where to listen; its port is ignored
-  PortRange ports;
-  Duration limit = std::chrono::seconds(5);  // a member that is silent for so long is left out
-  ComparingStoreFactory store;               // empty: the job has none, and is found by `listed`
-  std::string prefix;                        // of the job's keys in it
-  // Where members are looked for, instead of in the store, which is then the witness alone; the key
-  // is what who comes there has to know. Empty: not so.
-  ListedAddresses listed;
-  std::string key;
-  // A view is over: its generations have to fail. On a thread of the member's own; may block.
-  std::function<void(uint64_t view, const std::string& why)> on_stopped;
-};
+struct MemberDriver;
 
 class ElasticMember {
  public:
@@ -100,11 +83,10 @@ class ElasticMember {
   StoreAnswer callStore(StoreCall call, Deadline deadline, const Cancelled& cancelled = {});
 
  private:
-  struct Impl;
   void requireOwnProcess() const;
-  explicit ElasticMember(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  explicit ElasticMember(std::shared_ptr<MemberDriver> driver) : driver_(std::move(driver)) {}
   const uint64_t forks_ = forkCount();  // a forked child has none of the threads
-  const std::shared_ptr<Impl> impl_;
+  const std::shared_ptr<MemberDriver> driver_;
 };
 
 }  // namespace torchft_ext

@@ -224,6 +224,22 @@ TEST(ForgedMessages, OfAViewThatListsAMemberWithoutTheSecretChangeNothing) {
   EXPECT_TRUE(left_out.receive(idOf(3), viewMessage(bare)).left_out);
 }
 
+// Whoever takes it up as the binding value has to tell its members the secret.
+TEST(ForgedMessages, OfAValueWithoutItsSecretAreNotAccepted) {
+  const View view = known();
+  ElasticMessage accept = viewMessage(nextOf(view));
+  accept.kind = ElasticKind::kAccept;
+  accept.number = view.number;
+  accept.ballot = {1, idOf(1)};
+  ElasticMessage bare = accept;
+  bare.view->secret = {};
+  ElasticCore left_out(view.members[1], {}, view);
+  EXPECT_NE(left_out.receive(idOf(1), bare).refused.find("secret"), std::string::npos);
+  EXPECT_FALSE(left_out.accepted());
+  EXPECT_EQ(left_out.receive(idOf(1), accept).refused, "");
+  EXPECT_TRUE(left_out.accepted());
+}
+
 // Who is left out tells others of the view that says so; not where it could not check the seal.
 TEST(ForgedMessages, AreNotPassedOnByWhoIsLeftOut) {
   const View view = known();

@@ -1,0 +1,450 @@
+#include "elastic/member_driver.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/host_name.h"
+#include "base/log.h"
+#include "elastic/elastic_codec.h"
+#include "elastic/elastic_error.h"
+#include "elastic/view_check.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr milliseconds kBetweenLooks{2};  // of a leaver: has it got through?
+constexpr std::chrono::seconds kStopWithin{1};
+constexpr size_t kMostEarly = 65536;
+constexpr int kTicksBetweenQuestions = 25;
+constexpr int kLooksSpared = 8;  // of one for each question
+
+Member makeSelf(const Incarnation& incarnation, const std::vector<SocketAddress>& addresses) {
+  MemberRecord record;
+  record.incarnation = incarnation;
+  record.host = hostName();
+  record.pid = ::getpid();
+  record.addresses = addresses;
+  return {MemberId::random(), 0, encodeRecord(record)};
+}
+
+ComparingStoreFactory noStore() {
+  return []() -> std::unique_ptr<ComparingStore> { throw StoreError("the job has none"); };
+}
+
+}  // namespace
+
+MemberDriver::MemberDriver(ElasticOptions given)
+    : options(std::move(given)),
+      status(options.job),
+      loop("ft-elastic"),
+      links(std::make_shared<MeetingLinks>(loop, MeetingKey{options.job, options.key})),
+      store(options.job, options.store ? options.store : noStore(), options.prefix),
+      listed(makeListed()),
+      stop_thread("ft-stopped"),
+      server([this](const MemberId& to, uint64_t number, const StoreAnswer& answer) {
+        replyTo(to, number, answer);
+      }),
+      client(loop, [this](const MemberId& host, uint64_t number, const StoreCall& call) {
+        sendCall(host, number, call);
+      }) {}
+
+std::unique_ptr<JobStoreThread> MemberDriver::makeListed() {
+  if (!options.listed) return nullptr;
+  const auto connect = [this] {
+    return std::make_unique<ListedStore>(loop, links, options.listed);
+  };
+  return std::make_unique<JobStoreThread>(options.job, connect, "", /*may_witness=*/false);
+}
+
+// ---- joining
+
+void MemberDriver::start(Deadline deadline, const Cancelled& cancelled) {
+  const JobFounder founder(meeting(), options.job, options.size, options.rules);
+  listen(deadline);
+  const JobFounder::Place found = founder.findPlace(status.self(), deadline, cancelled);
+  status.setRules(found.founding.rules);
+  loop.post([this, found] { begin(found); });
+}
+
+void MemberDriver::listen(Deadline deadline) {
+  const auto error = std::make_shared<std::string>("the member's thread did not get to it");
+  loop.runOnLoop(
+      [this, self = shared_from_this(), error] {
+        network = std::make_unique<MemberNetwork>(loop, options.limit, events());
+        *error = network->open(options.bind_address, options.ports);
+        if (!error->empty()) return;
+        openPlace();
+        const Member me = makeSelf(network->incarnation(), network->addresses());
+        network->setSelf(me);
+        status.setSelf(me);
+      },
+      deadline);
+  if (error->empty()) return;
+  throw ElasticError(ElasticErrorKind::kNetwork,
+                     "elastic.join: job '" + options.job + "': no port to listen on: " + *error);
+}
+
+// Of a job that is found by the addresses of its members.
+void MemberDriver::openPlace() {
+  if (!listed) return;
+  place = std::make_unique<MeetingServer>(loop, MeetingKey{options.job, options.key});
+  network->admitVisitors(meetingNonce(options.job),
+                         [this](Arrival& arrival) { return place && place->admit(arrival); });
+}
+
+MemberNetwork::Events MemberDriver::events() {
+  MemberNetwork::Events events;
+  events.on_message = [this](const MemberId& from, const FrameHeader& header,
+                             const std::string& payload) { onMessage(from, header, payload); };
+  events.on_connected = [this](const MemberId& id) {
+    if (!core) return;
+    carryOut(core->connected(id));
+    client.connectedAgain(id);
+  };
+  events.on_lost = [this](const MemberId& id, Loss loss, const std::string& how) {
+    onLost(id, loss, how);
+  };
+  events.on_goodbye = [this](const MemberId& id) { gone_soon.insert(id); };
+  return events;
+}
+
+void MemberDriver::begin(const JobFounder::Place& found) {
+  Member me = status.self();
+  founding = found.founding;
+  network->admitMembers(founding.key);
+  std::vector<MemberId> ids;
+  for (const Member& contact : found.contacts) {
+    network->introduce(contact);
+    ids.push_back(contact.id);
+  }
+  if (founding.view.has(me.id)) {
+    me.since = 1;
+    core.emplace(me, founding.rules, founding.view);
+    onNewView();
+  } else {
+    core.emplace(me, founding.rules, ids);
+  }
+  core->setSeed(ViewSecret::random());
+  for (const Early& one : std::exchange(early, {})) {
+    // The first view has kept its own members alone.
+    if (network->memberOf(one.from.id).id.isZero()) network->introduce(one.from);
+    onMessage(one.from.id, one.header, one.payload);
+  }
+  arm();
+  tick();
+}
+
+// ---- the loop
+
+void MemberDriver::arm() {
+  if (ending) return;
+  timer = loop.runAt(Clock::now() + kTick, [this] {
+    arm();
+    tick();
+  });
+}
+
+// Only while something is awaited is anything said again.
+void MemberDriver::tick() {
+  ++ticks;
+  const bool joining = core->state() == ElasticCore::State::kJoining;
+  if (joining && ticks % kTicksBetweenQuestions == 0) lookForContacts();
+  const bool question = ticks % kTicksBetweenQuestions == 0;
+  // Who waits for a place may wait for long.
+  const bool patient = joining && ticks > 2 * kTicksBetweenQuestions;
+  if ((joining || core->wanted()) && (question || !patient)) carryOut(core->retry());
+  if (!question) return;
+  carryOut(core->askAgain());
+  if (unpublished) publish();
+  if (core->view().rankOf(core->self().id) == 0) restoreStore();
+  // A call of the view's store waits for its host: does that live?
+  if (const auto host = client.awaitedHost()) network->ask(*host);
+  for (const MemberId& id : core->unheard()) network->ask(id);
+  if (!forming) return;
+  for (const Member& member : core->view().members) network->ask(member.id);
+}
+
+void MemberDriver::sendAll(const std::vector<ElasticEffects::Envelope>& sends) {
+  FrameHeader header;
+  header.type = FrameType::kElastic;
+  const ElasticMessage* encoded = nullptr;
+  std::string bytes;
+  for (const auto& [to, message] : sends) {
+    if (message.get() != encoded) bytes = encodeElasticMessage(*message);
+    encoded = message.get();
+    network->add(to, header, bytes);
+  }
+  network->flush();
+}
+
+void MemberDriver::carryOut(const ElasticEffects& effects) {
+  if (effects.stopped) {
+    const uint64_t stopped = core->view().number - (effects.new_view ? 1 : 0);
+    tellStopped(stopped, "the members decide on another view");
+  }
+  if (effects.new_view) onNewView();
+  sendAll(effects.sends);
+  if (effects.witness) askWitness(*effects.witness);
+  status.follow(*core, effects);
+}
+
+void MemberDriver::tellStopped(uint64_t view_number, const std::string& why) {
+  status.setOver(view_number);
+  client.stop(view_number);
+  if (!options.on_stopped) return;
+  stop_thread.post([stopped = options.on_stopped, view_number, why] { stopped(view_number, why); });
+}
+
+void MemberDriver::onNewView() {
+  const View& now = core->view();
+  if (now.has(core->self().id)) network->enterView(now);
+  for (const Member& member : now.members) network->introduce(member);
+  server.begin(now);
+  status.begin(*core);
+  client.begin(now);
+  network->keepOnly(known());
+  before = core->everybody();
+  refused.clear();
+  // Connections that agreements will want.
+  for (const Member& member : now.members) network->prepare(member.id);
+  if (place) {
+    place->put("contacts", encodeMembers(now.members));
+    place->put("founding", encodeFounding(founding));
+    place->setFounded();
+  }
+  if (!now.members.empty() && now.members.front().id == core->self().id) publish();
+}
+
+// Is there a member that may still wait for this one's word?
+bool MemberDriver::isNeeded() const {
+  if (!core || core->state() != ElasticCore::State::kActive) {
+    return core && core->state() == ElasticCore::State::kStopped;
+  }
+  const std::vector<Member>& members = core->view().members;
+  return std::any_of(members.begin(), members.end(), [&](const Member& member) {
+    return member.id != core->self().id && !gone_soon.contains(member.id) &&
+           !core->losses().contains(member.id);
+  });
+}
+
+// Whom messages may still go to.
+std::set<MemberId> MemberDriver::known() const {
+  std::set<MemberId> ids = core->everybody();
+  ids.insert(before.begin(), before.end());
+  return ids;
+}
+
+// Where newcomers find the job; not waited for.
+void MemberDriver::publish() {
+  unpublished = false;
+  store.post([self = weak_from_this(), members = core->view().members](JobStore& job) {
+    try {
+      job.setContacts(members);
+    } catch (const StoreError&) {  // the job goes on without its store, which may come back
+      const auto alive = self.lock();
+      if (alive) alive->loop.post([raw = alive.get()] { raw->unpublished = true; });
+    }
+  });
+}
+
+// Of the first member: is the store still the one it was?
+void MemberDriver::restoreStore() {
+  if (restoring || looks_spared-- > 0) return;
+  restoring = true;
+  store.post([self = weak_from_this(), founding = founding, lineage = core->view().lineage,
+              members = core->view().members](JobStore& job) {
+    // In an optional: of a plain one g++ 12 drops the initial zeroes, which hold where the call
+    // throws.
+    std::optional<WitnessId> identity;
+    try {
+      identity = job.restore(founding, lineage, members);
+    } catch (const StoreError&) {  // the job goes on without it
+      identity.reset();
+    }
+    const auto alive = self.lock();
+    if (!alive) return;
+    alive->loop.post([raw = alive.get(), identity] {
+      raw->restoring = false;
+      raw->looks_spared = identity ? 0 : kLooksSpared;
+      if (raw->core) raw->core->setWitness(identity.value_or(WitnessId()));
+    });
+  });
+}
+
+// The members that this newcomer knows of may have been replaced meanwhile.
+void MemberDriver::lookForContacts() {
+  meeting().post([self = weak_from_this()](JobStore& job) {
+    std::vector<Member> members;
+    try {
+      members = job.contacts();
+    } catch (const StoreError&) {
+      return;  // the next look may succeed
+    }
+    const auto alive = self.lock();
+    if (!alive) return;
+    alive->loop.post([raw = alive.get(), members] {
+      if (raw->core) raw->hearContacts(members);
+    });
+  });
+}
+
+void MemberDriver::hearContacts(const std::vector<Member>& members) {
+  std::vector<MemberId> ids;
+  for (const Member& member : members) {
+    network->introduce(member);
+    ids.push_back(member.id);
+  }
+  const bool alone = !ids.empty() && !core->setContacts(ids) && core->isForsaken();
+  looks_without_members = alone ? looks_without_members + 1 : 0;
+  if (looks_without_members >= 2) status.setForsaken();  // before, others may be taking over
+}
+
+void MemberDriver::askWitness(const WitnessRequest& request) {
+  if (witness_busy) return;  // it is repeated
+  witness_busy = true;
+  store.post([self = weak_from_this(), request](JobStore& job) {
+    WitnessReply reply;
+    reply.what = request.what;
+    reply.lineage = request.lineage;
+    reply.number = request.number;
+    reply.ballot = request.ballot;
+    std::string trouble;
+    try {
+      reply = job.ask(request);
+    } catch (const std::exception& error) {
+      trouble = error.what();
+    }
+    const auto alive = self.lock();
+    if (!alive) return;
+    alive->status.setStoreTrouble(trouble);
+    alive->loop.post([raw = alive.get(), reply] {
+      raw->witness_busy = false;
+      if (!raw->core) return;
+      const ElasticEffects effects = raw->core->witnessAnswered(reply);
+      if (!effects.refused.empty()) raw->logRefused("the store", effects.refused);
+      raw->carryOut(effects);
+    });
+  });
+}
+
+void MemberDriver::onMessage(const MemberId& from, const FrameHeader& header,
+                             const std::string& payload) {
+  if (!core) {  // the others were quicker
+    if (early.size() < kMostEarly) early.push_back({network->memberOf(from), header, payload});
+    return;
+  }
+  switch (header.type) {
+    case FrameType::kElastic:
+      onElastic(from, payload);
+      break;
+    case FrameType::kCall:
+      onCall(from, header.seq, payload);
+      break;
+    case FrameType::kAnswer:
+      if (client.isHost(from)) client.onAnswer(header.seq, decodeStoreAnswer(payload));
+      break;
+    default:
+      break;
+  }
+}
+
+void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
+  const auto message = decodeElasticMessage(payload);
+  if (!message) return;
+  if (message->kind == ElasticKind::kJoin) {
+    const std::string why = objectionToNewcomer(message->members.front(), network->memberOf(from));
+    if (!why.empty()) return logRefused(status.nameOf(from), why);
+  }
+  const ElasticEffects effects = core->receive(from, *message);
+  if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
+  carryOut(effects);
+}
+
+// Once for each view: whoever says it may say it again.
+void MemberDriver::logRefused(const std::string& whose, const std::string& why) {
+  if (!refused.insert(whose).second) return;
+  log(LogLevel::kWarning,
+      "elastic job '" + options.job + "': not believed of " + whose + ": " + why);
+}
+
+void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how) {
+  if (!core) return;
+  client.onLost(id);
+  if (forming && core->view().has(id)) {
+    tellStopped(core->view().number, "member " + status.nameOf(id) + ": " + how);
+  }
+  carryOut(core->lose(id, loss));
+}
+
+// ---- the view's store
+
+void MemberDriver::onCall(const MemberId& from, uint64_t number, const std::string& payload) {
+  auto call = decodeStoreCall(payload);
+  if (!call) {
+    replyTo(from, number, {StoreAnswer::Status::kOver, {}, 0});
+  } else if (call->view > core->view().number || core->view().has(from)) {
+    server.onCall(from, number, *std::move(call));
+  }
+}
+
+void MemberDriver::sendCall(const MemberId& host, uint64_t number, const StoreCall& call) {
+  if (host == core->self().id) {
+    server.onCall(host, number, call);
+    return;
+  }
+  FrameHeader header;
+  header.type = FrameType::kCall;
+  header.seq = number;
+  network->send(host, header, encodeStoreCall(call));
+}
+
+void MemberDriver::replyTo(const MemberId& to, uint64_t number, const StoreAnswer& answer) {
+  if (to == core->self().id) {
+    client.onAnswer(number, answer);
+    return;
+  }
+  FrameHeader header;
+  header.type = FrameType::kAnswer;
+  header.seq = number;
+  network->send(to, header, encodeStoreAnswer(answer));
+}
+
+// ---- the end
+
+// Asks again and again on the loop. False: not by the deadline.
+bool MemberDriver::untilOnLoop(const std::function<bool()>& done, Deadline deadline) {
+  const auto found = std::make_shared<bool>(false);
+  const auto look = [done, found] { *found = done(); };
+  while (loop.runOnLoop(look, deadline)) {
+    if (*found || deadline.expired()) return *found;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  return false;
+}
+
+void MemberDriver::stop() {
+  loop.runOnLoop(
+      [this] {
+        ending = true;
+        loop.cancel(timer);
+        client.end();
+        place.reset();
+        links->finish();
+        network.reset();
+        core.reset();
+      },
+      Deadline::after(kStopWithin));
+  // A loop that is still busy may not lose what it works with.
+  if (!loop.stop(Deadline::after(kStopWithin))) {
+    keep_alive = shared_from_this();
+  }
+  stop_thread.stop(Deadline::after(kStopWithin));
+  store.stop(Deadline::after(kStopWithin));
+  // Its store posts to the loop.
+  if (listed && !listed->stop(Deadline::after(kStopWithin))) keep_alive = shared_from_this();
+}
+
+}  // namespace torchft_ext

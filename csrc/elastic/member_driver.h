@@ -1,0 +1,104 @@
+// What a member does on its own loop: events go to the protocol's core, and what the core wants
+// done is done here, with the member's connections, its stores and the view's store.
+//
+// Owner: its ElasticMember, which is its only user; for ever itself, where a thread of its does not
+// end. Threads: the loop's only ("ft-elastic"), but for start() on the joining thread, and stop(),
+// untilOnLoop() and the status on any. After stop() nothing happens any more: network and core are
+// gone. It never blocks its loop: the stores have threads of their own.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/task_thread.h"
+#include "elastic/elastic_core.h"
+#include "elastic/elastic_options.h"
+#include "elastic/job_founder.h"
+#include "elastic/job_store_thread.h"
+#include "elastic/meeting_links.h"
+#include "elastic/meeting_server.h"
+#include "elastic/member_network.h"
+#include "elastic/member_status.h"
+#include "elastic/view_store_client.h"
+#include "net/event_loop.h"
+
+namespace torchft_ext {
+
+struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
+  static constexpr milliseconds kTick{20};
+
+  explicit MemberDriver(ElasticOptions given);
+
+  std::unique_ptr<JobStoreThread> makeListed();
+  // Where the job is founded and found.
+  JobStoreThread& meeting() { return listed ? *listed : store; }
+  // ---- the joining thread
+  void start(Deadline deadline, const Cancelled& cancelled);
+  void listen(Deadline deadline);
+  void openPlace();
+  // ---- any thread
+  void stop();
+  bool untilOnLoop(const std::function<bool()>& done, Deadline deadline);
+
+  MemberNetwork::Events events();
+  void begin(const JobFounder::Place& found);
+  void carryOut(const ElasticEffects& effects);
+  void tellStopped(uint64_t view_number, const std::string& why);
+  void sendAll(const std::vector<ElasticEffects::Envelope>& sends);
+  void restoreStore();
+  void lookForContacts();
+  void hearContacts(const std::vector<Member>& members);
+  void askWitness(const WitnessRequest& request);
+  void onMessage(const MemberId& from, const FrameHeader& header, const std::string& payload);
+  void onElastic(const MemberId& from, const std::string& payload);
+  void logRefused(const std::string& whose, const std::string& why);
+  void onCall(const MemberId& from, uint64_t number, const std::string& payload);
+  void onLost(const MemberId& id, Loss loss, const std::string& how);
+  void onNewView();
+  void tick();
+  void arm();
+  void sendCall(const MemberId& host, uint64_t number, const StoreCall& call);
+  void replyTo(const MemberId& to, uint64_t number, const StoreAnswer& answer);
+  void publish();
+  std::set<MemberId> known() const;
+  bool isNeeded() const;
+
+  const ElasticOptions options;
+  MemberStatus status;
+  EventLoop loop;
+  std::shared_ptr<MeetingLinks> links;           // loop
+  JobStoreThread store;                          // of the witness
+  const std::unique_ptr<JobStoreThread> listed;  // null: the members meet in the store
+  TaskThread stop_thread;                        // on_stopped may block
+  std::shared_ptr<MemberDriver> keep_alive;
+  // Loop.
+  std::unique_ptr<MemberNetwork> network;
+  std::unique_ptr<MeetingServer> place;  // where others find this process; null: in the store alone
+  std::optional<ElasticCore> core;
+  ViewStoreServer server;
+  ViewStoreClient client;
+  EventLoop::TimerId timer = 0;
+  int ticks = 0;
+  bool witness_busy = false;
+  bool restoring = false;
+  int looks_spared = 0;  // at a store that has failed, which may hold up its thread
+  Founding founding;     // the job's
+  bool ending = false;
+  bool forming = false;
+  struct Early {
+    Member from;
+    FrameHeader header;
+    std::string payload;
+  };
+  std::vector<Early> early;  // came before the core was there
+  std::set<MemberId> gone_soon;
+  bool unpublished = false;  // newcomers do not find this view's members yet
+  int looks_without_members = 0;
+  std::set<MemberId> before;      // of the view before: who is left out has to be told
+  std::set<std::string> refused;  // whose word was not believed in this view, as the log names them
+};
+
+}  // namespace torchft_ext
