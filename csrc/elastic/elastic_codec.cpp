@@ -84,7 +84,11 @@ static void write(ByteWriter& writer, const std::set<MemberPair>& pairs) {
   for (const MemberPair& pair : pairs) write(writer, pair);
 }
 static std::set<MemberPair> readPairs(ByteReader& reader) {
-  const std::vector<MemberPair> pairs = readAll(reader, kMostMembers, readPair);
+  constexpr size_t kMostPairs = 64;  // members tell of a few
+  const std::vector<MemberPair> pairs = readAll(reader, kMostPairs, readPair);
+  for (const auto& [one, other] : pairs) {
+    if (!(one < other)) reader.fail();
+  }
   return {pairs.begin(), pairs.end()};
 }
 

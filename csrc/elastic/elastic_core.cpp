@@ -250,7 +250,11 @@ void ElasticCore::tellView(Effects& effects, const std::vector<MemberId>& to,
   std::shared_ptr<const ElasticMessage> for_others;
   for (const MemberId& id : to) {
     if (id == self_.id || isGoneForGood(id)) continue;
-    const bool is_member = view.has(id);
+    // Who is left out cannot know a newcomer by anything but its id: the members tell it.
+    const int rank = view.rankOf(id);
+    const bool newcomer =
+        rank >= 0 && view.members[static_cast<size_t>(rank)].since == view.number;
+    const bool is_member = rank >= 0 && !(newcomer && state_ == State::kLeftOut);
     auto& shared = is_member ? for_members : for_others;
     if (!shared) {
       ElasticMessage message = make(ElasticKind::kView);
@@ -569,13 +573,21 @@ ElasticEffects ElasticCore::retry() {
 ElasticEffects ElasticCore::askAgain() {
   Effects effects;
   if (state_ != State::kActive) return effects;
+  const std::set<MemberId> lost = gone();
   const bool awaits_lost = std::any_of(losses_.begin(), losses_.end(), [&](const auto& loss) {
-    return agreements_.awaits(loss.first);
+    return !isGoneForGood(loss.first) && agreements_.awaits(loss.first) &&
+           agreements_.mayPassOn(loss.first, lost);
   });
+  std::vector<MemberId> living;
   for (const Member& member : view_.members) {
-    if (awaits_lost || agreements_.awaits(member.id)) {
-      send(effects, member.id, make(ElasticKind::kBehind));
-    }
+    if (member.id == self_.id || isGoneForGood(member.id)) continue;
+    if (!losses_.contains(member.id)) living.push_back(member.id);
+    if (agreements_.awaits(member.id)) send(effects, member.id, make(ElasticKind::kBehind));
+  }
+  // The lost one's word comes to who still reaches it: one of them after the other is asked.
+  if (awaits_lost && !living.empty()) {
+    const MemberId& asked = living[static_cast<size_t>(questions_) % living.size()];
+    if (!agreements_.awaits(asked)) send(effects, asked, make(ElasticKind::kBehind));
   }
   questions_ = awaits_lost ? questions_ + 1 : 0;
   recoverAgreement();
@@ -627,20 +639,26 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
     whole.secret = accepted_->view.secret;
   }
   effects.refused = objection(whole, from, whole.has(self_.id));
-  if (effects.refused.empty()) adopt(effects, whole);
+  if (effects.refused.empty()) {
+    adopt(effects, whole);
+  } else if (!whole.has(from) && objection(whole, from, /*needs_secret=*/false).empty()) {
+    // Its secret is all that is missing, and this one does not know it. It has decided, or been told
+    // by who did: it will not promise any more, and must not be waited for.
+    const std::string refused = std::move(effects.refused);
+    effects = lose(from, Loss::kLeftOut);
+    effects.refused = refused;
+  }
 }
 
 // A newcomer knows nothing to judge it by but the view itself.
 std::string ElasticCore::objection(const View& view, const MemberId& teller,
                                    bool needs_secret) const {
-  std::string found;
-  if (state_ == State::kJoining || view.lineage != view_.lineage) {
-    found = objectionTo(view);
-  } else {
-    found = objectionToSuccessor(view, view_, teller);
-    // By a secret of nothing anybody could seal what comes after it.
-    const bool lacks = needs_secret && view.secret.isZero() && !view_.secret.isZero();
-    if (found.empty() && lacks) found = "it comes without its members' secret";
+  const bool next = state_ != State::kJoining && view.lineage == view_.lineage;
+  std::string found = next ? objectionToSuccessor(view, view_, teller) : objectionTo(view);
+  // By a secret of nothing anybody could seal what comes after it.
+  const bool has_one = next ? !view_.secret.isZero() : !view.secret_digest.isZero();
+  if (found.empty() && needs_secret && has_one && view.secret.isZero()) {
+    found = "it comes without its members' secret";
   }
   return found.empty() ? found : "view " + std::to_string(view.number) + ": " + found;
 }

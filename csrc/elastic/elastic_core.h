@@ -29,9 +29,10 @@ enum class Loss : uint8_t {
   kFrozen = 2,       // it does not run; it may come back
   kUnreachable = 3,  // no connection can be made; it may come back
   kParted = 4,       // it has begun a lineage of its own: for good
+  kLeftOut = 5,      // it knows a view without it, and takes part in none any more: for good
 };
 inline bool isFinal(Loss loss) {
-  return loss == Loss::kDead || loss == Loss::kParted;
+  return loss == Loss::kDead || loss == Loss::kParted || loss == Loss::kLeftOut;
 }
 
 // What an event brings about. The driver carries it out in this order.
@@ -110,6 +111,9 @@ class ElasticCore {
   // There is a new connection to it: what was said over the one before may be lost.
   ElasticEffects connected(const MemberId& id);
   ElasticEffects witnessAnswered(const WitnessReply& reply);
+
+  // Has it been left out by a view that it cannot check? It hears and tells nothing any more.
+  bool isMute() const { return unsealed_; }
 
   // Of the model checker: equal where the states are.
   std::string fingerprint() const;

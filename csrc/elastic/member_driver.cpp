@@ -188,6 +188,7 @@ void MemberDriver::carryOut(const ElasticEffects& effects) {
   if (effects.new_view) onNewView();
   sendAll(effects.sends);
   if (effects.witness) askWitness(*effects.witness);
+  if (effects.left_out && core->isMute()) network->finish();  // others must not wait for it
   status.follow(*core, effects);
 }
 

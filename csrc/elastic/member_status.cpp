@@ -25,6 +25,8 @@ const char* wordFor(Loss loss) {
       return "it cannot be reached";
     case Loss::kParted:
       return "it went on alone";
+    case Loss::kLeftOut:
+      return "it has been left out of a view that no member told";
   }
   return "";
 }

@@ -56,6 +56,7 @@ class LeftOut : public testing::Test {
     for (const auto& [to, words] : effects.sends) {
       under_way_.push_back({from, static_cast<size_t>(to.bytes[0] - 1), words});
     }
+    hopeless_ = hopeless_ || effects.hopeless;
   }
   // What may arrive does; the rest waits.
   void deliver(const std::function<bool(const Message&)>& mayArrive) {
@@ -86,6 +87,7 @@ class LeftOut : public testing::Test {
 
   std::vector<ElasticCore> cores_;
   std::deque<Message> under_way_;
+  bool hopeless_ = false;
 };
 
 TEST_F(LeftOut, MembersTellAllOthersAndMayGoAtOnce) {
@@ -104,16 +106,58 @@ TEST_F(LeftOut, MembersThatAreAskedKnowItWithItsSecretWhereTheyHaveAcceptedIt) {
   expectThatTheLastTwoGoOn();
 }
 
-// Nobody but its members is told the secret, so who has not accepted it does not know it either.
-TEST_F(LeftOut, MembersAreNotBelievedWhereTheyTellAMemberNoSecret) {
+// The view that the first member has had decided, as others than its members are told it.
+ElasticMessage withoutSecret(const View& view) {
   ElasticMessage told;
   told.kind = ElasticKind::kView;
-  told.lineage = cores_[0].view().lineage;
-  told.number = 2;
-  told.view = cores_[0].view();
+  told.lineage = view.lineage;
+  told.number = view.number;
+  told.view = view;
   told.view->secret = {};
-  EXPECT_NE(cores_[3].receive(idOf(1), told).refused, "");
+  return told;
+}
+
+// Nobody but its members is told the secret, so who has not accepted it does not know it either.
+TEST_F(LeftOut, MembersAreNotBelievedWhereTheyTellAMemberNoSecret) {
+  EXPECT_NE(cores_[3].receive(idOf(1), withoutSecret(cores_[0].view())).refused, "");
   EXPECT_EQ(cores_[3].view().number, 1U);
+}
+
+// It answers, but will not promise any more: who waited for its promise would wait for ever.
+TEST_F(LeftOut, MembersThatDoNotKnowTheSecretAreNotWaitedFor) {
+  under_way_.clear();
+  lose(0);
+  lose(2);
+  EXPECT_FALSE(hopeless_);
+  for (const size_t i : {3U, 4U}) {
+    carryOut(i, cores_[i].receive(idOf(1), withoutSecret(cores_[0].view())));
+  }
+  deliver([](const Message& one) { return one.from >= 3 && one.to >= 3; });
+  EXPECT_TRUE(hopeless_);  // of five voters two are left, and they know that
+}
+
+// What comes from it under the id of a newcomer of the view may come from anybody of the job.
+TEST_F(LeftOut, MembersTellNoNewcomerTheSecret) {
+  View view = cores_[0].view();
+  view.number = 3;
+  const auto member = idOf(7);
+  view.members = {view.members[0], {member, 3, {}}};
+  view.outcomes.clear();
+  view.seal = sealOf(view, cores_[0].view().secret);
+  ElasticCore left({idOf(3), 1, {}}, ElasticRules{}, cores_[0].view());
+  ElasticMessage told = withoutSecret(view);
+  told.view = view;  // one that it has accepted
+  left.receive(idOf(0), told);
+  ASSERT_EQ(left.state(), ElasticCore::State::kLeftOut);
+  ElasticMessage question;
+  question.kind = ElasticKind::kBehind;
+  question.lineage = view.lineage;
+  question.number = 2;
+  for (const auto& [asking, knows] : {std::pair(idOf(0), true), std::pair(member, false)}) {
+    const ElasticEffects answer = left.receive(asking, question);
+    ASSERT_EQ(answer.sends.size(), 1U);
+    EXPECT_EQ(!answer.sends[0].message->view->secret.isZero(), knows);
+  }
 }
 
 }  // namespace
