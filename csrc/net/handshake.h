@@ -1,6 +1,5 @@
 // Who a connection belongs to, and the proof that it may. The connector says hello; the acceptor
-// looks the nonce up, compares the secret and answers. Used by Listener,
-// Connector, Dial and Probe.
+// looks the nonce up, compares the secret and answers. Used by Listener, Connector and Dial.
 //
 // A member of a generation is (nonce, rank, incarnation); a pair of members may have several
 // channels.

@@ -239,6 +239,13 @@ def test_programs_shown_in_documents_are_run_by_a_test() -> None:
     assert {path for path in programs_shown() if path.stem not in run} == set()
 
 
+def test_layers_in_the_architecture_are_the_folders_of_sources() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    (table,) = re.findall(r"^\* - layer$.*?^```$", text, re.M | re.S)
+    folders = {folder.name for folder in (ROOT / "csrc").iterdir() if folder.is_dir()}
+    assert set(re.findall(r"^\* - `(\w+)`$", table, re.M)) == folders - {"include"}
+
+
 def overlong(text: str) -> list[str]:
     """Lines over 100 columns, rows of tables over 120: of longer ones a list-table is made.
 

@@ -26,7 +26,8 @@ from torchft_ext.elastic._random import generator, manual_seed
 from torchft_ext.elastic._replicas import Place, Replicas
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
-from torchft_ext.elastic._steps import Step, steps
+from torchft_ext.elastic._step import Step
+from torchft_ext.elastic._steps import steps
 from torchft_ext.elastic._sync import SyncReport, sync
 from torchft_ext.elastic._view import Answer, View
 

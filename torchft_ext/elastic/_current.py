@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchft_ext.elastic._steps import JobLike
+    from torchft_ext.elastic._step import JobLike
 
 _jobs: list[JobLike] = []
 

@@ -1,0 +1,299 @@
+"""What happens between the steps of a training run, from one view to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic, sleep
+
+import torch.distributed as dist
+
+from torchft_ext.elastic._errors import (
+    DivergenceError,
+    ElasticError,
+    LeftOutError,
+    NoQuorumError,
+    StateLostError,
+)
+from torchft_ext.elastic._rebuild import rebuild
+from torchft_ext.elastic._replicas import Held, Place, Replicas
+from torchft_ext.elastic._state import NO_LINEAGE, Standing, State
+from torchft_ext.elastic._step import JobLike, Step
+from torchft_ext.elastic._sync import sync
+from torchft_ext.elastic._versions import WHOLE
+from torchft_ext.elastic._view import Answer, View
+from torchft_ext.elastic._wire import Wire
+from torchft_ext.errors import CommError, CommTimeoutError
+
+__all__ = ["Loop"]
+
+_FAILURES = 3  # of one step, in views of the same members
+_LOOK_EVERY_S = 0.05  # for newcomers
+_NO_VIEW = (CommError, NoQuorumError, LeftOutError, StateLostError)
+
+
+class _Failures:
+    """Counts failures while the members stay the same, and gives up at the third."""
+
+    def __init__(self) -> None:
+        self._members: tuple[str, ...] = ()
+        self._count = 0
+
+    def clear(self) -> None:
+        self._count = 0
+
+    def add(self, error: Exception, members: tuple[str, ...]) -> None:
+        if members != self._members:
+            self._members, self._count = members, 0
+        self._count += 1
+        if self._count >= _FAILURES:
+            raise error
+
+
+class Loop:
+    """What happens between steps: which view comes next, and that all have one state in it."""
+
+    def __init__(
+        self,
+        state: State,
+        total: int,
+        job: JobLike,
+        build: Callable[[View], object] | None,
+        replicas: Replicas | None,
+    ) -> None:
+        self.job = job
+        self._state = state
+        self._total = total
+        self._reached = 0  # steps that the members have committed; the state may lack the last
+        self._build = build
+        self._replicas = replicas
+        self._failures = _Failures()
+
+    @property
+    def over(self) -> bool:
+        """The members have committed the last step, as far as is known here."""
+        return self._reached >= self._total
+
+    @property
+    def place(self) -> Place | None:
+        """Where this member trains; None: there are no replicas, or it is in none."""
+        return None if self._replicas is None else self._replicas.place
+
+    @property
+    def parked(self) -> bool:
+        """This member is in no replica of the view."""
+        return self._replicas is not None and self.place is None
+
+    def first_view(self) -> View:
+        view = self.job.view()
+        if view is None:
+            return self._next_view(None)
+        return view if self._take_in(view) else self._next_view(view)
+
+    def view_after(self, step: Step) -> View | None:
+        """The view of the next step; None where this member leaves."""
+        step.require_ended()
+        if step.committed:
+            self._reached = step.number + 1
+        else:
+            self._undo(step)
+        if step.committed and not self._state.dirty:
+            self._failures.clear()
+        if self.over:
+            return step.view  # nobody is taken in, or leaves alone
+        return self._after(step.view, step.answer, failed=step.failure is not None)
+
+    def sit_out(self, view: View, timeout: timedelta | None) -> View | None:
+        """Vote on one step of the others; the view of the next, None where this member leaves."""
+        answer: Answer | None = None
+        with suppress(CommError):
+            answer = self.job.agree(True, timeout=timeout)
+        if answer is not None and answer.ok:
+            self._state.step += 1
+            self._state.dirty = True  # it has not taken part in it
+            self._reached = self._state.step
+        if self.over:
+            return view
+        return self._after(view, answer, failed=answer is None)
+
+    def leave_together(self, view: View, timeout: timedelta | None) -> View | None:
+        """None once all that train hold the result; else a view in which who lacks it got it.
+
+        Who has it stays until then: the update of another one may have failed in the last step. But
+        where no such view comes it goes, and it waits for one no longer than for an agreement.
+        """
+        parked = self.parked  # nobody counts on its state, even if the next view gives it a place
+        holds = parked or not self._state.dirty
+        answer: Answer | None = None
+        try:
+            answer = self.job.agree(holds, timeout=timeout)
+        except CommError:
+            pass  # of the view: the next one says more
+        except ElasticError as error:
+            self._go_alone(error, holds=holds)
+            return None
+        if answer is not None and (answer.ok or view.member in answer.leaving):
+            return None
+        try:
+            return self._next_view(view, timeout if holds else None)
+        except _NO_VIEW as error:
+            self._go_alone(error, holds=parked or not self._state.dirty)
+            return None
+
+    def _go_alone(self, error: Exception, *, holds: bool) -> None:
+        """An error of the others' is none of a member that holds the result."""
+        if not holds:
+            raise error
+        self.job.log(f"elastic job: the run is over, and this member did not wait: {error}")
+
+    def _after(self, view: View, answer: Answer | None, *, failed: bool) -> View | None:
+        if answer is not None and answer.changes_view:
+            self._await_updates()
+            return None if view.member in answer.leaving else self._next_view(view)
+        if failed or (self._state.dirty and not self.parked) or self.job.is_over():
+            return self._next_view(view)
+        return view
+
+    def _await_updates(self) -> None:
+        """Whoever asks for the next view ends this one: not while others' updates communicate."""
+        if self.parked or not self._state.dirty:
+            with suppress(CommError):
+                dist.barrier(group=self.job.group)
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        """Of all that train."""
+        if self._replicas is not None and self._replicas.group is not None:
+            return self._replicas.group
+        return self.job.group
+
+    def _undo(self, step: Step) -> None:
+        """Make the state that of the step's begin."""
+        self._state.restore()
+        self._state.rewind()
+        error = step.failure or ElasticError(f"step {step.number} was voted down; it is repeated")
+        self._failures.add(error, step.view.members)
+
+    def _next_view(self, last: View | None, timeout: timedelta | None = None) -> View:
+        """The next one that can train, or hand on the result; None: by the job's timeout."""
+        while True:
+            try:
+                view = self.job.recover(timeout)
+            except CommTimeoutError:
+                raise
+            except CommError as error:  # a member was lost just when the view had formed
+                self._failures.add(error, () if last is None else last.members)
+                continue
+            if self._take_in(view):
+                return view
+            last = view
+
+    def _take_in(self, view: View) -> bool:
+        """Bring all members to one state; False where that takes another view."""
+        self._note(view)
+        try:
+            if self._replicas is not None:
+                self._catch_up(self._replicas.follow(self.job, view, self._held()))
+            if view.size < self._least_size() and not self._hands_on(view):
+                self._await_newcomers(view)
+                return False
+            if not self.parked:
+                self._share(view)
+            self._reached = self._state.step
+        except CommError as error:
+            self._failures.add(error, view.members)
+            return False
+        except (StateLostError, DivergenceError):
+            raise  # all find it in the same words of all: nobody waits, and an abort cut them short
+        except BaseException as error:
+            self.job.abort(f"view {view.number}: {type(error).__name__}: {error}")
+            raise
+        return True
+
+    def _catch_up(self, step: int) -> None:
+        """A newcomer that is parked counts on from the others' steps, without their state."""
+        if self.parked and self._state.step < step:
+            self._state.step, self._state.dirty = step, True
+
+    @property
+    def _shards(self) -> int:
+        return 1 if self._replicas is None else self._replicas.shards
+
+    def _least_size(self) -> int:
+        """Of a view that trains."""
+        return max(self.job.min_size, self._shards)
+
+    def _hands_on(self, view: View) -> bool:
+        """Whether a view too small to train has the run's result to hand on: the same on all.
+
+        They ask each other, since a newcomer does not know.
+
+        Raises:
+            StateLostError: the run is over, and they are too few to hold the result. On all.
+        """
+        said = Wire(self.job.group).all_gather_bytes(bytes([self.over]))
+        if bytes([True]) not in said:
+            return False
+        if view.size < self._shards:
+            raise StateLostError(
+                f"the run is over, and view {view.number} has {view.size} members, fewer than the "
+                f"{self._shards} shards of its result; found a new job from a checkpoint"
+            )
+        return True
+
+    def _held(self) -> Held:
+        """What this member brings into a view of replicas."""
+        state, standing = self._state, self._state.standing
+        clean = not state.dirty and standing.shard >= 0
+        return Held(standing.replica, standing.shard, clean, state.step, standing.synced)
+
+    def _await_newcomers(self, view: View) -> None:
+        """Wait until somebody asks for a place, here or at another member."""
+        until = monotonic() + self.job.timeout.total_seconds()
+        while not self.job.waiting() and not self.job.is_over():
+            if monotonic() >= until:
+                raise ElasticError(
+                    f"view {view.number} has {view.size} members, fewer than min_size="
+                    f"{self._least_size()}, and no process joined within {self.job.timeout}: "
+                    "start more, or found the job with a smaller min_size"
+                )
+            sleep(_LOOK_EVERY_S)
+
+    def _note(self, view: View) -> None:
+        """A process that joined again has a new id, and with it no standing."""
+        if self._state.standing.member != view.member:
+            founder = view.founder or not any(view.members_continuing)
+            self._state.standing = Standing(view.member, founder=founder)
+
+    def _share(self, view: View) -> None:
+        state, standing = self._state, self._state.standing
+        place = self.place
+        moved = place is not None and standing.shard not in (-1, place.shard)
+        # A newcomer that has not got the job's state must never pass its own on as that.
+        new = moved or not (standing.synced or standing.founder)
+        if self._build is not None:
+            state.dirty = state.dirty or moved  # until the sync: of its old shard nothing stays
+            rebuild(state, self._build, view, keep=not (new or state.dirty))
+        state.follow(*((view.rank, view.size) if place is None else (place.rank, place.size)))
+        report = sync(
+            state,
+            self._group,
+            continuing=standing.synced and not moved,
+            lineage=NO_LINEAGE if moved else state.lineage,
+            step=state.step,
+            dirty=state.dirty or new,
+            allow_pickle=state.allow_pickle,
+            shard=WHOLE if place is None else place.shard,
+        )
+        self.job.check()
+        standing.synced = True
+        if place is not None:
+            standing.replica, standing.shard = place.replica, place.shard
+        state.lineage = view.lineage
+        view.phases["sync"] = report.elapsed
+        self.job.log(
+            f"elastic job: view {view.number}: step {report.step}, the state of rank "
+            f"{report.source}; sync {report.elapsed.total_seconds():.3f} s: {report.tensors} "
+            f"tensors, {report.nbytes} bytes, to ranks {list(report.took)}"
+        )

@@ -1,0 +1,235 @@
+"""One try at one step of a training run, and what it asks of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from traceback import clear_frames
+from types import TracebackType
+from typing import Protocol
+
+import torch.distributed as dist
+
+from torchft_ext.elastic._random import manual_seed
+from torchft_ext.elastic._replicas import Place
+from torchft_ext.elastic._state import State
+from torchft_ext.elastic._view import Answer, View
+from torchft_ext.errors import CommError
+
+__all__ = ["JobLike", "Step"]
+
+
+class JobLike(Protocol):
+    """What steps() asks of a job; Job is one. See there."""
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The managed default group."""
+
+    @property
+    def min_size(self) -> int:
+        """The smallest world that trains."""
+
+    @property
+    def timeout(self) -> timedelta:
+        """The limit of waits that have no other."""
+
+    def waiting(self) -> list[str]:
+        """Return who waits to be taken in, as far as this member knows."""
+
+    def view(self) -> View | None:
+        """Return the newest view that this process has formed; None before the first."""
+
+    def is_over(self) -> bool:
+        """Return whether the members have begun to decide on a view after view()."""
+
+    def recover(self, timeout: timedelta | None = None) -> View:
+        """Block until a newer view is formed."""
+
+    def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
+        """Block until all members have voted."""
+
+    def check(self) -> None:
+        """Raise the CommError of a managed group that has failed."""
+
+    def abort(self, reason: str) -> None:
+        """End the generation on all members."""
+
+    def make_group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Make a group of these ranks of the view, which ends with the view."""
+
+    def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
+        """Let groups of make_group() that lose nobody outlive the view's end, within a block that
+        calls what it is given once it has something to send.
+        """
+
+    def log(self, line: str) -> None:
+        """Write a line to the log."""
+
+
+class Step:
+    """One try at one step; a context manager that steps() yields.
+
+    Its block swallows a CommError of a managed group: steps() then recovers. Any other exception
+    ends the generation on all members, so that none waits for this one, and leaves the loop.
+    Threads: one at a time. It is entered once.
+
+    Attributes:
+        number: how many steps were committed before it.
+        view: the members that try it.
+        rank: this member's among those that train, 0 to `size` - 1: the view's, but for replicas.
+        size: how many train: the view's size, but for members that are parked.
+        answer: what they agreed on; None before commit() and after a failure.
+        failure: the CommError that ended the block; None where there was none.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        job: JobLike,
+        view: View,
+        agree_timeout: timedelta | None,
+        place: Place | None,
+    ) -> None:
+        """steps() makes it."""
+        self.number = state.step
+        self.view = view
+        self.rank = view.rank if place is None else place.rank
+        self.size = view.size if place is None else place.size
+        self.answer: Answer | None = None
+        self.failure: CommError | None = None
+        self.ended = False
+        self._state = state
+        self._job = job
+        self._agree_timeout = agree_timeout
+        self._entered = False
+        self._view_over = False
+
+    @property
+    def committed(self) -> bool:
+        """The members agreed that it counts."""
+        return self.answer is not None and self.answer.ok
+
+    def manual_seed(self, seed: int) -> int:
+        """Seed this process's random numbers for this step and rank; see elastic.manual_seed().
+
+        At the begin of the block: a repeated step then draws the same, as far as the rank is the
+        same.
+        """
+        return manual_seed(seed, self.number, self.rank)
+
+    def __enter__(self) -> Step:
+        """Clear the gradients, and keep what a failure must restore.
+
+        Raises:
+            RuntimeError: it was entered before.
+        """
+        if self._entered:
+            raise RuntimeError(f"step {self.number}: a step is entered once; take the next one")
+        self._entered = True
+        self._state.clear_gradients()
+        self._state.snapshot()
+        return self
+
+    def commit(self, *functions: Callable[[], object]) -> bool:
+        """Agree with all members that the step counts; if so, run the update.
+
+        Blocks until all have voted. Call it on all members, after the last collective of the step.
+
+        Args:
+            functions: what changes the state: unscaling, clipping, ``optimizer.step``,
+                ``scheduler.step``, ``scaler.update``; they run in this order, on all members.
+
+        Returns:
+            Whether the step counts; the same on all members.
+
+        Raises:
+            CommError: a managed group failed, or the view is over: let it leave the block. Where
+                it came out of one of the functions, the step counts, but not with this member's
+                half-done update: this member's state is dirty, and taken from another one.
+            RuntimeError: outside of the block, or the second time.
+            TypeError: what was given is no function; before anything is agreed on.
+
+        Whatever else a function raises passes through; the state is dirty then too.
+        """
+        if not self._entered or self.ended:
+            raise RuntimeError(f"step {self.number}: commit() belongs into its `with` block")
+        if self.answer is not None:
+            raise RuntimeError(f"step {self.number}: commit() was called twice")
+        self._check_functions(functions)
+        with self._job.hold_groups() as committed:
+            self.answer = self._agree()
+            if self.answer.ok:
+                committed()
+                self._update(functions)
+        return self.answer.ok
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """End the block: swallow what a recovery mends, tell the others of anything else."""
+        self.ended = True
+        if isinstance(error, CommError) and self._is_managed():
+            self.failure = error
+            self._state.restore_modes()  # the failure may have cut a validation short
+            clear_frames(traceback)  # they hold what the failed pass has made, and its model
+            return True
+        if error is not None:
+            self._job.abort(f"step {self.number}: {type(error).__name__}: {error}")
+        elif self.answer is None:
+            self._refuse("the block ended without commit(); call it on every way through")
+        return False
+
+    def require_ended(self) -> None:
+        """Refuse to go on from a step that nobody entered.
+
+        Raises:
+            RuntimeError: its block has not ended.
+        """
+        if not self.ended:
+            self._refuse("it was not entered; write `with step:` around its work")
+
+    def _agree(self) -> Answer:
+        """After a CommError of these two the view is over, whatever the groups' state."""
+        try:
+            self._job.check()
+            return self._job.agree(True, timeout=self._agree_timeout)
+        except CommError:
+            self._view_over = True
+            raise
+
+    def _check_functions(self, functions: tuple[object, ...]) -> None:
+        """Refuse `commit(optimizer.step())`: that update was made before anybody agreed."""
+        for function in functions:
+            if not callable(function):
+                raise TypeError(
+                    f"step {self.number}: commit: expected functions, such as optimizer.step, "
+                    f"found {type(function).__name__}; give the function itself, which commit() "
+                    "calls once all have agreed"
+                )
+
+    def _update(self, functions: tuple[Callable[[], object], ...]) -> None:
+        self._state.dirty = True
+        for function in functions:
+            function()
+        self._state.commit()
+        self._state.dirty = False
+
+    def _is_managed(self) -> bool:
+        """The error is one that recover() mends: else a group of the user's own has failed."""
+        if self._view_over:
+            return True
+        try:
+            self._job.check()
+        except CommError:
+            return True
+        return False
+
+    def _refuse(self, why: str) -> None:
+        message = f"step {self.number}: {why}"
+        self._job.abort(message)
+        raise RuntimeError(message)
