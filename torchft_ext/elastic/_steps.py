@@ -225,6 +225,7 @@ class Step:
                 it came out of one of the functions, the step counts, but not with this member's
                 half-done update: this member's state is dirty, and taken from another one.
             RuntimeError: outside of the block, or the second time.
+            TypeError: what was given is no function; before anything is agreed on.
 
         Whatever else a function raises passes through; the state is dirty then too.
         """
@@ -232,6 +233,7 @@ class Step:
             raise RuntimeError(f"step {self.number}: commit() belongs into its `with` block")
         if self.answer is not None:
             raise RuntimeError(f"step {self.number}: commit() was called twice")
+        self._check_functions(functions)
         with self._job.hold_groups() as committed:
             self.answer = self._agree()
             if self.answer.ok:
@@ -275,6 +277,16 @@ class Step:
         except CommError:
             self._view_over = True
             raise
+
+    def _check_functions(self, functions: tuple[object, ...]) -> None:
+        """Refuse `commit(optimizer.step())`: that update was made before anybody agreed."""
+        for function in functions:
+            if not callable(function):
+                raise TypeError(
+                    f"step {self.number}: commit: expected functions, such as optimizer.step, "
+                    f"found {type(function).__name__}; give the function itself, which commit() "
+                    "calls once all have agreed"
+                )
 
     def _update(self, functions: tuple[Callable[[], object], ...]) -> None:
         self._state.dirty = True
