@@ -294,6 +294,14 @@ def test_commit_belongs_once_into_the_block(job, state):
         pass
 
 
+def test_functions_that_were_called_already_are_refused_before_the_agreement(job, state):
+    with pytest.raises(TypeError, match=r"expected functions, .*, found None"):
+        for step in steps(state, 1, job=job):
+            with step:
+                step.commit(state.objects["optimizer"].step())
+    assert "agree" not in job.events and job.events[-1].startswith("abort step 0: TypeError")
+
+
 def test_failure_after_the_commit_keeps_it(job, state):
     for step in steps(state, 2, job=job):
         with step:
