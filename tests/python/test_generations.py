@@ -374,9 +374,9 @@ def options_through_generations(address: str, rank: int, first_port: int) -> lis
         check_sum()
     error = failure_of(lambda: dist.recv(torch.ones(1), 1 - rank))
     assert error.type == "CommTimeoutError" and error.fields["limit"] == 6.0, error.text
-    opened = {port: where for port, where in listening().items() if port not in before}
-    assert set(opened.values()) == {"0100007F"}, opened  # 127.0.0.1
-    return sorted(opened)
+    opened = listening() - before
+    assert {bound_to for bound_to, _ in opened} == {"0100007F"}, opened  # 127.0.0.1
+    return sorted(port for _, port in opened)
 
 
 def test_options_survive_the_next_generations(ranks):
