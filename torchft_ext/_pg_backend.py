@@ -2,7 +2,8 @@
 
 Such a backend cannot be aborted, and its members learn late of a death, or never. So each group has
 a guard beside it, a native group of this package with the same members: it forms the generation,
-tells of deaths, and carries abort() to all ranks. The backend is made anew for each generation, and
+has configure() wait until all members have their backends, tells of deaths, and carries abort() to
+all ranks. The backend is made anew for each generation, and
 works on copies (`_pg_staging.py`), which reach the caller's tensors only while the generation lives
 (`_pg_generation.py`).
 
@@ -19,6 +20,7 @@ the guard's failure.
 | new, or after a failed configure() | nothing |
 | forming: the guard's configure() | ends it on all ranks: configure() raises |
 | forming: the backend is being made | the same; the thread that makes it retires what it gets |
+| forming: others make theirs | the same; the backend is retired |
 | live | fails the generation on all ranks; releases all waiters; waits for copies in progress |
 | failed | nothing |
 | shut down | nothing; configure() begins anew |
@@ -29,6 +31,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,9 +56,10 @@ from torchft_ext._pg_generation import (
 from torchft_ext._pg_staging import Staged, Stager
 from torchft_ext._pg_store import KeptClient
 from torchft_ext._pg_wrappers import with_operations
-from torchft_ext.errors import CommAbortedError, RendezvousError
+from torchft_ext.errors import CommAbortedError, CommError, RendezvousError
 
 Make = Callable[[Store, int, int, timedelta], Any]
+_LEAST_FOR_OTHERS = 1.0  # seconds to wait for other members' backends, however late the own one was
 
 _number = itertools.count()
 
@@ -387,10 +391,17 @@ class GuardedGroup(GroupWithoutBackend):
             return self._backend(store, rank, size, timeout, number)
 
         making = _Making(make, generation.settled.set)
+        until = time.monotonic() + within.total_seconds()
         in_time = generation.settled.wait(within.total_seconds() + GRACE)
         made = making.result()
         if made is not None:
             self._adopted(generation, made)
+            try:
+                _await_others(generation, guard, until)
+            except BaseException:  # Ctrl-C
+                generation.abort("configure() was interrupted")
+                self._retirement.take(generation, [made], timeout)
+                raise
         if made is not None and generation.error() is None:
             return made
         if made is not None:
@@ -570,6 +581,18 @@ class ProcessGroupGloo(ProcessGroupBackend):
 def backend_place(store_addr: str, attempt: int) -> str:
     """Return where a backend's keys lie, below the place that configure() was given."""
     return f"{store_addr}/backend{attempt}"
+
+
+def _await_others(generation: Generation, guard: _C.Backend, until: float) -> None:
+    """Block until all members have their backends, so that none has left when another one still
+    connects to it; where one has not, the generation fails."""
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(seconds=max(until - time.monotonic(), _LEAST_FOR_OTHERS))
+    native: Any = guard
+    try:
+        native.barrier(options).wait()
+    except CommError as error:
+        generation.fail(guard.errored() or error)
 
 
 def _is_the_networks(error: Exception) -> bool:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -220,6 +221,53 @@ def test_abort_releases_configure_while_the_backend_is_made(store):
             call.result(LIMIT / 2)
     may_go_on.set()
     group.shutdown()
+
+
+def configured_by_two(store, make: Callable) -> list[futures.Future[None]]:
+    """The calls of configure() of two threads as ranks, over a backend declared just now."""
+    name = f"made{next(names)}"
+    pgs.declare_backend(name, pgs.BackendCapabilities(make=make))
+
+    def configure(rank: int) -> None:
+        group = pgs.ProcessGroupBackend(name, timeout=LIMIT)
+        try:
+            group.configure(f"127.0.0.1:{store.port}/{name}", rank, 2)
+        finally:
+            group.shutdown()
+
+    pool = ThreadPoolExecutor(2)
+    calls = [pool.submit(configure, rank) for rank in range(2)]
+    pool.shutdown(wait=False)
+    return calls
+
+
+def test_configure_waits_until_all_members_have_their_backends(store):
+    """One that left before would be missed by a member that still connects to it."""
+    may_end = threading.Event()
+
+    def make(_store, rank, size, _timeout):
+        assert rank == 0 or may_end.wait(LIMIT)
+        return Late(rank, size)
+
+    calls = configured_by_two(store, make)
+    with pytest.raises(TimeoutError):
+        calls[0].result(0.5)
+    may_end.set()
+    for call in calls:
+        call.result(LIMIT)
+
+
+def test_configure_fails_where_another_member_has_no_backend(store):
+    def make(_store, rank, size, _timeout):
+        if rank == 1:
+            raise OSError("no port is free")
+        return Late(rank, size)
+
+    calls = configured_by_two(store, make)
+    with pytest.raises(CommAbortedError, match="could not be made: no port is free"):
+        calls[0].result(LIMIT)
+    with pytest.raises(RendezvousError):
+        calls[1].result(LIMIT)
 
 
 def test_timeout_that_is_set_counts_for_later_operations(store):
