@@ -17,7 +17,6 @@ namespace {
 
 constexpr milliseconds kBetweenLooks{2};  // of a leaver: has it got through?
 constexpr std::chrono::seconds kStopWithin{1};
-constexpr size_t kMostEarly = 65536;
 constexpr int kTicksBetweenQuestions = 25;
 constexpr int kLooksSpared = 8;  // of one for each question
 
@@ -128,11 +127,6 @@ void MemberDriver::begin(const JobFounder::Place& found) {
     core.emplace(me, founding.rules, ids);
   }
   core->setSeed(ViewSecret::random());
-  for (const Early& one : std::exchange(early, {})) {
-    // The first view has kept its own members alone.
-    if (network->memberOf(one.from.id).id.isZero()) network->introduce(one.from);
-    onMessage(one.from.id, one.header, one.payload);
-  }
   arm();
   tick();
 }
@@ -333,10 +327,7 @@ void MemberDriver::askWitness(const WitnessRequest& request) {
 
 void MemberDriver::onMessage(const MemberId& from, const FrameHeader& header,
                              const std::string& payload) {
-  if (!core) {  // the others were quicker
-    if (early.size() < kMostEarly) early.push_back({network->memberOf(from), header, payload});
-    return;
-  }
+  if (!core) return;
   switch (header.type) {
     case FrameType::kElastic:
       onElastic(from, payload);

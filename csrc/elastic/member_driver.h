@@ -88,12 +88,6 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   Founding founding;     // the job's
   bool ending = false;
   bool forming = false;
-  struct Early {
-    Member from;
-    FrameHeader header;
-    std::string payload;
-  };
-  std::vector<Early> early;  // came before the core was there
   std::set<MemberId> gone_soon;
   bool unpublished = false;  // newcomers do not find this view's members yet
   int looks_without_members = 0;

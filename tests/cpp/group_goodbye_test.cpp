@@ -52,6 +52,29 @@ TEST(GroupGoodbye, LeavesWhatTheLeaverHasDoneToThoseWhoComeLater) {
   }
 }
 
+// As above, and rank 1 has read the goodbye before it begins: no data of the leaver's lies ahead of
+// that.
+TEST(GroupGoodbye, ReadBeforeAnOperationLeavesWhatTheLeaverHasDoneInIt) {
+  Cluster cluster(3);
+  cluster.form(cluster.all(), "leave");
+  std::vector<float> zeroth(10, 5.0F);
+  std::vector<float> second(10, 0.0F);
+  std::vector<float> late(10, 0.0F);
+  auto of_zeroth = cluster.group(0).issue(broadcastFrom(zeroth, 0));
+  EXPECT_EQ(finish(cluster.group(2).issue(broadcastFrom(second, 0))), nullptr);
+  EXPECT_EQ(finish(of_zeroth), nullptr);
+  EXPECT_TRUE(cluster.group(2).shutdown(Deadline::after(kTestLimit)));
+  std::vector<float> message(1);
+  auto sent = cluster.group(0).issue(sendOf(message, 1));  // comes after the goodbye
+  EXPECT_EQ(finish(cluster.group(1).issue(recvOf(message, 0))), nullptr);
+  EXPECT_EQ(finish(sent), nullptr);
+  const FailurePtr failure = finish(cluster.group(1).issue(broadcastFrom(late, 0)));
+  EXPECT_EQ(failure, nullptr) << failure->describe();
+  EXPECT_EQ(late, std::vector<float>(10, 5.0F));
+  const FailurePtr after = cluster.group(1).errored();
+  EXPECT_EQ(after, nullptr) << after->describe();
+}
+
 // It waits for a message that nobody sends.
 TEST(GroupGoodbye, IsLeftWhenASignalsHandlerThrowsAndTheOtherIsTold) {
   Cluster cluster(2);
