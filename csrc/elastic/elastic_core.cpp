@@ -252,8 +252,7 @@ void ElasticCore::tellView(Effects& effects, const std::vector<MemberId>& to,
     if (id == self_.id || isGoneForGood(id)) continue;
     // Who is left out cannot know a newcomer by anything but its id: the members tell it.
     const int rank = view.rankOf(id);
-    const bool newcomer =
-        rank >= 0 && view.members[static_cast<size_t>(rank)].since == view.number;
+    const bool newcomer = rank >= 0 && view.members[static_cast<size_t>(rank)].since == view.number;
     const bool is_member = rank >= 0 && !(newcomer && state_ == State::kLeftOut);
     auto& shared = is_member ? for_members : for_others;
     if (!shared) {
@@ -642,8 +641,8 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
   if (effects.refused.empty()) {
     adopt(effects, whole);
   } else if (!whole.has(from) && objection(whole, from, /*needs_secret=*/false).empty()) {
-    // Its secret is all that is missing, and this one does not know it. It has decided, or been told
-    // by who did: it will not promise any more, and must not be waited for.
+    // Its secret is all that is missing, and this one does not know it. It has decided, or been
+    // told by who did: it will not promise any more, and must not be waited for.
     const std::string refused = std::move(effects.refused);
     effects = lose(from, Loss::kLeftOut);
     effects.refused = refused;
