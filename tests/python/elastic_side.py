@@ -17,9 +17,7 @@ def five_members(ranks: Pool) -> Iterator[World]:
     """Of a fixture: workers that may come to a job, and leave it after the test."""
     made = World(ranks, ranks.borrow(5))
     yield made
-    for rank in range(made.size):
-        if made.workers[rank].alive() and not made.workers[rank].busy():
-            made.on(rank, close)
+    made.run_at_the_end(close)
 
 
 def come(address: str, size: int) -> None:

@@ -259,6 +259,11 @@ class World:
     def start(self, rank: int, function: Callable, *args: object, **kwargs: object) -> Call:
         return self.workers[rank].call(function, args, kwargs)
 
+    def run_at_the_end(self, function: Callable) -> None:
+        """In all workers that are alive and idle, at once: members wait for each other."""
+        idle = [w for w in self.workers if w.alive() and not w.busy()]
+        values_of([worker.call(function, (), {}) for worker in idle])
+
     def start_all(self, function: Callable, *args: object, **kwargs: object) -> list[Call]:
         return [self.start(rank, function, *args, **kwargs) for rank in range(self.size)]
 

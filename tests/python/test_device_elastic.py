@@ -72,9 +72,7 @@ def sum_over_members() -> float:
 def world(devices):
     made = World(devices.pool, devices.pool.borrow(3))
     yield made
-    for rank in range(made.size):
-        if made.workers[rank].alive() and not made.workers[rank].busy():
-            made.on(rank, close)
+    made.run_at_the_end(close)
 
 
 def test_death_costs_one_step_on_devices(devices, world):

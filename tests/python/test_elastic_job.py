@@ -106,9 +106,7 @@ def waiting_count() -> int:
 def world(ranks):
     made = World(ranks, ranks.borrow(3))
     yield made
-    for rank in range(made.size):
-        if made.workers[rank].alive() and not made.workers[rank].busy():
-            made.on(rank, close)
+    made.run_at_the_end(close)
 
 
 def test_a_death_costs_one_step(ranks, world):
@@ -169,9 +167,7 @@ def test_members_find_each_other_without_a_store(ranks):
     results = [*values_of(calls[1:]), late.value()]
     assert results[0][0] == 600
     assert len({digest for _, digest in results}) == 1
-    newcomer.on(0, close)
-    for rank in (1, 2):
-        world.on(rank, close)
+    values_of([newcomer.start(0, close), world.start(1, close), world.start(2, close)])
 
 
 def free_port() -> int:
