@@ -355,6 +355,7 @@ void ElasticCore::carryOutAgreement(Effects& effects, Agreements::Step step) {
     if (!isGoneForGood(send.to)) effects.sends.push_back({send.to, std::move(send.message)});
   }
   if (!step.returned) return;
+  questions_ = 0;  // what was asked for has come
   unanswered_.reset();
   effects.answers.push_back(std::move(*step.returned));
 }
@@ -524,7 +525,12 @@ void ElasticCore::reportNoQuorum(Effects& effects) const {
     const auto loss = losses_.find(member.id);
     if (loss == losses_.end() || !isFinal(loss->second)) possible.insert(member.id);
   }
-  effects.hopeless = !proposal_->couldDecide(possible);
+  // One that knows the next view has been decided may come back with it.
+  const auto isDecided = [](const auto& loss) { return loss.second == Loss::kLeftOut; };
+  const auto mayComeBack = [](const auto& loss) { return !isFinal(loss.second); };
+  const bool may_be_told = std::any_of(losses_.begin(), losses_.end(), isDecided) &&
+                           std::any_of(losses_.begin(), losses_.end(), mayComeBack);
+  effects.hopeless = !may_be_told && !proposal_->couldDecide(possible);
   for (const Member& member : view_.members) {
     if (losses_.contains(member.id)) effects.no_quorum.push_back(member.id);
   }
@@ -640,13 +646,17 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
   effects.refused = objection(whole, from, whole.has(self_.id));
   if (effects.refused.empty()) {
     adopt(effects, whole);
-  } else if (!whole.has(from) && objection(whole, from, /*needs_secret=*/false).empty()) {
-    // Its secret is all that is missing, and this one does not know it. It has decided, or been
-    // told by who did: it will not promise any more, and must not be waited for.
-    const std::string refused = std::move(effects.refused);
+  } else if (isDecidedWithout(whole, from)) {
+    // Its secret is all that is missing. Who told it does not know that, and will not promise any
+    // more: it must not be waited for.
     effects = lose(from, Loss::kLeftOut);
-    effects.refused = refused;
   }
+}
+
+// Is it the next view, but for its secret, and one that this member of the present view is not in?
+bool ElasticCore::isDecidedWithout(const View& view, const MemberId& id) const {
+  return state_ != State::kJoining && view.number == view_.number + 1 && view_.has(id) &&
+         !view.has(id) && objection(view, id, /*needs_secret=*/false).empty();
 }
 
 // A newcomer knows nothing to judge it by but the view itself.
@@ -734,7 +744,8 @@ void ElasticCore::forgetOldView() {
     waiting_.erase(member.id);
     // Who is in it has promised since: what was thought of it is out of date, but for its end.
     const auto loss = losses_.find(member.id);
-    if (loss != losses_.end() && !isFinal(loss->second)) losses_.erase(loss);
+    if (loss == losses_.end()) continue;
+    if (!isFinal(loss->second) || loss->second == Loss::kLeftOut) losses_.erase(loss);
   }
   std::erase_if(losses_, [&](const auto& loss) {
     return !view_.has(loss.first) && !waiting_.contains(loss.first);

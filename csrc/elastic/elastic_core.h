@@ -146,6 +146,7 @@ class ElasticCore {
   void decide(Effects& effects);
   void hearView(Effects& effects, const MemberId& from, const View& view);
   std::string objection(const View& view, const MemberId& teller, bool needs_secret) const;
+  bool isDecidedWithout(const View& view, const MemberId& id) const;
   bool believes(Effects& effects, const View& value) const;
   void adopt(Effects& effects, const View& view);
   void install(Effects& effects, const View& view);

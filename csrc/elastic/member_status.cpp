@@ -26,7 +26,7 @@ const char* wordFor(Loss loss) {
     case Loss::kParted:
       return "it went on alone";
     case Loss::kLeftOut:
-      return "it has been left out of a view that no member told";
+      return "it has been left out";
   }
   return "";
 }

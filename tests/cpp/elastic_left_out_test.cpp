@@ -119,7 +119,7 @@ ElasticMessage withoutSecret(const View& view) {
 
 // Nobody but its members is told the secret, so who has not accepted it does not know it either.
 TEST_F(LeftOut, MembersAreNotBelievedWhereTheyTellAMemberNoSecret) {
-  EXPECT_NE(cores_[3].receive(idOf(1), withoutSecret(cores_[0].view())).refused, "");
+  EXPECT_FALSE(cores_[3].receive(idOf(1), withoutSecret(cores_[0].view())).new_view);
   EXPECT_EQ(cores_[3].view().number, 1U);
 }
 
@@ -136,12 +136,26 @@ TEST_F(LeftOut, MembersThatDoNotKnowTheSecretAreNotWaitedFor) {
   EXPECT_TRUE(hopeless_);  // of five voters two are left, and they know that
 }
 
+// The one who lives and has the secret may be heard again.
+TEST_F(LeftOut, MembersLetOthersWaitForOneThatMayComeBack) {
+  under_way_.clear();
+  lose(0);
+  for (const size_t i : {3U, 4U}) carryOut(i, cores_[i].lose(idOf(2), Loss::kFrozen));
+  for (const size_t i : {3U, 4U}) {
+    carryOut(i, cores_[i].receive(idOf(1), withoutSecret(cores_[0].view())));
+  }
+  deliver([](const Message& one) { return one.from >= 3 && one.to >= 3; });
+  EXPECT_FALSE(hopeless_);
+}
+
 // What comes from it under the id of a newcomer of the view may come from anybody of the job.
 TEST_F(LeftOut, MembersTellNoNewcomerTheSecret) {
   View view = cores_[0].view();
   view.number = 3;
   const auto member = idOf(7);
   view.members = {view.members[0], {member, 3, {}}};
+  view.voters = view.decided_by = {idOf(0)};
+  view.old_size = 3;
   view.outcomes.clear();
   view.seal = sealOf(view, cores_[0].view().secret);
   ElasticCore left({idOf(3), 1, {}}, ElasticRules{}, cores_[0].view());
