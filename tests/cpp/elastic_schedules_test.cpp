@@ -120,8 +120,10 @@ void runSchedules(int members, int schedules, int most_steps, const ElasticParts
   EXPECT_GT(views, 3 * static_cast<uint64_t>(settled) / 2);
 }
 
-std::string firstWrong(int members, int schedules, int most_steps, const ElasticParts& parts) {
-  for (int seed = 0; seed < schedules; ++seed) {
+// From a seed on before which nothing was found when this was written: one in thousands finds it.
+std::string firstWrong(int members, int from, int schedules, int most_steps,
+                       const ElasticParts& parts) {
+  for (int seed = from; seed < from + schedules; ++seed) {
     const Schedule schedule(members, seed, most_steps, parts);
     if (schedule.world.wrong().empty()) continue;
     std::printf("seed %d: %s\n", seed, schedule.world.wrong().c_str());
@@ -146,12 +148,12 @@ TEST(ElasticSchedules, OfFourMembersThatRelay) {
 TEST(ElasticSchedules, OfFourMembersThatRelayMissTheSecondRound) {
   ElasticParts parts = relaying();
   parts.second_round = false;
-  EXPECT_EQ(firstWrong(4, 20000, 600, parts).rfind("two answers", 0), 0U);
+  EXPECT_EQ(firstWrong(4, 13900, 20000, 600, parts).rfind("two answers", 0), 0U);
 }
 TEST(ElasticSchedules, OfFourMembersThatRelayMissThatAPromiseStopsAgreements) {
   ElasticParts parts = relaying();
   parts.stop_at_promise = false;
-  EXPECT_EQ(firstWrong(4, 20000, 600, parts).rfind("two answers", 0), 0U);
+  EXPECT_EQ(firstWrong(4, 9500, 20000, 600, parts).rfind("two answers", 0), 0U);
 }
 TEST(ElasticSchedules, OfEightMembers) {
   runSchedules(8, full() ? 20000 : 5000, 1500);
