@@ -44,10 +44,10 @@ Agreements::Agreements(MemberId self, const View& view, bool may_relay, bool sec
     : self_(self),
       lineage_(view.lineage),
       view_(view.number),
+      ranks_(idsOf(view.members)),
       may_relay_(may_relay),
       relayed_(may_relay),
       second_round_(second_round) {
-  for (const Member& member : view.members) ranks_.push_back(member.id);
   members_.insert(ranks_.begin(), ranks_.end());
   chart();
 }

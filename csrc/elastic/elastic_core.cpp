@@ -510,10 +510,9 @@ void ElasticCore::acceptOwn(Effects& effects) {
 
 void ElasticCore::decide(Effects& effects) {
   const View decided = proposal_->value();
-  std::vector<MemberId> all;
-  for (const Member& member : decided.members) all.push_back(member.id);
-  for (const Member& member : view_.members) {
-    if (!decided.has(member.id)) all.push_back(member.id);
+  std::vector<MemberId> all = idsOf(decided.members);
+  for (const MemberId& id : idsOf(view_.members)) {
+    if (!decided.has(id)) all.push_back(id);
   }
   tellView(effects, all, decided);
   adopt(effects, decided);
@@ -686,15 +685,13 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   if (state_ == State::kLeftOut) return;
   if (!first && (isApart(view.lineage) || view.number <= view_.number)) return;
   if (first && !view.has(self_.id)) {
-    contacts_.clear();
-    for (const Member& member : view.members) contacts_.push_back(member.id);
+    contacts_ = idsOf(view.members);
     return;
   }
   // Who goes on has promised in the view before, so it knows that one: a member that missed one has
   // been left out of it, whoever lists it again by an old word.
   const bool missed_one = !first && view.number > view_.number + 1;
-  std::vector<MemberId> others;
-  for (const Member& member : view_.members) others.push_back(member.id);
+  const std::vector<MemberId> others = idsOf(view_.members);
   install(effects, view);
   if (!view_.has(self_.id) || missed_one) {
     state_ = State::kLeftOut;

@@ -287,11 +287,8 @@ void MemberDriver::lookForContacts() {
 }
 
 void MemberDriver::hearContacts(const std::vector<Member>& members) {
-  std::vector<MemberId> ids;
-  for (const Member& member : members) {
-    network->introduce(member);
-    ids.push_back(member.id);
-  }
+  for (const Member& member : members) network->introduce(member);
+  const std::vector<MemberId> ids = idsOf(members);
   const bool alone = !ids.empty() && !core->setContacts(ids) && core->isForsaken();
   looks_without_members = alone ? looks_without_members + 1 : 0;
   if (looks_without_members >= 2) status.setForsaken();  // before, others may be taking over

@@ -142,7 +142,7 @@ View nextView(const View& base, const std::map<MemberId, Promise>& promises,
   }
   takeIn(next, promises, gone, max_size);
   if (next.voters.empty()) {  // all of them leave: they hand over to who stays
-    for (const Member& member : next.members) next.voters.push_back(member.id);
+    next.voters = idsOf(next.members);
   }
   return next;
 }

@@ -6,9 +6,7 @@ namespace torchft_ext {
 
 std::vector<std::vector<MemberId>> acceptorSets(const View& view,
                                                 const std::vector<Promotion>& promisers) {
-  std::vector<MemberId> all;
-  all.reserve(view.members.size());
-  for (const Member& member : view.members) all.push_back(member.id);
+  const std::vector<MemberId> all = idsOf(view.members);
   const auto says = [&](Promotion what) {
     return std::find(promisers.begin(), promisers.end(), what) != promisers.end();
   };

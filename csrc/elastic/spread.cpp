@@ -17,10 +17,11 @@ std::vector<Leg> legsOf(const std::vector<MemberId>& ranks, const MemberId& self
     for (size_t back = 0; back < count; ++back) {
       leg.about.push_back(ranks[(own + size - back) % size]);
     }
-    legs.push_back(std::move(leg));
+    const auto longer = std::upper_bound(
+        legs.begin(), legs.end(), leg,
+        [](const Leg& a, const Leg& b) { return a.about.size() < b.about.size(); });
+    legs.insert(longer, std::move(leg));
   }
-  std::stable_sort(legs.begin(), legs.end(),
-                   [](const Leg& a, const Leg& b) { return a.about.size() < b.about.size(); });
   return legs;
 }
 

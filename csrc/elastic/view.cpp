@@ -6,6 +6,13 @@
 
 namespace torchft_ext {
 
+std::vector<MemberId> idsOf(const std::vector<Member>& members) {
+  std::vector<MemberId> ids;
+  ids.reserve(members.size());
+  for (const Member& member : members) ids.push_back(member.id);
+  return ids;
+}
+
 int View::rankOf(const MemberId& id) const {
   const auto found = std::find_if(members.begin(), members.end(),
                                   [&](const Member& member) { return member.id == id; });

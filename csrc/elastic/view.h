@@ -60,6 +60,8 @@ struct Outcome {
   friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
+std::vector<MemberId> idsOf(const std::vector<Member>& members);
+
 struct View {
   Lineage lineage;
   uint64_t number = 0;            // from 1; also the generation's

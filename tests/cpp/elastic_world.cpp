@@ -34,8 +34,7 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
     setSecret(view, secret);
   }
   const ElasticRules rules{options.store_rule, options.min_size, 1 << 16, options.parts};
-  std::vector<MemberId> contacts;
-  for (const Member& member : view.members) contacts.push_back(member.id);
+  const std::vector<MemberId> contacts = idsOf(view.members);
   for (int i = 0; i < options.members; ++i) {
     cores_.emplace_back(view.members[static_cast<size_t>(i)], rules, view);
   }
@@ -484,8 +483,7 @@ bool ElasticWorld::mustSettle() const {
   for (int i = 0; i < size(); ++i) {
     if (gone(i) || core(i).promotion() == Promotion::kNo) continue;
     binding.push_back(core(i).view());
-    binding.back().voters.clear();
-    for (const Member& member : core(i).view().members) binding.back().voters.push_back(member.id);
+    binding.back().voters = idsOf(core(i).view().members);
   }
   return std::all_of(binding.begin(), binding.end(), [&](const View& view) {
     const auto alive =
