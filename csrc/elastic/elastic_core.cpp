@@ -250,10 +250,10 @@ void ElasticCore::tellView(Effects& effects, const std::vector<MemberId>& to,
   std::shared_ptr<const ElasticMessage> for_others;
   for (const MemberId& id : to) {
     if (id == self_.id || isGoneForGood(id)) continue;
-    // Who is left out cannot know a newcomer by anything but its id: the members tell it.
+    // Who is not in it cannot know a newcomer by anything but its id: the members tell it.
     const int rank = view.rankOf(id);
     const bool newcomer = rank >= 0 && view.members[static_cast<size_t>(rank)].since == view.number;
-    const bool is_member = rank >= 0 && !(newcomer && state_ == State::kLeftOut);
+    const bool is_member = rank >= 0 && !(newcomer && !view.has(self_.id));
     auto& shared = is_member ? for_members : for_others;
     if (!shared) {
       ElasticMessage message = make(ElasticKind::kView);
@@ -510,9 +510,11 @@ void ElasticCore::acceptOwn(Effects& effects) {
 
 void ElasticCore::decide(Effects& effects) {
   const View decided = proposal_->value();
-  std::vector<MemberId> all = idsOf(decided.members);
-  for (const MemberId& id : idsOf(view_.members)) {
-    if (!decided.has(id)) all.push_back(id);
+  std::vector<MemberId> all = idsOf(view_.members);
+  if (decided.has(self_.id)) {
+    for (const MemberId& id : idsOf(decided.members)) {
+      if (!view_.has(id)) all.push_back(id);
+    }
   }
   tellView(effects, all, decided);
   adopt(effects, decided);
@@ -645,11 +647,26 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
   effects.refused = objection(whole, from, whole.has(self_.id));
   if (effects.refused.empty()) {
     adopt(effects, whole);
+    tellNewcomers(effects);
   } else if (isDecidedWithout(whole, from)) {
     // Its secret is all that is missing. Who told it does not know that, and will not promise any
     // more: it must not be waited for.
     effects = lose(from, Loss::kLeftOut);
   }
+}
+
+// Whoever decided on the view may not be in it. So the first of those who went on tells them; one
+// of them that takes part elsewhere by now answers so.
+void ElasticCore::tellNewcomers(Effects& effects) const {
+  if (state_ != State::kActive) return;
+  const auto isNew = [&](const Member& member) { return member.since == view_.number; };
+  const auto first = std::find_if_not(view_.members.begin(), view_.members.end(), isNew);
+  if (first == view_.members.end() || first->id != self_.id) return;
+  std::vector<MemberId> newcomers;
+  for (const Member& member : view_.members) {
+    if (isNew(member)) newcomers.push_back(member.id);
+  }
+  tellView(effects, newcomers, view_);
 }
 
 // Is it the next view, but for its secret, and one that this member of the present view is not in?

@@ -145,6 +145,7 @@ class ElasticCore {
   void carryOut(Effects& effects, Proposal::Step step);
   void decide(Effects& effects);
   void hearView(Effects& effects, const MemberId& from, const View& view);
+  void tellNewcomers(Effects& effects) const;
   std::string objection(const View& view, const MemberId& teller, bool needs_secret) const;
   bool isDecidedWithout(const View& view, const MemberId& id) const;
   bool believes(Effects& effects, const View& value) const;

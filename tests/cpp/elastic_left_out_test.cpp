@@ -174,5 +174,67 @@ TEST_F(LeftOut, MembersTellNoNewcomerTheSecret) {
   }
 }
 
+// Three members, of which the first leaves, and decides on the view that a newcomer comes into.
+class Leaving : public testing::Test {
+ protected:
+  Leaving() {
+    View view;
+    view.lineage.bytes[0] = 1;
+    view.number = 1;
+    setSecret(view, ViewSecret::random());
+    for (size_t i = 0; i < 3; ++i) view.members.push_back({idOf(i), 1, {}});
+    view.voters = idsOf(view.members);
+    for (const Member& member : view.members) cores_.emplace_back(member, ElasticRules{}, view);
+    cores_.emplace_back(Member{idOf(kNewcomer), 0, {}}, ElasticRules{}, view.voters);
+    for (ElasticCore& core : cores_) {
+      core.setSeed(ViewSecret::random());
+      core.setReady(true);
+    }
+    cores_[0].setLeaving();
+    deliver(kNewcomer, cores_[kNewcomer].retry());
+    deliver(0, cores_[0].want(1));
+  }
+
+  void deliver(size_t from, const ElasticEffects& effects) {
+    for (const auto& [to, words] : effects.sends) {
+      const auto at = static_cast<size_t>(to.bytes[0] - 1);
+      if (words->kind == ElasticKind::kView && at == kNewcomer) {
+        told_.push_back({from, words});
+      } else {
+        deliver(at, cores_[at].receive(idOf(from), *words));
+      }
+    }
+  }
+
+  static constexpr size_t kNewcomer = 3;
+  std::vector<ElasticCore> cores_;
+  std::vector<std::pair<size_t, std::shared_ptr<const ElasticMessage>>> told_;  // the newcomer
+};
+
+TEST_F(Leaving, MemberDoesNotTellANewcomerTheSecretTheFirstThatStaysDoes) {
+  ASSERT_EQ(cores_[1].state(), ElasticCore::State::kActive);
+  ASSERT_TRUE(cores_[1].view().has(idOf(kNewcomer)));
+  size_t with_secret = 0;
+  for (const auto& [from, words] : told_) {
+    EXPECT_EQ(words->view->secret.isZero(), from != 1) << from;
+    with_secret += words->view->secret.isZero() ? 0 : 1;
+    cores_[kNewcomer].receive(idOf(from), *words);
+  }
+  EXPECT_EQ(with_secret, 1U);
+  EXPECT_EQ(cores_[kNewcomer].view(), cores_[1].view());
+}
+
+TEST_F(Leaving, MembersLearnThatTheNewcomerTakesPartElsewhere) {
+  View other = cores_[1].view();
+  other.lineage.bytes[0] = 2;
+  ElasticCore elsewhere({idOf(kNewcomer), 2, {}}, ElasticRules{}, other);
+  for (const auto& [from, words] : told_) {
+    for (const auto& [to, answer] : elsewhere.receive(idOf(from), *words).sends) {
+      if (to == idOf(1)) deliver(1, cores_[1].receive(idOf(kNewcomer), *answer));
+    }
+  }
+  EXPECT_EQ(cores_[1].losses().at(idOf(kNewcomer)), Loss::kParted);
+}
+
 }  // namespace
 }  // namespace torchft_ext
