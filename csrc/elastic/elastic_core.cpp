@@ -29,7 +29,7 @@ ElasticCore::ElasticCore(Member self, ElasticRules rules, std::vector<MemberId> 
 Agreements ElasticCore::makeAgreements() const {
   const bool may_relay = view_.members.size() > rules_.parts.most_tell_directly;
   Agreements agreements(self_.id, view_, may_relay, rules_.parts.second_round);
-  if (hasLostMembers()) agreements.tellDirectly();  // nothing has been said yet
+  if (losses_.hasOf(view_)) agreements.tellDirectly();  // nothing has been said yet
   return agreements;
 }
 
@@ -37,7 +37,7 @@ std::vector<MemberId> ElasticCore::unheard() const {
   std::vector<MemberId> ids;
   if (state_ == State::kJoining) return contacts_;
   for (const Member& member : view_.members) {
-    if (member.id == self_.id || losses_.contains(member.id)) continue;
+    if (member.id == self_.id || losses_.has(member.id)) continue;
     const bool by_proposal = proposal_ && !proposal_->hasPromised(member.id);
     const bool decides = wanted_ && !proposal_;
     if (by_proposal || decides || agreements_.awaits(member.id)) ids.push_back(member.id);
@@ -53,10 +53,8 @@ bool ElasticCore::setContacts(std::vector<MemberId> contacts) {
 
 bool ElasticCore::isForsaken() const {
   return state_ == State::kJoining &&
-         std::all_of(contacts_.begin(), contacts_.end(), [&](const MemberId& id) {
-           const auto loss = losses_.find(id);
-           return loss != losses_.end() && isFinal(loss->second);
-         });
+         std::all_of(contacts_.begin(), contacts_.end(),
+                     [&](const MemberId& id) { return losses_.isGoneForGood(id); });
 }
 
 std::set<MemberId> ElasticCore::everybody() const {
@@ -89,41 +87,18 @@ void ElasticCore::send(Effects& effects, const MemberId& to, ElasticMessage mess
 void ElasticCore::sendToMembers(Effects& effects, const ElasticMessage& message) const {
   const auto shared = std::make_shared<const ElasticMessage>(message);
   for (const Member& member : view_.members) {
-    if (member.id == self_.id || isGoneForGood(member.id)) continue;
+    if (member.id == self_.id || losses_.isGoneForGood(member.id)) continue;
     effects.sends.push_back({member.id, shared});
   }
 }
 
-bool ElasticCore::isGoneForGood(const MemberId& id) const {
-  const auto loss = losses_.find(id);
-  return loss != losses_.end() && isFinal(loss->second);
-}
-
-std::set<MemberId> ElasticCore::gone() const {
-  std::set<MemberId> gone;
-  for (const auto& [id, loss] : losses_) gone.insert(id);
-  return gone;
-}
-
-// The lowest living rank; where that comes to nothing, the others in turn: it may be cut off from
-// the witness, or from somebody whom this member reaches.
 std::optional<MemberId> ElasticCore::proposerNow() const {
-  constexpr uint32_t kFirstTries = 4;
-  constexpr uint32_t kMostTries = 1024;
   std::vector<MemberId> living;
   for (const Member& member : view_.members) {
-    if (!losses_.contains(member.id)) living.push_back(member.id);
+    if (!losses_.has(member.id)) living.push_back(member.id);
   }
   if (living.empty()) return std::nullopt;
-  // Each round gives each of them twice the time of the round before: what takes longer than a turn
-  // must not be cut short for ever.
-  uint32_t tries = kFirstTries;
-  size_t turn = 0;
-  for (uint32_t left = fruitless_; left >= tries; ++turn) {
-    left -= tries;
-    if ((turn + 1) % living.size() == 0 && tries < kMostTries) tries *= 2;
-  }
-  return living[turn % living.size()];
+  return proposerInTurn(living, fruitless_);
 }
 
 // Nobody can tell it from a random one who does not know the seed.
@@ -132,7 +107,7 @@ ViewSecret ElasticCore::secretOf(const Lineage& lineage, uint64_t number) const 
   ByteWriter writer;
   writer.raw(lineage.bytes);
   writer.u64(number);
-  writer.u64(promised_.round);  // who accepted another ballot does not know this one's
+  writer.u64(acceptor_.promised().round);  // who accepted another ballot does not know this one's
   const std::string_view key(reinterpret_cast<const char*>(seed_.bytes.data()), seed_.bytes.size());
   const Digest256 digest = hmacSha256(key, writer.take());
   ViewSecret secret;
@@ -145,8 +120,7 @@ ViewSecret ElasticCore::secretOf(const Lineage& lineage, uint64_t number) const 
 ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& message) {
   Effects effects;
   if (message.ballot.round > kMostRounds || unsealed_) return effects;
-  const auto loss = losses_.find(from);
-  if (loss != losses_.end() && !isFinal(loss->second)) losses_.erase(loss);  // it is back
+  losses_.hear(from);
   if (message.kind == ElasticKind::kView) {
     if (state_ != State::kJoining && isApart(message.lineage)) {
       onOtherLineage(effects, from, message);
@@ -188,11 +162,11 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
     case ElasticKind::kPromise:
       if (message.promise.accepted && !believes(effects, message.promise.accepted->view)) break;
       if (proposal_ && proposal_->ballot() == message.ballot) {
-        carryOut(effects, proposal_->promised(from, message.promise, gone()));
+        carryOut(effects, proposal_->promised(from, message.promise, losses_.ids()));
       }
       break;
     case ElasticKind::kRefused:
-      highest_round_ = std::max(highest_round_, message.ballot.round);
+      acceptor_.hear(message.ballot.round);
       if (proposal_ && message.ballot > proposal_->ballot()) proposal_.reset();
       break;
     case ElasticKind::kAccept:
@@ -249,7 +223,7 @@ void ElasticCore::tellView(Effects& effects, const std::vector<MemberId>& to,
   std::shared_ptr<const ElasticMessage> for_members;
   std::shared_ptr<const ElasticMessage> for_others;
   for (const MemberId& id : to) {
-    if (id == self_.id || isGoneForGood(id)) continue;
+    if (id == self_.id || losses_.isGoneForGood(id)) continue;
     // Who is not in it cannot know a newcomer by anything but its id: the members tell it.
     const int rank = view.rankOf(id);
     const bool newcomer = rank >= 0 && view.members[static_cast<size_t>(rank)].since == view.number;
@@ -287,15 +261,11 @@ void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
 
 ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {
   Effects effects;
-  const auto [known, fresh] = losses_.try_emplace(id, loss);
-  if (!fresh) {
-    if (isFinal(known->second) || known->second == loss) return effects;
-    known->second = loss;
-  }
+  if (!losses_.add(id, loss)) return effects;
   waiting_.erase(id);
   if (state_ == State::kJoining || state_ == State::kLeftOut || !view_.has(id)) return effects;
   carryOutAgreement(effects, isFinal(loss) ? agreements_.tellDirectly() : agreements_.lose(id));
-  if (proposal_) carryOut(effects, proposal_->lookAgain(gone()));
+  if (proposal_) carryOut(effects, proposal_->lookAgain(losses_.ids()));
   recoverAgreement();
   pursue(effects);
   return effects;
@@ -305,8 +275,7 @@ ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {
 
 ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
   Effects effects;
-  last_asked_ = {view, last_asked_.view == view ? last_asked_.index + 1 : 1};
-  unanswered_ = last_asked_;
+  asked_.ask(view);
   if (view != view_.number || state_ == State::kLeftOut || state_ == State::kJoining) {
     answerFromView(effects);
     return effects;
@@ -336,9 +305,9 @@ bool ElasticCore::wantsWitness() const {
 void ElasticCore::recoverAgreement() {
   if (agreements_.stopped()) wanted_ = true;
   if (losses_.empty()) return;
-  const std::set<MemberId> lost = gone();
-  const bool stuck = std::any_of(losses_.begin(), losses_.end(), [&](const auto& loss) {
-    return agreements_.awaits(loss.first) && !mayComeByOthers(loss.first, lost);
+  const std::set<MemberId> lost = losses_.ids();
+  const bool stuck = std::any_of(lost.begin(), lost.end(), [&](const MemberId& id) {
+    return agreements_.awaits(id) && !mayComeByOthers(id, lost);
   });
   if (stuck && agreements_.hasVotesOfAllBut(lost)) wanted_ = true;
 }
@@ -347,34 +316,23 @@ void ElasticCore::recoverAgreement() {
 // lacks that word too. Questions are half a second apart: longer than that takes, nobody waits.
 bool ElasticCore::mayComeByOthers(const MemberId& id, const std::set<MemberId>& lost) const {
   constexpr int kPatience = 20;
-  return !isGoneForGood(id) && questions_ < kPatience && agreements_.mayPassOn(id, lost);
+  return !losses_.isGoneForGood(id) && questions_ < kPatience && agreements_.mayPassOn(id, lost);
 }
 
 void ElasticCore::carryOutAgreement(Effects& effects, Agreements::Step step) {
   for (Agreements::Send& send : step.sends) {
-    if (!isGoneForGood(send.to)) effects.sends.push_back({send.to, std::move(send.message)});
+    if (!losses_.isGoneForGood(send.to))
+      effects.sends.push_back({send.to, std::move(send.message)});
   }
   if (!step.returned) return;
   questions_ = 0;  // what was asked for has come
-  unanswered_.reset();
+  asked_.close();
   effects.answers.push_back(std::move(*step.returned));
 }
 
 // What a new view says of the agreement that this member is in.
 void ElasticCore::answerFromView(Effects& effects) {
-  if (!unanswered_ || unanswered_->view >= view_.number) return;
-  const auto outcome = std::find_if(known_.begin(), known_.end(), [&](const Outcome& known) {
-    return known.view == unanswered_->view && known.index == unanswered_->index;
-  });
-  // Where nobody who went on knew of it, it is a no.
-  effects.answers.push_back(
-      outcome != known_.end() ? *outcome : Outcome{unanswered_->view, unanswered_->index, {}});
-  unanswered_.reset();
-}
-
-bool ElasticCore::hasLostMembers() const {
-  return std::any_of(view_.members.begin(), view_.members.end(),
-                     [&](const Member& member) { return losses_.contains(member.id); });
+  if (auto outcome = asked_.answerBy(view_.number)) effects.answers.push_back(*std::move(outcome));
 }
 
 // ---- as an acceptor
@@ -388,12 +346,12 @@ void ElasticCore::stop(Effects& effects) {
 
 Promise ElasticCore::promise() const {
   Promise promise;
-  promise.accepted = accepted_;
+  promise.accepted = acceptor_.accepted();
   promise.agreements = agreements_.reports();
   promise.promotion = agreements_.promotion();
   for (const auto& [id, member] : waiting_) promise.waiting.push_back(member);
   std::set<MemberPair> cut = cut_;
-  for (const auto& [id, loss] : losses_) {
+  for (const auto& [id, loss] : losses_.all()) {
     if (loss == Loss::kUnreachable) cut.insert(std::minmax(self_.id, id));
   }
   promise.cut.assign(cut.begin(), cut.end());
@@ -405,16 +363,14 @@ Promise ElasticCore::promise() const {
 }
 
 void ElasticCore::onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message) {
-  highest_round_ = std::max(highest_round_, message.ballot.round);
-  if (message.ballot < promised_) {
+  if (!acceptor_.promise(message.ballot)) {
     ElasticMessage refusal = make(ElasticKind::kRefused);
-    refusal.ballot = promised_;
+    refusal.ballot = acceptor_.promised();
     send(effects, from, std::move(refusal));
     return;
   }
-  promised_ = message.ballot;
   wanted_ = true;  // whoever asks may die
-  if (proposal_ && proposal_->ballot() < promised_) proposal_.reset();
+  if (proposal_ && proposal_->ballot() < message.ballot) proposal_.reset();
   stop(effects);
   ElasticMessage answer = make(ElasticKind::kPromise);
   answer.ballot = message.ballot;
@@ -425,17 +381,14 @@ void ElasticCore::onPrepare(Effects& effects, const MemberId& from, const Elasti
 void ElasticCore::onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message) {
   if (message.view->number != view_.number + 1 || message.view->lineage != view_.lineage) return;
   if (!believes(effects, *message.view)) return;
-  highest_round_ = std::max(highest_round_, message.ballot.round);
   ElasticMessage answer = make(ElasticKind::kAccepted);
   answer.ballot = message.ballot;
-  if (message.ballot < promised_) {
-    answer.kind = ElasticKind::kRefused;
-    answer.ballot = promised_;
-  } else {
-    promised_ = message.ballot;
-    if (proposal_ && proposal_->ballot() < promised_) proposal_.reset();
-    accepted_ = {message.ballot, *message.view};
+  if (acceptor_.accept(message.ballot, *message.view)) {
+    if (proposal_ && proposal_->ballot() < message.ballot) proposal_.reset();
     stop(effects);
+  } else {
+    answer.kind = ElasticKind::kRefused;
+    answer.ballot = acceptor_.promised();
   }
   send(effects, from, std::move(answer));
 }
@@ -464,20 +417,19 @@ void ElasticCore::pursue(Effects& effects) {
 
 // Has it promised to a member that may still be at it?
 bool ElasticCore::followsAnother() const {
-  return !promised_.isZero() && promised_.proposer != self_.id &&
-         !losses_.contains(promised_.proposer);
+  const Ballot& promised = acceptor_.promised();
+  return !promised.isZero() && promised.proposer != self_.id && !losses_.has(promised.proposer);
 }
 
 void ElasticCore::propose(Effects& effects) {
   if (state_ != State::kActive && state_ != State::kStopped) return;
-  highest_round_ = std::max(highest_round_, promised_.round) + 1;
-  promised_ = {highest_round_, self_.id};
-  proposal_.emplace(view_, rules_, promised_, secretOf(view_.lineage, view_.number + 1));
+  const Ballot ballot = acceptor_.nextBallot(self_.id);
+  proposal_.emplace(view_, rules_, ballot, secretOf(view_.lineage, view_.number + 1));
   stop(effects);
   ElasticMessage message = make(ElasticKind::kPrepare);
-  message.ballot = promised_;
+  message.ballot = ballot;
   sendToMembers(effects, message);
-  carryOut(effects, proposal_->promised(self_.id, promise(), gone()));
+  carryOut(effects, proposal_->promised(self_.id, promise(), losses_.ids()));
 }
 
 void ElasticCore::carryOut(Effects& effects, Proposal::Step step) {
@@ -504,7 +456,7 @@ void ElasticCore::carryOut(Effects& effects, Proposal::Step step) {
 // sake.
 void ElasticCore::acceptOwn(Effects& effects) {
   if (proposal_->hasAccepted(self_.id) || !proposal_->needsOnly(self_.id)) return;
-  accepted_ = {proposal_->ballot(), proposal_->value()};
+  acceptor_.accept(proposal_->ballot(), proposal_->value());
   carryOut(effects, proposal_->accepted(self_.id));
 }
 
@@ -523,17 +475,17 @@ void ElasticCore::decide(Effects& effects) {
 void ElasticCore::reportNoQuorum(Effects& effects) const {
   std::set<MemberId> possible;
   for (const Member& member : view_.members) {
-    const auto loss = losses_.find(member.id);
-    if (loss == losses_.end() || !isFinal(loss->second)) possible.insert(member.id);
+    if (!losses_.isGoneForGood(member.id)) possible.insert(member.id);
   }
   // One that knows the next view has been decided may come back with it.
   const auto isDecided = [](const auto& loss) { return loss.second == Loss::kLeftOut; };
   const auto mayComeBack = [](const auto& loss) { return !isFinal(loss.second); };
-  const bool may_be_told = std::any_of(losses_.begin(), losses_.end(), isDecided) &&
-                           std::any_of(losses_.begin(), losses_.end(), mayComeBack);
+  const auto& losses = losses_.all();
+  const bool may_be_told = std::any_of(losses.begin(), losses.end(), isDecided) &&
+                           std::any_of(losses.begin(), losses.end(), mayComeBack);
   effects.hopeless = !may_be_told && !proposal_->couldDecide(possible);
   for (const Member& member : view_.members) {
-    if (losses_.contains(member.id)) effects.no_quorum.push_back(member.id);
+    if (losses_.has(member.id)) effects.no_quorum.push_back(member.id);
   }
 }
 
@@ -547,11 +499,11 @@ ElasticEffects ElasticCore::witnessAnswered(const WitnessReply& reply) {
   if (!sound) {  // whatever wrote that there: a store that holds it has no vote
     WitnessReply none = reply;
     none.has_vote = false;
-    carryOut(effects, proposal_->witnessAnswered(none, gone()));
+    carryOut(effects, proposal_->witnessAnswered(none, losses_.ids()));
     return effects;
   }
-  if (reply.held) highest_round_ = std::max(highest_round_, reply.held->ballot.round);
-  carryOut(effects, proposal_->witnessAnswered(reply, gone()));
+  if (reply.held) acceptor_.hear(reply.held->ballot.round);
+  carryOut(effects, proposal_->witnessAnswered(reply, losses_.ids()));
   return effects;
 }
 
@@ -579,15 +531,14 @@ ElasticEffects ElasticCore::retry() {
 ElasticEffects ElasticCore::askAgain() {
   Effects effects;
   if (state_ != State::kActive) return effects;
-  const std::set<MemberId> lost = gone();
-  const bool awaits_lost = std::any_of(losses_.begin(), losses_.end(), [&](const auto& loss) {
-    return !isGoneForGood(loss.first) && agreements_.awaits(loss.first) &&
-           agreements_.mayPassOn(loss.first, lost);
+  const std::set<MemberId> lost = losses_.ids();
+  const bool awaits_lost = std::any_of(lost.begin(), lost.end(), [&](const MemberId& id) {
+    return !losses_.isGoneForGood(id) && agreements_.awaits(id) && agreements_.mayPassOn(id, lost);
   });
   std::vector<MemberId> living;
   for (const Member& member : view_.members) {
-    if (member.id == self_.id || isGoneForGood(member.id)) continue;
-    if (!losses_.contains(member.id)) living.push_back(member.id);
+    if (member.id == self_.id || losses_.isGoneForGood(member.id)) continue;
+    if (!losses_.has(member.id)) living.push_back(member.id);
     if (agreements_.awaits(member.id)) send(effects, member.id, make(ElasticKind::kBehind));
   }
   // The lost one's word comes to who still reaches it: one of them after the other is asked.
@@ -612,7 +563,7 @@ ElasticEffects ElasticCore::connected(const MemberId& id) {
 bool ElasticCore::hasLostAcceptors() const {
   return proposal_->stage() == Proposal::Stage::kAccepting &&
          std::any_of(view_.members.begin(), view_.members.end(), [&](const Member& member) {
-           return losses_.contains(member.id) && proposal_->hasPromised(member.id) &&
+           return losses_.has(member.id) && proposal_->hasPromised(member.id) &&
                   !proposal_->hasAccepted(member.id);
          });
 }
@@ -626,11 +577,9 @@ void ElasticCore::repeatProposal(Effects& effects) {
   for (const Member& member : view_.members) {
     const bool answered =
         accepting ? proposal_->hasAccepted(member.id) : proposal_->hasPromised(member.id);
-    const auto loss = losses_.find(member.id);
-    const bool dead = loss != losses_.end() && isFinal(loss->second);
-    if (!answered && !dead) send(effects, member.id, message);
+    if (!answered && !losses_.isGoneForGood(member.id)) send(effects, member.id, message);
   }
-  if (!accepting) carryOut(effects, proposal_->lookAgain(gone()));
+  if (!accepting) carryOut(effects, proposal_->lookAgain(losses_.ids()));
 }
 
 // ---- the next view
@@ -641,10 +590,11 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
   }
   View whole = view;
   // Whoever tells it may not be in it, and so not know the secret; this member has accepted it.
-  if (view.secret.isZero() && accepted_ && isSecretOf(accepted_->view.secret, view)) {
-    whole.secret = accepted_->view.secret;
+  const auto& accepted = acceptor_.accepted();
+  if (view.secret.isZero() && accepted && isSecretOf(accepted->view.secret, view)) {
+    whole.secret = accepted->view.secret;
   }
-  effects.refused = objection(whole, from, whole.has(self_.id));
+  effects.refused = objectionToTold(whole, knownOf(whole), from, whole.has(self_.id));
   if (effects.refused.empty()) {
     adopt(effects, whole);
     tellNewcomers(effects);
@@ -672,27 +622,19 @@ void ElasticCore::tellNewcomers(Effects& effects) const {
 // Is it the next view, but for its secret, and one that this member of the present view is not in?
 bool ElasticCore::isDecidedWithout(const View& view, const MemberId& id) const {
   return state_ != State::kJoining && view.number == view_.number + 1 && view_.has(id) &&
-         !view.has(id) && objection(view, id, /*needs_secret=*/false).empty();
+         !view.has(id) && objectionToTold(view, knownOf(view), id, /*needs_secret=*/false).empty();
 }
 
-// A newcomer knows nothing to judge it by but the view itself.
-std::string ElasticCore::objection(const View& view, const MemberId& teller,
-                                   bool needs_secret) const {
-  const bool next = state_ != State::kJoining && view.lineage == view_.lineage;
-  std::string found = next ? objectionToSuccessor(view, view_, teller) : objectionTo(view);
-  // By a secret of nothing anybody could seal what comes after it.
-  const bool has_one = next ? !view_.secret.isZero() : !view.secret_digest.isZero();
-  if (found.empty() && needs_secret && has_one && view.secret.isZero()) {
-    found = "it comes without its members' secret";
-  }
-  return found.empty() ? found : "view " + std::to_string(view.number) + ": " + found;
+// The view to judge it by. Null: a newcomer knows none, nor does anybody of another lineage.
+const View* ElasticCore::knownOf(const View& view) const {
+  return state_ != State::kJoining && view.lineage == view_.lineage ? &view_ : nullptr;
 }
 
 // Of a value for the next view, as a member or the store has it. Who takes it up tells its members
 // its secret.
 bool ElasticCore::believes(Effects& effects, const View& value) const {
   const bool next = !isApart(value.lineage) && value.number == view_.number + 1;  // is sealed
-  effects.refused = next ? objection(value, self_.id, /*needs_secret=*/true)
+  effects.refused = next ? objectionToTold(value, knownOf(value), self_.id, /*needs_secret=*/true)
                          : "view " + std::to_string(value.number) + ": it is not the next one";
   return effects.refused.empty();
 }
@@ -714,14 +656,14 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
     state_ = State::kLeftOut;
     unsealed_ = missed_one;
     effects.left_out = true;
-    unanswered_.reset();  // what became of it is not known here
+    asked_.close();  // what became of it is not known here
     // Whoever decided on it may die before others have heard of it.
     if (!unsealed_) tellView(effects, others, view_);
     return;
   }
   state_ = State::kActive;
   answerFromView(effects);
-  if (hasLostMembers()) {  // it cannot form
+  if (losses_.hasOf(view_)) {  // it cannot form
     wanted_ = true;
     pursue(effects);
   }
@@ -729,41 +671,27 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
 
 void ElasticCore::install(Effects& effects, const View& view) {
   if (state_ == State::kActive) effects.stopped = true;
-  lost_before_ = losses_;
+  lost_before_ = losses_.all();
   std::erase_if(lost_before_,
                 [&](const auto& loss) { return !view_.has(loss.first) || view.has(loss.first); });
   view_ = view;
   forgetOldView();
   agreements_ = makeAgreements();
   effects.new_view = true;
-  constexpr size_t kRemembered = 16;
-  known_.insert(known_.end(), view_.outcomes.begin(), view_.outcomes.end());
-  if (known_.size() > kRemembered) {
-    known_.erase(known_.begin(), known_.end() - static_cast<std::ptrdiff_t>(kRemembered));
-  }
+  asked_.remember(view_.outcomes);
 }
 
 void ElasticCore::forgetOldView() {
   proposal_.reset();
-  promised_ = {};
-  accepted_.reset();
-  highest_round_ = 0;
+  acceptor_ = {};
   fruitless_ = 0;
   questions_ = 0;
   wanted_ = false;
   cut_.clear();
   absent_.clear();
   contacts_.clear();
-  for (const Member& member : view_.members) {
-    waiting_.erase(member.id);
-    // Who is in it has promised since: what was thought of it is out of date, but for its end.
-    const auto loss = losses_.find(member.id);
-    if (loss == losses_.end()) continue;
-    if (!isFinal(loss->second) || loss->second == Loss::kLeftOut) losses_.erase(loss);
-  }
-  std::erase_if(losses_, [&](const auto& loss) {
-    return !view_.has(loss.first) && !waiting_.contains(loss.first);
-  });
+  for (const Member& member : view_.members) waiting_.erase(member.id);
+  losses_.beginView(view_, waiting_);
 }
 
 // What this member alone knows decides; the store's register is the old lineage's.
@@ -797,8 +725,8 @@ std::string ElasticCore::fingerprint() const {
     for (const MemberId& id : set) writer.raw(id.bytes);
   };
   ids(contacts_);
-  writer.u32(static_cast<uint32_t>(losses_.size()));
-  for (const auto& [id, loss] : losses_) {
+  writer.u32(static_cast<uint32_t>(losses().size()));
+  for (const auto& [id, loss] : losses()) {
     writer.raw(id.bytes);
     writer.u8(static_cast<uint8_t>(loss));
   }
@@ -812,18 +740,20 @@ std::string ElasticCore::fingerprint() const {
   ids(absent_);
   writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (wanted_ ? 2 : 0) | (ready_ ? 4 : 0) |
                                  (unsealed_ ? 8 : 0)));
-  write(writer, AcceptedView{promised_, accepted_ ? accepted_->view : View{}});
-  write(writer, AcceptedView{accepted_ ? accepted_->ballot : Ballot{}, View{}});
-  writer.u32(highest_round_);
+  const auto& accepted = acceptor_.accepted();
+  write(writer, AcceptedView{acceptor_.promised(), accepted ? accepted->view : View{}});
+  write(writer, AcceptedView{accepted ? accepted->ballot : Ballot{}, View{}});
+  writer.u32(acceptor_.highestRound());
   writer.u32(fruitless_);
   writer.u32(static_cast<uint32_t>(questions_));
   writer.u8(proposal_ ? 1 : 0);
   if (proposal_) writer.text(proposal_->fingerprint());
   writer.text(agreements_.fingerprint());
-  writer.u64(unanswered_ ? unanswered_->view : 0);
-  writer.u64(unanswered_ ? unanswered_->index : 0);
-  writer.u64(last_asked_.view);
-  writer.u64(last_asked_.index);
+  const auto unanswered = asked_.unanswered().value_or(AskedAgreements::Place{});
+  for (const auto& place : {unanswered, asked_.last()}) {
+    writer.u64(place.view);
+    writer.u64(place.index);
+  }
   return writer.take();
 }
 

@@ -16,24 +16,15 @@
 #include <string>
 #include <vector>
 
+#include "elastic/acceptor.h"
 #include "elastic/agreements.h"
+#include "elastic/asked_agreements.h"
 #include "elastic/elastic_message.h"
+#include "elastic/losses.h"
 #include "elastic/proposal.h"
 #include "elastic/view.h"
 
 namespace torchft_ext {
-
-// How a member is known not to take part.
-enum class Loss : uint8_t {
-  kDead = 1,         // its process ended: for good
-  kFrozen = 2,       // it does not run; it may come back
-  kUnreachable = 3,  // no connection can be made; it may come back
-  kParted = 4,       // it has begun a lineage of its own: for good
-  kLeftOut = 5,      // it knows a view without it, and takes part in none any more: for good
-};
-inline bool isFinal(Loss loss) {
-  return loss == Loss::kDead || loss == Loss::kParted || loss == Loss::kLeftOut;
-}
 
 // What an event brings about. The driver carries it out in this order.
 struct ElasticEffects {
@@ -63,7 +54,7 @@ class ElasticCore {
   State state() const { return state_; }
   const View& view() const { return view_; }  // number 0: none yet
   const Member& self() const { return self_; }
-  const std::map<MemberId, Loss>& losses() const { return losses_; }
+  const std::map<MemberId, Loss>& losses() const { return losses_.all(); }
   // Members of the view before that are not in this one: how they were lost, where that is known.
   const std::map<MemberId, Loss>& lostBefore() const { return lost_before_; }
   // Newcomers that ask for a place.
@@ -73,7 +64,7 @@ class ElasticCore {
   std::vector<MemberId> unheard() const;
   // Members of the newest view, and newcomers.
   std::set<MemberId> everybody() const;
-  const std::optional<AcceptedView>& accepted() const { return accepted_; }
+  const std::optional<AcceptedView>& accepted() const { return acceptor_.accepted(); }
   Promotion promotion() const { return agreements_.promotion(); }
 
   ElasticEffects receive(const MemberId& from, const ElasticMessage& message);
@@ -125,8 +116,6 @@ class ElasticCore {
   ElasticMessage make(ElasticKind kind) const;
   void send(Effects& effects, const MemberId& to, ElasticMessage message) const;
   void sendToMembers(Effects& effects, const ElasticMessage& message) const;
-  bool isGoneForGood(const MemberId& id) const;
-  std::set<MemberId> gone() const;
   std::optional<MemberId> proposerNow() const;
   ViewSecret secretOf(const Lineage& lineage, uint64_t number) const;
 
@@ -146,7 +135,7 @@ class ElasticCore {
   void decide(Effects& effects);
   void hearView(Effects& effects, const MemberId& from, const View& view);
   void tellNewcomers(Effects& effects) const;
-  std::string objection(const View& view, const MemberId& teller, bool needs_secret) const;
+  const View* knownOf(const View& view) const;
   bool isDecidedWithout(const View& view, const MemberId& id) const;
   bool believes(Effects& effects, const View& value) const;
   void adopt(Effects& effects, const View& view);
@@ -162,7 +151,6 @@ class ElasticCore {
   void repeatTo(Effects& effects, const MemberId& to);
   void repeatProposal(Effects& effects);
   bool hasLostAcceptors() const;
-  bool hasLostMembers() const;
   void reportNoQuorum(Effects& effects) const;
 
   Member self_;
@@ -170,7 +158,7 @@ class ElasticCore {
   State state_ = State::kJoining;
   View view_;
   std::vector<MemberId> contacts_;
-  std::map<MemberId, Loss> losses_;
+  Losses losses_;
   std::map<MemberId, Loss> lost_before_;
   std::map<MemberId, Member> waiting_;
   std::set<MemberPair> cut_;
@@ -181,22 +169,12 @@ class ElasticCore {
   bool leaving_ = false;
   bool wanted_ = false;
   bool ready_ = false;
-  // As an acceptor for the view after view_.
-  Ballot promised_;
-  std::optional<AcceptedView> accepted_;
-  uint32_t highest_round_ = 0;
+  Acceptor acceptor_;       // for the view after view_
   uint32_t fruitless_ = 0;  // retries without a new view
   std::optional<Proposal> proposal_;
   Agreements agreements_;
   int questions_ = 0;  // asked again in vain, while a lost member's word is missing
-  // An agreement that a later view has to answer: of which view, which index.
-  struct Agreement {
-    uint64_t view = 0;
-    uint64_t index = 0;
-  };
-  std::optional<Agreement> unanswered_;
-  std::vector<Outcome> known_;  // of views that are over, of late
-  Agreement last_asked_;        // by this member's user
+  AskedAgreements asked_;
 };
 
 }  // namespace torchft_ext

@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "elastic/elastic_core.h"
+#include "elastic/losses.h"
 #include "elastic/member_keys.h"
 #include "elastic/view.h"
 #include "membership/records.h"

@@ -4,6 +4,20 @@
 
 namespace torchft_ext {
 
+MemberId proposerInTurn(const std::vector<MemberId>& living, uint32_t fruitless) {
+  constexpr uint32_t kFirstTries = 4;
+  constexpr uint32_t kMostTries = 1024;
+  // Each round gives each of them twice the time of the round before: what takes longer than a turn
+  // must not be cut short for ever.
+  uint32_t tries = kFirstTries;
+  size_t turn = 0;
+  for (uint32_t left = fruitless; left >= tries; ++turn) {
+    left -= tries;
+    if ((turn + 1) % living.size() == 0 && tries < kMostTries) tries *= 2;
+  }
+  return living[turn % living.size()];
+}
+
 std::vector<std::vector<MemberId>> acceptorSets(const View& view,
                                                 const std::vector<Promotion>& promisers) {
   const std::vector<MemberId> all = idsOf(view.members);

@@ -1,4 +1,4 @@
-// Who may decide on the next view. Pure functions.
+// Who may propose the next view, and decide on it. Pure functions.
 #pragma once
 
 #include <set>
@@ -8,6 +8,11 @@
 #include "elastic/view.h"
 
 namespace torchft_ext {
+
+// Of the living members in the order of their ranks (one at least), after so many tries without a
+// new view. The lowest first; where that comes to nothing the others in turn, as it may be cut off
+// from the witness, or from somebody whom others reach.
+MemberId proposerInTurn(const std::vector<MemberId>& living, uint32_t fruitless);
 
 // The sets of acceptors of which each needs a quorum, from what the promisers say of the promotion
 // of their view's learners (docs/membership_protocol.md).

@@ -131,6 +131,18 @@ std::string objectionToSuccessor(const View& view, const View& known, const Memb
   return mayTellOfLater(known, teller) ? "" : "a stranger tells of it";
 }
 
+std::string objectionToTold(const View& view, const View* known, const MemberId& teller,
+                            bool needs_secret) {
+  std::string found =
+      known != nullptr ? objectionToSuccessor(view, *known, teller) : objectionTo(view);
+  // By a secret of nothing anybody could seal what comes after it.
+  const bool has_one = known != nullptr ? !known->secret.isZero() : !view.secret_digest.isZero();
+  if (found.empty() && needs_secret && has_one && view.secret.isZero()) {
+    found = "it comes without its members' secret";
+  }
+  return found.empty() ? found : "view " + std::to_string(view.number) + ": " + found;
+}
+
 std::string objectionToNewcomer(const Member& newcomer, const Member& proved) {
   if (newcomer.id != proved.id) return "it asks for another one";
   if (newcomer.record != proved.record) return "it has proved to be elsewhere";
