@@ -16,13 +16,13 @@
 #include <string>
 #include <vector>
 
-#include "elastic/acceptor.h"
 #include "elastic/agreements.h"
 #include "elastic/asked_agreements.h"
 #include "elastic/elastic_message.h"
 #include "elastic/losses.h"
 #include "elastic/proposal.h"
 #include "elastic/view.h"
+#include "elastic/view_acceptor.h"
 
 namespace torchft_ext {
 
@@ -169,7 +169,7 @@ class ElasticCore {
   bool leaving_ = false;
   bool wanted_ = false;
   bool ready_ = false;
-  Acceptor acceptor_;       // for the view after view_
+  ViewAcceptor acceptor_;   // for the view after view_
   uint32_t fruitless_ = 0;  // retries without a new view
   std::optional<Proposal> proposal_;
   Agreements agreements_;

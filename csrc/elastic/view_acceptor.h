@@ -9,7 +9,7 @@
 
 namespace torchft_ext {
 
-class Acceptor {
+class ViewAcceptor {
  public:
   const Ballot& promised() const { return promised_; }
   const std::optional<AcceptedView>& accepted() const { return accepted_; }
