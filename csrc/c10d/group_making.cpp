@@ -65,7 +65,10 @@ c10::intrusive_ptr<FtBackend> makeBackend(const GroupSpec& spec) {
   checkRank({spec.caller, "rank"}, spec.rank, spec.size);
   auto [backend, place] = makeOrTellAbsence(spec);
   if (!spec.begin) return backend;
-  if (spec.beside) backend->expectMembersOf(*spec.beside, spec.ranks_beside);
+  if (spec.beside) {
+    backend->expectMembersOf(*spec.beside, spec.ranks_beside);
+    if (spec.beside->group().followsJob()) backend->group().followJob();
+  }
   backend->form({place.thread, place.prefix}, spec.rank, spec.size, std::nullopt);
   return backend;
 }

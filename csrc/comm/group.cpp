@@ -129,6 +129,11 @@ void Group::followJob() {
   in_job_ = true;
 }
 
+bool Group::followsJob() const {
+  MutexLock lock(mutex_);
+  return in_job_;
+}
+
 bool Group::shutdown(Deadline deadline) {
   struct LetGo {  // also when the wait hook throws
     Group& group;

@@ -82,6 +82,7 @@ class Group {
 
   // From the next generation on its failures advise the recover() of an elastic job.
   void followJob();
+  bool followsJob() const;
   std::shared_ptr<OpState> issue(Operation operation);
   // Operations that begin as one, in this order. All or none belong to the current generation.
   std::vector<std::shared_ptr<OpState>> issueTogether(std::vector<Operation> operations);
