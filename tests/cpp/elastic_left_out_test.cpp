@@ -174,6 +174,26 @@ TEST_F(LeftOut, MembersTellNoNewcomerTheSecret) {
   }
 }
 
+// It cannot check the seal of that view, so it must not pass it on: it has no more to say.
+TEST_F(LeftOut, MemberThatHasMissedAViewHearsAndTellsNothingAnyMore) {
+  View view = cores_[0].view();
+  view.number = 3;
+  view.members = {view.members[0]};
+  view.voters = view.decided_by = {idOf(0)};
+  view.old_size = 3;
+  view.outcomes.clear();
+  ASSERT_FALSE(cores_[3].isMute());
+  const ElasticEffects effects = cores_[3].receive(idOf(0), withoutSecret(view));
+  EXPECT_TRUE(effects.left_out);
+  EXPECT_TRUE(effects.sends.empty());
+  EXPECT_TRUE(cores_[3].isMute());
+  ElasticMessage question;
+  question.kind = ElasticKind::kBehind;
+  question.lineage = view.lineage;
+  question.number = 1;
+  EXPECT_TRUE(cores_[3].receive(idOf(4), question).sends.empty());
+}
+
 // Three members, of which the first leaves, and decides on the view that a newcomer comes into.
 class Leaving : public testing::Test {
  protected:

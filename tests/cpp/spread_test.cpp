@@ -234,5 +234,43 @@ TEST(Spread, AMemberThatOneAloneHasLostEndsTheViewAfterAWhile) {
   EXPECT_EQ(members.cores[0].view().number, 2U);
 }
 
+// In the middle of an agreement all are cut from one member, and one of them knows it.
+void cutFromAll(Agreeing& members) {
+  for (size_t i = 0; i < 8; ++i) members.cut.insert(std::minmax(i, size_t{3}));
+  for (size_t i = 0; i < 8; ++i) members.vote(i);
+  members.carryOut(0, members.cores[0].lose(idOf(3), Loss::kFrozen));
+}
+
+TEST(Spread, TheWordOfALostMemberIsAskedOfOneAfterTheOther) {
+  Agreeing members(8);
+  cutFromAll(members);
+  std::vector<size_t> asked;
+  for (int question = 0; question < 7; ++question) {
+    for (const auto& [to, message] : members.cores[0].askAgain().sends) {
+      ASSERT_EQ(message->kind, ElasticKind::kBehind);
+      if (to != idOf(3)) asked.push_back(static_cast<size_t>(to.bytes[0] - 1));
+    }
+  }
+  EXPECT_EQ(asked, (std::vector<size_t>{1, 2, 4, 5, 6, 7, 1}));
+}
+
+TEST(Spread, WhatWasAskedForAnAgreementCountsNotForTheNext) {
+  Agreeing members(8);
+  for (int agreement = 1; agreement <= 2; ++agreement) {
+    cutFromAll(members);
+    for (int question = 0; question < 15; ++question) {
+      members.carryOut(0, members.cores[0].askAgain());
+    }
+    ASSERT_EQ(members.cores[0].view().number, 1U) << agreement;
+    members.cut.clear();
+    for (size_t i = 0; i < 8; ++i) {
+      if (i == 3) continue;
+      members.carryOut(3, members.cores[3].connected(idOf(i)));
+      members.carryOut(i, members.cores[i].connected(idOf(3)));
+    }
+    ASSERT_EQ(members.returned[0], agreement);
+  }
+}
+
 }  // namespace
 }  // namespace torchft_ext

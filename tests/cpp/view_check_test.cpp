@@ -304,5 +304,20 @@ TEST(ForgedMessages, OfAValueThatAStoreHoldsAreNoVote) {
   EXPECT_FALSE(effects.witness);
 }
 
+TEST(ForgedMessages, OfPairsThatNobodySaysAreNotRead) {
+  ElasticMessage message;
+  message.kind = ElasticKind::kCompleted;
+  message.lineage.bytes[0] = 1;
+  const auto pair = [](uint8_t i) { return MemberPair{idOf(0), idOf(i + 1)}; };
+  for (uint8_t i = 0; i < 64; ++i) message.cut.insert(pair(i));
+  EXPECT_TRUE(decodeElasticMessage(encodeElasticMessage(message)));
+  message.cut.insert(pair(64));
+  EXPECT_FALSE(decodeElasticMessage(encodeElasticMessage(message)));
+  for (const uint8_t lower : {1, 2}) {  // the lower id comes first
+    message.cut = {{idOf(2), idOf(lower)}};
+    EXPECT_FALSE(decodeElasticMessage(encodeElasticMessage(message))) << lower;
+  }
+}
+
 }  // namespace
 }  // namespace torchft_ext
