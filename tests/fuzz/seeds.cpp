@@ -143,7 +143,7 @@ View elasticView() {
   view.number = 4;
   setSecret(view, numbered<ViewSecret>(3));
   view.members = {{numbered<MemberId>(1), 1, {}}, {numbered<MemberId>(2), 1, {}}};
-  for (const Member& member : view.members) view.voters.push_back(member.id);
+  view.voters = idsOf(view.members);
   view.decided_by = view.voters;
   view.old_size = 3;
   Outcome outcome;
@@ -169,6 +169,7 @@ void elasticMessages() {
     vote.note = "note";
     message.votes[numbered<MemberId>(2)] = vote;
     message.completed = {numbered<MemberId>(2), numbered<MemberId>(3)};
+    message.cut = {{numbered<MemberId>(1), numbered<MemberId>(2)}};
     message.promise.accepted = AcceptedView{message.ballot, elasticView()};
     message.promise.agreements = {{1, vote, std::nullopt, false}};
     message.promise.waiting = {{numbered<MemberId>(9), 0, "record"}};
