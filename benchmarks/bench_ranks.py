@@ -19,9 +19,11 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import torch
 import torch.distributed as dist
 from bench_hosts import SecondHost
 
@@ -200,6 +202,15 @@ def commands() -> Iterator[Message]:
         if message["cmd"] == "quit":
             return
         yield message
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def hold_memory(resident: int) -> torch.Tensor:
+    """With it, this process has at least so many resident bytes."""
+    return torch.ones(max(0, resident - resident_bytes()), dtype=torch.uint8)
 
 
 def reply(event: str, **fields: object) -> None:

@@ -1,5 +1,7 @@
 """The ranks of recovery.py: three kinds of members, and what each does in a round.
 
+A replica under torchft's Manager, the fourth kind, is in bench_managers: nobody tells it of rounds.
+
 A rank is started anew by the launcher, and takes its commands from bench_ranks.commands().
 """
 
@@ -8,12 +10,12 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import bench_ranks as ranks
 import torch
 import torch.distributed as dist
+from bench_managers import Replica, words_of
 
 LIMIT = timedelta(seconds=60)
 GLOO_TIMEOUT = timedelta(seconds=5)
@@ -21,10 +23,6 @@ WARM_UP = 5
 STATE_BYTES = 4 * 2**20
 Message = dict[str, Any]
 MonitorState = dict[str, bool]
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class FtMember:
@@ -161,9 +159,7 @@ def reduce_until_failure(command: Message, error_type: type[Exception]) -> Messa
                     time.sleep(1)
     except error_type as error:
         released = time.monotonic()
-        cause = getattr(getattr(error, "cause", None), "rank", None)
-        told = {"error": type(error).__name__, "cause_rank": cause, "text": str(error)}
-        return {"released": released, **told}
+        return {"released": released, **words_of(error)}
 
 
 def take_part(member: Member, command: Message) -> None:
@@ -209,9 +205,10 @@ def rank_main() -> None:
     for command in ranks.commands():
         if command["cmd"] == "start":
             member = make_member(command, store)
-            missing = max(0, command["resident"] - resident_bytes())
-            ballast = torch.ones(missing, dtype=torch.uint8)
-            ranks.reply("started", resident=resident_bytes())
+            ballast = ranks.hold_memory(command["resident"])
+            ranks.reply("started", resident=ranks.resident_bytes())
+        elif command["cmd"] == "train":
+            Replica(command).run()
         elif command["cmd"] == "spare":
             assert member is not None
             go_on(member, command["size"], {})

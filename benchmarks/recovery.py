@@ -8,6 +8,11 @@ Scenarios (each in a fresh round with a fresh victim; the survivors stay):
   elastic   as `running`, but nobody is told who is left: the members agree on it
   spare     as `elastic`, in a job that is full: a process that waits takes the dead one's place
   gloo      as `running`, with gloo and a timeout of 5 s: destroy and init instead of configure()
+  torchft   as `running`, but members are decided by torchft's Manager and its lighthouse (limit of
+            a heartbeat: 1 s), over torchft's own gloo group with a timeout of 5 s
+  torchft-ft  as `torchft`, over this package's ProcessGroupHost
+
+The last two need torchft, and processes that share one host; without they are left out.
 
 Each in every --world and with every --resident: the kernel frees a dead process's memory before it
 closes its ordinary sockets. With --netns (root) the victim has a host of its own: a network
@@ -20,7 +25,8 @@ agreement.
 Each recovery is told apart: detect (the first survivor is released), release (the last one is); and
 of the latter agree, connect (configure(); gloo: destroy and init), tables (torch's), allreduce (the
 first good one); and, after that, sync: 4 MiB of state that nobody lacks are compared by hashes.
-With `spare` the sync comes before the allreduce, which the spare takes part in.
+With `spare` the sync comes before the allreduce, which the spare takes part in. With `torchft`
+agree is all that comes before the group's configure(): the refused commit and the next quorum.
 """
 
 from __future__ import annotations
@@ -37,12 +43,15 @@ from pathlib import Path
 import bench_ranks as ranks
 import bench_report as report
 from bench_hosts import NoSecondHost, SecondHost
+from bench_managers import ManagedJob, Struck, is_installed
 from bench_recovery_ranks import Message, MonitorState, rank_main
 
 HEARTBEAT_S = 0.3
 SPARE_SETTLES_S = 1.0  # until members know that it waits
 PHASES = ("detect", "release", "agree", "connect", "tables", "allreduce", "sync")
-SCENARIOS = ("running", "elastic", "spare", "blocked", "frozen", "gloo")
+MANAGED = {"torchft": "torchft.Gloo", "torchft-ft": "Host"}  # group, under torchft's Manager
+SCENARIOS = ("running", "elastic", "spare", "blocked", "frozen", "gloo", *MANAGED)
+NAMES_NO_CAUSE = ("gloo", "torchft")
 # The project's aims: (time, statistic, seconds).
 KILLED = [
     ("last_released_s", "median", 0.005),
@@ -56,6 +65,7 @@ BOUNDS: dict[str, list[tuple[str, str, float]]] = {
     "elastic": KILLED,
     "spare": [("last_good_s", "median", 0.100)],
     "gloo": [],
+    **{name: [] for name in MANAGED},
 }
 
 
@@ -126,7 +136,7 @@ class Scenario:
         killed = victim.signal(signal.SIGSTOP if self._name == "frozen" else signal.SIGKILL)
         answers = self._pool.gather(awaited, "recovered", 60)
         self._pool.drop(victim)
-        return self._evaluate(killed, place, answer["resident"], answers)
+        return evaluate(killed, place, answer["resident"], answers)
 
     def _agrees(self) -> bool:
         return self._name in ("elastic", "spare")
@@ -141,23 +151,78 @@ class Scenario:
         time.sleep(SPARE_SETTLES_S)
         return [spare]
 
-    @staticmethod
-    def _evaluate(killed: float, place: int, resident: int, answers: list[Message]) -> Message:
-        survived = [a for a in answers if "released" in a]
-        released = [a["released"] for a in survived]
-        return {
-            "victim_rank": place,
-            "victim_resident_bytes": resident,
-            "first_released_s": min(released) - killed,
-            "last_released_s": max(released) - killed,
-            "last_good_s": max(a["good"] for a in answers) - killed,
-            "configure_s": max(a["configured"] - a["released"] for a in survived),
-            "errors": sorted({a["error"] for a in survived}),
-            "cause_named_by_all": all(a["cause_rank"] == place for a in survived),
-            "monitor": common_state([a["monitor"] for a in answers]),
-            "phases_s": phases_of(killed, survived),
-            "example": survived[0]["text"],
+
+class ManagedScenario:
+    """The rounds of one setting, in one job under torchft's Managers."""
+
+    def __init__(self, setting: Setting, pool: ranks.Pool, arguments: argparse.Namespace) -> None:
+        self._setting = setting
+        self._pool = pool
+        self._size = arguments.size
+        self._chance = random.Random(arguments.seed)
+
+    def run(self, kills: int) -> list[Message]:
+        """Fewer rounds than that where the survivors do not commit any more."""
+        setting = self._setting
+        rounds: list[Message] = []
+        with ManagedJob(
+            self._pool,
+            MANAGED[setting.scenario],
+            setting.world,
+            kills,
+            size=self._size,
+            resident=setting.resident,
+            endless=True,
+        ) as job:
+            for number in range(kills):
+                ranks.progress(f"{setting}: {number + 1} of {kills}")
+                try:
+                    struck = job.strike(signal.SIGKILL, self._chance.uniform(0.05, 0.15))
+                except ranks.RankFailed as failure:
+                    if not rounds:
+                        raise
+                    ranks.progress(f"{setting} ends with kill {number + 1}: {failure}")
+                    break
+                rounds.append(evaluate_struck(struck))
+        return rounds
+
+
+def evaluate_struck(struck: Struck) -> Message:
+    """As of any other scenario, of a job whose replicas tell of their Manager's steps."""
+    answers = [
+        {
+            **{name: told[name] for name in ("error", "cause_rank", "text", "configured")},
+            "released": told["failed"],
+            "began": told["configured"],
+            "good": told["summed"],
+            "monitor": None,
+            "phases": {
+                "agree": told["asked"] - told["failed"],
+                "connect": told["configured"] - told["asked"],
+            },
         }
+        for told in struck.answers
+    ]
+    return evaluate(struck.when, struck.victim["rank"], struck.victim["resident"], answers)
+
+
+def evaluate(killed: float, place: int, resident: int, answers: list[Message]) -> Message:
+    """One round's figures, from what the survivors (and the spare) tell of it."""
+    survived = [a for a in answers if "released" in a]
+    released = [a["released"] for a in survived]
+    return {
+        "victim_rank": place,
+        "victim_resident_bytes": resident,
+        "first_released_s": min(released) - killed,
+        "last_released_s": max(released) - killed,
+        "last_good_s": max(a["good"] for a in answers) - killed,
+        "configure_s": max(a["configured"] - a["released"] for a in survived),
+        "errors": sorted({a["error"] for a in survived}),
+        "cause_named_by_all": all(a["cause_rank"] == place for a in survived),
+        "monitor": common_state([a["monitor"] for a in answers]),
+        "phases_s": phases_of(killed, survived),
+        "example": survived[0]["text"],
+    }
 
 
 def phases_of(killed: float, answers: list[Message]) -> dict[str, float]:
@@ -187,11 +252,12 @@ def common_state(monitors: list[MonitorState | None]) -> MonitorState | None:
 def run_setting(
     setting: Setting, arguments: argparse.Namespace, second: SecondHost | None
 ) -> Message:
-    kills = arguments.gloo_kills if setting.scenario == "gloo" else arguments.kills
+    kills = kills_of(setting.scenario, arguments)
+    kind = ManagedScenario if setting.scenario in MANAGED else Scenario
     frozen = setting.scenario == "frozen"
     heartbeat = {"TORCHFT_EXT_HEARTBEAT": str(HEARTBEAT_S)} if frozen else {}
     with ranks.Pool(__file__, heartbeat, second) as pool:
-        rounds = Scenario(setting, pool, arguments).run(kills)
+        rounds = kind(setting, pool, arguments).run(kills)
     times = ("first_released_s", "last_released_s", "configure_s", "last_good_s")
     summary = {key: report.summary([r[key] for r in rounds]) for key in times}
     return {
@@ -203,6 +269,12 @@ def run_setting(
         "causes_named": sum(r["cause_named_by_all"] for r in rounds),
         "rounds": rounds,
     }
+
+
+def kills_of(scenario: str, arguments: argparse.Namespace) -> int:
+    if scenario in MANAGED:
+        return int(arguments.torchft_kills)
+    return int(arguments.gloo_kills if scenario == "gloo" else arguments.kills)
 
 
 def missed_bounds(scenario: str, summary: dict[str, dict[str, float]]) -> list[str]:
@@ -220,7 +292,9 @@ def print_results(results: list[Message]) -> None:
         released, good = r["summary"]["last_released_s"], r["summary"]["last_good_s"]
         cells = [report.format_ms(s[k]) for s in (released, good) for k in ("median", "p99", "max")]
         errors = ",".join(sorted({e for one in r["rounds"] for e in one["errors"]}))
-        named = "-" if r["scenario"] == "gloo" else f"{r['causes_named']}/{released['count']}"
+        named = (
+            "-" if r["scenario"] in NAMES_NO_CAUSE else f"{r['causes_named']}/{released['count']}"
+        )
         place = [r["scenario"], str(r["world"]), report.format_bytes(r["resident"])]
         rows.append([*place, str(released["count"]), *cells, named, errors])
     times = ["released ms", "p99", "max", "next good ms", "p99", "max"]
@@ -307,6 +381,13 @@ def draw(results: list[Message], path: Path) -> None:
     print(f"written: {path}")
 
 
+def cut_of_bars(results: list[Message]) -> float:
+    """Where bars end, in ms: torchft's seconds would leave nothing to see of the others."""
+    totals = {id(r): sum(median_phases(r).values()) for r in results}
+    others = [totals[id(r)] for r in results if r["scenario"] not in MANAGED]
+    return 1.5 * max(others) if others else max(totals.values())
+
+
 def draw_phases(results: list[Message], path: Path) -> None:
     """Bars from the signal to the first good allreduce, by phase; sync comes after it."""
     import matplotlib
@@ -316,12 +397,15 @@ def draw_phases(results: list[Message], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 1.4 + 0.5 * len(results)), layout="constrained")
     colours = {name: f"C{number}" for number, name in enumerate(PHASES)}
+    cut = cut_of_bars(results)
     for row, result in enumerate(results):
         left = 0.0
         for name, width in median_phases(result).items():
-            axes.barh(row, width, left=left, color=colours[name], height=0.6)
+            shown = max(0.0, min(width, cut - left))
+            axes.barh(row, shown, left=min(left, cut), color=colours[name], height=0.6)
             left += width
-        axes.text(left, row, f" {left:.1f}", va="center")
+        told = f"{left:.1f}" if left <= cut else f"... {left:,.0f}"
+        axes.text(min(left, cut), row, f" {told}", va="center")
     for name in PHASES:
         axes.barh(0, 0, color=colours[name], label=name)
     names = [str(Setting(r["scenario"], r["world"], r["resident"])) for r in results]
@@ -343,6 +427,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--world", type=sizes, default=[4], help="default 4; a list: 4,8")
     parser.add_argument("--kills", type=int, help="per scenario; default 50")
     parser.add_argument("--gloo-kills", type=int, default=1, help="default 1; each takes 5 s")
+    parser.add_argument(
+        "--torchft-kills", type=int, default=1, help="default 1; each takes up to 7 s"
+    )
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="default %(default)s")
     parser.add_argument(
         "--size", type=parse, default=4 * 2**20, help="of the allreduces; default 4M"
@@ -374,21 +461,32 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def measured_scenarios(arguments: argparse.Namespace) -> list[str]:
+    """Those that were asked for, and that can be measured here."""
+    names = arguments.scenarios.split(",")
+    managed = [name for name in names if name in MANAGED]
+    if managed and (arguments.netns or not is_installed()):
+        why = "they share one host" if arguments.netns else "torchft is not installed"
+        print(f"left out: {', '.join(managed)}: {why}")
+        names = [name for name in names if name not in MANAGED]
+    return [name for name in names if kills_of(name, arguments) > 0]
+
+
 def main() -> int:
     arguments = parse_arguments()
     if arguments.rank_process:
         rank_main()
         return 0
     run = report.describe_run(arguments)
-    names = arguments.scenarios.split(",")
-    if arguments.gloo_kills == 0:
-        names = [name for name in names if name != "gloo"]
+    names = measured_scenarios(arguments)
     settings = [
         Setting(name, world, resident)
         for world in arguments.world
         for resident in arguments.resident
         for name in names
     ]
+    if not settings:
+        sys.exit("nothing is left to measure")
     results: list[Message] = []
     with SecondHost() if arguments.netns else nullcontext() as second:
         for setting in settings:  # what is measured is written, whatever comes after it

@@ -22,13 +22,10 @@ last line is JSON.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +33,22 @@ import bench_ranks as ranks
 import bench_report as report
 import torch
 import torch.distributed as dist
+from bench_managers import (
+    LIMIT,
+    MOST_OF_RECOVERY_S,
+    OF_TORCHFT,
+    ManagedJob,
+    Replica,
+    has_spare,
+    make_group,
+)
 
-LIMIT = timedelta(seconds=60)
 ENGINES = ("torchft.Gloo", "Gloo", "Host", "torchft.BabyGloo", "BabyGloo", "BabyHost")
 MEMORY = "a child's private memory"
-OF_TORCHFT = "torchft."
 WARM_UP = 3
 RE_CONFIGURES = 5
-MOST_OF_RECOVERY_S = 60.0
 NEVER = " and no commit any more, after"
-STEADY = 5  # commits before a strike
-STEP_ELEMENTS = 2**22  # of the sum of one step: strikes fall into it
-HEARTBEAT_MS = 1000  # the lighthouse's, after which a silent replica is left out; our groups', too
+STEP_BYTES = 2**24  # of the sum of one step: strikes fall into it
 STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 PHASES = {"failed": "error", "asked": "quorum", "configured": "configured", "committed": "commit"}
 Message = dict[str, Any]
@@ -55,22 +56,6 @@ kept: list[Any] = []  # groups, until all ranks have finished with them
 
 
 # ---- in a rank ----
-
-
-def limit_of_strikes(engine: str) -> timedelta:
-    """Of an operation and of configure(), in which a child of torchft's starts."""
-    return timedelta(seconds=15 if engine.startswith(f"{OF_TORCHFT}Baby") else 5)
-
-
-def make_group(engine: str, limit: timedelta = LIMIT) -> Any:
-    package = "torchft" if engine.startswith(OF_TORCHFT) else "torchft_ext"
-    groups = importlib.import_module(f"{package}.process_group")
-    return getattr(groups, f"ProcessGroup{engine.removeprefix(OF_TORCHFT)}")(timeout=limit)
-
-
-def has_spare(group: Any) -> bool:
-    """Whether its next configure() finds a child that has started; yes, if it needs none."""
-    return not hasattr(group, "spare_is_ready") or bool(group.spare_is_ready())
 
 
 def await_spare(group: Any) -> None:
@@ -126,68 +111,6 @@ def time_sums(group: Any, command: Message) -> None:
     ranks.reply("summed", seconds=times)
 
 
-class Replica:
-    """Commits one step after the other under a Manager, and tells of the first after a failure."""
-
-    def __init__(self, command: Message) -> None:
-        from torchft.manager import Manager
-
-        os.environ["TORCHFT_EXT_HEARTBEAT"] = str(HEARTBEAT_MS / 1000)
-        limit = limit_of_strikes(command["engine"])
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._world = command["world"]
-        self._times: dict[str, float] = {}
-        self._group = make_group(command["engine"], limit)
-        self._note_configures()
-        self._manager = Manager(
-            pg=self._group,
-            load_state_dict=lambda state: None,
-            state_dict=lambda: {},
-            min_replica_size=1,
-            use_async_quorum=False,
-            init_sync=False,
-            timeout=limit,
-            quorum_timeout=LIMIT,
-            rank=0,
-            world_size=1,
-            store_addr="127.0.0.1",
-            store_port=self._store.port,
-            lighthouse_addr=command["lighthouse"],
-            replica_id=command["name"],
-        )
-
-    def _note_configures(self) -> None:
-        """Have the group's configure() note when it begins and ends."""
-        configure = self._group.configure
-
-        def timed(*args: object, **kwargs: object) -> None:
-            self._times["asked"] = time.monotonic()
-            configure(*args, **kwargs)
-            self._times["configured"] = time.monotonic()
-
-        self._group.configure = timed
-
-    def run(self) -> None:
-        """Until this process is killed."""
-        steady, failed, was_complete, told = 0, 0.0, False, False
-        tensor = torch.ones(STEP_ELEMENTS)
-        while True:
-            self._manager.start_quorum()
-            self._manager.allreduce(tensor).wait()
-            if self._manager.errored() is not None and not failed:
-                failed = time.monotonic()
-            if not self._manager.should_commit():
-                continue
-            complete = self._manager.num_participants() == self._world
-            if was_complete and not complete:
-                ranks.reply("recovered", failed=failed, committed=time.monotonic(), **self._times)
-            was_complete, told = complete, told and complete
-            failed, steady = 0.0, steady + 1 if complete else 0
-            if steady >= STEADY and not told and has_spare(self._group):
-                told = True
-                ranks.reply("steady")
-
-
 def rank_main() -> None:
     for command in ranks.commands():
         if command["cmd"] == "groups":
@@ -230,41 +153,22 @@ def run_groups(engine: str, world: int, arguments: argparse.Namespace) -> dict[s
 
 
 def run_strikes(engine: str, world: int, strikes: list[str]) -> dict[str, list[float]]:
-    """One job in which one replica after the other is struck and replaced.
-
-    Who will replace them has started before: a start would take the processors from survivors.
-    """
-    from torchft.coordination import LighthouseServer
-
-    lighthouse = LighthouseServer(
-        bind="127.0.0.1:0",
-        min_replicas=1,
-        join_timeout_ms=20_000,
-        heartbeat_timeout_ms=HEARTBEAT_MS,
-    )
+    """One job in which one replica after the other is struck and replaced."""
     found: dict[str, list[float]] = {}
-    with ranks.Pool(__file__) as pool:
-        common = {"engine": engine, "world": world, "lighthouse": lighthouse.address()}
-        waiting = pool.start(world + len(strikes) - 1)
-        living: list[ranks.RankProcess] = []
+    with (
+        ranks.Pool(__file__) as pool,
+        ManagedJob(pool, engine, world, len(strikes), size=STEP_BYTES) as job,
+    ):
         for number, strike in enumerate(strikes):
-            while len(living) < world:
-                living.append(waiting.pop())
-                living[-1].send("train", name=f"replica{number}-{len(living)}", **common)
             try:
-                pool.gather(living, "steady", 2 * MOST_OF_RECOVERY_S)
-                victim = living.pop()
-                struck = victim.signal(STRIKES[strike])
-                answers = pool.gather(living, "recovered", MOST_OF_RECOVERY_S)
+                struck = job.strike(STRIKES[strike])
             except ranks.RankFailed as failure:
                 if not engine.startswith(OF_TORCHFT):
                     raise
                 ranks.progress(f"{engine}, {strike} {number + 1}: {failure}")
                 found[f"{strike} {number + 1}{NEVER}"] = [MOST_OF_RECOVERY_S]
                 break
-            pool.drop(victim)
-            note_phases(found, strike, struck, answers)
-    lighthouse.shutdown()
+            note_phases(found, strike, struck.when, struck.answers)
     return found
 
 

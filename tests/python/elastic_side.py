@@ -1,29 +1,39 @@
-"""What runs inside the ranks of tests of elastic jobs whose members make groups in each view."""
+"""What runs inside the ranks of tests of elastic jobs, and the workers that come to them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import pytest
+import torch
 from ranks import Pool, World
 from rankside import PATIENCE, leave_default_group, seconds, wait_until
+from torch import nn
 
 from torchft_ext import elastic
 
 jobs: list[elastic.Job] = []
 
 
-def five_members(ranks: Pool) -> Iterator[World]:
-    """Of a fixture: workers that may come to a job, and leave it after the test."""
-    made = World(ranks, ranks.borrow(5))
-    yield made
-    made.run_at_the_end(close)
+def members(count: int) -> Callable:
+    """A fixture: workers that may come to a job, and leave it after the test."""
+
+    @pytest.fixture
+    def world(ranks: Pool) -> Iterator[World]:
+        made = World(ranks, ranks.borrow(count))
+        yield made
+        made.run_at_the_end(close)
+
+    return world
 
 
-def come(address: str, size: int) -> None:
+def come(address: str | None, size: int, **options: object) -> str:
+    """Join; return this member's id."""
     leave_default_group()
     limits = {"limit": seconds(1.0), "timeout": seconds(PATIENCE)}
-    jobs[:] = [elastic.join(address, size=size, min_size=1, **limits)]
+    jobs[:] = [elastic.join(address, size=size, **{"min_size": 1, **limits, **options})]
+    return jobs[0].id
 
 
 def close() -> None:
@@ -31,6 +41,17 @@ def close() -> None:
         job.close()
     jobs.clear()
     leave_default_group()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def gradient(model: nn.Module, number: int) -> None:
+    """The same on all who train, so that the result does not depend on how many do."""
+    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
+    model(inputs).square().mean().backward()
 
 
 def recover() -> int:

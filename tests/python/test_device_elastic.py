@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import device_side
+import elastic_side
 import pytest
 import test_elastic_job
 import torch
 import torch.distributed as dist
 from device_side import accelerator, device, no_violation
+from elastic_side import jobs
 from ranks import World, values_of
 from rankside import wait_until
-from test_elastic_job import BATCH, SAMPLES, committed, jobs, steps_done, wait_for_steps
+from test_elastic_job import BATCH, SAMPLES, committed, steps_done, wait_for_steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -28,7 +30,7 @@ def come(address: str, size: int, place: int) -> None:
 
 def close() -> None:
     device_side.leave()
-    test_elastic_job.close()
+    elastic_side.close()
 
 
 def train(steps: int, founders: int = 0) -> tuple[int, str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from elastic_side import close, come, gradient, members, net
 from ranks import World, values_of
-from rankside import PATIENCE, leave_default_group, seconds
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.fsdp import fully_shard
@@ -22,31 +21,8 @@ from torchft_ext import elastic
 SHARDS = 2
 SAVED = 8  # the step at which each job saves its state
 TOTAL = 12
-jobs: list[elastic.Job] = []
 
-
-def come(address: str, size: int) -> None:
-    leave_default_group()
-    limits = {"limit": seconds(1.0), "timeout": seconds(PATIENCE)}
-    jobs[:] = [elastic.join(address, size=size, min_size=1, **limits)]
-
-
-def close() -> None:
-    for job in jobs:
-        job.close()
-    jobs.clear()
-    leave_default_group()
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def gradient(model: nn.Module, number: int) -> None:
-    """The same on all ranks, so that the result does not depend on how many there are."""
-    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
-    model(inputs).square().mean().backward()
+world = members(4)
 
 
 def differences(parameters: dict[str, torch.Tensor], steps: int) -> list[str]:
@@ -69,14 +45,6 @@ def load(state: elastic.State, path: str) -> None:
     saved = state.state_dict(to_load=True)
     dcp.load(saved, checkpoint_id=path, no_dist=True)
     state.load_state_dict(saved)
-
-
-@pytest.fixture
-def world(ranks) -> Iterator[World]:
-    made = World(ranks, ranks.borrow(4))
-    yield made
-    idle = [worker for worker in made.workers if worker.alive() and not worker.busy()]
-    World(ranks, idle).run(close)
 
 
 # Replicated

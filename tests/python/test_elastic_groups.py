@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 
-import pytest
 import torch
 import torch.distributed as dist
-from elastic_side import come, five_members, is_waiting_in, jobs, recover, wait_for_threads
+from elastic_side import come, is_waiting_in, jobs, members, recover, wait_for_threads
 from ranks import Call, Pool, World, values_of
 from rankside import PATIENCE, connected_store, failure_of, seconds, wait_until
 
 import torchft_ext
 from torchft_ext.elastic import _view_groups
 
-world = pytest.fixture(five_members)
+world = members(5)
 
 
 def test_group_of_a_view_is_aborted_when_the_view_is_over(ranks, world):

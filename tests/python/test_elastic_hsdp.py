@@ -10,7 +10,7 @@ from collections.abc import Callable
 import elastic_side
 import pytest
 import torch
-from elastic_side import five_members, jobs
+from elastic_side import gradient, jobs, members, net
 from ranks import World, values_of
 from rankside import PATIENCE, wait_until
 from torch import nn
@@ -23,21 +23,10 @@ from torchft_ext.elastic._shards import is_shard, local_of
 SHARDS = 2
 RATE = 0.01
 
-world = pytest.fixture(five_members)
+world = members(5)
 
 trainings: list[Training] = []
 seen: list[tuple[int, int, int]] = []  # of each committed step: number, how many trained, cursor
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def gradient(model: nn.Module, number: int) -> None:
-    """The same on all that train, so that the result does not depend on how many do."""
-    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
-    model(inputs).square().mean().backward()
 
 
 def come(address: str, size: int) -> None:

@@ -8,11 +8,13 @@ import socket
 import time
 from datetime import timedelta
 
+import elastic_side
 import pytest
 import torch
 import torch.distributed as dist
+from elastic_side import close, jobs, members
 from ranks import World, values_of
-from rankside import PATIENCE, failure_of, leave_default_group, seconds, wait_until
+from rankside import PATIENCE, failure_of, seconds, wait_until
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,33 +26,19 @@ from torchft_ext import elastic
 
 SAMPLES = 240
 BATCH = 4
-jobs: list[elastic.Job] = []
+
+world = members(3)
+
 committed: list[tuple[int, int, list[int]]] = []  # step, world size, this member's samples
 
 
 def come(address: str | None, size: int, **options: object) -> str:
-    leave_default_group()
     committed.clear()
-    job = elastic.join(
-        address,
-        size=size,
-        limit=seconds(1.0),
-        timeout=seconds(PATIENCE),
-        **{"min_size": 1} | options,
-    )
-    jobs[:] = [job]
-    return job.id
+    return elastic_side.come(address, size, **options)
 
 
 def come_without_a_store(members: list[str], listen: int, size: int) -> str:
     return come(None, size, members=members, listen=listen or None, key="known to all")
-
-
-def close() -> None:
-    for job in jobs:
-        job.close()
-    jobs.clear()
-    leave_default_group()
 
 
 def train(
@@ -102,13 +90,6 @@ def waiting_count() -> int:
     return len(jobs[0].waiting())
 
 
-@pytest.fixture
-def world(ranks):
-    made = World(ranks, ranks.borrow(3))
-    yield made
-    made.run_at_the_end(close)
-
-
 def test_a_death_costs_one_step(ranks, world):
     address = ranks.address()
     world.run(come, address, 3)
@@ -139,7 +120,7 @@ def assert_no_sample_twice(seen: dict[int, list[tuple[int, int, list[int]]]]) ->
 def test_a_newcomer_is_brought_up_to_date(ranks, world):
     address = ranks.address()
     first = World(ranks, world.workers[:2])
-    world.on(2, close)  # its imports take longer than the others need for their steps
+    world.on(2, steps_done)  # its imports take longer than the others need for their steps
     first.run(come, address, 2)
     calls = first.start_all(train, 400, 0.005)
     first.side(0, wait_for_steps, 10)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.distributed as dist
-from elastic_side import come, five_members, jobs, recover, wait_for_newcomer
+from elastic_side import come, jobs, members, recover, wait_for_newcomer
 from ranks import World, values_of
 from rankside import failure_of, kept
 from torch import nn
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchft_ext import elastic
 
-world = pytest.fixture(five_members)
+world = members(5)
 
 
 def pairs(view: elastic.View) -> list[int]:

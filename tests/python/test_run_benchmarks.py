@@ -90,6 +90,27 @@ def test_the_documents_measured_pictures_are_drawn_by_the_run() -> None:
     assert shown <= drawn
 
 
+def test_without_torchft_its_scenarios_alone_are_left_out(tmp_path: Path) -> None:
+    script = ROOT / "benchmarks" / "recovery.py"
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['torchft'] = None\n")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    written = tmp_path / "recovery.json"
+    brief = ["--world=2", "--kills=1", "--torchft-kills=1", "--resident=0", f"--json={written}"]
+    done = subprocess.run(
+        [sys.executable, str(script), *brief, "--scenarios=running,torchft,torchft-ft"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if "torchft-ft" in line]
+    assert told == ["left out: torchft, torchft-ft: torchft is not installed"]
+    results = json.loads(written.read_text())["results"]
+    assert [result["scenario"] for result in results] == ["running"]
+
+
 def test_a_death_is_told_by_every_survivor_in_every_round() -> None:
     rows = rows_of("--op", "death", "--world", "4", "--rounds", "2")
     assert rows["death"]["seconds"]["count"] == 2 * 3

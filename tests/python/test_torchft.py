@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -28,7 +29,9 @@ from torchft_replica import (
     weights_without_torchft,
 )
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torchft_ddp.py"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "torchft_ddp.py"
+RECOVERY = ROOT / "benchmarks" / "recovery.py"
 DEATH_AT = 2  # the step in which a replica dies
 
 
@@ -114,6 +117,26 @@ def test_local_sgd_with_a_death_ends_as_without_torchft(ranks, group):
     outcomes = with_a_death(ranks, group, kind="local_sgd")
     assert [one.batches for one in outcomes] == [outcomes[0].batches] * 3
     check(outcomes, weights_without_torchft(outcomes[0].batches))
+
+
+def test_recovery_is_measured_under_managers_beside_the_others(tmp_path):
+    written = tmp_path / "recovery.json"
+    brief = ["--world=2", "--kills=1", "--torchft-kills=2", "--resident=300M", f"--json={written}"]
+    scenarios = ["running", "torchft", "torchft-ft"]
+    command = [sys.executable, RECOVERY, *brief, f"--scenarios={','.join(scenarios)}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE)
+    assert run.returncode == 0, run.stdout + run.stderr
+    results = json.loads(written.read_text())["results"]
+    assert [result["scenario"] for result in results] == scenarios
+    for result in results[1:]:
+        assert run.stdout.count(f"| {result['scenario']}, 2 ranks |") == 1
+        assert len(result["rounds"]) == 2
+        for one in result["rounds"]:
+            parts = one["phases_s"]
+            assert list(parts) == ["detect", "release", "agree", "connect", "allreduce"]
+            assert sum(parts.values()) == pytest.approx(one["last_good_s"], abs=1e-6)
+            assert one["victim_resident_bytes"] >= 300 * 2**20
+    assert all(one["cause_named_by_all"] for one in results[2]["rounds"])
 
 
 def own_tests(group: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
