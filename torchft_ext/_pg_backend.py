@@ -24,6 +24,8 @@ the guard's failure.
 | live | fails the generation on all ranks; releases all waiters; waits for copies in progress |
 | failed | nothing |
 | shut down | nothing; configure() begins anew |
+
+Ctrl-C in configure() does what abort() does while the generation forms.
 """
 
 from __future__ import annotations
@@ -174,8 +176,14 @@ class _Making:
         """Return it; None: it is not there, and nobody will have it."""
         with self._lock:
             self._given_up = self._made is None
+            return self._made
+
+    def take(self) -> list[Any]:
+        """Hand it over to be ended; the thread ends what comes later."""
+        with self._lock:
+            self._given_up = True
             made, self._made = self._made, None
-            return made
+        return [] if made is None else [made]
 
 
 class _Formed:
@@ -392,23 +400,27 @@ class GuardedGroup(GroupWithoutBackend):
 
         making = _Making(make, generation.settled.set)
         until = time.monotonic() + within.total_seconds()
-        in_time = generation.settled.wait(within.total_seconds() + GRACE)
-        made = making.result()
-        if made is not None:
-            self._adopted(generation, made)
-            try:
+        try:
+            in_time = generation.settled.wait(within.total_seconds() + GRACE)
+            made = making.result()
+            if made is not None:
+                self._adopted(generation, made)
                 _await_others(generation, guard, until)
-            except BaseException:  # Ctrl-C
-                generation.abort("configure() was interrupted")
-                self._retirement.take(generation, [made], timeout)
-                raise
+        except BaseException:  # Ctrl-C
+            generation.abort("configure() was interrupted")
+            self._leave_behind(generation, making)
+            raise
         if made is not None and generation.error() is None:
             return made
-        if made is not None:
-            self._retirement.take(generation, [made], timeout)
+        self._leave_behind(generation, making)
+        raise self._why_not(generation, making.error if in_time else None, within)
+
+    def _leave_behind(self, generation: Generation, making: _Making) -> None:
+        """Have the backend ended, as soon as it is there, that a failed generation was to have."""
+        if backends := making.take():
+            self._retirement.take(generation, backends, self._timeout)
         self._given_up()
         self._client = KeptClient()  # the thread may still wait in the other one
-        raise self._why_not(generation, making.error if in_time else None, within)
 
     def _why_not(
         self, generation: Generation, error: Exception | None, within: timedelta

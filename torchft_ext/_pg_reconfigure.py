@@ -57,6 +57,7 @@ class Handles:
                 f"reconfigure: handles: expected a list in the order of ranks, found {handles!r}"
             )
         members = [_read(handle) for handle in handles]
+        _check_meeting_place(members[0]["store"], handles[0])
         names = [member["id"] for member in members]
         if names.count(self._id) != 1:
             raise ValueError(
@@ -68,13 +69,23 @@ class Handles:
 
 
 def _read(handle: object) -> dict[str, str]:
-    expected = "reconfigure: handles: expected those of get_reconfigure_handle(), found "
     if not isinstance(handle, str) or len(handle) > _LONGEST:
-        raise ValueError(f"{expected}{str(handle)[:100]!r}")
+        raise _unexpected(str(handle))
     try:
         member = json.loads(handle)
-        named = {"id": str(member["id"]), "store": str(member["store"])}
-        split_address(named["store"])
+        return {"id": str(member["id"]), "store": str(member["store"])}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{expected}{handle[:100]!r}") from error
-    return named
+        raise _unexpected(handle) from error
+
+
+def _check_meeting_place(store_addr: str, handle: str) -> None:
+    """Of the first member alone: nobody connects to the others' stores."""
+    try:
+        split_address(store_addr)
+    except ValueError as error:
+        raise _unexpected(handle) from error
+
+
+def _unexpected(handle: str) -> ValueError:
+    expected = "reconfigure: handles: expected those of get_reconfigure_handle(), found "
+    return ValueError(f"{expected}{handle[:100]!r}")

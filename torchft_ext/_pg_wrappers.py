@@ -332,6 +332,11 @@ class ProcessGroupDummy(GroupWithoutBackend):
             )
         self.configure_count += 1
 
+    @property
+    def reconfigure_count(self) -> int:
+        """As torchft's nightlies call configure_count."""
+        return self.configure_count
+
     def getBackendName(self) -> str:
         return "ft:dummy"
 

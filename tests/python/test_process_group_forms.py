@@ -253,7 +253,7 @@ def test_wrapper_takes_a_group_in_torchfts_forms(form):
     wrapper = pgs.ProcessGroupWrapper(*forms.get(form, ()), **named.get(form, {}))
     assert wrapper.parent is group
     wrapper.configure("address", 0, 1)
-    assert group.configure_count == 1
+    assert group.configure_count == group.reconfigure_count == 1
     assert repr(wrapper) == "ProcessGroupWrapper(pg=ProcessGroupDummy())"
 
 

@@ -51,12 +51,21 @@ def test_bad_handles_are_refused_and_leave_the_group():
         ([other], "own once, found it 0 times"),
         ([own, own], "own once, found it 2 times"),
         ([own, "urn:other"], "expected those of get_reconfigure_handle"),
-        ([own, '{"id": "1", "store": "nowhere"}'], "expected those of get_reconfigure_handle"),
+        (['{"id": "1", "store": "nowhere"}', own], "expected those of get_reconfigure_handle"),
         ([own, own + " " * 5000], "expected those of get_reconfigure_handle"),
     ]:
         with pytest.raises(ValueError, match=words):
             group.reconfigure(SimpleNamespace(handles=handles, uuid=2, timeout=None))
     assert group.errored() is None
+    group.shutdown()
+
+
+def test_only_the_first_members_store_need_be_an_address():
+    """As torchft's nightly has it, whose tests name a member that never comes so."""
+    group = pgs.ProcessGroupHost(timeout=LIMIT)
+    handles = [group.get_reconfigure_handle(), '{"id": "missing", "store": "unused"}']
+    with pytest.raises(CommTimeoutError):
+        group.reconfigure(SimpleNamespace(handles=handles, uuid=1, timeout=seconds(0.5)))
     group.shutdown()
 
 
