@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "comm/callbacks.h"
+
 namespace torchft_ext::child {
 
 UniqueFd processDescriptor(pid_t pid) {
@@ -52,15 +54,36 @@ bool Channel::fill(size_t count) {
   return true;
 }
 
-void Channel::send(const std::string& frame) {
-  MutexLock lock(mutex_);
-  size_t sent = 0;
-  while (sent < frame.size()) {
+void Channel::send(std::string_view frame) {
+  {
+    MutexLock lock(mutex_);
+    const bool others_wait = !unsent_.empty();
+    unsent_ += others_wait ? frame : rest(frame);
+    if (others_wait || unsent_.empty()) return;
+  }
+  // Where no thread takes it, this process is about to end.
+  runOnCallbackThread([self = shared_from_this()] { self->sendRest(); });
+}
+
+std::string_view Channel::rest(std::string_view bytes) {
+  while (!bytes.empty()) {
     const ssize_t count =
-        ::send(socket_.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+        ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;
-    sent += static_cast<size_t>(count);
+    if (count < 0 && errno == EAGAIN) break;
+    if (count <= 0) return {};
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+  return bytes;
+}
+
+void Channel::sendRest() {
+  while (true) {
+    pollfd socket{socket_.get(), POLLOUT, 0};
+    ::poll(&socket, 1, -1);
+    MutexLock lock(mutex_);
+    unsent_.erase(0, unsent_.size() - rest(unsent_).size());
+    if (unsent_.empty()) return;
   }
 }
 

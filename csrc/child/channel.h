@@ -5,8 +5,10 @@
 
 #include <sys/types.h>
 
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/mutex.h"
 #include "base/unique_fd.h"
@@ -17,7 +19,7 @@ namespace torchft_ext::child {
 // On a process: readable once it has ended. None: the kernel cannot, or it is gone.
 UniqueFd processDescriptor(pid_t pid);
 
-class Channel {
+class Channel : public std::enable_shared_from_this<Channel> {
  public:
   // parent: its process id.
   Channel(UniqueFd socket, pid_t parent);
@@ -28,18 +30,23 @@ class Channel {
   };
   // Main thread. Blocks until there is one; nullopt: the parent is gone. Throws ProtocolError.
   std::optional<Frame> receive();
-  // Any thread. Blocks while the parent does not read; what cannot be sent is dropped, since then
-  // receive() returns nullopt.
-  void send(const std::string& frame) EXCLUDES(mutex_);
+  // Any thread, the engine's among them: never blocks. What the parent does not take yet goes out
+  // before what is sent later, from a callback thread; what cannot be sent any more is dropped,
+  // since then receive() returns nullopt.
+  void send(std::string_view frame) EXCLUDES(mutex_);
 
  private:
   bool fill(size_t count);  // false: the parent is gone
+  // What of these bytes the parent does not take yet.
+  std::string_view rest(std::string_view bytes) REQUIRES(mutex_);
+  void sendRest() EXCLUDES(mutex_);  // blocks until the parent has taken everything, or is gone
 
   const UniqueFd socket_;
   const UniqueFd parent_;  // readable once it has ended; none: the kernel cannot
   const bool orphaned_;
   std::string read_;
-  Mutex mutex_;  // so that frames are sent whole; held while a send blocks
+  Mutex mutex_;  // held while bytes are handed to the kernel, which takes them or not
+  std::string unsent_ GUARDED_BY(mutex_);  // a callback thread waits to send it
 };
 
 }  // namespace torchft_ext::child

@@ -104,7 +104,7 @@ void Server::issue(const Issue& issue) {
   } catch (const std::invalid_argument& problem) {  // of an engine that does not do everything
     return refuse(issue, problem.what());
   }
-  state->onDone([channel = channel_, number = issue.number, rank = rank_, state] {
+  state->onDoneAtOnce([channel = channel_, number = issue.number, rank = rank_, state] {
     const FailurePtr failure = state->failure();
     const int source = failure ? failure->cause.rank : state->sourceRank();
     channel->send(doneFrame(number, endOf(failure, rank), source,

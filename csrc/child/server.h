@@ -2,7 +2,7 @@
 // generation.
 //
 // Owner: main(), and the main thread calls it. A thread of its own forms the generation; the
-// engine's callback threads tell the parent of ends. It is over when its parent says so or is gone;
+// engine's threads tell the parent of ends. It is over when its parent says so or is gone;
 // everything else that ends it is the parent's signal.
 #pragma once
 

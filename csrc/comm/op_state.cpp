@@ -51,7 +51,8 @@ std::optional<Duration> OpState::took() const {
 void OpState::complete(FailurePtr failure) {
   if (done()) return;
   if (failure) failure = inPlace(failure);
-  std::vector<std::function<void()>> callbacks;
+  Callbacks callbacks;
+  Callbacks at_once;
   {
     MutexLock lock(mutex_);
     if (done()) return;
@@ -59,8 +60,10 @@ void OpState::complete(FailurePtr failure) {
     done_at_ = Clock::now();
     done_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
+    at_once.swap(callbacks_at_once_);
     changed_.notifyAll();
   }
+  for (auto& callback : at_once) callback();
   for (auto& callback : callbacks) runOnCallbackThread(std::move(callback), lifecycle_);
 }
 
@@ -80,15 +83,19 @@ bool OpState::wait(Deadline deadline) {
   return true;
 }
 
+bool OpState::keep(std::function<void()>& callback, Callbacks OpState::*callbacks) {
+  MutexLock lock(mutex_);
+  if (done()) return false;
+  (this->*callbacks).push_back(std::move(callback));
+  return true;
+}
+
 void OpState::onDone(std::function<void()> callback) {
-  {
-    MutexLock lock(mutex_);
-    if (!done()) {
-      callbacks_.push_back(std::move(callback));
-      return;
-    }
-  }
-  runOnCallbackThread(std::move(callback), lifecycle_);
+  if (!keep(callback, &OpState::callbacks_)) runOnCallbackThread(std::move(callback), lifecycle_);
+}
+
+void OpState::onDoneAtOnce(std::function<void()> callback) {
+  if (!keep(callback, &OpState::callbacks_at_once_)) callback();
 }
 
 FailurePtr OpState::inPlace(const FailurePtr& generation_failure) const {

@@ -59,11 +59,19 @@ class OpState {
   // Runs on a callback thread once done (also when done already). They begin in the order in which
   // operations end; one that waits is overtaken.
   void onDone(std::function<void()> callback);
+  // The same, on the thread that completes it, which may be the engine's (the caller's where it is
+  // done already): it must neither block nor throw.
+  void onDoneAtOnce(std::function<void()> callback);
 
   // A failure as seen from this operation: the generation's, with this operation's place filled in.
   FailurePtr inPlace(const FailurePtr& generation_failure) const;
 
  private:
+  using Callbacks = std::vector<std::function<void()>>;
+
+  // False: it is done, and they are not called any more.
+  bool keep(std::function<void()>& callback, Callbacks OpState::*callbacks) EXCLUDES(mutex_);
+
   const std::shared_ptr<Lifecycle> lifecycle_;
   const OpKind kind_;
   const int64_t seq_;
@@ -77,7 +85,8 @@ class OpState {
   CondVar changed_;
   FailurePtr failure_ GUARDED_BY(mutex_);
   Clock::time_point done_at_ GUARDED_BY(mutex_);
-  std::vector<std::function<void()>> callbacks_ GUARDED_BY(mutex_);
+  Callbacks callbacks_ GUARDED_BY(mutex_);
+  Callbacks callbacks_at_once_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchft_ext

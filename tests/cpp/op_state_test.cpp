@@ -83,6 +83,23 @@ TEST(OpState, CallbacksRunOnceOnTheCallbackThreadBeforeAndAfterCompletion) {
   EXPECT_FALSE(onCallbackThread());
 }
 
+TEST(OpState, CallbacksAtOnceRunOnTheThreadThatCompletesOrComesLater) {
+  const auto op = makeOp();
+  std::thread::id early;
+  std::thread::id late;
+  op->onDoneAtOnce([&, op] {
+    EXPECT_NE(op->failure(), nullptr);
+    early = std::this_thread::get_id();
+  });
+  std::thread completer([op] { op->complete(aborted()); });
+  const std::thread::id completing = completer.get_id();
+  completer.join();
+  op->complete(nullptr);
+  op->onDoneAtOnce([&] { late = std::this_thread::get_id(); });
+  EXPECT_EQ(early, completing);
+  EXPECT_EQ(late, std::this_thread::get_id());
+}
+
 TEST(OpState, WaitDoesNotDependOnTheCallbackThread) {
   std::promise<void> release;
   std::promise<void> entered;

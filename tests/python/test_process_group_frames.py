@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,6 +131,33 @@ def test_native_child_refuses_memory_outside_the_arena(store, baby):
     child._send(outside.frame())
     wait_until(lambda: baby.errored() is not None, "errored()")
     assert "exited with status 3" in str(baby.errored())
+
+
+def threads_of(pid: int) -> set[str]:
+    return {(task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def test_native_child_tells_of_ends_without_another_thread(store, baby):
+    baby.allreduce([torch.ones(1)]).wait()
+    assert "ft-callback" not in threads_of(baby.child_pid())
+
+
+def test_native_child_goes_on_while_its_parent_reads_nothing(store, baby):
+    child, reads = baby._formed.backends[0], threading.Event()
+    heard = child._done
+
+    def held_up(done: frames.Done) -> None:
+        reads.wait()
+        heard(done)
+
+    child._done = held_up
+    works = [baby.barrier() for _ in range(3000)]  # whose answers no socket holds
+    wait_until(lambda: "ft-callback" in threads_of(child.pid), "an answer that waits")
+    last = baby.allreduce([torch.ones(1)])
+    reads.set()
+    for work in [*works, last]:
+        work.wait()
+    assert baby.errored() is None
 
 
 def test_child_that_talks_nonsense_is_killed(tmp_path):
