@@ -225,6 +225,7 @@ class _Retirement:
 
     def _end(self, generation: Generation, backends: list[Any], limit: float) -> None:
         try:
+            generation.await_copies()  # who failed it may still be ending its backend
             if backends and callable(abort := getattr(backends[0], "abort", None)):
                 with suppress(Exception):
                     abort()
@@ -407,8 +408,10 @@ class GuardedGroup(GroupWithoutBackend):
                 self._adopted(generation, made)
                 _await_others(generation, guard, until)
         except BaseException:  # Ctrl-C
-            generation.abort("configure() was interrupted")
-            self._leave_behind(generation, making)
+            try:
+                generation.abort("configure() was interrupted")
+            finally:
+                self._leave_behind(generation, making)
             raise
         if made is not None and generation.error() is None:
             return made

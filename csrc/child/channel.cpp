@@ -57,33 +57,46 @@ bool Channel::fill(size_t count) {
 void Channel::send(std::string_view frame) {
   {
     MutexLock lock(mutex_);
-    const bool others_wait = !unsent_.empty();
-    unsent_ += others_wait ? frame : rest(frame);
-    if (others_wait || unsent_.empty()) return;
+    unsent_ += frame;
+    sendWhatFits();
+    if (unsent_.empty() || has_sender_) return;
   }
-  // Where no thread takes it, this process is about to end.
+  // Where no thread takes it, the next frame tries again, or this process is about to end.
   runOnCallbackThread([self = shared_from_this()] { self->sendRest(); });
 }
 
-std::string_view Channel::rest(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count =
-        ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+void Channel::sendWhatFits() {
+  size_t sent = 0;
+  while (sent < unsent_.size()) {
+    const ssize_t count = ::send(socket_.get(), unsent_.data() + sent, unsent_.size() - sent,
+                                 MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) break;
-    if (count <= 0) return {};
-    bytes.remove_prefix(static_cast<size_t>(count));
+    if (count <= 0) {  // nothing may follow half a frame
+      ::shutdown(socket_.get(), SHUT_RDWR);
+      sent = unsent_.size();
+      break;
+    }
+    sent += static_cast<size_t>(count);
   }
-  return bytes;
+  unsent_.erase(0, sent);
 }
 
 void Channel::sendRest() {
-  while (true) {
-    pollfd socket{socket_.get(), POLLOUT, 0};
-    ::poll(&socket, 1, -1);
+  {
     MutexLock lock(mutex_);
-    unsent_.erase(0, unsent_.size() - rest(unsent_).size());
-    if (unsent_.empty()) return;
+    if (has_sender_ || unsent_.empty()) return;
+    has_sender_ = true;
+  }
+  while (true) {
+    std::array<pollfd, 2> ready{
+        {{socket_.get(), POLLOUT, 0}, {parent_.get(), POLLIN, 0}}};  // none: is passed over
+    ::poll(ready.data(), ready.size(), -1);
+    MutexLock lock(mutex_);
+    sendWhatFits();
+    if (ready[1].revents != 0) unsent_.clear();  // nobody reads it
+    has_sender_ = !unsent_.empty();
+    if (!has_sender_) return;
   }
 }
 

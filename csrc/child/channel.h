@@ -37,8 +37,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
 
  private:
   bool fill(size_t count);  // false: the parent is gone
-  // What of these bytes the parent does not take yet.
-  std::string_view rest(std::string_view bytes) REQUIRES(mutex_);
+  void sendWhatFits() REQUIRES(mutex_);
   void sendRest() EXCLUDES(mutex_);  // blocks until the parent has taken everything, or is gone
 
   const UniqueFd socket_;
@@ -46,7 +45,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   const bool orphaned_;
   std::string read_;
   Mutex mutex_;  // held while bytes are handed to the kernel, which takes them or not
-  std::string unsent_ GUARDED_BY(mutex_);  // a callback thread waits to send it
+  std::string unsent_ GUARDED_BY(mutex_);       // what the parent does not take yet
+  bool has_sender_ GUARDED_BY(mutex_) = false;  // a callback thread that waits to send it
 };
 
 }  // namespace torchft_ext::child

@@ -47,7 +47,8 @@ bool isRunnable(pid_t thread) {
   return name_end != std::string_view::npos && whole.substr(name_end + 2).starts_with('R');
 }
 
-// What the task captured ends here too.
+}  // namespace
+
 void runGuarded(CallbackPool::Task task) noexcept {
   try {
     task();
@@ -58,8 +59,6 @@ void runGuarded(CallbackPool::Task task) noexcept {
     log(LogLevel::kError, "a callback of a finished operation threw");
   }
 }
-
-}  // namespace
 
 struct CallbackPool::Shared : std::enable_shared_from_this<Shared> {
   explicit Shared(Bounds its_bounds) : bounds(its_bounds) {}

@@ -82,4 +82,7 @@ class CallbackWaits {
   CallbackWaits& operator=(const CallbackWaits&) = delete;
 };
 
+// What a callback throws is logged; what it captured ends here too.
+void runGuarded(CallbackPool::Task task) noexcept;
+
 }  // namespace torchft_ext

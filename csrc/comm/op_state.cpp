@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "comm/callback_pool.h"
 #include "comm/callbacks.h"
 #include "comm/stall_clock.h"
 
@@ -63,7 +64,7 @@ void OpState::complete(FailurePtr failure) {
     at_once.swap(callbacks_at_once_);
     changed_.notifyAll();
   }
-  for (auto& callback : at_once) callback();
+  for (auto& callback : at_once) runGuarded(std::move(callback));
   for (auto& callback : callbacks) runOnCallbackThread(std::move(callback), lifecycle_);
 }
 
@@ -95,7 +96,7 @@ void OpState::onDone(std::function<void()> callback) {
 }
 
 void OpState::onDoneAtOnce(std::function<void()> callback) {
-  if (!keep(callback, &OpState::callbacks_at_once_)) callback();
+  if (!keep(callback, &OpState::callbacks_at_once_)) runGuarded(std::move(callback));
 }
 
 FailurePtr OpState::inPlace(const FailurePtr& generation_failure) const {

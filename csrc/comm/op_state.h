@@ -60,7 +60,7 @@ class OpState {
   // operations end; one that waits is overtaken.
   void onDone(std::function<void()> callback);
   // The same, on the thread that completes it, which may be the engine's (the caller's where it is
-  // done already): it must neither block nor throw.
+  // done already): it must not block.
   void onDoneAtOnce(std::function<void()> callback);
 
   // A failure as seen from this operation: the generation's, with this operation's place filled in.

@@ -14,6 +14,13 @@ namespace {
 
 constexpr uint32_t kMostRounds = uint32_t{1} << 31U;  // of a number; no member counts so far
 
+// By rank, of those who were members before. Null: all are newcomers.
+const Member* firstThatWentOn(const View& view) {
+  const auto first = std::find_if(view.members.begin(), view.members.end(),
+                                  [&](const Member& member) { return member.since < view.number; });
+  return first == view.members.end() ? nullptr : &*first;
+}
+
 }  // namespace
 
 ElasticCore::ElasticCore(Member self, ElasticRules rules, View view)
@@ -224,10 +231,10 @@ void ElasticCore::tellView(Effects& effects, const std::vector<MemberId>& to,
   std::shared_ptr<const ElasticMessage> for_others;
   for (const MemberId& id : to) {
     if (id == self_.id || losses_.isGoneForGood(id)) continue;
-    // Who is not in it cannot know a newcomer by anything but its id: the members tell it.
+    // Who is left out cannot know a newcomer by anything but its id: the members tell it.
     const int rank = view.rankOf(id);
     const bool newcomer = rank >= 0 && view.members[static_cast<size_t>(rank)].since == view.number;
-    const bool is_member = rank >= 0 && !(newcomer && !view.has(self_.id));
+    const bool is_member = rank >= 0 && !(newcomer && state_ == State::kLeftOut);
     auto& shared = is_member ? for_members : for_others;
     if (!shared) {
       ElasticMessage message = make(ElasticKind::kView);
@@ -462,11 +469,14 @@ void ElasticCore::acceptOwn(Effects& effects) {
 
 void ElasticCore::decide(Effects& effects) {
   const View decided = proposal_->value();
-  std::vector<MemberId> all = idsOf(view_.members);
-  if (decided.has(self_.id)) {
-    for (const MemberId& id : idsOf(decided.members)) {
-      if (!view_.has(id)) all.push_back(id);
-    }
+  // Newcomers: by a member that goes on, if there is one.
+  const bool tells_newcomers = decided.has(self_.id) || firstThatWentOn(decided) == nullptr;
+  std::vector<MemberId> all;
+  for (const MemberId& id : idsOf(decided.members)) {
+    if (tells_newcomers || view_.has(id)) all.push_back(id);
+  }
+  for (const MemberId& id : idsOf(view_.members)) {
+    if (!decided.has(id)) all.push_back(id);
   }
   tellView(effects, all, decided);
   adopt(effects, decided);
@@ -608,13 +618,12 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
 // Whoever decided on the view may not be in it. So the first of those who went on tells them; one
 // of them that takes part elsewhere by now answers so.
 void ElasticCore::tellNewcomers(Effects& effects) const {
-  if (state_ != State::kActive) return;
-  const auto isNew = [&](const Member& member) { return member.since == view_.number; };
-  const auto first = std::find_if_not(view_.members.begin(), view_.members.end(), isNew);
-  if (first == view_.members.end() || first->id != self_.id) return;
+  if (state_ == State::kJoining || state_ == State::kLeftOut) return;
+  const Member* first = firstThatWentOn(view_);
+  if (first == nullptr || first->id != self_.id) return;
   std::vector<MemberId> newcomers;
   for (const Member& member : view_.members) {
-    if (isNew(member)) newcomers.push_back(member.id);
+    if (member.since == view_.number) newcomers.push_back(member.id);
   }
   tellView(effects, newcomers, view_);
 }

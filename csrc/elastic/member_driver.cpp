@@ -347,8 +347,11 @@ void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
     const std::string why = objectionToNewcomer(message->members.front(), network->memberOf(from));
     if (!why.empty()) return logRefused(status.nameOf(from), why);
   }
+  const bool was_lost = core->losses().contains(from);
   const ElasticEffects effects = core->receive(from, *message);
   if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
+  // By its own word: it will not come, and nobody else tells that it lives elsewhere.
+  if (!was_lost && core->losses().contains(from)) stopForming(from, "it takes part elsewhere");
   carryOut(effects);
 }
 
@@ -362,10 +365,13 @@ void MemberDriver::logRefused(const std::string& whose, const std::string& why) 
 void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how) {
   if (!core) return;
   client.onLost(id);
-  if (forming && core->view().has(id)) {
-    tellStopped(core->view().number, "member " + status.nameOf(id) + ": " + how);
-  }
+  stopForming(id, how);
   carryOut(core->lose(id, loss));
+}
+
+void MemberDriver::stopForming(const MemberId& lost, const std::string& how) {
+  if (!forming || !core->view().has(lost)) return;
+  tellStopped(core->view().number, "member " + status.nameOf(lost) + ": " + how);
 }
 
 // ---- the view's store

@@ -194,10 +194,11 @@ TEST_F(LeftOut, MemberThatHasMissedAViewHearsAndTellsNothingAnyMore) {
   EXPECT_TRUE(cores_[3].receive(idOf(4), question).sends.empty());
 }
 
-// Three members, of which the first leaves, and decides on the view that a newcomer comes into.
+// Three members, of which the first leaves, or all do, and it decides on the view that a newcomer
+// comes into.
 class Leaving : public testing::Test {
  protected:
-  Leaving() {
+  void leave(size_t count) {
     View view;
     view.lineage.bytes[0] = 1;
     view.number = 1;
@@ -210,7 +211,7 @@ class Leaving : public testing::Test {
       core.setSeed(ViewSecret::random());
       core.setReady(true);
     }
-    cores_[0].setLeaving();
+    for (size_t i = 0; i < count; ++i) cores_[i].setLeaving();
     deliver(kNewcomer, cores_[kNewcomer].retry());
     deliver(0, cores_[0].want(1));
   }
@@ -232,6 +233,7 @@ class Leaving : public testing::Test {
 };
 
 TEST_F(Leaving, MemberDoesNotTellANewcomerTheSecretTheFirstThatStaysDoes) {
+  leave(1);
   ASSERT_EQ(cores_[1].state(), ElasticCore::State::kActive);
   ASSERT_TRUE(cores_[1].view().has(idOf(kNewcomer)));
   size_t with_secret = 0;
@@ -241,10 +243,21 @@ TEST_F(Leaving, MemberDoesNotTellANewcomerTheSecretTheFirstThatStaysDoes) {
     cores_[kNewcomer].receive(idOf(from), *words);
   }
   EXPECT_EQ(with_secret, 1U);
+  EXPECT_EQ(told_.size(), 1U);
   EXPECT_EQ(cores_[kNewcomer].view(), cores_[1].view());
 }
 
-TEST_F(Leaving, MembersLearnThatTheNewcomerTakesPartElsewhere) {
+TEST_F(Leaving, MembersHandOverToANewcomerWhereNoneOfThemStays) {
+  leave(3);
+  ASSERT_FALSE(told_.empty());
+  for (const auto& [from, words] : told_) cores_[kNewcomer].receive(idOf(from), *words);
+  EXPECT_EQ(cores_[kNewcomer].state(), ElasticCore::State::kActive);
+  EXPECT_EQ(cores_[kNewcomer].view().members.size(), 1U);
+  EXPECT_FALSE(cores_[kNewcomer].view().secret.isZero());
+}
+
+TEST_F(Leaving, TheFirstThatStaysLearnsThatTheNewcomerTakesPartElsewhere) {
+  leave(1);
   View other = cores_[1].view();
   other.lineage.bytes[0] = 2;
   ElasticCore elsewhere({idOf(kNewcomer), 2, {}}, ElasticRules{}, other);

@@ -513,6 +513,19 @@ TEST(ElasticMember, WhoGoesOnAloneIsGoneForTheOthers) {
   EXPECT_NE(other.lineage, first.lineage);
 }
 
+TEST(ElasticMember, WhoGoesOnAloneEndsTheAttemptToFormWithIt) {
+  Job job;
+  job.found(3);
+  job.awaitViews(0);
+  const auto alone = job.members.back();
+  job.members.pop_back();
+  for (const auto& member : job.members) member->watchForming(true);
+  alone->goOnAlone(Deadline::after(kLong));
+  for (const auto& member : job.members) {
+    EXPECT_TRUE(waitFor([&] { return member->isOver(1); }));
+  }
+}
+
 TEST(ElasticMember, LeavesAtABoundary) {
   Job job;
   job.found(3);
