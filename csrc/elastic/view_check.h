@@ -29,8 +29,9 @@ std::string objectionTo(const View& view);
 // of it: who has missed a view cannot check the seals, so it believes a member of its own alone,
 // and of those none that `known` took in.
 std::string objectionToSuccessor(const View& view, const View& known, const MemberId& teller);
-// One that is told, by what is known. `known` null: nothing, so that the view itself is all there is
-// to judge by. `needs_secret`: it must come with its secret, if it has one. Says which view it is.
+// One that is told, by what is known. `known` null: nothing, so that the view itself is all there
+// is to judge by. `needs_secret`: it must come with its secret, if it has one. Says which view it
+// is.
 std::string objectionToTold(const View& view, const View* known, const MemberId& teller,
                             bool needs_secret);
 // A newcomer that asks for a place, on a connection on which it has proved to be `proved`.
