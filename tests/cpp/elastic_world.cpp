@@ -123,6 +123,7 @@ std::vector<ElasticAction> ElasticWorld::actions() const {
     if (left_.deaths > 0) all.push_back({Kind::kDie, i, 0});
     if (canSeeNewStore(i)) all.push_back({Kind::kLook, i, 0});
     if (left_.partings > 0 && canPart(i)) all.push_back({Kind::kPart, i, 0});
+    if (left_.leaves > 0 && canPart(i)) all.push_back({Kind::kLeave, i, 0});
     if (left_.retries > 0 && core(i).wanted()) all.push_back({Kind::kRetry, i, 0});
     if (left_.wants > 0 && core(i).state() == ElasticCore::State::kActive) {
       all.push_back({Kind::kWant, i, 0});
@@ -155,6 +156,7 @@ std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) co
     return possible ? std::optional(action) : std::nullopt;
   };
   if (dead(a)) return std::nullopt;
+  if (left_.leaves > 0 && random() % 4 == 0) return only(canPart(a), {Kind::kLeave, a, 0});
   switch (random() % 8) {
     case 0:
       return only(left_.deaths > 0, {Kind::kDie, a, 0});
@@ -319,6 +321,11 @@ void ElasticWorld::take(const ElasticAction& action) {
       cores_[a].setWitness(identity);
       break;
     }
+    case Kind::kLeave:
+      --left_.leaves;
+      cores_[a].setLeaving();
+      carryOut(action.a, cores_[a].want(core(action.a).view().number));
+      break;
     case Kind::kPart: {
       --left_.partings;
       if (core(action.a).accepted()) accepted_by_parted_.push_back(core(action.a).accepted()->view);
@@ -366,8 +373,11 @@ WitnessReply ElasticWorld::answer(const WitnessRequest& request) {
   reply.lineage = request.lineage;
   reply.number = request.number;
   reply.ballot = request.ballot;
-  reply.has_vote = options_.store_rule || request.identity.bytes[0] == store_identity_ ||
+  // The store is the first lineage's: a view of another one names none.
+  const bool own = request.lineage.bytes[0] == 1;
+  reply.has_vote = (options_.store_rule && own) || request.identity.bytes[0] == store_identity_ ||
                    !options_.parts.witness_is_the_views;
+  if (options_.store_rule && !own) return reply;
   if (request.what == WitnessRequest::What::kDecide) {
     reply.decided = decided_by_store_.try_emplace(request.number, *request.view).first->second;
     return reply;
@@ -495,6 +505,10 @@ bool ElasticWorld::mustSettle() const {
 }
 
 bool ElasticWorld::everyoneSettled() const {
+  for (const Member& member : views_.rbegin()->second.members) {
+    const int i = indexOf(member.id);
+    if (!gone(i) && core(i).state() == ElasticCore::State::kJoining) return false;  // untold
+  }
   uint64_t newest = 0;
   for (int i = 0; i < size(); ++i) {
     if (!gone(i)) newest = std::max(newest, core(i).view().number);
@@ -547,7 +561,7 @@ bool ElasticWorld::runQuietly() {
 
 std::string ElasticWorld::settle() {
   left_.retries = left_.deaths = left_.suspicions = left_.wants = left_.noes = 0;
-  left_.witness_restarts = left_.witness_losses = left_.partings = 0;
+  left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = 0;
   left_.heals = false;
   for (int round = 0; round < 40 && wrong_.empty(); ++round) {
     runQuietly();
@@ -625,7 +639,7 @@ std::string ElasticWorld::fingerprint() const {
   for (const int left :
        {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
-        static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings}) {
+        static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings, left_.leaves}) {
     writer.u8(static_cast<uint8_t>(left));
   }
   for (const auto& [number, view] : views_) writer.text(encodeView(view));
@@ -646,9 +660,9 @@ std::string ElasticWorld::fingerprint() const {
 }
 
 std::string ElasticWorld::describe(const ElasticAction& action) {
-  static const std::array<const char*, 14> kNames = {
-      "deliver", "vote",  "die",     "detect",       "suspect", "retry", "want",
-      "witness", "reply", "restart", "lose witness", "heal",    "look",  "part"};
+  static const std::array<const char*, 15> kNames = {
+      "deliver", "vote",    "die",          "detect", "suspect", "retry", "want", "witness",
+      "reply",   "restart", "lose witness", "heal",   "look",    "part",  "leave"};
   return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
          " " + std::to_string(action.b);
 }

@@ -45,6 +45,7 @@ struct ElasticWorldOptions {
   int witness_restarts = 0;  // empty
   int witness_losses = 0;    // for good
   int partings = 0;          // a member goes on alone, in a lineage of its own
+  int leaves = 0;            // a member asks for a view without itself
   // Links that never carry anything.
   std::set<std::pair<int, int>> cut;
   bool heals = false;         // at any moment, once, all of them
@@ -67,8 +68,9 @@ struct ElasticAction {
     kRestart,  // the store
     kLoseWitness,
     kHeal,
-    kLook,  // a sees which store is there
-    kPart,  // a
+    kLook,   // a sees which store is there
+    kPart,   // a
+    kLeave,  // a
   };
   Kind kind = Kind::kDeliver;
   int a = 0;
