@@ -64,9 +64,10 @@ TEST(GroupGoodbye, ReadBeforeAnOperationLeavesWhatTheLeaverHasDoneInIt) {
   EXPECT_EQ(finish(cluster.group(2).issue(broadcastFrom(second, 0))), nullptr);
   EXPECT_EQ(finish(of_zeroth), nullptr);
   EXPECT_TRUE(cluster.group(2).shutdown(Deadline::after(kTestLimit)));
-  std::vector<float> message(1);
-  auto sent = cluster.group(0).issue(sendOf(message, 1));  // comes after the goodbye
-  EXPECT_EQ(finish(cluster.group(1).issue(recvOf(message, 0))), nullptr);
+  std::vector<float> outgoing(1);
+  std::vector<float> incoming(1);
+  auto sent = cluster.group(0).issue(sendOf(outgoing, 1));  // comes after the goodbye
+  EXPECT_EQ(finish(cluster.group(1).issue(recvOf(incoming, 0))), nullptr);
   EXPECT_EQ(finish(sent), nullptr);
   const FailurePtr failure = finish(cluster.group(1).issue(broadcastFrom(late, 0)));
   EXPECT_EQ(failure, nullptr) << failure->describe();
