@@ -50,6 +50,7 @@ HEARTBEAT_S = 0.3
 SPARE_SETTLES_S = 1.0  # until members know that it waits
 PHASES = ("detect", "release", "agree", "connect", "tables", "allreduce", "sync")
 MANAGED = {"torchft": "torchft.Gloo", "torchft-ft": "Host"}  # group, under torchft's Manager
+IN_PICTURES = {"torchft": "torchft over its gloo", "torchft-ft": "torchft over ft"}
 SCENARIOS = ("running", "elastic", "spare", "blocked", "frozen", "gloo", *MANAGED)
 NAMES_NO_CAUSE = ("gloo", "torchft")
 # The project's aims: (time, statistic, seconds).
@@ -340,6 +341,17 @@ def print_phases(results: list[Message]) -> None:
         print(f"| {scenario}, {world} ranks | {' | '.join(cells)} |")
 
 
+def names_in_pictures(results: list[Message]) -> list[str]:
+    """Of the rows; the victims' memory where it differs."""
+    names = [
+        f"{IN_PICTURES.get(r['scenario'], r['scenario'])}, {r['world']} ranks" for r in results
+    ]
+    if len({r["resident"] for r in results}) == 1:
+        return names
+    sizes = [report.format_bytes(r["resident"]) for r in results]
+    return [f"{name}, {size}" for name, size in zip(names, sizes, strict=True)]
+
+
 def draw(results: list[Message], path: Path) -> None:
     import matplotlib
 
@@ -370,7 +382,7 @@ def draw(results: list[Message], path: Path) -> None:
     axes.set_xlim(0.3, max(100.0, 2 * largest))
     axes.set_ylim(-0.5, len(results) - 0.5)
     axes.set_xlabel("ms after the signal (bar: median)")
-    names = [str(Setting(r["scenario"], r["world"], r["resident"])) for r in results]
+    names = names_in_pictures(results)
     axes.set_yticks(range(len(results)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
@@ -408,7 +420,7 @@ def draw_phases(results: list[Message], path: Path) -> None:
         axes.text(min(left, cut), row, f" {told}", va="center")
     for name in PHASES:
         axes.barh(0, 0, color=colours[name], label=name)
-    names = [str(Setting(r["scenario"], r["world"], r["resident"])) for r in results]
+    names = names_in_pictures(results)
     axes.set_yticks(range(len(results)), names)
     axes.invert_yaxis()
     axes.margins(x=0.12)
