@@ -28,6 +28,7 @@ from torchft_replica import (
     train,
     weights_without_torchft,
 )
+from torchft_sharded import SHARDS, train_sharded
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "torchft_ddp.py"
@@ -117,6 +118,27 @@ def test_local_sgd_with_a_death_ends_as_without_torchft(ranks, group):
     outcomes = with_a_death(ranks, group, kind="local_sgd")
     assert [one.batches for one in outcomes] == [outcomes[0].batches] * 3
     check(outcomes, weights_without_torchft(outcomes[0].batches))
+
+
+@pytest.mark.parametrize("group", ["torchft.Gloo", "Host", "Gloo"])
+def test_fsdp_in_replicas_of_two_shards_with_a_death_ends_as_without(ranks, group):
+    """Two replicas; the second is lost whole, and two other processes take its place."""
+    world = World(ranks, ranks.borrow(3 * SHARDS))
+    with lighthouse() as address:
+        job = Job(address, ranks.address(), group, "fsdp", replicas=2, wait_at=DEATH_AT + 1)
+        victims = [world.start(2 + i, train_sharded, job, "second", i, DEATH_AT) for i in (0, 1)]
+        calls = [world.start(shard, train_sharded, job, "first", shard) for shard in (0, 1)]
+        for victim in victims:
+            with pytest.raises(Died):
+                victim.value(PATIENCE)
+        calls += [world.start(4 + i, train_sharded, job, "third", i, newcomer=True) for i in (0, 1)]
+        outcomes = values_of(calls, PATIENCE)
+    assert [one.step for one in outcomes] == [outcomes[0].step] * 4
+    assert [one.healed for one in outcomes] == [False, False, True, True]
+    expected = weights_without_torchft(outcomes[0].step, "fsdp")
+    for one in outcomes:
+        assert one.weights == pytest.approx(expected, rel=1e-9)
+    assert outcomes[0].failed == outcomes[1].failed > 0
 
 
 def test_recovery_is_measured_under_managers_beside_the_others(tmp_path):

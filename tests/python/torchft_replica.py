@@ -152,9 +152,9 @@ class Replica:
         self.group.shutdown()
 
 
-def weights_without_torchft(batches: int) -> list[float]:
+def weights_without_torchft(batches: int, kind: str = "local_sgd") -> list[float]:
     """Of a model that has seen so many batches, one after the other."""
-    model, sgd = made("local_sgd")
+    model, sgd = made(kind)
     for number in range(batches):
         sgd.zero_grad()
         loss(model, number).backward()
