@@ -36,6 +36,7 @@ class Shard:
     """Its part of the model, and its Manager."""
 
     def __init__(self, job: Job, name: str, shard: int, die_at: int | None) -> None:
+        self.gates = job.store()
         self.die_at = die_at
         self.healed = False
         store, port = store_of(job, name, shard)
@@ -71,6 +72,8 @@ class Shard:
         """Of this shard, across replicas."""
         if self.manager.current_step() == self.die_at:
             self.manager.wait_quorum()  # the others have begun the step with this replica
+            self.gates.add("dying", 1)  # the first shard serves the other's quorum
+            await_all(self.gates, "dying", SHARDS)
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(gradient, dist.ReduceOp.AVG, group=self.across)
 
@@ -106,8 +109,8 @@ def train_sharded(
 ) -> Outcome:
     """Train as a shard until all are done; `die_at`: this process dies within that step."""
     leave_default_group()
-    gates = job.store()
     member = Shard(job, name, shard, die_at)
+    gates = member.gates
     optimizer = OptimizerWrapper(member.manager, member.sgd)
     gates.add("newcomers" if newcomer else "here", 1)
     if not newcomer:
