@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from torchft_ext import _C, _interrupts
 from torchft_ext._pg_base import ProcessGroup, in_torchfts_words
-from torchft_ext._pg_store import create_store_client
+from torchft_ext._pg_store import store_for_configure
 
 _number = itertools.count()
 
@@ -55,7 +55,7 @@ class _OwnGroup(ProcessGroup):
     def _made(self, store_addr: str, within: timedelta) -> _C.Backend:
         """Make the backend: only now is it known towards which store this host has an address."""
         made = _C._create_backend(
-            create_store_client(store_addr, within),
+            store_for_configure(store_addr, within),
             0,
             1,
             timeout=self._timeout,

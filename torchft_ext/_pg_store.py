@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+
+from torchft_ext.errors import CommTimeoutError
 
 _HOW = "expected 'host:port/prefix' or '[address]:port/prefix', found "
 
@@ -47,6 +50,34 @@ def _connected(host: str, port: int, timeout: float | timedelta) -> Store:
     )
 
 
+def _reached(host: str, port: int, timeout: timedelta) -> Store:
+    began = time.monotonic()
+    try:
+        return _connected(host, port, timeout)
+    except dist.DistNetworkError as error:
+        elapsed = time.monotonic() - began
+        why = str(error).splitlines()[0]
+        raise CommTimeoutError(
+            f"configure: no answer from the store at {host}:{port}, {elapsed:.3f} s into the "
+            f"configure (timed out after a timeout of {timeout.total_seconds():g} s: {why}); check "
+            "the address, and call configure() again",
+            op="configure",
+            elapsed=timedelta(seconds=elapsed),
+            limit=timeout,
+        ) from None
+
+
+def store_for_configure(store_addr: str, timeout: timedelta) -> Store:
+    """As create_store_client(), but for the error.
+
+    Raises:
+        CommTimeoutError: nobody answers there.
+    """
+    host, port, prefix = split_address(store_addr)
+    client = _reached(host, port, timeout)
+    return dist.PrefixStore(prefix, client) if prefix else client
+
+
 class KeptClient:
     """The client of the last store, for all addresses there: connecting may wait for name servers.
 
@@ -58,9 +89,9 @@ class KeptClient:
         self._client: Store | None = None
 
     def at(self, store_addr: str, timeout: timedelta) -> Store:
-        """As create_store_client(); connects where the last address was elsewhere."""
+        """As store_for_configure(); connects where the last address was elsewhere."""
         host, port, prefix = split_address(store_addr)
         if self._client is None or self._place != (host, port):
-            self._client, self._place = _connected(host, port, timeout), (host, port)
+            self._client, self._place = _reached(host, port, timeout), (host, port)
         self._client.set_timeout(timeout)
         return dist.PrefixStore(prefix, self._client)

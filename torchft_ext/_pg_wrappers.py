@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from torchft_ext._pg_arguments import in_order, reduction_in, tensors_in
 from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup, finished
-from torchft_ext._pg_store import create_store_client
+from torchft_ext._pg_store import store_for_configure
 
 # Every method of torch's group that issues something and returns a Work.
 OPERATIONS = (
@@ -140,7 +140,7 @@ class ProcessGroupWrapper(GroupWithoutBackend):
             self._unable("group to configure: give it one, or define _create_pg()")
         self.abort()
         self._parent = None
-        store = create_store_client(store_addr, within or self._timeout)
+        store = store_for_configure(store_addr, within or self._timeout)
         self._parent = self._create_pg(store, rank, world_size)
 
     def rank(self) -> int:

@@ -167,6 +167,12 @@ void HostGeneration::allChannelsStand() {
   callbacks.left = [this](int rank, const FrameHeader& goodbye) {
     onCollectivesLeft(rank, goodbye);
   };
+  callbacks.exchanged = [this] {
+    if (!held_.isDue(runner_->done())) return;
+    setup_.loop->post([weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->failAsHeld();
+    });
+  };
   runner_ = std::make_unique<ScheduleRunner>(*setup_.loop, rank(), size(),
                                              connections_.along(kCollective), setup_.tuning,
                                              std::move(callbacks));
@@ -271,6 +277,7 @@ void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) 
   } else {
     runner_->add(std::move(state), std::move(operation));
   }
+  if (!ordered) failAsHeld();
   for (int other = 0; other < size() && state_ == State::kUp; ++other) {
     const Peer& candidate = peer(other);
     const bool unfinished = is_rooted ? runner_->needs(other) : !runner_->idle();
@@ -308,9 +315,29 @@ void HostGeneration::onFailedFrame(int rank, const FrameHeader& header,
     return;
   }
   passIfPassedBy(header);
+  if (mayHold(header)) {
+    held_.hold(rank, header.seq, std::move(*failure));
+    if (watch_) watch_->peerLeft(rank);
+    return;
+  }
   // Who has failed while it formed tells only those it is connected to.
   if (state_ == State::kUp) *others_are_told_ = true;
   setup_.lifecycle->fail(std::move(*failure));
+}
+
+bool HostGeneration::mayHold(const FrameHeader& failed) const {
+  return state_ == State::kUp && (failed.aux & kFinalFrameOfLeaver) != 0 && !told_of_leavers_ &&
+         runner_->done() < failed.seq && messages_->idle() && nested_->idle() && watches_.idle();
+}
+
+bool HostGeneration::endsForWantOfLeaver(const Failure& failure) const {
+  return state_ == State::kUp && failure.kind == FailureKind::kPeerLeft && !told_of_leavers_;
+}
+
+void HostGeneration::failAsHeld() {
+  if (state_ != State::kUp || !held_.holds()) return;
+  *others_are_told_ = true;
+  setup_.lifecycle->fail(held_.take());
 }
 
 void HostGeneration::onGoodbye(int rank, const FrameHeader& goodbye) {
@@ -374,6 +401,10 @@ void HostGeneration::failLeaver(int rank, const std::string& how) {
 void HostGeneration::onChannelEnded(int rank, Channel channel) {
   if (state_ == State::kOver) return;
   Peer& gone = peer(rank);
+  if (held_.isFrom(rank)) {
+    if (channel == kCollective && runner_->needsNow(rank)) failAsHeld();
+    return;
+  }
   if (gone.left || gone.collectives_left) {
     // whether or not its goodbye was read
     if (channel == kCollective) gone.collectives_left = true;
@@ -411,7 +442,12 @@ void HostGeneration::onLifecycleFailed(const FailurePtr& failure) {
   final_frame_.payload = encodeFailure(*failure);
   final_frame_.frame = textFrame(FrameType::kFailed, final_frame_.payload);
   if (state_ == State::kUp) final_frame_.frame.aux = kFinalFrameWasUp;
-  final_frame_.announced = failure;
+  if (endsForWantOfLeaver(*failure)) {
+    final_frame_.frame.aux |= kFinalFrameOfLeaver;
+    final_frame_.frame.seq = runner_->done();
+  } else {
+    final_frame_.announced = failure;
+  }
   connections_.detachBuffers(kControl);
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
   if (runner_) pending = runner_->cancelAll();

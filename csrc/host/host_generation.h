@@ -13,6 +13,8 @@
 //   the lifecycle failed   (any thread; posted here) every peer is told why (kFailed), operations
 //                          complete with it
 //   leave()                everything issued has completed and is sent, goodbyes are said
+// A failure for want of a leaver, as another member tells of it, waits until this one has done as
+// many exchanges (HeldFailure); not beside operations of any other kind, or of an engine above.
 //   dissolve()             a forming attempt is given up quietly: peers wait for its successor
 //
 // Owner: the communicator (or the attempt that forms it), and tasks under way, the final frames
@@ -30,6 +32,7 @@
 #include "comm/control_communicator.h"
 #include "host/break_classifier.h"
 #include "host/generation_connections.h"
+#include "host/held_failure.h"
 #include "host/member_watches.h"
 #include "host/mesh.h"
 #include "host/messages.h"
@@ -110,7 +113,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   struct FinalFrame {
     FrameHeader frame;
     std::string payload;
-    FailurePtr announced;  // to the monitor too; null: a goodbye
+    FailurePtr announced;  // to the monitor too; null: it ends nothing at once
     bool said = false;
   };
 
@@ -129,6 +132,9 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
 
   void onControlText(int rank, const FrameHeader& header, const std::string& payload);
   void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
+  bool mayHold(const FrameHeader& failed) const;
+  bool endsForWantOfLeaver(const Failure& failure) const;
+  void failAsHeld();
   void onGoodbye(int rank, const FrameHeader& goodbye);
   // From either channel.
   void onChannelEnded(int rank, Channel channel);
@@ -164,6 +170,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   std::unique_ptr<Messages> messages_;
   std::unique_ptr<NestedCollectives> nested_;  // over messages_
   MemberWatches watches_;
+  HeldFailure held_;
   std::unique_ptr<PeerMonitor::Watch> watch_;
   std::unique_ptr<BreakClassifier> break_classifier_;  // until it is over
   std::optional<Failure> lost_while_forming_;

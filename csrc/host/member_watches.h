@@ -15,6 +15,7 @@ namespace torchft_ext {
 class MemberWatches {
  public:
   void add(std::shared_ptr<OpState> watch) { watches_.push_back(std::move(watch)); }
+  bool idle() const { return watches_.empty(); }
   // Whether somebody waits who has not been told of this leaver. Each is told of once.
   bool wantToKnow(int leaver) const { return !watches_.empty() && told_.count(leaver) == 0; }
   void tell(int leaver, const FailurePtr& failure) {

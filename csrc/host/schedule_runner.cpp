@@ -89,6 +89,7 @@ struct ScheduleRunner::Impl {
   void run(Pending& pending);
   void exchange();
   bool exchangesAreOver();
+  void countExchange();
   void complete();
   void goOnLater();
   bool runLocal();
@@ -293,7 +294,7 @@ bool ScheduleRunner::Impl::exchangesAreOver() {
     case Exchanges::Next::Kind::kDone:
       return true;
     case Exchanges::Next::Kind::kExchange:
-      ++due;  // each exchange has an index of its own: a faster member's next one waits for ours
+      countExchange();
       run(running->pending);
       exchange();
       return false;
@@ -307,9 +308,15 @@ bool ScheduleRunner::Impl::exchangesAreOver() {
   return true;
 }
 
+// Each exchange has an index of its own: a faster member's next one waits for ours.
+void ScheduleRunner::Impl::countExchange() {
+  ++due;
+  if (callbacks.exchanged) callbacks.exchanged();
+}
+
 void ScheduleRunner::Impl::complete() {
   const std::unique_ptr<Running> done = std::move(running);
-  ++due;
+  countExchange();
   done->pending.state->complete(nullptr);
 }
 
@@ -435,8 +442,16 @@ bool ScheduleRunner::idle() const {
   return !impl_->running && impl_->queue.empty();
 }
 
+uint64_t ScheduleRunner::done() const {
+  return impl_->due;
+}
+
+bool ScheduleRunner::needsNow(int peer) const {
+  return impl_->running && impl_->running->progress.undoneWith(peer) > 0;
+}
+
 bool ScheduleRunner::needs(int peer) const {
-  if (impl_->running && impl_->running->progress.undoneWith(peer) > 0) return true;
+  if (needsNow(peer)) return true;
   for (const Impl::Pending& pending : impl_->queue) {
     const Schedule schedule =
         makeSchedule(pending.operation, impl_->rank, impl_->size, impl_->tuning);

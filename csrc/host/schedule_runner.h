@@ -23,6 +23,7 @@ class ScheduleRunner {
     std::function<void(Failure)> failed;  // a mismatch; the runner does nothing more
     std::function<void(int peer, const std::string& why, bool clean)> broken;  // a connection's end
     std::function<void(int peer, const FrameHeader& goodbye)> left;
+    std::function<void()> exchanged;  // done() has grown; from within a call, the runner's included
   };
 
   // connections: by rank, null at own rank; borrowed, they outlive the runner.
@@ -33,8 +34,10 @@ class ScheduleRunner {
   // Exchange number n of the generation has index n on every rank; most collectives are one.
   void add(std::shared_ptr<OpState> state, Operation operation);
   bool idle() const;
-  bool needs(
-      int peer) const;  // a pending operation has something to receive from or send to this peer
+  uint64_t done() const;  // exchanges; the next one, or the running one, has this index
+  // A pending operation has something to receive from or send to this peer; or the running one.
+  bool needs(int peer) const;
+  bool needsNow(int peer) const;
   // Closes the connections that still have user memory in hand, unless the owner has closed them
   // before.
   std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();

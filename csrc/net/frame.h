@@ -30,7 +30,8 @@ enum class FrameType : uint16_t {
   kClear = 12,     // the matching recv is posted: seq = the announced number
   kMessage = 13,   // a piece of the send's bytes: seq = the announced number, aux = offset
   kBarrier = 14,   // forming a generation: this end's connections are up
-  kFailed = 20,    // the generation failed: payload: encoded Failure, aux: below
+  kFailed = 20,    // the generation failed: payload: encoded Failure, aux: below; seq: with
+                   // kFinalFrameOfLeaver the exchanges that the sender has done
   kGoodbye = 21,   // this process leaves; all it had to send has been sent; aux: below
   kBeat = 30,      // liveness connection: alive
   kNotice = 31,    // liveness connection: news of a generation: payload: encoded Notice
@@ -43,6 +44,7 @@ enum class FrameType : uint16_t {
 // Bits of aux in kFailed and kGoodbye.
 inline constexpr uint64_t kFinalFrameWasUp = 1;          // the sender had passed the barrier
 inline constexpr uint64_t kFinalFrameBeginsAnother = 2;  // it leaves to begin another generation
+inline constexpr uint64_t kFinalFrameOfLeaver = 4;       // it failed for want of one that has left
 
 struct FrameHeader {
   FrameType type = FrameType::kHello;

@@ -1,6 +1,8 @@
 // Members that leave as soon as they are through.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "cluster.h"
@@ -74,6 +76,72 @@ TEST(GroupGoodbye, ReadBeforeAnOperationLeavesWhatTheLeaverHasDoneInIt) {
   EXPECT_EQ(late, std::vector<float>(10, 5.0F));
   const FailurePtr after = cluster.group(1).errored();
   EXPECT_EQ(after, nullptr) << after->describe();
+}
+
+Operation barrier() {
+  Operation operation;
+  operation.kind = OpKind::kBarrier;
+  return operation;
+}
+
+// Three members that have each done a broadcast of rank 0's, but for rank 1, which has not begun
+// it. Rank 2 has left, for want of it rank 0 has failed, and rank 1 has been told of that.
+class GroupGoodbyeOvertaken : public testing::Test {
+ protected:
+  void SetUp() override {
+    cluster_.form(cluster_.all(), "leave");
+    auto of_zeroth = cluster_.group(0).issue(broadcastFrom(zeroth_, 0));
+    EXPECT_EQ(finish(cluster_.group(2).issue(broadcastFrom(second_, 0))), nullptr);
+    EXPECT_EQ(finish(of_zeroth), nullptr);
+    EXPECT_TRUE(cluster_.group(2).shutdown(Deadline::after(kTestLimit)));
+    expectCausedByLeaver(finish(cluster_.group(0).issue(barrier())));
+    // what rank 1 reads changes nothing that it tells of
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(cluster_.group(1).errored(), nullptr);
+  }
+
+  static void expectCausedByLeaver(const FailurePtr& failure) {
+    ASSERT_NE(failure, nullptr);
+    EXPECT_EQ(failure->kind, FailureKind::kPeerLeft) << failure->describe();
+    EXPECT_EQ(failure->cause.rank, 2) << failure->describe();
+  }
+
+  Cluster cluster_ = Cluster(3);
+  std::vector<float> zeroth_ = std::vector<float>(10, 5.0F);
+  std::vector<float> second_ = std::vector<float>(10, 0.0F);
+  std::vector<float> late_ = std::vector<float>(10, 0.0F);
+};
+
+TEST_F(GroupGoodbyeOvertaken, LeavesWhatAFasterMemberHasDoneAndNothingMore) {
+  const FailurePtr failure = finish(cluster_.group(1).issue(broadcastFrom(late_, 0)));
+  EXPECT_EQ(failure, nullptr) << failure->describe();
+  EXPECT_EQ(late_, std::vector<float>(10, 5.0F));
+  expectCausedByLeaver(finish(cluster_.group(1).issue(barrier())));
+}
+
+TEST_F(GroupGoodbyeOvertaken, IsToldOfOnceTheSlowerMemberHasComeAsFar) {
+  EXPECT_EQ(finish(cluster_.group(1).issue(broadcastFrom(late_, 0))), nullptr);
+  EXPECT_TRUE(waitFor([&] { return cluster_.group(1).errored() != nullptr; }));
+  expectCausedByLeaver(cluster_.group(1).errored());
+}
+
+TEST_F(GroupGoodbyeOvertaken, LeavesWhatAMemberHasDoneThatHasGoneSince) {
+  cluster_.members[0]->group->abort("it goes");
+  cluster_.members[0].reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const FailurePtr failure = finish(cluster_.group(1).issue(broadcastFrom(late_, 0)));
+  EXPECT_EQ(failure, nullptr) << failure->describe();
+  EXPECT_EQ(late_, std::vector<float>(10, 5.0F));
+}
+
+TEST_F(GroupGoodbyeOvertaken, EndsMessagesAtOnce) {
+  std::vector<float> message(1);
+  expectCausedByLeaver(finish(cluster_.group(1).issue(recvOf(message, 0))));
+}
+
+TEST_F(GroupGoodbyeOvertaken, LetsTheSlowerMemberLeaveToo) {
+  EXPECT_EQ(finish(cluster_.group(1).issue(broadcastFrom(late_, 0))), nullptr);
+  EXPECT_TRUE(cluster_.group(1).shutdown(Deadline::after(kTestLimit)));
 }
 
 // It waits for a message that nobody sends.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from torch.distributed._functional_collectives import all_reduce as functional_a
 from torch.distributed._functional_collectives import wait_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from torchft_ext import CommTimeoutError
 from torchft_ext import process_group as pgs
 
 groups: dict[str, pgs.ProcessGroup] = {}
@@ -286,6 +288,18 @@ def test_store_client_has_the_prefix_of_its_address():
     for address in ("nowhere", "host:port/x", ":1/x", "host:0/x"):
         with pytest.raises(ValueError, match="expected 'host:port/prefix'"):
             pgs.create_store_client(address)
+
+
+@pytest.mark.parametrize("kind", ["Host", "Gloo", "BabyHost"])
+def test_store_that_does_not_answer_is_named(kind):
+    with socket.socket() as unheard:  # bound, and listening to nobody
+        unheard.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{unheard.getsockname()[1]}"
+        group = getattr(pgs, f"ProcessGroup{kind}")(timeout=0.2)
+        for _ in range(2):
+            with pytest.raises(CommTimeoutError, match=f"no answer from the store at {place}"):
+                group.configure(f"{place}/job", 0, 2)
+    group.shutdown()
 
 
 @pytest.mark.parametrize("host", ["localhost", "::1", "[::1]", "fdaa:0:1:2:3:4:5:6"])

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from process_group_side import LIMIT, leave
 from ranks import World, values_of
 from rankside import kept, leave_default_group, seconds
@@ -77,8 +76,7 @@ def test_limit_of_reconfigure_is_the_one_that_it_is_given(kind):
     for wrapped in (group, pgs.ProcessGroupWrapper(group)):
         own = [wrapped.get_reconfigure_handle(), absent] if wrapped is not group else handles
         began = time.monotonic()
-        # The limit of the store's client, too, which may pass on a machine with much else to do.
-        with pytest.raises((CommTimeoutError, dist.DistNetworkError)):
+        with pytest.raises(CommTimeoutError):
             wrapped.reconfigure(SimpleNamespace(handles=own, uuid=1, timeout=seconds(2.0)))
         assert time.monotonic() - began < LIMIT / 2
     group.shutdown()

@@ -1,0 +1,38 @@
+// A failure that faster members have told of, and that ends nothing here yet: they failed for want
+// of a member that has left, in an exchange that this one has not come to. What they have done
+// until there can be done here too, as the leaver's own goodbye ends only what needs that one.
+//
+// Owner: a HostGeneration. Threads: its loop.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "torchft_ext/failure.h"
+
+namespace torchft_ext {
+
+class HeldFailure {
+ public:
+  // From this member, which has done so many exchanges. Of several the earliest counts.
+  void hold(int from, uint64_t exchanges, Failure failure) {
+    tellers_.insert(from);
+    if (failure_ && until_ <= exchanges) return;
+    until_ = exchanges;
+    failure_ = std::move(failure);
+  }
+  bool holds() const { return failure_.has_value(); }
+  bool isFrom(int rank) const { return tellers_.count(rank) > 0; }
+  // With so many exchanges done.
+  bool isDue(uint64_t exchanges) const { return failure_ && until_ <= exchanges; }
+  Failure take() { return *std::exchange(failure_, std::nullopt); }
+
+ private:
+  std::optional<Failure> failure_;
+  uint64_t until_ = 0;
+  std::set<int> tellers_;  // they have ended their parts, each with all that it has done sent
+};
+
+}  // namespace torchft_ext
