@@ -301,10 +301,11 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
   return effects;
 }
 
-// Only a view of even size needs one at once: others get it with their next change.
+// Under the store's rule the first one is awaited, and none can take its place. By the members' a
+// view of even size needs one at once; others get it with their next change.
 bool ElasticCore::wantsWitness() const {
-  return !rules_.store_rule && !witness_.isZero() && witness_ != view_.witness &&
-         view_.members.size() % 2 == 0;
+  if (witness_.isZero() || witness_ == view_.witness) return false;
+  return rules_.store_rule ? view_.witness.isZero() : view_.members.size() % 2 == 0;
 }
 
 // Lost members end an agreement by another view; but not before all others have voted, since a
@@ -502,6 +503,10 @@ void ElasticCore::reportNoQuorum(Effects& effects) const {
 ElasticEffects ElasticCore::witnessAnswered(const WitnessReply& reply) {
   Effects effects;
   if (!proposal_ || reply.lineage != view_.lineage || reply.number != view_.number + 1) {
+    return effects;
+  }
+  if (rules_.storeDecidesAfter(view_) && reply.later && objectionTo(*reply.later).empty()) {
+    adopt(effects, *reply.later);  // decided without this member, which has missed a view
     return effects;
   }
   const bool sound = (!reply.held || believes(effects, reply.held->view)) &&
@@ -703,7 +708,7 @@ void ElasticCore::forgetOldView() {
   losses_.beginView(view_, waiting_);
 }
 
-// What this member alone knows decides; the store's register is the old lineage's.
+// What this member alone knows decides: the store has no register for that lineage yet.
 ElasticEffects ElasticCore::beginLineage(const Lineage& lineage) {
   Effects effects;
   if (state_ != State::kActive && state_ != State::kStopped) return effects;
@@ -714,7 +719,7 @@ ElasticEffects ElasticCore::beginLineage(const Lineage& lineage) {
   own.leaving = false;
   View next = nextView(view_, {{self_.id, std::move(own)}}, {}, rules_.max_size);
   next.lineage = lineage;
-  next.witness = {};
+  next.witness = witness_ = {};  // another one to each lineage
   setSecret(next, secretOf(next.lineage, next.number));
   install(effects, next);
   state_ = State::kActive;

@@ -75,8 +75,11 @@ class ElasticCore {
   // These are to be left out of the next view unless they await it.
   void leaveOut(const std::set<MemberId>& ids) { absent_.insert(ids.begin(), ids.end()); }
   void setLeaving() { leaving_ = true; }
-  // The identity of the store as this member finds it: the next view may appoint it. Zero: none.
-  void setWitness(const WitnessId& identity) { witness_ = identity; }
+  // The identity of the store to that lineage, as this member finds it: the next view of it may
+  // appoint it. Zero: none.
+  void setWitness(const Lineage& lineage, const WitnessId& identity) {
+    if (lineage == view_.lineage) witness_ = identity;
+  }
   // Random, and known to this member alone: from it the secrets of views follow that it proposes.
   // Without a seed they have none.
   void setSeed(const ViewSecret& seed) { seed_ = seed; }

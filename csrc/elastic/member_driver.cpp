@@ -262,10 +262,10 @@ void MemberDriver::restoreStore() {
     }
     const auto alive = self.lock();
     if (!alive) return;
-    alive->loop.post([raw = alive.get(), identity] {
+    alive->loop.post([raw = alive.get(), lineage, identity] {
       raw->restoring = false;
       raw->looks_spared = identity ? 0 : kLooksSpared;
-      if (raw->core) raw->core->setWitness(identity.value_or(WitnessId()));
+      if (raw->core) raw->core->setWitness(lineage, identity.value_or(WitnessId()));
     });
   });
 }
