@@ -162,7 +162,7 @@ void MemberDriver::tick() {
   for (const Member& member : core->view().members) network->ask(member.id);
 }
 
-void MemberDriver::sendAll(const std::vector<ElasticEffects::Envelope>& sends) {
+void MemberDriver::sendAll(const std::vector<ElasticEnvelope>& sends) {
   FrameHeader header;
   header.type = FrameType::kElastic;
   const ElasticMessage* encoded = nullptr;

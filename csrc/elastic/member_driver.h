@@ -47,7 +47,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void begin(const JobFounder::Place& found);
   void carryOut(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);
-  void sendAll(const std::vector<ElasticEffects::Envelope>& sends);
+  void sendAll(const std::vector<ElasticEnvelope>& sends);
   void restoreStore();
   void lookForContacts();
   void hearContacts(const std::vector<Member>& members);

@@ -84,6 +84,7 @@ class Proposal {
   Proposal(const View& base, ElasticRules rules, Ballot ballot, ViewSecret secret)
       : base_(base), rules_(rules), ballot_(ballot), secret_(secret) {}
 
+  const View& base() const { return base_; }
   const Ballot& ballot() const { return ballot_; }
   Stage stage() const { return stage_; }
   const View& value() const { return *value_; }
