@@ -13,7 +13,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,13 +25,9 @@ namespace torchft_ext {
 
 class Agreements {
  public:
-  struct Send {
-    MemberId to;
-    std::shared_ptr<const ElasticMessage> message;  // one for all whom it goes to
-  };
   // What to do after an event, in this order.
   struct Step {
-    std::vector<Send> sends;
+    std::vector<ElasticEnvelope> sends;
     std::optional<Outcome> returned;
   };
 

@@ -1,12 +1,12 @@
 #include "elastic/elastic_core.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/hmac.h"
 #include "elastic/elastic_codec.h"
 #include "elastic/next_view.h"
-#include "elastic/quorum.h"
 #include "elastic/view_check.h"
 
 namespace torchft_ext {
@@ -45,8 +45,9 @@ std::vector<MemberId> ElasticCore::unheard() const {
   if (state_ == State::kJoining) return contacts_;
   for (const Member& member : view_.members) {
     if (member.id == self_.id || losses_.has(member.id)) continue;
-    const bool by_proposal = proposal_ && !proposal_->hasPromised(member.id);
-    const bool decides = wanted_ && !proposal_;
+    const Proposal* proposal = decision_.proposal();
+    const bool by_proposal = proposal != nullptr && !proposal->hasPromised(member.id);
+    const bool decides = decision_.isWanted() && proposal == nullptr;
     if (by_proposal || decides || agreements_.awaits(member.id)) ids.push_back(member.id);
   }
   return ids;
@@ -99,22 +100,13 @@ void ElasticCore::sendToMembers(Effects& effects, const ElasticMessage& message)
   }
 }
 
-std::optional<MemberId> ElasticCore::proposerNow() const {
-  std::vector<MemberId> living;
-  for (const Member& member : view_.members) {
-    if (!losses_.has(member.id)) living.push_back(member.id);
-  }
-  if (living.empty()) return std::nullopt;
-  return proposerInTurn(living, fruitless_);
-}
-
 // Nobody can tell it from a random one who does not know the seed.
 ViewSecret ElasticCore::secretOf(const Lineage& lineage, uint64_t number) const {
   if (seed_.isZero()) return {};
   ByteWriter writer;
   writer.raw(lineage.bytes);
   writer.u64(number);
-  writer.u64(acceptor_.promised().round);  // who accepted another ballot does not know this one's
+  writer.u64(decision_.promised().round);  // who accepted another ballot does not know this one's
   const std::string_view key(reinterpret_cast<const char*>(seed_.bytes.data()), seed_.bytes.size());
   const Digest256 digest = hmacSha256(key, writer.take());
   ViewSecret secret;
@@ -160,29 +152,26 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
       pursue(effects);
       break;
     case ElasticKind::kRequest:
-      wanted_ = true;
-      if (!proposal_ && !followsAnother()) propose(effects);
+      decision_.want();
+      if (decision_.proposal() == nullptr && !decision_.followsAnother(self_.id, losses_)) {
+        propose(effects);
+      }
       break;
     case ElasticKind::kPrepare:
       onPrepare(effects, from, message);
       break;
     case ElasticKind::kPromise:
       if (message.promise.accepted && !believes(effects, message.promise.accepted->view)) break;
-      if (proposal_ && proposal_->ballot() == message.ballot) {
-        carryOut(effects, proposal_->promised(from, message.promise, losses_.ids()));
-      }
+      carryOut(effects, decision_.promised(from, message.ballot, message.promise, losses_));
       break;
     case ElasticKind::kRefused:
-      acceptor_.hear(message.ballot.round);
-      if (proposal_ && message.ballot > proposal_->ballot()) proposal_.reset();
+      decision_.refused(message.ballot);
       break;
     case ElasticKind::kAccept:
       onAccept(effects, from, message);
       break;
     case ElasticKind::kAccepted:
-      if (proposal_ && proposal_->ballot() == message.ballot) {
-        carryOut(effects, proposal_->accepted(from));
-      }
+      carryOut(effects, decision_.accepted(from, message.ballot, losses_));
       break;
     default:
       break;
@@ -250,10 +239,10 @@ void ElasticCore::tellView(Effects& effects, const std::vector<MemberId>& to,
 // What may have been sent to a member that did not know this view yet.
 void ElasticCore::repeatTo(Effects& effects, const MemberId& to) {
   for (ElasticMessage& message : agreements_.saidSoFar()) send(effects, to, std::move(message));
-  if (!proposal_ || proposal_->stage() != Proposal::Stage::kPreparing) return;
-  ElasticMessage message = make(ElasticKind::kPrepare);
-  message.ballot = proposal_->ballot();
-  send(effects, to, std::move(message));
+  const Proposal* proposal = decision_.proposal();
+  if (proposal != nullptr && proposal->stage() == Proposal::Stage::kPreparing) {
+    send(effects, to, decision_.question());
+  }
 }
 
 void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
@@ -272,7 +261,7 @@ ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {
   waiting_.erase(id);
   if (state_ == State::kJoining || state_ == State::kLeftOut || !view_.has(id)) return effects;
   carryOutAgreement(effects, isFinal(loss) ? agreements_.tellDirectly() : agreements_.lose(id));
-  if (proposal_) carryOut(effects, proposal_->lookAgain(losses_.ids()));
+  carryOut(effects, decision_.lookAgain(losses_));
   recoverAgreement();
   pursue(effects);
   return effects;
@@ -301,22 +290,23 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
   return effects;
 }
 
-// Only a view of even size needs one at once: others get it with their next change.
+// Under the store's rule the first one is awaited, and none can take its place. By the members' a
+// view of even size needs one at once; others get it with their next change.
 bool ElasticCore::wantsWitness() const {
-  return !rules_.store_rule && !witness_.isZero() && witness_ != view_.witness &&
-         view_.members.size() % 2 == 0;
+  if (witness_.isZero() || witness_ == view_.witness) return false;
+  return rules_.store_rule ? view_.witness.isZero() : view_.members.size() % 2 == 0;
 }
 
 // Lost members end an agreement by another view; but not before all others have voted, since a
 // missing vote would be a no.
 void ElasticCore::recoverAgreement() {
-  if (agreements_.stopped()) wanted_ = true;
+  if (agreements_.stopped()) decision_.want();
   if (losses_.empty()) return;
   const std::set<MemberId> lost = losses_.ids();
   const bool stuck = std::any_of(lost.begin(), lost.end(), [&](const MemberId& id) {
     return agreements_.awaits(id) && !mayComeByOthers(id, lost);
   });
-  if (stuck && agreements_.hasVotesOfAllBut(lost)) wanted_ = true;
+  if (stuck && agreements_.hasVotesOfAllBut(lost)) decision_.want();
 }
 
 // The word of a lost member that may live, from one that has not lost it, which finds out if it
@@ -327,7 +317,7 @@ bool ElasticCore::mayComeByOthers(const MemberId& id, const std::set<MemberId>& 
 }
 
 void ElasticCore::carryOutAgreement(Effects& effects, Agreements::Step step) {
-  for (Agreements::Send& send : step.sends) {
+  for (ElasticEnvelope& send : step.sends) {
     if (!losses_.isGoneForGood(send.to))
       effects.sends.push_back({send.to, std::move(send.message)});
   }
@@ -353,7 +343,7 @@ void ElasticCore::stop(Effects& effects) {
 
 Promise ElasticCore::promise() const {
   Promise promise;
-  promise.accepted = acceptor_.accepted();
+  promise.accepted = decision_.accepted();
   promise.agreements = agreements_.reports();
   promise.promotion = agreements_.promotion();
   for (const auto& [id, member] : waiting_) promise.waiting.push_back(member);
@@ -370,14 +360,12 @@ Promise ElasticCore::promise() const {
 }
 
 void ElasticCore::onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message) {
-  if (!acceptor_.promise(message.ballot)) {
+  if (!decision_.promise(message.ballot)) {
     ElasticMessage refusal = make(ElasticKind::kRefused);
-    refusal.ballot = acceptor_.promised();
+    refusal.ballot = decision_.promised();
     send(effects, from, std::move(refusal));
     return;
   }
-  wanted_ = true;  // whoever asks may die
-  if (proposal_ && proposal_->ballot() < message.ballot) proposal_.reset();
   stop(effects);
   ElasticMessage answer = make(ElasticKind::kPromise);
   answer.ballot = message.ballot;
@@ -390,12 +378,11 @@ void ElasticCore::onAccept(Effects& effects, const MemberId& from, const Elastic
   if (!believes(effects, *message.view)) return;
   ElasticMessage answer = make(ElasticKind::kAccepted);
   answer.ballot = message.ballot;
-  if (acceptor_.accept(message.ballot, *message.view)) {
-    if (proposal_ && proposal_->ballot() < message.ballot) proposal_.reset();
+  if (decision_.accept(message.ballot, *message.view)) {
     stop(effects);
   } else {
     answer.kind = ElasticKind::kRefused;
-    answer.ballot = acceptor_.promised();
+    answer.ballot = decision_.promised();
   }
   send(effects, from, std::move(answer));
 }
@@ -406,14 +393,14 @@ ElasticEffects ElasticCore::want(uint64_t newer_than) {
   Effects effects;
   if (state_ == State::kJoining) return retry();
   if (state_ == State::kLeftOut || view_.number > newer_than) return effects;
-  wanted_ = true;
+  decision_.want();
   pursue(effects);
   return effects;
 }
 
 void ElasticCore::pursue(Effects& effects) {
-  if (!wanted_ || proposal_ || (state_ != State::kActive && state_ != State::kStopped)) return;
-  const std::optional<MemberId> proposer = proposerNow();
+  if (!isInView()) return;
+  const std::optional<MemberId> proposer = decision_.proposer(view_, losses_);
   if (!proposer) return;
   if (*proposer == self_.id) {
     propose(effects);
@@ -422,53 +409,25 @@ void ElasticCore::pursue(Effects& effects) {
   }
 }
 
-// Has it promised to a member that may still be at it?
-bool ElasticCore::followsAnother() const {
-  const Ballot& promised = acceptor_.promised();
-  return !promised.isZero() && promised.proposer != self_.id && !losses_.has(promised.proposer);
-}
-
 void ElasticCore::propose(Effects& effects) {
-  if (state_ != State::kActive && state_ != State::kStopped) return;
-  const Ballot ballot = acceptor_.nextBallot(self_.id);
-  proposal_.emplace(view_, rules_, ballot, secretOf(view_.lineage, view_.number + 1));
+  if (!isInView()) return;
+  const Ballot ballot = decision_.nextBallot(self_.id);
   stop(effects);
-  ElasticMessage message = make(ElasticKind::kPrepare);
-  message.ballot = ballot;
-  sendToMembers(effects, message);
-  carryOut(effects, proposal_->promised(self_.id, promise(), losses_.ids()));
+  const Proposal proposal(view_, rules_, ballot, secretOf(view_.lineage, view_.number + 1));
+  carryOut(effects, decision_.propose(proposal, promise(), losses_));
 }
 
-void ElasticCore::carryOut(Effects& effects, Proposal::Step step) {
+void ElasticCore::carryOut(Effects& effects, ViewDecision::Step step) {
+  std::move(step.sends.begin(), step.sends.end(), std::back_inserter(effects.sends));
   if (step.witness) effects.witness = std::move(step.witness);
-  if (step.no_quorum) reportNoQuorum(effects);
-  if (step.over) {
-    proposal_.reset();
-    return;
+  if (!step.no_quorum.empty()) {
+    effects.no_quorum = std::move(step.no_quorum);
+    effects.hopeless = step.hopeless;
   }
-  if (step.accept) {
-    ElasticMessage message = make(ElasticKind::kAccept);
-    message.ballot = proposal_->ballot();
-    message.view = proposal_->value();
-    sendToMembers(effects, message);
-  }
-  if (step.decided) {
-    decide(effects);
-  } else {
-    acceptOwn(effects);
-  }
+  if (step.decided) decide(effects, *step.decided);
 }
 
-// Last: so a value that a member dies over before it is decided binds nobody for this member's
-// sake.
-void ElasticCore::acceptOwn(Effects& effects) {
-  if (proposal_->hasAccepted(self_.id) || !proposal_->needsOnly(self_.id)) return;
-  acceptor_.accept(proposal_->ballot(), proposal_->value());
-  carryOut(effects, proposal_->accepted(self_.id));
-}
-
-void ElasticCore::decide(Effects& effects) {
-  const View decided = proposal_->value();
+void ElasticCore::decide(Effects& effects, const View& decided) {
   // Newcomers: by a member that goes on, if there is one.
   const bool tells_newcomers = decided.has(self_.id) || firstThatWentOn(decided) == nullptr;
   std::vector<MemberId> all;
@@ -482,38 +441,25 @@ void ElasticCore::decide(Effects& effects) {
   adopt(effects, decided);
 }
 
-void ElasticCore::reportNoQuorum(Effects& effects) const {
-  std::set<MemberId> possible;
-  for (const Member& member : view_.members) {
-    if (!losses_.isGoneForGood(member.id)) possible.insert(member.id);
-  }
-  // One that knows the next view has been decided may come back with it.
-  const auto isDecided = [](const auto& loss) { return loss.second == Loss::kLeftOut; };
-  const auto mayComeBack = [](const auto& loss) { return !isFinal(loss.second); };
-  const auto& losses = losses_.all();
-  const bool may_be_told = std::any_of(losses.begin(), losses.end(), isDecided) &&
-                           std::any_of(losses.begin(), losses.end(), mayComeBack);
-  effects.hopeless = !may_be_told && !proposal_->couldDecide(possible);
-  for (const Member& member : view_.members) {
-    if (losses_.has(member.id)) effects.no_quorum.push_back(member.id);
-  }
-}
-
 ElasticEffects ElasticCore::witnessAnswered(const WitnessReply& reply) {
   Effects effects;
-  if (!proposal_ || reply.lineage != view_.lineage || reply.number != view_.number + 1) {
+  if (decision_.proposal() == nullptr || reply.lineage != view_.lineage ||
+      reply.number != view_.number + 1) {
     return effects;
   }
+  if (rules_.storeDecidesAfter(view_) && reply.later && objectionTo(*reply.later).empty()) {
+    adopt(effects, *reply.later);  // decided without this member, which has missed a view
+    return effects;
+  }
+  WitnessReply heard = reply;
   const bool sound = (!reply.held || believes(effects, reply.held->view)) &&
                      (!reply.decided || believes(effects, *reply.decided));
   if (!sound) {  // whatever wrote that there: a store that holds it has no vote
-    WitnessReply none = reply;
-    none.has_vote = false;
-    carryOut(effects, proposal_->witnessAnswered(none, losses_.ids()));
-    return effects;
+    heard.has_vote = false;
+    heard.held.reset();
+    heard.decided.reset();
   }
-  if (reply.held) acceptor_.hear(reply.held->ballot.round);
-  carryOut(effects, proposal_->witnessAnswered(reply, losses_.ids()));
+  carryOut(effects, decision_.witnessAnswered(heard, losses_));
   return effects;
 }
 
@@ -527,13 +473,13 @@ ElasticEffects ElasticCore::retry() {
     for (const MemberId& contact : contacts_) send(effects, contact, message);
     return effects;
   }
-  if (wanted_) ++fruitless_;
-  if (!proposal_) {
+  decision_.noteFruitless();
+  if (decision_.proposal() == nullptr) {
     pursue(effects);
-  } else if (hasLostAcceptors()) {
+  } else if (decision_.hasLostAcceptors(losses_)) {
     propose(effects);
   } else {
-    repeatProposal(effects);
+    carryOut(effects, decision_.repeat(losses_));
   }
   return effects;
 }
@@ -564,32 +510,8 @@ ElasticEffects ElasticCore::askAgain() {
 
 ElasticEffects ElasticCore::connected(const MemberId& id) {
   Effects effects;
-  const bool in_view = state_ == State::kActive || state_ == State::kStopped;
-  if (in_view && view_.has(id)) repeatTo(effects, id);
+  if (isInView() && view_.has(id)) repeatTo(effects, id);
   return effects;
-}
-
-// Is it asked to accept by a proposal that cannot end as it began?
-bool ElasticCore::hasLostAcceptors() const {
-  return proposal_->stage() == Proposal::Stage::kAccepting &&
-         std::any_of(view_.members.begin(), view_.members.end(), [&](const Member& member) {
-           return losses_.has(member.id) && proposal_->hasPromised(member.id) &&
-                  !proposal_->hasAccepted(member.id);
-         });
-}
-
-void ElasticCore::repeatProposal(Effects& effects) {
-  effects.witness = proposal_->pendingRequest();
-  const bool accepting = proposal_->stage() == Proposal::Stage::kAccepting;
-  ElasticMessage message = make(accepting ? ElasticKind::kAccept : ElasticKind::kPrepare);
-  message.ballot = proposal_->ballot();
-  if (accepting) message.view = proposal_->value();
-  for (const Member& member : view_.members) {
-    const bool answered =
-        accepting ? proposal_->hasAccepted(member.id) : proposal_->hasPromised(member.id);
-    if (!answered && !losses_.isGoneForGood(member.id)) send(effects, member.id, message);
-  }
-  if (!accepting) carryOut(effects, proposal_->lookAgain(losses_.ids()));
 }
 
 // ---- the next view
@@ -600,7 +522,7 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
   }
   View whole = view;
   // Whoever tells it may not be in it, and so not know the secret; this member has accepted it.
-  const auto& accepted = acceptor_.accepted();
+  const auto& accepted = decision_.accepted();
   if (view.secret.isZero() && accepted && isSecretOf(accepted->view.secret, view)) {
     whole.secret = accepted->view.secret;
   }
@@ -673,7 +595,7 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   state_ = State::kActive;
   answerFromView(effects);
   if (losses_.hasOf(view_)) {  // it cannot form
-    wanted_ = true;
+    decision_.want();
     pursue(effects);
   }
 }
@@ -691,11 +613,8 @@ void ElasticCore::install(Effects& effects, const View& view) {
 }
 
 void ElasticCore::forgetOldView() {
-  proposal_.reset();
-  acceptor_ = {};
-  fruitless_ = 0;
+  decision_ = {};
   questions_ = 0;
-  wanted_ = false;
   cut_.clear();
   absent_.clear();
   contacts_.clear();
@@ -703,10 +622,10 @@ void ElasticCore::forgetOldView() {
   losses_.beginView(view_, waiting_);
 }
 
-// What this member alone knows decides; the store's register is the old lineage's.
+// What this member alone knows decides: the store has no register for that lineage yet.
 ElasticEffects ElasticCore::beginLineage(const Lineage& lineage) {
   Effects effects;
-  if (state_ != State::kActive && state_ != State::kStopped) return effects;
+  if (!isInView()) return effects;
   sendToMembers(effects, make(ElasticKind::kParted));
   agreements_.stop();
   waiting_.clear();  // they asked the old lineage
@@ -714,7 +633,7 @@ ElasticEffects ElasticCore::beginLineage(const Lineage& lineage) {
   own.leaving = false;
   View next = nextView(view_, {{self_.id, std::move(own)}}, {}, rules_.max_size);
   next.lineage = lineage;
-  next.witness = {};
+  next.witness = witness_ = {};  // another one to each lineage
   setSecret(next, secretOf(next.lineage, next.number));
   install(effects, next);
   state_ = State::kActive;
@@ -747,16 +666,9 @@ std::string ElasticCore::fingerprint() const {
     writer.raw(other.bytes);
   }
   ids(absent_);
-  writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (wanted_ ? 2 : 0) | (ready_ ? 4 : 0) |
-                                 (unsealed_ ? 8 : 0)));
-  const auto& accepted = acceptor_.accepted();
-  write(writer, AcceptedView{acceptor_.promised(), accepted ? accepted->view : View{}});
-  write(writer, AcceptedView{accepted ? accepted->ballot : Ballot{}, View{}});
-  writer.u32(acceptor_.highestRound());
-  writer.u32(fruitless_);
+  writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (ready_ ? 2 : 0) | (unsealed_ ? 4 : 0)));
   writer.u32(static_cast<uint32_t>(questions_));
-  writer.u8(proposal_ ? 1 : 0);
-  if (proposal_) writer.text(proposal_->fingerprint());
+  writer.text(decision_.fingerprint());
   writer.text(agreements_.fingerprint());
   const auto unanswered = asked_.unanswered().value_or(AskedAgreements::Place{});
   for (const auto& place : {unanswered, asked_.last()}) {

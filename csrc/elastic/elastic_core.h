@@ -22,18 +22,14 @@
 #include "elastic/losses.h"
 #include "elastic/proposal.h"
 #include "elastic/view.h"
-#include "elastic/view_acceptor.h"
+#include "elastic/view_decision.h"
 
 namespace torchft_ext {
 
 // What an event brings about. The driver carries it out in this order.
 struct ElasticEffects {
-  struct Envelope {
-    MemberId to;
-    std::shared_ptr<const ElasticMessage> message;  // one for all whom it goes to
-  };
-  bool stopped = false;         // the view's generation has to fail: now
-  std::vector<Envelope> sends;  // never to the member itself
+  bool stopped = false;                // the view's generation has to fail: now
+  std::vector<ElasticEnvelope> sends;  // never to the member itself
   std::optional<WitnessRequest> witness;
   bool new_view = false;            // view() has changed
   bool left_out = false;            // view() is without this member
@@ -59,12 +55,12 @@ class ElasticCore {
   const std::map<MemberId, Loss>& lostBefore() const { return lost_before_; }
   // Newcomers that ask for a place.
   std::vector<MemberId> waiting() const;
-  bool wanted() const { return wanted_; }
+  bool wanted() const { return decision_.isWanted(); }
   // Whose word is awaited: for an agreement, or for a proposal of this member's.
   std::vector<MemberId> unheard() const;
   // Members of the newest view, and newcomers.
   std::set<MemberId> everybody() const;
-  const std::optional<AcceptedView>& accepted() const { return acceptor_.accepted(); }
+  const std::optional<AcceptedView>& accepted() const { return decision_.accepted(); }
   Promotion promotion() const { return agreements_.promotion(); }
 
   ElasticEffects receive(const MemberId& from, const ElasticMessage& message);
@@ -75,8 +71,11 @@ class ElasticCore {
   // These are to be left out of the next view unless they await it.
   void leaveOut(const std::set<MemberId>& ids) { absent_.insert(ids.begin(), ids.end()); }
   void setLeaving() { leaving_ = true; }
-  // The identity of the store as this member finds it: the next view may appoint it. Zero: none.
-  void setWitness(const WitnessId& identity) { witness_ = identity; }
+  // The identity of the store to that lineage, as this member finds it: the next view of it may
+  // appoint it. Zero: none.
+  void setWitness(const Lineage& lineage, const WitnessId& identity) {
+    if (lineage == view_.lineage) witness_ = identity;
+  }
   // Random, and known to this member alone: from it the secrets of views follow that it proposes.
   // Without a seed they have none.
   void setSeed(const ViewSecret& seed) { seed_ = seed; }
@@ -116,8 +115,8 @@ class ElasticCore {
   ElasticMessage make(ElasticKind kind) const;
   void send(Effects& effects, const MemberId& to, ElasticMessage message) const;
   void sendToMembers(Effects& effects, const ElasticMessage& message) const;
-  std::optional<MemberId> proposerNow() const;
   ViewSecret secretOf(const Lineage& lineage, uint64_t number) const;
+  bool isInView() const { return state_ == State::kActive || state_ == State::kStopped; }
 
   void onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message);
@@ -129,10 +128,9 @@ class ElasticCore {
   void stop(Effects& effects);
   Promise promise() const;
   void pursue(Effects& effects);
-  bool followsAnother() const;
   void propose(Effects& effects);
-  void carryOut(Effects& effects, Proposal::Step step);
-  void decide(Effects& effects);
+  void carryOut(Effects& effects, ViewDecision::Step step);
+  void decide(Effects& effects, const View& decided);
   void hearView(Effects& effects, const MemberId& from, const View& view);
   void tellNewcomers(Effects& effects) const;
   const View* knownOf(const View& view) const;
@@ -146,12 +144,8 @@ class ElasticCore {
   void recoverAgreement();
   bool mayComeByOthers(const MemberId& id, const std::set<MemberId>& lost) const;
   void carryOutAgreement(Effects& effects, Agreements::Step step);
-  void acceptOwn(Effects& effects);
   void answerFromView(Effects& effects);
   void repeatTo(Effects& effects, const MemberId& to);
-  void repeatProposal(Effects& effects);
-  bool hasLostAcceptors() const;
-  void reportNoQuorum(Effects& effects) const;
 
   Member self_;
   ElasticRules rules_;
@@ -167,11 +161,8 @@ class ElasticCore {
   ViewSecret seed_;
   bool unsealed_ = false;  // left out by a view whose seal nobody checked: it is not passed on
   bool leaving_ = false;
-  bool wanted_ = false;
   bool ready_ = false;
-  ViewAcceptor acceptor_;   // for the view after view_
-  uint32_t fruitless_ = 0;  // retries without a new view
-  std::optional<Proposal> proposal_;
+  ViewDecision decision_;  // on the view after view_
   Agreements agreements_;
   int questions_ = 0;  // asked again in vain, while a lost member's word is missing
   AskedAgreements asked_;

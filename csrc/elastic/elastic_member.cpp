@@ -111,7 +111,7 @@ void ElasticMember::setReady(bool ready) {
 }
 
 void ElasticMember::watchForming(bool forming) {
-  driver_->loop.post([driver = driver_, forming] { driver->forming = forming; });
+  driver_->loop.post([driver = driver_, forming] { driver->watchForming(forming); });
 }
 
 bool ElasticMember::isOver(uint64_t view) const {

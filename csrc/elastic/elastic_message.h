@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -73,6 +74,11 @@ struct ElasticMessage {
   std::optional<View> view;     // kAccept, kView
   std::vector<Member> members;  // kJoin: the sender
   friend bool operator==(const ElasticMessage&, const ElasticMessage&) = default;
+};
+
+struct ElasticEnvelope {
+  MemberId to;
+  std::shared_ptr<const ElasticMessage> message;  // one for all whom it goes to
 };
 
 std::string encodeElasticMessage(const ElasticMessage& message);

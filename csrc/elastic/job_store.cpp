@@ -42,6 +42,10 @@ std::vector<Member> decodeMembers(const std::string& bytes) {
   return members;
 }
 
+std::string registerOf(const Lineage& lineage) {
+  return "witness/" + lineage.hex();
+}
+
 std::string encodeRegister(const WitnessId& identity, const std::optional<AcceptedView>& held) {
   ByteWriter writer;
   writer.raw(identity.bytes);
@@ -102,13 +106,14 @@ std::optional<Founding> JobStore::founding() {
 }
 
 Founding JobStore::found(Founding proposed) {
-  if (may_witness_) proposed.view.witness = identity();
+  if (may_witness_) proposed.view.witness = identityTo(proposed.view.lineage);
   return decodeFounding(first("founding", encodeFounding(proposed)));
 }
 
-WitnessId JobStore::identity() {
+WitnessId JobStore::identityTo(const Lineage& lineage) {
   WitnessId identity;
-  const std::string stands = first("witness", encodeRegister(WitnessId::random(), std::nullopt));
+  const std::string fresh = encodeRegister(WitnessId::random(), std::nullopt);
+  const std::string stands = first(registerOf(lineage), fresh);
   ByteReader reader(stands);
   reader.raw(identity.bytes);
   return identity;
@@ -121,12 +126,10 @@ WitnessId JobStore::restore(const Founding& founding, const Lineage& lineage,
   if (const auto stands = get("founding"); !stands || *stands != record) {
     if (stands) return {};
     first("contacts", encodeMembers(members));
-    identity();
+    identityTo(lineage);
     if (first("founding", record) != record) return {};
   }
-  const std::optional<Register> found = readRegister();
-  if (!found || (found->held && found->held->view.lineage != lineage)) return {};
-  return found->identity;
+  return identityTo(lineage);
 }
 
 size_t JobStore::takeSeat(const Member& self) {
@@ -169,8 +172,8 @@ void JobStore::setContacts(const std::vector<Member>& members) {
   guarded([&] { store().set(prefix_ + "contacts", encodeMembers(members)); });
 }
 
-std::optional<JobStore::Register> JobStore::readRegister() {
-  const auto bytes = get("witness");
+std::optional<JobStore::Register> JobStore::readRegister(const Lineage& lineage) {
+  const auto bytes = get(registerOf(lineage));
   if (!bytes) return std::nullopt;
   Register found;
   found.bytes = *bytes;
@@ -187,9 +190,9 @@ std::optional<JobStore::Register> JobStore::readRegister() {
 // Only where nobody else has written since it was read: so a claim is a vote for this ballot, and a
 // promise to none below it, in one step.
 bool JobStore::writeRegister(const Register& found, const AcceptedView& held) {
+  const std::string key = prefix_ + registerOf(held.view.lineage);
   const std::string wanted = encodeRegister(found.identity, held);
-  return guarded(
-      [&] { return store().compareSet(prefix_ + "witness", found.bytes, wanted) == wanted; });
+  return guarded([&] { return store().compareSet(key, found.bytes, wanted) == wanted; });
 }
 
 WitnessReply JobStore::ask(const WitnessRequest& request) {
@@ -198,11 +201,12 @@ WitnessReply JobStore::ask(const WitnessRequest& request) {
   reply.lineage = request.lineage;
   reply.number = request.number;
   reply.ballot = request.ballot;
-  const std::optional<Register> found = readRegister();
+  const std::optional<Register> found = readRegister(request.lineage);
   if (!found || found->identity != request.identity) return reply;
-  const bool foreign = found->held && found->held->view.lineage != request.lineage;
-  const bool later = found->held && found->held->view.number > request.number;
-  if (foreign || later) return reply;
+  if (found->held && found->held->view.number > request.number) {
+    reply.later = found->held->view;
+    return reply;
+  }
   reply.has_vote = true;
   if (found->held && found->held->view.number == request.number) reply.held = found->held;
   if (request.what == WitnessRequest::What::kClaim) return claim(request, *found, reply);

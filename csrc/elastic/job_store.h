@@ -7,9 +7,10 @@
 //   founding  the rules, the first view, and what admits to its members' connections: the first
 //             that is written
 //   contacts  the members of a late view: a hint
-//   witness   the store's identity, and the view that it last voted for: changed only by who names
-//             what stands there, so a store that restarted empty, or one whose register says that
-//             a later number has been decided, has no vote
+//   witness/<lineage>  that lineage's register: the store's identity to it, and the view that it
+//   last
+//             voted for: changed only by who names what stands there, so a store that restarted
+//             empty, or one whose register says that a later number has been decided, has no vote
 // Owner: an ElasticMember, on one thread. Every call throws StoreError.
 #pragma once
 
@@ -50,8 +51,8 @@ class JobStore {
   std::vector<Member> contacts();
   void setContacts(const std::vector<Member>& members);
   // Of a member of that founding's job: puts back what a store that restarted empty lacks, so that
-  // newcomers find the job, and no second one is founded in its place. The store's identity; zero:
-  // it serves another job under this name, or another lineage of this one.
+  // newcomers find the job, and no second one is founded in its place. The store's identity to that
+  // lineage; zero: it serves another job under this name.
   WitnessId restore(const Founding& founding, const Lineage& lineage,
                     const std::vector<Member>& members);
   // As the witness, or under the store's rule.
@@ -68,8 +69,9 @@ class JobStore {
   std::invoke_result_t<Call> guarded(const Call& call);
   std::optional<std::string> get(const std::string& key);
   std::string first(const std::string& key, const std::string& value);
-  WitnessId identity();  // drawn, where the store has none yet
-  std::optional<Register> readRegister();
+  // Drawn, where the lineage has no register yet.
+  WitnessId identityTo(const Lineage& lineage);
+  std::optional<Register> readRegister(const Lineage& lineage);
   bool writeRegister(const Register& found, const AcceptedView& held);
   WitnessReply claim(const WitnessRequest& request, const Register& found, WitnessReply reply);
   WitnessReply decide(const WitnessRequest& request, const Register& found, WitnessReply reply);

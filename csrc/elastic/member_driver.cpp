@@ -18,6 +18,7 @@ namespace {
 constexpr milliseconds kBetweenLooks{2};  // of a leaver: has it got through?
 constexpr std::chrono::seconds kStopWithin{1};
 constexpr int kTicksBetweenQuestions = 25;
+constexpr const char* kElsewhere = "it takes part elsewhere";
 constexpr int kLooksSpared = 8;  // of one for each question
 
 Member makeSelf(const Incarnation& incarnation, const std::vector<SocketAddress>& addresses) {
@@ -161,7 +162,7 @@ void MemberDriver::tick() {
   for (const Member& member : core->view().members) network->ask(member.id);
 }
 
-void MemberDriver::sendAll(const std::vector<ElasticEffects::Envelope>& sends) {
+void MemberDriver::sendAll(const std::vector<ElasticEnvelope>& sends) {
   FrameHeader header;
   header.type = FrameType::kElastic;
   const ElasticMessage* encoded = nullptr;
@@ -261,10 +262,10 @@ void MemberDriver::restoreStore() {
     }
     const auto alive = self.lock();
     if (!alive) return;
-    alive->loop.post([raw = alive.get(), identity] {
+    alive->loop.post([raw = alive.get(), lineage, identity] {
       raw->restoring = false;
       raw->looks_spared = identity ? 0 : kLooksSpared;
-      if (raw->core) raw->core->setWitness(identity.value_or(WitnessId()));
+      if (raw->core) raw->core->setWitness(lineage, identity.value_or(WitnessId()));
     });
   });
 }
@@ -351,7 +352,7 @@ void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
   const ElasticEffects effects = core->receive(from, *message);
   if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
   // By its own word: it will not come, and nobody else tells that it lives elsewhere.
-  if (!was_lost && core->losses().contains(from)) stopForming(from, "it takes part elsewhere");
+  if (!was_lost && core->losses().contains(from)) stopForming(from, kElsewhere);
   carryOut(effects);
 }
 
@@ -367,6 +368,14 @@ void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how)
   client.onLost(id);
   stopForming(id, how);
   carryOut(core->lose(id, loss));
+}
+
+void MemberDriver::watchForming(bool now) {
+  forming = now;
+  if (!forming || !core) return;
+  for (const auto& [id, loss] : core->losses()) {
+    if (loss == Loss::kParted) stopForming(id, kElsewhere);
+  }
 }
 
 void MemberDriver::stopForming(const MemberId& lost, const std::string& how) {

@@ -47,7 +47,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void begin(const JobFounder::Place& found);
   void carryOut(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);
-  void sendAll(const std::vector<ElasticEffects::Envelope>& sends);
+  void sendAll(const std::vector<ElasticEnvelope>& sends);
   void restoreStore();
   void lookForContacts();
   void hearContacts(const std::vector<Member>& members);
@@ -57,6 +57,8 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void logRefused(const std::string& whose, const std::string& why);
   void onCall(const MemberId& from, uint64_t number, const std::string& payload);
   void onLost(const MemberId& id, Loss loss, const std::string& how);
+  // Of who has parted before nobody tells any more.
+  void watchForming(bool now);
   // The attempt to form the view is over, if that member is in it.
   void stopForming(const MemberId& lost, const std::string& how);
   void onNewView();

@@ -34,8 +34,12 @@ Proposal::Step Proposal::afterPromises(const std::set<MemberId>& gone) {
   }
   std::set<MemberId> voices;
   for (const auto& [member, promise] : promises_) voices.insert(member);
-  if (rules_.store_rule) {
-    if (!enoughForStore(voices)) return withoutQuorum();
+  if (storeDecides()) {
+    if (!enoughForStore(voices)) {  // who wrote a decision there may be gone
+      Step step = withoutQuorum();
+      step.witness = ask(WitnessRequest::What::kRead).witness;
+      return step;
+    }
     choose(gone);
     stage_ = Stage::kDeciding;
     return ask(WitnessRequest::What::kDecide);
@@ -67,7 +71,8 @@ QuorumState Proposal::quorum(const std::set<MemberId>& voices) const {
 }
 
 bool Proposal::couldDecide(const std::set<MemberId>& voices) const {
-  return rules_.store_rule ? enoughForStore(voices) : quorum(voices) != QuorumState::kNone;
+  if (storeDecides()) return enoughForStore(voices) || !store_is_empty_;
+  return quorum(voices) != QuorumState::kNone;
 }
 
 // Of each set of acceptors min_size, or all where it is smaller: who has no state decides nothing.
@@ -93,7 +98,7 @@ void Proposal::choose(const std::set<MemberId>& gone) {
   }
   value_ = nextView(base_, promises_, gone, rules_.max_size);
   setSecret(*value_, secret_);
-  value_->store_decided = rules_.store_rule || stage_ != Stage::kPreparing;
+  value_->store_decided = storeDecides() || stage_ != Stage::kPreparing;
   if (!base_.secret.isZero()) value_->seal = sealOf(*value_, base_.secret);
 }
 
@@ -137,9 +142,7 @@ Proposal::Step Proposal::witnessAnswered(const WitnessReply& reply,
       reply.number != base_.number + 1) {
     return {};
   }
-  if (stage_ == Stage::kDeciding && reply.what == WitnessRequest::What::kDecide) {
-    return storeDecided(reply);
-  }
+  if (storeDecides()) return storeAnswered(reply);
   const bool reading = stage_ == Stage::kReading && reply.what == WitnessRequest::What::kRead;
   const bool claiming = stage_ == Stage::kClaiming && reply.what == WitnessRequest::What::kClaim;
   if (!reading && !claiming) return {};
@@ -159,6 +162,19 @@ Proposal::Step Proposal::witnessAnswered(const WitnessReply& reply,
   choose(gone);
   stage_ = Stage::kClaiming;
   return ask(WitnessRequest::What::kClaim);
+}
+
+Proposal::Step Proposal::storeAnswered(const WitnessReply& reply) {
+  if (stage_ == Stage::kDeciding) {
+    return reply.what == WitnessRequest::What::kDecide ? storeDecided(reply) : Step{};
+  }
+  if (stage_ != Stage::kPreparing || reply.what != WitnessRequest::What::kRead) return {};
+  store_is_empty_ = reply.has_vote && !reply.held;
+  if (!reply.has_vote || store_is_empty_) return withoutQuorum();
+  value_ = reply.held->view;
+  Step step;
+  step.decided = true;
+  return step;
 }
 
 Proposal::Step Proposal::storeDecided(const WitnessReply& reply) {
@@ -220,7 +236,7 @@ std::string Proposal::fingerprint() const {
   writer.u32(static_cast<uint32_t>(accepted_by_.size()));
   for (const MemberId& member : accepted_by_) writer.raw(member.bytes);
   write(writer, held_ ? *held_ : AcceptedView{});
-  writer.u8(witness_claimed_ ? 1 : 0);
+  writer.u8(static_cast<uint8_t>((witness_claimed_ ? 1 : 0) | (store_is_empty_ ? 2 : 0)));
   return writer.take();
 }
 

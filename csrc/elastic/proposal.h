@@ -38,6 +38,8 @@ struct ElasticRules {
   int min_size = 1;
   int max_size = 65536;
   ElasticParts parts;
+  // Of the view after `base`: a view that names no store leaves it to its members.
+  bool storeDecidesAfter(const View& base) const { return store_rule && !base.witness.isZero(); }
 };
 
 // What a store is asked for, on behalf of this ballot.
@@ -63,6 +65,7 @@ struct WitnessReply {
   bool claimed = false;   // kClaim
   std::optional<AcceptedView> held;  // kRead; kClaim that was not: what it holds of this number
   std::optional<View> decided;       // kDecide: the first that was written
+  std::optional<View> later;         // no vote: what it holds of a later number
 };
 
 class Proposal {
@@ -81,6 +84,7 @@ class Proposal {
   Proposal(const View& base, ElasticRules rules, Ballot ballot, ViewSecret secret)
       : base_(base), rules_(rules), ballot_(ballot), secret_(secret) {}
 
+  const View& base() const { return base_; }
   const Ballot& ballot() const { return ballot_; }
   Stage stage() const { return stage_; }
   const View& value() const { return *value_; }
@@ -94,7 +98,7 @@ class Proposal {
   // meanwhile binds nobody.
   bool needsOnly(const MemberId& own) const;
   Step witnessAnswered(const WitnessReply& reply, const std::set<MemberId>& gone);
-  // If all of these took part, would there be a quorum?
+  // If all of these took part, would there be a quorum? Or may the store hold the decision?
   bool couldDecide(const std::set<MemberId>& voices) const;
   // Others may be gone, or back.
   Step lookAgain(const std::set<MemberId>& gone);
@@ -105,11 +109,13 @@ class Proposal {
   std::string fingerprint() const;
 
  private:
+  bool storeDecides() const { return rules_.storeDecidesAfter(base_); }
   bool isQuorum(const std::set<MemberId>& voices) const;
   QuorumState quorum(const std::set<MemberId>& voices) const;
   bool enoughForStore(const std::set<MemberId>& voices) const;
   void choose(const std::set<MemberId>& gone);
   Step ask(WitnessRequest::What what) const;
+  Step storeAnswered(const WitnessReply& reply);
   Step storeDecided(const WitnessReply& reply);
   Step witnessHasNoVote();
   std::vector<std::vector<MemberId>> acceptors() const;
@@ -125,6 +131,7 @@ class Proposal {
   std::set<MemberId> accepted_by_;
   std::optional<AcceptedView> held_;  // by the witness
   bool witness_claimed_ = false;
+  bool store_is_empty_ = false;  // by the store's rule: it was read, and has not decided
   std::optional<View> value_;
 };
 

@@ -36,6 +36,7 @@ class ElasticListed : public testing::Test {
       ElasticOptions options;
       options.job = "test";
       options.size = size;
+      options.rules.store_rule = store_rule_;
       options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);
       if (i < ports_.size()) options.ports = {ports_[i], ports_[i]};
       options.limit = std::chrono::seconds(2);
@@ -72,7 +73,25 @@ class ElasticListed : public testing::Test {
 
   const std::vector<uint16_t> ports_ = freePorts(3);
   Duration limit_ = kLong;
+  // Until all are in a view that names the store beside the list: the second.
+  static void awaitWitness(const std::vector<MemberPtr>& members) {
+    awaitView(members[0], 0);
+    bool seen = false;
+    for (int tries = 0; tries < 4000 && !seen; ++tries) {
+      std::vector<std::future<Answer>> answers;
+      for (const MemberPtr& member : members) answers.push_back(agree(member, 1));
+      for (auto& answer : answers) seen = answer.get().new_witness;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    ASSERT_TRUE(seen);
+    std::vector<std::future<View>> views;
+    for (const MemberPtr& member : members) {
+      views.push_back(std::async(std::launch::async, [member] { return awaitView(member, 1); }));
+    }
+    for (auto& view : views) EXPECT_FALSE(view.get().witness.isZero());
+  }
   std::shared_ptr<MemoryStore> store_;
+  bool store_rule_ = false;
 };
 
 TEST_F(ElasticListed, AJobIsFoundedByProcessesThatKnowAddresses) {
@@ -122,19 +141,18 @@ TEST_F(ElasticListed, WhoDoesNotKnowTheKeyIsNotLetIn) {
 TEST_F(ElasticListed, AStoreBesideTheListBecomesTheWitness) {
   store_ = std::make_shared<MemoryStore>();
   auto members = found(2);
-  awaitView(members[0], 0);
-  bool seen = false;
-  for (int tries = 0; tries < 4000 && !seen; ++tries) {
-    auto other = agree(members[1], 1);
-    seen = agree(members[0], 1).get().new_witness;
-    other.get();
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  ASSERT_TRUE(seen);
-  auto other = std::async(std::launch::async, [&] { return awaitView(members[1], 1); });
-  EXPECT_FALSE(awaitView(members[0], 1).witness.isZero());
-  other.get();
+  awaitWitness(members);
   members.pop_back();
+  EXPECT_EQ(awaitView(members[0], 2).members.size(), 1U);
+}
+
+// The first view names none, so the members decide on the second by their quorum.
+TEST_F(ElasticListed, AStoreBesideTheListDecidesByItsRule) {
+  store_ = std::make_shared<MemoryStore>();
+  store_rule_ = true;
+  auto members = found(3);
+  awaitWitness(members);
+  members.resize(1);
   EXPECT_EQ(awaitView(members[0], 2).members.size(), 1U);
 }
 

@@ -500,6 +500,39 @@ TEST(ElasticMember, GoesOnAloneWithoutAQuorum) {
   EXPECT_TRUE(job.agree(2, {true})[0].ok);
 }
 
+// The rest joins it anew. Its job is one like others: it appoints the store, by which both rules
+// let one of two go on.
+TEST(ElasticMember, WhoGoesOnAloneTakesNewcomersInAndGoesOnWithoutThem) {
+  for (const bool store_rule : {false, true}) {
+    Job job;
+    job.store_rule = store_rule;
+    job.found(4);
+    job.awaitViews(0);
+    job.members.resize(1);
+    const View alone = job.members[0]->goOnAlone(Deadline::after(kLong));
+    job.members.push_back(job.join(4));
+    auto place = std::async(std::launch::async, [newcomer = job.members[1]] {
+      return newcomer->awaitView(0, Deadline::after(kLong));
+    });
+    ASSERT_TRUE(waitFor([&] { return !job.members[0]->waiting().empty(); }));
+    const View two = job.members[0]->awaitView(alone.number, Deadline::after(kLong));
+    expectOneView({two, place.get()}, alone.number + 1, 2);
+    EXPECT_EQ(two.lineage, alone.lineage);
+    uint64_t number = two.number;
+    const auto agree = [&] { return job.agree(number, {true, true})[0]; };
+    ASSERT_TRUE(agree().ok);  // so the newcomer counts among those who decide
+    if (two.witness.isZero()) {
+      ASSERT_TRUE(waitFor([&] { return agree().new_witness; }));
+      number = job.awaitViews(number)[0].number;
+    }
+    job.members.resize(1);
+    const View last = job.awaitViews(number)[0];
+    EXPECT_EQ(last.members.size(), 1U);
+    EXPECT_EQ(last.lineage, alone.lineage);
+    EXPECT_TRUE(last.store_decided);
+  }
+}
+
 TEST(ElasticMember, WhoGoesOnAloneIsGoneForTheOthers) {
   Job job;
   job.found(3);

@@ -215,6 +215,7 @@ ElasticWorldOptions newcomers() {
 ElasticWorldOptions storesRule() {
   ElasticWorldOptions options;
   options.members = 3;
+  options.witness = true;
   options.store_rule = true;
   options.suspicions = full() ? 1 : 0;
   options.deaths = 1;
@@ -253,6 +254,28 @@ TEST(ElasticModel, AMemberThatGoesOnAlone) {
   options.agreements = 1;
   options.noes = 0;
   options.views = 2;
+  expectSafe(options);
+}
+// The lineage that it begins takes a newcomer in. The store decides there too, once it is found.
+TEST(ElasticModel, AMemberThatGoesOnAloneByTheStoresRule) {
+  ElasticWorldOptions options = storesRule();
+  options.members = 1;
+  options.newcomers = 1;
+  options.partings = 1;
+  options.wants = 1;
+  options.suspicions = 0;
+  options.views = 4;
+  expectSafe(options);
+}
+// And for those who stay too.
+TEST(ElasticModel, OneOfTwoThatGoesOnAloneByTheStoresRule) {
+  ElasticWorldOptions options = storesRule();
+  options.members = 2;
+  options.newcomers = full() ? 1 : 0;
+  options.partings = 1;
+  options.deaths = 0;
+  options.suspicions = 0;
+  options.views = full() ? 4 : 3;
   expectSafe(options);
 }
 TEST(ElasticModel, AWitnessThatIsLost) {

@@ -45,6 +45,7 @@ ElasticWorldOptions drawOptions(std::mt19937_64& random, int members) {
   options.newcomers = upTo(2);
   options.witness = upTo(1) == 1;
   options.store_rule = upTo(4) == 0;
+  options.witness = options.witness || options.store_rule;
   options.min_size = 1 + upTo(members / 2);
   options.deaths = upTo(members / 2);
   options.suspicions = upTo(3);

@@ -27,7 +27,7 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
     view.members.push_back({idOf(i), 1, {}});
     view.voters.push_back(idOf(i));
   }
-  if (options.witness) view.witness.bytes[0] = 1;
+  if (options.witness) view.witness = identityTo(1);
   if (options.secrets) {
     ViewSecret secret;
     secret.bytes[0] = 1;
@@ -46,8 +46,7 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
     seed.bytes[0] = static_cast<uint8_t>(i + 2);
     cores_[static_cast<size_t>(i)].setSeed(seed);
   }
-  views_.emplace(1, view);
-  views_.at(1).secret = {};
+  views_.emplace(keyOf(view), view).first->second.secret = {};
   dead_.assign(cores_.size(), false);
   asked_.assign(cores_.size(), 0);
   pending_.assign(cores_.size(), false);
@@ -68,18 +67,38 @@ bool ElasticWorld::isCut(int a, int b) const {
   return options_.cut.contains({a, b}) || options_.cut.contains({b, a});
 }
 
-bool ElasticWorld::gone(int i) const {
-  return dead(i) || (core(i).view().number > 0 && core(i).view().lineage.bytes[0] != 1);
+std::set<int> ElasticWorld::lineages() const {
+  std::set<LineageNumber> all{1};
+  for (int i = 0; i < size(); ++i) {
+    if (lineageOf(i) != 0) all.insert(lineageOf(i));
+  }
+  return all;
+}
+
+bool ElasticWorld::isGoneFrom(LineageNumber lineage, int i) const {
+  return dead(i) || (core(i).view().number > 0 && lineageOf(i) != lineage);
+}
+
+// Another one to each lineage, as it is drawn at random.
+WitnessId ElasticWorld::identityTo(LineageNumber lineage) const {
+  WitnessId identity;
+  identity.bytes[0] = store_identity_;
+  identity.bytes[1] = static_cast<uint8_t>(lineage - 1);
+  return identity;
+}
+
+uint64_t ElasticWorld::newestView() const {
+  return std::prev(views_.upper_bound({1, UINT64_MAX}))->first.second;
 }
 
 bool ElasticWorld::canSeeNewStore(int i) const {
-  return options_.witness && !witness_lost_ && !gone(i) &&
+  return options_.witness && !witness_lost_ && !dead(i) && core(i).view().number > 0 &&
          seen_identity_[static_cast<size_t>(i)] != store_identity_;
 }
 
 bool ElasticWorld::canVote(int i) const {
   const ElasticCore& core = cores_[static_cast<size_t>(i)];
-  return !gone(i) && core.state() == ElasticCore::State::kActive &&
+  return !dead(i) && core.state() == ElasticCore::State::kActive &&
          !pending_[static_cast<size_t>(i)];
 }
 
@@ -233,6 +252,14 @@ void ElasticWorld::drop(const Way& way) {
   busy_.pop_back();
 }
 
+void ElasticWorld::endConnections(int of) {
+  for (int i = 0; i < size(); ++i) {
+    undetected_.erase({of, i});
+    drop({i, of});
+    if (i != of && !dead(i)) undetected_.insert({i, of});
+  }
+}
+
 void ElasticWorld::take(const ElasticAction& action) {
   using Kind = ElasticAction::Kind;
   const auto a = static_cast<size_t>(action.a);
@@ -242,7 +269,7 @@ void ElasticWorld::take(const ElasticAction& action) {
       ElasticCore& receiver = cores_[static_cast<size_t>(action.b)];
       carryOut(action.b, receiver.receive(idOf(action.a), *message));
       // Its group has failed, as below.
-      if (message->kind == ElasticKind::kParted && !gone(action.b)) {
+      if (message->kind == ElasticKind::kParted && message->lineage == receiver.view().lineage) {
         carryOut(action.b, receiver.want(receiver.view().number));
       }
       break;
@@ -255,11 +282,7 @@ void ElasticWorld::take(const ElasticAction& action) {
       --left_.deaths;
       dead_[a] = true;
       store_[a].reply.reset();  // a request may still reach the store
-      for (int i = 0; i < size(); ++i) {
-        undetected_.erase({action.a, i});
-        drop({i, action.a});
-        if (i != action.a && !dead(i)) undetected_.insert({i, action.a});
-      }
+      endConnections(action.a);
       break;
     case Kind::kDetect: {
       undetected_.erase({action.a, action.b});
@@ -309,18 +332,16 @@ void ElasticWorld::take(const ElasticAction& action) {
     case Kind::kRestart:
       --left_.witness_restarts;
       ++store_identity_;
-      held_.reset();
+      held_.clear();
       break;
     case Kind::kLoseWitness:
       --left_.witness_losses;
       witness_lost_ = true;
       break;
-    case Kind::kLook: {
-      WitnessId identity;
-      identity.bytes[0] = seen_identity_[a] = store_identity_;
-      cores_[a].setWitness(identity);
+    case Kind::kLook:
+      seen_identity_[a] = store_identity_;
+      cores_[a].setWitness(core(action.a).view().lineage, identityTo(lineageOf(action.a)));
       break;
-    }
     case Kind::kLeave:
       --left_.leaves;
       cores_[a].setLeaving();
@@ -332,6 +353,7 @@ void ElasticWorld::take(const ElasticAction& action) {
       Lineage lineage;
       lineage.bytes[0] = static_cast<uint8_t>(action.a + 2);
       pending_[a] = false;
+      seen_identity_[a] = 0;
       carryOut(action.a, cores_[a].beginLineage(lineage));
       break;
     }
@@ -357,14 +379,14 @@ void ElasticWorld::take(const ElasticAction& action) {
 
 void ElasticWorld::vote(int i, bool ok) {
   const auto at = static_cast<size_t>(i);
-  const uint64_t number = core(i).view().number;
+  const ViewKey view = keyOf(core(i).view());
   ++asked_[at];
   pending_[at] = true;
   has_news_ = true;
-  if (!ok) said_no_[{number, static_cast<uint64_t>(asked_[at])}].insert(i);
+  if (!ok) said_no_[{view, static_cast<uint64_t>(asked_[at])}].insert(i);
   Vote vote;
   vote.ok = ok;
-  carryOut(i, cores_[at].agree(number, std::move(vote)));
+  carryOut(i, cores_[at].agree(view.second, std::move(vote)));
 }
 
 WitnessReply ElasticWorld::answer(const WitnessRequest& request) {
@@ -373,23 +395,24 @@ WitnessReply ElasticWorld::answer(const WitnessRequest& request) {
   reply.lineage = request.lineage;
   reply.number = request.number;
   reply.ballot = request.ballot;
-  // The store is the first lineage's: a view of another one names none.
-  const bool own = request.lineage.bytes[0] == 1;
-  reply.has_vote = (options_.store_rule && own) || request.identity.bytes[0] == store_identity_ ||
-                   !options_.parts.witness_is_the_views;
-  if (options_.store_rule && !own) return reply;
-  if (request.what == WitnessRequest::What::kDecide) {
-    reply.decided = decided_by_store_.try_emplace(request.number, *request.view).first->second;
-    return reply;
+  const LineageNumber lineage = numberOf(request.lineage);
+  const auto found = held_.find(lineage);
+  const uint64_t last = found == held_.end() ? 0 : found->second.view.number;
+  reply.has_vote = last <= request.number && (request.identity == identityTo(lineage) ||
+                                              !options_.parts.witness_is_the_views);
+  if (last == request.number) reply.held = found->second;
+  if (last > request.number && request.identity == identityTo(lineage)) {
+    reply.later = found->second.view;
   }
-  if (held_ && held_->view.number > request.number) reply.has_vote = false;
-  std::optional<AcceptedView> held;  // of this number
-  if (held_ && held_->view.number == request.number) held = held_;
-  if (request.what == WitnessRequest::What::kClaim && reply.has_vote && held == request.expected) {
-    held_ = {request.ballot, *request.view};
-    reply.claimed = true;
+  if (!reply.has_vote || request.what == WitnessRequest::What::kRead) return reply;
+  const bool decides = request.what == WitnessRequest::What::kDecide;
+  if (decides && reply.held) {
+    reply.decided = reply.held->view;
+  } else if (decides || reply.held == request.expected) {
+    held_[lineage] = {request.ballot, *request.view};
+    reply.claimed = !decides;
+    if (decides) reply.decided = request.view;
   }
-  reply.held = held;
   return reply;
 }
 
@@ -400,6 +423,7 @@ void ElasticWorld::carryOut(int i, ElasticEffects effects) {
     if (j < 0 || j >= size() || dead(j) || isCut(i, j)) continue;
     send({i, j}, std::move(message));
   }
+  if (effects.left_out && core(i).isMute()) endConnections(i);
   if (effects.witness) store_[at].request = std::move(effects.witness);
   if (effects.new_view) {
     asked_[at] = 0;
@@ -409,7 +433,7 @@ void ElasticWorld::carryOut(int i, ElasticEffects effects) {
     pending_[at] = false;
     checkAnswer(i, outcome);
     // As users do.
-    if (outcome.answer.new_witness && !gone(i) && outcome.view == core(i).view().number) {
+    if (outcome.answer.new_witness && !dead(i) && outcome.view == core(i).view().number) {
       carryOut(i, cores_[at].want(outcome.view));
     }
   }
@@ -422,29 +446,26 @@ void ElasticWorld::fail(const std::string& what) {
 void ElasticWorld::checkView(int i) {
   View view = core(i).view();
   view.secret = {};  // others than its members are not told
-  const int lineage = view.lineage.bytes[0];
-  if (lineage != 1) {
-    const bool was_asked_for = i >= options_.members;  // by a newcomer
-    if (lineage != i + 2 && !was_asked_for) {
-      fail("member " + std::to_string(i) + " is in another's lineage");
-    }
-    return;
+  const LineageNumber lineage = numberOf(view.lineage);
+  const bool was_asked_for = i >= options_.members;  // by a newcomer
+  if (lineage != 1 && lineage != i + 2 && !was_asked_for) {
+    fail("member " + std::to_string(i) + " is in another's lineage");
   }
   has_news_ = true;
-  const auto [known, fresh] = views_.try_emplace(view.number, view);
+  const auto [known, fresh] = views_.try_emplace(keyOf(view), view);
   if (!fresh && known->second != view) {
     fail("two views have the number " + std::to_string(view.number));
   }
 }
 
 void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {
-  if (core(i).state() == ElasticCore::State::kLeftOut || gone(i)) return;  // it raises
-  const Key key{outcome.view, outcome.index};
+  if (core(i).state() == ElasticCore::State::kLeftOut || dead(i)) return;  // it raises
+  const Key key{{lineageOf(i), outcome.view}, outcome.index};
   has_news_ = true;
   const auto [known, fresh] = returned_.try_emplace(key, outcome.answer);
   if (!fresh && known->second.ok != outcome.answer.ok) {
     fail("two answers to agreement " + std::to_string(key.second) + " of view " +
-         std::to_string(key.first));
+         std::to_string(key.first.second));
   }
   returned_by_[key].insert(i);
 }
@@ -453,24 +474,29 @@ void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {
 void ElasticWorld::checkHistory() {
   has_news_ = false;
   for (const auto& [key, answer] : returned_) {
-    if (!answer.ok) continue;
-    const auto next = views_.find(key.first + 1);
+    if (!answer.ok || !views_.contains(key.first)) continue;
+    const auto next = views_.find({key.first.first, key.first.second + 1});
     const View& judged = next == views_.end() ? views_.at(key.first) : next->second;
     for (const int i : said_no_[key]) {
       if (judged.has(idOf(i)) && views_.at(key.first).has(idOf(i))) {
         fail("ok although member " + std::to_string(i) + ", who goes on, said no");
       }
     }
-    if (next == views_.end()) continue;
-    const Outcome* outcome = next->second.outcomeOf(key.second);
-    if (outcome != nullptr && !outcome->answer.ok) {
-      fail("view " + std::to_string(next->first) + " takes back an ok of the one before");
-    }
-    for (const Member& member : next->second.members) {
-      const bool was_there = views_.at(key.first).has(member.id);
-      if (outcome == nullptr && was_there && !returned_by_[key].contains(indexOf(member.id))) {
-        fail("view " + std::to_string(next->first) + " does not know an ok of the one before");
-      }
+    if (next != views_.end()) checkNext(key, next->second);
+  }
+}
+
+// The view after an agreement that is ok.
+void ElasticWorld::checkNext(const Key& key, const View& next) {
+  const Outcome* outcome = next.outcomeOf(key.second);
+  const std::string name = "view " + std::to_string(next.number);
+  if (outcome != nullptr && !outcome->answer.ok) {
+    fail(name + " takes back an ok of the one before");
+  }
+  for (const Member& member : next.members) {
+    const bool was_there = views_.at(key.first).has(member.id);
+    if (outcome == nullptr && was_there && !returned_by_[key].contains(indexOf(member.id))) {
+      fail(name + " does not know an ok of the one before");
     }
   }
 }
@@ -478,53 +504,93 @@ void ElasticWorld::checkHistory() {
 // ---- without faults
 
 bool ElasticWorld::mustSettle() const {
-  if (!options_.cut.empty()) return false;
-  // Of every view that was decided, or that somebody has accepted for the next one: it may have to
-  // be taken up.
-  std::vector<View> binding;
-  for (const auto& [number, view] : views_) binding.push_back(view);
-  for (const auto& [number, view] : decided_by_store_) binding.push_back(view);
-  for (const ElasticCore& core : cores_) {
-    if (core.accepted()) binding.push_back(core.accepted()->view);
-  }
-  if (held_) binding.push_back(held_->view);
-  binding.insert(binding.end(), accepted_by_parted_.begin(), accepted_by_parted_.end());
-  // And of those whose learners may have been promoted, by what the living know.
-  for (int i = 0; i < size(); ++i) {
-    if (gone(i) || core(i).promotion() == Promotion::kNo) continue;
-    binding.push_back(core(i).view());
-    binding.back().voters = idsOf(core(i).view().members);
-  }
-  return std::all_of(binding.begin(), binding.end(), [&](const View& view) {
-    const auto alive =
-        static_cast<size_t>(std::count_if(view.voters.begin(), view.voters.end(),
-                                          [&](const MemberId& id) { return !gone(indexOf(id)); }));
-    if (!options_.store_rule) return 2 * alive > view.voters.size();
-    return alive >= std::min(view.voters.size(), static_cast<size_t>(options_.min_size));
-  });
+  const std::set<LineageNumber> all = lineages();
+  return std::any_of(all.begin(), all.end(), [&](LineageNumber one) { return mustSettle(one); });
 }
 
-bool ElasticWorld::everyoneSettled() const {
-  for (const Member& member : views_.rbegin()->second.members) {
+bool ElasticWorld::mustSettle(LineageNumber lineage) const {
+  if (!options_.cut.empty()) return false;
+  const std::vector<View> binding = bindingViews(lineage);
+  return std::all_of(binding.begin(), binding.end(),
+                     [&](const View& view) { return mayBeDecidedAfter(view); });
+}
+
+// Every view that was decided, or that somebody has accepted for the next one: it may have to be
+// taken up. And those whose learners may have been promoted, by what the living know.
+std::vector<View> ElasticWorld::bindingViews(LineageNumber lineage) const {
+  std::vector<View> all;
+  const auto add = [&, from = firstThatBinds(lineage)](const View& view) {
+    if (numberOf(view.lineage) == lineage && view.number >= from) all.push_back(view);
+  };
+  for (const auto& [key, view] : views_) add(view);
+  for (const auto& [number, held] : held_) add(held.view);
+  for (const View& view : accepted_by_parted_) add(view);
+  for (int i = 0; i < size(); ++i) {
+    if (core(i).accepted()) add(core(i).accepted()->view);
+    if (isGoneFrom(lineage, i) || core(i).promotion() == Promotion::kNo) continue;
+    View promoted = core(i).view();
+    promoted.voters = idsOf(promoted.members);
+    add(promoted);
+  }
+  return all;
+}
+
+// What the store has decided can be read there by who knows the view before it: that one needs
+// nobody any more.
+uint64_t ElasticWorld::firstThatBinds(LineageNumber lineage) const {
+  const auto held = held_.find(lineage);
+  if (!options_.store_rule || held == held_.end()) return 0;
+  const uint64_t number = held->second.view.number;
+  for (int i = 0; i < size(); ++i) {
+    if (isGoneFrom(lineage, i) || core(i).state() == ElasticCore::State::kLeftOut) continue;
+    const View& view = core(i).view();
+    const bool reads_it = view.number + 1 == number && view.witness == identityTo(lineage);
+    if (reads_it || view.number >= number) return number;
+  }
+  return 0;
+}
+
+// Where half of the voters live and the witness does, only safety is checked.
+bool ElasticWorld::mayBeDecidedAfter(const View& view) const {
+  const LineageNumber lineage = numberOf(view.lineage);
+  const auto alive = static_cast<size_t>(
+      std::count_if(view.voters.begin(), view.voters.end(),
+                    [&](const MemberId& id) { return !isGoneFrom(lineage, indexOf(id)); }));
+  if (!options_.store_rule || view.witness.isZero()) return 2 * alive > view.voters.size();
+  return !witness_lost_ && view.witness == identityTo(lineage) &&
+         alive >= std::min(view.voters.size(), static_cast<size_t>(options_.min_size));
+}
+
+bool ElasticWorld::hasSettled(LineageNumber lineage) const {
+  const View& last = std::prev(views_.upper_bound({lineage, UINT64_MAX}))->second;
+  for (const Member& member : last.members) {
     const int i = indexOf(member.id);
-    if (!gone(i) && core(i).state() == ElasticCore::State::kJoining) return false;  // untold
+    if (!isGoneFrom(lineage, i) && core(i).state() == ElasticCore::State::kJoining) {
+      return false;  // untold
+    }
   }
   uint64_t newest = 0;
   for (int i = 0; i < size(); ++i) {
-    if (!gone(i)) newest = std::max(newest, core(i).view().number);
+    if (!isGoneFrom(lineage, i)) newest = std::max(newest, core(i).view().number);
   }
   for (int i = 0; i < size(); ++i) {
-    if (gone(i) || core(i).state() == ElasticCore::State::kLeftOut) continue;
+    if (isGoneFrom(lineage, i) || core(i).state() == ElasticCore::State::kLeftOut) continue;
     if (core(i).state() == ElasticCore::State::kJoining) continue;
     if (core(i).state() != ElasticCore::State::kActive || core(i).view().number != newest ||
         pending_[static_cast<size_t>(i)]) {
       return false;
     }
     for (const Member& member : core(i).view().members) {
-      if (gone(indexOf(member.id))) return false;
+      if (isGoneFrom(lineage, indexOf(member.id))) return false;
     }
   }
   return true;
+}
+
+bool ElasticWorld::haveAllSettled() const {
+  const std::set<LineageNumber> all = lineages();
+  return std::all_of(all.begin(), all.end(),
+                     [&](LineageNumber one) { return hasSettled(one) || !mustSettle(one); });
 }
 
 // What goes on by itself.
@@ -566,7 +632,7 @@ std::string ElasticWorld::settle() {
   for (int round = 0; round < 40 && wrong_.empty(); ++round) {
     runQuietly();
     if (!wrong_.empty()) return wrong_;
-    if (everyoneSettled()) return {};
+    if (haveAllSettled()) return {};
     for (int i = 0; i < size(); ++i) {
       if (dead(i)) continue;
       carryOut(i, cores_[static_cast<size_t>(i)].retry());
@@ -581,7 +647,7 @@ std::string ElasticWorld::settle() {
     }
   }
   if (!wrong_.empty()) return wrong_;
-  return everyoneSettled() || !mustSettle() ? "" : "it does not come to an end" + describeMembers();
+  return haveAllSettled() ? "" : "it does not come to an end" + describeMembers();
 }
 
 std::string ElasticWorld::describeMembers() const {
@@ -622,6 +688,7 @@ std::string ElasticWorld::fingerprint() const {
       writer.u8(static_cast<uint8_t>((op.reply->has_vote ? 1 : 0) | (op.reply->claimed ? 2 : 0)));
       writer.text(encodeAccepted(op.reply->held ? *op.reply->held : AcceptedView{}));
       if (op.reply->decided) writer.text(encodeView(*op.reply->decided));
+      if (op.reply->later) writer.text(encodeView(*op.reply->later));
     }
   }
   for (const auto& [way, link] : links_) {
@@ -634,26 +701,25 @@ std::string ElasticWorld::fingerprint() const {
     writer.u8(static_cast<uint8_t>(who));
     writer.u8(static_cast<uint8_t>(gone));
   }
-  writer.text(encodeAccepted(held_ ? *held_ : AcceptedView{}));
-  for (const auto& [number, view] : decided_by_store_) writer.text(encodeView(view));
+  for (const auto& [lineage, held] : held_) writer.text(encodeAccepted(held));
   for (const int left :
        {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
         static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings, left_.leaves}) {
     writer.u8(static_cast<uint8_t>(left));
   }
-  for (const auto& [number, view] : views_) writer.text(encodeView(view));
+  for (const auto& [view_key, view] : views_) writer.text(encodeView(view));
   for (const View& view : accepted_by_parted_) writer.text(encodeView(view));
   for (const uint8_t seen : seen_identity_) writer.u8(seen);
   for (const auto& [key, answer] : returned_) {
-    writer.u64(key.first);
+    writer.u64(key.first.second);
     writer.u64(key.second);
     writer.u8(answer.ok ? 1 : 0);
     const auto by = returned_by_.find(key);
     for (const int i : by->second) writer.u8(static_cast<uint8_t>(i));
   }
   for (const auto& [key, members] : said_no_) {
-    writer.u64(key.first);
+    writer.u64(key.first.second);
     for (const int i : members) writer.u8(static_cast<uint8_t>(i));
   }
   return writer.take();

@@ -92,7 +92,8 @@ class ElasticWorld {
   // Goes on without any fault, in a fair order, until nothing happens any more. Then what is not as
   // it should be; empty: nothing.
   std::string settle();
-  // Of every view that may have to be taken up, do enough voters live, connected?
+  // In one of its lineages: of every view that may have to be taken up, do enough voters live,
+  // connected?
   bool mustSettle() const;
 
   std::string fingerprint() const;
@@ -103,10 +104,12 @@ class ElasticWorld {
   bool dead(int i) const { return dead_[static_cast<size_t>(i)]; }
   static MemberId idOf(int i);
   static int indexOf(const MemberId& id);
-  uint64_t newestView() const { return views_.rbegin()->first; }
+  uint64_t newestView() const;  // of the first lineage
 
  private:
-  using Key = std::pair<uint64_t, uint64_t>;  // view, index
+  using LineageNumber = int;  // 1: the first; of who goes on alone: its own number and 2
+  using ViewKey = std::pair<LineageNumber, uint64_t>;
+  using Key = std::pair<ViewKey, uint64_t>;  // view, index
   struct StoreOp {
     std::optional<WitnessRequest> request;
     std::optional<WitnessReply> reply;
@@ -121,6 +124,7 @@ class ElasticWorld {
   void send(const Way& way, std::shared_ptr<const ElasticMessage> message);
   std::shared_ptr<const ElasticMessage> takeFirst(const Way& way);
   void drop(const Way& way);
+  void endConnections(int of);
   bool canDetect(const Way& pair) const;
   bool canSuspect(int i, int j) const;
   bool mayVote(int i) const;
@@ -129,17 +133,29 @@ class ElasticWorld {
   std::optional<ElasticAction> drawFault(std::mt19937_64& random) const;
   std::optional<ElasticAction> drawStep(std::mt19937_64& random) const;
   bool isCut(int a, int b) const;
-  // For the first lineage: dead, or in another one.
-  bool gone(int i) const;
+  static LineageNumber numberOf(const Lineage& lineage) { return lineage.bytes[0]; }
+  static ViewKey keyOf(const View& view) { return {numberOf(view.lineage), view.number}; }
+  // 0: in none yet.
+  LineageNumber lineageOf(int i) const { return numberOf(core(i).view().lineage); }
+  std::set<LineageNumber> lineages() const;
+  // For that lineage: dead, or in another one.
+  bool isGoneFrom(LineageNumber lineage, int i) const;
+  WitnessId identityTo(LineageNumber lineage) const;
   bool canSeeNewStore(int i) const;
   void carryOut(int i, ElasticEffects effects);
   void checkView(int i);
   void checkAnswer(int i, const Outcome& outcome);
   void checkHistory();
+  void checkNext(const Key& key, const View& next);
   bool canVote(int i) const;
   void vote(int i, bool ok);
   WitnessReply answer(const WitnessRequest& request);
-  bool everyoneSettled() const;
+  bool mustSettle(LineageNumber lineage) const;
+  std::vector<View> bindingViews(LineageNumber lineage) const;
+  uint64_t firstThatBinds(LineageNumber lineage) const;
+  bool mayBeDecidedAfter(const View& view) const;
+  bool hasSettled(LineageNumber lineage) const;
+  bool haveAllSettled() const;
   bool runQuietly();
   std::string describeMembers() const;
   void fail(const std::string& what);
@@ -149,19 +165,18 @@ class ElasticWorld {
   std::vector<bool> dead_;
   std::vector<int> asked_;  // agreements of a member in its view
   std::vector<bool> pending_;
-  std::map<Way, Link> links_;                 // that carry something
-  std::vector<Way> busy_;                     // the same
-  std::set<std::pair<int, int>> undetected_;  // (who does not know yet, who is gone)
-  std::vector<StoreOp> store_;                // by member: one request at a time
-  std::optional<AcceptedView> held_;          // by the witness
-  std::map<uint64_t, View> decided_by_store_;
+  std::map<Way, Link> links_;                   // that carry something
+  std::vector<Way> busy_;                       // the same
+  std::set<std::pair<int, int>> undetected_;    // (who does not know yet, who is gone)
+  std::vector<StoreOp> store_;                  // by member: one request at a time
+  std::map<LineageNumber, AcceptedView> held_;  // by the witness
   uint8_t store_identity_ = 1;
   std::vector<uint8_t> seen_identity_;    // by member, of the store; 0: it has not looked
   std::vector<View> accepted_by_parted_;  // may have been decided
   bool witness_lost_ = false;
   ElasticWorldOptions left_;  // what is left of the budgets
   // History.
-  std::map<uint64_t, View> views_;        // by number, as adopted anywhere
+  std::map<ViewKey, View> views_;         // as adopted anywhere
   std::map<Key, Answer> returned_;        // by whoever returned from it
   std::map<Key, std::set<int>> said_no_;  // who voted no
   std::map<Key, std::set<int>> returned_by_;

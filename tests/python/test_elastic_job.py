@@ -12,7 +12,7 @@ import elastic_side
 import pytest
 import torch
 import torch.distributed as dist
-from elastic_side import close, jobs, members
+from elastic_side import close, jobs, members, wait_for_newcomer
 from ranks import World, values_of
 from rankside import PATIENCE, failure_of, seconds, wait_until
 from torch import nn
@@ -435,6 +435,31 @@ def test_half_without_the_witness_is_no_quorum(ranks):
     assert "its process ended" in told
     assert world.on(0, go_on_alone) == (1, True, 1.0, True)
     world.on(0, close)
+
+
+@pytest.mark.parametrize("rule", ["members", "store"])
+def test_who_goes_on_alone_takes_the_rest_in_anew(ranks, rule):
+    workers = World(ranks, ranks.borrow(3))
+    more = World(ranks, workers.workers[:2])
+    address = ranks.address()
+    more.run(come, address, 2, rule=rule)
+    assert more.run(sum_over_members) == [3.0] * 2
+    workers.kill(1)
+    assert workers.on(0, go_on_alone) == (1, True, 1.0, True)
+    workers.on(2, come, address, 2, rule=rule)
+    newcomer = workers.start(2, train, 40)
+    workers.on(0, wait_for_newcomer)
+    results = values_of([workers.start(0, train, 40), newcomer])
+    assert results[0] == results[1], "the members hold different state"
+    assert workers.on(0, lineage) == workers.on(2, lineage)
+    for rank in (0, 2):
+        workers.on(rank, close)
+
+
+def lineage() -> bytes:
+    view = jobs[0].view()
+    assert view is not None
+    return view.lineage
 
 
 def text_of_failed_reduce() -> str:
