@@ -87,7 +87,11 @@ def make_group(
         beside=None if _beside is None else _beside[0],
         ranks_beside=[] if _beside is None else _beside[1],
     )
-    if device is not None:
-        made.bound_device_id = device
-    _interrupts.watch()
+    try:
+        if device is not None:
+            made.bound_device_id = device
+        _interrupts.watch()
+    except BaseException:  # Ctrl-C; a traceback may keep it
+        made.abort()
+        raise
     return made

@@ -88,10 +88,10 @@ class _Children:
     def adopt(self, child: Child) -> None:
         """A generation has it. Others may be in the making, by threads that were left behind."""
         with self._lock:
-            self._making.remove(child)
             before = [*self._leaving, *([self._last] if self._last is not None else [])]
             self._leaving = [one for one in before if not one.has_ended()]
-            self._last = child
+            self._last = child  # now: Ctrl-C may come in the next call
+            self._making.remove(child)
 
     def kill_making(self) -> None:
         """End those that no generation has."""
@@ -176,8 +176,10 @@ class ProcessGroupBaby(GuardedGroup):
                 heartbeat and local sockets.
 
         Raises:
+            NotImplementedError: NCCL's, where this process has no NCCL, or no device.
             OSError: no process can be started.
         """
+        self._check_process()
         super().__init__(f"baby-{self._name_of_engine}", timeout, options)
         kind, command, environment = self._kind_of_child, self._command(), self._environment()
         self._children = _Children(lambda: kind(command, environment))
@@ -185,6 +187,9 @@ class ProcessGroupBaby(GuardedGroup):
         self._place = ""
         self._network = _C.Options()  # of the children: where the guard listens, and how
         self._children.warm()
+
+    def _check_process(self) -> None:
+        """Raise NotImplementedError where a child of this process could not work."""
 
     def _command(self) -> list[str]:
         """Return what a child runs."""
@@ -245,8 +250,8 @@ class ProcessGroupBaby(GuardedGroup):
             prefix=prefix,
         )
 
-    def _adopted(self, generation: Generation, backend: Child) -> None:
-        owner = weakref.ref(generation)
+    def _adopted(self, generation: Generation, backends: list[Child]) -> None:
+        owner, backend = weakref.ref(generation), backends[0]  # retirement kills it
         self._children.adopt(backend)
 
         def ended(text: str) -> None:
@@ -311,25 +316,8 @@ class ProcessGroupBabyNCCL(ProcessGroupBaby):
     _name_of_engine = "nccl"
     _kind_of_child = LendingChild
 
-    def __init__(
-        self,
-        timeout: float | timedelta = timedelta(seconds=60),
-        *,
-        options: _C.Options | None = None,
-    ) -> None:
-        """Make a group without members, and start its first child, without waiting for it.
-
-        Args:
-            timeout: of operations and of configure(); seconds, or a timedelta.
-            options: of the guard, and of the children: interface, ports, heartbeat and local
-                sockets.
-
-        Raises:
-            NotImplementedError: this process has no NCCL, or no device.
-            OSError: no process can be started.
-        """
+    def _check_process(self) -> None:
         self._device_type = _C._ipc_device_type()
-        super().__init__(timeout, options=options)
 
     def _command(self) -> list[str]:
         return [str(_NCCL_CHILD)]

@@ -25,7 +25,10 @@ the guard's failure.
 | failed | nothing |
 | shut down | nothing; configure() begins anew |
 
-Ctrl-C in configure() does what abort() does while the generation forms.
+Ctrl-C in configure() does what abort() does while the generation forms. Python raises it after any
+call: so what configure() begins is the group's before the call that begins it returns, and neither
+a frame nor a thread is the only one that knows it. What must be done whole runs on a helper
+(`uninterrupted()`).
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +58,7 @@ from torchft_ext._pg_generation import (
     LostBackendError,
     Operation,
     StagedWork,
+    uninterrupted,
 )
 from torchft_ext._pg_staging import Staged, Stager
 from torchft_ext._pg_store import KeptClient
@@ -147,17 +152,28 @@ def _let_go(made: Any) -> None:
         kill()
 
 
+class _Formed:
+    """A generation and its backend; the one that makes that, until it is there."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.making: _Making | None = None
+        self.backends: list[Any] = []  # empty until it is there, and once it is retired
+
+
 class _Making:
     """A backend being made on a thread, which lets it go again if nobody wants it any more."""
 
-    def __init__(self, make: Callable[[], Any], tell: Callable[[], None]) -> None:
-        """Begin; `tell` is called, on the thread, when it has ended."""
+    def __init__(self, make: Callable[[], Any], formed: _Formed) -> None:
+        """Say what begin() makes, and who is to have it."""
         self.error: Exception | None = None
         self._make = make
-        self._tell = tell
+        self._formed = formed
         self._lock = threading.Lock()
-        self._made: Any = None
         self._given_up = False
+
+    def begin(self) -> None:
+        """Begin; the generation is told, on the thread, when it has ended."""
         threading.Thread(target=self._run, name="ft-make", daemon=True).start()
 
     def _run(self) -> None:
@@ -165,33 +181,24 @@ class _Making:
             made = self._make()
             with self._lock:
                 unwanted = self._given_up
-                self._made = None if unwanted else made
+                if not unwanted:
+                    self._formed.backends = [made]
             if unwanted:
                 _let_go(made)
         except Exception as error:
-            self.error = error
-        self._tell()
+            self.error = error.with_traceback(None)  # whose frames have the store
+        self._formed.generation.settled.set()
 
-    def result(self) -> Any:
-        """Return it; None: it is not there, and nobody will have it."""
+    def has_made(self) -> bool:
+        """Say whether it is there; if not, nobody will have it."""
         with self._lock:
-            self._given_up = self._made is None
-            return self._made
+            self._given_up = not self._formed.backends
+            return not self._given_up
 
-    def take(self) -> list[Any]:
-        """Hand it over to be ended; the thread ends what comes later."""
+    def give_up(self) -> None:
+        """Have the thread end what is not there yet."""
         with self._lock:
             self._given_up = True
-            made, self._made = self._made, None
-        return [] if made is None else [made]
-
-
-class _Formed:
-    """A generation and its backend."""
-
-    def __init__(self, generation: Generation, backend: Any) -> None:
-        self.generation = generation
-        self.backends = [backend]  # empty once it is retired
 
 
 def _retiring(group: GuardedGroup, formed: _Formed) -> Callable[[], None]:
@@ -211,29 +218,48 @@ class _Retirement:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.count = 0
+        self._waiting: list[tuple[Generation, list[Any], float]] = []  # for a thread
+        self._ending = 0
 
-    def take(self, generation: Generation, backends: list[Any], limit: timedelta) -> None:
-        """End a backend on a thread; the list, which nobody else holds, is emptied. Does not
-        block."""
+    @property
+    def count(self) -> int:
         with self._lock:
-            self.count += 1
-        arguments = generation, backends, limit.total_seconds() + GRACE
-        target = threading.Thread(target=self._end, args=arguments, name="ft-retire")
-        target.daemon = True
-        target.start()
+            return len(self._waiting) + self._ending
 
-    def _end(self, generation: Generation, backends: list[Any], limit: float) -> None:
+    def take(self, formed: _Formed, limit: timedelta) -> None:
+        """Take its backend, if it has one, to be ended by go_on()."""
+        seconds = limit.total_seconds() + GRACE
+        with self._lock:
+            if backends := formed.backends:
+                old = formed.generation, backends, seconds
+                # At once: no call, after which a signal's handler could raise, is between the two.
+                self._waiting, formed.backends = [*self._waiting, old], []
+
+    def go_on(self) -> None:
+        """End on threads what waits: what was taken just now, what there was no thread for, what a
+        signal's handler has kept from having one. Does not block."""
+        with self._lock:
+            count = len(self._waiting)
+        for _ in range(count):
+            with suppress(RuntimeError):  # no thread is left
+                threading.Thread(target=self._end_next, name="ft-retire", daemon=True).start()
+
+    def _end_next(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                return
+            generation, backends, limit = self._waiting.pop(0)
+            self._ending += 1
         try:
             generation.await_copies()  # who failed it may still be ending its backend
-            if backends and callable(abort := getattr(backends[0], "abort", None)):
+            if callable(abort := getattr(backends[0], "abort", None)):
                 with suppress(Exception):
                     abort()
             generation.await_backend(limit)
             backends.clear()  # torch's destructors wait without the GIL
         finally:
             with self._lock:
-                self.count -= 1
+                self._ending -= 1
 
 
 @with_operations
@@ -261,11 +287,12 @@ class GuardedGroup(GroupWithoutBackend):
         self._backend_name = backend_name
         self._copies = copies
         self._label = f"{type(self).__name__}{next(_number)}"
-        self._configuring = threading.Lock()
+        self._configuring = threading.Lock()  # of the next one
+        self._turn: object | None = None  # whoever is in configure()
         self._lock = threading.RLock()  # of the order of operations, and of what follows
         self._guard: _C.Backend | None = None
         self._formed: _Formed | None = None
-        self._forming: Generation | None = None
+        self._forming: _Formed | None = None
         self._retirement = _Retirement()
         self._client = KeptClient()
 
@@ -278,8 +305,9 @@ class GuardedGroup(GroupWithoutBackend):
         """
         raise NotImplementedError
 
-    def _adopted(self, generation: Generation, backend: Any) -> None:
-        """The backend is the generation's; called once, before any operation."""
+    def _adopted(self, generation: Generation, backends: list[Any]) -> None:
+        """The one backend is the generation's; called once, before any operation, on a helper: a
+        traceback of the main thread would hold the backend, which may end with its last owner."""
 
     def _await_quiet(self, within: timedelta) -> None:
         """Block until no earlier backend can write into the caller's tensors; raise if one still
@@ -313,10 +341,10 @@ class GuardedGroup(GroupWithoutBackend):
         client, timeout = self._client, within or self._timeout
 
         def form() -> _C.Backend:
-            if self._guard is None:  # only now is it known which way the store lies
-                self._guard = self._new_guard(client.at(store_addr, timeout))
-            self._guard.configure(f"{store_addr}/guard", rank, world_size, timeout=timeout)
-            return self._guard
+            # Only now is it known which way the store lies.
+            guard = self._guard or self._new_guard(client.at(store_addr, timeout))
+            guard.configure(f"{store_addr}/guard", rank, world_size, timeout=timeout)
+            return guard
 
         self._form(
             form, lambda attempt: client.at(backend_place(store_addr, attempt), timeout), timeout
@@ -328,8 +356,7 @@ class GuardedGroup(GroupWithoutBackend):
 
         def form() -> _C.Backend:
             place = dist.PrefixStore("guard", store)
-            self._guard = self._new_guard(place, rank, world_size, begin_within=self._timeout)
-            return self._guard
+            return self._new_guard(place, rank, world_size, begin_within=self._timeout)
 
         self._form(
             form, lambda attempt: dist.PrefixStore(f"backend{attempt}", store), self._timeout
@@ -338,8 +365,8 @@ class GuardedGroup(GroupWithoutBackend):
     def _new_guard(
         self, store: Store, rank: int = 0, size: int = 1, begin_within: timedelta | None = None
     ) -> _C.Backend:
-        """Make the guard; with a limit, its first generation too."""
-        guard = _C._create_backend(
+        """Make the group's guard; with a limit, its first generation too."""
+        self._guard = _C._create_backend(  # no frame's: it may have members that wait for it
             store,
             rank,
             size,
@@ -351,7 +378,7 @@ class GuardedGroup(GroupWithoutBackend):
             begin=begin_within is not None,
         )
         _interrupts.watch()
-        return guard
+        return self._guard
 
     def _form(
         self,
@@ -360,32 +387,61 @@ class GuardedGroup(GroupWithoutBackend):
         within: timedelta,
     ) -> None:
         """End the last generation, and begin one with the guard that `form` returns."""
-        if not self._configuring.acquire(blocking=False):
-            raise RuntimeError(f"configure() on '{self._label}': another thread is in configure()")
+        turn, before = object(), 0
         try:
+            self._take_turn(turn)
+            before = self._generation_of_guard()
             self._end("configure() was called")
             self._await_quiet(within)
-            guard = form()
-            generation = self._forming = Generation(self._label, guard)
-            formed = _Formed(generation, self._made(generation, guard, store_for, within))
-            generation.retire = _retiring(self, formed)
-            with self._lock:
-                self._formed = formed
-            generation.backend_made()
-            if generation.error() is not None and generation.leaving() is not None:
-                self._retire(formed)
+            self._begin_generation(form(), store_for, within)
+        except BaseException as error:
+            if self._turn is turn:
+                why = f"failed: {error}" if isinstance(error, Exception) else "was interrupted"
+                begun, formed = self._generation_of_guard(), self._forming
+                uninterrupted(
+                    partial(self._call_off, begun if begun != before else None, formed, why)
+                )
+            raise
         finally:
-            self._forming = None
-            self._configuring.release()
+            if self._turn is turn:
+                self._turn = self._forming = None  # no call: it would be open to signals
 
-    def _made(
+    def _generation_of_guard(self) -> int:
+        return 0 if self._guard is None else self._guard.generation
+
+    def _take_turn(self, turn: object) -> None:
+        with self._configuring:
+            if self._turn is not None:
+                raise RuntimeError(
+                    f"configure() on '{self._label}': another thread is in configure()"
+                )
+            self._turn = turn
+
+    def _begin_generation(
+        self, guard: _C.Backend, store_for: Callable[[int], Store], within: timedelta
+    ) -> None:
+        """Add the backend to the guard's generation."""
+        generation = Generation(self._label, guard)
+        formed = self._forming = _Formed(generation)
+        self._make_backend(formed, guard, store_for, within)
+        generation.retire = _retiring(self, formed)
+        formed.making = None  # which holds it
+        with self._lock:
+            self._formed = formed
+        generation.backend_made()
+        if generation.error() is not None and generation.leaving() is not None:
+            self._retire(formed)
+
+    def _make_backend(
         self,
-        generation: Generation,
+        formed: _Formed,
         guard: _C.Backend,
         store_for: Callable[[int], Store],
         within: timedelta,
-    ) -> Any:
-        """Make the generation's backend; leaves it behind where the generation fails meanwhile."""
+    ) -> None:
+        """Have the generation's backend made, on all members; raises where one has none in time, or
+        the generation fails meanwhile."""
+        generation = formed.generation
         timeout, rank, size = self._timeout, generation.rank, generation.size
         # An earlier attempt under this prefix may have left a backend's keys.
         attempt = torch.tensor([secrets.randbits(60)])
@@ -399,31 +455,42 @@ class GuardedGroup(GroupWithoutBackend):
                 raise given_up
             return self._backend(store, rank, size, timeout, number)
 
-        making = _Making(make, generation.settled.set)
+        making = formed.making = _Making(make, formed)
         until = time.monotonic() + within.total_seconds()
-        try:
-            in_time = generation.settled.wait(within.total_seconds() + GRACE)
-            made = making.result()
-            if made is not None:
-                self._adopted(generation, made)
-                _await_others(generation, guard, until)
-        except BaseException:  # Ctrl-C
-            try:
-                generation.abort("configure() was interrupted")
-            finally:
-                self._leave_behind(generation, making)
-            raise
-        if made is not None and generation.error() is None:
-            return made
-        self._leave_behind(generation, making)
-        raise self._why_not(generation, making.error if in_time else None, within)
+        making.begin()
+        in_time = generation.settled.wait(within.total_seconds() + GRACE)
+        made = making.has_made()
+        if made:
+            uninterrupted(partial(self._adopted, generation, formed.backends))
+            _await_others(generation, guard, until)
+        if not made or generation.error() is not None:
+            raise self._why_not(generation, making.error if in_time else None, within)
 
-    def _leave_behind(self, generation: Generation, making: _Making) -> None:
+    def _call_off(self, begun: int | None, formed: _Formed | None, why: str) -> None:
+        """End on all ranks what configure() has begun: the guard's generation, and what is formed
+        over it."""
+        guard = self._guard
+        error: CommError = CommAbortedError(f"group '{self._label}': configure() {why}")
+        try:
+            if guard is not None and begun is not None:
+                guard._abort_generation(begun, f"configure() {why}")
+                error = guard.errored() or error
+        finally:
+            if formed is not None:
+                formed.generation.fail(error)
+                self._leave_behind(formed)
+            self._retirement.go_on()
+
+    def _leave_behind(self, formed: _Formed) -> None:
         """Have the backend ended, as soon as it is there, that a failed generation was to have."""
-        if backends := making.take():
-            self._retirement.take(generation, backends, self._timeout)
+        if formed.making is not None:
+            formed.making.give_up()
+            formed.making = None
+        self._retire(formed)
+        formed.generation.silence = None  # it may be the backend's
         self._given_up()
-        self._client = KeptClient()  # the thread may still wait in the other one
+        left, self._client = self._client, KeptClient()  # the thread may still wait in that one
+        left.forget()
 
     def _why_not(
         self, generation: Generation, error: Exception | None, within: timedelta
@@ -453,9 +520,8 @@ class GuardedGroup(GroupWithoutBackend):
     def _retire(self, formed: _Formed) -> None:
         """End its backend, on a thread; nothing if that is done. Any thread."""
         with self._lock:
-            backends, formed.backends = formed.backends, []
-        if backends:
-            self._retirement.take(formed.generation, backends, self._timeout)
+            self._retirement.take(formed, self._timeout)
+        self._retirement.go_on()
 
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
         formed = self._formed
@@ -513,16 +579,18 @@ class GuardedGroup(GroupWithoutBackend):
         guard.abort()
         error = guard.errored() or CommAbortedError(f"group '{self._label}': abort() was called")
         if forming is not None:
-            forming.fail(error)
+            forming.generation.fail(error)
         if formed is not None:
             formed.generation.fail(error)
             formed.generation.await_copies()
 
     def shutdown(self) -> None:
         self._end("shutdown() was called")
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            guard.shutdown()
+        try:
+            if self._guard is not None:
+                self._guard.shutdown()
+        finally:
+            self._guard = None
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -572,9 +640,9 @@ class ProcessGroupBackend(GuardedGroup):
     ) -> Any:
         return _as_group(self._make(store, rank, size, timeout), store, rank, size)
 
-    def _adopted(self, generation: Generation, backend: Any) -> None:
+    def _adopted(self, generation: Generation, backends: list[Any]) -> None:
         if not self._copies:
-            generation.silence = backend.abort
+            generation.silence = backends[0].abort
 
 
 class ProcessGroupGloo(ProcessGroupBackend):

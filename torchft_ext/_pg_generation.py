@@ -23,13 +23,16 @@ abandoned operation out of the caller's tensors.
 from __future__ import annotations
 
 import copy
+import os
 import queue
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,27 +58,62 @@ class Helpers:
     """Threads that wait for works without futures: as many as wait at the same time, kept."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Have none, as in a forked process."""
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
 
     def run(self, task: Callable[[], None]) -> None:
-        """Run it on a helper. Does not block."""
-        with self._lock:
-            fresh = self._idle == 0
-            self._idle -= not fresh
-        self._tasks.put(task)
-        if fresh:
-            threading.Thread(target=self._work, name="ft-helper", daemon=True).start()
+        """Run it on a helper. Does not block.
 
-    def _work(self) -> None:
+        Raises:
+            RuntimeError: no thread is left.
+        """
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1  # nothing can come between the two lines
+                self._tasks.put(task)
+                return
+        threading.Thread(target=self._work, args=(task,), name="ft-helper", daemon=True).start()
+
+    def _work(self, task: Callable[[], None]) -> None:
         while True:
-            self._tasks.get()()
+            task()
+            del task  # not held while this one waits
             with self._lock:
                 self._idle += 1
+            task = self._tasks.get()
 
 
 helpers = Helpers()
+os.register_at_fork(after_in_child=helpers.forget)
+
+
+def uninterrupted(task: Callable[[], None]) -> None:
+    """Run it to its end, whatever handlers of signals raise meanwhile: these run on the main
+    thread, where the task is given to a helper. Blocks until the end, or raises what they raise."""
+    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+        return task()
+    over, errors = threading.Event(), []
+
+    def run() -> None:
+        try:
+            task()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            over.set()
+
+    try:
+        helpers.run(run)
+    except RuntimeError:  # no thread is left
+        return task()
+    over.wait()
+    if errors:
+        raise errors[0]
 
 
 class BackendError(RuntimeError):
@@ -486,6 +524,10 @@ class Generation:
 
         Blocks as long as a backend that works on the caller's tensors takes to leave them.
         """
+        if self._error is None:
+            uninterrupted(partial(self._fail_whole, error))
+
+    def _fail_whole(self, error: Exception) -> None:
         with self._lock:
             if self._error is not None:
                 return
@@ -497,6 +539,7 @@ class Generation:
         if self.silence is not None:
             with suppress(Exception):  # it has no better way to say that it could not
                 self.silence()
+            self.silence = None  # whoever holds this holds no backend
         for operation in pending:
             operation.end(_of(operation, error))
         self._ended.set()

@@ -81,17 +81,27 @@ def store_for_configure(store_addr: str, timeout: timedelta) -> Store:
 class KeptClient:
     """The client of the last store, for all addresses there: connecting may wait for name servers.
 
-    Owner: one group. Threads: one call at a time.
+    Owner: one group. Threads: one call at a time; forget(): any, at any time.
     """
 
     def __init__(self) -> None:
         self._place: tuple[str, int] | None = None
         self._client: Store | None = None
+        self._keeps = True
+
+    def forget(self) -> None:
+        """Keep no client any more, whoever holds this."""
+        self._keeps = False
+        self._client = None
 
     def at(self, store_addr: str, timeout: timedelta) -> Store:
         """As store_for_configure(); connects where the last address was elsewhere."""
         host, port, prefix = split_address(store_addr)
-        if self._client is None or self._place != (host, port):
-            self._client, self._place = _reached(host, port, timeout), (host, port)
-        self._client.set_timeout(timeout)
-        return dist.PrefixStore(prefix, self._client)
+        client = self._client
+        if client is None or self._place != (host, port):
+            client = _reached(host, port, timeout)
+            self._client, self._place = client, (host, port)
+            if not self._keeps:  # now: forget() may have come meanwhile
+                self._client = None
+        client.set_timeout(timeout)
+        return dist.PrefixStore(prefix, client)

@@ -74,12 +74,16 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         beside=_default_backend(),
         ranks_beside=list(opts.global_ranks_in_group),
     )
-    _interrupts.watch()
-    if not single or spec is None:
-        _mend_default_backend(frame, spec)
-        return made
-    group = _C._create_group(opts.store, made, list(spec))
-    _copy_bound_device(frame, group)
+    try:
+        _interrupts.watch()
+        if not single or spec is None:
+            _mend_default_backend(frame, spec)
+            return made
+        group = _C._create_group(opts.store, made, list(spec))
+        _copy_bound_device(frame, group)
+    except BaseException:  # Ctrl-C; a traceback may keep it
+        made.abort(f"{caller} was interrupted")
+        raise
     return group
 
 
@@ -105,7 +109,11 @@ def _over_another_backend(
         )
     chosen = timeout if options is None or options.timeout is None else options.timeout
     group = ProcessGroupBackend(_engine(name), chosen, options=options)
-    group.begin_over(opts.store, opts.group_rank, opts.group_size)
+    try:
+        group.begin_over(opts.store, opts.group_rank, opts.group_size)
+    except BaseException:  # Ctrl-C, even where it had begun
+        group.abort()
+        raise
     return group
 
 

@@ -38,7 +38,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
  private:
   bool fill(size_t count);  // false: the parent is gone
   void sendWhatFits() REQUIRES(mutex_);
-  void sendRest() EXCLUDES(mutex_);  // blocks until the parent has taken everything, or is gone
+  // Blocks until the parent has taken everything, or is gone. No deadline, as for receive(): this
+  // process is there for its parent alone, who may be stopped for as long as it likes.
+  void sendRest() EXCLUDES(mutex_);
 
   const UniqueFd socket_;
   const UniqueFd parent_;  // readable once it has ended; none: the kernel cannot

@@ -111,6 +111,15 @@ def prepare() -> None:
             devices.append(NAME)
 
 
+def prepare_children() -> None:
+    """As prepare(), for groups whose NCCL runs in child processes, which are simulated, too, and
+    open the memory that is allocated from now on."""
+    prepare()
+    simulator().share_memory()
+    children: Any = importlib.import_module("torchft_ext._pg_baby")
+    children._NCCL_CHILD = simulator().LIBRARY.parent / "torchft_ext_sim_child"
+
+
 def device() -> torch.device:
     return torch.device(NAME, torch.accelerator.current_device_index())
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import baby_side
 import device_side
 import process_group_side
 import torch
@@ -18,7 +19,6 @@ from process_group_side import LIMIT, held
 from rankside import ErrorInfo, failure_of, kept, wait_until
 from torch.nn.parallel import DistributedDataParallel
 
-from torchft_ext import _pg_baby as baby
 from torchft_ext import _pg_frames as frames
 from torchft_ext import _pg_lent
 from torchft_ext import process_group as pgs
@@ -26,11 +26,8 @@ from torchft_ext.errors import CommAbortedError
 
 
 def prepare(violations: str) -> None:
-    """Have the children simulated, too, and memory that they can open."""
-    accelerator.prepare()
-    simulator = accelerator.simulator()
-    simulator.share_memory()
-    baby._NCCL_CHILD = simulator.LIBRARY.parent / "torchft_ext_sim_child"
+    """Have the children simulated, too, and tell there what they do wrong."""
+    accelerator.prepare_children()
     os.environ["TORCHFT_EXT_SIM_VIOLATIONS"] = violations
 
 
@@ -42,9 +39,7 @@ def join(violations: str, kind: str, address: str, rank: int, size: int) -> None
 
 def await_spare() -> int:
     """The process that the next configure() takes."""
-    group = kept["group"]
-    wait_until(group.spare_is_ready, "the spare")
-    return group._children._spare.pid
+    return baby_side.await_spare(kept["group"])
 
 
 def on_device(operations: Callable[[], list[torch.Tensor]]) -> list[object]:
@@ -145,19 +140,10 @@ def blocked_sum() -> tuple[ErrorInfo, int]:
     return error, pid
 
 
-def await_blocked() -> None:
-    generation = kept["group"]._formed.generation
-    wait_until(lambda: generation.busy() > 0, "an operation")
-
-
 def whole_sum() -> float:
     tensor = ramp()
     kept["group"].allreduce([tensor]).wait()
     return tensor[0].item()
-
-
-def child_pid() -> int:
-    return kept["group"].child_pid()
 
 
 def leave(violations: str) -> None:

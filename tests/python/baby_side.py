@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from process_group_side import LIMIT, place
-from rankside import wait_until
+from ranks import Call, values_of
+from rankside import kept, wait_until
 
 from torchft_ext import process_group as pgs
 
@@ -36,3 +40,20 @@ def await_gone(*pids: int) -> None:
 def await_spare(group: pgs.ProcessGroupBaby) -> int:
     wait_until(group.spare_is_ready, "the spare")
     return group._children._spare.pid
+
+
+def child_pid() -> int:
+    return kept["group"].child_pid()
+
+
+def times_of_a_kill(calls: list[Call], victim: int, pids: list[int]) -> list[float]:
+    """Kill that rank's child; how long each of the calls, which return their failure first, took to
+    be told of it."""
+    killed = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    errors = [error for error, _ in values_of(calls)]
+    words = f"rank {victim}: its child process {pids[victim]} was ended by SIGKILL"
+    assert [(error.type, words in error.text) for error in errors] == [
+        ("CommAbortedError", True)
+    ] * len(calls)
+    return [error.at - killed for error in errors]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from ranks import World, values_of
+from ranks import Call, World, values_of
 from rankside import ErrorInfo, describe, failure_of, kept, leave_default_group, wait_until
 from torch._C._distributed_c10d import AllgatherOptions
 
@@ -144,8 +144,10 @@ def await_blocked() -> None:
     wait_until(lambda: generation.busy() > 0, "an operation")
 
 
-def start_blocked(world: World, count: int) -> list:
-    calls = [world.start(rank, blocked_sum) for rank in range(count)]
+def start_blocked(
+    world: World, count: int, blocked: Callable[[], tuple[ErrorInfo, object]] = blocked_sum
+) -> list[Call]:
+    calls = [world.start(rank, blocked) for rank in range(count)]
     for rank in range(count):
         world.side(rank, await_blocked)
     return calls

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import baby_nccl_side
 import device_side
 import pytest
 import torch
 import torch.distributed as dist
+from device_side import accelerator
 from ranks import World
-from rankside import abort, backend, init_fresh, wait_errored, wait_until
+from rankside import PATIENCE, abort, backend, init_fresh, kept, wait_errored, wait_until
 from stopped_threads import stopped_threads
 from values import check, check_sum
 
@@ -128,3 +132,78 @@ def test_python_runs_while_check_waits_for_a_stream(devices):
     assert_python_runs_beside(world, 0)
     world.side(0, device_side.let_go)
     checking.value()
+
+
+# ---- a group whose engine runs in a child process
+
+
+@pytest.fixture
+def parent(devices, tmp_path) -> Iterator[World]:
+    """A world of one, whose child and device are simulated."""
+    violations, pool = str(tmp_path / "violations"), devices.pool
+    world = World(pool, pool.borrow(1))
+    world.on(0, baby_nccl_side.begin_alone, violations, pool.address(), "")
+    world.on(0, forget_the_last_call)
+    yield world
+    world.on(0, baby_nccl_side.leave, violations)
+
+
+of_the_simulator = pytest.mark.skipif(
+    not accelerator.nccl_simulated(), reason="the child is the simulator's"
+)
+
+
+def sum_past(driver_call: str) -> float:
+    """A sum whose issue sits in that call until driver_goes_on()."""
+    tensor = torch.ones(4, device=device_side.device())
+    accelerator.simulator().inject(f"block {driver_call}")
+    works: list[dist.Work] = []
+    _in_sight(lambda: works.append(kept["group"].allreduce([tensor])))
+    works[0].wait()
+    return tensor[0].item()
+
+
+def driver_goes_on() -> None:
+    accelerator.simulator().inject("clear")
+
+
+@of_the_simulator
+@pytest.mark.parametrize("driver_call", ["lend", "lend_event", "record"])
+def test_python_runs_while_a_driver_describes_what_a_child_is_lent(parent, driver_call):
+    issuing = parent.start(0, sum_past, driver_call)
+    assert_python_runs_beside(parent, 0)
+    parent.side(0, driver_goes_on)
+    assert issuing.value() == 1.0
+
+
+def wait_for_a_stopped_child() -> float:
+    tensor, pid = torch.ones(4, device=device_side.device()), kept["group"].child_pid()
+    os.kill(pid, signal.SIGSTOP)
+    _in_sight(kept["group"].allreduce([tensor]).wait)
+    return tensor[0].item()
+
+
+def await_end_of_child() -> bool:
+    child = kept["group"]._children.last()
+    gone: list[bool] = []
+    _in_sight(lambda: gone.append(child.await_gone(PATIENCE)))
+    return gone[0]
+
+
+def signal_child(number: int) -> None:
+    os.kill(kept["group"].child_pid(), number)
+
+
+@of_the_simulator
+@pytest.mark.parametrize(
+    ("call", "ended_by", "result"),
+    [
+        (wait_for_a_stopped_child, signal.SIGCONT, 1.0),
+        (await_end_of_child, signal.SIGKILL, True),
+    ],
+)
+def test_python_runs_while_a_child_is_waited_for(parent, call, ended_by, result):
+    waiting = parent.start(0, call)
+    assert_python_runs_beside(parent, 0)
+    parent.side(0, signal_child, ended_by)
+    assert waiting.value() == result

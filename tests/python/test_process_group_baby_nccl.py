@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import baby_nccl_side as side
 import pytest
 import torch
 import torch.distributed as dist
+from baby_side import await_gone, child_pid, times_of_a_kill
 from device_side import accelerator
-from process_group_side import LIMIT, abort, exchanges, results_of, scattered_sums, sums
+from process_group_side import (
+    LIMIT,
+    abort,
+    await_blocked,
+    exchanges,
+    results_of,
+    scattered_sums,
+    start_blocked,
+    sums,
+)
 from process_group_side import leave as leave_host
 from process_group_side import world_of as host_world_of
 from ranks import START_PATIENCE, Pool, World, values_of
 from rankside import seconds, wait_until
-from test_process_group_baby import await_gone, coalesced, has_ended
+from test_process_group_baby import coalesced, has_ended
 from timing import AT_ONCE, assert_within
 
 from torchft_ext import _pg_baby as baby
@@ -57,6 +66,13 @@ class Groups:
         world = World(self.pool, self.pool.borrow(1))
         world.on(0, side.begin_alone, self.violations, self.pool.address(), faults)
         return world
+
+    def found_alone(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """What a function finds in a world of one, which then leaves."""
+        world = self.alone()
+        found = world.on(0, function, *arguments)
+        self.leave(world)
+        return found
 
 
 @pytest.fixture
@@ -110,13 +126,6 @@ def test_memory_that_was_freed_and_allocated_again_is_another(groups):
     groups.leave(world)
 
 
-def start_blocked(world: World, count: int) -> list:
-    calls = [world.start(rank, side.blocked_sum) for rank in range(count)]
-    for rank in range(count):
-        world.side(rank, side.await_blocked)
-    return calls
-
-
 @pytest.mark.parametrize("before", ["nothing", "a sum"])
 def test_abort_releases_all_ranks_of_an_operation(groups, before):
     """Whether their children are in the operation, or in the making of a communicator for it."""
@@ -125,7 +134,7 @@ def test_abort_releases_all_ranks_of_an_operation(groups, before):
         world = groups.world(3)
         if before == "a sum":
             world.run(side.whole_sum)
-        calls = start_blocked(world, 2)
+        calls = start_blocked(world, 2, side.blocked_sum)
         began = world.side(2, abort)
         found = values_of(calls)
         assert [error.type for error, _ in found] == ["CommAbortedError"] * 2
@@ -145,27 +154,21 @@ def test_killed_child_releases_all_ranks_and_is_named(groups, victim):
     def times() -> list[float]:
         world = groups.world(3)
         world.run(side.whole_sum)
-        pids = world.run(side.child_pid)
-        calls = start_blocked(world, 2)
-        killed = time.monotonic()
-        os.kill(pids[victim], signal.SIGKILL)
-        found = values_of(calls)
-        words = f"rank {victim}: its child process {pids[victim]} was ended by SIGKILL"
-        assert [error.type for error, _ in found] == ["CommAbortedError"] * 2
-        assert [words in error.text for error, _ in found] == [True] * 2
+        pids = world.run(child_pid)
+        took = times_of_a_kill(start_blocked(world, 2, side.blocked_sum), victim, pids)
         groups.joined(world)
         assert world.run(side.whole_sum) == [30.0] * 3
         await_gone(*pids)
         groups.leave(world)
-        return [error.at - killed for error, _ in found]
+        return took
 
     assert_within(AT_ONCE, times)
 
 
 def test_killed_parent_takes_its_child_along_out_of_an_operation(groups):
     world = groups.world(3)
-    orphan = world.on(1, side.child_pid)
-    calls = start_blocked(world, 2)
+    orphan = world.on(1, child_pid)
+    calls = start_blocked(world, 2, side.blocked_sum)
     world.kill(1)
     error, _ = calls[0].value()
     assert error.type == "PeerLostError"
@@ -178,80 +181,63 @@ def test_killed_parent_takes_its_child_along_out_of_an_operation(groups):
 
 def test_child_whose_thread_sits_in_nccl_ends_with_its_parent(groups):
     world = groups.alone("block init ms=-1")
-    orphan = world.on(0, side.child_pid)
+    orphan = world.on(0, child_pid)
     world.start(0, side.blocked_sum)
-    world.side(0, side.await_blocked)
+    world.side(0, await_blocked)
     world.kill(0)
     wait_until(lambda: has_ended(orphan), "the end of the child", LIMIT / 2)
 
 
 def test_generations_leave_nothing_behind(groups):
-    world = groups.alone()
-    assert world.on(0, side.grown_by_generations, groups.pool.address()) == {}
-    groups.leave(world)
+    assert groups.found_alone(side.grown_by_generations, groups.pool.address()) == {}
 
 
 @pytest.mark.parametrize("tells", [False, True])
 def test_memory_of_a_failed_operation_is_kept_until_its_child_is_gone(groups, tells):
-    world = groups.alone()
-    found = world.on(0, side.memory_kept_for_a_child, groups.pool.address(), tells)
+    found = groups.found_alone(side.memory_kept_for_a_child, groups.pool.address(), tells)
     assert found == (True, True)
-    groups.leave(world)
 
 
 def test_child_hears_of_no_operation_after_the_generation_failed(groups):
-    world = groups.alone()
-    assert world.on(0, side.sent_after_the_failure) == 0
-    groups.leave(world)
+    assert groups.found_alone(side.sent_after_the_failure) == 0
 
 
 def test_abort_and_configure_tell_of_a_killed_child_that_stays(groups):
-    world = groups.alone()
-    errors, began = world.on(0, side.errors_of_a_child_that_stays, groups.pool.address())
+    errors, began = groups.found_alone(side.errors_of_a_child_that_stays, groups.pool.address())
     assert ["has not ended within" in one for one in errors] == [True, True]
     assert not began
-    groups.leave(world)
 
 
 def test_capture_is_refused(groups):
-    world = groups.alone()
-    errors = world.on(0, side.errors_in_a_capture)
+    errors = groups.found_alone(side.errors_in_a_capture)
     assert ["cannot be part of a graph" in one for one in errors] == [True, True]
-    groups.leave(world)
 
 
 def test_refused_call_leaves_no_trace_of_its_memory(groups):
-    world = groups.alone()
-    assert world.on(0, side.sums_after_a_refusal) == 0.0
-    groups.leave(world)
+    assert groups.found_alone(side.sums_after_a_refusal) == 0.0
 
 
 def test_copies_leave_the_current_device(groups):
-    world = groups.alone()
-    assert world.on(0, side.device_after_a_copy) == 0
-    groups.leave(world)
+    assert groups.found_alone(side.device_after_a_copy) == 0
 
 
 def test_child_has_a_bounded_number_of_allocations_open(groups):
-    world = groups.alone()
-    found, count = world.on(0, side.open_in_child, 2)
+    found, count = groups.found_alone(side.open_in_child, 2)
     assert found == [*map(float, range(6))]
     assert 0 < count <= 2
-    groups.leave(world)
 
 
 def test_configure_takes_the_spare(groups):
     world = groups.alone()
     spare = world.on(0, side.await_spare)
     groups.joined(world)
-    assert world.on(0, side.child_pid) == spare
+    assert world.on(0, child_pid) == spare
     groups.leave(world)
 
 
 def test_bad_arguments_are_told_and_leave_the_generation(groups):
-    world = groups.alone()
     for text, words in zip(
-        world.on(0, side.refusals),
+        groups.found_alone(side.refusals),
         [
             f"expected tensors on {accelerator.NAME}, found one on cpu",
             "expected tensors on one device",
@@ -262,7 +248,6 @@ def test_bad_arguments_are_told_and_leave_the_generation(groups):
         strict=True,
     ):
         assert words in text
-    groups.leave(world)
 
 
 # ---- the program itself, in this process ----

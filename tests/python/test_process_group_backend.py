@@ -108,6 +108,56 @@ def test_backend_that_is_quiet_after_an_abort_works_on_the_tensors_themselves(st
     group.shutdown()
 
 
+class SlowToAbort(Late):
+    """A backend whose first abort() ends when the test says so."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.aborts = 0
+        self.may_end = threading.Event()
+
+    def abort(self) -> None:
+        self.aborts += 1
+        if self.aborts == 1:
+            assert self.may_end.wait(LIMIT)
+
+
+def is_in(function: str, thread_name: str) -> bool:
+    """Whether a thread of that name is in a function of that one."""
+    frames = sys._current_frames()
+    found = [frames.get(one.ident) for one in threading.enumerate() if one.name == thread_name]
+    while found:
+        frame = found.pop()
+        if frame is not None and frame.f_code.co_name == function:
+            return True
+        found += [frame.f_back] if frame is not None else []
+    return False
+
+
+def test_old_backend_is_aborted_again_only_once_its_first_abort_is_over(store):
+    """A member that leaves retires the backend that another thread is aborting."""
+    made: list[SlowToAbort] = []
+
+    def make(_store, rank, size, _timeout):
+        made.append(SlowToAbort(rank, size))
+        return made[0]
+
+    group = alone(store, make, quiet_after_abort=True)
+    with ThreadPoolExecutor(1) as thread:
+        aborting = thread.submit(group.abort)
+        wait_until(lambda: made[0].aborts == 1, "the first abort")
+        group._formed.generation._fail_by_leaving(PeerLeftError("a test"))
+        wait_until(
+            lambda: made[0].aborts > 1 or is_in("await_copies", "ft-retire"), "the retirement"
+        )
+        seen = made[0].aborts
+        made[0].may_end.set()
+        aborting.result(LIMIT)
+    wait_until(lambda: group.retired() == 0, "the backend's end")
+    assert (seen, made[0].aborts) == (1, 2)
+    group.shutdown()
+
+
 def test_future_has_the_outputs_or_raises_the_failure(store):
     group, backend = late(store)
     tensor = torch.ones(1)

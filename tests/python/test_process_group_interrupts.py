@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import sys
 import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 
 import pytest
+import torch
 import torch.distributed as dist
-from process_group_side import LIMIT, leave, whole_sum
+from process_group_side import LIMIT, held, leave, whole_sum
 from ranks import World, values_of
-from rankside import kept, leave_default_group, main_thread_waits_in_c, wait_until
+from rankside import (
+    connected_store,
+    failure_of,
+    kept,
+    leave_default_group,
+    main_thread_waits_in_c,
+    seconds,
+    wait_until,
+)
+from torch.distributed import distributed_c10d as c10d
 
+import torchft_ext
 from torchft_ext import process_group as pgs
+
+LIMIT_TIME = seconds(LIMIT)
+NATIVE = {"make_group": "_make_group", "ft": "_create_backend", "ft:gloo": "_create_backend"}
+PROMPT = 8.0  # seconds; of LIMIT, after which a member would notice by itself
 
 
 class Noted(dist.ProcessGroup):
@@ -73,7 +95,7 @@ def how_it_ended() -> str:
 
 
 @pytest.mark.parametrize(
-    ("makes", "place", "end"), [(0, "_made", "killed"), (1, "_await_others", "aborted")]
+    ("makes", "place", "end"), [(0, "_make_backend", "killed"), (1, "_await_others", "aborted")]
 )
 def test_interrupt_leaves_configure_while_one_makes_its_backend(ranks, makes, place, end):
     """The rank that is interrupted, 0, or the other one, for which it waits."""
@@ -92,3 +114,231 @@ def test_interrupt_leaves_configure_while_one_makes_its_backend(ranks, makes, pl
     values_of([world.start(rank, configure, address, rank, 2) for rank in range(2)])
     assert world.run(whole_sum) == [16.0] * 2
     world.run(leave)
+
+
+# ---- at every place where Python looks for signals
+
+
+class Interrupting:
+    """Has a KeyboardInterrupt come at one place of a call, as after a signal.
+
+    CPython looks for signals as a function begins and after each call of C's; those are the places,
+    from the return of the native call `begin` on, in functions of this package.
+    """
+
+    def __init__(self, begin: str, number: int) -> None:
+        self.came = False
+        self._begin = begin
+        self._places = itertools.count()
+        self._number = number
+        self._begun = False
+
+    def _look(self, frame: FrameType, event: str, what: object) -> None:
+        if event == "return" and frame.f_code.co_name in ("create", "make_group"):
+            self._begun = False  # the group is its caller's now
+        ours = frame.f_globals.get("__name__", "").startswith("torchft_ext")
+        made = event == "return" and frame.f_code.co_name == "__init__"
+        if not ours or not (made or event in ("call", "c_return")):
+            return
+        if event == "c_return" and getattr(what, "__name__", "") == self._begin:
+            self._begun = True
+        if self._begun and not self.came and next(self._places) == self._number:
+            self.came = True
+            raise KeyboardInterrupt
+
+    def run(self, call: Callable[[], object]) -> KeyboardInterrupt | None:
+        """Call it; what came of it, with its traceback."""
+        sys.setprofile(self._look)
+        try:
+            call()
+        except KeyboardInterrupt as error:
+            return error
+        finally:
+            sys.setprofile(None)
+        return None
+
+
+_alive: weakref.WeakSet[Counted] = weakref.WeakSet()
+
+
+class Counted(dist.ProcessGroup):
+    """A group of torch's around gloo; which of them are there is known."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: object) -> None:
+        super().__init__(rank, size)
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        _alive.add(self)
+
+
+def new_counted(kind: str) -> None:
+    leave_default_group()
+    pgs.declare_backend("counted", pgs.BackendCapabilities(make=Counted))
+    if kind == "counted":
+        kept["group"] = pgs.ProcessGroupBackend(kind, timeout=LIMIT)
+    else:
+        kept["group"] = getattr(pgs, f"ProcessGroup{kind}")(timeout=LIMIT)
+
+
+def interrupted_everywhere(address: str) -> tuple[int, int]:
+    """At how many places configure() was interrupted, and at how many of these it had begun the
+    generation; what was raised is kept, with its tracebacks."""
+    group, owned, common = kept["group"], 0, connected_store(address)
+    errors = kept.setdefault("errors", [])
+    for number in itertools.count():
+        last, interrupting = group._formed, Interrupting("configure", number)
+        error = interrupting.run(lambda: group.configure(f"{address}/{number}", 0, 2))  # noqa: B023
+        if error is None:
+            assert not interrupting.came, number
+            break
+        errors.append(error)
+        if group._formed is not last and group.errored() is None:
+            owned += 1
+            group.abort()
+        await_told(common, number)
+    group.allreduce([torch.ones(1)]).wait()
+    return number, owned
+
+
+def await_told(common: dist.Store, number: int) -> None:
+    """Whatever this rank did next would tell the other member too."""
+    with suppress(dist.DistStoreError):  # the other one says that it was late
+        common.wait([f"told{number}"], seconds(PROMPT))
+
+
+def everything_held() -> dict[str, int]:
+    """Once the old backends are gone, and the spare is there of a group that has one."""
+    group = kept["group"]
+    wait_until(lambda: group.retired() == 0, "the end of old backends")
+    wait_until(getattr(group, "spare_is_ready", lambda: True), "the spare")
+    gc.collect()
+    return {**held(), "backends": len(_alive)}
+
+
+def grown(before: dict[str, int]) -> dict[str, int]:
+    def now() -> dict[str, int]:
+        found = everything_held()
+        return {name: found[name] - count for name, count in before.items() if found[name] > count}
+
+    limit = time.monotonic() + PROMPT
+    while now() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return now()
+
+
+def told_each_time(address: str) -> list[float]:
+    """How long the other member took to learn of each interrupt."""
+    group, times, common = kept["group"], [], connected_store(address)
+
+    def begin_and_sum() -> None:
+        group.configure(f"{address}/{len(times)}", 1, 2)
+        group.allreduce([torch.ones(1)]).wait()
+
+    while True:
+        began = time.monotonic()
+        error = failure_of(begin_and_sum)
+        if error is None:
+            return times
+        common.set(f"told{len(times)}", "")
+        times.append(time.monotonic() - began)
+        assert error.type == "CommAbortedError" or times[-1] > PROMPT, error
+
+
+@pytest.mark.parametrize("kind", ["counted", "BabyHost"])
+def test_interrupt_anywhere_in_configure_is_told_and_leaves_nothing(ranks, kind):
+    world, address = World(ranks, ranks.borrow(2)), ranks.address()
+    world.run(new_counted, kind)
+    before: dict[str, int] = {}
+    for turn in range(2):  # whatever there is to be had once is there after the first
+        told = world.start(1, told_each_time, f"{address}/{turn}")
+        places, owned = world.on(0, interrupted_everywhere, f"{address}/{turn}")
+        times = told.value()
+        assert places == len(times) and places > 30 and owned < places / 4
+        assert max(times) < PROMPT
+        before = before or world.on(0, everything_held)
+    before["task"] += 3  # helpers, which stay: as many as were needed at one time
+    before["fd"] += 1  # of this test
+    assert world.on(0, grown, before) == {}
+    world.run(leave)
+
+
+def interrupted_makings(address: str, how: str) -> int:
+    """At how many places after its first generation had formed a group's making was interrupted."""
+    errors: list[KeyboardInterrupt] = []
+    common = connected_store(address)
+    for number in itertools.count():
+        # Of its own: a backend that is left behind may still wait in the last one's client.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        kept.setdefault("stores", []).append(store)
+        common.set(str(number), str(store.port))
+        interrupting = Interrupting(NATIVE[how], number)
+        place = dist.PrefixStore("here", store)
+        error = interrupting.run(lambda: make_one(place, how, 0))  # noqa: B023
+        if error is None:
+            return number
+        errors.append(error)
+        await_told(common, number)
+        leave_what_torch_has()
+    raise AssertionError
+
+
+def leave_what_torch_has() -> None:
+    """Of a making that failed: the number in the next group's name."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    c10d._world.group_count = 0
+
+
+def make_one(store: dist.Store, how: str, rank: int) -> None:
+    if how == "make_group":
+        kept["made"] = torchft_ext.make_group(store, rank, 2, name="made", timeout=LIMIT_TIME)
+    else:
+        dist.init_process_group(how, store=store, rank=rank, world_size=2, timeout=LIMIT_TIME)
+        kept["made"] = dist.group.WORLD
+
+
+def told_of_makings(address: str, how: str) -> list[float]:
+    """How long the other member took to learn of each interrupt."""
+    times: list[float] = []
+    common = connected_store(address)
+
+    def make_and_sum() -> None:
+        make_one(store, how, 1)
+        sum_over_what_was_made()
+
+    while True:
+        port = int(common.get(str(len(times))))
+        store = connected_store(f"127.0.0.1:{port}/here")
+        began = time.monotonic()
+        error = failure_of(make_and_sum)
+        if error is None:
+            return times
+        assert "CommError" in error.kinds, error
+        common.set(f"told{len(times)}", "")
+        times.append(time.monotonic() - began)
+        kept.pop("made", None)
+        leave_what_torch_has()
+
+
+def sum_over_what_was_made() -> None:
+    kept["made"].allreduce([torch.ones(1)]).wait()
+
+
+def leave_what_was_made() -> None:
+    kept.pop("made").shutdown()
+    leave_what_torch_has()
+    kept.pop("stores", None)
+
+
+@pytest.mark.parametrize("how", NATIVE)
+def test_interrupt_anywhere_in_the_making_of_a_group_is_told(ranks, how):
+    world, address = World(ranks, ranks.borrow(2)), ranks.address()
+    world.run(leave_default_group)
+    told = world.start(1, told_of_makings, address, how)
+    places = world.on(0, interrupted_makings, address, how)
+    world.on(0, sum_over_what_was_made)
+    times = told.value()
+    assert places == len(times) and places > 2
+    assert max(times) < PROMPT
+    world.run(leave_what_was_made)

@@ -16,9 +16,9 @@ const std::map<std::string, FaultAction> kActions = {
     {"block", FaultAction::kBlock},
 };
 const std::vector<std::string> kPoints = {
-    "any",       "init",     "allreduce", "broadcast", "reduce", "allgather", "reduce_scatter",
-    "send",      "recv",     "finalize",  "destroy",   "abort",  "revoke",    "unique_id",
-    "group_end", "register", "deregister"};
+    "any",       "init",     "allreduce",  "broadcast", "reduce",     "allgather", "reduce_scatter",
+    "send",      "recv",     "finalize",   "destroy",   "abort",      "revoke",    "unique_id",
+    "group_end", "register", "deregister", "lend",      "lend_event", "record"};
 
 void setKey(Fault& fault, const std::string& key, int value) {
   const std::map<std::string, int*> keys = {{"rank", &fault.rank},

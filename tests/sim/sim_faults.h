@@ -2,8 +2,8 @@
 //
 // A fault is one line of text:  ACTION POINT [key=value ...]
 //   points   a call (init, allreduce, broadcast, reduce, allgather, reduce_scatter, send, recv,
-//            finalize, destroy, abort, revoke, unique_id, group_end, register, deregister), or
-//            "any"
+//            finalize, destroy, abort, revoke, unique_id, group_end, register, deregister), one
+//            about what another process is lent (lend: memory, lend_event, record), or "any"
 //   hang         the operation stays on its stream until abort or revoke, whoever comes; with ms=,
 //                for that much longer, and then writes junk into its output; init: stays in
 //                progress for good

@@ -91,6 +91,7 @@ class SimIpcEvent final : public IpcEvent {
 
   std::string handle() const override { return handle_; }
   void record(const c10::Stream& stream) override {
+    Faults::instance().pause("record", -1);
     const uint32_t which = ++marks().recorded;
     streamOf(stream).enqueue([mapping = mapping_, which] { marksOf(*mapping).pass(which); });
   }
@@ -117,6 +118,7 @@ class SimIpc final : public DeviceIpc {
   }
 
   IpcMemory memoryAt(const void* inside, c10::DeviceIndex /*device*/) const override {
+    Faults::instance().pause("lend", -1);
     const auto place = Segments::instance().around(inside);
     TORCH_CHECK_VALUE(place.has_value(), "this memory cannot be lent");
     const Handle handle{::getpid(), place->descriptor, place->file, place->bytes};
@@ -132,6 +134,7 @@ class SimIpc final : public DeviceIpc {
   }
 
   std::shared_ptr<IpcEvent> makeEvent(c10::DeviceIndex /*device*/) const override {
+    Faults::instance().pause("lend_event", -1);
     UniqueFd file(::memfd_create("torchft_ext_sim-event", MFD_CLOEXEC));
     struct stat found {};
     TORCH_CHECK(file.get() >= 0 && ::ftruncate(file.get(), sizeof(Marks)) == 0 &&
