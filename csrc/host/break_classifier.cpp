@@ -35,6 +35,13 @@ void BreakClassifier::channelEnded(int rank, Channel channel) {
   }
 }
 
+void BreakClassifier::forget(int rank) {
+  const auto found = cases_.find(rank);
+  if (found == cases_.end()) return;
+  if (found->second.timer != 0) loop_.cancel(found->second.timer);
+  cases_.erase(found);
+}
+
 void BreakClassifier::ask(int rank) {
   Case& asked = cases_[rank];
   if (asked.probe) return;

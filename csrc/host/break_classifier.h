@@ -3,7 +3,7 @@
 //
 // States of a peer: untouched; waiting, where the collective channel ended and the control channel
 // may still bring final frames, which are behind it; asked, a Probe is under way; and the result is
-// given, once. Destroyed: nothing is given any more.
+// given, once. Forgotten, or all of it destroyed: nothing is given any more.
 //
 // Owner: HostGeneration. Loop thread only. The result runs on the loop, from channelEnded() or
 // later; it may destroy the BreakClassifier.
@@ -33,6 +33,7 @@ class BreakClassifier {
   BreakClassifier& operator=(const BreakClassifier&) = delete;
 
   void channelEnded(int rank, Channel channel);
+  void forget(int rank);  // it has said why
 
  private:
   struct Case {

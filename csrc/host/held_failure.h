@@ -5,6 +5,7 @@
 // Owner: a HostGeneration. Threads: its loop.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -28,11 +29,21 @@ class HeldFailure {
   // With so many exchanges done.
   bool isDue(uint64_t exchanges) const { return failure_ && until_ <= exchanges; }
   Failure take() { return *std::exchange(failure_, std::nullopt); }
+  // At intervals: does this exchange need one of those that told of it? True: it did at the last
+  // call too, and what they had sent has not come in between.
+  template <typename Needs>
+  bool isStuck(uint64_t exchange, const Needs& needs) {
+    const auto waits = std::any_of(tellers_.begin(), tellers_.end(), needs);
+    const auto before = std::exchange(
+        waiting_, waits ? std::optional<uint64_t>(exchange) : std::optional<uint64_t>());
+    return waits && before == exchange;
+  }
 
  private:
   std::optional<Failure> failure_;
   uint64_t until_ = 0;
   std::set<int> tellers_;  // they have ended their parts, each with all that it has done sent
+  std::optional<uint64_t> waiting_;  // the exchange that needed one of them
 };
 
 }  // namespace torchft_ext

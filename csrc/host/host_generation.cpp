@@ -10,6 +10,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr Duration kFinalFrameWithin = std::chrono::seconds(1);
+constexpr Duration kLookAtHeld = std::chrono::seconds(1);
 constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
 // What nobody waits for: on a host with more processes than cores the end of a generation is over
 // sooner if each process first wakes its waiters, and then all do the rest.
@@ -66,8 +67,8 @@ struct HostGeneration::ControlChannel final : ConnectionReceiver {
   void onText(const FrameHeader& header, std::string payload) override {
     generation.onControlText(rank, header, payload);
   }
-  void onBroken(const std::string& /*why*/, bool /*clean*/) override {
-    generation.onChannelEnded(rank, kControl);
+  void onBroken(const std::string& /*why*/, bool clean) override {
+    generation.onChannelEnded(rank, kControl, clean);
   }
 
   HostGeneration& generation;
@@ -161,8 +162,8 @@ void HostGeneration::allChannelsStand() {
   const std::vector<Connection*> control = connections_.along(kControl);
   ScheduleRunner::Callbacks callbacks;
   callbacks.failed = [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); };
-  callbacks.broken = [this](int rank, const std::string& /*why*/, bool /*clean*/) {
-    onChannelEnded(rank, kCollective);
+  callbacks.broken = [this](int rank, const std::string& /*why*/, bool clean) {
+    onChannelEnded(rank, kCollective, clean);
   };
   callbacks.left = [this](int rank, const FrameHeader& goodbye) {
     onCollectivesLeft(rank, goodbye);
@@ -315,19 +316,38 @@ void HostGeneration::onFailedFrame(int rank, const FrameHeader& header,
     return;
   }
   passIfPassedBy(header);
-  if (mayHold(header)) {
-    held_.hold(rank, header.seq, std::move(*failure));
-    if (watch_) watch_->peerLeft(rank);
-    return;
-  }
+  if (mayHold(rank, header)) return hold(rank, header.seq, std::move(*failure));
   // Who has failed while it formed tells only those it is connected to.
   if (state_ == State::kUp) *others_are_told_ = true;
   setup_.lifecycle->fail(std::move(*failure));
 }
 
-bool HostGeneration::mayHold(const FrameHeader& failed) const {
+bool HostGeneration::mayHold(int rank, const FrameHeader& failed) const {
+  const Peer& teller = peers_[static_cast<size_t>(rank)];
+  const bool all_comes = teller.all_read && !(teller.collectives_ended && runner_->needsNow(rank));
   return state_ == State::kUp && (failed.aux & kFinalFrameOfLeaver) != 0 && !told_of_leavers_ &&
-         runner_->done() < failed.seq && messages_->idle() && nested_->idle() && watches_.idle();
+         runner_->done() < failed.seq && all_comes && messages_->idle() && nested_->idle() &&
+         watches_.idle();
+}
+
+void HostGeneration::hold(int rank, uint64_t exchanges, Failure failure) {
+  const bool first = !held_.holds();
+  held_.hold(rank, exchanges, std::move(failure));
+  if (watch_) watch_->peerLeft(rank);
+  break_classifier_->forget(rank);
+  if (first) lookWhetherStuck();
+}
+
+// What the tellers had sent comes, or their connections end; unless their host is gone, or the way
+// to it.
+void HostGeneration::lookWhetherStuck() {
+  setup_.loop->runAt(Clock::now() + kLookAtHeld, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self || self->state_ != State::kUp || !self->held_.holds()) return;
+    const auto needs = [&self](int teller) { return self->runner_->needsNow(teller); };
+    if (self->held_.isStuck(self->runner_->done(), needs)) return self->failAsHeld();
+    self->lookWhetherStuck();
+  });
 }
 
 bool HostGeneration::endsForWantOfLeaver(const Failure& failure) const {
@@ -398,11 +418,15 @@ void HostGeneration::failLeaver(int rank, const std::string& how) {
 
 // ---------------------------------------------------------------- ends
 
-void HostGeneration::onChannelEnded(int rank, Channel channel) {
+void HostGeneration::onChannelEnded(int rank, Channel channel, bool clean) {
   if (state_ == State::kOver) return;
   Peer& gone = peer(rank);
+  if (channel == kCollective) {
+    gone.collectives_ended = true;
+    gone.all_read = clean;
+  }
   if (held_.isFrom(rank)) {
-    if (channel == kCollective && runner_->needsNow(rank)) failAsHeld();
+    if (channel == kCollective && (!clean || runner_->needsNow(rank))) failAsHeld();
     return;
   }
   if (gone.left || gone.collectives_left) {

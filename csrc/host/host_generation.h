@@ -103,10 +103,12 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   struct Peer {
     std::unique_ptr<ControlChannel> control;
     bool barrier_seen = false;
-    bool gave_up = false;           // this attempt to form the generation: it will never be up
-    bool left = false;              // said goodbye on the control channel
-    bool collectives_left = false;  // said goodbye on the collective channel, after all its data
-    bool begins_another = false;    // its goodbye is not for good
+    bool gave_up = false;            // this attempt to form the generation: it will never be up
+    bool left = false;               // said goodbye on the control channel
+    bool collectives_left = false;   // said goodbye on the collective channel, after all its data
+    bool collectives_ended = false;  // that channel has
+    bool all_read = true;            // it stands, or has ended in order
+    bool begins_another = false;     // its goodbye is not for good
   };
 
   // What the others are told on every channel that stands, once, when it is over.
@@ -132,12 +134,14 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
 
   void onControlText(int rank, const FrameHeader& header, const std::string& payload);
   void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
-  bool mayHold(const FrameHeader& failed) const;
+  bool mayHold(int rank, const FrameHeader& failed) const;
+  void hold(int rank, uint64_t exchanges, Failure failure);
+  void lookWhetherStuck();
   bool endsForWantOfLeaver(const Failure& failure) const;
   void failAsHeld();
   void onGoodbye(int rank, const FrameHeader& goodbye);
   // From either channel.
-  void onChannelEnded(int rank, Channel channel);
+  void onChannelEnded(int rank, Channel channel, bool clean);
   void onBreakClassified(int rank, FailureKind kind, const std::string& how);
   Failure lossOf(int rank, FailureKind kind, const std::string& how) const;
   Failure unreached(int rank, const std::string& why, bool timed_out) const;
