@@ -177,8 +177,8 @@ def own_tests(group: str, folder: Path, *arguments: str) -> subprocess.Completed
 @pytest.mark.parametrize("group", ["Host", "Gloo"])
 def test_torchfts_own_tests_of_its_groups_pass_on_ours(tmp_path, group):
     """All for the CPU but three (torchft_names.py): forms, wrappers, and each collective by three
-    threads as ranks, also with one that shuts down when it is through. A faster rank then fails by
-    its next operation, and with it what a slower one still does: so what failed has a second go."""
+    threads as ranks, also with one that shuts down when it is through. They have limits of seconds,
+    or of hundredths, which pass on a machine with much else to do: what failed has a second go."""
     run = own_tests(group, tmp_path)
     counts = Counter({what: int(count) for count, what in re.findall(r"(\d+) (\w+)", run.stdout)})
     assert counts["passed"] + counts["failed"] == 44, run.stdout
