@@ -6,7 +6,7 @@ It understands of the native rank's commands (tests/cpp/rank/rank_main.cpp) thos
 need, and says the same events. Two are its own:
 
     be KIND     the default group is a ProcessGroupKIND from now on; another of an earlier case stays
-                as it is, with its spare child
+                as it is, with its spare child. BabyNCCL's device and NCCL are simulated
     die_child HOW   kill or stop: that signal to the child process of the default group
 
 A group of another name is a ProcessGroupHost.
@@ -14,6 +14,7 @@ A group of another name is a ProcessGroupHost.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -37,9 +38,12 @@ LIMIT = 60.0  # seconds; reached only when something hangs
 class Operations:
     """One operation of the matrix with buffers of its own; every value of a result is checked."""
 
-    def __init__(self, group: groups.ProcessGroup, name: str, elements: int) -> None:
-        """Buffers are made anew for each round."""
+    def __init__(
+        self, group: groups.ProcessGroup, name: str, elements: int, device: torch.device
+    ) -> None:
+        """Buffers are made anew for each round, on that device."""
         self._group, self._name, self._elements = group, name, elements
+        self._device = device
         self._input = self._output = torch.empty(0)
 
     def run_once(self) -> None:
@@ -55,7 +59,7 @@ class Operations:
         if failure is not None:
             raise failure
         expected = self._expected()
-        if not torch.equal(self._output, expected):
+        if not torch.equal(self._output.cpu(), expected):
             raise AssertionError(f"{self._name} succeeded with a wrong value: {self._output}")
 
     def mark(self) -> None:
@@ -65,16 +69,19 @@ class Operations:
 
     def unchanged(self) -> bool:
         """Whether all still carry the mark."""
-        return all(bool((one == MARK).all()) for one in (self._input, self._output))
+        return all(bool((one.cpu() == MARK).all()) for one in (self._input, self._output))
 
     def _prepare(self) -> None:
         rank, size = self._group.rank(), self._group.size()
         wide_input = self._name in ("reduce_scatter", "alltoall")
         wide_output = self._name in ("allgather", "alltoall")
         mine = float(rank + 1)
-        self._input = torch.full((self._elements * (size if wide_input else 1),), mine)
+        self._input = self._full(size if wide_input else 1, mine)
         first = mine if self._name == "allreduce" or (self._name, rank) == ("broadcast", 0) else 0.0
-        self._output = torch.full((self._elements * (size if wide_output else 1),), first)
+        self._output = self._full(size if wide_output else 1, first)
+
+    def _full(self, count: int, value: float) -> torch.Tensor:
+        return torch.full((self._elements * count,), value, device=self._device)
 
     def _issue(self) -> list[Any]:
         group, given, got = self._group, self._input, self._output
@@ -116,6 +123,7 @@ class Member:
         self._name, self._store = name, store
         self._made: dict[str, groups.ProcessGroup] = {}
         self._kind = "Host"
+        self._device = torch.device("cpu")
         self._operations: Operations | None = None
         self._leaving = threading.Event()
         self._commands: queue.Queue[list[str]] = queue.Queue()
@@ -158,6 +166,7 @@ class Member:
 
     def _be(self, kind: str) -> None:
         self._kind = kind
+        self._device = simulated_device() if kind == "BabyNCCL" else torch.device("cpu")
 
     def _configure(self, prefix: str, rank: str, size: str, limit_ms: str) -> None:
         group = self.group
@@ -166,8 +175,11 @@ class Member:
         failure = failure_of(lambda: group.configure(address, int(rank), int(size)))
         say(self._name, "configured", **fields(failure), t_ns=now())
 
+    def _new(self, operation: str, elements: str) -> Operations:
+        return Operations(self.group, operation, int(elements), self._device)
+
     def _loop(self, operation: str, elements: str) -> None:
-        self._operations = operations = Operations(self.group, operation, int(elements))
+        self._operations = operations = self._new(operation, elements)
         failure = None
         while failure is None and not self._leaving.is_set():
             failure = failure_of(operations.run_once)
@@ -176,7 +188,7 @@ class Member:
         say(self._name, "failed", **fields(failure), t_ns=at)
 
     def _once(self, operation: str, elements: str) -> None:
-        self._operations = operations = Operations(self.group, operation, int(elements))
+        self._operations = operations = self._new(operation, elements)
         failure = failure_of(operations.run_once)
         at = now()
         operations.mark()
@@ -190,6 +202,17 @@ class Member:
         self._made.pop(self._kind).shutdown()
         self._leaving.clear()
         say(self._name, "left", ok=True)
+
+
+def simulated_device() -> torch.device:
+    """One of the simulator's, which is loaded once it is wanted; each process has all of them."""
+    path = str(Path(__file__).resolve().parents[1] / "gpu")
+    if path not in sys.path:
+        sys.path.append(path)
+    accelerator: Any = importlib.import_module("accelerator")
+    accelerator.prepare_children()
+    device: torch.device = accelerator.device()
+    return device
 
 
 def failure_of(action: Any) -> errors.CommError | None:

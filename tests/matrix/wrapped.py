@@ -32,7 +32,7 @@ from matrix.strikes import DEATH, STRIKES, Strike
 PROGRAM = (sys.executable, str(Path(__file__).with_name("tensor_rank.py")))
 WORLD = 4
 VICTIMS = (0, WORLD - 1)
-KINDS = ("Gloo", "BabyHost", "BabyGloo")
+KINDS = ("Gloo", "BabyHost", "BabyGloo", "BabyNCCL")
 OF_A_CHILD = {
     "child_killed": Strike(
         "child_killed",
@@ -71,8 +71,12 @@ class WrappedCase:
 
 
 def strikes_of(kind: str) -> list[str]:
-    """What can happen to a member of a group of that kind."""
-    return [name for name in STRIKES_HERE if name not in OF_A_CHILD or kind.startswith("Baby")]
+    """What can happen to a member of a group of that kind.
+
+    shutdown: nothing ends a message in NCCL early once another member has left.
+    """
+    without = {"BabyNCCL": ("shutdown",), "Gloo": tuple(OF_A_CHILD)}.get(kind, ())
+    return [name for name in STRIKES_HERE if name not in without]
 
 
 def run_wrapped_case(pool: Pool, case: WrappedCase) -> float:
