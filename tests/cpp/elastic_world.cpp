@@ -4,28 +4,20 @@
 #include <utility>
 
 #include "elastic/view_check.h"
+#include "elastic_world_members.h"
 #include "net/frame.h"
 
 namespace torchft_ext {
 
-MemberId ElasticWorld::idOf(int i) {
-  MemberId id;
-  id.bytes[0] = static_cast<uint8_t>((i + 1) >> 8);
-  id.bytes[1] = static_cast<uint8_t>(i + 1);
-  return id;
-}
+namespace {
 
-int ElasticWorld::indexOf(const MemberId& id) {
-  return (id.bytes[0] << 8) + id.bytes[1] - 1;
-}
-
-ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(options), left_(options) {
+View firstView(const ElasticWorldOptions& options) {
   View view;
   view.lineage.bytes[0] = 1;
   view.number = 1;
   for (int i = 0; i < options.members; ++i) {
-    view.members.push_back({idOf(i), 1, {}});
-    view.voters.push_back(idOf(i));
+    view.members.push_back({idOfMember(i), 1, {}});
+    view.voters.push_back(idOfMember(i));
   }
   if (options.witness) view.witness.bytes[0] = 1;
   if (options.secrets) {
@@ -33,25 +25,34 @@ ElasticWorld::ElasticWorld(const ElasticWorldOptions& options) : options_(option
     secret.bytes[0] = 1;
     setSecret(view, secret);
   }
+  return view;
+}
+
+}  // namespace
+
+ElasticWorld::ElasticWorld(const ElasticWorldOptions& options)
+    : options_(options),
+      left_(options),
+      store_(options.store_rule, options.parts),
+      history_(firstView(options)) {
+  const View view = firstView(options);
   const ElasticRules rules{options.store_rule, options.min_size, 1 << 16, options.parts};
   const std::vector<MemberId> contacts = idsOf(view.members);
   for (int i = 0; i < options.members; ++i) {
     cores_.emplace_back(view.members[static_cast<size_t>(i)], rules, view);
   }
   for (int i = 0; i < options.newcomers; ++i) {
-    cores_.emplace_back(Member{idOf(options.members + i), 0, {}}, rules, contacts);
+    cores_.emplace_back(Member{idOfMember(options.members + i), 0, {}}, rules, contacts);
   }
   for (int i = 0; options.secrets && i < size(); ++i) {
     ViewSecret seed;
     seed.bytes[0] = static_cast<uint8_t>(i + 2);
     cores_[static_cast<size_t>(i)].setSeed(seed);
   }
-  views_.emplace(1, view);
-  views_.at(1).secret = {};
   dead_.assign(cores_.size(), false);
   asked_.assign(cores_.size(), 0);
   pending_.assign(cores_.size(), false);
-  store_.resize(cores_.size());
+  asking_.resize(cores_.size());
   seen_identity_.assign(cores_.size(), 1);
   for (int i = 0; i < size(); ++i) {
     for (int j = 0; j < size(); ++j) {
@@ -73,8 +74,8 @@ bool ElasticWorld::gone(int i) const {
 }
 
 bool ElasticWorld::canSeeNewStore(int i) const {
-  return options_.witness && !witness_lost_ && !gone(i) &&
-         seen_identity_[static_cast<size_t>(i)] != store_identity_;
+  return options_.witness && !store_.lost() && !gone(i) &&
+         seen_identity_[static_cast<size_t>(i)] != store_.identity();
 }
 
 bool ElasticWorld::canVote(int i) const {
@@ -93,8 +94,8 @@ bool ElasticWorld::canDetect(const Way& pair) const {
 }
 
 bool ElasticWorld::canSuspect(int i, int j) const {
-  return i != j && !dead(i) && !dead(j) && core(i).view().has(idOf(j)) &&
-         !core(i).losses().contains(idOf(j));
+  return i != j && !dead(i) && !dead(j) && core(i).view().has(idOfMember(j)) &&
+         !core(i).losses().contains(idOfMember(j));
 }
 
 bool ElasticWorld::canPart(int i) const {
@@ -105,15 +106,17 @@ bool ElasticWorld::canPart(int i) const {
 std::vector<ElasticAction> ElasticWorld::actions() const {
   using Kind = ElasticAction::Kind;
   std::vector<ElasticAction> all;
-  for (const auto& [way, link] : links_) {
-    if (!dead(way.second)) all.push_back({Kind::kDeliver, way.first, way.second});
+  for (const Way& way : links_.ascending()) {
+    if (dead(way.second)) continue;
+    all.push_back({Kind::kDeliver, way.first, way.second});
+    if (left_.breaks > 0) all.push_back({Kind::kBreak, way.first, way.second});
   }
   for (const Way& pair : undetected_) {
     if (canDetect(pair)) all.push_back({Kind::kDetect, pair.first, pair.second});
   }
   for (int i = 0; i < size(); ++i) {
     if (dead(i)) continue;
-    const StoreOp& op = store_[static_cast<size_t>(i)];
+    const StoreOp& op = asking_[static_cast<size_t>(i)];
     if (op.request) all.push_back({Kind::kWitness, i, 0});
     if (op.reply) all.push_back({Kind::kReply, i, 0});
     if (mayVote(i)) {
@@ -157,6 +160,10 @@ std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) co
   };
   if (dead(a)) return std::nullopt;
   if (left_.leaves > 0 && random() % 4 == 0) return only(canPart(a), {Kind::kLeave, a, 0});
+  if (left_.breaks > 0 && random() % 2 == 0 && !links_.busy().empty()) {
+    const Way& way = links_.busy()[random() % links_.busy().size()];
+    return only(!dead(way.first), {Kind::kBreak, way.first, way.second});
+  }
   switch (random() % 8) {
     case 0:
       return only(left_.deaths > 0, {Kind::kDie, a, 0});
@@ -181,9 +188,10 @@ std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) co
 // Of the links that carry something, the losses that are to be noticed, and the members.
 std::optional<ElasticAction> ElasticWorld::drawStep(std::mt19937_64& random) const {
   using Kind = ElasticAction::Kind;
-  size_t at = random() % (busy_.size() + undetected_.size() + cores_.size());
-  if (at < busy_.size()) return ElasticAction{Kind::kDeliver, busy_[at].first, busy_[at].second};
-  at -= busy_.size();
+  const std::vector<Way>& busy = links_.busy();
+  size_t at = random() % (busy.size() + undetected_.size() + cores_.size());
+  if (at < busy.size()) return ElasticAction{Kind::kDeliver, busy[at].first, busy[at].second};
+  at -= busy.size();
   if (at < undetected_.size()) {
     // One that is near: they are in no order that matters.
     const Way from{static_cast<int>(random() % cores_.size()),
@@ -195,7 +203,7 @@ std::optional<ElasticAction> ElasticWorld::drawStep(std::mt19937_64& random) con
   }
   const int i = static_cast<int>(at - undetected_.size());
   if (dead(i)) return std::nullopt;
-  const StoreOp& op = store_[static_cast<size_t>(i)];
+  const StoreOp& op = asking_[static_cast<size_t>(i)];
   if (op.reply) return ElasticAction{Kind::kReply, i, 0};
   if (op.request) return ElasticAction{Kind::kWitness, i, 0};
   if (canSeeNewStore(i) && random() % 2 == 0) return ElasticAction{Kind::kLook, i, 0};
@@ -204,43 +212,14 @@ std::optional<ElasticAction> ElasticWorld::drawStep(std::mt19937_64& random) con
   return ElasticAction{Kind::kVote, i, no ? 0 : 1};
 }
 
-void ElasticWorld::send(const Way& way, std::shared_ptr<const ElasticMessage> message) {
-  const auto [link, fresh] = links_.try_emplace(way);
-  if (fresh) {
-    link->second.at = busy_.size();
-    busy_.push_back(way);
-  }
-  link->second.messages.push_back(std::move(message));
-}
-
-std::shared_ptr<const ElasticMessage> ElasticWorld::takeFirst(const Way& way) {
-  auto& messages = links_.at(way).messages;
-  auto message = std::move(messages.front());
-  messages.erase(messages.begin());
-  if (messages.empty()) drop(way);
-  return message;
-}
-
-void ElasticWorld::drop(const Way& way) {
-  const auto link = links_.find(way);
-  if (link == links_.end()) return;
-  const size_t at = link->second.at;
-  links_.erase(link);
-  if (at + 1 < busy_.size()) {
-    busy_[at] = busy_.back();
-    links_.at(busy_[at]).at = at;
-  }
-  busy_.pop_back();
-}
-
 void ElasticWorld::take(const ElasticAction& action) {
   using Kind = ElasticAction::Kind;
   const auto a = static_cast<size_t>(action.a);
   switch (action.kind) {
     case Kind::kDeliver: {
-      const auto message = takeFirst({action.a, action.b});
+      const auto message = links_.takeFirst({action.a, action.b});
       ElasticCore& receiver = cores_[static_cast<size_t>(action.b)];
-      carryOut(action.b, receiver.receive(idOf(action.a), *message));
+      carryOut(action.b, receiver.receive(idOfMember(action.a), *message));
       // Its group has failed, as below.
       if (message->kind == ElasticKind::kParted && !gone(action.b)) {
         carryOut(action.b, receiver.want(receiver.view().number));
@@ -254,27 +233,28 @@ void ElasticWorld::take(const ElasticAction& action) {
     case Kind::kDie:
       --left_.deaths;
       dead_[a] = true;
-      store_[a].reply.reset();  // a request may still reach the store
+      asking_[a].reply.reset();  // a request may still reach the store
       for (int i = 0; i < size(); ++i) {
         undetected_.erase({action.a, i});
-        drop({i, action.a});
+        links_.drop({i, action.a});
         if (i != action.a && !dead(i)) undetected_.insert({i, action.a});
       }
       break;
     case Kind::kDetect: {
       undetected_.erase({action.a, action.b});
-      drop({action.b, action.a});  // the rest is lost
-      carryOut(action.a,
-               cores_[a].lose(idOf(action.b), dead(action.b) ? Loss::kDead : Loss::kUnreachable));
+      links_.drop({action.b, action.a});  // the rest is lost
+      carryOut(action.a, cores_[a].lose(idOfMember(action.b),
+                                        dead(action.b) ? Loss::kDead : Loss::kUnreachable));
       // Its group has failed: the user awaits another view.
-      if (core(action.a).view().has(idOf(action.b)) && (dead(action.b) || !options_.groups_stand)) {
+      if (core(action.a).view().has(idOfMember(action.b)) &&
+          (dead(action.b) || !options_.groups_stand)) {
         carryOut(action.a, cores_[a].want(core(action.a).view().number));
       }
       break;
     }
     case Kind::kSuspect:
       --left_.suspicions;
-      carryOut(action.a, cores_[a].lose(idOf(action.b), Loss::kFrozen));
+      carryOut(action.a, cores_[a].lose(idOfMember(action.b), Loss::kFrozen));
       if (!options_.groups_stand) {
         carryOut(action.a, cores_[a].want(core(action.a).view().number));
       }
@@ -288,36 +268,26 @@ void ElasticWorld::take(const ElasticAction& action) {
       carryOut(action.a, cores_[a].want(core(action.a).view().number));
       break;
     case Kind::kWitness:
-      if (!witness_lost_) {
-        store_[a].reply = answer(*store_[a].request);
-      } else {
-        WitnessReply reply;
-        reply.what = store_[a].request->what;
-        reply.lineage = store_[a].request->lineage;
-        reply.number = store_[a].request->number;
-        reply.ballot = store_[a].request->ballot;
-        store_[a].reply = reply;
-      }
-      store_[a].request.reset();
+      asking_[a].reply = store_.answer(*asking_[a].request);
+      asking_[a].request.reset();
       break;
     case Kind::kReply: {
-      const WitnessReply reply = std::move(*store_[a].reply);
-      store_[a].reply.reset();
+      const WitnessReply reply = std::move(*asking_[a].reply);
+      asking_[a].reply.reset();
       carryOut(action.a, cores_[a].witnessAnswered(reply));
       break;
     }
     case Kind::kRestart:
       --left_.witness_restarts;
-      ++store_identity_;
-      held_.reset();
+      store_.restart();
       break;
     case Kind::kLoseWitness:
       --left_.witness_losses;
-      witness_lost_ = true;
+      store_.lose();
       break;
     case Kind::kLook: {
       WitnessId identity;
-      identity.bytes[0] = seen_identity_[a] = store_identity_;
+      identity.bytes[0] = seen_identity_[a] = store_.identity();
       cores_[a].setWitness(identity);
       break;
     }
@@ -335,6 +305,11 @@ void ElasticWorld::take(const ElasticAction& action) {
       carryOut(action.a, cores_[a].beginLineage(lineage));
       break;
     }
+    case Kind::kBreak:
+      --left_.breaks;
+      links_.drop({action.a, action.b});
+      carryOut(action.a, cores_[a].connected(idOfMember(action.b)));
+      break;
     case Kind::kHeal:
       left_.heals = false;
       options_.cut.clear();
@@ -347,12 +322,12 @@ void ElasticWorld::take(const ElasticAction& action) {
       for (int i = 0; i < size(); ++i) {
         for (int j = 0; j < size(); ++j) {
           if (i == j || dead(i) || dead(j)) continue;
-          carryOut(i, cores_[static_cast<size_t>(i)].connected(idOf(j)));
+          carryOut(i, cores_[static_cast<size_t>(i)].connected(idOfMember(j)));
         }
       }
       break;
   }
-  if (has_news_) checkHistory();
+  history_.check();
 }
 
 void ElasticWorld::vote(int i, bool ok) {
@@ -360,47 +335,20 @@ void ElasticWorld::vote(int i, bool ok) {
   const uint64_t number = core(i).view().number;
   ++asked_[at];
   pending_[at] = true;
-  has_news_ = true;
-  if (!ok) said_no_[{number, static_cast<uint64_t>(asked_[at])}].insert(i);
+  if (!ok) history_.sayNo(i, number, static_cast<uint64_t>(asked_[at]));
   Vote vote;
   vote.ok = ok;
   carryOut(i, cores_[at].agree(number, std::move(vote)));
 }
 
-WitnessReply ElasticWorld::answer(const WitnessRequest& request) {
-  WitnessReply reply;
-  reply.what = request.what;
-  reply.lineage = request.lineage;
-  reply.number = request.number;
-  reply.ballot = request.ballot;
-  // The store is the first lineage's: a view of another one names none.
-  const bool own = request.lineage.bytes[0] == 1;
-  reply.has_vote = (options_.store_rule && own) || request.identity.bytes[0] == store_identity_ ||
-                   !options_.parts.witness_is_the_views;
-  if (options_.store_rule && !own) return reply;
-  if (request.what == WitnessRequest::What::kDecide) {
-    reply.decided = decided_by_store_.try_emplace(request.number, *request.view).first->second;
-    return reply;
-  }
-  if (held_ && held_->view.number > request.number) reply.has_vote = false;
-  std::optional<AcceptedView> held;  // of this number
-  if (held_ && held_->view.number == request.number) held = held_;
-  if (request.what == WitnessRequest::What::kClaim && reply.has_vote && held == request.expected) {
-    held_ = {request.ballot, *request.view};
-    reply.claimed = true;
-  }
-  reply.held = held;
-  return reply;
-}
-
 void ElasticWorld::carryOut(int i, ElasticEffects effects) {
   const auto at = static_cast<size_t>(i);
   for (auto& [to, message] : effects.sends) {
-    const int j = indexOf(to);
+    const int j = indexOfMember(to);
     if (j < 0 || j >= size() || dead(j) || isCut(i, j)) continue;
-    send({i, j}, std::move(message));
+    links_.send({i, j}, std::move(message));
   }
-  if (effects.witness) store_[at].request = std::move(effects.witness);
+  if (effects.witness) asking_[at].request = std::move(effects.witness);
   if (effects.new_view) {
     asked_[at] = 0;
     checkView(i);
@@ -415,64 +363,22 @@ void ElasticWorld::carryOut(int i, ElasticEffects effects) {
   }
 }
 
-void ElasticWorld::fail(const std::string& what) {
-  if (wrong_.empty()) wrong_ = what;
-}
-
 void ElasticWorld::checkView(int i) {
-  View view = core(i).view();
-  view.secret = {};  // others than its members are not told
+  const View& view = core(i).view();
   const int lineage = view.lineage.bytes[0];
   if (lineage != 1) {
     const bool was_asked_for = i >= options_.members;  // by a newcomer
     if (lineage != i + 2 && !was_asked_for) {
-      fail("member " + std::to_string(i) + " is in another's lineage");
+      history_.fail("member " + std::to_string(i) + " is in another's lineage");
     }
     return;
   }
-  has_news_ = true;
-  const auto [known, fresh] = views_.try_emplace(view.number, view);
-  if (!fresh && known->second != view) {
-    fail("two views have the number " + std::to_string(view.number));
-  }
+  history_.adopt(view);
 }
 
 void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {
   if (core(i).state() == ElasticCore::State::kLeftOut || gone(i)) return;  // it raises
-  const Key key{outcome.view, outcome.index};
-  has_news_ = true;
-  const auto [known, fresh] = returned_.try_emplace(key, outcome.answer);
-  if (!fresh && known->second.ok != outcome.answer.ok) {
-    fail("two answers to agreement " + std::to_string(key.second) + " of view " +
-         std::to_string(key.first));
-  }
-  returned_by_[key].insert(i);
-}
-
-// No later view may contradict an answer, and an ok needs all who went on.
-void ElasticWorld::checkHistory() {
-  has_news_ = false;
-  for (const auto& [key, answer] : returned_) {
-    if (!answer.ok) continue;
-    const auto next = views_.find(key.first + 1);
-    const View& judged = next == views_.end() ? views_.at(key.first) : next->second;
-    for (const int i : said_no_[key]) {
-      if (judged.has(idOf(i)) && views_.at(key.first).has(idOf(i))) {
-        fail("ok although member " + std::to_string(i) + ", who goes on, said no");
-      }
-    }
-    if (next == views_.end()) continue;
-    const Outcome* outcome = next->second.outcomeOf(key.second);
-    if (outcome != nullptr && !outcome->answer.ok) {
-      fail("view " + std::to_string(next->first) + " takes back an ok of the one before");
-    }
-    for (const Member& member : next->second.members) {
-      const bool was_there = views_.at(key.first).has(member.id);
-      if (outcome == nullptr && was_there && !returned_by_[key].contains(indexOf(member.id))) {
-        fail("view " + std::to_string(next->first) + " does not know an ok of the one before");
-      }
-    }
-  }
+  history_.returnFrom(i, outcome);
 }
 
 // ---- without faults
@@ -481,13 +387,11 @@ bool ElasticWorld::mustSettle() const {
   if (!options_.cut.empty()) return false;
   // Of every view that was decided, or that somebody has accepted for the next one: it may have to
   // be taken up.
-  std::vector<View> binding;
-  for (const auto& [number, view] : views_) binding.push_back(view);
-  for (const auto& [number, view] : decided_by_store_) binding.push_back(view);
+  std::vector<View> binding = store_.binding();
+  for (const auto& [number, view] : history_.views()) binding.push_back(view);
   for (const ElasticCore& core : cores_) {
     if (core.accepted()) binding.push_back(core.accepted()->view);
   }
-  if (held_) binding.push_back(held_->view);
   binding.insert(binding.end(), accepted_by_parted_.begin(), accepted_by_parted_.end());
   // And of those whose learners may have been promoted, by what the living know.
   for (int i = 0; i < size(); ++i) {
@@ -496,17 +400,17 @@ bool ElasticWorld::mustSettle() const {
     binding.back().voters = idsOf(core(i).view().members);
   }
   return std::all_of(binding.begin(), binding.end(), [&](const View& view) {
-    const auto alive =
-        static_cast<size_t>(std::count_if(view.voters.begin(), view.voters.end(),
-                                          [&](const MemberId& id) { return !gone(indexOf(id)); }));
+    const auto alive = static_cast<size_t>(
+        std::count_if(view.voters.begin(), view.voters.end(),
+                      [&](const MemberId& id) { return !gone(indexOfMember(id)); }));
     if (!options_.store_rule) return 2 * alive > view.voters.size();
     return alive >= std::min(view.voters.size(), static_cast<size_t>(options_.min_size));
   });
 }
 
 bool ElasticWorld::everyoneSettled() const {
-  for (const Member& member : views_.rbegin()->second.members) {
-    const int i = indexOf(member.id);
+  for (const Member& member : history_.newest().members) {
+    const int i = indexOfMember(member.id);
     if (!gone(i) && core(i).state() == ElasticCore::State::kJoining) return false;  // untold
   }
   uint64_t newest = 0;
@@ -521,7 +425,7 @@ bool ElasticWorld::everyoneSettled() const {
       return false;
     }
     for (const Member& member : core(i).view().members) {
-      if (gone(indexOf(member.id))) return false;
+      if (gone(indexOfMember(member.id))) return false;
     }
   }
   return true;
@@ -530,8 +434,8 @@ bool ElasticWorld::everyoneSettled() const {
 // What goes on by itself.
 std::optional<ElasticAction> ElasticWorld::nextQuietly() const {
   using Kind = ElasticAction::Kind;
-  if (!links_.empty()) {
-    const Way& way = links_.begin()->first;
+  if (!links_.busy().empty()) {
+    const Way& way = *std::min_element(links_.busy().begin(), links_.busy().end());
     return ElasticAction{Kind::kDeliver, way.first, way.second};
   }
   for (const Way& pair : undetected_) {
@@ -539,7 +443,7 @@ std::optional<ElasticAction> ElasticWorld::nextQuietly() const {
   }
   for (int i = 0; i < size(); ++i) {
     if (dead(i)) continue;
-    const StoreOp& op = store_[static_cast<size_t>(i)];
+    const StoreOp& op = asking_[static_cast<size_t>(i)];
     if (op.request) return ElasticAction{Kind::kWitness, i, 0};
     if (op.reply) return ElasticAction{Kind::kReply, i, 0};
     if (canSeeNewStore(i)) return ElasticAction{Kind::kLook, i, 0};
@@ -550,22 +454,22 @@ std::optional<ElasticAction> ElasticWorld::nextQuietly() const {
 // False: nothing happened.
 bool ElasticWorld::runQuietly() {
   constexpr int kMostSteps = 1000000;
-  for (int step = 0; step < kMostSteps && wrong_.empty(); ++step) {
+  for (int step = 0; step < kMostSteps && wrong().empty(); ++step) {
     const auto next = nextQuietly();
     if (!next) return step > 0;
     take(*next);
   }
-  fail("messages without end");
+  history_.fail("messages without end");
   return true;
 }
 
 std::string ElasticWorld::settle() {
   left_.retries = left_.deaths = left_.suspicions = left_.wants = left_.noes = 0;
-  left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = 0;
+  left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = left_.breaks = 0;
   left_.heals = false;
-  for (int round = 0; round < 40 && wrong_.empty(); ++round) {
+  for (int round = 0; round < 40 && wrong().empty(); ++round) {
     runQuietly();
-    if (!wrong_.empty()) return wrong_;
+    if (!wrong().empty()) return wrong();
     if (everyoneSettled()) return {};
     for (int i = 0; i < size(); ++i) {
       if (dead(i)) continue;
@@ -580,7 +484,7 @@ std::string ElasticWorld::settle() {
       if (canVote(i) && asked_[static_cast<size_t>(i)] < options_.agreements + 3) vote(i, true);
     }
   }
-  if (!wrong_.empty()) return wrong_;
+  if (!wrong().empty()) return wrong();
   return everyoneSettled() || !mustSettle() ? "" : "it does not come to an end" + describeMembers();
 }
 
@@ -592,7 +496,7 @@ std::string ElasticWorld::describeMembers() const {
             std::to_string(static_cast<int>(core(i).state())) + " of view " +
             std::to_string(core(i).view().number) + " of";
     for (const Member& member : core(i).view().members) {
-      text += " " + std::to_string(indexOf(member.id));
+      text += " " + std::to_string(indexOfMember(member.id));
     }
     if (pending_[static_cast<size_t>(i)]) text += ", in an agreement";
   }
@@ -606,7 +510,7 @@ std::string ElasticWorld::fingerprint() const {
     writer.u8(static_cast<uint8_t>((dead(i) ? 1 : 0) | (pending_[at] ? 2 : 0)));
     writer.u8(static_cast<uint8_t>(asked_[at]));
     if (!dead(i)) writer.text(core(i).fingerprint());
-    const StoreOp& op = store_[at];
+    const StoreOp& op = asking_[at];
     writer.u8(static_cast<uint8_t>((op.request ? 1 + static_cast<int>(op.request->what) : 0) |
                                    (op.reply ? 8 + static_cast<int>(op.reply->what) * 16 : 0)));
     if (op.request) {
@@ -624,45 +528,27 @@ std::string ElasticWorld::fingerprint() const {
       if (op.reply->decided) writer.text(encodeView(*op.reply->decided));
     }
   }
-  for (const auto& [way, link] : links_) {
-    writer.u8(static_cast<uint8_t>(way.first));
-    writer.u8(static_cast<uint8_t>(way.second));
-    writer.u8(static_cast<uint8_t>(link.messages.size()));
-    for (const auto& message : link.messages) writer.text(encodeElasticMessage(*message));
-  }
+  links_.write(writer);
   for (const auto& [who, gone] : undetected_) {
     writer.u8(static_cast<uint8_t>(who));
     writer.u8(static_cast<uint8_t>(gone));
   }
-  writer.text(encodeAccepted(held_ ? *held_ : AcceptedView{}));
-  for (const auto& [number, view] : decided_by_store_) writer.text(encodeView(view));
-  for (const int left :
-       {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
-        left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
-        static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings, left_.leaves}) {
+  store_.write(writer);
+  for (const int left : {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
+                         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
+                         left_.partings, left_.leaves, left_.breaks}) {
     writer.u8(static_cast<uint8_t>(left));
   }
-  for (const auto& [number, view] : views_) writer.text(encodeView(view));
   for (const View& view : accepted_by_parted_) writer.text(encodeView(view));
   for (const uint8_t seen : seen_identity_) writer.u8(seen);
-  for (const auto& [key, answer] : returned_) {
-    writer.u64(key.first);
-    writer.u64(key.second);
-    writer.u8(answer.ok ? 1 : 0);
-    const auto by = returned_by_.find(key);
-    for (const int i : by->second) writer.u8(static_cast<uint8_t>(i));
-  }
-  for (const auto& [key, members] : said_no_) {
-    writer.u64(key.first);
-    for (const int i : members) writer.u8(static_cast<uint8_t>(i));
-  }
+  history_.write(writer);
   return writer.take();
 }
 
 std::string ElasticWorld::describe(const ElasticAction& action) {
-  static const std::array<const char*, 15> kNames = {
-      "deliver", "vote",    "die",          "detect", "suspect", "retry", "want", "witness",
-      "reply",   "restart", "lose witness", "heal",   "look",    "part",  "leave"};
+  static const std::array<const char*, 16> kNames = {
+      "deliver", "vote",    "die",          "detect", "suspect", "retry", "want",  "witness",
+      "reply",   "restart", "lose witness", "heal",   "look",    "part",  "leave", "break"};
   return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
          " " + std::to_string(action.b);
 }

@@ -5,9 +5,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 #include <random>
 #include <set>
@@ -15,6 +12,9 @@
 #include <vector>
 
 #include "elastic/elastic_core.h"
+#include "elastic_world_history.h"
+#include "elastic_world_links.h"
+#include "elastic_world_store.h"
 
 // gcc and clang say it in ways of their own.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -46,6 +46,7 @@ struct ElasticWorldOptions {
   int witness_losses = 0;    // for good
   int partings = 0;          // a member goes on alone, in a lineage of its own
   int leaves = 0;            // a member asks for a view without itself
+  int breaks = 0;            // a connection breaks: what is on its way is lost
   // Links that never carry anything.
   std::set<std::pair<int, int>> cut;
   bool heals = false;         // at any moment, once, all of them
@@ -71,6 +72,7 @@ struct ElasticAction {
     kLook,   // a sees which store is there
     kPart,   // a
     kLeave,  // a
+    kBreak,  // the connection from a to b
   };
   Kind kind = Kind::kDeliver;
   int a = 0;
@@ -88,7 +90,7 @@ class ElasticWorld {
   std::optional<ElasticAction> draw(std::mt19937_64& random) const;
   void take(const ElasticAction& action);
   // Empty: all is well so far.
-  const std::string& wrong() const { return wrong_; }
+  const std::string& wrong() const { return history_.wrong(); }
   // Goes on without any fault, in a fair order, until nothing happens any more. Then what is not as
   // it should be; empty: nothing.
   std::string settle();
@@ -101,26 +103,16 @@ class ElasticWorld {
   int size() const { return static_cast<int>(cores_.size()); }
   const ElasticCore& core(int i) const { return cores_[static_cast<size_t>(i)]; }
   bool dead(int i) const { return dead_[static_cast<size_t>(i)]; }
-  static MemberId idOf(int i);
-  static int indexOf(const MemberId& id);
-  uint64_t newestView() const { return views_.rbegin()->first; }
+  uint64_t newestView() const { return history_.newest().number; }
 
  private:
-  using Key = std::pair<uint64_t, uint64_t>;  // view, index
   struct StoreOp {
     std::optional<WitnessRequest> request;
     std::optional<WitnessReply> reply;
   };
 
-  using Way = std::pair<int, int>;  // from one member to another
-  struct Link {
-    std::vector<std::shared_ptr<const ElasticMessage>> messages;  // in order; there are some
-    size_t at = 0;                                                // in busy_
-  };
+  using Way = ElasticWorldLinks::Way;
 
-  void send(const Way& way, std::shared_ptr<const ElasticMessage> message);
-  std::shared_ptr<const ElasticMessage> takeFirst(const Way& way);
-  void drop(const Way& way);
   bool canDetect(const Way& pair) const;
   bool canSuspect(int i, int j) const;
   bool mayVote(int i) const;
@@ -135,38 +127,25 @@ class ElasticWorld {
   void carryOut(int i, ElasticEffects effects);
   void checkView(int i);
   void checkAnswer(int i, const Outcome& outcome);
-  void checkHistory();
   bool canVote(int i) const;
   void vote(int i, bool ok);
-  WitnessReply answer(const WitnessRequest& request);
   bool everyoneSettled() const;
   bool runQuietly();
   std::string describeMembers() const;
-  void fail(const std::string& what);
 
   ElasticWorldOptions options_;
   std::vector<ElasticCore> cores_;
   std::vector<bool> dead_;
   std::vector<int> asked_;  // agreements of a member in its view
   std::vector<bool> pending_;
-  std::map<Way, Link> links_;                 // that carry something
-  std::vector<Way> busy_;                     // the same
+  ElasticWorldLinks links_;
   std::set<std::pair<int, int>> undetected_;  // (who does not know yet, who is gone)
-  std::vector<StoreOp> store_;                // by member: one request at a time
-  std::optional<AcceptedView> held_;          // by the witness
-  std::map<uint64_t, View> decided_by_store_;
-  uint8_t store_identity_ = 1;
-  std::vector<uint8_t> seen_identity_;    // by member, of the store; 0: it has not looked
-  std::vector<View> accepted_by_parted_;  // may have been decided
-  bool witness_lost_ = false;
-  ElasticWorldOptions left_;  // what is left of the budgets
-  // History.
-  std::map<uint64_t, View> views_;        // by number, as adopted anywhere
-  std::map<Key, Answer> returned_;        // by whoever returned from it
-  std::map<Key, std::set<int>> said_no_;  // who voted no
-  std::map<Key, std::set<int>> returned_by_;
-  bool has_news_ = false;  // for the history
-  std::string wrong_;
+  std::vector<StoreOp> asking_;               // by member: one request of the store at a time
+  std::vector<uint8_t> seen_identity_;        // by member, of the store; 0: it has not looked
+  std::vector<View> accepted_by_parted_;      // may have been decided
+  ElasticWorldOptions left_;                  // what is left of the budgets
+  ElasticWorldStore store_;
+  ElasticWorldHistory history_;
 };
 
 }  // namespace torchft_ext

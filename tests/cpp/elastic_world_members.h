@@ -1,0 +1,19 @@
+// The ids of an ElasticWorld's members, by their index.
+#pragma once
+
+#include "elastic/view.h"
+
+namespace torchft_ext {
+
+inline MemberId idOfMember(int i) {
+  MemberId id;
+  id.bytes[0] = static_cast<uint8_t>((i + 1) >> 8);
+  id.bytes[1] = static_cast<uint8_t>(i + 1);
+  return id;
+}
+
+inline int indexOfMember(const MemberId& id) {
+  return (id.bytes[0] << 8) + id.bytes[1] - 1;
+}
+
+}  // namespace torchft_ext
