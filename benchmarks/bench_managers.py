@@ -52,6 +52,26 @@ def has_spare(group: Any) -> bool:
     return not hasattr(group, "spare_is_ready") or bool(group.spare_is_ready())
 
 
+def make_manager(
+    group: Any, store: dist.TCPStore, lighthouse: str, replica: str, **more: Any
+) -> Any:
+    """Make a Manager of a replica of one rank, which goes on alone where it has to."""
+    from torchft.manager import Manager
+
+    return Manager(
+        pg=group,
+        min_replica_size=1,
+        init_sync=False,  # replicas begin alike; a first step that heals counts a part
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        replica_id=replica,
+        **more,
+    )
+
+
 class Replica:
     """Commits one step after the other under a Manager, and tells of the first after a failure.
 
@@ -61,8 +81,6 @@ class Replica:
     """
 
     def __init__(self, command: Message) -> None:
-        from torchft.manager import Manager
-
         os.environ["TORCHFT_EXT_HEARTBEAT"] = str(HEARTBEAT_MS / 1000)
         limit = limit_of_strikes(command["engine"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -77,21 +95,16 @@ class Replica:
         self._times: dict[str, float] = {}
         self._group = make_group(command["engine"], limit)
         self._note_configures()
-        self._manager = Manager(
-            pg=self._group,
+        self._manager = make_manager(
+            self._group,
+            self._store,
+            command["lighthouse"],
+            command["name"],
             load_state_dict=lambda state: None,
             state_dict=lambda: {},
-            min_replica_size=1,
             use_async_quorum=False,
-            init_sync=False,
             timeout=limit,
             quorum_timeout=LIMIT,
-            rank=0,
-            world_size=1,
-            store_addr="127.0.0.1",
-            store_port=self._store.port,
-            lighthouse_addr=command["lighthouse"],
-            replica_id=command["name"],
         )
 
     def run(self) -> None:

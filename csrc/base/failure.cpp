@@ -99,7 +99,12 @@ std::string wordsThatCallersMatch(const Failure& failure) {
 }
 
 std::string nextStepInJob(const Failure& failure) {
-  const std::string again = "recover() the elastic job";
+  std::string again = "recover() the elastic job";
+  if (failure.in_job == InJob::kOfOneView) {
+    again +=
+        "; make this group anew in the next view, in build= of elastic.steps(), or have "
+        "job.manage() do so";
+  }
   if (failure.kind == FailureKind::kMismatch) {
     return "make all ranks issue the same operations in the same order, then " + again;
   }
@@ -111,7 +116,7 @@ std::string nextStepInJob(const Failure& failure) {
 
 std::string nextStep(const Failure& failure) {
   if (failure.needs_new_group) return "make a new group";
-  if (failure.in_job) return nextStepInJob(failure);
+  if (failure.in_job != InJob::kNo) return nextStepInJob(failure);
   const std::string again = "begin a new generation with configure()";
   switch (failure.kind) {
     case FailureKind::kPeerLost:

@@ -68,8 +68,11 @@ MeetingPlace DerivedGroups::placeFor(const std::string& name, int64_t generation
   TORCH_CHECK(!closed_, operation,
               ": expected a group with a generation, found one that was shut down: make a new "
               "group");
-  TORCH_CHECK(generation > 0 && generation_ == generation, operation,
-              ": expected a group with a generation, found none: configure() it first");
+  TORCH_CHECK(
+      generation > 0 && generation_ == generation, operation,
+      ": expected a group with a generation, found none: ",
+      parent_.group().inJob() == InJob::kNo ? "configure() it" : "recover() the elastic job",
+      " first");
   return {place_.thread, joined(place_.prefix, name)};
 }
 
@@ -94,6 +97,7 @@ DerivedGroups::BackendPtr DerivedGroups::childAt(const MeetingPlace& where, int6
   auto child = c10::make_intrusive<FtBackend>(
       spec, makeEngine(spec.engine, *spec.options, spec.store, spec.bound_device));
   child->expectMembersOf(parent_, members);
+  child->group().setBeside(parent_.group());
   const MutexLock lock(mutex_);
   TORCH_CHECK(
       generation_ == generation,

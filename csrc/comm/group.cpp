@@ -126,10 +126,16 @@ void Group::abortGeneration(int64_t generation, const std::string& why) {
 
 void Group::followJob() {
   MutexLock lock(mutex_);
-  in_job_ = true;
+  in_job_ = InJob::kFollows;
 }
 
-bool Group::followsJob() const {
+void Group::setBeside(const Group& other) {
+  if (other.inJob() == InJob::kNo) return;
+  MutexLock lock(mutex_);
+  in_job_ = InJob::kOfOneView;
+}
+
+InJob Group::inJob() const {
   MutexLock lock(mutex_);
   return in_job_;
 }

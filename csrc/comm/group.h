@@ -82,7 +82,10 @@ class Group {
 
   // From the next generation on its failures advise the recover() of an elastic job.
   void followJob();
-  bool followsJob() const;
+  // The same of one that is made beside another group: if that one belongs to a job, the failures
+  // advise to make this one anew.
+  void setBeside(const Group& other);
+  InJob inJob() const;
   std::shared_ptr<OpState> issue(Operation operation);
   // Operations that begin as one, in this order. All or none belong to the current generation.
   std::vector<std::shared_ptr<OpState>> issueTogether(std::vector<Operation> operations);
@@ -204,7 +207,7 @@ class Group {
   Duration configure_limit_ GUARDED_BY(mutex_){0};
   bool configuring_ GUARDED_BY(mutex_) = false;
   bool shut_down_ GUARDED_BY(mutex_) = false;
-  bool in_job_ GUARDED_BY(mutex_) = false;
+  InJob in_job_ GUARDED_BY(mutex_) = InJob::kNo;
   int64_t generation_ GUARDED_BY(mutex_) = 0;
   int rank_ GUARDED_BY(mutex_) = 0;
   int size_ GUARDED_BY(mutex_) = 1;

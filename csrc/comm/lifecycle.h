@@ -21,7 +21,7 @@ struct GenerationIdentity {
   int64_t generation = 0;
   int rank = 0;
   int size = 1;
-  bool in_job = false;  // the group follows an elastic job
+  InJob in_job = InJob::kNo;
 };
 
 class Lifecycle {

@@ -246,13 +246,27 @@ void ElasticCore::repeatTo(Effects& effects, const MemberId& to) {
 }
 
 void ElasticCore::onJoin(Effects& effects, const ElasticMessage& message) {
-  if (state_ == State::kJoining || state_ == State::kLeftOut) return;
+  if (state_ == State::kJoining) return;
   const Member& newcomer = message.members.front();
-  if (view_.has(newcomer.id)) {
+  if (state_ == State::kLeftOut) {
+    handOverTo(effects, newcomer);
+  } else if (view_.has(newcomer.id)) {
     tellView(effects, {newcomer.id}, view_);
   } else {
     waiting_.insert_or_assign(newcomer.id, newcomer);
   }
+}
+
+// Where no member of a view was in the one before, those that decided on it are all that a newcomer
+// in it can ask. It is told where the view has it, not where somebody asks under its id.
+void ElasticCore::handOverTo(Effects& effects, const Member& newcomer) const {
+  const int rank = view_.rankOf(newcomer.id);
+  if (rank < 0 || firstThatWentOn(view_) != nullptr) return;
+  const bool knows_secret = isSecretOf(view_.secret, view_) || view_.secret_digest.isZero();
+  if (!knows_secret || view_.members[static_cast<size_t>(rank)].record != newcomer.record) return;
+  ElasticMessage answer = make(ElasticKind::kView);
+  answer.view = view_;
+  send(effects, newcomer.id, std::move(answer));
 }
 
 ElasticEffects ElasticCore::lose(const MemberId& id, Loss loss) {

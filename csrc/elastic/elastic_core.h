@@ -121,6 +121,7 @@ class ElasticCore {
   void onPrepare(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onAccept(Effects& effects, const MemberId& from, const ElasticMessage& message);
   void onJoin(Effects& effects, const ElasticMessage& message);
+  void handOverTo(Effects& effects, const Member& newcomer) const;
   bool isApart(const Lineage& lineage) const;
   void onOtherLineage(Effects& effects, const MemberId& from, const ElasticMessage& message) const;
   bool onOtherView(Effects& effects, const MemberId& from, const ElasticMessage& message);

@@ -27,7 +27,7 @@ struct ListedStore::Place {
   Mutex mutex;
   CondVar changed;
   bool met GUARDED_BY(mutex) = false;
-  bool founded GUARDED_BY(mutex) = false;
+  Standing standing GUARDED_BY(mutex) = Standing::kFresh;
   std::optional<std::string> ended GUARDED_BY(mutex);  // why
   uint64_t last_call GUARDED_BY(mutex) = 0;
   std::optional<StoreAnswer> answer GUARDED_BY(mutex);  // to the last call
@@ -42,9 +42,9 @@ struct ListedStore::Place {
     const MutexLock lock(mutex);
     return met && !ended;
   }
-  bool isFounded() {
+  Standing standingNow() {
     const MutexLock lock(mutex);
-    return met && !ended && founded;
+    return met && !ended ? standing : Standing::kFresh;
   }
   std::string whyNot() {
     const MutexLock lock(mutex);
@@ -70,10 +70,10 @@ bool ListedStore::onLoop(std::function<void(MeetingLinks&)> task) {
 std::shared_ptr<ListedStore::Place> ListedStore::openLink(const SocketAddress& address) {
   auto place = std::make_shared<Place>(address);
   MeetingLinks::Events events;
-  events.on_met = [place](bool founded) {
+  events.on_met = [place](Standing standing) {
     const MutexLock lock(place->mutex);
     place->met = true;
-    place->founded = founded;
+    place->standing = standing;
     place->changed.notifyAll();
   };
   events.on_answer = [place](uint64_t number, const StoreAnswer& answer) {
@@ -111,8 +111,7 @@ void ListedStore::lookForPlace() {
   std::shared_ptr<Place> chosen;
   std::string why;
   for (const auto& one : tried) {
-    const bool better = one->isFounded() && !(chosen && chosen->isFounded());
-    if (one->hasMet() && (!chosen || better)) chosen = one;
+    if (one->hasMet() && (!chosen || one->standingNow() > chosen->standingNow())) chosen = one;
     if (!one->hasMet()) why += (why.empty() ? "" : "; ") + one->whyNot();
   }
   const bool stays = place_ && chosen && place_->hasMet() && chosen->address == place_->address;
@@ -127,7 +126,7 @@ void ListedStore::lookForPlace() {
 }
 
 void ListedStore::lookAgain(Duration at_most_every) {
-  if (place_ && place_->isFounded()) return;
+  if (place_ && place_->standingNow() == Standing::kMember) return;
   if (!place_ || Clock::now() - looked_at_ >= at_most_every) lookForPlace();
 }
 

@@ -1,10 +1,10 @@
 // The store of a job that has none: the meeting place of one of the members that the user lists
 // (meeting.h). Of those that answer it is the first that is in a founded job; where none is, the
-// first that answers: there the fresh processes meet.
+// first that has been left out of one, and else the first: there the fresh processes meet.
 //
 // Owner and user: a JobStoreThread. Each call blocks, for a few seconds at most, and throws
-// StoreError. While the job is not founded it looks now and then whether an earlier one of the list
-// answers by now, or one that is in a job: then it goes there, and what it put here goes.
+// StoreError. While it is not at one that is in a job, it looks now and then whether such a one
+// answers by now, or an earlier one of the list: then it goes there, and what it put here goes.
 #pragma once
 
 #include <functional>

@@ -5,7 +5,7 @@
 //   visitor -> place: a hello with meetingNonce(), to whoever listens there
 //   place -> visitor: kAnswer, seq 0: a challenge
 //   visitor -> place: kCall, seq 0: a challenge of its own, and its proof
-//   place -> visitor: kAnswer, seq 0: its proof, and whether it is in a job that has been founded
+//   place -> visitor: kAnswer, seq 0: its proof, and its standing in the job
 //   visitor -> place: kCall, seq > 0; each is answered by a kAnswer of that seq
 //
 // What follows the proofs is not encrypted. Pure functions and values.
@@ -23,6 +23,14 @@ using Challenge = Identity<struct ChallengeTag>;
 struct MeetingKey {
   std::string job;  // its name
   std::string key;  // the user's
+};
+
+// Of the process at a place, as it was when the visitor came: the higher, the better it knows where
+// the job's members are.
+enum class Standing : uint8_t {
+  kFresh = 0,    // it knows of no job that has been founded
+  kLeftOut = 1,  // it has been in the job, and hears nothing new of it
+  kMember = 2,
 };
 
 Nonce meetingNonce(const std::string& job);

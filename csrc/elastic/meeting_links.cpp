@@ -71,12 +71,15 @@ void MeetingLinks::checkProof(uint64_t id, const std::string& payload) {
   ByteReader reader(payload);
   Digest256 proof{};
   reader.raw(proof);
-  const bool founded = reader.u8() != 0;
+  const uint8_t standing = reader.u8();
   const Digest256 expected = meetingProof(key_, MeetingSide::kPlace, link.own, link.theirs);
-  if (!reader.atEnd() || !equalInConstantTime(proof, expected)) return end(id, kWrongKey);
+  if (!reader.atEnd() || standing > static_cast<uint8_t>(Standing::kMember) ||
+      !equalInConstantTime(proof, expected)) {
+    return end(id, kWrongKey);
+  }
   link.met = true;
   const auto told = link.events.on_met;
-  told(founded);
+  told(static_cast<Standing>(standing));
 }
 
 void MeetingLinks::call(uint64_t id, uint64_t number, const StoreCall& call) {

@@ -77,7 +77,7 @@ bool MeetingServer::prove(Visitor& visitor, const std::string& payload) {
   loop_.cancel(std::exchange(visitor.timer, 0));
   ByteWriter writer;
   writer.raw(meetingProof(key_, MeetingSide::kPlace, theirs, visitor.challenge));
-  writer.u8(founded_ ? 1 : 0);
+  writer.u8(static_cast<uint8_t>(standing_));
   visitor.socket->send(headerOf(FrameType::kAnswer, 0), writer.take());
   return true;
 }
@@ -94,6 +94,12 @@ void MeetingServer::onEnd(const MemberId& id) {
     remove.keys = {seat};
     store_.onCall({}, next_put_++, std::move(remove));
   }
+}
+
+void MeetingServer::setStanding(Standing standing) {
+  const bool worse = standing < standing_;
+  standing_ = standing;
+  while (worse && !visitors_.empty()) onEnd(visitors_.begin()->first);
 }
 
 void MeetingServer::put(const std::string& key, const std::string& value) {

@@ -30,7 +30,8 @@ class MeetingServer {
   bool admit(Arrival& arrival);
   // This process's own word, for all who come.
   void put(const std::string& key, const std::string& value);
-  void setFounded() { founded_ = true; }
+  // Visitors that were told of a better one are sent away, to look for another place.
+  void setStanding(Standing standing);
 
  private:
   struct Visitor {
@@ -47,7 +48,7 @@ class MeetingServer {
 
   EventLoop& loop_;
   const MeetingKey key_;
-  bool founded_ = false;
+  Standing standing_ = Standing::kFresh;
   ViewStoreServer store_;
   std::map<MemberId, Visitor> visitors_;  // each under an id of its own
   uint64_t next_put_ = 1;

@@ -18,7 +18,6 @@ namespace {
 constexpr milliseconds kBetweenLooks{2};  // of a leaver: has it got through?
 constexpr std::chrono::seconds kStopWithin{1};
 constexpr int kTicksBetweenQuestions = 25;
-constexpr const char* kElsewhere = "it takes part elsewhere";
 constexpr int kLooksSpared = 8;  // of one for each question
 
 Member makeSelf(const Incarnation& incarnation, const std::vector<SocketAddress>& addresses) {
@@ -206,23 +205,36 @@ void MemberDriver::onNewView() {
   refused.clear();
   // Connections that agreements will want.
   for (const Member& member : now.members) network->prepare(member.id);
-  if (place) {
-    place->put("contacts", encodeMembers(now.members));
-    place->put("founding", encodeFounding(founding));
-    place->setFounded();
-  }
+  if (place) tellVisitors();
   if (!now.members.empty() && now.members.front().id == core->self().id) publish();
+}
+
+// Who comes to this process's address is shown the way to the members, also by one that is left
+// out: it does not hear of later views.
+void MemberDriver::tellVisitors() {
+  const bool is_member = core->state() != ElasticCore::State::kLeftOut;
+  std::vector<Member> contacts = core->view().members;
+  // While this one lives nobody concludes from its old word that the whole job has ended.
+  if (!is_member) contacts.push_back(core->self());
+  place->put("contacts", encodeMembers(contacts));
+  place->put("founding", encodeFounding(founding));
+  place->setStanding(is_member ? Standing::kMember : Standing::kLeftOut);
 }
 
 // Is there a member that may still wait for this one's word?
 bool MemberDriver::isNeeded() const {
-  if (!core || core->state() != ElasticCore::State::kActive) {
-    return core && core->state() == ElasticCore::State::kStopped;
-  }
-  const std::vector<Member>& members = core->view().members;
-  return std::any_of(members.begin(), members.end(), [&](const Member& member) {
-    return member.id != core->self().id && !gone_soon.contains(member.id) &&
-           !core->losses().contains(member.id);
+  using State = ElasticCore::State;
+  if (!core || core->state() == State::kJoining) return false;
+  if (core->state() == State::kStopped) return true;
+  const View& view = core->view();
+  return std::any_of(view.members.begin(), view.members.end(), [&](const Member& member) {
+    if (member.id == core->self().id || gone_soon.contains(member.id) ||
+        core->losses().contains(member.id)) {
+      return false;
+    }
+    // To a newcomer it may be the only one that hands the view over.
+    const bool is_told = member.since < view.number || !network->hasUnsent(member.id);
+    return core->state() == State::kActive || !is_told;
   });
 }
 
@@ -292,7 +304,7 @@ void MemberDriver::hearContacts(const std::vector<Member>& members) {
   const std::vector<MemberId> ids = idsOf(members);
   const bool alone = !ids.empty() && !core->setContacts(ids) && core->isForsaken();
   looks_without_members = alone ? looks_without_members + 1 : 0;
-  if (looks_without_members >= 2) status.setForsaken();  // before, others may be taking over
+  if (looks_without_members >= 2) status.setForsaken(members);  // before, others may be taking over
 }
 
 void MemberDriver::askWitness(const WitnessRequest& request) {
@@ -351,8 +363,9 @@ void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
   const bool was_lost = core->losses().contains(from);
   const ElasticEffects effects = core->receive(from, *message);
   if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
-  // By its own word: it will not come, and nobody else tells that it lives elsewhere.
-  if (!was_lost && core->losses().contains(from)) stopForming(from, kElsewhere);
+  // By its own word: it lives and will not come, which nobody else tells.
+  const auto loss = core->losses().find(from);
+  if (!was_lost && loss != core->losses().end()) stopForming(from, endOf(from, loss->second));
   carryOut(effects);
 }
 
@@ -366,7 +379,7 @@ void MemberDriver::logRefused(const std::string& whose, const std::string& why) 
 void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how) {
   if (!core) return;
   client.onLost(id);
-  stopForming(id, how);
+  stopForming(id, isFinal(loss) ? endOf(id, loss) : how);
   carryOut(core->lose(id, loss));
 }
 
@@ -374,8 +387,12 @@ void MemberDriver::watchForming(bool now) {
   forming = now;
   if (!forming || !core) return;
   for (const auto& [id, loss] : core->losses()) {
-    if (loss == Loss::kParted) stopForming(id, kElsewhere);
+    if (loss == Loss::kParted) stopForming(id, endOf(id, loss));
   }
+}
+
+std::string MemberDriver::endOf(const MemberId& id, Loss loss) const {
+  return gone_soon.contains(id) && loss != Loss::kParted ? "it has left" : wordFor(loss);
 }
 
 void MemberDriver::stopForming(const MemberId& lost, const std::string& how) {

@@ -59,9 +59,12 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void onLost(const MemberId& id, Loss loss, const std::string& how);
   // Of who has parted before nobody tells any more.
   void watchForming(bool now);
+  // Of a loss that is final, in words.
+  std::string endOf(const MemberId& id, Loss loss) const;
   // The attempt to form the view is over, if that member is in it.
   void stopForming(const MemberId& lost, const std::string& how);
   void onNewView();
+  void tellVisitors();
   void tick();
   void arm();
   void sendCall(const MemberId& host, uint64_t number, const StoreCall& call);

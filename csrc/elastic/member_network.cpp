@@ -189,8 +189,23 @@ void MemberNetwork::introduce(const Member& member) {
   const auto record = decodeRecord(member.record);
   if (!record || member.id == self_.id) return;
   Peer& peer = peers_[member.id];
+  const bool moved = !peer.member.id.isZero() && peer.member.record != member.record;
   peer.member = member;
   peer.record = *record;
+  if (moved) reopen(member.id);
+}
+
+// Whoever is at the address that it had until now is not, or no more, that member.
+void MemberNetwork::reopen(const MemberId& id) {
+  Peer& peer = peers_.at(id);
+  const bool was_open = peer.out || peer.dial;
+  loop_.cancel(std::exchange(peer.again, 0));
+  peer.dial.reset();
+  peer.probe.reset();
+  peer.failed_dials = 0;
+  peer.unproved_since.reset();
+  closeOutgoing(peer);
+  if ((was_open || !peer.waiting.empty()) && !finishing_) connect(id);
 }
 
 Member MemberNetwork::memberOf(const MemberId& id) const {
@@ -227,6 +242,11 @@ void MemberNetwork::add(const MemberId& to, FrameHeader header, std::string payl
     peer.was_connected = true;  // what is dropped has to be said again
   }
   if (!peer.out && !peer.dial && !peer.probe && peer.again == 0) connect(to);
+}
+
+bool MemberNetwork::hasUnsent(const MemberId& id) const {
+  const auto found = peers_.find(id);
+  return found != peers_.end() && !found->second.waiting.empty();
 }
 
 void MemberNetwork::prepare(const MemberId& id) {

@@ -69,7 +69,8 @@ class MemberNetwork {
   // Others that come to this process's address with that nonce; the handler owns their connections.
   void admitVisitors(const Nonce& nonce, Listener::Handler handler);
 
-  // From now on messages to it can be sent.
+  // From now on messages to it can be sent. Where it was known at another address, the connection
+  // to that one ends.
   void introduce(const Member& member);
   bool knows(const MemberId& id) const { return peers_.contains(id); }
   // As it has proved to be, or as a view has it; unknown: nobody.
@@ -79,6 +80,8 @@ class MemberNetwork {
   // wakes it once.
   void add(const MemberId& to, FrameHeader header, std::string payload);
   void flush();
+  // Has it been said something that no connection has taken yet?
+  bool hasUnsent(const MemberId& id) const;
   // Connects to it, if nothing stands yet.
   void prepare(const MemberId& id);
   // Does it live? Told by on_lost if not; at most one question at a time for each.
@@ -123,6 +126,7 @@ class MemberNetwork {
   void drop(uint64_t incoming);
   void connect(const MemberId& id);
   void connectLater(const MemberId& id);
+  void reopen(const MemberId& id);
   void onDialled(const MemberId& id, Dial::Result result);
   void onProofFrame(const MemberId& id, const std::string& payload);
   void claim(const MemberId& id, const ConnectionQuestion& question);

@@ -15,6 +15,8 @@ std::string nameOfRecord(const std::string& bytes) {
   return record->host + ", pid " + std::to_string(record->pid);
 }
 
+}  // namespace
+
 const char* wordFor(Loss loss) {
   switch (loss) {
     case Loss::kDead:
@@ -24,14 +26,12 @@ const char* wordFor(Loss loss) {
     case Loss::kUnreachable:
       return "it cannot be reached";
     case Loss::kParted:
-      return "it went on alone";
+      return "it takes part in another lineage";
     case Loss::kLeftOut:
       return "it has been left out";
   }
   return "";
 }
-
-}  // namespace
 
 // ---- what is written
 
@@ -91,9 +91,10 @@ void MemberStatus::setOver(uint64_t view) {
   over_ = std::max(over_, view);
 }
 
-void MemberStatus::setForsaken() {
+void MemberStatus::setForsaken(const std::vector<Member>& members) {
   const MutexLock lock(mutex_);
-  forsaken_ = true;
+  for (const Member& member : members) names_[member.id] = nameOfRecord(member.record);
+  forsaken_by_ = idsOf(members);
   changed_.notifyAll();
 }
 
@@ -185,7 +186,7 @@ View MemberStatus::awaitView(uint64_t newer_than, Deadline deadline, const Cance
   const MutexLock lock(mutex_);
   const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
     return view_.number > newer_than || left_out_ || left_ || (hopeless_ && !without_quorum) ||
-           forsaken_;
+           !forsaken_by_.empty();
   };
   waitUntilDone(mutex_, changed_, over, deadline, cancelled);
   if (view_.number > newer_than && !left_out_ && !left_) return view_;
@@ -253,11 +254,10 @@ void MemberStatus::throwNoView() const {
                        job + "view " + std::to_string(view_.number) +
                            " is without this member, which was silent or cut off: join again");
   }
-  if (forsaken_) {
+  if (!forsaken_by_.empty()) {
     throw ElasticError(ElasticErrorKind::kNoQuorum,
-                       job +
-                           "it was founded before, and none of its members runs any more: choose "
-                           "another name for a new job");
+                       job + "it was founded before, and none of its members runs any more: " +
+                           namesOf(forsaken_by_) + ": choose another name for a new job");
   }
   if (!missing_.empty()) throwNoQuorum();
   throw ElasticError(ElasticErrorKind::kTimeout,

@@ -18,6 +18,9 @@
 
 namespace torchft_ext {
 
+// For messages: "its process ended".
+const char* wordFor(Loss loss);
+
 class MemberStatus {
  public:
   explicit MemberStatus(std::string job) : job_(std::move(job)) {}  // its name, for messages
@@ -31,7 +34,8 @@ class MemberStatus {
   void begin(const ElasticCore& core);
   void follow(const ElasticCore& core, const ElasticEffects& effects);
   void setOver(uint64_t view);  // this view, and those before
-  void setForsaken();           // of a newcomer: nobody of the job lives
+  // Of a newcomer: nobody of the job lives, of which it knew these.
+  void setForsaken(const std::vector<Member>& members);
   void setHow(const std::map<MemberId, std::string>& lost);  // as a generation has told it
   void setStoreTrouble(std::string trouble);
 
@@ -90,7 +94,7 @@ class MemberStatus {
   uint64_t over_ GUARDED_BY(mutex_) = 0;
   bool left_out_ GUARDED_BY(mutex_) = false;
   bool left_ GUARDED_BY(mutex_) = false;
-  bool forsaken_ GUARDED_BY(mutex_) = false;
+  std::vector<MemberId> forsaken_by_ GUARDED_BY(mutex_);  // empty: somebody of the job may live
   std::string store_trouble_ GUARDED_BY(mutex_);
   // Agreements.
   std::map<Key, Answer> answers_ GUARDED_BY(mutex_);

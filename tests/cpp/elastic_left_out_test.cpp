@@ -256,6 +256,44 @@ TEST_F(Leaving, MembersHandOverToANewcomerWhereNoneOfThemStays) {
   EXPECT_FALSE(cores_[kNewcomer].view().secret.isZero());
 }
 
+// Whatever is lost on its way to the newcomer, and whoever of them has ended since.
+TEST_F(Leaving, MembersHandOverAgainToANewcomerThatAsksThem) {
+  leave(3);
+  std::vector<std::shared_ptr<const ElasticMessage>> answers;
+  for (size_t member = 0; member < kNewcomer; ++member) {
+    told_.clear();  // it has heard nothing
+    ElasticMessage question;
+    question.kind = ElasticKind::kJoin;
+    question.members = {cores_[kNewcomer].self()};
+    deliver(member, cores_[member].receive(idOf(kNewcomer), question));
+    const bool knows = !cores_[member].view().secret.isZero();  // it has accepted the view
+    ASSERT_EQ(told_.size(), knows ? 1U : 0U) << member;
+    if (knows) answers.push_back(told_[0].second);
+  }
+  ASSERT_GE(answers.size(), 2U);
+  cores_[kNewcomer].receive(idOf(1), *answers[1]);
+  EXPECT_EQ(cores_[kNewcomer].state(), ElasticCore::State::kActive);
+  EXPECT_FALSE(cores_[kNewcomer].view().secret.isZero());
+}
+
+TEST_F(Leaving, MembersHandOverToNobodyElseUnderTheIdOfANewcomer) {
+  leave(3);
+  told_.clear();
+  ElasticMessage question;
+  question.kind = ElasticKind::kJoin;
+  question.members = {{idOf(kNewcomer), 0, "another address"}};
+  EXPECT_TRUE(cores_[0].receive(idOf(kNewcomer), question).sends.empty());
+}
+
+// One that stays tells it: a newcomer that takes part elsewhere by now is found out then.
+TEST_F(Leaving, MemberDoesNotHandOverWhereAnotherStays) {
+  leave(1);
+  told_.clear();
+  deliver(kNewcomer, cores_[kNewcomer].retry());
+  for (const auto& [from, words] : told_) EXPECT_NE(from, 0U);
+  EXPECT_EQ(told_.size(), 2U);
+}
+
 TEST_F(Leaving, TheFirstThatStaysLearnsThatTheNewcomerTakesPartElsewhere) {
   leave(1);
   View other = cores_[1].view();

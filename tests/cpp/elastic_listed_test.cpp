@@ -7,13 +7,15 @@
 #include <thread>
 #include <vector>
 
-#include "elastic/elastic_member.h"
-#include "memory_store.h"
+#include "elastic_jobs.h"
+#include "wait_for.h"
 
 namespace torchft_ext {
 namespace {
 
-constexpr std::chrono::seconds kLong{20};
+using elastic_test::awaitThreadOf;
+using elastic_test::kLong;
+using elastic_test::MemberPtr;
 
 std::vector<uint16_t> freePorts(size_t count) {
   std::vector<ListeningSocket> held;
@@ -25,8 +27,6 @@ std::vector<uint16_t> freePorts(size_t count) {
   }
   return ports;
 }
-
-using MemberPtr = std::shared_ptr<ElasticMember>;
 
 class ElasticListed : public testing::Test {
  protected:
@@ -69,6 +69,33 @@ class ElasticListed : public testing::Test {
       vote.ok = true;
       return member->agree(view, vote, Deadline::after(kLong));
     });
+  }
+
+  static void leaveOutTheFirst(const std::vector<MemberPtr>& members) {
+    for (const MemberPtr& member : members) awaitView(member, 0);
+    members[0]->setReady(false);
+    awaitThreadOf(members[0], 1);
+    std::vector<std::future<View>> deciding;
+    for (size_t i = 1; i < members.size(); ++i) {
+      deciding.push_back(std::async(std::launch::async, [&, i] {
+        return members[i]->awaitView(1, Deadline::after(kLong), {}, {}, {members[0]->id()});
+      }));
+    }
+    for (auto& one : deciding) EXPECT_EQ(one.get().members.size(), members.size() - 1);
+    EXPECT_THROW(awaitView(members[0], 1), ElasticError);
+  }
+  // One of the members leaves, and the other is the first in the next view.
+  static void goOnWithout(const MemberPtr& leaver, const MemberPtr& other, uint64_t view) {
+    leaver->setLeaving();
+    awaitThreadOf(leaver, view);
+    EXPECT_FALSE(awaitView(other, view).has(leaver->id()));
+    leaver->leave(Deadline::after(kLong));
+  }
+  static void takeIn(const MemberPtr& member, const MemberPtr& newcomer, uint64_t view) {
+    auto place = std::async(std::launch::async, [&] { return awaitView(newcomer, 0); });
+    EXPECT_TRUE(waitFor([&] { return !member->waiting().empty(); }));
+    EXPECT_TRUE(awaitView(member, view).has(newcomer->id()));
+    EXPECT_EQ(place.get().number, view + 1);
   }
 
   const std::vector<uint16_t> ports_ = freePorts(3);
@@ -124,6 +151,31 @@ TEST_F(ElasticListed, WhoCameEarlierMovesToTheFirstOfTheList) {
   auto first = join(0, 3);
   const std::vector<MemberPtr> members = {first.get(), second.get(), third.get()};
   for (const MemberPtr& member : members) EXPECT_EQ(awaitView(member, 0).members.size(), 3U);
+}
+
+// The members that it knew have gone since, and others have come.
+TEST_F(ElasticListed, ANewcomerIsTakenToAMemberAndNotToOneThatWasLeftOut) {
+  auto members = found(3);
+  leaveOutTheFirst(members);
+  goOnWithout(members[1], members[2], 2);
+  const MemberPtr second = join(1, 3).get();
+  takeIn(members[2], second, 3);
+  goOnWithout(members[2], second, 4);
+  const MemberPtr newcomer = join(7, 3).get();
+  takeIn(second, newcomer, 5);
+}
+
+TEST_F(ElasticListed, NobodyFoundsTheJobAnewAtOneThatWasLeftOut) {
+  auto members = found(3);
+  leaveOutTheFirst(members);
+  members.resize(1);
+  const MemberPtr newcomer = join(7, 1).get();
+  try {
+    newcomer->awaitView(0, Deadline::after(std::chrono::seconds(3)));
+    FAIL() << "expected no view";
+  } catch (const ElasticError& error) {  // others than it knew may be there, so they are waited for
+    EXPECT_EQ(error.kind(), ElasticErrorKind::kTimeout) << error.what();
+  }
 }
 
 TEST_F(ElasticListed, WhoDoesNotKnowTheKeyIsNotLetIn) {

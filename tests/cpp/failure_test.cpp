@@ -141,6 +141,17 @@ TEST(Failure, OfAGroupThatIsShutDownAdvisesAnotherGroup) {
   EXPECT_EQ(failure.describe().find("configure()"), std::string::npos) << failure.describe();
 }
 
+TEST(Failure, OfAGroupInAnElasticJobAdvisesWhatBeginsItAnew) {
+  Failure failure = lostPeer();
+  failure.in_job = InJob::kFollows;
+  EXPECT_TRUE(failure.describe().ends_with("; recover() the elastic job")) << failure.describe();
+  failure.in_job = InJob::kOfOneView;
+  EXPECT_TRUE(failure.describe().ends_with(
+      "; recover() the elastic job; make this group anew in the next "
+      "view, in build= of elastic.steps(), or have job.manage() do so"))
+      << failure.describe();
+}
+
 TEST(Failure, EveryKindHasANameAndANextStep) {
   std::set<std::string> names;
   for (uint8_t number = 1; number <= 9; ++number) {

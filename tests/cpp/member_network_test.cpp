@@ -134,6 +134,25 @@ struct Visit {
   ConnectionQuestion question;
 };
 
+// The next connection that comes to an acceptor, played by hand: up to the acceptor's proof.
+RawPeer acceptAs(RawAcceptor& acceptor, const Member& member, const MemberKeys& keys,
+                 const Node& node) {
+  RawPeer peer = acceptor.accept();
+  payloadOf(peer);  // the hello
+  const ConnectionQuestion question{Challenge::random(), {}};
+  const Incarnation incarnation = decodeRecord(member.record)->incarnation;
+  peer.say(encodeWelcome({{}, incarnation}) +
+           frameOf(FrameType::kMember, encodeQuestion(question)));
+  const auto claim = decodeClaim(payloadOf(peer));
+  EXPECT_TRUE(claim);
+  const ConnectionProof proof =
+      keys.prove(ConnectionEnd::kAcceptor,
+                 {question.challenge, claim.value_or(ConnectionClaim{}).challenge, member.id,
+                  node.self().id, claim.value_or(ConnectionClaim{}).view});
+  peer.say(frameOf(FrameType::kMember, encodeProof(proof)));
+  return peer;
+}
+
 class Members : public testing::Test {
  protected:
   MemberKeys keysOf(const Member& member, const std::vector<View>& views) const {
@@ -243,27 +262,33 @@ TEST_F(Members, DoNotHearWhoWasLeftOutUnderTheIdOfANewcomer) {
 TEST_F(Members, TalkAnewToWhoHasToProveMoreByNow) {
   Node node(key_);
   RawAcceptor acceptor;
-  const Incarnation incarnation = Incarnation::random();
-  Member late = memberAt(acceptor.address(), incarnation);
+  Member late = memberAt(acceptor.address(), Incarnation::random());
   late.since = 2;
   node.enter(viewOf(2, {node.self(), late}));
   node.say(late, "words");
-  RawPeer peer = acceptor.accept();
-  payloadOf(peer);  // the hello
-  const ConnectionQuestion question{Challenge::random(), {}};
-  peer.say(encodeWelcome({{}, incarnation}) +
-           frameOf(FrameType::kMember, encodeQuestion(question)));
-  const auto claim = decodeClaim(payloadOf(peer));
-  ASSERT_TRUE(claim);
-  const ConnectionProof proof = keysOf(late, {}).prove(
-      ConnectionEnd::kAcceptor,
-      {question.challenge, claim->challenge, late.id, node.self().id, claim->view});
-  peer.say(frameOf(FrameType::kMember, encodeProof(proof)));
+  RawPeer peer = acceptAs(acceptor, late, keysOf(late, {}), node);
   EXPECT_EQ(payloadOf(peer), "words");
   node.enter(viewOf(3, {node.self(), late}));
   EXPECT_EQ(peer.readToEnd(), "");
   RawPeer again = acceptor.accept();
   EXPECT_NE(payloadOf(again), "");  // a hello
+}
+
+// Whoever came under the id of a newcomer first, from elsewhere, is not told what the newcomer is.
+TEST_F(Members, TalkToAMemberWhereItIsKnownToBeByNow) {
+  Node node(key_);
+  RawAcceptor elsewhere;
+  RawAcceptor acceptor;
+  const Member before = memberAt(elsewhere.address(), Incarnation::random());
+  node.say(before, "words");
+  RawPeer peer = acceptAs(elsewhere, before, keysOf(before, {}), node);
+  EXPECT_EQ(payloadOf(peer), "words");
+  Member now = memberAt(acceptor.address(), Incarnation::random());
+  now.id = before.id;
+  node.say(now, "more words");
+  EXPECT_EQ(peer.readToEnd(), "");
+  RawPeer again = acceptAs(acceptor, now, keysOf(now, {}), node);
+  EXPECT_EQ(payloadOf(again), "more words");
 }
 
 TEST_F(Members, DoNotHearWhatWasSaidOnAnotherConnection) {

@@ -30,7 +30,6 @@ FRAMEWORKS = ("accelerate/", "deepspeed/", "lightning/", "transformers/")
 MADE = ("build/", ".ci-work/", "dist/", ".venv", ".metadata")
 EXAMPLE = "Suite.Case"  # how C++ tests are written
 CLASSES_OF_OTHERS = {  # of torch and of frameworks
-    "CheckpointException",
     "DataLoader",
     "DiLoCo",
     "DistBackendError",

@@ -103,6 +103,22 @@ def time_of_a_lost_pair() -> tuple[str, float]:
     return "none" if end is None else end.type, time.monotonic() - began
 
 
+def test_group_split_off_the_jobs_advises_to_make_it_anew(ranks, world):
+    founders = World(ranks, world.workers[:2])
+    founders.run(come, ranks.address(), 2)
+    founders.run(recover)
+    for text in founders.run(advice_of_a_child):
+        assert "; make this group anew in the next view" in text and "configure()" not in text, text
+
+
+def advice_of_a_child() -> str:
+    child = dist.group.WORLD.split_group([0, 1], group_name="child")
+    torchft_ext.backend(child).abort("the test says so")
+    failure = failure_of(lambda: child.allreduce([torch.ones(1)]).wait())
+    assert failure is not None
+    return failure.text
+
+
 def test_whole_group_ends_an_update_though_the_view_is_over(ranks, world):
     founders = World(ranks, world.workers[:3])
     founders.run(come, ranks.address(), 3)

@@ -354,9 +354,8 @@ def after_a_death() -> tuple[float, list[int], float]:
     from_first = torch.tensor([view.rank + 3.0])
     dist.broadcast(from_first, src=0)
     torchft_ext.backend(group).abort()
-    # It is of this view alone: the job's next one makes others.
     failure = failure_of(lambda: dist.all_reduce(tensor, group=group))
-    assert "recover() the elastic job" in str(failure), failure
+    assert "recover() the elastic job; make this group anew in the next view" in str(failure)
     return tensor.item(), objects, from_first.item()
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,9 @@ from torchft.parameter_server import ParameterServer
 
 import torchft_ext
 from torchft_ext import process_group as ours
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from bench_managers import make_manager
 
 
 def swallowing(timeout: timedelta) -> ours.ProcessGroup:
@@ -99,22 +104,17 @@ class Replica:
         self.fragments: list[_StreamingDiLoCoFragment] = []  # of streaming
 
     def managed_as(self, number: int) -> Manager:
-        self.manager = Manager(
-            pg=self.group,
+        self.manager = make_manager(
+            self.group,
+            self.server,
+            self.job.lighthouse,
+            f"replica{number}",
             load_state_dict=self.load,
             state_dict=self.state,
-            min_replica_size=1,
-            init_sync=False,  # the seed makes them equal; a first step that heals counts a third
             use_async_quorum=self.job.kind == "ddp",
             timeout=LIMIT,
             quorum_timeout=LIMIT,
             connect_timeout=LIMIT,
-            rank=0,
-            world_size=1,
-            store_addr="127.0.0.1",
-            store_port=self.server.port,
-            lighthouse_addr=self.job.lighthouse,
-            replica_id=f"replica{number}",
             checkpoint_transport=self.transport(),
         )
         return self.manager

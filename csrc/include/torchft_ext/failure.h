@@ -33,6 +33,13 @@ struct Cause {
   std::string how;  // one clause: "its process ended", "abort() was called: ..."
 };
 
+// Of a group, to an elastic job.
+enum class InJob {
+  kNo,
+  kFollows,    // its generations are those of the job's views, which recover() begins
+  kOfOneView,  // it was made beside such a group, and nothing begins another generation of it
+};
+
 struct Failure {
   FailureKind kind = FailureKind::kInternal;
   Cause cause;
@@ -49,9 +56,7 @@ struct Failure {
   // No configure() can follow: the group was shut down, or could not be made. Of this process
   // alone: others are not told.
   bool needs_new_group = false;
-  // The group's generations follow an elastic job's views: its recover() begins the next one. Of
-  // this process alone, as what follows.
-  bool in_job = false;
+  InJob in_job = InJob::kNo;                   // of this process alone, as what follows
   std::chrono::steady_clock::time_point at{};  // when the generation failed; the epoch: it has not
   // How long the lost process had given no sign of life by then; zero: not known.
   std::chrono::nanoseconds silent_for{0};

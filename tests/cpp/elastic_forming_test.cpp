@@ -1,0 +1,98 @@
+// While a view's groups are formed: a member that will not come ends the attempt, and the text says
+// why it will not.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "elastic/member_driver.h"
+#include "elastic/view_check.h"
+#include "elastic_jobs.h"
+#include "net_support.h"
+
+namespace torchft_ext {
+namespace {
+
+using namespace elastic_test;  // NOLINT(google-build-using-namespace)
+using namespace net_test;      // NOLINT(google-build-using-namespace)
+
+// Two members, of which the first forms their view.
+class ElasticForming : public testing::Test {
+ protected:
+  ElasticForming() {
+    auto joining = std::async(std::launch::async, [this] { return job_.join(2); });
+    ElasticOptions options = job_.options(2);
+    options.on_stopped = [this](uint64_t, const std::string& why) {
+      const MutexLock lock(mutex_);
+      told_.push_back(why);
+    };
+    driver_ = std::make_shared<MemberDriver>(options);
+    driver_->start(Deadline::after(kLong), {});
+    other_ = joining.get();
+    view_ = driver_->status.awaitView(0, Deadline::after(kLong), {});
+    onLoop(driver_->loop, [this] { driver_->forming = true; });
+  }
+  ~ElasticForming() override { driver_->stop(); }
+  ElasticForming(const ElasticForming&) = delete;
+  ElasticForming& operator=(const ElasticForming&) = delete;
+
+  void hear(ElasticMessage message) {
+    message.lineage = view_.lineage;
+    onLoop(driver_->loop, [&] { driver_->onElastic(other_->id(), encodeElasticMessage(message)); });
+  }
+  bool isTold(const std::string& words) {
+    return waitFor([&] {
+      const MutexLock lock(mutex_);
+      return std::any_of(told_.begin(), told_.end(),
+                         [&](const std::string& why) { return why.ends_with(": " + words); });
+    });
+  }
+
+  JobOfMembers job_;
+  std::shared_ptr<MemberDriver> driver_;
+  MemberPtr other_;
+  View view_;
+  Mutex mutex_;
+  std::vector<std::string> told_ GUARDED_BY(mutex_);
+};
+
+TEST_F(ElasticForming, IsOverWithAMemberThatTakesPartInAnotherLineage) {
+  other_->goOnAlone(Deadline::after(kLong));
+  EXPECT_TRUE(isTold("it takes part in another lineage"));
+}
+
+// It tells the view that is without it, and does not know the secret of that one.
+TEST_F(ElasticForming, IsOverWithAMemberThatIsLeftOut) {
+  const MemberId self = driver_->status.self().id;
+  View next = view_;
+  next.number = 2;
+  std::erase_if(next.members, [&](const Member& member) { return member.id != self; });
+  next.voters = next.decided_by = {self};
+  next.old_size = 2;
+  setSecret(next, ViewSecret::random());
+  next.seal = sealOf(next, view_.secret);
+  next.secret = {};
+  ElasticMessage told;
+  told.kind = ElasticKind::kView;
+  told.number = 2;
+  told.view = next;
+  hear(told);
+  EXPECT_TRUE(isTold("it has been left out"));
+}
+
+TEST_F(ElasticForming, IsOverWithAMemberThatLeaves) {
+  onLoop(driver_->loop, [this] { driver_->events().on_goodbye(other_->id()); });
+  other_.reset();
+  EXPECT_TRUE(isTold("it has left"));
+}
+
+TEST_F(ElasticForming, IsOverWithAMemberWhoseProcessEnds) {
+  other_.reset();
+  EXPECT_TRUE(isTold("its process ended"));
+}
+
+}  // namespace
+}  // namespace torchft_ext

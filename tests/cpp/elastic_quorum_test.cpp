@@ -1,0 +1,206 @@
+// Whole members of an elastic job: who goes on where others end, and who decides that.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <string>
+#include <vector>
+
+#include "elastic_jobs.h"
+#include "wait_for.h"
+
+namespace torchft_ext {
+namespace {
+
+using namespace elastic_test;  // NOLINT(google-build-using-namespace)
+
+TEST(ElasticMember, GoesOnWithoutAMemberThatEnded) {
+  JobOfMembers job;
+  job.found(3);
+  job.awaitViews(0);
+  job.agree(1, {true, true, true});
+  job.members.erase(job.members.begin());  // without a word
+  expectOneView(job.awaitViews(1), 2, 2);
+  for (const Answer& answer : job.agree(2, {true, true})) EXPECT_TRUE(answer.ok);
+}
+
+TEST(ElasticMember, AnAgreementEndsWithoutAMemberThatEnded) {
+  JobOfMembers job;
+  job.found(3);
+  job.awaitViews(0);
+  job.members.pop_back();
+  for (const Answer& answer : job.agree(1, {true, true})) EXPECT_TRUE(answer.ok);
+  expectOneView(job.awaitViews(1), 2, 2);
+}
+
+TEST(ElasticMember, HalfNeedsTheWitness) {
+  JobOfMembers job;
+  job.found(2);
+  job.awaitViews(0);
+  job.members.pop_back();
+  expectOneView(job.awaitViews(1), 2, 1);
+}
+
+TEST(ElasticMember, HalfWithoutTheWitnessIsNoQuorum) {
+  JobOfMembers job;
+  job.found(2);
+  job.awaitViews(0);
+  job.store->fail("gone");
+  job.members.pop_back();
+  try {
+    job.members.front()->awaitView(1, Deadline::after(std::chrono::seconds(1)));
+    FAIL() << "expected no quorum";
+  } catch (const ElasticError& error) {
+    EXPECT_EQ(error.kind(), ElasticErrorKind::kNoQuorum);
+    EXPECT_NE(std::string(error.what()).find("its process ended"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(ElasticMember, TwoOfFourAtOnceGoOnWithTheWitness) {
+  JobOfMembers job;
+  job.found(4);
+  job.awaitViews(0);
+  job.members.resize(2);
+  expectOneView(job.awaitViews(1), 2, 2);
+}
+
+// It names them long before the deadline, since none of them can come back.
+TEST(ElasticMember, ThreeOfFourThatEndedAreNoQuorumAtOnce) {
+  JobOfMembers job;
+  job.found(4);
+  job.awaitViews(0);
+  job.members.resize(1);
+  const auto began = std::chrono::steady_clock::now();
+  try {
+    job.members.front()->awaitView(1, Deadline::after(kLong));
+    FAIL() << "expected no quorum";
+  } catch (const ElasticError& error) {
+    EXPECT_EQ(error.kind(), ElasticErrorKind::kNoQuorum);
+    const std::string told = error.what();
+    size_t named = 0;
+    for (size_t at = 0; (at = told.find("its process ended", at)) != std::string::npos; ++at) {
+      ++named;
+    }
+    EXPECT_EQ(named, 3U) << told;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, kLong / 2);
+}
+
+TEST(ElasticMember, OneOfFourGoesOnByTheStoresRule) {
+  JobOfMembers job;
+  job.store_rule = true;
+  job.found(4);
+  job.awaitViews(0);
+  job.members.resize(1);
+  expectOneView(job.awaitViews(1), 2, 1);
+}
+
+TEST(ElasticMember, TwoOfThreeGoOnWithoutTheStore) {
+  JobOfMembers job;
+  job.found(3);
+  job.awaitViews(0);
+  job.store->fail("gone");
+  job.members.erase(job.members.begin());
+  expectOneView(job.awaitViews(1), 2, 2);
+}
+
+// The first member looks at it twice a second.
+TEST(ElasticMember, AStoreThatIsDownIsNoNewWitness) {
+  JobOfMembers job;
+  job.found(2);
+  job.awaitViews(0);
+  job.store->fail("gone");
+  const Deadline looked = Deadline::after(milliseconds(1200));
+  while (!looked.expired()) {
+    for (const Answer& answer : job.agree(1, {true, true})) EXPECT_FALSE(answer.new_witness);
+  }
+}
+
+TEST(ElasticMember, AStoreThatRestartedEmptyIsAppointedAnew) {
+  JobOfMembers job;
+  job.found(2);
+  const View first = job.awaitViews(0)[0];
+  job.store->clear();
+  ASSERT_TRUE(job.agreeUntil(1, [](const Answer& answer) { return answer.new_witness; }));
+  const View second = job.awaitViews(1)[0];
+  EXPECT_NE(second.witness, first.witness);
+  job.agree(2, {true, true});
+  job.members.pop_back();  // half and the new witness go on
+  expectOneView(job.awaitViews(2), 3, 1);
+}
+
+TEST(ElasticMember, GoesOnAloneWithoutAQuorum) {
+  JobOfMembers job;
+  job.found(4);
+  const View first = job.awaitViews(0)[0];
+  job.members.resize(1);
+  const auto member = job.members[0];
+  EXPECT_THROW(member->awaitView(1, Deadline::after(milliseconds(300))), ElasticError);
+  const View alone = member->goOnAlone(Deadline::after(kLong));
+  EXPECT_EQ(alone.number, 2U);
+  EXPECT_EQ(alone.members.size(), 1U);
+  EXPECT_NE(alone.lineage, first.lineage);
+  EXPECT_TRUE(job.agree(2, {true})[0].ok);
+}
+
+// The rest joins it anew. Its job is one like others: it appoints the store, by which both rules
+// let one of two go on.
+TEST(ElasticMember, WhoGoesOnAloneTakesNewcomersInAndGoesOnWithoutThem) {
+  for (const bool store_rule : {false, true}) {
+    JobOfMembers job;
+    job.store_rule = store_rule;
+    job.found(4);
+    job.awaitViews(0);
+    job.members.resize(1);
+    const View alone = job.members[0]->goOnAlone(Deadline::after(kLong));
+    job.members.push_back(job.join(4));
+    auto place = std::async(std::launch::async, [newcomer = job.members[1]] {
+      return newcomer->awaitView(0, Deadline::after(kLong));
+    });
+    ASSERT_TRUE(waitFor([&] { return !job.members[0]->waiting().empty(); }));
+    const View two = job.members[0]->awaitView(alone.number, Deadline::after(kLong));
+    expectOneView({two, place.get()}, alone.number + 1, 2);
+    EXPECT_EQ(two.lineage, alone.lineage);
+    uint64_t number = two.number;
+    const auto agree = [&] { return job.agree(number, {true, true})[0]; };
+    ASSERT_TRUE(agree().ok);  // so the newcomer counts among those who decide
+    if (two.witness.isZero()) {
+      ASSERT_TRUE(waitFor([&] { return agree().new_witness; }));
+      number = job.awaitViews(number)[0].number;
+    }
+    job.members.resize(1);
+    const View last = job.awaitViews(number)[0];
+    EXPECT_EQ(last.members.size(), 1U);
+    EXPECT_EQ(last.lineage, alone.lineage);
+    EXPECT_TRUE(last.store_decided);
+  }
+}
+
+TEST(ElasticMember, WhoGoesOnAloneIsGoneForTheOthers) {
+  JobOfMembers job;
+  job.found(3);
+  const View first = job.awaitViews(0)[0];
+  const auto alone = job.members.back();
+  job.members.pop_back();
+  const View other = alone->goOnAlone(Deadline::after(kLong));
+  const std::vector<View> views = job.awaitViews(1);
+  expectOneView(views, 2, 2);
+  EXPECT_EQ(views[0].lineage, first.lineage);
+  EXPECT_NE(other.lineage, first.lineage);
+}
+
+TEST(ElasticMember, WhoGoesOnAloneEndsTheAttemptToFormWithIt) {
+  JobOfMembers job;
+  job.found(3);
+  job.awaitViews(0);
+  const auto alone = job.members.back();
+  job.members.pop_back();
+  for (const auto& member : job.members) member->watchForming(true);
+  alone->goOnAlone(Deadline::after(kLong));
+  for (const auto& member : job.members) {
+    EXPECT_TRUE(waitFor([&] { return member->isOver(1); }));
+  }
+}
+
+}  // namespace
+}  // namespace torchft_ext
