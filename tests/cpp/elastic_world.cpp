@@ -176,10 +176,6 @@ std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) co
   };
   if (dead(a)) return std::nullopt;
   if (left_.leaves > 0 && random() % 4 == 0) return only(canPart(a), {Kind::kLeave, a, 0});
-  if (left_.breaks > 0 && random() % 2 == 0 && !busy_.empty()) {
-    const Way& way = busy_[random() % busy_.size()];
-    return only(!dead(way.first), {Kind::kBreak, way.first, way.second});
-  }
   switch (random() % 8) {
     case 0:
       return only(left_.deaths > 0, {Kind::kDie, a, 0});
@@ -345,11 +341,6 @@ void ElasticWorld::take(const ElasticAction& action) {
     case Kind::kLook:
       seen_identity_[a] = store_identity_;
       cores_[a].setWitness(core(action.a).view().lineage, identityTo(lineageOf(action.a)));
-      break;
-    case Kind::kBreak:
-      --left_.breaks;
-      drop({action.a, action.b});
-      carryOut(action.a, cores_[a].connected(idOf(action.b)));
       break;
     case Kind::kLeave:
       --left_.leaves;
@@ -636,7 +627,7 @@ bool ElasticWorld::runQuietly() {
 
 std::string ElasticWorld::settle() {
   left_.retries = left_.deaths = left_.suspicions = left_.wants = left_.noes = 0;
-  left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = left_.breaks = 0;
+  left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = 0;
   left_.heals = false;
   for (int round = 0; round < 40 && wrong_.empty(); ++round) {
     runQuietly();
@@ -711,10 +702,10 @@ std::string ElasticWorld::fingerprint() const {
     writer.u8(static_cast<uint8_t>(gone));
   }
   for (const auto& [lineage, held] : held_) writer.text(encodeAccepted(held));
-  for (const int left : {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
-                         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
-                         static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings,
-                         left_.leaves, left_.breaks}) {
+  for (const int left :
+       {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
+        left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
+        static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings, left_.leaves}) {
     writer.u8(static_cast<uint8_t>(left));
   }
   for (const auto& [view_key, view] : views_) writer.text(encodeView(view));

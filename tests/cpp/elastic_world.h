@@ -46,7 +46,6 @@ struct ElasticWorldOptions {
   int witness_losses = 0;    // for good
   int partings = 0;          // a member goes on alone, in a lineage of its own
   int leaves = 0;            // a member asks for a view without itself
-  int breaks = 0;            // a connection breaks: what is on its way is lost
   // Links that never carry anything.
   std::set<std::pair<int, int>> cut;
   bool heals = false;         // at any moment, once, all of them
@@ -72,7 +71,6 @@ struct ElasticAction {
     kLook,   // a sees which store is there
     kPart,   // a
     kLeave,  // a
-    kBreak,  // the connection from a to b
   };
   Kind kind = Kind::kDeliver;
   int a = 0;
