@@ -212,7 +212,8 @@ class ProcessGroupBaby(GuardedGroup):
         try:
             super()._begin(store_addr, rank, world_size, within)
         finally:
-            helpers.run(partial(_warm_again, self._children))
+            with suppress(RuntimeError):  # no thread for it: the next configure() starts a child
+                helpers.run(partial(_warm_again, self._children))
 
     def _guard_options(self, store: Store) -> _C.Options:
         """Choose for the guard and the children alike."""

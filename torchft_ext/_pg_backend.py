@@ -152,6 +152,12 @@ def _let_go(made: Any) -> None:
         kill()
 
 
+class _Turn:
+    """Of one configure()."""
+
+    called_off = False  # what it began is being ended: that ends the turn, too
+
+
 class _Formed:
     """A generation and its backend; the one that makes that, until it is there."""
 
@@ -288,7 +294,7 @@ class GuardedGroup(GroupWithoutBackend):
         self._copies = copies
         self._label = f"{type(self).__name__}{next(_number)}"
         self._configuring = threading.Lock()  # of the next one
-        self._turn: object | None = None  # whoever is in configure()
+        self._turn: _Turn | None = None  # whoever is in configure()
         self._lock = threading.RLock()  # of the order of operations, and of what follows
         self._guard: _C.Backend | None = None
         self._formed: _Formed | None = None
@@ -387,7 +393,7 @@ class GuardedGroup(GroupWithoutBackend):
         within: timedelta,
     ) -> None:
         """End the last generation, and begin one with the guard that `form` returns."""
-        turn, before = object(), 0
+        turn, before = _Turn(), -1
         try:
             self._take_turn(turn)
             before = self._generation_of_guard()
@@ -398,18 +404,17 @@ class GuardedGroup(GroupWithoutBackend):
             if self._turn is turn:
                 why = f"failed: {error}" if isinstance(error, Exception) else "was interrupted"
                 begun, formed = self._generation_of_guard(), self._forming
-                uninterrupted(
-                    partial(self._call_off, begun if begun != before else None, formed, why)
-                )
+                is_new = before >= 0 and begun != before
+                uninterrupted(partial(self._call_off, turn, begun if is_new else None, formed, why))
             raise
         finally:
-            if self._turn is turn:
+            if self._turn is turn and not turn.called_off:
                 self._turn = self._forming = None  # no call: it would be open to signals
 
     def _generation_of_guard(self) -> int:
         return 0 if self._guard is None else self._guard.generation
 
-    def _take_turn(self, turn: object) -> None:
+    def _take_turn(self, turn: _Turn) -> None:
         with self._configuring:
             if self._turn is not None:
                 raise RuntimeError(
@@ -466,9 +471,10 @@ class GuardedGroup(GroupWithoutBackend):
         if not made or generation.error() is not None:
             raise self._why_not(generation, making.error if in_time else None, within)
 
-    def _call_off(self, begun: int | None, formed: _Formed | None, why: str) -> None:
+    def _call_off(self, turn: _Turn, begun: int | None, formed: _Formed | None, why: str) -> None:
         """End on all ranks what configure() has begun: the guard's generation, and what is formed
-        over it."""
+        over it. The turn ends with it, whoever still waits for that."""
+        turn.called_off = True
         guard = self._guard
         error: CommError = CommAbortedError(f"group '{self._label}': configure() {why}")
         try:
@@ -476,10 +482,14 @@ class GuardedGroup(GroupWithoutBackend):
                 guard._abort_generation(begun, f"configure() {why}")
                 error = guard.errored() or error
         finally:
-            if formed is not None:
-                formed.generation.fail(error)
-                self._leave_behind(formed)
-            self._retirement.go_on()
+            try:
+                if formed is not None:
+                    formed.generation.fail(error)
+                    self._leave_behind(formed)
+                self._retirement.go_on()
+            finally:
+                if self._turn is turn:
+                    self._turn = self._forming = None
 
     def _leave_behind(self, formed: _Formed) -> None:
         """Have the backend ended, as soon as it is there, that a failed generation was to have."""

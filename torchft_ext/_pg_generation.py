@@ -63,7 +63,7 @@ class Helpers:
     def forget(self) -> None:
         """Have none, as in a forked process."""
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may need a helper, too
         self._idle = 0
 
     def run(self, task: Callable[[], None]) -> None:
@@ -77,9 +77,11 @@ class Helpers:
                 self._idle -= 1  # nothing can come between the two lines
                 self._tasks.put(task)
                 return
-        threading.Thread(target=self._work, args=(task,), name="ft-helper", daemon=True).start()
+        threading.Thread(target=self._work, args=([task],), name="ft-helper", daemon=True).start()
 
-    def _work(self, task: Callable[[], None]) -> None:
+    def _work(self, first: list[Callable[[], None]]) -> None:
+        """Take the first task out of the list: the thread's object keeps its arguments."""
+        task = first.pop()
         while True:
             task()
             del task  # not held while this one waits

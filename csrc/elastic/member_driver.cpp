@@ -360,12 +360,15 @@ void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
     const std::string why = objectionToNewcomer(message->members.front(), network->memberOf(from));
     if (!why.empty()) return logRefused(status.nameOf(from), why);
   }
-  const bool was_lost = core->losses().contains(from);
+  const auto isGone = [&] {
+    const auto loss = core->losses().find(from);
+    return loss != core->losses().end() && isFinal(loss->second);
+  };
+  const bool was_gone = isGone();
   const ElasticEffects effects = core->receive(from, *message);
   if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
   // By its own word: it lives and will not come, which nobody else tells.
-  const auto loss = core->losses().find(from);
-  if (!was_lost && loss != core->losses().end()) stopForming(from, endOf(from, loss->second));
+  if (!was_gone && isGone()) stopForming(from, endOf(from, core->losses().at(from)));
   carryOut(effects);
 }
 

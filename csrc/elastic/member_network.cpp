@@ -195,7 +195,8 @@ void MemberNetwork::introduce(const Member& member) {
   if (moved) reopen(member.id);
 }
 
-// Whoever is at the address that it had until now is not, or no more, that member.
+// Whoever is at the address that it had until now is not, or no more, that member. What was to be
+// said there is not said at the new one: it asks again.
 void MemberNetwork::reopen(const MemberId& id) {
   Peer& peer = peers_.at(id);
   const bool was_open = peer.out || peer.dial;
@@ -205,7 +206,8 @@ void MemberNetwork::reopen(const MemberId& id) {
   peer.failed_dials = 0;
   peer.unproved_since.reset();
   closeOutgoing(peer);
-  if ((was_open || !peer.waiting.empty()) && !finishing_) connect(id);
+  if (!std::exchange(peer.waiting, {}).empty()) peer.was_connected = true;
+  if (was_open && !finishing_) connect(id);
 }
 
 Member MemberNetwork::memberOf(const MemberId& id) const {

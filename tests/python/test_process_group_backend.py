@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from torch.futures import Future
 
 from torchft_ext import CommAbortedError, CommTimeoutError, PeerLeftError, RendezvousError
 from torchft_ext import process_group as pgs
+from torchft_ext._pg_generation import Helpers
 
 
 class Late(dist.ProcessGroup):
@@ -380,6 +382,19 @@ group.configure(f"127.0.0.1:{store.port}/end", 0, 1)
 future = group.allreduce([torch.ones(1)]).get_future()
 future.add_done_callback(lambda _: time.sleep(0.3))  # on the thread that learns of the end
 """
+
+
+def test_helper_holds_nothing_of_a_task_that_is_over():
+    class Owner:
+        def work(self) -> None:
+            done.set()
+
+    done, owner = threading.Event(), Owner()
+    alive = weakref.ref(owner)
+    Helpers().run(owner.work)  # the first of its thread
+    assert done.wait(LIMIT)
+    del owner
+    wait_until(lambda: alive() is None, "the helper to let go of its task")
 
 
 def test_no_thread_waits_in_the_library_when_the_interpreter_ends():

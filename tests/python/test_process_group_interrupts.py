@@ -329,6 +329,7 @@ def leave_what_was_made() -> None:
     kept.pop("made").shutdown()
     leave_what_torch_has()
     kept.pop("stores", None)
+    gc.collect()  # frames that were left hold stores that serve: a fork must not end these
 
 
 @pytest.mark.parametrize("how", NATIVE)
