@@ -217,11 +217,14 @@ def everything_held() -> dict[str, int]:
 
 
 def grown(before: dict[str, int]) -> dict[str, int]:
+    """What there is more of than before, once all has had the time that it may take: a backend whose
+    making was left behind waits for the other member, which was told first, up to its own limit."""
+
     def now() -> dict[str, int]:
         found = everything_held()
         return {name: found[name] - count for name, count in before.items() if found[name] > count}
 
-    limit = time.monotonic() + PROMPT
+    limit = time.monotonic() + LIMIT + PROMPT
     while now() and time.monotonic() < limit:
         time.sleep(0.05)
     return now()
