@@ -524,7 +524,12 @@ ElasticEffects ElasticCore::askAgain() {
 
 ElasticEffects ElasticCore::connected(const MemberId& id) {
   Effects effects;
-  if (isInView() && view_.has(id)) repeatTo(effects, id);
+  if (state_ == State::kJoining || unsealed_) return effects;
+  if (isInView() && view_.has(id)) {
+    repeatTo(effects, id);
+  } else if (!waiting_.contains(id)) {
+    tellView(effects, {id}, view_);  // it may have been left out, and not know that
+  }
   return effects;
 }
 
@@ -533,6 +538,9 @@ ElasticEffects ElasticCore::connected(const MemberId& id) {
 void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& view) {
   if (state_ == State::kLeftOut || (state_ != State::kJoining && view.number <= view_.number)) {
     return;  // it is known
+  }
+  if (state_ == State::kJoining && view.lineage == seen_.first && view.number <= seen_.second) {
+    return;  // another one has followed it, without this newcomer
   }
   View whole = view;
   // Whoever tells it may not be in it, and so not know the secret; this member has accepted it.
@@ -551,12 +559,12 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
   }
 }
 
-// Whoever decided on the view may not be in it. So the first of those who went on tells them; one
-// of them that takes part elsewhere by now answers so.
+// Whoever decided on the view may not be in it. So the first of those who went on tells them; where
+// none did, each newcomer that has been told. One that takes part elsewhere by now answers so.
 void ElasticCore::tellNewcomers(Effects& effects) const {
   if (state_ == State::kJoining || state_ == State::kLeftOut) return;
   const Member* first = firstThatWentOn(view_);
-  if (first == nullptr || first->id != self_.id) return;
+  if (first != nullptr && first->id != self_.id) return;
   std::vector<MemberId> newcomers;
   for (const Member& member : view_.members) {
     if (member.since == view_.number) newcomers.push_back(member.id);
@@ -590,6 +598,7 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   if (!first && (isApart(view.lineage) || view.number <= view_.number)) return;
   if (first && !view.has(self_.id)) {
     contacts_ = idsOf(view.members);
+    seen_ = {view.lineage, view.number};
     return;
   }
   // Who goes on has promised in the view before, so it knows that one: a member that missed one has
@@ -632,6 +641,7 @@ void ElasticCore::forgetOldView() {
   cut_.clear();
   absent_.clear();
   contacts_.clear();
+  seen_ = {};
   for (const Member& member : view_.members) waiting_.erase(member.id);
   losses_.beginView(view_, waiting_);
 }
@@ -667,6 +677,8 @@ std::string ElasticCore::fingerprint() const {
     for (const MemberId& id : set) writer.raw(id.bytes);
   };
   ids(contacts_);
+  writer.raw(seen_.first.bytes);
+  writer.u64(seen_.second);
   writer.u32(static_cast<uint32_t>(losses().size()));
   for (const auto& [id, loss] : losses()) {
     writer.raw(id.bytes);

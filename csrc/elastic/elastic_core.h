@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elastic/agreements.h"
@@ -153,6 +154,8 @@ class ElasticCore {
   State state_ = State::kJoining;
   View view_;
   std::vector<MemberId> contacts_;
+  // Of a newcomer: the last view that it was told and that is without it.
+  std::pair<Lineage, uint64_t> seen_;
   Losses losses_;
   std::map<MemberId, Loss> lost_before_;
   std::map<MemberId, Member> waiting_;

@@ -174,6 +174,29 @@ TEST_F(LeftOut, MembersTellNoNewcomerTheSecret) {
   }
 }
 
+// What was said may be lost with the connection.
+TEST_F(LeftOut, MembersAreToldAgainOnANewConnectionAndTellAgainOnOne) {
+  const auto toldBy = [&](size_t from, size_t to) {
+    const std::vector<ElasticEnvelope> sends = cores_[from].connected(idOf(to)).sends;
+    const bool is_view = sends.size() == 1 && sends[0].message->kind == ElasticKind::kView;
+    EXPECT_TRUE(is_view && sends[0].to == idOf(to));
+    return is_view ? *sends[0].message->view : View();
+  };
+  View told = toldBy(0, 1);
+  EXPECT_EQ(told.number, 2U);
+  EXPECT_TRUE(told.secret.isZero());
+  told = toldBy(1, 3);
+  EXPECT_EQ(told, cores_[0].view());  // with the secret
+}
+
+TEST_F(LeftOut, NobodyWhoWaitsIsToldTheViewOnANewConnection) {
+  ElasticMessage question;
+  question.kind = ElasticKind::kJoin;
+  question.members = {{idOf(7), 0, {}}};
+  cores_[0].receive(idOf(7), question);
+  EXPECT_TRUE(cores_[0].connected(idOf(7)).sends.empty());
+}
+
 // It cannot check the seal of that view, so it must not pass it on: it has no more to say.
 TEST_F(LeftOut, MemberThatHasMissedAViewHearsAndTellsNothingAnyMore) {
   View view = cores_[0].view();
@@ -194,11 +217,11 @@ TEST_F(LeftOut, MemberThatHasMissedAViewHearsAndTellsNothingAnyMore) {
   EXPECT_TRUE(cores_[3].receive(idOf(4), question).sends.empty());
 }
 
-// Three members, of which the first leaves, or all do, and it decides on the view that a newcomer
-// comes into.
+// Three members, of which the first leaves, or all do, and it decides on the view that newcomers
+// come into.
 class Leaving : public testing::Test {
  protected:
-  void leave(size_t count) {
+  void leave(size_t count, size_t newcomers = 1) {
     View view;
     view.lineage.bytes[0] = 1;
     view.number = 1;
@@ -206,28 +229,30 @@ class Leaving : public testing::Test {
     for (size_t i = 0; i < 3; ++i) view.members.push_back({idOf(i), 1, {}});
     view.voters = idsOf(view.members);
     for (const Member& member : view.members) cores_.emplace_back(member, ElasticRules{}, view);
-    cores_.emplace_back(Member{idOf(kNewcomer), 0, {}}, ElasticRules{}, view.voters);
+    for (size_t i = kNewcomer; i < kNewcomer + newcomers; ++i) {
+      cores_.emplace_back(Member{idOf(i), 0, {}}, ElasticRules{}, view.voters);
+    }
     for (ElasticCore& core : cores_) {
       core.setSeed(ViewSecret::random());
       core.setReady(true);
     }
     for (size_t i = 0; i < count; ++i) cores_[i].setLeaving();
-    deliver(kNewcomer, cores_[kNewcomer].retry());
+    for (size_t i = kNewcomer; i < cores_.size(); ++i) deliver(i, cores_[i].retry());
     deliver(0, cores_[0].want(1));
   }
 
   void deliver(size_t from, const ElasticEffects& effects) {
     for (const auto& [to, words] : effects.sends) {
       const auto at = static_cast<size_t>(to.bytes[0] - 1);
-      if (words->kind == ElasticKind::kView && at == kNewcomer) {
-        told_.push_back({from, words});
+      if (words->kind == ElasticKind::kView && at >= kNewcomer) {
+        if (at == kNewcomer) told_.push_back({from, words});
       } else {
         deliver(at, cores_[at].receive(idOf(from), *words));
       }
     }
   }
 
-  static constexpr size_t kNewcomer = 3;
+  static constexpr size_t kNewcomer = 3;  // the first one
   std::vector<ElasticCore> cores_;
   std::vector<std::pair<size_t, std::shared_ptr<const ElasticMessage>>> told_;  // the newcomer
 };
@@ -283,6 +308,38 @@ TEST_F(Leaving, MembersHandOverToNobodyElseUnderTheIdOfANewcomer) {
   question.kind = ElasticKind::kJoin;
   question.members = {{idOf(kNewcomer), 0, "another address"}};
   EXPECT_TRUE(cores_[0].receive(idOf(kNewcomer), question).sends.empty());
+}
+
+// They may all have ended when they have told one of them.
+TEST_F(Leaving, ANewcomerTellsAnotherOneWhereNoneOfTheMembersStays) {
+  leave(3, 2);
+  ASSERT_FALSE(told_.empty());
+  const ElasticEffects effects = cores_[kNewcomer].receive(idOf(told_[0].first), *told_[0].second);
+  ElasticCore& other = cores_[kNewcomer + 1];
+  for (const auto& [to, words] : effects.sends) {
+    if (to == idOf(kNewcomer + 1)) other.receive(idOf(kNewcomer), *words);
+  }
+  EXPECT_EQ(other.state(), ElasticCore::State::kActive);
+  EXPECT_EQ(other.view(), cores_[kNewcomer].view());
+  EXPECT_FALSE(other.view().secret.isZero());
+}
+
+// Another one has followed it without the newcomer, which has to be taken in by those in that one.
+TEST_F(Leaving, ANewcomerTakesNoViewThatIsOverByNow) {
+  leave(3, 2);
+  ASSERT_FALSE(told_.empty());
+  const auto& [from, handed_over] = told_[0];
+  ElasticMessage next = *handed_over;
+  next.view->number = next.number = handed_over->view->number + 1;
+  next.view->members = {{idOf(kNewcomer + 1), handed_over->view->number, {}}};
+  next.view->voters = next.view->decided_by = {idOf(kNewcomer + 1)};
+  cores_[kNewcomer].receive(idOf(kNewcomer + 1), next);
+  cores_[kNewcomer].receive(idOf(from), *handed_over);
+  EXPECT_EQ(cores_[kNewcomer].state(), ElasticCore::State::kJoining);
+  EXPECT_EQ(cores_[kNewcomer].unheard(), std::vector<MemberId>{idOf(kNewcomer + 1)});
+  next.view->members.push_back({idOf(kNewcomer), ++next.view->number, {}});
+  cores_[kNewcomer].receive(idOf(kNewcomer + 1), next);
+  EXPECT_EQ(cores_[kNewcomer].state(), ElasticCore::State::kActive);
 }
 
 // One that stays tells it: a newcomer that takes part elsewhere by now is found out then.

@@ -69,9 +69,10 @@ ElasticWorldOptions drawOptions(std::mt19937_64& random, int members) {
 }
 
 struct Schedule {
-  Schedule(int members, int seed, int most_steps, const ElasticParts& parts, int leaves = 0)
+  Schedule(int members, int seed, int most_steps, const ElasticParts& parts, int leaves = 0,
+           int breaks = 0)
       : random(static_cast<uint64_t>(seed) * 7919U + static_cast<uint64_t>(members)),
-        world(optionsOf(random, members, parts, leaves)) {
+        world(optionsOf(random, members, parts, leaves, breaks)) {
     for (; steps < most_steps && world.wrong().empty(); ++steps) {
       const auto action = next();
       if (!action) break;
@@ -84,10 +85,11 @@ struct Schedule {
     return all.empty() ? std::nullopt : std::optional(all[random() % all.size()]);
   }
   static ElasticWorldOptions optionsOf(std::mt19937_64& random, int members,
-                                       const ElasticParts& parts, int leaves) {
+                                       const ElasticParts& parts, int leaves, int breaks) {
     ElasticWorldOptions options = drawOptions(random, members);
     options.parts = parts;
     options.leaves = leaves;
+    options.breaks = breaks;
     return options;
   }
 
@@ -97,7 +99,7 @@ struct Schedule {
 };
 
 void runSchedules(int members, int schedules, int most_steps, const ElasticParts& parts = {},
-                  int leaves = 0) {
+                  int leaves = 0, int breaks = 0) {
 #if defined(TFT_SANITIZED)
   schedules =
       std::max(schedules / 40, std::min(schedules, 10));  // one thread's arithmetic: a sample does
@@ -107,7 +109,7 @@ void runSchedules(int members, int schedules, int most_steps, const ElasticParts
   uint64_t views = 0;
   int settled = 0;
   for (int seed = seeds.first; seed <= seeds.last; ++seed) {
-    Schedule schedule(members, seed, most_steps, parts, leaves);
+    Schedule schedule(members, seed, most_steps, parts, leaves, breaks);
     ElasticWorld& world = schedule.world;
     steps += static_cast<uint64_t>(schedule.steps);
     ASSERT_EQ(world.wrong(), "") << members << " members, seed " << seed;
@@ -161,6 +163,12 @@ TEST(ElasticSchedules, OfFourMembersThatRelayMissThatAPromiseStopsAgreements) {
 // All may, so that they hand over to newcomers.
 TEST(ElasticSchedules, OfThreeMembersThatLeave) {
   runSchedules(3, full() ? 20000 : 4000, 400, {}, 3);
+}
+TEST(ElasticSchedules, OfThreeMembersThatLeaveWhileConnectionsBreak) {
+  runSchedules(3, full() ? 20000 : 2000, 400, {}, 3, 6);
+}
+TEST(ElasticSchedules, OfEightMembersThatLeaveWhileConnectionsBreak) {
+  runSchedules(8, full() ? 20000 : 500, 1500, {}, 4, 12);
 }
 TEST(ElasticSchedules, OfEightMembersThatLeave) {
   runSchedules(8, full() ? 20000 : 1000, 1500, {}, 4);

@@ -176,6 +176,10 @@ std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) co
   };
   if (dead(a)) return std::nullopt;
   if (left_.leaves > 0 && random() % 4 == 0) return only(canPart(a), {Kind::kLeave, a, 0});
+  if (left_.breaks > 0 && random() % 2 == 0 && !busy_.empty()) {
+    const Way& way = busy_[random() % busy_.size()];
+    return only(!dead(way.first), {Kind::kBreak, way.first, way.second});
+  }
   switch (random() % 8) {
     case 0:
       return only(left_.deaths > 0, {Kind::kDie, a, 0});
@@ -260,6 +264,15 @@ void ElasticWorld::endConnections(int of) {
   }
 }
 
+// Both ends have another one at once, and know that.
+void ElasticWorld::breakConnection(int a, int b) {
+  drop({a, b});
+  drop({b, a});
+  for (const auto& [one, other] : {Way{a, b}, Way{b, a}}) {
+    if (!dead(one)) carryOut(one, cores_[static_cast<size_t>(one)].connected(idOf(other)));
+  }
+}
+
 void ElasticWorld::take(const ElasticAction& action) {
   using Kind = ElasticAction::Kind;
   const auto a = static_cast<size_t>(action.a);
@@ -341,6 +354,10 @@ void ElasticWorld::take(const ElasticAction& action) {
     case Kind::kLook:
       seen_identity_[a] = store_identity_;
       cores_[a].setWitness(core(action.a).view().lineage, identityTo(lineageOf(action.a)));
+      break;
+    case Kind::kBreak:
+      --left_.breaks;
+      breakConnection(action.a, action.b);
       break;
     case Kind::kLeave:
       --left_.leaves;
@@ -627,7 +644,7 @@ bool ElasticWorld::runQuietly() {
 
 std::string ElasticWorld::settle() {
   left_.retries = left_.deaths = left_.suspicions = left_.wants = left_.noes = 0;
-  left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = 0;
+  left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = left_.breaks = 0;
   left_.heals = false;
   for (int round = 0; round < 40 && wrong_.empty(); ++round) {
     runQuietly();
@@ -702,10 +719,10 @@ std::string ElasticWorld::fingerprint() const {
     writer.u8(static_cast<uint8_t>(gone));
   }
   for (const auto& [lineage, held] : held_) writer.text(encodeAccepted(held));
-  for (const int left :
-       {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
-        left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
-        static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings, left_.leaves}) {
+  for (const int left : {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
+                         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
+                         static_cast<int>(store_identity_), witness_lost_ ? 1 : 0, left_.partings,
+                         left_.leaves, left_.breaks}) {
     writer.u8(static_cast<uint8_t>(left));
   }
   for (const auto& [view_key, view] : views_) writer.text(encodeView(view));
@@ -726,9 +743,9 @@ std::string ElasticWorld::fingerprint() const {
 }
 
 std::string ElasticWorld::describe(const ElasticAction& action) {
-  static const std::array<const char*, 15> kNames = {
-      "deliver", "vote",    "die",          "detect", "suspect", "retry", "want", "witness",
-      "reply",   "restart", "lose witness", "heal",   "look",    "part",  "leave"};
+  static const std::array<const char*, 16> kNames = {
+      "deliver", "vote",    "die",          "detect", "suspect", "retry", "want",  "witness",
+      "reply",   "restart", "lose witness", "heal",   "look",    "part",  "leave", "break"};
   return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
          " " + std::to_string(action.b);
 }

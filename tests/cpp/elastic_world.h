@@ -46,6 +46,7 @@ struct ElasticWorldOptions {
   int witness_losses = 0;    // for good
   int partings = 0;          // a member goes on alone, in a lineage of its own
   int leaves = 0;            // a member asks for a view without itself
+  int breaks = 0;            // a connection breaks: what is on its way there is lost
   // Links that never carry anything.
   std::set<std::pair<int, int>> cut;
   bool heals = false;         // at any moment, once, all of them
@@ -71,6 +72,7 @@ struct ElasticAction {
     kLook,   // a sees which store is there
     kPart,   // a
     kLeave,  // a
+    kBreak,  // the connection of a and b
   };
   Kind kind = Kind::kDeliver;
   int a = 0;
@@ -125,6 +127,7 @@ class ElasticWorld {
   std::shared_ptr<const ElasticMessage> takeFirst(const Way& way);
   void drop(const Way& way);
   void endConnections(int of);
+  void breakConnection(int a, int b);
   bool canDetect(const Way& pair) const;
   bool canSuspect(int i, int j) const;
   bool mayVote(int i) const;
