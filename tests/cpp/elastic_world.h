@@ -1,5 +1,5 @@
 // A whole job as one value: the real ElasticCore of each member, the messages between them, the
-// witness, and what has happened so far that no later state may contradict. The model checker and
+// store, and what has happened so far. The model checker and
 // the random schedules take steps in it.
 #pragma once
 
@@ -15,6 +15,10 @@
 #include <vector>
 
 #include "elastic/elastic_core.h"
+#include "elastic_world_history.h"
+#include "elastic_world_links.h"
+#include "elastic_world_members.h"
+#include "elastic_world_store.h"
 
 // gcc and clang say it in ways of their own.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -90,12 +94,11 @@ class ElasticWorld {
   std::optional<ElasticAction> draw(std::mt19937_64& random) const;
   void take(const ElasticAction& action);
   // Empty: all is well so far.
-  const std::string& wrong() const { return wrong_; }
+  const std::string& wrong() const { return history_.wrong(); }
   // Goes on without any fault, in a fair order, until nothing happens any more. Then what is not as
   // it should be; empty: nothing.
   std::string settle();
-  // In one of its lineages: of every view that may have to be taken up, do enough voters live,
-  // connected?
+  // Is it sure to come to that?
   bool mustSettle() const;
 
   std::string fingerprint() const;
@@ -104,28 +107,28 @@ class ElasticWorld {
   int size() const { return static_cast<int>(cores_.size()); }
   const ElasticCore& core(int i) const { return cores_[static_cast<size_t>(i)]; }
   bool dead(int i) const { return dead_[static_cast<size_t>(i)]; }
-  static MemberId idOf(int i);
-  static int indexOf(const MemberId& id);
+  bool isPending(int i) const { return pending_[static_cast<size_t>(i)]; }  // in an agreement
+  // 0: in none yet.
+  LineageNumber lineageOf(int i) const { return numberOf(core(i).view().lineage); }
   uint64_t newestView() const;  // of the first lineage
+  const ElasticWorldOptions& options() const { return options_; }
+  const ElasticWorldStore& store() const { return store_; }
+  const ElasticWorldHistory& history() const { return history_; }
+  // What members had accepted before they went on alone: it may have been decided.
+  const std::vector<View>& acceptedByParted() const { return accepted_by_parted_; }
 
  private:
-  using LineageNumber = int;  // 1: the first; of who goes on alone: its own number and 2
-  using ViewKey = std::pair<LineageNumber, uint64_t>;
-  using Key = std::pair<ViewKey, uint64_t>;  // view, index
   struct StoreOp {
     std::optional<WitnessRequest> request;
     std::optional<WitnessReply> reply;
   };
 
-  using Way = std::pair<int, int>;  // from one member to another
-  struct Link {
-    std::vector<std::shared_ptr<const ElasticMessage>> messages;  // in order; there are some
-    size_t at = 0;                                                // in busy_
-  };
+  using Way = ElasticWorldLinks::Way;
 
-  void send(const Way& way, std::shared_ptr<const ElasticMessage> message);
-  std::shared_ptr<const ElasticMessage> takeFirst(const Way& way);
-  void drop(const Way& way);
+  void deliver(int from, int to);
+  void detect(int i, int gone);
+  void part(int i);
+  void heal();
   void endConnections(int of);
   void breakConnection(int a, int b);
   bool canDetect(const Way& pair) const;
@@ -136,55 +139,28 @@ class ElasticWorld {
   std::optional<ElasticAction> drawFault(std::mt19937_64& random) const;
   std::optional<ElasticAction> drawStep(std::mt19937_64& random) const;
   bool isCut(int a, int b) const;
-  static LineageNumber numberOf(const Lineage& lineage) { return lineage.bytes[0]; }
-  static ViewKey keyOf(const View& view) { return {numberOf(view.lineage), view.number}; }
-  // 0: in none yet.
-  LineageNumber lineageOf(int i) const { return numberOf(core(i).view().lineage); }
-  std::set<LineageNumber> lineages() const;
-  // For that lineage: dead, or in another one.
-  bool isGoneFrom(LineageNumber lineage, int i) const;
-  WitnessId identityTo(LineageNumber lineage) const;
   bool canSeeNewStore(int i) const;
   void carryOut(int i, ElasticEffects effects);
   void checkView(int i);
   void checkAnswer(int i, const Outcome& outcome);
-  void checkHistory();
-  void checkNext(const Key& key, const View& next);
   bool canVote(int i) const;
   void vote(int i, bool ok);
-  WitnessReply answer(const WitnessRequest& request);
-  bool mustSettle(LineageNumber lineage) const;
-  std::vector<View> bindingViews(LineageNumber lineage) const;
-  uint64_t firstThatBinds(LineageNumber lineage) const;
-  bool mayBeDecidedAfter(const View& view) const;
-  bool hasSettled(LineageNumber lineage) const;
-  bool haveAllSettled() const;
   bool runQuietly();
   std::string describeMembers() const;
-  void fail(const std::string& what);
 
   ElasticWorldOptions options_;
   std::vector<ElasticCore> cores_;
   std::vector<bool> dead_;
   std::vector<int> asked_;  // agreements of a member in its view
   std::vector<bool> pending_;
-  std::map<Way, Link> links_;                   // that carry something
-  std::vector<Way> busy_;                       // the same
-  std::set<std::pair<int, int>> undetected_;    // (who does not know yet, who is gone)
-  std::vector<StoreOp> store_;                  // by member: one request at a time
-  std::map<LineageNumber, AcceptedView> held_;  // by the witness
-  uint8_t store_identity_ = 1;
-  std::vector<uint8_t> seen_identity_;    // by member, of the store; 0: it has not looked
-  std::vector<View> accepted_by_parted_;  // may have been decided
-  bool witness_lost_ = false;
+  ElasticWorldLinks links_;
+  std::set<std::pair<int, int>> undetected_;  // (who does not know yet, who is gone)
+  std::vector<StoreOp> asking_;               // by member: one request of the store at a time
+  std::vector<uint8_t> seen_identity_;        // by member, of the store; 0: it has not looked
+  std::vector<View> accepted_by_parted_;
   ElasticWorldOptions left_;  // what is left of the budgets
-  // History.
-  std::map<ViewKey, View> views_;         // as adopted anywhere
-  std::map<Key, Answer> returned_;        // by whoever returned from it
-  std::map<Key, std::set<int>> said_no_;  // who voted no
-  std::map<Key, std::set<int>> returned_by_;
-  bool has_news_ = false;  // for the history
-  std::string wrong_;
+  ElasticWorldStore store_;
+  ElasticWorldHistory history_;
 };
 
 }  // namespace torchft_ext
