@@ -27,7 +27,7 @@ struct ListedStore::Place {
   Mutex mutex;
   CondVar changed;
   bool met GUARDED_BY(mutex) = false;
-  Standing standing GUARDED_BY(mutex) = Standing::kFresh;
+  Standing standing GUARDED_BY(mutex);
   std::optional<std::string> ended GUARDED_BY(mutex);  // why
   uint64_t last_call GUARDED_BY(mutex) = 0;
   std::optional<StoreAnswer> answer GUARDED_BY(mutex);  // to the last call
@@ -44,7 +44,7 @@ struct ListedStore::Place {
   }
   Standing standingNow() {
     const MutexLock lock(mutex);
-    return met && !ended ? standing : Standing::kFresh;
+    return met && !ended ? standing : Standing{};
   }
   std::string whyNot() {
     const MutexLock lock(mutex);
@@ -70,7 +70,7 @@ bool ListedStore::onLoop(std::function<void(MeetingLinks&)> task) {
 std::shared_ptr<ListedStore::Place> ListedStore::openLink(const SocketAddress& address) {
   auto place = std::make_shared<Place>(address);
   MeetingLinks::Events events;
-  events.on_met = [place](Standing standing) {
+  events.on_met = [place](const Standing& standing) {
     const MutexLock lock(place->mutex);
     place->met = true;
     place->standing = standing;
@@ -98,7 +98,7 @@ void ListedStore::close(const std::shared_ptr<Place>& place) {
   onLoop([link = place->link](MeetingLinks& links) { links.close(link); });
 }
 
-// All at once; who has answered shortly after the first one counts.
+// All at once; who has answered shortly after the first one counts. Of equal ones the first.
 void ListedStore::lookForPlace() {
   looked_at_ = Clock::now();
   std::vector<std::shared_ptr<Place>> tried;
@@ -126,7 +126,7 @@ void ListedStore::lookForPlace() {
 }
 
 void ListedStore::lookAgain(Duration at_most_every) {
-  if (place_ && place_->standingNow() == Standing::kMember) return;
+  if (place_ && place_->standingNow().part == Standing::Part::kMember) return;
   if (!place_ || Clock::now() - looked_at_ >= at_most_every) lookForPlace();
 }
 

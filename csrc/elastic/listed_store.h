@@ -1,10 +1,11 @@
 // The store of a job that has none: the meeting place of one of the members that the user lists
-// (meeting.h). Of those that answer it is the first that is in a founded job; where none is, the
-// first that has been left out of one, and else the first: there the fresh processes meet.
+// (meeting.h). Of those that answer it is one that is in a founded job; where none is, one that has
+// been left out of one; and else the first: there the fresh processes meet. Of several in the job,
+// or left out of it, it is the one that knows the newest view, and of equal ones the first.
 //
 // Owner and user: a JobStoreThread. Each call blocks, for a few seconds at most, and throws
-// StoreError. While it is not at one that is in a job, it looks now and then whether such a one
-// answers by now, or an earlier one of the list: then it goes there, and what it put here goes.
+// StoreError. While it is not at one that is in a job, it looks now and then whether a better
+// one answers by now: then it goes there, and what it put here goes.
 #pragma once
 
 #include <functional>

@@ -27,10 +27,15 @@ struct MeetingKey {
 
 // Of the process at a place, as it was when the visitor came: the higher, the better it knows where
 // the job's members are.
-enum class Standing : uint8_t {
-  kFresh = 0,    // it knows of no job that has been founded
-  kLeftOut = 1,  // it has been in the job, and hears nothing new of it
-  kMember = 2,
+struct Standing {
+  enum class Part : uint8_t {
+    kNone = 0,     // it knows of no job that has been founded
+    kLeftOut = 1,  // it has been in the job, and hears nothing new of it
+    kMember = 2,
+  };
+  Part part = Part::kNone;
+  uint64_t view = 0;  // the number of the newest one that it knows
+  friend auto operator<=>(const Standing&, const Standing&) = default;
 };
 
 Nonce meetingNonce(const std::string& job);

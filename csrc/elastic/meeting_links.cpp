@@ -71,15 +71,16 @@ void MeetingLinks::checkProof(uint64_t id, const std::string& payload) {
   ByteReader reader(payload);
   Digest256 proof{};
   reader.raw(proof);
-  const uint8_t standing = reader.u8();
+  const uint8_t part = reader.u8();
+  const uint64_t view = reader.u64();
   const Digest256 expected = meetingProof(key_, MeetingSide::kPlace, link.own, link.theirs);
-  if (!reader.atEnd() || standing > static_cast<uint8_t>(Standing::kMember) ||
+  if (!reader.atEnd() || part > static_cast<uint8_t>(Standing::Part::kMember) ||
       !equalInConstantTime(proof, expected)) {
     return end(id, kWrongKey);
   }
   link.met = true;
   const auto told = link.events.on_met;
-  told(static_cast<Standing>(standing));
+  told({static_cast<Standing::Part>(part), view});
 }
 
 void MeetingLinks::call(uint64_t id, uint64_t number, const StoreCall& call) {

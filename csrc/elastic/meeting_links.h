@@ -20,7 +20,7 @@ namespace torchft_ext {
 class MeetingLinks {
  public:
   struct Events {
-    std::function<void(Standing)> on_met;  // both have proved that they know the key
+    std::function<void(const Standing&)> on_met;  // both have proved that they know the key
     std::function<void(uint64_t number, const StoreAnswer& answer)> on_answer;
     std::function<void(const std::string& why)> on_end;  // once, as the last call
   };

@@ -77,7 +77,8 @@ bool MeetingServer::prove(Visitor& visitor, const std::string& payload) {
   loop_.cancel(std::exchange(visitor.timer, 0));
   ByteWriter writer;
   writer.raw(meetingProof(key_, MeetingSide::kPlace, theirs, visitor.challenge));
-  writer.u8(static_cast<uint8_t>(standing_));
+  writer.u8(static_cast<uint8_t>(standing_.part));
+  writer.u64(standing_.view);
   visitor.socket->send(headerOf(FrameType::kAnswer, 0), writer.take());
   return true;
 }
@@ -96,7 +97,7 @@ void MeetingServer::onEnd(const MemberId& id) {
   }
 }
 
-void MeetingServer::setStanding(Standing standing) {
+void MeetingServer::setStanding(const Standing& standing) {
   const bool worse = standing < standing_;
   standing_ = standing;
   while (worse && !visitors_.empty()) onEnd(visitors_.begin()->first);

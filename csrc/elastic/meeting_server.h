@@ -31,7 +31,7 @@ class MeetingServer {
   // This process's own word, for all who come.
   void put(const std::string& key, const std::string& value);
   // Visitors that were told of a better one are sent away, to look for another place.
-  void setStanding(Standing standing);
+  void setStanding(const Standing& standing);
 
  private:
   struct Visitor {
@@ -48,7 +48,7 @@ class MeetingServer {
 
   EventLoop& loop_;
   const MeetingKey key_;
-  Standing standing_ = Standing::kFresh;
+  Standing standing_;
   ViewStoreServer store_;
   std::map<MemberId, Visitor> visitors_;  // each under an id of its own
   uint64_t next_put_ = 1;

@@ -218,7 +218,8 @@ void MemberDriver::tellVisitors() {
   if (!is_member) contacts.push_back(core->self());
   place->put("contacts", encodeMembers(contacts));
   place->put("founding", encodeFounding(founding));
-  place->setStanding(is_member ? Standing::kMember : Standing::kLeftOut);
+  place->setStanding(
+      {is_member ? Standing::Part::kMember : Standing::Part::kLeftOut, core->view().number});
 }
 
 // Is there a member that may still wait for this one's word?

@@ -44,11 +44,12 @@ class ElasticForming : public testing::Test {
     onLoop(driver_->loop, [&] { driver_->onElastic(other_->id(), encodeElasticMessage(message)); });
   }
   bool isTold(const std::string& words) {
-    return waitFor([&] {
-      const MutexLock lock(mutex_);
-      return std::any_of(told_.begin(), told_.end(),
+    return waitFor([&] { return timesTold(words) > 0; });
+  }
+  std::ptrdiff_t timesTold(const std::string& words) {
+    const MutexLock lock(mutex_);
+    return std::count_if(told_.begin(), told_.end(),
                          [&](const std::string& why) { return why.ends_with(": " + words); });
-    });
   }
 
   JobOfMembers job_;
@@ -62,6 +63,18 @@ class ElasticForming : public testing::Test {
 TEST_F(ElasticForming, IsOverWithAMemberThatTakesPartInAnotherLineage) {
   other_->goOnAlone(Deadline::after(kLong));
   EXPECT_TRUE(isTold("it takes part in another lineage"));
+}
+
+// It will not come, and that has been said: a word of it that comes late, or twice, is no news.
+TEST_F(ElasticForming, IsNotEndedAgainByAMemberThatWasGoneBefore) {
+  ElasticMessage parted;
+  parted.kind = ElasticKind::kParted;
+  parted.number = 1;
+  hear(parted);
+  hear(parted);
+  onLoop(driver_->loop, [this] { driver_->tellStopped(1, "test: the last word"); });
+  ASSERT_TRUE(isTold("the last word"));
+  EXPECT_EQ(timesTold("it takes part in another lineage"), 1);
 }
 
 // It tells the view that is without it, and does not know the secret of that one.

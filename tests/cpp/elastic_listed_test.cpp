@@ -73,16 +73,20 @@ class ElasticListed : public testing::Test {
 
   static void leaveOutTheFirst(const std::vector<MemberPtr>& members) {
     for (const MemberPtr& member : members) awaitView(member, 0);
-    members[0]->setReady(false);
-    awaitThreadOf(members[0], 1);
+    leaveOut(members[0], {members.begin() + 1, members.end()}, 1);
+  }
+  static void leaveOut(const MemberPtr& absent, const std::vector<MemberPtr>& others,
+                       uint64_t view) {
+    absent->setReady(false);
+    awaitThreadOf(absent, view);
     std::vector<std::future<View>> deciding;
-    for (size_t i = 1; i < members.size(); ++i) {
-      deciding.push_back(std::async(std::launch::async, [&, i] {
-        return members[i]->awaitView(1, Deadline::after(kLong), {}, {}, {members[0]->id()});
+    for (const MemberPtr& member : others) {
+      deciding.push_back(std::async(std::launch::async, [&absent, member, view] {
+        return member->awaitView(view, Deadline::after(kLong), {}, {}, {absent->id()});
       }));
     }
-    for (auto& one : deciding) EXPECT_EQ(one.get().members.size(), members.size() - 1);
-    EXPECT_THROW(awaitView(members[0], 1), ElasticError);
+    for (auto& one : deciding) EXPECT_EQ(one.get().members.size(), others.size());
+    EXPECT_THROW(awaitView(absent, view), ElasticError);
   }
   // One of the members leaves, and the other is the first in the next view.
   static void goOnWithout(const MemberPtr& leaver, const MemberPtr& other, uint64_t view) {
@@ -163,6 +167,18 @@ TEST_F(ElasticListed, ANewcomerIsTakenToAMemberAndNotToOneThatWasLeftOut) {
   goOnWithout(members[2], second, 4);
   const MemberPtr newcomer = join(7, 3).get();
   takeIn(second, newcomer, 5);
+}
+
+// Who was left out earlier, and stands before it in the list, knows nobody who is still there.
+TEST_F(ElasticListed, ANewcomerIsTakenToTheMembersByWhoWasLeftOutLast) {
+  auto members = found(3);
+  leaveOutTheFirst(members);
+  const MemberPtr unlisted = join(7, 3).get();
+  takeIn(members[1], unlisted, 2);
+  leaveOut(members[1], {members[2], unlisted}, 3);
+  goOnWithout(members[2], unlisted, 4);
+  const MemberPtr newcomer = join(8, 3).get();
+  takeIn(unlisted, newcomer, 5);
 }
 
 TEST_F(ElasticListed, NobodyFoundsTheJobAnewAtOneThatWasLeftOut) {

@@ -49,7 +49,7 @@ class Node {
       events.on_message = [this](const MemberId&, const FrameHeader&, const std::string& payload) {
         heard_.push_back(payload);
       };
-      events.on_connected = [](const MemberId&) {};
+      events.on_connected = [this](const MemberId&) { ++connected_anew_; };
       events.on_lost = [this](const MemberId&, Loss loss, const std::string& how) {
         if (loss == Loss::kUnreachable) lost_ = how;
       };
@@ -90,6 +90,11 @@ class Node {
     onLoop(loop_, [&] { found = lost_; });
     return found;
   }
+  int connectedAnew() {  // so often what was said may have been lost
+    int found = 0;
+    onLoop(loop_, [&] { found = connected_anew_; });
+    return found;
+  }
 
  private:
   EventLoop loop_{"ft-test"};
@@ -98,6 +103,7 @@ class Node {
   SocketAddress address_ = loopbackAddress();
   std::vector<std::string> heard_;
   std::string lost_;
+  int connected_anew_ = 0;
 };
 
 // A connection to a node, played by hand: up to its question.
@@ -289,6 +295,21 @@ TEST_F(Members, TalkToAMemberWhereItIsKnownToBeByNow) {
   EXPECT_EQ(peer.readToEnd(), "");
   RawPeer again = acceptAs(acceptor, now, keysOf(now, {}), node);
   EXPECT_EQ(payloadOf(again), "more words");
+}
+
+// It may hold a secret, and whoever answers at the new address need not be whom it was said to.
+TEST_F(Members, SayNothingAtANewAddressThatWaitedForTheOldOne) {
+  Node node(key_);
+  RawAcceptor silent;  // nothing is proved there, so all that is said waits
+  RawAcceptor acceptor;
+  const Member before = memberAt(silent.address(), Incarnation::random());
+  node.say(before, "words for the old address");
+  Member now = memberAt(acceptor.address(), Incarnation::random());
+  now.id = before.id;
+  node.say(now, "words for the new one");
+  RawPeer peer = acceptAs(acceptor, now, keysOf(now, {}), node);
+  EXPECT_EQ(payloadOf(peer), "words for the new one");
+  EXPECT_EQ(node.connectedAnew(), 1);  // so it is said again, if it still holds
 }
 
 TEST_F(Members, DoNotHearWhatWasSaidOnAnotherConnection) {
