@@ -21,6 +21,11 @@ const Member* firstThatWentOn(const View& view) {
   return first == view.members.end() ? nullptr : &*first;
 }
 
+bool isNewIn(const View& view, const MemberId& id) {
+  const int rank = view.rankOf(id);
+  return rank >= 0 && view.members[static_cast<size_t>(rank)].since == view.number;
+}
+
 }  // namespace
 
 ElasticCore::ElasticCore(Member self, ElasticRules rules, View view)
@@ -122,6 +127,7 @@ ElasticEffects ElasticCore::receive(const MemberId& from, const ElasticMessage& 
   losses_.hear(from);
   if (message.kind == ElasticKind::kView) {
     if (state_ != State::kJoining && isApart(message.lineage)) {
+      effects = lose(from, Loss::kParted);  // a view comes from nobody who is not in its lineage
       onOtherLineage(effects, from, message);
     } else {
       hearView(effects, from, *message.view);
@@ -221,9 +227,7 @@ void ElasticCore::tellView(Effects& effects, const std::vector<MemberId>& to,
   for (const MemberId& id : to) {
     if (id == self_.id || losses_.isGoneForGood(id)) continue;
     // Who is left out cannot know a newcomer by anything but its id: the members tell it.
-    const int rank = view.rankOf(id);
-    const bool newcomer = rank >= 0 && view.members[static_cast<size_t>(rank)].since == view.number;
-    const bool is_member = rank >= 0 && !(newcomer && state_ == State::kLeftOut);
+    const bool is_member = view.has(id) && !(isNewIn(view, id) && state_ == State::kLeftOut);
     auto& shared = is_member ? for_members : for_others;
     if (!shared) {
       ElasticMessage message = make(ElasticKind::kView);
@@ -526,9 +530,18 @@ ElasticEffects ElasticCore::connected(const MemberId& id) {
   Effects effects;
   if (state_ == State::kJoining || unsealed_) return effects;
   if (isInView() && view_.has(id)) {
+    if (isNewIn(view_, id)) tellView(effects, {id}, view_);  // it may take part elsewhere by now
     repeatTo(effects, id);
-  } else if (!waiting_.contains(id)) {
+  } else if (before_.contains(id)) {
     tellView(effects, {id}, view_);  // it may have been left out, and not know that
+  }
+  return effects;
+}
+
+ElasticEffects ElasticCore::disconnected(const MemberId& id) {
+  Effects effects;
+  if (isInView() && view_.has(id) && !losses_.isGoneForGood(id)) {
+    send(effects, id, make(ElasticKind::kBehind));
   }
   return effects;
 }
@@ -556,6 +569,11 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
     // Its secret is all that is missing. Who told it does not know that, and will not promise any
     // more: it must not be waited for.
     effects = lose(from, Loss::kLeftOut);
+  } else if (state_ != State::kJoining && view_.has(from)) {
+    // True or not: nor will this one.
+    std::string refused = std::move(effects.refused);
+    effects = lose(from, Loss::kLeftOut);
+    effects.refused = std::move(refused);
   }
 }
 
@@ -604,7 +622,6 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
   // Who goes on has promised in the view before, so it knows that one: a member that missed one has
   // been left out of it, whoever lists it again by an old word.
   const bool missed_one = !first && view.number > view_.number + 1;
-  const std::vector<MemberId> others = idsOf(view_.members);
   install(effects, view);
   if (!view_.has(self_.id) || missed_one) {
     state_ = State::kLeftOut;
@@ -612,7 +629,7 @@ void ElasticCore::adopt(Effects& effects, const View& view) {
     effects.left_out = true;
     asked_.close();  // what became of it is not known here
     // Whoever decided on it may die before others have heard of it.
-    if (!unsealed_) tellView(effects, others, view_);
+    if (!unsealed_) tellView(effects, {before_.begin(), before_.end()}, view_);
     return;
   }
   state_ = State::kActive;
@@ -628,6 +645,8 @@ void ElasticCore::install(Effects& effects, const View& view) {
   lost_before_ = losses_.all();
   std::erase_if(lost_before_,
                 [&](const auto& loss) { return !view_.has(loss.first) || view.has(loss.first); });
+  const std::vector<MemberId> before = idsOf(view_.members);
+  before_ = {before.begin(), before.end()};
   view_ = view;
   forgetOldView();
   agreements_ = makeAgreements();
@@ -679,6 +698,7 @@ std::string ElasticCore::fingerprint() const {
   ids(contacts_);
   writer.raw(seen_.first.bytes);
   writer.u64(seen_.second);
+  ids(before_);
   writer.u32(static_cast<uint32_t>(losses().size()));
   for (const auto& [id, loss] : losses()) {
     writer.raw(id.bytes);

@@ -101,6 +101,8 @@ class ElasticCore {
   ElasticEffects askAgain();
   // There is a new connection to it: what was said over the one before may be lost.
   ElasticEffects connected(const MemberId& id);
+  // The connection from it has ended: what it said there may be lost.
+  ElasticEffects disconnected(const MemberId& id);
   ElasticEffects witnessAnswered(const WitnessReply& reply);
 
   // Has it been left out by a view that it cannot check? It hears and tells nothing any more.
@@ -157,6 +159,7 @@ class ElasticCore {
   // Of a newcomer: the last view that it was told and that is without it.
   std::pair<Lineage, uint64_t> seen_;
   Losses losses_;
+  std::set<MemberId> before_;  // members of the view before
   std::map<MemberId, Loss> lost_before_;
   std::map<MemberId, Member> waiting_;
   std::set<MemberPair> cut_;

@@ -103,6 +103,9 @@ MemberNetwork::Events MemberDriver::events() {
     carryOut(core->connected(id));
     client.connectedAgain(id);
   };
+  events.on_disconnected = [this](const MemberId& id) {
+    if (core && !gone_soon.contains(id)) carryOut(core->disconnected(id));
+  };
   events.on_lost = [this](const MemberId& id, Loss loss, const std::string& how) {
     onLost(id, loss, how);
   };

@@ -180,7 +180,9 @@ void MemberNetwork::onIncomingEnd(uint64_t number) {
   for (const auto& [other, incoming] : incoming_) {
     if (incoming.from.id == from) return;  // it has connected anew
   }
-  if (!from.isZero()) ask(from);
+  if (from.isZero()) return;
+  ask(from);
+  events_->on_disconnected(from);
 }
 
 // ---- outgoing

@@ -40,6 +40,8 @@ class MemberNetwork {
   struct Events {
     std::function<void(const MemberId& from, const FrameHeader&, std::string payload)> on_message;
     std::function<void(const MemberId&)> on_connected;  // what was said before may be lost
+    // The connection from it ended, and no other one came: what it said last may be lost.
+    std::function<void(const MemberId&)> on_disconnected;
     std::function<void(const MemberId&, Loss, const std::string& how)> on_lost;
     std::function<void(const MemberId&)> on_goodbye;  // it goes soon; until then it answers
   };

@@ -52,6 +52,7 @@ class Visitor {
         if (message && message->view) told_ = *message->view;
       };
       events.on_connected = [](const MemberId&) {};
+      events.on_disconnected = [](const MemberId&) {};
       events.on_lost = [](const MemberId&, Loss, const std::string&) {};
       events.on_goodbye = [](const MemberId&) {};
       network_ = std::make_unique<MemberNetwork>(loop_, kLong, std::move(events));

@@ -189,12 +189,36 @@ TEST_F(LeftOut, MembersAreToldAgainOnANewConnectionAndTellAgainOnOne) {
   EXPECT_EQ(told, cores_[0].view());  // with the secret
 }
 
+TEST_F(LeftOut, MembersAskWhereTheConnectionFromOneHasEnded) {
+  const ElasticEffects effects = cores_[3].disconnected(idOf(0));
+  ASSERT_EQ(effects.sends.size(), 1U);
+  const ElasticEffects answer = cores_[0].receive(idOf(3), *effects.sends[0].message);
+  ASSERT_EQ(answer.sends.size(), 1U);
+  EXPECT_EQ(*answer.sends[0].message->view, cores_[0].view());
+  cores_[3].lose(idOf(0), Loss::kDead);
+  EXPECT_TRUE(cores_[3].disconnected(idOf(0)).sends.empty());
+}
+
 TEST_F(LeftOut, NobodyWhoWaitsIsToldTheViewOnANewConnection) {
   ElasticMessage question;
   question.kind = ElasticKind::kJoin;
   question.members = {{idOf(7), 0, {}}};
   cores_[0].receive(idOf(7), question);
   EXPECT_TRUE(cores_[0].connected(idOf(7)).sends.empty());
+}
+
+// It is not believed, and true or not, it will not promise any more.
+TEST_F(LeftOut, NobodyWaitsForOneThatCameWithTheViewAndTellsALaterOne) {
+  View own = cores_[0].view();
+  own.members = {own.members[0], {idOf(5), 2, {}}, {idOf(6), 2, {}}};
+  ElasticCore member(own.members[2], ElasticRules{}, own);
+  member.setReady(true);
+  View later = own;
+  later.number = 4;
+  later.members.pop_back();
+  EXPECT_FALSE(member.receive(idOf(5), withoutSecret(later)).refused.empty());
+  EXPECT_EQ(member.view(), own);
+  EXPECT_EQ(member.losses().at(idOf(5)), Loss::kLeftOut);
 }
 
 // It cannot check the seal of that view, so it must not pass it on: it has no more to say.
@@ -351,16 +375,41 @@ TEST_F(Leaving, MemberDoesNotHandOverWhereAnotherStays) {
   EXPECT_EQ(told_.size(), 2U);
 }
 
+// The newcomer, as somebody who goes on alone in another lineage has taken it in.
+ElasticCore takenInElsewhere(const Member& newcomer, const View& view) {
+  View other = view;
+  other.lineage.bytes[0] = 2;
+  return {{newcomer.id, 2, {}}, ElasticRules{}, other};
+}
+
 TEST_F(Leaving, TheFirstThatStaysLearnsThatTheNewcomerTakesPartElsewhere) {
   leave(1);
-  View other = cores_[1].view();
-  other.lineage.bytes[0] = 2;
-  ElasticCore elsewhere({idOf(kNewcomer), 2, {}}, ElasticRules{}, other);
+  ElasticCore elsewhere = takenInElsewhere(cores_[kNewcomer].self(), cores_[1].view());
   for (const auto& [from, words] : told_) {
     for (const auto& [to, answer] : elsewhere.receive(idOf(from), *words).sends) {
       if (to == idOf(1)) deliver(1, cores_[1].receive(idOf(kNewcomer), *answer));
     }
   }
+  EXPECT_EQ(cores_[1].losses().at(idOf(kNewcomer)), Loss::kParted);
+}
+
+// Its word that it does may be lost with the connection.
+TEST_F(Leaving, WhoeverStaysLearnsThatOnANewConnectionToo) {
+  leave(1);
+  ElasticCore elsewhere = takenInElsewhere(cores_[kNewcomer].self(), cores_[2].view());
+  for (const auto& [to, words] : cores_[2].connected(idOf(kNewcomer)).sends) {
+    for (const auto& [asker, answer] : elsewhere.receive(idOf(2), *words).sends) {
+      deliver(2, cores_[2].receive(idOf(kNewcomer), *answer));
+    }
+  }
+  EXPECT_EQ(cores_[2].losses().at(idOf(kNewcomer)), Loss::kParted);
+}
+
+// What may be lost with a connection is that member's word that it has parted.
+TEST_F(Leaving, AMemberThatTellsAViewOfAnotherLineageHasParted) {
+  leave(1);
+  const ElasticCore elsewhere = takenInElsewhere(cores_[kNewcomer].self(), cores_[1].view());
+  cores_[1].receive(idOf(kNewcomer), withoutSecret(elsewhere.view()));
   EXPECT_EQ(cores_[1].losses().at(idOf(kNewcomer)), Loss::kParted);
 }
 

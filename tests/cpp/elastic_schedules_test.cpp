@@ -68,11 +68,18 @@ ElasticWorldOptions drawOptions(std::mt19937_64& random, int members) {
   return options;
 }
 
+// What schedules have beside what is drawn for each.
+struct Beside {
+  ElasticParts parts;
+  int leaves = 0;
+  int breaks = 0;
+  bool hand_over = false;  // members leave and die, and all newcomers find what the store has
+};
+
 struct Schedule {
-  Schedule(int members, int seed, int most_steps, const ElasticParts& parts, int leaves = 0,
-           int breaks = 0)
+  Schedule(int members, int seed, int most_steps, const Beside& beside)
       : random(static_cast<uint64_t>(seed) * 7919U + static_cast<uint64_t>(members)),
-        world(optionsOf(random, members, parts, leaves, breaks)) {
+        world(optionsOf(random, members, beside)) {
     for (; steps < most_steps && world.wrong().empty(); ++steps) {
       const auto action = next();
       if (!action) break;
@@ -84,12 +91,20 @@ struct Schedule {
     const std::vector<ElasticAction> all = world.actions();
     return all.empty() ? std::nullopt : std::optional(all[random() % all.size()]);
   }
-  static ElasticWorldOptions optionsOf(std::mt19937_64& random, int members,
-                                       const ElasticParts& parts, int leaves, int breaks) {
+  static ElasticWorldOptions optionsOf(std::mt19937_64& random, int members, const Beside& beside) {
     ElasticWorldOptions options = drawOptions(random, members);
-    options.parts = parts;
-    options.leaves = leaves;
-    options.breaks = breaks;
+    options.parts = beside.parts;
+    options.leaves = beside.leaves;
+    options.breaks = beside.breaks;
+    if (beside.hand_over) {
+      options.newcomers = 3;
+      options.witness = options.store_rule = true;
+      options.min_size = 1;
+      options.deaths = members;
+      options.partings = options.witness_restarts = 0;
+      options.cut.clear();
+      options.heals = false;
+    }
     return options;
   }
 
@@ -98,8 +113,7 @@ struct Schedule {
   int steps = 0;
 };
 
-void runSchedules(int members, int schedules, int most_steps, const ElasticParts& parts = {},
-                  int leaves = 0, int breaks = 0) {
+void runSchedules(int members, int schedules, int most_steps, const Beside& beside = {}) {
 #if defined(TFT_SANITIZED)
   schedules =
       std::max(schedules / 40, std::min(schedules, 10));  // one thread's arithmetic: a sample does
@@ -109,7 +123,7 @@ void runSchedules(int members, int schedules, int most_steps, const ElasticParts
   uint64_t views = 0;
   int settled = 0;
   for (int seed = seeds.first; seed <= seeds.last; ++seed) {
-    Schedule schedule(members, seed, most_steps, parts, leaves, breaks);
+    Schedule schedule(members, seed, most_steps, beside);
     ElasticWorld& world = schedule.world;
     steps += static_cast<uint64_t>(schedule.steps);
     ASSERT_EQ(world.wrong(), "") << members << " members, seed " << seed;
@@ -129,7 +143,7 @@ void runSchedules(int members, int schedules, int most_steps, const ElasticParts
 std::string firstWrong(int members, int from, int schedules, int most_steps,
                        const ElasticParts& parts) {
   for (int seed = from; seed < from + schedules; ++seed) {
-    const Schedule schedule(members, seed, most_steps, parts);
+    const Schedule schedule(members, seed, most_steps, {parts});
     if (schedule.world.wrong().empty()) continue;
     std::printf("seed %d: %s\n", seed, schedule.world.wrong().c_str());
     return schedule.world.wrong();
@@ -148,7 +162,7 @@ TEST(ElasticSchedules, OfThreeMembers) {
 }
 // As larger views do: with deaths, wrong suspicions and noes too many to explore.
 TEST(ElasticSchedules, OfFourMembersThatRelay) {
-  runSchedules(4, full() ? 20000 : 4000, 600, relaying());
+  runSchedules(4, full() ? 20000 : 4000, 600, {relaying()});
 }
 TEST(ElasticSchedules, OfFourMembersThatRelayMissTheSecondRound) {
   ElasticParts parts = relaying();
@@ -162,16 +176,19 @@ TEST(ElasticSchedules, OfFourMembersThatRelayMissThatAPromiseStopsAgreements) {
 }
 // All may, so that they hand over to newcomers.
 TEST(ElasticSchedules, OfThreeMembersThatLeave) {
-  runSchedules(3, full() ? 20000 : 4000, 400, {}, 3);
+  runSchedules(3, full() ? 20000 : 4000, 400, {{}, 3});
 }
 TEST(ElasticSchedules, OfThreeMembersThatLeaveWhileConnectionsBreak) {
-  runSchedules(3, full() ? 20000 : 2000, 400, {}, 3, 6);
+  runSchedules(3, full() ? 20000 : 2000, 400, {{}, 3, 6});
+}
+TEST(ElasticSchedules, OfThreeMembersThatHandOver) {
+  runSchedules(3, full() ? 20000 : 4000, 400, {{}, 3, 6, true});
 }
 TEST(ElasticSchedules, OfEightMembersThatLeaveWhileConnectionsBreak) {
-  runSchedules(8, full() ? 20000 : 500, 1500, {}, 4, 12);
+  runSchedules(8, full() ? 20000 : 500, 1500, {{}, 4, 12});
 }
 TEST(ElasticSchedules, OfEightMembersThatLeave) {
-  runSchedules(8, full() ? 20000 : 1000, 1500, {}, 4);
+  runSchedules(8, full() ? 20000 : 1000, 1500, {{}, 4});
 }
 TEST(ElasticSchedules, OfEightMembers) {
   runSchedules(8, full() ? 20000 : 5000, 1500);

@@ -157,7 +157,8 @@ std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) co
   if (left_.leaves > 0 && random() % 4 == 0) return only(canPart(a), {Kind::kLeave, a, 0});
   if (left_.breaks > 0 && random() % 2 == 0 && !links_.busy().empty()) {
     const Way& way = links_.busy()[random() % links_.busy().size()];
-    return only(!dead(way.first), {Kind::kBreak, way.first, way.second});
+    const Kind kind = random() % 2 == 0 ? Kind::kBreak : Kind::kEnd;
+    return only(!dead(way.first), {kind, way.first, way.second});
   }
   switch (random() % 8) {
     case 0:
@@ -215,23 +216,28 @@ void ElasticWorld::endConnections(int of) {
   }
 }
 
-// Both ends have another one at once, and know that.
-void ElasticWorld::breakConnection(int a, int b) {
-  links_.drop({a, b});
-  links_.drop({b, a});
-  for (const auto& [one, other] : {Way{a, b}, Way{b, a}}) {
-    if (!dead(one)) carryOut(one, cores_[static_cast<size_t>(one)].connected(idOfMember(other)));
+// Each direction has a connection of its own. One of its ends sees that it ends; another one stands
+// at once.
+void ElasticWorld::breakConnection(int from, int to, bool sender_sees) {
+  links_.drop({from, to});
+  if (sender_sees) {
+    carryOut(from, cores_[static_cast<size_t>(from)].connected(idOfMember(to)));
+  } else if (!dead(to)) {
+    carryOut(to, cores_[static_cast<size_t>(to)].disconnected(idOfMember(from)));
   }
 }
 
 void ElasticWorld::deliver(int from, int to) {
   const auto message = links_.takeFirst({from, to});
   ElasticCore& receiver = cores_[static_cast<size_t>(to)];
+  const auto hasParted = [&] {
+    const auto loss = receiver.losses().find(idOfMember(from));
+    return loss != receiver.losses().end() && loss->second == Loss::kParted;
+  };
+  const bool had_parted = hasParted();
   carryOut(to, receiver.receive(idOfMember(from), *message));
   // Its group has failed, as below.
-  if (message->kind == ElasticKind::kParted && message->lineage == receiver.view().lineage) {
-    carryOut(to, receiver.want(receiver.view().number));
-  }
+  if (!had_parted && hasParted()) carryOut(to, receiver.want(receiver.view().number));
 }
 
 void ElasticWorld::detect(int i, int gone) {
@@ -330,8 +336,9 @@ void ElasticWorld::take(const ElasticAction& action) {
       cores_[a].setWitness(core(action.a).view().lineage, store_.identityTo(lineageOf(action.a)));
       break;
     case Kind::kBreak:
+    case Kind::kEnd:
       --left_.breaks;
-      breakConnection(action.a, action.b);
+      breakConnection(action.a, action.b, action.kind == Kind::kBreak);
       break;
     case Kind::kLeave:
       --left_.leaves;
@@ -445,6 +452,9 @@ std::string ElasticWorld::settle() {
     if (ElasticWorldRest(*this).isThere()) return {};
     for (int i = 0; i < size(); ++i) {
       if (dead(i)) continue;
+      if (core(i).state() == ElasticCore::State::kStopped) {  // its group has failed
+        carryOut(i, cores_[static_cast<size_t>(i)].want(core(i).view().number));
+      }
       carryOut(i, cores_[static_cast<size_t>(i)].retry());
       carryOut(i, cores_[static_cast<size_t>(i)].askAgain());
     }
@@ -520,9 +530,9 @@ std::string ElasticWorld::fingerprint() const {
 }
 
 std::string ElasticWorld::describe(const ElasticAction& action) {
-  static const std::array<const char*, 16> kNames = {
-      "deliver", "vote",    "die",          "detect", "suspect", "retry", "want",  "witness",
-      "reply",   "restart", "lose witness", "heal",   "look",    "part",  "leave", "break"};
+  static const std::array<const char*, 17> kNames = {
+      "deliver", "vote",         "die",  "detect", "suspect", "retry", "want",  "witness", "reply",
+      "restart", "lose witness", "heal", "look",   "part",    "leave", "break", "end"};
   return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
          " " + std::to_string(action.b);
 }

@@ -76,7 +76,8 @@ struct ElasticAction {
     kLook,   // a sees which store is there
     kPart,   // a
     kLeave,  // a
-    kBreak,  // the connection of a and b
+    kBreak,  // the connection from a to b, and a sees that
+    kEnd,    // the same, and b sees that
   };
   Kind kind = Kind::kDeliver;
   int a = 0;
@@ -130,7 +131,7 @@ class ElasticWorld {
   void part(int i);
   void heal();
   void endConnections(int of);
-  void breakConnection(int a, int b);
+  void breakConnection(int from, int to, bool sender_sees);
   bool canDetect(const Way& pair) const;
   bool canSuspect(int i, int j) const;
   bool mayVote(int i) const;

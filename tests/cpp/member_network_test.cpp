@@ -50,6 +50,7 @@ class Node {
         heard_.push_back(payload);
       };
       events.on_connected = [this](const MemberId&) { ++connected_anew_; };
+      events.on_disconnected = [this](const MemberId& id) { disconnected_.push_back(id); };
       events.on_lost = [this](const MemberId&, Loss loss, const std::string& how) {
         if (loss == Loss::kUnreachable) lost_ = how;
       };
@@ -90,6 +91,14 @@ class Node {
     onLoop(loop_, [&] { found = lost_; });
     return found;
   }
+  std::vector<MemberId> disconnected() {
+    std::vector<MemberId> found;
+    onLoop(loop_, [&] { found = disconnected_; });
+    return found;
+  }
+  void forgetAll() {
+    onLoop(loop_, [this] { network_->keepOnly({}); });
+  }
   int connectedAnew() {  // so often what was said may have been lost
     int found = 0;
     onLoop(loop_, [&] { found = connected_anew_; });
@@ -103,6 +112,7 @@ class Node {
   SocketAddress address_ = loopbackAddress();
   std::vector<std::string> heard_;
   std::string lost_;
+  std::vector<MemberId> disconnected_;
   int connected_anew_ = 0;
 };
 
@@ -186,6 +196,17 @@ TEST_F(Members, HearEachOther) {
   Node two(key_);
   one.say(two.self(), "words");
   EXPECT_TRUE(waitFor([&] { return two.heard() == std::vector<std::string>{"words"}; }));
+}
+
+// What was on its way there may be lost, and whoever said it need not say it again.
+TEST_F(Members, HearWhereOneDoesNotTalkToThemAnyMore) {
+  Node one(key_);
+  Node two(key_);
+  one.say(two.self(), "words");
+  EXPECT_TRUE(waitFor([&] { return two.heard().size() == 1; }));
+  EXPECT_TRUE(two.disconnected().empty());
+  one.forgetAll();
+  EXPECT_TRUE(waitFor([&] { return two.disconnected() == std::vector{one.self().id}; }));
 }
 
 TEST_F(Members, DoNotHearWhoDoesNotKnowTheJobsSecret) {
