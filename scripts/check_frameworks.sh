@@ -2,6 +2,7 @@
 # Runs the programs of examples/frameworks, each on two processes and the CPU, in an environment of its own, which has
 # the development environment's torch and the versions below. After scripts/build.sh.
 #   scripts/check_frameworks.sh                  all of them
+#   scripts/check_frameworks.sh --build          makes the environment alone
 #   scripts/check_frameworks.sh lightning_ddp    one: lightning_ddp, accelerate_ddp, hf_trainer, deepspeed_zero
 # Works in $TORCHFT_EXT_BUILD_ROOT/frameworks. DeepSpeed compiles an extension when it runs for the first time.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -16,6 +17,7 @@ if [ ! -f "$stamp" ]; then
   "${install[@]}" lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0 deepspeed==0.19.8
   touch "$stamp"
 fi
+[ "${1:-}" != --build ] || exit 0
 
 programs=("$@")
 [ $# -gt 0 ] || programs=(lightning_ddp accelerate_ddp hf_trainer deepspeed_zero)

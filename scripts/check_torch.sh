@@ -45,10 +45,9 @@ scripts/setup.sh --tests
 # To be checked, not to be fast.
 export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_PRECOMPILE=ON -DTORCHFT_EXT_OPTIMIZE=-O1"
 CXX=$(checking_compiler) scripts/build.sh
-# Of the C++ tests, those of what libtorch's programs use; the simulated device and native benchmarks that Python tests
-# need.
+# Of the C++ tests, those of what libtorch's programs use; and what Python tests run.
 targets=(torchft_ext_libtorch_tests)
-[ "${tests[*]:-}" = "${quick[*]}" ] || targets+=(torchft_ext_sim ft_bench shm_limit)
+[ "${tests[*]:-}" = "${quick[*]}" ] || targets+=(torchft_ext_for_python_tests)
 cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON -DTORCHFT_EXT_BUILD_BENCHMARKS=ON >build/cpp-tests.log
 cmake --build build/dev -j "$JOBS" --target "${targets[@]}" >>build/cpp-tests.log
 

@@ -55,6 +55,9 @@ Install them, on Debian:  sudo apt-get install $*"
   DEBIAN_FRONTEND=noninteractive retry apt-get -o Acquire::Retries=5 -qq -y --no-install-recommends install "$@" >&2
 }
 
+# tell_warnings LOG: those of the compiler, which CI takes for errors.
+tell_warnings() { grep -A6 ': warning: .*\[-W' "$1" >&2 || true; }
+
 have() { command -v "$1" >/dev/null 2>&1; }
 
 # What is compiled to be checked, not to be used, clang++ compiles in half of g++'s time.

@@ -3,16 +3,18 @@
 # ASan and UBSan. Starts from tests/fuzz/corpus.
 #   scripts/fuzz.sh [--seconds N]   default 60, for all parsers together; what is found beyond the corpus is kept
 #                                   in build/fuzz/corpus, an input that crashes in build/fuzz
+#   scripts/fuzz.sh --build         compiles alone, and --built [--seconds N] runs what that compiled
 #   scripts/fuzz.sh --seconds N --reseed   afterwards tests/fuzz/corpus is made anew: the fewest inputs that reach as
 #                                   much; to be committed, after a change of a parser
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-seconds=60 reseed=
+seconds=60 reseed= build=
 while [ $# -gt 0 ]; do
   case $1 in
     --seconds) seconds=${2:?} && shift ;;
     --reseed) reseed=yes ;;
-    *) die "usage: scripts/fuzz.sh [--seconds N] [--reseed]" ;;
+    --build | --built) build=${1#--} ;;
+    *) die "usage: scripts/fuzz.sh [--build | --built] [--seconds N] [--reseed]" ;;
   esac
   shift
 done
@@ -36,14 +38,18 @@ compile() {
     -fno-sanitize-recover=undefined -c "$1" -o "$work/objects/${1//\//_}.o"
 }
 export -f compile
-printf '%s\0' "${sources[@]}" tests/fuzz/{seeds,parsers_fuzz}.cpp |
-  xargs -0 -n 1 -P "$JOBS" bash -c 'compile "$1"' _
 link() { # NAME SANITIZERS: the program of tests/fuzz/NAME.cpp
   local objects=("${sources[@]//\//_}" "tests_fuzz_$1.cpp")
   (cd "$work/objects" && clang++ -fsanitize="$2" "${objects[@]/%/.o}" -o "$work/$1" -lpthread)
 }
-link seeds address,undefined
-link parsers_fuzz fuzzer,address,undefined
+compile_all() {
+  printf '%s\0' "${sources[@]}" tests/fuzz/{seeds,parsers_fuzz}.cpp |
+    xargs -0 -n 1 -P "$JOBS" bash -c 'compile "$1"' _
+  link seeds address,undefined
+  link parsers_fuzz fuzzer,address,undefined
+}
+[ "$build" = built ] || compile_all
+[ "$build" != build ] || exit 0
 "$work/seeds" "$work/corpus"
 
 fuzz() {

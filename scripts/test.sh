@@ -1,8 +1,28 @@
 #!/usr/bin/env bash
 # Builds, then runs the C++ tests and the Python tests. Arguments go to pytest.
 #   scripts/test.sh [PYTEST ARGUMENT...]
+# Where the C++ tests were never compiled, which takes minutes, they come last: they compile beside the Python tests, on
+# what those leave idle of the cores.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-scripts/build.sh --tests
-ctest --test-dir "$BUILD_ROOT/dev" --output-on-failure --no-tests=error -j "$JOBS"
-python -m pytest tests/python "$@"
+run_cpp_tests() { ctest --test-dir "$BUILD_ROOT/dev" --output-on-failure --no-tests=error -j "$JOBS"; }
+run_python_tests() { python -m pytest tests/python "$@"; }
+
+if [ -x "$BUILD_ROOT/dev/tests/cpp/torchft_ext_tests" ]; then
+  scripts/build.sh --tests
+  run_cpp_tests
+  run_python_tests "$@"
+  exit
+fi
+
+scripts/build.sh --python-tests
+log="$BUILD_ROOT/cpp-tests.log"
+say "compiling the C++ tests beside the Python tests (log: $log)"
+chrt --idle 0 ninja -C "$BUILD_ROOT/dev" -j "$JOBS" >"$log" 2>&1 &
+compiling=$!
+trap 'kill "$compiling" 2>/dev/null || true' EXIT
+run_python_tests "$@"
+chrt --other --pid 0 "$compiling" 2>/dev/null || true # nothing to leave anything idle any more
+wait "$compiling" || { tail -60 "$log" >&2; die "the C++ tests do not compile; the whole log: $log"; }
+tell_warnings "$log"
+run_cpp_tests

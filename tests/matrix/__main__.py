@@ -78,10 +78,11 @@ def chosen(options: argparse.Namespace, rng: random.Random, seed: int) -> tuple[
 
 
 def attempt(pool: Pool, report: Report, entry: Entry, *, again: bool = False) -> None:
-    """One case; after a failure the next one begins with fresh ranks.
+    """One case; where it failed, or was skipped in its midst, the next one begins with fresh ranks.
 
     Once more where it was late for want of a core (see lateness); again: this is that time.
     """
+    pool.taken = []
     try:
         report.add_passed(entry.name, entry.strike, entry.run(pool))
     except LateError as late:
@@ -94,7 +95,8 @@ def attempt(pool: Pool, report: Report, entry: Entry, *, again: bool = False) ->
             attempt(pool, report, entry, again=True)
     except SkippedError as reason:
         report.add_skipped(entry.title, str(reason))
-        pool.new_store()
+        if pool.taken:
+            pool.new_store()
     except MatrixError as error:
         report.add_failed(entry.title, f"{error} ({pool.transports()})")
         pool.new_store()

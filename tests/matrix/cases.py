@@ -86,11 +86,13 @@ class Pool:
         ranks = self.ranks.get((program, heartbeat), [])
         for rank in [r for r in ranks if not r.alive()]:
             rank.end()
-        ranks = [r for r in ranks if r.alive()]
-        while len(ranks) < count:
-            ranks.append(RankProcess(program, self.store.address, heartbeat))
-        self.ranks[program, heartbeat] = ranks
+        ranks = self.ranks[program, heartbeat] = [r for r in ranks if r.alive()]
+        missing = range(len(ranks), count)
+        started = [RankProcess(program, self.store.address, heartbeat) for _ in missing]
+        ranks += started
         self.taken = ranks[:count]
+        for rank in started:
+            rank.await_ready()
         for rank in self.taken:
             rank.drain()
         return list(self.taken)

@@ -223,7 +223,8 @@ def cover(entries: list[Entry], rng: random.Random) -> list[Entry]:
         chosen.append(best)
         left.remove(best)
         missing -= best.axes
-    return chosen
+    # The store's cases last: each ends all ranks, with which the others go on.
+    return sorted(chosen, key=lambda entry: entry.strike in STORE_STRIKES)
 
 
 def shard(entries: list[Entry], which: str) -> list[Entry]:

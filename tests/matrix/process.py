@@ -42,7 +42,7 @@ class RankProcess:
     _started = itertools.count()
 
     def __init__(self, program: Sequence[str], store: str, heartbeat: float) -> None:
-        """Start it and wait until it is ready; program: what it is started by."""
+        """Start it; program: what it is started by. await_ready() before anything is said to it."""
         # Connections of both kinds in every world: a rank is reached by the first of its addresses.
         self.transport = "local" if next(self._started) % 2 == 0 else "tcp"
         self._directory = tempfile.TemporaryDirectory(prefix="rank-")
@@ -65,10 +65,16 @@ class RankProcess:
         self._ended = False  # guarded by _lock, as is _events
         self._events: dict[str, queue.Queue[Event]] = {}
         threading.Thread(target=self._read, daemon=True).start()
+        self.addresses: list[str] = []
+        self.liveness_addresses: list[str] = []
+        self.incarnation = ""
+
+    def await_ready(self) -> None:
+        """Until it takes commands: others may start meanwhile."""
         ready = self.expect("ready", 60)
-        self.addresses: list[str] = ready["addresses"]
-        self.liveness_addresses: list[str] = ready["liveness_addresses"]
-        self.incarnation: str = ready["incarnation"]
+        self.addresses = ready["addresses"]
+        self.liveness_addresses = ready["liveness_addresses"]
+        self.incarnation = ready["incarnation"]
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -227,6 +227,8 @@ def _start(pool: Pool) -> list[RankProcess]:
     limit = HEARTBEAT * pool.scale
     ranks = [RankProcess(pool.program, pool.store.address, limit) for _ in range(WORLD)]
     pool.ranks = {limit: ranks}
+    for rank in ranks:
+        rank.await_ready()
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return list(ranks)
 

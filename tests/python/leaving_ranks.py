@@ -2,7 +2,7 @@
 
 Usage: python leaving_ranks.py CASE...
 CASE: WAY/ORDER. WAY: a function below. ORDER: "201" (one after the other, each when the one before
-has ended) or "all" (at once).
+has ended; such cases run side by side) or "all" (at once).
 Prints [[case, what its ranks wrote, by rank], ...] as JSON. The ranks are forked from a process
 that has imported torch and started nothing: a fresh interpreter for each costs seconds.
 """
@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import torch
 import torch.distributed as dist
@@ -94,27 +94,46 @@ class Rank:
         return self.stderr.read().decode()
 
 
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """No two alike."""
+    with ExitStack() as stack:
+        unused = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in unused:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in unused]
 
 
-def written_in(case: str) -> list[str]:
-    way, order = case.split("/")
-    port = free_port()
-    ranks = [Rank(rank, port, way) for rank in range(WORLD)]
-    if order == "all":
-        for rank in ranks:
-            rank.let_go()
-        for rank in ranks:
-            rank.wait()
+def let_leave(ranks: list[Rank]) -> None:
+    """At the same time."""
+    for rank in ranks:
+        rank.let_go()
+    for rank in ranks:
+        rank.wait()
+
+
+def written_in(cases: list[str]) -> list[list[str]]:
+    """Of a single case in which all leave at once; or of some, side by side, of the others."""
+    ways, orders = zip(*(case.split("/") for case in cases), strict=True)
+    worlds = [
+        [Rank(rank, port, way) for rank in range(WORLD)]
+        for way, port in zip(ways, free_ports(len(cases)), strict=True)
+    ]
+    if orders == ("all",):
+        let_leave(worlds[0])
     else:
-        for number in order:
-            ranks[int(number)].let_go()
-            ranks[int(number)].wait()
-    return [rank.written() for rank in ranks]
+        for numbers in zip(*orders, strict=True):
+            let_leave([ranks[int(n)] for ranks, n in zip(worlds, numbers, strict=True)])
+    return [[rank.written() for rank in ranks] for ranks in worlds]
+
+
+def main(cases: list[str]) -> None:
+    alone = [case for case in cases if case.endswith("/all")]
+    together = [case for case in cases if case not in alone]
+    written = [(case, written_in([case])[0]) for case in alone]
+    if together:
+        written += zip(together, written_in(together), strict=True)
+    print(json.dumps(written))
 
 
 if __name__ == "__main__":
-    print(json.dumps([[case, written_in(case)] for case in sys.argv[1:]]))
+    main(sys.argv[1:])

@@ -112,7 +112,8 @@ def assert_no_leak(world, go) -> None:
     rounds = []
     for number in range(ROUNDS):
         go(WARM_UP + number * ROUND, ROUND)
-        after = [world.on(rank, settled_resources, was) for rank, was in enumerate(before)]
+        calls = [world.start(rank, settled_resources, was) for rank, was in enumerate(before)]
+        after = values_of(calls)
         rounds.append([grown(was, now) for was, now in zip(before, after, strict=True)])
         if not any(rounds[-1]):
             return
