@@ -22,7 +22,8 @@ make_sdist() {
   rm -rf "$work"
   mkdir -p "$work/source"
   say "sdist"
-  python setup.py --quiet sdist --dist-dir "$work"
+  mkdir -p "$work/egg" # apart from the one that the programs in this tree read
+  python setup.py --quiet egg_info --egg-base "$work/egg" sdist --dist-dir "$work"
   tar -xzf "$work"/torchft_ext-*.tar.gz -C "$work/source" --strip-components=1
 
   say "the C++ tests of the sdist can be configured"
