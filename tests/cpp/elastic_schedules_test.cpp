@@ -172,7 +172,7 @@ TEST(ElasticSchedules, OfFourMembersThatRelayMissTheSecondRound) {
 TEST(ElasticSchedules, OfFourMembersThatRelayMissThatAPromiseStopsAgreements) {
   ElasticParts parts = relaying();
   parts.stop_at_promise = false;
-  EXPECT_EQ(firstWrong(4, 9500, 20000, 600, parts).rfind("two answers", 0), 0U);
+  EXPECT_EQ(firstWrong(4, 17700, 20000, 600, parts).rfind("two answers", 0), 0U);
 }
 // All may, so that they hand over to newcomers.
 TEST(ElasticSchedules, OfThreeMembersThatLeave) {
