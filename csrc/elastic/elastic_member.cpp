@@ -72,6 +72,17 @@ View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Canc
                               const std::set<MemberPair>& unreachable,
                               const std::set<MemberId>& leave_out) {
   requireOwnProcess();
+  want(newer_than, unreachable, leave_out);
+  View view = driver_->status.awaitView(newer_than, deadline, cancelled);
+  while (driver_->status.isLeaving()) {  // it was decided on before all knew that
+    want(view.number, {}, {});
+    view = driver_->status.awaitView(view.number, deadline, cancelled);
+  }
+  return view;
+}
+
+void ElasticMember::want(uint64_t newer_than, const std::set<MemberPair>& unreachable,
+                         const std::set<MemberId>& leave_out) {
   driver_->loop.post([driver = driver_, newer_than, unreachable, leave_out] {
     if (!driver->core) return;
     driver->core->setReady(true);
@@ -80,7 +91,6 @@ View ElasticMember::awaitView(uint64_t newer_than, Deadline deadline, const Canc
     driver->core->leaveOut(leave_out);
     driver->carryOut(driver->core->want(newer_than));
   });
-  return driver_->status.awaitView(newer_than, deadline, cancelled);
 }
 
 void ElasticMember::endView(uint64_t view) {
@@ -133,6 +143,7 @@ Answer ElasticMember::agree(uint64_t view, Vote vote, Deadline deadline,
 }
 
 void ElasticMember::setLeaving() {
+  driver_->status.setLeaving();
   driver_->loop.post([driver = driver_] {
     if (driver->core) driver->core->setLeaving();
   });

@@ -71,7 +71,8 @@ class ElasticMember {
   // taken up by the next one: it is the same agreement. One thread at a time; another one gets an
   // ElasticError at once, as for everything else that prevents an answer.
   Answer agree(uint64_t view, Vote vote, Deadline deadline, const Cancelled& cancelled = {});
-  // From the next view on this member is not there any more.
+  // This member goes: its next vote says so, and awaitView() gives it no view any more. It throws
+  // kLeftOut once there is one without it, though others may have put it into one before they knew.
   void setLeaving();
   // Says goodbye, and answers the others until they go on without this member or go too: so one
   // that still waits for an answer gets it; then ends this member's threads. False: it was needed
@@ -84,6 +85,8 @@ class ElasticMember {
 
  private:
   void requireOwnProcess() const;
+  void want(uint64_t newer_than, const std::set<MemberPair>& unreachable,
+            const std::set<MemberId>& leave_out);
   explicit ElasticMember(std::shared_ptr<MemberDriver> driver) : driver_(std::move(driver)) {}
   const uint64_t forks_ = forkCount();  // a forked child has none of the threads
   const std::shared_ptr<MemberDriver> driver_;

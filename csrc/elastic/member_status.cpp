@@ -45,6 +45,11 @@ void MemberStatus::setRules(const ElasticRules& rules) {
   rules_ = rules;
 }
 
+void MemberStatus::setLeaving() {
+  const MutexLock lock(mutex_);
+  leaving_ = true;
+}
+
 bool MemberStatus::leave() {
   const MutexLock lock(mutex_);
   changed_.notifyAll();
@@ -149,6 +154,11 @@ bool MemberStatus::isOver(uint64_t view) const {
   return over_ >= view || view_.number > view;
 }
 
+bool MemberStatus::isLeaving() const {
+  const MutexLock lock(mutex_);
+  return leaving_;
+}
+
 // An answer holds everybody's, and a message two answers and more.
 void MemberStatus::checkNote(const std::string& note) const {
   constexpr size_t kAll = size_t{1} << 20U;
@@ -250,9 +260,11 @@ void MemberStatus::throwNoView() const {
     throw ElasticError(ElasticErrorKind::kState, job + "this member has left; join again");
   }
   if (left_out_) {
+    const char* why = leaving_
+                          ? " is without this member, which has said that it leaves: close the job"
+                          : " is without this member, which was silent or cut off: join again";
     throw ElasticError(ElasticErrorKind::kLeftOut,
-                       job + "view " + std::to_string(view_.number) +
-                           " is without this member, which was silent or cut off: join again");
+                       job + "view " + std::to_string(view_.number) + why);
   }
   if (!forsaken_by_.empty()) {
     throw ElasticError(ElasticErrorKind::kNoQuorum,

@@ -27,6 +27,7 @@ class MemberStatus {
 
   void setSelf(const Member& self);
   void setRules(const ElasticRules& rules);
+  void setLeaving();
   // False: it had left already. Every wait ends.
   bool leave();
 
@@ -46,6 +47,7 @@ class MemberStatus {
   std::string nameOf(const MemberId& id) const;  // "host, pid 7 (its process ended)"
   std::vector<MemberId> leftOutSince(const View& view) const;
   bool isOver(uint64_t view) const;
+  bool isLeaving() const;
   // std::invalid_argument: too long for an agreement of the newest view.
   void checkNote(const std::string& note) const;
 
@@ -93,6 +95,7 @@ class MemberStatus {
   // The ends.
   uint64_t over_ GUARDED_BY(mutex_) = 0;
   bool left_out_ GUARDED_BY(mutex_) = false;
+  bool leaving_ GUARDED_BY(mutex_) = false;  // by its own word
   bool left_ GUARDED_BY(mutex_) = false;
   std::vector<MemberId> forsaken_by_ GUARDED_BY(mutex_);  // empty: somebody of the job may live
   std::string store_trouble_ GUARDED_BY(mutex_);

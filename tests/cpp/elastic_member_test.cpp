@@ -72,6 +72,25 @@ TEST(ElasticMember, LeavesAtABoundary) {
   EXPECT_TRUE(leaver->leave(Deadline::after(kLong)));
 }
 
+// The others have put it into a view before they heard that it goes.
+TEST(ElasticMember, WhoLeavesGetsNoViewThatWasDecidedOnBefore) {
+  JobOfMembers job;
+  job.found(2);
+  job.awaitViews(0);
+  const auto leaver = job.members[1];
+  EXPECT_TRUE(job.members[0]->awaitView(1, Deadline::after(kLong)).has(leaver->id()));
+  leaver->setLeaving();
+  try {
+    leaver->awaitView(1, Deadline::after(kLong));
+    FAIL() << "expected no view";
+  } catch (const ElasticError& error) {
+    EXPECT_EQ(error.kind(), ElasticErrorKind::kLeftOut);
+    EXPECT_NE(std::string(error.what()).find("has said that it leaves"), std::string::npos)
+        << error.what();
+  }
+  expectOneView({job.members[0]->awaitView(2, Deadline::after(kLong))}, 3, 1);
+}
+
 // Whoever returned from the last agreement first may go at once; the others get their answer.
 TEST(ElasticMember, NobodyIsLeftInTheLastAgreement) {
   for (int round = 0; round < 30; ++round) {

@@ -39,6 +39,7 @@ class FakeJob:
         self.newcomers = ["somebody"]  # that wait
         self.limits: list[timedelta | None] = []  # that recover() was given
         self.failure: torchft_ext.CommError | None = None
+        self.leaving = False
         self._view: View | None = None
 
     def view(self) -> View | None:
@@ -46,6 +47,9 @@ class FakeJob:
 
     def is_over(self) -> bool:
         return self.failure is not None
+
+    def is_leaving(self) -> bool:
+        return self.leaving
 
     def waiting(self) -> list[str]:
         return self.newcomers

@@ -11,7 +11,7 @@ from fake_job import LOST, ME, a_job, a_state
 
 import torchft_ext
 from torchft_ext.elastic import _current
-from torchft_ext.elastic._errors import ElasticError, StateLostError
+from torchft_ext.elastic._errors import ElasticError, LeftOutError, StateLostError
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._steps import steps
@@ -210,6 +210,26 @@ def test_loop_ends_for_the_member_that_leaves(job, state):
         with step:
             step.commit()
     assert state.step == 2 and job.events == ["recover", "agree", "agree"]
+
+
+def be_left_out(job, state) -> None:
+    """After the first step, which the others have agreed on before they knew of this member."""
+    for step in steps(state, 9, job=job):
+        with step:
+            step.commit()
+            job.failure = LOST
+            job.recoveries = [LeftOutError("view 2 is without this member")]
+
+
+def test_loop_ends_where_the_next_view_is_without_the_member_that_leaves(job, state):
+    job.leaving = True
+    be_left_out(job, state)
+    assert state.step == 1 and job.events == ["recover", "agree", "recover"]
+
+
+def test_loop_of_a_member_that_is_left_out_and_stays_raises(job, state):
+    with pytest.raises(LeftOutError):
+        be_left_out(job, state)
 
 
 def test_view_below_min_size_waits_for_the_next(job, state):

@@ -157,6 +157,7 @@ class Job:
         self._rules: dict[str, Callable[[View], Sequence[int]]] = {}
         self._lasting: dict[str, dist.ProcessGroup] = {}  # of rules that were given a group
         self._ruled: dict[str, dist.ProcessGroup] = {}  # of rules, in the newest view
+        self._leaving = False
         self._left = False
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
@@ -275,6 +276,10 @@ class Job:
         """Return whether the members have begun to decide on a view after view()."""
         return self._view is not None and self._native.is_over()
 
+    def is_leaving(self) -> bool:
+        """Return whether leave() has been called."""
+        return self._leaving
+
     def waiting(self) -> list[str]:
         """Return who waits to be taken in, "host, pid 7" each: a hint; others may know more."""
         return self._native.waiting()
@@ -312,7 +317,7 @@ class Job:
             ValueError: another `absent`.
             NoQuorumError: too few voters of the last view are there. At once where so many are
                 dead that there will be no quorum.
-            LeftOutError: the others went on without this process.
+            LeftOutError: the others went on without this process, or it has called leave().
             CommError: members were missing until the timeout.
         """
         if absent not in _ABSENT:
@@ -417,8 +422,9 @@ class Job:
 
     def leave(self) -> None:
         """Say that this member goes: from the next agree() on all know, and the next view is
-        without it.
+        without it. recover() raises LeftOutError from now on; steps() ends instead.
         """
+        self._leaving = True
         self._native.set_leaving()
 
     def close(self) -> None:

@@ -150,10 +150,19 @@ class Loop:
     def _after(self, view: View, answer: Answer | None, *, failed: bool) -> View | None:
         if answer is not None and answer.changes_view:
             self._await_updates()
-            return None if view.member in answer.leaving else self._next_view(view)
+            return None if view.member in answer.leaving else self._next_view_or_none(view)
         if failed or (self._state.dirty and not self.parked) or self.job.is_over():
-            return self._next_view(view)
+            return self._next_view_or_none(view)
         return view
+
+    def _next_view_or_none(self, last: View) -> View | None:
+        """None where this member leaves, which others may hear of before they agree on it."""
+        try:
+            return self._next_view(last)
+        except LeftOutError:
+            if self.job.is_leaving():
+                return None
+            raise
 
     def _await_updates(self) -> None:
         """Whoever asks for the next view ends this one: not while others' updates communicate."""

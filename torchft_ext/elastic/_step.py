@@ -44,6 +44,9 @@ class JobLike(Protocol):
     def is_over(self) -> bool:
         """Return whether the members have begun to decide on a view after view()."""
 
+    def is_leaving(self) -> bool:
+        """Return whether this member has said that it goes."""
+
     def recover(self, timeout: timedelta | None = None) -> View:
         """Block until a newer view is formed."""
 

@@ -35,9 +35,9 @@ def steps(
     `min_size` members, and the state is the same on all. A step whose generation failed is yielded
     again, with gradients cleared, and buffers, the loss scaler and the modules' train() or eval()
     as they were when it began. Members are taken in and leave at one boundary between steps. It
-    ends when `total` steps are committed and all that train hold the result, or when this member's
-    leaving has been agreed on. A member that holds the result raises nothing where others are lost
-    after the last step.
+    ends when `total` steps are committed and all that train hold the result, or when this member
+    has called job.leave() and the others know that. A member that holds the result raises nothing
+    where others are lost after the last step.
 
     Args:
         state: what all members hold alike; `state.step` says where to begin.
