@@ -27,6 +27,18 @@ inline std::future<View> awaitView(const MemberPtr& member, uint64_t newer_than,
   });
 }
 
+// Of a member that gets no view.
+inline ElasticError whyNoView(const MemberPtr& member, uint64_t newer_than,
+                              Duration limit = kLong) {
+  try {
+    member->awaitView(newer_than, Deadline::after(limit));
+  } catch (const ElasticError& error) {
+    return error;
+  }
+  ADD_FAILURE() << "expected no view";
+  return {ElasticErrorKind::kState, "it got a view"};
+}
+
 // Returns once its thread has come to what it was told before.
 inline void awaitThreadOf(const MemberPtr& member, uint64_t view) {
   StoreCall count;
@@ -40,11 +52,13 @@ struct JobOfMembers {
   std::vector<MemberPtr> members;
   int max_size = 100;
   bool store_rule = false;
+  int min_size = 1;
 
   ElasticOptions options(int size) const {
     ElasticOptions options;
     options.rules.max_size = max_size;
     options.rules.store_rule = store_rule;
+    options.rules.min_size = min_size;
     options.job = "test";
     options.size = size;
     options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);

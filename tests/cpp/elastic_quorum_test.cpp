@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "elastic/job_store.h"
+#include "elastic/next_view.h"
+#include "elastic/view_check.h"
 #include "elastic_jobs.h"
 #include "wait_for.h"
 
@@ -93,6 +97,65 @@ TEST(ElasticMember, OneOfFourGoesOnByTheStoresRule) {
   job.awaitViews(0);
   job.members.resize(1);
   expectOneView(job.awaitViews(1), 2, 1);
+}
+
+// The view after this one, in which that member alone goes on, as another one would have it
+// decided that has taken part.
+View withoutOthers(const View& view, const MemberId& stays) {
+  std::map<MemberId, Promise> promises;
+  for (const MemberId& id : idsOf(view.members)) promises[id].leaving = id != stays;
+  View next = nextView(view, promises, {}, static_cast<int>(view.members.size()));
+  setSecret(next, ViewSecret::random());
+  next.store_decided = true;
+  next.seal = sealOf(next, view.secret);
+  return next;
+}
+
+// What a process has written to the store may come there when the process is known to be dead.
+TEST(ElasticMember, ADecisionOfTheDeadThatComesLateToTheStoreCounts) {
+  JobOfMembers job;
+  job.store_rule = true;
+  job.min_size = 2;
+  job.found(3);
+  const View first = job.awaitViews(0)[0];
+  job.members.resize(1);
+  auto waiting = awaitView(job.members[0], 1);
+  const int looks = job.store->use("member").looks;
+  ASSERT_TRUE(waitFor([&] { return job.store->use("member").looks > looks + 5; }));
+  WitnessRequest late;
+  late.what = WitnessRequest::What::kDecide;
+  late.lineage = first.lineage;
+  late.number = 2;
+  late.identity = first.witness;
+  late.ballot = {7, first.members[1].id};
+  late.view = withoutOthers(first, job.members[0]->id());
+  EXPECT_EQ(JobStore(job.store->comparing("late"), "job/").ask(late).decided, late.view);
+  EXPECT_EQ(waiting.get(), *late.view);
+}
+
+TEST(ElasticMember, TooFewByTheStoresRuleAreToldSoLongBeforeTheDeadline) {
+  JobOfMembers job;
+  job.store_rule = true;
+  job.min_size = 2;
+  job.found(3);
+  job.awaitViews(0);
+  job.members.resize(1);
+  const Deadline promptly = Deadline::after(kLong / 2);
+  const ElasticError error = whyNoView(job.members[0], 1);
+  EXPECT_EQ(error.kind(), ElasticErrorKind::kNoQuorum);
+  EXPECT_FALSE(promptly.expired());
+}
+
+// Nobody is missing: without the store's word the message would say nothing of the cause.
+TEST(ElasticMember, IsToldThatTheStoreIsAnotherOneByTheStoresRule) {
+  JobOfMembers job;
+  job.store_rule = true;
+  job.found(2);
+  job.awaitViews(0);
+  job.store->clear();
+  const ElasticError error = whyNoView(job.members[0], 1, std::chrono::seconds(1));
+  EXPECT_NE(std::string(error.what()).find("it has restarted empty"), std::string::npos)
+      << error.what();
 }
 
 TEST(ElasticMember, TwoOfThreeGoOnWithoutTheStore) {
