@@ -39,12 +39,25 @@ inline ElasticError whyNoView(const MemberPtr& member, uint64_t newer_than,
   return {ElasticErrorKind::kState, "it got a view"};
 }
 
+inline size_t countOf(const std::string& words, const ElasticError& error) {
+  const std::string text = error.what();
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(words, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
 // Returns once its thread has come to what it was told before.
 inline void awaitThreadOf(const MemberPtr& member, uint64_t view) {
   StoreCall count;
   count.what = StoreCall::What::kCount;
   count.view = view;
   member->callStore(count, Deadline::after(kLong));
+}
+
+// Its user is busy elsewhere, so others may leave it out. Returns once they can.
+inline void beAbsent(const MemberPtr& member, uint64_t view) {
+  member->setReady(false);
+  awaitThreadOf(member, view);
 }
 
 struct JobOfMembers {
