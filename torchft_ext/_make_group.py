@@ -28,6 +28,7 @@ def make_group(
     options: _C.Options | None = None,
     device_id: torch.device | None = None,
     _beside: tuple[_C.Backend, list[int]] | None = None,  # another group, and its members' ranks
+    _by_rule: bool = False,  # of an elastic job, which makes another one in each view
 ) -> dist.ProcessGroup:
     """Make a process group of its own, beside torch's tables or without them.
 
@@ -86,6 +87,7 @@ def make_group(
         bound_device=None if device is None else str(device),
         beside=None if _beside is None else _beside[0],
         ranks_beside=[] if _beside is None else _beside[1],
+        by_rule=_by_rule,
     )
     try:
         if device is not None:

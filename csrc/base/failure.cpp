@@ -104,6 +104,8 @@ std::string nextStepInJob(const Failure& failure) {
     again +=
         "; make this group anew in the next view, in build= of elastic.steps(), or have "
         "job.manage() do so";
+  } else if (failure.in_job == InJob::kMadeAnew) {
+    again += ", and take the group that it makes from job.managed_group()";
   }
   if (failure.kind == FailureKind::kMismatch) {
     return "make all ranks issue the same operations in the same order, then " + again;
@@ -115,7 +117,8 @@ std::string nextStepInJob(const Failure& failure) {
 }
 
 std::string nextStep(const Failure& failure) {
-  if (failure.needs_new_group) return "make a new group";
+  const bool made_anew = failure.in_job == InJob::kMadeAnew;
+  if (failure.needs_new_group && !made_anew) return "make a new group";
   if (failure.in_job != InJob::kNo) return nextStepInJob(failure);
   const std::string again = "begin a new generation with configure()";
   switch (failure.kind) {

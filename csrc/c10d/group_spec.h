@@ -30,7 +30,8 @@ struct GroupSpec {
   // Made beside another group (new_group): that one, and the members' ranks in it.
   c10::intrusive_ptr<FtBackend> beside{};
   std::vector<int> ranks_beside{};
-  bool begin = true;  // false: the first generation comes with configure() or reconfigure()
+  bool by_rule = false;  // by an elastic job, which makes another one in each view
+  bool begin = true;     // false: the first generation comes with configure() or reconfigure()
 
   std::chrono::milliseconds chosenTimeout() const {
     const bool own = options->timeout_chosen || timeout.count() <= 0;

@@ -129,10 +129,10 @@ void Group::followJob() {
   in_job_ = InJob::kFollows;
 }
 
-void Group::setBeside(const Group& other) {
+void Group::setBeside(const Group& other, bool by_rule) {
   if (other.inJob() == InJob::kNo) return;
   MutexLock lock(mutex_);
-  in_job_ = InJob::kOfOneView;
+  in_job_ = by_rule ? InJob::kMadeAnew : InJob::kOfOneView;
 }
 
 InJob Group::inJob() const {

@@ -83,8 +83,8 @@ class Group {
   // From the next generation on its failures advise the recover() of an elastic job.
   void followJob();
   // The same of one that is made beside another group: if that one belongs to a job, the failures
-  // advise to make this one anew.
-  void setBeside(const Group& other);
+  // advise to make this one anew. by_rule: the job does so.
+  void setBeside(const Group& other, bool by_rule = false);
   InJob inJob() const;
   std::shared_ptr<OpState> issue(Operation operation);
   // Operations that begin as one, in this order. All or none belong to the current generation.

@@ -55,7 +55,7 @@ class JobStore {
   // lineage; zero: it serves another job under this name.
   WitnessId restore(const Founding& founding, const Lineage& lineage,
                     const std::vector<Member>& members);
-  // As the witness, or under the store's rule.
+  // As the witness, or under the store's rule. Throws, too, where its identity is another one.
   WitnessReply ask(const WitnessRequest& request);
 
  private:

@@ -18,7 +18,8 @@ namespace {
 constexpr milliseconds kBetweenLooks{2};  // of a leaver: has it got through?
 constexpr std::chrono::seconds kStopWithin{1};
 constexpr int kTicksBetweenQuestions = 25;
-constexpr int kLooksSpared = 8;  // of one for each question
+constexpr std::chrono::seconds kOnItsWay{1};  // a write to the store, of who has died since
+constexpr int kLooksSpared = 8;               // of one for each question
 
 Member makeSelf(const Incarnation& incarnation, const std::vector<SocketAddress>& addresses) {
   MemberRecord record;
@@ -186,7 +187,11 @@ void MemberDriver::carryOut(const ElasticEffects& effects) {
   sendAll(effects.sends);
   if (effects.witness) askWitness(*effects.witness);
   if (effects.left_out && core->isMute()) network->finish();  // others must not wait for it
-  status.follow(*core, effects);
+  status.follow(*core, effects, isHopeless(effects));
+}
+
+bool MemberDriver::isHopeless(const ElasticEffects& effects) const {
+  return effects.hopeless && (stays_undecided || !founding.rules.storeDecidesAfter(core->view()));
 }
 
 void MemberDriver::tellStopped(uint64_t view_number, const std::string& why) {
@@ -206,6 +211,8 @@ void MemberDriver::onNewView() {
   network->keepOnly(known());
   before = core->everybody();
   refused.clear();
+  undecided_since.reset();
+  stays_undecided = false;
   // Connections that agreements will want.
   for (const Member& member : now.members) network->prepare(member.id);
   if (place) tellVisitors();
@@ -314,7 +321,7 @@ void MemberDriver::hearContacts(const std::vector<Member>& members) {
 void MemberDriver::askWitness(const WitnessRequest& request) {
   if (witness_busy) return;  // it is repeated
   witness_busy = true;
-  store.post([self = weak_from_this(), request](JobStore& job) {
+  store.post([self = weak_from_this(), request, asked_at = Clock::now()](JobStore& job) {
     WitnessReply reply;
     reply.what = request.what;
     reply.lineage = request.lineage;
@@ -328,15 +335,24 @@ void MemberDriver::askWitness(const WitnessRequest& request) {
     }
     const auto alive = self.lock();
     if (!alive) return;
-    alive->status.setStoreTrouble(trouble);
-    alive->loop.post([raw = alive.get(), reply] {
-      raw->witness_busy = false;
-      if (!raw->core) return;
-      const ElasticEffects effects = raw->core->witnessAnswered(reply);
-      if (!effects.refused.empty()) raw->logRefused("the store", effects.refused);
-      raw->carryOut(effects);
+    alive->loop.post([raw = alive.get(), reply, trouble, asked_at] {
+      raw->hearWitness(reply, trouble, asked_at);
     });
   });
+}
+
+void MemberDriver::hearWitness(const WitnessReply& reply, const std::string& trouble,
+                               Clock::time_point asked_at) {
+  witness_busy = false;
+  if (!core) return;
+  if (reply.number > core->view().number) status.setStoreTrouble(trouble);
+  const ElasticEffects effects = core->witnessAnswered(reply);
+  if (!effects.refused.empty()) logRefused("the store", effects.refused);
+  if (effects.hopeless) {
+    if (!undecided_since) undecided_since = Clock::now();
+    stays_undecided = asked_at - *undecided_since >= kOnItsWay;
+  }
+  carryOut(effects);
 }
 
 void MemberDriver::onMessage(const MemberId& from, const FrameHeader& header,

@@ -52,6 +52,11 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void lookForContacts();
   void hearContacts(const std::vector<Member>& members);
   void askWitness(const WitnessRequest& request);
+  // trouble: why it has not answered; empty: it has.
+  void hearWitness(const WitnessReply& reply, const std::string& trouble,
+                   Clock::time_point asked_at);
+  // So many are gone for good that there will be no quorum, and that will not change.
+  bool isHopeless(const ElasticEffects& effects) const;
   void onMessage(const MemberId& from, const FrameHeader& header, const std::string& payload);
   void onElastic(const MemberId& from, const std::string& payload);
   void logRefused(const std::string& whose, const std::string& why);
@@ -90,6 +95,9 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   EventLoop::TimerId timer = 0;
   int ticks = 0;
   bool witness_busy = false;
+  // By the store's rule: too few are left, and the store has decided nothing, since then at least.
+  std::optional<Clock::time_point> undecided_since;
+  bool stays_undecided = false;  // likewise: and for so long that nothing is on its way any more
   bool restoring = false;
   int looks_spared = 0;  // at a store that has failed, which may hold up its thread
   Founding founding;     // the job's

@@ -67,10 +67,11 @@ void MemberStatus::begin(const ElasticCore& core) {
   left_out_ = left_out_ || core.state() == ElasticCore::State::kLeftOut;
   missing_.clear();
   hopeless_ = false;
+  store_trouble_.clear();
   changed_.notifyAll();
 }
 
-void MemberStatus::follow(const ElasticCore& core, const ElasticEffects& effects) {
+void MemberStatus::follow(const ElasticCore& core, const ElasticEffects& effects, bool hopeless) {
   const MutexLock lock(mutex_);
   for (const Outcome& outcome : effects.answers) {
     answers_[{outcome.view, outcome.index}] = outcome.answer;
@@ -78,7 +79,7 @@ void MemberStatus::follow(const ElasticCore& core, const ElasticEffects& effects
   left_out_ = left_out_ || effects.left_out;
   if (!effects.no_quorum.empty()) {
     missing_ = effects.no_quorum;
-    hopeless_ = effects.hopeless;
+    hopeless_ = hopeless;
   }
   if (lost_ != core.losses()) lost_ = core.losses();
   std::erase_if(missing_, [&](const MemberId& id) { return !core.losses().contains(id); });
@@ -274,13 +275,17 @@ void MemberStatus::throwNoView() const {
   if (!missing_.empty()) throwNoQuorum();
   throw ElasticError(ElasticErrorKind::kTimeout,
                      job + "no view newer than " + std::to_string(view_.number) +
-                         " by the deadline; see whether its members still run");
+                         " by the deadline; see whether its members still run" + storeTrouble());
+}
+
+std::string MemberStatus::storeTrouble() const {
+  return store_trouble_.empty() ? "" : "; the store: " + store_trouble_;
 }
 
 void MemberStatus::throwNoQuorum() const {
   std::string text = "elastic job '" + job_ + "': no quorum for the view after " +
                      std::to_string(view_.number) + ": missing " + namesOf(missing_);
-  if (!store_trouble_.empty()) text += "; the store: " + store_trouble_;
+  text += storeTrouble();
   const char* advice = hopeless_ ? ". Start the job anew from a checkpoint, under another name"
                                  : ". Wait longer for them, or start the job anew from a "
                                    "checkpoint, under another name";

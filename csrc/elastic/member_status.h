@@ -33,7 +33,8 @@ class MemberStatus {
 
   // Loop. In this order after an event: begin() where the core has a new view, then follow().
   void begin(const ElasticCore& core);
-  void follow(const ElasticCore& core, const ElasticEffects& effects);
+  // hopeless: those that are missing for a quorum are so for good.
+  void follow(const ElasticCore& core, const ElasticEffects& effects, bool hopeless);
   void setOver(uint64_t view);  // this view, and those before
   // Of a newcomer: nobody of the job lives, of which it knew these.
   void setForsaken(const std::vector<Member>& members);
@@ -72,6 +73,7 @@ class MemberStatus {
   std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);
   [[noreturn]] void throwNoView() const REQUIRES(mutex_);
   [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
+  std::string storeTrouble() const REQUIRES(mutex_);
   Answer takeAnswer(const Key& key) REQUIRES(mutex_);
   [[noreturn]] void throwNoAnswer(uint64_t index) const REQUIRES(mutex_);
 

@@ -66,7 +66,7 @@ ProcessGroupPtr makeOwnGroup(const StorePtr& store, const py::object& rank,
                              const std::string& engine, const std::string& name,
                              const c10::intrusive_ptr<FtOptions>& options,
                              const std::optional<std::string>& bound_device, BackendPtr beside,
-                             std::vector<int> ranks_beside) {
+                             std::vector<int> ranks_beside, bool by_rule) {
   const int own_rank = numberOf("make_group: rank", rank);
   const int size = numberOf("make_group: world_size", world_size);
   const auto limit = optionalLimitOf("make_group: timeout", timeout);
@@ -78,6 +78,7 @@ ProcessGroupPtr makeOwnGroup(const StorePtr& store, const py::object& rank,
   spec.caller = "make_group";
   spec.beside = std::move(beside);
   spec.ranks_beside = std::move(ranks_beside);
+  spec.by_rule = by_rule;
   return makeGroup(spec);
 }
 
@@ -344,7 +345,8 @@ void bind_backend(py::module_& module) {
   module.def("_make_group", &makeOwnGroup, py::arg("store"), py::arg("rank"), py::arg("world_size"),
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
              py::arg("options"), py::arg("bound_device") = py::none(),
-             py::arg("beside") = py::none(), py::arg("ranks_beside") = std::vector<int>());
+             py::arg("beside") = py::none(), py::arg("ranks_beside") = std::vector<int>(),
+             py::arg("by_rule") = false);
   module.def("_engine_names", &engineNames);
   module.def("_publish_failed_init", &publishFailedInitAt, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("why"), NoGil());

@@ -25,20 +25,14 @@ TEST(ElasticMember, WhoIsLeftOutGetsNoView) {
   job.awaitViews(0);
   const auto absent = job.members.back();
   job.members.pop_back();
-  absent->setReady(false);  // busy elsewhere
-  awaitThreadOf(absent, 1);
+  beAbsent(absent, 1);
   auto looking = std::async(std::launch::async, [absent] {
     const Deadline deadline = Deadline::after(kLong);
     while (absent->view().has(absent->id()) && !deadline.expired()) std::this_thread::yield();
-    try {
-      absent->awaitView(1, Deadline::after(kLong));
-      return std::string("a view");
-    } catch (const ElasticError& error) {
-      return std::string(error.kind() == ElasticErrorKind::kLeftOut ? "left out" : error.what());
-    }
+    return whyNoView(absent, 1);
   });
   expectOneView(job.awaitViews(1, {absent->id()}), 2, 2);
-  EXPECT_EQ(looking.get(), "left out");
+  EXPECT_EQ(looking.get().kind(), ElasticErrorKind::kLeftOut);
 }
 
 // A process that knows the job's secret, and talks to its members.
@@ -95,8 +89,7 @@ TEST(ElasticMember, WhoIsLeftOutAnswersWithTheViewThatIsWithoutIt) {
   const View first = job.awaitViews(0)[0];
   const auto absent = job.members.back();
   job.members.pop_back();
-  absent->setReady(false);
-  awaitThreadOf(absent, 1);
+  beAbsent(absent, 1);
   expectOneView(job.awaitViews(1, {absent->id()}), 2, 2);
   EXPECT_THROW(absent->awaitView(1, Deadline::after(kLong)), ElasticError);
   Visitor visitor(*JobStore(job.store->comparing("visitor"), "job/").founding());

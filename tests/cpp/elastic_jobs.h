@@ -27,6 +27,25 @@ inline std::future<View> awaitView(const MemberPtr& member, uint64_t newer_than,
   });
 }
 
+// Of a member that gets no view.
+inline ElasticError whyNoView(const MemberPtr& member, uint64_t newer_than,
+                              Duration limit = kLong) {
+  try {
+    member->awaitView(newer_than, Deadline::after(limit));
+  } catch (const ElasticError& error) {
+    return error;
+  }
+  ADD_FAILURE() << "expected no view";
+  return {ElasticErrorKind::kState, "it got a view"};
+}
+
+inline size_t countOf(const std::string& words, const ElasticError& error) {
+  const std::string text = error.what();
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(words, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
 // Returns once its thread has come to what it was told before.
 inline void awaitThreadOf(const MemberPtr& member, uint64_t view) {
   StoreCall count;
@@ -35,16 +54,24 @@ inline void awaitThreadOf(const MemberPtr& member, uint64_t view) {
   member->callStore(count, Deadline::after(kLong));
 }
 
+// Its user is busy elsewhere, so others may leave it out. Returns once they can.
+inline void beAbsent(const MemberPtr& member, uint64_t view) {
+  member->setReady(false);
+  awaitThreadOf(member, view);
+}
+
 struct JobOfMembers {
   std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
   std::vector<MemberPtr> members;
   int max_size = 100;
   bool store_rule = false;
+  int min_size = 1;
 
   ElasticOptions options(int size) const {
     ElasticOptions options;
     options.rules.max_size = max_size;
     options.rules.store_rule = store_rule;
+    options.rules.min_size = min_size;
     options.job = "test";
     options.size = size;
     options.bind_address = *SocketAddress::fromNumeric("127.0.0.1", 0);

@@ -2,49 +2,26 @@
 // dead by then.
 #include <gtest/gtest.h>
 
-#include <deque>
-#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
-#include "elastic/elastic_core.h"
-#include "elastic/view_check.h"
+#include "elastic_cores.h"
 
 namespace torchft_ext {
 namespace {
 
-MemberId idOf(size_t i) {
-  MemberId id;
-  id.bytes[0] = static_cast<uint8_t>(i + 1);
-  return id;
-}
+using namespace elastic_test;  // NOLINT(google-build-using-namespace)
 
 // Five members, of which the first has a view decided that is without the two after it. These two
 // have accepted it, and the last two have not.
-class LeftOut : public testing::Test {
+class LeftOut : public ElasticCores {
  protected:
-  struct Message {
-    size_t from;
-    size_t to;
-    std::shared_ptr<const ElasticMessage> words;
-  };
-
   LeftOut() {
-    View view;
-    view.lineage.bytes[0] = 1;
-    view.number = 1;
-    setSecret(view, ViewSecret::random());
-    for (size_t i = 0; i < 5; ++i) {
-      view.members.push_back({idOf(i), 1, {}});
-      view.voters.push_back(idOf(i));
-    }
-    for (const Member& member : view.members) {
-      cores_.emplace_back(member, ElasticRules{}, view);
-      cores_.back().setSeed(ViewSecret::random());
-      cores_.back().setReady(member.id != idOf(1) && member.id != idOf(2));
-    }
+    make(firstView(5), ElasticRules{}, /*newcomers=*/0);
+    for (const size_t i : {1U, 2U}) cores_[i].setReady(false);
     cores_[0].leaveOut({idOf(1), idOf(2)});
-    carryOut(0, cores_[0].want(1));
+    ElasticCores::carryOut(0, cores_[0].want(1));
     deliver(
         [](const Message& one) { return one.to < 3 || one.words->kind == ElasticKind::kPrepare; });
     EXPECT_EQ(cores_[0].view().number, 2U);
@@ -52,26 +29,6 @@ class LeftOut : public testing::Test {
     for (const size_t i : {3U, 4U}) EXPECT_EQ(cores_[i].view().number, 1U);
   }
 
-  void carryOut(size_t from, const ElasticEffects& effects) {
-    for (const auto& [to, words] : effects.sends) {
-      under_way_.push_back({from, static_cast<size_t>(to.bytes[0] - 1), words});
-    }
-    hopeless_ = hopeless_ || effects.hopeless;
-  }
-  // What may arrive does; the rest waits.
-  void deliver(const std::function<bool(const Message&)>& mayArrive) {
-    std::deque<Message> kept;
-    while (!under_way_.empty()) {
-      const Message one = under_way_.front();
-      under_way_.pop_front();
-      if (mayArrive(one)) {
-        carryOut(one.to, cores_[one.to].receive(idOf(one.from), *one.words));
-      } else {
-        kept.push_back(one);
-      }
-    }
-    under_way_ = kept;
-  }
   void lose(size_t id) {
     for (const size_t i : {3U, 4U}) carryOut(i, cores_[i].lose(idOf(id), Loss::kDead));
     for (const size_t i : {3U, 4U}) carryOut(i, cores_[i].want(cores_[i].view().number));
@@ -84,10 +41,6 @@ class LeftOut : public testing::Test {
     EXPECT_EQ(cores_[3].view(), cores_[4].view());
     EXPECT_FALSE(cores_[3].view().secret.isZero());
   }
-
-  std::vector<ElasticCore> cores_;
-  std::deque<Message> under_way_;
-  bool hopeless_ = false;
 };
 
 TEST_F(LeftOut, MembersTellAllOthersAndMayGoAtOnce) {
@@ -243,42 +196,30 @@ TEST_F(LeftOut, MemberThatHasMissedAViewHearsAndTellsNothingAnyMore) {
 
 // Three members, of which the first leaves, or all do, and it decides on the view that newcomers
 // come into.
-class Leaving : public testing::Test {
+class Leaving : public ElasticCores {
  protected:
   void leave(size_t count, size_t newcomers = 1) {
-    View view;
-    view.lineage.bytes[0] = 1;
-    view.number = 1;
-    setSecret(view, ViewSecret::random());
-    for (size_t i = 0; i < 3; ++i) view.members.push_back({idOf(i), 1, {}});
-    view.voters = idsOf(view.members);
-    for (const Member& member : view.members) cores_.emplace_back(member, ElasticRules{}, view);
-    for (size_t i = kNewcomer; i < kNewcomer + newcomers; ++i) {
-      cores_.emplace_back(Member{idOf(i), 0, {}}, ElasticRules{}, view.voters);
-    }
-    for (ElasticCore& core : cores_) {
-      core.setSeed(ViewSecret::random());
-      core.setReady(true);
-    }
+    make(firstView(kNewcomer), ElasticRules{}, newcomers);
     for (size_t i = 0; i < count; ++i) cores_[i].setLeaving();
-    for (size_t i = kNewcomer; i < cores_.size(); ++i) deliver(i, cores_[i].retry());
-    deliver(0, cores_[0].want(1));
+    for (size_t i = kNewcomer; i < cores_.size(); ++i) run(i, cores_[i].retry());
+    run(0, cores_[0].want(1));
   }
 
-  void deliver(size_t from, const ElasticEffects& effects) {
-    for (const auto& [to, words] : effects.sends) {
-      const auto at = static_cast<size_t>(to.bytes[0] - 1);
-      if (words->kind == ElasticKind::kView && at >= kNewcomer) {
-        if (at == kNewcomer) told_.push_back({from, words});
-      } else {
-        deliver(at, cores_[at].receive(idOf(from), *words));
-      }
-    }
+  void run(size_t from, const ElasticEffects& effects) {
+    carryOut(from, effects);
+    deliver();
+  }
+  void carryOut(size_t from, const ElasticEffects& effects) override {
+    ElasticCores::carryOut(from, effects);
+    std::erase_if(under_way_, [&](const Message& one) {
+      const bool tells_newcomer = one.to >= kNewcomer && one.words->kind == ElasticKind::kView;
+      if (tells_newcomer && one.to == kNewcomer) told_.push_back(one);
+      return tells_newcomer;
+    });
   }
 
   static constexpr size_t kNewcomer = 3;  // the first one
-  std::vector<ElasticCore> cores_;
-  std::vector<std::pair<size_t, std::shared_ptr<const ElasticMessage>>> told_;  // the newcomer
+  std::vector<Message> told_;             // to it, and not heard yet
 };
 
 TEST_F(Leaving, MemberDoesNotTellANewcomerTheSecretTheFirstThatStaysDoes) {
@@ -286,7 +227,7 @@ TEST_F(Leaving, MemberDoesNotTellANewcomerTheSecretTheFirstThatStaysDoes) {
   ASSERT_EQ(cores_[1].state(), ElasticCore::State::kActive);
   ASSERT_TRUE(cores_[1].view().has(idOf(kNewcomer)));
   size_t with_secret = 0;
-  for (const auto& [from, words] : told_) {
+  for (const auto& [from, to, words] : told_) {
     EXPECT_EQ(words->view->secret.isZero(), from != 1) << from;
     with_secret += words->view->secret.isZero() ? 0 : 1;
     cores_[kNewcomer].receive(idOf(from), *words);
@@ -299,7 +240,7 @@ TEST_F(Leaving, MemberDoesNotTellANewcomerTheSecretTheFirstThatStaysDoes) {
 TEST_F(Leaving, MembersHandOverToANewcomerWhereNoneOfThemStays) {
   leave(3);
   ASSERT_FALSE(told_.empty());
-  for (const auto& [from, words] : told_) cores_[kNewcomer].receive(idOf(from), *words);
+  for (const auto& [from, to, words] : told_) cores_[kNewcomer].receive(idOf(from), *words);
   EXPECT_EQ(cores_[kNewcomer].state(), ElasticCore::State::kActive);
   EXPECT_EQ(cores_[kNewcomer].view().members.size(), 1U);
   EXPECT_FALSE(cores_[kNewcomer].view().secret.isZero());
@@ -314,10 +255,10 @@ TEST_F(Leaving, MembersHandOverAgainToANewcomerThatAsksThem) {
     ElasticMessage question;
     question.kind = ElasticKind::kJoin;
     question.members = {cores_[kNewcomer].self()};
-    deliver(member, cores_[member].receive(idOf(kNewcomer), question));
+    run(member, cores_[member].receive(idOf(kNewcomer), question));
     const bool knows = !cores_[member].view().secret.isZero();  // it has accepted the view
     ASSERT_EQ(told_.size(), knows ? 1U : 0U) << member;
-    if (knows) answers.push_back(told_[0].second);
+    if (knows) answers.push_back(told_[0].words);
   }
   ASSERT_GE(answers.size(), 2U);
   cores_[kNewcomer].receive(idOf(1), *answers[1]);
@@ -338,7 +279,7 @@ TEST_F(Leaving, MembersHandOverToNobodyElseUnderTheIdOfANewcomer) {
 TEST_F(Leaving, ANewcomerTellsAnotherOneWhereNoneOfTheMembersStays) {
   leave(3, 2);
   ASSERT_FALSE(told_.empty());
-  const ElasticEffects effects = cores_[kNewcomer].receive(idOf(told_[0].first), *told_[0].second);
+  const ElasticEffects effects = cores_[kNewcomer].receive(idOf(told_[0].from), *told_[0].words);
   ElasticCore& other = cores_[kNewcomer + 1];
   for (const auto& [to, words] : effects.sends) {
     if (to == idOf(kNewcomer + 1)) other.receive(idOf(kNewcomer), *words);
@@ -352,7 +293,7 @@ TEST_F(Leaving, ANewcomerTellsAnotherOneWhereNoneOfTheMembersStays) {
 TEST_F(Leaving, ANewcomerTakesNoViewThatIsOverByNow) {
   leave(3, 2);
   ASSERT_FALSE(told_.empty());
-  const auto& [from, handed_over] = told_[0];
+  const auto& [from, to, handed_over] = told_[0];
   ElasticMessage next = *handed_over;
   next.view->number = next.number = handed_over->view->number + 1;
   next.view->members = {{idOf(kNewcomer + 1), handed_over->view->number, {}}};
@@ -370,8 +311,8 @@ TEST_F(Leaving, ANewcomerTakesNoViewThatIsOverByNow) {
 TEST_F(Leaving, MemberDoesNotHandOverWhereAnotherStays) {
   leave(1);
   told_.clear();
-  deliver(kNewcomer, cores_[kNewcomer].retry());
-  for (const auto& [from, words] : told_) EXPECT_NE(from, 0U);
+  run(kNewcomer, cores_[kNewcomer].retry());
+  for (const auto& [from, to, words] : told_) EXPECT_NE(from, 0U);
   EXPECT_EQ(told_.size(), 2U);
 }
 
@@ -385,9 +326,9 @@ ElasticCore takenInElsewhere(const Member& newcomer, const View& view) {
 TEST_F(Leaving, TheFirstThatStaysLearnsThatTheNewcomerTakesPartElsewhere) {
   leave(1);
   ElasticCore elsewhere = takenInElsewhere(cores_[kNewcomer].self(), cores_[1].view());
-  for (const auto& [from, words] : told_) {
-    for (const auto& [to, answer] : elsewhere.receive(idOf(from), *words).sends) {
-      if (to == idOf(1)) deliver(1, cores_[1].receive(idOf(kNewcomer), *answer));
+  for (const Message& told : told_) {
+    for (const auto& [to, answer] : elsewhere.receive(idOf(told.from), *told.words).sends) {
+      if (to == idOf(1)) run(1, cores_[1].receive(idOf(kNewcomer), *answer));
     }
   }
   EXPECT_EQ(cores_[1].losses().at(idOf(kNewcomer)), Loss::kParted);
@@ -399,7 +340,7 @@ TEST_F(Leaving, WhoeverStaysLearnsThatOnANewConnectionToo) {
   ElasticCore elsewhere = takenInElsewhere(cores_[kNewcomer].self(), cores_[2].view());
   for (const auto& [to, words] : cores_[2].connected(idOf(kNewcomer)).sends) {
     for (const auto& [asker, answer] : elsewhere.receive(idOf(2), *words).sends) {
-      deliver(2, cores_[2].receive(idOf(kNewcomer), *answer));
+      run(2, cores_[2].receive(idOf(kNewcomer), *answer));
     }
   }
   EXPECT_EQ(cores_[2].losses().at(idOf(kNewcomer)), Loss::kParted);

@@ -93,15 +93,9 @@ TEST(ElasticMember, ANewcomerIsToldThatTheJobHasEnded) {
   job.awaitViews(0);
   job.members.clear();
   const auto newcomer = job.join(2);
-  try {
-    newcomer->awaitView(0, Deadline::after(kLong));
-    FAIL() << "expected an error";
-  } catch (const ElasticError& error) {
-    const std::string told = error.what();
-    EXPECT_NE(told.find("another name"), std::string::npos) << told;
-    const size_t first = told.find("(its process ended)");
-    EXPECT_NE(told.find("(its process ended)", first + 1), std::string::npos) << told;
-  }
+  const ElasticError error = whyNoView(newcomer, 0);
+  EXPECT_EQ(countOf("another name", error), 1U) << error.what();
+  EXPECT_EQ(countOf("(its process ended)", error), 2U) << error.what();
 }
 
 TEST(ElasticMember, AStoreThatRestartedEmptyStillHasTheJob) {

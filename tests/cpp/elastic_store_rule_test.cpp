@@ -1,70 +1,41 @@
 // What the store decides: by its register of a lineage, for members of the protocol's core.
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "elastic/elastic_core.h"
 #include "elastic/job_store.h"
-#include "elastic/view_check.h"
+#include "elastic_cores.h"
 #include "memory_store.h"
 
 namespace torchft_ext {
 namespace {
 
-MemberId idOf(size_t i) {
-  MemberId id;
-  id.bytes[0] = static_cast<uint8_t>(i + 1);
-  return id;
-}
+using namespace elastic_test;  // NOLINT(google-build-using-namespace)
 
 // Three members by the store's rule, and a newcomer. Words between them and the store's answers
 // arrive when a test says so.
-class StoreRule : public testing::Test {
+class StoreRule : public ElasticCores {
  protected:
   StoreRule() {
     rules_.store_rule = true;
     rules_.min_size = 2;
     Founding founding;
     founding.rules = rules_;
+    founding.view = firstView(kNewcomer);
     founding.view.lineage = Lineage::random();
-    founding.view.number = 1;
-    setSecret(founding.view, ViewSecret::random());
-    for (size_t i = 0; i < kNewcomer; ++i) founding.view.members.push_back({idOf(i), 1, {}});
-    founding.view.voters = idsOf(founding.view.members);
     founding_ = store().found(founding);
-    for (const Member& member : founding_.view.members) {
-      cores_.emplace_back(member, rules_, founding_.view);
-    }
-    cores_.emplace_back(Member{idOf(kNewcomer), 0, {}}, rules_, founding_.view.voters);
-    for (ElasticCore& core : cores_) {
-      core.setSeed(ViewSecret::random());
-      core.setReady(true);
-    }
+    make(founding_.view, rules_, /*newcomers=*/1);
     requests_.resize(cores_.size());
   }
 
   JobStore store() { return {memory_->comparing("member"), "job/"}; }
 
-  void carryOut(size_t from, const ElasticEffects& effects) {
-    for (const auto& [to, words] : effects.sends) {
-      under_way_.push_back({from, static_cast<size_t>(to.bytes[0] - 1), words});
-    }
+  void carryOut(size_t from, const ElasticEffects& effects) override {
+    ElasticCores::carryOut(from, effects);
     if (effects.witness) requests_[from] = effects.witness;
-    if (effects.no_quorum.empty()) return;
-    ++no_quorum_;
-    hopeless_ = effects.hopeless;
-  }
-  // All that is said, and nothing by the store.
-  void deliver() {
-    while (!under_way_.empty()) {
-      const Message one = under_way_.front();
-      under_way_.pop_front();
-      carryOut(one.to, cores_[one.to].receive(idOf(one.from), *one.words));
-    }
   }
   void letStoreAnswer(size_t i) {
     ASSERT_TRUE(requests_[i]);
@@ -115,21 +86,12 @@ class StoreRule : public testing::Test {
     }
   }
 
-  struct Message {
-    size_t from;
-    size_t to;
-    std::shared_ptr<const ElasticMessage> words;
-  };
   static constexpr size_t kNewcomer = 3;
   const std::shared_ptr<MemoryStore> memory_ = std::make_shared<MemoryStore>();
   ElasticRules rules_;
   Founding founding_;
   Lineage lineage_;
-  std::vector<ElasticCore> cores_;
-  std::deque<Message> under_way_;
   std::vector<std::optional<WitnessRequest>> requests_;
-  int no_quorum_ = 0;
-  bool hopeless_ = false;
 };
 
 // min_size is 2; but what the store holds is decided, whoever is left to read it.

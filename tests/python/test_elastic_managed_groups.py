@@ -10,6 +10,7 @@ from rankside import failure_of, kept
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import torchft_ext
 from torchft_ext import elastic
 
 world = members(5)
@@ -51,6 +52,27 @@ def test_groups_of_a_rule_are_made_in_each_view(ranks, world):
     rest.side(0, wait_for_newcomer)
     found = values_of([*rest.start_all(sum_of_pair), late])
     assert sorted(found) == [(0, 1.0, 1), (1, 1.0, 0), (2, 5.0, 1), (3, 5.0, 0)]
+
+
+def test_group_of_a_rule_advises_to_take_its_successor(ranks, world):
+    founders = World(ranks, world.workers[:2])
+    founders.run(come, ranks.address(), 2)
+    founders.run(manage_pairs)
+    founders.run(recover)
+    for texts in founders.run(advice_of_a_pair):
+        for text in texts:
+            assert text.endswith("take the group that it makes from job.managed_group()"), text
+
+
+def advice_of_a_pair() -> list[str]:
+    """Of the group in its view, and in the next one."""
+    group = jobs[0].managed_group("pairs")
+    torchft_ext.backend(group).abort("the test says so")
+    texts = [failure_of(lambda: dist.all_reduce(torch.ones(1), group=group)).text]
+    recover()
+    texts.append(failure_of(lambda: group.allreduce([torch.ones(1)]).wait()).text)
+    dist.all_reduce(torch.ones(1), group=jobs[0].managed_group("pairs"))
+    return texts
 
 
 # A lasting group of some members: the DDP over it is made once.

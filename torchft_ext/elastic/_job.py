@@ -363,7 +363,7 @@ class Job:
             return
         unique = f"{name}/{min(ranks)}"
         if lasting is None:
-            self._ruled[name] = self._groups_of(view).make(unique, ranks)
+            self._ruled[name] = self._groups_of(view).make(unique, ranks, by_rule=True)
         else:
             left = timedelta(seconds=max(until - monotonic(), 0.001))
             self._groups_of(view).follow(lasting, unique, ranks, left)

@@ -156,7 +156,7 @@ class Loop:
         return view
 
     def _next_view_or_none(self, last: View) -> View | None:
-        """None where this member leaves: others may hear of it by a view before they agree on it."""
+        """None where this member leaves, which others may hear of before they agree on it."""
         try:
             return self._next_view(last)
         except LeftOutError:

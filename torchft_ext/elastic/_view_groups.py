@@ -65,8 +65,13 @@ class ViewGroups:
         self._flushed_at = 0.0  # until then, what was sent while held may arrive; guarded by _lock
         self._ended = threading.Event()  # end() was called: nothing is left to abort
 
-    def make(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+    def make(self, name: str, ranks: Sequence[int], *, by_rule: bool = False) -> dist.ProcessGroup:
         """Make a group of these global ranks, in this order; called by them only. Blocks.
+
+        Args:
+            name: one that no group of the view has.
+            ranks: the members.
+            by_rule: the job makes another one in each view, and its failures say so.
 
         Raises:
             CommError: it could not be formed.
@@ -82,6 +87,7 @@ class ViewGroups:
             timeout=self._timeout,
             options=copy.copy(self._options),
             _beside=(_groups.backend(), list(ranks)),  # so a death is known before it comes here
+            _by_rule=by_rule,
         )
         _enter(group, full, self._backend, self._store, ranks)
         self._keep(self._groups, group)

@@ -38,6 +38,7 @@ enum class InJob {
   kNo,
   kFollows,    // its generations are those of the job's views, which recover() begins
   kOfOneView,  // it was made beside such a group, and nothing begins another generation of it
+  kMadeAnew,   // likewise, by a rule of the job's: recover() makes another one in its place
 };
 
 struct Failure {
