@@ -217,8 +217,9 @@ def everything_held() -> dict[str, int]:
 
 
 def grown(before: dict[str, int]) -> dict[str, int]:
-    """What there is more of than before, once all has had the time that it may take: a backend whose
-    making was left behind waits for the other member, which was told first, up to its own limit."""
+    """What there is more of than before, once all has had the time that it may take: a backend
+    whose making was left behind waits for the other member, which was told first, up to its own
+    limit."""
 
     def now() -> dict[str, int]:
         found = everything_held()
