@@ -254,11 +254,13 @@ class ProcessGroupBaby(GuardedGroup):
 
     def _adopted(self, generation: Generation, backends: list[Child]) -> None:
         owner, backend = weakref.ref(generation), backends[0]  # retirement kills it
+        label = self._label
         self._children.adopt(backend)
 
         def ended(text: str) -> None:
             alive = owner()
-            if alive is not None and alive.error() is None:
+            if alive is not None and alive.error() is None:  # nobody has asked for it
+                _C._warn(f"group '{label}' (rank {alive.rank}/{alive.size}): {text}")
                 alive.abort(f"rank {alive.rank}: {text}")
 
         generation.silence = backend.silence

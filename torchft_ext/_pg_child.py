@@ -548,7 +548,11 @@ def _end_all() -> None:
 
 def _join(name: str, until: float) -> None:
     for thread in threading.enumerate():
-        if thread.name == name:
+        if thread.name != name:
+            continue
+        while thread.ident is None and time.monotonic() < until:  # another thread is starting it
+            time.sleep(0.001)
+        with suppress(RuntimeError):  # it has not begun even now
             thread.join(max(0.0, until - time.monotonic()))
 
 
