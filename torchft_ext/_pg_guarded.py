@@ -26,8 +26,8 @@ the thread behind that makes the backend.
 
 Ctrl-C in configure() does what abort() does while the generation forms. Python raises it after any
 call: so what configure() begins is the group's before the call that begins it returns, and neither
-a frame nor a thread is the only one that knows it. What must be done whole runs on a helper
-(`uninterrupted()`).
+a frame nor a thread is the only one that knows it. It may come again: whatever follows a failure
+runs on a helper that waits for it from the beginning (`_pg_turn.py`).
 """
 
 from __future__ import annotations
@@ -50,24 +50,18 @@ from torch._C._distributed_c10d import Store
 from torchft_ext import _C, _interrupts
 from torchft_ext._pg_base import GroupWithoutBackend, in_torchfts_words
 from torchft_ext._pg_generation import Generation
-from torchft_ext._pg_helpers import uninterrupted
 from torchft_ext._pg_making import Formed, Making
 from torchft_ext._pg_operations import GRACE, LostBackendError, Operation, StagedWork
 from torchft_ext._pg_retirement import Retirement
 from torchft_ext._pg_staging import Staged, Stager
 from torchft_ext._pg_store import KeptClient
+from torchft_ext._pg_turn import Turn
 from torchft_ext._pg_wrappers import with_operations
 from torchft_ext.errors import CommAbortedError, CommError, RendezvousError
 
 _LEAST_FOR_OTHERS = 1.0  # seconds to wait for other members' backends, however late the own one was
 
 _number = itertools.count()
-
-
-class _Turn:
-    """Of one configure()."""
-
-    called_off = False  # what it began is being ended: that ends the turn, too
 
 
 def _retiring(group: GuardedGroup, formed: Formed) -> Callable[[], None]:
@@ -108,7 +102,7 @@ class GuardedGroup(GroupWithoutBackend):
         self._copies = copies
         self._label = f"{type(self).__name__}{next(_number)}"
         self._configuring = threading.Lock()  # of the next one
-        self._turn: _Turn | None = None  # whoever is in configure()
+        self._turn: Turn | None = None  # whoever is in configure()
         self._lock = threading.RLock()  # of the order of operations, and of what follows
         self._guard: _C.Backend | None = None
         self._formed: Formed | None = None
@@ -207,42 +201,43 @@ class GuardedGroup(GroupWithoutBackend):
         within: timedelta,
     ) -> None:
         """End the last generation, and begin one with the guard that `form` returns."""
-        turn, before = _Turn(), -1
+        turn = Turn(self._call_off)
         try:
             self._take_turn(turn)
-            before = self._generation_of_guard()
+            turn.begin()
             self._end("configure() was called")
             self._await_quiet(within)
-            self._begin_generation(form(), store_for, within)
+            self._begin_generation(form(), turn, store_for, within)
         except BaseException as error:
-            if self._turn is turn:
-                why = f"failed: {error}" if isinstance(error, Exception) else "was interrupted"
-                begun, formed = self._generation_of_guard(), self._forming
-                is_new = before >= 0 and begun != before
-                uninterrupted(partial(self._call_off, turn, begun if is_new else None, formed, why))
+            turn.error = error
             raise
-        finally:
-            if self._turn is turn and not turn.called_off:
-                self._turn = self._forming = None  # no call: it would be open to signals
+        finally:  # no call before over(): it would be open to signals
+            if turn.error is None:
+                turn.has_succeeded, turn.call_off = True, None
+            if self._turn is turn and (turn.has_succeeded or not turn.has_begun):
+                self._turn = self._forming = None
+            turn.over()
+            turn.await_end()
 
     def _generation_of_guard(self) -> int:
         return 0 if self._guard is None else self._guard.generation
 
-    def _take_turn(self, turn: _Turn) -> None:
+    def _take_turn(self, turn: Turn) -> None:
         with self._configuring:
             if self._turn is not None:
                 raise RuntimeError(
                     f"configure() on '{self._label}': another thread is in configure()"
                 )
+            turn.before = self._generation_of_guard()
             self._turn = turn
 
     def _begin_generation(
-        self, guard: _C.Backend, store_for: Callable[[int], Store], within: timedelta
+        self, guard: _C.Backend, turn: Turn, store_for: Callable[[int], Store], within: timedelta
     ) -> None:
         """Add the backend to the guard's generation."""
         generation = Generation(self._label, guard)
         formed = self._forming = Formed(generation)
-        self._make_backend(formed, guard, store_for, within)
+        self._make_backend(formed, guard, turn, store_for, within)
         generation.retire = _retiring(self, formed)
         formed.making = None  # which holds it
         with self._lock:
@@ -255,6 +250,7 @@ class GuardedGroup(GroupWithoutBackend):
         self,
         formed: Formed,
         guard: _C.Backend,
+        turn: Turn,
         store_for: Callable[[int], Store],
         within: timedelta,
     ) -> None:
@@ -280,19 +276,20 @@ class GuardedGroup(GroupWithoutBackend):
         in_time = generation.settled.wait(within.total_seconds() + GRACE)
         made = making.has_made()
         if made:
-            uninterrupted(partial(self._adopted, generation, formed.backends))
+            turn.run(partial(self._adopted, generation, formed.backends))
             _await_others(generation, guard, until)
         if not made or generation.error() is not None:
             raise self._why_not(generation, making.error if in_time else None, within)
 
-    def _call_off(self, turn: _Turn, begun: int | None, formed: Formed | None, why: str) -> None:
+    def _call_off(self, turn: Turn, why: str) -> None:
         """End on all ranks what configure() has begun: the guard's generation, and what is formed
         over it. The turn ends with it, whoever still waits for that."""
-        turn.called_off = True
-        guard = self._guard
+        if self._turn is not turn:
+            return
+        guard, begun, formed = self._guard, self._generation_of_guard(), self._forming
         error: CommError = CommAbortedError(f"group '{self._label}': configure() {why}")
         try:
-            if guard is not None and begun is not None:
+            if guard is not None and begun != turn.before:
                 guard._abort_generation(begun, f"configure() {why}")
                 error = guard.errored() or error
         finally:
