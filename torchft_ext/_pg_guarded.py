@@ -105,6 +105,7 @@ class GuardedGroup(GroupWithoutBackend):
         self._turn: Turn | None = None  # whoever is in configure()
         self._lock = threading.RLock()  # of the order of operations, and of what follows
         self._guard: _C.Backend | None = None
+        self.has_met = False  # whether it has begun to look for the other members
         self._formed: Formed | None = None
         self._forming: Formed | None = None
         self._retirement = Retirement()
@@ -164,13 +165,12 @@ class GuardedGroup(GroupWithoutBackend):
             form, lambda attempt: client.at(backend_place(store_addr, attempt), timeout), timeout
         )
 
-    def begin_over(self, store: Store, rank: int, world_size: int) -> None:
-        """Begin the first generation over a store, as init_process_group() does. Blocks, and
-        raises, as configure()."""
+    def begin_over(self, store: Store, guards_place: Store, rank: int, world_size: int) -> None:
+        """Begin the first generation over a store, as init_process_group() does; the guard's
+        members meet in a place there. Blocks, and raises, as configure()."""
 
         def form() -> _C.Backend:
-            place = dist.PrefixStore("guard", store)
-            return self._new_guard(place, rank, world_size, begin_within=self._timeout)
+            return self._new_guard(guards_place, rank, world_size, begin_within=self._timeout)
 
         self._form(
             form, lambda attempt: dist.PrefixStore(f"backend{attempt}", store), self._timeout
@@ -180,6 +180,8 @@ class GuardedGroup(GroupWithoutBackend):
         self, store: Store, rank: int = 0, size: int = 1, begin_within: timedelta | None = None
     ) -> _C.Backend:
         """Make the group's guard; with a limit, its first generation too."""
+        options = self._guard_options(store)
+        self.has_met = True  # from here on the guard tells the other members of what fails
         self._guard = _C._create_backend(  # no frame's: it may have members that wait for it
             store,
             rank,
@@ -187,7 +189,7 @@ class GuardedGroup(GroupWithoutBackend):
             timeout=begin_within or self._timeout,
             engine="host",
             name=self._label,
-            options=self._guard_options(store),
+            options=options,
             may_resize=True,
             begin=begin_within is not None,
         )

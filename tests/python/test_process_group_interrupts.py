@@ -32,7 +32,7 @@ from rankside import (
 from torch.distributed import distributed_c10d as c10d
 
 import torchft_ext
-from torchft_ext import _pg_guarded, _pg_making
+from torchft_ext import CommError, _pg_guarded, _pg_making
 from torchft_ext import process_group as pgs
 from torchft_ext._pg_generation import Generation
 from torchft_ext._pg_helpers import uninterrupted
@@ -214,7 +214,7 @@ def interrupted_everywhere(address: str) -> tuple[int, int]:
     return number, owned
 
 
-def first_interrupt(*_: object) -> NoReturn:
+def first_interrupt(*_: object, **__: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
@@ -323,6 +323,33 @@ def test_second_interrupt_anywhere_after_the_first_is_told_and_leaves_nothing(ra
     before["fd"] += 1  # of this test
     assert world.on(0, grown, before) == {}
     world.run(leave)
+
+
+def two_attempts(address: str, rank: int) -> tuple[float, float]:
+    """How long each takes of two init_process_group() over one store. The first fails: rank 1 is
+    interrupted before it has begun."""
+    store, began = connected_store(address), time.monotonic()
+    kept["stores"] = [store]
+    leave_what_torch_has()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(pgs.ProcessGroupBackend, "__init__", first_interrupt)
+        with pytest.raises(KeyboardInterrupt if rank == 1 else CommError):
+            make_one(store, "ft:gloo", rank)
+    failed = time.monotonic()
+    make_one(store, "ft:gloo", rank)
+    sum_over_what_was_made()
+    return failed - began, time.monotonic() - failed
+
+
+def test_interrupt_before_a_group_begins_is_told_to_members_that_wait(ranks):
+    """By then torch has counted the group: another attempt is under another name."""
+    world, address = World(ranks, ranks.borrow(2)), ranks.address()
+    world.run(leave_default_group)
+    calls = [world.start(rank, two_attempts, address, rank) for rank in range(2)]
+    for first, second in values_of(calls):
+        assert max(first, second) < PROMPT
+    world.run(leave_what_was_made)
 
 
 class Slow(pgs.ProcessGroupGloo):
