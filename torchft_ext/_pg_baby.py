@@ -1,6 +1,6 @@
 """torchft's groups whose engine runs in a child process: Baby groups.
 
-The same mechanism as `_pg_backend.py` has for gloo: a guard, copies, a backend for each generation.
+The same mechanism as `_pg_guarded.py` has for gloo: a guard, copies, a backend for each generation.
 The backend is a child process (`_pg_child.py`), and the copies lie in memory that it shares
 (`_pg_arena.py`); tensors of a device are lent to it (`_pg_lent.py`).
 
@@ -37,10 +37,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from torchft_ext import _C
-from torchft_ext._pg_backend import GuardedGroup, backend_place
 from torchft_ext._pg_child import ARENA, Child
 from torchft_ext._pg_frames import Configure
-from torchft_ext._pg_generation import Generation, helpers
+from torchft_ext._pg_generation import Generation
+from torchft_ext._pg_guarded import GuardedGroup, backend_place
+from torchft_ext._pg_helpers import helpers
 from torchft_ext._pg_lent import DeviceStager, LendingChild
 from torchft_ext._pg_staging import HEAP, Staged, Stager
 from torchft_ext._pg_store import split_address
@@ -253,11 +254,13 @@ class ProcessGroupBaby(GuardedGroup):
 
     def _adopted(self, generation: Generation, backends: list[Child]) -> None:
         owner, backend = weakref.ref(generation), backends[0]  # retirement kills it
+        label = self._label
         self._children.adopt(backend)
 
         def ended(text: str) -> None:
             alive = owner()
-            if alive is not None and alive.error() is None:
+            if alive is not None and alive.error() is None:  # nobody has asked for it
+                _C._warn(f"group '{label}' (rank {alive.rank}/{alive.size}): {text}")
                 alive.abort(f"rank {alive.rank}: {text}")
 
         generation.silence = backend.silence

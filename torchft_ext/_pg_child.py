@@ -47,7 +47,8 @@ from torchft_ext import _pg_frames as frames
 from torchft_ext._pg_arena import Arena, ArenaRoom
 from torchft_ext._pg_calls import calls_of
 from torchft_ext._pg_frames import Kind, Outcome
-from torchft_ext._pg_generation import (
+from torchft_ext._pg_helpers import helpers
+from torchft_ext._pg_operations import (
     GRACE,
     BackendError,
     LateError,
@@ -55,7 +56,6 @@ from torchft_ext._pg_generation import (
     Operation,
     RefusedError,
     TellingWork,
-    helpers,
 )
 from torchft_ext._pg_staging import Staged
 
@@ -548,7 +548,11 @@ def _end_all() -> None:
 
 def _join(name: str, until: float) -> None:
     for thread in threading.enumerate():
-        if thread.name == name:
+        if thread.name != name:
+            continue
+        while thread.ident is None and time.monotonic() < until:  # another thread is starting it
+            time.sleep(0.001)
+        with suppress(RuntimeError):  # it has not begun even now
             thread.join(max(0.0, until - time.monotonic()))
 
 

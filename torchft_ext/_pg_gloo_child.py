@@ -30,7 +30,7 @@ from torch.futures import Future
 from torchft_ext import _pg_frames as frames
 from torchft_ext._pg_child import ARENA, SOCKET
 from torchft_ext._pg_frames import Issue, Item, Kind, Op, Outcome, Reduction
-from torchft_ext._pg_generation import helpers
+from torchft_ext._pg_helpers import helpers
 
 _DTYPES = {
     Item.F32: torch.float32,

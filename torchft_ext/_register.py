@@ -100,19 +100,25 @@ def _over_another_backend(
         ValueError: it is to be one of several backends of a group, or was not declared.
         NotImplementedError: it cannot be made anew.
     """
-    from torchft_ext._pg_backend import ProcessGroupBackend  # only now: it is not needed before
-
-    if not single:
-        raise ValueError(
-            f"'{name}': expected it as a group's only backend, found it in a spec with others; "
-            "use 'ft:host' there"
-        )
-    chosen = timeout if options is None or options.timeout is None else options.timeout
-    group = ProcessGroupBackend(_engine(name), chosen, options=options)
+    guards_place = dist.PrefixStore("guard", opts.store)
+    group = None
     try:
-        group.begin_over(opts.store, opts.group_rank, opts.group_size)
-    except BaseException:  # Ctrl-C, even where it had begun
-        group.abort()
+        from torchft_ext._pg_backend import ProcessGroupBackend  # only now: not needed before
+
+        if not single:
+            raise ValueError(
+                f"'{name}': expected it as a group's only backend, found it in a spec with others; "
+                "use 'ft:host' there"
+            )
+        chosen = timeout if options is None or options.timeout is None else options.timeout
+        group = ProcessGroupBackend(_engine(name), chosen, options=options)
+        group.begin_over(opts.store, guards_place, opts.group_rank, opts.group_size)
+    except BaseException as error:  # Ctrl-C, too: the first import takes long enough for one
+        if group is not None and group.has_met:
+            group.abort()  # even where it had begun
+        else:
+            why = str(error) or "it was interrupted"
+            _C._publish_failed_init(guards_place, opts.group_rank, opts.group_size, why)
         raise
     return group
 

@@ -16,13 +16,9 @@ from torchft_ext._pg_baby import (
     ProcessGroupBabyHost,
     ProcessGroupBabyNCCL,
 )
-from torchft_ext._pg_backend import (
-    BackendCapabilities,
-    ProcessGroupBackend,
-    ProcessGroupGloo,
-    declare_backend,
-)
+from torchft_ext._pg_backend import ProcessGroupBackend, ProcessGroupGloo
 from torchft_ext._pg_base import ProcessGroup
+from torchft_ext._pg_declared import BackendCapabilities, declare_backend
 from torchft_ext._pg_mesh import extend_device_mesh
 from torchft_ext._pg_native import ProcessGroupHost, ProcessGroupNCCL
 from torchft_ext._pg_store import create_store_client

@@ -82,6 +82,7 @@ void Server::configure(const Configure& told) {
   const milliseconds limit(told.limit_ms);
   group_ = std::make_shared<Group>(told.name, std::get<std::shared_ptr<Engine>>(made),
                                    sharedWatchdog(), limit);
+  group_->leaveWarningsToOwner();  // its parent may have ended the other members' children itself
   rememberGroup(group_);
   rank_ = told.rank;
   size_ = told.size;

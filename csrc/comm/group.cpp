@@ -124,6 +124,11 @@ void Group::abortGeneration(int64_t generation, const std::string& why) {
   finishAbort(failUnderWay(generation, why));
 }
 
+void Group::leaveWarningsToOwner() {
+  MutexLock lock(mutex_);
+  level_of_failures_ = LogLevel::kInfo;
+}
+
 void Group::followJob() {
   MutexLock lock(mutex_);
   in_job_ = InJob::kFollows;

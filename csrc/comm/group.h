@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "comm/communicator.h"
 #include "comm/issue_order.h"
 #include "comm/operation_numbering.h"
@@ -80,6 +81,9 @@ class Group {
   void beginAbort(const std::string& why);
   void beginAbortGeneration(int64_t generation, const std::string& why);
 
+  // From the next generation on its failures are no warnings in the log: whoever owns the group is
+  // told of each, and knows which of them somebody asked for.
+  void leaveWarningsToOwner();
   // From the next generation on its failures advise the recover() of an elastic job.
   void followJob();
   // The same of one that is made beside another group: if that one belongs to a job, the failures
@@ -207,6 +211,7 @@ class Group {
   Duration configure_limit_ GUARDED_BY(mutex_){0};
   bool configuring_ GUARDED_BY(mutex_) = false;
   bool shut_down_ GUARDED_BY(mutex_) = false;
+  LogLevel level_of_failures_ GUARDED_BY(mutex_) = LogLevel::kWarning;
   InJob in_job_ GUARDED_BY(mutex_) = InJob::kNo;
   int64_t generation_ GUARDED_BY(mutex_) = 0;
   int rank_ GUARDED_BY(mutex_) = 0;

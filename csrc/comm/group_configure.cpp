@@ -299,8 +299,10 @@ FailurePtr Group::inHindsight(const Attempt& attempt, FailurePtr failure) const 
 FailurePtr Group::configureFailed(Attempt& attempt, Failure failure, bool interrupted) {
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
   failure.op = "configure";
+  LogLevel level = LogLevel::kWarning;
   {
     MutexLock lock(mutex_);
+    level = level_of_failures_;
     failure.elapsed = Clock::now() - configure_began_;
     failure.limit =
         Deadline::after(configure_limit_).isNever() ? Duration::zero() : configure_limit_;
@@ -320,7 +322,7 @@ FailurePtr Group::configureFailed(Attempt& attempt, Failure failure, bool interr
   }
   if (attempt.rendezvous) attempt.memory = attempt.rendezvous->publishFailure(asTold(*known));
   known = inHindsight(attempt, std::move(known));
-  log(LogLevel::kWarning, known->describe());
+  log(level, known->describe());
   failure_counts_->count(known);
   struct AtEnd {
     Group& group;
@@ -371,8 +373,10 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
   for (const MemberRecord& member : attempt.memory.members)
     incarnations.push_back(member.incarnation);
   std::unique_ptr<Rendezvous> failed;
+  LogLevel level = LogLevel::kWarning;
   {
     MutexLock lock(mutex_);
+    level = level_of_failures_;
     memory_ = std::move(attempt.memory);
     current_ = Generation{lifecycle, std::move(communicator)};
     failed = std::move(rendezvous_);
@@ -387,12 +391,12 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
     stats_.last_configure = std::move(attempt.phases);
   }
   if (failed) failed->succeeded();
-  lifecycle->subscribe([counts = failure_counts_, on_failure = on_failure_](const auto& failure) {
-    counts->count(failure);
-    if (on_failure) on_failure();
-    log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : LogLevel::kWarning,
-        failure->describe());
-  });
+  lifecycle->subscribe(
+      [counts = failure_counts_, on_failure = on_failure_, level](const auto& failure) {
+        counts->count(failure);
+        if (on_failure) on_failure();
+        log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : level, failure->describe());
+      });
   attempt.rendezvous->leaveStore(kLeaveStoreWithin);
   return nullptr;
 }

@@ -119,6 +119,8 @@ void bind_errors(py::module_& module) {
         setWaitHook(&checkSignals);
       },
       py::arg("factory"));
+  module.def(
+      "_warn", [](const std::string& line) { log(LogLevel::kWarning, line); }, py::arg("line"));
 }
 
 }  // namespace torchft_ext

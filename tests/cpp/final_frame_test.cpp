@@ -11,7 +11,8 @@
 namespace torchft_ext {
 namespace {
 
-constexpr milliseconds kLater{5};  // HostGeneration's
+constexpr milliseconds kLater{5};               // HostGeneration's
+constexpr std::chrono::seconds kLookAtHeld{1};  // HostGeneration's
 
 // One port is too few for a monitor, whose end would take a stopping engine longer than all this.
 std::shared_ptr<Engine> engineWithoutMonitor() {
@@ -92,6 +93,21 @@ class FinalFrame : public PlayedMembers {
     return state;
   }
 
+  // Rank 1 has failed for want of rank 2, in an exchange that rank 0 has not come to.
+  void tellOfALeaverFrom1() {
+    Failure failure;
+    failure.kind = FailureKind::kPeerLeft;
+    failure.cause = {2, -1, "elsewhere", 4711, "it left"};
+    FrameHeader header;
+    header.type = FrameType::kFailed;
+    header.aux = kFinalFrameWasUp | kFinalFrameOfLeaver;
+    header.seq = 1;
+    const std::string payload = encodeFailure(failure);
+    header.length = payload.size();
+    const FrameBytes bytes = encodeHeader(header);
+    control(1).say(std::string(bytes.begin(), bytes.end()) + payload);
+  }
+
   void stopTheEngine() {
     communicator_.reset();
     engine_.reset();
@@ -169,6 +185,24 @@ TEST_F(FinalFrame, OfOneOfSeveralMembersThatLeavesEndsAWatch) {
   const FrameBytes bytes = encodeHeader(goodbye);
   control(2).say({bytes.begin(), bytes.end()});
   ASSERT_TRUE(state->wait(testDeadline()));
+  ASSERT_NE(state->failure(), nullptr);
+  EXPECT_EQ(state->failure()->kind, FailureKind::kPeerLeft);
+  EXPECT_EQ(state->failure()->cause.rank, 2);
+}
+
+// Its connections neither end nor bring what it had sent.
+TEST_F(FinalFrame, ThatIsHeldBackEndsTheGenerationThoughTheTellersHostIsGone) {
+  Operation broadcast;
+  broadcast.kind = OpKind::kBroadcast;
+  broadcast.dtype = DType::kFloat;
+  broadcast.root = 1;
+  broadcast.outputs = {bufferOf(values_)};
+  const auto state = std::make_shared<OpState>(lifecycle_, OpKind::kBroadcast, 0, kTestLimit);
+  communicator_->issue(state, std::move(broadcast));
+  const auto told = Clock::now();
+  tellOfALeaverFrom1();
+  ASSERT_TRUE(state->wait(testDeadline()));
+  EXPECT_GE(Clock::now() - told, 2 * kLookAtHeld);
   ASSERT_NE(state->failure(), nullptr);
   EXPECT_EQ(state->failure()->kind, FailureKind::kPeerLeft);
   EXPECT_EQ(state->failure()->cause.rank, 2);

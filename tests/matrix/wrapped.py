@@ -46,12 +46,17 @@ OF_A_CHILD = {
 # No death: what is pending may still complete. One member after the other learns by its backend's
 # connections that a member is gone, and then waits 30 ms for word of a death.
 LEAVING = 0.3  # seconds
+# NCCL tells nobody that a member is gone: whoever waits for that one gives up after a second.
+GIVING_UP = 1.0  # seconds
 STRIKES_HERE = {
     "sigkill": STRIKES["sigkill"],
     "sigstop": STRIKES["sigstop"],
     "abort": replace(STRIKES["abort"], how=r"abort\(\) was called"),
     "shutdown": replace(STRIKES["shutdown"], how="it left", bound=LEAVING),
     **OF_A_CHILD,
+}
+OF_A_KIND = {
+    ("BabyNCCL", "shutdown"): replace(STRIKES_HERE["shutdown"], bound=GIVING_UP + LEAVING),
 }
 
 
@@ -71,12 +76,12 @@ class WrappedCase:
 
 
 def strikes_of(kind: str) -> list[str]:
-    """What can happen to a member of a group of that kind.
+    """What can happen to a member of a group of that kind."""
+    return [name for name in STRIKES_HERE if kind != "Gloo" or name not in OF_A_CHILD]
 
-    shutdown: nothing ends a message in NCCL early once another member has left.
-    """
-    without = {"BabyNCCL": ("shutdown",), "Gloo": tuple(OF_A_CHILD)}.get(kind, ())
-    return [name for name in STRIKES_HERE if name not in without]
+
+def _strike_of(case: WrappedCase) -> Strike:
+    return OF_A_KIND.get((case.kind, case.strike), STRIKES_HERE[case.strike])
 
 
 def run_wrapped_case(pool: Pool, case: WrappedCase) -> float:
@@ -85,7 +90,7 @@ def run_wrapped_case(pool: Pool, case: WrappedCase) -> float:
     Raises:
         MatrixError: something went otherwise than the table says; ranks may be in any state.
     """
-    strike = STRIKES_HERE[case.strike]
+    strike = _strike_of(case)
     ranks = pool.take(WORLD, PROGRAM)
     for rank in ranks:
         rank.say(f"be {case.kind}")
@@ -118,7 +123,7 @@ def run_wrapped_case(pool: Pool, case: WrappedCase) -> float:
 def _go_on(
     pool: Pool, case: WrappedCase, ranks: list[RankProcess], survivors: list[RankProcess]
 ) -> None:
-    strike, victim = STRIKES_HERE[case.strike], ranks[case.victim]
+    strike, victim = _strike_of(case), ranks[case.victim]
 
     def thaw() -> None:
         victim.signal(signal.SIGCONT)

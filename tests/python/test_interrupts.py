@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 import torch
@@ -164,6 +167,32 @@ def descriptor_in_use() -> int:
     return current
 
 
+def places_of_interrupts(call: Callable[[], object]) -> int:
+    """At how many places of _interrupts.py a handler of a signal could raise in the call, and
+    did; the descriptor in use is the same after each."""
+    from torchft_ext import _interrupts
+
+    before = descriptor_in_use()
+    for number in itertools.count():
+        places = itertools.count()
+
+        def look(frame: FrameType, event: str, _: object, number=number, places=places) -> None:
+            ours = frame.f_globals["__name__"] == _interrupts.__name__
+            if ours and event in ("call", "c_return") and next(places) == number:
+                raise KeyboardInterrupt
+
+        sys.setprofile(look)
+        try:
+            call()
+        except KeyboardInterrupt:
+            assert descriptor_in_use() == before, number
+        else:
+            return number
+        finally:
+            sys.setprofile(None)
+    raise AssertionError
+
+
 def threads() -> list[str]:
     import torchft_ext
 
@@ -194,6 +223,10 @@ def descriptor_case(case: str) -> object:
         signal.set_wakeup_fd(ours.fileno())
         init_alone()
         assert descriptor_in_use() == ours.fileno() and "ft-signals" not in threads()
+        from torchft_ext import _interrupts
+
+        assert places_of_interrupts(_interrupts.watch) > 2
+        assert places_of_interrupts(_interrupts.release) > 2
     elif case == "other_thread":
         thread = threading.Thread(target=init_alone)
         thread.start()

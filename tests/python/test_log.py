@@ -88,6 +88,53 @@ def test_nothing_is_told_below_its_level(rank_env):
     assert lines_at("ERROR", rank_env) == []
 
 
+CHILDREN = """
+import os, signal, time
+from concurrent.futures import ThreadPoolExecutor
+import torch, torch.distributed as dist
+from torchft_ext import CommError
+from torchft_ext import process_group as pgs
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+groups = [pgs.ProcessGroupBabyHost(timeout=60.0) for _ in range(2)]
+pool = ThreadPoolExecutor(2)
+
+def form(name):
+    place = f"127.0.0.1:{store.port}/{name}"
+    for call in [pool.submit(groups[rank].configure, place, rank, 2) for rank in range(2)]:
+        call.result()
+
+def end_of(group):
+    try:
+        group.allreduce([torch.ones(1)]).wait()
+    except CommError as error:
+        return error
+    raise AssertionError("it stands")
+"""
+BUSY_CHILD_IS_REPLACED = """
+form("both")
+groups[0].allreduce([torch.ones(1)])
+groups[0].configure(f"127.0.0.1:{store.port}/alone", 0, 1)
+end_of(groups[1])
+form("again")
+groups[0].allreduce([torch.ones(1)])
+groups[0].shutdown()
+end_of(groups[1])
+"""
+CHILD_IS_KILLED = """
+form("both")
+os.kill(groups[0].child_pid(), signal.SIGKILL)
+while groups[0].errored() is None or groups[1].errored() is None:
+    time.sleep(0.01)
+"""
+
+
+def test_end_of_a_child_is_a_warning_only_where_nobody_asked_for_it(rank_env):
+    assert lines_at(None, rank_env, CHILDREN + BUSY_CHILD_IS_REPLACED) == []
+    (line,) = lines_at(None, rank_env, CHILDREN + CHILD_IS_KILLED)
+    assert "its child process" in line and "was ended by SIGKILL" in line
+
+
 TWO_RANKS = """
 import sys
 import torch, torch.distributed as dist

@@ -21,7 +21,7 @@ from torch.futures import Future
 
 from torchft_ext import CommAbortedError, CommTimeoutError, PeerLeftError, RendezvousError
 from torchft_ext import process_group as pgs
-from torchft_ext._pg_generation import Helpers
+from torchft_ext._pg_helpers import Helpers
 
 
 class Late(dist.ProcessGroup):

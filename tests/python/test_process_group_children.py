@@ -22,7 +22,14 @@ from rankside import seconds, wait_until
 from timing import AT_ONCE, assert_within
 from torch._C._distributed_c10d import AllgatherOptions
 
-from torchft_ext import CommAbortedError, CommError, CommTimeoutError, RendezvousError, _pg_baby
+from torchft_ext import (
+    CommAbortedError,
+    CommError,
+    CommTimeoutError,
+    RendezvousError,
+    _pg_baby,
+    _pg_child,
+)
 from torchft_ext import process_group as pgs
 
 
@@ -41,6 +48,15 @@ def test_spare_that_died_is_replaced(store, baby):
     baby.configure(place(store), 0, 1)
     baby.allreduce([torch.ones(1)]).wait()
     assert await_spare(baby) != spare
+
+
+def test_end_of_the_process_waits_for_threads_that_are_only_being_started():
+    ran = threading.Event()
+    thread = threading.Thread(target=ran.set, name="ft-slow", daemon=True)
+    threading._limbo[thread] = thread  # as Thread.start() has it before there is a thread
+    threading.Timer(0.05, thread.start).start()
+    _pg_child._join("ft-slow", time.monotonic() + LIMIT)
+    assert ran.is_set()
 
 
 def test_end_by_a_signal_without_a_name_is_told(store, baby):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gc
 import itertools
+import signal
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
+from typing import NoReturn
 
 import pytest
 import torch
 import torch.distributed as dist
-from process_group_side import LIMIT, held, leave, whole_sum
+from process_group_side import LIMIT, held, leave, names, whole_sum
 from ranks import World, values_of
 from rankside import (
     connected_store,
@@ -29,10 +32,17 @@ from rankside import (
 from torch.distributed import distributed_c10d as c10d
 
 import torchft_ext
+from torchft_ext import CommError, _pg_guarded, _pg_making
 from torchft_ext import process_group as pgs
+from torchft_ext._pg_generation import Generation
+from torchft_ext._pg_helpers import uninterrupted
 
 LIMIT_TIME = seconds(LIMIT)
 NATIVE = {"make_group": "_make_group", "ft": "_create_backend", "ft:gloo": "_create_backend"}
+FIRST = {  # where the first of two interrupts comes: others make their backends, or this one does
+    "others": (_pg_guarded, "_await_others"),
+    "own": (_pg_making.Making, "has_made"),
+}
 PROMPT = 8.0  # seconds; of LIMIT, after which a member would notice by itself
 
 
@@ -123,7 +133,8 @@ class Interrupting:
     """Has a KeyboardInterrupt come at one place of a call, as after a signal.
 
     CPython looks for signals as a function begins and after each call of C's; those are the places,
-    from the return of the native call `begin` on, in functions of this package.
+    from the return of `begin` on, a native call or a function of the test's, in functions of this
+    package.
     """
 
     def __init__(self, begin: str, number: int) -> None:
@@ -136,6 +147,8 @@ class Interrupting:
     def _look(self, frame: FrameType, event: str, what: object) -> None:
         if event == "return" and frame.f_code.co_name in ("create", "make_group"):
             self._begun = False  # the group is its caller's now
+        if event == "return" and frame.f_code.co_name == self._begin:
+            self._begun = True
         ours = frame.f_globals.get("__name__", "").startswith("torchft_ext")
         made = event == "return" and frame.f_code.co_name == "__init__"
         if not ours or not (made or event in ("call", "c_return")):
@@ -199,6 +212,32 @@ def interrupted_everywhere(address: str) -> tuple[int, int]:
         await_told(common, number)
     group.allreduce([torch.ones(1)]).wait()
     return number, owned
+
+
+def first_interrupt(*_: object, **__: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def interrupted_again_everywhere(address: str, first: str) -> int:
+    """At how many places configure() was interrupted once more after it had been interrupted in
+    that one of its calls."""
+    group, common = kept["group"], connected_store(address)
+    owner, name = FIRST[first]
+    errors = kept.setdefault("errors", [])
+    for number in itertools.count():
+        interrupting = Interrupting("first_interrupt", number)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, first_interrupt)
+            place = f"{address}/{number}"
+            errors.append(interrupting.run(lambda: group.configure(place, 0, 2)))  # noqa: B023
+        assert errors[-1] is not None
+        await_told(common, number)
+        wait_until(lambda: group._turn is None, "the end of what configure() has begun")
+        if not interrupting.came:
+            break
+    group.configure(f"{address}/{number + 1}", 0, 2)
+    group.allreduce([torch.ones(1)]).wait()
+    return number
 
 
 def await_told(common: dist.Store, number: int) -> None:
@@ -267,6 +306,157 @@ def test_interrupt_anywhere_in_configure_is_told_and_leaves_nothing(ranks, kind)
     before["fd"] += 1  # of this test
     assert world.on(0, grown, before) == {}
     world.run(leave)
+
+
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("kind", ["counted", "BabyHost"])
+def test_second_interrupt_anywhere_after_the_first_is_told_and_leaves_nothing(ranks, kind, first):
+    world, address = World(ranks, ranks.borrow(2)), ranks.address()
+    world.run(new_counted, kind)
+    before: dict[str, int] = {}
+    for turn in range(2):  # whatever there is to be had once is there after the first
+        told = world.start(1, told_each_time, f"{address}/{turn}")
+        places = world.on(0, interrupted_again_everywhere, f"{address}/{turn}", first)
+        times = told.value()
+        assert places + 1 == len(times) and places > 1
+        assert max(times) < PROMPT
+        before = before or world.on(0, everything_held)
+    before["task"] += 3  # helpers, which stay: as many as were needed at one time
+    before["fd"] += 1  # of this test
+    assert world.on(0, grown, before) == {}
+    world.run(leave)
+
+
+def two_attempts(address: str, rank: int) -> tuple[float, float]:
+    """How long each takes of two init_process_group() over one store. The first fails: rank 1 is
+    interrupted before it has begun."""
+    store, began = connected_store(address), time.monotonic()
+    kept["stores"] = [store]
+    leave_what_torch_has()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(pgs.ProcessGroupBackend, "__init__", first_interrupt)
+        with pytest.raises(KeyboardInterrupt if rank == 1 else CommError):
+            make_one(store, "ft:gloo", rank)
+    failed = time.monotonic()
+    make_one(store, "ft:gloo", rank)
+    sum_over_what_was_made()
+    return failed - began, time.monotonic() - failed
+
+
+def test_interrupt_before_a_group_begins_is_told_to_members_that_wait(ranks):
+    """By then torch has counted the group: another attempt is under another name."""
+    world, address = World(ranks, ranks.borrow(2)), ranks.address()
+    world.run(leave_default_group)
+    calls = [world.start(rank, two_attempts, address, rank) for rank in range(2)]
+    for first, second in values_of(calls):
+        assert max(first, second) < PROMPT
+    world.run(leave_what_was_made)
+
+
+class Slow(pgs.ProcessGroupGloo):
+    """A group of one; the test says when its steps on helpers go on."""
+
+    def __init__(self, held_up: str) -> None:
+        super().__init__(timeout=LIMIT)
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.done: list[str] = []
+        self.generation: Generation | None = None
+        self._held_up = held_up
+
+    def _step(self, name: str) -> None:
+        if name == self._held_up:
+            self.begun.set()
+            assert self.may_go_on.wait(LIMIT)
+        self.done.append(name)
+
+    def _adopted(self, generation: Generation, backends: list[object]) -> None:
+        self._step("adopted")
+        self.generation = generation
+        generation.silence = lambda: None
+
+    def _given_up(self) -> None:
+        self._step("given up")
+
+    def at(self, store: dist.TCPStore) -> None:
+        """Begin a generation of its own."""
+        self.configure(f"127.0.0.1:{store.port}/slow{next(names)}", 0, 1)
+
+    def go_on(self) -> None:
+        """Have the steps done that were held up, and wait for the end of configure()."""
+        assert self._turn is not None
+        self._held_up = ""
+        self.may_go_on.set()
+        wait_until(lambda: self._turn is None, "the end of what configure() has begun")
+
+
+@contextmanager
+def main_thread_interrupted(*when: Callable[[], object]) -> Iterator[None]:
+    """A Ctrl-C for the wait that the main thread is in after each of these, up to one that returns
+    False; the last one is raised here."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        for wait in when:
+            if wait() is False:
+                return
+            main_thread_waits_in_c()  # before that a signal could be missed by the wait
+            signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    thread.join()
+
+
+def test_second_interrupt_leaves_the_end_of_configure_to_a_helper(store, monkeypatch):
+    """Until that is over there is no other configure()."""
+    group = Slow("given up")
+    with monkeypatch.context() as patch, main_thread_interrupted(partial(group.begun.wait, LIMIT)):
+        patch.setattr(_pg_guarded, "_await_others", first_interrupt)
+        group.at(store)
+    assert group.done == ["adopted"]
+    with pytest.raises(RuntimeError, match=r"another thread is in configure\(\)"):
+        group.at(store)
+    group.go_on()
+    group.at(store)
+    group.allreduce([torch.ones(1)]).wait()
+    group.shutdown()
+
+
+def test_interrupts_while_a_backend_is_adopted_leave_none(store):
+    """Neither what adopts it nor what gives it up is half done, or done beside the other."""
+    group = Slow("adopted")
+
+    def first_has_come() -> None:
+        wait_until(lambda: group._turn is not None and group._turn.error is not None, "the first")
+
+    with main_thread_interrupted(partial(group.begun.wait, LIMIT), first_has_come):
+        group.at(store)
+    assert group.done == []
+    group.go_on()
+    assert group.done == ["adopted", "given up"]
+    assert group.generation is not None and group.generation.silence is None
+    wait_until(lambda: group.retired() == 0, "the end of the backend")
+    group.at(store)
+    group.allreduce([torch.ones(1)]).wait()
+    group.shutdown()
+
+
+def test_task_that_must_be_done_whole_ends_though_its_caller_was_interrupted():
+    begun, may_end, done = threading.Event(), threading.Event(), threading.Event()
+
+    def task() -> None:
+        begun.set()
+        assert may_end.wait(LIMIT)
+        done.set()
+
+    with main_thread_interrupted(partial(begun.wait, LIMIT)):
+        uninterrupted(task)
+    may_end.set()
+    assert done.wait(LIMIT)
 
 
 def interrupted_makings(address: str, how: str) -> int:

@@ -1,0 +1,92 @@
+"""What a program declares of c10d backends, for groups over them (`_pg_backend.py`).
+
+Owner: the process; a declaration is for its life. Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+import torchft_ext_autoload
+
+Make = Callable[[Store, int, int, timedelta], Any]
+
+
+@dataclass(frozen=True)
+class BackendCapabilities:
+    """What a program declares of a c10d backend, for ProcessGroupBackend.
+
+    Attributes:
+        make: makes one of a store, a rank, a world size and a timeout; returns a c10d Backend or
+            ProcessGroup. Blocks until all members have come. None: what was given to
+            torch.distributed.Backend.register_backend().
+        renewable: any number can be made, one after the other, each with its own store, rank and
+            size. Without it there are no generations.
+        quiet_after_abort: once its abort() has returned it touches no tensor. Without it operations
+            run on copies, of inputs and outputs.
+    """
+
+    make: Make | None = None
+    renewable: bool = True
+    quiet_after_abort: bool = False
+
+
+def _make_gloo(store: Store, rank: int, world_size: int, timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, rank, world_size, timeout)
+
+
+_declared: dict[str, BackendCapabilities] = {
+    "gloo": BackendCapabilities(make=_make_gloo),
+    "mpi": BackendCapabilities(renewable=False),
+}
+
+
+def declare_backend(name: str, capabilities: BackendCapabilities) -> None:
+    """Say what a backend can do, so that ProcessGroupBackend(name) serves it.
+
+    init_process_group("ft:<name>") then makes such a group, too.
+
+    Args:
+        name: as in torch.distributed.Backend.register_backend().
+        capabilities: of it; false ones lead to hangs, or to writes into tensors after an abort.
+
+    Raises:
+        ValueError: it was declared otherwise before.
+    """
+    known = _declared.setdefault(name.lower(), capabilities)
+    if known != capabilities:
+        raise ValueError(f"declare_backend: '{name}': expected what was declared before, {known}")
+    torchft_ext_autoload.add(name.lower())
+
+
+def capabilities_of(name: str) -> BackendCapabilities:
+    known = _declared.get(name.lower())
+    if known is None:
+        raise ValueError(
+            f"ProcessGroupBackend: expected a declared backend, one of {sorted(_declared)}, found "
+            f"'{name}': call declare_backend('{name}', BackendCapabilities(...))"
+        )
+    if not known.renewable:
+        raise NotImplementedError(
+            f"ProcessGroupBackend: '{name}' cannot be made anew from a store, a rank and a size: "
+            "its members are those that its launcher started; use ProcessGroupHost"
+        )
+    return known
+
+
+def registered(name: str) -> Make:
+    """Return what makes a backend that was registered with torch."""
+    plugin = dist.Backend._plugins.get(name.upper())
+    if plugin is None or plugin.extended_api:
+        raise ValueError(
+            f"ProcessGroupBackend: '{name}': expected BackendCapabilities.make, or a backend that "
+            "register_backend() was told of without extended_api"
+        )
+    make: Make = plugin.creator_fn
+    return make
