@@ -572,7 +572,7 @@ void ElasticCore::hearView(Effects& effects, const MemberId& from, const View& v
   } else if (state_ != State::kJoining && view_.has(from)) {
     // True or not: nor will this one.
     std::string refused = std::move(effects.refused);
-    effects = lose(from, Loss::kLeftOut);
+    effects = lose(from, Loss::kAhead);
     effects.refused = std::move(refused);
   }
 }

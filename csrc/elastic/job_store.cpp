@@ -202,7 +202,8 @@ WitnessReply JobStore::ask(const WitnessRequest& request) {
   reply.number = request.number;
   reply.ballot = request.ballot;
   const std::optional<Register> found = readRegister(request.lineage);
-  if (!found || found->identity != request.identity) {
+  if (!found) throw StoreError("it has restarted empty, or holds what is no view of the job");
+  if (found->identity != request.identity) {
     throw StoreError("it has restarted empty since it became part of the view, or is another one");
   }
   if (found->held && found->held->view.number > request.number) {

@@ -20,7 +20,7 @@ void Losses::hear(const MemberId& id) {
 void Losses::beginView(const View& view, const std::map<MemberId, Member>& waiting) {
   std::erase_if(all_, [&](const auto& loss) {
     if (!view.has(loss.first)) return !waiting.contains(loss.first);
-    return !isFinal(loss.second) || loss.second == Loss::kLeftOut;
+    return !isFinal(loss.second) || tellsOfNextView(loss.second);
   });
 }
 

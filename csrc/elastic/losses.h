@@ -15,9 +15,14 @@ enum class Loss : uint8_t {
   kUnreachable = 3,  // no connection can be made; it may come back
   kParted = 4,       // it has begun a lineage of its own: for good
   kLeftOut = 5,      // it knows a view without it, and takes part in none any more: for good
+  kAhead = 6,        // it tells of a later view, which cannot be believed here: for good
 };
 inline bool isFinal(Loss loss) {
-  return loss == Loss::kDead || loss == Loss::kParted || loss == Loss::kLeftOut;
+  return loss != Loss::kFrozen && loss != Loss::kUnreachable;
+}
+// Does its word say that the next view has been decided?
+inline bool tellsOfNextView(Loss loss) {
+  return loss == Loss::kLeftOut || loss == Loss::kAhead;
 }
 
 class Losses {

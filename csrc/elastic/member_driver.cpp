@@ -211,7 +211,6 @@ void MemberDriver::onNewView() {
   network->keepOnly(known());
   before = core->everybody();
   refused.clear();
-  undecided_since.reset();
   stays_undecided = false;
   // Connections that agreements will want.
   for (const Member& member : now.members) network->prepare(member.id);
@@ -348,10 +347,7 @@ void MemberDriver::hearWitness(const WitnessReply& reply, const std::string& tro
   if (reply.number > core->view().number) status.setStoreTrouble(trouble);
   const ElasticEffects effects = core->witnessAnswered(reply);
   if (!effects.refused.empty()) logRefused("the store", effects.refused);
-  if (effects.hopeless) {
-    if (!undecided_since) undecided_since = Clock::now();
-    stays_undecided = asked_at - *undecided_since >= kOnItsWay;
-  }
+  stays_undecided = asked_at - last_end >= kOnItsWay;
   carryOut(effects);
 }
 
@@ -388,7 +384,10 @@ void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
   const ElasticEffects effects = core->receive(from, *message);
   if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
   // By its own word: it lives and will not come, which nobody else tells.
-  if (!was_gone && isGone()) stopForming(from, endOf(from, core->losses().at(from)));
+  if (!was_gone && isGone()) {
+    last_end = Clock::now();
+    stopForming(from, endOf(from, core->losses().at(from)));
+  }
   carryOut(effects);
 }
 
@@ -402,6 +401,7 @@ void MemberDriver::logRefused(const std::string& whose, const std::string& why) 
 void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how) {
   if (!core) return;
   client.onLost(id);
+  if (isFinal(loss)) last_end = Clock::now();
   stopForming(id, isFinal(loss) ? endOf(id, loss) : how);
   carryOut(core->lose(id, loss));
 }

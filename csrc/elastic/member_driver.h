@@ -95,9 +95,10 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   EventLoop::TimerId timer = 0;
   int ticks = 0;
   bool witness_busy = false;
-  // By the store's rule: too few are left, and the store has decided nothing, since then at least.
-  std::optional<Clock::time_point> undecided_since;
-  bool stays_undecided = false;  // likewise: and for so long that nothing is on its way any more
+  Clock::time_point last_end;  // when it was last told that a member is gone for good
+  // By the store's rule: the store's last answer is so late after that, that no write of that
+  // member is on its way any more.
+  bool stays_undecided = false;
   bool restoring = false;
   int looks_spared = 0;  // at a store that has failed, which may hold up its thread
   Founding founding;     // the job's

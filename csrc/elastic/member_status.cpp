@@ -29,6 +29,8 @@ const char* wordFor(Loss loss) {
       return "it takes part in another lineage";
     case Loss::kLeftOut:
       return "it has been left out";
+    case Loss::kAhead:
+      return "it tells of a later view";
   }
   return "";
 }
@@ -282,14 +284,23 @@ std::string MemberStatus::storeTrouble() const {
   return store_trouble_.empty() ? "" : "; the store: " + store_trouble_;
 }
 
+const char* MemberStatus::adviceWithoutQuorum() const {
+  for (const MemberId& id : missing_) {
+    const auto loss = lost_.find(id);
+    if (loss != lost_.end() && loss->second == Loss::kAhead) {
+      return ". If that is true, the job goes on without this process: join again";
+    }
+  }
+  return hopeless_ ? ". Start the job anew from a checkpoint, under another name"
+                   : ". Wait longer for them, or start the job anew from a checkpoint, under "
+                     "another name";
+}
+
 void MemberStatus::throwNoQuorum() const {
   std::string text = "elastic job '" + job_ + "': no quorum for the view after " +
                      std::to_string(view_.number) + ": missing " + namesOf(missing_);
   text += storeTrouble();
-  const char* advice = hopeless_ ? ". Start the job anew from a checkpoint, under another name"
-                                 : ". Wait longer for them, or start the job anew from a "
-                                   "checkpoint, under another name";
-  throw ElasticError(ElasticErrorKind::kNoQuorum, text + advice);
+  throw ElasticError(ElasticErrorKind::kNoQuorum, text + adviceWithoutQuorum());
 }
 
 }  // namespace torchft_ext

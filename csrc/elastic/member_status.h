@@ -73,6 +73,7 @@ class MemberStatus {
   std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);
   [[noreturn]] void throwNoView() const REQUIRES(mutex_);
   [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
+  const char* adviceWithoutQuorum() const REQUIRES(mutex_);
   std::string storeTrouble() const REQUIRES(mutex_);
   Answer takeAnswer(const Key& key) REQUIRES(mutex_);
   [[noreturn]] void throwNoAnswer(uint64_t index) const REQUIRES(mutex_);

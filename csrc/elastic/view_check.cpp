@@ -36,13 +36,21 @@ bool areOutcomes(const View& view) {
   return true;
 }
 
+// A newcomer of the known view that has not heard of it in time may ask again, and come into a
+// later one under its id.
+bool mayHaveComeAgain(const Member& member, const View& view, const View& known, int before) {
+  const Member& then = known.members[static_cast<size_t>(before)];
+  return then.since == known.number && then.record == member.record &&
+         view.number > known.number + 1;
+}
+
 // Who was a member before stands there as before, and in the same order; the others came since.
 bool continuesRoster(const View& view, const View& known) {
   int last = -1;
   for (const Member& member : view.members) {
     const int before = known.rankOf(member.id);
     if (member.since > known.number) {
-      if (before >= 0) return false;
+      if (before >= 0 && !mayHaveComeAgain(member, view, known, before)) return false;
       continue;
     }
     if (before <= last || known.members[static_cast<size_t>(before)] != member) return false;

@@ -139,7 +139,7 @@ void ViewDecision::reportNoQuorum(Step& step, const Losses& losses) const {
     if (losses.has(member.id)) step.no_quorum.push_back(member.id);
   }
   // One that knows the next view has been decided may come back with it.
-  const auto isDecided = [](const auto& loss) { return loss.second == Loss::kLeftOut; };
+  const auto isDecided = [](const auto& loss) { return tellsOfNextView(loss.second); };
   const auto mayComeBack = [](const auto& loss) { return !isFinal(loss.second); };
   const auto& all = losses.all();
   const bool may_be_told = std::any_of(all.begin(), all.end(), isDecided) &&

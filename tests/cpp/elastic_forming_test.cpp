@@ -96,6 +96,31 @@ TEST_F(ElasticForming, IsOverWithAMemberThatIsLeftOut) {
   EXPECT_TRUE(isTold("it has been left out"));
 }
 
+// It came with the view, so what it tells of a later one is not believed; but it will not come.
+TEST_F(ElasticForming, IsOverWithAMemberThatTellsOfALaterView) {
+  ElasticMessage told;
+  told.kind = ElasticKind::kView;
+  told.number = 2;
+  told.view = view_;
+  told.view->number = 2;
+  told.view->members = {view_.members[1]};
+  told.view->voters = told.view->decided_by = {other_->id()};
+  told.view->old_size = 2;
+  told.view->outcomes.clear();
+  told.view->seal = {};
+  hear(told);
+  EXPECT_TRUE(isTold("it tells of a later view"));
+  job_.store->fail("gone");  // with which this one would go on alone
+  onLoop(driver_->loop, [this] { driver_->carryOut(driver_->core->want(1)); });
+  try {
+    driver_->status.awaitView(1, Deadline::after(std::chrono::milliseconds(300)), {});
+    FAIL() << "expected no quorum";
+  } catch (const ElasticError& error) {
+    EXPECT_EQ(error.kind(), ElasticErrorKind::kNoQuorum);
+    EXPECT_EQ(countOf("join again", error), 1U) << error.what();
+  }
+}
+
 TEST_F(ElasticForming, IsOverWithAMemberThatLeaves) {
   onLoop(driver_->loop, [this] { driver_->events().on_goodbye(other_->id()); });
   other_.reset();

@@ -171,7 +171,19 @@ TEST_F(LeftOut, NobodyWaitsForOneThatCameWithTheViewAndTellsALaterOne) {
   later.members.pop_back();
   EXPECT_FALSE(member.receive(idOf(5), withoutSecret(later)).refused.empty());
   EXPECT_EQ(member.view(), own);
-  EXPECT_EQ(member.losses().at(idOf(5)), Loss::kLeftOut);
+  EXPECT_EQ(member.losses().at(idOf(5)), Loss::kAhead);
+}
+
+// Whoever tells it is a member of old, and the newcomer that stands there anew is the same one.
+TEST_F(LeftOut, MembersBelieveAViewThatANewcomerOfTheirsHasComeIntoAgain) {
+  View own = cores_[0].view();
+  own.members = {own.members[0], own.members[1], {idOf(5), 2, {}}};
+  ElasticCore member(own.members[1], ElasticRules{}, own);
+  View later = own;
+  later.number = 4;
+  later.members = {own.members[0], {idOf(5), 4, {}}};
+  later.voters = later.decided_by = {idOf(0)};
+  EXPECT_TRUE(member.receive(idOf(0), withoutSecret(later)).left_out);
 }
 
 // It cannot check the seal of that view, so it must not pass it on: it has no more to say.

@@ -111,6 +111,16 @@ def test_member_that_lacks_the_result_is_told_so(job, state, error):
     assert state.dirty
 
 
+def test_member_that_leaves_is_not_told_that_it_lacks_the_result(job, state):
+    job.answers = [Answer(True), Answer(False)]
+    for step in steps(state, 1, job=job):
+        with step:
+            job.leaving = True
+            job.recoveries = [LeftOutError("view 2 is without this member")]
+            step.commit(job.fail)
+    assert state.dirty and "without this member" in job.lines[-1]
+
+
 def test_member_that_lacks_the_result_is_told_so_without_a_quorum(job, state):
     job.answers = [Answer(True), NoQuorumError("nobody answers")]
     with pytest.raises(NoQuorumError):

@@ -227,6 +227,23 @@ def test_loop_ends_where_the_next_view_is_without_the_member_that_leaves(job, st
     assert state.step == 1 and job.events == ["recover", "agree", "recover"]
 
 
+def test_loop_ends_for_a_member_that_leaves_before_its_first_view(job, state):
+    job.leaving = True
+    job.recoveries = [LeftOutError("view 2 is without this member")]
+    assert list(steps(state, 9, job=job)) == []
+
+
+def test_member_that_leaves_awaits_no_newcomers(job, state):
+    def leave() -> list[str]:
+        job.leaving = True
+        job.recoveries = [LeftOutError("view 2 is without this member")]
+        return []
+
+    job.min_size, job.members, job.waiting = 2, [(ME,)], leave
+    assert list(steps(state, 9, job=job)) == []
+    assert job.events == ["recover"] * 2
+
+
 def test_loop_of_a_member_that_is_left_out_and_stays_raises(job, state):
     with pytest.raises(LeftOutError):
         be_left_out(job, state)

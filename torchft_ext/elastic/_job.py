@@ -422,7 +422,8 @@ class Job:
 
     def leave(self) -> None:
         """Say that this member goes: from the next agree() on all know, and the next view is
-        without it. recover() raises LeftOutError from now on; steps() ends instead.
+        without it. recover() returns no view from now on, but by `without_quorum`: it raises
+        LeftOutError, or NoQuorumError where no next view comes; steps() ends instead of the first.
         """
         self._leaving = True
         self._native.set_leaving()

@@ -85,11 +85,12 @@ class Loop:
         """This member is in no replica of the view."""
         return self._replicas is not None and self.place is None
 
-    def first_view(self) -> View:
+    def first_view(self) -> View | None:
+        """The first that this member trains in; None: it leaves before."""
         view = self.job.view()
-        if view is None:
-            return self._next_view(None)
-        return view if self._take_in(view) else self._next_view(view)
+        if view is not None and self._take_in(view):
+            return view
+        return self._next_view_or_none(view)
 
     def view_after(self, step: Step) -> View | None:
         """The view of the next step; None where this member leaves."""
@@ -142,8 +143,8 @@ class Loop:
             return None
 
     def _go_alone(self, error: Exception, *, holds: bool) -> None:
-        """An error of the others' is none of a member that holds the result."""
-        if not holds:
+        """An error of the others' is none of a member that holds the result, or leaves."""
+        if not holds and not (isinstance(error, LeftOutError) and self.job.is_leaving()):
             raise error
         self.job.log(f"elastic job: the run is over, and this member did not wait: {error}")
 
@@ -155,7 +156,7 @@ class Loop:
             return self._next_view_or_none(view)
         return view
 
-    def _next_view_or_none(self, last: View) -> View | None:
+    def _next_view_or_none(self, last: View | None) -> View | None:
         """None where this member leaves, which others may hear of before they agree on it."""
         try:
             return self._next_view(last)
@@ -260,7 +261,7 @@ class Loop:
     def _await_newcomers(self, view: View) -> None:
         """Wait until somebody asks for a place, here or at another member."""
         until = monotonic() + self.job.timeout.total_seconds()
-        while not self.job.waiting() and not self.job.is_over():
+        while not (self.job.waiting() or self.job.is_over() or self.job.is_leaving()):
             if monotonic() >= until:
                 raise ElasticError(
                     f"view {view.number} has {view.size} members, fewer than min_size="

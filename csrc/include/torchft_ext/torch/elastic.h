@@ -99,7 +99,8 @@ class Job {
   bool isOver() const;
   // Fails the generations of all managed groups, so that no member waits for this one.
   void abort(const std::string& why);
-  // From the next agree() on all know that this member goes; recover() throws LeftOut from now on.
+  // From the next agree() on all know that this member goes; recover() returns no view from now on,
+  // but by an operator's word: it throws LeftOut, or NoQuorum.
   void setLeaving();
   // Says goodbye and ends this member's threads. False: somebody may still have needed it.
   bool leave(Milliseconds timeout = std::chrono::seconds(5));
