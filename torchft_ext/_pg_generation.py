@@ -54,7 +54,7 @@ class Generation:
         self._error: Exception | None = None
         self._leavers: dict[int, Exception] = {}  # by rank: how it left
         self._made = False  # the backend is there
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # whose owner is known
         self._idle = threading.Condition(self._lock)
         self._issued = 0
         self._copying = 0
@@ -188,6 +188,8 @@ class Generation:
 
         Another thread may have been first to fail it, and still be about it.
         """
+        if self._is_interrupted():
+            return
         self._ended.wait(COPY_LIMIT)
         with self._lock:
             self._idle.wait_for(lambda: self._copying == 0, COPY_LIMIT)
@@ -200,10 +202,19 @@ class Generation:
     def fail(self, error: Exception) -> None:
         """End it and all that is under way; the first error counts.
 
-        Blocks as long as a backend that works on the caller's tensors takes to leave them.
+        Blocks as long as a backend that works on the caller's tensors takes to leave them; in a
+        signal's handler that has come in between what is done under the lock, not at all.
         """
-        if self._error is None:
+        if self._error is not None:
+            return
+        if self._is_interrupted():
+            helpers.run(partial(self._fail_whole, error))  # once the lock is free
+        else:
             uninterrupted(partial(self._fail_whole, error))
+
+    def _is_interrupted(self) -> bool:
+        """This thread has the lock: a signal's handler runs in it."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
 
     def _fail_whole(self, error: Exception) -> None:
         with self._lock:

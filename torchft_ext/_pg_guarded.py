@@ -6,7 +6,7 @@ have their backends, tells of deaths, and carries abort() to all ranks. The back
 each generation, and works on copies (`_pg_staging.py`), which reach the caller's tensors only while
 the generation lives (`_pg_generation.py`).
 
-Owners: the group owns the guard, for its life, and the generation with its backend. Until that is
+Owners: the group owns the guard, until shutdown(), and the generation with its backend. Until that is
 there, the thread that makes it has it (`_pg_making.py`). A generation that is over hands its
 backend to a thread, which ends it (`_pg_retirement.py`): gloo's end waits for what is under way in
 it, up to that one's timeout. `retired()` counts those that still wait.
@@ -26,8 +26,8 @@ the thread behind that makes the backend.
 
 Ctrl-C in configure() does what abort() does while the generation forms. Python raises it after any
 call: so what configure() begins is the group's before the call that begins it returns, and neither
-a frame nor a thread is the only one that knows it. It may come again: whatever follows a failure
-runs on a helper that waits for it from the beginning (`_pg_turn.py`).
+a frame nor a thread is the only one that knows it. It may come again: on the main thread, whatever
+follows a failure runs on a helper that waits for it from the beginning (`_pg_turn.py`).
 """
 
 from __future__ import annotations
@@ -206,32 +206,38 @@ class GuardedGroup(GroupWithoutBackend):
         turn = Turn(self._call_off)
         try:
             self._take_turn(turn)
+            turn.before = self._generation_of_guard()
             turn.begin()
             self._end("configure() was called")
             self._await_quiet(within)
             self._begin_generation(form(), turn, store_for, within)
         except BaseException as error:
             turn.error = error
+            turn.has_failed = True
             raise
         finally:  # no call before over(): it would be open to signals
             if turn.error is None:
                 turn.has_succeeded, turn.call_off = True, None
+            if not turn.has_begun:
+                turn.call_off = None
             if self._turn is turn and (turn.has_succeeded or not turn.has_begun):
                 self._turn = self._forming = None
             turn.over()
             turn.await_end()
 
     def _generation_of_guard(self) -> int:
-        return 0 if self._guard is None else self._guard.generation
+        guard = self._guard
+        return 0 if guard is None else guard.generation
 
     def _take_turn(self, turn: Turn) -> None:
-        with self._configuring:
-            if self._turn is not None:
-                raise RuntimeError(
-                    f"configure() on '{self._label}': another thread is in configure()"
-                )
-            turn.before = self._generation_of_guard()
-            self._turn = turn
+        with self._configuring:  # no call in here: a signal's handler would run, and may come here
+            other = self._turn
+            if other is None:
+                self._turn = turn
+                return
+        ends = "what the last one has begun is still being ended"
+        why = ends if other.has_failed else "another thread is in configure()"
+        raise RuntimeError(f"configure() on '{self._label}': {why}")
 
     def _begin_generation(
         self, guard: _C.Backend, turn: Turn, store_for: Callable[[int], Store], within: timedelta
@@ -288,21 +294,24 @@ class GuardedGroup(GroupWithoutBackend):
         over it. The turn ends with it, whoever still waits for that."""
         if self._turn is not turn:
             return
-        guard, begun, formed = self._guard, self._generation_of_guard(), self._forming
+        try:
+            self._end_what_was_begun(turn, why)
+        finally:
+            if self._turn is turn:
+                self._turn = self._forming = None
+
+    def _end_what_was_begun(self, turn: Turn, why: str) -> None:
+        guard, formed = self._guard, self._forming
         error: CommError = CommAbortedError(f"group '{self._label}': configure() {why}")
         try:
-            if guard is not None and begun != turn.before:
+            if guard is not None and (begun := guard.generation) != turn.before:
                 guard._abort_generation(begun, f"configure() {why}")
                 error = guard.errored() or error
         finally:
-            try:
-                if formed is not None:
-                    formed.generation.fail(error)
-                    self._leave_behind(formed)
-                self._retirement.go_on()
-            finally:
-                if self._turn is turn:
-                    self._turn = self._forming = None
+            if formed is not None:
+                formed.generation.fail(error)
+                self._leave_behind(formed)
+            self._retirement.go_on()
 
     def _leave_behind(self, formed: Formed) -> None:
         """Have the backend ended, as soon as it is there, that a failed generation was to have."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 
 class Helpers:
-    """Threads that wait for works without futures: as many as wait at the same time, kept."""
+    """Threads for tasks: as many as there are at the same time, kept."""
 
     def __init__(self) -> None:
         self.forget()

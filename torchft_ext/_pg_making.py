@@ -2,7 +2,7 @@
 
 Owners: the group (`_pg_guarded.py`) owns what is formed, with the generation; `ft-make`, a thread
 for each making, owns a backend until it is there, and ends it if nobody wants it by then. Threads:
-the group's configure() begins and gives up; abort() may do so in any thread.
+the group's configure() begins one; it, or the helper that calls it off, gives it up.
 """
 
 from __future__ import annotations

@@ -4,18 +4,20 @@ Handlers of signals raise on the main thread, after any call, and again while it
 So a helper waits for the end of a configure() of that thread from the beginning, and ends what was
 begun. The main thread does one call for it, over(), of which no signal can keep it.
 
-Owner: the frame of configure(), and the helper until that is over. Threads: the one that is in
-configure(), and the helper.
+Owners: the group, until the turn has ended; the frame of configure(); the helper, which alone is
+left of these two after a second Ctrl-C. Threads: the one that is in configure(), and the helper.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from torchft_ext import _C
 from torchft_ext._pg_helpers import helpers, uninterrupted
 
 
@@ -34,11 +36,12 @@ class Turn:
         self.call_off: Callable[[Turn, str], None] | None = call_off
         self.has_begun = False
         self.has_succeeded = False
+        self.has_failed = False  # and is being called off, if it had begun
         self._under_way = threading.Lock()
         self._under_way.acquire()
         self.over = self._under_way.release  # of C's: no handler of a signal runs before it
         self._whole = threading.Lock()  # of what is done whole, or not at all
-        self._is_attended = False
+        self._attended_in = 0  # the process whose helper waits
         self._is_ended = False
         self._ended = threading.Event()
 
@@ -47,7 +50,7 @@ class Turn:
         if threading.current_thread() is threading.main_thread() and not sys.is_finalizing():
             with suppress(RuntimeError):  # no thread is left
                 helpers.run(self._attend)
-                self._is_attended = True
+                self._attended_in = os.getpid()
         self.has_begun = True
 
     def _attend(self) -> None:
@@ -62,9 +65,11 @@ class Turn:
                 call_off, self.call_off = self.call_off, None
                 if error is None or call_off is None:
                     return
-                why = f"failed: {error}" if isinstance(error, Exception) else "was interrupted"
+                why = _what_of(error)
                 del error  # which has the frames of configure()
                 call_off(self, why)
+        except Exception as error:  # configure() raises its own
+            _C._warn(f"torchft_ext: the end of a configure() that failed: {_what_of(error)}")
         finally:
             self._ended.set()
 
@@ -72,12 +77,12 @@ class Turn:
         """After over(): block until what was begun is called off, if that is to be."""
         if self.has_succeeded:
             return
-        if self._is_attended:
+        if self._attended_in == os.getpid():
             self._ended.wait()
-        elif self.has_begun:
+        elif self.has_begun and not self._attended_in:
             self._end()
-        else:
-            self.error = None
+        else:  # nothing has begun; or this is a fork, in which nothing is this process's
+            self.error = self.call_off = None
 
     def run(self, task: Callable[[], None]) -> None:
         """Run it whole, unless the turn has ended; a failed turn ends after it."""
@@ -87,3 +92,13 @@ class Turn:
         with self._whole:
             if not self._is_ended:
                 task()
+
+
+def _what_of(error: BaseException) -> str:
+    """Say what became of configure()."""
+    if not isinstance(error, Exception):
+        return "was interrupted"
+    try:
+        return f"failed: {error}"
+    except Exception:  # the program's own
+        return f"failed: {type(error).__name__}"

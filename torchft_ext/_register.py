@@ -117,7 +117,8 @@ def _over_another_backend(
         if group is not None and group.has_met:
             group.abort()  # even where it had begun
         else:
-            why = str(error) or "it was interrupted"
+            interrupted = not isinstance(error, Exception)
+            why = "it was interrupted" if interrupted else str(error) or type(error).__name__
             _C._publish_failed_init(guards_place, opts.group_rank, opts.group_size, why)
         raise
     return group

@@ -81,8 +81,8 @@ class Group {
   void beginAbort(const std::string& why);
   void beginAbortGeneration(int64_t generation, const std::string& why);
 
-  // From the next generation on its failures are no warnings in the log: whoever owns the group is
-  // told of each, and knows which of them somebody asked for.
+  // From the next generation on its failures are no warnings in the log: whoever owns the group
+  // hears of them by its operations, and knows which of them somebody asked for.
   void leaveWarningsToOwner();
   // From the next generation on its failures advise the recover() of an elastic job.
   void followJob();

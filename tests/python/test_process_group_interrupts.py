@@ -418,11 +418,44 @@ def test_second_interrupt_leaves_the_end_of_configure_to_a_helper(store, monkeyp
         patch.setattr(_pg_guarded, "_await_others", first_interrupt)
         group.at(store)
     assert group.done == ["adopted"]
-    with pytest.raises(RuntimeError, match=r"another thread is in configure\(\)"):
+    with pytest.raises(RuntimeError, match="what the last one has begun is still being ended"):
         group.at(store)
     group.go_on()
     group.at(store)
     group.allreduce([torch.ones(1)]).wait()
+    group.shutdown()
+
+
+def test_end_of_a_failed_configure_that_fails_too_leaves_the_group_free(store, monkeypatch):
+    """Its own error is what configure() raises."""
+    group = Slow("nothing")
+
+    def fail(*_: object) -> None:
+        raise OSError("a test says so")
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(_pg_guarded, "_await_others", lambda *_: 1 // 0)
+        patch.setattr(group, "_given_up", fail)
+        group.at(store)
+    group.at(store)
+    group.allreduce([torch.ones(1)]).wait()
+    group.shutdown()
+
+
+def test_abort_by_a_handler_that_came_into_an_operations_issue_is_done_after_it(store):
+    group = Slow("nothing")
+    group.at(store)
+    generation = group.generation
+    returned = threading.Event()
+
+    def be_interrupted() -> None:
+        with generation._lock:  # as issuing an operation has it for some lines
+            group.abort()
+        returned.set()
+
+    threading.Thread(target=be_interrupted, daemon=True).start()
+    assert returned.wait(PROMPT)
+    wait_until(lambda: group.errored() is not None, "the abort")
     group.shutdown()
 
 
