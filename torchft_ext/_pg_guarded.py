@@ -6,8 +6,8 @@ have their backends, tells of deaths, and carries abort() to all ranks. The back
 each generation, and works on copies (`_pg_staging.py`), which reach the caller's tensors only while
 the generation lives (`_pg_generation.py`).
 
-Owners: the group owns the guard, until shutdown(), and the generation with its backend. Until that is
-there, the thread that makes it has it (`_pg_making.py`). A generation that is over hands its
+Owners: the group owns the guard, until shutdown(), and the generation with its backend. Until that
+is there, the thread that makes it has it (`_pg_making.py`). A generation that is over hands its
 backend to a thread, which ends it (`_pg_retirement.py`): gloo's end waits for what is under way in
 it, up to that one's timeout. `retired()` counts those that still wait.
 
