@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from matrix.process import MatrixError, RankProcess
@@ -27,8 +28,22 @@ def await_end(victim: RankProcess) -> None:
     until = time.monotonic() + PATIENCE
     while victim.alive():
         if time.monotonic() > until:
-            raise MatrixError(f"the victim (pid {victim.pid}) does not end")
+            raise MatrixError(
+                f"the victim (pid {victim.pid}) does not end: {written(victim)} bytes of its core "
+                f"are written; its threads: {threads_of(victim)}"
+            )
         time.sleep(0.01)
+
+
+def threads_of(victim: RankProcess) -> str:
+    """What each of its threads is in: name, state, function of the kernel's."""
+    found = []
+    for task in Path(f"/proc/{victim.pid}/task").glob("*"):
+        with suppress(OSError):  # it has ended meanwhile
+            name = (task / "comm").read_text().strip()
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            found.append(f"{name} {state} {(task / 'wchan').read_text()}")
+    return "; ".join(found) or "none"
 
 
 def written(victim: RankProcess) -> int:
