@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import torch
@@ -14,6 +15,7 @@ import torchft_ext
 from torchft_ext.elastic import _view_groups
 
 world = members(5)
+held = threading.Event()  # in a worker: the groups are
 
 
 def test_group_of_a_view_is_aborted_when_the_view_is_over(ranks, world):
@@ -125,10 +127,15 @@ def test_whole_group_ends_an_update_though_the_view_is_over(ranks, world):
     at = founders.run(recover)
     pair = [founders.start(at.index(rank), sum_in_a_pair_when_over) for rank in (0, 1)]
     for rank in (0, 1):
-        founders.side(at.index(rank), wait_for_threads, "elastic-view")
+        founders.side(at.index(rank), wait_until_held)
     third = founders.start(at.index(2), recover)
     assert values_of(pair) == [(2.0, True)] * 2
     assert third.value() == 2
+
+
+def wait_until_held() -> None:
+    wait_for_threads("elastic-view")  # which ends the groups of a view that is over
+    assert held.wait(PATIENCE)
 
 
 def sum_in_a_pair_when_over() -> tuple[float, bool]:
@@ -136,6 +143,7 @@ def sum_in_a_pair_when_over() -> tuple[float, bool]:
     group = jobs[0].make_group("pair", [0, 1])
     tensor = torch.ones(1)
     with jobs[0].hold_groups():
+        held.set()
         wait_until(jobs[0].is_over, "the end of the view")
         wait_until(lambda: not is_waiting_in("elastic-view"), "the end of the thread")
         dist.all_reduce(tensor, group=group)
