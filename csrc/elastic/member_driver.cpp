@@ -351,6 +351,12 @@ void MemberDriver::hearWitness(const WitnessReply& reply, const std::string& tro
   carryOut(effects);
 }
 
+// What the store has said before does not count any more.
+void MemberDriver::noteEnd() {
+  last_end = Clock::now();
+  stays_undecided = false;
+}
+
 void MemberDriver::onMessage(const MemberId& from, const FrameHeader& header,
                              const std::string& payload) {
   if (!core) return;
@@ -385,7 +391,7 @@ void MemberDriver::onElastic(const MemberId& from, const std::string& payload) {
   if (!effects.refused.empty()) logRefused(status.nameOf(from), effects.refused);
   // By its own word: it lives and will not come, which nobody else tells.
   if (!was_gone && isGone()) {
-    last_end = Clock::now();
+    noteEnd();
     stopForming(from, endOf(from, core->losses().at(from)));
   }
   carryOut(effects);
@@ -401,7 +407,7 @@ void MemberDriver::logRefused(const std::string& whose, const std::string& why) 
 void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how) {
   if (!core) return;
   client.onLost(id);
-  if (isFinal(loss)) last_end = Clock::now();
+  if (isFinal(loss)) noteEnd();
   stopForming(id, isFinal(loss) ? endOf(id, loss) : how);
   carryOut(core->lose(id, loss));
 }

@@ -55,6 +55,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   // trouble: why it has not answered; empty: it has.
   void hearWitness(const WitnessReply& reply, const std::string& trouble,
                    Clock::time_point asked_at);
+  void noteEnd();  // of a member that is gone for good
   // So many are gone for good that there will be no quorum, and that will not change.
   bool isHopeless(const ElasticEffects& effects) const;
   void onMessage(const MemberId& from, const FrameHeader& header, const std::string& payload);

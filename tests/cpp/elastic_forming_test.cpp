@@ -121,6 +121,15 @@ TEST_F(ElasticForming, IsOverWithAMemberThatTellsOfALaterView) {
   }
 }
 
+// By the store's rule: what it has written last may still be on its way to the store.
+TEST_F(ElasticForming, IsNotHopelessByWhatTheStoreSaidBeforeADeath) {
+  onLoop(driver_->loop, [this] {
+    driver_->stays_undecided = true;
+    driver_->onLost(other_->id(), Loss::kDead, "it ended");
+    EXPECT_FALSE(driver_->stays_undecided);
+  });
+}
+
 TEST_F(ElasticForming, IsOverWithAMemberThatLeaves) {
   onLoop(driver_->loop, [this] { driver_->events().on_goodbye(other_->id()); });
   other_.reset();
