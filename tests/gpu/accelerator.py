@@ -229,9 +229,13 @@ class Graph:
     def __init__(self) -> None:
         self._graph: Any = simulator().Graph() if simulated() else torch.cuda.CUDAGraph()
 
-    def capture(self) -> AbstractContextManager[None]:
+    def capture(self, errors: str = "global") -> AbstractContextManager[None]:
+        """errors: whose unsafe calls spoil it (`capture_error_mode` of `torch.cuda.graph`)."""
         captured: AbstractContextManager[None]
-        captured = self._graph.capture() if simulated() else torch.cuda.graph(self._graph)
+        if simulated():
+            captured = self._graph.capture()
+        else:
+            captured = torch.cuda.graph(self._graph, capture_error_mode=errors)
         return captured
 
     def replay(self) -> None:

@@ -68,7 +68,7 @@ class Result:
 def tests(*suites: str, only: str = HERE, limit: int = 150) -> list[str]:
     """limit: seconds of one test; longer than a rank may take to start."""
     files = [f"{DEVICE_TESTS}{suite}.py" for suite in suites]
-    fixed = "-v --durations 15 -p no:cacheprovider --maxfail 8 --timeout-method signal"
+    fixed = "-v --durations 15 -p no:cacheprovider -p at_once --maxfail 8 --timeout-method signal"
     options = [*fixed.split(), "--timeout", str(limit), "-k", only]
     return [sys.executable, "-m", "pytest", *files, *options]
 
@@ -128,7 +128,7 @@ def has_googletest() -> bool:
 
 def common_environment(device: str, records: Path, with_cpp: bool) -> dict[str, str]:
     cpp = "ON" if with_cpp and has_googletest() else "OFF"
-    imports = [str(ROOT), os.environ.get("PYTHONPATH")]
+    imports = [str(ROOT), str(ROOT / "tests" / "gpu"), os.environ.get("PYTHONPATH")]
     return {
         **os.environ,
         "PATH": search_path(),

@@ -276,10 +276,10 @@ def test_abort_with_a_graph_that_is_not_running_waits_for_nobody(devices):
     devices.next(world, range(2)).run(check_sum)
 
 
-def generation_beside_a_capture(address: str, rank: int, size: int) -> str:
+def generation_beside_a_capture(address: str, rank: int, size: int, errors: str) -> str:
     """A generation ends and the next one begins while a graph of something else is captured.
 
-    What spoilt the capture; empty: nothing did.
+    What spoilt the capture or the generation; empty: nothing did.
     """
     tensor, summed, works, graph = ones(10), ones(10), [], accelerator.Graph()
     torch.accelerator.synchronize()
@@ -291,27 +291,32 @@ def generation_beside_a_capture(address: str, rank: int, size: int) -> str:
         works.append(dist.all_reduce(summed, async_op=True))
 
     def capture_beside_it() -> None:
-        with graph.capture(), ThreadPoolExecutor(1) as beside:
+        with graph.capture(errors), ThreadPoolExecutor(1) as beside:
             tensor.mul_(2)
             beside.submit(next_generation).result(NOTICE)
 
     error = failure_of(capture_beside_it)
-    assert works, error
-    works[0].wait()
-    check(summed.cpu(), torch.full((10,), float(size)), "the next generation's sum")
     if error is None:
+        works[0].wait()
+        check(summed.cpu(), torch.full((10,), float(size)), "the next generation's sum")
         graph.replay()
         check(tensor.cpu(), torch.full((10,), 2.0), "the graph")
+        no_violation()
     graph.free()
-    no_violation()
     return "" if error is None else error.text
 
 
-def test_generation_ends_and_begins_beside_a_capture_of_something_else(devices):
+@pytest.mark.parametrize("errors", ("thread_local", "global"))
+def test_generation_ends_and_begins_beside_a_capture_of_something_else(devices, errors):
     world, address = devices.world(2), devices.pool.address()
     world.run(check_sum)
-    calls = [world.start(rank, generation_beside_a_capture, address, rank, 2) for rank in range(2)]
+    calls = [
+        world.start(rank, generation_beside_a_capture, address, rank, 2, errors)
+        for rank in range(2)
+    ]
     spoilt = values_of(calls)
-    # NCCL frees pinned memory on threads of its own, whose capture mode nobody can relax.
-    record("a capture beside the end of a generation", spoilt=[text[:200] for text in spoilt])
-    assert spoilt == ["", ""] or not accelerator.simulated()
+    # NCCL frees pinned memory on threads of its own, whose capture mode nobody can relax: a capture
+    # that counts the calls of all threads is spoilt by it, and spoils NCCL's call.
+    record("a capture beside a new generation", errors=errors, spoilt=[t[:200] for t in spoilt])
+    assert spoilt == ["", ""] or (errors == "global" and not accelerator.simulated())
+    devices.next(world, range(2)).run(check_sum)

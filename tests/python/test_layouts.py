@@ -254,10 +254,12 @@ def last_after_the_others(issue: Callable[[], list[dist.Work]]) -> None:
     """Issue on all ranks and wait; no sum is through before all but the last have issued all."""
     rank, world = me()
     word = torch.zeros(1, device="cpu")
-    # On a device the first operation of each kind and size may wait for everyone.
-    dist.all_reduce(torch.zeros(1200))
-    dist.broadcast(torch.zeros(1200), 0)
-    dist.all_gather_into_tensor(torch.zeros(world * 1200), torch.zeros(1200))
+    # On a device the first operation of each kind and size may wait for everyone: NCCL connects
+    # ranks anew for another algorithm.
+    for size in (NUMBER, 1200):
+        dist.all_reduce(torch.zeros(size))
+        dist.broadcast(torch.zeros(size), 0)
+        dist.all_gather_into_tensor(torch.zeros(world * size), torch.zeros(size))
     if rank == world - 1:
         for other in range(world - 1):
             dist.recv(word, other)

@@ -1,0 +1,13 @@
+"""A plugin of pytest: what failed is printed at once, not at the end, which a step may not reach."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        print(f"\n{report.nodeid} ({report.when}):\n{report.longreprtext}", file=sys.stderr)
