@@ -82,7 +82,7 @@ load_cuda_runtime() {
 
 directory="$BUILD_ROOT/with-torch-$version"
 CXX=$(checking_compiler) configure "$directory" -DTORCHFT_EXT_TORCH_DIR="$where/torch" -DTORCHFT_EXT_OPTIMIZE=-O0 \
-  -DTORCHFT_EXT_PRECOMPILE=ON >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
+  >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
 cmake --build "$directory" -j "$JOBS"
 
 [ -z "$build" ] || exit 0

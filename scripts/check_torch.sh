@@ -3,7 +3,7 @@
 # Python tests and the C++ tests of groups and DDP on libtorch there. A CUDA wheel of torch takes some 6 GB, and runs on the CPU too.
 #   scripts/check_torch.sh 2.15.0                       the whole Python suite
 #   scripts/check_torch.sh --quick 2.14.1               the tests of reconfigure, generations, names, failures and of FSDP2
-#   scripts/check_torch.sh 2.11.0 tests/python/test_gil.py -x
+#   scripts/check_torch.sh 2.11.0 tests/python/process/test_gil.py -x
 #                                                       these arguments of pytest, instead of the whole suite
 #   scripts/check_torch.sh --build --quick 2.14.1       only makes what those tests need
 # Works in $TORCHFT_EXT_BUILD_ROOT/run-torch-VERSION, and goes on from what an earlier run left there (delete the
@@ -11,7 +11,7 @@
 # scripts/check_other_torch.sh compiles all C++ tests, and needs the smallest of the CUDA packages alone.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-quick=(tests/python/test_{reconfigure,generations,names,failures,process_group_mesh}.py)
+quick=(tests/python/{group/test_{reconfigure,generations,names},failures/test_failures,process_group/test_process_group_mesh}.py)
 tests=(tests/python)
 build=
 if [ "${1:-}" = --build ]; then
@@ -43,7 +43,7 @@ unset CCACHE_BASEDIR
 lift_caps_on_torch "$version" "$work/constraints.txt"
 scripts/setup.sh --tests
 # To be checked, not to be fast.
-export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_PRECOMPILE=ON -DTORCHFT_EXT_OPTIMIZE=-O1"
+export TORCHFT_EXT_CMAKE_ARGS="-DTORCHFT_EXT_OPTIMIZE=-O1"
 CXX=$(checking_compiler) scripts/build.sh
 # Of the C++ tests, those of what libtorch's programs use; and what Python tests run.
 targets=(torchft_ext_libtorch_tests)

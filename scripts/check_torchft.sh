@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that need the real torchft (tests/python/test_torchft.py), its lighthouse and its Managers among them, in
+# Runs the tests that need the real torchft (tests/python/process_group/test_torchft.py), its lighthouse and its Managers among them, in
 # an environment of its own, which has the development environment's torch and the version below. After scripts/build.sh.
 #   scripts/check_torchft.sh [PYTEST ARGUMENTS...]
 #   scripts/check_torchft.sh --nightly [PYTEST ARGUMENTS...]   torchft's nightly of October 2026 on torch 2.14.1, by whose
@@ -26,4 +26,4 @@ fi
 
 cd "$tree"
 export PATH="$work/venv/bin:$PATH" PYTHONPATH="$tree" CUDA_VISIBLE_DEVICES=''
-python -m pytest tests/python/test_torchft.py --timeout 300 "$@"
+python -m pytest tests/python/process_group/test_torchft.py --timeout 300 "$@"

@@ -81,7 +81,7 @@ sanitizer_setup() {
   esac
   directory="$BUILD_ROOT/$1-sanitizer"
   mkdir -p "$BUILD_ROOT"
-  CXX=$(checking_compiler) configure "$directory" -DTORCHFT_EXT_BUILD_PYTHON=OFF -DTORCHFT_EXT_PRECOMPILE=ON \
+  CXX=$(checking_compiler) configure "$directory" -DTORCHFT_EXT_BUILD_PYTHON=OFF \
     -DTORCHFT_EXT_SANITIZE=$sanitizers -DTORCHFT_EXT_OPTIMIZE=$optimise \
     >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
   # The suppressions name torch's own libraries and nothing of ours.

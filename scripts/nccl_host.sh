@@ -2,7 +2,7 @@
 # The device tests on the simulated device with NCCL's own library under it (tests/nccl_host), on x86-64. Takes NCCL and
 # CUDA's headers from their wheels, and keeps them. On what scripts/build.sh --tests has built.
 #   scripts/nccl_host.sh                            the device tests
-#   scripts/nccl_host.sh tests/python/test_device_aborts.py --ranks 2
+#   scripts/nccl_host.sh tests/python/device/test_device_aborts.py --ranks 2
 #                                                   arguments for pytest instead of all those files
 #   scripts/nccl_host.sh --version 2.28.7 [...]     another NCCL (default 2.28.9; must come first)
 #   scripts/nccl_host.sh --build [--version ...]    no tests: what they need, made anew where it is older than its sources
@@ -104,7 +104,7 @@ PY
 export TORCHFT_EXT_TEST_DEVICE=privateuseone TORCHFT_EXT_TEST_NCCL_HOST="$library" TORCHFT_EXT_NCCL_LIB="$nccl" \
   TORCHFT_EXT_SIM_LIB="$sim" TORCHFT_EXT_BUILD_ROOT="$BUILD_ROOT"
 [ $# -gt 0 ] || set -- \
-  tests/python/test_device_{collectives,aborts,failures,matrix,training,frameworks,wrappers,subgroups,memory_pools,streams,names,nan_check}.py
+  tests/python/device/test_device_{collectives,aborts,failures,matrix,training,frameworks,wrappers,subgroups,memory_pools,streams,names,nan_check}.py
 status=0
 python -m pytest -q -p no:cacheprovider "$@" || status=$?
 say "NCCL under these tests: $ran, as its wheel has it"

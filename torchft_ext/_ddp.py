@@ -7,7 +7,7 @@ newcomer may have no DDP object yet. Then all of them learn together.
 
 What that cannot mend is noticed: operations on buckets carry a digest of the bucket's layout, which
 members compare, and the generation of their reducer, in whose place no other one takes them
-(csrc/c10d/bucket_layouts.h). A backward() whose forward() ran in an older generation raises.
+(csrc/c10d/ddp/bucket_layouts.h). A backward() whose forward() ran in an older generation raises.
 
 Threads: a DDP object's forward() and backward() are not to run at the same time, as in torch.
 """

@@ -1,7 +1,7 @@
 // The store of an elastic job whose members are processes of one host: files in a directory.
 #pragma once
 
-#include "membership/store.h"
+#include "membership/store_client.h"
 
 namespace torchft_ext::bench {
 

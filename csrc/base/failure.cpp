@@ -77,7 +77,7 @@ std::string wordsOfTimeout(const Failure& failure) {
 }
 
 // What programs that were written for torch's own backends look for in an error's text, in the
-// spelling of those; tests/python/test_words.py has who looks.
+// spelling of those; tests/python/operations/test_words.py has who looks.
 std::string wordsThatCallersMatch(const Failure& failure) {
   switch (failure.kind) {
     case FailureKind::kPeerLost:

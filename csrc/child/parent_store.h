@@ -11,7 +11,7 @@
 
 #include "base/mutex.h"
 #include "child/channel.h"
-#include "membership/store.h"
+#include "membership/store_client.h"
 
 namespace torchft_ext::child {
 

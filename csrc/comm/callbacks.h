@@ -1,6 +1,6 @@
 // The process's pool of threads for callbacks and futures of finished operations (callback_pool.h).
 // Created at first use. Progress never depends on it, so user code may block in it; wait() gives it
-// a moment, but not to user code (c10d/ft_work.cpp).
+// a moment, but not to user code (c10d/work/ft_work.cpp).
 #pragma once
 
 #include <functional>

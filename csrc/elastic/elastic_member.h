@@ -17,10 +17,10 @@
 #include "base/deadline.h"
 #include "base/fork.h"
 #include "elastic/cancellable_wait.h"
-#include "elastic/elastic_error.h"
 #include "elastic/elastic_message.h"
 #include "elastic/elastic_options.h"
 #include "elastic/view_store.h"
+#include "torchft_ext/elastic_error.h"
 
 namespace torchft_ext {
 

@@ -22,7 +22,7 @@
 
 #include "elastic/member_keys.h"
 #include "elastic/proposal.h"
-#include "membership/store.h"
+#include "membership/store_client.h"
 
 namespace torchft_ext {
 

@@ -15,8 +15,8 @@
 
 #include "base/task_thread.h"
 #include "elastic/cancellable_wait.h"
-#include "elastic/elastic_error.h"
 #include "elastic/job_store.h"
+#include "torchft_ext/elastic_error.h"
 
 namespace torchft_ext {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "elastic/meeting_links.h"
-#include "membership/store.h"
+#include "membership/store_client.h"
 #include "net/event_loop.h"
 
 namespace torchft_ext {

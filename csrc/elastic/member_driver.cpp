@@ -9,8 +9,8 @@
 #include "base/host_name.h"
 #include "base/log.h"
 #include "elastic/elastic_codec.h"
-#include "elastic/elastic_error.h"
 #include "elastic/view_check.h"
+#include "torchft_ext/elastic_error.h"
 
 namespace torchft_ext {
 namespace {

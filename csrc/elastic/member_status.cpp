@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "elastic/elastic_error.h"
 #include "membership/records.h"
+#include "torchft_ext/elastic_error.h"
 
 namespace torchft_ext {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/mutex.h"
 #include "elastic/cancellable_wait.h"
 #include "elastic/view_store.h"
-#include "membership/store.h"
+#include "membership/store_client.h"
 #include "net/event_loop.h"
 
 namespace torchft_ext {

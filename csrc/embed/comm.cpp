@@ -14,7 +14,7 @@
 #include "comm/failure_listener.h"
 #include "comm/group.h"
 #include "comm/public_stats.h"
-#include "embed/store_client.h"
+#include "embed/program_store.h"
 #include "host/host_engine.h"
 #include "host/network_limits.h"
 #include "host/process.h"

@@ -9,7 +9,7 @@
 #include <unordered_set>
 
 #include "base/raise.h"
-#include "c10d/ddp_reducer.h"
+#include "c10d/ddp/ddp_reducer.h"
 #include "libtorch/group_backend.h"
 #include "libtorch/torch_reducer.h"
 

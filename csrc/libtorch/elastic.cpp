@@ -5,8 +5,8 @@
 #include <set>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "c10d/elastic_job.h"
-#include "c10d/ft_process_group.h"
+#include "c10d/group/elastic_job.h"
+#include "c10d/group/ft_process_group.h"
 
 namespace torchft_ext::elastic {
 namespace {

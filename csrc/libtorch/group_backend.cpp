@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "c10d/ft_process_group.h"
+#include "c10d/group/ft_process_group.h"
 
 namespace torchft_ext {
 

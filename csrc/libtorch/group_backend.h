@@ -1,7 +1,7 @@
 // From a c10d group to its backend of this library. Any thread; never blocks.
 #pragma once
 
-#include "c10d/ft_backend.h"
+#include "c10d/group/ft_backend.h"
 #include "torchft_ext/torch/process_group.h"
 
 namespace torchft_ext {

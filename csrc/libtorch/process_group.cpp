@@ -5,10 +5,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
-#include "c10d/arguments.h"
-#include "c10d/comm_error.h"
-#include "c10d/group_making.h"
-#include "c10d/store_adapter.h"
+#include "c10d/adapter/arguments.h"
+#include "c10d/group/group_making.h"
+#include "c10d/store/store_adapter.h"
+#include "c10d/work/comm_error.h"
 #include "comm/public_stats.h"
 #include "libtorch/group_backend.h"
 

@@ -56,7 +56,7 @@ void LivenessConnection::onEvent() {
   readInto(updates);
   if (!updates.heard && !updates.end) return;
   if (updates.end) close();
-  // A copy: the callback may replace or destroy on_news_ together with this object.
+  // A copy: the callback may replace or destroy on_updates_ together with this object.
   const OnUpdates on_updates = on_updates_;
   if (on_updates) on_updates(updates);
 }

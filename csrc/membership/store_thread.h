@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "membership/store.h"
+#include "membership/store_client.h"
 
 namespace torchft_ext {
 

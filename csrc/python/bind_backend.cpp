@@ -2,14 +2,14 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "c10d/comm_error.h"
-#include "c10d/compile_questions.h"
-#include "c10d/engines.h"
-#include "c10d/failed_init.h"
-#include "c10d/ft_backend.h"
-#include "c10d/ft_process_group.h"
-#include "c10d/group_making.h"
-#include "c10d/store_adapter.h"
+#include "c10d/group/engines.h"
+#include "c10d/group/failed_init.h"
+#include "c10d/group/ft_backend.h"
+#include "c10d/group/ft_process_group.h"
+#include "c10d/group/group_making.h"
+#include "c10d/store/store_adapter.h"
+#include "c10d/work/comm_error.h"
+#include "c10d/work/compile_questions.h"
 #include "python/bindings.h"
 #include "python/callback_future.h"
 #include "python/docstrings.h"

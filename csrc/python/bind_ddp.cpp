@@ -2,7 +2,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "c10d/ddp_reducer.h"
+#include "c10d/ddp/ddp_reducer.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;

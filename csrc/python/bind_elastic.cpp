@@ -3,7 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/log.h"
-#include "c10d/elastic_job.h"
+#include "c10d/group/elastic_job.h"
 #include "python/bindings.h"
 #include "python/limits.h"
 

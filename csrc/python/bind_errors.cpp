@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "base/raise.h"
-#include "c10d/comm_error.h"
+#include "c10d/work/comm_error.h"
 #include "comm/op_state.h"
 #include "python/bindings.h"
 #include "python/error_objects.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "c10d/device_ipc.h"
+#include "c10d/group/engine_ipc.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;

@@ -2,9 +2,9 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "c10d/environment.h"
-#include "c10d/host_options.h"
-#include "c10d/options.h"
+#include "c10d/group/environment.h"
+#include "c10d/group/host_options.h"
+#include "c10d/group/options.h"
 #include "python/bindings.h"
 #include "python/docstrings.h"
 #include "python/limits.h"

@@ -1,7 +1,7 @@
 #include <pybind11/chrono.h>
 
-#include "c10d/comm_error.h"
-#include "c10d/log_sink.h"
+#include "c10d/group/log_sink.h"
+#include "c10d/work/comm_error.h"
 #include "comm/op_state.h"
 #include "host/process.h"
 #include "python/bindings.h"

@@ -108,17 +108,17 @@ py::object futureOf(FtWork& work) {
 }
 
 // The callbacks of several of them take turns, and have no name for what they issue.
-Promise::Promise()
+OperationPromise::OperationPromise()
     : future_(std::make_shared<CallbackFuture>(
           c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors()),
           FtWork::Source{std::nullopt, nullptr, std::make_shared<std::atomic<uint64_t>>(0)})) {}
 
-void Promise::complete(std::vector<at::Tensor> outputs) {
+void OperationPromise::complete(std::vector<at::Tensor> outputs) {
   const py::gil_scoped_release no_gil;  // callbacks of C++ may want it
   future_->fut->markCompleted(c10::IValue(std::move(outputs)));
 }
 
-void Promise::fail(const py::object& error, const py::object& made_anew) {
+void OperationPromise::fail(const py::object& error, const py::object& made_anew) {
   const py::type kind = py::type::of(error);
   const std::string text =
       std::string(py::str(kind.attr("__name__"))) + ": " + std::string(py::str(error));
@@ -136,11 +136,11 @@ void bind_future(py::module_& module) {
            docs::Future::add_done_callback)
       .def("wait", &CallbackFuture::waitInTurn, py::call_guard<py::gil_scoped_release>(),
            docs::Future::wait);
-  py::class_<Promise>(module, "_Promise")
+  py::class_<OperationPromise>(module, "_Promise")
       .def(py::init<>())
-      .def_property_readonly("future", &Promise::future)
-      .def("complete", &Promise::complete, py::arg("outputs"))
-      .def("fail", &Promise::fail, py::arg("error"), py::arg("made_anew"));
+      .def_property_readonly("future", &OperationPromise::future)
+      .def("complete", &OperationPromise::complete, py::arg("outputs"))
+      .def("fail", &OperationPromise::fail, py::arg("error"), py::arg("made_anew"));
 }
 
 }  // namespace torchft_ext

@@ -16,7 +16,7 @@
 #include <memory>
 #include <vector>
 
-#include "c10d/ft_work.h"
+#include "c10d/work/ft_work.h"
 
 namespace torchft_ext {
 
@@ -44,9 +44,9 @@ class VISIBILITY_HIDDEN CallbackFuture : public PlainFuture {
 //
 // Owner: Python. Threads: any that has the GIL. complete() or fail() is called once; none of them
 // runs a callback that Python has added. Without either the future never completes.
-class VISIBILITY_HIDDEN Promise {
+class VISIBILITY_HIDDEN OperationPromise {
  public:
-  Promise();
+  OperationPromise();
   const std::shared_ptr<CallbackFuture>& future() const { return future_; }
   void complete(std::vector<at::Tensor> outputs);
   // error: an exception. Each waiter is raised one of its class that is made of `made_anew`: a

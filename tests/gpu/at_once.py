@@ -1,4 +1,4 @@
-"""A plugin of pytest: what failed is printed at once, not at the end, which a step may not reach."""
+"""A plugin of pytest: prints a failure when it occurs, not at the end, which may never come."""
 
 from __future__ import annotations
 

@@ -10,7 +10,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parent / "python")]
+sys.path += [str(HERE), str(HERE.parent)]
+
+import folders  # noqa: E402
+
+sys.path += folders.of_python_tests()
 
 import device_side  # noqa: E402
 import test_collectives  # noqa: E402

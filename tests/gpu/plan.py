@@ -28,7 +28,7 @@ INTERRUPTED_ENDS_WITHIN = 8.0  # seconds in which pytest says what it has found 
 KILLED_ENDS_WITHIN = 20.0  # seconds; what the driver holds on to may stay longer
 WHOLE = 565  # seconds; the sum of all budgets; the last step's end comes on top, within ten minutes
 HERE = "not without_a_device and not on_the_simulator"  # what needs faults injected is not here
-DEVICE_TESTS = "tests/python/test_device_"
+DEVICE_TESTS = "tests/python/device/test_device_"
 
 
 @dataclass(frozen=True)

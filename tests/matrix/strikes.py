@@ -59,7 +59,7 @@ class Strike:
 #   store_killed, store_frozen   no rank fails: see STORE_STRIKES, below
 #   two ranks at once, or one after the other   peer lost, see pairs.py
 #   the end of a Python interpreter, by the end of its script, sys.exit() or an exception that nobody catches   peer
-#              left: Python's exit hooks say goodbye first, see tests/python/test_process.py.
+#              left: Python's exit hooks say goodbye first, see tests/python/process/test_process.py.
 #              `exception`, here, is one of C++, which ends in std::terminate() without a word.
 #
 # Wider than the promise, each for a reason that is not hidden in a scale factor:

@@ -2,7 +2,7 @@
 
     python tensor_rank.py STORE_HOST:PORT HEARTBEAT_SECONDS local|tcp
 
-It understands of the native rank's commands (tests/cpp/rank/rank_main.cpp) those that its cases
+It understands of the native rank's commands (tests/cpp/programs/rank/rank_main.cpp) those that its cases
 need, and says the same events. Two are its own:
 
     be KIND     the default group is a ProcessGroupKIND from now on; another of an earlier case stays

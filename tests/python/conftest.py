@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import folders
+
+sys.path[:0] = folders.of_python_tests()
 
 from baby_side import baby  # noqa: E402, F401  (a fixture)
 from device_worlds import device_pool, devices, non_blocking_pool  # noqa: E402, F401  (fixtures)
@@ -46,7 +49,7 @@ def rank_environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("TORCHFT_EXT_")}
     for name in ("GLOO_SOCKET_IFNAME", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
-    paths = [str(HERE), package_parent, env.get("PYTHONPATH")]
+    paths = [*folders.of_python_tests(), package_parent, env.get("PYTHONPATH")]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     env["OMP_NUM_THREADS"] = "1"
     # torch looks the peer up when a store client connects: no test waits 5 s for a name server

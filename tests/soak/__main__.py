@@ -41,7 +41,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import folders  # noqa: E402
+
+sys.path[:0] = folders.of_python_tests()
 
 import ranks  # noqa: E402
 import soak_member  # noqa: E402
@@ -400,7 +404,7 @@ def main() -> int:
         soak_network.enter()
     network = soak_network.Network() if arguments.cuts else None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    paths = os.pathsep.join([str(HERE), str(HERE.parent / "python")])
+    paths = os.pathsep.join([str(HERE), *folders.of_python_tests()])
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         pool = ranks.Pool(Path(folder), env, host_of=network and network.command)

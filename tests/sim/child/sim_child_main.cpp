@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "device_child/program.h"
+#include "device_child/device_program.h"
 #include "sim.h"
 
 namespace {

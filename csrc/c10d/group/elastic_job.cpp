@@ -1,0 +1,388 @@
+#include "c10d/group/elastic_job.h"
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+
+#include "base/log.h"
+#include "c10d/group/environment.h"
+#include "c10d/group/interface_choice.h"
+#include "c10d/store/member_store.h"
+#include "c10d/store/store_adapter.h"
+#include "c10d/work/comm_error.h"
+#include "comm/op_state.h"
+
+namespace torchft_ext {
+namespace {
+
+bool keepWaiting() {
+  runWaitHook();
+  return false;
+}
+
+void checkOptions(const ElasticJobOptions& options) {
+  TORCH_CHECK_VALUE(options.size >= 1, "elastic.join: size: expected at least 1, found ",
+                    options.size);
+  TORCH_CHECK_VALUE(options.min_size >= 1 && options.min_size <= options.size,
+                    "elastic.join: min_size: expected 1 to size (", options.size, "), found ",
+                    options.min_size);
+  TORCH_CHECK_VALUE(options.max_size >= options.size,
+                    "elastic.join: max_size: expected at least size (", options.size, "), found ",
+                    options.max_size);
+  TORCH_CHECK_VALUE(!options.address.empty() || !options.members.empty(),
+                    "elastic.join: expected an address of a store, or members, found neither");
+  TORCH_CHECK_VALUE(options.members.empty() || !options.key.empty(),
+                    "elastic.join: key: expected one with members, found none");
+  TORCH_CHECK_VALUE(!options.store_rule || !options.address.empty(),
+                    "elastic.join: rule: expected \"members\" for a job without a store");
+  TORCH_CHECK_VALUE(options.limit.count() > 0, "elastic.join: limit: expected a positive time");
+}
+
+StoreAddress storeNamedBy(const ElasticJobOptions& options) {
+  return parseStoreAddress("elastic.join: address", options.address);
+}
+
+HostAndPort memberAt(const std::string& text) {
+  return parseHostAndPort("elastic.join: members", text);
+}
+
+ListedAddresses listOf(const std::vector<std::string>& members) {
+  std::vector<HostAndPort> listed;
+  listed.reserve(members.size());
+  for (const std::string& member : members) listed.push_back(memberAt(member));
+  return [listed] {
+    std::vector<SocketAddress> found;
+    for (const HostAndPort& one : listed) {
+      if (const auto address = resolveAddress(one.host, one.port)) found.push_back(*address);
+    }
+    return found;
+  };
+}
+
+// Without a store, towards the listed members; this host's own name may stand for a loopback
+// address, which is no help to others.
+SocketAddress addressTowardsOthers(const ElasticJobOptions& options) {
+  const Environment environment = readEnvironment();
+  if (!options.address.empty()) {
+    return chooseAddressTowards(options.network, environment, storeNamedBy(options));
+  }
+  std::optional<SocketAddress> first;
+  for (const std::string& member : options.members) {
+    const SocketAddress found =
+        chooseAddressTowards(options.network, environment, memberAt(member));
+    if (!found.isLoopback()) return found;
+    if (!first) first = found;
+  }
+  return *first;
+}
+
+void chooseWhereToListen(const ElasticJobOptions& options, ElasticOptions& chosen) {
+  chosen.bind_address = addressTowardsOthers(options);
+  if (options.network.port_range) {
+    chosen.ports = parsePortRange("elastic.join: port_range", *options.network.port_range);
+  } else if (const auto ports = readEnvironment().ports) {
+    chosen.ports = *ports;
+  }
+  if (options.listen.empty()) return;
+  constexpr const char* kArgument = "elastic.join: listen";
+  if (options.listen.find(':') == std::string::npos) {
+    const uint16_t port = parsePort(kArgument, options.listen);
+    chosen.ports = {port, port};
+    return;
+  }
+  const HostAndPort wanted = parseHostAndPort(kArgument, options.listen);
+  chosen.ports = {wanted.port, wanted.port};
+  const auto address = resolveAddress(wanted.host, wanted.port);
+  TORCH_CHECK_VALUE(address, "elastic.join: listen: expected an address of this host, found '",
+                    options.listen, "', which does not resolve");
+  chosen.bind_address = *address;
+}
+
+ElasticJob::Milliseconds ceilOf(Duration duration) {
+  using Milliseconds = ElasticJob::Milliseconds;
+  return std::max(std::chrono::ceil<Milliseconds>(std::min<Duration>(duration, kCentury)),
+                  Milliseconds(1));
+}
+
+// Who of the view could not connect to whom, as far as the failure tells.
+std::set<MemberPair> pairsCutBy(const Failure& failure, const View& view) {
+  if (failure.kind != FailureKind::kConnectionLost) return {};
+  const auto one = static_cast<size_t>(failure.cause.rank);
+  const auto other = static_cast<size_t>(failure.cause.other_rank);
+  if (failure.cause.rank < 0 || failure.cause.other_rank < 0 || one == other ||
+      std::max(one, other) >= view.members.size()) {
+    return {};
+  }
+  return {std::minmax(view.members[one].id, view.members[other].id)};
+}
+
+std::string decidersOf(const View& view, const ElasticMember& member) {
+  if (view.decided_by.empty()) return "; of the founding";
+  std::string names = "; decided by " + std::to_string(view.decided_by.size());
+  if (view.store_decided) names += " and the store";
+  for (size_t i = 0; i < view.decided_by.size(); ++i) {
+    names += (i == 0 ? ": " : " + ") + member.nameOf(view.decided_by[i]);
+  }
+  return names;
+}
+
+FailurePtr overBefore(const View& view) {
+  Failure failure;
+  failure.kind = FailureKind::kAborted;
+  failure.cause.how =
+      "view " + std::to_string(view.number) + " was over before its groups were formed";
+  failure.op = "recover";
+  return std::make_shared<const Failure>(std::move(failure));
+}
+
+}  // namespace
+
+std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
+                                             Milliseconds timeout) {
+  checkOptions(options);
+  const Deadline deadline = Deadline::after(timeout);
+  std::shared_ptr<ElasticJob> job(new ElasticJob());
+  ElasticOptions chosen;
+  chosen.job = "without a store";
+  chosen.size = options.size;
+  chosen.rules = {options.store_rule, options.min_size, options.max_size, {}};
+  chooseWhereToListen(options, chosen);
+  job->interface_name_ = interfaceOf(chosen.bind_address);
+  chosen.limit = options.limit;
+  if (!options.address.empty()) {
+    const StoreAddress address = storeNamedBy(options);
+    chosen.job = address.prefix;
+    chosen.store = clientsOf(address);
+    chosen.prefix = address.prefix + "/";
+  }
+  if (!options.members.empty()) chosen.listed = listOf(options.members);
+  chosen.key = options.key;
+  chosen.on_stopped = [weak = std::weak_ptr<ElasticJob>(job)](uint64_t view,
+                                                              const std::string& why) {
+    if (const auto alive = weak.lock()) alive->onStopped(view, why);
+  };
+  job->member_ = ElasticMember::join(std::move(chosen), deadline, keepWaiting);
+  return job;
+}
+
+ElasticJob::~ElasticJob() = default;
+
+void ElasticJob::manage(const std::string& name, const BackendPtr& backend) {
+  const MutexLock lock(mutex_);
+  const bool taken = std::any_of(managed_.begin(), managed_.end(),
+                                 [&](const Managed& one) { return one.name == name; });
+  TORCH_CHECK(!taken, "elastic: manage: expected a name that no group has yet, found '", name, "'");
+  backend->group().followJob();
+  managed_.push_back({name, backend, 0});
+}
+
+// By name: newcomers may have come to manage them in another order.
+std::vector<ElasticJob::Managed> ElasticJob::managed() const {
+  std::vector<Managed> all;
+  {
+    const MutexLock lock(mutex_);
+    all = managed_;
+  }
+  std::sort(all.begin(), all.end(),
+            [](const Managed& a, const Managed& b) { return a.name < b.name; });
+  return all;
+}
+
+uint64_t ElasticJob::formedView() const {
+  const MutexLock lock(mutex_);
+  return formed_.number;
+}
+
+c10::intrusive_ptr<c10d::Store> ElasticJob::storeOf(uint64_t view) const {
+  return c10::make_intrusive<MemberStore>(member_, view);
+}
+
+// Who a failed generation says has died or frozen need not be waited for.
+void ElasticJob::suspectCulprits() {
+  View formed;
+  {
+    const MutexLock lock(mutex_);
+    formed = formed_;
+  }
+  std::map<MemberId, std::string> culprits;
+  for (const Managed& one : managed()) {
+    const FailurePtr failure = one.backend->errored();
+    if (!failure || failure->kind != FailureKind::kPeerLost) continue;
+    if (one.generation != one.backend->generation()) continue;
+    const auto rank = static_cast<size_t>(failure->cause.rank);
+    if (failure->cause.rank >= 0 && rank < formed.members.size()) {
+      culprits[formed.members[rank].id] = failure->cause.how;
+    }
+  }
+  if (!culprits.empty()) member_->suspect(culprits);
+}
+
+// How the generation that is over came to its end: of the group that failed first.
+ElasticJob::Phases ElasticJob::phasesOfLoss() const {
+  FailurePtr first;
+  for (const Managed& one : managed()) {
+    const FailurePtr failure = one.backend->errored();
+    if (!failure || one.generation == 0 || failure->generation != one.generation) continue;
+    if (!first || failure->at < first->at) first = failure;
+  }
+  if (!first) return {};
+  Phases phases;
+  if (first->silent_for > Duration::zero()) phases.emplace_back("detect", first->silent_for);
+  phases.emplace_back("release", Clock::now() - first->at);
+  return phases;
+}
+
+ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_absent,
+                                       bool without_quorum) {
+  const Deadline deadline = Deadline::after(timeout);
+  std::optional<Duration> patience;  // with those who do not come to a view
+  if (leave_out_absent) patience = durationOf(timeout) / 2;
+  const auto lost = phasesOfLoss();
+  suspectCulprits();
+  const auto working = [this](const void*) { member_->setReady(false); };
+  const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
+  Formed formed = recoverBy(deadline, patience, without_quorum);
+  formed.phases.insert(formed.phases.begin(), lost.begin(), lost.end());
+  std::string left_out;  // now: the members may decide on another view before this one is logged
+  for (const MemberId& id : member_->leftOutSince(formed.view)) {
+    left_out += "; without " + member_->nameOf(id);
+  }
+  const MutexLock lock(mutex_);
+  left_out_ = std::move(left_out);
+  return formed;
+}
+
+ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Duration> patience,
+                                         bool alone) {
+  Formed result;
+  std::set<MemberId> absent;
+  std::set<MemberPair> unreachable;
+  Duration agreeing{0};
+  Duration connecting{0};
+  for (;;) {
+    uint64_t newer_than = 0;
+    {
+      const MutexLock lock(mutex_);
+      newer_than = tried_;
+    }
+    const auto began = Clock::now();
+    result.view = std::exchange(alone, false)
+                      ? member_->goOnAlone(deadline, keepWaiting)
+                      : member_->awaitView(newer_than, deadline, keepWaiting, unreachable, absent);
+    const auto decided = Clock::now();
+    agreeing += decided - began;
+    const Deadline limit = patience ? deadline.orEarlier(*patience) : deadline;
+    const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), limit);
+    connecting += Clock::now() - decided;
+    if (!failure) break;
+    // What an attempt of the last milliseconds would say is no help.
+    if (deadline.remaining() < milliseconds(50)) throwFailure(failure);
+    absent.clear();
+    unreachable = pairsCutBy(*failure, result.view);
+    if (!patience || failure->kind != FailureKind::kTimeout) continue;  // one tells the others
+    for (const Member& member : result.view.members) {
+      if (member.id != member_->id()) absent.insert(member.id);
+    }
+  }
+  noteFormed(result.view.number);
+  result.phases = {{"agree", agreeing}, {"connect", connecting}};
+  return result;
+}
+
+FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
+  {
+    const MutexLock lock(mutex_);
+    forming_ = tried_ = view.number;
+  }
+  member_->watchForming(true);
+  const auto ended = [this](const void*) {
+    member_->watchForming(false);
+    const MutexLock lock(mutex_);
+    forming_ = 0;
+  };
+  const std::unique_ptr<const void, decltype(ended)> forming(this, ended);
+  if (member_->isOver(view.number)) return overBefore(view);
+  const auto size = static_cast<int>(view.members.size());
+  FailurePtr failure;
+  std::map<std::string, int64_t> generations;
+  for (const Managed& one : managed()) {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(one.name, storeOf(view.number));
+    const StorePlace place = storePlaceOf(store);
+    failure = one.backend->tryForm({place.thread, place.prefix}, rank, size,
+                                   ceilOf(deadline.remaining()));
+    if (failure) break;
+    generations[one.name] = one.backend->generation();
+  }
+  if (failure) return failure;
+  const MutexLock lock(mutex_);
+  formed_ = view;
+  for (Managed& one : managed_) one.generation = generations[one.name];
+  return nullptr;
+}
+
+void ElasticJob::logView(const Phases& phases) const {
+  View view;
+  std::string left_out;
+  {
+    const MutexLock lock(mutex_);
+    view = formed_;
+    left_out = left_out_;
+  }
+  std::string line = "elastic job: view " + std::to_string(view.number) + ": " +
+                     std::to_string(view.members.size()) + " members (" +
+                     std::to_string(view.old_size) + " before), this one is rank " +
+                     std::to_string(view.rankOf(member_->id()));
+  line += left_out;
+  line += decidersOf(view, *member_);
+  for (const auto& [phase, duration] : phases) {
+    line += "; " + phase + " " + formatSeconds(duration);
+  }
+  log(LogLevel::kInfo, line);
+}
+
+// The members may have gone on while the groups formed.
+void ElasticJob::noteFormed(uint64_t view) {
+  if (member_->isOver(view)) onStopped(view, "the members have decided on another view");
+}
+
+Answer ElasticJob::agree(bool ok, std::string note, Milliseconds timeout) {
+  Vote vote;
+  vote.ok = ok;
+  vote.note = std::move(note);
+  return member_->agree(formedView(), std::move(vote), Deadline::after(timeout), keepWaiting);
+}
+
+void ElasticJob::abort(const std::string& why) {
+  const std::vector<Managed> groups = managed();
+  for (const Managed& one : groups) one.backend->group().beginAbort(why);
+  for (const Managed& one : groups) one.backend->abort(why);
+  if (const uint64_t view = formedView(); view > 0) member_->endView(view);
+}
+
+void ElasticJob::onStopped(uint64_t view, const std::string& why) {
+  std::vector<Managed> groups;
+  bool forming = false;
+  {
+    const MutexLock lock(mutex_);
+    forming = forming_ != 0 && forming_ <= view;
+    if (!forming && (formed_.number == 0 || formed_.number > view)) return;
+    groups = managed_;
+  }
+  // All at once: no group's waiters wait for another group's engine.
+  for (const Managed& one : groups) {
+    if (forming) {
+      one.backend->group().beginAbort(why);
+    } else {
+      one.backend->group().beginAbortGeneration(one.generation, why);
+    }
+  }
+  for (const Managed& one : groups) {
+    if (forming) {
+      one.backend->group().abort(why);
+    } else {
+      one.backend->group().abortGeneration(one.generation, why);
+    }
+  }
+}
+
+}  // namespace torchft_ext

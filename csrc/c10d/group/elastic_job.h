@@ -1,0 +1,107 @@
+// An elastic job as a program on torch sees it: one member, and the groups whose generations follow
+// the job's views.
+//
+// Owner: the caller. Threads: any; one recover() at a time. A view that is over fails its groups'
+// generations, wherever the user's code is. Destroyed, it leaves without a word.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "base/mutex.h"
+#include "c10d/group/ft_backend.h"
+#include "elastic/elastic_member.h"
+
+namespace torchft_ext {
+
+struct ElasticJobOptions {
+  std::string address;  // of the job's store: "host:port/name"; empty: the job has none
+  // "host:port" of members by which the job is found; the store is then its witness alone. Empty:
+  // it is found in the store.
+  std::vector<std::string> members;
+  std::string key;     // that who comes by `members` has to know
+  std::string listen;  // "host:port", or "port"; empty: any port
+  int size = 1;
+  int min_size = 1;
+  int max_size = 65536;
+  bool store_rule = false;
+  std::chrono::milliseconds limit{5000};  // a member that is silent for so long is left out
+  FtOptions network;                      // interface and ports
+};
+
+class ElasticJob {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  using BackendPtr = c10::intrusive_ptr<FtBackend>;
+
+  // ValueError for bad options; else ElasticError. Blocks up to the timeout; calls the wait hook.
+  static std::shared_ptr<ElasticJob> join(const ElasticJobOptions& options, Milliseconds timeout);
+  ~ElasticJob();
+  ElasticJob(const ElasticJob&) = delete;
+  ElasticJob& operator=(const ElasticJob&) = delete;
+
+  // From the next view on this group's generations follow the views. The members give it the same
+  // name. RuntimeError for a name that is taken.
+  void manage(const std::string& name, const BackendPtr& backend);
+
+  using Phases = std::vector<std::pair<std::string, Duration>>;
+  struct Formed {
+    View view;
+    // Where a generation has failed: "detect" (the lost process's silence, where that is known) and
+    // "release" (from the failure to this call). Then "agree", "connect".
+    Phases phases;
+  };
+  // Waits for a view newer than the one that was formed last, and forms all groups in it; a view
+  // that does not form is followed by another. leave_out_absent: members whose users have not
+  // come to a view within half of the time are left out of the next one. Blocks up to the timeout;
+  // calls the wait hook. Raises ElasticError, and where members were missing until the deadline,
+  // that generation's failure.
+  // without_quorum: this member goes on alone first, in a lineage of its own.
+  Formed recover(Milliseconds timeout, bool leave_out_absent = false, bool without_quorum = false);
+  // One line for the view that was formed last: who is in it, who decided, who is not in it any
+  // more and why, and how long each part took. Of whoever called recover().
+  void logView(const Phases& phases) const;
+  // In the view that was formed last.
+  Answer agree(bool ok, std::string note, Milliseconds timeout);
+  // Fails the generations of all managed groups, and ends the view, in whose store members may wait
+  // for this one.
+  void abort(const std::string& why);
+
+  uint64_t formedView() const;  // its number; 0: none yet
+  c10::intrusive_ptr<c10d::Store> storeOf(uint64_t view) const;
+  ElasticMember& member() { return *member_; }
+  // Where the member listens.
+  const std::string& interfaceName() const { return interface_name_; }  // empty: not known
+
+ private:
+  struct Managed {
+    std::string name;
+    BackendPtr backend;
+    int64_t generation = 0;  // that it has formed in the view that was formed last
+  };
+  ElasticJob() = default;
+  void onStopped(uint64_t view, const std::string& why);
+  FailurePtr formAll(const View& view, int rank, Deadline deadline);
+  Formed recoverBy(Deadline deadline, std::optional<Duration> patience, bool alone);
+  std::vector<Managed> managed() const;
+  void suspectCulprits();
+  Phases phasesOfLoss() const;
+  void noteFormed(uint64_t view);
+
+  std::shared_ptr<ElasticMember> member_;
+  std::string interface_name_;  // constant after join()
+  mutable Mutex mutex_;
+  std::vector<Managed> managed_ GUARDED_BY(mutex_);
+  View formed_ GUARDED_BY(mutex_);           // number 0: none yet
+  std::string left_out_ GUARDED_BY(mutex_);  // of formed_, for its line in the log
+  uint64_t tried_ GUARDED_BY(mutex_) = 0;    // the newest view that was formed, or could not be
+  uint64_t forming_ GUARDED_BY(mutex_) = 0;  // 0: none
+};
+
+}  // namespace torchft_ext

@@ -1,0 +1,92 @@
+#include "cpp/elastic/elastic_world_history.h"
+
+#include <iterator>
+
+#include "elastic/elastic_codec.h"
+
+namespace torchft_ext {
+
+void ElasticWorldHistory::adopt(View view) {
+  view.secret = {};  // others than its members are not told
+  has_news_ = true;
+  const auto [known, fresh] = views_.try_emplace(keyOf(view), view);
+  if (!fresh && known->second != view) {
+    fail("two views have the number " + std::to_string(view.number));
+  }
+}
+
+void ElasticWorldHistory::sayNo(int member, const ViewKey& view, uint64_t index) {
+  has_news_ = true;
+  said_no_[{view, index}].insert(member);
+}
+
+void ElasticWorldHistory::returnFrom(int member, LineageNumber lineage, const Outcome& outcome) {
+  const Key key{{lineage, outcome.view}, outcome.index};
+  has_news_ = true;
+  const auto [known, fresh] = returned_.try_emplace(key, outcome.answer);
+  if (!fresh && known->second.ok != outcome.answer.ok) {
+    fail("two answers to agreement " + std::to_string(key.second) + " of view " +
+         std::to_string(key.first.second));
+  }
+  returned_by_[key].insert(member);
+}
+
+const View& ElasticWorldHistory::newestOf(LineageNumber lineage) const {
+  return std::prev(views_.upper_bound({lineage, UINT64_MAX}))->second;
+}
+
+void ElasticWorldHistory::check() {
+  if (!has_news_) return;
+  has_news_ = false;
+  for (const auto& [key, answer] : returned_) {
+    if (answer.ok && views_.contains(key.first)) checkOk(key);
+  }
+}
+
+// It needs all who went on, and no later view may contradict it.
+void ElasticWorldHistory::checkOk(const Key& key) {
+  const View& before = views_.at(key.first);
+  const auto next = views_.find({key.first.first, key.first.second + 1});
+  const View& judged = next == views_.end() ? before : next->second;
+  for (const int i : said_no_[key]) {
+    if (judged.has(idOfMember(i)) && before.has(idOfMember(i))) {
+      fail("ok although member " + std::to_string(i) + ", who goes on, said no");
+    }
+  }
+  if (next != views_.end()) checkNext(key, next->second);
+}
+
+void ElasticWorldHistory::checkNext(const Key& key, const View& next) {
+  const Outcome* outcome = next.outcomeOf(key.second);
+  const std::string name = "view " + std::to_string(next.number);
+  if (outcome != nullptr && !outcome->answer.ok) {
+    fail(name + " takes back an ok of the one before");
+  }
+  for (const Member& member : next.members) {
+    const bool was_there = views_.at(key.first).has(member.id);
+    if (outcome == nullptr && was_there && !returned_by_[key].contains(indexOfMember(member.id))) {
+      fail(name + " does not know an ok of the one before");
+    }
+  }
+}
+
+void ElasticWorldHistory::fail(const std::string& what) {
+  if (wrong_.empty()) wrong_ = what;
+}
+
+void ElasticWorldHistory::write(ByteWriter& writer) const {
+  for (const auto& [key, view] : views_) writer.text(encodeView(view));
+  for (const auto& [key, answer] : returned_) {
+    writer.u64(key.first.second);
+    writer.u64(key.second);
+    writer.u8(answer.ok ? 1 : 0);
+    for (const int i : returned_by_.at(key)) writer.u8(static_cast<uint8_t>(i));
+  }
+  for (const auto& [key, members] : said_no_) {
+    writer.u64(key.first.second);
+    writer.u64(key.second);
+    for (const int i : members) writer.u8(static_cast<uint8_t>(i));
+  }
+}
+
+}  // namespace torchft_ext

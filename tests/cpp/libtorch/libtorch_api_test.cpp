@@ -1,0 +1,162 @@
+// The public headers for programs on libtorch: torchft_ext/torch/*.h, in a world of one. Worlds of
+// several processes: examples/cpp/train.cpp, which scripts/check_package.sh runs.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <stdexcept>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
+
+#include "c10d/group/options.h"
+#include "cpp/libtorch/store_server.h"
+#include "cpp/support/processes.h"
+#include "torchft_ext/torch/elastic.h"
+#include "torchft_ext/torch/process_group.h"
+
+namespace torchft_ext {
+namespace {
+
+constexpr std::chrono::milliseconds kShort{300};
+
+StorePtr prefixed(const std::string& prefix, const StorePtr& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+}
+
+class LibtorchApi : public ::testing::Test {
+ protected:
+  LibtorchApi() : group_(makeGroup(store_, 0, 1, {.name = "alone", .engine = "host"})) {}
+  ~LibtorchApi() override { shutdown(group_); }
+
+  at::Tensor summed() {
+    std::vector<at::Tensor> tensors{at::ones({3})};
+    group_->allreduce(tensors)->wait();
+    return tensors[0];
+  }
+
+  const StorePtr store_ = c10::make_intrusive<c10d::HashStore>();
+  const ProcessGroupPtr group_;
+};
+
+TEST_F(LibtorchApi, AGroupIsMadeAbortedAndConfiguredAnew) {
+  EXPECT_TRUE(summed().equal(at::ones({3})));
+  EXPECT_EQ(generation(group_), 1);
+  std::promise<FailurePtr> told;
+  onFailure(group_, [&told](const FailurePtr& failure) { told.set_value(failure); });
+  abort(group_, "enough");
+  EXPECT_EQ(told.get_future().get()->cause.how, "enough");
+  onFailure(group_, {});
+  EXPECT_EQ(errored(group_)->kind, FailureKind::kAborted);
+  EXPECT_THROW(check(group_), CommAbortedError);
+  EXPECT_THROW(summed(), CommAbortedError);
+  EXPECT_THROW(summed(), c10::DistBackendError);  // as torch's own backends
+  configure(group_, prefixed("next", store_), 0, 1);
+  EXPECT_TRUE(summed().equal(at::ones({3})));
+  EXPECT_EQ(errored(group_), nullptr);
+  EXPECT_EQ(stats(group_).generations, 2U);
+}
+
+TEST_F(LibtorchApi, AFailureIsReturnedByTryWait) {
+  std::vector<at::Tensor> tensors{at::ones({3})};
+  EXPECT_EQ(tryWait(*group_->allreduce(tensors)), nullptr);
+  abort(group_);
+  EXPECT_EQ(tryWait(*group_->allreduce(tensors))->kind, FailureKind::kAborted);
+}
+
+TEST_F(LibtorchApi, EveryCallThatMayFailHasOneThatReturnsTheFailure) {
+  const auto made = tryMakeGroup(c10::make_intrusive<c10d::HashStore>(), 0, 1, {.name = "other"});
+  ASSERT_TRUE(made.group);
+  EXPECT_EQ(made.failure, nullptr);
+  EXPECT_EQ(tryCheck(made.group), nullptr);
+  const auto part = trySplit(made.group, {0});
+  ASSERT_TRUE(part.group);
+  EXPECT_EQ(part.failure, nullptr);
+  shutdown(part.group);
+
+  abort(made.group, "enough");
+  EXPECT_EQ(tryCheck(made.group)->cause.how, "enough");
+  EXPECT_EQ(trySplit(made.group, {0}).failure->cause.how, "enough");
+  EXPECT_FALSE(trySplit(made.group, {0}).group);
+  EXPECT_TRUE(tryConfigure(made.group, "127.0.0.1:1/x", 0, 1, kShort));
+  EXPECT_EQ(tryConfigure(made.group, prefixed("late", store_), 0, 2, kShort)->kind,
+            FailureKind::kTimeout);
+  shutdown(made.group);
+}
+
+TEST_F(LibtorchApi, AGroupThatCannotBeMadeIsNoGroupAndAFailure) {
+  const auto made = tryMakeGroup(store_, 0, 2, {.name = "lonely", .timeout = kShort});
+  EXPECT_FALSE(made.group);
+  ASSERT_TRUE(made.failure);
+  EXPECT_EQ(made.failure->kind, FailureKind::kTimeout);
+}
+
+TEST_F(LibtorchApi, OptionsForDevicesReachTheGroup) {
+  const auto group = makeGroup(
+      prefixed("devices", store_), 0, 1,
+      {.engine = "host", .poison = true, .high_priority_stream = true, .blocking_wait = true});
+  const auto options = group->getBackend(c10::DeviceType::CPU)->getBackendOptions();
+  const auto* found = dynamic_cast<const FtOptions*>(options.get());
+  ASSERT_NE(found, nullptr);
+  EXPECT_TRUE(found->poison && found->high_priority_stream && found->blocking_wait);
+  shutdown(group);
+}
+
+TEST_F(LibtorchApi, BadArgumentsAreRefused) {
+  EXPECT_THROW(makeGroup({}, 0, 1), c10::ValueError);
+  EXPECT_THROW(makeGroup(store_, 1, 1), c10::ValueError);
+  EXPECT_THROW(makeGroup(store_, 0, 1, {.device = c10::Device(c10::kCUDA)}), c10::ValueError);
+  EXPECT_THROW(makeGroup(store_, 0, 1, {.timeout = std::chrono::milliseconds(0)}), c10::ValueError);
+  EXPECT_THROW(configure(group_, StorePtr(), 0, 1), c10::ValueError);
+  EXPECT_THROW(configure(group_, store_, 2, 2), c10::ValueError);
+  EXPECT_THROW(configure(group_, "no address", 0, 1), c10::ValueError);
+  EXPECT_THROW(setTimeout(group_, std::chrono::milliseconds(-1)), c10::ValueError);
+  EXPECT_THROW(errored({}), std::invalid_argument);
+  const auto foreign = c10::make_intrusive<c10d::ProcessGroup>(store_, 0, 1);
+  EXPECT_THROW(errored(foreign), std::invalid_argument);
+  summed();  // nothing has come of it
+}
+
+TEST_F(LibtorchApi, ASplitInheritsTheOptions) {
+  setTimeout(group_, std::chrono::seconds(77));
+  const ProcessGroupPtr part = split(group_, {0});
+  ASSERT_TRUE(part);
+  const auto options = part->getBackend(c10::DeviceType::CPU)->getBackendOptions();
+  EXPECT_EQ(options->timeout, std::chrono::seconds(77));
+  shutdown(part);
+}
+
+TEST_F(LibtorchApi, APublishedGroupIsFoundByItsName) {
+  EXPECT_FALSE(findGroup("published"));
+  publish(group_, "published");
+  EXPECT_EQ(findGroup("published").get(), group_.get());
+  EXPECT_THROW(publish(group_, "published"), std::invalid_argument);
+}
+
+#ifdef TFT_PYTHON
+TEST(LibtorchAdoption, PythonAdoptsAGroupOfCppsAndCppFindsThoseOfPython) {
+  const Meeting meeting;
+  Processes ranks;
+  for (const char* rank : {"0", "1"}) {
+    ranks.start({TFT_PYTHON, TFT_ADOPTION_PY, TFT_ADOPTION, meeting.port(), rank, "2"});
+  }
+  EXPECT_TRUE(ranks.endWell(Deadline::after(std::chrono::seconds(180))));
+}
+#endif
+
+TEST(LibtorchElastic, AJobNeedsAPlaceToMeet) {
+  EXPECT_THROW(elastic::Job::join({.address = "", .size = 1}), c10::ValueError);
+  EXPECT_THROW(elastic::Job::join({.address = "h:1/j", .size = 0}), c10::ValueError);
+}
+
+TEST(LibtorchElastic, TheSourceIsTheLowestRankThatWasThere) {
+  elastic::View view;
+  view.continuing = {false, true, true};
+  EXPECT_EQ(view.source(), 1);
+  EXPECT_FALSE(view.allContinue());
+  view.continuing = {false, false};
+  EXPECT_EQ(view.source(), 0);
+}
+
+}  // namespace
+}  // namespace torchft_ext
