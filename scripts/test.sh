@@ -6,7 +6,16 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 run_cpp_tests() { ctest --test-dir "$BUILD_ROOT/dev" --output-on-failure --no-tests=error -j "$JOBS"; }
-run_python_tests() { python -m pytest tests/python "$@"; }
+# The tests wait half of their time: two files at a time, then those that need the machine for themselves. With arguments
+# one process, which starts sooner; `-n 2` is one of them.
+run_python_tests() {
+  if [ $# -gt 0 ]; then
+    python -m pytest tests/python "$@"
+    return
+  fi
+  python -m pytest tests/python -n 2 --dist loadfile -m 'not alone'
+  python -m pytest tests/python -m alone
+}
 
 if [ -x "$BUILD_ROOT/dev/tests/cpp/torchft_ext_tests" ]; then
   scripts/build.sh --tests
