@@ -4,6 +4,7 @@
 // What only moves data moves bytes, whatever its dtype. What reduces needs a dtype that NCCL has;
 // bool is reduced as uint8 (a sum is "any", so MAX; a product is "all", so MIN).
 // For a kPreMulSum a reduction is made in the communicator, and destroyed when the calls are made.
+// In a world of one it takes two calls where NCCL's kernel would leave elements out.
 //
 // Threads: any. Nothing here blocks, throws or keeps anything.
 #pragma once

@@ -381,7 +381,9 @@ bool SimCommunicator::reduceParts(const NcclCall& call, std::vector<Transfer> se
                                   const void* own) {
   const auto parts = gatherParts(call, std::move(sends), own);
   if (!parts) return false;
-  reduceBytes(*parts, call.out, call.count, call.type, call.op);
+  const bool by_one_rank = size_ == 1 && call.multiplied;
+  const size_t count = by_one_rank ? reducedByOneRank(call.count, call.type) : call.count;
+  reduceBytes(*parts, call.out, count, call.type, call.op);
   return true;
 }
 

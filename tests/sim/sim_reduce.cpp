@@ -1,5 +1,6 @@
 #include "sim_reduce.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -71,6 +72,15 @@ std::vector<char> multiplied(const void* data, size_t count, NcclType type, doub
     multiply(reinterpret_cast<T*>(bytes.data()), count, static_cast<T>(factor));
   });
   return bytes;
+}
+
+size_t reducedByOneRank(size_t count, NcclType type) {
+  if (count == 0) return 0;
+  const size_t item = sizeOf(type);
+  const size_t in_pack = 16 / item;
+  const size_t blocks = std::min<size_t>(32, (count * item + 16383) / 16384);
+  const size_t share = (count / blocks + in_pack - 1) / in_pack * in_pack;
+  return std::min(count, blocks * share);
 }
 
 double numberAt(const void* data, NcclType type) {

@@ -15,6 +15,9 @@ void reduceBytes(const std::vector<std::vector<char>>& parts, void* out, size_t 
                  NcclType type, NcclRedOp op);
 // `count` elements times a number of their type.
 std::vector<char> multiplied(const void* data, size_t count, NcclType type, double factor);
+// How many of a world of one's elements NCCL multiplies: its 2.19 to 2.29.3 leave out the last ones
+// of some counts (oneRankReduce() in onerank.cu), which keep what was in the output.
+size_t reducedByOneRank(size_t count, NcclType type);
 // One number of that type.
 double numberAt(const void* data, NcclType type);
 

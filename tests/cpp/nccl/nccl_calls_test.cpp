@@ -80,6 +80,35 @@ TEST(NcclCalls, AFactorGetsAReductionOfItsOwnThatIsDestroyedAfterTheCalls) {
                    "reduce 8 of 6 by 5 to 1 here", "reduce 8 of 6 by 5 to 2", "destroyRedOp 5"}));
 }
 
+// Of rank 0 of 1: all elements, in calls whose counts NCCL's kernel for one rank divides evenly.
+Calls callsAlone(OpKind kind, ReduceKind reduce, size_t bytes) {
+  static uint8_t large[70'000];
+  Operation operation = reducing(kind, DType::kFloat, reduce);
+  operation.inputs = {{large, bytes}};
+  operation.outputs = {{large, bytes}};
+  ScriptedNccl nccl;
+  EXPECT_EQ(makeCalls(operation, true, {nccl, nullptr, nullptr, 0, 1, 0, memory}),
+            NcclResult::kSuccess);
+  return nccl.calls();
+}
+
+TEST(NcclCalls, AWorldOfOneMultipliesWholePiecesAndThenTheRest) {
+  const auto factor = ReduceKind::kPreMulSum;
+  EXPECT_EQ(callsAlone(OpKind::kAllreduce, factor, 49'156),
+            Calls({"createPreMulSum 7", "allReduce 12288 of 7 by 5", "allReduce 1 of 7 by 5",
+                   "destroyRedOp 5"}));
+  EXPECT_EQ(callsAlone(OpKind::kReduce, factor, 16'388),
+            Calls({"createPreMulSum 7", "reduce 4096 of 7 by 5 to 0 here",
+                   "reduce 1 of 7 by 5 to 0 here", "destroyRedOp 5"}));
+  EXPECT_EQ(callsAlone(OpKind::kReduceScatter, factor, 32'776),
+            Calls({"createPreMulSum 7", "reduceScatter 8192 of 7 by 5", "reduceScatter 2 of 7 by 5",
+                   "destroyRedOp 5"}));
+  for (const size_t bytes : {4, 16'384, 65'536})  // one call is right
+    EXPECT_EQ(callsAlone(OpKind::kAllreduce, factor, bytes).size(), 3u) << bytes;
+  EXPECT_EQ(callsAlone(OpKind::kAllreduce, ReduceKind::kSum, 49'156),
+            Calls({"allReduce 12289 of 7 by 0"}));
+}
+
 TEST(NcclCalls, WithoutItsReductionAnOperationIsNotCalled) {
   ScriptedNccl nccl;
   nccl.answer("createPreMulSum", {NcclResult::kInternalError});
