@@ -1,7 +1,9 @@
-// Sets the calling thread's device, and puts back the one before. Owner: the stack.
+// Set the calling thread's device or stream, and put back the one before, but once exit() has begun
+// (devices_end.h). Owner: the stack.
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <new>
 
@@ -18,6 +20,20 @@ class OnDevice {
 
  private:
   c10::Device before_;
+  bool set_ = true;
+};
+
+// Its device too.
+class OnStream {
+ public:
+  explicit OnStream(const c10::Stream& stream);
+  ~OnStream();
+  OnStream(const OnStream&) = delete;
+  OnStream& operator=(const OnStream&) = delete;
+
+ private:
+  const OnDevice on_device_;
+  const c10::Stream before_;
 };
 
 }  // namespace torchft_ext

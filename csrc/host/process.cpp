@@ -110,6 +110,11 @@ std::shared_ptr<Watchdog> sharedWatchdog() {
   return process().watchdog;
 }
 
+void leaveAheadAtExit() {
+  static const bool ahead = std::atexit(&leaveAtExit) == 0;
+  if (!ahead) log(LogLevel::kWarning, "no room for an exit handler: goodbyes may come too late");
+}
+
 void rememberGroup(const std::shared_ptr<Group>& group) {
   MutexLock lock(process().mutex);
   std::erase_if(process().groups, [](const auto& weak) { return weak.expired(); });

@@ -15,6 +15,10 @@ class Watchdog;
 
 std::shared_ptr<Watchdog> sharedWatchdog();
 
+// exit() calls processExit() also ahead of what was loaded since sharedWatchdog() was first called:
+// the runtime of a device, which must be there when its groups leave. Again: nothing.
+void leaveAheadAtExit();
+
 // Known groups are shut down by processExit(). Holds no group alive.
 void rememberGroup(const std::shared_ptr<Group>& group);
 

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "base/fork.h"
+#include "device/devices_end.h"
 
 namespace torchft_ext {
 namespace {
@@ -15,6 +16,10 @@ c10::EventFlag flagFor(bool timed) {
 
 }  // namespace
 
+void EventPool::End::operator()(c10::Event* event) const {
+  if (!devicesEnded()) delete event;
+}
+
 bool EventPool::Less::operator()(const Key& a, const Key& b) const {
   return std::make_tuple(a.first.type(), a.first.index(), a.second) <
          std::make_tuple(b.first.type(), b.first.index(), b.second);
@@ -22,7 +27,7 @@ bool EventPool::Less::operator()(const Key& a, const Key& b) const {
 
 std::shared_ptr<c10::Event> EventPool::take(c10::Device device, bool timed) {
   const Key key(device, timed);
-  std::unique_ptr<c10::Event> event;
+  EventPtr event;
   {
     MutexLock lock(mutex_);
     auto& idle = idle_[key];
@@ -31,21 +36,21 @@ std::shared_ptr<c10::Event> EventPool::take(c10::Device device, bool timed) {
       idle.pop_back();
     }
   }
-  if (!event) event = std::make_unique<c10::Event>(device.type(), flagFor(timed));
+  if (!event) event = EventPtr(new c10::Event(device.type(), flagFor(timed)));
   return {event.release(),
           [pool = shared_from_this(), key, fork_count = forkCount()](c10::Event* used) {
-            if (fork_count == forkCount()) pool->giveBack(key, std::unique_ptr<c10::Event>(used));
+            if (fork_count == forkCount()) pool->giveBack(key, EventPtr(used));
           }};
 }
 
 std::shared_ptr<c10::Event> EventPool::fresh(c10::Device device, bool timed) {
   return {new c10::Event(device.type(), flagFor(timed)),
           [fork_count = forkCount()](c10::Event* used) {
-            if (fork_count == forkCount()) delete used;
+            if (fork_count == forkCount()) End()(used);
           }};
 }
 
-void EventPool::giveBack(const Key& key, std::unique_ptr<c10::Event> event) {
+void EventPool::giveBack(const Key& key, EventPtr event) {
   MutexLock lock(mutex_);
   auto& idle = idle_[key];
   if (idle.size() < kMostIdle) idle.push_back(std::move(event));  // else it ends after the lock

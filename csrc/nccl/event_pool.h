@@ -3,7 +3,8 @@
 //
 // Owner: the process's NCCL threads. An event returns when its last owner lets go, on that owner's
 // thread; the pool itself lives until no event is out. In a forked child events are left alone:
-// they are the parent's. Threads: any. Never blocks.
+// they are the parent's. So are they at exit, where none can be destroyed (device/devices_end.h).
+// Threads: any. Never blocks.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -31,10 +32,14 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   struct Less {
     bool operator()(const Key& a, const Key& b) const;
   };
-  void giveBack(const Key& key, std::unique_ptr<c10::Event> event);
+  struct End {
+    void operator()(c10::Event* event) const;
+  };
+  using EventPtr = std::unique_ptr<c10::Event, End>;
+  void giveBack(const Key& key, EventPtr event);
 
   Mutex mutex_;
-  std::map<Key, std::vector<std::unique_ptr<c10::Event>>, Less> idle_ GUARDED_BY(mutex_);
+  std::map<Key, std::vector<EventPtr>, Less> idle_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchft_ext

@@ -9,6 +9,7 @@
 
 #include "base/fork.h"
 #include "base/mutex.h"
+#include "device/devices_end.h"
 #include "device/on_device.h"
 
 namespace torchft_ext {
@@ -86,6 +87,7 @@ std::shared_ptr<const c10::Stream> takeStream(const CudaApi& cuda, c10::Device d
                                               bool high_priority) {
   const Kind kind(device.type(), device.index(), high_priority);
   auto* stream = new c10::Stream(choose(cuda, kind, device, high_priority));
+  noteDevicesUsed();
   return {stream, [kind, fork_count = forkCount()](const c10::Stream* used) {
             if (fork_count == forkCount()) pool.get().giveBack(kind, *used);
             delete used;

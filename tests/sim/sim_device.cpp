@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -31,6 +32,17 @@ std::atomic<bool> memory_is_shared{false};  // by shareMemory()
 thread_local int current_device = 0;
 thread_local std::array<int64_t, kMaxDevices> current_stream{};  // ids
 
+// ---- the end
+
+std::atomic<bool> unloaded{false};  // by exit()
+
+// Of a runtime that exit() has unloaded every call fails. Out of what is noexcept: terminate().
+void checkLoaded(const char* call) {
+  if (!unloaded) return;
+  std::fprintf(stderr, "%s: the simulated device has ended\n", call);
+  TORCH_CHECK(false, call, ": the simulated device has ended");
+}
+
 // ---- streams
 
 class Streams {
@@ -51,6 +63,8 @@ class Streams {
 
  private:
   Streams() {
+    // As a real runtime: when it is first used, which is after torch's tables were made.
+    std::atexit([] { unloaded = true; });
     for (int device = 0; device < kMaxDevices; ++device) {
       for (int64_t id = 0; id <= 2 * kPoolStreams; ++id)
         streams_[static_cast<size_t>(device)].push_back(std::make_unique<SimStream>(device, id));
@@ -82,6 +96,7 @@ class Memory {
   }
 
   void* allocate(size_t bytes) {
+    checkLoaded("allocate");
     if (bytes == 0) return nullptr;
     Block block;
     block.bytes = bytes;
@@ -208,6 +223,7 @@ class Memory {
 };
 
 void retireMemory(void* data) {
+  checkLoaded("free");
   Memory::instance().retire(data);
 }
 
@@ -235,7 +251,10 @@ struct SimGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
   c10::Device getDevice() const override { return device(current_device); }
   void setDevice(c10::Device to) const override { setCurrentDevice(to.index()); }
-  void uncheckedSetDevice(c10::Device to) const noexcept override { current_device = to.index(); }
+  void uncheckedSetDevice(c10::Device to) const noexcept override {
+    checkLoaded("uncheckedSetDevice");
+    current_device = to.index();
+  }
   c10::Device exchangeDevice(c10::Device to) const override {
     const c10::Device before = getDevice();
     setDevice(to);
@@ -265,6 +284,7 @@ struct SimGuard final : c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex index,
               c10::EventFlag flag) const override {
+    checkLoaded("record");
     TORCH_CHECK(index == -1 || index == stream.device_index(), "event and stream differ in device");
     if (*event == nullptr) {
       const bool timed = flag == c10::EventFlag::BACKEND_DEFAULT;
@@ -274,11 +294,13 @@ struct SimGuard final : c10::impl::DeviceGuardImplInterface {
     streamOf(stream).record(eventOf(*event));
   }
   void block(void* event, const c10::Stream& stream) const override {
+    checkLoaded("block");
     countOnCurrentDevice("blocked");
     if (event != nullptr) streamOf(stream).block(eventOf(event));
   }
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
+    checkLoaded("queryEvent");
     checkUsable(event, "an event was queried");
     countOnCurrentDevice("queried");
     return eventOf(event)->done();
@@ -289,6 +311,7 @@ struct SimGuard final : c10::impl::DeviceGuardImplInterface {
     eventOf(event)->await(eventOf(event)->scheduled());
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    if (event != nullptr) checkLoaded("destroyEvent");
     delete static_cast<EventHandle*>(event);
   }
   double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
@@ -430,6 +453,7 @@ void countOnCurrentDevice(const char* name) {
 }
 
 void setCurrentDevice(int device) {
+  checkLoaded("setDevice");
   TORCH_CHECK(device >= 0 && device < deviceCount(), "no simulated device ", device);
   current_device = device;
 }

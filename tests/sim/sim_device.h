@@ -3,7 +3,8 @@
 //
 // TORCHFT_EXT_SIM_DEVICES says how many devices there are (default 4, at most 16). Memory is given
 // back in the order of the stream on which it was allocated, as by CUDA's caching allocator: a task
-// on another stream that still uses it then is a violation, and touches nothing.
+// on another stream that still uses it then is a violation, and touches nothing. exit() ends it, as
+// it unloads a real device's runtime: every call is refused from then on.
 //
 // Threads: any. Current device and current streams are per thread.
 #pragma once

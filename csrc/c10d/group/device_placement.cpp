@@ -1,7 +1,6 @@
 #include "c10d/group/device_placement.h"
 
 #include <ATen/Context.h>
-#include <c10/core/StreamGuard.h>
 
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "c10d/adapter/nan_check.h"
 #include "c10d/work/device_completion.h"
 #include "device/on_device.h"
+#include "host/process.h"
 
 namespace torchft_ext {
 namespace {
@@ -20,7 +20,7 @@ bool reduces(OpKind kind) {
 std::function<void(const c10::Stream&)> ahead(const Prepared& prepared) {
   if (prepared.loads.empty()) return {};
   return [loads = prepared.loads](const c10::Stream& stream) {
-    const c10::StreamGuard guard(stream);
+    const OnStream on_stream(stream);
     enqueueLoads(loads);
   };
 }
@@ -31,7 +31,7 @@ std::function<void(const c10::Stream&)> behind(const c10::Device& device, const 
   if (!low_bit && !poison_flag.defined() && prepared.stores.empty()) return {};
   return [device, outputs = prepared.operation.outputs, stores = prepared.stores, low_bit,
           poison_flag](const c10::Stream& stream) {
-    const c10::StreamGuard guard(stream);
+    const OnStream on_stream(stream);
     if (low_bit) enqueueLowBits(outputs, device);
     if (poison_flag.defined()) enqueuePoison(outputs, poison_flag, device);
     enqueueStores(stores);
@@ -45,6 +45,7 @@ void DevicePlacement::place(const c10::Device& device, Prepared& prepared) {
   // there.
   if (device.is_cuda()) at::globalContext().lazyInitDevice(device.type());
   const OnDevice on_device(device);
+  leaveAheadAtExit();
   Operation& operation = prepared.operation;
   if (!reduces(operation.kind)) operation.dtype = movable(operation.dtype);
   at::Tensor flag;

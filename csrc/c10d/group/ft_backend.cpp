@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
-#include <new>
 #include <unordered_set>
 #include <utility>
 #include <variant>
@@ -23,6 +21,7 @@
 #include "c10d/store/store_layers.h"
 #include "c10d/work/comm_error.h"
 #include "comm/callbacks.h"
+#include "device/devices_end.h"
 
 namespace torchft_ext {
 namespace {
@@ -101,12 +100,11 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
 }
 
 FtBackend::~FtBackend() {
-  if (!guard_.inherited()) return;
   // The threads and locks under an inherited group or store belong to the parent: let them leak.
-  // A copy that nobody destroys, and not one from the heap: a destructor cannot report bad_alloc.
-  alignas(std::shared_ptr<Group>) std::byte copy[sizeof(std::shared_ptr<Group>)];
-  new (copy) std::shared_ptr<Group>(group_);
-  creators_store_.release();
+  if (guard_.inherited()) creators_store_.release();
+  if (!guard_.inherited() && !devicesEnded()) return;
+  leak(group_);
+  leak(poison_);
 }
 
 void FtBackend::configure(const std::string& store_address, int rank, int size,

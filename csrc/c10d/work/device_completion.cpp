@@ -1,6 +1,5 @@
 #include "c10d/work/device_completion.h"
 
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -63,12 +62,11 @@ void DeviceCompletion::complete(Future& future, c10::IValue value) const {
     future.markCompleted(std::move(value));
     return;
   }
-  const OnDevice on_device(device_);
   const c10::Stream stream = *(*last)->stream;
+  const OnStream on_stream(stream);
   for (const auto& side : sides_) {
     if (side->end && side->stream != stream) side->end->block(stream);
   }
-  const c10::StreamGuard guard(stream);
   future.markCompleted(std::move(value));
 }
 

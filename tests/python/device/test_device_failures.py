@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import device_side
@@ -21,7 +23,7 @@ from device_side import (
     reaped,
     stream_waits_for,
 )
-from device_worlds import BOTH_KINDS
+from device_worlds import BOTH_KINDS, device_environment
 from heap import heap_bytes
 from rankside import (
     ErrorInfo,
@@ -125,6 +127,42 @@ def test_frozen_peer_releases_streams_after_the_heartbeat_limit(devices):
     world.freeze(1)
     error = call.value(NOTICE + 3)
     assert error.type == "PeerLostError", error.text
+
+
+ENDS = """
+import atexit, sys
+import device_side, torch, torch.distributed as dist, torchft_ext
+
+device_side.accelerator.prepare()
+options = torchft_ext.Options(poison=True)
+dist.init_process_group(
+    "ft", store=dist.HashStore(), rank=0, world_size=1, pg_options=options
+)
+for _ in range(3):
+    dist.all_reduce(device_side.ones(1000), async_op=True)
+dist.barrier(device_ids=[torch.accelerator.current_device_index()])
+never_waited_for = torch.ops._c10d_functional.all_reduce(device_side.ones(3), "sum", "0")
+print("over", flush=True)
+if "by exit() alone" in sys.argv:
+    atexit.unregister(torchft_ext._at_exit)
+if "with an exception" in sys.argv:
+    raise SystemExit("an exception")
+"""
+
+
+@pytest.mark.parametrize("how", ("quietly", "with an exception", "by exit() alone"))
+def test_process_that_ends_with_a_live_group_is_not_killed(rank_env, how):
+    """torch's tables keep the group, and go when the device's runtime has been unloaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, how],
+        env=device_environment(rank_env),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout == "over\n", done.stderr
+    assert done.returncode == (how == "with an exception"), done.stderr
+    assert "device has ended" not in done.stderr and "shutting down" not in done.stderr, done.stderr
 
 
 def test_abort_from_another_thread_releases_everyone(devices):
