@@ -140,16 +140,20 @@ def test_abort_ends_every_one_of_many_operations_under_way(devices):
 
 
 def strided_broadcast() -> ErrorInfo:
-    tensor = ones(30, 40).t()
+    memory = ones(40, 60)
+    tensor = memory[:, ::2]
     work = dist.broadcast(tensor, 0, async_op=True)
     error = failure_of(work.check)
     torch.accelerator.synchronize()
-    check(tensor.cpu(), torch.ones(40, 30), "nothing came, so nothing was stored")
+    check(memory[:, 1::2].cpu(), torch.ones(40, 30), "what lies between is not the tensor's")
+    # NCCL's kernels leave what they hold when they are stopped; simulated ones, nothing.
+    if accelerator.simulated():
+        check(tensor.cpu(), torch.ones(40, 30), "nothing came, so nothing was stored")
     no_violation()
     return error
 
 
-def test_abort_leaves_what_was_in_a_strided_tensor_that_nothing_came_for(devices):
+def test_aborted_broadcast_writes_into_nothing_but_its_strided_tensor(devices):
     world = devices.world(2)
     world.run(check_sum)
     call = world.start_blocked(1, strided_broadcast)
