@@ -1,4 +1,4 @@
-"""A plugin of pytest: prints a failure when it occurs, not at the end, which may never come."""
+"""A plugin of pytest: prints a failure immediately, since a step may not reach its end."""
 
 from __future__ import annotations
 
