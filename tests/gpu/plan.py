@@ -296,12 +296,12 @@ class Report:
         self._json.write_text(json.dumps(data, indent=2) + "\n")
 
     def print_table(self) -> None:
-        print(f"\n{'step':14s}{'result':>10s}{'seconds':>10s}  tests")
+        print(f"\n{'step':16s}{'result':>10s}{'seconds':>10s}  tests")
         for result in self.results:
             counts = " ".join(f"{count} {name}" for name, count in result.counts.items() if count)
-            line = f"{result.name:14s}{result.result:>10s}{result.seconds:>10.1f}"
+            line = f"{result.name:16s}{result.result:>10s}{result.seconds:>10.1f}"
             print(f"{line}  {counts or result.detail}")
-        print(f"{'whole':24s}{time.monotonic() - self._begun:>10.1f}")
+        print(f"{'whole':26s}{time.monotonic() - self._begun:>10.1f}")
         if self._device != "cuda":
             print(f"On the device {self._device!r}: this shows that the plan runs, nothing else.")
         print(f"written: {self._json}")
