@@ -118,14 +118,6 @@ def checked_tools() -> tuple[str, str]:
     return cmake, ninja
 
 
-def build_environment() -> dict[str, str]:
-    """Lets ccache, where there is one, recognise a file that it compiled in another checkout."""
-    env = dict(os.environ)
-    env.setdefault("CCACHE_BASEDIR", str(ROOT / "csrc"))
-    env.setdefault("CCACHE_NOHASHDIR", "1")
-    return env
-
-
 class CMakeBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
     def run(self) -> None:
         torch_dir, torch_version = checked_torch()
@@ -135,7 +127,6 @@ class CMakeBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
         package.mkdir(parents=True, exist_ok=True)
         tag = f"{torch_version}-{sys.implementation.cache_tag}"
         build_dir = Path(os.environ.get("TORCHFT_EXT_BUILD_DIR", ROOT / "build" / tag))
-        env = build_environment()
         configure = [cmake, "-S", str(ROOT), "-B", str(build_dir), "-G", "Ninja"]
         configure += [
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
@@ -150,7 +141,7 @@ class CMakeBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
             [cmake, "--build", str(build_dir), "-j", jobs],
             [cmake, "--install", str(build_dir), "--prefix", str(package)],
         ):
-            if subprocess.run(step, env=env).returncode != 0:
+            if subprocess.run(step).returncode != 0:
                 give_up(f"failed, see the lines above: {shlex.join(step)}")
         (package / "_build_info.py").write_text(
             '"""Written by setup.py: what this build was made of."""\n\n'

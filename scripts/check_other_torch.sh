@@ -83,7 +83,7 @@ load_cuda_runtime() {
 directory="$BUILD_ROOT/with-torch-$version"
 CXX=$(checking_compiler) configure "$directory" -DTORCHFT_EXT_TORCH_DIR="$where/torch" -DTORCHFT_EXT_OPTIMIZE=-O0 \
   >"$directory.log" 2>&1 || { cat "$directory.log"; exit 1; }
-cmake --build "$directory" -j "$JOBS"
+cmake --build "$directory" -j "$JOBS" --target all torchft_ext_checks
 
 [ -z "$build" ] || exit 0
 say "C++ programs on libtorch $version"

@@ -12,10 +12,7 @@ case "${1:-}" in
   --build | --built) built=${1#--} && shift ;;
 esac
 work=$(realpath -m "${1:-$BUILD_ROOT/package}")
-# The compiler's cache recognises what the development build compiled: with the same flags, in directories as deep below
-# the sources.
-builds="$work/source/$(realpath --relative-base="$ROOT" "$BUILD_ROOT")"
-export CCACHE_BASEDIR="$work/source/csrc"
+builds="$work/source/build"
 torch_dir=$(python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
 
 make_sdist() {
@@ -100,7 +97,7 @@ compile_core() {
   say "the core alone, without torch and Python"
   cmake -S "$work/source" -B "$builds/core" -G Ninja -DTORCHFT_EXT_BUILD_TORCH=OFF -DTORCHFT_EXT_BUILD_BENCHMARKS=ON \
     -DTORCHFT_EXT_WERROR="$WERROR" >"$work/core.log"
-  cmake --build "$builds/core" -j "$JOBS" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
+  cmake --build "$builds/core" -j "$JOBS" --target all torchft_ext_checks >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
   cmake --install "$builds/core" --prefix "$work/prefix" >>"$work/core.log"
   cmake -S "$work/source/examples/cpp" -B "$work/with-core" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/core.log"
   cmake --build "$work/with-core" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }

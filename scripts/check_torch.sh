@@ -39,7 +39,6 @@ git ls-files --cached --others --exclude-standard -z |
 
 cd "$work"
 export VENV="$work/.venv" TORCHFT_EXT_BUILD_ROOT="$work/build" TORCH_VERSION="$version"
-unset CCACHE_BASEDIR
 lift_caps_on_torch "$version" "$work/constraints.txt"
 scripts/setup.sh --tests
 # To be checked, not to be fast.

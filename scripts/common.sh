@@ -18,8 +18,6 @@ TORCH_VERSION=${TORCH_VERSION:-2.13.0}
 JOBS=${MAX_JOBS:-$(nproc)}
 WERROR=$([ "${CI:-}" = true ] && echo ON || echo OFF)
 export PATH="$VENV/bin:$PATH"
-# A file compiled in one build directory is recognised in another one of the same depth.
-export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$ROOT/csrc}" CCACHE_NOHASHDIR=1
 
 say() { printf '%s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }

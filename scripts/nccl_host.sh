@@ -64,7 +64,7 @@ write_build_file() {
   cat <<NINJA
 builddir = $work
 rule compile
-  command = $(if have ccache; then echo ccache; fi) ${CXX:-g++} -std=c++20 -O1 -g -fPIC -DNDEBUG -D_GLIBCXX_USE_CXX11_ABI=1 $
+  command = ${CXX:-g++} -std=c++20 -O1 -g -fPIC -DNDEBUG -D_GLIBCXX_USE_CXX11_ABI=1 $
     -Wall -Wextra -Werror -Wno-deprecated-declarations -Icsrc -Icsrc/include -Itests/sim $
     -isystem $torch/include -isystem $torch/include/torch/csrc/api/include -isystem $work/cuda/nvidia/cu13/include $
     -MMD -MF \$out.d -c \$in -o \$out

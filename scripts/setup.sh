@@ -3,7 +3,6 @@
 #   scripts/setup.sh          what building and the demo need
 #   scripts/setup.sh --tests  also what the C++ tests need (GoogleTest)
 #   scripts/setup.sh --all    also what fuzzing needs and sanitizers take (clang and its runtime)
-# Where CI=true, with --tests and as root also ccache: what CI compiles for the tests, it compiles for the package again.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 choose_python() {
@@ -27,7 +26,6 @@ sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.
   [ -n "${1:-}" ] || return 0
   [ -f /usr/include/gtest/gtest.h ] || [ -f /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
   [ -f /usr/include/benchmark/benchmark.h ] || echo libbenchmark-dev
-  [ "${CI:-}" != true ] || [ "$(id -u)" != 0 ] || have ccache || echo ccache
   [ "$1" = --all ] || return 0
   have clang++ || echo clang
 }

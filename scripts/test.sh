@@ -1,36 +1,37 @@
 #!/usr/bin/env bash
-# Builds, then runs the C++ tests and the Python tests. Arguments go to pytest.
-#   scripts/test.sh [PYTEST ARGUMENT...]
+# Builds, then runs the C++ tests and the Python tests.
+#   scripts/test.sh                       all of them
+#   scripts/test.sh PYTEST ARGUMENT...    those Python tests alone
 # Where the C++ tests were never compiled, which takes minutes, they come last: they compile beside the Python tests, on
 # what those leave idle of the cores.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 run_cpp_tests() { ctest --test-dir "$BUILD_ROOT/dev" --output-on-failure --no-tests=error -j "$JOBS"; }
-# The tests wait half of their time: two files at a time, then those that need the machine for themselves. With arguments
-# one process, which starts sooner; `-n 2` is one of them.
+# They wait half of their time: two files at a time, then those that need the machine for themselves.
 run_python_tests() {
-  if [ $# -gt 0 ]; then
-    python -m pytest tests/python "$@"
-    return
-  fi
   python -m pytest tests/python -n 2 --dist loadfile -m 'not alone'
   python -m pytest tests/python -m alone
 }
 
+if [ $# -gt 0 ]; then
+  scripts/build.sh --python-tests
+  exec python -m pytest tests/python "$@"
+fi
+
 if [ -x "$BUILD_ROOT/dev/tests/cpp/torchft_ext_tests" ]; then
   scripts/build.sh --tests
   run_cpp_tests
-  run_python_tests "$@"
+  run_python_tests
   exit
 fi
 
 scripts/build.sh --python-tests
 log="$BUILD_ROOT/cpp-tests.log"
 say "compiling the C++ tests beside the Python tests (log: $log)"
-chrt --idle 0 ninja -C "$BUILD_ROOT/dev" -j "$JOBS" >"$log" 2>&1 &
+chrt --idle 0 cmake --build "$BUILD_ROOT/dev" -j "$JOBS" --target torchft_ext_checks >"$log" 2>&1 &
 compiling=$!
 trap 'kill "$compiling" 2>/dev/null || true' EXIT
-run_python_tests "$@"
+run_python_tests
 chrt --other --pid 0 "$compiling" 2>/dev/null || true # nothing to leave anything idle any more
 wait "$compiling" || { tail -60 "$log" >&2; die "the C++ tests do not compile; the whole log: $log"; }
 tell_warnings "$log"
