@@ -27,8 +27,6 @@ def make_group(
     timeout: timedelta | None = None,
     options: _C.Options | None = None,
     device_id: torch.device | None = None,
-    _beside: tuple[_C.Backend, list[int]] | None = None,  # another group, and its members' ranks
-    _by_rule: bool = False,  # of an elastic job, which makes another one in each view
 ) -> dist.ProcessGroup:
     """Make a process group of its own, beside torch's tables or without them.
 
@@ -66,6 +64,39 @@ def make_group(
     Threads: any; threads of one process may be ranks, with a group each. Source: the constructors
     of torch's own backends (ProcessGroupGloo).
     """
+    return made_group(
+        store,
+        rank,
+        world_size,
+        backend=backend,
+        name=name,
+        timeout=timeout,
+        options=options,
+        device_id=device_id,
+    )
+
+
+def made_group(
+    store: Store,
+    rank: int,
+    world_size: int,
+    *,
+    backend: str,
+    name: str | None,
+    timeout: timedelta | None,
+    options: _C.Options | None,
+    device_id: torch.device | None = None,
+    beside: tuple[_C.Backend, list[int]] | None = None,
+    by_rule: bool = False,
+) -> dist.ProcessGroup:
+    """As make_group().
+
+    Args:
+        store, rank, world_size, backend, name, timeout, options, device_id: as there.
+        beside: another group, and the members' ranks in it: so a death is known before it is
+            noticed in this one.
+        by_rule: whether an elastic job makes another group of this kind in each view.
+    """
     if backend not in _BACKENDS:
         raise ValueError(f"make_group: backend: expected one of {_BACKENDS}, found {backend!r}")
     if store is None:
@@ -85,9 +116,9 @@ def make_group(
         name=chosen,
         options=options,
         bound_device=None if device is None else str(device),
-        beside=None if _beside is None else _beside[0],
-        ranks_beside=[] if _beside is None else _beside[1],
-        by_rule=_by_rule,
+        beside=None if beside is None else beside[0],
+        ranks_beside=[] if beside is None else beside[1],
+        by_rule=by_rule,
     )
     try:
         if device is not None:

@@ -40,6 +40,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Show completion the names of this module, without what it imports."""
+    return [*__all__, *(name for name in globals() if name.startswith("_"))]
+
+
 @dataclass(frozen=True)
 class Cause:
     """Who caused a failure, as far as is known.

@@ -12,8 +12,6 @@
 A dead, frozen or cut-off member costs the others a step that is run again; nobody starts anew.
 """
 
-from __future__ import annotations
-
 from torchft_ext.elastic._errors import (
     DivergenceError,
     ElasticError,

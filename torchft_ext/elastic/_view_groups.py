@@ -78,7 +78,7 @@ class ViewGroups:
         """
         full = f"view{self._view}/{name}"
         rank = list(ranks).index(dist.get_rank())
-        group = _make_group.make_group(
+        group = _make_group.made_group(
             self._store,
             rank,
             len(ranks),
@@ -86,8 +86,8 @@ class ViewGroups:
             name=full,
             timeout=self._timeout,
             options=copy.copy(self._options),
-            _beside=(_groups.backend(), list(ranks)),  # so a death is known before it comes here
-            _by_rule=by_rule,
+            beside=(_groups.backend(), list(ranks)),  # so a death is known before it comes here
+            by_rule=by_rule,
         )
         _enter(group, full, self._backend, self._store, ranks)
         self._keep(self._groups, group)

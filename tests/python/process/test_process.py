@@ -104,10 +104,10 @@ def time_the_exit_hook() -> None:
 
     def timed() -> None:
         began = time.monotonic()
-        torchft_ext._at_exit()
+        torchft_ext._install.at_exit()
         print(f"exit hook: {time.monotonic() - began:.3f} s", flush=True)
 
-    atexit.unregister(torchft_ext._at_exit)
+    atexit.unregister(torchft_ext._install.at_exit)
     atexit.register(timed)
 
 
