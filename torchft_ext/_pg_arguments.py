@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -36,6 +37,26 @@ _NAMES = (
     "opts",
     "timeout",
 )
+
+_LONGEST = timedelta(days=36525)  # a century, which means never: what threads wait has an end
+
+
+def limit_of(call: str, timeout: object) -> timedelta:
+    """Return a timeout, seconds or a timedelta, as a timedelta.
+
+    Raises:
+        ValueError: it is not positive.
+        TypeError: it is no time.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, (float, int, timedelta)):
+        found = type(timeout).__name__
+        raise TypeError(f"{call}: timeout: expected seconds or a timedelta, found {found}")
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not seconds > 0:
+        raise ValueError(f"{call}: timeout: expected a positive time, found {seconds:g} s")
+    if seconds > _LONGEST.total_seconds():
+        return _LONGEST
+    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=seconds)
 
 
 def in_order(named: dict[str, Any]) -> dict[str, Any]:

@@ -204,6 +204,10 @@ class ProcessGroupBaby(GuardedGroup):
         last = self._children.last()
         return None if last is None else last.pid
 
+    def num_active_work(self) -> int:
+        """Return how many operations of the generation have not ended; 0 before the first."""
+        return 0 if self._formed is None else self._formed.generation.under_way()
+
     def spare_is_ready(self) -> bool:
         """Say whether the next configure() finds a child that has started. Does not block."""
         return self._children.spare_is_ready()
@@ -351,10 +355,10 @@ class ProcessGroupBabyNCCL(ProcessGroupBaby):
                 "operations that failed"
             )
 
-    def abort(self) -> None:
+    def _abort(self, why: str) -> None:
         """As of every group. Raises RuntimeError where a child's process does not end within the
         group's timeout; the generation has failed all the same."""
-        super().abort()
+        super()._abort(why)
         self._await_quiet(self._timeout)
 
 

@@ -70,13 +70,72 @@ class ProcessGroupGloo(ProcessGroupBackend):
     ProcessGroupHost is faster, without copies.
     """
 
-    def __init__(self, timeout: float | timedelta = timedelta(seconds=60)) -> None:
+    def __init__(
+        self,
+        timeout: float | timedelta = timedelta(seconds=60),
+        pg: dist.ProcessGroup | None = None,
+    ) -> None:
         """Make a group without members; configure() begins its first generation.
 
         Args:
             timeout: of operations and of configure(); seconds, or a timedelta.
+            pg: a ProcessGroupGloo, for a second object of the same group: what this one is told
+                and asked is that one's. None: a group of its own.
+
+        Raises:
+            TypeError: `pg` is a group of another class.
+            ValueError: the timeout is not positive.
         """
+        if pg is not None and not isinstance(pg, ProcessGroupGloo):
+            raise TypeError(
+                f"ProcessGroupGloo: pg: expected a ProcessGroupGloo, found {type(pg).__name__}; "
+                "ProcessGroupWrapper takes any group"
+            )
         super().__init__("gloo", timeout)
+        self._other = pg
+
+    def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
+        if self._other is None:
+            super()._begin(store_addr, rank, world_size, within)
+        else:
+            self._other._begin_as_told(store_addr, rank, world_size, within)
+
+    def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
+        issue = super()._issue if self._other is None else self._other._issue
+        return issue(name, args, kwargs)
+
+    def rank(self) -> int:
+        return super().rank() if self._other is None else self._other.rank()
+
+    def size(self) -> int:
+        return super().size() if self._other is None else self._other.size()
+
+    def errored(self) -> Exception | None:
+        return super().errored() if self._other is None else self._other.errored()
+
+    def _generation_number(self) -> int:
+        other = self._other
+        return super()._generation_number() if other is None else other._generation_number()
+
+    def retired(self) -> int:
+        return super().retired() if self._other is None else self._other.retired()
+
+    def _abort(self, why: str) -> None:
+        if self._other is None:
+            super()._abort(why)
+        else:
+            self._other._abort(why)
+
+    def shutdown(self) -> None:
+        if self._other is None:
+            super().shutdown()
+        else:
+            self._other.shutdown()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        if self._other is not None:
+            self._other.set_timeout(timeout)
 
 
 def _as_group(made: Any, store: Store, rank: int, size: int) -> dist.ProcessGroup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
 
@@ -13,9 +14,13 @@ from torch.distributed import distributed_c10d as c10d
 from torch.futures import Future
 
 from torchft_ext import _groups
+from torchft_ext._pg_arguments import limit_of
+from torchft_ext._pg_as_backend import GroupAsBackend
 from torchft_ext._pg_reconfigure import Handles
 from torchft_ext.errors import CommTimeoutError, PeerLeftError, PeerLostError
 
+_LIMITLESS = "finite timeout not implemented"  # of c10d's FutureWrappingWork, torch 2.11 to 2.15
+ABORTED = "abort() was called"
 _SHORT = ("rank", "world_size")
 _LONG = (
     "replica_id",
@@ -74,12 +79,68 @@ def _number(name: str, given: dict[str, object]) -> int:
     return value
 
 
+class FinishedWork(_c10d.Work):
+    """A Work that has succeeded; torch's own of a future takes no limit in wait()."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def block_current_stream(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        future: Future[list[torch.Tensor]] = Future()
+        future.set_result(self._tensors)
+        return future
+
+
 def finished(tensors: list[torch.Tensor]) -> dist.Work:
     """Return a Work that has succeeded with these tensors."""
-    future: Future[list[torch.Tensor]] = Future()
-    future.set_result(tensors)
-    work: dist.Work = _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
-    return work
+    return FinishedWork(tensors)
+
+
+def await_work(work: dist.Work, timeout: timedelta | None) -> None:
+    """Have a Work of any class wait for so long; None, or zero: up to its own limit.
+
+    Raises:
+        TimeoutError: the limit has passed, of a Work that torch has made of a future: it takes no
+            limit by itself.
+        Exception: what the Work raises.
+    """
+    limit = timedelta(0) if timeout is None else timeout
+    try:
+        work.wait(limit)
+    except RuntimeError as error:
+        if limit == timedelta(0) or _LIMITLESS not in str(error):
+            raise
+        _await_future(work.get_future(), limit)
+        work.wait()
+
+
+def _await_future(future: Future[Any], limit: timedelta) -> None:
+    complete = threading.Event()
+    future.add_done_callback(lambda _: complete.set())
+    if not complete.wait(limit.total_seconds()):
+        raise TimeoutError(f"wait: timed out after {limit.total_seconds():g} s")
 
 
 def in_torchfts_words(error: Exception) -> Exception:
@@ -107,6 +168,9 @@ class ProcessGroup(dist.ProcessGroup):
     Threads: any. On failure: operations raise from wait() and from their futures; the object stays
     usable, after configure(). Source: torchft's class of this name.
     """
+
+    _name: str | None = None
+    _description = "undefined"  # torch's own word
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         # torch's own rank() asks getRank() below, and so would never return.
@@ -138,8 +202,9 @@ class ProcessGroup(dist.ProcessGroup):
     def _begin_as_told(
         self, store_addr: str, rank: int, world_size: int, within: timedelta | None
     ) -> None:
+        limit = None if within is None else limit_of("configure", within)
         try:
-            self._begin(store_addr, rank, world_size, within)
+            self._begin(store_addr, rank, world_size, limit)
         except CommTimeoutError as error:
             raise _with(error, self._words_of_lateness(error.limit or timedelta(0))) from None
         if self in c10d._world.pg_group_ranks:
@@ -178,6 +243,10 @@ class ProcessGroup(dist.ProcessGroup):
         self._begin_as_told(*meeting, opts.timeout)
         return finished([])
 
+    def _generation_number(self) -> int:
+        """Return the number of the last generation; 0 before the first."""
+        return 0
+
     def _begin(
         self, _store_addr: str, _rank: int, _world_size: int, _within: timedelta | None
     ) -> None:
@@ -186,6 +255,10 @@ class ProcessGroup(dist.ProcessGroup):
     def _words_of_lateness(self, limit: timedelta) -> str:
         """Return what torchft's group of this kind says where configure() was not in time."""
         return f"timeout after {limit // timedelta(milliseconds=1)}ms"
+
+    def _as_backend(self) -> GroupAsBackend:
+        """Return what torchft_ext.backend() does for a group without a native backend."""
+        return GroupAsBackend(self)
 
     def _unable(self, call: str) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} has no {call}")
@@ -204,12 +277,28 @@ class ProcessGroup(dist.ProcessGroup):
         """Return the number of ranks in the generation; 1 before the first."""
         return self._fixed[1]
 
-    # How torch's C++ asks.
+    # How torch's C++ asks, for the properties group_name and group_desc too.
     def getRank(self) -> int:
         return self.rank()
 
     def getSize(self) -> int:
         return self.size()
+
+    # torch's own class keeps both names in its backends: a group has none before its first
+    # configure(), and may share one with another group.
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        if self._name is None:
+            raise RuntimeError("ProcessGroup name not set")  # torch's own words
+        return self._name
 
     def getBackendName(self) -> str:
         """Return the name of the backend, for the log and for torch."""
@@ -222,14 +311,28 @@ class ProcessGroup(dist.ProcessGroup):
         """Return what the generation failed with; None: it stands. Does not block."""
         return None
 
-    def abort(self) -> None:
-        """End the generation on every rank; releases every waiter. Any thread, any time."""
+    def abort(self, errored: bool = True) -> None:
+        """End the generation on every rank; releases every waiter. Any thread, any time.
+
+        Args:
+            errored: as torchft's groups take it, whose log tells of an abort where it is True;
+                no difference here.
+        """
+        self._abort(ABORTED)
+
+    def _abort(self, _why: str) -> None:
+        """Do it; errors of all ranks say why."""
 
     def shutdown(self) -> None:
         """Say goodbye to the other members and end the generation for good."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the limit of later operations and of later calls of configure()."""
+        """Set the limit of later operations and of later calls of configure().
+
+        Raises:
+            ValueError, TypeError: not a positive time; the limit is as it was.
+        """
+        limit_of("set_timeout", timeout)
 
     def register(self, name: str) -> ProcessGroup:
         """Make the group known to functional collectives, compiled ones too, under this name.
@@ -294,10 +397,7 @@ class _ErrorView:
 
 
 class GroupWithoutBackend(ProcessGroup):
-    """Base of groups whose operations are Python's: torch keeps a group's name in its backends."""
-
-    _name: str | None = None
-    _description = "undefined"  # torch's own word
+    """Base of groups whose operations are Python's."""
 
     # torchft's Manager, since it has reconfigure(), asks the backends whether a step may count.
     @property
@@ -306,18 +406,3 @@ class GroupWithoutBackend(ProcessGroup):
 
     def _get_backend(self, _device: torch.device) -> Any:
         return _ErrorView(self)
-
-    # How torch's C++ asks, for the properties group_name and group_desc too.
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:
-        if self._name is None:
-            raise RuntimeError("ProcessGroup name not set")  # torch's own words
-        return self._name

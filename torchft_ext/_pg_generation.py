@@ -199,6 +199,11 @@ class Generation:
         with self._lock:
             return self._in_backend
 
+    def under_way(self) -> int:
+        """Return how many operations have not ended."""
+        with self._lock:
+            return len(self._pending) + self._copying
+
     def fail(self, error: Exception) -> None:
         """End it and all that is under way; the first error counts.
 

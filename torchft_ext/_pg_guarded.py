@@ -48,13 +48,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from torchft_ext import _C, _interrupts
+from torchft_ext._pg_arguments import limit_of
 from torchft_ext._pg_base import GroupWithoutBackend, in_torchfts_words
 from torchft_ext._pg_generation import Generation
 from torchft_ext._pg_making import Formed, Making
 from torchft_ext._pg_operations import GRACE, LostBackendError, Operation, StagedWork
 from torchft_ext._pg_retirement import Retirement
 from torchft_ext._pg_staging import Staged, Stager
-from torchft_ext._pg_store import KeptClient
+from torchft_ext._pg_store import KeptClient, check_meeting_place
 from torchft_ext._pg_turn import Turn
 from torchft_ext._pg_wrappers import with_operations
 from torchft_ext.errors import CommAbortedError, CommError, RendezvousError
@@ -96,7 +97,7 @@ class GuardedGroup(GroupWithoutBackend):
             copies: whether operations run on copies.
         """
         super().__init__()
-        self._timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        self._timeout = limit_of(type(self).__name__, timeout)
         self._options = options
         self._backend_name = backend_name
         self._copies = copies
@@ -153,6 +154,7 @@ class GuardedGroup(GroupWithoutBackend):
         return self._retirement.count
 
     def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
+        check_meeting_place(store_addr)
         client, timeout = self._client, within or self._timeout
 
         def form() -> _C.Backend:
@@ -228,6 +230,9 @@ class GuardedGroup(GroupWithoutBackend):
     def _generation_of_guard(self) -> int:
         guard = self._guard
         return 0 if guard is None else guard.generation
+
+    def _generation_number(self) -> int:
+        return self._generation_of_guard()
 
     def _take_turn(self, turn: Turn) -> None:
         with self._configuring:  # no call in here: a signal's handler would run, and may come here
@@ -404,12 +409,12 @@ class GuardedGroup(GroupWithoutBackend):
         error = None if self._formed is None else self._formed.generation.error()
         return None if error is None else in_torchfts_words(error)
 
-    def abort(self) -> None:
+    def _abort(self, why: str) -> None:
         guard, forming, formed = self._guard, self._forming, self._formed
         if guard is None:
             return
-        guard.abort()
-        error = guard.errored() or CommAbortedError(f"group '{self._label}': abort() was called")
+        guard.abort(why)
+        error = guard.errored() or CommAbortedError(f"group '{self._label}': {why}")
         if forming is not None:
             forming.generation.fail(error)
         if formed is not None:
@@ -425,7 +430,7 @@ class GuardedGroup(GroupWithoutBackend):
             self._guard = None
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
+        self._timeout = timeout = limit_of("set_timeout", timeout)
         formed = self._formed
         for group in formed.backends if formed is not None else []:
             with suppress(RuntimeError, AttributeError):  # a backend without timeouts

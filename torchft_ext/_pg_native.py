@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from torchft_ext import _C, _interrupts
+from torchft_ext._pg_arguments import limit_of
 from torchft_ext._pg_base import ProcessGroup, in_torchfts_words
-from torchft_ext._pg_store import store_for_configure
+from torchft_ext._pg_store import check_meeting_place, store_for_configure
 
 _number = itertools.count()
 
@@ -36,15 +37,19 @@ class _OwnGroup(ProcessGroup):
         Args:
             timeout: of operations and of configure(); seconds, or a timedelta.
             options: of the backend.
+
+        Raises:
+            ValueError, TypeError: the timeout is not a positive time.
         """
         super().__init__()
-        self._timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        self._timeout = limit_of(type(self).__name__, timeout)
         self._options = options
         self._backend: _C.Backend | None = None
         self._shut_down = False
         self._label = f"{type(self).__name__}{next(_number)}"
 
     def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
+        check_meeting_place(store_addr)
         if self._backend is None:
             self._backend = self._made(store_addr, within or self._timeout)
         if self._shut_down and self._reopens:
@@ -75,6 +80,9 @@ class _OwnGroup(ProcessGroup):
             self._register_backend(torch.device(device), custom, backend)
         self._set_default_backend(custom)
 
+    def _generation_number(self) -> int:
+        return 0 if self._backend is None else self._backend.generation
+
     def rank(self) -> int:
         return 0 if self._backend is None else self._backend.rank()
 
@@ -85,9 +93,9 @@ class _OwnGroup(ProcessGroup):
         error = None if self._backend is None else self._backend.errored()
         return None if error is None else in_torchfts_words(error)
 
-    def abort(self) -> None:
+    def _abort(self, why: str) -> None:
         if self._backend is not None:
-            self._backend.abort()
+            self._backend.abort(why)
 
     def shutdown(self) -> None:
         if self._backend is not None:
@@ -95,9 +103,9 @@ class _OwnGroup(ProcessGroup):
             self._backend.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
+        self._timeout = limit_of("set_timeout", timeout)
         if self._backend is not None:
-            self._backend.set_timeout(timeout)
+            self._backend.set_timeout(self._timeout)
 
 
 class ProcessGroupHost(_OwnGroup):

@@ -29,6 +29,7 @@ from torch._C import _distributed_c10d as _c10d
 from torch.futures import Future
 
 from torchft_ext import _C
+from torchft_ext._pg_base import await_work
 from torchft_ext._pg_helpers import helpers
 from torchft_ext._pg_staging import Staged
 from torchft_ext.errors import CommError
@@ -128,7 +129,7 @@ class Operation:
 
     def _attend(self, work: dist.Work) -> None:
         try:
-            work.wait(self.limit)
+            await_work(work, self.limit)
             if self.name == "recv_anysource":
                 self.source = work._source_rank()
         except Exception as error:
@@ -272,8 +273,9 @@ class StagedWork(_c10d.Work):
         super().__init__()
         self._operation = operation
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._operation.wait(timeout.total_seconds() if timeout > timedelta(0) else None)
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        limit = 0.0 if timeout is None else timeout.total_seconds()
+        self._operation.wait(limit if limit > 0 else None)
         return True
 
     def synchronize(self) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from torchft_ext._pg_arguments import limit_of
 from torchft_ext.errors import CommTimeoutError
 
 _HOW = "expected 'host:port/prefix' or '[address]:port/prefix', found "
@@ -26,11 +27,11 @@ def create_store_client(
         timeout: of connecting and of the client's calls; seconds, or a timedelta.
 
     Raises:
-        ValueError: no such address.
+        ValueError: no such address, or a timeout that is not positive.
         torch.distributed.DistNetworkError: nobody answers there.
     """
     host, port, prefix = split_address(store_addr)
-    client = _connected(host, port, timeout)
+    client = _connected(host, port, limit_of("create_store_client", timeout))
     return dist.PrefixStore(prefix, client) if prefix else client
 
 
@@ -43,10 +44,33 @@ def split_address(store_addr: str) -> tuple[str, int, str]:
     return host.strip("[]"), int(port), prefix
 
 
-def _connected(host: str, port: int, timeout: float | timedelta) -> Store:
-    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+def check_meeting_place(store_addr: str) -> None:
+    """Refuse what Backend.configure() refuses, whose words these are.
+
+    Raises:
+        ValueError: no address, or none with a prefix, which each generation needs for itself.
+    """
+    place, slash, prefix = store_addr.partition("/")
+    host, _, port = place.rpartition(":")
+    if not host:
+        problem = "no host"
+    elif not port.isdigit() or not 0 < int(port) < 65536:
+        problem = "the port is no number from 1 to 65535"
+    elif not slash:
+        problem = "no '/prefix' after the port"
+    elif not prefix:
+        problem = "the prefix is empty; each group and generation needs one of its own"
+    else:
+        return
+    raise ValueError(
+        "configure: store_addr: expected 'host:port/prefix' or '[ipv6]:port/prefix', found "
+        f"'{store_addr}': {problem}"
+    )
+
+
+def _connected(host: str, port: int, timeout: timedelta) -> Store:
     return dist.TCPStore(
-        host_name=host, port=port, is_master=False, wait_for_workers=False, timeout=limit
+        host_name=host, port=port, is_master=False, wait_for_workers=False, timeout=timeout
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -12,9 +13,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 from torch.futures import Future
 
-from torchft_ext._pg_arguments import in_order, reduction_in, tensors_in
-from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup, finished
-from torchft_ext._pg_store import store_for_configure
+from torchft_ext._pg_arguments import in_order, limit_of, reduction_in, tensors_in
+from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup, await_work, finished
+from torchft_ext._pg_store import check_meeting_place, store_for_configure
 
 # Every method of torch's group that issues something and returns a Work.
 OPERATIONS = (
@@ -102,7 +103,7 @@ class ProcessGroupWrapper(GroupWithoutBackend):
         if isinstance(pg, _TIMES):
             pg, timeout = (None if isinstance(timeout, _TIMES) else timeout), pg
         self._parent: Any = pg
-        self._timeout: Any = timeout
+        self._timeout: Any = None if timeout is None else limit_of(type(self).__name__, timeout)
 
     @property
     def parent(self) -> dist.ProcessGroup:
@@ -138,6 +139,7 @@ class ProcessGroupWrapper(GroupWithoutBackend):
         """Have the subclass make the next parent."""
         if type(self)._create_pg is ProcessGroupWrapper._create_pg:
             self._unable("group to configure: give it one, or define _create_pg()")
+        check_meeting_place(store_addr)
         self.abort()
         self._parent = None
         store = store_for_configure(store_addr, within or self._timeout)
@@ -149,6 +151,10 @@ class ProcessGroupWrapper(GroupWithoutBackend):
     def size(self) -> int:
         return 1 if self._parent is None else self.parent.size()
 
+    def _generation_number(self) -> int:
+        parent = self._parent
+        return parent._generation_number() if isinstance(parent, ProcessGroup) else 0
+
     def getBackendName(self) -> str:
         return self.parent.name()
 
@@ -156,7 +162,7 @@ class ProcessGroupWrapper(GroupWithoutBackend):
         parent = self._parent
         return parent.errored() if isinstance(parent, ProcessGroup) else None  # torch's tell not
 
-    def abort(self) -> None:
+    def _abort(self, _why: str) -> None:
         if isinstance(self._parent, ProcessGroup):
             self._parent.abort()
         elif self._parent is not None:
@@ -168,7 +174,7 @@ class ProcessGroupWrapper(GroupWithoutBackend):
             self._parent.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
+        self._timeout = limit_of("set_timeout", timeout)
         if isinstance(self._parent, ProcessGroup):
             self._parent.set_timeout(timeout)
 
@@ -187,9 +193,9 @@ class _SwallowingWork(_c10d.Work):
         self._tensors = tensors
         self._report = report
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         try:
-            self._work.wait(timeout)
+            await_work(self._work, timeout)
         except Exception as error:
             self._report(error)
         return True
@@ -221,12 +227,42 @@ class _SwallowingWork(_c10d.Work):
         return future.then(swallow)
 
 
+def swallowing(
+    issue: Callable[[], dist.Work],
+    tensors: list[torch.Tensor],
+    report: Callable[[Exception], None],
+    *,
+    skip: bool,
+) -> dist.Work:
+    """Issue an operation whose failure is reported, and not raised.
+
+    Args:
+        issue: issues it.
+        tensors: what the operation's future has in place of a failure.
+        report: is told of the failure.
+        skip: whether to issue nothing.
+    """
+    if skip:
+        return finished(tensors)
+    try:
+        return _SwallowingWork(issue(), tensors, report)
+    except Exception as error:
+        report(error)
+        return finished(tensors)
+
+
+def _tensors_of_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors of an operation's first argument: its outputs."""
+    given = [*args, *kwargs.values()]
+    return list(tensors_in(given[0])) if given else []
+
+
 class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
     """A group whose operations never raise: after an error they do nothing until configure().
 
     For training loops that look at error() once a step. The tensors of an operation that failed, or
     that was skipped, hold no result. Every operation, and every future, is treated so. Bad
-    arguments are reported likewise.
+    arguments are reported likewise. As with torchft's class, the last report counts.
     """
 
     def __init__(self, pg: dist.ProcessGroup) -> None:
@@ -238,12 +274,11 @@ class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
         self._error = None
 
     def report_error(self, e: Exception) -> None:
-        """Have later operations skipped until configure(). The first error is kept."""
-        if self._error is None:
-            self._error = e
+        """Have later operations skipped until configure(); error() is this one from now on."""
+        self._error = e
 
     def error(self) -> Exception | None:
-        """Return the first error since configure(); None: there was none."""
+        """Return the last error since configure(); None: there was none."""
         return self._error
 
     def errored(self) -> Exception | None:
@@ -251,16 +286,12 @@ class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
         return self._error or super().errored()
 
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
-        given = [*args, *kwargs.values()]
-        tensors = list(tensors_in(given[0])) if given else []
-        if self._error is not None:
-            return finished(tensors)
-        try:
-            work = super()._issue(name, args, kwargs)
-        except Exception as error:
-            self.report_error(error)
-            return finished(tensors)
-        return _SwallowingWork(work, tensors, self.report_error)
+        return swallowing(
+            partial(super()._issue, name, args, kwargs),
+            _tensors_of_first(args, kwargs),
+            self.report_error,
+            skip=self._error is not None,
+        )
 
 
 class Manager(Protocol):
@@ -269,15 +300,19 @@ class Manager(Protocol):
     _pg: dist.ProcessGroup
 
     def allreduce(self, tensor: torch.Tensor, *, reduce_op: Any) -> dist.Work: ...
+    def errored(self) -> object: ...
+    def report_error(self, e: Exception) -> None: ...
     def num_participants(self) -> int: ...
 
 
 class ManagedProcessGroup(ProcessGroupWrapper):
     """A group whose sums go through torchft's Manager, which decides who takes part.
 
-    size() is the number of participants, so that averages follow the quorum. Errors are the
-    Manager's to report; a failed sum gives its caller the input. Other operations go to the
-    Manager's group.
+    size() is the number of participants, so that averages follow the quorum. Other operations go to
+    the Manager's group. No operation raises: its error is reported to the Manager, which then has
+    no step commit, and operations are skipped until its next quorum. A failed sum gives its caller
+    the input; other tensors of an operation that failed, or that was skipped, hold no result. Bad
+    arguments are reported likewise, but for those of a sum.
     """
 
     def __init__(self, manager: Manager) -> None:
@@ -288,9 +323,15 @@ class ManagedProcessGroup(ProcessGroupWrapper):
         return self._manager.num_participants()
 
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
-        if name != "allreduce":
-            return super()._issue(name, args, kwargs)
-        return self._sum(*args, *kwargs.values())
+        if name == "allreduce":
+            return self._sum(*args, *kwargs.values())
+        manager = self._manager
+        return swallowing(
+            partial(super()._issue, name, args, kwargs),
+            _tensors_of_first(args, kwargs),
+            manager.report_error,
+            skip=manager.errored() is not None,
+        )
 
     def _sum(self, given: Any = (), *options: Any) -> dist.Work:
         tensors = list(tensors_in(given))
@@ -331,6 +372,9 @@ class ProcessGroupDummy(GroupWithoutBackend):
                 f"{world_size}"
             )
         self.configure_count += 1
+
+    def _generation_number(self) -> int:
+        return self.configure_count
 
     @property
     def reconfigure_count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -29,6 +30,8 @@ from torchft_replica import (
     weights_without_torchft,
 )
 from torchft_sharded import SHARDS, train_sharded
+
+from torchft_ext import process_group as ours
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "torchft_ddp.py"
@@ -176,17 +179,54 @@ def own_tests(group: str, folder: Path, *arguments: str) -> subprocess.Completed
 
 @pytest.mark.parametrize("group", ["Host", "Gloo"])
 def test_torchfts_own_tests_of_its_groups_pass_on_ours(tmp_path, group):
-    """All for the CPU but three (torchft_names.py): forms, wrappers, and each collective by three
+    """All for the CPU but two (torchft_names.py): forms, wrappers, and each collective by three
     threads as ranks, also with one that shuts down when it is through. They have limits of seconds,
     or of hundredths, which pass on a machine with much else to do: what failed has a second go."""
     run = own_tests(group, tmp_path)
     counts = Counter({what: int(count) for count, what in re.findall(r"(\d+) (\w+)", run.stdout)})
-    assert counts["passed"] + counts["failed"] == 44, run.stdout
-    assert (counts["deselected"], counts["skipped"]) == (3, 38), run.stdout
+    assert counts["passed"] + counts["failed"] == 45, run.stdout
+    assert (counts["deselected"], counts["skipped"]) == (2, 38), run.stdout
     if run.returncode != 0:
         print(run.stdout)
         run = own_tests(group, tmp_path, "--last-failed")
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def public_calls(cls: type) -> Iterator[tuple[str, inspect.Signature]]:
+    """The constructor and the public methods that torchft's class has, inherited ones too."""
+    names = {name for one in cls.__mro__ if one.__module__.startswith("torchft.") for name in vars(one)}
+    for name in sorted(names):
+        method = getattr(cls, name)
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+            yield name, inspect.signature(method)
+
+
+SHARED = [name for name in ours.__all__ if hasattr(torchft.process_group, name)]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_calls_torchft_calls_this_package(name):
+    """By position and by name, with all arguments and with those that are needed."""
+    theirs, own = getattr(torchft.process_group, name), getattr(ours, name)
+    is_class = inspect.isclass(theirs)
+    calls = list(public_calls(theirs)) if is_class else [("", inspect.signature(theirs))]
+    assert calls
+    for method, signature in calls:
+        assert not method or hasattr(own, method), f"{name} lacks {method}"
+        accepting = inspect.signature(getattr(own, method) if method else own)
+        every = list(signature.parameters.values())
+        needed = [one for one in every if one.default is inspect.Parameter.empty]
+        for given in (every, needed):
+            plain = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
+            accepting.bind(*plain)
+            first, named = (plain[:1], plain[1:]) if is_class else ([], plain)
+            accepting.bind(*first, **dict.fromkeys(named, 0))
+
+
+@pytest.mark.parametrize("group", ["BabyHost", "BabyGloo", "Dummy"])
+def test_torchfts_own_test_of_functional_collectives_passes_on_our_other_groups(tmp_path, group):
+    run = own_tests(group, tmp_path, "-k", "test_functional_collectives")
+    assert run.returncode == 0 and "1 passed" in run.stdout, run.stdout + run.stderr
 
 
 def test_parameter_server_outlives_a_client(ranks):
