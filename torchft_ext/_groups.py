@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -36,7 +36,8 @@ def backends_of(group: dist.ProcessGroup) -> Iterator[_C.Backend]:
 def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:
     """Return the fault-tolerant backend of a group.
 
-    Does not block.
+    Of a group of 'ft:gloo', of another declared backend, or in a child process, an object that has
+    Backend's methods but stats(), shrink(), options and those of devices. Does not block.
 
     Args:
         group: a process group; None: the default group.
@@ -53,6 +54,9 @@ def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:
         )
     for found in backends_of(group):
         return found
+    as_backend = getattr(group, "_as_backend", None)
+    if callable(as_backend):
+        return cast(_C.Backend, as_backend())
     raise ValueError(
         "torchft_ext.backend(): expected a group made with the backend 'ft', found backend "
         f"'{c10d._world.pg_backend_config.get(group, group.name())}'"
@@ -112,6 +116,9 @@ def follow_generation(changed: _C.Backend) -> None:
                 _follow_default_group(group, changed)
             else:
                 tables[group] = _table_of(changed, tables[group])
+    for group in list(numbered_by_themselves):
+        if group in tables and any(found is changed for found in backends_of(group)):
+            tables[group] = {rank: rank for rank in range(changed.size())}
     _ddp.follow_generation(changed)  # of groups that torch's tables do not know, too
     _compiled.follow_generation()
 

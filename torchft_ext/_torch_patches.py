@@ -42,6 +42,8 @@ def install(backends_of: BackendsOf) -> None:
         _replace("_set_pg_timeout", functools.partial(_set_pg_timeout, backends_of))
     _replace("monitored_barrier", functools.partial(_monitored_barrier, backends_of))
     _replace("_maybe_attach_flight_recorder", _attach_flight_recorder)
+    for method in (_configure, _errored):
+        _add_method(method.__name__[1:], _OfOurGroups(backends_of, method))
 
 
 def _replace(name: str, make: Callable[[Any], Any]) -> None:
@@ -71,6 +73,44 @@ def _find_split_source(find: Callable[..., Any]) -> Any:
         return None if isinstance(found, _C.Backend) else found
 
     return find_but_ours
+
+
+def _add_method(name: str, method: _OfOurGroups) -> None:
+    """Give torch's ProcessGroup a method that it has not."""
+    if not hasattr(dist.ProcessGroup, name) and name not in vars(dist.ProcessGroup):
+        setattr(dist.ProcessGroup, name, method)
+
+
+class _OfOurGroups:
+    """A method of groups over a backend of ours, and of no others: hasattr() says so.
+
+    Versions: all. Reason: such a group is of torch's own class, which batch_isend_irecv() and
+    torch.compile ask for by identity; groups of torchft_ext.process_group, as 'ft:gloo' makes them,
+    have configure() and errored(). End: when torch's class can be derived from.
+    """
+
+    def __init__(self, backends_of: BackendsOf, method: Callable[..., Any]) -> None:
+        self._backends_of = backends_of
+        self._method = method
+
+    def __get__(self, group: dist.ProcessGroup | None, owner: type) -> Callable[..., Any]:
+        name = self._method.__name__[1:]
+        for backend in () if group is None else self._backends_of(group):
+            return functools.partial(self._method, backend)
+        raise AttributeError(f"'{owner.__name__}' object has no attribute '{name}'")
+
+
+def _configure(backend: _C.Backend, store_addr: str, *args: object, **kwargs: object) -> None:
+    """As configure() of torchft_ext.process_group's groups."""
+    from torchft_ext._pg_base import Membership  # only now: its modules are seldom needed
+
+    membership = Membership.of(args, kwargs)
+    backend.configure(store_addr, membership.rank, membership.world_size)
+
+
+def _errored(backend: _C.Backend) -> Exception | None:
+    """As errored() of torchft_ext.process_group's groups."""
+    return backend.errored()
 
 
 def _attach_flight_recorder(attach: Callable[..., None]) -> Any:
