@@ -10,6 +10,7 @@ from datetime import timedelta
 import torchft_ext_autoload
 from torchft_ext import (
     _C,
+    _autograd,
     _children,
     _compiled,
     _ddp,
@@ -36,6 +37,13 @@ def install() -> None:
     _torch_patches.when_imported(_zero.MODULE, lambda: _torch_patches.around(_zero.functions()))
     _torch_patches.when_imported(
         _torchft.MODULE, lambda: _torch_patches.around(_torchft.functions())
+    )
+    _torch_patches.when_imported(
+        _autograd.MODULE, lambda: _torch_patches.around(_autograd.functions())
+    )
+    _torch_patches.when_imported(
+        _autograd.FUNCTIONAL,
+        lambda: _torch_patches.around(_autograd.functional_collectives()),
     )
     _compiled.watch()
     torchft_ext_autoload.register()

@@ -73,8 +73,9 @@ class GroupAsBackend:
 
     @property
     def group_name(self) -> str:
-        """As Backend.group_name."""
-        return self._group.group_name
+        """As Backend.group_name; of a group without a name that of its class, with a number."""
+        name = self._group._name
+        return getattr(self._group, "_label", type(self._group).__name__) if name is None else name
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_") or not hasattr(_C.Backend, name):

@@ -226,6 +226,10 @@ def around(functions: Iterable[tuple[Any, str, Callable[..., Any]]]) -> None:
 
     ZeroRedundancyOptimizer (``_zero.py``). Versions: all. Reason: it trains on with the partition
     of another rank or size, silently. End: when torch refuses to, or partitions anew.
+
+    Collectives that autograd runs backward (``_autograd.py``). Versions: all. Reason: their
+    backward runs in whatever generation the group has then. End: when torch lets a group refuse a
+    backward.
     """
     for owner, name, ours in functions:
         if not hasattr(getattr(owner, name), "_torchft_ext"):
