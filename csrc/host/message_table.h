@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/op_state.h"
+#include "host/schedule.h"
 
 namespace torchft_ext {
 
@@ -35,14 +36,16 @@ struct PendingOp {
   std::shared_ptr<const Transfer> transfer{};
 
   void complete() const { state ? state->complete(nullptr) : transfer->done(); }
-  uint64_t signature() const { return transfer ? transfer->signature : 0; }
+  uint64_t signature() const {
+    return transfer ? transfer->signature : signatureOfMessage(operation.dtype);
+  }
 };
 
 struct Announced {
   int peer = -1;
   uint64_t number = 0;  // of the send, counted by its sender for this receiver
   uint64_t bytes = 0;
-  uint64_t signature = 0;  // of a transfer's collective
+  uint64_t signature = 0;  // of the message, or of a transfer's collective
 };
 
 class MessageTable {

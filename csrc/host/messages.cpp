@@ -75,6 +75,7 @@ struct Messages::Impl {
   void startSending(int to, uint64_t number);
   void hasSent(int to, uint64_t number);
   void failSizes(const PendingOp& recv, const Announced& announcement);
+  void failTypes(const PendingOp& recv, const Announced& announcement);
   void failSignatures(const PendingOp& recv, const Announced& announcement);
   void begin(PendingOp send);
   void post(PendingOp recv);
@@ -180,10 +181,19 @@ void Messages::Impl::failSizes(const PendingOp& recv, const Announced& announcem
 }
 
 void Messages::Impl::failSignatures(const PendingOp& recv, const Announced& announcement) {
+  if (!recv.transfer) return failTypes(recv, announcement);
   fail(announcement.peer, &recv,
        "it issued " + describeSignature(announcement.signature) + ", where rank " +
            std::to_string(rank) + " has " + describeSignature(recv.signature()) + ": " +
            recv.transfer->described);
+  table.post(recv);  // as above
+}
+
+void Messages::Impl::failTypes(const PendingOp& recv, const Announced& announcement) {
+  fail(announcement.peer, &recv,
+       "it issued " + describeSignature(announcement.signature) + " (tag " +
+           std::to_string(recv.operation.tag) + "), but the matching recv on rank " +
+           std::to_string(rank) + " expects " + toString(recv.operation.dtype));
   table.post(recv);  // as above
 }
 
@@ -244,7 +254,7 @@ void Messages::Impl::begin(PendingOp send) {
   header.tag = tag;
   header.aux = bytes;
   ByteWriter payload;
-  if (isTransfer(tag)) payload.u64(signature);
+  payload.u64(signature);
   std::string text = payload.take();
   header.length = text.size();
   receiver.connection->sendText(header, std::move(text));
@@ -274,8 +284,7 @@ Receipt Messages::onHeader(int peer, const FrameHeader& header) {
     }
     return receiptOf(Receipt::Kind::kInto, into.data + arrived);
   }
-  const bool has_signature = header.type == FrameType::kAnnounce && isTransfer(header.tag);
-  if (header.length != (has_signature ? sizeof(uint64_t) : 0))
+  if (header.length != (header.type == FrameType::kAnnounce ? sizeof(uint64_t) : 0))
     return breakWith("an announcement with a payload of another size");
   if (header.type == FrameType::kAnnounce && header.seq != from.next_announced) {
     return breakWith("send " + std::to_string(header.seq) + " was announced instead of " +
@@ -305,7 +314,7 @@ void Messages::onText(int peer, const FrameHeader& header, const std::string& pa
   Impl::PeerMessages& from = impl_->peer(peer);
   if (header.type == FrameType::kAnnounce) {
     ++from.next_announced;
-    const uint64_t signature = isTransfer(header.tag) ? ByteReader(payload).u64() : 0;
+    const uint64_t signature = ByteReader(payload).u64();
     impl_->announced({peer, header.seq, header.aux, signature}, header.tag);
   } else if (header.type == FrameType::kClear) {
     from.cleared.insert(header.seq);

@@ -1,8 +1,8 @@
 // send and recv over the control channels. A send is announced; when the matching recv is posted
 // the receiver clears it, and only then do the bytes travel, straight into the recv's buffer. So an
 // outstanding send or recv holds up nothing. Matching is per (peer, tag) in order of issue; recv
-// from any takes the announcement that arrived first. A send of another size than the recv's fails
-// the generation with kMismatch, naming both.
+// from any takes the announcement that arrived first. A send of another size or dtype than the
+// recv's fails the generation with kMismatch, naming both.
 //
 // Loop thread only. Owner: HostGeneration, which feeds it the frames of its types.
 #pragma once
@@ -46,7 +46,7 @@ class Messages {
   void transfer(Operation operation, std::shared_ptr<const Transfer> transfer);
   Receipt onHeader(int peer, const FrameHeader& header);  // kAnnounce, kClear, kMessage
   void onFrame(int peer, const FrameHeader& header);
-  // kAnnounce of a transfer has its collective's signature as payload; nothing else has one.
+  // kAnnounce has the signature as payload; nothing else has one.
   void onText(int peer, const FrameHeader& header, const std::string& payload = {});
 
   bool idle() const;

@@ -115,6 +115,13 @@ uint64_t signatureOf(const Operation& operation) {
   return (signature ^ (operation.layout & bits)) | kOfBucket;
 }
 
+uint64_t signatureOfMessage(DType dtype) {
+  Operation message;
+  message.kind = OpKind::kSend;
+  message.dtype = dtype;
+  return signatureOf(message);
+}
+
 std::string describeSignature(uint64_t signature) {
   const bool of_bucket = (signature & kOfBucket) != 0;
   const auto kind = static_cast<OpKind>(signature >> 56 & 0x3fU);

@@ -17,7 +17,7 @@
 namespace torchft_ext {
 
 inline constexpr uint32_t kFrameMagic = 0x54465831;  // "1XFT"
-inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint16_t kWireVersion = 2;
 inline constexpr size_t kFrameHeaderBytes = 40;
 
 enum class FrameType : uint16_t {
@@ -25,8 +25,8 @@ enum class FrameType : uint16_t {
   kWelcome = 2,    // acceptor -> connector, its answer
   kRefused = 3,    // acceptor -> connector: not admitted; payload: a reason (text, bounded)
   kData = 10,      // part of a collective: seq = operation, tag = its signature, aux = step
-  kAnnounce = 11,  // a send is waiting: seq = its number, tag = user's tag, aux = bytes; of a step
-                   // of a collective: tag = its name, payload: the signature u64
+  kAnnounce = 11,  // a send is waiting: seq = its number, tag = user's tag, or the name of the
+                   // collective whose step it is, aux = bytes, payload: the signature u64
   kClear = 12,     // the matching recv is posted: seq = the announced number
   kMessage = 13,   // a piece of the send's bytes: seq = the announced number, aux = offset
   kBarrier = 14,   // forming a generation: this end's connections are up

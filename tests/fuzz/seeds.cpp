@@ -248,8 +248,8 @@ void frames() {
               frame(FrameType::kBeat, "pad") + frame(FrameType::kBeat, "", 5));
   streamSeeds("connection", "usual",
               frame(FrameType::kBarrier, "") + frame(FrameType::kData, std::string(50, 'd')) +
-                  frame(FrameType::kAnnounce, "", 1, 0) + frame(FrameType::kMessage, "", 1, 1) +
-                  frame(FrameType::kMessage, "piece", 1, 1) +
+                  frame(FrameType::kAnnounce, std::string(8, 's'), 1, 0) +
+                  frame(FrameType::kMessage, "", 1, 1) + frame(FrameType::kMessage, "piece", 1, 1) +
                   frame(FrameType::kFailed, encodeFailure({}), 0, 1));
   streamSeeds("connection", "leaves", frame(FrameType::kGoodbye, "", 0, 2) + "rest");
   seed("connection", "closes",

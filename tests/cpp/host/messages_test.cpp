@@ -6,7 +6,9 @@
 #include <cstring>
 #include <deque>
 
+#include "host/schedule.h"
 #include "host/turn.h"
+#include "net/frame.h"
 
 namespace torchft_ext {
 namespace {
@@ -18,6 +20,7 @@ class HeldConnection : public Connection {
     FrameHeader header;
     const uint8_t* payload;
     std::function<void()> sent;
+    std::string text{};
   };
 
   void setReceiver(ConnectionReceiver* /*receiver*/) override {}
@@ -27,7 +30,7 @@ class HeldConnection : public Connection {
   }
   void sendText(const FrameHeader& header, std::string payload) override {
     EXPECT_EQ(header.length, payload.size());
-    frames.push_back({header, nullptr, nullptr});
+    frames.push_back({header, nullptr, nullptr, std::move(payload)});
   }
   void resume() override {}
   bool sendQueueEmpty() const override { return frames.empty(); }
@@ -78,7 +81,7 @@ class MessagesTest : public ::testing::Test {
       if (frame.header.length > 0) std::memcpy(receipt.into, frame.payload, frame.header.length);
       at(to).onFrame(from, frame.header);
     } else if (receipt.kind == Receipt::Kind::kText) {
-      at(to).onText(from, frame.header);
+      at(to).onText(from, frame.header, frame.text);
     }
     if (frame.sent) frame.sent();
     return receipt.kind;
@@ -104,8 +107,10 @@ class MessagesTest : public ::testing::Test {
   static Buffer bufferOf(std::vector<int>& items) {
     return {reinterpret_cast<uint8_t*>(items.data()), items.size() * sizeof(int)};
   }
-  std::shared_ptr<OpState> send(int from, int to, std::vector<int>& items, uint64_t tag = 0) {
+  std::shared_ptr<OpState> send(int from, int to, std::vector<int>& items, uint64_t tag = 0,
+                                DType dtype = DType::kUint8) {
     Operation operation;
+    operation.dtype = dtype;
     operation.kind = OpKind::kSend;
     operation.peer = to;
     operation.tag = tag;
@@ -114,8 +119,10 @@ class MessagesTest : public ::testing::Test {
     at(from).send(state, operation);
     return state;
   }
-  std::shared_ptr<OpState> recv(int to, int from, std::vector<int>& items, uint64_t tag = 0) {
+  std::shared_ptr<OpState> recv(int to, int from, std::vector<int>& items, uint64_t tag = 0,
+                                DType dtype = DType::kUint8) {
     Operation operation;
+    operation.dtype = dtype;
     operation.kind = OpKind::kRecv;
     operation.peer = from;
     operation.tag = tag;
@@ -349,6 +356,29 @@ FrameHeader frameOf(FrameType type, uint64_t seq, uint64_t length = 0) {
   return header;
 }
 
+TEST_F(MessagesTest, AnotherDtypeOfTheSameSizeIsAMismatchThatNamesBoth) {
+  connect(2);
+  Items items{1, 2}, into(2);
+  const auto sent = send(0, 1, items, 5, DType::kInt32);
+  const auto received = recv(1, 0, into, 5, DType::kFloat);
+  deliverAll();
+  ASSERT_EQ(failures[1].size(), 1U);
+  const Failure& failure = failures[1][0];
+  EXPECT_EQ(failure.kind, FailureKind::kMismatch);
+  EXPECT_EQ(failure.cause.rank, 0);
+  EXPECT_EQ(failure.cause.how,
+            "it issued send of int32 (tag 5), but the matching recv on rank 1 expects float32");
+  EXPECT_FALSE(sent->done() || received->done());
+  EXPECT_EQ(into, (Items{0, 0}));
+}
+
+// What an announcement has as payload.
+std::string signatureText() {
+  ByteWriter payload;
+  payload.u64(signatureOfMessage(Operation().dtype));
+  return payload.take();
+}
+
 TEST_F(MessagesTest, FramesThatFollowFromNothingBreakTheConnection) {
   connect(2);
   Items items{1}, into(1);
@@ -359,8 +389,9 @@ TEST_F(MessagesTest, FramesThatFollowFromNothingBreakTheConnection) {
   };
   EXPECT_TRUE(breaks(frameOf(FrameType::kClear, 1))) << "a send that does not exist";
   EXPECT_TRUE(breaks(frameOf(FrameType::kMessage, 0, 4))) << "bytes that were not asked for";
-  EXPECT_TRUE(breaks(frameOf(FrameType::kAnnounce, 3))) << "announcements were skipped";
-  EXPECT_TRUE(breaks(frameOf(FrameType::kAnnounce, 0, 5))) << "an announcement with a payload";
+  EXPECT_TRUE(breaks(frameOf(FrameType::kAnnounce, 3, 8))) << "announcements were skipped";
+  EXPECT_TRUE(breaks(frameOf(FrameType::kAnnounce, 0, 5))) << "a payload that is no signature";
+  EXPECT_TRUE(breaks(frameOf(FrameType::kAnnounce, 0))) << "an announcement without a dtype";
   EXPECT_FALSE(breaks(frameOf(FrameType::kClear, 0)));
   at(0).onText(1, frameOf(FrameType::kClear, 0));
   EXPECT_TRUE(breaks(frameOf(FrameType::kClear, 0))) << "cleared twice";
@@ -372,7 +403,7 @@ TEST_F(MessagesTest, AMessageOfAnotherLengthThanAnnouncedBreaksTheConnection) {
   recv(0, 1, into);
   FrameHeader announce = frameOf(FrameType::kAnnounce, 0);
   announce.aux = sizeof(int);
-  at(0).onText(1, announce);
+  at(0).onText(1, announce, signatureText());
   EXPECT_EQ(at(0).onHeader(1, frameOf(FrameType::kMessage, 0, 5)).kind, Receipt::Kind::kBreak);
   EXPECT_EQ(at(0).onHeader(1, frameOf(FrameType::kMessage, 0, 4)).kind, Receipt::Kind::kInto);
 }
@@ -381,8 +412,9 @@ TEST_F(MessagesTest, EndlessAnnouncementsFailTheGeneration) {
   connect(2);
   uint64_t number = 0;
   while (failures[0].empty() && number < (uint64_t{1} << 21)) {
-    const FrameHeader announce = frameOf(FrameType::kAnnounce, number++);
-    if (at(0).onHeader(1, announce).kind == Receipt::Kind::kText) at(0).onText(1, announce);
+    const FrameHeader announce = frameOf(FrameType::kAnnounce, number++, 8);
+    if (at(0).onHeader(1, announce).kind == Receipt::Kind::kText)
+      at(0).onText(1, announce, signatureText());
   }
   ASSERT_EQ(failures[0].size(), 1U);
   EXPECT_EQ(failures[0][0].cause.rank, 1);

@@ -28,6 +28,28 @@ def test_messages_travel_round_a_ring(ranks, size):
     ranks.world(size).run(ring)
 
 
+def of_other_dtypes(sent: torch.dtype, expected: torch.dtype) -> None:
+    rank, _ = me()
+    if rank == 0:
+        dist.send(torch.ones(4, dtype=sent), 1)
+    else:
+        dist.recv(torch.zeros(4, dtype=expected), 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [(torch.int32, torch.float32), (torch.float64, torch.int64), (torch.bool, torch.uint8)],
+)
+def test_dtypes_of_equal_size_are_told_apart_on_both_ranks(ranks, sent, expected):
+    world = ranks.world(2)
+    calls = [world.start(rank, of_other_dtypes, sent, expected) for rank in range(2)]
+    names = [str(dtype).removeprefix("torch.") for dtype in (sent, expected)]
+    for call in calls:
+        text = call.error("MismatchError").text
+        assert f"it issued send of {names[0]} (tag 0)" in text
+        assert f"recv on rank 1 expects {names[1]}" in text
+
+
 def ordered_and_tagged() -> None:
     rank, _ = me()
     numbers = [torch.full((4,), float(n)) for n in range(6)]
