@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import threading
 from contextlib import suppress
 
@@ -55,7 +56,9 @@ class Arena:
                 seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
                 fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
                 return memory
-        raise MemoryError(f"no address space for {SIZES[-1]} B that a child process shares")
+        raise MemoryError(
+            f"no {_lacking(SIZES[-1])} for {SIZES[-1] >> 20} MiB that a child process shares"
+        )
 
     def close(self) -> None:
         """Close the file; the memory stays as long as tensors in it do."""
@@ -136,6 +139,28 @@ class ArenaRoom:
         taken, self._taken = self._taken, []
         for offset, count in taken:
             self._arena.give(offset, count)
+
+
+def _lacking(size: int) -> str:
+    """Name the limit that keeps memory of that size from this process."""
+    for which, word, option in (
+        (resource.RLIMIT_FSIZE, "file size", "f"),
+        (resource.RLIMIT_AS, "address space", "v"),
+    ):
+        limit = resource.getrlimit(which)[0]
+        used = _address_space() if which == resource.RLIMIT_AS else 0
+        if limit != resource.RLIM_INFINITY and used + size > limit:
+            return (
+                f"{word} left (the limit is {limit >> 20} MiB: raise it with ulimit -{option}, or "
+                "use ProcessGroupHost or ProcessGroupGloo, which need none)"
+            )
+    return "address space"
+
+
+def _address_space() -> int:
+    """Return the bytes of address space that this process has."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * _PAGE
 
 
 def _rounded(count: int) -> int:

@@ -1,6 +1,8 @@
 #include "base/shortage.h"
 
+#include <pthread.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <fstream>
@@ -23,7 +25,38 @@ std::string descriptors() {
   return limit + " are open, the limit is " + limit + ": raise it with ulimit -n";
 }
 
+constexpr rlim_t kMiB = rlim_t{1} << 20U;
+
+// How much address space a new thread's stack takes, and this process has. 0: not known.
+rlim_t stackOfThread() {
+  pthread_attr_t attributes;
+  if (::pthread_getattr_default_np(&attributes) != 0) return 0;
+  size_t stack = 0;
+  ::pthread_attr_getstacksize(&attributes, &stack);
+  ::pthread_attr_destroy(&attributes);
+  return stack;
+}
+
+rlim_t addressSpace() {
+  std::ifstream statm("/proc/self/statm");
+  rlim_t pages = 0;
+  return statm >> pages ? pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) : 0;
+}
+
+// Empty: it is not the limit on address space that keeps a thread's stack out.
+std::string stackSpace() {
+  const rlim_t limit = softLimit(RLIMIT_AS);
+  const rlim_t stack = stackOfThread();
+  const rlim_t used = addressSpace();
+  if (limit == RLIM_INFINITY || used + stack <= limit) return {};
+  return "a thread's stack takes " + std::to_string(stack / kMiB) + " MiB of address space, " +
+         std::to_string(used / kMiB) + " MiB are in use, the limit is " +
+         std::to_string(limit / kMiB) +
+         " MiB: raise it with ulimit -v, or make stacks smaller with ulimit -s";
+}
+
 std::string threads() {
+  if (std::string stack = stackSpace(); !stack.empty()) return stack;
   std::ifstream status("/proc/self/status");
   std::string word;
   while (status >> word && word != "Threads:") {

@@ -15,8 +15,8 @@ inline constexpr std::chrono::milliseconds kLacksFor{1000};
 // process or its host has none left, and nothing of a peer.
 bool isShortage(int error);
 
-// " (128 are open, the limit is 128: raise it with ulimit -n)", or of threads, or of ports. Empty
-// where there is nothing to be said of it.
+// " (128 are open, the limit is 128: raise it with ulimit -n)", or of threads, or of ports, or of
+// address space where that is what a thread lacks. Empty where there is nothing to be said of it.
 std::string shortageNumbers(int error);
 
 }  // namespace torchft_ext

@@ -1,6 +1,7 @@
 // base/: deadlines, identities, the log, threads and task threads.
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <future>
 #include <stdexcept>
 #include <string>
@@ -20,6 +22,7 @@
 #include "base/identity.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/shortage.h"
 #include "base/task_thread.h"
 #include "base/threads.h"
 #include "base/unique_fd.h"
@@ -28,6 +31,40 @@
 
 namespace torchft_ext {
 namespace {
+
+// In a child, which it ends: with a limit on address space that leaves so much.
+std::string threadsWithSpace(rlim_t left) {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlimit limit{pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + left, RLIM_INFINITY};
+    ::setrlimit(RLIMIT_AS, &limit);
+    const std::string text = shortageNumbers(EAGAIN);
+    const bool written = ::write(ends[1], text.data(), text.size()) > 0;
+    ::_exit(written ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::array<char, 512> text{};
+  const ssize_t count = ::read(ends[0], text.data(), text.size());
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  return {text.data(), static_cast<size_t>(std::max<ssize_t>(count, 0))};
+}
+
+TEST(Shortage, OfAThreadNamesTheLimitThatWasHit) {
+  const std::string of_space = threadsWithSpace(rlim_t{1} << 19U);
+  EXPECT_NE(of_space.find("a thread's stack takes"), std::string::npos) << of_space;
+  EXPECT_NE(of_space.find("ulimit -v"), std::string::npos) << of_space;
+  EXPECT_EQ(of_space.find("ulimit -u"), std::string::npos) << of_space;
+  const std::string of_threads = threadsWithSpace(rlim_t{1} << 40U);
+  EXPECT_NE(of_threads.find("ulimit -u"), std::string::npos) << of_threads;
+  EXPECT_EQ(of_threads.find("ulimit -v"), std::string::npos) << of_threads;
+}
 
 bool runs(const std::string& name) {
   const auto names = threadSnapshot().running;

@@ -18,6 +18,8 @@ from shortages import (
     leave_descriptors,
     leave_memory,
     leave_no_threads,
+    leave_small_files,
+    make_baby,
     make_default_group,
     make_group,
     make_groups,
@@ -112,6 +114,21 @@ def test_rank_without_memory_for_buffers_says_so_and_is_not_called_a_fault_of_ou
         own = assert_all_hear_of(1, calls, "ran out of memory")
         assert "please report it" not in own.text
     world.next().run(check_sum)
+
+
+@pytest.mark.parametrize(
+    ("begin", "left", "named"),
+    [
+        (leave_small_files, 1 << 20, "no file size left (the limit is 1 MiB: raise it with ulimit -f"),
+        (leave_memory, 64 << 20, "MiB: raise it with ulimit -v"),
+    ],
+)
+def test_child_without_shared_memory_names_the_limit_that_was_hit(ranks: Pool, begin, left, named):
+    world = ranks.fresh(1)
+    with shortage(world, 0, begin, left):
+        text = world.start(0, make_baby).error("MemoryError").text
+        assert named in text and "256 MiB that a child process shares" in text
+    world.run(make_baby)
 
 
 def test_rank_without_ports_says_so(tmp_path):

@@ -46,6 +46,16 @@ def leave_memory(bytes_left: int) -> None:
     _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + bytes_left)
 
 
+def leave_small_files(longest: int) -> None:
+    _lower(resource.RLIMIT_FSIZE, longest)
+
+
+def make_baby() -> None:
+    from torchft_ext.process_group import ProcessGroupBabyHost
+
+    ProcessGroupBabyHost(timeout=GROUP_LIMIT).shutdown()
+
+
 def end_shortage() -> None:
     which, limits = _limits.pop()
     if os.getresuid()[2] == 0:
