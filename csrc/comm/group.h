@@ -42,6 +42,9 @@ struct GroupStats {
   std::vector<std::pair<std::string, Duration>> last_configure;
 };
 
+// Ranks of a generation at most: what compares operations of ranks has 16 bits for a root.
+inline constexpr int kMostRanks = 1 << 16;
+
 // The calls of a group that has been shut down, or a second configure() at the same time.
 class GroupStateError : public std::logic_error {
  public:

@@ -221,7 +221,7 @@ tft_status tft_comm_shutdown(tft_comm* comm, int64_t timeout_ms, tft_error* erro
   bool all = false;
   const tft_status status = guarded(error, [&] {
     Comm& group = given(comm, "comm").comm;
-    all = timeout_ms > 0 ? group.shutdown(Milliseconds(timeout_ms)) : group.shutdown();
+    all = timeout_ms != 0 ? group.shutdown(Milliseconds(timeout_ms)) : group.shutdown();
   });
   if (status != TFT_OK || all) return status;
   return fill(error, TFT_TIMEOUT, "shutdown: not all that was issued was sent by the limit");

@@ -271,7 +271,8 @@ FailurePtr Comm::tryConfigure(const std::shared_ptr<Store>& store, const std::st
   impl_->requireOwnProcess();
   require(store != nullptr, kOp, "store: expected a store, found null");
   require(!prefix.empty(), kOp, "prefix: expected one of its own for each generation, found none");
-  require(size >= 1, kOp, "size: expected at least 1" + found(size));
+  require(size >= 1 && size <= kMostRanks, kOp,
+          "size: expected 1 to " + std::to_string(kMostRanks) + found(size));
   require(rank >= 0 && rank < size, kOp,
           "rank: expected 0 to " + std::to_string(size - 1) + found(rank));
   require(timeout.count() >= 0, kOp,
@@ -288,6 +289,8 @@ void Comm::abort(const std::string& why) {
 
 bool Comm::shutdown(Milliseconds timeout) {
   impl_->requireOwnProcess();
+  require(timeout.count() >= 0, "shutdown",
+          "timeout: expected zero or more" + found(timeout.count()) + " ms");
   return impl_->group->shutdown(Deadline::after(timeout));
 }
 
@@ -302,6 +305,8 @@ void Comm::check(Milliseconds timeout) {
 
 FailurePtr Comm::tryCheck(Milliseconds timeout) {
   impl_->requireOwnProcess();
+  require(timeout.count() >= 0, "check",
+          "timeout: expected zero (the options') or more" + found(timeout.count()) + " ms");
   const Duration limit = timeout.count() > 0 ? Duration(timeout) : impl_->group->timeout();
   return impl_->group->check(Deadline::after(limit));
 }

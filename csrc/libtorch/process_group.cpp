@@ -96,7 +96,7 @@ FailurePtr tryConfigure(const ProcessGroupPtr& group, const StorePtr& store, int
                         std::optional<Milliseconds> timeout) {
   const BackendPtr backend = backendOf("configure", group);
   TORCH_CHECK_VALUE(store, "configure: store: expected a store, found null");
-  TORCH_CHECK_VALUE(size > 0, "configure: size: expected at least 1, found ", size);
+  checkSize({"configure", "size"}, size);
   checkRank({"configure", "rank"}, rank, size);
   checkTimeout(timeout);
   const StorePlace place = storePlaceOf(store);

@@ -1,6 +1,7 @@
 // Where an attempt's members meet in the store: the keys under its prefix.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +9,9 @@
 #include "base/identity.h"
 
 namespace torchft_ext {
+
+// Of those who look at rank 0's record, as many as are asked one by one whether they have read it.
+inline constexpr int kMostReaders = 1024;
 
 class AttemptKeys {
  public:
@@ -25,8 +29,11 @@ class AttemptKeys {
     return all;
   }
   std::vector<std::string> everyone() const { return range(0, size_); }
-  // Of those who look at this member's record.
-  std::vector<std::string> readers() const { return rank_ == 0 ? range(1, size_) : range(0, 1); }
+  // Of those who look at this member's record, kMostReaders at most.
+  std::vector<std::string> readers() const {
+    return rank_ == 0 ? range(1, std::min(size_, kMostReaders)) : range(0, 1);
+  }
+  int size() const { return size_; }
 
  private:
   std::string prefix_;

@@ -8,7 +8,9 @@ namespace {
 
 constexpr size_t kMostMissingNamed = 8;
 // Worlds in which everyone may ask the store for everyone.
-constexpr size_t kMostAskedByAll = 64;
+constexpr int kMostAskedByAll = 64;
+// How many are asked for at first.
+constexpr int kFirstAsked = 64;
 
 std::string nameRanks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -23,10 +25,16 @@ std::string nameRanks(const std::vector<int>& ranks) {
 
 std::string MissingRanks::nameMembers(int but) {
   std::vector<int> missing;
-  const auto everyone = keys_.everyone();
-  find(1, static_cast<int>(everyone.size()), missing);
+  // As far as members have come, and as many again: a size may be wrong, and is no reason to ask,
+  // and to hold memory, for so many.
+  for (int first = 1, count = kFirstAsked; first < keys_.size() && missing.empty() && answered_;) {
+    const int last = keys_.size() - first <= count ? keys_.size() : first + count;
+    find(first, last, missing);
+    first = last;
+    if (count < keys_.size() / 2) count *= 2;
+  }
   if (missing.empty()) {
-    const auto reply = store_.getAll(everyone, deadline_, cancelled_);
+    const auto reply = store_.getAll(keys_.everyone(), deadline_, cancelled_);
     answered_ = answered_ && reply.status == StoreStatus::kOk;
     return nameLeftOver(reply.values, but);
   }
@@ -42,7 +50,7 @@ std::string MissingRanks::nameLeader() {
   if (!how.empty()) return how;
   answered_ = reply.status == StoreStatus::kOk;
   how = "rank 0 sent no roster";
-  const bool small = keys_.everyone().size() <= kMostAskedByAll;
+  const bool small = keys_.size() <= kMostAskedByAll;
   const std::string others = answered_ && small ? nameMembers() : std::string();
   if (!others.empty()) return how + ": " + others;
   return answered_ ? how + ": other ranks may not have come to it" : how;

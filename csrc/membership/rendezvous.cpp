@@ -21,6 +21,8 @@ constexpr milliseconds kLook{15};
 constexpr milliseconds kLongestLook = StoreThread::kStuckAfter;
 constexpr milliseconds kSteadyPause{5};
 constexpr int kScan = 8;
+// Of how many members rank 0 awaits the records at first, its own included.
+constexpr int kFirstAwaited = 64;
 // Kept back for finding out who is missing; a fifth of a short timeout. The others keep back less,
 // so that they hear from rank 0, whose time is up then too as a rule, whom it has missed.
 constexpr milliseconds kNamingTime{500};
@@ -235,21 +237,29 @@ StoreThread::Acceptable Rendezvous::usable() const {
 }
 
 std::variant<Roster, Failure> Rendezvous::lead() {
-  const auto everyone = keys_.everyone();
+  // The size is a number that this process was given, and may be wrong. So the memory for keys and
+  // records grows with the members that have come: it is for twice as many.
+  auto awaited = keys_.range(0, std::min(size_, kFirstAwaited));
+  const auto all_awaited = [&] { return static_cast<int>(awaited.size()) == size_; };
   const Deadline last_look = lastLook();
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
-    const auto reply = store_->awaitWhere(everyone, usable(), last_look.orEarlier(kLongestLook),
+    const auto reply = store_->awaitWhere(awaited, usable(), last_look.orEarlier(kLongestLook),
                                           updatesOrCancelled(), Deadline::after(kLook), pause);
-    if (reply.status == StoreStatus::kOk) return issue(reply.values);
+    if (reply.status == StoreStatus::kOk && all_awaited()) return issue(reply.values);
+    if (reply.status == StoreStatus::kOk) {
+      const int known = static_cast<int>(awaited.size());
+      awaited = keys_.range(0, size_ - known <= known ? size_ : 2 * known);
+      continue;
+    }
     if (!interrupted(reply)) return failureOf(reply);
     if (auto failure = judgeUpdates()) return *failure;
     if (auto failure = scan()) return *failure;
     if (last_look.expired()) return membersMissing();
     if (!own_check.due()) continue;
     if (auto failure = own_.check()) return *failure;
-    if (!own_check.patient()) continue;
-    const auto contradictory = store_->getAll(everyone, deadline_, cancelled_);
+    if (!own_check.patient() || !all_awaited()) continue;
+    const auto contradictory = store_->getAll(awaited, deadline_, cancelled_);
     if (contradictory.status != StoreStatus::kOk) return failureOf(contradictory);
     if (!contradictory.values.empty() && allHere(contradictory.values, tracker_.leftOver()))
       return issue(contradictory.values);

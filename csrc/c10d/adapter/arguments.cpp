@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "comm/group.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -137,6 +139,12 @@ void checkSameDtype(const Argument& argument, const at::Tensor& tensor, const Ar
   TORCH_CHECK_TYPE(tensor.scalar_type() == other_tensor.scalar_type(), argument.text(),
                    ": expected dtype ", other_tensor.scalar_type(), " as ", other.name,
                    " has, found ", tensor.scalar_type());
+}
+
+void checkSize(const Argument& argument, int64_t size) {
+  TORCH_CHECK_VALUE(size >= 1, argument.text(), ": expected at least 1, found ", size);
+  TORCH_CHECK_VALUE(size <= kMostRanks, argument.text(), ": expected at most ", kMostRanks,
+                    ", found ", size);
 }
 
 void checkRank(const Argument& argument, int64_t rank, int size) {

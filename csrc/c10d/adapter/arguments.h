@@ -28,6 +28,7 @@ void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t expe
                 const char* meaning);
 void checkSameDtype(const Argument& argument, const at::Tensor& tensor, const Argument& other,
                     const at::Tensor& other_tensor);
+void checkSize(const Argument& argument, int64_t size);  // of a group: 1 to kMostRanks
 // 0 <= rank < size
 void checkRank(const Argument& argument, int64_t rank, int size);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "c10d/adapter/arguments.h"
 #include "c10d/group/environment.h"
 #include "c10d/group/interface_choice.h"
 #include "c10d/store/member_store.h"
@@ -21,8 +22,7 @@ bool keepWaiting() {
 }
 
 void checkOptions(const ElasticJobOptions& options) {
-  TORCH_CHECK_VALUE(options.size >= 1, "elastic.join: size: expected at least 1, found ",
-                    options.size);
+  checkSize({"elastic.join", "size"}, options.size);
   TORCH_CHECK_VALUE(options.min_size >= 1 && options.min_size <= options.size,
                     "elastic.join: min_size: expected 1 to size (", options.size, "), found ",
                     options.min_size);
@@ -140,6 +140,8 @@ FailurePtr overBefore(const View& view) {
 std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
                                              Milliseconds timeout) {
   checkOptions(options);
+  TORCH_CHECK_VALUE(timeout.count() > 0, "elastic.join: timeout: expected a positive time, found ",
+                    timeout.count(), " ms");
   const Deadline deadline = Deadline::after(timeout);
   std::shared_ptr<ElasticJob> job(new ElasticJob());
   ElasticOptions chosen;

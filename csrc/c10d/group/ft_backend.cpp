@@ -111,7 +111,7 @@ void FtBackend::configure(const std::string& store_address, int rank, int size,
                           std::optional<Milliseconds> timeout) {
   guard_.check("this process group");
   const StoreAddress address = parseStoreAddress("configure: store_addr", store_address);
-  TORCH_CHECK_VALUE(size > 0, "configure: world_size: expected at least 1, found ", size);
+  checkSize({"configure", "world_size"}, size);
   checkRank({"configure", "rank"}, rank, size);
   TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
                     "configure: timeout: expected a positive time, found ",

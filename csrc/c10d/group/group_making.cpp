@@ -60,8 +60,7 @@ Made makeOrTellAbsence(const GroupSpec& spec) {
 
 c10::intrusive_ptr<FtBackend> makeBackend(const GroupSpec& spec) {
   TORCH_CHECK_VALUE(spec.store, spec.caller, ": store: expected a store, found none");
-  TORCH_CHECK_VALUE(spec.size > 0, spec.caller, ": world_size: expected at least 1, found ",
-                    spec.size);
+  checkSize({spec.caller, "world_size"}, spec.size);
   checkRank({spec.caller, "rank"}, spec.rank, spec.size);
   auto [backend, place] = makeOrTellAbsence(spec);
   if (!spec.begin) return backend;

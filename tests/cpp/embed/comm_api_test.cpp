@@ -78,6 +78,14 @@ TEST(CommApi, BadArgumentsAreRefusedByName) {
             "configure: rank: expected 0 to 1, found 2");
   EXPECT_EQ(refusalOf([&] { comm.setTimeout(Comm::Milliseconds(0)); }),
             "setTimeout: timeout: expected a positive time, found 0 ms");
+  EXPECT_EQ(refusalOf([&] { comm.configure(alone.store, "x", 0, 65537); }),
+            "configure: size: expected 1 to 65536, found 65537");
+  EXPECT_EQ(refusalOf([&] { comm.configure(alone.store, "x", 0, 1, Comm::Milliseconds(-1)); }),
+            "configure: timeout: expected zero (the options') or more, found -1 ms");
+  EXPECT_EQ(refusalOf([&] { comm.check(Comm::Milliseconds(-1)); }),
+            "check: timeout: expected zero (the options') or more, found -1 ms");
+  EXPECT_EQ(refusalOf([&] { comm.shutdown(Comm::Milliseconds(-1)); }),
+            "shutdown: timeout: expected zero or more, found -1 ms");
   comm.barrier().wait();  // nothing has come of it
 }
 
@@ -86,6 +94,10 @@ TEST(CommApi, BadOptionsAreRefusedByName) {
   options.heartbeat = Comm::Milliseconds(5);
   EXPECT_EQ(refusalOf([&] { Comm comm(options); }),
             "Comm: heartbeat: expected zero (off) or at least 100 ms, found 5 ms");
+  options = {};
+  options.timeout = Comm::Milliseconds(-1);
+  EXPECT_EQ(refusalOf([&] { Comm comm(options); }),
+            "Comm: timeout: expected a positive time, found -1 ms");
   options = {};
   options.port_range = "9-1";
   EXPECT_EQ(refusalOf([&] { Comm comm(options); }),

@@ -73,6 +73,40 @@ TEST_F(RendezvousTest, CallsPerProcessAreBoundedAtAnySize) {
   }
 }
 
+// A size that is wrong costs as little as one that is right: what is asked for, and held, grows
+// with the members that have come.
+TEST_F(RendezvousTest, RankZeroAsksForTwiceAsManyAsHaveCome) {
+  constexpr int kHuge = 1 << 16;
+  auto& leader = addProcess();
+  const auto began = Clock::now();
+  const std::string expected = "ranks 1, 2, 3, 4, 5, 6, 7, 8 did not come (and maybe others)";
+  EXPECT_EQ(
+      messageOfTimeout(expected, [&](Deadline limit) { return leader.at("run", 0, kHuge, limit); }),
+      expected);
+  const auto waited = static_cast<size_t>((Clock::now() - began) / milliseconds(5));
+  constexpr size_t kKey = sizeof("run/12");
+  EXPECT_LE(server->use(leader.name).bytes, (100 + waited) * 100 * kKey);
+}
+
+TEST_F(RendezvousTest, MoreMembersThanAreAskedForAtFirstFindEachOther) {
+  prepare(150);
+  for (const Outcome& outcome : enterAll()) {
+    ASSERT_TRUE(std::holds_alternative<Roster>(outcome)) << std::get<Failure>(outcome).describe();
+    EXPECT_EQ(std::get<Roster>(outcome).members.size(), 150U);
+  }
+}
+
+TEST_F(RendezvousTest, AMissingRankBeyondThoseAskedForAtFirstIsNamed) {
+  auto& leader = addProcess();
+  for (int rank = 1; rank < 150; ++rank) {
+    if (rank != 130) server->put("run/" + std::to_string(rank), encodeRecord(record(rank)));
+  }
+  const std::string expected = "rank 130 did not come";
+  EXPECT_EQ(
+      messageOfTimeout(expected, [&](Deadline limit) { return leader.at("run", 0, 150, limit); }),
+      expected);
+}
+
 TEST_F(RendezvousTest, AMemberThatComesLastNeedsAHandfulOfCalls) {
   prepare(2);
   auto leader = enter(*attempts[0]);

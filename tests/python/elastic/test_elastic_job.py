@@ -501,5 +501,9 @@ def test_arguments_are_checked(ranks):
     for listen, found in (("abc", "port"), (70000, "port"), ("[::1]:x", "'host:port'")):
         with pytest.raises(ValueError, match=rf"elastic\.join: listen: expected (a )?{found}"):
             elastic.join(members=["127.0.0.1:1"], size=1, key="k", listen=listen)
+    with pytest.raises(ValueError, match="timeout: expected a positive time, found -1000 ms"):
+        elastic.join("127.0.0.1:1/job", size=1, timeout=seconds(-1.0))
+    with pytest.raises(ValueError, match="size: expected at most 65536"):
+        elastic.join("127.0.0.1:1/job", size=65537)
     with pytest.raises(ValueError, match="min_size"):
         elastic.join(ranks.address(), size=2, min_size=3)
