@@ -14,6 +14,7 @@ each thread's descriptors and the process's memory are where they stood.
 
 from __future__ import annotations
 
+import re
 import resource
 import socket
 import struct
@@ -38,7 +39,9 @@ HELD = 2_000  # connections held open at a time, over all addresses
 MEMORY = 16 * 2**20  # bytes; what a rank may grow by, for its allocator's sake
 SETTLED = 60.0  # seconds until the last of a siege must be forgotten: parked ones stay 30
 
-MAGIC, VERSION = 0x54465831, 1
+FRAMES = Path(__file__).resolve().parents[2] / "csrc" / "net" / "frame.h"
+MAGIC = 0x54465831
+VERSION = int(re.search(r"kWireVersion = (\d+);", FRAMES.read_text()).group(1))  # type: ignore[union-attr]
 HELLO, REFUSED, DATA = 1, 3, 10
 WRONG_SECRET, WRONG_VERSION = 2, 5
 HEADER = struct.Struct("<IHHQQQQ")

@@ -227,7 +227,7 @@ TEST(FrameInbox, RefusesOverlongUnexpectedAndForeignFrames) {
   EXPECT_EQ(judge(headerBytes(FrameType::kHello, ~0ULL)), FrameInbox::State::kBad);
   EXPECT_EQ(judge(headerBytes(FrameType::kData, 8)), FrameInbox::State::kBad);
   FrameBytes foreign = headerBytes(FrameType::kHello);
-  foreign[4] = 2;
+  foreign[4] = kWireVersion + 1;
   EXPECT_EQ(judge(foreign), FrameInbox::State::kWrongVersion);
   foreign[0] = 0;
   EXPECT_EQ(judge(foreign), FrameInbox::State::kBad);

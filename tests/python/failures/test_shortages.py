@@ -119,7 +119,11 @@ def test_rank_without_memory_for_buffers_says_so_and_is_not_called_a_fault_of_ou
 @pytest.mark.parametrize(
     ("begin", "left", "named"),
     [
-        (leave_small_files, 1 << 20, "no file size left (the limit is 1 MiB: raise it with ulimit -f"),
+        (
+            leave_small_files,
+            1 << 20,
+            "no file size left (the limit is 1 MiB: raise it with ulimit -f",
+        ),
         (leave_memory, 64 << 20, "MiB: raise it with ulimit -v"),
     ],
 )
