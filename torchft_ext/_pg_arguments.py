@@ -38,6 +38,7 @@ _NAMES = (
     "timeout",
 )
 
+_MOST_RANKS = 1 << 16  # as csrc/comm/group.h has it
 _LONGEST = timedelta(days=36525)  # a century, which means never: what threads wait has an end
 
 
@@ -57,6 +58,24 @@ def limit_of(call: str, timeout: object) -> timedelta:
     if seconds > _LONGEST.total_seconds():
         return _LONGEST
     return timeout if isinstance(timeout, timedelta) else timedelta(seconds=seconds)
+
+
+def check_place(rank: int, world_size: int) -> None:
+    """Refuse what Backend.configure() refuses, whose words these are, before a generation ends.
+
+    Raises:
+        ValueError: a size that no group has, or a rank that is not in it.
+    """
+    if world_size < 1:
+        raise ValueError(f"configure: world_size: expected at least 1, found {world_size}")
+    if world_size > _MOST_RANKS:
+        raise ValueError(
+            f"configure: world_size: expected at most {_MOST_RANKS}, found {world_size}"
+        )
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"configure: rank: expected a rank from 0 to {world_size - 1}, found {rank}"
+        )
 
 
 def in_order(named: dict[str, Any]) -> dict[str, Any]:

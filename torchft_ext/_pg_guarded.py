@@ -48,7 +48,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from torchft_ext import _C, _interrupts
-from torchft_ext._pg_arguments import limit_of
+from torchft_ext._pg_arguments import check_place, limit_of
 from torchft_ext._pg_base import GroupWithoutBackend, in_torchfts_words
 from torchft_ext._pg_generation import Generation
 from torchft_ext._pg_making import Formed, Making
@@ -155,6 +155,7 @@ class GuardedGroup(GroupWithoutBackend):
 
     def _begin(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
         check_meeting_place(store_addr)
+        check_place(rank, world_size)
         client, timeout = self._client, within or self._timeout
 
         def form() -> _C.Backend:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from rankside import seconds
 from timing import assert_within
 
@@ -27,6 +28,25 @@ def test_sizes_that_no_group_can_have_are_refused(store, kind, size):
         group.configure(f"127.0.0.1:{store.port}/{kind}", 0, size)
     with pytest.raises(ValueError, match=f"world_size: expected at most {MOST}, found {size}"):
         torchft_ext.make_group(store, 0, size, timeout=seconds(LIMIT))
+    group.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["Host", "Gloo", "BabyHost"])
+def test_generation_goes_on_after_a_configure_that_was_refused(store, kind):
+    group = getattr(pgs, f"ProcessGroup{kind}")(timeout=20.0)
+    place = f"127.0.0.1:{store.port}"
+    group.configure(f"{place}/{kind}", 0, 1)
+    for address, rank, size in (
+        (f"{place}/other", 0, MOST + 1),
+        (f"{place}/other", 0, 0),
+        (f"{place}/other", 1, 1),
+        (f"{place}/other", -1, 1),
+        (place, 0, 1),
+    ):
+        with pytest.raises(ValueError, match=r"configure: (world_size|rank|store_addr): exp"):
+            group.configure(address, rank, size)
+        assert group.errored() is None
+        assert group.allreduce([torch.ones(1)]).wait()
     group.shutdown()
 
 
