@@ -99,7 +99,8 @@ compile_core() {
     -DTORCHFT_EXT_WERROR="$WERROR" >"$work/core.log"
   cmake --build "$builds/core" -j "$JOBS" --target all torchft_ext_checks >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
   cmake --install "$builds/core" --prefix "$work/prefix" >>"$work/core.log"
-  cmake -S "$work/source/examples/cpp" -B "$work/with-core" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/core.log"
+  cmake -S "$work/source/examples/cpp" -B "$work/with-core" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" \
+    -DEXAMPLES_WITH_TORCH=OFF >>"$work/core.log"
   cmake --build "$work/with-core" >>"$work/core.log" || { tail -40 "$work/core.log"; exit 1; }
   python "$ROOT/scripts/public_symbols.py" "$work/prefix/lib"
   if ldd "$work/prefix/lib/libtorchft_ext_core.so" | grep -E 'torch_|c10|python'; then

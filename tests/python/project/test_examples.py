@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import torchft_ext
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LIMIT = 100  # seconds; never reached
@@ -101,3 +105,35 @@ def test_launcher_fails_where_all_copies_fail(tmp_path: Path) -> None:
         timeout=LIMIT,
     )
     assert run.returncode == 1
+
+
+# ---- the programs in C and C++, as far as CMake decides
+
+
+def configure_examples(build: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the command of docs/howto/cpp.md, with more options."""
+    package = Path(torchft_ext.__file__).parent
+    beside_python = Path(sys.executable).parent
+    cmake = shutil.which("cmake", path=f"{beside_python}:{os.environ['PATH']}")
+    assert cmake is not None
+    prefix = f"-DCMAKE_PREFIX_PATH={package}"
+    return subprocess.run(
+        [cmake, "-S", str(EXAMPLES / "cpp"), "-B", str(build), prefix, *options],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+def test_programs_on_libtorch_are_built_by_the_command_of_their_page(tmp_path: Path) -> None:
+    run = configure_examples(tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "CMakeFiles" / "train.dir").is_dir()
+    assert (tmp_path / "CMakeFiles" / "serve.dir").is_dir()
+
+
+def test_programs_on_libtorch_without_a_torch_are_an_error_of_cmake(tmp_path: Path) -> None:
+    run = configure_examples(tmp_path, f"-Dtorchft_ext_TORCH_DIR={tmp_path}/nowhere")
+    assert run.returncode != 0
+    assert "no lib/libtorch_cpu.so in" in " ".join(run.stderr.split())
+    assert configure_examples(tmp_path, "-DEXAMPLES_WITH_TORCH=OFF").returncode == 0
