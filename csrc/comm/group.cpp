@@ -23,11 +23,11 @@ Failure withoutGroup(const Lifecycle& lifecycle, std::string how) {
 Group::Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<Watchdog> watchdog,
              Duration timeout, std::function<void()> on_failure, OnForming on_forming)
     : name_(std::move(name)),
-      first_engine_(std::move(engine)),
       watchdog_(std::move(watchdog)),
       failure_counts_(std::make_shared<FailureCounts>()),
       on_failure_(std::move(on_failure)),
       on_forming_(std::move(on_forming)),
+      first_engine_(std::move(engine)),
       timeout_(timeout) {}
 
 Group::~Group() {
@@ -342,6 +342,11 @@ bool Group::isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) con
 FailurePtr Group::errored() const {
   MutexLock lock(mutex_);
   return adviseLocked(current_.lifecycle ? current_.lifecycle->failure() : failure_);
+}
+
+bool Group::hasSucceeded() const {
+  MutexLock lock(mutex_);
+  return current_.lifecycle && current_.lifecycle->hasSucceeded();
 }
 
 std::shared_ptr<Engine> Group::engine() const {

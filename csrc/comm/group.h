@@ -65,9 +65,11 @@ class Group {
 
   // Begins a new generation. Null: success. Otherwise why not: the group is failed with it, and
   // whole. Blocks until the deadline at most (the default timeout's, if timeout is nullopt); calls
-  // the wait hook.
+  // the wait hook. purpose: what this member comes for; all members come for the same, or the
+  // attempt fails, and its failure names two that do not.
   FailurePtr configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
-                       int size, std::optional<Duration> timeout = std::nullopt);
+                       int size, std::optional<Duration> timeout = std::nullopt,
+                       std::string purpose = {});
 
   // Before a configure(): its members are those of `other`'s generation that have these
   // ranks there. So the end of one of them is told while the others still wait for it. This one is
@@ -84,6 +86,8 @@ class Group {
   void beginAbort(const std::string& why);
   void beginAbortGeneration(int64_t generation, const std::string& why);
 
+  // Another one from the next generation on, of the same kind, and with other network options.
+  void useEngine(std::shared_ptr<Engine> engine);
   // From the next generation on its failures are no warnings in the log: whoever owns the group
   // hears of them by its operations, and knows which of them somebody asked for.
   void leaveWarningsToOwner();
@@ -109,6 +113,7 @@ class Group {
   bool isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) const;
 
   FailurePtr errored() const;  // the current generation's (or last configure's) failure
+  bool hasSucceeded() const;   // an operation of the current generation
   int64_t generation() const;  // 0: none yet
   int rank() const;            // of the last generation that was active
   int size() const;
@@ -124,6 +129,8 @@ class Group {
   const std::string& name() const { return name_; }
 
  private:
+  static constexpr int kNoMember = -1;
+
   struct Generation {
     std::shared_ptr<Lifecycle> lifecycle;
     std::shared_ptr<Communicator> communicator;
@@ -142,6 +149,7 @@ class Group {
     Deadline deadline;
     std::shared_ptr<Lifecycle> lifecycle;
     AttemptMemory memory{};
+    std::string purpose{};
     std::shared_ptr<Engine> engine{};  // null: not known yet
     StallClock stall_clock{};
     std::vector<std::pair<std::string, Duration>> phases{};
@@ -191,7 +199,6 @@ class Group {
   Deadline deadlineOf(const std::vector<Operation>& operations) const;
 
   const std::string name_;
-  const std::shared_ptr<Engine> first_engine_;  // of this process's first member
   const std::shared_ptr<Watchdog> watchdog_;
   const std::shared_ptr<FailureCounts> failure_counts_;
   const std::function<void()> on_failure_;
@@ -200,7 +207,9 @@ class Group {
   mutable Mutex mutex_;
   // Which member of this process it last was, or is to be first.
   std::optional<int> wanted_member_ GUARDED_BY(mutex_);
+  // Whose engine_ is. kNoMember: the next attempt takes another one.
   int member_ GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<Engine> first_engine_ GUARDED_BY(mutex_);  // of this process's first member
   std::shared_ptr<Engine> engine_ GUARDED_BY(mutex_) = first_engine_;  // that member's
   Generation current_ GUARDED_BY(mutex_);
   Generation ending_ GUARDED_BY(mutex_);  // while configure() ends it; then there is no current one

@@ -73,7 +73,7 @@ class Stopwatch {
 }  // namespace
 
 FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
-                            int size, std::optional<Duration> timeout) {
+                            int size, std::optional<Duration> timeout, std::string purpose) {
   Deadline deadline = Deadline::never();
   std::shared_ptr<Lifecycle> lifecycle;
   AttemptMemory memory;
@@ -96,7 +96,8 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     forming_ = lifecycle;
     memory = std::exchange(memory_, AttemptMemory{});
   }
-  Attempt attempt{std::move(store), prefix, rank, size, deadline, lifecycle, std::move(memory)};
+  Attempt attempt{std::move(store),  prefix, rank, size, deadline, lifecycle, std::move(memory),
+                  std::move(purpose)};
   // Also when the wait hook throws (a pending signal): the group is then failed, and whole.
   struct Finally {
     Group& group;
@@ -122,7 +123,7 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   Stopwatch stopwatch(attempt.phases);
   stopwatch.begin("end_previous");
   lookBack(attempt.memory);
-  if (!endCurrent("it began another generation", attempt.deadline)) {
+  if (!endCurrent(kBeganAnother, attempt.deadline)) {
     return attempt.lifecycle->ownFailure(
         FailureKind::kTimeout, "the engine did not leave an operation of the last generation");
   }
@@ -139,6 +140,7 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   if (auto* failure = std::get_if<Failure>(&described)) return std::move(*failure);
   MemberRecord self = std::move(std::get<MemberRecord>(described));
   self.token = Token::random();
+  self.purpose = attempt.purpose;
 
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
   const Cancelled cancelled = cancelledBy(lifecycle);
@@ -168,8 +170,10 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
 std::optional<Failure> Group::takeEngine(Attempt& attempt) {
   std::optional<int> wanted;
   int last = 0;
+  std::shared_ptr<Engine> first;
   {
     MutexLock lock(mutex_);
+    first = first_engine_;
     wanted = wanted_member_;
     last = member_;
     attempt.engine = engine_;
@@ -177,13 +181,13 @@ std::optional<Failure> Group::takeEngine(Attempt& attempt) {
   const int member = claimMember(attempt.store->identity() + "/" + attempt.prefix, attempt.rank,
                                  wanted, attempt.lifecycle);
   if (member != last) {
-    auto made = first_engine_->forMember(member);
+    auto made = first->forMember(member);
     if (auto* failure = std::get_if<Failure>(&made)) {
       failure->needs_new_group = false;  // another attempt may find what lacks
       return std::move(*failure);
     }
     attempt.engine = std::get<std::shared_ptr<Engine>>(std::move(made));
-    if (!attempt.engine) attempt.engine = first_engine_;
+    if (!attempt.engine) attempt.engine = first;
   }
   std::shared_ptr<Engine> engine = attempt.engine;
   MutexLock lock(mutex_);
@@ -194,10 +198,17 @@ std::optional<Failure> Group::takeEngine(Attempt& attempt) {
 }
 
 void Group::letGoOfEngine() {
-  std::shared_ptr<Engine> engine = first_engine_;
+  std::shared_ptr<Engine> engine;  // goes after the lock
   MutexLock lock(mutex_);
+  engine = first_engine_;
   member_ = 0;
   engine_.swap(engine);
+}
+
+void Group::useEngine(std::shared_ptr<Engine> engine) {
+  MutexLock lock(mutex_);
+  first_engine_.swap(engine);
+  member_ = kNoMember;
 }
 
 // True: the connections being made are for nothing; `refreshed` says why. An end that all members
@@ -285,7 +296,7 @@ Failure Group::asTold(const Failure& failure) const {
 // A process that was stopped finds what the others left behind: nobody comes, or connections end.
 // That it was left out nobody tells it, since it had no connections yet.
 FailurePtr Group::inHindsight(const Attempt& attempt, FailurePtr failure) const {
-  const Duration limit = first_engine_->frozenAfter();
+  const Duration limit = engine()->frozenAfter();
   const Duration stood_still = attempt.stall_clock.longest();
   const bool puzzling =
       failure->kind == FailureKind::kTimeout || failure->kind == FailureKind::kConnectionLost;

@@ -16,6 +16,9 @@
 
 namespace torchft_ext {
 
+// How the failure of members that still needed one says that it went on to another generation.
+inline constexpr const char* kBeganAnother = "it began another generation";
+
 struct GenerationIdentity {
   std::string group;
   int64_t generation = 0;
@@ -47,6 +50,14 @@ class Lifecycle {
   bool fail(Failure failure);
   bool end();  // a clean end (goodbye said); false: it had already failed
 
+  // An operation of this generation has succeeded here.
+  void noteSuccess() {
+    if (!succeeded_.load(std::memory_order_relaxed)) {
+      succeeded_.store(true, std::memory_order_relaxed);
+    }
+  }
+  bool hasSucceeded() const { return succeeded_.load(std::memory_order_relaxed); }
+
   // Called once, on the failing thread; at once if it has failed already (then returns 0).
   // unsubscribe() does not wait for a call that is under way: capture weak_ptrs.
   Subscription subscribe(OnFailed on_failed);
@@ -55,6 +66,7 @@ class Lifecycle {
  private:
   const GenerationIdentity identity_;
   std::atomic<State> state_{State::kForming};  // written under mutex_
+  std::atomic<bool> succeeded_{false};         // written by threads that complete operations
   mutable Mutex mutex_;
   FailurePtr failure_ GUARDED_BY(mutex_);
   std::map<Subscription, OnFailed> subscribers_ GUARDED_BY(mutex_);

@@ -51,7 +51,11 @@ std::optional<Duration> OpState::took() const {
 
 void OpState::complete(FailurePtr failure) {
   if (done()) return;
-  if (failure) failure = inPlace(failure);
+  if (failure) {
+    failure = inPlace(failure);
+  } else if (lifecycle_) {
+    lifecycle_->noteSuccess();
+  }
   Callbacks callbacks;
   Callbacks at_once;
   {

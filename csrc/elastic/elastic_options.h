@@ -12,6 +12,9 @@
 
 namespace torchft_ext {
 
+// How a generation's failure says that its view is over, and that nothing else was wrong with it.
+inline constexpr const char* kAnotherView = "the members decide on another view";
+
 struct ElasticOptions {
   std::string job;  // for messages
   int size = 1;     // of the first view

@@ -181,7 +181,7 @@ void MemberDriver::sendAll(const std::vector<ElasticEnvelope>& sends) {
 void MemberDriver::carryOut(const ElasticEffects& effects) {
   if (effects.stopped) {
     const uint64_t stopped = core->view().number - (effects.new_view ? 1 : 0);
-    tellStopped(stopped, "the members decide on another view");
+    tellStopped(stopped, kAnotherView);
   }
   if (effects.new_view) onNewView();
   sendAll(effects.sends);

@@ -384,7 +384,7 @@ void HostGeneration::tellWatches(int leaver) {
   if (!watches_.wantToKnow(leaver)) return;
   const Peer& gone = peer(leaver);
   const FailureKind kind = gone.begins_another ? FailureKind::kAborted : FailureKind::kPeerLeft;
-  const std::string how = gone.begins_another ? "it began another generation" : "it left";
+  const std::string how = gone.begins_another ? kBeganAnother : "it left";
   watches_.tell(leaver, std::make_shared<Failure>(lossOf(leaver, kind, how)));
 }
 
@@ -410,7 +410,7 @@ void HostGeneration::noteGoodbyeKind(int rank, const FrameHeader& goodbye) {
 
 void HostGeneration::failLeaver(int rank, const std::string& how) {
   if (peer(rank).begins_another) {
-    failPeer(rank, FailureKind::kAborted, "it began another generation");
+    failPeer(rank, FailureKind::kAborted, kBeganAnother);
   } else {
     failPeer(rank, FailureKind::kPeerLeft, how);
   }

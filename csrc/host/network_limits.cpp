@@ -5,9 +5,6 @@
 namespace torchft_ext {
 namespace {
 
-// Beats are some 20 ms apart at least, and a busy machine delays them by more than that.
-constexpr std::chrono::milliseconds kShortestHeartbeat{100};
-constexpr std::chrono::hours kLongestHeartbeat{24};
 constexpr int kPortsPerProcess = 3;  // connections, main and backup liveness connections
 
 bool holdsEnough(const PortRange& range) {

@@ -9,6 +9,10 @@
 
 namespace torchft_ext {
 
+// Beats are some 20 ms apart at least, and a busy machine delays them by more than that.
+inline constexpr std::chrono::milliseconds kShortestHeartbeat{100};
+inline constexpr std::chrono::hours kLongestHeartbeat{24};
+
 // What is wrong with it, as a message goes on after the name of what was given; empty: nothing.
 std::string heartbeatProblem(std::chrono::milliseconds limit);
 // The range, or what is wrong with it.

@@ -1,6 +1,7 @@
 #include "torchft_ext/torch/elastic.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -46,27 +47,38 @@ std::shared_ptr<Job> Job::join(const JoinOptions& options) {
   ElasticJobOptions chosen;
   chosen.address = options.address;
   chosen.size = options.size;
-  chosen.min_size = options.min_size;
+  chosen.min_size = options.min_size == 0 ? options.size : options.min_size;
   chosen.max_size = options.max_size;
   chosen.store_rule = options.store_rule;
   chosen.limit = options.limit;
   chosen.network.interface = options.interface;
   chosen.network.port_range = options.port_range;
-  return std::shared_ptr<Job>(new Job(ElasticJob::join(chosen, options.timeout)));
+  chosen.members = options.members;
+  chosen.listen = options.listen;
+  const char* const key = std::getenv("TORCHFT_EXT_ELASTIC_KEY");
+  chosen.key = options.key.value_or(key == nullptr ? "" : key);
+  return std::shared_ptr<Job>(new Job(ElasticJob::join(chosen, options.timeout), options.timeout));
 }
 
-Job::Job(std::shared_ptr<ElasticJob> job) : job_(std::move(job)) {}
+Job::Job(std::shared_ptr<ElasticJob> job, Milliseconds timeout)
+    : job_(std::move(job)), timeout_(timeout) {}
 Job::~Job() = default;
 
 void Job::manage(const std::string& name, const ProcessGroupPtr& group) {
   const auto* own = dynamic_cast<const FtProcessGroup*>(group.get());
   TORCH_CHECK_VALUE(own != nullptr,
                     "manage: group: expected one of makeLocalGroup() or makeGroup()");
-  job_->manage(name, own->backend());
+  job_->manage(name, {own->backend()});
 }
 
 View Job::recover(Milliseconds timeout) {
-  const ElasticJob::Formed formed = job_->recover(timeout);
+  return recover(RecoverOptions{.timeout = timeout});
+}
+
+View Job::recover(const RecoverOptions& options) {
+  const ElasticJob::Formed formed =
+      job_->recover(options.timeout.count() == 0 ? timeout_ : options.timeout,
+                    options.exclude_absent, options.without_quorum);
   job_->logView(formed.phases);
   View view = viewOf(formed, job_->member().id());
   members_ = view.members;
@@ -74,7 +86,8 @@ View Job::recover(Milliseconds timeout) {
 }
 
 Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout) {
-  const torchft_ext::Answer found = job_->agree(ok, note, timeout);
+  const torchft_ext::Answer found =
+      job_->agree(ok, note, timeout.count() == 0 ? timeout_ : timeout);
   Answer answer;
   answer.ok = found.ok;
   answer.waiting = static_cast<int>(found.waiting.size());

@@ -10,11 +10,12 @@
 namespace torchft_ext {
 namespace {
 
-constexpr uint8_t kRecordVersion = 2;
+constexpr uint8_t kRecordVersion = 3;
 constexpr uint8_t kFailureRecord = 0x81;  // in the place of a record's version
 constexpr size_t kMostAddresses = 16;
 constexpr size_t kLongestAddress = 96;
 constexpr size_t kLongestHost = 255;
+constexpr size_t kLongestPurpose = 512;
 constexpr size_t kLongestRecord = 4096;
 constexpr size_t kLongestFailure = 1024;
 constexpr size_t kMostMeant = 1024;
@@ -49,6 +50,7 @@ std::string encodeRecord(const MemberRecord& record) {
   writer.i64(record.pid);
   writeAddresses(writer, record.addresses);
   writeAddresses(writer, record.liveness_addresses);
+  writer.text(record.purpose.substr(0, kLongestPurpose));
   return writer.take();
 }
 
@@ -62,7 +64,9 @@ std::optional<MemberRecord> decodeRecord(std::string_view bytes) {
   record.host = reader.text(kLongestHost);
   record.pid = reader.i64();
   if (!readAddresses(reader, record.addresses)) return std::nullopt;
-  if (!readAddresses(reader, record.liveness_addresses) || !reader.atEnd()) return std::nullopt;
+  if (!readAddresses(reader, record.liveness_addresses)) return std::nullopt;
+  record.purpose = reader.text(kLongestPurpose);
+  if (!reader.atEnd()) return std::nullopt;
   return record;
 }
 

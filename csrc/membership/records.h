@@ -25,6 +25,7 @@ struct MemberRecord {
   int64_t pid = -1;
   std::vector<SocketAddress> addresses;           // of its listener, tried in turn
   std::vector<SocketAddress> liveness_addresses;  // of its peer monitor; may be empty
+  std::string purpose;  // what it means to form, in words; the same for all members
 };
 std::string encodeRecord(const MemberRecord& record);
 std::optional<MemberRecord> decodeRecord(std::string_view bytes);

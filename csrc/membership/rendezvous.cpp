@@ -45,6 +45,14 @@ std::optional<std::pair<int, int>> findDuplicates(const std::vector<MemberRecord
   return std::nullopt;
 }
 
+// The first rank that came for something else than rank 0.
+std::optional<size_t> findOtherPurpose(const std::vector<MemberRecord>& members) {
+  for (size_t rank = 1; rank < members.size(); ++rank) {
+    if (members[rank].purpose != members[0].purpose) return rank;
+  }
+  return std::nullopt;
+}
+
 // Empty if a record is malformed; *malformed says whose.
 std::vector<MemberRecord> decodeAll(const std::vector<std::string>& records, int* malformed) {
   std::vector<MemberRecord> members;
@@ -383,6 +391,15 @@ std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& 
                      "ranks " + std::to_string(duplicates->first) + " and " +
                          std::to_string(duplicates->second) + " are the same process (" +
                          nameProcess(roster.members[static_cast<size_t>(duplicates->first)]) + ")");
+  }
+  if (const auto other = findOtherPurpose(roster.members)) {
+    const auto named = [&](size_t rank) {
+      const MemberRecord& member = roster.members[rank];
+      const std::string purpose = member.purpose.empty() ? "no named group" : member.purpose;
+      return "rank " + std::to_string(rank) + " (" + nameProcess(member) + ") forms " + purpose;
+    };
+    return failureOf(FailureKind::kRendezvous,
+                     named(0) + ", and " + named(*other) + ": expected the same on all members");
   }
   std::vector<std::pair<std::string, std::string>> pairs;
   for (int rank = 1; rank < size_; ++rank) {

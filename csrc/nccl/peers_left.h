@@ -51,7 +51,7 @@ inline Failure failureOf(const Leaver& leaver, std::string how) {
   Failure failure;
   failure.kind = leaver.begins_another ? FailureKind::kAborted : FailureKind::kPeerLeft;
   failure.cause.rank = leaver.rank;
-  failure.cause.how = leaver.begins_another ? "it began another generation" : std::move(how);
+  failure.cause.how = leaver.begins_another ? kBeganAnother : std::move(how);
   return failure;
 }
 

@@ -305,8 +305,6 @@ void bind_backend(py::module_& module) {
             self.group().abortGeneration(generation, why);
           },
           py::arg("generation"), py::arg("why"), NoGil())
-      .def(
-          "_follow_job", [](FtBackend& self) { self.group().followJob(); }, NoGil())
       .def("_configure_over", &configureOver, py::arg("store"), py::arg("rank"), py::arg("size"),
            py::arg("timeout"), py::arg("beside"), py::arg("ranks_beside"), NoGil())
       // torch copies them for groups that it splits off.

@@ -21,6 +21,8 @@ const char* classFor(ElasticErrorKind kind) {
       return "NoQuorumError";
     case ElasticErrorKind::kLeftOut:
       return "LeftOutError";
+    case ElasticErrorKind::kNoProgress:
+      return "NoProgressError";
     default:
       return "ElasticError";
   }
@@ -152,9 +154,11 @@ void bind_elastic(py::module_& module) {
                   py::arg("members"), py::arg("key"), py::arg("listen"))
       .def("interface_name", &ElasticJob::interfaceName)
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
-      .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backend"))
+      .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backends"))
       .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"),
            py::arg("without_quorum") = false)
+      .def("adopt", &ElasticJob::adopt, py::arg("backend"))
+      .def("came_to_nothing", &ElasticJob::cameToNothing, py::arg("cause"))
       .def("log_view", &logView, py::arg("phases"))
       .def(
           "log", [](ElasticJob&, const std::string& line) { log(LogLevel::kInfo, line); },

@@ -16,6 +16,7 @@ from torchft_ext.elastic._errors import (
     DivergenceError,
     ElasticError,
     LeftOutError,
+    NoProgressError,
     NoQuorumError,
     StateLostError,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "ElasticError",
     "Job",
     "LeftOutError",
+    "NoProgressError",
     "NoQuorumError",
     "Place",
     "Replicas",

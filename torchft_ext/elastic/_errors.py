@@ -5,6 +5,7 @@ class              what to do
 =================  ==========================================================================
 NoQuorumError      too few members are left to decide: start the missing ones again, or found a
                    new job from a checkpoint
+NoProgressError    views of the same members come to nothing: mend the cause, which the text has
 LeftOutError       the others went on without this process: join again, with a new member id
 StateLostError     no member has a whole copy of the state: found a new job from a checkpoint
 DivergenceError    members of one version hold different state: find the difference in the
@@ -20,6 +21,7 @@ __all__ = [
     "DivergenceError",
     "ElasticError",
     "LeftOutError",
+    "NoProgressError",
     "NoQuorumError",
     "StateLostError",
 ]
@@ -31,6 +33,10 @@ class ElasticError(RuntimeError):
 
 class NoQuorumError(ElasticError):
     """Too few members of the last view are left to decide on a next one."""
+
+
+class NoProgressError(ElasticError):
+    """Nothing succeeded in three views in a row of the same members; the message has the cause."""
 
 
 class LeftOutError(ElasticError):

@@ -60,8 +60,8 @@ def join(
             outlives all workers.
         backend: of the default group.
         timeout: of this call, and of recover() and agree() that name none.
-        limit: a member that does not answer for so long is left out; the heartbeat of the default
-            group too.
+        limit: a member that does not answer for so long is left out; the heartbeat of groups that
+            follow the job and have chosen none, too, such as the default group.
         interface: the network interface to listen on; None: the one towards the store.
         port_range: the TCP ports to listen on, "7000-7100"; a process takes four. None: any.
         members: "host:port" of members, the same list everywhere: then the job is founded and found
@@ -183,7 +183,8 @@ class Job:
         rule without a group makes another group in each view. managed_group(name) returns either.
 
         Args:
-            name: the same on all members, since newcomers hold other objects.
+            name: the same on all members, since newcomers hold other objects; recover() compares
+                the names of all groups that have no rule.
             group: with a backend of this package; new_group([0]) after join() makes one.
             rule: returns the ranks of the view that make up this member's group, in their order;
                 empty: this member is in none. It depends on the view alone, and gives all members
@@ -213,10 +214,9 @@ class Job:
             if group is not None:
                 self._lasting[name] = group
                 for backend in backends:
-                    backend._follow_job()
+                    self._native.adopt(backend)
             return
-        for number, backend in enumerate(backends):
-            self._native.manage(f"{name}/{number}", backend)
+        self._native.manage(name, backends)
         self._managed[name] = backends
 
     def managed_group(self, name: str) -> dist.ProcessGroup | None:
@@ -317,6 +317,9 @@ class Job:
             ValueError: another `absent`.
             NoQuorumError: too few voters of the last view are there. At once where so many are
                 dead that there will be no quorum.
+            NoProgressError: nothing succeeded in three views in a row of the same members: they did
+                not form, or the first operation in them failed. The message has the cause. Such a
+                view is followed by another one after a pause, which grows.
             LeftOutError: the others went on without this process, or it has called leave().
             CommError: members were missing until the timeout.
         """
@@ -334,9 +337,10 @@ class Job:
             try:
                 phases["tables"] = self._follow(view, until)
                 break
-            except CommError:  # another member is lost: there will be another view
+            except CommError as error:  # another member is lost: there will be another view
                 if monotonic() >= until:
                     raise
+                self._native.came_to_nothing(str(error))
             finally:
                 self._native.log_view(phases)
         self._view = view
@@ -349,7 +353,7 @@ class Job:
         """
         began = monotonic()
         backends = [one for many in self._managed.values() for one in many]
-        _tables.follow(self.group, backends, self._native.store_of(view.number))
+        _tables.follow(self.group, backends, self._native.store_of(view.number), view.number)
         for name, rule in sorted(self._rules.items()):
             self._apply(name, list(rule(view)), view, until)
         return timedelta(seconds=monotonic() - began)

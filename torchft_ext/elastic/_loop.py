@@ -13,6 +13,7 @@ from torchft_ext.elastic._errors import (
     DivergenceError,
     ElasticError,
     LeftOutError,
+    NoProgressError,
     NoQuorumError,
     StateLostError,
 )
@@ -30,7 +31,7 @@ __all__ = ["Loop"]
 
 _FAILURES = 3  # of one step, in views of the same members
 _LOOK_EVERY_S = 0.05  # for newcomers
-_NO_VIEW = (CommError, NoQuorumError, LeftOutError, StateLostError)
+_NO_VIEW = (CommError, NoQuorumError, NoProgressError, LeftOutError, StateLostError)
 
 
 class _Failures:

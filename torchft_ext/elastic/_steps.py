@@ -54,7 +54,8 @@ def steps(
 
     Raises:
         CommError: one step failed three times without a change of members; the last failure.
-        NoQuorumError, LeftOutError, StateLostError, DivergenceError: the job cannot go on here.
+        NoQuorumError, NoProgressError, LeftOutError, StateLostError, DivergenceError: the job
+            cannot go on here.
         ElasticError: one step was voted down three times without a change of members.
         RuntimeError: a step was left without commit(), or was not entered.
 

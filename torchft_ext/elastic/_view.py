@@ -40,6 +40,12 @@ class View:
     phases: dict[str, timedelta] = field(default_factory=dict, compare=False)
 
     @property
+    def source(self) -> int:
+        """The lowest rank that was in the view before: it has the state. 0 in the first view."""
+        went_on = (rank for rank, was in enumerate(self.members_continuing) if was)
+        return next(went_on, 0)
+
+    @property
     def member(self) -> str:
         """This member's id."""
         return self.members[self.rank]

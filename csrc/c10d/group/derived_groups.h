@@ -22,6 +22,7 @@ namespace torchft_ext {
 struct MeetingPlace {
   std::shared_ptr<StoreThread> thread;
   std::string prefix;
+  std::string purpose{};  // compared there; as Group::configure()
 };
 
 class DerivedGroups {

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
+#include "base/hmac.h"
 #include "base/log.h"
 #include "c10d/adapter/arguments.h"
 #include "c10d/group/environment.h"
@@ -12,6 +13,7 @@
 #include "c10d/store/store_adapter.h"
 #include "c10d/work/comm_error.h"
 #include "comm/op_state.h"
+#include "host/network_limits.h"
 
 namespace torchft_ext {
 namespace {
@@ -126,13 +128,38 @@ std::string decidersOf(const View& view, const ElasticMember& member) {
   return names;
 }
 
-FailurePtr overBefore(const View& view) {
+FailurePtr overBefore() {
   Failure failure;
   failure.kind = FailureKind::kAborted;
-  failure.cause.how =
-      "view " + std::to_string(view.number) + " was over before its groups were formed";
+  failure.cause.how = kAnotherView;
   failure.op = "recover";
   return std::make_shared<const Failure>(std::move(failure));
+}
+
+// The view ended since somebody asked for the next one, and nothing else failed in it.
+bool isViewsEnd(const Failure& failure) {
+  return failure.kind == FailureKind::kAborted &&
+         (failure.cause.how == kAnotherView || failure.cause.how == kBeganAnother);
+}
+
+// Another member's end, which may itself be for the cause that is looked for.
+bool isConsequence(const Failure& failure) {
+  return failure.kind == FailureKind::kAborted || failure.kind == FailureKind::kPeerLeft ||
+         failure.kind == FailureKind::kPeerLost;
+}
+
+// "the managed groups 'default', 'other'", or so many as fit into a member's record, and a number
+// that differs where the rest does.
+std::string purposeOf(const std::vector<std::string>& names) {
+  constexpr size_t kLongest = 200;
+  std::string text = names.size() == 1 ? "the managed group " : "the managed groups ";
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  if (text.size() <= kLongest) return text;
+  const Digest256 digest = hmacSha256("", text);
+  const std::string rest = std::to_string(digest[0] << 16U | digest[1] << 8U | digest[2]);
+  return text.substr(0, kLongest) + "... (" + std::to_string(names.size()) + ", #" + rest + ")";
 }
 
 }  // namespace
@@ -151,6 +178,11 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
   chooseWhereToListen(options, chosen);
   job->interface_name_ = interfaceOf(chosen.bind_address);
   chosen.limit = options.limit;
+  // Where the members listen: a group made over another store would look for its own address.
+  job->network_.interface = options.network.interface.value_or(chosen.bind_address.ip());
+  job->network_.port_range = options.network.port_range;
+  job->network_.heartbeat =
+      std::clamp<Milliseconds>(options.limit, kShortestHeartbeat, kLongestHeartbeat);
   if (!options.address.empty()) {
     const StoreAddress address = storeNamedBy(options);
     chosen.job = address.prefix;
@@ -169,13 +201,26 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
 
 ElasticJob::~ElasticJob() = default;
 
-void ElasticJob::manage(const std::string& name, const BackendPtr& backend) {
+void ElasticJob::manage(const std::string& name, const std::vector<BackendPtr>& backends) {
   const MutexLock lock(mutex_);
-  const bool taken = std::any_of(managed_.begin(), managed_.end(),
-                                 [&](const Managed& one) { return one.name == name; });
-  TORCH_CHECK(!taken, "elastic: manage: expected a name that no group has yet, found '", name, "'");
+  std::vector<Managed> added;
+  for (const BackendPtr& backend : backends) {
+    const std::string own = added.empty() ? name : name + "/" + std::to_string(added.size());
+    const bool taken = std::any_of(managed_.begin(), managed_.end(),
+                                   [&](const Managed& one) { return one.name == own; });
+    TORCH_CHECK(!taken, "elastic: manage: expected a name that no group has yet, found '", own,
+                "'");
+    added.push_back({own, backend, 0});
+  }
+  for (Managed& one : added) {
+    adopt(one.backend);
+    managed_.push_back(std::move(one));
+  }
+}
+
+void ElasticJob::adopt(const BackendPtr& backend) const {
   backend->group().followJob();
-  managed_.push_back({name, backend, 0});
+  backend->followNetwork(network_);
 }
 
 // By name: newcomers may have come to manage them in another order.
@@ -241,6 +286,7 @@ ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_abse
   if (leave_out_absent) patience = durationOf(timeout) / 2;
   const auto lost = phasesOfLoss();
   suspectCulprits();
+  judgeLastView();
   const auto working = [this](const void*) { member_->setReady(false); };
   const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
   Formed formed = recoverBy(deadline, patience, without_quorum);
@@ -262,12 +308,13 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
   Duration agreeing{0};
   Duration connecting{0};
   for (;;) {
+    const auto began = Clock::now();
+    requireProgress(deadline);
     uint64_t newer_than = 0;
     {
       const MutexLock lock(mutex_);
       newer_than = tried_;
     }
-    const auto began = Clock::now();
     result.view = std::exchange(alone, false)
                       ? member_->goOnAlone(deadline, keepWaiting)
                       : member_->awaitView(newer_than, deadline, keepWaiting, unreachable, absent);
@@ -277,6 +324,10 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
     const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), limit);
     connecting += Clock::now() - decided;
     if (!failure) break;
+    if (!isViewsEnd(*failure)) {
+      const MutexLock lock(mutex_);
+      standstill_.add(result.view, failure->describe(), isConsequence(*failure));
+    }
     // What an attempt of the last milliseconds would say is no help.
     if (deadline.remaining() < milliseconds(50)) throwFailure(failure);
     absent.clear();
@@ -291,6 +342,69 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
   return result;
 }
 
+// Did anything succeed in the view that was formed last? Another view of the same members mends
+// nothing where the program itself is wrong.
+void ElasticJob::judgeLastView() {
+  View formed;
+  std::string cause;
+  bool succeeded = false;
+  bool is_consequence = false;
+  {
+    const MutexLock lock(mutex_);
+    if (judged_ == formed_.number) return;
+    judged_ = formed_.number;
+    formed = formed_;
+    cause = std::exchange(came_to_nothing_, {});
+    succeeded = agreed_ == formed_.number;
+  }
+  if (cause.empty()) {
+    for (const Managed& one : managed()) {
+      if (one.generation == 0 || one.generation != one.backend->generation()) continue;
+      const FailurePtr failure = one.backend->errored();
+      // Who sends may have succeeded in what others refuse.
+      const bool mismatch = failure && failure->kind == FailureKind::kMismatch;
+      succeeded = succeeded || (one.backend->group().hasSucceeded() && !mismatch);
+      if (!failure || isViewsEnd(*failure) || !cause.empty()) continue;
+      cause = failure->describe();
+      is_consequence = isConsequence(*failure);
+    }
+  }
+  const MutexLock lock(mutex_);
+  if (succeeded) {
+    standstill_.clear();
+  } else if (!cause.empty()) {
+    standstill_.add(formed, cause, is_consequence);
+  }
+}
+
+// To the next view: at once, after a pause, or not at all. The pause comes before the error too: a
+// member that ends by it would otherwise be lost before the others have heard the cause.
+void ElasticJob::requireProgress(Deadline deadline) {
+  Duration pause{0};
+  std::string hopeless;
+  {
+    const MutexLock lock(mutex_);
+    pause = standstill_.pause();
+    if (standstill_.takeVerdict()) hopeless = "recover: " + standstill_.describe();
+  }
+  {
+    Mutex mutex;
+    CondVar never;
+    const MutexLock lock(mutex);
+    waitUntilDone(
+        mutex, never, [] { return false; }, deadline.orEarlier(pause), keepWaiting);
+  }
+  if (!hopeless.empty()) throw ElasticError(ElasticErrorKind::kNoProgress, hopeless);
+}
+
+void ElasticJob::cameToNothing(const std::string& cause) {
+  for (const char* end : {kAnotherView, kBeganAnother}) {
+    if (cause.find(end) != std::string::npos) return;
+  }
+  const MutexLock lock(mutex_);
+  came_to_nothing_ = cause;
+}
+
 FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   {
     const MutexLock lock(mutex_);
@@ -303,14 +417,20 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
     forming_ = 0;
   };
   const std::unique_ptr<const void, decltype(ended)> forming(this, ended);
-  if (member_->isOver(view.number)) return overBefore(view);
+  if (member_->isOver(view.number)) return overBefore();
   const auto size = static_cast<int>(view.members.size());
   FailurePtr failure;
   std::map<std::string, int64_t> generations;
-  for (const Managed& one : managed()) {
-    const auto store = c10::make_intrusive<c10d::PrefixStore>(one.name, storeOf(view.number));
+  const std::vector<Managed> groups = managed();
+  std::vector<std::string> names;
+  for (const Managed& one : groups) names.push_back(one.name);
+  const std::string purpose = purposeOf(names);
+  for (const Managed& one : groups) {
+    // By number, so that members whose names differ meet, and find that out.
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(
+        "managed/" + std::to_string(generations.size()), storeOf(view.number));
     const StorePlace place = storePlaceOf(store);
-    failure = one.backend->tryForm({place.thread, place.prefix}, rank, size,
+    failure = one.backend->tryForm({place.thread, place.prefix, purpose}, rank, size,
                                    ceilOf(deadline.remaining()));
     if (failure) break;
     generations[one.name] = one.backend->generation();
@@ -318,6 +438,7 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   if (failure) return failure;
   const MutexLock lock(mutex_);
   formed_ = view;
+  came_to_nothing_.clear();
   for (Managed& one : managed_) one.generation = generations[one.name];
   return nullptr;
 }
@@ -344,14 +465,20 @@ void ElasticJob::logView(const Phases& phases) const {
 
 // The members may have gone on while the groups formed.
 void ElasticJob::noteFormed(uint64_t view) {
-  if (member_->isOver(view)) onStopped(view, "the members have decided on another view");
+  if (member_->isOver(view)) onStopped(view, kAnotherView);
 }
 
 Answer ElasticJob::agree(bool ok, std::string note, Milliseconds timeout) {
   Vote vote;
   vote.ok = ok;
   vote.note = std::move(note);
-  return member_->agree(formedView(), std::move(vote), Deadline::after(timeout), keepWaiting);
+  const uint64_t view = formedView();
+  Answer answer = member_->agree(view, std::move(vote), Deadline::after(timeout), keepWaiting);
+  if (answer.ok) {
+    const MutexLock lock(mutex_);
+    agreed_ = view;
+  }
+  return answer;
 }
 
 void ElasticJob::abort(const std::string& why) {

@@ -17,6 +17,7 @@
 #include "base/mutex.h"
 #include "c10d/group/ft_backend.h"
 #include "elastic/elastic_member.h"
+#include "elastic/standstill.h"
 
 namespace torchft_ext {
 
@@ -46,9 +47,15 @@ class ElasticJob {
   ElasticJob(const ElasticJob&) = delete;
   ElasticJob& operator=(const ElasticJob&) = delete;
 
-  // From the next view on this group's generations follow the views. The members give it the same
-  // name. RuntimeError for a name that is taken.
-  void manage(const std::string& name, const BackendPtr& backend);
+  // From the next view on a group's generations follow the views: that of each of its backends. The
+  // members give it the same name, and manage the same groups: recover() compares them.
+  // RuntimeError for a name that is taken.
+  void manage(const std::string& name, const std::vector<BackendPtr>& backends);
+
+  // What manage() does to each, for a group whose generations somebody else begins in the views:
+  // its failures advise recover(), and interface, ports and heartbeat that it has not chosen itself
+  // are the job's. So a frozen member holds up a collective no longer than the job's limit.
+  void adopt(const BackendPtr& backend) const;
 
   using Phases = std::vector<std::pair<std::string, Duration>>;
   struct Formed {
@@ -61,12 +68,17 @@ class ElasticJob {
   // that does not form is followed by another. leave_out_absent: members whose users have not
   // come to a view within half of the time are left out of the next one. Blocks up to the timeout;
   // calls the wait hook. Raises ElasticError, and where members were missing until the deadline,
-  // that generation's failure.
+  // that generation's failure. ElasticError (kNoProgress) where views of the same members come to
+  // nothing again and again: they do not form, or the first operation in them fails, or operations
+  // do not match and no agreement is ok. The next view is then asked for after a pause.
   // without_quorum: this member goes on alone first, in a lineage of its own.
   Formed recover(Milliseconds timeout, bool leave_out_absent = false, bool without_quorum = false);
   // One line for the view that was formed last: who is in it, who decided, who is not in it any
   // more and why, and how long each part took. Of whoever called recover().
   void logView(const Phases& phases) const;
+  // The view that was formed last came to nothing after all, for this cause: something of it was
+  // formed elsewhere, and that failed.
+  void cameToNothing(const std::string& cause);
   // In the view that was formed last.
   Answer agree(bool ok, std::string note, Milliseconds timeout);
   // Fails the generations of all managed groups, and ends the view, in whose store members may wait
@@ -81,7 +93,7 @@ class ElasticJob {
 
  private:
   struct Managed {
-    std::string name;
+    std::string name;  // that of the group; from its second backend on with "/1" and so on
     BackendPtr backend;
     int64_t generation = 0;  // that it has formed in the view that was formed last
   };
@@ -93,15 +105,22 @@ class ElasticJob {
   void suspectCulprits();
   Phases phasesOfLoss() const;
   void noteFormed(uint64_t view);
+  void judgeLastView();
+  void requireProgress(Deadline deadline);
 
   std::shared_ptr<ElasticMember> member_;
   std::string interface_name_;  // constant after join()
+  FtOptions network_;           // likewise: of groups that have not chosen themselves
   mutable Mutex mutex_;
   std::vector<Managed> managed_ GUARDED_BY(mutex_);
   View formed_ GUARDED_BY(mutex_);           // number 0: none yet
   std::string left_out_ GUARDED_BY(mutex_);  // of formed_, for its line in the log
   uint64_t tried_ GUARDED_BY(mutex_) = 0;    // the newest view that was formed, or could not be
   uint64_t forming_ GUARDED_BY(mutex_) = 0;  // 0: none
+  uint64_t judged_ GUARDED_BY(mutex_) = 0;   // the newest view that standstill_ has heard of
+  uint64_t agreed_ GUARDED_BY(mutex_) = 0;   // the newest view with an agreement that was ok
+  std::string came_to_nothing_ GUARDED_BY(mutex_);  // why formed_ did; empty: it did not
+  Standstill standstill_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchft_ext

@@ -15,6 +15,7 @@
 #include "c10d/adapter/all_or_throw.h"
 #include "c10d/adapter/poison.h"
 #include "c10d/group/environment.h"
+#include "c10d/group/host_options.h"
 #include "c10d/group/reconfigure.h"
 #include "c10d/group/subgroups.h"
 #include "c10d/store/store_adapter.h"
@@ -107,6 +108,20 @@ FtBackend::~FtBackend() {
   leak(poison_);
 }
 
+void FtBackend::followNetwork(const FtOptions& options) {
+  FtOptions chosen(*options_);
+  if (!chosen.interface) chosen.interface = options.interface;
+  if (!chosen.port_range) chosen.port_range = options.port_range;
+  if (!chosen.heartbeat) chosen.heartbeat = options.heartbeat;
+  const bool differs = hostOptionsOf(chosen, creators_store_).key() !=
+                       hostOptionsOf(*options_, creators_store_).key();
+  options_->interface = chosen.interface;
+  options_->port_range = chosen.port_range;
+  options_->heartbeat = chosen.heartbeat;
+  if (!differs) return;
+  group_->useEngine(makeEngine(engine_name_, chosen, creators_store_, bound_device_).engine);
+}
+
 void FtBackend::configure(const std::string& store_address, int rank, int size,
                           std::optional<Milliseconds> timeout) {
   guard_.check("this process group");
@@ -187,7 +202,7 @@ FailurePtr FtBackend::tryForm(MeetingPlace where, int rank, int size,
   if (timeout) limit = durationOf(*timeout);
   FailurePtr failure;
   try {
-    failure = group_->configure(where.thread, where.prefix, rank, size, limit);
+    failure = group_->configure(where.thread, where.prefix, rank, size, limit, where.purpose);
   } catch (const std::logic_error&) {
     throw;  // shut down, or configuring already: the running attempt is not ours to end
   } catch (...) {

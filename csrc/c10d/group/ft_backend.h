@@ -54,6 +54,9 @@ class FtBackend : public c10d::Backend {
   void form(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout);
   // The same, but returns the failure; null: the generation stands.
   FailurePtr tryForm(MeetingPlace where, int rank, int size, std::optional<Milliseconds> timeout);
+  // From the next generation on: interface, ports and heartbeat of these options, where the group
+  // itself has chosen none. RuntimeError where no port can be had. Before the group is split.
+  void followNetwork(const FtOptions& options);
   // Before a generation: only members of that group's generation with these ranks may be in it.
   void expectMembersOf(const FtBackend& other, const std::vector<int>& ranks);
   // Begins a generation over the store at "host:port/prefix". ValueError for bad arguments,

@@ -14,6 +14,9 @@ enum class ElasticErrorKind {
   kStore,     // the job's store does not answer
   kState,     // this member has left, or its process is through
   kNetwork,   // no port, no descriptor
+  // Three views in a row of the same members in which nothing succeeded: the text has the cause,
+  // which another view does not mend.
+  kNoProgress,
 };
 
 class ElasticError : public std::runtime_error {

@@ -12,6 +12,7 @@
 #include "c10d/group/options.h"
 #include "cpp/libtorch/store_server.h"
 #include "cpp/support/processes.h"
+#include "libtorch/group_backend.h"
 #include "torchft_ext/torch/elastic.h"
 #include "torchft_ext/torch/process_group.h"
 
@@ -55,6 +56,17 @@ TEST_F(LibtorchApi, AGroupIsMadeAbortedAndConfiguredAnew) {
   EXPECT_TRUE(summed().equal(at::ones({3})));
   EXPECT_EQ(errored(group_), nullptr);
   EXPECT_EQ(stats(group_).generations, 2U);
+}
+
+TEST_F(LibtorchApi, WhatAnErrorSaysIsTheOneLineOfItsFailure) {
+  abort(group_, "enough");
+  try {
+    check(group_);
+    FAIL() << "nothing was thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+    EXPECT_EQ(error.what(), errored(group_)->describe());
+  }
 }
 
 TEST_F(LibtorchApi, AFailureIsReturnedByTryWait) {
@@ -147,6 +159,22 @@ TEST(LibtorchAdoption, PythonAdoptsAGroupOfCppsAndCppFindsThoseOfPython) {
 TEST(LibtorchElastic, AJobNeedsAPlaceToMeet) {
   EXPECT_THROW(elastic::Job::join({.address = "", .size = 1}), c10::ValueError);
   EXPECT_THROW(elastic::Job::join({.address = "h:1/j", .size = 0}), c10::ValueError);
+}
+
+TEST(LibtorchElastic, AManagedGroupHasTheJobsNetworkWhereItHasChosenNone) {
+  const Meeting meeting;
+  const auto job = elastic::Job::join({.address = "127.0.0.1:" + meeting.port() + "/limit",
+                                       .limit = kShort,
+                                       .interface = "127.0.0.1"});
+  const auto group = elastic::makeLocalGroup({.engine = "host"});
+  const auto choosy =
+      elastic::makeLocalGroup({.engine = "host", .heartbeat = std::chrono::seconds(7)});
+  job->manage("default", group);
+  job->manage("choosy", choosy);
+  job->recover();
+  EXPECT_EQ(backendOf("test", group)->engine()->frozenAfter(), kShort);
+  EXPECT_EQ(backendOf("test", choosy)->engine()->frozenAfter(), std::chrono::seconds(7));
+  job->leave();
 }
 
 TEST(LibtorchElastic, TheSourceIsTheLowestRankThatWasThere) {

@@ -12,7 +12,8 @@ namespace {
 using namespace rendezvous_test;  // NOLINT(google-build-using-namespace)
 
 TEST(Records, ARecordSurvivesTheRoundTrip) {
-  const MemberRecord before = record(7);
+  MemberRecord before = record(7);
+  before.purpose = "group 'a'";
   const auto after = decodeRecord(encodeRecord(before));
   ASSERT_TRUE(after);
   EXPECT_EQ(after->incarnation, before.incarnation);
@@ -21,6 +22,7 @@ TEST(Records, ARecordSurvivesTheRoundTrip) {
   EXPECT_EQ(after->pid, before.pid);
   EXPECT_EQ(after->addresses, before.addresses);
   EXPECT_EQ(after->liveness_addresses, before.liveness_addresses);
+  EXPECT_EQ(after->purpose, before.purpose);
 }
 
 TEST(Records, ARosterSurvivesTheRoundTrip) {

@@ -256,6 +256,27 @@ TEST_F(RendezvousTest, OneProcessCannotBeTwoRanks) {
   EXPECT_EQ(failure.cause.how, "ranks 1 and 2 are the same process (host host-101, pid 101)");
 }
 
+TEST_F(RendezvousTest, RanksThatComeForDifferentThingsAreAllToldBoth) {
+  for (int rank = 0; rank < 3; ++rank) {
+    Process& process = addProcess();
+    process.self.purpose = rank == 1 ? "group 'b'" : "group 'a'";
+    attempts.push_back(process.at("run", rank, 3));
+  }
+  auto first = enter(*attempts[1]);
+  auto second = enter(*attempts[2]);
+  const Failure failure = failureIn(attempts[0]->enter());
+  EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+  const std::string both =
+      "rank 0 (host host-100, pid 100) forms group 'a', and rank 1 (host host-101, pid 101) forms "
+      "group 'b': expected the same on all members";
+  EXPECT_EQ(failure.cause.how, both);
+  attempts[0]->publishFailure(failure);
+  for (auto* follower : {&first, &second}) {
+    const std::string how = failureIn(follower->get()).cause.how;
+    EXPECT_NE(how.find(both), std::string::npos) << how;
+  }
+}
+
 TEST_F(RendezvousTest, AMalformedRecordIsRefusedWithItsRank) {
   prepare(2);
   server->put("run/1", "rubbish");

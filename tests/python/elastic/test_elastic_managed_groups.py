@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from elastic_side import come, jobs, members, recover, wait_for_newcomer
@@ -73,6 +74,29 @@ def advice_of_a_pair() -> list[str]:
     texts.append(failure_of(lambda: group.allreduce([torch.ones(1)]).wait()).text)
     dist.all_reduce(torch.ones(1), group=jobs[0].managed_group("pairs"))
     return texts
+
+
+def fail_in_each_view(view: elastic.View) -> list[int]:
+    raise torchft_ext.MismatchError(f"the rule fails in view {view.number}")
+
+
+def manage_what_fails() -> None:
+    jobs[0].manage("pairs", rule=fail_in_each_view)
+
+
+def why_no_progress() -> str:
+    with pytest.raises(elastic.NoProgressError) as caught:
+        recover()
+    return str(caught.value)
+
+
+def test_groups_that_fail_in_each_view_end_in_an_error_with_the_cause(ranks, world):
+    founders = World(ranks, world.workers[:2])
+    founders.run(come, ranks.address(), 2)
+    founders.run(manage_what_fails)
+    for text in founders.run(why_no_progress):
+        assert "in 3 views in a row of the same 2 members" in text
+        assert "the rule fails in view" in text
 
 
 # A lasting group of some members: the DDP over it is made once.

@@ -36,17 +36,40 @@ class ElasticJob;
 
 namespace elastic {
 
+// Those of Python's elastic.join(), which says more of each.
 struct JoinOptions {
-  std::string
-      address{};         // "host:port/name" of a TCPStore: where the members of the job `name` meet
-  int size = 1;          // how many found it
-  int min_size = 1;      // with fewer, training waits
-  int max_size = 65536;  // more wait as spares
+  // "host:port/name" of a TCPStore: where the members of the job `name` meet. Empty, with members:
+  // there is none.
+  std::string address{};
+  int size = 1;      // how many found it
+  int min_size = 0;  // Python's steps() waits with fewer; by store_rule, how many decide; 0: size
+  int max_size = 65536;     // more wait as spares
   bool store_rule = false;  // the store decides, instead of a quorum of members
-  std::chrono::milliseconds limit = std::chrono::seconds(5);    // silent for so long: left out
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of join()
-  std::optional<std::string> interface = std::nullopt;          // as GroupOptions
+  // A member that is silent for so long is left out; likewise the heartbeat of managed groups that
+  // have chosen none.
+  std::chrono::milliseconds limit = std::chrono::seconds(5);
+  // Of join(), and of recover() and agree() that name none.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // As GroupOptions; also of managed groups that have chosen none. Unset: the interface towards the
+  // store.
+  std::optional<std::string> interface = std::nullopt;
   std::optional<std::string> port_range = std::nullopt;
+  // "host:port" of members, the same list everywhere: the job is founded and found there, and not
+  // in the store. Each of these processes gives its own port, or "host:port", as `listen`.
+  std::vector<std::string> members{};
+  std::string listen{};  // empty: any port
+  // With members: a text that all processes of the job know, and no others; it is never sent.
+  // Unset: the value of TORCHFT_EXT_ELASTIC_KEY.
+  std::optional<std::string> key = std::nullopt;
+};
+
+struct RecoverOptions {
+  std::chrono::milliseconds timeout{0};  // 0: the job's
+  // Members that live, and whose program does not call recover(), are left out after half of the
+  // timeout. Otherwise they are waited for.
+  bool exclude_absent = false;
+  // An operator's word, after a NoQuorum error: this member goes on alone, in another lineage.
+  bool without_quorum = false;
 };
 
 // The members that go on together, from one change to the next.
@@ -88,13 +111,17 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // From the next view on the group's generations follow the views. All members give it this name.
+  // From the next view on the group's generations follow the views. All members manage groups of
+  // the same names: recover() compares them. Python's default group has the name "default".
+  // Interface, ports and heartbeat that the group has not chosen become the job's.
   void manage(const std::string& name, const ProcessGroupPtr& group);
-  // Waits for the next view and forms all groups in it. Throws NoQuorum and LeftOut ElasticErrors.
-  View recover(Milliseconds timeout = std::chrono::minutes(5));
-  // Are all well? An ok that one member got holds in every later view.
-  Answer agree(bool ok, const std::string& note = {},
-               Milliseconds timeout = std::chrono::minutes(5));
+  // Waits for the next view and forms all groups in it. Throws NoQuorum, LeftOut and NoProgress
+  // ElasticErrors: the last after three views of the same members in which nothing succeeded, with
+  // the cause. Such a view is followed by another one after a pause, which grows.
+  View recover(Milliseconds timeout = Milliseconds(0));  // 0: the job's
+  View recover(const RecoverOptions& options);
+  // Are all well? An ok that one member got holds in every later view. timeout: 0 for the job's.
+  Answer agree(bool ok, const std::string& note = {}, Milliseconds timeout = Milliseconds(0));
   // The members have gone on, or are about to: recover().
   bool isOver() const;
   // Fails the generations of all managed groups, so that no member waits for this one.
@@ -108,8 +135,9 @@ class Job {
   std::vector<std::string> waiting() const;
 
  private:
-  explicit Job(std::shared_ptr<ElasticJob> job);
+  Job(std::shared_ptr<ElasticJob> job, Milliseconds timeout);
   const std::shared_ptr<ElasticJob> job_;
+  const Milliseconds timeout_;
   std::vector<std::string> members_;  // of the view that was formed last
 };
 
