@@ -15,19 +15,41 @@ namespace {
 
 constexpr size_t kMostWaiting = 1000;
 
-std::atomic<LogSink> current_sink{nullptr};
+// Not freed: a call of it may be under way, and a lock that guards it may be held for good in a
+// forked child.
+struct ChosenSink {
+  LogSink sink;
+  const ChosenSink* before;  // keeps that one reachable, for leak checkers
+};
+
+constexpr int kNoLevelChosen = -1;
+
+std::atomic<const ChosenSink*> chosen_sink{nullptr};  // the last one is in force, if not empty
+std::atomic<LogDestination> default_destination{nullptr};
+std::atomic<int> least_level{kNoLevelChosen};
+
+bool isWanted(LogLevel level) {
+  return static_cast<int>(level) >= least_level.load();
+}
 
 void writeToStderr(LogLevel level, const std::string& line) {
-  if (level == LogLevel::kInfo) return;
-  const char* name = level == LogLevel::kWarning ? "warning" : "error";
+  const bool shows_all = least_level.load() != kNoLevelChosen;
+  if (level == LogLevel::kInfo && !shows_all) return;
+  const char* name = level == LogLevel::kInfo      ? "info"
+                     : level == LogLevel::kWarning ? "warning"
+                                                   : "error";
   std::fprintf(stderr, "torchft_ext %s: %s\n", name, line.c_str());
 }
 
 void write(LogLevel level, const std::string& line) noexcept {
+  if (!isWanted(level)) return;
   try {
-    const LogSink sink = current_sink.load();
-    if (sink != nullptr) {
-      sink(level, line);
+    const ChosenSink* const chosen = chosen_sink.load(std::memory_order_acquire);
+    const LogDestination destination = default_destination.load();
+    if (chosen != nullptr && chosen->sink) {
+      chosen->sink(level, line);
+    } else if (destination != nullptr) {
+      destination(level, line);
     } else {
       writeToStderr(level, line);
     }
@@ -111,10 +133,21 @@ PerProcess<Writer> per_process;
 }  // namespace
 
 void setLogSink(LogSink sink) {
-  current_sink.store(sink);
+  auto* const chosen = new ChosenSink{std::move(sink), chosen_sink.load(std::memory_order_acquire)};
+  while (!chosen_sink.compare_exchange_weak(chosen->before, chosen, std::memory_order_acq_rel)) {
+  }
+}
+
+void setLogLevel(LogLevel least) {
+  least_level.store(static_cast<int>(least));
+}
+
+void setDefaultLogDestination(LogDestination destination) {
+  default_destination.store(destination);
 }
 
 void log(LogLevel level, const std::string& line) noexcept {
+  if (!isWanted(level)) return;
   try {
     if (per_process.get().take(level, line)) return;
   } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for a copy of the line

@@ -14,7 +14,14 @@ class Raised final : public Base, public Kind {
   template <typename... Arguments>
   explicit Raised(const FailurePtr& failure, Arguments&&... arguments)
       : Base(std::forward<Arguments>(arguments)...), Kind(failure) {}
-  const char* what() const noexcept override { return Base::what(); }
+  // Of torch's errors what() has their frames too, some forty lines.
+  const char* what() const noexcept override {
+    if constexpr (requires(const Base& base) { base.what_without_backtrace(); }) {
+      return Base::what_without_backtrace();
+    } else {
+      return Base::what();
+    }
+  }
 };
 
 // A failure of no kind of its own (kInternal): CommError and nothing more.

@@ -11,6 +11,7 @@
 
 #include "torchft_ext/c.h"
 #include "torchft_ext/comm.h"
+#include "torchft_ext/log.h"
 
 using torchft_ext::Comm;
 using torchft_ext::CommError;
@@ -62,6 +63,10 @@ tft_status fill(tft_error* error, const FailurePtr& failure) {
   error->pid = failure->cause.pid;
   error->generation = failure->generation;
   copyText(error->host, failure->cause.host);
+  copyText(error->operation, failure->op);
+  copyText(error->how, failure->cause.how);
+  error->elapsed_ns = failure->elapsed.count();
+  error->limit_ns = failure->limit.count();
   return status;
 }
 
@@ -151,6 +156,40 @@ Reduction reductionOf(tft_reduction reduction) {
 }
 
 }  // namespace
+
+size_t tft_size_of(tft_type type) {
+  try {
+    return torchft_ext::sizeOf(typeOf(type));
+  } catch (const std::invalid_argument&) {
+    return 0;
+  }
+}
+
+// ---- the process
+
+void tft_set_log_level(tft_log_level least) {
+  torchft_ext::setLogLevel(static_cast<torchft_ext::LogLevel>(least));
+}
+
+tft_status tft_set_log_sink(void (*sink)(void* context, tft_log_level level, const char* line),
+                            void* context, tft_error* error) {
+  return guarded(error, [&] {
+    if (sink == nullptr) return torchft_ext::setLogSink({});
+    torchft_ext::setLogSink([sink, context](torchft_ext::LogLevel level, const std::string& line) {
+      sink(context, static_cast<tft_log_level>(level), line.c_str());
+    });
+  });
+}
+
+int tft_end_process(int64_t timeout_ms) {
+  try {
+    const bool all = timeout_ms > 0 ? torchft_ext::endProcess(Milliseconds(timeout_ms))
+                                    : torchft_ext::endProcess();
+    return all ? 1 : 0;
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
 
 // ---- stores
 
@@ -245,6 +284,30 @@ int tft_comm_size(const tft_comm* comm) {
 
 int64_t tft_comm_generation(const tft_comm* comm) {
   return comm == nullptr ? -1 : comm->comm.generation();
+}
+
+tft_status tft_comm_set_timeout(tft_comm* comm, int64_t timeout_ms, tft_error* error) {
+  return guarded(error, [&] { given(comm, "comm").comm.setTimeout(Milliseconds(timeout_ms)); });
+}
+
+tft_status tft_comm_stats(const tft_comm* comm, tft_stats* stats, tft_error* error) {
+  return guarded(error, [&] {
+    const torchft_ext::CommStats found = given(comm, "comm").comm.stats();
+    tft_stats& told = given(stats, "stats");
+    told = tft_stats{};
+    told.generations = found.generations;
+    told.failed_configures = found.failed_configures;
+    told.operations = found.operations;
+    told.bytes_sent = found.bytes_sent;
+    told.bytes_received = found.bytes_received;
+    fill(&told.last_failure, found.last_failure);
+    for (const auto& [name, took] : found.last_configure) {
+      if (static_cast<size_t>(told.phases) == std::size(told.last_configure)) break;
+      tft_phase& phase = told.last_configure[told.phases++];
+      copyText(phase.name, name);
+      phase.took_ns = took.count();
+    }
+  });
 }
 
 tft_status tft_comm_on_failure(tft_comm* comm,
@@ -352,6 +415,10 @@ tft_status tft_request_wait(tft_request* request, tft_error* error) {
 
 int tft_request_done(const tft_request* request) {
   return request == nullptr || request->request.done() ? 1 : 0;
+}
+
+tft_status tft_request_failure(const tft_request* request, tft_error* error) {
+  return guarded(error, [&] { return given(request, "request").request.failure(); });
 }
 
 int tft_request_source(const tft_request* request) {

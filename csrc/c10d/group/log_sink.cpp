@@ -18,13 +18,15 @@ void toTorch(LogLevel level, const std::string& line) {
     case LogLevel::kError:
       LOG(ERROR) << "torchft_ext: " << line;
       return;
+    case LogLevel::kNothing:
+      return;
   }
 }
 
 }  // namespace
 
 void logThroughTorch() {
-  setLogSink(&toTorch);
+  setDefaultLogDestination(&toTorch);
 }
 
 }  // namespace torchft_ext

@@ -40,6 +40,10 @@ typedef struct tft_error {
   int64_t generation; /* that failed; -1: none */
   char host[256];     /* of that process; "": not known */
   char message[1024]; /* one line: operation, group, rank, generation, who, how, and what to do */
+  char operation[64]; /* "allreduce", "configure", ...; "": between operations */
+  char how[512];      /* one clause: "its process ended", ...; "": no failure of a generation */
+  int64_t elapsed_ns; /* of the operation */
+  int64_t limit_ns;   /* of the operation; 0: it had none */
 } tft_error;
 
 typedef enum tft_type {
@@ -65,6 +69,8 @@ typedef enum tft_reduction {
   TFT_BIT_OR = 7,
   TFT_BIT_XOR = 8
 } tft_reduction;
+
+size_t tft_size_of(tft_type type); /* in bytes; 0: no such type */
 
 typedef struct tft_comm tft_comm;
 typedef struct tft_store tft_store;
@@ -101,6 +107,24 @@ typedef struct tft_options {
   int64_t heartbeat_ms; /* -1: off */
 } tft_options;
 
+/* What one part of a configure() took. */
+typedef struct tft_phase {
+  char name[32];
+  int64_t took_ns;
+} tft_phase;
+
+/* Counts since the group was made. */
+typedef struct tft_stats {
+  uint64_t generations;
+  uint64_t failed_configures;
+  uint64_t operations;
+  uint64_t bytes_sent;
+  uint64_t bytes_received;
+  tft_error last_failure; /* its status TFT_OK: none */
+  int phases;             /* how many last_configure has */
+  tft_phase last_configure[8];
+} tft_stats;
+
 /* options: NULL for the defaults. */
 tft_status tft_comm_create(const tft_options* options, tft_comm** comm, tft_error* error);
 /* Fails the generation on the others, unless it was shut down. NULL: nothing. */
@@ -116,6 +140,9 @@ tft_status tft_comm_check(tft_comm* comm, int64_t timeout_ms, tft_error* error);
 int tft_comm_rank(const tft_comm* comm);
 int tft_comm_size(const tft_comm* comm);
 int64_t tft_comm_generation(const tft_comm* comm);
+/* Of later operations and configures. */
+tft_status tft_comm_set_timeout(tft_comm* comm, int64_t timeout_ms, tft_error* error);
+tft_status tft_comm_stats(const tft_comm* comm, tft_stats* stats, tft_error* error);
 /* Called once for each generation that fails, on a thread of the library's. NULL: no more. */
 tft_status tft_comm_on_failure(tft_comm* comm,
                                void (*callback)(void* context, const tft_error* failure),
@@ -152,12 +179,33 @@ tft_status tft_recv(tft_comm* comm, void* data, size_t count, tft_type type, int
 /* Blocks until it is done: TFT_OK or its failure. May be called again, and from several threads. */
 tft_status tft_request_wait(tft_request* request, tft_error* error);
 int tft_request_done(const tft_request* request);
+/* TFT_OK where it is not done, or has succeeded. Never blocks. */
+tft_status tft_request_failure(const tft_request* request, tft_error* error);
 int tft_request_source(const tft_request* request);
 /* The operation goes on. NULL: nothing. */
 void tft_request_destroy(tft_request* request);
 
 /* "0.1.0" */
 const char* tft_version(void);
+
+/* The log: torchft_ext/log.h. */
+typedef enum tft_log_level {
+  TFT_LOG_INFO = 0,
+  TFT_LOG_WARNING = 1,
+  TFT_LOG_ERROR = 2,
+  TFT_LOG_NOTHING = 3
+} tft_log_level;
+
+/* Lines below this level are dropped. */
+void tft_set_log_level(tft_log_level least);
+/* Lines go there, and nowhere else. NULL: as at first. */
+tft_status tft_set_log_sink(void (*sink)(void* context, tft_log_level level, const char* line),
+                            void* context, tft_error* error);
+
+/* Ends all threads of the library in this process and says goodbye for every group, as exit() does.
+ * For programs that unload the library. 0: something did not end by the limit. timeout_ms: 0 for a
+ * second. */
+int tft_end_process(int64_t timeout_ms);
 
 #ifdef __cplusplus
 }

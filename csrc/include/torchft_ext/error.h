@@ -21,7 +21,7 @@ namespace torchft_ext {
 class CommError {
  public:
   virtual ~CommError();
-  // failure().describe().
+  // failure().describe(), which is one line: without torch's frames, with libtorch too.
   virtual const char* what() const noexcept = 0;
   const Failure& failure() const noexcept { return *failure_; }
   // The same, to be kept. Never null.

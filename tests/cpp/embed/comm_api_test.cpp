@@ -1,4 +1,4 @@
-// The public headers without torch: comm.h, store.h, error.h, c.h.
+// The public headers without torch: comm.h, store.h, error.h, log.h, c.h.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,10 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
+#include "base/mutex.h"
 #include "cpp/support/processes.h"
 #include "cpp/support/wait_for.h"
 #include "torchft_ext/c.h"
 #include "torchft_ext/comm.h"
+#include "torchft_ext/log.h"
 
 namespace torchft_ext {
 namespace {
@@ -223,6 +226,111 @@ TEST(CommApi, FourProcessesDoAllOperationsAndLoseOne) {
 }
 
 // ---- C
+
+// What the library logs while it lives, at this level.
+class LogOfProgram {
+ public:
+  explicit LogOfProgram(LogLevel least) {
+    setLogLevel(least);
+    setLogSink([lines = lines_](LogLevel, const std::string& line) {
+      const MutexLock lock(lines->mutex);
+      lines->all += line + "\n";
+    });
+  }
+  ~LogOfProgram() {
+    setLogSink({});
+    setLogLevel(LogLevel::kWarning);
+  }
+  bool has(const std::string& text) const {
+    const MutexLock lock(lines_->mutex);
+    return lines_->all.find(text) != std::string::npos;
+  }
+  bool isEmpty() const {
+    const MutexLock lock(lines_->mutex);
+    return lines_->all.empty();
+  }
+
+ private:
+  struct Lines {
+    mutable Mutex mutex;
+    std::string all GUARDED_BY(mutex);
+  };
+  const std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();
+};
+
+constexpr const char* kBegins = "generation 1 of 1 ranks begins";
+
+TEST(CommApi, LinesOfTheLogGoToTheProgramsSink) {
+  const LogOfProgram log(LogLevel::kInfo);
+  const Alone alone;
+  EXPECT_TRUE(waitFor([&] { return log.has(kBegins); }));
+}
+
+TEST(CommApi, LinesBelowTheLevelAreDropped) {
+  const LogOfProgram log(LogLevel::kWarning);
+  Alone alone;
+  torchft_ext::log(LogLevel::kWarning, "the mark");  // behind whatever came before
+  EXPECT_TRUE(waitFor([&] { return log.has("the mark"); }));
+  EXPECT_FALSE(log.has(kBegins));
+}
+
+TEST(CommApi, ASilencedLogHasNoLineOfAFailedConfigureEither) {
+  const LogOfProgram log(LogLevel::kNothing);
+  Comm comm;
+  EXPECT_NE(comm.tryConfigure(makeMemoryStore(), "x", 0, 2, std::chrono::milliseconds(50)),
+            nullptr);
+  setLogLevel(LogLevel::kWarning);
+  torchft_ext::log(LogLevel::kWarning, "the mark");
+  EXPECT_TRUE(waitFor([&] { return log.has("the mark"); }));
+  EXPECT_FALSE(log.has("timed out"));
+}
+
+TEST(CommApi, CHasTheLogToo) {
+  struct Told {
+    std::promise<std::string> line;
+    bool once = true;
+  } told;
+  const auto keep = [](void* to, tft_log_level level, const char* line) {
+    auto& all = *static_cast<Told*>(to);
+    if (level == TFT_LOG_INFO && std::exchange(all.once, false)) all.line.set_value(line);
+  };
+  tft_set_log_level(TFT_LOG_INFO);
+  ASSERT_EQ(tft_set_log_sink(keep, &told, nullptr), TFT_OK);
+  const Alone alone;
+  const std::string line = told.line.get_future().get();
+  tft_set_log_sink(nullptr, nullptr, nullptr);
+  tft_set_log_level(TFT_LOG_WARNING);
+  EXPECT_NE(line.find(kBegins), std::string::npos) << line;
+}
+
+TEST(CommApi, CHasTimeoutStatsAndWholeErrors) {
+  tft_comm* comm = nullptr;
+  tft_store* store = nullptr;
+  ASSERT_EQ(tft_comm_create(nullptr, &comm, nullptr), TFT_OK);
+  ASSERT_EQ(tft_store_create_memory(&store, nullptr), TFT_OK);
+  tft_error error;
+  EXPECT_EQ(tft_comm_set_timeout(comm, 0, &error), TFT_INVALID_ARGUMENT);
+  EXPECT_EQ(tft_comm_set_timeout(comm, 60, &error), TFT_OK);
+  EXPECT_EQ(tft_comm_configure(comm, store, "late", 0, 2, 0, &error), TFT_TIMEOUT);
+  EXPECT_STREQ(error.operation, "configure");
+  EXPECT_NE(std::string(error.how), "");
+  EXPECT_EQ(error.limit_ns, 60'000'000);
+  EXPECT_GE(error.elapsed_ns, 40'000'000);
+  ASSERT_EQ(tft_comm_configure(comm, store, "alone", 0, 1, 0, &error), TFT_OK);
+  ASSERT_EQ(tft_barrier(comm, 0, nullptr, &error), TFT_OK);
+  tft_stats stats;
+  ASSERT_EQ(tft_comm_stats(comm, &stats, &error), TFT_OK);
+  EXPECT_EQ(stats.generations, 1U);
+  EXPECT_EQ(stats.failed_configures, 1U);
+  EXPECT_EQ(stats.operations, 1U);
+  EXPECT_EQ(stats.last_failure.status, TFT_TIMEOUT);
+  ASSERT_EQ(stats.phases, 3);
+  EXPECT_STREQ(stats.last_configure[1].name, "rendezvous");
+  EXPECT_EQ(tft_size_of(TFT_FLOAT16), 2U);
+  EXPECT_EQ(tft_size_of(static_cast<tft_type>(77)), 0U);
+  tft_comm_destroy(comm);
+  tft_store_destroy(store);
+}
 
 TEST(CommApi, CTellsStatusAndMessage) {
   tft_error error{};
