@@ -17,7 +17,7 @@ import pytest
 import torchft_ext
 from torchft_ext import elastic
 
-HEADERS = Path(__file__).resolve().parents[2] / "csrc" / "include" / "torchft_ext"
+HEADERS = Path(__file__).resolve().parents[3] / "csrc" / "include" / "torchft_ext"
 
 ABSENT = "absent"
 TIMES = {"milliseconds": 1, "seconds": 1000, "minutes": 60_000}
