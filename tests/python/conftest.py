@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,13 +28,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ranks", type=int, metavar="N", help=text)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and measures(item.function):
+            item.add_marker("alone")
     wanted = config.getoption("--ranks")
     if wanted is None:
         return
     chosen = [item for item in items if size_of(item) == wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+@cache
+def measures(function: Callable[..., object]) -> bool:
+    """Whether a test asserts a promise of time, and so needs the machine for itself."""
+    return "assert_within(" in inspect.getsource(function)
 
 
 def size_of(item: pytest.Item) -> int:
