@@ -324,12 +324,16 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
     const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), limit);
     connecting += Clock::now() - decided;
     if (!failure) break;
-    if (!isViewsEnd(*failure)) {
+    Duration pause{0};  // before another attempt
+    {
       const MutexLock lock(mutex_);
-      standstill_.add(result.view, failure->describe(), isConsequence(*failure));
+      if (!isViewsEnd(*failure)) {
+        standstill_.add(result.view, failure->describe(), isConsequence(*failure));
+      }
+      pause = standstill_.pause();
     }
     // What an attempt of the last milliseconds would say is no help.
-    if (deadline.remaining() < milliseconds(50)) throwFailure(failure);
+    if (deadline.remaining() < pause + milliseconds(50)) throwFailure(failure);
     absent.clear();
     unreachable = pairsCutBy(*failure, result.view);
     if (!patience || failure->kind != FailureKind::kTimeout) continue;  // one tells the others
