@@ -2,24 +2,27 @@
 
 A tree is what state_dict() returns. Its leaves are tensors and plain values; the bytes hold the
 values, and of tensors what they are like. A leaf's path is its keys, joined: ``state[0]/exp_avg``.
-A sharded tensor is described as a whole, so that the bytes are the same on all shards.
+A sharded tensor is described as a whole, so that the bytes are the same on all shards. A value of a
+subclass has the bytes of the plain value that it equals.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 from typing import Any
 
 import torch
 
+from torchft_ext.elastic._plain import FACTORIES, narrow_float, number_of, plain
 from torchft_ext.elastic._shards import check_shard, is_shard, placements_of
 
-__all__ = ["Encoded", "TensorMeta", "decode", "encode"]
+__all__ = ["Encoded", "TensorMeta", "decode", "encode", "join"]
 
 _SIZE = struct.Struct("<q")
 _FLOAT = struct.Struct("<d")
@@ -78,24 +81,39 @@ class Encoded:
     values: dict[str, bytes]
 
 
-def encode(tree: object, path: str, *, allow_pickle: bool = False) -> Encoded:
+def join(path: str, key: object) -> str:
+    """Return the path of what stands under this key."""
+    return f"{path}/{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+
+
+def encode(
+    tree: object,
+    path: str,
+    *,
+    allow_pickle: bool = False,
+    join: Callable[[str, object], str] = join,
+) -> Encoded:
     """Encode None, bool, int, float, str, bytes, list, tuple, dict and tensors among them.
 
-    Keys of a dict are sorted, those of an OrderedDict keep their order. Returned as what they
-    derive from: torch.Size. Counter stays one.
+    Keys of a dict are sorted, those of an OrderedDict keep their order. These come back with their
+    types, and so do Counter, defaultdict with one of the factories of Python's own types, and
+    float16 and float32 of numpy, whose arithmetic is another one than Python's. Other subclasses
+    and other scalars of numpy come back as the plain values that they equal: numpy.float64 as
+    float, IntEnum as int, namedtuple and torch.Size as tuple.
 
     Args:
         tree: what to encode.
         path: the name of its root, with which all paths begin.
-        allow_pickle: encode other leaves by pickle; only for states that come from processes
-            trusted to run any code here.
+        allow_pickle: encode enums and other leaves by pickle; only for states that come from
+            processes trusted to run any code here.
+        join: makes the path of what stands under a key.
 
     Raises:
         TypeError: a leaf is of another type, or a tensor is sparse, quantized, a sum that is not
             reduced yet (DTensor's Partial) or without memory; the message names its path.
         ValueError: two leaves have one path.
     """
-    encoder = _Encoder(allow_pickle)
+    encoder = _Encoder(allow_pickle, join)
     encoder.add(path, tree)
     return Encoded(bytes(encoder.out), encoder.tensors, encoder.shards, encoder.values)
 
@@ -126,28 +144,24 @@ def decode(
     return tree
 
 
-def join(path: str, key: object) -> str:
-    """Return the path of what stands under this key."""
-    return f"{path}/{key}" if isinstance(key, str) else f"{path}[{key!r}]"
-
-
 class _Encoder:
     """Walks a tree once."""
 
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, join: Callable[[str, object], str]) -> None:
         self.out = bytearray()
         self.tensors: dict[str, torch.Tensor] = {}
         self.shards: dict[str, torch.Tensor] = {}
         self.values: dict[str, bytes] = {}
         self._allow_pickle = allow_pickle
+        self._join = join
 
     def add(self, path: str, value: object) -> None:
         if isinstance(value, torch.Tensor):
             self._add_tensor(path, value)
-        elif type(value) in (list, tuple, torch.Size):
-            self._add_sequence(path, value)  # type: ignore[arg-type]
-        elif type(value) in (dict, OrderedDict, Counter):
-            self._add_dict(path, value)  # type: ignore[arg-type]
+        elif isinstance(value, list | tuple) and not isinstance(value, Enum):
+            self._add_sequence(path, value)
+        elif isinstance(value, dict) and _has_known_factory(value):
+            self._add_dict(path, value)
         else:
             self._claim(path)
             self.values[path] = _encode_value(path, value, self._allow_pickle)
@@ -169,46 +183,69 @@ class _Encoder:
     def _add_sequence(self, path: str, items: list[object] | tuple[object, ...]) -> None:
         self.out += (b"l" if isinstance(items, list) else b"t") + _SIZE.pack(len(items))
         for index, item in enumerate(items):
-            self.add(join(path, index), item)
+            self.add(self._join(path, index), item)
 
     def _add_dict(self, path: str, items: dict[object, object]) -> None:
-        kinds: dict[type, bytes] = {dict: b"d", OrderedDict: b"o", Counter: b"c"}
         entries = [(encode_key(path, key), key) for key in items]
-        if type(items) is not OrderedDict:
+        if not isinstance(items, OrderedDict):
             entries.sort(key=lambda entry: entry[0])
-        self.out += kinds[type(items)] + _SIZE.pack(len(items))
+        self.out += _kind_of(items) + _SIZE.pack(len(items))
         for data, key in entries:
             self.out += data
-            self.add(join(path, key), items[key])
+            self.add(self._join(path, plain(key)), items[key])
+
+
+def _has_known_factory(items: dict[object, object]) -> bool:
+    return not isinstance(items, defaultdict) or items.default_factory in FACTORIES.values()
+
+
+def _kind_of(items: dict[object, object]) -> bytes:
+    if isinstance(items, defaultdict):
+        names = [name for name, one in FACTORIES.items() if one is items.default_factory]
+        return b"e" + _text(names[0])
+    return b"o" if isinstance(items, OrderedDict) else b"c" if isinstance(items, Counter) else b"d"
 
 
 def encode_key(path: str, key: object) -> bytes:
     """Encode a dict's key: a plain value or a tuple of them."""
-    if type(key) is tuple:
+    if isinstance(key, tuple) and not isinstance(key, Enum):
         parts = [encode_key(path, part) for part in key]
         return b"t" + _SIZE.pack(len(parts)) + b"".join(parts)
     return _encode_value(f"{path}: the key {key!r}", key, allow_pickle=False)
 
 
 def _encode_value(path: str, value: object, allow_pickle: bool) -> bytes:
-    if value is None or isinstance(value, bool):
-        return b"N" if value is None else b"Y" if value else b"F"
-    kind = type(value)
+    if allow_pickle and isinstance(value, Enum):
+        return b"p" + _block(pickle.dumps(value))
+    narrow = narrow_float(value)
+    if narrow is not None:
+        return b"n" + _text(narrow[0]) + _block(narrow[1])
+    same = plain(value)
+    kind = type(same)
+    if same is None or isinstance(same, bool):
+        return b"N" if same is None else b"Y" if same else b"F"
     if kind is int:
-        return b"i" + _block(str(value).encode())
+        return b"i" + _block(str(same).encode())
     if kind is float:
-        return b"f" + _FLOAT.pack(value)
+        return b"f" + _FLOAT.pack(same)
     if kind is str:
-        return b"s" + _text(value)  # type: ignore[arg-type]
+        return b"s" + _text(same)  # type: ignore[arg-type]
     if kind is bytes:
-        return b"b" + _block(value)  # type: ignore[arg-type]
+        return b"b" + _block(same)  # type: ignore[arg-type]
     if allow_pickle:
         return b"p" + _block(pickle.dumps(value))
     raise TypeError(
-        f"{path}: a state has None, bool, int, float, str, bytes, lists, tuples, dicts and "
-        f"tensors, found {kind.__module__}.{kind.__qualname__}; convert it, or name "
+        f"{path}: a state has None, bool, int, float, str, bytes, lists, tuples, dicts, tensors, "
+        f"and numpy's real scalars, found {_described(value)}; convert it, or name "
         "allow_pickle=True"
     )
+
+
+def _described(value: object) -> str:
+    """The type, of a defaultdict with its factory."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name} of {value.default_factory}" if isinstance(value, defaultdict) else name
 
 
 def _check_dense(path: str, tensor: torch.Tensor) -> None:
@@ -252,6 +289,8 @@ class _Decoder:
             b"d": lambda path: dict(self._entries(path)),
             b"o": lambda path: OrderedDict(self._entries(path)),
             b"c": lambda path: Counter(dict(self._entries(path))),
+            b"e": self._defaultdict,
+            b"n": lambda path: number_of(path, self._text(), self._block()),
             b"i": lambda _: int(self._block()),
             b"f": lambda _: _FLOAT.unpack(self._bytes(8))[0],
             b"s": lambda _: self._text(),
@@ -274,6 +313,12 @@ class _Decoder:
         for _ in range(self._number()):
             key = self.take(path)
             yield key, self.take(join(path, key))
+
+    def _defaultdict(self, path: str) -> object:
+        name = self._text()
+        if name not in FACTORIES:
+            raise ValueError(f"{path}: these are not the bytes of a state")
+        return defaultdict(FACTORIES[name], self._entries(path))
 
     def _pickled(self, path: str) -> object:
         data = self._block()

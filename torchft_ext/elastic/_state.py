@@ -13,6 +13,7 @@ from torch import nn
 
 from torchft_ext.elastic._codec import Encoded, encode
 from torchft_ext.elastic._fingerprint import fingerprints
+from torchft_ext.elastic._refusal import Refusal
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._shards import is_shard, local_of
 
@@ -65,7 +66,8 @@ class State:
             says.
         lineage: 16 bytes; of the job in which they were committed; zeros: of none yet.
         dirty: the objects may be a mixture of two steps.
-        allow_pickle: leaves of other types travel by pickle, which trusts all members.
+        allow_pickle: enums, and leaves that cannot be sent otherwise, travel by pickle, which
+            trusts all members.
     """
 
     def __init__(self, *objects: object, allow_pickle: bool = False, **named: object) -> None:
@@ -90,6 +92,7 @@ class State:
         self.standing = Standing()
         self._objects: dict[str, Replicated] = {}
         self._entry: _Entry | None = None
+        self._refusal = Refusal()
         for value in objects:
             self._add(_name_of(value, self._objects), value)
         for name, value in named.items():
@@ -158,6 +161,17 @@ class State:
         self.step += 1
         for sampler in self._samplers():
             sampler.commit()
+
+    def check(self) -> None:
+        """Refuse what could not be sent at the next change of members; quick, see Refusal.
+
+        With `allow_pickle` all types of values can be sent, and nothing is refused.
+
+        Raises:
+            TypeError: a value is of such a type; the message says where, what, and what is taken.
+        """
+        if not self.allow_pickle:
+            self._refusal.check(self._objects)
 
     def rewind(self) -> None:
         """Let samplers give the batch of the same step again."""

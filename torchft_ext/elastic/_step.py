@@ -152,7 +152,8 @@ class Step:
                 it came out of one of the functions, the step counts, but not with this member's
                 half-done update: this member's state is dirty, and taken from another one.
             RuntimeError: outside of the block, or the second time.
-            TypeError: what was given is no function; before anything is agreed on.
+            TypeError: what was given is no function; before anything is agreed on. Or the state has
+                a value that no newcomer could be sent, such as a set; the step counts then.
 
         Whatever else a function raises passes through; the state is dirty then too.
         """
@@ -221,6 +222,7 @@ class Step:
             function()
         self._state.commit()
         self._state.dirty = False
+        self._state.check()
 
     def _is_managed(self) -> bool:
         """The error is one that recover() mends: else a group of the user's own has failed."""

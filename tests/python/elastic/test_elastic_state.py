@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
-from enum import IntEnum
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from enum import Enum, IntEnum, StrEnum
 
 import pytest
 import torch
@@ -26,6 +26,27 @@ CHUNK = 1 << 18  # bytes
 
 class Color(IntEnum):
     RED = 1
+
+
+class Name(StrEnum):
+    RED = "red"
+
+
+class Plain(Enum):
+    RED = 1
+
+
+Point = namedtuple("Point", "x y")
+EQUAL = [  # what is given, and what comes back
+    (Color.RED, 1),
+    (Name.RED, "red"),
+    ({Name.RED: 1}, {"red": 1}),
+    (Point(1, Color.RED), (1, 1)),
+    (torch.Size([2, 3]), (2, 3)),
+    (type("Many", (list,), {})([1, 2]), [1, 2]),
+    (type("Bits", (bytes,), {})(b"ab"), b"ab"),
+]
+ALIKE = {"float64": 0.1, "int64": 3, "uint8": 255, "bool_": True, "str_": "ab", "bytes_": b"ab"}
 
 
 def hash_of(tensor: torch.Tensor) -> bytes:
@@ -145,14 +166,61 @@ def test_tensors_are_leaves_with_paths():
     assert there_and_back(tree)["state"][0]["step"] is tree["state"][0]["step"]
 
 
-@pytest.mark.parametrize("leaf", [object(), Color.RED, {1, 2}, torch.float32, lambda: 0])
+def test_a_path_may_be_spelled_by_the_caller():
+    with pytest.raises(TypeError, match=r"^it\['a'\]\[1\]: "):
+        encode({"a": [0, object()]}, "it", join=lambda path, key: f"{path}[{key!r}]")
+
+
+LEAVES = [object(), Plain.RED, {1, 2}, deque([1]), torch.float32, lambda: 0, 1j]
+
+
+@pytest.mark.parametrize("leaf", [*LEAVES, defaultdict(lambda: 0)])
 def test_other_leaves_are_refused_by_path(leaf):
     with pytest.raises(TypeError, match=r"^it/a\[1\]: a state has None, bool"):
         encode({"a": [0, leaf]}, "it")
 
 
+@pytest.mark.parametrize(("given", "plain"), EQUAL, ids=lambda value: type(value).__name__)
+def test_subclasses_travel_as_the_plain_values_that_they_equal(given, plain):
+    back = there_and_back({"a": given})
+    assert repr(back) == repr({"a": plain})
+    assert encode({"a": given}, "it").data == encode({"a": plain}, "it").data
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_scalars_of_numpy_travel_as_the_plain_values_that_they_equal(name):
+    scalar = getattr(pytest.importorskip("numpy"), name)(ALIKE[name])
+    assert repr(there_and_back([scalar, {scalar: 0}])) == repr([ALIKE[name], {ALIKE[name]: 0}])
+    same = encode([ALIKE[name], {ALIKE[name]: 0}], "it")
+    assert encode([scalar, {scalar: 0}], "it") == same
+
+
+@pytest.mark.parametrize("name", ["float16", "float32"])
+def test_narrow_floats_of_numpy_keep_their_type(name):
+    numpy = pytest.importorskip("numpy")
+    for value in (0.1, -0.0, math.inf):
+        scalar = getattr(numpy, name)(value)
+        back = there_and_back(scalar)
+        assert type(back) is type(scalar) and back.tobytes() == scalar.tobytes()
+
+
+@pytest.mark.parametrize("name", ["complex64", "longdouble", "datetime64", "timedelta64"])
+def test_other_scalars_of_numpy_are_refused(name):
+    numpy = pytest.importorskip("numpy")
+    for value in (getattr(numpy, name)(1, *(["s"] if "time" in name else [])), numpy.ones(2)):
+        with pytest.raises(TypeError, match=r"^it: .*found numpy"):
+            encode(value, "it")
+
+
+@pytest.mark.parametrize("factory", [None, dict, list, float])
+def test_a_defaultdict_keeps_its_factory(factory):
+    back = there_and_back({"a": defaultdict(factory, {1: 2})})["a"]
+    assert type(back) is defaultdict and back == {1: 2} and back.default_factory is factory
+
+
 def test_other_leaves_travel_by_pickle_where_it_is_allowed():
-    assert there_and_back({"a": Color.RED}, allow_pickle=True) == {"a": Color.RED}
+    back = there_and_back({"a": Color.RED, "b": {1, 2}}, allow_pickle=True)
+    assert back == {"a": Color.RED, "b": {1, 2}} and type(back["a"]) is Color
     data = encode(Color.RED, "it", allow_pickle=True).data
     with pytest.raises(TypeError, match="allow_pickle is not set here"):
         decode(data, "it", lambda *_: None)
@@ -164,7 +232,15 @@ def test_tensors_without_plain_memory_are_refused_by_path():
             encode({"x": tensor}, "it")
 
 
-@pytest.mark.parametrize("data", [b"", b"?", b"l\1\0\0", b"i" + b"\xff" * 8, b"NN"])
+def block(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data
+
+
+NARROW = [b"n" + block(name) + block(b"\0") for name in (b"float32", b"bytes")]
+NO_STATE = [b"", b"?", b"l\1\0\0", b"i" + b"\xff" * 8, b"NN", b"e" + block(b"open"), *NARROW]
+
+
+@pytest.mark.parametrize("data", NO_STATE)
 def test_bytes_that_are_no_state_are_refused(data):
     with pytest.raises(ValueError, match="bytes"):
         decode(data, "it", lambda *_: None)
