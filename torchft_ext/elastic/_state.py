@@ -243,11 +243,13 @@ class State:
         return encode(tree, name, allow_pickle=self.allow_pickle)
 
     def load(self, name: str, tree: Any) -> None:
-        """Let the object take this state."""
+        """Let the object take this state; optimizers take tensors in the dtypes that they have."""
         value = self._objects[name]
         if isinstance(tree, OrderedDict):  # the versions of modules, which stand beside the leaves
             tree._metadata = getattr(value.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
         value.load_state_dict(tree)
+        if isinstance(value, torch.optim.Optimizer):
+            _undo_casts(value, tree)
 
     def free_paths(self) -> frozenset[str]:
         """Return the paths of leaves that may differ between members: buffers of modules."""
@@ -342,6 +344,39 @@ def _with_first_state(value: Replicated) -> Any:
         first = value.state_dict()
         value.state.clear()
     return first
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, tree: Any) -> None:
+    """Put tensors into its state that load_state_dict() has cast to the dtype of their parameter,
+    or moved to its device.
+
+    Moments may have another dtype on purpose, and NAdam and ASGD have float32 scalars for every
+    parameter. Source: Optimizer._process_value_according_to_param_policy().
+    """
+    if not isinstance(tree, dict) or not {"state", "param_groups"} <= tree.keys():
+        return  # of an optimizer with a state_dict() of its own
+    numbers = [number for group in tree["param_groups"] for number in group["params"]]
+    params = [one for group in optimizer.param_groups for one in group["params"]]
+    keys: dict[Any, Any] = dict(zip(numbers, params, strict=False))
+    for number, given in tree["state"].items():
+        key = keys.get(number, number)
+        if key in optimizer.state:
+            optimizer.state[key] = _as_given(optimizer.state[key], given)
+
+
+def _as_given(taken: Any, given: Any) -> Any:
+    """What was taken, but with given tensors that were cast or moved."""
+    if isinstance(taken, torch.Tensor) and isinstance(given, torch.Tensor):
+        if taken.device.type != given.device.type:
+            return given
+        return taken if taken.dtype == given.dtype else given.to(taken.device)
+    if isinstance(taken, dict) and isinstance(given, dict):
+        for key in taken.keys() & given.keys():
+            taken[key] = _as_given(taken[key], given[key])
+        return taken
+    if type(taken) in (list, tuple) and type(given) is type(taken) and len(taken) == len(given):
+        return type(taken)(_as_given(*pair) for pair in zip(taken, given, strict=True))
+    return taken
 
 
 class _Tensors:

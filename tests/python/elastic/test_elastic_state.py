@@ -13,6 +13,7 @@ from torch.distributed import checkpoint as dcp
 
 from torchft_ext.elastic._codec import decode, encode
 from torchft_ext.elastic._fingerprint import fingerprints, flat_bytes
+from torchft_ext.elastic._loading import Leaves, load
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
 
@@ -383,6 +384,69 @@ def test_state_to_load_is_the_optimizers_own_where_it_has_one():
     train(state, 3)
     saved = state.state_dict(to_load=True)["objects"]["optimizer"]
     assert saved["state"][0]["step"] == 3
+
+
+def test_moments_keep_their_dtype_and_their_bits():
+    def bfloat16_with_float32_moments(seed: int) -> State:
+        torch.manual_seed(seed)
+        model = nn.Linear(3, 2, dtype=torch.bfloat16)
+        optimizer = torch.optim.Adam(model.parameters())
+        for parameter in model.parameters():
+            entry = {"step": torch.tensor(1.0), "exp_avg": torch.randn(parameter.shape)}
+            entry["exp_avg_sq"] = torch.rand(parameter.shape, dtype=torch.float64)
+            entry["rest"] = [1, {"x": (torch.randn(2), None)}]
+            optimizer.state[parameter] = entry
+        return State(optimizer)
+
+    state, fresh = bfloat16_with_float32_moments(1), bfloat16_with_float32_moments(2)
+    load_over(state, fresh)
+    assert fresh.digest() == state.digest()
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop", "SGD"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_optimizers_of_every_dtype_have_states_that_a_newcomer_can_take(name, dtype):
+    def make() -> State:
+        model = nn.Linear(3, 2, dtype=dtype)
+        return State(model, getattr(torch.optim, name)(model.parameters(), lr=0.01))
+
+    state, fresh = make(), make()
+    for _ in range(3):
+        state.objects["model"](torch.randn(8, 3, dtype=dtype)).square().sum().backward()
+        state.objects["optimizer"].step()
+    load_over(state, fresh)
+    assert fresh.digest() == state.digest()
+    fresh.objects["model"](torch.randn(8, 3, dtype=dtype)).square().sum().backward()
+    fresh.objects["optimizer"].step()
+
+
+def test_scalar_of_an_optimizer_stays_on_the_host():
+    """NAdam's is there, whatever device the parameter is on; here "meta" stands for that one."""
+
+    class Moving(torch.optim.NAdam):
+        def load_state_dict(self, tree):
+            super().load_state_dict(tree)
+            for entry in self.state.values():
+                entry["mu_product"] = entry["mu_product"].to("meta")
+
+    def make() -> State:
+        return State(Moving(nn.Linear(3, 2).parameters()))
+
+    state, fresh = make(), make()
+    for parameter in state.objects["optimizer"].param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    state.objects["optimizer"].step()
+    load_over(state, fresh)
+    assert fresh.digest() == state.digest()
+
+
+def load_over(state: State, fresh: State) -> None:
+    """What a newcomer does with all of another member's state."""
+    for name, encoded in state.encode().items():
+        leaves = Leaves(
+            {path: tensor.detach().clone() for path, tensor in encoded.tensors.items()}, {}
+        )
+        load(fresh, name, encoded.data, leaves)
 
 
 def test_objects_can_be_replaced():
