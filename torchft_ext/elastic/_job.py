@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _groups, _interrupts
 from torchft_ext.elastic import _current, _tables
+from torchft_ext.elastic._errors import ElasticError
 from torchft_ext.elastic._view import Answer, View
 from torchft_ext.elastic._view_groups import ViewGroups
 from torchft_ext.errors import CommError
@@ -42,11 +43,13 @@ def join(
     members: Sequence[str] = (),
     listen: str | int | None = None,
     key: str | None = None,
+    wait: bool = False,
 ) -> Job:
     """Come to a job: found it together with others, or ask for a place in it.
 
     Returns with a default group of one, in which models and DDP are built; the first recover(), or
-    steps(), brings the members together. Blocks until the job is founded, up to the timeout.
+    steps(), brings the members together. Blocks until the job is founded, up to the timeout. With
+    `wait` it returns with the first view: rank and world size are then the job's.
 
     Args:
         address: "host:port/name": of a TCPStore, and the job's name. Members meet there, newcomers
@@ -70,9 +73,14 @@ def join(
         listen: the port, or "host:port", where the others find this process. None: any port.
         key: with `members`, a text that all processes of the job know, and nobody else; it is never
             sent. None: the value of TORCHFT_EXT_ELASTIC_KEY.
+        wait: for programs that ask for rank and world size before the loop; recover() is called
+            here, within the same timeout. A newcomer's collectives before steps() are not
+            answered: the other members wait for it in steps().
 
     Raises:
-        ElasticError: the store does not answer, or fewer than `size` processes came in time.
+        ElasticError: the store does not answer, or fewer than `size` processes came in time. With
+            `wait`: there was no view with this process in time; the message says who did not come,
+            as far as that is known. NoQuorumError, LeftOutError: with `wait`, as recover().
         ValueError, TypeError: a bad argument.
         RuntimeError: there is a default group, or a job, in this process already.
 
@@ -84,6 +92,7 @@ def join(
         raise RuntimeError("elastic.join: expected no default group yet: join() makes it")
     if isinstance(members, str):
         raise TypeError("elastic.join: members: expected a list of addresses, found a text")
+    until = monotonic() + timeout.total_seconds()
     native = _C._ElasticJob.join(
         address or "",
         size=size,
@@ -116,7 +125,34 @@ def join(
     job = Job(native, timeout, backend, options)
     _current.remember(job)
     _interrupts.watch()
+    if wait:
+        _await_first_view(job, timeout, until)
     return job
+
+
+def _await_first_view(job: Job, timeout: timedelta, until: float) -> None:
+    """Of a job that could not be joined nothing is left: the caller may try again."""
+    try:
+        job.recover(timedelta(seconds=max(until - monotonic(), 0.001)))
+    except BaseException as error:
+        waiting = job.waiting()
+        job.close()
+        dist.destroy_process_group()
+        if isinstance(error, CommError):
+            how = error.cause.how if error.cause is not None else ""
+            raise _no_first_view(timeout, how or str(error)) from error
+        if type(error) is ElasticError:
+            others = f"; waiting too: {', '.join(waiting)}" if waiting else ""
+            raise _no_first_view(timeout, f"{error}{others}") from error
+        raise
+
+
+def _no_first_view(timeout: timedelta, why: str) -> ElasticError:
+    return ElasticError(
+        f"elastic.join: wait: no view with this process within {timeout}: {why}. Founders form it "
+        "as soon as all have come to it; a newcomer is taken in between two steps of the members, "
+        "where they are fewer than max_size"
+    )
 
 
 def _nothing() -> None:
