@@ -3,6 +3,8 @@
 #include <array>
 #include <bit>
 
+#include "base/text.h"
+
 namespace torchft_ext::child {
 namespace {
 
@@ -47,7 +49,7 @@ class Writer {
     return *this;
   }
   Writer& text(std::string_view text) {
-    const std::string_view cut = text.substr(0, kMostText);
+    const std::string cut = cutText(text, kMostText);
     number(static_cast<uint16_t>(cut.size()));
     bytes_.append(cut);
     return *this;

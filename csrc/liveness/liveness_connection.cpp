@@ -9,6 +9,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/text.h"
+
 namespace torchft_ext {
 namespace {
 
@@ -186,7 +188,7 @@ void LivenessConnection::sayGoodbye(bool process_leaves) {
 }
 
 void LivenessConnection::sayDeclaredDead(const std::string& why) {
-  const std::string text = why.substr(0, kLongestText);
+  const std::string text = cutText(why, kLongestText);
   FrameHeader header;
   header.type = FrameType::kFailed;
   header.length = text.size();

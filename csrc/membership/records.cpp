@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/text.h"
 #include "net/failure_frame.h"
 #include "net/frame.h"
 
@@ -46,11 +47,11 @@ std::string encodeRecord(const MemberRecord& record) {
   writer.u8(kRecordVersion);
   writer.raw(record.incarnation.bytes);
   writer.raw(record.token.bytes);
-  writer.text(record.host.substr(0, kLongestHost));
+  writer.text(cutText(record.host, kLongestHost));
   writer.i64(record.pid);
   writeAddresses(writer, record.addresses);
   writeAddresses(writer, record.liveness_addresses);
-  writer.text(record.purpose.substr(0, kLongestPurpose));
+  writer.text(cutText(record.purpose, kLongestPurpose));
   return writer.take();
 }
 

@@ -1,5 +1,6 @@
 #include "net/failure_frame.h"
 
+#include "base/text.h"
 #include "net/frame.h"
 
 namespace torchft_ext {
@@ -16,8 +17,8 @@ std::string encodeFailure(const Failure& failure) {
   out.i64(failure.cause.rank);
   out.i64(failure.cause.other_rank);
   out.i64(failure.cause.pid);
-  out.text(failure.cause.host.substr(0, kLongestHost));
-  out.text(failure.cause.how.substr(0, kLongestHow));
+  out.text(cutText(failure.cause.host, kLongestHost));
+  out.text(cutText(failure.cause.how, kLongestHow));
   return out.take();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/text.h"
 #include "net/frame.h"
 
 namespace torchft_ext {
@@ -64,7 +65,7 @@ std::optional<Welcome> decodeWelcome(std::string_view payload) {
 std::string encodeRefusal(const Refusal& refusal) {
   ByteWriter out;
   out.u8(static_cast<uint8_t>(refusal.code));
-  out.text(std::string_view(refusal.reason).substr(0, kLongestReason));
+  out.text(cutText(refusal.reason, kLongestReason));
   return wholeFrame(FrameType::kRefused, out.take());
 }
 

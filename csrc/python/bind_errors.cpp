@@ -93,20 +93,27 @@ const char* nameOf(FailureKind kind) {
   return "internal";
 }
 
+py::str textOf(const std::string& text) {
+  PyObject* decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
 py::object errorObject(const FailurePtr& failure) {
   if (!failure) return py::none();
   if (error_factory == nullptr) {
-    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(failure->describe());
+    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(textOf(failure->describe()));
   }
   using namespace py::literals;  // pybind11's keyword syntax
   const Cause& cause = failure->cause;
   return py::reinterpret_borrow<py::object>(error_factory)(
-      nameOf(failure->kind), failure->describe(), "generation"_a = failure->generation,
+      nameOf(failure->kind), textOf(failure->describe()), "generation"_a = failure->generation,
       "rank"_a = failure->rank, "size"_a = failure->size, "op"_a = failure->op,
       "seq"_a = failure->seq, "elapsed"_a = seconds(failure->elapsed),
       "limit"_a = seconds(failure->limit), "cause_rank"_a = cause.rank,
-      "other_rank"_a = cause.other_rank, "host"_a = cause.host, "pid"_a = cause.pid,
-      "how"_a = cause.how);
+      "other_rank"_a = cause.other_rank, "host"_a = textOf(cause.host), "pid"_a = cause.pid,
+      "how"_a = textOf(cause.how));
 }
 
 void bind_errors(py::module_& module) {
