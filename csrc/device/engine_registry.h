@@ -31,6 +31,7 @@ struct EngineRequest {
   std::function<std::variant<std::shared_ptr<Engine>, Failure>()> host;
   std::optional<c10::Device> bound_device;  // its communicator is made with each generation
   bool high_priority = false;               // of the streams that operations run on
+  std::shared_ptr<PoolRegistry> memory{};   // of the engine that it replaces; null: its own
 };
 
 struct MadeEngine {

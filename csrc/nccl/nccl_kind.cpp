@@ -45,7 +45,8 @@ NcclEngineOptions optionsOf(const EngineRequest& request, const NcclPlatform& pl
     options.bound_device = request.bound_device;
   options.high_priority = request.high_priority;
   options.blocking_calls = blockingCalls(asked_for_blocking, *platform.nccl);
-  options.memory = std::make_shared<MemoryRegistry>();
+  options.memory = std::dynamic_pointer_cast<MemoryRegistry>(request.memory);
+  if (!options.memory) options.memory = std::make_shared<MemoryRegistry>();
   return options;
 }
 

@@ -28,6 +28,9 @@ class MemoryPools {
   // Waits for everything issued, as the group's check() does, and fails the generation where that,
   // or the library, takes longer.
   void remove(const PoolId& id);
+  const std::shared_ptr<PoolRegistry>& registry() const {
+    return registry_;
+  }              // null: there is none
   void close();  // forgets all pools; never blocks
 
  private:

@@ -65,20 +65,23 @@ Choice engineAlone(const EngineKind& kind, const EngineRequest& request) {
 
 EngineChoice makeEngine(const std::string& name, const FtOptions& options,
                         const c10::intrusive_ptr<c10d::Store>& store,
-                        const std::optional<c10::Device>& bound_device) {
-  auto made = engineOrFailure(name, options, store, bound_device);
+                        const std::optional<c10::Device>& bound_device,
+                        std::shared_ptr<PoolRegistry> memory) {
+  auto made = engineOrFailure(name, options, store, bound_device, std::move(memory));
   if (auto* failure = std::get_if<Failure>(&made))
     throwFailure(std::make_shared<Failure>(std::move(*failure)));
   return std::get<EngineChoice>(std::move(made));
 }
 
-std::variant<EngineChoice, Failure> engineOrFailure(
-    const std::string& name, const FtOptions& options, const c10::intrusive_ptr<c10d::Store>& store,
-    const std::optional<c10::Device>& bound_device) {
+std::variant<EngineChoice, Failure> engineOrFailure(const std::string& name,
+                                                    const FtOptions& options,
+                                                    const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const std::optional<c10::Device>& bound_device,
+                                                    std::shared_ptr<PoolRegistry> memory) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       name != "gloo", "torchft_ext has no gloo engine yet: use 'ft:host', its own CPU engine");
   const EngineRequest request{[&] { return hostEngine(hostOptionsOf(options, store)); },
-                              bound_device, options.high_priority_stream};
+                              bound_device, options.high_priority_stream, std::move(memory)};
   const EngineRegistry& registry = engineRegistry();
   if (name == "ft") return engineForAll(registry.all(), request);
   const auto kind = registry.find(name);

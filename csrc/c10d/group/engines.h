@@ -29,15 +29,17 @@ struct EngineChoice {
 // alone; NotImplementedError with the reason where this process cannot have it. "gloo":
 // NotImplementedError, with what to use instead. ValueError for other names and for bad options;
 // RuntimeError where no port or thread can be had. bound_device: its communicator is made with each
-// generation.
+// generation. memory: of the engine that it replaces, whose memory pools it takes over.
 EngineChoice makeEngine(const std::string& name, const FtOptions& options,
                         const c10::intrusive_ptr<c10d::Store>& store,
-                        const std::optional<c10::Device>& bound_device);
+                        const std::optional<c10::Device>& bound_device,
+                        std::shared_ptr<PoolRegistry> memory = nullptr);
 // The same, for who has to say to others what is in their way.
 std::variant<EngineChoice, Failure> engineOrFailure(const std::string& name,
                                                     const FtOptions& options,
                                                     const c10::intrusive_ptr<c10d::Store>& store,
-                                                    const std::optional<c10::Device>& bound_device);
+                                                    const std::optional<c10::Device>& bound_device,
+                                                    std::shared_ptr<PoolRegistry> memory = nullptr);
 
 // The registered names, in their order: "host", "nccl".
 std::vector<std::string> engineNames();

@@ -119,7 +119,9 @@ void FtBackend::followNetwork(const FtOptions& options) {
   options_->port_range = chosen.port_range;
   options_->heartbeat = chosen.heartbeat;
   if (!differs) return;
-  group_->useEngine(makeEngine(engine_name_, chosen, creators_store_, bound_device_).engine);
+  // Memory pools stay registered: those of the engine before, and with the same registry.
+  auto made = makeEngine(engine_name_, chosen, creators_store_, bound_device_, memory_.registry());
+  group_->useEngine(std::move(made.engine));
 }
 
 void FtBackend::configure(const std::string& store_address, int rank, int size,

@@ -43,6 +43,14 @@ class ToyEngine : public AroundEngine {
   }
 };
 
+class ToyMemory : public PoolRegistry {
+ public:
+  MemoryOutcome add(MemoryPool /*pool*/, Deadline /*deadline*/) override { return {}; }
+  MemoryOutcome remove(const PoolId& /*id*/, Deadline /*deadline*/) override { return {}; }
+  bool knows(const PoolId& /*id*/) const override { return false; }
+  void close() override {}
+};
+
 EngineKind toyKind() {
   EngineKind kind;
   kind.name = "toy";
@@ -55,6 +63,7 @@ EngineKind toyKind() {
     MadeEngine made;
     made.engine = std::make_shared<ToyEngine>(std::get<std::shared_ptr<Engine>>(std::move(host)));
     made.platform = std::make_shared<ToyPlatform>();
+    made.memory = request.memory ? request.memory : std::make_shared<ToyMemory>();
     return made;
   };
   return kind;
@@ -101,6 +110,12 @@ TEST_F(EnginesTest, ARegisteredEngineServesItsNameAlone) {
   const EngineChoice choice = make("toy");
   EXPECT_STREQ(choice.engine->name(), "toy");
   EXPECT_EQ(choice.devices.types(), DeviceTypes{kToyDevice});
+}
+
+TEST_F(EnginesTest, AnEngineInTheOthersPlaceTakesItsMemoryPoolsOver) {
+  const auto memory = make("ft").memory;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  EXPECT_EQ(makeEngine("ft", *options_, store, std::nullopt, memory).memory, memory);
 }
 
 TEST_F(EnginesTest, FtServesTheCpuAndTheFirstDeviceThatIsHere) {
