@@ -154,6 +154,11 @@ _CLASSES: dict[str, type[CommError]] = {
 }
 
 
+def _kind_of(error: CommError) -> str:
+    """Return the name of a failure's kind."""
+    return next((kind for kind, one in _CLASSES.items() if isinstance(error, one)), "internal")
+
+
 def _known(number: int) -> int | None:
     return number if number >= 0 else None
 

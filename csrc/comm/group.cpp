@@ -129,14 +129,21 @@ void Group::leaveWarningsToOwner() {
   level_of_failures_ = LogLevel::kInfo;
 }
 
-void Group::followJob() {
+void Group::followJob(std::shared_ptr<SuccessCount> successes) {
   MutexLock lock(mutex_);
   in_job_ = InJob::kFollows;
+  successes_.swap(successes);
 }
 
 void Group::setBeside(const Group& other, bool by_rule) {
-  if (other.inJob() == InJob::kNo) return;
+  std::shared_ptr<SuccessCount> successes;
+  {
+    MutexLock lock(other.mutex_);
+    if (other.in_job_ == InJob::kNo) return;
+    successes = other.successes_;
+  }
   MutexLock lock(mutex_);
+  successes_.swap(successes);
   in_job_ = by_rule ? InJob::kMadeAnew : InJob::kOfOneView;
 }
 
@@ -342,11 +349,6 @@ bool Group::isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) con
 FailurePtr Group::errored() const {
   MutexLock lock(mutex_);
   return adviseLocked(current_.lifecycle ? current_.lifecycle->failure() : failure_);
-}
-
-bool Group::hasSucceeded() const {
-  MutexLock lock(mutex_);
-  return current_.lifecycle && current_.lifecycle->hasSucceeded();
 }
 
 std::shared_ptr<Engine> Group::engine() const {

@@ -91,8 +91,9 @@ class Group {
   // From the next generation on its failures are no warnings in the log: whoever owns the group
   // hears of them by its operations, and knows which of them somebody asked for.
   void leaveWarningsToOwner();
-  // From the next generation on its failures advise the recover() of an elastic job.
-  void followJob();
+  // From the next generation on its failures advise the recover() of an elastic job, and the
+  // operations of it, and of groups beside it, that succeed are counted there.
+  void followJob(std::shared_ptr<SuccessCount> successes = nullptr);
   // The same of one that is made beside another group: if that one belongs to a job, the failures
   // advise to make this one anew. by_rule: the job does so.
   void setBeside(const Group& other, bool by_rule = false);
@@ -113,7 +114,6 @@ class Group {
   bool isIn(const std::vector<std::shared_ptr<Lifecycle>>& generations) const;
 
   FailurePtr errored() const;  // the current generation's (or last configure's) failure
-  bool hasSucceeded() const;   // an operation of the current generation
   int64_t generation() const;  // 0: none yet
   int rank() const;            // of the last generation that was active
   int size() const;
@@ -225,6 +225,7 @@ class Group {
   bool shut_down_ GUARDED_BY(mutex_) = false;
   LogLevel level_of_failures_ GUARDED_BY(mutex_) = LogLevel::kWarning;
   InJob in_job_ GUARDED_BY(mutex_) = InJob::kNo;
+  std::shared_ptr<SuccessCount> successes_ GUARDED_BY(mutex_);  // null: nobody asks
   int64_t generation_ GUARDED_BY(mutex_) = 0;
   int rank_ GUARDED_BY(mutex_) = 0;
   int size_ GUARDED_BY(mutex_) = 1;

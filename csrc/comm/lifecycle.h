@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "base/mutex.h"
 #include "torchft_ext/failure.h"
@@ -27,13 +29,18 @@ struct GenerationIdentity {
   InJob in_job = InJob::kNo;
 };
 
+// How many operations have succeeded here, of all groups that share it. Any thread.
+using SuccessCount = std::atomic<uint64_t>;
+
 class Lifecycle {
  public:
   enum class State { kForming, kActive, kFailed, kEnded };
   using Subscription = uint64_t;
   using OnFailed = std::function<void(const FailurePtr&)>;
 
-  explicit Lifecycle(GenerationIdentity identity) : identity_(std::move(identity)) {}
+  // successes: counted there; null: not counted.
+  explicit Lifecycle(GenerationIdentity identity, std::shared_ptr<SuccessCount> successes = nullptr)
+      : identity_(std::move(identity)), successes_(std::move(successes)) {}
 
   const GenerationIdentity& identity() const { return identity_; }
   State state() const { return state_.load(std::memory_order_acquire); }
@@ -50,13 +57,10 @@ class Lifecycle {
   bool fail(Failure failure);
   bool end();  // a clean end (goodbye said); false: it had already failed
 
-  // An operation of this generation has succeeded here.
-  void noteSuccess() {
-    if (!succeeded_.load(std::memory_order_relaxed)) {
-      succeeded_.store(true, std::memory_order_relaxed);
-    }
+  // An operation of the user's in this generation has succeeded here.
+  void noteSuccess() const {
+    if (successes_) successes_->fetch_add(1, std::memory_order_relaxed);
   }
-  bool hasSucceeded() const { return succeeded_.load(std::memory_order_relaxed); }
 
   // Called once, on the failing thread; at once if it has failed already (then returns 0).
   // unsubscribe() does not wait for a call that is under way: capture weak_ptrs.
@@ -65,8 +69,8 @@ class Lifecycle {
 
  private:
   const GenerationIdentity identity_;
-  std::atomic<State> state_{State::kForming};  // written under mutex_
-  std::atomic<bool> succeeded_{false};         // written by threads that complete operations
+  const std::shared_ptr<SuccessCount> successes_;  // null: nobody asks
+  std::atomic<State> state_{State::kForming};      // written under mutex_
   mutable Mutex mutex_;
   FailurePtr failure_ GUARDED_BY(mutex_);
   std::map<Subscription, OnFailed> subscribers_ GUARDED_BY(mutex_);

@@ -25,14 +25,15 @@ void runWaitHook() {
 }
 
 OpState::OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout,
-                 std::optional<CallbackPath> path)
+                 std::optional<CallbackPath> path, Whose whose)
     : lifecycle_(std::move(lifecycle)),
       kind_(kind),
       seq_(seq),
       timeout_(timeout),
       issued_at_(Clock::now()),
       deadline_(Deadline::after(timeout)),
-      path_(std::move(path)) {}
+      path_(std::move(path)),
+      whose_(whose) {}
 
 std::string OpState::describe() const {
   const bool nested = seq_ == kNoSeq && path_;
@@ -51,16 +52,14 @@ std::optional<Duration> OpState::took() const {
 
 void OpState::complete(FailurePtr failure) {
   if (done()) return;
-  if (failure) {
-    failure = inPlace(failure);
-  } else if (lifecycle_) {
-    lifecycle_->noteSuccess();
-  }
+  if (failure) failure = inPlace(failure);
   Callbacks callbacks;
   Callbacks at_once;
   {
     MutexLock lock(mutex_);
     if (done()) return;
+    // Before anybody is released who may ask.
+    if (!failure && lifecycle_ && whose_ == Whose::kUsers) lifecycle_->noteSuccess();
     failure_ = std::move(failure);
     done_at_ = Clock::now();
     done_.store(true, std::memory_order_release);

@@ -32,9 +32,11 @@ class OpState {
  public:
   // seq: kNoSeq of collectives that a callback has issued, which have no place in the order.
   static constexpr int64_t kNoSeq = -1;
+  enum class Whose { kUsers, kEngines };
+  // whose: successes of the engine's own transfers are no progress of the user's.
   // path: of collectives on host memory; what callbacks of their futures issue is named after it.
   OpState(std::shared_ptr<Lifecycle> lifecycle, OpKind kind, int64_t seq, Duration timeout,
-          std::optional<CallbackPath> path = std::nullopt);
+          std::optional<CallbackPath> path = std::nullopt, Whose whose = Whose::kUsers);
 
   OpKind kind() const { return kind_; }
   int64_t seq() const { return seq_; }
@@ -79,6 +81,7 @@ class OpState {
   const Clock::time_point issued_at_;
   const Deadline deadline_;
   const std::optional<CallbackPath> path_;
+  const Whose whose_;
   std::atomic<bool> done_{false};  // written under mutex_
   std::atomic<int> source_rank_{-1};
   mutable Mutex mutex_;

@@ -115,11 +115,11 @@ void Job::abort(const std::string& why) {
 }
 
 void Job::setLeaving() {
-  job_->member().setLeaving();
+  job_->setLeaving();
 }
 
 bool Job::leave(Milliseconds timeout) {
-  return job_->member().leave(Deadline::after(timeout));
+  return job_->leave(Deadline::after(timeout));
 }
 
 std::vector<std::string> Job::waiting() const {

@@ -398,8 +398,7 @@ std::variant<Roster, Failure> Rendezvous::issue(const std::vector<std::string>& 
       const std::string purpose = member.purpose.empty() ? "no named group" : member.purpose;
       return "rank " + std::to_string(rank) + " (" + nameProcess(member) + ") forms " + purpose;
     };
-    return failureOf(FailureKind::kRendezvous,
-                     named(0) + ", and " + named(*other) + ": expected the same on all members");
+    return failureOf(FailureKind::kRendezvous, kOtherPurpose + named(0) + ", and " + named(*other));
   }
   std::vector<std::pair<std::string, std::string>> pairs;
   for (int rank = 1; rank < size_; ++rank) {

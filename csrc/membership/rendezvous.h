@@ -32,6 +32,9 @@
 
 namespace torchft_ext {
 
+// How a failure (kRendezvous) says that members have come for different things.
+inline constexpr const char* kOtherPurpose = "expected the same on all members: ";
+
 // One rank's part in an attempt at P. Not thread-safe: used by the thread that runs configure.
 class Rendezvous {
  public:

@@ -53,7 +53,7 @@ std::shared_ptr<OpState> transfer(const Bootstrap& bootstrap, OpKind kind, int p
   auto& buffers = kind == OpKind::kSend ? operation.inputs : operation.outputs;
   buffers = {Buffer{bytes->data(), bytes->size()}};
   auto state = std::make_shared<OpState>(bootstrap.lifecycle, bootstrap.kind, bootstrap.seq,
-                                         operation.timeout);
+                                         operation.timeout, std::nullopt, OpState::Whose::kEngines);
   bootstrap.control.issue(state, std::move(operation));
   return state;
 }

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "c10d/group/elastic_job.h"
 #include "python/bindings.h"
+#include "python/error_objects.h"
 #include "python/limits.h"
 
 namespace py = pybind11;
@@ -28,6 +29,21 @@ const char* classFor(ElasticErrorKind kind) {
   }
 }
 
+FailureKind kindNamed(const std::string& name) {
+  for (auto kind = FailureKind::kPeerLost; kind != FailureKind::kInternal;
+       kind = static_cast<FailureKind>(static_cast<uint8_t>(kind) + 1)) {
+    if (name == nameOf(kind)) return kind;
+  }
+  return FailureKind::kInternal;
+}
+
+void cameToNothing(ElasticJob& job, const std::string& kind, const std::string& how,
+                   const std::string& description) {
+  const FailureKind found = kindNamed(kind);
+  const py::gil_scoped_release no_gil;
+  job.cameToNothing(found, how, description);
+}
+
 // NOLINTNEXTLINE(performance-unnecessary-value-param): pybind11 gives the signature
 void translateElastic(std::exception_ptr error) {
   try {
@@ -35,7 +51,8 @@ void translateElastic(std::exception_ptr error) {
   } catch (const ElasticError& elastic) {
     const py::module_ errors = py::module_::import("torchft_ext.elastic._errors");
     const py::object type = errors.attr(classFor(elastic.kind()));
-    PyErr_SetString(type.ptr(), elastic.what());
+    const py::str text = textOf(elastic.what());
+    PyErr_SetObject(type.ptr(), text.ptr());
   }
 }
 
@@ -154,11 +171,11 @@ void bind_elastic(py::module_& module) {
                   py::arg("members"), py::arg("key"), py::arg("listen"))
       .def("interface_name", &ElasticJob::interfaceName)
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
-      .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backends"))
+      .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backends"), NoGil())
       .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"),
            py::arg("without_quorum") = false)
-      .def("adopt", &ElasticJob::adopt, py::arg("backend"))
-      .def("came_to_nothing", &ElasticJob::cameToNothing, py::arg("cause"))
+      .def("adopt", &ElasticJob::adopt, py::arg("backend"), NoGil())
+      .def("came_to_nothing", &cameToNothing, py::arg("kind"), py::arg("how"), py::arg("cause"))
       .def("log_view", &logView, py::arg("phases"))
       .def(
           "log", [](ElasticJob&, const std::string& line) { log(LogLevel::kInfo, line); },
@@ -171,11 +188,11 @@ void bind_elastic(py::module_& module) {
       .def("min_size", [](ElasticJob& job) { return job.member().rules().min_size; })
       .def("waiting", [](ElasticJob& job) { return job.member().waiting(); })
       .def("name_of", &nameOfMember, py::arg("member"))
-      .def("set_leaving", [](ElasticJob& job) { job.member().setLeaving(); })
+      .def("set_leaving", &ElasticJob::setLeaving, NoGil())
       .def(
           "leave",
           [](ElasticJob& job, std::chrono::milliseconds within) {
-            return job.member().leave(Deadline::after(within));
+            return job.leave(Deadline::after(within));
           },
           py::arg("timeout"), NoGil());
 }

@@ -5,7 +5,8 @@ class              what to do
 =================  ==========================================================================
 NoQuorumError      too few members are left to decide: start the missing ones again, or found a
                    new job from a checkpoint
-NoProgressError    views of the same members come to nothing: mend the cause, which the text has
+NoProgressError    views of the same members come to nothing, for a cause that does not pass: mend
+                   it; the text has it
 LeftOutError       the others went on without this process: join again, with a new member id
 StateLostError     no member has a whole copy of the state: found a new job from a checkpoint
 DivergenceError    members of one version hold different state: find the difference in the
@@ -36,7 +37,10 @@ class NoQuorumError(ElasticError):
 
 
 class NoProgressError(ElasticError):
-    """Nothing succeeded in three views in a row of the same members; the message has the cause."""
+    """Nothing succeeds in views of the same members, for a cause that does not pass.
+
+    The message has the cause: the members issue different operations, as a rule.
+    """
 
 
 class LeftOutError(ElasticError):

@@ -19,7 +19,7 @@ from torchft_ext.elastic import _current, _tables
 from torchft_ext.elastic._errors import ElasticError
 from torchft_ext.elastic._view import Answer, View
 from torchft_ext.elastic._view_groups import ViewGroups
-from torchft_ext.errors import CommError
+from torchft_ext.errors import CommError, _kind_of
 
 _RULES = ("members", "store")
 _ABSENT = ("wait", "exclude")
@@ -244,16 +244,16 @@ class Job:
             raise ValueError(f"manage: group: expected one of the backend 'ft', found {group}")
         if any(one in self._followers for one in backends):
             raise RuntimeError("manage: group: expected one that follows under no other name yet")
-        self._followers += backends
-        if rule is not None:
+        if rule is None:
+            self._native.manage(name, backends)
+            self._managed[name] = backends
+        else:
+            for backend in backends:
+                self._native.adopt(backend)
             self._rules[name] = rule
             if group is not None:
                 self._lasting[name] = group
-                for backend in backends:
-                    self._native.adopt(backend)
-            return
-        self._native.manage(name, backends)
-        self._managed[name] = backends
+        self._followers += backends
 
     def managed_group(self, name: str) -> dist.ProcessGroup | None:
         """Return the group of this name's rule in view(); None: this member is in none.
@@ -353,9 +353,11 @@ class Job:
             ValueError: another `absent`.
             NoQuorumError: too few voters of the last view are there. At once where so many are
                 dead that there will be no quorum.
-            NoProgressError: nothing succeeded in three views in a row of the same members: they did
-                not form, or the first operation in them failed. The message has the cause. Such a
-                view is followed by another one after a pause, which grows.
+            NoProgressError: nothing succeeded in views in a row of the same members: in three
+                where their operations or the names of their groups differ; otherwise for a minute
+                and four times the job's limit, by causes other than losses, delays and aborts. The
+                message has the cause. After the second such view a pause comes before each further
+                one. Where newcomers have been in no agreement that was ok, they alone raise it.
             LeftOutError: the others went on without this process, or it has called leave().
             CommError: members were missing until the timeout.
         """
@@ -376,7 +378,8 @@ class Job:
             except CommError as error:  # another member is lost: there will be another view
                 if monotonic() >= until:
                     raise
-                self._native.came_to_nothing(str(error))
+                how = error.cause.how or str(error)
+                self._native.came_to_nothing(_kind_of(error), how, str(error))
             finally:
                 self._native.log_view(phases)
         self._view = view

@@ -6,6 +6,7 @@
 
 #include "base/hmac.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "c10d/adapter/arguments.h"
 #include "c10d/group/environment.h"
 #include "c10d/group/interface_choice.h"
@@ -136,16 +137,8 @@ FailurePtr overBefore() {
   return std::make_shared<const Failure>(std::move(failure));
 }
 
-// The view ended since somebody asked for the next one, and nothing else failed in it.
-bool isViewsEnd(const Failure& failure) {
-  return failure.kind == FailureKind::kAborted &&
-         (failure.cause.how == kAnotherView || failure.cause.how == kBeganAnother);
-}
-
-// Another member's end, which may itself be for the cause that is looked for.
-bool isConsequence(const Failure& failure) {
-  return failure.kind == FailureKind::kAborted || failure.kind == FailureKind::kPeerLeft ||
-         failure.kind == FailureKind::kPeerLost;
+std::optional<Setback> setbackOf(const Failure& failure, bool view_over) {
+  return torchft_ext::setbackOf(failure.kind, failure.cause.how, failure.describe(), view_over);
 }
 
 // "the managed groups 'default', 'other'", or so many as fit into a member's record, and a number
@@ -159,7 +152,11 @@ std::string purposeOf(const std::vector<std::string>& names) {
   if (text.size() <= kLongest) return text;
   const Digest256 digest = hmacSha256("", text);
   const std::string rest = std::to_string(digest[0] << 16U | digest[1] << 8U | digest[2]);
-  return text.substr(0, kLongest) + "... (" + std::to_string(names.size()) + ", #" + rest + ")";
+  return cutText(text, kLongest) + "... (" + std::to_string(names.size()) + ", #" + rest + ")";
+}
+
+std::string nameOfBackend(const std::string& group, size_t number) {
+  return number == 0 ? group : group + "/" + std::to_string(number);
 }
 
 }  // namespace
@@ -178,6 +175,10 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
   chooseWhereToListen(options, chosen);
   job->interface_name_ = interfaceOf(chosen.bind_address);
   chosen.limit = options.limit;
+  {
+    const MutexLock lock(job->mutex_);
+    job->standstill_ = Standstill(options.limit);
+  }
   // Where the members listen: a group made over another store would look for its own address.
   job->network_.interface = options.network.interface.value_or(chosen.bind_address.ip());
   job->network_.port_range = options.network.port_range;
@@ -201,26 +202,33 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
 
 ElasticJob::~ElasticJob() = default;
 
-void ElasticJob::manage(const std::string& name, const std::vector<BackendPtr>& backends) {
-  const MutexLock lock(mutex_);
-  std::vector<Managed> added;
-  for (const BackendPtr& backend : backends) {
-    const std::string own = added.empty() ? name : name + "/" + std::to_string(added.size());
+void ElasticJob::requireFree(const std::string& name, size_t backends) const {
+  for (size_t i = 0; i < backends; ++i) {
+    const std::string own = nameOfBackend(name, i);
     const bool taken = std::any_of(managed_.begin(), managed_.end(),
                                    [&](const Managed& one) { return one.name == own; });
     TORCH_CHECK(!taken, "elastic: manage: expected a name that no group has yet, found '", own,
                 "'");
-    added.push_back({own, backend, 0});
   }
-  for (Managed& one : added) {
-    adopt(one.backend);
-    managed_.push_back(std::move(one));
+}
+
+// To adopt looks addresses up and starts threads: without the lock, which the view's end takes.
+void ElasticJob::manage(const std::string& name, const std::vector<BackendPtr>& backends) {
+  {
+    const MutexLock lock(mutex_);
+    requireFree(name, backends.size());
+  }
+  for (const BackendPtr& backend : backends) adopt(backend);
+  const MutexLock lock(mutex_);
+  requireFree(name, backends.size());  // another thread may have come first
+  for (size_t i = 0; i < backends.size(); ++i) {
+    managed_.push_back({nameOfBackend(name, i), backends[i], 0});
   }
 }
 
 void ElasticJob::adopt(const BackendPtr& backend) const {
-  backend->group().followJob();
   backend->followNetwork(network_);
+  backend->group().followJob(successes_);
 }
 
 // By name: newcomers may have come to manage them in another order.
@@ -309,7 +317,7 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
   Duration connecting{0};
   for (;;) {
     const auto began = Clock::now();
-    requireProgress(deadline);
+    if (!alone) requireProgress(deadline);
     uint64_t newer_than = 0;
     {
       const MutexLock lock(mutex_);
@@ -324,16 +332,9 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
     const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), limit);
     connecting += Clock::now() - decided;
     if (!failure) break;
-    Duration pause{0};  // before another attempt
-    {
-      const MutexLock lock(mutex_);
-      if (!isViewsEnd(*failure)) {
-        standstill_.add(result.view, failure->describe(), isConsequence(*failure));
-      }
-      pause = standstill_.pause();
-    }
+    judge(result.view, setbackOf(*failure, member_->isOver(result.view.number)), Duration::zero());
     // What an attempt of the last milliseconds would say is no help.
-    if (deadline.remaining() < pause + milliseconds(50)) throwFailure(failure);
+    if (deadline.remaining() < milliseconds(50)) throwFailure(failure);
     absent.clear();
     unreachable = pairsCutBy(*failure, result.view);
     if (!patience || failure->kind != FailureKind::kTimeout) continue;  // one tells the others
@@ -346,73 +347,103 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
   return result;
 }
 
-// Did anything succeed in the view that was formed last? Another view of the same members mends
-// nothing where the program itself is wrong.
+// Another view of the same members mends nothing where the program itself is wrong.
 void ElasticJob::judgeLastView() {
   View formed;
-  std::string cause;
-  bool succeeded = false;
-  bool is_consequence = false;
+  Duration stood{0};
   {
     const MutexLock lock(mutex_);
     if (judged_ == formed_.number) return;
     judged_ = formed_.number;
     formed = formed_;
-    cause = std::exchange(came_to_nothing_, {});
-    succeeded = agreed_ == formed_.number;
+    stood = Clock::now() - formed_at_;
   }
-  if (cause.empty()) {
-    for (const Managed& one : managed()) {
-      if (one.generation == 0 || one.generation != one.backend->generation()) continue;
-      const FailurePtr failure = one.backend->errored();
-      // Who sends may have succeeded in what others refuse.
-      const bool mismatch = failure && failure->kind == FailureKind::kMismatch;
-      succeeded = succeeded || (one.backend->group().hasSucceeded() && !mismatch);
-      if (!failure || isViewsEnd(*failure) || !cause.empty()) continue;
-      cause = failure->describe();
-      is_consequence = isConsequence(*failure);
-    }
-  }
-  const MutexLock lock(mutex_);
-  if (succeeded) {
-    standstill_.clear();
-  } else if (!cause.empty()) {
-    standstill_.add(formed, cause, is_consequence);
-  }
+  judge(formed, setbackOfLastView(formed), stood);
 }
 
-// To the next view: at once, after a pause, or not at all. The pause comes before the error too: a
-// member that ends by it would otherwise be lost before the others have heard the cause.
-void ElasticJob::requireProgress(Deadline deadline) {
-  Duration pause{0};
-  std::string hopeless;
+std::optional<Setback> ElasticJob::setbackOfLastView(const View& view) const {
   {
     const MutexLock lock(mutex_);
-    pause = standstill_.pause();
-    if (standstill_.takeVerdict()) hopeless = "recover: " + standstill_.describe();
+    if (came_to_nothing_) return came_to_nothing_;
   }
-  {
-    Mutex mutex;
-    CondVar never;
-    const MutexLock lock(mutex);
-    waitUntilDone(
-        mutex, never, [] { return false; }, deadline.orEarlier(pause), keepWaiting);
+  const bool over = member_->isOver(view.number);
+  std::optional<Setback> found;
+  for (const Managed& one : managed()) {
+    if (one.generation == 0 || one.generation != one.backend->generation()) continue;
+    const FailurePtr failure = one.backend->errored();
+    if (!failure) continue;
+    auto setback = setbackOf(*failure, over);
+    if (setback && (!found || setback->is_disagreement)) found = std::move(setback);
   }
-  if (!hopeless.empty()) throw ElasticError(ElasticErrorKind::kNoProgress, hopeless);
+  return found;
 }
 
-void ElasticJob::cameToNothing(const std::string& cause) {
-  for (const char* end : {kAnotherView, kBeganAnother}) {
-    if (cause.find(end) != std::string::npos) return;
-  }
+void ElasticJob::judge(const View& view, std::optional<Setback> setback, Duration stood) {
+  // Who sends may have succeeded in what others refuse.
+  constexpr uint64_t kMostFaked = 2;
+  const uint64_t faked = setback && setback->is_disagreement ? kMostFaked : 0;
   const MutexLock lock(mutex_);
-  came_to_nothing_ = cause;
+  const uint64_t succeeded = successes_->load(std::memory_order_relaxed) - succeeded_before_;
+  if (succeeded > faked || stood >= Standstill::kLeastTime) {
+    standstill_.clear();
+  } else if (setback) {
+    standstill_.add(view, *std::move(setback), Clock::now());
+  }
+}
+
+// The pause comes before the error too: a member that ends by it would otherwise be lost before the
+// others have heard the cause.
+void ElasticJob::requireProgress(Deadline deadline) {
+  pauseBefore(deadline);
+  std::optional<std::string> verdict;
+  {
+    const MutexLock lock(mutex_);
+    if (leaves_) return;
+    verdict = standstill_.takeVerdict(member_->id());
+  }
+  if (verdict) throw ElasticError(ElasticErrorKind::kNoProgress, "recover: " + *verdict);
+}
+
+void ElasticJob::pauseBefore(Deadline deadline) {
+  member_->setReady(true);  // nobody need leave it out
+  const MutexLock lock(mutex_);
+  const Duration pause = standstill_.pause(deadline.remaining());
+  if (pause == Duration::zero()) return;
+  const auto woken = [this, before = aborts_]()
+                         NO_THREAD_SAFETY_ANALYSIS { return leaves_ || aborts_ != before; };
+  waitUntilDone(mutex_, woken_, woken, Deadline::after(pause), keepWaiting);
+}
+
+void ElasticJob::cameToNothing(FailureKind kind, const std::string& how,
+                               const std::string& description) {
+  const bool over = member_->isOver(formedView());
+  const MutexLock lock(mutex_);
+  came_to_nothing_ = torchft_ext::setbackOf(kind, how, description, over);
+}
+
+void ElasticJob::setLeaving() {
+  {
+    const MutexLock lock(mutex_);
+    leaves_ = true;
+    woken_.notifyAll();
+  }
+  member_->setLeaving();
+}
+
+bool ElasticJob::leave(Deadline deadline) {
+  {
+    const MutexLock lock(mutex_);
+    leaves_ = true;
+    woken_.notifyAll();
+  }
+  return member_->leave(deadline);
 }
 
 FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   {
     const MutexLock lock(mutex_);
     forming_ = tried_ = view.number;
+    succeeded_before_ = successes_->load(std::memory_order_relaxed);
   }
   member_->watchForming(true);
   const auto ended = [this](const void*) {
@@ -442,7 +473,8 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   if (failure) return failure;
   const MutexLock lock(mutex_);
   formed_ = view;
-  came_to_nothing_.clear();
+  formed_at_ = Clock::now();
+  came_to_nothing_.reset();
   for (Managed& one : managed_) one.generation = generations[one.name];
   return nullptr;
 }
@@ -480,12 +512,18 @@ Answer ElasticJob::agree(bool ok, std::string note, Milliseconds timeout) {
   Answer answer = member_->agree(view, std::move(vote), Deadline::after(timeout), keepWaiting);
   if (answer.ok) {
     const MutexLock lock(mutex_);
-    agreed_ = view;
+    standstill_.agreed(view);
+    judged_ = view;  // whatever fails in it later
   }
   return answer;
 }
 
 void ElasticJob::abort(const std::string& why) {
+  {
+    const MutexLock lock(mutex_);
+    ++aborts_;
+    woken_.notifyAll();
+  }
   const std::vector<Managed> groups = managed();
   for (const Managed& one : groups) one.backend->group().beginAbort(why);
   for (const Managed& one : groups) one.backend->abort(why);

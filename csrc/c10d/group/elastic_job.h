@@ -48,8 +48,9 @@ class ElasticJob {
   ElasticJob& operator=(const ElasticJob&) = delete;
 
   // From the next view on a group's generations follow the views: that of each of its backends. The
-  // members give it the same name, and manage the same groups: recover() compares them.
-  // RuntimeError for a name that is taken.
+  // members give it the same name, and manage the same groups: recover() compares them. Blocks
+  // while the network is looked up. RuntimeError for a name that is taken, and where no port can be
+  // had: then none is managed.
   void manage(const std::string& name, const std::vector<BackendPtr>& backends);
 
   // What manage() does to each, for a group whose generations somebody else begins in the views:
@@ -69,21 +70,24 @@ class ElasticJob {
   // come to a view within half of the time are left out of the next one. Blocks up to the timeout;
   // calls the wait hook. Raises ElasticError, and where members were missing until the deadline,
   // that generation's failure. ElasticError (kNoProgress) where views of the same members come to
-  // nothing again and again: they do not form, or the first operation in them fails, or operations
-  // do not match and no agreement is ok. The next view is then asked for after a pause.
+  // nothing again and again, for causes that do not pass: Standstill has the rule. The next view is
+  // then asked for after a pause, which ends early where this member leaves or aborts.
   // without_quorum: this member goes on alone first, in a lineage of its own.
   Formed recover(Milliseconds timeout, bool leave_out_absent = false, bool without_quorum = false);
   // One line for the view that was formed last: who is in it, who decided, who is not in it any
   // more and why, and how long each part took. Of whoever called recover().
   void logView(const Phases& phases) const;
-  // The view that was formed last came to nothing after all, for this cause: something of it was
-  // formed elsewhere, and that failed.
-  void cameToNothing(const std::string& cause);
+  // The view that was formed last came to nothing after all: something of it was formed elsewhere,
+  // and that failed. how: the cause in one clause; description: in full.
+  void cameToNothing(FailureKind kind, const std::string& how, const std::string& description);
   // In the view that was formed last.
   Answer agree(bool ok, std::string note, Milliseconds timeout);
   // Fails the generations of all managed groups, and ends the view, in whose store members may wait
   // for this one.
   void abort(const std::string& why);
+  // As those of the member; a recover() that pauses goes on to hear of it.
+  void setLeaving();
+  bool leave(Deadline deadline);
 
   uint64_t formedView() const;  // its number; 0: none yet
   c10::intrusive_ptr<c10d::Store> storeOf(uint64_t view) const;
@@ -106,11 +110,18 @@ class ElasticJob {
   Phases phasesOfLoss() const;
   void noteFormed(uint64_t view);
   void judgeLastView();
+  std::optional<Setback> setbackOfLastView(const View& view) const;
+  // What came of a view. stood: for how long it was formed.
+  void judge(const View& view, std::optional<Setback> setback, Duration stood);
   void requireProgress(Deadline deadline);
+  void pauseBefore(Deadline deadline);
+  void requireFree(const std::string& name, size_t backends) const REQUIRES(mutex_);
 
   std::shared_ptr<ElasticMember> member_;
   std::string interface_name_;  // constant after join()
   FtOptions network_;           // likewise: of groups that have not chosen themselves
+  // Of all groups that follow the job, and those beside them.
+  const std::shared_ptr<SuccessCount> successes_ = std::make_shared<SuccessCount>(0);
   mutable Mutex mutex_;
   std::vector<Managed> managed_ GUARDED_BY(mutex_);
   View formed_ GUARDED_BY(mutex_);           // number 0: none yet
@@ -118,9 +129,13 @@ class ElasticJob {
   uint64_t tried_ GUARDED_BY(mutex_) = 0;    // the newest view that was formed, or could not be
   uint64_t forming_ GUARDED_BY(mutex_) = 0;  // 0: none
   uint64_t judged_ GUARDED_BY(mutex_) = 0;   // the newest view that standstill_ has heard of
-  uint64_t agreed_ GUARDED_BY(mutex_) = 0;   // the newest view with an agreement that was ok
-  std::string came_to_nothing_ GUARDED_BY(mutex_);  // why formed_ did; empty: it did not
+  Clock::time_point formed_at_ GUARDED_BY(mutex_);             // formed_
+  uint64_t succeeded_before_ GUARDED_BY(mutex_) = 0;           // successes_ when tried_ was
+  std::optional<Setback> came_to_nothing_ GUARDED_BY(mutex_);  // why formed_ did
   Standstill standstill_ GUARDED_BY(mutex_);
+  CondVar woken_;
+  uint64_t aborts_ GUARDED_BY(mutex_) = 0;
+  bool leaves_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace torchft_ext

@@ -3,78 +3,159 @@
 
 #include <gtest/gtest.h>
 
+#include "membership/rendezvous.h"
+
 namespace torchft_ext {
 namespace {
 
-View viewOf(uint64_t number, const std::vector<MemberId>& ids) {
-  View view;
-  view.number = number;
-  for (const MemberId& id : ids) view.members.push_back({id, 1, ""});
-  return view;
-}
+using std::chrono::seconds;
 
 const MemberId kOne = MemberId::random();
 const MemberId kOther = MemberId::random();
-const MemberId kThird = MemberId::random();
+const MemberId kNew = MemberId::random();
+const Setback kDisagreement{"they disagree", true};
+const Setback kTrouble{"trouble", false};
 
-TEST(Standstill, TheThirdViewOfTheSameMembersInARowIsHopeless) {
-  Standstill standstill;
-  standstill.add(viewOf(1, {kOne, kOther}), "a");
-  standstill.add(viewOf(2, {kOne, kOther}), "b");
-  EXPECT_FALSE(standstill.isHopeless());
-  standstill.add(viewOf(4, {kOther, kOne}), "c");  // in another order
-  EXPECT_TRUE(standstill.isHopeless());
-  EXPECT_EQ(standstill.describe(),
-            "nothing succeeded in 3 views in a row of the same 2 members, the last one view 4: c");
+// A job that goes from view to view.
+class StandstillTest : public testing::Test {
+ protected:
+  void fail(const Setback& setback, Duration later = Duration::zero()) {
+    now_ += later;
+    standstill_.add(view(), setback, now_);
+  }
+  View view() {
+    View view;
+    view.number = ++number_;
+    view.members = members_;
+    return view;
+  }
+  std::optional<std::string> verdict(const MemberId& of = kOne) {
+    return standstill_.takeVerdict(of);
+  }
+
+  Standstill standstill_{seconds(1)};
+  std::vector<Member> members_{{kOne, 1, ""}, {kOther, 1, ""}};
+  uint64_t number_ = 0;
+  Clock::time_point now_ = Clock::now();
+};
+
+TEST_F(StandstillTest, ThreeDisagreementsInARowOfTheSameMembersAreAVerdict) {
+  fail(kDisagreement);
+  fail(kDisagreement);
+  EXPECT_EQ(verdict(), std::nullopt);
+  std::swap(members_[0], members_[1]);
+  fail(kDisagreement);
+  EXPECT_EQ(verdict(),
+            "nothing succeeded in 3 views in a row of the same 2 members, the last one view 3: "
+            "they disagree");
 }
 
-TEST(Standstill, AVerdictIsTakenOnceForEachView) {
-  Standstill standstill;
-  for (const uint64_t number : {1, 2}) standstill.add(viewOf(number, {kOne}), "");
-  EXPECT_FALSE(standstill.takeVerdict());
-  standstill.add(viewOf(3, {kOne}), "");
-  EXPECT_TRUE(standstill.takeVerdict());
-  EXPECT_FALSE(standstill.takeVerdict());
-  standstill.add(viewOf(4, {kOne}), "");
-  EXPECT_TRUE(standstill.takeVerdict());
+TEST_F(StandstillTest, OtherCausesHaveAMinuteToPass) {
+  for (int i = 0; i < 3; ++i) fail(kTrouble, seconds(20));
+  EXPECT_EQ(verdict(), std::nullopt);
+  fail(kDisagreement, seconds(19));
+  EXPECT_EQ(verdict(), std::nullopt);
+  fail(kTrouble, seconds(1));
+  EXPECT_NE(verdict(), std::nullopt);
 }
 
-TEST(Standstill, OtherMembersBeginTheCountAgain) {
-  Standstill standstill;
-  standstill.add(viewOf(1, {kOne, kOther}), "");
-  standstill.add(viewOf(2, {kOne, kOther}), "");
-  standstill.add(viewOf(3, {kOne, kThird}), "");
-  standstill.add(viewOf(4, {kOne, kThird}), "");
-  EXPECT_FALSE(standstill.isHopeless());
+TEST_F(StandstillTest, OtherCausesHaveFourTimesTheJobsLimit) {
+  standstill_ = Standstill(seconds(30));
+  for (int i = 0; i < 12; ++i) fail(kTrouble, seconds(10));
+  EXPECT_EQ(verdict(), std::nullopt);
+  fail(kTrouble, seconds(10));
+  EXPECT_NE(verdict(), std::nullopt);
 }
 
-TEST(Standstill, ASuccessBeginsTheCountAgain) {
-  Standstill standstill;
-  for (const uint64_t number : {1, 2}) standstill.add(viewOf(number, {kOne}), "");
-  standstill.clear();
-  for (const uint64_t number : {3, 4}) standstill.add(viewOf(number, {kOne}), "");
-  EXPECT_FALSE(standstill.isHopeless());
+TEST_F(StandstillTest, AfterAVerdictTheCountBeginsAgain) {
+  for (int i = 0; i < 3; ++i) fail(kDisagreement);
+  EXPECT_NE(verdict(), std::nullopt);
+  EXPECT_EQ(verdict(), std::nullopt);
+  for (int i = 0; i < 2; ++i) fail(kDisagreement);
+  EXPECT_EQ(verdict(), std::nullopt);
+  fail(kDisagreement);
+  EXPECT_NE(verdict(), std::nullopt);
 }
 
-TEST(Standstill, AConsequenceDoesNotHideTheCause) {
-  Standstill standstill;
-  standstill.add(viewOf(1, {kOne}), "it gave up", /*is_consequence=*/true);
-  standstill.add(viewOf(2, {kOne}), "the cause");
-  standstill.add(viewOf(3, {kOne}), "it left", /*is_consequence=*/true);
-  EXPECT_TRUE(standstill.describe().ends_with("view 3: the cause")) << standstill.describe();
+TEST_F(StandstillTest, OtherMembersBeginTheCountAgain) {
+  for (int i = 0; i < 2; ++i) fail(kDisagreement);
+  members_.push_back({kNew, 3, ""});
+  for (int i = 0; i < 2; ++i) fail(kDisagreement);
+  EXPECT_EQ(verdict(kNew), std::nullopt);
 }
 
-TEST(Standstill, PausesBeginWithTheSecondViewAndDoubleUpToALimit) {
-  Standstill standstill;
-  EXPECT_EQ(standstill.pause(), Duration::zero());
-  standstill.add(viewOf(1, {kOne}), "");
-  EXPECT_EQ(standstill.pause(), Duration::zero());
-  standstill.add(viewOf(2, {kOne}), "");
-  EXPECT_EQ(standstill.pause(), Standstill::kFirstPause);
-  standstill.add(viewOf(3, {kOne}), "");
-  EXPECT_EQ(standstill.pause(), 2 * Standstill::kFirstPause);
-  for (uint64_t number = 4; number < 50; ++number) standstill.add(viewOf(number, {kOne}), "");
-  EXPECT_EQ(standstill.pause(), Standstill::kLongestPause);
+TEST_F(StandstillTest, ASuccessBeginsTheCountAgain) {
+  for (int i = 0; i < 2; ++i) fail(kDisagreement);
+  standstill_.clear();
+  for (int i = 0; i < 2; ++i) fail(kDisagreement);
+  EXPECT_EQ(verdict(), std::nullopt);
+}
+
+TEST_F(StandstillTest, ANewcomerAloneGivesUp) {
+  standstill_.agreed(view().number);
+  members_.push_back({kNew, 2, ""});
+  for (int i = 0; i < 5; ++i) fail(kDisagreement);
+  EXPECT_EQ(verdict(kOne), std::nullopt);
+  EXPECT_EQ(verdict(kOther), std::nullopt);
+  EXPECT_NE(verdict(kNew), std::nullopt);
+}
+
+TEST_F(StandstillTest, ANewcomerThatHasAgreedIsNoneAnyMore) {
+  members_.push_back({kNew, 2, ""});
+  view();
+  standstill_.agreed(view().number);
+  for (int i = 0; i < 3; ++i) fail(kDisagreement);
+  EXPECT_NE(verdict(kOne), std::nullopt);
+}
+
+TEST_F(StandstillTest, ADisagreementIsNotHiddenByWhatComesOfIt) {
+  fail(kDisagreement);
+  for (int i = 0; i < 3; ++i) fail(kTrouble, seconds(60));
+  const auto text = verdict();
+  ASSERT_NE(text, std::nullopt);
+  EXPECT_TRUE(text->ends_with("view 4: they disagree")) << *text;
+}
+
+TEST_F(StandstillTest, PausesBeginWithTheSecondViewAndDoubleUpToALimit) {
+  const Duration long_time = std::chrono::hours(1);
+  EXPECT_EQ(standstill_.pause(long_time), Duration::zero());
+  fail(kTrouble);
+  EXPECT_EQ(standstill_.pause(long_time), Duration::zero());
+  fail(kTrouble);
+  EXPECT_EQ(standstill_.pause(long_time), Standstill::kFirstPause);
+  fail(kTrouble);
+  EXPECT_EQ(standstill_.pause(long_time), 2 * Standstill::kFirstPause);
+  for (int i = 0; i < 50; ++i) fail(kTrouble);
+  EXPECT_EQ(standstill_.pause(long_time), Standstill::kLongestPause);
+  EXPECT_EQ(standstill_.pause(Duration::max()), Standstill::kLongestPause);
+}
+
+TEST_F(StandstillTest, APauseTakesAQuarterOfTheTimeThatIsLeftAtMost) {
+  for (int i = 0; i < 10; ++i) fail(kTrouble);
+  EXPECT_EQ(standstill_.pause(seconds(4)), Duration(seconds(1)));
+  EXPECT_EQ(standstill_.pause(Duration::zero()), Duration::zero());
+}
+
+TEST(Setback, LossesDelaysAndAbortsAreNone) {
+  for (const auto kind : {FailureKind::kPeerLost, FailureKind::kPeerLeft, FailureKind::kTimeout,
+                          FailureKind::kAborted}) {
+    EXPECT_FALSE(setbackOf(kind, "", "", /*view_over=*/false)) << toString(kind);
+  }
+}
+
+TEST(Setback, WhatTheViewsEndBringsAboutIsNone) {
+  for (const auto kind : {FailureKind::kStoreLost, FailureKind::kConnectionLost}) {
+    EXPECT_FALSE(setbackOf(kind, "", "", /*view_over=*/true)) << toString(kind);
+    EXPECT_TRUE(setbackOf(kind, "", "", /*view_over=*/false)) << toString(kind);
+  }
+}
+
+TEST(Setback, OperationsAndNamesThatDifferAreDisagreements) {
+  const std::string names = std::string(kOtherPurpose) + "rank 0 forms 'a'";
+  EXPECT_TRUE(setbackOf(FailureKind::kMismatch, "", "", true)->is_disagreement);
+  EXPECT_TRUE(setbackOf(FailureKind::kRendezvous, names, "", true)->is_disagreement);
+  EXPECT_FALSE(setbackOf(FailureKind::kRendezvous, "duplicate rank", "", true)->is_disagreement);
+  EXPECT_FALSE(setbackOf(FailureKind::kInternal, "", "", true)->is_disagreement);
 }
 
 }  // namespace

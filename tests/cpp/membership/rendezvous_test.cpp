@@ -267,8 +267,9 @@ TEST_F(RendezvousTest, RanksThatComeForDifferentThingsAreAllToldBoth) {
   const Failure failure = failureIn(attempts[0]->enter());
   EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
   const std::string both =
-      "rank 0 (host host-100, pid 100) forms group 'a', and rank 1 (host host-101, pid 101) forms "
-      "group 'b': expected the same on all members";
+      "expected the same on all members: rank 0 (host host-100, pid 100) forms group 'a', and rank "
+      "1 "
+      "(host host-101, pid 101) forms group 'b'";
   EXPECT_EQ(failure.cause.how, both);
   attempts[0]->publishFailure(failure);
   for (auto* follower : {&first, &second}) {

@@ -59,6 +59,15 @@ TEST_F(NcclRacesTest, IdsStayOutOfTheUsersOwnCollectives) {
   }
 }
 
+TEST_F(NcclRacesTest, TransfersOfIdsAreNoSuccessesOfTheUser) {
+  NcclCluster cluster(3);
+  const auto successes = std::make_shared<SuccessCount>(0);
+  for (const int i : cluster.all()) cluster.group(i).followJob(successes);
+  cluster.form(cluster.all(), "a");
+  sumOnAll(cluster);
+  EXPECT_EQ(successes->load(), 3U);
+}
+
 TEST_F(NcclRacesTest, IdsStayOutOfAReceiveFromAnyRank) {
   NcclCluster cluster(2);
   cluster.form(cluster.all(), "a");

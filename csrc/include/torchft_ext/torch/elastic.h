@@ -116,8 +116,10 @@ class Job {
   // Interface, ports and heartbeat that the group has not chosen become the job's.
   void manage(const std::string& name, const ProcessGroupPtr& group);
   // Waits for the next view and forms all groups in it. Throws NoQuorum, LeftOut and NoProgress
-  // ElasticErrors: the last after three views of the same members in which nothing succeeded, with
-  // the cause. Such a view is followed by another one after a pause, which grows.
+  // ElasticErrors. NoProgress: nothing succeeded in views in a row of the same members, in three
+  // where their operations or names of groups differ, otherwise for a minute, by causes other than
+  // losses, delays and aborts; where newcomers have been in no agreement that was ok, they alone
+  // throw it. After the second such view a pause comes before each further one.
   View recover(Milliseconds timeout = Milliseconds(0));  // 0: the job's
   View recover(const RecoverOptions& options);
   // Are all well? An ok that one member got holds in every later view. timeout: 0 for the job's.
