@@ -198,7 +198,9 @@ typedef enum tft_log_level {
 
 /* Lines below this level are dropped. */
 void tft_set_log_level(tft_log_level least);
-/* Lines go there, and nowhere else. NULL: as at first. */
+/* Lines go there, and nowhere else. NULL: as at first. The sink must not call the library, but for
+ * tft_version(). A call of it may be under way when another one is set: the context may be freed
+ * after tft_end_process() has returned 1, or never. */
 tft_status tft_set_log_sink(void (*sink)(void* context, tft_log_level level, const char* line),
                             void* context, tft_error* error);
 
