@@ -229,8 +229,8 @@ def programs_shown() -> set[Path]:
 
 def test_programs_shown_in_documents_are_run_by_a_test() -> None:
     runners = [
-        ROOT / "tests" / "python" / "test_examples.py",
-        ROOT / "tests" / "python" / "test_torchft.py",
+        ROOT / "tests" / "python" / "project" / "test_examples.py",
+        ROOT / "tests" / "python" / "process_group" / "test_torchft.py",
         ROOT / "scripts" / "check_frameworks.sh",
     ]
     run = " ".join(runner.read_text() for runner in runners)
