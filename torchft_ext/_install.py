@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from datetime import timedelta
@@ -27,10 +28,16 @@ _WAITING = ("ft-guard", "ft-goodbye")  # of torchft_ext.process_group; threads o
 
 
 def install() -> None:
-    """Do it; once."""
+    """Do it; once. Where TORCHFT_EXT_DISABLE=1 is set, torch keeps its own functions."""
     _C._install_error_factory(errors._from_native)
     atexit.register(at_exit)
     _children.at_their_end(at_exit)
+    if os.environ.get("TORCHFT_EXT_DISABLE") != "1":
+        _patch_torch()
+    torchft_ext_autoload.register()
+
+
+def _patch_torch() -> None:
     _torch_patches.install(backends_of)
     _torch_patches.around(_torch_patches.futures())
     _torch_patches.around(_ddp.functions())
@@ -39,14 +46,13 @@ def install() -> None:
         _torchft.MODULE, lambda: _torch_patches.around(_torchft.functions())
     )
     _torch_patches.when_imported(
-        _autograd.MODULE, lambda: _torch_patches.around(_autograd.functions())
+        _autograd.MODULE, lambda: _torch_patches.around_in_eager(_autograd.methods())
     )
     _torch_patches.when_imported(
         _autograd.FUNCTIONAL,
         lambda: _torch_patches.around(_autograd.functional_collectives()),
     )
     _compiled.watch()
-    torchft_ext_autoload.register()
 
 
 def at_exit() -> None:

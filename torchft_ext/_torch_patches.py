@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -236,6 +236,19 @@ def around(functions: Iterable[tuple[Any, str, Callable[..., Any]]]) -> None:
             setattr(owner, name, _given_theirs(ours, getattr(owner, name)))
 
 
+def around_in_eager(methods: Iterable[tuple[Any, str, Callable[..., Any]]]) -> None:
+    """As around(), for static methods that C++ calls: torch.compile does not begin with a frame of
+    ours there, since it would then compile torch's method too, which it leaves alone otherwise.
+    """
+    for owner, name, ours in methods:
+        theirs = getattr(owner, name)
+        if not hasattr(theirs, "_torchft_ext"):
+            made: Any = _given_theirs_in_eager(ours, theirs)
+            for each in (made, ours.func if isinstance(ours, functools.partial) else ours):
+                _skip_code(each.__code__)
+            setattr(owner, name, staticmethod(made))
+
+
 def _given_theirs(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -243,6 +256,25 @@ def _given_theirs(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Calla
 
     call._torchft_ext = True  # type: ignore[attr-defined]
     return call
+
+
+def _given_theirs_in_eager(
+    ours: Callable[..., Any], theirs: Callable[..., Any]
+) -> Callable[..., Any]:
+    """As _given_theirs(), with code of its own, to be skipped."""
+
+    @functools.wraps(theirs)
+    def call_in_eager(*args: Any) -> Any:
+        return ours(theirs, *args)
+
+    call_in_eager._torchft_ext = True  # type: ignore[attr-defined]
+    return call_in_eager
+
+
+def _skip_code(code: CodeType) -> None:
+    skip = getattr(getattr(torch._C._dynamo, "eval_frame", None), "skip_code", None)
+    if skip is not None:
+        skip(code)
 
 
 # ---------------------------------------------------------------- torch.compile

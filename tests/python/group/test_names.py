@@ -140,6 +140,35 @@ def test_disabled_names_resolve_to_gloo_with_one_warning(rank_env):
         assert len(said) == 1, said
 
 
+LEFT_AS_IT_WAS = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as collectives
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def found():
+    places = [dist, c10d, functional, collectives, DDP, dist.ProcessGroup, torch._C.Future]
+    places += [each for each in vars(collectives).values() if isinstance(each, type)]
+    return {(str(place), name): value for place in places for name, value in vars(place).items()}
+
+before, finders = found(), list(sys.meta_path)
+import torchft_ext
+after = found()
+print([each for each in after if after[each] is not before.get(each)], sys.meta_path == finders)
+"""
+
+
+def test_disabled_library_leaves_the_functions_of_torch_alone(rank_env):
+    env = {**rank_env, "TORCHFT_EXT_DISABLE": "1"}
+    command = [sys.executable, "-c", LEFT_AS_IT_WAS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[]", "True"]
+
+
 def disabled_without_nccl(name: str) -> str:
     with pytest.raises(RuntimeError) as caught:
         init_alone(name)
