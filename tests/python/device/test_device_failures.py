@@ -144,7 +144,7 @@ dist.barrier(device_ids=[torch.accelerator.current_device_index()])
 never_waited_for = torch.ops._c10d_functional.all_reduce(device_side.ones(3), "sum", "0")
 print("over", flush=True)
 if "by exit() alone" in sys.argv:
-    atexit.unregister(torchft_ext._at_exit)
+    atexit.unregister(torchft_ext._install.at_exit)
 if "with an exception" in sys.argv:
     raise SystemExit("an exception")
 """
