@@ -42,7 +42,7 @@ class StandstillTest : public testing::Test {
 TEST_F(StandstillTest, ThreeDisagreementsInARowOfTheSameMembersAreAVerdict) {
   fail(kDisagreement);
   fail(kDisagreement);
-  EXPECT_EQ(verdict(), std::nullopt);
+  EXPECT_FALSE(verdict());
   std::swap(members_[0], members_[1]);
   fail(kDisagreement);
   EXPECT_EQ(verdict(),
@@ -52,52 +52,52 @@ TEST_F(StandstillTest, ThreeDisagreementsInARowOfTheSameMembersAreAVerdict) {
 
 TEST_F(StandstillTest, OtherCausesHaveAMinuteToPass) {
   for (int i = 0; i < 3; ++i) fail(kTrouble, seconds(20));
-  EXPECT_EQ(verdict(), std::nullopt);
+  EXPECT_FALSE(verdict());
   fail(kDisagreement, seconds(19));
-  EXPECT_EQ(verdict(), std::nullopt);
+  EXPECT_FALSE(verdict());
   fail(kTrouble, seconds(1));
-  EXPECT_NE(verdict(), std::nullopt);
+  EXPECT_TRUE(verdict());
 }
 
 TEST_F(StandstillTest, OtherCausesHaveFourTimesTheJobsLimit) {
   standstill_ = Standstill(seconds(30));
   for (int i = 0; i < 12; ++i) fail(kTrouble, seconds(10));
-  EXPECT_EQ(verdict(), std::nullopt);
+  EXPECT_FALSE(verdict());
   fail(kTrouble, seconds(10));
-  EXPECT_NE(verdict(), std::nullopt);
+  EXPECT_TRUE(verdict());
 }
 
 TEST_F(StandstillTest, AfterAVerdictTheCountBeginsAgain) {
   for (int i = 0; i < 3; ++i) fail(kDisagreement);
-  EXPECT_NE(verdict(), std::nullopt);
-  EXPECT_EQ(verdict(), std::nullopt);
+  EXPECT_TRUE(verdict());
+  EXPECT_FALSE(verdict());
   for (int i = 0; i < 2; ++i) fail(kDisagreement);
-  EXPECT_EQ(verdict(), std::nullopt);
+  EXPECT_FALSE(verdict());
   fail(kDisagreement);
-  EXPECT_NE(verdict(), std::nullopt);
+  EXPECT_TRUE(verdict());
 }
 
 TEST_F(StandstillTest, OtherMembersBeginTheCountAgain) {
   for (int i = 0; i < 2; ++i) fail(kDisagreement);
   members_.push_back({kNew, 3, ""});
   for (int i = 0; i < 2; ++i) fail(kDisagreement);
-  EXPECT_EQ(verdict(kNew), std::nullopt);
+  EXPECT_FALSE(verdict(kNew));
 }
 
 TEST_F(StandstillTest, ASuccessBeginsTheCountAgain) {
   for (int i = 0; i < 2; ++i) fail(kDisagreement);
   standstill_.clear();
   for (int i = 0; i < 2; ++i) fail(kDisagreement);
-  EXPECT_EQ(verdict(), std::nullopt);
+  EXPECT_FALSE(verdict());
 }
 
 TEST_F(StandstillTest, ANewcomerAloneGivesUp) {
   standstill_.agreed(view().number);
   members_.push_back({kNew, 2, ""});
   for (int i = 0; i < 5; ++i) fail(kDisagreement);
-  EXPECT_EQ(verdict(kOne), std::nullopt);
-  EXPECT_EQ(verdict(kOther), std::nullopt);
-  EXPECT_NE(verdict(kNew), std::nullopt);
+  EXPECT_FALSE(verdict(kOne));
+  EXPECT_FALSE(verdict(kOther));
+  EXPECT_TRUE(verdict(kNew));
 }
 
 TEST_F(StandstillTest, ANewcomerThatHasAgreedIsNoneAnyMore) {
@@ -105,14 +105,14 @@ TEST_F(StandstillTest, ANewcomerThatHasAgreedIsNoneAnyMore) {
   view();
   standstill_.agreed(view().number);
   for (int i = 0; i < 3; ++i) fail(kDisagreement);
-  EXPECT_NE(verdict(kOne), std::nullopt);
+  EXPECT_TRUE(verdict(kOne));
 }
 
 TEST_F(StandstillTest, ADisagreementIsNotHiddenByWhatComesOfIt) {
   fail(kDisagreement);
   for (int i = 0; i < 3; ++i) fail(kTrouble, seconds(60));
   const auto text = verdict();
-  ASSERT_NE(text, std::nullopt);
+  ASSERT_TRUE(text);
   EXPECT_TRUE(text->ends_with("view 4: they disagree")) << *text;
 }
 
