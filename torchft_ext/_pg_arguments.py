@@ -46,7 +46,7 @@ def limit_of(call: str, timeout: object) -> timedelta:
     """Return a timeout, seconds or a timedelta, as a timedelta.
 
     Raises:
-        ValueError: it is not positive.
+        ValueError: it is not positive, or less than a timedelta can hold.
         TypeError: it is no time.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, (float, int, timedelta)):
@@ -57,7 +57,15 @@ def limit_of(call: str, timeout: object) -> timedelta:
         raise ValueError(f"{call}: timeout: expected a positive time, found {seconds:g} s")
     if seconds > _LONGEST.total_seconds():
         return _LONGEST
-    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=seconds)
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=seconds)
+    if not limit:  # it would mean that there is none
+        raise ValueError(f"{call}: timeout: expected a microsecond at least, found {seconds:g} s")
+    return limit
+
+
+def seconds_of(limit: timedelta) -> float:
+    """Return a limit in seconds, as threads can wait for: not more than a century."""
+    return min(limit, _LONGEST).total_seconds()
 
 
 def check_place(rank: int, world_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,42 @@ from torchft_ext._pg_arguments import limit_of
 
 if TYPE_CHECKING:
     from torchft_ext._pg_base import ProcessGroup
+
+ABORTED = "abort() was called"
+# Of the call that is under way: the groups' public methods have no such arguments, and a subclass
+# may override those.
+_within: ContextVar[timedelta | None] = ContextVar("limit of configure()", default=None)
+_why: ContextVar[str] = ContextVar("reason of abort()", default=ABORTED)
+
+
+def configure_within(
+    group: ProcessGroup, store_addr: str, rank: int, world_size: int, within: timedelta | None
+) -> None:
+    """Call a group's configure() with a limit; None: the group's own."""
+    token = _within.set(within)
+    try:
+        group.configure(store_addr, rank, world_size)
+    finally:
+        _within.reset(token)
+
+
+def abort_because(group: ProcessGroup, why: str) -> None:
+    """Call a group's abort() with a reason."""
+    token = _why.set(why)
+    try:
+        group.abort()
+    finally:
+        _why.reset(token)
+
+
+def told_limit() -> timedelta | None:
+    """Return the limit of the configure() that is under way; None: the group's own."""
+    return _within.get()
+
+
+def told_reason() -> str:
+    """Return the reason of the abort() that is under way."""
+    return _why.get()
 
 
 class GroupAsBackend:
@@ -29,11 +66,11 @@ class GroupAsBackend:
     ) -> None:
         """As Backend.configure(); by the group's own."""
         within = None if timeout is None else limit_of("configure", timeout)
-        self._group._begin_as_told(store_addr, rank, world_size, within)
+        configure_within(self._group, store_addr, rank, world_size, within)
 
-    def abort(self, why: str = "abort() was called") -> None:
+    def abort(self, why: str = ABORTED) -> None:
         """As Backend.abort()."""
-        self._group._abort(why)
+        abort_because(self._group, why)
 
     def errored(self) -> Exception | None:
         """As Backend.errored()."""

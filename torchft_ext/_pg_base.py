@@ -14,13 +14,12 @@ from torch.distributed import distributed_c10d as c10d
 from torch.futures import Future
 
 from torchft_ext import _groups
-from torchft_ext._pg_arguments import limit_of
-from torchft_ext._pg_as_backend import GroupAsBackend
+from torchft_ext._pg_arguments import limit_of, seconds_of
+from torchft_ext._pg_as_backend import GroupAsBackend, told_limit, told_reason
 from torchft_ext._pg_reconfigure import Handles
 from torchft_ext.errors import CommTimeoutError, PeerLeftError, PeerLostError
 
 _LIMITLESS = "finite timeout not implemented"  # of c10d's FutureWrappingWork, torch 2.11 to 2.15
-ABORTED = "abort() was called"
 _SHORT = ("rank", "world_size")
 _LONG = (
     "replica_id",
@@ -139,7 +138,7 @@ def await_work(work: dist.Work, timeout: timedelta | None) -> None:
 def _await_future(future: Future[Any], limit: timedelta) -> None:
     complete = threading.Event()
     future.add_done_callback(lambda _: complete.set())
-    if not complete.wait(limit.total_seconds()):
+    if not complete.wait(seconds_of(limit)):
         raise TimeoutError(f"wait: timed out after {limit.total_seconds():g} s")
 
 
@@ -197,7 +196,7 @@ class ProcessGroup(dist.ProcessGroup):
             TypeError, ValueError: bad arguments; the group is as it was.
         """
         membership = Membership.of(args, kwargs)
-        self._begin_as_told(store_addr, membership.rank, membership.world_size, None)
+        self._begin_as_told(store_addr, membership.rank, membership.world_size, told_limit())
 
     def _begin_as_told(
         self, store_addr: str, rank: int, world_size: int, within: timedelta | None
@@ -318,7 +317,7 @@ class ProcessGroup(dist.ProcessGroup):
             errored: as torchft's groups take it, whose log tells of an abort where it is True;
                 no difference here.
         """
-        self._abort(ABORTED)
+        self._abort(told_reason())
 
     def _abort(self, _why: str) -> None:
         """Do it; errors of all ranks say why."""

@@ -29,6 +29,7 @@ from torch._C import _distributed_c10d as _c10d
 from torch.futures import Future
 
 from torchft_ext import _C
+from torchft_ext._pg_arguments import seconds_of
 from torchft_ext._pg_base import await_work
 from torchft_ext._pg_helpers import helpers
 from torchft_ext._pg_staging import Staged
@@ -225,7 +226,7 @@ class Operation:
         Raises:
             CommError: it failed; past the limit the generation fails with it.
         """
-        rest = self.began + self.limit.total_seconds() + GRACE - time.monotonic()
+        rest = self.began + seconds_of(self.limit) + GRACE - time.monotonic()
         if not self._ended.wait(max(rest, 0.0) if limit is None else limit):
             self._generation.time_is_over(self)
             self._ended.wait(COPY_LIMIT)
@@ -274,7 +275,7 @@ class StagedWork(_c10d.Work):
         self._operation = operation
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        limit = 0.0 if timeout is None else timeout.total_seconds()
+        limit = 0.0 if timeout is None else seconds_of(timeout)
         self._operation.wait(limit if limit > 0 else None)
         return True
 

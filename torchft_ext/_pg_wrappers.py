@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as _c10d
 from torch.futures import Future
 
 from torchft_ext._pg_arguments import in_order, limit_of, reduction_in, tensors_in
+from torchft_ext._pg_as_backend import abort_because, configure_within
 from torchft_ext._pg_base import GroupWithoutBackend, ProcessGroup, await_work, finished
 from torchft_ext._pg_store import check_meeting_place, store_for_configure
 
@@ -130,10 +131,8 @@ class ProcessGroupWrapper(GroupWithoutBackend):
         parent = self._parent
         if not isinstance(parent, ProcessGroup):
             self._renew(store_addr, rank, world_size, within)
-        elif within is None:
-            parent.configure(store_addr, rank, world_size)
         else:
-            parent._begin_as_told(store_addr, rank, world_size, within)
+            configure_within(parent, store_addr, rank, world_size, within)
 
     def _renew(self, store_addr: str, rank: int, world_size: int, within: timedelta | None) -> None:
         """Have the subclass make the next parent."""
@@ -162,9 +161,9 @@ class ProcessGroupWrapper(GroupWithoutBackend):
         parent = self._parent
         return parent.errored() if isinstance(parent, ProcessGroup) else None  # torch's tell not
 
-    def _abort(self, _why: str) -> None:
+    def _abort(self, why: str) -> None:
         if isinstance(self._parent, ProcessGroup):
-            self._parent.abort()
+            abort_because(self._parent, why)
         elif self._parent is not None:
             with suppress(RuntimeError):  # torch's backends that cannot
                 self._parent.abort()

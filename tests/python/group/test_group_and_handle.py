@@ -61,6 +61,32 @@ def test_abort_by_the_handle_says_why(store):
     group.shutdown()
 
 
+class Overriding(pgs.ProcessGroupGloo):
+    """A subclass that does something of its own around both calls."""
+
+    def configure(self, store_addr: str, *args: object, **kwargs: object) -> None:
+        self.calls = ["configure"]
+        super().configure(store_addr, *args, **kwargs)
+
+    def abort(self, errored: bool = True) -> None:
+        self.calls.append("abort")
+        super().abort(errored)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_handle_calls_what_a_subclass_overrides(store, wrapped):
+    group = Overriding(timeout=PATIENCE)
+    outer = pgs.ProcessGroupWrapper(group) if wrapped else group
+    handle = torchft_ext.backend(outer)
+    handle.configure(f"127.0.0.1:{store.port}/own", 0, 1, timeout=seconds(PATIENCE))
+    handle.abort("the manager says so")
+    assert group.calls == ["configure", "abort"]
+    assert "the manager says so" in str(outer.errored())
+    with pytest.raises(torchft_ext.CommError, match="0.2 s into the configure"):
+        handle.configure(f"127.0.0.1:{store.port}/two", 0, 2, timeout=seconds(0.25))
+    group.shutdown()
+
+
 @pytest.mark.parametrize("method", ["stats", "shrink", "register_mem_pool", "no_such_name"])
 def test_handle_names_what_it_lacks(method):
     with pytest.raises(AttributeError, match=method):

@@ -35,6 +35,13 @@ def test_timeouts_that_are_not_positive_are_refused_at_construction(make, timeou
         make(timeout=timeout)
 
 
+@pytest.mark.parametrize("timeout", [1e-9, 4e-7])
+@pytest.mark.parametrize("make", TIMED, ids=NAMES)
+def test_timeouts_below_a_microsecond_are_refused(make, timeout):
+    with pytest.raises(ValueError, match="timeout: expected a microsecond at least, found"):
+        make(timeout=timeout)
+
+
 @pytest.mark.parametrize("make", TIMED, ids=NAMES)
 def test_timeouts_that_are_no_times_are_refused_at_construction(make):
     for timeout in ("30", True):

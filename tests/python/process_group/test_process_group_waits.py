@@ -107,3 +107,23 @@ def test_limit_holds_for_works_that_torch_makes_of_futures():
     late = swallowing.allreduce([torch.ones(1)])
     assert late.wait(timedelta(milliseconds=10))
     assert isinstance(swallowing.error(), TimeoutError)
+
+
+@pytest.mark.parametrize("kind", [pgs.ProcessGroupGloo, pgs.ProcessGroupHost])
+def test_the_longest_limit_is_waited_for(store, kind):
+    group = pgs.ErrorSwallowingProcessGroupWrapper(kind(timeout=timedelta.max))
+    group.configure(f"127.0.0.1:{store.port}/longest", 0, 1)
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta.max
+    tensor = torch.ones(2)
+    assert group.allreduce([tensor], options).wait(timedelta.max)
+    assert group.error() is None
+    group.shutdown()
+
+
+def test_the_longest_limit_holds_for_works_that_torch_makes_of_futures():
+    group = OverFutures()
+    swallowing = pgs.ErrorSwallowingProcessGroupWrapper(group)
+    threading.Timer(0.01, group.future.set_result, [[torch.ones(1)]]).start()
+    assert swallowing.allreduce([torch.ones(1)]).wait(timedelta.max)
+    assert swallowing.error() is None
