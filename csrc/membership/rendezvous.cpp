@@ -238,6 +238,12 @@ std::optional<Failure> Rendezvous::scan() {
   return judgeRecords(first, reply.values);
 }
 
+StoreThread::Acceptable Rendezvous::present() const {
+  return [left_over = tracker_.leftOver()](const std::vector<std::string>& records) {
+    return allHere(records, left_over);
+  };
+}
+
 StoreThread::Acceptable Rendezvous::usable() const {
   return [left_over = tracker_.leftOver()](const std::vector<std::string>& records) {
     return allHere(records, left_over) && withoutDuplicates(records);
@@ -252,7 +258,9 @@ std::variant<Roster, Failure> Rendezvous::lead() {
   const Deadline last_look = lastLook();
   OwnCheck own_check;
   for (Duration pause = StoreThread::kFirstPause;; pause = kSteadyPause) {
-    const auto reply = store_->awaitWhere(awaited, usable(), last_look.orEarlier(kLongestLook),
+    // Duplicates are judged among all records: those of some ranks would never become usable.
+    const auto acceptable = all_awaited() ? usable() : present();
+    const auto reply = store_->awaitWhere(awaited, acceptable, last_look.orEarlier(kLongestLook),
                                           updatesOrCancelled(), Deadline::after(kLook), pause);
     if (reply.status == StoreStatus::kOk && all_awaited()) return issue(reply.values);
     if (reply.status == StoreStatus::kOk) {

@@ -97,6 +97,7 @@ class Rendezvous {
   std::optional<Failure> judgeUpdates();
   std::optional<Failure> judgeRecords(int first, const std::vector<std::string>& records);
   std::optional<Failure> scan();
+  StoreThread::Acceptable present() const;
   StoreThread::Acceptable usable() const;
   bool interrupted(const StoreReply& reply);
   Cancelled updatesOrCancelled();

@@ -256,6 +256,21 @@ TEST_F(RendezvousTest, OneProcessCannotBeTwoRanks) {
   EXPECT_EQ(failure.cause.how, "ranks 1 and 2 are the same process (host host-101, pid 101)");
 }
 
+// Rank 0 asks for the first 64 records alone until all of these are there.
+TEST_F(RendezvousTest, OneProcessAsTwoRanksIsNoticedAmongMoreMembersThanAreAskedForAtFirst) {
+  auto& leader = addProcess();
+  const MemberRecord one = record(1);
+  for (int rank = 1; rank < 66; ++rank) {
+    MemberRecord own = rank <= 2 ? one : record(rank);
+    own.token = Token::random();
+    server->put("run/" + std::to_string(rank), encodeRecord(own));
+  }
+  const auto attempt = leader.at("run", 0, 66, Deadline::after(std::chrono::seconds(20)));
+  const Failure failure = failureIn(attempt->enter());
+  EXPECT_EQ(failure.kind, FailureKind::kRendezvous);
+  EXPECT_EQ(failure.cause.how, "ranks 1 and 2 are the same process (host host-1, pid 1)");
+}
+
 TEST_F(RendezvousTest, RanksThatComeForDifferentThingsAreAllToldBoth) {
   for (int rank = 0; rank < 3; ++rank) {
     Process& process = addProcess();
