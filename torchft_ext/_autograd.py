@@ -55,7 +55,7 @@ def methods() -> list[tuple[Any, str, Callable[..., Any]]]:
 def functional_collectives() -> list[tuple[Any, str, Callable[..., Any]]]:
     """Return the same of the functions of `FUNCTIONAL`."""
     module = sys.modules[FUNCTIONAL]
-    found = []
+    found: list[tuple[Any, str, Callable[..., Any]]] = []
     for name, value in vars(module).items():
         if inspect.isfunction(value) and name.endswith("_autograd") and not name.startswith("_"):
             parameters = inspect.signature(value)
