@@ -35,7 +35,8 @@ using LogSink = std::function<void(LogLevel, const std::string&)>;
 // on the thread that has something to say. It may block: lines wait meanwhile, a thousand at most.
 // What it throws at goes to stderr. It must not call the library: that may wait for the thread that
 // runs the sink. A call of the sink before may be under way when this returns: what a sink refers
-// to lives until endProcess() has returned true, or for ever. Sinks are kept until the process ends.
+// to lives until endProcess() has returned true, or for ever. Sinks are kept until the process
+// ends.
 void setLogSink(LogSink sink);
 
 // Lines below this level are dropped, whatever the sink. kInfo also has stderr show all.
