@@ -98,7 +98,9 @@ struct Operation {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
   ReduceKind reduce = ReduceKind::kSum;
-  std::array<uint8_t, 8> factor{};         // of kPreMulSum: one item of `dtype`
+  std::array<uint8_t, 8> factor{};  // of kPreMulSum: one item of `dtype`
+  uint8_t torch_dtype = 0;          // of a message whose items no DType names: torch's number
+                                    // of theirs, plus one. 0: `dtype` names them
   const void* factor_on_device = nullptr;  // in its place: read there when the operation runs
   int root = 0;
   int peer = -1;

@@ -37,7 +37,8 @@ struct PendingOp {
 
   void complete() const { state ? state->complete(nullptr) : transfer->done(); }
   uint64_t signature() const {
-    return transfer ? transfer->signature : signatureOfMessage(operation.dtype);
+    return transfer ? transfer->signature
+                    : signatureOfMessage(operation.dtype, operation.torch_dtype);
   }
 };
 

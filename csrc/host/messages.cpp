@@ -105,7 +105,9 @@ void Messages::Impl::announced(const Announced& announcement, uint64_t tag) {
 }
 
 void Messages::Impl::match(PendingOp recv, const Announced& announcement) {
-  if (recv.signature() != announcement.signature) return failSignatures(recv, announcement);
+  const bool nothing = announcement.bytes == 0 && !recv.transfer;  // it has no items
+  if (!nothing && recv.signature() != announcement.signature)
+    return failSignatures(recv, announcement);
   if (recv.operation.outputs[0].bytes != announcement.bytes) return failSizes(recv, announcement);
   if (recv.state) recv.state->setSourceRank(announcement.peer);
   if (announcement.peer == rank) return handOver(std::move(recv), announcement);
@@ -193,7 +195,8 @@ void Messages::Impl::failTypes(const PendingOp& recv, const Announced& announcem
   fail(announcement.peer, &recv,
        "it issued " + describeSignature(announcement.signature) + " (tag " +
            std::to_string(recv.operation.tag) + "), but the matching recv on rank " +
-           std::to_string(rank) + " expects " + toString(recv.operation.dtype));
+           std::to_string(rank) + " expects " +
+           nameOfItems(recv.operation.dtype, recv.operation.torch_dtype));
   table.post(recv);  // as above
 }
 

@@ -1,5 +1,7 @@
 #include "host/schedule.h"
 
+#include <utility>
+
 #include "host/schedule_builder.h"
 
 namespace torchft_ext {
@@ -99,10 +101,11 @@ Schedule makeSchedule(const Operation& operation, int rank, int size,
 constexpr uint64_t kInCallback = uint64_t{1} << 63;
 constexpr uint64_t kOfBucket = uint64_t{1} << 62;
 constexpr uint64_t kLayoutBits = (uint64_t{1} << 48) - 1;
+constexpr int kTorchDtypeShift = 32;
 
 // in a callback 1 bit | of a bucket 1 | kind 6 | dtype 4 | reduction 4 | root 16 | hash of the
 // sizes 32. A bucket's layout goes into the hash, and where there is no root into the place of
-// that.
+// that. A message has its torch_dtype in the root's place.
 uint64_t signatureOf(const Operation& operation) {
   uint64_t signature = static_cast<uint64_t>(operation.kind) << 56;
   if (operation.kind != OpKind::kBarrier) signature |= static_cast<uint64_t>(operation.dtype) << 52;
@@ -115,11 +118,24 @@ uint64_t signatureOf(const Operation& operation) {
   return (signature ^ (operation.layout & bits)) | kOfBucket;
 }
 
-uint64_t signatureOfMessage(DType dtype) {
+uint64_t signatureOfMessage(DType dtype, uint8_t torch_dtype) {
   Operation message;
   message.kind = OpKind::kSend;
   message.dtype = dtype;
-  return signatureOf(message);
+  return signatureOf(message) | static_cast<uint64_t>(torch_dtype) << kTorchDtypeShift;
+}
+
+std::string nameOfItems(DType dtype, uint8_t torch_dtype) {
+  // By c10::ScalarType, whose numbers never change; those without a DType.
+  static constexpr std::pair<int, const char*> kNames[] = {
+      {23, "float8_e5m2"},     {24, "float8_e4m3fn"},  {25, "float8_e5m2fnuz"},
+      {26, "float8_e4m3fnuz"}, {27, "uint16"},         {28, "uint32"},
+      {29, "uint64"},          {44, "float8_e8m0fnu"}, {45, "float4_e2m1fn_x2"}};
+  if (torch_dtype == 0) return toString(dtype);
+  const int number = torch_dtype - 1;
+  for (const auto& [known, name] : kNames)
+    if (known == number) return name;
+  return "torch's dtype number " + std::to_string(number);
 }
 
 std::string describeSignature(uint64_t signature) {
@@ -134,8 +150,10 @@ std::string describeSignature(uint64_t signature) {
   if (reduces(kind)) {
     text += std::string(" (") + toString(static_cast<ReduceKind>(signature >> 48 & 0xfU)) + ")";
   }
-  text += std::string(of_bucket ? " in " : " of ") +
-          toString(static_cast<DType>(signature >> 52 & 0xfU));
+  const auto dtype = static_cast<DType>(signature >> 52 & 0xfU);
+  const auto torch_dtype = static_cast<uint8_t>(signature >> kTorchDtypeShift & 0xffU);
+  text += of_bucket ? " in " : " of ";
+  text += nameOfItems(dtype, kind == OpKind::kSend ? torch_dtype : uint8_t{0});
   if (hasRoot(kind)) text += " with root " + std::to_string(signature >> 32 & 0xffffU);
   return text;
 }

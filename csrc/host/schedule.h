@@ -55,8 +55,10 @@ bool hasRoot(OpKind kind);
 // where the kind fixes them, and the layout of a bucket. Sent with every frame, so that
 // desynchronised ranks get an error instead of a wrong sum.
 uint64_t signatureOf(const Operation& operation);
-// Of a send and of the recv that it may match.
-uint64_t signatureOfMessage(DType dtype);
+// Of a send and of the recv that it may match; as in Operation.
+uint64_t signatureOfMessage(DType dtype, uint8_t torch_dtype = 0);
+// "int32"; "uint16", as torch names it.
+std::string nameOfItems(DType dtype, uint8_t torch_dtype);
 // What another rank's signature says: "allreduce (sum) of float32". Total: any bits give a text.
 std::string describeSignature(uint64_t signature);
 // Whether these are signatures of buckets, of which nothing but the layout differs.

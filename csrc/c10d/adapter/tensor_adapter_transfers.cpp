@@ -13,6 +13,19 @@ uint64_t checkedTag(const char* op, int tag) {
   return static_cast<uint64_t>(tag);
 }
 
+// What both ends of a message compare. Complex numbers count as real ones, as which torch's own
+// functions send them.
+void setItems(Operation& operation, const at::Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  if (tensor.is_cpu() && at::isComplexType(type)) {
+    operation.dtype = namedDtype(c10::toRealValueType(type)).value_or(DType::kUint8);
+    return;
+  }
+  operation.dtype = dtypeOfData(tensor);
+  if (namedDtype(type) != operation.dtype)
+    operation.torch_dtype = static_cast<uint8_t>(static_cast<int>(type) + 1);
+}
+
 }  // namespace
 
 PreparedCall TensorAdapter::gather(const TensorLists& outputs, const Tensors& inputs,
@@ -150,7 +163,7 @@ PreparedCall TensorAdapter::send(const Tensors& tensors, int destination, int ta
                     "send: destination rank: expected another rank, found this one, ", destination);
   const at::Tensor input = asInput(argument.at(0), tensors[0]).contiguous();
   Prepared prepared = prepare(OpKind::kSend, c10d::kUnsetTimeout, true);
-  prepared.operation.dtype = dtypeOfData(input);
+  setItems(prepared.operation, input);
   prepared.operation.peer = destination;
   prepared.operation.tag = checkedTag("send", tag);
   prepared.operation.inputs = {readable(input)};
@@ -173,7 +186,7 @@ PreparedCall TensorAdapter::recv(const Tensors& tensors, std::optional<int> sour
                       "recv: source rank: expected another rank, found this one, ", *source);
   }
   Prepared prepared = prepare(OpKind::kRecv, c10d::kUnsetTimeout, true);
-  prepared.operation.dtype = dtypeOfData(tensors[0]);
+  setItems(prepared.operation, tensors[0]);
   prepared.operation.peer = source.value_or(-1);
   prepared.operation.tag = checkedTag(op, tag);
   prepared.operation.outputs = {

@@ -42,6 +42,11 @@ TEST(Signature, SaysWhatTheOperationIs) {
       describeSignature(signatureOf(operationOf<float>(OpKind::kReduce, ReduceKind::kMax, 3))),
       "reduce (max) of float32 with root 3");
   EXPECT_EQ(describeSignature(signatureOf(Operation{})), "barrier");
+  EXPECT_EQ(describeSignature(signatureOfMessage(DType::kUint8)), "send of uint8");
+  constexpr uint8_t kUint16 = 27 + 1;
+  EXPECT_EQ(describeSignature(signatureOfMessage(DType::kUint8, kUint16)), "send of uint16");
+  EXPECT_EQ(describeSignature(signatureOfMessage(DType::kUint8, 200)),
+            "send of torch's dtype number 199");
   EXPECT_EQ(describeSignature(~uint64_t{0}), "an unknown operation");
 }
 

@@ -38,7 +38,14 @@ def of_other_dtypes(sent: torch.dtype, expected: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "expected"),
-    [(torch.int32, torch.float32), (torch.float64, torch.int64), (torch.bool, torch.uint8)],
+    [
+        (torch.int32, torch.float32),
+        (torch.float64, torch.int64),
+        (torch.bool, torch.uint8),
+        (torch.uint8, torch.float8_e5m2),
+        (torch.uint16, torch.int16),
+        (torch.uint32, torch.float32),
+    ],
 )
 def test_dtypes_of_equal_size_are_told_apart_on_both_ranks(ranks, sent, expected):
     world = ranks.world(2)
@@ -48,6 +55,57 @@ def test_dtypes_of_equal_size_are_told_apart_on_both_ranks(ranks, sent, expected
         text = call.error("MismatchError").text
         assert f"it issued send of {names[0]} (tag 0)" in text
         assert f"recv on rank 1 expects {names[1]}" in text
+
+
+def message(dtype: torch.dtype, items: int, is_sent: bool) -> list:
+    tensor = torch.full((items,), 1 + 2 * is_sent).to(dtype)
+    dist.send(tensor, 1) if is_sent else dist.recv(tensor, 0)
+    return torch.view_as_real(tensor).tolist() if tensor.is_complex() else tensor.int().tolist()
+
+
+def test_complex_messages_of_equal_bytes_are_told_apart(ranks):
+    world = ranks.world(2)
+    calls = [
+        world.start(0, message, torch.complex64, 2, True),
+        world.start(1, message, torch.complex128, 1, False),
+    ]
+    for call in calls:
+        text = call.error("MismatchError").text
+        assert "send of float32 (tag 0)" in text and "rank 1 expects float64" in text
+
+
+def complex_as_real() -> list:
+    """By the group's own methods: torch's functions send complex tensors as real ones."""
+    rank, _ = me()
+    group, tensor = dist.group.WORLD, torch.full((2,), 1j * (rank == 0))
+    if rank == 0:
+        group.send([tensor], 1, 0).wait()
+    else:
+        group.recv([torch.view_as_real(tensor)], 0, 0).wait()
+    return torch.view_as_real(tensor).tolist()
+
+
+def test_complex_numbers_may_be_received_as_real_ones(ranks):
+    world = ranks.world(2)
+    calls = [world.start(rank, complex_as_real) for rank in range(2)]
+    assert [call.value() for call in calls] == [[[0.0, 1.0]] * 2] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint16])
+def test_messages_of_dtypes_without_reductions_arrive(ranks, dtype):
+    world = ranks.world(2)
+    calls = [world.start(rank, message, dtype, 3, rank == 0) for rank in range(2)]
+    values = [call.value() for call in calls]
+    assert values[0] == values[1]
+
+
+def test_dtypes_of_messages_without_items_are_not_compared(ranks):
+    world = ranks.world(2)
+    calls = [
+        world.start(0, message, torch.int32, 0, True),
+        world.start(1, message, torch.float32, 0, False),
+    ]
+    assert [call.value() for call in calls] == [[], []]
 
 
 def ordered_and_tagged() -> None:
