@@ -126,15 +126,21 @@ def manage_a_name_of(letter: str) -> None:
 
 
 def why_no_progress() -> str:
-    with pytest.raises(elastic.NoProgressError) as caught:
-        recover()
-    return str(caught.value)
+    """Return why this member gives up; empty: another one did first, and it is alone."""
+    try:
+        jobs[0].recover()
+    except elastic.NoProgressError as error:
+        jobs[0].close()
+        return str(error)
+    return ""
 
 
 def test_long_names_that_differ_are_told_in_whole_characters(ranks, world):
     _, founders = two_founders(ranks, world)
     for rank, letter in enumerate("äö"):
         founders.on(rank, manage_a_name_of, letter)
-    for text in founders.run(why_no_progress):
+    texts = [text for text in founders.run(why_no_progress) if text]
+    assert texts
+    for text in texts:
         assert "expected the same on all members" in text
         assert "\N{REPLACEMENT CHARACTER}" not in text
