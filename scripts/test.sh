@@ -9,8 +9,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 run_cpp_tests() { ctest --test-dir "$BUILD_ROOT/dev" --output-on-failure --no-tests=error -j "$JOBS"; }
 # They wait half of their time: two files at a time, then those that need the machine for themselves.
 run_python_tests() {
-  python -m pytest tests/python -n 2 --dist loadfile -m 'not alone'
-  python -m pytest tests/python -m alone
+  python -m pytest tests/python -n 2 --dist loadfile -m 'not alone' || failed+=("Python tests")
+  python -m pytest tests/python -m alone || failed+=("Python tests that run alone")
+}
+# Each part runs, whatever the others found.
+failed=()
+report() {
+  [ ${#failed[@]} = 0 ] || die "failed: $(printf '%s; ' "${failed[@]}")see above"
 }
 
 if [ $# -gt 0 ]; then
@@ -20,8 +25,9 @@ fi
 
 if [ -x "$BUILD_ROOT/dev/tests/cpp/torchft_ext_tests" ]; then
   scripts/build.sh --tests
-  run_cpp_tests
+  run_cpp_tests || failed+=("C++ tests")
   run_python_tests
+  report
   exit
 fi
 
@@ -35,4 +41,5 @@ run_python_tests
 chrt --other --pid 0 "$compiling" 2>/dev/null || true # nothing to leave anything idle any more
 wait "$compiling" || { tail -60 "$log" >&2; die "the C++ tests do not compile; the whole log: $log"; }
 tell_warnings "$log"
-run_cpp_tests
+run_cpp_tests || failed+=("C++ tests")
+report

@@ -35,7 +35,10 @@ def go_on_in_every_way(name: str, address: str, rank: int) -> list[object]:
         assert world.errored() is None and handle.errored() is None
         handle.check()
         dist.barrier()
-        if rank == 0:
+        if rank == 1:
+            store.set(f"past/{number}", "1")
+        else:
+            store.wait([f"past/{number}"], limit)
             (world if number == 0 else handle).abort()
         wait_until(lambda: handle.errored() is not None, "errored()")
         assert type(world.errored()) is type(handle.errored())

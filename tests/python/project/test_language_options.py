@@ -77,6 +77,7 @@ JOIN_DIFFERS = {
     "members": ("", (), "a list without members"),
     "store_rule": (False, ABSENT, 'Python: rule, "members" or "store"'),
     "rule": (ABSENT, "members", "C++: store_rule"),
+    "wait": (ABSENT, False, "C++: recover() before rank and size are asked for"),
     "backend": (ABSENT, "ft", "C++: GroupOptions::engine of the groups that it manages"),
 }
 
