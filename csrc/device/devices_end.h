@@ -1,7 +1,7 @@
-// The end of the process's devices. exit() unloads a device's runtime before torch's tables go, and
-// with them the groups. Every call of c10's into that device fails from then on, and those that are
-// noexcept (an event's end, a guard's) end the process. Whoever frees what is a device's therefore
-// asks first, and at exit leaves it to the process's end.
+// The end of the process's devices. exit() unloads a device's runtime before torch destroys its
+// tables and the groups in them. From then on every call of c10 into that device fails, and calls
+// that are noexcept (the destructors of events and guards) terminate the process. A destructor that
+// frees something on a device therefore asks devicesEnded() first, and leaks it where that is true.
 //
 // Threads: any. Never blocks.
 #pragma once

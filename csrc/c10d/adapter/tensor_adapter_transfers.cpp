@@ -13,8 +13,8 @@ uint64_t checkedTag(const char* op, int tag) {
   return static_cast<uint64_t>(tag);
 }
 
-// What both ends of a message compare. Complex numbers count as real ones, as which torch's own
-// functions send them.
+// Sets the dtype and count that both ends of a message compare. A complex tensor counts as its real
+// view, since torch's own functions send that view.
 void setItems(Operation& operation, const at::Tensor& tensor) {
   const at::ScalarType type = tensor.scalar_type();
   if (tensor.is_cpu() && at::isComplexType(type)) {

@@ -379,7 +379,7 @@ std::optional<Setback> ElasticJob::setbackOfLastView(const View& view) const {
 }
 
 void ElasticJob::judge(const View& view, std::optional<Setback> setback, Duration stood) {
-  // Who sends may have succeeded in what others refuse.
+  // After a mismatch the sender's operation may have succeeded although its receivers refused it.
   constexpr uint64_t kMostFaked = 2;
   const uint64_t faked = setback && setback->is_disagreement ? kMostFaked : 0;
   const MutexLock lock(mutex_);

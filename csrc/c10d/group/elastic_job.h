@@ -53,9 +53,10 @@ class ElasticJob {
   // had: then none is managed.
   void manage(const std::string& name, const std::vector<BackendPtr>& backends);
 
-  // What manage() does to each, for a group whose generations somebody else begins in the views:
-  // its failures advise recover(), and interface, ports and heartbeat that it has not chosen itself
-  // are the job's. So a frozen member holds up a collective no longer than the job's limit.
+  // Prepares a group whose generations its caller begins in the views, as manage() prepares each of
+  // its own: its failures advise recover(), and interface, ports and heartbeat that it has not
+  // chosen itself are the job's. So a frozen member holds up a collective no longer than the job's
+  // limit.
   void adopt(const BackendPtr& backend) const;
 
   using Phases = std::vector<std::pair<std::string, Duration>>;
@@ -111,7 +112,7 @@ class ElasticJob {
   void noteFormed(uint64_t view);
   void judgeLastView();
   std::optional<Setback> setbackOfLastView(const View& view) const;
-  // What came of a view. stood: for how long it was formed.
+  // Records the outcome of a view, which stood for this long.
   void judge(const View& view, std::optional<Setback> setback, Duration stood);
   void requireProgress(Deadline deadline);
   void pauseBefore(Deadline deadline);

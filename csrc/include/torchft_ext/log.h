@@ -33,10 +33,10 @@ using LogSink = std::function<void(LogLevel, const std::string&)>;
 // Lines go to this sink, and nowhere else. Empty: as at first. The library calls it on a thread of
 // its own, one line at a time; before the first group is made and after the last thread has ended
 // on the thread that has something to say. It may block: lines wait meanwhile, a thousand at most.
-// What it throws at goes to stderr. It must not call the library: that may wait for the thread that
-// runs the sink. A call of the sink before may be under way when this returns: what a sink refers
-// to lives until endProcess() has returned true, or for ever. Sinks are kept until the process
-// ends.
+// A line whose sink throws goes to stderr. The sink must not call the library, which may wait for
+// the thread that runs the sink. A call of the previous sink may still be running when this
+// returns: keep the objects that a sink refers to until endProcess() has returned true, or for
+// ever. The library keeps every sink until the process ends.
 void setLogSink(LogSink sink);
 
 // Lines below this level are dropped, whatever the sink. kInfo also has stderr show all.
