@@ -2,12 +2,17 @@
 
 Owners: the group (`_pg_guarded.py`) owns what is formed, with the generation; `ft-make`, a thread
 for each making, owns a backend until it is there, and ends it if nobody wants it by then. Threads:
-the group's configure() begins one; it, or the helper that calls it off, gives it up.
+the group's configure() begins one; it, or the helper that calls it off, gives it up. In a forked
+child all backends are the parent's: the child keeps them until its end, since the destructors of
+torch's gloo join threads that the child does not have.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +26,18 @@ class Formed:
         self.generation = generation
         self.making: Making | None = None
         self.backends: list[Any] = []  # empty until it is there, and once it is retired
+
+
+_made: weakref.WeakSet[Any] = weakref.WeakSet()  # all backends, retired ones too
+
+
+def _keep_in_fork() -> None:
+    """Leak the parent's backends: a list in a module would end with the child's interpreter."""
+    for backend in _made:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
+
+
+os.register_at_fork(after_in_child=_keep_in_fork)
 
 
 class Making:
@@ -41,6 +58,7 @@ class Making:
     def _run(self) -> None:
         try:
             made = self._make()
+            _made.add(made)
             with self._lock:
                 unwanted = self._given_up
                 if not unwanted:

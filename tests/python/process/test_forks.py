@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from values import check, check_sum, me
 
+from torchft_ext import process_group as pgs
+
 ROUNDS = 10  # of sums and messages after a child's end, in which its traces would show
 CHILDREN = 15
 
@@ -262,3 +264,30 @@ def test_worker_of_a_data_loader_knows_the_rank_and_size_of_its_generation(ranks
         size = len(order)
         places = world.next(order).run(place_in_worker)
         assert places == [[[rank, size, rank, size]] for rank in range(size)]
+
+
+def end_of_a_child_that_collects_a_group(kind: str, address: str) -> int:
+    """The child's exit status. What it collects, its parent has let go of, in a cycle."""
+    gc.collect()  # what earlier tests have left is not looked at
+    gc.disable()
+    try:
+        group = getattr(pgs, kind)(timeout=CHILD_LIMIT)
+        group.configure(address, 0, 1)
+        group.allreduce([torch.ones(4)]).wait()
+        cycle = [group]
+        cycle.append(cycle)
+        del group, cycle
+        return end_of_child(gc.collect)
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+GROUPS = ("ProcessGroupHost", "ProcessGroupGloo", "ProcessGroupBabyHost", "ProcessGroupBabyGloo")
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_child_that_collects_a_group_of_its_parent_goes_on(ranks, kind):
+    address = ranks.address()
+    world = ranks.world(1)
+    assert world.on(0, end_of_a_child_that_collects_a_group, kind, address) == 0
