@@ -14,8 +14,8 @@ enum class ElasticErrorKind {
   kStore,     // the job's store does not answer
   kState,     // this member has left, or its process is through
   kNetwork,   // no port, no descriptor
-  // Three views in a row of the same members in which nothing succeeded: the text has the cause,
-  // which another view does not mend.
+  // Views of the same members came to nothing again and again, by a cause that another view does
+  // not mend. The text names it.
   kNoProgress,
 };
 
