@@ -148,11 +148,27 @@ tft_status issue(tft_comm* comm, tft_request** request, tft_error* error, const 
   });
 }
 
-DataType typeOf(tft_type type) {
-  return static_cast<DataType>(type);
+// Programs in C may give any number; to read another one than the enum has is undefined in C++.
+template <typename Enum>
+int numberOf(const Enum& value) {
+  int number = 0;
+  static_assert(sizeof number == sizeof value);
+  std::memcpy(&number, &value, sizeof number);
+  return number;
 }
-Reduction reductionOf(tft_reduction reduction) {
-  return static_cast<Reduction>(reduction);
+// Whether a byte's number is one that the enum has, those who use it say.
+template <typename Wanted, typename Given>
+Wanted oneOf(const char* what, const Given& value) {
+  const int number = numberOf(value);
+  if (number == static_cast<uint8_t>(number)) return static_cast<Wanted>(number);
+  throw std::invalid_argument(std::string(what) + ": expected one of the enum, found " +
+                              std::to_string(number));
+}
+DataType typeOf(const tft_type& type) {
+  return oneOf<DataType>("type", type);
+}
+Reduction reductionOf(const tft_reduction& reduction) {
+  return oneOf<Reduction>("reduction", reduction);
 }
 
 }  // namespace
@@ -168,7 +184,7 @@ size_t tft_size_of(tft_type type) {
 // ---- the process
 
 void tft_set_log_level(tft_log_level least) {
-  torchft_ext::setLogLevel(static_cast<torchft_ext::LogLevel>(least));
+  torchft_ext::setLogLevel(static_cast<torchft_ext::LogLevel>(std::clamp(numberOf(least), 0, 3)));
 }
 
 tft_status tft_set_log_sink(void (*sink)(void* context, tft_log_level level, const char* line),

@@ -303,6 +303,12 @@ TEST(CommApi, CHasTheLogToo) {
   EXPECT_NE(line.find(kBegins), std::string::npos) << line;
 }
 
+// As a program in C may give it.
+template <typename Enum>
+Enum numbered(int number) {
+  return static_cast<Enum>(number);  // NOLINT(clang-analyzer-optin.core.EnumCastOutOfRange)
+}
+
 TEST(CommApi, CHasTimeoutStatsAndWholeErrors) {
   tft_comm* comm = nullptr;
   tft_store* store = nullptr;
@@ -327,7 +333,11 @@ TEST(CommApi, CHasTimeoutStatsAndWholeErrors) {
   ASSERT_EQ(stats.phases, 3);
   EXPECT_STREQ(stats.last_configure[1].name, "rendezvous");
   EXPECT_EQ(tft_size_of(TFT_FLOAT16), 2U);
-  EXPECT_EQ(tft_size_of(static_cast<tft_type>(77)), 0U);
+  EXPECT_EQ(tft_size_of(numbered<tft_type>(77)), 0U);
+  EXPECT_EQ(tft_size_of(numbered<tft_type>(256)), 0U);
+  EXPECT_EQ(tft_broadcast(comm, &stats, 1, numbered<tft_type>(256), 0, 0, nullptr, &error),
+            TFT_INVALID_ARGUMENT);
+  EXPECT_STREQ(error.message, "type: expected one of the enum, found 256");
   tft_comm_destroy(comm);
   tft_store_destroy(store);
 }
