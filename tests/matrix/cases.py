@@ -30,6 +30,7 @@ from matrix.strikes import (
 HANG = 60.0  # seconds; reached only when something hangs
 SMALL = 257
 LARGE = 300_000  # several pieces
+LEFT_BEHIND = 5.0  # seconds without an answer, of some ranks alone
 MOST_TRIES = 4  # of one rank for one generation: a death is told once
 LATE_WRITES = 1.0  # seconds after a thaw; what it still sends has come by then, on busy cores too
 MOST_UNCROWDED = 4  # ranks
@@ -136,12 +137,13 @@ class Pool:
             rank.say(command, group)
         waiting, tries = set(range(len(ranks))), Counter[int]()
         failed: dict[int, str] = {}
-        until = time.monotonic() + 2 * HANG
+        until, heard = time.monotonic() + 2 * HANG, time.monotonic()
         while waiting and time.monotonic() < until:
             for index in sorted(waiting):
                 event = ranks[index].poll("configured", 0.002, group)
                 if event is None:
                     continue
+                heard = time.monotonic()
                 tries[index] += 1
                 if _not_coming(event) and tries[index] < MOST_TRIES:
                     ranks[index].say(commands[index], group)
@@ -149,6 +151,12 @@ class Pool:
                 waiting.remove(index)
                 if not event["ok"]:
                     failed[index] = event["text"]
+            if max(tries.values(), default=0) > 1 and time.monotonic() - heard > LEFT_BEHIND:
+                # It was told when the others had formed: their generation has failed without it.
+                heard = time.monotonic()
+                for index in set(range(len(ranks))) - waiting - failed.keys():
+                    ranks[index].say(commands[index], group)
+                    waiting.add(index)
         if waiting or failed:
             told = "; ".join(f"rank {rank}: {text}" for rank, text in failed.items())
             raise MatrixError(
