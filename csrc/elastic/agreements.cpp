@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "net/frame.h"
@@ -36,6 +37,21 @@ Answer recoveredAnswer(uint64_t index,
   Answer answer = Agreements::answerOf(votes);
   answer.ok = answer.ok && all_voted;
   return answer;
+}
+
+// Parts that are empty say nothing.
+bool haveDiverged(const std::map<MemberId, Vote>& votes) {
+  std::set<std::string_view> common;
+  std::map<uint32_t, std::string_view> of_shards;
+  bool diverged = false;
+  for (const auto& [member, vote] : votes) {
+    const VoteDigest& digest = vote.digest;
+    if (!digest.common.empty()) common.insert(digest.common);
+    if (digest.of_shard.empty()) continue;
+    const auto [first, fresh] = of_shards.try_emplace(digest.shard, digest.of_shard);
+    diverged = diverged || (!fresh && first->second != digest.of_shard);
+  }
+  return diverged || common.size() > 1;
 }
 
 }  // namespace
@@ -279,6 +295,8 @@ Answer Agreements::answerOf(const std::map<MemberId, Vote>& votes) {
     waiting.insert(vote.waiting.begin(), vote.waiting.end());
   }
   answer.waiting.assign(waiting.begin(), waiting.end());
+  answer.diverged = haveDiverged(votes);
+  answer.ok = answer.ok && !answer.diverged;
   return answer;
 }
 

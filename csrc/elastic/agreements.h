@@ -64,7 +64,7 @@ class Agreements {
   // Of the model checker: equal where the states are.
   std::string fingerprint() const;
 
-  // Of an agreement whose votes these are.
+  // Of an agreement whose votes these are. All that judge one ask here.
   static Answer answerOf(const std::map<MemberId, Vote>& votes);
 
  private:

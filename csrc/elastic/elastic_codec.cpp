@@ -92,11 +92,26 @@ static std::set<MemberPair> readPairs(ByteReader& reader) {
   return {pairs.begin(), pairs.end()};
 }
 
+static void write(ByteWriter& writer, const VoteDigest& digest) {
+  writer.text(digest.common);
+  writer.u32(digest.shard);
+  writer.text(digest.of_shard);
+}
+static VoteDigest readDigest(ByteReader& reader) {
+  VoteDigest digest;
+  digest.common = reader.text(kLongestDigest);
+  digest.shard = reader.u32();
+  digest.of_shard = reader.text(kLongestDigest);
+  return digest;
+}
+
 static void write(ByteWriter& writer, const Vote& vote) {
+  const bool has_digest = !vote.digest.isEmpty();
   writer.u8(static_cast<uint8_t>((vote.ok ? 1 : 0) | (vote.leaving ? 2 : 0) |
-                                 (vote.new_witness ? 4 : 0)));
+                                 (vote.new_witness ? 4 : 0) | (has_digest ? 8 : 0)));
   writer.text(vote.note);
   writeAll(writer, vote.waiting);
+  if (has_digest) write(writer, vote.digest);
 }
 static Vote readVote(ByteReader& reader) {
   Vote vote;
@@ -106,6 +121,7 @@ static Vote readVote(ByteReader& reader) {
   vote.new_witness = (flags & 4) != 0;
   vote.note = reader.text(kLongestNote);
   vote.waiting = readIds(reader);
+  if ((flags & 8) != 0) vote.digest = readDigest(reader);
   return vote;
 }
 
@@ -126,7 +142,8 @@ static std::map<MemberId, Vote> readVotes(ByteReader& reader) {
 
 using Note = std::pair<MemberId, std::string>;
 static void write(ByteWriter& writer, const Answer& answer) {
-  writer.u8(static_cast<uint8_t>((answer.ok ? 1 : 0) | (answer.new_witness ? 2 : 0)));
+  writer.u8(static_cast<uint8_t>((answer.ok ? 1 : 0) | (answer.new_witness ? 2 : 0) |
+                                 (answer.diverged ? 4 : 0)));
   writer.u32(static_cast<uint32_t>(answer.notes.size()));
   for (const auto& [member, note] : answer.notes) {
     write(writer, member);
@@ -140,6 +157,7 @@ static Answer readAnswer(ByteReader& reader) {
   const uint8_t flags = reader.u8();
   answer.ok = (flags & 1) != 0;
   answer.new_witness = (flags & 2) != 0;
+  answer.diverged = (flags & 4) != 0;
   const auto notes = readAll(reader, kMostMembers, [](ByteReader& from) {
     const MemberId member = readId<MemberId>(from);
     return Note(member, from.text(kLongestNote));

@@ -296,6 +296,7 @@ ElasticEffects ElasticCore::agree(uint64_t view, Vote vote) {
   }
   vote.leaving = vote.leaving || leaving_;
   vote.new_witness = wantsWitness();
+  if (!rules_.parts.digests_count) vote.digest = {};
   const auto most = static_cast<size_t>(rules_.max_size);
   const size_t room = most - std::min(most, view_.members.size());
   for (const auto& [id, member] : waiting_) {  // others are spares: nothing is to be done for them

@@ -1,5 +1,7 @@
 #include "elastic/elastic_member.h"
 
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "base/sole_copy.h"
@@ -129,10 +131,21 @@ bool ElasticMember::isOver(uint64_t view) const {
   return driver_->status.isOver(view);
 }
 
+static void checkDigest(const VoteDigest& digest) {
+  for (const std::string* part : {&digest.common, &digest.of_shard}) {
+    if (part->size() > kLongestDigest) {
+      throw std::invalid_argument("agree: digest: expected parts of " +
+                                  std::to_string(kLongestDigest) + " bytes at most, found " +
+                                  std::to_string(part->size()));
+    }
+  }
+}
+
 Answer ElasticMember::agree(uint64_t view, Vote vote, Deadline deadline,
                             const Cancelled& cancelled) {
   requireOwnProcess();
   driver_->status.checkNote(vote.note);
+  checkDigest(vote.digest);
   const MemberStatus::Agreement agreement = driver_->status.beginAgreement(view);
   if (agreement.fresh) {
     driver_->loop.post([driver = driver_, view, vote = std::move(vote)] {

@@ -67,9 +67,10 @@ class ElasticMember {
   void watchForming(bool forming);
   bool isOver(uint64_t view) const;
   // This member's next agreement of that view, which it has formed. std::invalid_argument: the note
-  // is longer than 1 MiB divided by the number of members. A call that ran out of time is
-  // taken up by the next one: it is the same agreement. One thread at a time; another one gets an
-  // ElasticError at once, as for everything else that prevents an answer.
+  // is longer than 1 MiB divided by the number of members, or a part of the digest than 16 bytes. A
+  // call that ran out of time is taken up by the next one: it is the same agreement. One thread at
+  // a time; another one gets an ElasticError at once, as for everything else that prevents an
+  // answer.
   Answer agree(uint64_t view, Vote vote, Deadline deadline, const Cancelled& cancelled = {});
   // This member goes: its next vote says so, and awaitView() gives it no view any more. It throws
   // kLeftOut once there is one without it, though others may have put it into one before they knew.

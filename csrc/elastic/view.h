@@ -32,6 +32,15 @@ struct Member {
 // Two members between which no connection can be made; the lower id first.
 using MemberPair = std::pair<MemberId, MemberId>;
 
+// What a member computed in a step, in hashes. Members that hold the same have equal ones.
+struct VoteDigest {
+  std::string common;    // of what all members hold alike; empty: it says nothing
+  uint32_t shard = 0;    // the one that of_shard is about
+  std::string of_shard;  // of what the members of one shard hold alike; empty: it says nothing
+  bool isEmpty() const { return common.empty() && of_shard.empty(); }
+  friend bool operator==(const VoteDigest&, const VoteDigest&) = default;
+};
+
 // What one member says in an agreement.
 struct Vote {
   bool ok = false;
@@ -39,6 +48,7 @@ struct Vote {
   bool new_witness = false;       // it knows of one that the next view should appoint
   std::string note;               // the caller's bytes
   std::vector<MemberId> waiting;  // newcomers that it knows
+  VoteDigest digest;
   friend bool operator==(const Vote&, const Vote&) = default;
 };
 
@@ -49,6 +59,7 @@ struct Answer {
   std::vector<MemberId> waiting;          // ascending
   std::vector<MemberId> leaving;          // ascending
   bool new_witness = false;               // for the next view to appoint
+  bool diverged = false;                  // not ok: digests that have to be equal are not
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
@@ -103,6 +114,7 @@ struct AcceptedView {
 inline constexpr size_t kMostMembers = 65536;
 inline constexpr size_t kLongestRecord = 4096;
 inline constexpr size_t kLongestNote = size_t{1} << 20;
+inline constexpr size_t kLongestDigest = 16;  // of each of its two parts
 // Members are two agreements apart at most.
 inline constexpr size_t kMostOutcomes = 4;
 

@@ -85,13 +85,15 @@ View Job::recover(const RecoverOptions& options) {
   return view;
 }
 
-Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout) {
+Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout, const Digest& digest) {
   const torchft_ext::Answer found =
-      job_->agree(ok, note, timeout.count() == 0 ? timeout_ : timeout);
+      job_->agree(ok, note, {digest.common, digest.shard, digest.of_shard},
+                  timeout.count() == 0 ? timeout_ : timeout);
   Answer answer;
   answer.ok = found.ok;
   answer.waiting = static_cast<int>(found.waiting.size());
   answer.new_witness = found.new_witness;
+  answer.diverged = found.diverged;
   std::map<std::string, std::string> notes;
   for (const auto& [id, said] : found.notes) notes[id.hex()] = said;
   std::set<std::string> leaving;

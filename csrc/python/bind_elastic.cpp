@@ -137,12 +137,13 @@ void logView(ElasticJob& job, const py::dict& phases) {
   job.logView(all);
 }
 
-py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::object& timeout) {
+py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::object& timeout,
+               const std::string& common, const std::string& of_shard, uint32_t shard) {
   const auto within = limitOf("agree: timeout", timeout);
   Answer answer;
   {
     const py::gil_scoped_release no_gil;
-    answer = job.agree(ok, note, within);
+    answer = job.agree(ok, note, {common, shard, of_shard}, within);
   }
   py::dict notes;
   for (const auto& [member, said] : answer.notes) notes[member.hex().c_str()] = py::bytes(said);
@@ -152,6 +153,7 @@ py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::obje
   result["waiting"] = hexOfAll(answer.waiting);
   result["leaving"] = hexOfAll(answer.leaving);
   result["new_witness"] = answer.new_witness;
+  result["diverged"] = answer.diverged;
   return result;
 }
 
@@ -180,7 +182,8 @@ void bind_elastic(py::module_& module) {
       .def(
           "log", [](ElasticJob&, const std::string& line) { log(LogLevel::kInfo, line); },
           py::arg("line"))
-      .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"))
+      .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"),
+           py::arg("common") = py::bytes(), py::arg("of_shard") = py::bytes(), py::arg("shard") = 0)
       .def("abort", &ElasticJob::abort, py::arg("why"), NoGil())
       .def("formed_view", &ElasticJob::formedView)
       .def("is_over", [](ElasticJob& job) { return job.member().isOver(job.formedView()); })

@@ -152,6 +152,10 @@ View elasticView() {
   outcome.answer.ok = true;
   outcome.answer.notes[numbered<MemberId>(2)] = "note";
   view.outcomes = {outcome};
+  outcome.index = 2;
+  outcome.answer = {};
+  outcome.answer.diverged = true;
+  view.outcomes.push_back(outcome);
   view.seal = sealOf(view, numbered<ViewSecret>(9));  // not the one of the view before
   return view;
 }
@@ -167,6 +171,7 @@ void elasticMessages() {
     Vote vote;
     vote.ok = true;
     vote.note = "note";
+    vote.digest = {"0123456789abcdef", 1, "fedcba9876543210"};
     message.votes[numbered<MemberId>(2)] = vote;
     message.completed = {numbered<MemberId>(2), numbered<MemberId>(3)};
     message.cut = {{numbered<MemberId>(1), numbered<MemberId>(2)}};

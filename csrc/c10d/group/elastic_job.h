@@ -81,8 +81,9 @@ class ElasticJob {
   // The view that was formed last came to nothing after all: something of it was formed elsewhere,
   // and that failed. how: the cause in one clause; description: in full.
   void cameToNothing(FailureKind kind, const std::string& how, const std::string& description);
-  // In the view that was formed last.
-  Answer agree(bool ok, std::string note, Milliseconds timeout);
+  // In the view that was formed last. std::invalid_argument: the note, or a part of the digest, is
+  // too long.
+  Answer agree(bool ok, std::string note, VoteDigest digest, Milliseconds timeout);
   // Fails the generations of all managed groups, and ends the view, in whose store members may wait
   // for this one.
   void abort(const std::string& why);

@@ -108,13 +108,16 @@ struct JobOfMembers {
     return views;
   }
 
-  std::vector<Answer> agree(uint64_t view, const std::vector<bool>& oks) {
+  // digests: none, or one of each.
+  std::vector<Answer> agree(uint64_t view, const std::vector<bool>& oks,
+                            const std::vector<VoteDigest>& digests = {}) {
     std::vector<std::future<Answer>> voting;
     for (size_t i = 0; i < members.size(); ++i) {
-      voting.push_back(std::async(std::launch::async, [this, i, view, &oks] {
+      voting.push_back(std::async(std::launch::async, [this, i, view, &oks, &digests] {
         Vote vote;
         vote.ok = oks[i];
         vote.note = "note " + std::to_string(i);
+        if (!digests.empty()) vote.digest = digests[i];
         return members[i]->agree(view, vote, Deadline::after(kLong));
       }));
     }

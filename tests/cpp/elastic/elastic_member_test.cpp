@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -30,6 +31,30 @@ TEST(ElasticMember, AllAgreeOrNobody) {
   }
   for (const Answer& answer : job.agree(1, {true, false, true})) EXPECT_FALSE(answer.ok);
   for (const Answer& answer : job.agree(1, {true, true, true})) EXPECT_TRUE(answer.ok);
+}
+
+TEST(ElasticMember, AllLearnThatADigestDiffers) {
+  JobOfMembers job;
+  job.found(3);
+  job.awaitViews(0);
+  const std::vector<bool> all(3, true);
+  for (const Answer& answer : job.agree(1, all, {{"a"}, {"b"}, {"a"}})) {
+    EXPECT_FALSE(answer.ok);
+    EXPECT_TRUE(answer.diverged);
+  }
+  for (const Answer& answer : job.agree(1, all, {{"a"}, {"a"}, {"a"}})) {
+    EXPECT_TRUE(answer.ok);
+    EXPECT_FALSE(answer.diverged);
+  }
+}
+
+TEST(ElasticMember, ADigestThatIsTooLongIsRefused) {
+  JobOfMembers job;
+  job.found(1);
+  job.awaitViews(0);
+  Vote vote;
+  vote.digest.of_shard = std::string(kLongestDigest + 1, 'a');
+  EXPECT_THROW(job.members[0]->agree(1, vote, Deadline::after(kLong)), std::invalid_argument);
 }
 
 TEST(ElasticMember, ASecondThreadInAgreeIsToldSoAtOnce) {

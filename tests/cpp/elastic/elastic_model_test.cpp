@@ -159,6 +159,17 @@ ElasticWorldOptions three() {
   return options;
 }
 
+// One of the three is alone with its shard.
+ElasticWorldOptions threeWhoseDigestsDiffer() {
+  ElasticWorldOptions options = three();
+  options.digests = true;
+  options.divergences = 1;
+  options.agreements = full() ? 2 : 1;
+  options.noes = 0;
+  options.retries = 0;
+  return options;
+}
+
 // As views of more members do.
 ElasticWorldOptions fourThatRelay() {
   ElasticWorldOptions options;
@@ -225,6 +236,9 @@ ElasticWorldOptions storesRule() {
 
 TEST(ElasticModel, ThreeMembers) {
   expectSafe(three());
+}
+TEST(ElasticModel, ThreeMembersWhoseDigestsDiffer) {
+  expectSafe(threeWhoseDigestsDiffer());
 }
 TEST(ElasticModel, FourMembersThatRelayWhatTheyAreTold) {
   expectSafe(fourThatRelay());
@@ -329,6 +343,11 @@ TEST(ElasticModel, MissesThatAPromiseStopsAgreements) {
   ElasticWorldOptions options = three();
   options.parts.stop_at_promise = false;
   expectMissed(options, "two answers");
+}
+TEST(ElasticModel, MissesThatDigestsCount) {
+  ElasticWorldOptions options = threeWhoseDigestsDiffer();
+  options.parts.digests_count = false;
+  expectMissed(options, "ok although the digests of members");
 }
 TEST(ElasticModel, MissesThatTheWitnessIsTheOneOfTheView) {
   ElasticWorldOptions options = twoAndWitness();

@@ -74,6 +74,7 @@ struct Beside {
   int leaves = 0;
   int breaks = 0;
   bool hand_over = false;  // members leave and die, and all newcomers find what the store has
+  int divergences = 0;     // not 0: votes have digests
 };
 
 struct Schedule {
@@ -96,6 +97,8 @@ struct Schedule {
     options.parts = beside.parts;
     options.leaves = beside.leaves;
     options.breaks = beside.breaks;
+    options.divergences = beside.divergences;
+    options.digests = beside.divergences > 0;
     if (beside.hand_over) {
       options.newcomers = 3;
       options.witness = options.store_rule = true;
@@ -163,6 +166,16 @@ TEST(ElasticSchedules, OfThreeMembers) {
 // As larger views do: with deaths, wrong suspicions and noes too many to explore.
 TEST(ElasticSchedules, OfFourMembersThatRelay) {
   runSchedules(4, full() ? 20000 : 4000, 600, {relaying()});
+}
+TEST(ElasticSchedules, OfFourMembersThatRelayDigestsThatDiffer) {
+  Beside beside{relaying(), 1, 2};
+  beside.divergences = 2;
+  runSchedules(4, full() ? 20000 : 2000, 600, beside);
+}
+TEST(ElasticSchedules, OfEightMembersWhoseDigestsDiffer) {
+  Beside beside;
+  beside.divergences = 3;
+  runSchedules(8, full() ? 20000 : 1000, 1500, beside);
 }
 TEST(ElasticSchedules, OfFourMembersThatRelayMissTheSecondRound) {
   ElasticParts parts = relaying();

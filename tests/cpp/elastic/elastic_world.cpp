@@ -117,6 +117,10 @@ std::vector<ElasticAction> ElasticWorld::actions() const {
     if (mayVote(i)) {
       all.push_back({Kind::kVote, i, 1});
       if (left_.noes > 0) all.push_back({Kind::kVote, i, 0});
+      if (left_.divergences > 0) {
+        all.push_back({Kind::kVote, i, 2});
+        all.push_back({Kind::kVote, i, 3});
+      }
     }
     if (left_.deaths > 0) all.push_back({Kind::kDie, i, 0});
     if (canSeeNewStore(i)) all.push_back({Kind::kLook, i, 0});
@@ -204,6 +208,9 @@ std::optional<ElasticAction> ElasticWorld::drawStep(std::mt19937_64& random) con
   if (op.request) return ElasticAction{Kind::kWitness, i, 0};
   if (canSeeNewStore(i) && random() % 2 == 0) return ElasticAction{Kind::kLook, i, 0};
   if (!mayVote(i)) return std::nullopt;
+  if (left_.divergences > 0 && random() % cores_.size() == 0) {
+    return ElasticAction{Kind::kVote, i, random() % 2 == 0 ? 2 : 3};
+  }
   const bool no = left_.noes > 0 && random() % cores_.size() == 0;
   return ElasticAction{Kind::kVote, i, no ? 0 : 1};
 }
@@ -287,7 +294,8 @@ void ElasticWorld::take(const ElasticAction& action) {
       break;
     case Kind::kVote:
       if (action.b == 0) --left_.noes;
-      vote(action.a, action.b != 0);
+      if (action.b > 1) --left_.divergences;
+      vote(action.a, action.b);
       break;
     case Kind::kDie:
       --left_.deaths;
@@ -355,14 +363,21 @@ void ElasticWorld::take(const ElasticAction& action) {
   history_.check();
 }
 
-void ElasticWorld::vote(int i, bool ok) {
+void ElasticWorld::vote(int i, int how) {
   const auto at = static_cast<size_t>(i);
   const View& view = core(i).view();
   ++asked_[at];
   pending_[at] = true;
-  if (!ok) history_.sayNo(i, ElasticWorldHistory::keyOf(view), static_cast<uint64_t>(asked_[at]));
+  const ElasticWorldHistory::ViewKey key = ElasticWorldHistory::keyOf(view);
+  const auto index = static_cast<uint64_t>(asked_[at]);
   Vote vote;
-  vote.ok = ok;
+  vote.ok = how != 0;
+  if (!vote.ok) history_.sayNo(i, key, index);
+  if (options_.digests) {
+    vote.digest = {how == 2 ? "other" : "same", static_cast<uint32_t>(i % 2),
+                   how == 3 ? "other" : "same"};
+    history_.sayDigest(i, key, index, vote.digest);
+  }
   carryOut(i, cores_[at].agree(view.number, std::move(vote)));
 }
 
@@ -444,6 +459,7 @@ bool ElasticWorld::runQuietly() {
 
 std::string ElasticWorld::settle() {
   left_.retries = left_.deaths = left_.suspicions = left_.wants = left_.noes = 0;
+  left_.divergences = 0;
   left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = left_.breaks = 0;
   left_.heals = false;
   for (int round = 0; round < 40 && history_.wrong().empty(); ++round) {
@@ -463,7 +479,7 @@ std::string ElasticWorld::settle() {
     bool waited_for = false;
     for (int i = 0; i < size(); ++i) waited_for |= !dead(i) && pending_[static_cast<size_t>(i)];
     for (int i = 0; waited_for && i < size(); ++i) {
-      if (canVote(i) && asked_[static_cast<size_t>(i)] < options_.agreements + 3) vote(i, true);
+      if (canVote(i) && asked_[static_cast<size_t>(i)] < options_.agreements + 3) vote(i, 1);
     }
   }
   if (!history_.wrong().empty()) return history_.wrong();
@@ -520,7 +536,7 @@ std::string ElasticWorld::fingerprint() const {
   for (const int left : {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
                          left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
                          static_cast<int>(store_.identity()), store_.isLost() ? 1 : 0,
-                         left_.partings, left_.leaves, left_.breaks}) {
+                         left_.partings, left_.leaves, left_.breaks, left_.divergences}) {
     writer.u8(static_cast<uint8_t>(left));
   }
   for (const View& view : accepted_by_parted_) writer.text(encodeView(view));

@@ -43,6 +43,8 @@ struct ElasticWorldOptions {
   int suspicions = 0;        // a living member is called frozen by one other
   int agreements = 1;        // of a member in one view
   int noes = 0;              // votes that are no
+  bool digests = false;      // votes have digests; those of members i and i + 2 are of one shard
+  int divergences = 0;       // a digest differs from those of the others
   int views = 3;             // no agreement begins in a later one
   int retries = 0;           // while messages are still on their way
   int wants = 0;             // somebody wants another view without a reason
@@ -62,7 +64,7 @@ struct ElasticWorldOptions {
 struct ElasticAction {
   enum class Kind : uint8_t {
     kDeliver,  // the first message from a to b
-    kVote,     // a: ok if b
+    kVote,     // a: ok if b is not 0; 2, 3: with another common part, or part of its shard
     kDie,      // a
     kDetect,   // a is told that b is gone
     kSuspect,  // a takes b for frozen
@@ -145,7 +147,7 @@ class ElasticWorld {
   void checkView(int i);
   void checkAnswer(int i, const Outcome& outcome);
   bool canVote(int i) const;
-  void vote(int i, bool ok);
+  void vote(int i, int how);
   bool runQuietly();
   std::string describeMembers() const;
 

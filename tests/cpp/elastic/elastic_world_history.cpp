@@ -1,5 +1,6 @@
 #include "cpp/elastic/elastic_world_history.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "elastic/elastic_codec.h"
@@ -20,13 +21,24 @@ void ElasticWorldHistory::sayNo(int member, const ViewKey& view, uint64_t index)
   said_no_[{view, index}].insert(member);
 }
 
+void ElasticWorldHistory::sayDigest(int member, const ViewKey& view, uint64_t index,
+                                    const VoteDigest& digest) {
+  has_news_ = true;
+  digests_[{view, index}][member] = digest;
+}
+
 void ElasticWorldHistory::returnFrom(int member, LineageNumber lineage, const Outcome& outcome) {
   const Key key{{lineage, outcome.view}, outcome.index};
   has_news_ = true;
   const auto [known, fresh] = returned_.try_emplace(key, outcome.answer);
-  if (!fresh && known->second.ok != outcome.answer.ok) {
+  const bool same =
+      known->second.ok == outcome.answer.ok && known->second.diverged == outcome.answer.diverged;
+  if (!fresh && !same) {
     fail("two answers to agreement " + std::to_string(key.second) + " of view " +
          std::to_string(key.first.second));
+  }
+  if (outcome.answer.diverged && digests_.contains(key) && divergedIn(key, {}).first < 0) {
+    fail("no digests differ where an answer says so");
   }
   returned_by_[key].insert(member);
 }
@@ -53,7 +65,32 @@ void ElasticWorldHistory::checkOk(const Key& key) {
       fail("ok although member " + std::to_string(i) + ", who goes on, said no");
     }
   }
+  const auto [one, other] = divergedIn(key, {&before, &judged});
+  if (one >= 0) {
+    fail("ok although the digests of members " + std::to_string(one) + " and " +
+         std::to_string(other) + ", who go on, differ");
+  }
   if (next != views_.end()) checkNext(key, next->second);
+}
+
+std::pair<int, int> ElasticWorldHistory::divergedIn(const Key& key,
+                                                    const std::vector<const View*>& views) const {
+  const auto said = digests_.find(key);
+  if (said == digests_.end()) return {-1, -1};
+  const auto counts = [&](int member) {
+    return std::all_of(views.begin(), views.end(),
+                       [&](const View* view) { return view->has(idOfMember(member)); });
+  };
+  for (const auto& [one, first] : said->second) {
+    for (const auto& [other, second] : said->second) {
+      if (!counts(one) || !counts(other)) continue;
+      const bool same_shard = first.shard == second.shard;
+      if (first.common != second.common || (same_shard && first.of_shard != second.of_shard)) {
+        return {one, other};
+      }
+    }
+  }
+  return {-1, -1};
 }
 
 void ElasticWorldHistory::checkNext(const Key& key, const View& next) {
@@ -86,6 +123,15 @@ void ElasticWorldHistory::write(ByteWriter& writer) const {
     writer.u64(key.first.second);
     writer.u64(key.second);
     for (const int i : members) writer.u8(static_cast<uint8_t>(i));
+  }
+  for (const auto& [key, digests] : digests_) {
+    writer.u64(key.first.second);
+    writer.u64(key.second);
+    for (const auto& [i, digest] : digests) {
+      writer.u8(static_cast<uint8_t>(i));
+      writer.text(digest.common);
+      writer.text(digest.of_shard);
+    }
   }
 }
 

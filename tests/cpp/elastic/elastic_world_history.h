@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cpp/elastic/elastic_world_members.h"
 #include "elastic/view.h"
@@ -23,6 +24,7 @@ class ElasticWorldHistory {
   // Members are named by their index.
   void adopt(View view);
   void sayNo(int member, const ViewKey& view, uint64_t index);
+  void sayDigest(int member, const ViewKey& view, uint64_t index, const VoteDigest& digest);
   void returnFrom(int member, LineageNumber lineage, const Outcome& outcome);
   // Does all of it fit together? Only what is new makes a difference.
   void check();
@@ -39,11 +41,14 @@ class ElasticWorldHistory {
   using Key = std::pair<ViewKey, uint64_t>;  // view, index
 
   void checkOk(const Key& key);
+  // Two members whose digests must not differ and do, of those in all of these views; -1: none.
+  std::pair<int, int> divergedIn(const Key& key, const std::vector<const View*>& views) const;
   void checkNext(const Key& key, const View& next);
 
-  std::map<ViewKey, View> views_;         // as adopted anywhere
-  std::map<Key, Answer> returned_;        // by whoever returned from it
-  std::map<Key, std::set<int>> said_no_;  // who voted no
+  std::map<ViewKey, View> views_;                     // as adopted anywhere
+  std::map<Key, Answer> returned_;                    // by whoever returned from it
+  std::map<Key, std::set<int>> said_no_;              // who voted no
+  std::map<Key, std::map<int, VoteDigest>> digests_;  // not empty ones
   std::map<Key, std::set<int>> returned_by_;
   bool has_news_ = false;
   std::string wrong_;

@@ -89,6 +89,14 @@ struct View {
   bool allContinue() const;
 };
 
+// What a member has computed, in hashes of 1 to 16 bytes, which members compare as they agree: each
+// learns in that step that another one holds something else. Empty parts are not compared.
+struct Digest {
+  std::string common{};    // of what all members have to hold alike
+  uint32_t shard = 0;      // the number of the shard that of_shard is about
+  std::string of_shard{};  // of what the members that hold this shard have to hold alike
+};
+
 // The same on all members.
 struct Answer {
   bool ok = false;                 // all said so, and none was lost before
@@ -97,6 +105,7 @@ struct Answer {
   std::vector<int> leaving;        // ranks that go once this is over
   int waiting = 0;                 // newcomers that there is a place for
   bool new_witness = false;        // the store has been restarted: the next view appoints it
+  bool diverged = false;           // not ok: the digests of members differ
   // recover() has something to do.
   bool changes() const { return !lost.empty() || !leaving.empty() || waiting > 0 || new_witness; }
 };
@@ -123,7 +132,10 @@ class Job {
   View recover(Milliseconds timeout = Milliseconds(0));  // 0: the job's
   View recover(const RecoverOptions& options);
   // Are all well? An ok that one member got holds in every later view. timeout: 0 for the job's.
-  Answer agree(bool ok, const std::string& note = {}, Milliseconds timeout = Milliseconds(0));
+  // digest: the answer is ok only if all common parts are equal, and for each shard all parts of
+  // it. Otherwise it has `diverged`. Members that give empty parts are not compared.
+  Answer agree(bool ok, const std::string& note = {}, Milliseconds timeout = Milliseconds(0),
+               const Digest& digest = {});
   // The members have gone on, or are about to: recover().
   bool isOver() const;
   // Fails the generations of all managed groups, so that no member waits for this one.
