@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NoReturn, TypeVar
 
@@ -450,6 +450,7 @@ def _make_group(
 def _network_options(options: Options, store: Store) -> Options: ...
 def _engine_names() -> list[str]: ...
 def _publish_failed_init(store: Store, rank: int, size: int, why: str) -> None: ...
+def _sampled_bits(tensors: Sequence[Tensor | None], seed: int, of_gradients: bool) -> bytes: ...
 
 class _ElasticJob:
     @staticmethod

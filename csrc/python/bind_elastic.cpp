@@ -7,6 +7,7 @@
 #include "python/bindings.h"
 #include "python/error_objects.h"
 #include "python/limits.h"
+#include "python/sampled_bits.h"
 
 namespace py = pybind11;
 
@@ -166,6 +167,12 @@ std::string nameOfMember(ElasticJob& job, const std::string& hex) {
 
 void bind_elastic(py::module_& module) {
   py::register_local_exception_translator(&translateElastic);
+  module.def(
+      "_sampled_bits",
+      [](const py::sequence& tensors, uint64_t seed, bool of_gradients) {
+        return py::bytes(sampledBits(tensors, seed, of_gradients));
+      },
+      py::arg("tensors"), py::arg("seed"), py::arg("of_gradients"));
   py::class_<ElasticJob, JobPtr>(module, "_ElasticJob")
       .def_static("join", &join, py::arg("address"), py::kw_only(), py::arg("size"),
                   py::arg("min_size"), py::arg("max_size"), py::arg("store_rule"), py::arg("limit"),

@@ -28,11 +28,12 @@ from torchft_ext.elastic._state import State
 from torchft_ext.elastic._step import Step
 from torchft_ext.elastic._steps import steps
 from torchft_ext.elastic._sync import SyncReport, sync
-from torchft_ext.elastic._view import Answer, View
+from torchft_ext.elastic._view import Answer, Digest, View
 
 __all__ = [
     "Answer",
     "BatchSampler",
+    "Digest",
     "DivergenceError",
     "ElasticError",
     "Job",

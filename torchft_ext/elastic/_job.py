@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from torchft_ext import _C, _groups, _interrupts
 from torchft_ext.elastic import _current, _tables
 from torchft_ext.elastic._errors import ElasticError
-from torchft_ext.elastic._view import Answer, View
+from torchft_ext.elastic._view import Answer, Digest, View
 from torchft_ext.elastic._view_groups import ViewGroups
 from torchft_ext.errors import CommError, _kind_of
 
@@ -412,7 +412,13 @@ class Job:
             self._groups_of(view).follow(lasting, unique, ranks, left)
             self._ruled[name] = lasting
 
-    def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
+    def agree(
+        self,
+        ok: bool,
+        note: bytes = b"",
+        timeout: timedelta | None = None,
+        digest: Digest | None = None,
+    ) -> Answer:
         """Agree with all members of view() on whether all are well; the same answer on all.
 
         An ok that one member got holds in every later view, also if that member died at once. A
@@ -422,15 +428,23 @@ class Job:
         Args:
             ok: this member's.
             note: bytes for all; 1 MiB divided by the number of members, at most.
+            timeout: None: the job's.
+            digest: what this member has computed. The answer is ok only if all `common` parts are
+                equal, and for each shard all parts of it; else it has `diverged`. Members that give
+                none are not compared.
 
         Raises:
+            ValueError: the note, or a part of the digest, is too long; before anything is sent.
             NoQuorumError, LeftOutError: as recover().
             ElasticError: no answer by the timeout.
         """
         view = self._view
         if view is None:
             raise RuntimeError("agree: expected a view: call recover() first")
-        found = self._native.agree(ok, note, timeout or self.timeout)
+        part = digest or Digest()
+        found = self._native.agree(
+            ok, note, timeout or self.timeout, part.common, part.of_shard, part.shard
+        )
         notes = found["notes"]
         return Answer(
             ok=found["ok"],
@@ -439,6 +453,7 @@ class Job:
             waiting=tuple(found["waiting"]),
             leaving=tuple(found["leaving"]),
             new_witness=found["new_witness"],
+            diverged=found["diverged"],
         )
 
     def check(self) -> None:

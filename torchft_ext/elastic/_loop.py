@@ -9,6 +9,7 @@ from time import monotonic, sleep
 
 import torch.distributed as dist
 
+from torchft_ext.elastic._divergence import divergence
 from torchft_ext.elastic._errors import (
     DivergenceError,
     ElasticError,
@@ -17,6 +18,7 @@ from torchft_ext.elastic._errors import (
     NoQuorumError,
     StateLostError,
 )
+from torchft_ext.elastic._evidence import Check, Comparison, Evidence
 from torchft_ext.elastic._rebuild import rebuild
 from torchft_ext.elastic._replicas import Held, Place, Replicas
 from torchft_ext.elastic._state import NO_LINEAGE, Standing, State
@@ -62,13 +64,16 @@ class Loop:
         job: JobLike,
         build: Callable[[View], object] | None,
         replicas: Replicas | None,
+        check: Check,
     ) -> None:
         self.job = job
+        self.comparison: Comparison | None = None  # of what trains in this view
         self._state = state
         self._total = total
         self._reached = 0  # steps that the members have committed; the state may lack the last
         self._build = build
         self._replicas = replicas
+        self._check = check
         self._failures = _Failures()
 
     @property
@@ -111,6 +116,8 @@ class Loop:
         answer: Answer | None = None
         with suppress(CommError):
             answer = self.job.agree(True, timeout=timeout)
+        if answer is not None and answer.diverged:
+            raise divergence(self.job, view, Evidence(), {}, timeout)
         if answer is not None and answer.ok:
             self._state.step += 1
             self._state.dirty = True  # it has not taken part in it
@@ -129,9 +136,11 @@ class Loop:
         holds = parked or not self._state.dirty
         answer: Answer | None = None
         try:
-            answer = self.job.agree(holds, timeout=timeout)
+            answer = self._agree_on_result(view, holds, timeout)
         except CommError:
             pass  # of the view: the next one says more
+        except DivergenceError:
+            raise
         except ElasticError as error:
             self._go_alone(error, holds=holds)
             return None
@@ -142,6 +151,16 @@ class Loop:
         except _NO_VIEW as error:
             self._go_alone(error, holds=parked or not self._state.dirty)
             return None
+
+    def _agree_on_result(self, view: View, holds: bool, timeout: timedelta | None) -> Answer:
+        """Whether all that train hold it, and the same one."""
+        evidence = Evidence()
+        if holds and self.comparison is not None:
+            evidence = self.comparison.of_result()
+        answer = self.job.agree(holds, timeout=timeout, digest=evidence.digest())
+        if answer.diverged:
+            raise divergence(self.job, view, evidence, self._state.objects, timeout)
+        return answer
 
     def _go_alone(self, error: Exception, *, holds: bool) -> None:
         """An error of the others' is none of a member that holds the result, or leaves."""
@@ -202,6 +221,7 @@ class Loop:
 
     def _take_in(self, view: View) -> bool:
         """Bring all members to one state; False where that takes another view."""
+        self.comparison = None
         self._note(view)
         try:
             if self._replicas is not None:
@@ -302,6 +322,8 @@ class Loop:
         if place is not None:
             standing.replica, standing.shard = place.replica, place.shard
         state.lineage = view.lineage
+        shard = None if place is None else place.shard
+        self.comparison = Comparison(state, self._total, self._check, shard)
         view.phases["sync"] = report.elapsed
         self.job.log(
             f"elastic job: view {view.number}: step {report.step}, the state of rank "

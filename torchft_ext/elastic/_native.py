@@ -26,3 +26,4 @@ class AnswerFields(TypedDict):
     waiting: list[str]
     leaving: list[str]
     new_witness: bool
+    diverged: bool

@@ -403,7 +403,12 @@ def memory_of(value: object) -> list[torch.Tensor]:
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
         return [local_of(tensor) if is_shard(tensor) else tensor for tensor in tensors]
-    return list(value.state_dict().values()) if isinstance(value, _Tensors) else []
+    return list(bare_tensors(value).values())
+
+
+def bare_tensors(value: object) -> Mapping[str, torch.Tensor]:
+    """Return the tensors that were given to State() as such, by their keys; else none."""
+    return value.state_dict() if isinstance(value, _Tensors) else {}
 
 
 def hash_leaves(parts: Sequence[Encoded]) -> dict[str, bytes]:

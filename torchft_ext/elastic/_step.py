@@ -11,10 +11,13 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from torchft_ext.elastic._divergence import divergence
+from torchft_ext.elastic._errors import DivergenceError
+from torchft_ext.elastic._evidence import Comparison, Evidence
 from torchft_ext.elastic._random import manual_seed
 from torchft_ext.elastic._replicas import Place
 from torchft_ext.elastic._state import State
-from torchft_ext.elastic._view import Answer, View
+from torchft_ext.elastic._view import Answer, Digest, View
 from torchft_ext.errors import CommError
 
 __all__ = ["JobLike", "Step"]
@@ -50,7 +53,13 @@ class JobLike(Protocol):
     def recover(self, timeout: timedelta | None = None) -> View:
         """Block until a newer view is formed."""
 
-    def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
+    def agree(
+        self,
+        ok: bool,
+        note: bytes = b"",
+        timeout: timedelta | None = None,
+        digest: Digest | None = None,
+    ) -> Answer:
         """Block until all members have voted."""
 
     def check(self) -> None:
@@ -94,6 +103,7 @@ class Step:
         view: View,
         agree_timeout: timedelta | None,
         place: Place | None,
+        comparison: Comparison | None,
     ) -> None:
         """steps() makes it."""
         self.number = state.step
@@ -106,6 +116,7 @@ class Step:
         self._state = state
         self._job = job
         self._agree_timeout = agree_timeout
+        self._comparison = comparison
         self._entered = False
         self._view_over = False
 
@@ -151,6 +162,7 @@ class Step:
             CommError: a managed group failed, or the view is over: let it leave the block. Where
                 it came out of one of the functions, the step counts, but not with this member's
                 half-done update: this member's state is dirty, and taken from another one.
+            DivergenceError: members do not hold the same; see `check` of steps(). On all members.
             RuntimeError: outside of the block, or the second time.
             TypeError: what was given is no function; before anything is agreed on. Or the state has
                 a value that no newcomer could be sent, such as a set; the step counts then.
@@ -182,9 +194,9 @@ class Step:
             self._state.restore_modes()  # the failure may have cut a validation short
             clear_frames(traceback)  # they hold what the failed pass has made, and its model
             return True
-        if error is not None:
+        if error is not None and not isinstance(error, DivergenceError):  # which all raise
             self._job.abort(f"step {self.number}: {type(error).__name__}: {error}")
-        elif self.answer is None:
+        elif error is None and self.answer is None:
             self._refuse("the block ended without commit(); call it on every way through")
         return False
 
@@ -199,12 +211,19 @@ class Step:
 
     def _agree(self) -> Answer:
         """After a CommError of these two the view is over, whatever the groups' state."""
+        evidence = Evidence()
         try:
             self._job.check()
-            return self._job.agree(True, timeout=self._agree_timeout)
+            if self._comparison is not None:
+                evidence = self._comparison.of_step()
+            answer = self._job.agree(True, timeout=self._agree_timeout, digest=evidence.digest())
         except CommError:
             self._view_over = True
             raise
+        if answer.diverged:
+            objects, timeout = self._state.objects, self._agree_timeout
+            raise divergence(self._job, self.view, evidence, objects, timeout)
+        return answer
 
     def _check_functions(self, functions: tuple[object, ...]) -> None:
         """Refuse `commit(optimizer.step())`: that update was made before anybody agreed."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from datetime import timedelta
 
 from torchft_ext.elastic._current import current
+from torchft_ext.elastic._evidence import Check
 from torchft_ext.elastic._loop import Loop
 from torchft_ext.elastic._replicas import Replicas
 from torchft_ext.elastic._state import State
@@ -23,6 +24,7 @@ def steps(
     build: Callable[[View], object] | None = None,
     replicas: Replicas | None = None,
     agree_timeout: timedelta | None = None,
+    check: Check = "gradients",
 ) -> Generator[Step, None, None]:
     """Yield the steps of a training run, each until it is committed.
 
@@ -51,18 +53,27 @@ def steps(
             dirty.
         agree_timeout: of the agreement on one step, and of what a member that holds the result
             waits for after the last one; None: the job's.
+        check: what members compare with every vote, so that one that holds something else is
+            noticed in that step. "gradients": a few bits of each gradient. "state": a few bits of
+            each parameter, as the update before has left it, for programs that combine gradients
+            in commit(). Both with it: the number of the step, `total`, what samplers give, and the
+            plain values of optimizers and schedulers; after the last step the whole state but for
+            buffers of modules. Of devices' tensors four at a time. None: nothing.
 
     Raises:
         CommError: one step failed three times without a change of members; the last failure.
         NoQuorumError, NoProgressError, LeftOutError, StateLostError, DivergenceError: the job
-            cannot go on here.
+            cannot go on here. DivergenceError names what differs, and is raised on all members.
         ElasticError: one step was voted down three times without a change of members.
         RuntimeError: a step was left without commit(), or was not entered.
+        ValueError: there is no such `check`.
 
     Threads: the caller's only. Source: state.commit() of Horovod Elastic; here the
     members agree before the update, so that no state needs to be rolled back.
     """
-    loop = Loop(state, total, job if job is not None else current(), build, replicas)
+    if check not in ("gradients", "state", None):
+        raise ValueError(f"steps: check: expected 'gradients', 'state' or None, found {check!r}")
+    loop = Loop(state, total, job if job is not None else current(), build, replicas, check)
     view: View | None = loop.first_view()
     while view is not None:
         if loop.over:
@@ -70,6 +81,6 @@ def steps(
         elif loop.parked:
             view = loop.sit_out(view, agree_timeout)
         else:
-            step = Step(state, loop.job, view, agree_timeout, loop.place)
+            step = Step(state, loop.job, view, agree_timeout, loop.place, loop.comparison)
             yield step
             view = loop.view_after(step)

@@ -5,7 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-__all__ = ["Answer", "View"]
+__all__ = ["Answer", "Digest", "View"]
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What a member has computed, in hashes that members compare as they agree.
+
+    Attributes:
+        common: 1 to 16 bytes, of what all members have to hold alike; empty: it says nothing.
+        of_shard: the same of what the members that hold one shard have to hold alike.
+        shard: the number of that shard, from 0 on.
+    """
+
+    common: bytes = b""
+    of_shard: bytes = b""
+    shard: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ class Answer:
         leaving: ids of members that want to leave.
         new_witness: the job's store is another one than the witness of the view, or restarted
             empty: the next view appoints it, so recover() is due.
+        diverged: the digests of members differ that have to be equal; `ok` is False then.
     """
 
     ok: bool
@@ -71,6 +87,7 @@ class Answer:
     waiting: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     new_witness: bool = False
+    diverged: bool = False
 
     @property
     def changes_view(self) -> bool:

@@ -15,7 +15,7 @@ from torchft_ext.elastic._replicas import Held, Place, Replicas
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._steps import steps
-from torchft_ext.elastic._view import Answer, View
+from torchft_ext.elastic._view import Answer, Digest, View
 
 ME = "aa"
 LOST = torchft_ext.PeerLostError("allreduce: rank 1 is lost")
@@ -78,7 +78,13 @@ class FakeJob:
         )
         return self._view
 
-    def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer:
+    def agree(
+        self,
+        ok: bool,
+        note: bytes = b"",
+        timeout: timedelta | None = None,
+        digest: Digest | None = None,
+    ) -> Answer:
         self.events.append("agree")
         answer = self.answers.pop(0) if self.answers else Answer(ok)
         if isinstance(answer, Exception):

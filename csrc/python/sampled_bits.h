@@ -1,0 +1,19 @@
+// A few bits of each of many tensors, in hashes: where members hold the same, these are equal.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+
+namespace torchft_ext {
+
+// 8 bytes for each of a sequence of tensors and Nones, which depend on its dtype, its shape and the
+// bits of at most 16 elements, at places that the seed chooses. None has a hash of its own, and
+// so has a tensor whose memory has no order of elements (sparse, quantized, conjugated): its values
+// are not in it. On the CPU nothing is copied. Of the tensors of devices a few are sampled at a
+// time, others with another seed; the call waits for the device's current stream. With the GIL.
+// of_gradients: of their .grad instead. TypeError: something else is in the sequence.
+std::string sampledBits(const pybind11::sequence& tensors, uint64_t seed, bool of_gradients);
+
+}  // namespace torchft_ext

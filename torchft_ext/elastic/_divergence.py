@@ -1,0 +1,182 @@
+"""Names what differs between members whose digests do: one more agreement, whose notes say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Protocol
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from torchft_ext.elastic._codec import decode, encode
+from torchft_ext.elastic._errors import DivergenceError, ElasticError
+from torchft_ext.elastic._evidence import Evidence, Rows
+from torchft_ext.elastic._sampler import BatchSampler
+from torchft_ext.elastic._view import Answer, View
+from torchft_ext.errors import CommError
+
+__all__ = ["divergence"]
+
+_ALL_NOTES = 1 << 20  # bytes, of all members; see Job.agree()
+_LONGEST_VALUE = 64
+_HASH = 8
+_REST = "one of the rest"
+
+# A row of a report: its name, and the value's text, or a hash.
+Row = tuple[str, str | bytes]
+
+
+class Voter(Protocol):
+    """What divergence() asks of a job."""
+
+    def agree(self, ok: bool, note: bytes = b"", timeout: timedelta | None = None) -> Answer: ...
+
+
+def divergence(
+    job: Voter,
+    view: View,
+    evidence: Evidence,
+    objects: Mapping[str, object],
+    timeout: timedelta | None,
+) -> DivergenceError:
+    """Find out what differs. Blocks, in one agreement: all members of the view call it after an
+    answer that has `diverged`.
+
+    Args:
+        job: of which `view` is the view.
+        view: that voted.
+        evidence: what this member's digest was made of.
+        objects: of the state, by name; for advice.
+        timeout: of the agreement.
+
+    Returns:
+        The error that all of them raise.
+    """
+    note = _note(evidence, _ALL_NOTES // view.size)
+    try:
+        answer = job.agree(False, note, timeout)
+    except (CommError, ElasticError) as error:
+        return DivergenceError(f"members hold different state; it was not found out which: {error}")
+    reports = [_Report.unpack(note) for note in answer.notes]
+    return _error_of({rank: one for rank, one in enumerate(reports) if one is not None}, objects)
+
+
+def _note(evidence: Evidence, most: int) -> bytes:
+    """As much as there is room for, the first rows first."""
+    common, of_shard = list(_rows(evidence.common)), list(_rows(evidence.of_shard))
+    if not common and not of_shard:
+        return b""
+    kept = len(common) + len(of_shard)
+    while True:
+        cut = max(0, kept - len(common))
+        rows = [_cut(common, min(kept, len(common))), _cut(of_shard, cut)]
+        note = encode([evidence.shard, *rows], "report").data
+        if len(note) <= most:
+            return note
+        if kept == 0:
+            return b""
+        kept = min(kept - 1, kept * most // len(note))
+
+
+def _cut(rows: list[Row], kept: int) -> list[Row]:
+    if kept >= len(rows):
+        return rows
+    rest = blake2b(encode(rows[kept:], "rest").data, digest_size=_HASH).digest()
+    return [*rows[:kept], (_REST, rest)]
+
+
+def _rows(rows: Rows) -> Iterator[Row]:
+    for path, data in rows.values.items():
+        yield path, _text_of(path, data)
+    yield from rows.tensors()
+
+
+def _text_of(path: str, data: bytes) -> str | bytes:
+    """What people read, of values that are short."""
+    if not data or len(data) > _LONGEST_VALUE:
+        return blake2b(data, digest_size=_HASH).digest()
+    return repr(decode(data, path, lambda _, meta: meta))
+
+
+class _Report:
+    """What one member says that it holds."""
+
+    def __init__(self, common: Sequence[Row], of_shard: Sequence[Row], shard: int) -> None:
+        self.common = dict(common)
+        self.of_shard = dict(of_shard)
+        self.shard = shard
+
+    @classmethod
+    def unpack(cls, note: bytes) -> _Report | None:
+        """None: the member gave none, or one in another language."""
+        try:
+            shard, common, of_shard = decode(note, "report", lambda _, meta: meta)
+            return cls(common, of_shard, shard)
+        except (ValueError, TypeError):
+            return None
+
+
+def _error_of(reports: Mapping[int, _Report], objects: Mapping[str, object]) -> DivergenceError:
+    found = _first_difference({rank: one.common for rank, one in reports.items()})
+    for shard in sorted({one.shard for one in reports.values()}):
+        if found is None:
+            holders = {rank: one.of_shard for rank, one in reports.items() if one.shard == shard}
+            found = _first_difference(holders)
+    if found is None:
+        return DivergenceError(
+            f"members hold different state, but nothing that ranks {sorted(reports)} report "
+            "differs; others report nothing, or left"
+        )
+    name, said = found
+    most = max(said.values(), key=lambda ranks: (len(ranks), -ranks[0]))
+    odd = tuple(sorted(rank for ranks in said.values() if ranks is not most for rank in ranks))
+    texts = "; ".join(f"{_shown(value)} on ranks {ranks}" for value, ranks in said.items())
+    step = _step_of(reports, most[0])
+    return DivergenceError(
+        f"step {step}: {name} differs: {texts}. {_advice(name, objects)}", path=name, ranks=odd
+    )
+
+
+def _step_of(reports: Mapping[int, _Report], rank: int) -> str:
+    return str(reports[rank].common.get("step", "?"))
+
+
+def _first_difference(
+    rows: Mapping[int, Mapping[str, str | bytes]],
+) -> tuple[str, dict[str | bytes, list[int]]] | None:
+    """The first row that is not the same on all, and who says what there."""
+    names = dict.fromkeys(name for one in rows.values() for name in one)
+    for name in names:
+        said: dict[str | bytes, list[int]] = {}
+        for rank, one in rows.items():
+            said.setdefault(one.get(name, "nothing"), []).append(rank)
+        if len(said) > 1:
+            return name, said
+    return None
+
+
+def _shown(value: str | bytes) -> str:
+    return value if isinstance(value, str) else f"hash {value.hex()}"
+
+
+def _advice(name: str, objects: Mapping[str, object]) -> str:
+    """What it usually is."""
+    if name.startswith("gradient of"):
+        return (
+            "Is the model wrapped in DDP, and does every member's backward() go through it? "
+            "A program that combines gradients in commit() names steps(check='state')"
+        )
+    if name.startswith("values of"):
+        return "An update was made outside of commit(), or without all members"
+    if name == "total":
+        return "Give steps() the same total on all members"
+    value = objects.get(name.split(".")[0])
+    if isinstance(value, BatchSampler):
+        return "Give BatchSampler the same data, batch_size and seed on all members"
+    if isinstance(value, Optimizer):
+        return "Is a scheduler missing in State(), or was a value changed outside of commit()?"
+    if isinstance(value, LRScheduler):
+        return "Was it stepped outside of commit(), or on some members alone?"
+    return "All members have to hold it alike"
