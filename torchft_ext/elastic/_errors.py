@@ -9,8 +9,9 @@ NoProgressError    views of the same members come to nothing, for a cause that d
                    it; the text has it
 LeftOutError       the others went on without this process: join again, with a new member id
 StateLostError     no member has a whole copy of the state: found a new job from a checkpoint
-DivergenceError    members of one version hold different state: find the difference in the
-                   program (an update without all ranks, a seed), go back to a checkpoint
+DivergenceError    members hold different state or gradients: find the difference in the program (a
+                   model without DDP, an update without all ranks, a seed); where they have
+                   committed different state, go back to a checkpoint
 =================  ==========================================================================
 
 None of them is a CommError: beginning another generation does not help.
@@ -52,11 +53,12 @@ class StateLostError(ElasticError):
 
 
 class DivergenceError(ElasticError):
-    """Members that committed the same steps hold different replicated state.
+    """Members hold different replicated state, or would commit different steps.
 
     Attributes:
-        path: of the first leaf that differs, such as ``"model/fc.weight"``.
-        ranks: those of the view that differ there from the source.
+        path: what differs first, such as ``"model/fc.weight"`` or ``"gradient of model.fc.weight"``;
+            empty where that was not found out.
+        ranks: those of the view that differ there from the source, or from most of the others.
     """
 
     def __init__(self, message: str = "", *, path: str = "", ranks: tuple[int, ...] = ()) -> None:
