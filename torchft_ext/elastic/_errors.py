@@ -56,7 +56,7 @@ class DivergenceError(ElasticError):
     """Members hold different replicated state, or would commit different steps.
 
     Attributes:
-        path: what differs first, such as ``"model/fc.weight"`` or ``"gradient of model.fc.weight"``;
+        path: what differs first, such as ``"model/fc.weight"``; in a step ``"gradient of ..."``;
             empty where that was not found out.
         ranks: those of the view that differ there from the source, or from most of the others.
     """
