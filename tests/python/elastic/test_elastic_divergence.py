@@ -378,8 +378,10 @@ def loop(
     scaler: torch.amp.GradScaler | None = None,
     check: str = "gradients",
 ) -> str:
-    objects = [] if scaler is None else [scaler]
-    state = elastic.State(model, optimizer, *objects)
+    further = [] if scaler is None else [scaler]
+    if not isinstance(optimizer, ZeroRedundancyOptimizer):  # its state_dict() communicates
+        further.insert(0, optimizer)
+    state = elastic.State(model, *further)
     draw = torch.Generator().manual_seed(dist.get_rank())
     for step in elastic.steps(state, STEPS, check=check):
         with step:
