@@ -288,15 +288,16 @@ def test_other_batch_size_is_told_in_its_first_step(ranks, world):
     (text,) = errors_of(world, (train,), (train, DDP, STEPS, 8), (train,))
     assert_matches(
         text,
-        r"^step 0: batchsampler.batch_size differs: 4 on ranks \[0, 2\]; 8 on ranks \[1\].*"
-        r"batchsampler\.batch_size \(1,\)$",
+        r"^step 0: batchsampler.batch_size differs: .*8 on ranks (\[\d\]).* "
+        r"batchsampler\.batch_size \(\d,\)$",
     )
 
 
 def test_other_total_is_told_in_its_first_step(ranks, world):
     world.run(come, ranks.address(), 3)
     (text,) = errors_of(world, (train,), (train,), (train, DDP, STEPS + 1))
-    assert_matches(text, r"total differs: 6 on ranks \[0, 1\]; 7 on ranks \[2\].*total \(2,\)$")
+    assert_matches(text, r"total differs: .*7 on ranks \[\d\].* total \(\d,\)$")
+    assert_matches(text, r"6 on ranks \[\d, \d\]")
 
 
 def test_members_that_are_told_to_compare_nothing_do_not(ranks, world):
@@ -308,7 +309,7 @@ def test_members_that_are_told_to_compare_nothing_do_not(ranks, world):
 def train_with_forgotten_scheduler(total: int) -> int:
     model = DDP(nn.Linear(6, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 / (1 + done))
     state = elastic.State(model, optimizer)
     for step in elastic.steps(state, total):
         with step:
@@ -432,6 +433,7 @@ def amp_overflow() -> str:
 
 
 def zero() -> str:
+    jobs[0].recover()  # its parts are those of the view
     model = DDP(nn.Linear(6, 3))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     return loop(model, optimizer)
