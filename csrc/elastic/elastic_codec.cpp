@@ -227,6 +227,8 @@ static void write(ByteWriter& writer, const Promise& promise) {
   writeAll(writer, promise.waiting);
   writeAll(writer, promise.cut);
   writeAll(writer, promise.absent);
+  writer.u8(promise.shard ? 1 : 0);
+  if (promise.shard) writer.u32(*promise.shard);
   write(writer, promise.witness);
 }
 static Promise readPromise(ByteReader& reader) {
@@ -243,6 +245,7 @@ static Promise readPromise(ByteReader& reader) {
   promise.waiting = readAll(reader, kMostMembers, readMember);
   promise.cut = readAll(reader, kMostMembers, readPair);
   promise.absent = readIds(reader);
+  promise.shard = readIfAny(reader, [](ByteReader& from) { return from.u32(); });
   promise.witness = readId<WitnessId>(reader);
   return promise;
 }

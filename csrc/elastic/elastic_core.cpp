@@ -372,6 +372,7 @@ Promise ElasticCore::promise() const {
   }
   promise.cut.assign(cut.begin(), cut.end());
   promise.absent.assign(absent_.begin(), absent_.end());
+  promise.shard = shard_;
   promise.witness = witness_;
   promise.ready = ready_;
   promise.leaving = leaving_;
@@ -675,7 +676,7 @@ ElasticEffects ElasticCore::beginLineage(const Lineage& lineage) {
   waiting_.clear();  // they asked the old lineage
   Promise own = promise();
   own.leaving = false;
-  View next = nextView(view_, {{self_.id, std::move(own)}}, {}, rules_.max_size);
+  View next = nextView(view_, {{self_.id, std::move(own)}}, {}, rules_);
   next.lineage = lineage;
   next.witness = witness_ = {};  // another one to each lineage
   setSecret(next, secretOf(next.lineage, next.number));
@@ -714,6 +715,7 @@ std::string ElasticCore::fingerprint() const {
   }
   ids(absent_);
   writer.u8(static_cast<uint8_t>((leaving_ ? 1 : 0) | (ready_ ? 2 : 0) | (unsealed_ ? 4 : 0)));
+  writer.u32(shard_ ? *shard_ + 1 : 0);
   writer.u32(static_cast<uint32_t>(questions_));
   writer.text(decision_.fingerprint());
   writer.text(agreements_.fingerprint());

@@ -93,6 +93,9 @@ class ElasticCore {
   ElasticEffects agree(uint64_t view, Vote vote);
   // The user awaits a view, or forms one: it is not absent.
   void setReady(bool ready) { ready_ = ready; }
+  // The shard of a sharded state that its user holds: nobody is left out as absent who may hold the
+  // only copy of one.
+  void setShard(std::optional<uint32_t> shard) { shard_ = shard; }
   // A view newer than this is wanted.
   ElasticEffects want(uint64_t newer_than);
   // Time has passed: says again what may have been lost, tries again what did not succeed.
@@ -169,6 +172,7 @@ class ElasticCore {
   bool unsealed_ = false;  // left out by a view whose seal nobody checked: it is not passed on
   bool leaving_ = false;
   bool ready_ = false;
+  std::optional<uint32_t> shard_;
   ViewDecision decision_;  // on the view after view_
   Agreements agreements_;
   int questions_ = 0;  // asked again in vain, while a lost member's word is missing

@@ -122,6 +122,12 @@ void ElasticMember::setReady(bool ready) {
   });
 }
 
+void ElasticMember::setShard(std::optional<uint32_t> shard) {
+  driver_->loop.post([driver = driver_, shard] {
+    if (driver->core) driver->core->setShard(shard);
+  });
+}
+
 void ElasticMember::watchForming(bool forming) {
   driver_->loop.post([driver = driver_, forming] { driver->watchForming(forming); });
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -45,7 +46,8 @@ class ElasticMember {
   std::vector<MemberId> leftOutSince(const View& view) const;
 
   // Waits for a view newer than this, with this member in it; asks for one. leave_out: members of
-  // the newest view to be left out unless they wait too; unreachable: pairs of its members that
+  // the newest view to be left out unless they wait too, where those that wait may go on without
+  // them (nextView()); unreachable: pairs of its members that
   // could not connect, of which one is left out. Throws ElasticError.
   View awaitView(uint64_t newer_than, Deadline deadline, const Cancelled& cancelled = {},
                  const std::set<MemberPair>& unreachable = {},
@@ -62,6 +64,8 @@ class ElasticMember {
   void suspect(const std::map<MemberId, std::string>& lost);
   // The user awaits a view, or forms one: who leaves out the absent keeps it. awaitView() says so.
   void setReady(bool ready);
+  // The shard of a sharded state that the user holds; nothing: none.
+  void setShard(std::optional<uint32_t> shard);
   // While a view's groups are formed: its members are asked whether they live, and the loss of one
   // is told as the view's end.
   void watchForming(bool forming);

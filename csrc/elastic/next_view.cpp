@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "elastic/agreements.h"
+#include "elastic/quorum.h"
 
 namespace torchft_ext {
 namespace {
@@ -51,7 +52,7 @@ std::optional<MemberId> worstOf(const View& base, const Pairs& pairs) {
 }
 
 // Members that somebody gave up waiting for, and that still do not await a view themselves.
-std::set<MemberId> absentees(const std::map<MemberId, Promise>& promises) {
+std::set<MemberId> calledAbsent(const std::map<MemberId, Promise>& promises) {
   std::set<MemberId> absent;
   for (const auto& [member, promise] : promises) {
     for (const MemberId& id : promise.absent) {
@@ -60,6 +61,41 @@ std::set<MemberId> absentees(const std::map<MemberId, Promise>& promises) {
     }
   }
   return absent;
+}
+
+// Of these members, those that hold one shard say so.
+std::set<uint32_t> shardsOf(const std::map<MemberId, Promise>& promises,
+                            const std::set<MemberId>& members) {
+  std::set<uint32_t> shards;
+  for (const MemberId& id : members) {
+    if (promises.at(id).shard) shards.insert(*promises.at(id).shard);
+  }
+  return shards;
+}
+
+// One that is fast must not throw out all that are slow.
+bool mayGoOn(const View& base, const std::map<MemberId, Promise>& promises,
+             const std::set<MemberId>& ready, const std::set<MemberId>& others,
+             const ElasticRules& rules) {
+  if (ready.size() < static_cast<size_t>(rules.min_size)) return false;
+  if (quorumOf({base.voters}, ready, !base.witness.isZero()) == QuorumState::kNone) return false;
+  const std::set<uint32_t> kept = shardsOf(promises, ready);
+  const std::set<uint32_t> wanted = shardsOf(promises, others);
+  return std::includes(kept.begin(), kept.end(), wanted.begin(), wanted.end());
+}
+
+// Called so, and the others may go on without them; those do not wait for who leaves or is gone.
+std::set<MemberId> absentees(const View& base, const std::map<MemberId, Promise>& promises,
+                             const std::set<MemberId>& gone, const ElasticRules& rules) {
+  const std::set<MemberId> absent = calledAbsent(promises);
+  if (absent.empty() || !rules.parts.ready_are_enough) return absent;
+  std::set<MemberId> ready;
+  std::set<MemberId> others;
+  for (const auto& [member, promise] : promises) {
+    if (promise.leaving || gone.contains(member)) continue;
+    (absent.contains(member) ? others : ready).insert(member);
+  }
+  return mayGoOn(base, promises, ready, others, rules) ? absent : std::set<MemberId>{};
 }
 
 std::vector<Outcome> outcomesAfter(const View& base, const std::map<MemberId, Promise>& promises) {
@@ -118,7 +154,7 @@ std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Prom
 }
 
 View nextView(const View& base, const std::map<MemberId, Promise>& promises,
-              const std::set<MemberId>& gone, int max_size) {
+              const std::set<MemberId>& gone, const ElasticRules& rules) {
   View next;
   next.lineage = base.lineage;
   next.number = base.number + 1;
@@ -126,7 +162,7 @@ View nextView(const View& base, const std::map<MemberId, Promise>& promises,
   next.old_size = static_cast<int>(base.members.size());
   next.outcomes = outcomesAfter(base, promises);
   const bool all_vote = promoted(promises, next.outcomes);
-  std::set<MemberId> going = absentees(promises);
+  std::set<MemberId> going = absentees(base, promises, gone, rules);
   going.insert(gone.begin(), gone.end());
   const std::set<MemberId> losers = losersOfPairs(base, promises, going);
   for (const Member& member : base.members) {
@@ -140,7 +176,7 @@ View nextView(const View& base, const std::map<MemberId, Promise>& promises,
     next.members.push_back(member);
     if (votes) next.voters.push_back(member.id);
   }
-  takeIn(next, promises, gone, max_size);
+  takeIn(next, promises, gone, rules.max_size);
   if (next.voters.empty()) {  // all of them leave: they hand over to who stays
     next.voters = idsOf(next.members);
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "elastic/elastic_message.h"
+#include "elastic/proposal.h"
 #include "elastic/view.h"
 
 namespace torchft_ext {
@@ -19,7 +20,11 @@ std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Prom
 // Members: the promisers that are not gone and stay, in the order of `base`; then newcomers that
 // they know, up to max_size. Witness: the store that the promisers reach. Voters: those who are
 // voters of `base`; its learners too where one of its agreements was ok.
+//
+// A promiser that is not ready stays, unless another one calls it absent and those that are ready
+// can go on without all such: they are more than half of the voters, or half with a witness, they
+// are min_size at least, and hold a copy of every shard that a promiser holds.
 View nextView(const View& base, const std::map<MemberId, Promise>& promises,
-              const std::set<MemberId>& gone, int max_size);
+              const std::set<MemberId>& gone, const ElasticRules& rules);
 
 }  // namespace torchft_ext

@@ -96,7 +96,7 @@ void Proposal::choose(const std::set<MemberId>& gone) {
     value_ = binding->view;
     return;
   }
-  value_ = nextView(base_, promises_, gone, rules_.max_size);
+  value_ = nextView(base_, promises_, gone, rules_);
   setSecret(*value_, secret_);
   value_->store_decided = storeDecides() || stage_ != Stage::kPreparing;
   if (!base_.secret.isZero()) value_->seal = sealOf(*value_, base_.secret);

@@ -27,6 +27,7 @@ struct ElasticParts {
   bool lineages_apart = true;        // what another lineage says is not heard
   bool witness_is_the_views = true;  // a store of another identity has no vote
   bool digests_count = true;         // answers are not ok where those of the votes differ
+  bool ready_are_enough = true;      // absent members are left out only where the others suffice
   // In views of more members agreements are relayed (spread.h). Up to here the hops would cost more
   // than the messages that they spare; the model checker's worlds are small, and relay all the
   // same.

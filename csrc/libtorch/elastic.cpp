@@ -78,7 +78,7 @@ View Job::recover(Milliseconds timeout) {
 View Job::recover(const RecoverOptions& options) {
   const ElasticJob::Formed formed =
       job_->recover(options.timeout.count() == 0 ? timeout_ : options.timeout,
-                    options.exclude_absent, options.without_quorum);
+                    options.patience, options.without_quorum);
   job_->logView(formed.phases);
   View view = viewOf(formed, job_->member().id());
   members_ = view.members;

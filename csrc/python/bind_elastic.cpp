@@ -117,13 +117,14 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
   return endingWithoutGil(ElasticJob::join(options, within));
 }
 
-py::tuple recover(ElasticJob& job, const py::object& timeout, bool leave_out_absent,
+py::tuple recover(ElasticJob& job, const py::object& timeout, const py::object& patience,
                   bool without_quorum) {
   const auto within = limitOf("recover: timeout", timeout);
+  const auto with_absent = optionalLimitOf("recover: patience", patience);
   ElasticJob::Formed formed;
   {
     const py::gil_scoped_release no_gil;
-    formed = job.recover(within, leave_out_absent, without_quorum);
+    formed = job.recover(within, with_absent, without_quorum);
   }
   py::dict phases;
   for (const auto& [phase, duration] : formed.phases) phases[phase.c_str()] = duration;
@@ -181,7 +182,7 @@ void bind_elastic(py::module_& module) {
       .def("interface_name", &ElasticJob::interfaceName)
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
       .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backends"), NoGil())
-      .def("recover", &recover, py::arg("timeout"), py::arg("leave_out_absent"),
+      .def("recover", &recover, py::arg("timeout"), py::arg("patience"),
            py::arg("without_quorum") = false)
       .def("adopt", &ElasticJob::adopt, py::arg("backend"), NoGil())
       .def("came_to_nothing", &cameToNothing, py::arg("kind"), py::arg("how"), py::arg("cause"))
@@ -198,6 +199,7 @@ void bind_elastic(py::module_& module) {
       .def("min_size", [](ElasticJob& job) { return job.member().rules().min_size; })
       .def("waiting", [](ElasticJob& job) { return job.member().waiting(); })
       .def("name_of", &nameOfMember, py::arg("member"))
+      .def("set_shard", &ElasticJob::setShard, py::arg("shard"))
       .def("set_leaving", &ElasticJob::setLeaving, NoGil())
       .def(
           "leave",

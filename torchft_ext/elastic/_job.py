@@ -22,7 +22,6 @@ from torchft_ext.elastic._view_groups import ViewGroups
 from torchft_ext.errors import CommError, _kind_of
 
 _RULES = ("members", "store")
-_ABSENT = ("wait", "exclude")
 _KEY = "TORCHFT_EXT_ELASTIC_KEY"
 _LEAVE_WITHIN = timedelta(seconds=2)
 _LEAST_HEARTBEAT, _MOST_HEARTBEAT = timedelta(milliseconds=100), timedelta(hours=24)
@@ -331,8 +330,8 @@ class Job:
     def recover(
         self,
         timeout: timedelta | None = None,
-        absent: str = "wait",
         *,
+        patience: timedelta | None = None,
         without_quorum: bool = False,
     ) -> View:
         """Wait for a view after view(), and begin a generation of every managed group in it.
@@ -343,14 +342,16 @@ class Job:
 
         Args:
             timeout: None: the job's.
-            absent: of members that live and whose program does not call recover(): "wait" for them
-                until the timeout; "exclude" leaves them out after half of it.
+            patience: how long members are waited for that live, and whose program does not call
+                recover(); None: until the timeout. After it the next view is without them, if those
+                that call it may go on alone: they are more than half of the voters of the last view
+                (exactly half: with the store as witness), `min_size` at least, and hold a copy of
+                every shard. Otherwise they wait on.
             without_quorum: True: an operator's word, after NoQuorumError. This member goes on alone
                 from view(), in another lineage, whatever the others do. Call it on one member, once
                 you know that the others have ended; the rest joins that one anew.
 
         Raises:
-            ValueError: another `absent`.
             NoQuorumError: too few voters of the last view are there. At once where so many are
                 dead that there will be no quorum.
             NoProgressError: nothing succeeded in views in a row of the same members: in three
@@ -361,14 +362,12 @@ class Job:
             LeftOutError: the others went on without this process, or it has called leave().
             CommError: members were missing until the timeout.
         """
-        if absent not in _ABSENT:
-            raise ValueError(f"recover: absent: expected one of {_ABSENT}, found {absent!r}")
         before = self._view
         until = monotonic() + (timeout or self.timeout).total_seconds()
         while True:
             self._end_groups_of_view()
             left = timedelta(seconds=max(until - monotonic(), 0.001))
-            found, phases = self._native.recover(left, absent == "exclude", without_quorum)
+            found, phases = self._native.recover(left, patience, without_quorum)
             without_quorum = False  # said once
             continuing = before is not None and found["members_continuing"][found["rank"]]
             view = View(**found, continuing=continuing, phases=phases)

@@ -287,17 +287,16 @@ ElasticJob::Phases ElasticJob::phasesOfLoss() const {
   return phases;
 }
 
-ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, bool leave_out_absent,
+ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, std::optional<Milliseconds> patience,
                                        bool without_quorum) {
   const Deadline deadline = Deadline::after(timeout);
-  std::optional<Duration> patience;  // with those who do not come to a view
-  if (leave_out_absent) patience = durationOf(timeout) / 2;
   const auto lost = phasesOfLoss();
   suspectCulprits();
   judgeLastView();
   const auto working = [this](const void*) { member_->setReady(false); };
   const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
-  Formed formed = recoverBy(deadline, patience, without_quorum);
+  Formed formed = recoverBy(deadline, patience ? std::optional(durationOf(*patience)) : std::nullopt,
+                            without_quorum);
   formed.phases.insert(formed.phases.begin(), lost.begin(), lost.end());
   std::string left_out;  // now: the members may decide on another view before this one is logged
   for (const MemberId& id : member_->leftOutSince(formed.view)) {

@@ -67,14 +67,16 @@ class ElasticJob {
     Phases phases;
   };
   // Waits for a view newer than the one that was formed last, and forms all groups in it; a view
-  // that does not form is followed by another. leave_out_absent: members whose users have not
-  // come to a view within half of the time are left out of the next one. Blocks up to the timeout;
+  // that does not form is followed by another. patience: members whose users have not come to a
+  // view for so long are left out of the next one, where the others may go on without them
+  // (nextView()). Blocks up to the timeout;
   // calls the wait hook. Raises ElasticError, and where members were missing until the deadline,
   // that generation's failure. ElasticError (kNoProgress) where views of the same members come to
   // nothing again and again, for causes that do not pass: Standstill has the rule. The next view is
   // then asked for after a pause, which ends early where this member leaves or aborts.
   // without_quorum: this member goes on alone first, in a lineage of its own.
-  Formed recover(Milliseconds timeout, bool leave_out_absent = false, bool without_quorum = false);
+  Formed recover(Milliseconds timeout, std::optional<Milliseconds> patience = std::nullopt,
+                 bool without_quorum = false);
   // One line for the view that was formed last: who is in it, who decided, who is not in it any
   // more and why, and how long each part took. Of whoever called recover().
   void logView(const Phases& phases) const;
@@ -87,6 +89,8 @@ class ElasticJob {
   // Fails the generations of all managed groups, and ends the view, in whose store members may wait
   // for this one.
   void abort(const std::string& why);
+  // As that of the member.
+  void setShard(std::optional<uint32_t> shard) { member_->setShard(shard); }
   // As those of the member; a recover() that pauses goes on to hear of it.
   void setLeaving();
   bool leave(Deadline deadline);

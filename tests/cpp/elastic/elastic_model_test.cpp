@@ -170,6 +170,18 @@ ElasticWorldOptions threeWhoseDigestsDiffer() {
   return options;
 }
 
+// Some hang: before they vote, in the midst of an agreement, and when they have its answer.
+ElasticWorldOptions threeOfWhomSomeHang() {
+  ElasticWorldOptions options = three();
+  options.recoveries = 1;
+  options.exclusions = full() ? 2 : 1;
+  options.agreements = full() ? 2 : 1;
+  options.deaths = options.suspicions = 0;
+  options.noes = 0;
+  options.retries = 0;
+  return options;
+}
+
 // As views of more members do.
 ElasticWorldOptions fourThatRelay() {
   ElasticWorldOptions options;
@@ -239,6 +251,9 @@ TEST(ElasticModel, ThreeMembers) {
 }
 TEST(ElasticModel, ThreeMembersWhoseDigestsDiffer) {
   expectSafe(threeWhoseDigestsDiffer());
+}
+TEST(ElasticModel, ThreeMembersOfWhomSomeHang) {
+  expectSafe(threeOfWhomSomeHang());
 }
 TEST(ElasticModel, FourMembersThatRelayWhatTheyAreTold) {
   expectSafe(fourThatRelay());
@@ -348,6 +363,11 @@ TEST(ElasticModel, MissesThatDigestsCount) {
   ElasticWorldOptions options = threeWhoseDigestsDiffer();
   options.parts.digests_count = false;
   expectMissed(options, "ok although the digests of members");
+}
+TEST(ElasticModel, MissesThatFewOfTheReadyLeaveNobodyOut) {
+  ElasticWorldOptions options = threeOfWhomSomeHang();
+  options.parts.ready_are_enough = false;
+  expectMissed(options, "left out by fewer than half");
 }
 TEST(ElasticModel, MissesThatTheWitnessIsTheOneOfTheView) {
   ElasticWorldOptions options = twoAndWitness();

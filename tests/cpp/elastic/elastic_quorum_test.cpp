@@ -90,7 +90,7 @@ TEST(ElasticMember, OneOfFourGoesOnByTheStoresRule) {
 View withoutOthers(const View& view, const MemberId& stays) {
   std::map<MemberId, Promise> promises;
   for (const MemberId& id : idsOf(view.members)) promises[id].leaving = id != stays;
-  View next = nextView(view, promises, {}, static_cast<int>(view.members.size()));
+  View next = nextView(view, promises, {}, {});
   setSecret(next, ViewSecret::random());
   next.store_decided = true;
   next.seal = sealOf(next, view.secret);

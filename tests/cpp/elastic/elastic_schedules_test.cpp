@@ -75,6 +75,7 @@ struct Beside {
   int breaks = 0;
   bool hand_over = false;  // members leave and die, and all newcomers find what the store has
   int divergences = 0;     // not 0: votes have digests
+  int exclusions = 0;      // and as many recoveries
 };
 
 struct Schedule {
@@ -98,6 +99,7 @@ struct Schedule {
     options.leaves = beside.leaves;
     options.breaks = beside.breaks;
     options.divergences = beside.divergences;
+    options.exclusions = options.recoveries = beside.exclusions;
     options.digests = beside.divergences > 0;
     if (beside.hand_over) {
       options.newcomers = 3;
@@ -175,6 +177,16 @@ TEST(ElasticSchedules, OfFourMembersThatRelayDigestsThatDiffer) {
 TEST(ElasticSchedules, OfEightMembersWhoseDigestsDiffer) {
   Beside beside;
   beside.divergences = 3;
+  runSchedules(8, full() ? 20000 : 1000, 1500, beside);
+}
+TEST(ElasticSchedules, OfFourMembersOfWhomSomeHang) {
+  Beside beside{relaying(), 1, 2};
+  beside.exclusions = 3;
+  runSchedules(4, full() ? 20000 : 2000, 600, beside);
+}
+TEST(ElasticSchedules, OfEightMembersOfWhomSomeHang) {
+  Beside beside;
+  beside.exclusions = 4;
   runSchedules(8, full() ? 20000 : 1000, 1500, beside);
 }
 TEST(ElasticSchedules, OfFourMembersThatRelayMissTheSecondRound) {

@@ -130,6 +130,8 @@ std::vector<ElasticAction> ElasticWorld::actions() const {
     if (left_.wants > 0 && core(i).state() == ElasticCore::State::kActive) {
       all.push_back({Kind::kWant, i, 0});
     }
+    if (left_.recoveries > 0 && canPart(i)) all.push_back({Kind::kRecover, i, 0});
+    if (left_.exclusions > 0 && canPart(i)) all.push_back({Kind::kExclude, i, 0});
     for (int j = 0; left_.suspicions > 0 && j < size(); ++j) {
       if (canSuspect(i, j)) all.push_back({Kind::kSuspect, i, j});
     }
@@ -159,6 +161,11 @@ std::optional<ElasticAction> ElasticWorld::drawFault(std::mt19937_64& random) co
   };
   if (dead(a)) return std::nullopt;
   if (left_.leaves > 0 && random() % 4 == 0) return only(canPart(a), {Kind::kLeave, a, 0});
+  if (left_.recoveries + left_.exclusions > 0 && random() % 2 == 0) {
+    if (!canPart(a)) return std::nullopt;
+    if (random() % 2 == 0) return only(left_.recoveries > 0, {Kind::kRecover, a, 0});
+    return only(left_.exclusions > 0, {Kind::kExclude, a, 0});
+  }
   if (left_.breaks > 0 && random() % 2 == 0 && !links_.busy().empty()) {
     const Way& way = links_.busy()[random() % links_.busy().size()];
     const Kind kind = random() % 2 == 0 ? Kind::kBreak : Kind::kEnd;
@@ -356,6 +363,16 @@ void ElasticWorld::take(const ElasticAction& action) {
     case Kind::kPart:
       part(action.a);
       break;
+    case Kind::kRecover:
+      --left_.recoveries;
+      recover(action.a, {});
+      break;
+    case Kind::kExclude: {
+      --left_.exclusions;
+      const std::vector<MemberId> all = idsOf(core(action.a).view().members);
+      recover(action.a, {all.begin(), all.end()});
+      break;
+    }
     case Kind::kHeal:
       heal();
       break;
@@ -381,6 +398,13 @@ void ElasticWorld::vote(int i, int how) {
   carryOut(i, cores_[at].agree(view.number, std::move(vote)));
 }
 
+void ElasticWorld::recover(int i, const std::set<MemberId>& absent) {
+  ElasticCore& member = cores_[static_cast<size_t>(i)];
+  member.setReady(true);
+  member.leaveOut(absent);
+  carryOut(i, member.want(member.view().number));
+}
+
 void ElasticWorld::carryOut(int i, ElasticEffects effects) {
   const auto at = static_cast<size_t>(i);
   for (auto& [to, message] : effects.sends) {
@@ -392,6 +416,7 @@ void ElasticWorld::carryOut(int i, ElasticEffects effects) {
   if (effects.witness) asking_[at].request = std::move(effects.witness);
   if (effects.new_view) {
     asked_[at] = 0;
+    cores_[at].setReady(false);  // its user goes back to work
     checkView(i);
   }
   for (const Outcome& outcome : effects.answers) {
@@ -411,7 +436,14 @@ void ElasticWorld::checkView(int i) {
   if (lineage != 1 && lineage != i + 2 && !was_asked_for) {
     history_.fail("member " + std::to_string(i) + " is in another's lineage");
   }
+  if (options_.exclusions > 0 && hasNoOtherLosses()) history_.checkLeftOut(view);
   history_.adopt(view);
+}
+
+// Members are missing in a view because others called them absent, and for nothing else.
+bool ElasticWorld::hasNoOtherLosses() const {
+  return options_.deaths + options_.suspicions + options_.partings + options_.leaves == 0 &&
+         options_.cut.empty();
 }
 
 void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {
@@ -462,6 +494,7 @@ std::string ElasticWorld::settle() {
   left_.divergences = 0;
   left_.witness_restarts = left_.witness_losses = left_.partings = left_.leaves = left_.breaks = 0;
   left_.heals = false;
+  left_.recoveries = left_.exclusions = 0;
   for (int round = 0; round < 40 && history_.wrong().empty(); ++round) {
     runQuietly();
     if (!history_.wrong().empty()) return history_.wrong();
@@ -536,7 +569,8 @@ std::string ElasticWorld::fingerprint() const {
   for (const int left : {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
                          left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
                          static_cast<int>(store_.identity()), store_.isLost() ? 1 : 0,
-                         left_.partings, left_.leaves, left_.breaks, left_.divergences}) {
+                         left_.partings, left_.leaves, left_.breaks, left_.divergences,
+                         left_.recoveries, left_.exclusions}) {
     writer.u8(static_cast<uint8_t>(left));
   }
   for (const View& view : accepted_by_parted_) writer.text(encodeView(view));
@@ -546,9 +580,10 @@ std::string ElasticWorld::fingerprint() const {
 }
 
 std::string ElasticWorld::describe(const ElasticAction& action) {
-  static const std::array<const char*, 17> kNames = {
-      "deliver", "vote",         "die",  "detect", "suspect", "retry", "want",  "witness", "reply",
-      "restart", "lose witness", "heal", "look",   "part",    "leave", "break", "end"};
+  static const std::array<const char*, 19> kNames = {
+      "deliver", "vote",    "die",          "detect", "suspect", "retry", "want",
+      "witness", "reply",   "restart",      "lose witness", "heal", "look", "part",
+      "leave",   "break",   "end",          "recover", "exclude"};
   return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
          " " + std::to_string(action.b);
 }

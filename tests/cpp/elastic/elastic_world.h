@@ -53,6 +53,8 @@ struct ElasticWorldOptions {
   int partings = 0;          // a member goes on alone, in a lineage of its own
   int leaves = 0;            // a member asks for a view without itself
   int breaks = 0;            // a connection breaks: what is on its way there is lost
+  int recoveries = 0;        // a user awaits a view; all others are at work, or hang
+  int exclusions = 0;        // the same, and it calls all others absent
   // Links that never carry anything.
   std::set<std::pair<int, int>> cut;
   bool heals = false;         // at any moment, once, all of them
@@ -80,6 +82,8 @@ struct ElasticAction {
     kLeave,  // a
     kBreak,  // the connection from a to b, and a sees that
     kEnd,    // the same, and b sees that
+    kRecover,
+    kExclude,
   };
   Kind kind = Kind::kDeliver;
   int a = 0;
@@ -148,6 +152,8 @@ class ElasticWorld {
   void checkAnswer(int i, const Outcome& outcome);
   bool canVote(int i) const;
   void vote(int i, int how);
+  void recover(int i, const std::set<MemberId>& absent);
+  bool hasNoOtherLosses() const;
   bool runQuietly();
   std::string describeMembers() const;
 

@@ -16,6 +16,20 @@ void ElasticWorldHistory::adopt(View view) {
   }
 }
 
+void ElasticWorldHistory::checkLeftOut(const View& view) {
+  const auto before = views_.find({numberOf(view.lineage), view.number - 1});
+  if (before == views_.end()) return;
+  const View& base = before->second;
+  const auto stays = [&](const MemberId& id) { return view.has(id); };
+  const std::vector<MemberId> all = idsOf(base.members);
+  if (std::all_of(all.begin(), all.end(), stays)) return;
+  const auto kept = std::count_if(base.voters.begin(), base.voters.end(), stays);
+  const auto of = static_cast<decltype(kept)>(base.voters.size());
+  if (2 * kept < of || (2 * kept == of && base.witness.isZero())) {
+    fail("view " + std::to_string(view.number) + ": members are left out by fewer than half");
+  }
+}
+
 void ElasticWorldHistory::sayNo(int member, const ViewKey& view, uint64_t index) {
   has_news_ = true;
   said_no_[{view, index}].insert(member);

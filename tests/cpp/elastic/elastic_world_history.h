@@ -23,6 +23,8 @@ class ElasticWorldHistory {
 
   // Members are named by their index.
   void adopt(View view);
+  // A view whose missing members were called absent, and nothing else: were enough ready?
+  void checkLeftOut(const View& view);
   void sayNo(int member, const ViewKey& view, uint64_t index);
   void sayDigest(int member, const ViewKey& view, uint64_t index, const VoteDigest& digest);
   void returnFrom(int member, LineageNumber lineage, const Outcome& outcome);

@@ -418,7 +418,7 @@ def be_busy(for_seconds: float) -> None:
 
 
 def recover_excluding(limit: float) -> int:
-    return jobs[0].recover(seconds(limit), absent="exclude").size
+    return jobs[0].recover(seconds(limit), patience=seconds(limit / 2)).size
 
 
 def test_half_without_the_witness_is_no_quorum(ranks):

@@ -99,8 +99,8 @@ def test_cpp_has_no_option_of_join_that_python_lacks() -> None:
 def test_recover_has_the_same_options() -> None:
     cpp = fields_of("torch/elastic.h", "RecoverOptions")
     python = parameters_of(elastic.Job.recover)
-    assert cpp == {"timeout": 0, "exclude_absent": False, "without_quorum": False}
-    assert python == {"timeout": None, "absent": "wait", "without_quorum": False}
+    assert cpp == {"timeout": 0, "patience": None, "without_quorum": False}
+    assert python == {"timeout": None, "patience": None, "without_quorum": False}
 
 
 # ---- of a group

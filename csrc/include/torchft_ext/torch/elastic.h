@@ -65,9 +65,10 @@ struct JoinOptions {
 
 struct RecoverOptions {
   std::chrono::milliseconds timeout{0};  // 0: the job's
-  // Members that live, and whose program does not call recover(), are left out after half of the
-  // timeout. Otherwise they are waited for.
-  bool exclude_absent = false;
+  // Members that live, and whose program does not call recover(), are left out after this time,
+  // where those that call it are more than half of the voters (exactly half: with the store) and
+  // min_size at least. Unset: they are waited for until the timeout.
+  std::optional<std::chrono::milliseconds> patience = std::nullopt;
   // An operator's word, after a NoQuorum error: this member goes on alone, in another lineage.
   bool without_quorum = false;
 };
