@@ -25,6 +25,8 @@ const char* classFor(ElasticErrorKind kind) {
       return "LeftOutError";
     case ElasticErrorKind::kNoProgress:
       return "NoProgressError";
+    case ElasticErrorKind::kTimeout:
+      return "ElasticTimeoutError";
     default:
       return "ElasticError";
   }

@@ -15,6 +15,7 @@ A dead, frozen or cut-off member costs the others a step that is run again; nobo
 from torchft_ext.elastic._errors import (
     DivergenceError,
     ElasticError,
+    ElasticTimeoutError,
     LeftOutError,
     NoProgressError,
     NoQuorumError,
@@ -36,6 +37,7 @@ __all__ = [
     "Digest",
     "DivergenceError",
     "ElasticError",
+    "ElasticTimeoutError",
     "Job",
     "LeftOutError",
     "NoProgressError",

@@ -1,18 +1,20 @@
 """What the members of an elastic job raise when they cannot go on together.
 
-=================  ==========================================================================
-class              what to do
-=================  ==========================================================================
-NoQuorumError      too few members are left to decide: start the missing ones again, or found a
-                   new job from a checkpoint
-NoProgressError    views of the same members come to nothing, for a cause that does not pass: mend
-                   it; the text has it
-LeftOutError       the others went on without this process: join again, with a new member id
-StateLostError     no member has a whole copy of the state: found a new job from a checkpoint
-DivergenceError    members hold different state or gradients: find the difference in the program (a
-                   model without DDP, an update without all ranks, a seed); where they have
-                   committed different state, go back to a checkpoint
-=================  ==========================================================================
+===================  ========================================================================
+class                what to do
+===================  ========================================================================
+NoQuorumError        too few members are left to decide: start the missing ones again, or found
+                     a new job from a checkpoint
+NoProgressError      views of the same members come to nothing, for a cause that does not pass:
+                     mend it; the text has it
+ElasticTimeoutError  members that live did not come, or did not vote, by the deadline: see what
+                     they do; recover(patience=...) goes on without them
+LeftOutError         the others went on without this process: join again, with a new member id
+StateLostError       no member has a whole copy of the state: found a new job from a checkpoint
+DivergenceError      members hold different state or gradients: find the difference in the
+                     program (a model without DDP, an update without all ranks, a seed); where
+                     they have committed different state, go back to a checkpoint
+===================  ========================================================================
 
 None of them is a CommError: beginning another generation does not help.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 __all__ = [
     "DivergenceError",
     "ElasticError",
+    "ElasticTimeoutError",
     "LeftOutError",
     "NoProgressError",
     "NoQuorumError",
@@ -31,6 +34,10 @@ __all__ = [
 
 class ElasticError(RuntimeError):
     """The job cannot go on, or not with this process. Base of the errors of torchft_ext.elastic."""
+
+
+class ElasticTimeoutError(ElasticError):
+    """Members were missing until a deadline; the message names them."""
 
 
 class NoQuorumError(ElasticError):

@@ -6,8 +6,8 @@ import atexit
 import copy
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from time import monotonic
 
@@ -121,7 +121,7 @@ def join(
         timeout=timeout,
         pg_options=copy.copy(options),
     )
-    job = Job(native, timeout, backend, options)
+    job = Job(native, timeout, limit, backend, options)
     _current.remember(job)
     _interrupts.watch()
     if wait:
@@ -178,10 +178,17 @@ class Job:
     """
 
     def __init__(
-        self, native: _C._ElasticJob, timeout: timedelta, backend: str, options: _C.Options
+        self,
+        native: _C._ElasticJob,
+        timeout: timedelta,
+        limit: timedelta,
+        backend: str,
+        options: _C.Options,
     ) -> None:
         self._native = native
         self.timeout = timeout
+        self.limit = limit
+        self._longest_wait = timeout  # of operations in groups of make_group()
         self._backend = backend
         self._options = options
         self._of_view: ViewGroups | None = None
@@ -288,9 +295,38 @@ class Job:
         if self._of_view is None:
             store = self._native.store_of(view.number)
             self._of_view = ViewGroups(
-                store, view.number, self._backend, self._options, self.timeout
+                store, view.number, self._backend, self._options, self._longest_wait
             )
         return self._of_view
+
+    def hold_shard(self, shard: int | None) -> None:
+        """Say which shard of the state this member has a whole copy of; None: of none. A state that
+        is not sharded is shard 0. recover() leaves nobody out by `patience` who may hold the only
+        copy of a shard. steps() calls it.
+        """
+        self._native.set_shard(shard)
+
+    @contextmanager
+    def wait_at_most(self, timeout: timedelta) -> Iterator[None]:
+        """Let operations wait no longer than this, within a block: of the groups that the job
+        manages when it begins, and of groups that make_group() makes in a later view. Shorter
+        timeouts stay.
+        """
+        before, longest = (
+            [(one, one.options.timeout) for one in self._followers],
+            self._longest_wait,
+        )
+        for backend, limit in before:
+            if limit is None or limit > timeout:
+                backend.set_timeout(timeout)
+        self._longest_wait = min(longest, timeout)
+        try:
+            yield
+        finally:
+            self._longest_wait = longest
+            for backend, limit in before:
+                if limit is not None:
+                    backend.set_timeout(limit)
 
     def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
         """Let groups of make_group() that lose nobody outlive the view's end, within a block.

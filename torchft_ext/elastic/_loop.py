@@ -65,6 +65,7 @@ class Loop:
         build: Callable[[View], object] | None,
         replicas: Replicas | None,
         check: Check,
+        step_timeout: timedelta,
     ) -> None:
         self.job = job
         self.comparison: Comparison | None = None  # of what trains in this view
@@ -74,6 +75,8 @@ class Loop:
         self._build = build
         self._replicas = replicas
         self._check = check
+        self._step_timeout = step_timeout
+        self._timed_out = False  # in this view somebody was waited for in vain
         self._failures = _Failures()
 
     @property
@@ -107,17 +110,21 @@ class Loop:
             self._undo(step)
         if step.committed and not self._state.dirty:
             self._failures.clear()
+        self._timed_out = isinstance(step.failure, CommTimeoutError)
         if self.over:
             return step.view  # nobody is taken in, or leaves alone
         return self._after(step.view, step.answer, failed=step.failure is not None)
 
-    def sit_out(self, view: View, timeout: timedelta | None) -> View | None:
-        """Vote on one step of the others; the view of the next, None where this member leaves."""
+    def sit_out(self, view: View) -> View | None:
+        """Vote on one step of the others; the view of the next, None where this member leaves.
+
+        How long they compute is not known here: those that train notice who hangs.
+        """
         answer: Answer | None = None
         with suppress(CommError):
-            answer = self.job.agree(True, timeout=timeout)
+            answer = self.job.agree(True)
         if answer is not None and answer.diverged:
-            raise divergence(self.job, view, Evidence(), {}, timeout)
+            raise divergence(self.job, view, Evidence(), {}, self._step_timeout)
         if answer is not None and answer.ok:
             self._state.step += 1
             self._state.dirty = True  # it has not taken part in it
@@ -126,7 +133,7 @@ class Loop:
             return view
         return self._after(view, answer, failed=answer is None)
 
-    def leave_together(self, view: View, timeout: timedelta | None) -> View | None:
+    def leave_together(self, view: View) -> View | None:
         """None once all that train hold the result; else a view in which who lacks it got it.
 
         Who has it stays until then: the update of another one may have failed in the last step. But
@@ -136,7 +143,7 @@ class Loop:
         holds = parked or not self._state.dirty
         answer: Answer | None = None
         try:
-            answer = self._agree_on_result(view, holds, timeout)
+            answer = self._agree_on_result(view, holds)
         except CommError:
             pass  # of the view: the next one says more
         except DivergenceError:
@@ -147,13 +154,14 @@ class Loop:
         if answer is not None and (answer.ok or view.member in answer.leaving):
             return None
         try:
-            return self._next_view(view, timeout if holds else None)
+            return self._next_view(view, self._step_timeout if holds else None)
         except _NO_VIEW as error:
             self._go_alone(error, holds=parked or not self._state.dirty)
             return None
 
-    def _agree_on_result(self, view: View, holds: bool, timeout: timedelta | None) -> Answer:
+    def _agree_on_result(self, view: View, holds: bool) -> Answer:
         """Whether all that train hold it, and the same one."""
+        timeout = self._step_timeout
         evidence = Evidence()
         if holds and self.comparison is not None:
             evidence = self.comparison.of_result()
@@ -209,7 +217,9 @@ class Loop:
         """The next one that can train, or hand on the result; None: by the job's timeout."""
         while True:
             try:
-                view = self.job.recover(timeout)
+                self.job.hold_shard(self._whole_shard())
+                patience = self.job.limit if self._timed_out else self._step_timeout
+                view = self.job.recover(timeout, patience=patience)
             except CommTimeoutError:
                 raise
             except CommError as error:  # a member was lost just when the view had formed
@@ -234,6 +244,7 @@ class Loop:
             self._reached = self._state.step
         except CommError as error:
             self._failures.add(error, view.members)
+            self._timed_out = isinstance(error, CommTimeoutError)
             return False
         except (StateLostError, DivergenceError):
             raise  # all find it in the same words of all: nobody waits, and an abort cut them short
@@ -241,6 +252,13 @@ class Loop:
             self.job.abort(f"view {view.number}: {type(error).__name__}: {error}")
             raise
         return True
+
+    def _whole_shard(self) -> int | None:
+        """The part of the state that this member has a copy of; 0 where it is not sharded."""
+        standing = self._state.standing
+        if self._state.dirty or not standing.synced:
+            return None
+        return 0 if self._replicas is None else standing.shard if standing.shard >= 0 else None
 
     def _catch_up(self, step: int) -> None:
         """A newcomer that is parked counts on from the others' steps, without their state."""

@@ -12,13 +12,13 @@ from typing import Protocol
 import torch.distributed as dist
 
 from torchft_ext.elastic._divergence import divergence
-from torchft_ext.elastic._errors import DivergenceError
+from torchft_ext.elastic._errors import DivergenceError, ElasticTimeoutError
 from torchft_ext.elastic._evidence import Comparison, Evidence
 from torchft_ext.elastic._random import manual_seed
 from torchft_ext.elastic._replicas import Place
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._view import Answer, Digest, View
-from torchft_ext.errors import CommError
+from torchft_ext.errors import CommError, CommTimeoutError
 
 __all__ = ["JobLike", "Step"]
 
@@ -38,6 +38,10 @@ class JobLike(Protocol):
     def timeout(self) -> timedelta:
         """The limit of waits that have no other."""
 
+    @property
+    def limit(self) -> timedelta:
+        """The silence after which a member counts as lost."""
+
     def waiting(self) -> list[str]:
         """Return who waits to be taken in, as far as this member knows."""
 
@@ -50,8 +54,16 @@ class JobLike(Protocol):
     def is_leaving(self) -> bool:
         """Return whether this member has said that it goes."""
 
-    def recover(self, timeout: timedelta | None = None) -> View:
-        """Block until a newer view is formed."""
+    def recover(
+        self, timeout: timedelta | None = None, *, patience: timedelta | None = None
+    ) -> View:
+        """Block until a newer view is formed; leave absent members out after `patience`."""
+
+    def hold_shard(self, shard: int | None) -> None:
+        """Say which part of the state this member has a whole copy of; None: of none."""
+
+    def wait_at_most(self, timeout: timedelta) -> AbstractContextManager[None]:
+        """Let operations of managed groups wait no longer than this, within a block."""
 
     def agree(
         self,
@@ -101,7 +113,7 @@ class Step:
         state: State,
         job: JobLike,
         view: View,
-        agree_timeout: timedelta | None,
+        step_timeout: timedelta,
         place: Place | None,
         comparison: Comparison | None,
     ) -> None:
@@ -115,7 +127,7 @@ class Step:
         self.ended = False
         self._state = state
         self._job = job
-        self._agree_timeout = agree_timeout
+        self._step_timeout = step_timeout
         self._comparison = comparison
         self._entered = False
         self._view_over = False
@@ -216,12 +228,16 @@ class Step:
             self._job.check()
             if self._comparison is not None:
                 evidence = self._comparison.of_step()
-            answer = self._job.agree(True, timeout=self._agree_timeout, digest=evidence.digest())
+            answer = self._job.agree(True, timeout=self._step_timeout, digest=evidence.digest())
         except CommError:
             self._view_over = True
             raise
+        except ElasticTimeoutError as error:  # the others wait for the same members
+            self._view_over = True
+            self._job.abort(f"step {self.number}: {error}")
+            raise CommTimeoutError(str(error)) from error
         if answer.diverged:
-            objects, timeout = self._state.objects, self._agree_timeout
+            objects, timeout = self._state.objects, self._step_timeout
             raise divergence(self._job, self.view, evidence, objects, timeout)
         return answer
 

@@ -23,7 +23,7 @@ def steps(
     job: JobLike | None = None,
     build: Callable[[View], object] | None = None,
     replicas: Replicas | None = None,
-    agree_timeout: timedelta | None = None,
+    step_timeout: timedelta | None = None,
     check: Check = "gradients",
 ) -> Generator[Step, None, None]:
     """Yield the steps of a training run, each until it is committed.
@@ -51,8 +51,14 @@ def steps(
         replicas: of sharded models. A parked member gets no steps, but votes, until it is needed;
             `build` is not called for it. It returns when the run is over, with a state that is
             dirty.
-        agree_timeout: of the agreement on one step, and of what a member that holds the result
-            waits for after the last one; None: the job's.
+        step_timeout: how long a member waits for others that live: in an operation of a managed
+            group, in commit(), and where one does not come to the next view. Then the generation
+            ends on all members, and the next view is without the members whose programs have not
+            come to it within the job's `limit`: they hang. This needs more than half of the voters
+            (exactly half: with the store as witness), `min_size` members, and a copy of every
+            shard; otherwise all wait for the absent until the job's timeout. A shorter timeout of a
+            group holds. After the last step a member that holds the result waits no longer for
+            others. None: four fifths of the job's timeout.
         check: what members compare with every vote, so that one that holds something else is
             noticed in that step. "gradients": a few bits of each gradient. "state": a few bits of
             each parameter, as the update before has left it, for programs that combine gradients
@@ -73,14 +79,19 @@ def steps(
     """
     if check not in ("gradients", "state", None):
         raise ValueError(f"steps: check: expected 'gradients', 'state' or None, found {check!r}")
-    loop = Loop(state, total, job if job is not None else current(), build, replicas, check)
-    view: View | None = loop.first_view()
-    while view is not None:
-        if loop.over:
-            view = loop.leave_together(view, agree_timeout)
-        elif loop.parked:
-            view = loop.sit_out(view, agree_timeout)
-        else:
-            step = Step(state, loop.job, view, agree_timeout, loop.place, loop.comparison)
-            yield step
-            view = loop.view_after(step)
+    of_job = job if job is not None else current()
+    limit = 0.8 * of_job.timeout if step_timeout is None else step_timeout
+    if step_timeout is not None and step_timeout <= timedelta(0):
+        raise ValueError(f"steps: step_timeout: expected a positive one, found {step_timeout}")
+    loop = Loop(state, total, of_job, build, replicas, check, limit)
+    with of_job.wait_at_most(limit):
+        view: View | None = loop.first_view()
+        while view is not None:
+            if loop.over:
+                view = loop.leave_together(view)
+            elif loop.parked:
+                view = loop.sit_out(view)
+            else:
+                step = Step(state, of_job, view, limit, loop.place, loop.comparison)
+                yield step
+                view = loop.view_after(step)

@@ -27,6 +27,7 @@ class FakeJob:
 
     min_size = 1
     timeout = timedelta(seconds=5)
+    limit = timedelta(seconds=1)
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -38,6 +39,8 @@ class FakeJob:
         self.recoveries: list[Exception] = []  # that the next recover() raise
         self.newcomers = ["somebody"]  # that wait
         self.limits: list[timedelta | None] = []  # that recover() was given
+        self.patience: list[timedelta | None] = []  # likewise
+        self.shards: list[int | None] = []  # that it was told to hold
         self.failure: torchft_ext.CommError | None = None
         self.leaving = False
         self._view: View | None = None
@@ -54,9 +57,12 @@ class FakeJob:
     def waiting(self) -> list[str]:
         return self.newcomers
 
-    def recover(self, timeout: timedelta | None = None) -> View:
+    def recover(
+        self, timeout: timedelta | None = None, *, patience: timedelta | None = None
+    ) -> View:
         self.events.append("recover")
         self.limits.append(timeout)
+        self.patience.append(patience)
         if self.recoveries:
             raise self.recoveries.pop(0)
         self.failure = None
@@ -100,6 +106,12 @@ class FakeJob:
 
     def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
         return nullcontext(lambda: None)
+
+    def hold_shard(self, shard: int | None) -> None:
+        self.shards.append(shard)
+
+    def wait_at_most(self, timeout: timedelta) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def log(self, line: str) -> None:
         self.lines.append(line)

@@ -94,7 +94,7 @@ def test_parked_member_goes_where_no_view_follows(job, state, error):
 
 def test_member_that_holds_the_result_awaits_a_view_no_longer_than_an_agreement(job, state):
     job.answers = [Answer(True), Answer(False)]
-    for step in steps(state, 1, job=job, agree_timeout=timedelta(seconds=3)):
+    for step in steps(state, 1, job=job, step_timeout=timedelta(seconds=3)):
         with step:
             step.commit()
     assert job.limits == [None, timedelta(seconds=3)]
