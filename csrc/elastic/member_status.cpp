@@ -1,8 +1,10 @@
 #include "elastic/member_status.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 
+#include "elastic/quorum.h"
 #include "membership/records.h"
 #include "torchft_ext/elastic_error.h"
 
@@ -249,7 +251,8 @@ Answer MemberStatus::takeAnswer(const Key& key) {
 }
 
 void MemberStatus::throwNoAnswer(uint64_t index) const {
-  if (left_ || left_out_ || !missing_.empty() || unheard_.empty()) throwNoView();
+  const bool undecided = !missing_.empty() || lacksWitness();
+  if (left_ || left_out_ || undecided || unheard_.empty()) throwNoView();
   throw ElasticError(ElasticErrorKind::kTimeout,
                      "elastic job '" + job_ + "': agreement " + std::to_string(index) +
                          " of view " + std::to_string(view_.number) +
@@ -275,6 +278,7 @@ void MemberStatus::throwNoView() const {
                            namesOf(forsaken_by_) + ": choose another name for a new job");
   }
   if (!missing_.empty()) throwNoQuorum();
+  if (lacksWitness()) throwWithoutWitness();
   throw ElasticError(ElasticErrorKind::kTimeout,
                      job + "no view newer than " + std::to_string(view_.number) +
                          " by the deadline; see whether its members still run" + storeTrouble());
@@ -294,6 +298,29 @@ const char* MemberStatus::adviceWithoutQuorum() const {
   return hopeless_ ? ". Start the job anew from a checkpoint, under another name"
                    : ". Wait longer for them, or start the job anew from a checkpoint, under "
                      "another name";
+}
+
+// Half of the members are there, and the proposal still waits for the witness's answer.
+bool MemberStatus::lacksWitness() const {
+  if (view_.witness.isZero() || rules_.storeDecidesAfter(view_)) return false;
+  std::set<MemberId> there;
+  for (const Member& member : view_.members) {
+    if (!lost_.contains(member.id)) there.insert(member.id);
+  }
+  return quorumOf(acceptorSets(view_, {}), there, /*has_witness=*/true) ==
+         QuorumState::kWithWitness;
+}
+
+void MemberStatus::throwWithoutWitness() const {
+  std::vector<MemberId> gone;
+  for (const Member& member : view_.members) {
+    if (lost_.contains(member.id)) gone.push_back(member.id);
+  }
+  throw ElasticError(ElasticErrorKind::kNoQuorum,
+                     "elastic job '" + job_ + "': no quorum for the view after " +
+                         std::to_string(view_.number) + ": half of its members are there; missing " +
+                         namesOf(gone) + "; and the job's store, the witness, did not answer" +
+                         storeTrouble() + adviceWithoutQuorum());
 }
 
 void MemberStatus::throwNoQuorum() const {

@@ -73,6 +73,8 @@ class MemberStatus {
   std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);
   [[noreturn]] void throwNoView() const REQUIRES(mutex_);
   [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
+  bool lacksWitness() const REQUIRES(mutex_);
+  [[noreturn]] void throwWithoutWitness() const REQUIRES(mutex_);
   const char* adviceWithoutQuorum() const REQUIRES(mutex_);
   std::string storeTrouble() const REQUIRES(mutex_);
   Answer takeAnswer(const Key& key) REQUIRES(mutex_);

@@ -436,6 +436,29 @@ def test_half_without_the_witness_is_no_quorum(ranks):
     world.on(0, close)
 
 
+def test_half_is_told_that_the_witness_does_not_answer(ranks):
+    """Its host is cut off without a word: here it is stopped."""
+    workers = World(ranks, ranks.borrow(3))
+    world = World(ranks, workers.workers[:2])
+    world.run(come, f"127.0.0.1:{workers.on(2, host_a_store)}/job", 2)
+    assert world.run(sum_over_members) == [3.0] * 2
+    workers.freeze(2)
+    world.kill(1)
+    told = world.on(0, error_of_recover)
+    workers.thaw(2)
+    assert told.startswith("NoQuorumError"), told
+    assert "its process ended" in told and "the witness, did not answer" in told
+    world.on(0, close)
+
+
+stores: list[dist.TCPStore] = []
+
+
+def host_a_store() -> int:
+    stores[:] = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    return stores[0].port
+
+
 @pytest.mark.parametrize("rule", ["members", "store"])
 def test_who_goes_on_alone_takes_the_rest_in_anew(ranks, rule):
     workers = World(ranks, ranks.borrow(3))
