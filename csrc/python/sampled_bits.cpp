@@ -13,9 +13,8 @@ namespace py = pybind11;
 namespace torchft_ext {
 namespace {
 
-constexpr int64_t kRuns = 2;           // of neighbours
-constexpr int64_t kElementsOfRun = 8;  // most of which share a line of the cache
-constexpr size_t kMostOnDevices = 4;   // each costs a copy to the host
+constexpr int64_t kSample = 8;        // neighbours: most of them share a line of the cache
+constexpr size_t kMostOnDevices = 4;  // each costs a copy to the host
 
 uint64_t mixed(uint64_t x) {  // splitmix64 (Steele et al., OOPSLA 2014)
   x += 0x9E3779B97F4A7C15;
@@ -60,7 +59,7 @@ int64_t offsetOf(const at::Tensor& tensor, int64_t index) {
 void addElements(Hash& hash, const at::Tensor& tensor, int64_t begin, int64_t end) {
   const auto size = tensor.element_size();
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  std::array<char, kElementsOfRun * 16> bytes{};  // complex128 is the widest
+  std::array<char, kSample * 16> bytes{};  // complex128 is the widest
   char* at = bytes.data();
   for (int64_t index = begin; index < end; ++index, at += size) {
     std::memcpy(at, data + offsetOf(tensor, index) * static_cast<int64_t>(size), size);
@@ -68,9 +67,9 @@ void addElements(Hash& hash, const at::Tensor& tensor, int64_t begin, int64_t en
   hash.addBytes(bytes.data(), static_cast<size_t>(at - bytes.data()));
 }
 
-void addRun(Hash& hash, const at::Tensor& tensor, uint64_t where) {
+void addSample(Hash& hash, const at::Tensor& tensor, uint64_t where) {
   const int64_t count = tensor.numel();
-  const int64_t length = std::min(count, kElementsOfRun);
+  const int64_t length = std::min(count, kSample);
   const auto begin = static_cast<int64_t>(where % static_cast<uint64_t>(count - length + 1));
   if (tensor.is_cpu()) return addElements(hash, tensor, begin, begin + length);
   // A view, which only contiguous memory gives without a copy of all of it.
@@ -83,11 +82,8 @@ uint64_t hashOf(const at::Tensor& tensor, uint64_t seed, bool with_values) {
   Hash hash;
   hash.add(static_cast<uint64_t>(tensor.scalar_type()));
   for (const int64_t size : tensor.sizes()) hash.add(static_cast<uint64_t>(size));
-  if (!with_values || !hasOrderedElements(tensor) || tensor.numel() == 0) return hash.value();
-  const bool whole = tensor.numel() <= kElementsOfRun;
-  for (int64_t run = 0; run < (whole ? 1 : kRuns); ++run) {
-    seed = mixed(seed);
-    addRun(hash, tensor, seed);
+  if (with_values && hasOrderedElements(tensor) && tensor.numel() > 0) {
+    addSample(hash, tensor, seed);
   }
   return hash.value();
 }

@@ -9,7 +9,7 @@
 namespace torchft_ext {
 
 // 8 bytes for each of a sequence of tensors and Nones, which depend on its dtype, its shape and the
-// bits of at most 16 elements, at places that the seed chooses. None has a hash of its own, and
+// bits of at most 8 elements, at a place that the seed chooses. None has a hash of its own, and
 // so has a tensor whose memory has no order of elements (sparse, quantized, conjugated): its values
 // are not in it. On the CPU nothing is copied. Of the tensors of devices a few are sampled at a
 // time, others with another seed; the call waits for the device's current stream. With the GIL.

@@ -313,20 +313,18 @@ class Job:
         timeouts stay.
         """
         before, longest = (
-            [(one, one.options.timeout) for one in self._followers],
+            [(one, one.options._timeout) for one in self._followers],
             self._longest_wait,
         )
         for backend, limit in before:
-            if limit is None or limit > timeout:
-                backend.set_timeout(timeout)
+            backend.set_timeout(min(limit, timeout))
         self._longest_wait = min(longest, timeout)
         try:
             yield
         finally:
             self._longest_wait = longest
             for backend, limit in before:
-                if limit is not None:
-                    backend.set_timeout(limit)
+                backend.set_timeout(limit)
 
     def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
         """Let groups of make_group() that lose nobody outlive the view's end, within a block.

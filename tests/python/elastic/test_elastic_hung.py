@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import time
+import os
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import elastic_side
 import pytest
 import torch
-from elastic_side import members
+from elastic_side import jobs, members
 from fake_job import LOST, a_job, a_state
 from ranks import World, values_of
-from rankside import seconds
+from rankside import PATIENCE, seconds, wait_until
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -26,7 +27,7 @@ from torchft_ext.elastic._view import Answer
 
 STEPS = 12
 HANGS_AT = 4
-HANGS_FOR = 9.0  # seconds; the others are done long before
+HANGS_FOR = 9.0  # seconds, where nothing can release it; the others are done long before
 STEP_TIMEOUT = 1.5
 
 world = members(4)
@@ -34,23 +35,31 @@ job = pytest.fixture(a_job)
 state = pytest.fixture(a_state)
 
 
-def come(address: str, size: int, **options: object) -> None:
-    elastic_side.come(address, size, **options)
-
-
 # ---- where a program hangs
 
 
-def sleep_in_python() -> None:
-    time.sleep(HANGS_FOR)
+gates: list[tuple[int, int]] = []  # the ends of a pipe: nothing comes out before release()
+
+
+def come(address: str, size: int, **options: object) -> None:
+    gates[:] = [os.pipe()]
+    elastic_side.come(address, size, **options)
+
+
+def release() -> None:
+    os.write(gates[0][1], b"x" * 9)
+
+
+def wait_in_python() -> None:
+    os.read(gates[0][0], 1)
+
+
+def wait_in_c() -> None:
+    ctypes.CDLL(None).read(gates[0][0], ctypes.create_string_buffer(1), 1)
 
 
 def sleep_with_the_gil() -> None:
     ctypes.PyDLL(None).usleep(int(HANGS_FOR * 1e6))
-
-
-def loop_in_c() -> None:
-    ctypes.CDLL(None).usleep(int(HANGS_FOR * 1e6))
 
 
 class Hang(torch.autograd.Function):
@@ -65,18 +74,18 @@ class Hang(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
         if Hang.told:
-            sleep_in_python()
+            wait_in_python()
         return gradient
 
 
 def hanging_loader(hangs: Callable[[], bool]) -> Iterator[torch.Tensor]:
     while True:
         if hangs():
-            sleep_in_python()
+            wait_in_python()
         yield torch.ones(2, 6)
 
 
-IN_BLOCK = {"python": sleep_in_python, "gil": sleep_with_the_gil, "c": loop_in_c}
+IN_BLOCK = {"python": wait_in_python, "gil": sleep_with_the_gil, "c": wait_in_c}
 
 
 def train(place: str, hang: bool, total: int = STEPS) -> tuple[int, str]:
@@ -86,12 +95,14 @@ def train(place: str, hang: bool, total: int = STEPS) -> tuple[int, str]:
     optimizer = torch.optim.Adam(model.parameters())
     state = State(model, optimizer)
 
+    once = [True]
+
     def hangs_in(where: str) -> bool:
-        return hang and place == where and state.step == HANGS_AT
+        return hang and place == where and state.step == HANGS_AT and bool(once) and once.pop()
 
     def update() -> None:
         if hangs_in("update"):
-            sleep_in_python()
+            wait_in_python()
         optimizer.step()
 
     batches = hanging_loader(lambda: hangs_in("loader"))
@@ -104,7 +115,7 @@ def train(place: str, hang: bool, total: int = STEPS) -> tuple[int, str]:
             Hang.told = hangs_in("backward")
             outputs.square().mean().backward()
             if hangs_in("vote"):
-                sleep_in_python()
+                wait_in_python()
             step.commit(update)
     return state.step, state.digest()
 
@@ -115,8 +126,10 @@ def check_that_the_others_go_on(ranks: object, world: World, place: str, hung: i
     results = values_of(calls[: 4 - hung])
     assert {result[0] for result in results} == {STEPS}
     assert len({digest for _, digest in results}) == 1
-    for call in calls[4 - hung :]:
-        call.error("LeftOutError")
+    for rank in range(4 - hung, 4):
+        if place != "gil":
+            world.side(rank, release)
+        calls[rank].error("LeftOutError")
 
 
 @pytest.mark.parametrize("place", [*IN_BLOCK, "backward", "vote", "update", "loader"])
@@ -135,25 +148,29 @@ def test_members_that_are_too_few_wait_for_the_hung_one_and_name_it(ranks, world
     few.run(come, ranks.address(), 2, min_size=2, timeout=seconds(4.0))
     calls = [few.start(rank, train, "python", rank == 1) for rank in range(2)]
     error = calls[0].error("CommTimeoutError")
-    assert "rank 1" in error.text and "did not come" in error.text
-    calls[1].outcome(30)
+    assert re.search(r"rank \d .*did not come", error.text), error.text
+    few.side(1, release)
+    calls[1].outcome()
 
 
-def test_short_hang_costs_a_step(ranks, world):
-    """Who comes back within the limit is in the next view, or has never been out of one."""
-    world.run(come, ranks.address(), 4, limit=seconds(6.0))
-    calls = [world.start(rank, train_with_a_pause, rank == 3) for rank in range(4)]
+def test_hang_that_ends_in_time_costs_a_step(ranks, world):
+    """Who comes back within the limit is in the next view."""
+    world.run(come, ranks.address(), 4, limit=seconds(PATIENCE / 2))
+    calls = [world.start(rank, train, "python", rank == 3) for rank in range(4)]
+    for rank in range(3):
+        world.side(rank, wait_for_the_end_of_the_view)
+    world.side(3, release)
     results = values_of(calls)
     assert len(set(results)) == 1 and results[0][0] == STEPS
+    assert world.on(0, size_of_view) == 4
 
 
-def train_with_a_pause(pauses: bool) -> tuple[int, str]:
-    global HANGS_FOR
-    kept, HANGS_FOR = HANGS_FOR, 3.0
-    try:
-        return train("python", pauses)
-    finally:
-        HANGS_FOR = kept
+def wait_for_the_end_of_the_view() -> None:
+    wait_until(lambda: jobs[0].is_over(), "the end of the view")
+
+
+def size_of_view() -> int:
+    return jobs[0].view().size
 
 
 # ---- what steps() asks of a job
@@ -218,10 +235,10 @@ def test_waits_of_groups_are_bounded_while_steps_run(ranks, world):
 
 def timeouts_in_steps() -> tuple[float, bool]:
     backend = torchft_ext.backend()
-    before = backend.options.timeout
+    before = backend.options._timeout
     model = nn.Linear(2, 2)
     for step in elastic.steps(State(model), 1, step_timeout=seconds(STEP_TIMEOUT)):
         with step:
-            within = backend.options.timeout.total_seconds()
+            within = backend.options._timeout.total_seconds()
             step.commit()
-    return within, backend.options.timeout == before
+    return within, backend.options._timeout == before
