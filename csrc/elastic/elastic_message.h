@@ -52,12 +52,12 @@ struct Promise {
   std::optional<AcceptedView> accepted;
   std::vector<AgreementReport> agreements;  // its last two, in order
   Promotion promotion = Promotion::kNo;
-  std::vector<Member> waiting;   // newcomers that it knows
-  std::vector<MemberPair> cut;   // that it knows: pairs that cannot connect, its own and others'
-  std::vector<MemberId> absent;  // to be left out unless they are ready; see nextView()
+  std::vector<Member> waiting;    // newcomers that it knows
+  std::vector<MemberPair> cut;    // that it knows: pairs that cannot connect, its own and others'
+  std::vector<MemberId> absent;   // to be left out unless they are ready; see nextView()
   std::optional<uint32_t> shard;  // whose only copy it may hold; nothing: of none
-  WitnessId witness;             // the identity of the store that it reaches; zero: none
-  bool ready = false;            // its user awaits a view
+  WitnessId witness;              // the identity of the store that it reaches; zero: none
+  bool ready = false;             // its user awaits a view
   bool leaving = false;
   friend bool operator==(const Promise&, const Promise&) = default;
 };

@@ -318,9 +318,10 @@ void MemberStatus::throwWithoutWitness() const {
   }
   throw ElasticError(ElasticErrorKind::kNoQuorum,
                      "elastic job '" + job_ + "': no quorum for the view after " +
-                         std::to_string(view_.number) + ": half of its members are there; missing " +
-                         namesOf(gone) + "; and the job's store, the witness, did not answer" +
-                         storeTrouble() + adviceWithoutQuorum());
+                         std::to_string(view_.number) +
+                         ": half of its members are there; missing " + namesOf(gone) +
+                         "; and the job's store, the witness, did not answer" + storeTrouble() +
+                         adviceWithoutQuorum());
 }
 
 void MemberStatus::throwNoQuorum() const {

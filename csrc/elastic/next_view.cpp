@@ -84,18 +84,19 @@ bool mayGoOn(const View& base, const std::map<MemberId, Promise>& promises,
   return std::includes(kept.begin(), kept.end(), wanted.begin(), wanted.end());
 }
 
-// Called so, and the others may go on without them; those do not wait for who leaves or is gone.
-std::set<MemberId> absentees(const View& base, const std::map<MemberId, Promise>& promises,
-                             const std::set<MemberId>& gone, const ElasticRules& rules) {
-  const std::set<MemberId> absent = calledAbsent(promises);
-  if (absent.empty() || !rules.parts.ready_are_enough) return absent;
-  std::set<MemberId> ready;
-  std::set<MemberId> others;
+// The promisers that would stay without these.
+std::set<MemberId> stayingWithout(const std::map<MemberId, Promise>& promises,
+                                  const std::set<MemberId>& going) {
+  std::set<MemberId> staying;
   for (const auto& [member, promise] : promises) {
-    if (promise.leaving || gone.contains(member)) continue;
-    (absent.contains(member) ? others : ready).insert(member);
+    if (!promise.leaving && !going.contains(member)) staying.insert(member);
   }
-  return mayGoOn(base, promises, ready, others, rules) ? absent : std::set<MemberId>{};
+  return staying;
+}
+
+std::set<MemberId> unionOf(std::set<MemberId> one, const std::set<MemberId>& other) {
+  one.insert(other.begin(), other.end());
+  return one;
 }
 
 std::vector<Outcome> outcomesAfter(const View& base, const std::map<MemberId, Promise>& promises) {
@@ -153,6 +154,23 @@ std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Prom
   return losers;
 }
 
+// Who is gone, absent, or loses a pair. Absent members stay where the others cannot do without.
+static std::set<MemberId> goingFrom(const View& base, const std::map<MemberId, Promise>& promises,
+                                    const std::set<MemberId>& gone, const ElasticRules& rules) {
+  const auto withLosers = [&](const std::set<MemberId>& going) {
+    return unionOf(losersOfPairs(base, promises, going), going);
+  };
+  const std::set<MemberId> absent = calledAbsent(promises);
+  std::set<MemberId> without = withLosers(unionOf(absent, gone));
+  if (absent.empty() || !rules.parts.ready_are_enough) return without;
+  std::set<MemberId> others;
+  for (const MemberId& id : absent) {
+    if (!gone.contains(id) && !promises.at(id).leaving) others.insert(id);
+  }
+  const std::set<MemberId> ready = stayingWithout(promises, without);
+  return mayGoOn(base, promises, ready, others, rules) ? without : withLosers(gone);
+}
+
 View nextView(const View& base, const std::map<MemberId, Promise>& promises,
               const std::set<MemberId>& gone, const ElasticRules& rules) {
   View next;
@@ -162,15 +180,12 @@ View nextView(const View& base, const std::map<MemberId, Promise>& promises,
   next.old_size = static_cast<int>(base.members.size());
   next.outcomes = outcomesAfter(base, promises);
   const bool all_vote = promoted(promises, next.outcomes);
-  std::set<MemberId> going = absentees(base, promises, gone, rules);
-  going.insert(gone.begin(), gone.end());
-  const std::set<MemberId> losers = losersOfPairs(base, promises, going);
+  const std::set<MemberId> going = goingFrom(base, promises, gone, rules);
   for (const Member& member : base.members) {
     const auto promise = promises.find(member.id);
     const bool votes = all_vote || isVoter(base, member.id);
     if (votes && promise != promises.end()) next.decided_by.push_back(member.id);
-    if (promise == promises.end() || promise->second.leaving || going.contains(member.id) ||
-        losers.contains(member.id)) {
+    if (promise == promises.end() || promise->second.leaving || going.contains(member.id)) {
       continue;
     }
     next.members.push_back(member);

@@ -77,8 +77,8 @@ View Job::recover(Milliseconds timeout) {
 
 View Job::recover(const RecoverOptions& options) {
   const ElasticJob::Formed formed =
-      job_->recover(options.timeout.count() == 0 ? timeout_ : options.timeout,
-                    options.patience, options.without_quorum);
+      job_->recover(options.timeout.count() == 0 ? timeout_ : options.timeout, options.patience,
+                    options.without_quorum);
   job_->logView(formed.phases);
   View view = viewOf(formed, job_->member().id());
   members_ = view.members;

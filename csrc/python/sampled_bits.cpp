@@ -39,9 +39,24 @@ class Hash {
   uint64_t state_ = 0;
 };
 
+// Of all indices, in bytes.
+uint64_t bytesSpannedBy(const at::Tensor& tensor) {
+  uint64_t last = static_cast<uint64_t>(tensor.storage_offset());
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += static_cast<uint64_t>((tensor.size(dim) - 1) * tensor.stride(dim));
+  }
+  return (last + 1) * tensor.element_size();
+}
+
+// Wrappers (FakeTensor, results that are under way) have no memory, or other than they say.
+bool hasMemory(const at::Tensor& tensor) {
+  return tensor.has_storage() && !tensor.key_set().has(c10::DispatchKey::Python) &&
+         tensor.storage().data() != nullptr && bytesSpannedBy(tensor) <= tensor.storage().nbytes();
+}
+
 bool hasOrderedElements(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor.is_meta() && tensor.has_storage();
+  return tensor.numel() > 0 && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
+         !tensor.is_conj() && !tensor.is_neg() && !tensor.is_meta() && hasMemory(tensor);
 }
 
 // Of the element with this index in the order of indices, in elements.
@@ -72,17 +87,15 @@ void addSample(Hash& hash, const at::Tensor& tensor, uint64_t where) {
   const int64_t length = std::min(count, kSample);
   const auto begin = static_cast<int64_t>(where % static_cast<uint64_t>(count - length + 1));
   if (tensor.is_cpu()) return addElements(hash, tensor, begin, begin + length);
-  // A view, which only contiguous memory gives without a copy of all of it.
-  if (!tensor.is_contiguous()) return;
-  const at::Tensor here = tensor.detach().view({-1}).narrow(0, begin, length).cpu();
-  addElements(hash, here, 0, length);
+  const at::Tensor places = at::arange(begin, begin + length, tensor.options().dtype(at::kLong));
+  addElements(hash, at::take(tensor.detach(), places).cpu(), 0, length);
 }
 
 uint64_t hashOf(const at::Tensor& tensor, uint64_t seed, bool with_values) {
   Hash hash;
   hash.add(static_cast<uint64_t>(tensor.scalar_type()));
   for (const int64_t size : tensor.sizes()) hash.add(static_cast<uint64_t>(size));
-  if (with_values && hasOrderedElements(tensor) && tensor.numel() > 0) {
+  if (with_values && hasOrderedElements(tensor)) {
     addSample(hash, tensor, seed);
   }
   return hash.value();
@@ -122,6 +135,7 @@ std::vector<bool> chosenOnDevices(const std::vector<at::Tensor>& tensors, uint64
 
 std::string sampledBits(const py::sequence& tensors, uint64_t seed, bool of_gradients) {
   const std::vector<at::Tensor> all = tensorsOf(tensors, of_gradients);
+  const py::gil_scoped_release no_gil;  // a device may be waited for
   const std::vector<bool> chosen = chosenOnDevices(all, seed);
   std::string hashes(all.size() * sizeof(uint64_t), '\0');
   for (size_t i = 0; i < all.size(); ++i) {

@@ -22,7 +22,9 @@ __all__ = ["divergence"]
 _ALL_NOTES = 1 << 20  # bytes, of all members; see Job.agree()
 _LONGEST_VALUE = 64
 _HASH = 8
-_REST = "one of the rest"
+_NAMES = "the names of parameters and values"
+_BYTES = 4  # of a row's, where there is little room
+_ROW = 3 * _LONGEST_VALUE  # at most, without its name
 
 # A row of a report: its name, and the value's text, or a hash.
 Row = tuple[str, str | bytes]
@@ -59,32 +61,46 @@ def divergence(
         answer = job.agree(False, note, timeout)
     except (CommError, ElasticError) as error:
         return DivergenceError(f"members hold different state; it was not found out which: {error}")
-    reports = [_Report.unpack(note) for note in answer.notes]
+    reports = [_Report.unpack(note, evidence) for note in answer.notes]
     return _error_of({rank: one for rank, one in enumerate(reports) if one is not None}, objects)
 
 
 def _note(evidence: Evidence, most: int) -> bytes:
-    """As much as there is room for, the first rows first."""
+    """With names and texts where there is room; else hashes of rows, which all have in one order.
+
+    The names alone decide which of the two, so that members that have the same do the same.
+    """
     common, of_shard = list(_rows(evidence.common)), list(_rows(evidence.of_shard))
     if not common and not of_shard:
         return b""
-    kept = len(common) + len(of_shard)
-    while True:
-        cut = max(0, kept - len(common))
-        rows = [_cut(common, min(kept, len(common))), _cut(of_shard, cut)]
-        note = encode([evidence.shard, *rows], "report").data
-        if len(note) <= most:
-            return note
-        if kept == 0:
-            return b""
-        kept = min(kept - 1, kept * most // len(note))
+    room = sum(len(name) + _ROW for name, _ in (*common, *of_shard))
+    if room <= most:
+        return encode([evidence.shard, common, of_shard], "report").data
+    fold = -(-_BYTES * (len(common) + len(of_shard) + 2) // max(1, most - _ROW))
+    parts = [_folded(rows, fold) for rows in (common, of_shard)]
+    note = encode([evidence.shard, fold, *parts], "report").data
+    return note if len(note) <= most else b""
 
 
-def _cut(rows: list[Row], kept: int) -> list[Row]:
-    if kept >= len(rows):
-        return rows
-    rest = blake2b(encode(rows[kept:], "rest").data, digest_size=_HASH).digest()
-    return [*rows[:kept], (_REST, rest)]
+def _folded(rows: Sequence[Row], fold: int) -> list[bytes]:
+    """A digest of the names, and of each so many rows a few bytes of their hash."""
+    names = blake2b("\0".join(name for name, _ in rows).encode(), digest_size=_HASH).digest()
+    hashes = b"".join(
+        blake2b(encode(rows[at : at + fold], "rows").data, digest_size=_BYTES).digest()
+        for at in range(0, len(rows), fold)
+    )
+    return [names, hashes]
+
+
+def _unfolded(rows: Sequence[Row], fold: int, names: bytes, hashes: bytes) -> list[Row]:
+    """By the names that this member has, where the other one has the same."""
+    if _folded(rows, fold)[0] != names:
+        return [(_NAMES, names)]
+    labels = []
+    for at in range(0, len(rows), fold):
+        first, last = rows[at][0], rows[min(at + fold, len(rows)) - 1][0]
+        labels.append(first if first == last else f"something from {first} to {last}")
+    return [(name, hashes[n * _BYTES : (n + 1) * _BYTES]) for n, name in enumerate(labels)]
 
 
 def _rows(rows: Rows) -> Iterator[Row]:
@@ -103,23 +119,45 @@ def _text_of(path: str, data: bytes) -> str | bytes:
 class _Report:
     """What one member says that it holds."""
 
-    def __init__(self, common: Sequence[Row], of_shard: Sequence[Row], shard: int) -> None:
+    def __init__(
+        self, common: Sequence[Row], of_shard: Sequence[Row], shard: int, folded: bool
+    ) -> None:
+        self.folded = folded
         self.common = dict(common)
         self.of_shard = dict(of_shard)
         self.shard = shard
 
     @classmethod
-    def unpack(cls, note: bytes) -> _Report | None:
-        """None: the member gave none, or one in another language."""
+    def unpack(cls, note: bytes, evidence: Evidence) -> _Report | None:
+        """None: the member gave none, or one in another language.
+
+        Args:
+            note: of another member, or of this one.
+            evidence: of this member.
+        """
         try:
-            shard, common, of_shard = decode(note, "report", lambda _, meta: meta)
-            return cls(common, of_shard, shard)
+            shard, *rest = decode(note, "report", lambda _, meta: meta)
+            if len(rest) == 2:
+                return cls(rest[0], rest[1], shard, folded=False)
+            fold, common, of_shard = rest
+            return cls(
+                _unfolded(list(_rows(evidence.common)), fold, *common),
+                _unfolded(list(_rows(evidence.of_shard)), fold, *of_shard),
+                shard,
+                folded=True,
+            )
         except (ValueError, TypeError):
             return None
 
 
 def _error_of(reports: Mapping[int, _Report], objects: Mapping[str, object]) -> DivergenceError:
-    found = _first_difference({rank: one.common for rank, one in reports.items()})
+    kinds = {one.folded for one in reports.values()}
+    if len(kinds) > 1:  # it depends on the names
+        found = _first_difference(
+            {rank: {_NAMES: "more" if one.folded else "fewer"} for rank, one in reports.items()}
+        )
+    else:
+        found = _first_difference({rank: one.common for rank, one in reports.items()})
     for shard in sorted({one.shard for one in reports.values()}):
         if found is None:
             holders = {rank: one.of_shard for rank, one in reports.items() if one.shard == shard}
@@ -135,12 +173,13 @@ def _error_of(reports: Mapping[int, _Report], objects: Mapping[str, object]) -> 
     texts = "; ".join(f"{_shown(value)} on ranks {ranks}" for value, ranks in said.items())
     step = _step_of(reports, most[0])
     return DivergenceError(
-        f"step {step}: {name} differs: {texts}. {_advice(name, objects)}", path=name, ranks=odd
+        f"{step}{name} differs: {texts}. {_advice(name, objects)}", path=name, ranks=odd
     )
 
 
 def _step_of(reports: Mapping[int, _Report], rank: int) -> str:
-    return str(reports[rank].common.get("step", "?"))
+    step = reports[rank].common.get("step", "")
+    return f"step {step}: " if isinstance(step, str) and step else ""
 
 
 def _first_difference(
@@ -163,12 +202,13 @@ def _shown(value: str | bytes) -> str:
 
 def _advice(name: str, objects: Mapping[str, object]) -> str:
     """What it usually is."""
-    if name.startswith("gradient of"):
+    if "gradient of" in name:
         return (
             "Is the model wrapped in DDP, and does every member's backward() go through it? "
-            "A program that combines gradients in commit() names steps(check='state')"
+            "A program that combines gradients in commit(), or leaves some that it does not apply, "
+            "names steps(check='state')"
         )
-    if name.startswith("values of"):
+    if "values of" in name:
         return "An update was made outside of commit(), or without all members"
     if name == "total":
         return "Give steps() the same total on all members"

@@ -168,7 +168,7 @@ class Comparison:
             return known[1]
         try:
             data = encode(value, path).data
-        except TypeError:  # Refusal says so
+        except (TypeError, ValueError):  # Refusal says so
             data = b""
         self._encoded[path] = value, data
         return data

@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _groups, _interrupts
 from torchft_ext.elastic import _current, _tables
-from torchft_ext.elastic._errors import ElasticError
+from torchft_ext.elastic._errors import ElasticError, ElasticTimeoutError
 from torchft_ext.elastic._view import Answer, Digest, View
 from torchft_ext.elastic._view_groups import ViewGroups
 from torchft_ext.errors import CommError, _kind_of
@@ -140,7 +140,7 @@ def _await_first_view(job: Job, timeout: timedelta, until: float) -> None:
         if isinstance(error, CommError):
             how = error.cause.how if error.cause is not None else ""
             raise _no_first_view(timeout, how or str(error)) from error
-        if type(error) is ElasticError:
+        if type(error) in (ElasticError, ElasticTimeoutError):
             others = f"; waiting too: {', '.join(waiting)}" if waiting else ""
             raise _no_first_view(timeout, f"{error}{others}") from error
         raise
@@ -312,19 +312,19 @@ class Job:
         manages when it begins, and of groups that make_group() makes in a later view. Shorter
         timeouts stay.
         """
-        before, longest = (
-            [(one, one.options._timeout) for one in self._followers],
-            self._longest_wait,
-        )
-        for backend, limit in before:
-            backend.set_timeout(min(limit, timeout))
+        longest = self._longest_wait
+        shortened = [one for one in self._followers if one.options._timeout > timeout]
+        before = [one.options._timeout for one in shortened]
+        for backend in shortened:
+            backend.set_timeout(timeout)
         self._longest_wait = min(longest, timeout)
         try:
             yield
         finally:
             self._longest_wait = longest
-            for backend, limit in before:
-                backend.set_timeout(limit)
+            for backend, limit in zip(shortened, before, strict=True):
+                if backend.options._timeout == timeout:  # nobody has set another one meanwhile
+                    backend.set_timeout(limit)
 
     def hold_groups(self) -> AbstractContextManager[Callable[[], None]]:
         """Let groups of make_group() that lose nobody outlive the view's end, within a block.
@@ -379,7 +379,7 @@ class Job:
             patience: how long members are waited for that live, and whose program does not call
                 recover(); None: until the timeout. After it the next view is without them, if those
                 that call it may go on alone: they are more than half of the voters of the last view
-                (exactly half: with the store as witness), `min_size` at least, and hold a copy of
+                (half: where the view names a witness), `min_size` at least, and hold a copy of
                 every shard. Otherwise they wait on.
             without_quorum: True: an operator's word, after NoQuorumError. This member goes on alone
                 from view(), in another lineage, whatever the others do. Call it on one member, once
@@ -388,6 +388,7 @@ class Job:
         Raises:
             NoQuorumError: too few voters of the last view are there. At once where so many are
                 dead that there will be no quorum.
+            ElasticTimeoutError: the members decided on no view until the timeout.
             NoProgressError: nothing succeeded in views in a row of the same members: in three
                 where their operations or the names of their groups differ; otherwise for a minute
                 and four times the job's limit, by causes other than losses, delays and aborts. The
@@ -469,7 +470,7 @@ class Job:
         Raises:
             ValueError: the note, or a part of the digest, is too long; before anything is sent.
             NoQuorumError, LeftOutError: as recover().
-            ElasticError: no answer by the timeout.
+            ElasticTimeoutError: no answer by the timeout.
         """
         view = self._view
         if view is None:

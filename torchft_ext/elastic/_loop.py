@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -76,6 +77,7 @@ class Loop:
         self._replicas = replicas
         self._check = check
         self._step_timeout = step_timeout
+        self._evened = 0  # the view in which results were made one
         self._timed_out = False  # in this view somebody was waited for in vain
         self._failures = _Failures()
 
@@ -110,7 +112,7 @@ class Loop:
             self._undo(step)
         if step.committed and not self._state.dirty:
             self._failures.clear()
-        self._timed_out = isinstance(step.failure, CommTimeoutError)
+        self._timed_out = step.timed_out or isinstance(step.failure, CommTimeoutError)
         if self.over:
             return step.view  # nobody is taken in, or leaves alone
         return self._after(step.view, step.answer, failed=step.failure is not None)
@@ -122,7 +124,7 @@ class Loop:
         """
         answer: Answer | None = None
         with suppress(CommError):
-            answer = self.job.agree(True)
+            answer = self.job.agree(True, timeout=max(self.job.timeout, self._step_timeout))
         if answer is not None and answer.diverged:
             raise divergence(self.job, view, Evidence(), {}, self._step_timeout)
         if answer is not None and answer.ok:
@@ -153,6 +155,8 @@ class Loop:
             return None
         if answer is not None and (answer.ok or view.member in answer.leaving):
             return None
+        if answer is not None and answer.diverged:
+            return view
         try:
             return self._next_view(view, self._step_timeout if holds else None)
         except _NO_VIEW as error:
@@ -162,13 +166,27 @@ class Loop:
     def _agree_on_result(self, view: View, holds: bool) -> Answer:
         """Whether all that train hold it, and the same one."""
         timeout = self._step_timeout
-        evidence = Evidence()
-        if holds and self.comparison is not None:
-            evidence = self.comparison.of_result()
+        evidence = self._evidence_of_result() if holds else Evidence()
         answer = self.job.agree(holds, timeout=timeout, digest=evidence.digest())
-        if answer.diverged:
+        if answer.diverged and not self._evens_out(view):
             raise divergence(self.job, view, evidence, self._state.objects, timeout)
         return answer
+
+    def _evidence_of_result(self) -> Evidence:
+        try:
+            return Evidence() if self.comparison is None else self.comparison.of_result()
+        except BaseException as error:
+            self.job.abort(f"the result: {type(error).__name__}: {error}")
+            raise
+
+    def _evens_out(self, view: View) -> bool:
+        """Make one result of those of members that drifted apart: once in a view. Blocks."""
+        if not self._drift or self._evened == view.number:
+            return False
+        self._evened = view.number
+        if not self.parked:
+            self._sync(view, new=False, moved=False)
+        return True
 
     def _go_alone(self, error: Exception, *, holds: bool) -> None:
         """An error of the others' is none of a member that holds the result, or leaves."""
@@ -196,8 +214,10 @@ class Loop:
     def _await_updates(self) -> None:
         """Whoever asks for the next view ends this one: not while others' updates communicate."""
         if self.parked or not self._state.dirty:
-            with suppress(CommError):
+            try:
                 dist.barrier(group=self.job.group)
+            except CommError as error:  # the next view says more
+                self._timed_out = isinstance(error, CommTimeoutError)
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -218,8 +238,7 @@ class Loop:
         while True:
             try:
                 self.job.hold_shard(self._whole_shard())
-                patience = self.job.limit if self._timed_out else self._step_timeout
-                view = self.job.recover(timeout, patience=patience)
+                view = self.job.recover(timeout, patience=self._patience(last))
             except CommTimeoutError:
                 raise
             except CommError as error:  # a member was lost just when the view had formed
@@ -228,6 +247,14 @@ class Loop:
             if self._take_in(view):
                 return view
             last = view
+
+    def _patience(self, last: View | None) -> timedelta | None:
+        """With members that live and do not come to the next view; to the first they may be late:
+        they load and compile.
+        """
+        if last is None:
+            return None
+        return self.job.limit if self._timed_out else self._step_timeout
 
     def _take_in(self, view: View) -> bool:
         """Bring all members to one state; False where that takes another view."""
@@ -242,6 +269,7 @@ class Loop:
             if not self.parked:
                 self._share(view)
             self._reached = self._state.step
+            self._timed_out = False
         except CommError as error:
             self._failures.add(error, view.members)
             self._timed_out = isinstance(error, CommTimeoutError)
@@ -264,6 +292,11 @@ class Loop:
         """A newcomer that is parked counts on from the others' steps, without their state."""
         if self.parked and self._state.step < step:
             self._state.step, self._state.dirty = step, True
+
+    @property
+    def _drift(self) -> float:
+        """Where gradients were equal in every step, members' own arithmetic alone can differ."""
+        return self._state.drift if self._check == "gradients" else 0.0
 
     @property
     def _shards(self) -> int:
@@ -325,6 +358,12 @@ class Loop:
             state.dirty = state.dirty or moved  # until the sync: of its old shard nothing stays
             rebuild(state, self._build, view, keep=not (new or state.dirty))
         state.follow(*((view.rank, view.size) if place is None else (place.rank, place.size)))
+        self._sync(view, new=new, moved=moved)
+        shard = None if place is None else place.shard
+        self.comparison = Comparison(state, self._total, self._check, shard)
+
+    def _sync(self, view: View, *, new: bool, moved: bool) -> None:
+        state, standing, place = self._state, self._state.standing, self.place
         report = sync(
             state,
             self._group,
@@ -334,14 +373,21 @@ class Loop:
             dirty=state.dirty or new,
             allow_pickle=state.allow_pickle,
             shard=WHOLE if place is None else place.shard,
+            drift=self._drift,
         )
         self.job.check()
         standing.synced = True
         if place is not None:
             standing.replica, standing.shard = place.replica, place.shard
+        self.job.hold_shard(self._whole_shard())
         state.lineage = view.lineage
-        shard = None if place is None else place.shard
-        self.comparison = Comparison(state, self._total, self._check, shard)
+        if report.drifted:
+            warnings.warn(
+                f"elastic job: view {view.number}: members on unlike processors? Tensors drifted "
+                f"apart, most of all {report.drifted}, by {report.drift:.2g} of its norm; those "
+                f"of rank {report.source} count",
+                stacklevel=2,
+            )
         view.phases["sync"] = report.elapsed
         self.job.log(
             f"elastic job: view {view.number}: step {report.step}, the state of rank "

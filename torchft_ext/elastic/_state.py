@@ -20,6 +20,9 @@ from torchft_ext.elastic._shards import is_shard, local_of
 __all__ = ["NO_LINEAGE", "State"]
 
 NO_LINEAGE = bytes(16)
+# Some ten times what members on unlike processors were apart after 100,000 steps of AdamW and SGD;
+# docs/howto/elastic.md has the figures.
+DRIFT = 5e-5
 
 
 @runtime_checkable
@@ -68,9 +71,18 @@ class State:
         dirty: the objects may be a mixture of two steps.
         allow_pickle: enums, and leaves that cannot be sent otherwise, travel by pickle, which
             trusts all members.
+        drift: how far floats of a tensor may be apart, relative to its norm, on members that have
+            committed the same steps with equal gradients: processors round differently. The
+            source's count then.
     """
 
-    def __init__(self, *objects: object, allow_pickle: bool = False, **named: object) -> None:
+    def __init__(
+        self,
+        *objects: object,
+        allow_pickle: bool = False,
+        drift: float = DRIFT,
+        **named: object,
+    ) -> None:
         """Name the objects.
 
         Args:
@@ -79,16 +91,20 @@ class State:
                 written in place. The first module is called "model", the first optimizer
                 "optimizer", others by their class in lower case; further ones with a number.
             allow_pickle: see the attribute.
+            drift: see the attribute; 0 refuses every difference.
             named: the same with names of your own.
 
         Raises:
             TypeError: an object has no state.
-            ValueError: two objects have one name.
+            ValueError: two objects have one name, or `drift` is negative.
         """
+        if not drift >= 0.0:
+            raise ValueError(f"State: drift: expected 0 or more, found {drift}")
         self.step = 0
         self.lineage = NO_LINEAGE
         self.dirty = False
         self.allow_pickle = allow_pickle
+        self.drift = drift
         self.standing = Standing()
         self._objects: dict[str, Replicated] = {}
         self._entry: _Entry | None = None

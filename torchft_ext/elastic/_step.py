@@ -12,7 +12,12 @@ from typing import Protocol
 import torch.distributed as dist
 
 from torchft_ext.elastic._divergence import divergence
-from torchft_ext.elastic._errors import DivergenceError, ElasticTimeoutError
+from torchft_ext.elastic._errors import (
+    DivergenceError,
+    ElasticError,
+    ElasticTimeoutError,
+    NoQuorumError,
+)
 from torchft_ext.elastic._evidence import Comparison, Evidence
 from torchft_ext.elastic._random import manual_seed
 from torchft_ext.elastic._replicas import Place
@@ -106,6 +111,7 @@ class Step:
         size: how many train: the view's size, but for members that are parked.
         answer: what they agreed on; None before commit() and after a failure.
         failure: the CommError that ended the block; None where there was none.
+        timed_out: a member that lives did not vote in time.
     """
 
     def __init__(
@@ -124,6 +130,7 @@ class Step:
         self.size = view.size if place is None else place.size
         self.answer: Answer | None = None
         self.failure: CommError | None = None
+        self.timed_out = False
         self.ended = False
         self._state = state
         self._job = job
@@ -232,13 +239,23 @@ class Step:
         except CommError:
             self._view_over = True
             raise
-        except ElasticTimeoutError as error:  # the others wait for the same members
-            self._view_over = True
-            self._job.abort(f"step {self.number}: {error}")
-            raise CommTimeoutError(str(error)) from error
+        except (ElasticTimeoutError, NoQuorumError) as error:
+            self._view_over = self.timed_out = True
+            answer = self._answer_of_next_view(error)
         if answer.diverged:
             objects, timeout = self._state.objects, self._step_timeout
             raise divergence(self._job, self.view, evidence, objects, timeout)
+        return answer
+
+    def _answer_of_next_view(self, error: ElasticError) -> Answer:
+        """End the wait on all members; the next view says whether the step counts all the same."""
+        self._job.abort(f"step {self.number}: {error}")
+        try:
+            answer = self._job.agree(True, timeout=self._job.limit)
+        except ElasticError:  # recover() waits longer, or says that there is no quorum
+            raise CommTimeoutError(str(error)) from error
+        if not (answer.ok or answer.diverged):
+            raise CommTimeoutError(str(error)) from error
         return answer
 
     def _check_functions(self, functions: tuple[object, ...]) -> None:

@@ -55,7 +55,7 @@ def steps(
             group, in commit(), and where one does not come to the next view. Then the generation
             ends on all members, and the next view is without the members whose programs have not
             come to it within the job's `limit`: they hang. This needs more than half of the voters
-            (exactly half: with the store as witness), `min_size` members, and a copy of every
+            (exactly half: where the view names a witness), `min_size` members, and a copy of every
             shard; otherwise all wait for the absent until the job's timeout. A shorter timeout of a
             group holds. After the last step a member that holds the result waits no longer for
             others. None: four fifths of the job's timeout.

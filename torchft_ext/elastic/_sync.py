@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from torchft_ext.elastic._codec import Encoded, TensorMeta
 from torchft_ext.elastic._description import Description, ShardList
+from torchft_ext.elastic._drift import distances
 from torchft_ext.elastic._errors import DivergenceError
 from torchft_ext.elastic._loading import Leaves, load, tensor_paths
 from torchft_ext.elastic._shards import local_of
@@ -44,6 +45,9 @@ class SyncReport:
         tensors: how many were sent; of sharded ones, of this member's shard.
         nbytes: their size; to each member that takes, once.
         elapsed: on this member.
+        drift: the largest distance, relative to the norm of the source's, of a tensor in which
+            members of the source's version had drifted.
+        drifted: which one that is; empty: none.
     """
 
     source: int
@@ -52,6 +56,8 @@ class SyncReport:
     tensors: int
     nbytes: int
     elapsed: timedelta
+    drift: float = 0.0
+    drifted: str = ""
 
 
 def sync(
@@ -64,6 +70,7 @@ def sync(
     dirty: bool,
     allow_pickle: bool = False,
     shard: int = WHOLE,
+    drift: float = 0.0,
 ) -> SyncReport:
     """Make the state of all members of a view bit-identical.
 
@@ -89,6 +96,9 @@ def sync(
         allow_pickle: leaves of other types travel by pickle.
         shard: the number of the shard whose parts this member holds, or is to take where it is
             dirty.
+        drift: of clean members that continue and have one version: how far tensors of floats may be
+            from the source's, relative to their norm; they take the source's then. For members
+            whose processors round differently.
 
     Returns:
         What was done. The state's step is that of the source, and it is clean.
@@ -111,11 +121,12 @@ def sync(
     header = Header(continuing, dirty, step, lineage, _digest_of_names(state), shard)
     plan = _Plan.of([Header.unpack(data) for data in wire.all_gather_bytes(header.pack())])
     check_names(plan.headers, wire.rank, state.names)
-    done = _Exchange(state, wire, plan, encoded).run()
+    done = _Exchange(state, wire, plan, encoded, drift).run()
     state.step = plan.headers[plan.source].step
     state.dirty = False
     elapsed = timedelta(seconds=time.monotonic() - began)
-    return SyncReport(plan.source, state.step, done.took, done.tensors, done.nbytes, elapsed)
+    report = (plan.source, state.step, done.took, done.tensors, done.nbytes, elapsed)
+    return SyncReport(*report, done.drift, done.drifted)
 
 
 def _digest_of_names(state: State) -> bytes:
@@ -173,6 +184,8 @@ class _Done:
     took: tuple[int, ...] = ()
     tensors: int = 0
     nbytes: int = 0
+    drift: float = 0.0
+    drifted: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,14 +224,21 @@ class _Exchange:
     """The part of a sync in which members differ: find out where, send that, load it."""
 
     def __init__(
-        self, state: State, wire: Wire, plan: _Plan, encoded: Mapping[str, Encoded]
+        self,
+        state: State,
+        wire: Wire,
+        plan: _Plan,
+        encoded: Mapping[str, Encoded],
+        drift: float,
     ) -> None:
         self._state = state
         self._wire = wire
         self._plan = plan
+        self._drift = drift
         hashed = plan.hashes(wire.rank)
         self._mine = Description.of(encoded, hashed=hashed)
         self._parts = ShardList.of(encoded, hashed=hashed)
+        self._leaves = Leaves.among(encoded)
 
     def run(self) -> _Done:
         summaries = self._summaries()
@@ -251,14 +271,14 @@ class _Exchange:
     def _even_out(self, theirs: Description, parts: ShardList) -> _Done:
         """Find out who lacks what of the sources' states, and send that."""
         lacks = self._lacks(theirs, parts)
-        self._check_divergence(lacks)
+        drift, drifted = self._check_divergence(lacks, theirs, parts)
         plan, rank = self._plan, self._wire.rank
         whole, shards = lacks.by(rank)
         if whole or shards:
             self._state.dirty = True
             if plan.headers[rank].is_cold:  # what arrives can be compared, should this sync fail
                 self._state.lineage = plan.headers[plan.source].lineage
-        own = Leaves.of(self._state)
+        own = self._leaves
         sent = _Sending(self._wire, lacks, plan)
         taken = sent.run(plan.source, range(self._wire.size), own.tensors, theirs.metas)
         local = {path: local_of(tensor) for path, tensor in own.shards.items()}
@@ -266,7 +286,7 @@ class _Exchange:
         taken |= sent.run(ranks[0], ranks, local, parts.metas)
         self._load(theirs, own, taken, whole)
         took = tuple(at for at, flags in enumerate(lacks.flags) if any(flags))
-        return _Done(took, sent.tensors, sent.nbytes)
+        return _Done(took, sent.tensors, sent.nbytes, drift, drifted)
 
     def _lacks(self, theirs: Description, parts: ShardList) -> _Lacks:
         plan, rank = self._plan, self._wire.rank
@@ -280,19 +300,54 @@ class _Exchange:
             mine += self._parts.differences(parts)
         return _Lacks(places, shards, self._wire.all_gather_bytes(bytes(mine)))
 
-    def _check_divergence(self, lacks: _Lacks) -> None:
-        plan, free = self._plan, self._state.free_paths()
-        peers = plan.peers()
+    def _check_divergence(
+        self, lacks: _Lacks, theirs: Description, parts: ShardList
+    ) -> tuple[float, str]:
+        """Refuse differences of members that have the source's version, but for drift.
+
+        Returns how far the tensor has drifted that has drifted most, and which one that is.
+        """
+        apart = self._apart(lacks)
+        metas = {**theirs.metas, **parts.metas}
+        for path, ranks in apart.items():
+            if not self._drift or not _is_float(metas.get(path)):
+                raise self._divergence(path, ranks, "")
+        own = {**self._leaves.tensors, **{p: local_of(t) for p, t in self._leaves.shards.items()}}
+        plan, sharded = self._plan, set(lacks.shards)
+        pairs = {
+            path: [
+                (rank, plan.shard_source(rank) if path in sharded else plan.source)
+                for rank in ranks
+            ]
+            for path, ranks in apart.items()
+        }
+        most = (0.0, "")
+        for path, distance in distances(self._wire, own, pairs).items():
+            if not distance <= self._drift:  # nor NaN
+                how = f" by {distance:.2g} of its norm, more than drift={self._drift:g}"
+                raise self._divergence(path, apart[path], how)
+            most = max(most, (distance, path))
+        return most
+
+    def _apart(self, lacks: _Lacks) -> dict[str, tuple[int, ...]]:
+        """By path, in order: ranks that differ there from their source, and should not."""
+        peers, free = self._plan.peers(), self._state.free_paths()
+        found: dict[str, tuple[int, ...]] = {}
         for index, path in enumerate([*lacks.places, *lacks.shards]):
             ranks = tuple(rank for rank in peers if lacks.flags[rank][index])
             if ranks and path not in free:
-                raise DivergenceError(
-                    f"sync: {path}: ranks {list(ranks)} differ from rank {plan.source}, though "
-                    f"all have committed step {plan.headers[plan.source].step}; go back to a "
-                    "checkpoint",
-                    path=path,
-                    ranks=ranks,
-                )
+                found[path] = ranks
+        return found
+
+    def _divergence(self, path: str, ranks: tuple[int, ...], how: str) -> DivergenceError:
+        plan = self._plan
+        return DivergenceError(
+            f"sync: {path}: ranks {list(ranks)} differ from rank {plan.source}{how}, though "
+            f"all have committed step {plan.headers[plan.source].step}; go back to a "
+            "checkpoint",
+            path=path,
+            ranks=ranks,
+        )
 
     def _load(
         self, theirs: Description, own: Leaves, taken: dict[str, torch.Tensor], lacks: set[str]
@@ -331,6 +386,13 @@ class _Sending:
         self.nbytes += sum(meta.nbytes() for meta in metas.values())
         mine = self._lacks[self._wire.rank]
         return Transfer(self._wire, [source, *takers], own, metas, mine).run()
+
+
+def _is_float(meta: TensorMeta | None) -> bool:
+    """Its values come from arithmetic that processors round in ways of their own."""
+    return meta is not None and (
+        meta.torch_dtype().is_floating_point or meta.torch_dtype().is_complex
+    )
 
 
 def _written_in_place(value: object, taken: Sequence[torch.Tensor]) -> bool:

@@ -295,8 +295,8 @@ ElasticJob::Formed ElasticJob::recover(Milliseconds timeout, std::optional<Milli
   judgeLastView();
   const auto working = [this](const void*) { member_->setReady(false); };
   const std::unique_ptr<const void, decltype(working)> back_to_work(this, working);
-  Formed formed = recoverBy(deadline, patience ? std::optional(durationOf(*patience)) : std::nullopt,
-                            without_quorum);
+  Formed formed = recoverBy(
+      deadline, patience ? std::optional(durationOf(*patience)) : std::nullopt, without_quorum);
   formed.phases.insert(formed.phases.begin(), lost.begin(), lost.end());
   std::string left_out;  // now: the members may decide on another view before this one is logged
   for (const MemberId& id : member_->leftOutSince(formed.view)) {
@@ -337,6 +337,7 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
     absent.clear();
     unreachable = pairsCutBy(*failure, result.view);
     if (!patience || failure->kind != FailureKind::kTimeout) continue;  // one tells the others
+    *patience *= 2;  // what takes longer must not be cut short again and again
     for (const Member& member : result.view.members) {
       if (member.id != member_->id()) absent.insert(member.id);
     }

@@ -566,11 +566,11 @@ std::string ElasticWorld::fingerprint() const {
     writer.u8(static_cast<uint8_t>(gone));
   }
   for (const auto& [lineage, held] : store_.held()) writer.text(encodeAccepted(held));
-  for (const int left : {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
-                         left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
-                         static_cast<int>(store_.identity()), store_.isLost() ? 1 : 0,
-                         left_.partings, left_.leaves, left_.breaks, left_.divergences,
-                         left_.recoveries, left_.exclusions}) {
+  for (const int left :
+       {left_.deaths, left_.suspicions, left_.noes, left_.retries, left_.wants,
+        left_.witness_restarts, left_.witness_losses, left_.heals ? 1 : 0,
+        static_cast<int>(store_.identity()), store_.isLost() ? 1 : 0, left_.partings, left_.leaves,
+        left_.breaks, left_.divergences, left_.recoveries, left_.exclusions}) {
     writer.u8(static_cast<uint8_t>(left));
   }
   for (const View& view : accepted_by_parted_) writer.text(encodeView(view));
@@ -581,9 +581,9 @@ std::string ElasticWorld::fingerprint() const {
 
 std::string ElasticWorld::describe(const ElasticAction& action) {
   static const std::array<const char*, 19> kNames = {
-      "deliver", "vote",    "die",          "detect", "suspect", "retry", "want",
-      "witness", "reply",   "restart",      "lose witness", "heal", "look", "part",
-      "leave",   "break",   "end",          "recover", "exclude"};
+      "deliver", "vote",  "die",     "detect",       "suspect", "retry", "want",
+      "witness", "reply", "restart", "lose witness", "heal",    "look",  "part",
+      "leave",   "break", "end",     "recover",      "exclude"};
   return std::string(kNames[static_cast<size_t>(action.kind)]) + " " + std::to_string(action.a) +
          " " + std::to_string(action.b);
 }

@@ -50,7 +50,8 @@ TEST(NextView, KeepsWhoCannotConnectToOneThatLeaves) {
   std::map<MemberId, Promise> promises = {{idOf(1), {}}, {idOf(2), {}}};
   promises[idOf(1)].leaving = true;
   promises[idOf(2)].cut = {{idOf(1), idOf(2)}};
-  EXPECT_EQ(idsOf(nextView(viewOf(2), promises, {}, rules()).members), std::vector<MemberId>{idOf(2)});
+  EXPECT_EQ(idsOf(nextView(viewOf(2), promises, {}, rules()).members),
+            std::vector<MemberId>{idOf(2)});
 }
 
 TEST(NextView, KeepsWhoCannotConnectToOneThatIsLeftOutAsAbsent) {

@@ -15,12 +15,14 @@ from elastic_side import jobs, members, wait_for_newcomer
 from ranks import World, values_of
 from rankside import wait_until
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from torchft_ext import _C, elastic
 from torchft_ext.elastic._divergence import _error_of, _note, _Report
-from torchft_ext.elastic._evidence import Comparison, Evidence
+from torchft_ext.elastic._evidence import Comparison, Evidence, Rows
 
 STEPS = 6
 
@@ -57,7 +59,13 @@ def differs_in(one: Evidence, other: Evidence) -> str:
     """What the members are told; empty: their digests are equal."""
     if one.digest() == other.digest():
         return ""
-    reports = [_Report.unpack(_note(each, 1 << 19)) for each in (one, other)]
+    return told(one, other, 1 << 19)
+
+
+def told(one: Evidence, other: Evidence, room: int) -> str:
+    notes = [_note(each, room) for each in (one, other)]
+    assert all(len(note) <= room for note in notes)
+    reports = [_Report.unpack(note, one) for note in notes]
     return str(_error_of(dict(enumerate(reports)), a_state().objects))
 
 
@@ -176,18 +184,40 @@ def test_result_is_compared_whole_but_for_buffers():
     assert_matches(differs_in(same, result(change_one_element)), r"model/0\.weight differs: hash")
 
 
-def test_report_is_cut_to_the_room_that_there_is():
-    """The rows that had no room are one row."""
+def test_report_fits_into_the_room_that_there_is():
     one, other = with_gradients(a_state()), with_gradients(a_state())
     other.objects["model"][1].bias.grad += 1
-    reports = []
-    for state in (one, other):
-        note = _note(evidence_of(state), 600)
-        assert len(note) <= 600
-        reports.append(_Report.unpack(note))
-    assert_matches(str(_error_of(dict(enumerate(reports)), {})), "one of the rest differs")
-    assert _note(evidence_of(one), 20) == b""
-    assert _Report.unpack(b"") is None and _Report.unpack(b"of another language") is None
+    evidence = evidence_of(one), evidence_of(other)
+    differs = r"gradient of model\.1\.bias.* differs.*wrapped in DDP"
+    for room in (10_000, 1000, 600):  # with texts; hashes of all rows; of some together
+        assert_matches(told(*evidence, room), differs)
+    assert _note(evidence[0], 20) == b""
+    for note in (b"", b"of another language"):
+        assert _Report.unpack(note, evidence[0]) is None
+
+
+def test_values_of_other_lengths_do_not_hide_what_differs():
+    """Which rows there is room for is the same on all."""
+    one, other = with_gradients(a_state()), with_gradients(a_state(0.123456789012345))
+    evidence = evidence_of(one), evidence_of(other)
+    for room in range(600, 12_000, 100):
+        assert_matches(told(*evidence, room), r"param_groups\[0\]\['lr'\].* differs")
+
+
+def test_other_parameters_are_told_where_there_is_little_room():
+    one, other = a_state(), elastic.State(nn.Linear(3, 4))
+    found = told(evidence_of(one), evidence_of(other), 1000)
+    assert_matches(found, "the names of parameters and values differs")
+
+
+def test_members_of_one_shard_are_compared_with_each_other():
+    def evidence(shard: int, value: str) -> Evidence:
+        rows = Rows({}, ["gradient of model.weight"], value.encode() * 8)
+        return Evidence(Rows({"step": b"N"}), rows, shard)
+
+    found = told(evidence(2, "a"), evidence(2, "b"), 1 << 19)
+    assert_matches(found, r"gradient of model\.weight differs")
+    assert_matches(told(evidence(0, "a"), evidence(1, "b"), 1 << 19), "nothing that ranks")
 
 
 # ---- the bits of tensors
@@ -218,7 +248,7 @@ def test_every_element_is_looked_at_in_some_step():
     tensor, other = torch.zeros(100), torch.zeros(100)
     for index in (0, 50, 99):
         other.zero_()[index] = 1
-        assert any(bits(tensor, seed=seed) != bits(other, seed=seed) for seed in range(200))
+        assert any(bits(tensor, seed=seed) != bits(other, seed=seed) for seed in range(2000))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64, torch.complex128])
@@ -232,6 +262,15 @@ def test_tensors_without_an_order_of_elements_have_a_hash():
     assert bits(torch.ones(3, dtype=torch.complex64).conj()) == bits(
         torch.zeros(3, dtype=torch.complex64).conj()
     )
+
+
+def test_tensors_without_memory_have_a_hash():
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    with FakeTensorMode():
+        fake = torch.ones(4)
+    under_way = AsyncCollectiveTensor(torch.ones(4))
+    assert len({bits(one)[0] for one in (freed, fake, under_way)}) == 1
 
 
 def test_what_is_no_tensor_is_refused():
@@ -348,7 +387,7 @@ def train_and_spoil(number: int) -> None:
 def test_result_is_compared_when_the_run_is_over(ranks, world):
     world.run(come, ranks.address(), 3)
     (text,) = errors_of(world, *[(train_and_spoil, 1)] * 3)
-    assert_matches(text, r"^step 3: beside/tensor differs: .*beside/tensor \(1,\)$")
+    assert_matches(text, r"^sync: beside/tensor: .*more than drift.* beside/tensor \(\d,\)$")
 
 
 # ---- programs that are right
@@ -492,7 +531,7 @@ def test_no_false_alarm(ranks, world, name):
 
 
 def test_a_member_that_dies_meanwhile_is_no_difference(ranks, world):
-    """Its vote is not there when the others judge."""
+    """The others go on, and are alike."""
     world.run(come, ranks.address(), 3)
     calls = world.start_all(train_slowly, 40)
     for rank in range(3):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import elastic_side
 import pytest
@@ -21,6 +23,7 @@ from torchft_ext import elastic
 from torchft_ext.elastic._shards import is_shard, local_of
 
 SHARDS = 2
+CLIPPED = 12  # steps
 RATE = 0.01
 
 world = members(5)
@@ -29,9 +32,9 @@ trainings: list[Training] = []
 seen: list[tuple[int, int, int]] = []  # of each committed step: number, how many trained, cursor
 
 
-def come(address: str, size: int) -> None:
+def come(address: str, size: int, **options: object) -> None:
     seen.clear()
-    elastic_side.come(address, size)
+    elastic_side.come(address, size, **options)
 
 
 class Training:
@@ -43,6 +46,8 @@ class Training:
         self.state = elastic.State(self.sampler)
         self.before_clipping = before_clipping
         self.failures: list[tuple[int, bool]] = []  # of a step: its number, and whether it counts
+        self.in_step: Callable[[int], None] = lambda number: None
+        self.step_timeout: timedelta | None = None
 
     def build(self, view: elastic.View) -> dict[str, object]:
         self.model = net()
@@ -58,8 +63,15 @@ class Training:
         self.optimizer.step()
 
     def run(self, total: int, pause: float) -> None:
-        for step in elastic.steps(self.state, total, build=self.build, replicas=self.replicas):
+        for step in elastic.steps(
+            self.state,
+            total,
+            build=self.build,
+            replicas=self.replicas,
+            step_timeout=self.step_timeout,
+        ):
             with step:
+                self.in_step(step.number)
                 gradient(self.model, step.number)
                 time.sleep(pause)
                 step.commit(self.update)
@@ -174,9 +186,47 @@ def test_lost_shard_is_told_to_all(ranks, world):
     assert all(lost), "\n".join(end.traceback for end in ends)
 
 
-# A failure while gradients are clipped, which sums over the shards of a replica.
+# A member that hangs.
 
-CLIPPED = 12  # steps
+released = threading.Event()
+
+
+def release() -> None:
+    released.set()
+
+
+def train_or_hang(hangs: bool, total: int) -> tuple[int, bool, int, str]:
+    released.clear()
+    training = Training()
+    training.step_timeout = timedelta(seconds=1.5)
+    if hangs:
+        training.in_step = lambda number: released.wait() if number == 5 else None
+    return result_of(training, total, 0.0)
+
+
+def test_member_that_hangs_is_left_out_where_another_one_holds_its_shard(ranks, world):
+    founders = World(ranks, world.workers[:4])
+    founders.run(come, ranks.address(), 4)
+    calls = [founders.start(rank, train_or_hang, rank == 3, CLIPPED) for rank in range(4)]
+    results = sorted(values_of(calls[:3]))
+    assert [result[:3] for result in results[:2]] == [(CLIPPED, False, 0), (CLIPPED, False, 1)]
+    assert results[2][:3] == (CLIPPED, True, -1)
+    founders.side(3, release)
+    calls[3].error("LeftOutError")
+
+
+def test_member_that_hangs_with_the_only_copy_of_a_shard_is_waited_for(ranks, world):
+    """In the job's first view."""
+    founders = World(ranks, world.workers[:2])
+    founders.run(come, ranks.address(), 2, timeout=timedelta(seconds=5))
+    calls = [founders.start(rank, train_or_hang, rank == 1, CLIPPED) for rank in range(2)]
+    error = calls[0].error("CommTimeoutError")
+    assert "did not come" in error.text
+    founders.side(1, release)
+    calls[1].outcome()
+
+
+# A failure while gradients are clipped, which sums over the shards of a replica.
 
 
 def is_in_second_replica(training: Training, number: int) -> bool:

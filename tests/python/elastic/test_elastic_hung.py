@@ -12,7 +12,7 @@ import elastic_side
 import pytest
 import torch
 from elastic_side import jobs, members
-from fake_job import LOST, a_job, a_state
+from fake_job import LOST, FakeJob, a_job, a_state
 from ranks import World, values_of
 from rankside import PATIENCE, seconds, wait_until
 from torch import nn
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torchft_ext
 from torchft_ext import elastic
-from torchft_ext.elastic._errors import ElasticTimeoutError, StateLostError
+from torchft_ext.elastic._errors import ElasticTimeoutError, NoQuorumError, StateLostError
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._steps import steps
 from torchft_ext.elastic._view import Answer
@@ -184,23 +184,48 @@ def test_after_a_wait_in_vain_only_the_limit_is_waited_for_the_absent(job, state
             if failures:
                 job.fail(failures.pop(0))
             step.commit()
-    assert job.patience == [timedelta(seconds=3), job.limit, timedelta(seconds=3)]
+    assert job.patience == [None, job.limit, timedelta(seconds=3)]
 
 
 def test_agreement_that_runs_out_of_time_ends_the_view(job, state):
-    job.answers = [ElasticTimeoutError("no word by the deadline of b"), Answer(True)]
-    for step in steps(state, 1, job=job):
-        with step:
-            step.commit()
+    late = ElasticTimeoutError("no word by the deadline of b")
+    job.answers = [late, late, Answer(True)]
+    assert commits(state, job) == [False, True]
     assert "abort step 0: no word by the deadline of b" in job.events
     assert job.patience[1] == job.limit
 
 
-def test_time_of_a_step_is_less_than_the_jobs(job, state):
+def commits(state: State, job: FakeJob) -> list[bool]:
+    """Of each try."""
+    said = []
     for step in steps(state, 1, job=job):
         with step:
             step.commit()
-    assert job.patience == [0.8 * job.timeout]
+        said.append(step.committed)
+    return said
+
+
+def test_step_counts_where_the_next_view_says_so(job, state):
+    """The late member has voted after all, and some member may have been told ok."""
+    job.answers = [ElasticTimeoutError("no word by the deadline of b"), Answer(True)]
+    assert commits(state, job) == [True]
+    assert "abort step 0: no word by the deadline of b" in job.events
+
+
+def test_half_that_waits_for_the_store_goes_on_to_recover(job, state):
+    cut = NoQuorumError("half of its members are there")
+    job.answers = [cut, cut, Answer(True)]
+    assert commits(state, job) == [False, True]
+
+
+def test_time_of_a_step_is_less_than_the_jobs(job, state):
+    failures = [LOST]
+    for step in steps(state, 1, job=job):
+        with step:
+            if failures:
+                job.fail(failures.pop())
+            step.commit()
+    assert job.patience == [None, 0.8 * job.timeout]  # to the first view members may come late
 
 
 @pytest.mark.parametrize("limit", [timedelta(0), timedelta(seconds=-1)])
@@ -216,7 +241,7 @@ def test_member_says_that_it_holds_the_state(job, state):
             if failures:
                 job.fail(failures.pop())
             step.commit()
-    assert job.shards == [None, 0]  # before the first view it has none
+    assert job.shards == [None, 0, 0, 0]  # before the first view it has none
 
 
 def test_member_with_a_half_done_update_says_that_it_holds_nothing(job, state):
@@ -224,7 +249,7 @@ def test_member_with_a_half_done_update_says_that_it_holds_nothing(job, state):
         for step in steps(state, 2, job=job):
             with step:
                 step.commit(job.fail)
-    assert job.shards == [None, None]
+    assert job.shards == [None, 0, None]
 
 
 def test_waits_of_groups_are_bounded_while_steps_run(ranks, world):

@@ -9,6 +9,7 @@ from rankside import PATIENCE, backend, connected_store, failure_of, kept, opera
 from torch import nn
 
 from torchft_ext.elastic import _description, _transfer, _wire
+from torchft_ext.elastic._drift import distance, sketch
 from torchft_ext.elastic._errors import StateLostError
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
@@ -65,7 +66,22 @@ def commit_once_more() -> None:
     kept["state"].commit()
 
 
-def share(continuing: bool = True, dirty: bool = False, lineage: bytes = LINEAGE) -> SyncReport:
+def drift_apart(path: str, by: float) -> None:
+    """Relative to the norm."""
+    with torch.no_grad():
+        for part in kept["state"].encode().values():
+            if path in part.tensors:
+                tensor = part.tensors[path]
+                off = torch.randn(tensor.shape)
+                tensor += by * tensor.norm() * off / off.norm()
+
+
+def share(
+    continuing: bool = True,
+    dirty: bool = False,
+    lineage: bytes = LINEAGE,
+    drift: float = 0.0,
+) -> SyncReport:
     state = kept["state"]
     return sync(
         state,
@@ -74,6 +90,7 @@ def share(continuing: bool = True, dirty: bool = False, lineage: bytes = LINEAGE
         lineage=lineage,
         step=state.step,
         dirty=dirty,
+        drift=drift,
     )
 
 
@@ -251,6 +268,54 @@ def test_divergence_names_the_first_leaf_and_the_ranks_on_all(ranks):
     start = "sync: model/0.weight: ranks [2] differ from rank 0, though all have committed step 3"
     assert all(error.text.startswith(start) for error in errors)
     assert [dirty for _, _, dirty in world.run(digest)] == [False] * 3
+
+
+def test_members_that_drifted_apart_take_the_sources_values(ranks):
+    world = world_of(ranks, 3)
+    before = world.on(0, digest)
+    world.on(1, drift_apart, "model/2.weight", 1e-6)
+    world.on(2, drift_apart, "optimizer/state[0]/exp_avg", 4e-6)
+    reports = world.run(share, drift=1e-4)
+    assert {report.drifted for report in reports} == {"optimizer/state[0]/exp_avg"}
+    assert len({report.drift for report in reports}) == 1 and 1e-6 < reports[0].drift < 1.6e-5
+    assert assert_alike(world, 3) == before[0]
+    assert {report.drifted for report in world.run(share, drift=1e-4)} == {""}
+
+
+@pytest.mark.parametrize("by", [1e-2, float("nan")])
+def test_members_that_are_further_apart_than_drift_are_told_so(ranks, by):
+    world = world_of(ranks, 3)
+    world.on(2, drift_apart, "model/0.weight", by)
+    errors = world.run(failed_share, drift=1e-4)
+    assert {error.type for error in errors} == {"DivergenceError"}
+    assert all("model/0.weight: ranks [2]" in error.text for error in errors)
+    assert all("of its norm, more than drift=0.0001" in error.text for error in errors)
+
+
+def test_drift_is_for_floats_alone(ranks):
+    world = world_of(ranks, 2)
+    world.on(1, change_rate)
+    errors = world.run(failed_share, drift=1e9)
+    assert all("sync: optimizer/param_groups[0]/lr: ranks [1]" in error.text for error in errors)
+
+
+@pytest.mark.parametrize("count", [1, 7, 1 << 14, (1 << 16) + 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_sketches_tell_the_distance(count, dtype):
+    torch.manual_seed(count)
+    one = torch.randn(count, dtype=dtype)
+    other = one + 0.1 * torch.randn(count, dtype=dtype)
+    real = ((one - other).norm() / other.norm()).item()
+    assert 0.4 * real < distance(sketch(one), sketch(other)) < 2.0 * real
+    assert distance(sketch(one), sketch(one.clone())) == 0.0
+
+
+def test_opposite_differences_in_two_places_do_not_cancel_out():
+    one = torch.ones(1 << 15)
+    other = one.clone()
+    other[: 1 << 14] += 1e-3
+    other[1 << 14 :] -= 1e-3
+    assert distance(sketch(other), sketch(one)) > 1e-4
 
 
 def test_divergence_of_plain_values_is_told(ranks):

@@ -66,7 +66,7 @@ struct JoinOptions {
 struct RecoverOptions {
   std::chrono::milliseconds timeout{0};  // 0: the job's
   // Members that live, and whose program does not call recover(), are left out after this time,
-  // where those that call it are more than half of the voters (exactly half: with the store) and
+  // where those that call it are more than half of the voters (half: in a view with a witness) and
   // min_size at least. Unset: they are waited for until the timeout.
   std::optional<std::chrono::milliseconds> patience = std::nullopt;
   // An operator's word, after a NoQuorum error: this member goes on alone, in another lineage.
