@@ -5,8 +5,9 @@
     python tests/soak --shards 2          replicas of a sharded model, instead of DDP
     python tests/soak --cuts              each process on a host of its own; needs root and iproute2
 
-Every 0.5 to 2 s a member is killed, frozen for 2.5 s (then it finds itself left out, and joins
-again), or a process joins; worlds have 2 to 6 members. With --cuts a member is also cut off from
+Every 0.5 to 2 s a member is killed, frozen for 2.5 s or hung in its program for 6 s (then it finds
+itself left out, and joins again), or a process joins; worlds have 2 to 6 members. They train with a
+scheduler, and accumulate gradients. With --cuts a member is also cut off from
 all others and the store, or two members from each other, for 2.5 s. The first fault then cuts the
 four founders in two halves, each of which still reaches the store, for 6 s. Under the members' rule
 the store's process is killed in the last tenth of the time, and from then on nobody joins. At the
@@ -55,6 +56,7 @@ import torch.distributed as dist  # noqa: E402
 FOUNDERS = 4
 LARGEST = 6
 FROZEN_S = 2.5
+HUNG_S = 6.0  # longer than members wait for one that hangs
 SPLIT_S = 6.0  # long enough for one half to go on
 PATIENCE = 90.0
 MORE_THREADS = 2
@@ -113,7 +115,7 @@ class Soak:
         self._calls: dict[int, ranks.Call] = {}  # by worker number
         self._workers: dict[int, ranks.Worker] = {}
         self._mend: list[tuple[float, Callable[[], None]]] = []  # when, how
-        self.faults = {"killed": 0, "frozen": 0, "joined": 0, "store": 0}
+        self.faults = {"killed": 0, "frozen": 0, "hung": 0, "joined": 0, "store": 0}
         if network is not None:
             self.faults |= {"cut off": 0, "pair cut": 0, "split": 0}
         self._before: dict[int, dict[str, Any]] = {}
@@ -207,7 +209,8 @@ class Soak:
         else:
             strike, mend = self._passing()[kind]
             strike(victims)
-            self._mend.append((time.monotonic() + FROZEN_S, lambda: mend(victims)))
+            lasts = HUNG_S if kind == "hung" else FROZEN_S
+            self._mend.append((time.monotonic() + lasts, lambda: mend(victims)))
 
     def _may_split(self, size: int) -> bool:
         """Once, and where either half has a whole copy of the state."""
@@ -239,7 +242,13 @@ class Soak:
     ) -> dict[str, tuple[Callable[[list[int]], None], Callable[[list[int]], None]]]:
         """Faults that pass: what begins and what ends them, for two victims."""
         workers, network = self._workers, self._network
-        found = {"frozen": (lambda v: workers[v[0]].freeze(), lambda v: workers[v[0]].thaw())}
+        found = {
+            "frozen": (lambda v: workers[v[0]].freeze(), lambda v: workers[v[0]].thaw()),
+            "hung": (
+                lambda v: self._ask(workers[v[0]], soak_member.hang),
+                lambda v: self._ask(workers[v[0]], soak_member.go_on),
+            ),
+        }
         if network is not None:
             found["cut off"] = (
                 lambda v: network.cut_off(v[0]),

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ BATCH = 4
 DIGEST_EVERY = 25  # steps
 LIMIT = timedelta(seconds=1)  # a member silent for so long is left out
 TIMEOUT = timedelta(seconds=40)
+STEP_TIMEOUT = timedelta(seconds=2)  # a member whose program hangs for so long is left out
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Record:
 
 record = Record()
 stopping = threading.Event()
+goes_on = threading.Event()  # not set: the program hangs in its next step
+goes_on.set()
 
 
 def live(address: str, size: int, rule: str, shards: int) -> Record:
@@ -60,7 +64,8 @@ def live(address: str, size: int, rule: str, shards: int) -> Record:
                 return record
             raise
         except elastic.ElasticError as error:
-            if type(error) is not elastic.ElasticError or store_runs(address):
+            lost = type(error) in (elastic.ElasticError, elastic.ElasticTimeoutError)
+            if not lost or store_runs(address):
                 raise
             record.stranded = True
             return record
@@ -85,7 +90,7 @@ class Training:
         self.state = elastic.State(self.sampler)
         if self.replicas is None:
             self._wrap(DDP(net()))
-            self.state.put(model=self.model, optimizer=self.optimizer)
+            self.state.put(**self._made())
 
     def build(self, view: elastic.View) -> dict[str, Any]:
         if self.replicas is None:
@@ -93,16 +98,30 @@ class Training:
         model = net()
         fully_shard(model, mesh=self.replicas.mesh)
         self._wrap(model)
-        return {"model": self.model, "optimizer": self.optimizer}
+        return self._made()
+
+    def _made(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
 
     def _wrap(self, model: nn.Module) -> None:
         self.model = model
         self.optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda done: 1.0 / (1.0 + 0.001 * done)
+        )
+
+    def backward(self, inputs: torch.Tensor) -> None:
+        """In two parts; DDP sums over members with the second."""
+        first, second = inputs.chunk(2)
+        with self.model.no_sync() if isinstance(self.model, DDP) else nullcontext():
+            (self.model(first).square().mean() / 2).backward()
+        (self.model(second).square().mean() / 2).backward()
 
     def update(self) -> None:
         if self.replicas is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)  # communicates
         self.optimizer.step()
+        self.scheduler.step()
 
     @property
     def shard(self) -> int:
@@ -122,12 +141,17 @@ def train(address: str, size: int, rule: str, shards: int) -> None:
         training = Training(shards)
         state, sampler = training.state, training.sampler
         began = time.monotonic()
-        options: dict[str, Any] = {"build": training.build, "replicas": training.replicas}
+        options: dict[str, Any] = {
+            "build": training.build,
+            "replicas": training.replicas,
+            "step_timeout": STEP_TIMEOUT,
+        }
         for step in elastic.steps(state, total=10**9, job=job, **options):
             with step:
                 batch = sampler.indices()
                 cursor = sampler.position
-                training.model(inputs[batch]).square().mean().backward()
+                training.backward(inputs[batch])
+                goes_on.wait()
                 step.commit(training.update)
             if step.committed and not state.dirty:
                 note(step, cursor, training, time.monotonic() - began)
@@ -159,6 +183,14 @@ def so_far() -> tuple[int, int, int]:
 
 def stop() -> None:
     stopping.set()
+
+
+def hang() -> None:
+    goes_on.clear()
+
+
+def go_on() -> None:
+    goes_on.set()
 
 
 def usage() -> dict[str, Any]:
