@@ -66,7 +66,31 @@ void MemberDriver::start(Deadline deadline, const Cancelled& cancelled) {
   listen(deadline);
   const JobFounder::Place found = founder.findPlace(status.self(), deadline, cancelled);
   status.setRules(found.founding.rules);
+  const std::string differs = differenceFrom(found.founding);
+  if (!differs.empty()) {
+    log(LogLevel::kWarning, "elastic job '" + options.job + "': " + differs +
+                                "; what it was founded with holds: start all with the same");
+  }
   loop.post([this, found] { begin(found); });
+}
+
+// What this process was started with that is not the founding's. Empty: nothing.
+std::string MemberDriver::differenceFrom(const Founding& known) const {
+  const auto ruleOf = [](const ElasticRules& rules) {
+    return std::string(rules.store_rule ? "store" : "members");
+  };
+  std::string differs;
+  const auto compare = [&](const char* name, const std::string& here, const std::string& there) {
+    if (here == there) return;
+    differs += (differs.empty() ? "" : ", ") + std::string(name) + "=" + here +
+               " here, founded with " + there;
+  };
+  const ElasticRules& rules = known.rules;
+  compare("size", std::to_string(options.size), std::to_string(known.view.members.size()));
+  compare("min_size", std::to_string(options.rules.min_size), std::to_string(rules.min_size));
+  compare("max_size", std::to_string(options.rules.max_size), std::to_string(rules.max_size));
+  compare("rule", ruleOf(options.rules), ruleOf(rules));
+  return differs;
 }
 
 void MemberDriver::listen(Deadline deadline) {

@@ -44,6 +44,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   bool untilOnLoop(const std::function<bool()>& done, Deadline deadline);
 
   MemberNetwork::Events events();
+  std::string differenceFrom(const Founding& known) const;
   void begin(const JobFounder::Place& found);
   void carryOut(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);

@@ -16,7 +16,8 @@ from datetime import timedelta
 import torch, torch.distributed as dist
 import torchft_ext
 from torchft_ext import elastic
-job = elastic.join(sys.argv[1], size=2, min_size=1, limit=timedelta(seconds=1))
+size = int(sys.argv[2])
+job = elastic.join(sys.argv[1], size=size, min_size=1, limit=timedelta(seconds=1))
 job.recover()
 print("formed", flush=True)
 try:
@@ -35,17 +36,34 @@ def members(rank_env):
     command = [sys.executable, "-c", MEMBER, f"127.0.0.1:{store.port}/log"]
     env = {**rank_env, "TORCH_CPP_LOG_LEVEL": "INFO"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    found = [subprocess.Popen(command, env=env, **pipes) for _ in range(2)]
-    yield found
+    found = []
+
+    def start(size: int) -> subprocess.Popen:
+        found.append(subprocess.Popen([*command, str(size)], env=env, **pipes))
+        return found[-1]
+
+    start(2), start(2)
+    yield found[:2], start
     for member in found:
         member.kill()
         member.communicate()
 
 
-def test_each_view_is_one_line_that_says_who_decided_and_who_is_gone(members):
-    for member in members:
+def test_who_was_started_with_another_size_is_told_so_at_once(members):
+    founders, start = members
+    for member in founders:
         assert member.stdout.readline() == "formed\n"
-    lost, survivor = members
+    late = start(3)
+    lines = iter(late.stderr.readline, "")
+    line = next(line for line in lines if "founded with" in line)
+    assert "size=3 here, founded with 2; what it was founded with holds" in line, line
+
+
+def test_each_view_is_one_line_that_says_who_decided_and_who_is_gone(members):
+    founders, _ = members
+    for member in founders:
+        assert member.stdout.readline() == "formed\n"
+    lost, survivor = founders
     lost.kill()
     told, log = survivor.communicate(timeout=LIMIT)
     assert told.split() == ["detect", "release", "agree", "connect", "tables"], log
