@@ -4,6 +4,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "base/log.h"
 #include "elastic/quorum.h"
 #include "membership/records.h"
 #include "torchft_ext/elastic_error.h"
@@ -226,8 +227,32 @@ MemberStatus::Agreement MemberStatus::beginAgreement(uint64_t view) {
 
 Answer MemberStatus::awaitAnswer(const Agreement& agreement, Deadline deadline,
                                  const Cancelled& cancelled) {
+  constexpr Duration kLeastTold = std::chrono::seconds(1);  // shorter waits are no news
   const Key wanted{agreement.view, agreement.index};
+  const Duration early = deadline.remaining() / 10;
+  if (early >= kLeastTold && !deadline.isNever()) {
+    const std::string awaited = awaitedAfter(early, wanted, cancelled);
+    if (!awaited.empty()) {
+      log(LogLevel::kWarning, "elastic job '" + job_ + "': agreement " +
+                                  std::to_string(agreement.index) + " of view " +
+                                  std::to_string(agreement.view) + " still waits for " + awaited);
+    }
+  }
   const MutexLock lock(mutex_);
+  waitForAnswer(wanted, deadline, cancelled);
+  awaits_answer_ = false;
+  return takeAnswer(wanted);
+}
+
+// Whose word is missing then; empty: nobody's.
+std::string MemberStatus::awaitedAfter(Duration early, const Key& wanted,
+                                       const Cancelled& cancelled) {
+  const MutexLock lock(mutex_);
+  waitForAnswer(wanted, Deadline::after(early), cancelled);
+  return answers_.contains(wanted) ? "" : namesOf(unheard_);
+}
+
+void MemberStatus::waitForAnswer(const Key& wanted, Deadline deadline, const Cancelled& cancelled) {
   const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
     return answers_.contains(wanted) || left_out_ || left_ || hopeless_;
   };
@@ -237,8 +262,6 @@ Answer MemberStatus::awaitAnswer(const Agreement& agreement, Deadline deadline,
     awaits_answer_ = false;
     throw;
   }
-  awaits_answer_ = false;
-  return takeAnswer(wanted);
 }
 
 Answer MemberStatus::takeAnswer(const Key& key) {
