@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "cpp/elastic/elastic_jobs.h"
+#include "cpp/support/captured_log.h"
+#include "cpp/support/net_support.h"
 
 namespace torchft_ext {
 namespace {
@@ -46,6 +48,22 @@ TEST(ElasticMember, AllLearnThatADigestDiffers) {
     EXPECT_TRUE(answer.ok);
     EXPECT_FALSE(answer.diverged);
   }
+}
+
+TEST(ElasticMember, TheLogNamesThoseThatHaveNotVotedAfterATenthOfTheTime) {
+  JobOfMembers job;
+  job.found(2);
+  job.awaitViews(0);
+  const CapturedLog log;
+  Vote yes;
+  yes.ok = true;
+  auto waiting = std::async(std::launch::async, [&] {
+    return job.members[0]->agree(1, yes, Deadline::after(std::chrono::seconds(11)));
+  });
+  EXPECT_TRUE(
+      waitFor([&] { return CapturedLog::contains("agreement 1 of view 1 still waits for "); }));
+  job.members[1]->agree(1, yes, Deadline::after(kLong));
+  EXPECT_TRUE(waiting.get().ok);
 }
 
 TEST(ElasticMember, ADigestThatIsTooLongIsRefused) {
