@@ -10,7 +10,7 @@
 
 #include "cpp/elastic/elastic_jobs.h"
 #include "cpp/support/captured_log.h"
-#include "cpp/support/net_support.h"
+#include "cpp/support/wait_for.h"
 
 namespace torchft_ext {
 namespace {
