@@ -198,7 +198,7 @@ def release() -> None:
 def train_or_hang(hangs: bool, total: int) -> tuple[int, bool, int, str]:
     released.clear()
     training = Training()
-    training.step_timeout = timedelta(seconds=1.5)
+    training.step_timeout = timedelta(seconds=3)
     if hangs:
         training.in_step = lambda number: released.wait() if number == 5 else None
     return result_of(training, total, 0.0)
@@ -218,7 +218,7 @@ def test_member_that_hangs_is_left_out_where_another_one_holds_its_shard(ranks, 
 def test_member_that_hangs_with_the_only_copy_of_a_shard_is_waited_for(ranks, world):
     """In the job's first view."""
     founders = World(ranks, world.workers[:2])
-    founders.run(come, ranks.address(), 2, timeout=timedelta(seconds=5))
+    founders.run(come, ranks.address(), 2, timeout=timedelta(seconds=9))
     calls = [founders.start(rank, train_or_hang, rank == 1, CLIPPED) for rank in range(2)]
     error = calls[0].error("CommTimeoutError")
     assert "did not come" in error.text

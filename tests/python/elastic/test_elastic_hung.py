@@ -27,8 +27,9 @@ from torchft_ext.elastic._view import Answer
 
 STEPS = 12
 HANGS_AT = 4
-HANGS_FOR = 9.0  # seconds, where nothing can release it; the others are done long before
-STEP_TIMEOUT = 1.5
+HANGS_FOR = 14.0  # seconds, where nothing can release it; the others are done long before
+STEP_TIMEOUT = 3.0  # a healthy member of a busy machine takes no longer,
+LIMIT = 2.0  # nor this, to come to the next view
 
 world = members(4)
 job = pytest.fixture(a_job)
@@ -43,7 +44,7 @@ gates: list[tuple[int, int]] = []  # the ends of a pipe: nothing comes out befor
 
 def come(address: str, size: int, **options: object) -> None:
     gates[:] = [os.pipe()]
-    elastic_side.come(address, size, **options)
+    elastic_side.come(address, size, **{"limit": seconds(LIMIT), **options})
 
 
 def release() -> None:
@@ -145,7 +146,7 @@ def test_two_of_four_hang(ranks, world, place):
 
 def test_members_that_are_too_few_wait_for_the_hung_one_and_name_it(ranks, world):
     few = World(ranks, world.workers[:2])
-    few.run(come, ranks.address(), 2, min_size=2, timeout=seconds(4.0))
+    few.run(come, ranks.address(), 2, min_size=2, timeout=seconds(9.0))
     calls = [few.start(rank, train, "python", rank == 1) for rank in range(2)]
     error = calls[0].error("CommTimeoutError")
     assert re.search(r"rank \d .*did not come", error.text), error.text
