@@ -34,9 +34,9 @@ using MemberPair = std::pair<MemberId, MemberId>;
 
 // What a member computed in a step, in hashes. Members that hold the same have equal ones.
 struct VoteDigest {
-  std::string common;    // of what all members hold alike; empty: it says nothing
-  uint32_t shard = 0;    // the one that of_shard is about
-  std::string of_shard;  // of what the members of one shard hold alike; empty: it says nothing
+  std::string common{};    // of what all members hold alike; empty: it says nothing
+  uint32_t shard = 0;      // the one that of_shard is about
+  std::string of_shard{};  // of what the members of one shard hold alike; empty: it says nothing
   bool isEmpty() const { return common.empty() && of_shard.empty(); }
   friend bool operator==(const VoteDigest&, const VoteDigest&) = default;
 };
