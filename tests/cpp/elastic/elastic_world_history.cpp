@@ -1,6 +1,7 @@
 #include "cpp/elastic/elastic_world_history.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
 
 #include "elastic/elastic_codec.h"
@@ -24,7 +25,7 @@ void ElasticWorldHistory::checkLeftOut(const View& view) {
   const std::vector<MemberId> all = idsOf(base.members);
   if (std::all_of(all.begin(), all.end(), stays)) return;
   const auto kept = std::count_if(base.voters.begin(), base.voters.end(), stays);
-  const auto of = static_cast<decltype(kept)>(base.voters.size());
+  const auto of = static_cast<ptrdiff_t>(base.voters.size());
   if (2 * kept < of || (2 * kept == of && base.witness.isZero())) {
     fail("view " + std::to_string(view.number) + ": members are left out by fewer than half");
   }
