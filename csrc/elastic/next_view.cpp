@@ -74,11 +74,11 @@ std::set<uint32_t> shardsOf(const std::map<MemberId, Promise>& promises,
 }
 
 // One that is fast must not throw out all that are slow.
-bool mayGoOn(const View& base, const std::map<MemberId, Promise>& promises,
-             const std::set<MemberId>& ready, const std::set<MemberId>& others,
-             const ElasticRules& rules) {
+bool mayGoOn(const View& base, const std::vector<MemberId>& voters,
+             const std::map<MemberId, Promise>& promises, const std::set<MemberId>& ready,
+             const std::set<MemberId>& others, const ElasticRules& rules) {
   if (ready.size() < static_cast<size_t>(rules.min_size)) return false;
-  if (quorumOf({base.voters}, ready, !base.witness.isZero()) == QuorumState::kNone) return false;
+  if (quorumOf({voters}, ready, !base.witness.isZero()) == QuorumState::kNone) return false;
   const std::set<uint32_t> kept = shardsOf(promises, ready);
   const std::set<uint32_t> wanted = shardsOf(promises, others);
   return std::includes(kept.begin(), kept.end(), wanted.begin(), wanted.end());
@@ -155,7 +155,8 @@ std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Prom
 }
 
 // Who is gone, absent, or loses a pair. Absent members stay where the others cannot do without.
-static std::set<MemberId> goingFrom(const View& base, const std::map<MemberId, Promise>& promises,
+static std::set<MemberId> goingFrom(const View& base, const std::vector<MemberId>& voters,
+                                    const std::map<MemberId, Promise>& promises,
                                     const std::set<MemberId>& gone, const ElasticRules& rules) {
   const auto withLosers = [&](const std::set<MemberId>& going) {
     return unionOf(losersOfPairs(base, promises, going), going);
@@ -168,7 +169,7 @@ static std::set<MemberId> goingFrom(const View& base, const std::map<MemberId, P
     if (!gone.contains(id) && !promises.at(id).leaving) others.insert(id);
   }
   const std::set<MemberId> ready = stayingWithout(promises, without);
-  return mayGoOn(base, promises, ready, others, rules) ? without : withLosers(gone);
+  return mayGoOn(base, voters, promises, ready, others, rules) ? without : withLosers(gone);
 }
 
 View nextView(const View& base, const std::map<MemberId, Promise>& promises,
@@ -180,7 +181,8 @@ View nextView(const View& base, const std::map<MemberId, Promise>& promises,
   next.old_size = static_cast<int>(base.members.size());
   next.outcomes = outcomesAfter(base, promises);
   const bool all_vote = promoted(promises, next.outcomes);
-  const std::set<MemberId> going = goingFrom(base, promises, gone, rules);
+  const std::set<MemberId> going =
+      goingFrom(base, all_vote ? idsOf(base.members) : base.voters, promises, gone, rules);
   for (const Member& member : base.members) {
     const auto promise = promises.find(member.id);
     const bool votes = all_vote || isVoter(base, member.id);

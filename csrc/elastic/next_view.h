@@ -22,7 +22,7 @@ std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Prom
 // voters of `base`; its learners too where one of its agreements was ok.
 //
 // A promiser that is not ready stays, unless another one calls it absent and those that are ready
-// can go on without all such: they are more than half of the voters (half is enough in a view
+// can go on without all such: they are more than half of those that vote (half is enough in a view
 // that names a witness), they are min_size at least, and hold a copy of every shard that one of the
 // absent holds.
 View nextView(const View& base, const std::map<MemberId, Promise>& promises,

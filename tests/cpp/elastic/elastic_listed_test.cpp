@@ -176,6 +176,11 @@ TEST_F(ElasticListed, ANewcomerIsTakenToTheMembersByWhoWasLeftOutLast) {
   leaveOutTheFirst(members);
   const MemberPtr unlisted = join(7, 3).get();
   takeIn(members[1], unlisted, 2);
+  std::vector<std::future<Answer>> voting;  // an ok makes the newcomer a voter
+  for (const MemberPtr& member : {members[1], members[2], unlisted}) {
+    voting.push_back(agree(member, 3));
+  }
+  for (auto& one : voting) EXPECT_TRUE(one.get().ok);
   leaveOut(members[1], {members[2], unlisted}, 3);
   goOnWithout(members[2], unlisted, 4);
   const MemberPtr newcomer = join(8, 3).get();

@@ -443,7 +443,7 @@ void ElasticWorld::checkView(int i) {
 // Members are missing in a view because others called them absent, and for nothing else.
 bool ElasticWorld::hasNoOtherLosses() const {
   return options_.deaths + options_.suspicions + options_.partings + options_.leaves == 0 &&
-         options_.cut.empty();
+         options_.cut.empty() && !options_.heals;
 }
 
 void ElasticWorld::checkAnswer(int i, const Outcome& outcome) {

@@ -98,6 +98,15 @@ TEST(NextView, CountsVotersAmongTheReady) {
   EXPECT_EQ(sizeAfter(base, waitingFor(5, 4)), 4U);
 }
 
+TEST(NextView, CountsLearnersThatWerePromotedAmongTheReady) {
+  View base = viewOf(5);
+  base.voters = {idOf(4), idOf(5)};
+  auto promises = waitingFor(5, 3);
+  EXPECT_EQ(sizeAfter(base, promises), 5U);
+  for (auto& [id, promise] : promises) promise.promotion = Promotion::kYes;
+  EXPECT_EQ(sizeAfter(base, promises), 3U);
+}
+
 TEST(NextView, IsNotSmallerThanMinSizeForTheSakeOfAbsentMembers) {
   EXPECT_EQ(sizeAfter(viewOf(4), waitingFor(4, 3), 3), 3U);
   EXPECT_EQ(sizeAfter(viewOf(4), waitingFor(4, 3), 4), 4U);
