@@ -74,7 +74,7 @@ void MemberDriver::start(Deadline deadline, const Cancelled& cancelled) {
   loop.post([this, found] { begin(found); });
 }
 
-// What this process was started with that is not the founding's. Empty: nothing.
+// The options of this process that differ from the founding's, as text. Empty: none.
 std::string MemberDriver::differenceFrom(const Founding& known) const {
   const auto ruleOf = [](const ElasticRules& rules) {
     return std::string(rules.store_rule ? "store" : "members");

@@ -63,7 +63,7 @@ std::set<MemberId> calledAbsent(const std::map<MemberId, Promise>& promises) {
   return absent;
 }
 
-// Of these members, those that hold one shard say so.
+// The shards that these members hold.
 std::set<uint32_t> shardsOf(const std::map<MemberId, Promise>& promises,
                             const std::set<MemberId>& members) {
   std::set<uint32_t> shards;
@@ -73,7 +73,7 @@ std::set<uint32_t> shardsOf(const std::map<MemberId, Promise>& promises,
   return shards;
 }
 
-// One that is fast must not throw out all that are slow.
+// Whether the ready members may exclude the others: one fast member must not exclude all slow ones.
 bool mayGoOn(const View& base, const std::vector<MemberId>& voters,
              const std::map<MemberId, Promise>& promises, const std::set<MemberId>& ready,
              const std::set<MemberId>& others, const ElasticRules& rules) {
@@ -154,7 +154,8 @@ std::set<MemberId> losersOfPairs(const View& base, const std::map<MemberId, Prom
   return losers;
 }
 
-// Who is gone, absent, or loses a pair. Absent members stay where the others cannot do without.
+// The members to exclude: gone, absent, or losers of a pair that cannot connect. Absent members
+// stay if the ready ones may not go on without them.
 static std::set<MemberId> goingFrom(const View& base, const std::vector<MemberId>& voters,
                                     const std::map<MemberId, Promise>& promises,
                                     const std::set<MemberId>& gone, const ElasticRules& rules) {

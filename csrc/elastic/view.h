@@ -32,7 +32,8 @@ struct Member {
 // Two members between which no connection can be made; the lower id first.
 using MemberPair = std::pair<MemberId, MemberId>;
 
-// What a member computed in a step, in hashes. Members that hold the same have equal ones.
+// Hashes of the state and gradients that a member holds. Members with equal state have equal
+// digests.
 struct VoteDigest {
   std::string common{};    // of what all members hold alike; empty: it says nothing
   uint32_t shard = 0;      // the one that of_shard is about

@@ -1,4 +1,4 @@
-"""Names what differs between members whose digests do: one more agreement, whose notes say."""
+"""Names the difference between members whose digests differ, by the notes of one more agreement."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def steps(
             cannot go on here. DivergenceError names what differs, and is raised on all members.
         ElasticError: one step was voted down three times without a change of members.
         RuntimeError: a step was left without commit(), or was not entered.
-        ValueError: there is no such `check`.
+        ValueError: there is no such `check`, or `step_timeout` is not positive.
 
     Threads: the caller's only. Source: state.commit() of Horovod Elastic; here the
     members agree before the update, so that no state needs to be rolled back.

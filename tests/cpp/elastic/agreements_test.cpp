@@ -1,4 +1,4 @@
-// What the votes of an agreement make of it: where the digests of members differ, it is not ok.
+// The answer to an agreement, computed from its votes: it is not ok if the digests differ.
 #include "elastic/agreements.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST(Agreements, EmptyPartsAreNotCompared) {
   expectOk({{}, {"a", 0, "x"}, {"", 0, "x"}, {"a", 0, ""}});
 }
 
-// Whoever voted and is not there when its view is judged anew does not go on.
+// Only the votes of members that go on count when the next view decides the answer.
 TEST(Agreements, DigestsOfThoseThatGoOnDecideWhereNobodyKnowsTheAnswer) {
   const auto reportOf = [](const char* common) {
     return std::vector<AgreementReport>{{1, yes({common, 0, ""}), std::nullopt, false}};

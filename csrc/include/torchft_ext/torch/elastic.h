@@ -90,8 +90,8 @@ struct View {
   bool allContinue() const;
 };
 
-// What a member has computed, in hashes of 1 to 16 bytes, which members compare as they agree: each
-// learns in that step that another one holds something else. Empty parts are not compared.
+// Hashes of a member's state, of 1 to 16 bytes each. agree() compares them, so each member learns
+// in that step that another member's state differs. Empty parts are not compared.
 struct Digest {
   std::string common{};    // of what all members have to hold alike
   uint32_t shard = 0;      // the number of the shard that of_shard is about
