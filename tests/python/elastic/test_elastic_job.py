@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from datetime import timedelta
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from elastic_side import close, jobs, members, wait_for_newcomer
+from ports import free_ports
 from ranks import World, values_of
 from rankside import PATIENCE, failure_of, seconds, wait_until
 from torch import nn
@@ -135,9 +135,9 @@ def test_a_newcomer_is_brought_up_to_date(ranks, world):
 def test_members_find_each_other_without_a_store(ranks):
     workers = ranks.borrow(4)
     world, newcomer = World(ranks, workers[:3]), World(ranks, workers[3:])
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports(3)
     members = [f"127.0.0.1:{port}" for port in ports]
-    newcomer.on(0, free_port)  # its imports take their time
+    newcomer.on(0, free_ports, 1)  # its imports take their time
     values_of([world.start(i, come_without_a_store, members, ports[i], 3) for i in range(3)])
     calls = world.start_all(train, 600, 0.005)
     for rank in range(3):
@@ -149,12 +149,6 @@ def test_members_find_each_other_without_a_store(ranks):
     assert results[0][0] == 600
     assert len({digest for _, digest in results}) == 1
     values_of([newcomer.start(0, close), world.start(1, close), world.start(2, close)])
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 def test_a_member_leaves_and_the_others_go_on(ranks, world):

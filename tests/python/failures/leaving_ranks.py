@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
+from ports import free_ports
 from rankside import PATIENCE, seconds
 
 WORLD = 3
@@ -92,15 +92,6 @@ class Rank:
     def written(self) -> str:
         self.stderr.seek(0)
         return self.stderr.read().decode()
-
-
-def free_ports(count: int) -> list[int]:
-    """No two alike."""
-    with ExitStack() as stack:
-        unused = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in unused:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in unused]
 
 
 def let_leave(ranks: list[Rank]) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from fresh_process import run_cases
+from ports import free_ports
 from ranks import values_of
 from rankside import backend, connected_store, kept, leave_default_group, seconds
 from torch.distributed import distributed_c10d as c10d
@@ -236,22 +235,6 @@ def test_debug_level_detail_is_served(rank_env):
     run_cases("test_names", "special", ["debug"], rank_env)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def with_free_port(action: Callable[[int], object]) -> object:
-    """What the action makes of a port: of another one where somebody was faster to take it."""
-    try:
-        return action(free_port())
-    except AssertionError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-    return action(free_port())
-
-
 def init_by(method: str, where: str, rank: int, size: int) -> tuple[int, int]:
     leave_default_group()
     limit = seconds(60)
@@ -274,13 +257,12 @@ def init_by(method: str, where: str, rank: int, size: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("method", ["env", "tcp", "file", "store"])
 def test_init_process_group_by_every_method(ranks, tmp_path, method):
-    def init(port: int) -> list:
-        places = {"env": str(port), "tcp": f"127.0.0.1:{port}"}
-        where = places.get(method, str(tmp_path / "rendezvous"))
-        world = ranks.world(2)
-        return values_of([world.start(rank, init_by, method, where, rank, 2) for rank in range(2)])
-
-    assert with_free_port(init) == [(0, 2), (1, 2)]
+    port = free_ports(1)[0]
+    places = {"env": str(port), "tcp": f"127.0.0.1:{port}"}
+    where = places.get(method, str(tmp_path / "rendezvous"))
+    world = ranks.world(2)
+    calls = [world.start(rank, init_by, method, where, rank, 2) for rank in range(2)]
+    assert values_of(calls) == [(0, 2), (1, 2)]
 
 
 def limit_of_operations(where: str) -> float:

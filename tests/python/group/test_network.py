@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from fresh_process import run_cases
+from ports import free_ports
 from ranks import values_of
 from rankside import PATIENCE, backend, init_fresh, leave_default_group, seconds, wait_errored
-from test_names import with_free_port
 from values import check_sum
 
 from torchft_ext import elastic
@@ -314,9 +314,6 @@ def two_on_a_nameless_host(init_method: str) -> str:
 
 
 def test_generations_form_on_a_host_whose_name_does_not_resolve(tmp_path, nameless_env):
-    def run(port: int) -> dict:
-        methods = [f"file://{tmp_path}/store{port}", f"tcp://127.0.0.1:{port}"]
-        return run_cases("test_network", "two_on_a_nameless_host", methods, nameless_env)
-
-    hosts = with_free_port(run)
+    methods = [f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_ports(1)[0]}"]
+    hosts = run_cases("test_network", "two_on_a_nameless_host", methods, nameless_env)
     assert list(hosts.values()) == [NAMELESS, NAMELESS], hosts
