@@ -6,13 +6,20 @@
 # what those leave idle of the cores.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-run_cpp_tests() { ctest --test-dir "$BUILD_ROOT/dev" --output-on-failure --no-tests=error -j "$JOBS"; }
+# A test that fails runs once more, alone, and is reported: if it passes then, it depends on what ran before or beside it,
+# which is a fault of the test or of the library.
+repeated() { say "REPEATED: the $1 tests that failed beside others run once more, alone"; }
+run_cpp_tests() {
+  local run=(ctest --test-dir "$BUILD_ROOT/dev" --output-on-failure --no-tests=error)
+  "${run[@]}" -j "$JOBS" && return
+  repeated C++
+  "${run[@]}" --rerun-failed
+}
 # They wait half of their time: two files at a time, then those that need the machine for themselves. Which files a process
-# runs, and after which others, differs from run to run. A test that fails runs once more, alone, and is reported: if it
-# passes then, it depends on what ran before or beside it, which is a fault of the test or of the library.
+# runs, and after which others, differs from run to run.
 run_python_tests() {
   if ! python -m pytest tests/python -n 2 --dist loadfile -m 'not alone'; then
-    say "REPEATED: the tests that failed beside others run once more, alone"
+    repeated Python
     python -m pytest tests/python -m 'not alone' --last-failed --last-failed-no-failures none || failed+=("Python tests")
   fi
   python -m pytest tests/python -m alone || failed+=("Python tests that run alone")
