@@ -38,7 +38,7 @@ git ls-files --cached --others --exclude-standard -z |
   tar --create --null --files-from=- | tar --extract --directory "$work"
 
 cd "$work"
-export VENV="$work/.venv" TORCHFT_EXT_BUILD_ROOT="$work/build" TORCH_VERSION="$version"
+export VENV="$work/.venv" TORCHFT_EXT_BUILD_ROOT="$work/build" TORCH_VERSION="$version" PATH="$work/.venv/bin:$PATH"
 lift_caps_on_torch "$version" "$work/constraints.txt"
 scripts/setup.sh --tests
 # To be checked, not to be fast.
@@ -50,7 +50,6 @@ targets=(torchft_ext_libtorch_tests)
 cmake -S . -B build/dev -DTORCHFT_EXT_BUILD_TESTS=ON -DTORCHFT_EXT_BUILD_BENCHMARKS=ON >build/cpp-tests.log
 cmake --build build/dev -j "$JOBS" --target "${targets[@]}" >>build/cpp-tests.log
 
-export PATH="$VENV/bin:$PATH"
 found=$(python -c 'import torch; print(torch.__version__)')
 case $found in "$version" | "$version"+*) ;; *) die "expected torch $version in $VENV, found $found" ;; esac
 [ -z "$build" ] || exit 0

@@ -33,7 +33,8 @@ retry() {
   return 1
 }
 
-pip_install() { retry "$VENV/bin/python" -m pip install --quiet --retries 10 "$@"; }
+# Into $VENV and nowhere else: where its pyvenv.cfg has gone, its Python is the system's.
+pip_install() { retry "$VENV/bin/python" -m pip --require-virtualenv install --quiet --retries 10 "$@"; }
 
 # lift_caps_on_torch VERSION FILE: pip's configuration on this machine may cap torch. Whoever asks for one version by name,
 # for an environment of its own, wants that one: from now on the FILE, which names it, is the only constraint.

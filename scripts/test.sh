@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds, then runs the C++ tests and the Python tests.
 #   scripts/test.sh                       all of them
-#   scripts/test.sh PYTEST ARGUMENT...    those Python tests alone
+#   scripts/test.sh PYTEST ARGUMENT...    those Python tests alone: -k name, or tests/python/group/test_names.py
 # Where the C++ tests were never compiled, which takes minutes, they come last: they compile beside the Python tests, on
 # what those leave idle of the cores.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -32,7 +32,11 @@ report() {
 
 if [ $# -gt 0 ]; then
   scripts/build.sh --python-tests
-  exec python -m pytest tests/python "$@"
+  tests=(tests/python)
+  for argument in "$@"; do
+    case $argument in tests/*) tests=() ;; esac
+  done
+  exec python -m pytest "${tests[@]}" "$@"
 fi
 
 if [ -x "$BUILD_ROOT/dev/tests/cpp/torchft_ext_tests" ]; then
