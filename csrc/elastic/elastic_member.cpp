@@ -111,7 +111,7 @@ void ElasticMember::suspect(const std::map<MemberId, std::string>& lost) {
     for (const auto& [id, how] : lost) {
       if (!driver->core->view().has(id) || id == driver->core->self().id) continue;
       driver->network->ask(id);
-      driver->carryOut(driver->core->lose(id, Loss::kFrozen));
+      driver->lose(id, Loss::kFrozen);
     }
   });
 }
@@ -126,6 +126,11 @@ void ElasticMember::setShard(std::optional<uint32_t> shard) {
   driver_->loop.post([driver = driver_, shard] {
     if (driver->core) driver->core->setShard(shard);
   });
+}
+
+void ElasticMember::setSoleHolders(const std::set<MemberId>& ids, Duration patience) {
+  driver_->loop.post(
+      [driver = driver_, ids, patience] { driver->sole_holders.set(ids, patience); });
 }
 
 void ElasticMember::watchForming(bool forming) {

@@ -184,6 +184,7 @@ void MemberDriver::tick() {
   if (core->view().rankOf(core->self().id) == 0) restoreStore();
   // A call of the view's store waits for its host: does that live?
   if (const auto host = client.awaitedHost()) network->ask(*host);
+  for (const MemberId& id : sole_holders.awaited()) network->ask(id);
   for (const MemberId& id : core->unheard()) network->ask(id);
   if (!forming) return;
   for (const Member& member : core->view().members) network->ask(member.id);
@@ -384,6 +385,7 @@ void MemberDriver::noteEnd() {
 void MemberDriver::onMessage(const MemberId& from, const FrameHeader& header,
                              const std::string& payload) {
   if (!core) return;
+  sole_holders.hear(from);
   switch (header.type) {
     case FrameType::kElastic:
       onElastic(from, payload);
@@ -433,6 +435,21 @@ void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how)
   client.onLost(id);
   if (isFinal(loss)) noteEnd();
   stopForming(id, isFinal(loss) ? endOf(id, loss) : how);
+  lose(id, loss);
+}
+
+void MemberDriver::lose(const MemberId& id, Loss loss) {
+  using Verdict = SoleHolders::Verdict;
+  if (loss == Loss::kFrozen) {
+    const Verdict verdict = sole_holders.onFrozen(id, Clock::now());
+    if (verdict == Verdict::kBegins) {
+      log(LogLevel::kWarning, "elastic job '" + options.job + "': " + status.nameOf(id) +
+                                  " does not answer, and nobody else holds its part of the "
+                                  "state: it is waited for, at most " +
+                                  formatSeconds(sole_holders.patience()));
+    }
+    if (verdict != Verdict::kLost) return;
+  }
   carryOut(core->lose(id, loss));
 }
 

@@ -22,6 +22,7 @@
 #include "elastic/meeting_server.h"
 #include "elastic/member_network.h"
 #include "elastic/member_status.h"
+#include "elastic/sole_holders.h"
 #include "elastic/view_store_client.h"
 #include "net/event_loop.h"
 
@@ -64,6 +65,8 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void logRefused(const std::string& whose, const std::string& why);
   void onCall(const MemberId& from, uint64_t number, const std::string& payload);
   void onLost(const MemberId& id, Loss loss, const std::string& how);
+  // Tells the core, unless it is a sole holder that is waited for.
+  void lose(const MemberId& id, Loss loss);
   // Of who has parted before nobody tells any more.
   void watchForming(bool now);
   // Of a loss that is final, in words.
@@ -107,6 +110,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   bool ending = false;
   bool forming = false;
   std::set<MemberId> gone_soon;
+  SoleHolders sole_holders;
   bool unpublished = false;  // newcomers do not find this view's members yet
   int looks_without_members = 0;
   std::set<MemberId> before;      // of the view before: who is left out has to be told

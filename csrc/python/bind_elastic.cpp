@@ -202,6 +202,7 @@ void bind_elastic(py::module_& module) {
       .def("waiting", [](ElasticJob& job) { return job.member().waiting(); })
       .def("name_of", &nameOfMember, py::arg("member"))
       .def("set_shard", &ElasticJob::setShard, py::arg("shard"))
+      .def("set_sole_holders", &ElasticJob::setSoleHolders, py::arg("ranks"), py::arg("patience"))
       .def("set_leaving", &ElasticJob::setLeaving, NoGil())
       .def(
           "leave",

@@ -306,6 +306,17 @@ class Job:
         """
         self._native.set_shard(shard)
 
+    def await_frozen(self, ranks: Sequence[int], patience: timedelta) -> None:
+        """Say which ranks of the view hold something that nobody else has, such as the only copy of
+        a shard. Without one of them the others cannot go on. So one that freezes is not left out
+        before this time has passed, from when its silence is noticed. Holds until the next call.
+        steps() calls it, with its `step_timeout`.
+
+        Raises:
+            ValueError: one is no rank of the view.
+        """
+        self._native.set_sole_holders(list(ranks), patience)
+
     @contextmanager
     def wait_at_most(self, timeout: timedelta) -> Iterator[None]:
         """Let operations wait no longer than this, within a block: of the groups that the job

@@ -263,6 +263,7 @@ class Loop:
         try:
             if self._replicas is not None:
                 self._catch_up(self._replicas.follow(self.job, view, self._held()))
+                self.job.await_frozen(self._replicas.alone, self._step_timeout)
             if view.size < self._least_size() and not self._hands_on(view):
                 self._await_newcomers(view)
                 return False

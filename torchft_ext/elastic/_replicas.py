@@ -176,6 +176,7 @@ class Replicas:
         mesh: of the view, `[replicas, shards]`, of global ranks; None: parked. Its groups end with
             the view, and are aborted when it is over.
         group: of all that train; None: parked.
+        alone: ranks of the view that hold the only copy of their shard: those of a single replica.
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class Replicas:
         self.place: Place | None = None
         self.mesh: DeviceMesh | None = None
         self.group: dist.ProcessGroup | None = None
+        self.alone: tuple[int, ...] = ()
         self._device_type = device_type
         self._names = names
 
@@ -219,6 +221,8 @@ class Replicas:
         brought = [Held.unpack(data) for data in packed]
         places = arrange(self.shards, brought)
         self.place = places[view.rank]
+        training = [rank for rank, place in enumerate(places) if place is not None]
+        self.alone = tuple(training) if len(training) == self.shards else ()
         if self.place is not None:
             self._make_groups(job, places, self.place)
         return newest_step(brought)

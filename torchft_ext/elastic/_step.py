@@ -67,6 +67,9 @@ class JobLike(Protocol):
     def hold_shard(self, shard: int | None) -> None:
         """Say which part of the state this member has a whole copy of; None: of none."""
 
+    def await_frozen(self, ranks: Sequence[int], patience: timedelta) -> None:
+        """Say which ranks hold what nobody else has: one that freezes is waited for so long."""
+
     def wait_at_most(self, timeout: timedelta) -> AbstractContextManager[None]:
         """Let operations of managed groups wait no longer than this, within a block."""
 

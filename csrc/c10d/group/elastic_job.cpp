@@ -252,6 +252,22 @@ c10::intrusive_ptr<c10d::Store> ElasticJob::storeOf(uint64_t view) const {
   return c10::make_intrusive<MemberStore>(member_, view);
 }
 
+void ElasticJob::setSoleHolders(const std::vector<int>& ranks, Milliseconds patience) {
+  std::set<MemberId> ids;
+  {
+    const MutexLock lock(mutex_);
+    for (const int rank : ranks) {
+      if (rank < 0 || static_cast<size_t>(rank) >= formed_.members.size()) {
+        throw std::invalid_argument("await_frozen: ranks: expected some of a view of " +
+                                    std::to_string(formed_.members.size()) + ", found " +
+                                    std::to_string(rank));
+      }
+      ids.insert(formed_.members[static_cast<size_t>(rank)].id);
+    }
+  }
+  member_->setSoleHolders(ids, durationOf(patience));
+}
+
 // Who a failed generation says has died or frozen need not be waited for.
 void ElasticJob::suspectCulprits() {
   View formed;

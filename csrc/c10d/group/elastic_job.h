@@ -91,6 +91,8 @@ class ElasticJob {
   void abort(const std::string& why);
   // As that of the member.
   void setShard(std::optional<uint32_t> shard) { member_->setShard(shard); }
+  // Ranks of the view that was formed last. std::invalid_argument: one is none of them.
+  void setSoleHolders(const std::vector<int>& ranks, Milliseconds patience);
   // As those of the member; a recover() that pauses goes on to hear of it.
   void setLeaving();
   bool leave(Deadline deadline);

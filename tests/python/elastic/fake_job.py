@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
@@ -109,6 +109,9 @@ class FakeJob:
 
     def hold_shard(self, shard: int | None) -> None:
         self.shards.append(shard)
+
+    def await_frozen(self, ranks: Sequence[int], patience: timedelta) -> None:
+        self.awaited = (tuple(ranks), patience)
 
     def wait_at_most(self, timeout: timedelta) -> AbstractContextManager[None]:
         return nullcontext()

@@ -226,6 +226,38 @@ def test_member_that_hangs_with_the_only_copy_of_a_shard_is_waited_for(ranks, wo
     calls[1].outcome()
 
 
+def times_told(world: World) -> int:
+    """That the member is waited for, by the first one."""
+    return world.workers[0].log().count("nobody else holds its part of the state")
+
+
+def test_member_that_freezes_with_the_only_copy_of_a_shard_is_waited_for(ranks, world):
+    founders = World(ranks, world.workers[:2])
+    founders.run(come, ranks.address(), 2)
+    told = times_told(founders)
+    calls = founders.start_all(train, 60, 0.05)
+    places_of(founders, 5)
+    founders.freeze(1)
+    wait_until(lambda: times_told(founders) == told + 1, "the log says so")
+    time.sleep(2)  # twice the limit
+    founders.thaw(1)
+    assert sorted(result[:3] for result in values_of(calls)) == [(60, False, 0), (60, False, 1)]
+    assert times_told(founders) == told + 1
+
+
+def test_it_is_not_waited_for_longer_than_a_step(ranks, world):
+    founders = World(ranks, world.workers[:2])
+    founders.run(come, ranks.address(), 2)
+    told = times_told(founders)
+    calls = [founders.start(rank, train_or_hang, False, 10**6) for rank in range(2)]
+    places_of(founders, 5)
+    founders.freeze(1)
+    assert "members holds shard" in calls[0].error("StateLostError").text
+    assert times_told(founders) == told + 1
+    founders.thaw(1)
+    calls[1].error("LeftOutError")
+
+
 # A failure while gradients are clipped, which sums over the shards of a replica.
 
 
