@@ -249,13 +249,16 @@ std::string MemberStatus::awaitedAfter(Duration early, const Key& wanted,
                                        const Cancelled& cancelled) {
   const MutexLock lock(mutex_);
   waitForAnswer(wanted, Deadline::after(early), cancelled);
-  return answers_.contains(wanted) ? "" : namesOf(unheard_);
+  return isSettled(wanted) ? "" : namesOf(unheard_);
+}
+
+// The agreement has an answer, or this member will hear none.
+bool MemberStatus::isSettled(const Key& wanted) const {
+  return answers_.contains(wanted) || left_out_ || left_ || hopeless_;
 }
 
 void MemberStatus::waitForAnswer(const Key& wanted, Deadline deadline, const Cancelled& cancelled) {
-  const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
-    return answers_.contains(wanted) || left_out_ || left_ || hopeless_;
-  };
+  const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS { return isSettled(wanted); };
   try {
     waitUntilDone(mutex_, changed_, over, deadline, cancelled);
   } catch (...) {

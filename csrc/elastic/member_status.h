@@ -78,6 +78,7 @@ class MemberStatus {
   [[noreturn]] void throwWithoutWitness() const REQUIRES(mutex_);
   const char* adviceWithoutQuorum() const REQUIRES(mutex_);
   std::string storeTrouble() const REQUIRES(mutex_);
+  bool isSettled(const Key& wanted) const REQUIRES(mutex_);
   void waitForAnswer(const Key& wanted, Deadline deadline, const Cancelled& cancelled)
       REQUIRES(mutex_);
   std::string awaitedAfter(Duration early, const Key& wanted, const Cancelled& cancelled);
