@@ -111,7 +111,8 @@ void ElasticMember::suspect(const std::map<MemberId, std::string>& lost) {
     for (const auto& [id, how] : lost) {
       if (!driver->core->view().has(id) || id == driver->core->self().id) continue;
       driver->network->ask(id);
-      driver->lose(id, Loss::kFrozen);
+      // Of a sole holder the answer decides: it may be dead.
+      if (!driver->sole_holders.has(id)) driver->lose(id, Loss::kFrozen);
     }
   });
 }

@@ -66,8 +66,8 @@ class ElasticMember {
   void setReady(bool ready);
   // The shard of a sharded state that the user holds; nothing: none.
   void setShard(std::optional<uint32_t> shard);
-  // Until the next call: without one of these the others cannot go on, so one that freezes is not
-  // lost before the patience has passed.
+  // In the newest view: without one of these the others cannot go on, so one that freezes is not
+  // lost before the patience has passed. In later views that holds of all until the next call.
   void setSoleHolders(const std::set<MemberId>& ids, Duration patience);
   // While a view's groups are formed: its members are asked whether they live, and the loss of one
   // is told as the view's end.

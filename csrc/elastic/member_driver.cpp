@@ -134,6 +134,7 @@ MemberNetwork::Events MemberDriver::events() {
   events.on_lost = [this](const MemberId& id, Loss loss, const std::string& how) {
     onLost(id, loss, how);
   };
+  events.on_alive = [this](const MemberId& id) { sole_holders.forget(id); };
   events.on_goodbye = [this](const MemberId& id) { gone_soon.insert(id); };
   return events;
 }
@@ -185,6 +186,7 @@ void MemberDriver::tick() {
   // A call of the view's store waits for its host: does that live?
   if (const auto host = client.awaitedHost()) network->ask(*host);
   for (const MemberId& id : sole_holders.awaited()) network->ask(id);
+  for (const MemberId& id : sole_holders.expired(Clock::now())) lose(id, Loss::kFrozen);
   for (const MemberId& id : core->unheard()) network->ask(id);
   if (!forming) return;
   for (const Member& member : core->view().members) network->ask(member.id);
@@ -228,6 +230,7 @@ void MemberDriver::tellStopped(uint64_t view_number, const std::string& why) {
 
 void MemberDriver::onNewView() {
   const View& now = core->view();
+  sole_holders.beginView();
   if (now.has(core->self().id)) network->enterView(now);
   for (const Member& member : now.members) network->introduce(member);
   server.begin(now);
@@ -385,7 +388,7 @@ void MemberDriver::noteEnd() {
 void MemberDriver::onMessage(const MemberId& from, const FrameHeader& header,
                              const std::string& payload) {
   if (!core) return;
-  sole_holders.hear(from);
+  sole_holders.forget(from);
   switch (header.type) {
     case FrameType::kElastic:
       onElastic(from, payload);
@@ -440,7 +443,10 @@ void MemberDriver::onLost(const MemberId& id, Loss loss, const std::string& how)
 
 void MemberDriver::lose(const MemberId& id, Loss loss) {
   using Verdict = SoleHolders::Verdict;
-  if (loss == Loss::kFrozen) {
+  const auto known = core->losses().find(id);
+  const bool is_final = isFinal(loss) || (known != core->losses().end() && isFinal(known->second));
+  if (is_final) sole_holders.forget(id);
+  if (!is_final && loss == Loss::kFrozen) {
     const Verdict verdict = sole_holders.onFrozen(id, Clock::now());
     if (verdict == Verdict::kBegins) {
       log(LogLevel::kWarning, "elastic job '" + options.job + "': " + status.nameOf(id) +

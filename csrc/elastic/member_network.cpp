@@ -370,6 +370,7 @@ void MemberNetwork::ask(const MemberId& id) {
 void MemberNetwork::onProbed(const MemberId& id, const ProbeAnswer& answer) {
   Peer& peer = peers_.at(id);
   peer.probe.reset();
+  if (answer.liveness == Liveness::kAlive && events_->on_alive) events_->on_alive(id);
   if (answer.liveness == Liveness::kAlive || answer.liveness == Liveness::kUnknown) {
     if (!peer.out && !peer.dial) connectLater(id);  // kUnknown: this process's own trouble
     if (isLostUnproved(peer)) {

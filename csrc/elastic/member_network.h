@@ -43,6 +43,7 @@ class MemberNetwork {
     // The connection from it ended, and no other one came: what it said last may be lost.
     std::function<void(const MemberId&)> on_disconnected;
     std::function<void(const MemberId&, Loss, const std::string& how)> on_lost;
+    std::function<void(const MemberId&)> on_alive;    // it was asked whether it lives
     std::function<void(const MemberId&)> on_goodbye;  // it goes soon; until then it answers
   };
   static constexpr size_t kMostWaiting =

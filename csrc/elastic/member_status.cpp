@@ -307,7 +307,8 @@ void MemberStatus::throwNoView() const {
   if (lacksWitness()) throwWithoutWitness();
   throw ElasticError(ElasticErrorKind::kTimeout,
                      job + "no view newer than " + std::to_string(view_.number) +
-                         " by the deadline; see whether its members still run" + storeTrouble());
+                         " by the deadline; see whether its members still run" +
+                         (unheard_.empty() ? "" : ", first " + namesOf(unheard_)) + storeTrouble());
 }
 
 std::string MemberStatus::storeTrouble() const {

@@ -1,5 +1,8 @@
 // Members that hold something nobody else has, such as the only copy of a shard: one of them that
 // freezes is waited for, since it may come back, and without it the others cannot go on. A value.
+//
+// Who they are, a member's user says for each view. Until then all members of the view count as
+// such, if the user has said so of any view: what each of them holds is not known yet.
 #pragma once
 
 #include <map>
@@ -18,18 +21,24 @@ class SoleHolders {
     kWaits,
   };
 
-  // In place of those before. patience: for one that freezes, from when that is first noticed.
+  // In this view, in place of those before. patience: for one that freezes, from when that is first
+  // noticed; it holds in later views too.
   void set(std::set<MemberId> ids, Duration patience);
+  void beginView();
+  bool has(const MemberId& id) const;
   // It does not answer, once more.
   Verdict onFrozen(const MemberId& id, Clock::time_point now);
-  // It says something.
-  void hear(const MemberId& id) { frozen_since_.erase(id); }
+  // It answers, or is gone for good: it is not waited for.
+  void forget(const MemberId& id) { frozen_since_.erase(id); }
 
   Duration patience() const { return patience_; }
+  // Who has been waited for, for so long.
   std::set<MemberId> awaited() const;
+  std::set<MemberId> expired(Clock::time_point now) const;
 
  private:
   std::set<MemberId> ids_;
+  bool all_ = false;  // of the view: the user has not said yet
   Duration patience_{};
   std::map<MemberId, Clock::time_point> frozen_since_;
 };

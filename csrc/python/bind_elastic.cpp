@@ -202,7 +202,12 @@ void bind_elastic(py::module_& module) {
       .def("waiting", [](ElasticJob& job) { return job.member().waiting(); })
       .def("name_of", &nameOfMember, py::arg("member"))
       .def("set_shard", &ElasticJob::setShard, py::arg("shard"))
-      .def("set_sole_holders", &ElasticJob::setSoleHolders, py::arg("ranks"), py::arg("patience"))
+      .def(
+          "set_sole_holders",
+          [](ElasticJob& job, const std::vector<int>& ranks, const py::object& patience) {
+            job.setSoleHolders(ranks, limitOf("await_frozen: patience", patience));
+          },
+          py::arg("ranks"), py::arg("patience"))
       .def("set_leaving", &ElasticJob::setLeaving, NoGil())
       .def(
           "leave",

@@ -307,13 +307,14 @@ class Job:
         self._native.set_shard(shard)
 
     def await_frozen(self, ranks: Sequence[int], patience: timedelta) -> None:
-        """Say which ranks of the view hold something that nobody else has, such as the only copy of
-        a shard. Without one of them the others cannot go on. So one that freezes is not left out
-        before this time has passed, from when its silence is noticed. Holds until the next call.
-        steps() calls it, with its `step_timeout`.
+        """Say which ranks of view() hold something that nobody else has, such as the only copy of a
+        shard. Without one of them the others cannot go on. So one that freezes is not left out
+        before this time has passed, from when its silence is noticed. Returns at once. In later
+        views that holds of all members until this is called again; before the first view give no
+        ranks. steps() calls it where there are `replicas`.
 
         Raises:
-            ValueError: one is no rank of the view.
+            ValueError: one is no rank of the view, or the patience is not positive.
         """
         self._native.set_sole_holders(list(ranks), patience)
 

@@ -98,6 +98,8 @@ class Loop:
 
     def first_view(self) -> View | None:
         """The first that this member trains in; None: it leaves before."""
+        if self._replicas is not None:
+            self.job.await_frozen((), self._frozen_timeout)
         view = self.job.view()
         if view is not None and self._take_in(view):
             return view
@@ -106,6 +108,7 @@ class Loop:
     def view_after(self, step: Step) -> View | None:
         """The view of the next step; None where this member leaves."""
         step.require_ended()
+        self._note_holders(step.answer)
         if step.committed:
             self._reached = step.number + 1
         else:
@@ -123,8 +126,10 @@ class Loop:
         How long they compute is not known here: those that train notice who hangs.
         """
         answer: Answer | None = None
+        timeout = max(self.job.timeout, self._step_timeout) + self._frozen_timeout
         with suppress(CommError):
-            answer = self.job.agree(True, timeout=max(self.job.timeout, self._step_timeout))
+            answer = self.job.agree(True, timeout=timeout)
+        self._note_holders(answer)
         if answer is not None and answer.diverged:
             raise divergence(self.job, view, Evidence(), {}, self._step_timeout)
         if answer is not None and answer.ok:
@@ -262,8 +267,9 @@ class Loop:
         self._note(view)
         try:
             if self._replicas is not None:
+                # Who holds what shows when all have the state: in the view's first agreement.
+                self.job.await_frozen(range(view.size), self._frozen_timeout)
                 self._catch_up(self._replicas.follow(self.job, view, self._held()))
-                self.job.await_frozen(self._replicas.alone, self._step_timeout)
             if view.size < self._least_size() and not self._hands_on(view):
                 self._await_newcomers(view)
                 return False
@@ -281,6 +287,18 @@ class Loop:
             self.job.abort(f"view {view.number}: {type(error).__name__}: {error}")
             raise
         return True
+
+    @property
+    def _frozen_timeout(self) -> timedelta:
+        """How long a member that freezes and is alone with its shard is waited for: less than a
+        recover() waits.
+        """
+        return min(self._step_timeout, 0.8 * self.job.timeout)
+
+    def _note_holders(self, answer: Answer | None) -> None:
+        """An agreement says that all that train have the state of their shard."""
+        if self._replicas is not None and answer is not None:
+            self.job.await_frozen(self._replicas.alone, self._frozen_timeout)
 
     def _whole_shard(self) -> int | None:
         """The part of the state that this member has a copy of; 0 where it is not sharded."""

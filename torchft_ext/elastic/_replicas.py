@@ -176,7 +176,8 @@ class Replicas:
         mesh: of the view, `[replicas, shards]`, of global ranks; None: parked. Its groups end with
             the view, and are aborted when it is over.
         group: of all that train; None: parked.
-        alone: ranks of the view that hold the only copy of their shard: those of a single replica.
+        alone: ranks of the view that hold the only copy of their shard once all that train have
+            the state: those of a single replica.
     """
 
     def __init__(
@@ -217,6 +218,7 @@ class Replicas:
             CommError: the view is over.
         """
         self.place = self.mesh = self.group = None
+        self.alone = ()
         packed = Wire(job.group).all_gather_bytes(held.pack())
         brought = [Held.unpack(data) for data in packed]
         places = arrange(self.shards, brought)

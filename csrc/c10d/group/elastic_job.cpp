@@ -253,6 +253,10 @@ c10::intrusive_ptr<c10d::Store> ElasticJob::storeOf(uint64_t view) const {
 }
 
 void ElasticJob::setSoleHolders(const std::vector<int>& ranks, Milliseconds patience) {
+  if (patience <= Milliseconds(0)) {
+    throw std::invalid_argument("await_frozen: patience: expected a positive time, found " +
+                                std::to_string(patience.count()) + " ms");
+  }
   std::set<MemberId> ids;
   {
     const MutexLock lock(mutex_);

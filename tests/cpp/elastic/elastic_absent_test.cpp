@@ -83,6 +83,28 @@ class Visitor {
 };
 
 // Others may have nobody else to hear of it from.
+// Its end is told at once, also where a generation called it frozen.
+TEST(ElasticMember, ASoleHolderThatDiesIsNotWaitedFor) {
+  JobOfMembers job;
+  job.found(2);
+  job.awaitViews(0);
+  const MemberId gone = job.members[1]->id();
+  job.members[0]->setSoleHolders({gone}, std::chrono::minutes(5));
+  job.members.pop_back();
+  job.members[0]->suspect({{gone, "it is silent"}});
+  expectOneView(job.awaitViews(1), 2, 1);
+}
+
+TEST(ElasticMember, ASoleHolderThatAnswersIsNotLost) {
+  JobOfMembers job;
+  job.found(2);
+  job.awaitViews(0);
+  const MemberId silent = job.members[1]->id();
+  job.members[0]->setSoleHolders({silent}, std::chrono::minutes(5));
+  job.members[0]->suspect({{silent, "it is silent"}});
+  expectOneView(job.awaitViews(1), 2, 2);
+}
+
 TEST(ElasticMember, WhoIsLeftOutAnswersWithTheViewThatIsWithoutIt) {
   JobOfMembers job;
   job.found(3);

@@ -41,6 +41,7 @@ class FakeJob:
         self.limits: list[timedelta | None] = []  # that recover() was given
         self.patience: list[timedelta | None] = []  # likewise
         self.shards: list[int | None] = []  # that it was told to hold
+        self.awaited: list[tuple[tuple[int, ...], float]] = []  # with the patience, in seconds
         self.failure: torchft_ext.CommError | None = None
         self.leaving = False
         self._view: View | None = None
@@ -111,7 +112,7 @@ class FakeJob:
         self.shards.append(shard)
 
     def await_frozen(self, ranks: Sequence[int], patience: timedelta) -> None:
-        self.awaited = (tuple(ranks), patience)
+        self.awaited.append((tuple(ranks), patience.total_seconds()))
 
     def wait_at_most(self, timeout: timedelta) -> AbstractContextManager[None]:
         return nullcontext()

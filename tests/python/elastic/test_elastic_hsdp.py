@@ -251,7 +251,9 @@ def test_it_is_not_waited_for_longer_than_a_step(ranks, world):
     calls = [founders.start(rank, train_or_hang, False, 10**6) for rank in range(2)]
     places_of(founders, 5)
     founders.freeze(1)
+    frozen = time.monotonic()
     assert "members holds shard" in calls[0].error("StateLostError").text
+    assert time.monotonic() - frozen >= 3.0
     assert times_told(founders) > told
     founders.thaw(1)
     calls[1].error("LeftOutError")

@@ -5,13 +5,16 @@ Here with a job of one process that does what a test says; test_elastic_sync.py 
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
-from fake_job import LOST, ME, a_job, a_state
+from fake_job import LOST, ME, FakeReplicas, a_job, a_state
 
 import torchft_ext
 from torchft_ext.elastic import _current
 from torchft_ext.elastic._errors import ElasticError, LeftOutError, StateLostError
+from torchft_ext.elastic._replicas import Place
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._steps import steps
@@ -247,6 +250,21 @@ def test_member_that_leaves_awaits_no_newcomers(job, state):
 def test_loop_of_a_member_that_is_left_out_and_stays_raises(job, state):
     with pytest.raises(LeftOutError):
         be_left_out(job, state)
+
+
+def test_all_may_be_alone_with_their_shard_until_an_agreement_says_that_all_have_theirs(job, state):
+    replicas = FakeReplicas(Place(0, 0, 0, 1))
+    replicas.alone = (0,)
+    job.members = [(ME,)]
+    run = steps(state, 2, job=job, replicas=replicas, step_timeout=timedelta(seconds=3))
+    assert job.awaited == []
+    step = next(run)
+    assert job.awaited == [((), 3), ((0,), 3)]
+    with step:
+        step.commit()
+    next(run)
+    assert job.awaited[2:] == [((0,), 3)]
+    replicas.alone = ()
 
 
 def test_view_below_min_size_waits_for_the_next(job, state):
