@@ -73,7 +73,7 @@ load_cuda_runtime() {
   local program
   program=$(mktemp "$BUILD_ROOT/real_cuda_runtime.XXXXXX")
   "${CXX:-g++}" -std=c++20 -Wall -Wextra -Werror -Icsrc -Icsrc/include -isystem "$where/torch/include" \
-    tests/nccl/real_cuda_runtime.cpp csrc/nccl/cuda_{runtime,ipc}.cpp csrc/device/on_device.cpp -o "$program" \
+    tests/nccl/real_cuda_runtime.cpp csrc/nccl/cuda_{runtime,ipc}.cpp csrc/device/{on_device,devices_end}.cpp csrc/base/*.cpp -o "$program" \
     -L"$where/torch/lib" -Wl,-rpath,"$where/torch/lib" -lc10 -ldl
   LD_LIBRARY_PATH=$library_path "$program" "$library"
   rm "$program"

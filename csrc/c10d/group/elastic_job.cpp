@@ -478,6 +478,7 @@ FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   std::map<std::string, int64_t> generations;
   const std::vector<Managed> groups = managed();
   std::vector<std::string> names;
+  names.reserve(groups.size());
   for (const Managed& one : groups) names.push_back(one.name);
   const std::string purpose = purposeOf(names);
   for (const Managed& one : groups) {
