@@ -450,8 +450,8 @@ void MemberDriver::lose(const MemberId& id, Loss loss) {
     const Verdict verdict = sole_holders.onFrozen(id, Clock::now());
     if (verdict == Verdict::kBegins) {
       log(LogLevel::kWarning, "elastic job '" + options.job + "': " + status.nameOf(id) +
-                                  " does not answer, and nobody else holds its part of the "
-                                  "state: it is waited for, at most " +
+                                  " does not answer, and may hold the only copy of a shard: "
+                                  "it is waited for, at most " +
                                   formatSeconds(sole_holders.patience()));
     }
     if (verdict != Verdict::kLost) return;

@@ -1,8 +1,8 @@
 // Members that hold something nobody else has, such as the only copy of a shard: one of them that
 // freezes is waited for, since it may come back, and without it the others cannot go on. A value.
 //
-// Who they are, a member's user says for each view. Until then all members of the view count as
-// such, if the user has said so of any view: what each of them holds is not known yet.
+// The program names the sole holders of each view. Until it does, every member of the view counts
+// as one, if the program has named some before: nobody knows yet what each member holds.
 #pragma once
 
 #include <map>
@@ -32,7 +32,7 @@ class SoleHolders {
   void forget(const MemberId& id) { frozen_since_.erase(id); }
 
   Duration patience() const { return patience_; }
-  // Who has been waited for, for so long.
+  // The frozen members that are waited for; and those whose patience has passed.
   std::set<MemberId> awaited() const;
   std::set<MemberId> expired(Clock::time_point now) const;
 

@@ -267,7 +267,8 @@ class Loop:
         self._note(view)
         try:
             if self._replicas is not None:
-                # Who holds what shows when all have the state: in the view's first agreement.
+                # Any member may be a sole holder until the view's first agreement, when all have
+                # the state.
                 self.job.await_frozen(range(view.size), self._frozen_timeout)
                 self._catch_up(self._replicas.follow(self.job, view, self._held()))
             if view.size < self._least_size() and not self._hands_on(view):

@@ -82,8 +82,7 @@ class Visitor {
   View told_;
 };
 
-// Others may have nobody else to hear of it from.
-// Its end is told at once, also where a generation called it frozen.
+// The members learn of its death at once, also if a generation had called it frozen.
 TEST(ElasticMember, ASoleHolderThatDiesIsNotWaitedFor) {
   JobOfMembers job;
   job.found(2);
@@ -105,6 +104,7 @@ TEST(ElasticMember, ASoleHolderThatAnswersIsNotLost) {
   expectOneView(job.awaitViews(1), 2, 2);
 }
 
+// Others may have nobody else to hear of it from.
 TEST(ElasticMember, WhoIsLeftOutAnswersWithTheViewThatIsWithoutIt) {
   JobOfMembers job;
   job.found(3);

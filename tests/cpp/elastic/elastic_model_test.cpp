@@ -346,8 +346,8 @@ void expectMissed(const ElasticWorldOptions& options, const std::string& what) {
   expectMissed(ElasticWorld(options), what);
 }
 
-// What can happen among these two, and between member 0 and the store, until nothing can or the
-// first of them has another view.
+// Takes actions of these two members, and of the store with member 0, until no such action is left
+// or the first member has a new view.
 void goOn(ElasticWorld& world, int first, int second) {
   using Kind = ElasticAction::Kind;
   const auto is_theirs = [first, second](const ElasticAction& action) {

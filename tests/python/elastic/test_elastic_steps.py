@@ -255,16 +255,14 @@ def test_loop_of_a_member_that_is_left_out_and_stays_raises(job, state):
 def test_all_may_be_alone_with_their_shard_until_an_agreement_says_that_all_have_theirs(job, state):
     replicas = FakeReplicas(Place(0, 0, 0, 1))
     replicas.alone = (0,)
-    job.members = [(ME,)]
     run = steps(state, 2, job=job, replicas=replicas, step_timeout=timedelta(seconds=3))
     assert job.awaited == []
     step = next(run)
-    assert job.awaited == [((), 3), ((0,), 3)]
+    assert job.awaited == [((), 3), ((0, 1), 3)]
     with step:
         step.commit()
     next(run)
     assert job.awaited[2:] == [((0,), 3)]
-    replicas.alone = ()
 
 
 def test_view_below_min_size_waits_for_the_next(job, state):
