@@ -59,6 +59,21 @@ tell_warnings() { grep -A6 ': warning: .*\[-W' "$1" >&2 || true; }
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# A test that fails runs once more, alone, and is reported: if it passes then, it depends on what ran before or beside it,
+# which is a fault of the test or of the library.
+repeated() { say "REPEATED: the $1 tests that failed beside others run once more, alone"; }
+
+# run_ctest DIRECTORY [COMMAND...]: its tests, by that command. What a sanitizer has found counts, however seldom it shows.
+run_ctest() {
+  local directory=$1 found='(Address|Leak|Thread)Sanitizer: |: runtime error: '
+  shift
+  local run=("$@" ctest --test-dir "$directory" --output-on-failure --no-tests=error)
+  "${run[@]}" -j "$JOBS" && return
+  if grep -qE "$found" "$directory/Testing/Temporary/LastTest.log"; then return 8; fi
+  repeated C++
+  "${run[@]}" --rerun-failed
+}
+
 # What is compiled to be checked, not to be used, clang++ compiles in half of g++'s time.
 checking_compiler() { echo "${CXX:-$(if have clang++; then echo clang++; else echo g++; fi)}"; }
 

@@ -8,4 +8,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 sanitizer_setup "${1:-}"
 cmake --build "$directory" -j "$JOBS" --target torchft_ext_checks
 [ "${2:-}" != --build ] || exit 0
-"${unrandomised[@]}" ctest --test-dir "$directory" --output-on-failure --no-tests=error -j "$JOBS"
+run_ctest "$directory" "${unrandomised[@]}"

@@ -6,15 +6,7 @@
 # what those leave idle of the cores.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# A test that fails runs once more, alone, and is reported: if it passes then, it depends on what ran before or beside it,
-# which is a fault of the test or of the library.
-repeated() { say "REPEATED: the $1 tests that failed beside others run once more, alone"; }
-run_cpp_tests() {
-  local run=(ctest --test-dir "$BUILD_ROOT/dev" --output-on-failure --no-tests=error)
-  "${run[@]}" -j "$JOBS" && return
-  repeated C++
-  "${run[@]}" --rerun-failed
-}
+run_cpp_tests() { run_ctest "$BUILD_ROOT/dev"; }
 # They wait half of their time: two files at a time, then those that need the machine for themselves. Which files a process
 # runs, and after which others, differs from run to run.
 run_python_tests() {
