@@ -292,6 +292,7 @@ Answer Agreements::answerOf(const std::map<MemberId, Vote>& votes) {
     answer.notes[member] = vote.note;
     if (vote.leaving) answer.leaving.push_back(member);
     answer.new_witness = answer.new_witness || vote.new_witness;
+    answer.last = answer.last || vote.last;
     waiting.insert(vote.waiting.begin(), vote.waiting.end());
   }
   answer.waiting.assign(waiting.begin(), waiting.end());

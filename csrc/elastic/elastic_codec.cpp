@@ -108,7 +108,8 @@ static VoteDigest readDigest(ByteReader& reader) {
 static void write(ByteWriter& writer, const Vote& vote) {
   const bool has_digest = !vote.digest.isEmpty();
   writer.u8(static_cast<uint8_t>((vote.ok ? 1 : 0) | (vote.leaving ? 2 : 0) |
-                                 (vote.new_witness ? 4 : 0) | (has_digest ? 8 : 0)));
+                                 (vote.new_witness ? 4 : 0) | (has_digest ? 8 : 0) |
+                                 (vote.last ? 16 : 0)));
   writer.text(vote.note);
   writeAll(writer, vote.waiting);
   if (has_digest) write(writer, vote.digest);
@@ -119,6 +120,7 @@ static Vote readVote(ByteReader& reader) {
   vote.ok = (flags & 1) != 0;
   vote.leaving = (flags & 2) != 0;
   vote.new_witness = (flags & 4) != 0;
+  vote.last = (flags & 16) != 0;
   vote.note = reader.text(kLongestNote);
   vote.waiting = readIds(reader);
   if ((flags & 8) != 0) vote.digest = readDigest(reader);
@@ -143,7 +145,7 @@ static std::map<MemberId, Vote> readVotes(ByteReader& reader) {
 using Note = std::pair<MemberId, std::string>;
 static void write(ByteWriter& writer, const Answer& answer) {
   writer.u8(static_cast<uint8_t>((answer.ok ? 1 : 0) | (answer.new_witness ? 2 : 0) |
-                                 (answer.diverged ? 4 : 0)));
+                                 (answer.diverged ? 4 : 0) | (answer.last ? 8 : 0)));
   writer.u32(static_cast<uint32_t>(answer.notes.size()));
   for (const auto& [member, note] : answer.notes) {
     write(writer, member);
@@ -158,6 +160,7 @@ static Answer readAnswer(ByteReader& reader) {
   answer.ok = (flags & 1) != 0;
   answer.new_witness = (flags & 2) != 0;
   answer.diverged = (flags & 4) != 0;
+  answer.last = (flags & 8) != 0;
   const auto notes = readAll(reader, kMostMembers, [](ByteReader& from) {
     const MemberId member = readId<MemberId>(from);
     return Note(member, from.text(kLongestNote));

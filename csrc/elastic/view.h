@@ -47,6 +47,7 @@ struct Vote {
   bool ok = false;
   bool leaving = false;           // it goes once the agreement is over
   bool new_witness = false;       // it knows of one that the next view should appoint
+  bool last = false;              // its user says that nothing is to come after this agreement
   std::string note;               // the caller's bytes
   std::vector<MemberId> waiting;  // newcomers that it knows
   VoteDigest digest;
@@ -61,6 +62,7 @@ struct Answer {
   std::vector<MemberId> leaving;          // ascending
   bool new_witness = false;               // for the next view to appoint
   bool diverged = false;                  // not ok: digests that have to be equal are not
+  bool last = false;                      // somebody said so
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 

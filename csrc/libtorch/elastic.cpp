@@ -85,15 +85,21 @@ View Job::recover(const RecoverOptions& options) {
   return view;
 }
 
-Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout, const Digest& digest) {
+Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout, const Digest& digest,
+                  bool last) {
+  Vote vote;
+  vote.ok = ok;
+  vote.last = last;
+  vote.note = note;
+  vote.digest = {digest.common, digest.shard, digest.of_shard};
   const torchft_ext::Answer found =
-      job_->agree(ok, note, {digest.common, digest.shard, digest.of_shard},
-                  timeout.count() == 0 ? timeout_ : timeout);
+      job_->agree(std::move(vote), timeout.count() == 0 ? timeout_ : timeout);
   Answer answer;
   answer.ok = found.ok;
   answer.waiting = static_cast<int>(found.waiting.size());
   answer.new_witness = found.new_witness;
   answer.diverged = found.diverged;
+  answer.last = found.last;
   std::map<std::string, std::string> notes;
   for (const auto& [id, said] : found.notes) notes[id.hex()] = said;
   std::set<std::string> leaving;

@@ -142,12 +142,17 @@ void logView(ElasticJob& job, const py::dict& phases) {
 }
 
 py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::object& timeout,
-               const std::string& common, const std::string& of_shard, uint32_t shard) {
+               const std::string& common, const std::string& of_shard, uint32_t shard, bool last) {
   const auto within = limitOf("agree: timeout", timeout);
+  Vote vote;
+  vote.ok = ok;
+  vote.last = last;
+  vote.note = note;
+  vote.digest = {common, shard, of_shard};
   Answer answer;
   {
     const py::gil_scoped_release no_gil;
-    answer = job.agree(ok, note, {common, shard, of_shard}, within);
+    answer = job.agree(std::move(vote), within);
   }
   py::dict notes;
   for (const auto& [member, said] : answer.notes) notes[member.hex().c_str()] = py::bytes(said);
@@ -158,6 +163,7 @@ py::dict agree(ElasticJob& job, bool ok, const std::string& note, const py::obje
   result["leaving"] = hexOfAll(answer.leaving);
   result["new_witness"] = answer.new_witness;
   result["diverged"] = answer.diverged;
+  result["last"] = answer.last;
   return result;
 }
 
@@ -193,7 +199,8 @@ void bind_elastic(py::module_& module) {
           "log", [](ElasticJob&, const std::string& line) { log(LogLevel::kInfo, line); },
           py::arg("line"))
       .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"),
-           py::arg("common") = py::bytes(), py::arg("of_shard") = py::bytes(), py::arg("shard") = 0)
+           py::arg("common") = py::bytes(), py::arg("of_shard") = py::bytes(), py::arg("shard") = 0,
+           py::arg("last") = false)
       .def("abort", &ElasticJob::abort, py::arg("why"), NoGil())
       .def("formed_view", &ElasticJob::formedView)
       .def("is_over", [](ElasticJob& job) { return job.member().isOver(job.formedView()); })

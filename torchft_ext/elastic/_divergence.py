@@ -210,8 +210,8 @@ def _advice(name: str, objects: Mapping[str, object]) -> str:
         )
     if "values of" in name:
         return "An update was made outside of commit(), or without all members"
-    if name == "total":
-        return "Give steps() the same total on all members"
+    if name in ("total", "passes"):
+        return f"Give steps() the same {name} on all members"
     value = objects.get(name.split(".")[0])
     if isinstance(value, BatchSampler):
         return "Give BatchSampler the same data, batch_size and seed on all members"

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchft_ext import _C
 from torchft_ext.elastic._codec import encode
+from torchft_ext.elastic._goal import Goal
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._shards import is_shard, local_of
 from torchft_ext.elastic._state import State, bare_tensors
@@ -88,18 +89,18 @@ class Comparison:
     on the CPU. Owner: a Loop. Threads: one at a time. It never communicates.
     """
 
-    def __init__(self, state: State, total: int, check: Check, shard: int | None) -> None:
+    def __init__(self, state: State, goal: Goal, check: Check, shard: int | None) -> None:
         """Look the parameters up.
 
         Args:
             state: what is compared.
-            total: how many steps the run has.
+            goal: of the run.
             check: as steps() takes it.
             shard: the number of the shard that this member holds; None: sharded tensors, whose
                 other holders are not known then, are not compared.
         """
         self._state = state
-        self._total = total
+        self._goal = goal
         self._check = check
         self._shard = shard
         self._encoded: dict[str, tuple[object, bytes]] = {}
@@ -151,12 +152,13 @@ class Comparison:
 
     def _values(self) -> Iterator[tuple[str, object]]:
         yield "step", self._state.step
-        yield "total", self._total
+        yield from self._goal.values()
         for name, value in self._state.objects.items():
             if isinstance(value, Optimizer):
                 yield from _values_of(name, value)
             elif isinstance(value, BatchSampler):
                 yield f"{name}.batch_size", value.batch_size
+                yield f"{name}.micro_batches", value.micro_batches
                 yield f"{name}.size", value.size
                 yield from _under(name, value.state_dict())
             elif isinstance(value, LRScheduler):

@@ -464,6 +464,8 @@ class Job:
         note: bytes = b"",
         timeout: timedelta | None = None,
         digest: Digest | None = None,
+        *,
+        last: bool = False,
     ) -> Answer:
         """Agree with all members of view() on whether all are well; the same answer on all.
 
@@ -478,6 +480,8 @@ class Job:
             digest: what this member has computed. The answer is ok only if all `common` parts are
                 equal, and for each shard all parts of it; else it has `diverged`. Members that give
                 none are not compared.
+            last: this member says that the run is over after this. Only a word to all, in
+                `Answer.last`; nothing follows from it here.
 
         Raises:
             ValueError: the note, or a part of the digest, is too long; before anything is sent.
@@ -489,7 +493,7 @@ class Job:
             raise RuntimeError("agree: expected a view: call recover() first")
         part = digest or Digest()
         found = self._native.agree(
-            ok, note, timeout or self.timeout, part.common, part.of_shard, part.shard
+            ok, note, timeout or self.timeout, part.common, part.of_shard, part.shard, last
         )
         notes = found["notes"]
         return Answer(
@@ -500,6 +504,7 @@ class Job:
             leaving=tuple(found["leaving"]),
             new_witness=found["new_witness"],
             diverged=found["diverged"],
+            last=found["last"],
         )
 
     def check(self) -> None:

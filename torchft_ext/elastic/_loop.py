@@ -20,6 +20,7 @@ from torchft_ext.elastic._errors import (
     StateLostError,
 )
 from torchft_ext.elastic._evidence import Check, Comparison, Evidence
+from torchft_ext.elastic._goal import Goal
 from torchft_ext.elastic._rebuild import rebuild
 from torchft_ext.elastic._replicas import Held, Place, Replicas
 from torchft_ext.elastic._state import NO_LINEAGE, Standing, State
@@ -61,7 +62,7 @@ class Loop:
     def __init__(
         self,
         state: State,
-        total: int,
+        goal: Goal,
         job: JobLike,
         build: Callable[[View], object] | None,
         replicas: Replicas | None,
@@ -71,8 +72,8 @@ class Loop:
         self.job = job
         self.comparison: Comparison | None = None  # of what trains in this view
         self._state = state
-        self._total = total
-        self._reached = 0  # steps that the members have committed; the state may lack the last
+        self._goal = goal
+        self._over = False  # a step was the last one; the state may lack it
         self._build = build
         self._replicas = replicas
         self._check = check
@@ -84,7 +85,7 @@ class Loop:
     @property
     def over(self) -> bool:
         """The members have committed the last step, as far as is known here."""
-        return self._reached >= self._total
+        return self._over or self._goal.is_reached(self._state)
 
     @property
     def place(self) -> Place | None:
@@ -109,8 +110,8 @@ class Loop:
         """The view of the next step; None where this member leaves."""
         step.require_ended()
         self._note_holders(step.answer)
-        if step.committed:
-            self._reached = step.number + 1
+        if step.answer is not None and step.committed:
+            self._over = self._over or step.answer.last
         else:
             self._undo(step)
         if step.committed and not self._state.dirty:
@@ -135,7 +136,7 @@ class Loop:
         if answer is not None and answer.ok:
             self._state.step += 1
             self._state.dirty = True  # it has not taken part in it
-            self._reached = self._state.step
+            self._over = self._over or answer.last
         if self.over:
             return view
         return self._after(view, answer, failed=answer is None)
@@ -270,13 +271,12 @@ class Loop:
                 # Any member may be a sole holder until the view's first agreement, when all have
                 # the state.
                 self.job.await_frozen(range(view.size), self._frozen_timeout)
-                self._catch_up(self._replicas.follow(self.job, view, self._held()))
+                self._catch_up(*self._replicas.follow(self.job, view, self._held()))
             if view.size < self._least_size() and not self._hands_on(view):
                 self._await_newcomers(view)
                 return False
             if not self.parked:
                 self._share(view)
-            self._reached = self._state.step
             self._timed_out = False
         except CommError as error:
             self._failures.add(error, view.members)
@@ -308,8 +308,9 @@ class Loop:
             return None
         return 0 if self._replicas is None else standing.shard if standing.shard >= 0 else None
 
-    def _catch_up(self, step: int) -> None:
+    def _catch_up(self, step: int, over: bool) -> None:
         """A newcomer that is parked counts on from the others' steps, without their state."""
+        self._over = self._over or over
         if self.parked and self._state.step < step:
             self._state.step, self._state.dirty = step, True
 
@@ -348,7 +349,7 @@ class Loop:
         """What this member brings into a view of replicas."""
         state, standing = self._state, self._state.standing
         clean = not state.dirty and standing.shard >= 0
-        return Held(standing.replica, standing.shard, clean, state.step, standing.synced)
+        return Held(standing.replica, standing.shard, clean, state.step, standing.synced, self.over)
 
     def _await_newcomers(self, view: View) -> None:
         """Wait until somebody asks for a place, here or at another member."""
@@ -380,7 +381,7 @@ class Loop:
         state.follow(*((view.rank, view.size) if place is None else (place.rank, place.size)))
         self._sync(view, new=new, moved=moved)
         shard = None if place is None else place.shard
-        self.comparison = Comparison(state, self._total, self._check, shard)
+        self.comparison = Comparison(state, self._goal, self._check, shard)
 
     def _sync(self, view: View, *, new: bool, moved: bool) -> None:
         state, standing, place = self._state, self._state.standing, self.place
@@ -394,8 +395,10 @@ class Loop:
             allow_pickle=state.allow_pickle,
             shard=WHOLE if place is None else place.shard,
             drift=self._drift,
+            over=self.over,
         )
         self.job.check()
+        self._over = self._over or report.over
         standing.synced = True
         if place is not None:
             standing.replica, standing.shard = place.replica, place.shard

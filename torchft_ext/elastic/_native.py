@@ -27,3 +27,4 @@ class AnswerFields(TypedDict):
     leaving: list[str]
     new_witness: bool
     diverged: bool
+    last: bool

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Held", "Place", "Replicas", "arrange"]
 
-_LAYOUT = struct.Struct("<qq?q?")
+_LAYOUT = struct.Struct("<qq?q??")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Held:
         clean: these are the parts of one step.
         step: how many steps are committed in them.
         continuing: it has held the job's state since the last view.
+        over: it knows that the run is over.
     """
 
     replica: int = -1
@@ -56,6 +57,7 @@ class Held:
     clean: bool = False
     step: int = 0
     continuing: bool = False
+    over: bool = False
 
     def pack(self) -> bytes:
         """Return it in bytes."""
@@ -207,11 +209,12 @@ class Replicas:
         self._device_type = device_type
         self._names = names
 
-    def follow(self, job: GroupMaker, view: View, held: Held) -> int:
+    def follow(self, job: GroupMaker, view: View, held: Held) -> tuple[int, bool]:
         """Take a place in a view; steps() calls it. Blocks, in collectives of all members.
 
         Returns:
-            How many steps the job has committed; a newcomer that is parked learns it here.
+            How many steps the job has committed, and whether the run is over: a newcomer that is
+            parked learns it here.
 
         Raises:
             StateLostError: no member holds one of the shards. On all members.
@@ -227,7 +230,7 @@ class Replicas:
         self.alone = tuple(training) if len(training) == self.shards else ()
         if self.place is not None:
             self._make_groups(job, places, self.place)
-        return newest_step(brought)
+        return newest_step(brought), any(one.over for one in brought)
 
     def _make_groups(self, job: GroupMaker, places: Sequence[Place | None], mine: Place) -> None:
         ranks = {place.rank: rank for rank, place in enumerate(places) if place is not None}

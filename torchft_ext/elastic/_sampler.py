@@ -18,10 +18,11 @@ _OURS = frozenset({"batch_size", "batch_sampler", "drop_last", "sampler", "shuff
 class BatchSampler(Sampler[list[int]]):
     """Give each rank its batch of the next step, from one permutation of the data for each pass.
 
-    A step's global batch are the next ``size * batch_size`` indices from the cursor on; rank r
-    takes the r-th part. The tail of a pass runs on into the next pass's permutation, so that all
-    batches are full. The cursor counts samples and moves by commit() only: whatever happens to the
-    world between two commits, no sample of a committed step is missed or taken twice.
+    A step's global batch are the next ``size * micro_batches * batch_size`` indices from the cursor
+    on; rank r takes the r-th part, one micro-batch after the other. The tail of a pass runs on into
+    the next pass's permutation, so that all batches are full. The cursor counts samples and moves
+    by commit() only: whatever happens to the world between two commits, no sample of a committed
+    step is missed or taken twice.
 
     Put it into State(): then steps() calls follow(), commit() and rewind(), and newcomers get the
     cursor. The user makes and owns it; torch's DataLoader takes it as ``batch_sampler=``. Threads:
@@ -36,6 +37,7 @@ class BatchSampler(Sampler[list[int]]):
         data_source: Sized | int,
         batch_size: int,
         *,
+        micro_batches: int = 1,
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
@@ -43,12 +45,14 @@ class BatchSampler(Sampler[list[int]]):
 
         Args:
             data_source: a map-style dataset, or how many samples there are; the same on all ranks.
-            batch_size: samples of one rank in one step.
+            batch_size: samples of one rank in one batch.
+            micro_batches: how many batches one rank takes in one step: more than one where it
+                accumulates gradients.
             seed: of the permutations; the same on all ranks.
             shuffle: False: every pass goes through the data in order.
 
         Raises:
-            ValueError: there are no samples, or `batch_size` is below 1.
+            ValueError: there are no samples, or `batch_size` or `micro_batches` is below 1.
         """
         self.data_source = data_source
         self.seed = seed
@@ -59,20 +63,30 @@ class BatchSampler(Sampler[list[int]]):
         self._rank, self._size = 0, 1
         self._position = 0
         self._resets = 0
+        self._given = 0  # batches of the step that is not committed yet
         self._permutations: dict[int, torch.Tensor] = {}  # by pass; at most two
-        self._batch_size = 0
+        self._batch_size = self._micro_batches = 0
         self.batch_size = batch_size
+        self.micro_batches = micro_batches
 
     @property
     def batch_size(self) -> int:
-        """Samples of one rank in one step. Set it at a boundary between steps, on all ranks."""
+        """Samples of one rank in one batch. Set it at a boundary between steps, on all ranks."""
         return self._batch_size
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
-        if value < 1:
-            raise ValueError(f"BatchSampler: batch_size: expected at least 1, found {value}")
-        self._batch_size = value
+        self._batch_size = _at_least_one("batch_size", value)
+        self._resets += 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Batches of one rank in one step. Set it at a boundary between steps, on all ranks."""
+        return self._micro_batches
+
+    @micro_batches.setter
+    def micro_batches(self, value: int) -> None:
+        self._micro_batches = _at_least_one("micro_batches", value)
         self._resets += 1
 
     @property
@@ -88,7 +102,12 @@ class BatchSampler(Sampler[list[int]]):
     @property
     def global_batch_size(self) -> int:
         """Samples of all ranks in one step."""
-        return self._size * self._batch_size
+        return self._size * self._of_rank
+
+    @property
+    def _of_rank(self) -> int:
+        """Samples of one rank in one step."""
+        return self._micro_batches * self._batch_size
 
     @property
     def position(self) -> int:
@@ -106,6 +125,11 @@ class BatchSampler(Sampler[list[int]]):
         return self.pass_
 
     @property
+    def passes_after_step(self) -> int:
+        """Passes that are complete once the step that is not committed yet counts."""
+        return (self._position + self.global_batch_size) // self._length
+
+    @property
     def cursor(self) -> int:
         """Samples of this pass that committed steps took."""
         return self._position % self._length
@@ -120,20 +144,22 @@ class BatchSampler(Sampler[list[int]]):
         return -(-self._length // self.global_batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield this rank's batches of successive steps, from the cursor on, for ever.
+        """Yield this rank's batches of successive steps, from the cursor on, for ever; of each step
+        `micro_batches`.
 
         What it yields follows neither follow() nor a repeated step: begin another iteration when
         `resets` has changed. loader() does.
         """
-        position, rank, stride = self._position, self._rank, self.global_batch_size
-        batch_size = self._batch_size
+        begin, stride = self._position + self._rank * self._of_rank, self.global_batch_size
+        batch_size, micro_batches = self._batch_size, self._micro_batches
         while True:
-            yield self._take(position + rank * batch_size, batch_size)
-            position += stride
+            for micro in range(micro_batches):
+                yield self._take(begin + micro * batch_size, batch_size)
+            begin += stride
 
     def indices(self) -> list[int]:
-        """Return this rank's batch of the step that is not committed yet; repeatable."""
-        return self._take(self._position + self._rank * self._batch_size, self._batch_size)
+        """Return this rank's samples of the step that is not committed yet; repeatable."""
+        return self._take(self._position + self._rank * self._of_rank, self._of_rank)
 
     def follow(self, rank: int, size: int) -> None:
         """Take the part of this rank of this world, from the next batch on.
@@ -150,10 +176,29 @@ class BatchSampler(Sampler[list[int]]):
     def commit(self) -> None:
         """Move the cursor past the global batch of the step: it counts."""
         self._position += self.global_batch_size
+        self._given = 0
 
     def rewind(self) -> None:
         """Say that the step begins again: batches that were drawn for it are stale."""
         self._resets += 1
+        self._given = 0
+
+    def note_given(self, batches: int) -> None:
+        """Say how many of this rank's batches of the step a loader has given; it calls this."""
+        self._given = max(self._given, batches)
+
+    def check_given(self) -> None:
+        """Refuse to commit a step that took some of its batches: the others would be missed.
+
+        Raises:
+            RuntimeError: that is so.
+        """
+        if 0 < self._given < self._micro_batches:
+            raise RuntimeError(
+                f"BatchSampler: this step took {self._given} of its {self._micro_batches} "
+                "micro-batches, and the others would be missed: take all, or give a smaller "
+                "micro_batches="
+            )
 
     def loader(self, dataset: Dataset[Any] | None = None, **options: Any) -> Loader:
         """Make an iterator over batches of data that stays in step with this sampler.
@@ -217,13 +262,20 @@ class BatchSampler(Sampler[list[int]]):
         return self._permutations[pass_]
 
 
-class Loader(Iterator[Any]):
-    """Batches of data by a DataLoader; next() gives the one of the step not committed yet.
+def _at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"BatchSampler: {name}: expected at least 1, found {value}")
+    return value
 
-    The same object is given until the step is committed. When the sampler was reset (another view,
-    a repeated step, a loaded state), what workers have prefetched is thrown away, and the batch is
-    read anew. BatchSampler.loader() makes it, the user owns it. Threads: one at a time. Its worker
-    processes end with it; by default they live on through resets (``persistent_workers``).
+
+class Loader(Iterator[Any]):
+    """Batches of data by a DataLoader; next() gives one of the step that is not committed yet.
+
+    A step has `micro_batches` of the sampler, one by default. When the sampler was reset (another
+    view, a repeated step, a loaded state), what workers have prefetched is thrown away, and the
+    step's batches are read anew. BatchSampler.loader() makes it, the user owns it. Threads: one at
+    a time. Its worker processes end with it; by default they live on through resets
+    (``persistent_workers``).
 
     Workers that start are seeded from the sampler's seed and position and from the rank, where no
     `generator` is given, and draw on through resets: a batch that is read anew has the same
@@ -247,24 +299,40 @@ class Loader(Iterator[Any]):
         self._loader: DataLoader[Any] = DataLoader(source, batch_sampler=sampler, **options)
         self._batches: Iterator[Any] = iter(())
         self._resets = -1  # the sampler's when the iterator was begun
-        self._held: tuple[int, Any] | None = None  # position and batch
-        self._next_position = 0
+        self._position = 0  # of the step whose batches it gives
+        self._taken = 0  # of these
 
     def __next__(self) -> Any:
-        """Return the batch of the step that is not committed yet; may wait for workers."""
-        position = self._sampler.position
-        fresh = self._resets == self._sampler.resets
-        if fresh and self._held is not None and self._held[0] == position:
-            return self._held[1]
-        if not fresh or self._next_position != position:
-            self._begin(position)
+        """Return the next batch of the step that is not committed yet; may wait for workers.
+
+        Raises:
+            RuntimeError: the step has no more.
+        """
+        self._find_step()
+        if self._taken == self._sampler.micro_batches:
+            raise RuntimeError(
+                f"BatchSampler.loader: all batches of this step have been taken, {self._taken}: "
+                "keep one that is needed twice; to accumulate gradients of n batches in a step, "
+                "give BatchSampler(..., micro_batches=n)"
+            )
         batch = next(self._batches)
-        self._held = position, batch
-        self._next_position = position + self._sampler.global_batch_size
+        self._taken += 1
+        self._sampler.note_given(self._taken)
         return batch
 
+    def _find_step(self) -> None:
+        """Begin anew where the iterator's next batch is none of the step's."""
+        sampler = self._sampler
+        if self._resets != sampler.resets:
+            self._begin(sampler.position)
+        elif self._position != sampler.position:
+            whole = self._taken == sampler.micro_batches
+            if not whole or sampler.position != self._position + sampler.global_batch_size:
+                self._begin(sampler.position)
+            self._position, self._taken = sampler.position, 0
+
     def _begin(self, position: int) -> None:
-        self._held = None
+        self._position, self._taken = position, 0
         self._resets = self._sampler.resets
         if self._generator is not None:
             self._generator.manual_seed(mixed(self._sampler.seed, position, self._sampler.rank))

@@ -189,6 +189,17 @@ class State:
         if not self.allow_pickle:
             self._refusal.check(self._objects)
 
+    @property
+    def sampler(self) -> BatchSampler | None:
+        """The only BatchSampler of the state; None: there is none, or more than one."""
+        samplers = list(self._samplers())
+        return samplers[0] if len(samplers) == 1 else None
+
+    def check_batches(self) -> None:
+        """Refuse to commit a step that took some of its batches; see BatchSampler.check_given()."""
+        for sampler in self._samplers():
+            sampler.check_given()
+
     def rewind(self) -> None:
         """Let samplers give the batch of the same step again."""
         for sampler in self._samplers():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -19,6 +20,7 @@ from torchft_ext.elastic._errors import (
     NoQuorumError,
 )
 from torchft_ext.elastic._evidence import Comparison, Evidence
+from torchft_ext.elastic._goal import Goal
 from torchft_ext.elastic._random import manual_seed
 from torchft_ext.elastic._replicas import Place
 from torchft_ext.elastic._state import State
@@ -79,6 +81,8 @@ class JobLike(Protocol):
         note: bytes = b"",
         timeout: timedelta | None = None,
         digest: Digest | None = None,
+        *,
+        last: bool = False,
     ) -> Answer:
         """Block until all members have voted."""
 
@@ -125,6 +129,7 @@ class Step:
         step_timeout: timedelta,
         place: Place | None,
         comparison: Comparison | None,
+        goal: Goal,
     ) -> None:
         """steps() makes it."""
         self.number = state.step
@@ -139,13 +144,68 @@ class Step:
         self._job = job
         self._step_timeout = step_timeout
         self._comparison = comparison
+        self._goal = goal
         self._entered = False
+        self._stopped = False
+        self._raised = False  # something that the block did not swallow
         self._view_over = False
+        sampler = state.sampler
+        self._epoch = None if sampler is None else sampler.epoch
+        self._ends_epoch = sampler is not None and sampler.passes_after_step > sampler.epoch
 
     @property
     def committed(self) -> bool:
         """The members agreed that it counts."""
         return self.answer is not None and self.answer.ok
+
+    @property
+    def epoch(self) -> int:
+        """The number of the pass over the data that it begins in, from 0 on.
+
+        Raises:
+            RuntimeError: the state has no BatchSampler, or more than one.
+        """
+        return self._of_sampler("epoch")
+
+    @property
+    def is_last_of_epoch(self) -> bool:
+        """Its samples end the pass. That is so of this try: one of other members, which follows
+        where this one fails, takes other samples. So what depends on it belongs into the functions
+        that commit() runs.
+
+        Raises:
+            RuntimeError: the state has no BatchSampler, or more than one.
+        """
+        self._of_sampler("is_last_of_epoch")
+        return self._ends_epoch
+
+    def _of_sampler(self, name: str) -> int:
+        if self._epoch is None:
+            raise RuntimeError(f"step.{name}: expected one BatchSampler in the state")
+        return self._epoch
+
+    def stop(self) -> None:
+        """Say that the run is over after this step. Once the step is committed, steps() ends on all
+        members as after the last step. Any one member's word is enough. A step that is repeated
+        has forgotten it.
+
+        Raises:
+            RuntimeError: commit() has been called.
+        """
+        if self.answer is not None:
+            raise RuntimeError(f"step {self.number}: stop() belongs before commit()")
+        self._stopped = True
+
+    def say_left(self) -> None:
+        """Warn that the loop was left while the run goes on; steps() calls it."""
+        if self._raised or (self.answer is not None and self.answer.last):
+            return
+        warnings.warn(
+            f"steps: the loop was left at step {self.number}, and the run goes on: the other "
+            "members wait for this one until its process ends. Call step.stop() before commit() "
+            "to end the run on all, or job.leave() before",
+            stacklevel=3,
+        )
 
     def manual_seed(self, seed: int) -> int:
         """Seed this process's random numbers for this step and rank; see elastic.manual_seed().
@@ -185,7 +245,8 @@ class Step:
                 it came out of one of the functions, the step counts, but not with this member's
                 half-done update: this member's state is dirty, and taken from another one.
             DivergenceError: members do not hold the same; see `check` of steps(). On all members.
-            RuntimeError: outside of the block, or the second time.
+            RuntimeError: outside of the block, or the second time; or some of the step's
+                micro-batches were taken, and others not.
             TypeError: what was given is no function; before anything is agreed on. Or the state has
                 a value that no newcomer could be sent, such as a set; the step counts then.
 
@@ -196,6 +257,7 @@ class Step:
         if self.answer is not None:
             raise RuntimeError(f"step {self.number}: commit() was called twice")
         self._check_functions(functions)
+        self._state.check_batches()
         with self._job.hold_groups() as committed:
             self.answer = self._agree()
             if self.answer.ok:
@@ -211,8 +273,10 @@ class Step:
     ) -> bool:
         """End the block: swallow what a recovery mends, tell the others of anything else."""
         self.ended = True
+        self._raised = error is not None
         if isinstance(error, CommError) and self._is_managed():
             self.failure = error
+            self._raised = False
             self._state.restore_modes()  # the failure may have cut a validation short
             clear_frames(traceback)  # they hold what the failed pass has made, and its model
             return True
@@ -238,7 +302,7 @@ class Step:
             self._job.check()
             if self._comparison is not None:
                 evidence = self._comparison.of_step()
-            answer = self._job.agree(True, timeout=self._step_timeout, digest=evidence.digest())
+            answer = self._vote(self._step_timeout, evidence)
         except CommError:
             self._view_over = True
             raise
@@ -250,11 +314,15 @@ class Step:
             raise divergence(self._job, self.view, evidence, objects, timeout)
         return answer
 
+    def _vote(self, timeout: timedelta, evidence: Evidence) -> Answer:
+        last = self._stopped or self._goal.is_reached_by_step(self._state)
+        return self._job.agree(True, timeout=timeout, digest=evidence.digest(), last=last)
+
     def _answer_of_next_view(self, error: ElasticError) -> Answer:
         """End the wait on all members; the next view says whether the step counts all the same."""
         self._job.abort(f"step {self.number}: {error}")
         try:
-            answer = self._job.agree(True, timeout=self._job.limit)
+            answer = self._vote(self._job.limit, Evidence())
         except ElasticError:  # recover() waits longer, or says that there is no quorum
             raise CommTimeoutError(str(error)) from error
         if not (answer.ok or answer.diverged):

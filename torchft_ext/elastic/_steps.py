@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from torchft_ext.elastic._current import current
 from torchft_ext.elastic._evidence import Check
+from torchft_ext.elastic._goal import Goal
 from torchft_ext.elastic._loop import Loop
 from torchft_ext.elastic._replicas import Replicas
 from torchft_ext.elastic._state import State
@@ -18,8 +19,9 @@ __all__ = ["steps"]
 
 def steps(
     state: State,
-    total: int,
+    total: int | None = None,
     *,
+    passes: int | None = None,
     job: JobLike | None = None,
     build: Callable[[View], object] | None = None,
     replicas: Replicas | None = None,
@@ -37,13 +39,16 @@ def steps(
     `min_size` members, and the state is the same on all. A step whose generation failed is yielded
     again, with gradients cleared, and buffers, the loss scaler and the modules' train() or eval()
     as they were when it began. Members are taken in and leave at one boundary between steps. It
-    ends when `total` steps are committed and all that train hold the result, or when this member
-    has called job.leave() and the others know that. A member that holds the result raises nothing
+    ends when `total` steps are committed, or one in which step.stop() was called, and all that
+    train hold the result; or when this member has called job.leave() and the others know that. A
+    member that holds the result raises nothing
     where others are lost after the last step.
 
     Args:
         state: what all members hold alike; `state.step` says where to begin.
         total: how many steps the run has.
+        passes: in its place, how many passes over the data of the state's BatchSampler: the run is
+            over with the step in which the last of them is complete.
         job: None: this process's.
         build: called with each new view before the state is synced, for what must be wrapped anew
             (FSDP2); it returns objects by name, which go into the state (State.put()). What was
@@ -72,7 +77,8 @@ def steps(
             cannot go on here. DivergenceError names what differs, and is raised on all members.
         ElasticError: one step was voted down three times without a change of members.
         RuntimeError: a step was left without commit(), or was not entered.
-        ValueError: there is no such `check`, or `step_timeout` is not positive.
+        ValueError: there is no such `check`, or `step_timeout` is not positive; not one of `total`
+            and `passes` was given, or passes without one BatchSampler in the state.
 
     Threads: the caller's only. Source: state.commit() of Horovod Elastic; here the
     members agree before the update, so that no state needs to be rolled back.
@@ -83,7 +89,8 @@ def steps(
     limit = 0.8 * of_job.timeout if step_timeout is None else step_timeout
     if step_timeout is not None and step_timeout <= timedelta(0):
         raise ValueError(f"steps: step_timeout: expected a positive one, found {step_timeout}")
-    loop = Loop(state, total, of_job, build, replicas, check, limit)
+    goal = Goal.of(state, total, passes)
+    loop = Loop(state, goal, of_job, build, replicas, check, limit)
     with of_job.wait_at_most(limit):
         view: View | None = loop.first_view()
         while view is not None:
@@ -92,6 +99,10 @@ def steps(
             elif loop.parked:
                 view = loop.sit_out(view)
             else:
-                step = Step(state, of_job, view, limit, loop.place, loop.comparison)
-                yield step
+                step = Step(state, of_job, view, limit, loop.place, loop.comparison, goal)
+                try:
+                    yield step
+                except GeneratorExit:
+                    step.say_left()
+                    raise
                 view = loop.view_after(step)

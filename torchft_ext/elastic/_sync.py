@@ -48,6 +48,7 @@ class SyncReport:
         drift: the largest distance, relative to the norm of the source's, of a tensor in which
             members of the source's version had drifted.
         drifted: which one that is; empty: none.
+        over: a member knows that the run is over.
     """
 
     source: int
@@ -58,6 +59,7 @@ class SyncReport:
     elapsed: timedelta
     drift: float = 0.0
     drifted: str = ""
+    over: bool = False
 
 
 def sync(
@@ -71,6 +73,7 @@ def sync(
     allow_pickle: bool = False,
     shard: int = WHOLE,
     drift: float = 0.0,
+    over: bool = False,
 ) -> SyncReport:
     """Make the state of all members of a view bit-identical.
 
@@ -99,6 +102,7 @@ def sync(
         drift: of clean members that continue and have one version: how far tensors of floats may be
             from the source's, relative to their norm; they take the source's then. For members
             whose processors round differently.
+        over: this member knows that the run is over; all learn that one does.
 
     Returns:
         What was done. The state's step is that of the source, and it is clean.
@@ -118,7 +122,7 @@ def sync(
     wire = Wire(group)
     state.allow_pickle = state.allow_pickle or allow_pickle
     encoded = state.encode()  # refuses what cannot be sent before others wait for it
-    header = Header(continuing, dirty, step, lineage, _digest_of_names(state), shard)
+    header = Header(continuing, dirty, step, lineage, _digest_of_names(state), shard, over)
     plan = _Plan.of([Header.unpack(data) for data in wire.all_gather_bytes(header.pack())])
     check_names(plan.headers, wire.rank, state.names)
     done = _Exchange(state, wire, plan, encoded, drift).run()
@@ -126,7 +130,8 @@ def sync(
     state.dirty = False
     elapsed = timedelta(seconds=time.monotonic() - began)
     report = (plan.source, state.step, done.took, done.tensors, done.nbytes, elapsed)
-    return SyncReport(*report, done.drift, done.drifted)
+    is_over = any(header.over for header in plan.headers)
+    return SyncReport(*report, done.drift, done.drifted, is_over)
 
 
 def _digest_of_names(state: State) -> bytes:

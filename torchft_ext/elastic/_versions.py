@@ -11,7 +11,7 @@ from torchft_ext.elastic._state import NO_LINEAGE
 
 __all__ = ["WHOLE", "Header", "check_names", "choose_shard_sources", "choose_source"]
 
-_LAYOUT = struct.Struct("<??q16s16sq")
+_LAYOUT = struct.Struct("<??q16s16sq?")
 WHOLE = -1  # in the place of a shard's number: the state is not sharded
 
 
@@ -26,6 +26,7 @@ class Header:
         lineage: 16 bytes; of the job in which they were.
         names: 16 bytes that depend on the names of its objects.
         shard: the number of the shard that it holds or is to take; WHOLE: there are no shards.
+        over: it knows that the run is over.
     """
 
     continuing: bool
@@ -34,6 +35,7 @@ class Header:
     lineage: bytes
     names: bytes
     shard: int = WHOLE
+    over: bool = False
 
     def pack(self) -> bytes:
         """Return the header in bytes."""

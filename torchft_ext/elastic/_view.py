@@ -79,6 +79,7 @@ class Answer:
         new_witness: the job's store is another one than the witness of the view, or restarted
             empty: the next view appoints it, so recover() is due.
         diverged: the digests of members differ that have to be equal; `ok` is False then.
+        last: a member said that the run is over after this, if the answer is ok.
     """
 
     ok: bool
@@ -88,6 +89,7 @@ class Answer:
     leaving: tuple[str, ...] = ()
     new_witness: bool = False
     diverged: bool = False
+    last: bool = False
 
     @property
     def changes_view(self) -> bool:

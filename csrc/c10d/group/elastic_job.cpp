@@ -525,11 +525,7 @@ void ElasticJob::noteFormed(uint64_t view) {
   if (member_->isOver(view)) onStopped(view, kAnotherView);
 }
 
-Answer ElasticJob::agree(bool ok, std::string note, VoteDigest digest, Milliseconds timeout) {
-  Vote vote;
-  vote.ok = ok;
-  vote.note = std::move(note);
-  vote.digest = std::move(digest);
+Answer ElasticJob::agree(Vote vote, Milliseconds timeout) {
   const uint64_t view = formedView();
   Answer answer = member_->agree(view, std::move(vote), Deadline::after(timeout), keepWaiting);
   if (answer.ok) {

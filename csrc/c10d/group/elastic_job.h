@@ -85,7 +85,7 @@ class ElasticJob {
   void cameToNothing(FailureKind kind, const std::string& how, const std::string& description);
   // In the view that was formed last. std::invalid_argument: the note, or a part of the digest, is
   // too long.
-  Answer agree(bool ok, std::string note, VoteDigest digest, Milliseconds timeout);
+  Answer agree(Vote vote, Milliseconds timeout);
   // Fails the generations of all managed groups, and ends the view, in whose store members may wait
   // for this one.
   void abort(const std::string& why);

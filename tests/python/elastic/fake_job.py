@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -42,6 +43,7 @@ class FakeJob:
         self.patience: list[timedelta | None] = []  # likewise
         self.shards: list[int | None] = []  # that it was told to hold
         self.awaited: list[tuple[tuple[int, ...], float]] = []  # with the patience, in seconds
+        self.last: list[bool] = []  # of each vote
         self.failure: torchft_ext.CommError | None = None
         self.leaving = False
         self._view: View | None = None
@@ -91,12 +93,15 @@ class FakeJob:
         note: bytes = b"",
         timeout: timedelta | None = None,
         digest: Digest | None = None,
+        *,
+        last: bool = False,
     ) -> Answer:
         self.events.append("agree")
+        self.last.append(last)
         answer = self.answers.pop(0) if self.answers else Answer(ok)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return replace(answer, last=answer.last or last)
 
     def check(self) -> None:
         if self.failure is not None:
@@ -147,9 +152,9 @@ class FakeReplicas(Replicas):
         super().__init__(1)
         self.given = place
 
-    def follow(self, job: object, view: View, held: Held) -> int:
+    def follow(self, job: object, view: View, held: Held) -> tuple[int, bool]:
         self.place = self.given
-        return 0
+        return 0, False
 
 
 class LosingBuild:

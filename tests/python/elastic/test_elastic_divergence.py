@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torchft_ext import _C, elastic
 from torchft_ext.elastic._divergence import _error_of, _note, _Report
 from torchft_ext.elastic._evidence import Comparison, Evidence, Rows
+from torchft_ext.elastic._goal import Goal
 
 STEPS = 6
 
@@ -52,7 +53,7 @@ def with_gradients(state: elastic.State) -> elastic.State:
 
 
 def evidence_of(state: elastic.State, check: str | None = "gradients", total: int = 9) -> Evidence:
-    return Comparison(state, total, check, None).of_step()
+    return Comparison(state, Goal(total), check, None).of_step()
 
 
 def differs_in(one: Evidence, other: Evidence) -> str:
@@ -173,7 +174,7 @@ def test_result_is_compared_whole_but_for_buffers():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(200, 200), nn.BatchNorm1d(200))
         change(model)
-        return Comparison(elastic.State(model), 1, "gradients", None).of_result()
+        return Comparison(elastic.State(model), Goal(1), "gradients", None).of_result()
 
     def change_one_element(model: nn.Module) -> None:
         with torch.no_grad():

@@ -66,6 +66,26 @@ def train(
     return state.step, str(state.digest())
 
 
+def train_until(stop_at: int, pause: float) -> tuple[int, bool, str]:
+    """Three passes over the data, or fewer where the member of rank 0 says so."""
+    torch.manual_seed(0)
+    inputs = torch.randn(SAMPLES, 6)
+    model = DDP(nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sampler = elastic.BatchSampler(SAMPLES, BATCH, seed=1)
+    state = elastic.State(model, optimizer, sampler)
+    for step in elastic.steps(state, passes=3):
+        with step:
+            model(inputs[sampler.indices()]).square().mean().backward()
+            time.sleep(pause)
+            if step.number >= stop_at >= 0 == step.rank:
+                step.stop()
+            step.commit(optimizer.step)
+        if step.committed:
+            committed.append((step.number, step.view.size, []))
+    return state.step, sampler.position >= 3 * SAMPLES, str(state.digest())
+
+
 def steps_done() -> int:
     return len(committed)
 
@@ -104,6 +124,25 @@ def test_a_death_costs_one_step(ranks, world):
     assert [step for step, _, _ in seen[1]] == list(range(60))
     assert [size for _, size, _ in seen[1]][-1] == 2
     assert_no_sample_twice(seen)
+
+
+@pytest.mark.parametrize("stop_at", [-1, 25], ids=["passes", "stop"])
+def test_members_and_newcomers_end_with_the_same_step(ranks, stop_at):
+    """Of three one dies, and another process comes."""
+    address = ranks.address()
+    workers = ranks.borrow(4)
+    world, newcomer = World(ranks, workers[:3]), World(ranks, workers[3:])
+    world.run(come, address, 3)
+    newcomer.on(0, come, address, 3)
+    calls = world.start_all(train_until, stop_at, 0.02)
+    late = newcomer.start(0, train_until, stop_at, 0.02)
+    world.side(1, wait_for_steps, 10)
+    world.kill(2)
+    results = [*values_of(calls[:2]), late.value()]
+    assert len(set(results)) == 1
+    step, all_passes, _ = results[0]
+    assert all_passes == (stop_at < 0)
+    assert stop_at < 0 or stop_at < step <= stop_at + 3  # the try that counts
 
 
 def assert_no_sample_twice(seen: dict[int, list[tuple[int, int, list[int]]]]) -> None:

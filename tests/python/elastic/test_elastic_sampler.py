@@ -130,6 +130,8 @@ def test_bad_arguments_are_refused():
         BatchSampler(0, 1)
     with pytest.raises(ValueError, match="batch_size: expected at least 1, found 0"):
         BatchSampler(1, 0)
+    with pytest.raises(ValueError, match="micro_batches: expected at least 1, found 0"):
+        BatchSampler(1, 1, micro_batches=0)
     with pytest.raises(ValueError, match="rank: expected 0 to 1, found 2"):
         BatchSampler(1, 1).follow(2, 2)
     with pytest.raises(ValueError, match="expected the state of 3 samples, found that of 4"):
@@ -160,8 +162,69 @@ def test_loader_gives_the_uncommitted_steps_batch(followed):
     for _ in range(8):
         batch = next(batches)
         assert batch.tolist() == sampler.indices()
-        assert next(batches) is batch
+        with pytest.raises(RuntimeError, match="micro_batches=n"):
+            next(batches)
         sampler.commit()
+
+
+@pytest.fixture(params=[0, 2], ids=["no workers", "two workers"])
+def accumulating(request):
+    """Samplers of two ranks that take four batches in a step, and their loaders."""
+    samplers = [BatchSampler(Numbers(50), 3, micro_batches=4, seed=3) for _ in range(2)]
+    for rank, sampler in enumerate(samplers):
+        sampler.follow(rank, 2)
+    return samplers, [sampler.loader(num_workers=request.param) for sampler in samplers]
+
+
+def take_step(loaders) -> list[int]:
+    return [index for loader in loaders for _ in range(4) for index in next(loader).tolist()]
+
+
+def test_micro_batches_are_the_steps_samples(accumulating):
+    samplers, loaders = accumulating
+    taken = []
+    for number in range(10):
+        given = take_step(loaders)
+        assert given == [index for sampler in samplers for index in sampler.indices()]
+        if number % 3 == 1:  # the step is repeated
+            for sampler in samplers:
+                sampler.rewind()
+            assert take_step(loaders) == given
+        for sampler in samplers:
+            sampler.check_given()
+            sampler.commit()
+        taken += given
+    assert samplers[0].position == len(taken) == 10 * 2 * 4 * 3
+    assert sorted(taken[:50]) == sorted(taken[50:100]) == list(range(50))
+
+
+def test_step_has_no_more_micro_batches_than_it_has(accumulating):
+    samplers, loaders = accumulating
+    take_step(loaders)
+    with pytest.raises(RuntimeError, match="have been taken, 4"):
+        next(loaders[0])
+    samplers[0].commit()
+    assert next(loaders[0]).tolist() == samplers[0].indices()[:3]
+
+
+def test_step_that_took_some_of_its_micro_batches_is_no_step(accumulating):
+    samplers, loaders = accumulating
+    samplers[0].check_given()  # it took none: it has another source of data
+    next(loaders[0])
+    with pytest.raises(RuntimeError, match="took 1 of its 4 micro-batches"):
+        samplers[0].check_given()
+    samplers[0].rewind()
+    samplers[0].check_given()
+
+
+def test_micro_batches_may_change_between_steps(accumulating):
+    samplers, loaders = accumulating
+    take_step(loaders)
+    for sampler in samplers:
+        sampler.commit()
+        sampler.micro_batches = 2
+    assert samplers[0].global_batch_size == 2 * 2 * 3
+    assert next(loaders[1]).tolist() + next(loaders[1]).tolist() == samplers[1].indices()
 
 
 def test_loader_throws_prefetched_batches_away(followed):
@@ -180,6 +243,7 @@ def test_loader_throws_prefetched_batches_away(followed):
         next(batches)
         change()
         assert next(batches).tolist() == sampler.indices()
+        sampler.commit()
 
 
 def test_loader_follows_a_step_that_took_no_batch(followed):

@@ -48,10 +48,10 @@ class MovingReplicas(FakeReplicas):
         super().__init__(None)
         self.shards_here, self.told = list(shards), list[Held]()
 
-    def follow(self, job: object, view: View, held: Held) -> int:
+    def follow(self, job: object, view: View, held: Held) -> tuple[int, bool]:
         self.told.append(held)
         self.place = Place(0, self.shards_here.pop(0), 0, 1)
-        return 0
+        return 0, False
 
 
 def test_member_on_its_way_to_another_shard_holds_none(job, state):

@@ -107,6 +107,7 @@ struct Answer {
   int waiting = 0;                 // newcomers that there is a place for
   bool new_witness = false;        // the store has been restarted: the next view appoints it
   bool diverged = false;           // not ok: the digests of members differ
+  bool last = false;               // a member said so
   // recover() has something to do.
   bool changes() const { return !lost.empty() || !leaving.empty() || waiting > 0 || new_witness; }
 };
@@ -134,9 +135,10 @@ class Job {
   View recover(const RecoverOptions& options);
   // Are all well? An ok that one member got holds in every later view. timeout: 0 for the job's.
   // digest: the answer is ok only if all common parts are equal, and for each shard all parts of
-  // it. Otherwise it has `diverged`. Members that give empty parts are not compared.
+  // it. Otherwise it has `diverged`. Members that give empty parts are not compared. last: this
+  // member says that the run is over if the answer is ok; all learn that one said so.
   Answer agree(bool ok, const std::string& note = {}, Milliseconds timeout = Milliseconds(0),
-               const Digest& digest = {});
+               const Digest& digest = {}, bool last = false);
   // The members have gone on, or are about to: recover().
   bool isOver() const;
   // Fails the generations of all managed groups, so that no member waits for this one.
