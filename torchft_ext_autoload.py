@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -35,6 +36,9 @@ NAMES: dict[str, list[str]] = {
     },
 }
 _TARGET = "torch.distributed.distributed_c10d"
+_REPLACE = "TORCHFT_EXT_REPLACE_GLOO"
+_HELPER = "_new_process_group_helper"  # torch's function that makes backends
+_AS_GLOO = "ft_as_gloo"  # what it finds in place of "gloo"
 
 
 def register() -> None:
@@ -46,10 +50,10 @@ def register() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def _create(opts: Any, pg_options: Any, name: str) -> Any:
+def _create(opts: Any, pg_options: Any, name: str, backend_name: str = "ft") -> Any:
     from torchft_ext._register import create
 
-    return create(opts, pg_options, name=name)
+    return create(opts, pg_options, name=name, backend_name=backend_name)
 
 
 class _Plugins(dict[str, Any]):
@@ -85,17 +89,112 @@ def _enter_names(module: ModuleType) -> None:
     plugins = dict(backend._plugins)
     unlisted = {name.upper(): plugins.pop(name.upper()) for name in NAMES}
     backend._plugins = _Plugins(plugins, unlisted)
+    if _is_told_to_replace_gloo():
+        replace_gloo(module)
+
+
+def _is_told_to_replace_gloo() -> bool:
+    value = os.environ.get(_REPLACE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{_REPLACE}: expected '0' or '1', found '{value}'")
+    return value == "1" and os.environ.get("TORCHFT_EXT_DISABLE", "") != "1"
+
+
+# ---------------------------------------------------------------- in the place of gloo
+
+
+def gloo(module: ModuleType) -> Any:
+    """Return torch's own class of gloo's backends, whatever stands under its name."""
+    found: Any = getattr(module, "ProcessGroupGloo", None)
+    return getattr(found, "_theirs", found)
+
+
+def replaces_gloo(module: ModuleType) -> bool:
+    """Return whether groups that are asked for with "gloo" are groups of this package."""
+    return isinstance(getattr(module, "ProcessGroupGloo", None), _InPlaceOfGloo)
+
+
+def replace_gloo(module: ModuleType) -> None:
+    """Make groups of this package where "gloo" is asked for. Idempotent.
+
+    Versions: all. Reason: programs have the name in their code. End: with the need.
+    """
+    if replaces_gloo(module) or gloo(module) is None:
+        return
+    theirs = module.ProcessGroupGloo
+    ours = _InPlaceOfGloo("ProcessGroupGloo", (), {"_theirs": theirs, "__doc__": theirs.__doc__})
+    for place in _places(module):
+        if getattr(place, "ProcessGroupGloo", None) is theirs:
+            place.ProcessGroupGloo = ours  # type: ignore[attr-defined]
+    _enter(module.Backend, _AS_GLOO, ["cpu"], name="ft_host", backend_name="gloo")
+    config = module.BackendConfig
+    config._torchft_ext_theirs = config.get_device_backend_map
+    config.get_device_backend_map = _get_device_backend_map
+
+
+def restore_gloo(module: ModuleType) -> None:
+    """Undo replace_gloo(); groups that were made stay. Idempotent."""
+    if not replaces_gloo(module):
+        return
+    ours, theirs = module.ProcessGroupGloo, gloo(module)
+    for place in _places(module):
+        if getattr(place, "ProcessGroupGloo", None) is ours:
+            place.ProcessGroupGloo = theirs  # type: ignore[attr-defined]
+    module.BackendConfig.get_device_backend_map = module.BackendConfig._torchft_ext_theirs
+    del module.BackendConfig._torchft_ext_theirs
+
+
+def _places(module: ModuleType) -> list[ModuleType]:
+    """Where torch has the class."""
+    names = ("torch.distributed", "torch._C._distributed_c10d")
+    return [module, *(sys.modules[name] for name in names if name in sys.modules)]
+
+
+def _get_device_backend_map(self: Any) -> dict[str, Any]:
+    """As torch's, but what makes backends finds ours under gloo's name."""
+    found: dict[str, Any] = type(self)._torchft_ext_theirs(self)
+    if sys._getframe(1).f_code.co_name != _HELPER:
+        return found
+    return {device: _AS_GLOO if name == "gloo" else name for device, name in found.items()}
+
+
+class _InPlaceOfGloo(type):
+    """The class of the class that stands for torch's ProcessGroupGloo.
+
+    Calling it makes a backend of this package, of a fixed rank and size as gloo's are. Backends of
+    this package and gloo's own are its instances. All other attributes are those of torch's class.
+    """
+
+    _theirs: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        from torchft_ext._register import backend_in_place_of_gloo
+
+        return backend_in_place_of_gloo(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if isinstance(instance, cls._theirs):
+            return True
+        native = sys.modules.get("torchft_ext._C")
+        return native is not None and isinstance(instance, native.Backend)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(type.__getattribute__(cls, "_theirs"), name)
 
 
 def add(name: str) -> None:
     """Enter "ft:<name>" and "ft_<name>", for CPU tensors, in torch.distributed. Idempotent."""
     backend = sys.modules[_TARGET].Backend
     for full in names_of(name):
-        if full.upper() not in backend._plugins:
-            backend.register_backend(
-                full, partial(_create, name=full), extended_api=True, devices=["cpu"]
-            )
-            backend._plugins.hide(full.upper())
+        _enter(backend, full, ["cpu"], name=full)
+
+
+def _enter(backend: Any, entered: str, devices: list[str], **chosen: str) -> None:
+    """Enter another name, which is not listed. Idempotent."""
+    if entered.upper() not in backend._plugins:
+        creator = partial(_create, **chosen)
+        backend.register_backend(entered, creator, extended_api=True, devices=devices)
+        backend._plugins.hide(entered.upper())
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -432,6 +432,7 @@ def _create_backend(
     bound_device: str | None = None,
     beside: Backend | None = None,
     ranks_beside: list[int] = ...,
+    backend_name: str = "ft",
 ) -> Backend: ...
 def _make_group(
     store: Store,

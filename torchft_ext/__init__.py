@@ -21,6 +21,7 @@ from torchft_ext import _torch_version  # noqa: F401  # first: it refuses anothe
 
 from torchft_ext import _build_info, _install
 from torchft_ext._C import Backend, Options, Work
+from torchft_ext._gloo import backends_of, replace_gloo
 from torchft_ext._groups import adopt, backend
 from torchft_ext._make_group import make_group
 from torchft_ext._stats import Stats
@@ -54,7 +55,9 @@ __all__ = [
     "Work",
     "adopt",
     "backend",
+    "backends_of",
     "make_group",
+    "replace_gloo",
 ]
 __version__ = _build_info.VERSION
 

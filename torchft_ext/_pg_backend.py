@@ -11,11 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C
 from torchft_ext._pg_declared import capabilities_of, registered
 from torchft_ext._pg_generation import Generation
 from torchft_ext._pg_guarded import GuardedGroup
+from torchft_ext_autoload import gloo
 
 
 class ProcessGroupBackend(GuardedGroup):
@@ -143,7 +145,7 @@ def _as_group(made: Any, store: Store, rank: int, size: int) -> dist.ProcessGrou
     if isinstance(made, dist.ProcessGroup):
         return made
     types = dist.ProcessGroup.BackendType
-    kind = types.GLOO if isinstance(made, dist.ProcessGroupGloo) else types.CUSTOM
+    kind = types.GLOO if isinstance(made, gloo(c10d)) else types.CUSTOM
     group = dist.ProcessGroup(store, rank, size)
     group._register_backend(torch.device("cpu"), kind, made)
     group._set_default_backend(kind)

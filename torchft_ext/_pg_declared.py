@@ -12,8 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d as c10d
 
 import torchft_ext_autoload
+from torchft_ext_autoload import gloo
 
 Make = Callable[[Store, int, int, timedelta], Any]
 
@@ -38,7 +40,7 @@ class BackendCapabilities:
 
 
 def _make_gloo(store: Store, rank: int, world_size: int, timeout: timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, rank, world_size, timeout)
+    return gloo(c10d)(store, rank, world_size, timeout)
 
 
 _declared: dict[str, BackendCapabilities] = {

@@ -25,12 +25,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import distributed_c10d as c10d
 from torch.futures import Future
 
 from torchft_ext import _pg_frames as frames
 from torchft_ext._pg_child import ARENA, SOCKET
 from torchft_ext._pg_frames import Issue, Item, Kind, Op, Outcome, Reduction
 from torchft_ext._pg_helpers import helpers
+from torchft_ext_autoload import gloo
 
 _DTYPES = {
     Item.F32: torch.float32,
@@ -95,11 +97,11 @@ class Server:
                 told.store_host, told.store_port, None, False, limit, wait_for_workers=False
             )
             store = dist.PrefixStore(told.prefix, client)
-            gloo: Any = dist.ProcessGroupGloo  # torch's stub lacks its options
-            options = gloo._Options()
+            theirs = gloo(c10d)
+            options = theirs._Options()
             options._timeout = limit
-            options._devices = [gloo.create_device(hostname=told.address)]
-            self._group = gloo(store, told.rank, told.size, options)
+            options._devices = [theirs.create_device(hostname=told.address)]
+            self._group = theirs(store, told.rank, told.size, options)
         except Exception as error:
             outcome, text = Outcome.FAILED, str(error)
         payload = frames.OUTCOME.pack(outcome) + frames.packed_text(text)

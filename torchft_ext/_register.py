@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
@@ -16,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _interrupts
 from torchft_ext._groups import backends_of
-from torchft_ext_autoload import ENGINES
+from torchft_ext_autoload import ENGINES, gloo, replaces_gloo
 
 _CREATOR = "_new_process_group_helper"
 _ENGINES = ("ft", *ENGINES)
@@ -33,7 +34,9 @@ class _CreationOptions(Protocol):
     global_ranks_in_group: list[int]
 
 
-def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.ProcessGroup | Backend:
+def create(
+    opts: _CreationOptions, pg_options: object, *, name: str, backend_name: str = "ft"
+) -> dist.ProcessGroup | Backend:
     """Make what `init_process_group(name)` asks for; called by torch.
 
     Returns a group whose rank and size follow the generation where `name` is its only backend, else
@@ -49,6 +52,8 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
     if _disabled():
         return _plain(opts, _chosen_timeout(opts, pg_options), name, frame)
     caller = _caller(frame)
+    if replaces_gloo(c10d) and isinstance(pg_options, gloo(c10d)._Options):
+        pg_options = None  # of gloo's devices and threads
     try:
         options = _options(pg_options, f"{caller}('{name}')")
         timeout = _positive(_given_timeout(opts, frame), caller)
@@ -73,6 +78,7 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         bound_device=_bound_device(frame),
         beside=_default_backend(),
         ranks_beside=list(opts.global_ranks_in_group),
+        backend_name=backend_name,
     )
     try:
         _interrupts.watch()
@@ -85,6 +91,45 @@ def create(opts: _CreationOptions, pg_options: object, *, name: str) -> dist.Pro
         made.abort(f"{caller} was interrupted")
         raise
     return group
+
+
+_made_in_place_of_gloo = itertools.count()
+
+
+def backend_in_place_of_gloo(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta | object = timedelta(minutes=30),
+    options: object = None,
+) -> Backend:
+    """Make what ``ProcessGroupGloo(store, rank, size, timeout)`` asks for, where it is replaced.
+
+    Args:
+        store: as torch's.
+        rank: as torch's.
+        size: as torch's.
+        timeout: of operations; or torch's options of gloo, which have one.
+        options: the same, by name.
+
+    Raises:
+        CommError: the generation could not be formed.
+    """
+    given = options if options is not None else timeout
+    limit = given if isinstance(given, timedelta) else getattr(given, "_timeout", None)
+    return _C._create_backend(
+        store,
+        rank,
+        size,
+        timeout=limit,
+        engine="host",
+        name=f"gloo/{next(_made_in_place_of_gloo)}",
+        options=None,
+        may_resize=False,
+        begin=True,
+        beside=_default_backend(),
+        backend_name="gloo",
+    )
 
 
 def _over_another_backend(
@@ -274,9 +319,7 @@ def _plain(
 def _plain_backend(opts: _CreationOptions, timeout: timedelta, device: str) -> Backend:
     store = PrefixStore(f"plain_{device}", opts.store)
     if device != "cuda":
-        made: Backend = dist.ProcessGroupGloo(
-            store, opts.group_rank, opts.group_size, timeout=timeout
-        )
+        made: Backend = gloo(c10d)(store, opts.group_rank, opts.group_size, timeout=timeout)
         return made
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout

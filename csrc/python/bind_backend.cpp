@@ -2,6 +2,9 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
+
+#include "base/log.h"
 #include "c10d/group/engines.h"
 #include "c10d/group/failed_init.h"
 #include "c10d/group/ft_backend.h"
@@ -46,14 +49,25 @@ GroupSpec specOf(const StorePtr& store, int rank, int size, std::optional<Millis
   return spec;
 }
 
+// Once in a process.
+void tellThatItReplaces(const std::string& backend_name) {
+  static std::atomic<bool> told{false};
+  if (backend_name == "ft" || told.exchange(true)) return;
+  log(LogLevel::kInfo, "groups that are asked for with '" + backend_name +
+                           "' are groups of torchft_ext: TORCHFT_EXT_REPLACE_GLOO=1 or "
+                           "replace_gloo() says so");
+}
+
 BackendPtr createBackend(const StorePtr& store, int rank, int size, const py::object& timeout,
                          const std::string& engine, const std::string& name,
                          const c10::intrusive_ptr<FtOptions>& options, bool may_resize, bool begin,
                          const std::optional<std::string>& bound_device, BackendPtr beside,
-                         std::vector<int> ranks_beside) {
+                         std::vector<int> ranks_beside, const std::string& backend_name) {
   const auto limit = optionalLimitOf("_create_backend: timeout", timeout);
   const py::gil_scoped_release no_gil;
+  tellThatItReplaces(backend_name);
   GroupSpec spec = specOf(store, rank, size, limit, engine, name, options, bound_device);
+  spec.backend_name = backend_name;
   spec.may_resize = may_resize;
   spec.begin = begin;
   spec.beside = std::move(beside);
@@ -339,7 +353,7 @@ void bind_backend(py::module_& module) {
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
              py::arg("options"), py::arg("may_resize"), py::arg("begin"),
              py::arg("bound_device") = py::none(), py::arg("beside") = py::none(),
-             py::arg("ranks_beside") = std::vector<int>());
+             py::arg("ranks_beside") = std::vector<int>(), py::arg("backend_name") = "ft");
   module.def("_make_group", &makeOwnGroup, py::arg("store"), py::arg("rank"), py::arg("world_size"),
              py::kw_only(), py::arg("timeout"), py::arg("engine"), py::arg("name"),
              py::arg("options"), py::arg("bound_device") = py::none(),

@@ -7,7 +7,6 @@ own: which backend the suite tests is read when it is imported.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import json
 import multiprocessing
@@ -15,7 +14,6 @@ import os
 import re
 import sys
 import time
-import types
 import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +23,7 @@ SECONDS_A_TEST = 90
 WAYS = {
     "gloo": "torch's gloo, for comparison",
     "ft": 'the suite\'s backend is "ft"',
-    "ft_as_gloo": 'the suite believes that it runs gloo, and each "gloo" is made as "ft"',
+    "ft_as_gloo": "the suite believes that it runs gloo, which replace_gloo() has replaced",
 }
 
 
@@ -50,7 +48,7 @@ def load(way: str) -> type[unittest.TestCase]:
     if way == "ft":
         suite.BACKEND = os.environ["BACKEND"] = "ft"
     elif way == "ft_as_gloo":
-        make_gloo_ft(suite.dist)
+        importlib.import_module("torchft_ext").replace_gloo()
 
     class Forked(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
@@ -58,28 +56,6 @@ def load(way: str) -> type[unittest.TestCase]:
             self._start_processes(fork)
 
     return Forked
-
-
-def make_gloo_ft(dist: types.ModuleType) -> None:
-    """From now on a group that is asked for as "gloo" is one of "ft"."""
-
-    def instead(make: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(make)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            args = tuple("ft" if arg == "gloo" else arg for arg in args)
-            if kwargs.get("backend") == "gloo":
-                kwargs["backend"] = "ft"
-            return make(*args, **kwargs)
-
-        return wrapper
-
-    for name in (
-        "init_process_group",
-        "new_group",
-        "new_subgroups",
-        "new_subgroups_by_enumeration",
-    ):
-        setattr(dist, name, instead(getattr(dist, name)))
 
 
 def needs_gpu(test: Callable[..., Any] | None) -> bool:

@@ -84,6 +84,7 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
       fixed_rank_(spec.rank),
       fixed_size_(spec.size),
       creators_store_(spec.store),
+      backend_name_(spec.backend_name),
       serial_(next_serial.fetch_add(1, std::memory_order_relaxed)),
       group_(std::make_shared<Group>(
           spec.name, std::move(choice.engine), sharedWatchdog(), durationOf(spec.chosenTimeout()),
@@ -93,7 +94,7 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
             listener->follow(lifecycle);
           })),
       issuer_(group_, std::move(choice.devices), poison_, spec.bound_device, hook_,
-              {nanCheckOf(*spec.options), spec.options->blocking_wait}),
+              {nanCheckOf(*spec.options), spec.options->blocking_wait, ProfilerTitles(spec.backend_name)}),
       memory_(group_, issuer_.devices(), std::move(choice.memory)) {
   options_->timeout = spec.chosenTimeout();
   options_->group_name = spec.name;
@@ -428,6 +429,7 @@ GroupSpec FtBackend::specOfChild(const c10::intrusive_ptr<c10d::Store>& store,
                                  const c10::intrusive_ptr<c10d::Backend::Options>& options) const {
   GroupSpec spec;
   spec.store = store ? store : creators_store_;
+  spec.backend_name = backend_name_;
   spec.engine = engine_name_;
   spec.bound_device = bound_device_;
   spec.options = optionsOfChild(options);

@@ -89,7 +89,7 @@ class FtBackend : public c10d::Backend {
   void compareLayouts(BucketTag tag);
   const std::string& groupName() const;
 
-  const std::string getBackendName() const override { return "ft"; }
+  const std::string getBackendName() const override { return backend_name_; }
   // A copy: another thread may set the timeout meanwhile.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return optionsNow(); }
   void setTimeout(Milliseconds timeout) override;
@@ -256,6 +256,7 @@ class FtBackend : public c10d::Backend {
   std::atomic<int> last_rank_{fixed_rank_};  // of the last generation, for forked children
   std::atomic<int> last_size_{fixed_size_};
   c10::intrusive_ptr<c10d::Store> creators_store_;  // constant; let go of in a forked child
+  const std::string backend_name_;                  // as torch's programs know it
   const uint64_t serial_;                           // of this object within the process
   Mutex store_mutex_;
   // Of the last generation: kept, since making a client may take seconds. None after shutdown().

@@ -22,6 +22,7 @@ struct GroupSpec {
   std::string engine = "ft";                // see makeEngine()
   std::optional<c10::Device> bound_device;  // init_process_group(device_id=)
   std::string name;
+  std::string backend_name = "ft";  // "gloo": it stands in gloo's place, and says so to torch
   const char* caller = "init_process_group";  // what refusals begin with
   c10::intrusive_ptr<FtOptions> options;      // the group's own: it changes them
   // Of init_process_group(); 0: none. The options' own goes before it.

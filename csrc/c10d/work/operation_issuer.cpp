@@ -71,8 +71,8 @@ OperationIssuer::OperationIssuer(std::shared_ptr<Group> group, Devices devices,
                                  std::shared_ptr<CompletionHook> hook, Settings settings)
     : group_(std::move(group)),
       hook_(std::move(hook)),
-      settings_(settings),
-      placement_(std::move(devices), std::move(poison), settings.nan_check, bound_device) {}
+      settings_(std::move(settings)),
+      placement_(std::move(devices), std::move(poison), settings_.nan_check, bound_device) {}
 
 OperationIssuer::WorkPtr OperationIssuer::submit(PreparedCall call) {
   for (Prepared& one : call.operations) complete(one);
@@ -132,6 +132,7 @@ OperationIssuer::WorkPtr OperationIssuer::issue(PreparedCall call, const c10::De
   auto completion = completionOf(std::move(sides), call.described.type, std::move(tensors));
   extra_time_.issued(states.back());
   hook_->watch(call.described.type, states, completion);
+  call.described.title = settings_.titles.of(call.described.title);
   return c10::make_intrusive<FtWork>(std::move(call.described), std::move(states),
                                      std::move(completion));
 }

@@ -20,6 +20,7 @@
 #include "c10d/work/coalescing.h"
 #include "c10d/work/completion_hook.h"
 #include "c10d/work/ft_work.h"
+#include "c10d/work/profiler_titles.h"
 #include "comm/group.h"
 
 namespace torchft_ext {
@@ -30,6 +31,7 @@ class OperationIssuer {
   struct Settings {
     bool nan_check = false;      // see nan_check.h
     bool blocking_wait = false;  // wait() blocks its caller, not only its stream
+    ProfilerTitles titles;
   };
 
   // hook: the group's, which is told of what is issued.
