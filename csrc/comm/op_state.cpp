@@ -76,7 +76,7 @@ bool OpState::wait(Deadline deadline) {
   const CallbackWaits waits;
   while (!done()) {
     const Deadline slice = deadline.orEarlier(kHookInterval);
-    {
+    if (!helped(slice)) {
       MutexLock lock(mutex_);
       while (!done() && !slice.expired()) changed_.waitUntil(mutex_, slice);
     }
@@ -85,6 +85,11 @@ bool OpState::wait(Deadline deadline) {
     runWaitHook();
   }
   return true;
+}
+
+bool OpState::helped(Deadline slice) {
+  const auto helper = helper_.lock();
+  return helper && helper->help(*this, slice);
 }
 
 bool OpState::keep(std::function<void()>& callback, Callbacks OpState::*callbacks) {

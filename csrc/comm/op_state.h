@@ -3,7 +3,8 @@
 // Owner: shared by the engine (until it completes it) and any number of Works. Completed exactly
 // once; later attempts are ignored. Completed only when the engine is out of the operation's
 // buffers (promise 6), or, past the grace after its deadline, by a waiter that gives up: then the
-// buffers stay with the engine. Threads: any. wait() is the only call that blocks.
+// buffers stay with the engine. Threads: any. wait() is the only call that blocks;
+// where the engine gave it a helper, it executes the operation meanwhile.
 #pragma once
 
 #include <atomic>
@@ -27,6 +28,17 @@ using WaitHook = void (*)();
 void setWaitHook(WaitHook hook);  // nullptr: none
 void runWaitHook();               // if there is one
 inline constexpr Duration kHookInterval = std::chrono::milliseconds(50);
+
+class OpState;
+
+// Has an operation executed by the threads that wait for it. Owner: an engine, or several. Threads:
+// any.
+class OpHelper {
+ public:
+  virtual ~OpHelper() = default;
+  // Executes until it is done, or the deadline. False: it has no part in it any more. Blocks.
+  virtual bool help(OpState& state, Deadline deadline) = 0;
+};
 
 class OpState {
  public:
@@ -58,6 +70,8 @@ class OpState {
   void complete(FailurePtr failure);
   // True: done. Returns false at the deadline.
   bool wait(Deadline deadline);
+  // Waits call it from now on. Once, before others know this state.
+  void setHelper(std::weak_ptr<OpHelper> helper) { helper_ = std::move(helper); }
   // Runs on a callback thread once done (also when done already). They begin in the order in which
   // operations end; one that waits is overtaken.
   void onDone(std::function<void()> callback);
@@ -71,6 +85,7 @@ class OpState {
  private:
   using Callbacks = std::vector<std::function<void()>>;
 
+  bool helped(Deadline slice);
   // False: it is done, and they are not called any more.
   bool keep(std::function<void()>& callback, Callbacks OpState::*callbacks) EXCLUDES(mutex_);
 
@@ -82,7 +97,8 @@ class OpState {
   const Deadline deadline_;
   const std::optional<CallbackPath> path_;
   const Whose whose_;
-  std::atomic<bool> done_{false};  // written under mutex_
+  std::weak_ptr<OpHelper> helper_;  // set by its issuer alone
+  std::atomic<bool> done_{false};   // written under mutex_
   std::atomic<int> source_rank_{-1};
   mutable Mutex mutex_;
   CondVar changed_;

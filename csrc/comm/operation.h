@@ -121,6 +121,8 @@ struct Operation {
   // earlier watch has told, and the generation stays as it is. It does not hold up this rank's own
   // goodbye, which ends it.
   bool watches = false;
+  // Its issuer's next step is to wait for it, on the same thread.
+  bool waited = false;
   std::vector<Buffer> inputs;
   std::vector<Buffer> outputs;
   Duration timeout{0};                 // its limit, counted from issue

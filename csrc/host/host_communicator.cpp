@@ -27,6 +27,7 @@ HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostGenerati
                                    std::shared_ptr<void> keep_alive)
     : loop_(loop),
       generation_(std::move(generation)),
+      lane_(generation_->lane()),
       lifecycle_(std::move(lifecycle)),
       keep_alive_(std::move(keep_alive)) {}
 
@@ -41,6 +42,8 @@ HostCommunicator::~HostCommunicator() {
 }
 
 void HostCommunicator::issue(std::shared_ptr<OpState> state, Operation operation) {
+  const bool ordered = isCollective(operation.kind) && operation.name == 0;
+  if (lane_ && ordered) return lane_->add(std::move(state), std::move(operation));
   auto shared_state = state;
   const bool posted = loop_.post([generation = generation_, state = std::move(state),
                                   operation = std::move(operation)]() mutable {

@@ -32,6 +32,7 @@ class HostCommunicator : public ControlCommunicator {
 
   EventLoop& loop_;
   std::shared_ptr<HostGeneration> generation_;  // released on the loop
+  const std::shared_ptr<SharedLane> lane_;      // null: the generation has none
   const std::shared_ptr<Lifecycle> lifecycle_;
   std::shared_ptr<void> keep_alive_;  // released last, never on the loop
 };

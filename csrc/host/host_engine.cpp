@@ -165,6 +165,7 @@ std::variant<MemberRecord, Failure> HostEngine::describeSelf() {
   record.host = hostName();
   record.pid = ::getpid();
   record.addresses = listener_->addresses();
+  record.shares_memory = options_.shared_memory && options_.local_sockets;
   if (monitor_) record.liveness_addresses = monitor_->livenessAddresses();
   return record;
 }
@@ -501,7 +502,7 @@ std::string HostEngineOptions::key() const {
   return bind_address.ip() + "|" + std::to_string(ports.first) + "-" + std::to_string(ports.last) +
          "|" + std::to_string(heartbeat_limit.count()) + "|" + std::to_string(tuning.chunk_bytes) +
          "|" + std::to_string(tuning.small_bytes) + "|" + std::to_string(tuning.direct_world) +
-         "|" + (local_sockets ? "local" : "tcp");
+         "|" + (local_sockets ? "local" : "tcp") + "|" + (shared_memory ? "shm" : "");
 }
 
 std::variant<std::shared_ptr<Engine>, Failure> makeHostEngineForTest(

@@ -18,7 +18,8 @@ namespace torchft_ext {
 struct HostEngineOptions {
   SocketAddress bind_address;  // where to listen and what to publish; the port is ignored
   PortRange ports;
-  bool local_sockets = true;                           // beside TCP, for peers of this host
+  bool local_sockets = true;  // beside TCP, for peers of this host
+  bool shared_memory = true;  // for collectives of members that all run on one host
   Duration heartbeat_limit = std::chrono::seconds(5);  // 0: off
   ScheduleTuning tuning;
 

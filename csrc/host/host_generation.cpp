@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "host/schedule.h"
 #include "net/failure_frame.h"
 
@@ -108,6 +109,8 @@ void HostGeneration::start(FormingCallbacks callbacks) {
     allChannelsStand();
     return;
   }
+  if (SharedGreeting::isFor(setup_.roster))
+    greeting_ = std::make_unique<SharedGreeting>(*setup_.loop, rank(), size());
   Mesh::Callbacks mesh_callbacks;
   mesh_callbacks.arrived = [this](int rank, Channel channel, UniqueFd fd) {
     channelArrived(rank, channel, std::move(fd));
@@ -142,6 +145,18 @@ void HostGeneration::lacks(const std::string& why) {
 
 void HostGeneration::channelArrived(int rank, Channel channel, UniqueFd fd) {
   if (state_ != State::kConnecting) return;
+  if (!greeting_ || channel != kCollective) return addChannel(rank, channel, std::move(fd));
+  try {
+    greeting_->greet(rank, std::move(fd), [this, rank, channel](UniqueFd met) {
+      addChannel(rank, channel, std::move(met));
+    });
+  } catch (const std::exception& error) {
+    lacks(error.what());
+  }
+}
+
+void HostGeneration::addChannel(int rank, Channel channel, UniqueFd fd) {
+  if (state_ != State::kConnecting) return;
   Connection* connection = nullptr;
   try {
     connection = connections_.add(rank, channel,
@@ -168,6 +183,9 @@ void HostGeneration::allChannelsStand() {
   callbacks.left = [this](int rank, const FrameHeader& goodbye) {
     onCollectivesLeft(rank, goodbye);
   };
+  callbacks.nudged = [this] {
+    if (lane_) lane_->advance();
+  };
   callbacks.exchanged = [this] {
     if (!held_.isDue(runner_->done())) return;
     setup_.loop->post([weak = weak_from_this()] {
@@ -177,6 +195,8 @@ void HostGeneration::allChannelsStand() {
   runner_ = std::make_unique<ScheduleRunner>(*setup_.loop, rank(), size(),
                                              connections_.along(kCollective), setup_.tuning,
                                              std::move(callbacks));
+  collectives_ = runner_.get();
+  if (greeting_) shared_memory_ = greeting_->memory();
   messages_ = std::make_unique<Messages>(
       rank(), control,
       Messages::Callbacks{
@@ -187,8 +207,10 @@ void HostGeneration::allChannelsStand() {
       Messages::Callbacks{
           [this](Failure failure) { setup_.lifecycle->fail(std::move(failure)); },
           [loop = setup_.loop](std::function<void()> task) { loop->post(std::move(task)); }});
+  FrameHeader barrier = textFrame(FrameType::kBarrier);
+  if (shared_memory_) barrier.aux = 1;
   for (Connection* connection : control) {
-    if (connection != nullptr) connection->sendText(textFrame(FrameType::kBarrier), {});
+    if (connection != nullptr) connection->sendText(barrier, {});
   }
   maybeUp();
 }
@@ -199,22 +221,87 @@ void HostGeneration::maybeUp() {
     const Peer& candidate = peer(other);
     if (other != rank() && (!candidate.barrier_seen || candidate.gave_up)) return;
   }
-  becomeUp();
+  becomeUp(allShareMemory());
+}
+
+bool HostGeneration::allShareMemory() const {
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank() && !peers_[static_cast<size_t>(other)].shares_memory) return false;
+  }
+  return shared_memory_ != nullptr;
 }
 
 // Who was up had the barriers of all: the generation has formed, though some are still on their way
 // here.
 void HostGeneration::passIfPassedBy(const FrameHeader& final_frame) {
-  if ((final_frame.aux & kFinalFrameWasUp) != 0 && state_ == State::kBarrier) becomeUp();
+  if ((final_frame.aux & kFinalFrameWasUp) != 0 && state_ == State::kBarrier)
+    becomeUp((final_frame.aux & kFinalFrameShared) != 0);
 }
 
-void HostGeneration::becomeUp() {
+void HostGeneration::becomeUp(bool shared) {
   state_ = State::kUp;
+  const auto memory = std::exchange(shared_memory_, nullptr);
+  if (shared && memory) startLane(memory);
+  if (greeting_ && !lane_) tellThatMemoryIsNotShared();
+  greeting_.reset();
   // first: the monitor may know at once that the generation has ended
   if (forming_.up) forming_.up();
   forming_ = {};
   startMonitor();
   if (lost_while_forming_) setup_.lifecycle->fail(*lost_while_forming_);
+}
+
+// What other threads call: the loop may be gone with its engine.
+std::function<bool(EventLoop::Task)> HostGeneration::poster() const {
+  return [loop = setup_.loop, engine = setup_.engine,
+          may_end = !setup_.engine.expired()](EventLoop::Task task) {
+    const auto alive = engine.lock();
+    return (alive || !may_end) && loop->post(std::move(task));
+  };
+}
+
+void HostGeneration::startLane(std::shared_ptr<SharedMemory> memory) {
+  const std::weak_ptr<HostGeneration> weak = weak_from_this();
+  const auto post = poster();
+  SharedLane::Callbacks callbacks;
+  callbacks.exchanged = [weak, post] {
+    post([weak] {
+      if (const auto self = weak.lock()) self->onExchanged();
+    });
+  };
+  callbacks.post = [weak, post] {
+    return post([weak] {
+      const auto self = weak.lock();
+      if (self && self->lane_) self->lane_->advance();
+    });
+  };
+  callbacks.nudge = [weak, post](int peer) {
+    post([weak, peer] {
+      if (const auto self = weak.lock()) self->nudge(peer);
+    });
+  };
+  lane_ = std::make_shared<SharedLane>(std::move(memory), rank(), size(), setup_.lifecycle,
+                                       traffic_, std::move(callbacks));
+  collectives_ = lane_.get();
+  setup_.lifecycle->subscribe([lane = std::weak_ptr<SharedLane>(lane_)](const FailurePtr&) {
+    if (const auto alive = lane.lock()) alive->wakeExecutor();
+  });
+}
+
+void HostGeneration::tellThatMemoryIsNotShared() const {
+  std::string why = greeting_->why();
+  for (int other = 0; why.empty() && other < size(); ++other) {
+    if (other != rank() && !peers_[static_cast<size_t>(other)].shares_memory)
+      why = "rank " + std::to_string(other) + " cannot";
+  }
+  log(LogLevel::kInfo, "group '" + setup_.lifecycle->identity().group +
+                           "': collectives run over sockets, not in shared memory: " + why);
+}
+
+void HostGeneration::nudge(int rank) {
+  if (state_ != State::kUp) return;
+  Connection* connection = connections_.along(kCollective)[static_cast<size_t>(rank)];
+  if (connection != nullptr) connection->sendText(textFrame(FrameType::kNudge), {});
 }
 
 void HostGeneration::startMonitor() {
@@ -276,12 +363,12 @@ void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) 
   } else if (operation.kind == OpKind::kRecv) {
     messages_->recv(std::move(state), std::move(operation));
   } else {
-    runner_->add(std::move(state), std::move(operation));
+    collectives_->add(std::move(state), std::move(operation));
   }
   if (!ordered) failAsHeld();
   for (int other = 0; other < size() && state_ == State::kUp; ++other) {
     const Peer& candidate = peer(other);
-    const bool unfinished = is_rooted ? runner_->needs(other) : !runner_->idle();
+    const bool unfinished = is_rooted ? collectives_->needs(other) : !collectives_->idle();
     const bool needed = (candidate.left && needsMessagesOf(other)) ||
                         (ordered && candidate.collectives_left && unfinished);
     if (needed) failLeaver(other, "it left before this operation");
@@ -298,6 +385,7 @@ void HostGeneration::onControlText(int rank, const FrameHeader& header,
   }
   if (header.type == FrameType::kBarrier) {
     peer(rank).barrier_seen = true;
+    peer(rank).shares_memory = header.aux == 1;
     maybeUp();
   } else if (header.type == FrameType::kFailed) {
     onFailedFrame(rank, header, payload);
@@ -324,15 +412,18 @@ void HostGeneration::onFailedFrame(int rank, const FrameHeader& header,
 
 bool HostGeneration::mayHold(int rank, const FrameHeader& failed) const {
   const Peer& teller = peers_[static_cast<size_t>(rank)];
-  const bool all_comes = teller.all_read && !(teller.collectives_ended && runner_->needsNow(rank));
+  const bool all_comes =
+      teller.all_read && !(teller.collectives_ended && collectives_->needsNow(rank));
   return state_ == State::kUp && (failed.aux & kFinalFrameOfLeaver) != 0 && !told_of_leavers_ &&
-         runner_->done() < failed.seq && all_comes && messages_->idle() && nested_->idle() &&
+         collectives_->done() < failed.seq && all_comes && messages_->idle() && nested_->idle() &&
          watches_.idle();
 }
 
 void HostGeneration::hold(int rank, uint64_t exchanges, Failure failure) {
   const bool first = !held_.holds();
   held_.hold(rank, exchanges, std::move(failure));
+  collectives_->watchFor(exchanges);
+  if (held_.isDue(collectives_->done())) return failAsHeld();
   if (watch_) watch_->peerLeft(rank);
   break_classifier_->forget(rank);
   if (first) lookWhetherStuck();
@@ -344,10 +435,20 @@ void HostGeneration::lookWhetherStuck() {
   setup_.loop->runAt(Clock::now() + kLookAtHeld, [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self || self->state_ != State::kUp || !self->held_.holds()) return;
-    const auto needs = [&self](int teller) { return self->runner_->needsNow(teller); };
-    if (self->held_.isStuck(self->runner_->done(), needs)) return self->failAsHeld();
+    const auto needs = [&self](int teller) { return self->collectives_->needsNow(teller); };
+    if (self->held_.isStuck(self->collectives_->done(), needs)) return self->failAsHeld();
     self->lookWhetherStuck();
   });
+}
+
+// In shared memory: what nobody else sees.
+void HostGeneration::onExchanged() {
+  if (state_ != State::kUp) return;
+  if (held_.isDue(collectives_->done())) return failAsHeld();
+  for (int other = 0; other < size() && state_ == State::kUp; ++other) {
+    if (peer(other).collectives_left && collectives_->needs(other))
+      failLeaver(other, "it left before this operation");
+  }
 }
 
 bool HostGeneration::endsForWantOfLeaver(const Failure& failure) const {
@@ -372,12 +473,19 @@ void HostGeneration::onGoodbye(int rank, const FrameHeader& goodbye) {
     return;
   }
   peer(rank).left = true;
+  peerDidAll(rank, goodbye);
   noteGoodbyeKind(rank, goodbye);
   if (watch_) watch_->peerLeft(rank);
   messages_->peerLeft(rank);
   if (told_of_leavers_) told_of_leavers_(rank, peer(rank).begins_another);
   if (needsMessagesOf(rank)) failLeaver(rank, "it left before its send or recv was done");
   if (state_ == State::kUp) tellWatches(rank);
+}
+
+// A goodbye comes before the last nudge, or in its place.
+void HostGeneration::peerDidAll(int rank, const FrameHeader& goodbye) {
+  collectives_->peerLeft(rank, goodbye.seq);
+  if (lane_) lane_->post();
 }
 
 void HostGeneration::tellWatches(int leaver) {
@@ -400,8 +508,9 @@ void HostGeneration::onCollectivesLeft(int rank, const FrameHeader& goodbye) {
   passIfPassedBy(goodbye);
   if (state_ != State::kUp) return;
   peer(rank).collectives_left = true;
+  peerDidAll(rank, goodbye);
   noteGoodbyeKind(rank, goodbye);
-  if (runner_->needs(rank)) failLeaver(rank, "it left before it had done its part");
+  if (collectives_->needs(rank)) failLeaver(rank, "it left before it had done its part");
 }
 
 void HostGeneration::noteGoodbyeKind(int rank, const FrameHeader& goodbye) {
@@ -426,13 +535,13 @@ void HostGeneration::onChannelEnded(int rank, Channel channel, bool clean) {
     gone.all_read = clean;
   }
   if (held_.isFrom(rank)) {
-    if (channel == kCollective && (!clean || runner_->needsNow(rank))) failAsHeld();
+    if (channel == kCollective && (!clean || collectives_->needsNow(rank))) failAsHeld();
     return;
   }
   if (gone.left || gone.collectives_left) {
     // whether or not its goodbye was read
     if (channel == kCollective) gone.collectives_left = true;
-    const bool needed = channel == kCollective ? runner_->needs(rank) : needsMessagesOf(rank);
+    const bool needed = channel == kCollective ? collectives_->needs(rank) : needsMessagesOf(rank);
     if (needed) failLeaver(rank, "it left before it had done its part");
     return;
   }
@@ -466,15 +575,16 @@ void HostGeneration::onLifecycleFailed(const FailurePtr& failure) {
   final_frame_.payload = encodeFailure(*failure);
   final_frame_.frame = textFrame(FrameType::kFailed, final_frame_.payload);
   if (state_ == State::kUp) final_frame_.frame.aux = kFinalFrameWasUp;
+  if (lane_) final_frame_.frame.aux |= kFinalFrameShared;
+  Collectives::Pending pending;
+  if (collectives_ != nullptr) pending = collectives_->cancelAll();
   if (endsForWantOfLeaver(*failure)) {
     final_frame_.frame.aux |= kFinalFrameOfLeaver;
-    final_frame_.frame.seq = runner_->done();
+    final_frame_.frame.seq = collectives_->done();
   } else {
     final_frame_.announced = failure;
   }
   connections_.detachBuffers(kControl);
-  std::vector<std::pair<std::shared_ptr<OpState>, Operation>> pending;
-  if (runner_) pending = runner_->cancelAll();
   if (messages_) {
     for (auto& entry : nested_->cancelAll()) pending.push_back(std::move(entry));
     for (auto& entry : messages_->cancelAll()) pending.push_back(std::move(entry));
@@ -491,6 +601,8 @@ void HostGeneration::becomeOver(Duration rest_after) {
   state_ = State::kOver;
   forming_ = {};
   told_of_leavers_ = nullptr;
+  greeting_.reset();
+  shared_memory_.reset();
   mesh_.reset();
   break_classifier_.reset();
   {
@@ -516,13 +628,16 @@ void HostGeneration::sendFinalFrame() {
 
 bool HostGeneration::waitDrained(Deadline deadline) {
   if (setup_.loop->inLoop()) return true;
-  MutexLock lock(drained_mutex_);
-  while (!drained_ && !deadline.expired()) drained_changed_.waitUntil(drained_mutex_, deadline);
-  return drained_;
+  {
+    MutexLock lock(drained_mutex_);
+    while (!drained_ && !deadline.expired()) drained_changed_.waitUntil(drained_mutex_, deadline);
+    if (!drained_) return false;
+  }
+  return !lane_ || lane_->awaitLeft(deadline);
 }
 
 bool HostGeneration::idle() const {
-  return runner_->idle() && nested_->idle() && messages_->idle();
+  return collectives_->idle() && nested_->idle() && messages_->idle();
 }
 
 bool HostGeneration::needsMessagesOf(int rank) const {
@@ -552,6 +667,7 @@ void HostGeneration::leaveWhenIdle() {
     sayGoodbye();
     return;
   }
+  if (lane_) lane_->post();
   setup_.loop->runAt(Clock::now() + kLeavePoll, [weak = weak_from_this()] {
     if (auto self = weak.lock()) self->leaveWhenIdle();
   });
@@ -560,8 +676,14 @@ void HostGeneration::leaveWhenIdle() {
 void HostGeneration::sayGoodbye() {
   if (setup_.lifecycle->end()) {
     const bool for_good = goodbye_kind_ == GoodbyeKind::kForGood;
+    // Another thread may have issued one just now.
+    const auto left = std::make_shared<Failure>(ended("the generation has ended"));
+    for (auto& [state, operation] : collectives_->cancelAll())
+      state->complete(state->inPlace(left));
     final_frame_.frame = textFrame(FrameType::kGoodbye);
-    final_frame_.frame.aux = kFinalFrameWasUp | (for_good ? 0 : kFinalFrameBeginsAnother);
+    final_frame_.frame.aux = kFinalFrameWasUp | (for_good ? 0 : kFinalFrameBeginsAnother) |
+                             (lane_ ? kFinalFrameShared : 0);
+    final_frame_.frame.seq = collectives_->done();
     watches_.end(std::make_shared<Failure>(ended("this rank left it")));
     // The connections stand meanwhile: nothing of the user's is on them, and others say goodbye
     // there.

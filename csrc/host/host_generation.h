@@ -38,6 +38,8 @@
 #include "host/messages.h"
 #include "host/nested_collectives.h"
 #include "host/schedule_runner.h"
+#include "host/shared_greeting.h"
+#include "host/shared_lane.h"
 #include "host/shared_processes.h"
 #include "liveness/peer_monitor.h"
 
@@ -93,6 +95,8 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void close();    // over, at once; fails the lifecycle if it is not over yet
   int connectionCount() const { return connections_.count(); }
   const Traffic& traffic() const { return *traffic_; }  // any thread
+  // Of a generation that has been up; null: its collectives run over its connections. Any thread.
+  const std::shared_ptr<SharedLane>& lane() const { return lane_; }
 
   // Any thread. True: over, every operation completed.
   bool waitDrained(Deadline deadline);
@@ -103,6 +107,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   struct Peer {
     std::unique_ptr<ControlChannel> control;
     bool barrier_seen = false;
+    bool shares_memory = false;      // as its barrier said
     bool gave_up = false;            // this attempt to form the generation: it will never be up
     bool left = false;               // said goodbye on the control channel
     bool collectives_left = false;   // said goodbye on the collective channel, after all its data
@@ -124,12 +129,19 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
 
   void channelArrived(int rank, Channel channel, UniqueFd fd);
+  void addChannel(int rank, Channel channel, UniqueFd fd);
   void lacks(const std::string& why);
   void allChannelsStand();
   void startMonitor();
   void maybeUp();
   void passIfPassedBy(const FrameHeader& final_frame);
-  void becomeUp();
+  bool allShareMemory() const;
+  void becomeUp(bool shared);
+  void startLane(std::shared_ptr<SharedMemory> memory);
+  std::function<bool(EventLoop::Task)> poster() const;
+  void tellThatMemoryIsNotShared() const;
+  void nudge(int rank);
+  void peerDidAll(int rank, const FrameHeader& goodbye);
   void breakAttempt(const Failure& failure, bool superseded);
 
   void onControlText(int rank, const FrameHeader& header, const std::string& payload);
@@ -137,6 +149,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   bool mayHold(int rank, const FrameHeader& failed) const;
   void hold(int rank, uint64_t exchanges, Failure failure);
   void lookWhetherStuck();
+  void onExchanged();
   bool endsForWantOfLeaver(const Failure& failure) const;
   void failAsHeld();
   void onGoodbye(int rank, const FrameHeader& goodbye);
@@ -170,7 +183,11 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   GenerationConnections connections_;
   const std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // of the connections
   std::vector<Peer> peers_;
+  std::unique_ptr<SharedGreeting> greeting_;     // while it forms, of members of one host
+  std::shared_ptr<SharedMemory> shared_memory_;  // from the barrier until it is up
   std::unique_ptr<ScheduleRunner> runner_;
+  std::shared_ptr<SharedLane> lane_;
+  Collectives* collectives_ = nullptr;  // one of the two, from the barrier on
   std::unique_ptr<Messages> messages_;
   std::unique_ptr<NestedCollectives> nested_;  // over messages_
   MemberWatches watches_;

@@ -162,4 +162,19 @@ bool differInLayout(uint64_t one, uint64_t other) {
   return one != other && (one & other & kOfBucket) != 0 && ((one ^ other) & ~kLayoutBits) == 0;
 }
 
+std::string describeDifference(uint64_t theirs, uint64_t ours, uint64_t number, int rank) {
+  const std::string issued = describeSignature(theirs);
+  const std::string expected = describeSignature(ours);
+  const std::string place = " as collective " + std::to_string(number) + " of the generation";
+  if (differInLayout(theirs, ours)) {
+    return "it issued " + issued + place + " with another bucket layout than rank " +
+           std::to_string(rank) +
+           ": its gradients belong to other parameters; the DDP objects must wrap the same model";
+  }
+  if (issued == expected)
+    return "it issued " + issued + place + " with other sizes than rank " + std::to_string(rank);
+  return "it issued " + issued + place + ", where rank " + std::to_string(rank) + " issued " +
+         expected;
+}
+
 }  // namespace torchft_ext

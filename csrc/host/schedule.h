@@ -63,5 +63,8 @@ std::string nameOfItems(DType dtype, uint8_t torch_dtype);
 std::string describeSignature(uint64_t signature);
 // Whether these are signatures of buckets, of which nothing but the layout differs.
 bool differInLayout(uint64_t one, uint64_t other);
+// How a member's operation differs from this rank's, of which both are that collective of the
+// generation.
+std::string describeDifference(uint64_t theirs, uint64_t ours, uint64_t number, int rank);
 
 }  // namespace torchft_ext

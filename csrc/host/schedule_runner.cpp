@@ -44,7 +44,9 @@ struct ScheduleRunner::Impl {
     Receipt onHeader(const FrameHeader& header) override { return runner.onHeader(*this, header); }
     void onFrame(const FrameHeader& /*header*/) override { runner.onFrame(*this); }
     void onText(const FrameHeader& header, std::string /*payload*/) override {
-      if (runner.callbacks.left) runner.callbacks.left(peer, header);
+      const bool nudges = header.type == FrameType::kNudge;
+      if (nudges && runner.callbacks.nudged) runner.callbacks.nudged();
+      if (!nudges && runner.callbacks.left) runner.callbacks.left(peer, header);
     }
     void onBroken(const std::string& why, bool clean) override {
       receiving = ScheduleProgress::kNone;
@@ -82,7 +84,6 @@ struct ScheduleRunner::Impl {
 
   HeaderCheck judge(const Channel& channel, const FrameHeader& header) const;
   HeaderCheck judgeOther(const Channel& channel, const FrameHeader& header) const;
-  std::string describeDifference(const FrameHeader& header) const;
 
   void advance();
   void start();
@@ -125,7 +126,7 @@ Receipt ScheduleRunner::Impl::onHeader(Channel& channel, const FrameHeader& head
   Receipt receipt;
   receipt.kind = Receipt::Kind::kWait;
   if (over) return receipt;
-  if (header.type == FrameType::kGoodbye) {
+  if (header.type == FrameType::kGoodbye || header.type == FrameType::kNudge) {
     receipt.kind = Receipt::Kind::kText;
     return receipt;
   }
@@ -158,7 +159,8 @@ ScheduleRunner::Impl::HeaderCheck ScheduleRunner::Impl::judge(const Channel& cha
   const ScheduleProgress& progress = running->progress;
   const int next = progress.nextReceive(channel.peer);
   if (header.tag != running->signature)
-    return {HeaderCheck::Kind::kMismatch, describeDifference(header)};
+    return {HeaderCheck::Kind::kMismatch,
+            describeDifference(header.tag, running->signature, due, rank)};
   if (next == ScheduleProgress::kNone) {
     return {HeaderCheck::Kind::kMismatch, "it sent " + bytesText(header.length) + " in " +
                                               describeSignature(header.tag) + ", of which rank " +
@@ -191,21 +193,6 @@ ScheduleRunner::Impl::HeaderCheck ScheduleRunner::Impl::judgeOther(
               bytesText(running->progress.step(running->progress.nextReceive(channel.peer)).bytes) +
               " from it in " + describeSignature(running->signature) + " (collective " +
               std::to_string(due) + ")"};
-}
-
-std::string ScheduleRunner::Impl::describeDifference(const FrameHeader& header) const {
-  const std::string theirs = describeSignature(header.tag);
-  const std::string ours = describeSignature(running->signature);
-  const std::string place = " as collective " + std::to_string(due) + " of the generation";
-  if (differInLayout(header.tag, running->signature)) {
-    return "it issued " + theirs + place + " with another bucket layout than rank " +
-           std::to_string(rank) +
-           ": its gradients belong to other parameters; the DDP objects must wrap the same model";
-  }
-  if (theirs == ours) {
-    return "it issued " + theirs + place + " with other sizes than rank " + std::to_string(rank);
-  }
-  return "it issued " + theirs + place + ", where rank " + std::to_string(rank) + " issued " + ours;
 }
 
 void ScheduleRunner::Impl::onFrame(Channel& channel) {
@@ -462,7 +449,7 @@ bool ScheduleRunner::needs(int peer) const {
   return false;
 }
 
-std::vector<std::pair<std::shared_ptr<OpState>, Operation>> ScheduleRunner::cancelAll() {
+Collectives::Pending ScheduleRunner::cancelAll() {
   impl_->over = true;
   for (const auto& channel : impl_->channels) {
     if (!channel) continue;
@@ -470,7 +457,7 @@ std::vector<std::pair<std::shared_ptr<OpState>, Operation>> ScheduleRunner::canc
         channel->receiving != ScheduleProgress::kNone || channel->sends_under_way > 0;
     if (in_user_memory) channel->connection->close();
   }
-  std::vector<std::pair<std::shared_ptr<OpState>, Operation>> all;
+  Pending all;
   if (impl_->running) {
     Impl::Pending& pending = impl_->running->pending;
     all.emplace_back(std::move(pending.state), std::move(pending.operation));

@@ -12,35 +12,35 @@
 #include <vector>
 
 #include "comm/op_state.h"
+#include "host/collectives.h"
 #include "host/connection.h"
 #include "host/schedule.h"
 
 namespace torchft_ext {
 
-class ScheduleRunner {
+class ScheduleRunner : public Collectives {
  public:
   struct Callbacks {
     std::function<void(Failure)> failed;  // a mismatch; the runner does nothing more
     std::function<void(int peer, const std::string& why, bool clean)> broken;  // a connection's end
     std::function<void(int peer, const FrameHeader& goodbye)> left;
+    std::function<void()> nudged;     // by a peer, of what runs in shared memory
     std::function<void()> exchanged;  // done() has grown; from within a call, the runner's included
   };
 
   // connections: by rank, null at own rank; borrowed, they outlive the runner.
   ScheduleRunner(EventLoop& loop, int rank, int size, std::vector<Connection*> connections,
                  ScheduleTuning tuning, Callbacks callbacks);
-  ~ScheduleRunner();
+  ~ScheduleRunner() override;
 
-  // Exchange number n of the generation has index n on every rank; most collectives are one.
-  void add(std::shared_ptr<OpState> state, Operation operation);
-  bool idle() const;
-  uint64_t done() const;  // exchanges; the next one, or the running one, has this index
-  // A pending operation has something to receive from or send to this peer; or the running one.
-  bool needs(int peer) const;
-  bool needsNow(int peer) const;
+  void add(std::shared_ptr<OpState> state, Operation operation) override;
+  bool idle() const override;
+  uint64_t done() const override;
+  bool needs(int peer) const override;
+  bool needsNow(int peer) const override;
   // Closes the connections that still have user memory in hand, unless the owner has closed them
   // before.
-  std::vector<std::pair<std::shared_ptr<OpState>, Operation>> cancelAll();
+  Pending cancelAll() override;
 
  private:
   struct Impl;

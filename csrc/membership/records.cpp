@@ -11,7 +11,7 @@
 namespace torchft_ext {
 namespace {
 
-constexpr uint8_t kRecordVersion = 3;
+constexpr uint8_t kRecordVersion = 4;
 constexpr uint8_t kFailureRecord = 0x81;  // in the place of a record's version
 constexpr size_t kMostAddresses = 16;
 constexpr size_t kLongestAddress = 96;
@@ -51,6 +51,7 @@ std::string encodeRecord(const MemberRecord& record) {
   writer.i64(record.pid);
   writeAddresses(writer, record.addresses);
   writeAddresses(writer, record.liveness_addresses);
+  writer.u8(record.shares_memory ? 1 : 0);
   writer.text(cutText(record.purpose, kLongestPurpose));
   return writer.take();
 }
@@ -66,6 +67,9 @@ std::optional<MemberRecord> decodeRecord(std::string_view bytes) {
   record.pid = reader.i64();
   if (!readAddresses(reader, record.addresses)) return std::nullopt;
   if (!readAddresses(reader, record.liveness_addresses)) return std::nullopt;
+  const uint8_t shares_memory = reader.u8();
+  if (shares_memory > 1) reader.fail();
+  record.shares_memory = shares_memory == 1;
   record.purpose = reader.text(kLongestPurpose);
   if (!reader.atEnd()) return std::nullopt;
   return record;

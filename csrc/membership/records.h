@@ -25,6 +25,7 @@ struct MemberRecord {
   int64_t pid = -1;
   std::vector<SocketAddress> addresses;           // of its listener, tried in turn
   std::vector<SocketAddress> liveness_addresses;  // of its peer monitor; may be empty
+  bool shares_memory = false;                     // with members of its host, for its collectives
   std::string purpose;  // what it means to form, in words; the same for all members
 };
 std::string encodeRecord(const MemberRecord& record);

@@ -41,6 +41,7 @@ bool isKnown(uint16_t type) {
     case FrameType::kClear:
     case FrameType::kMessage:
     case FrameType::kBarrier:
+    case FrameType::kNudge:
     case FrameType::kFailed:
     case FrameType::kGoodbye:
     case FrameType::kBeat:
@@ -128,6 +129,7 @@ uint64_t longestPayload(FrameType type) {
       return 8;
     case FrameType::kClear:
     case FrameType::kBarrier:
+    case FrameType::kNudge:
       return 0;
   }
   return 0;

@@ -17,7 +17,7 @@
 namespace torchft_ext {
 
 inline constexpr uint32_t kFrameMagic = 0x54465831;  // "1XFT"
-inline constexpr uint16_t kWireVersion = 2;
+inline constexpr uint16_t kWireVersion = 3;
 inline constexpr size_t kFrameHeaderBytes = 40;
 
 enum class FrameType : uint16_t {
@@ -29,10 +29,13 @@ enum class FrameType : uint16_t {
                    // collective whose step it is, aux = bytes, payload: the signature u64
   kClear = 12,     // the matching recv is posted: seq = the announced number
   kMessage = 13,   // a piece of the send's bytes: seq = the announced number, aux = offset
-  kBarrier = 14,   // forming a generation: this end's connections are up
+  kBarrier = 14,   // forming a generation: this end's connections are up; aux: 1 if it shares
+                   // memory with all others
+  kNudge = 15,     // on a collective channel: there is something for it in shared memory
   kFailed = 20,    // the generation failed: payload: encoded Failure, aux: below; seq: with
                    // kFinalFrameOfLeaver the exchanges that the sender has done
-  kGoodbye = 21,   // this process leaves; all it had to send has been sent; aux: below
+  kGoodbye = 21,   // this process leaves; all it had to send has been sent; aux: below; seq: the
+                   // exchanges that it has done
   kBeat = 30,      // liveness connection: alive
   kNotice = 31,    // liveness connection: news of a generation: payload: encoded Notice
   kMember = 40,    // members of an elastic job: who the sender is: payload: encoded Member
@@ -45,6 +48,7 @@ enum class FrameType : uint16_t {
 inline constexpr uint64_t kFinalFrameWasUp = 1;          // the sender had passed the barrier
 inline constexpr uint64_t kFinalFrameBeginsAnother = 2;  // it leaves to begin another generation
 inline constexpr uint64_t kFinalFrameOfLeaver = 4;       // it failed for want of one that has left
+inline constexpr uint64_t kFinalFrameShared = 8;         // its collectives ran in shared memory
 
 struct FrameHeader {
   FrameType type = FrameType::kHello;

@@ -2,6 +2,8 @@
 
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -11,6 +13,12 @@
 
 namespace torchft_ext {
 namespace {
+
+// Of a thread that waits: what it makes for the operation is not made in its modes.
+struct WithoutModes {
+  const c10::InferenceMode no_inference_mode{false};
+  const c10::impl::ExcludeDispatchKeyGuard no_python{c10::python_ks};
+};
 
 // A header: rows, sparse dimensions, dense dimensions, and the sizes of all.
 constexpr size_t kMostDimensions = 16;
@@ -90,6 +98,7 @@ void SparseAllreduce::layOut(Operation& operation) {
 }
 
 void SparseAllreduce::begin() {
+  const WithoutModes modes;
   // An operation before this one has given the tensor its result.
   if (!implOf(target_).indices().is_same(source_) && implOf(target_).coalesced()) {
     release_({std::move(source_), std::move(indices_), std::move(values_)});
@@ -105,6 +114,7 @@ void SparseAllreduce::begin() {
 }
 
 Exchanges::Next SparseAllreduce::next(Operation& operation) {
+  const WithoutModes modes;
   switch (stage_) {
     case Stage::kHeaders:
       if (auto refusal = mismatch()) return *refusal;

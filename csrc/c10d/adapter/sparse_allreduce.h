@@ -9,8 +9,9 @@
 // What this rank gives is read when the operation's turn has come, if the tensor is coalesced by
 // then, as the result of an operation before it is; else at issue, which coalesces a copy.
 //
-// Owner: the Operation. Threads: made by the caller's; then the engine's alone. It never blocks,
-// and never takes the GIL: what may need it to go is let go elsewhere.
+// Owner: the Operation. Threads: made by the caller's; then the engine's, or one that waits, one
+// call at a time, without that thread's modes of torch. It never blocks, and never takes the GIL:
+// what may need it to go is let go elsewhere.
 #pragma once
 
 #include <ATen/ATen.h>

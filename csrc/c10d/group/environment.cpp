@@ -64,6 +64,9 @@ Environment readEnvironment() {
   if (const auto text = read("TORCHFT_EXT_LOCAL_SOCKETS")) {
     environment.local_sockets = parseSwitch("TORCHFT_EXT_LOCAL_SOCKETS", *text);
   }
+  if (const auto text = read("TORCHFT_EXT_SHARED_MEMORY")) {
+    environment.shared_memory = parseSwitch("TORCHFT_EXT_SHARED_MEMORY", *text);
+  }
   if (const auto text = read("TORCHFT_EXT_HEARTBEAT")) {
     environment.heartbeat = parseSeconds("TORCHFT_EXT_HEARTBEAT", *text);
     checkHeartbeat("TORCHFT_EXT_HEARTBEAT", *environment.heartbeat);

@@ -17,6 +17,7 @@ struct Environment {
   std::optional<std::string> interface_variable;       // which of the two it came from
   std::optional<PortRange> ports;                      // TORCHFT_EXT_PORT_RANGE
   std::optional<bool> local_sockets;                   // TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1
+  std::optional<bool> shared_memory;                   // TORCHFT_EXT_SHARED_MEMORY, 0 or 1
   std::optional<std::chrono::milliseconds> heartbeat;  // TORCHFT_EXT_HEARTBEAT, seconds; 0: off
   std::optional<bool> nan_check;                       // TORCHFT_EXT_NAN_CHECK, 0 or 1
 };

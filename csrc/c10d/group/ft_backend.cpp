@@ -94,7 +94,8 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
             listener->follow(lifecycle);
           })),
       issuer_(group_, std::move(choice.devices), poison_, spec.bound_device, hook_,
-              {nanCheckOf(*spec.options), spec.options->blocking_wait, ProfilerTitles(spec.backend_name)}),
+              {nanCheckOf(*spec.options), spec.options->blocking_wait,
+               ProfilerTitles(spec.backend_name)}),
       memory_(group_, issuer_.devices(), std::move(choice.memory)) {
   options_->timeout = spec.chosenTimeout();
   options_->group_name = spec.name;

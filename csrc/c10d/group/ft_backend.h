@@ -235,9 +235,8 @@ class FtBackend : public c10d::Backend {
   TensorAdapter adapter() const {
     return {enter(), devices().platform().get()};
   }
-  WorkPtr submit(PreparedCall call) {
-    return issuer_.submit(std::move(call));
-  }
+  WorkPtr submit(PreparedCall call, bool asynchronous = true);
+  static WorkPtr completed(WorkPtr work);
   GroupSpec specOfChild(const c10::intrusive_ptr<c10d::Store>& store,
                         const c10::intrusive_ptr<c10d::Backend::Options>& options) const;
   void followGeneration();

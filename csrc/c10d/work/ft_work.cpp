@@ -130,6 +130,11 @@ FtWork::FtWork(Described described, States states, std::optional<DeviceCompletio
   if (end_of_profile_) whenAllDone(states_, [end = end_of_profile_] { end->run(); });
 }
 
+void FtWork::complete() {
+  if (device_) return;
+  for (const auto& state : states_) finish(*state, kNoTimeout, Deadline::never());
+}
+
 bool FtWork::isCompleted() {
   guard_.check("this operation");
   return allDone(states_);

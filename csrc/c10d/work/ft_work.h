@@ -44,6 +44,9 @@ class FtWork : public c10d::Work {
 
   // states: at least one. device: of operations on device tensors.
   FtWork(Described described, States states, std::optional<DeviceCompletion> device);
+  // Blocks until the operation on host memory is complete, and raises nothing but what the wait
+  // hook throws: wait() says what became of it.
+  void complete();
 
   bool isCompleted() override;
   bool isSuccess() const override;  // false only once it has failed, as torch's own

@@ -42,6 +42,7 @@ class OperationIssuer {
   // Within a block of this thread's: collects it. ValueError where its tensors are not all on one
   // device that is served.
   WorkPtr submit(PreparedCall call);
+  bool collecting() { return coalescing_.collecting(); }  // this thread is, in a block
   // On that device. chosen: by the caller, as an index; see Devices::forBarrier().
   WorkPtr submitBarrier(PreparedCall call, const std::vector<int64_t>& chosen);
 

@@ -1,5 +1,5 @@
-// What profilers show of a group's operations: "ft:all_reduce", or under another backend's name what
-// that one shows. A value. Threads: any.
+// What profilers show of a group's operations: "ft:all_reduce", or under another backend's name
+// what that one shows. A value. Threads: any.
 #pragma once
 
 #include <string>
