@@ -15,6 +15,9 @@ run_python_tests() {
     python -m pytest tests/python -m 'not alone' --last-failed --last-failed-no-failures none || failed+=("Python tests")
   fi
   python -m pytest tests/python -m alone || failed+=("Python tests that run alone")
+  # Within one host the others go through shared memory.
+  TORCHFT_EXT_SHARED_MEMORY=0 python -m pytest tests/python/operations -n 2 --dist loadfile -m 'not alone' ||
+    failed+=("Python tests over sockets")
 }
 # Each part runs, whatever the others found.
 failed=()

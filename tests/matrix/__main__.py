@@ -16,7 +16,7 @@ from pathlib import Path
 from matrix.cases import Pool
 from matrix.lateness import LateError
 from matrix.plan import Entry, axes_of, cover, everything, shard
-from matrix.process import MatrixError, SkippedError
+from matrix.process import MatrixError, RankProcess, SkippedError
 from matrix.report import Report
 from matrix.strangers import run_strangers
 
@@ -52,6 +52,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--only", default="", help="cases whose name OPERATION/WORLD/VICTIM/STRIKE contains this"
+    )
+    parser.add_argument(
+        "--shared", action="store_true", help="collectives in shared memory; else over sockets"
     )
     parser.add_argument("--world", type=int, default=0, help="cases of this world size only")
     parser.add_argument(
@@ -133,6 +136,7 @@ def main() -> int:
         print("\n".join(entry.title for entry in chosen(options, rng, seed)[0]))
         return 0
     print(f"matrix: --seed {seed}", file=sys.stderr)
+    RankProcess.shared = options.shared
     pool = Pool((str(options.rank.resolve()),), options.scale, rng)
     try:
         if options.strangers:

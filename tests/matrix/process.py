@@ -31,20 +31,24 @@ class RankProcess:
     """One rank. Events are read by a thread of its own; every wait has a deadline.
 
     Attributes:
-        addresses: addresses of its connections, "127.0.0.1:PORT" and, of every second rank,
+        addresses: addresses of its connections, "127.0.0.1:PORT" and, where it is reached by it,
             "unix:NAME" before it.
         liveness_addresses: of its liveness connections.
         incarnation: by which others know its liveness connections.
         transport: how others reach it, "local" or "tcp".
         directory: its working directory, which goes with it; a core is written there by default.
+        shared: whether all ranks that start are "local", so that their collectives run in shared
+            memory. Else every second one is, and they run over sockets.
     """
 
+    shared = False
     _started = itertools.count()
 
     def __init__(self, program: Sequence[str], store: str, heartbeat: float) -> None:
         """Start it; program: what it is started by. await_ready() before anything is said to it."""
         # Connections of both kinds in every world: a rank is reached by the first of its addresses.
-        self.transport = "local" if next(self._started) % 2 == 0 else "tcp"
+        local = next(self._started) % 2 == 0 or self.shared
+        self.transport = "local" if local else "tcp"
         self._directory = tempfile.TemporaryDirectory(prefix="rank-")
         self.directory = self._directory.name
         self._process = subprocess.Popen(

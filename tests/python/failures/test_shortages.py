@@ -25,6 +25,7 @@ from shortages import (
     make_groups,
     reduce_it_in_a_callback,
     reduce_what_is_allocated,
+    use_shared_memory,
 )
 from values import check_sum
 
@@ -107,7 +108,11 @@ def test_rank_without_a_thread_for_its_engine_says_so(ranks: Pool, victim):
 def test_rank_without_memory_for_buffers_says_so_and_is_not_called_a_fault_of_ours(
     ranks: Pool, reduce, left
 ):
+    # In shared memory a sum needs no buffers.
+    few = World(ranks, ranks.borrow(2))
+    few.run(use_shared_memory, False)
     world = ranks.fresh(2)
+    few.run(use_shared_memory, True)
     world.run(allocate, MANY)
     with shortage(world, 1, leave_memory, left):
         calls = world.start_all(reduce)

@@ -222,6 +222,24 @@ def coalesced() -> None:
         check(output, each, "gathered")
 
 
+def message_between_a_block_and_its_wait() -> None:
+    """Rank 1 waits for the block before it sends, rank 0 after it has received."""
+    rank, _ = me()
+    tensor, word = torch.full((LARGE,), float(rank)), torch.full((1,), float(rank))
+    with dist._coalescing_manager(async_ops=True) as manager:
+        dist.broadcast(tensor, 0)
+    if rank == 0:
+        dist.recv(word, 1)
+    manager.wait()
+    if rank == 1:
+        dist.send(word, 0)
+    assert tensor.sum().item() == 0 and word.item() == 1
+
+
+def test_asynchronous_block_goes_on_though_nobody_waits_for_it(ranks):
+    ranks.world(2).run(message_between_a_block_and_its_wait)
+
+
 def test_coalesced_collectives_give_each_result(ranks):
     ranks.world(3).run(coalesced)
 

@@ -209,7 +209,8 @@ def main_thread_waits_in_c() -> None:
 
     def asleep() -> bool:
         before = activity()
-        time.sleep(0.03)  # below the 50 ms after which our own waits look for signals
+        # Below the 10 ms after which our own waits look round; beyond the 5 of waits for the GIL.
+        time.sleep(0.007)
         return before[0].endswith("S (sleeping)") and before == activity()
 
     wait_until(asleep, "the main thread's sleep")

@@ -50,6 +50,14 @@ def leave_small_files(longest: int) -> None:
     _lower(resource.RLIMIT_FSIZE, longest)
 
 
+def use_shared_memory(allowed: bool) -> None:
+    """Of groups that are made from now on."""
+    if allowed:
+        del os.environ["TORCHFT_EXT_SHARED_MEMORY"]
+    else:
+        os.environ["TORCHFT_EXT_SHARED_MEMORY"] = "0"
+
+
 def make_baby() -> None:
     from torchft_ext.process_group import ProcessGroupBabyHost
 
