@@ -19,6 +19,7 @@ from torchft_ext.elastic._errors import (
     LeftOutError,
     NoProgressError,
     NoQuorumError,
+    RepeatedError,
     StateLostError,
 )
 from torchft_ext.elastic._job import Job, join
@@ -43,6 +44,7 @@ __all__ = [
     "NoProgressError",
     "NoQuorumError",
     "Place",
+    "RepeatedError",
     "Replicas",
     "State",
     "StateLostError",

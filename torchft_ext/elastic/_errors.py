@@ -14,6 +14,9 @@ StateLostError       no member has a whole copy of the state: found a new job fr
 DivergenceError      members hold different state or gradients: find the difference in the
                      program (a model without DDP, an update without all ranks, a seed); where
                      they have committed different state, go back to a checkpoint
+RepeatedError        an exception of the program ended one member after the other in the same
+                     step: mend its cause (a full disk, say), and found a new job from a
+                     checkpoint
 ===================  ========================================================================
 
 None of them is a CommError: beginning another generation does not help.
@@ -28,6 +31,7 @@ __all__ = [
     "LeftOutError",
     "NoProgressError",
     "NoQuorumError",
+    "RepeatedError",
     "StateLostError",
 ]
 
@@ -72,3 +76,10 @@ class DivergenceError(ElasticError):
         super().__init__(message)
         self.path = path
         self.ranks = ranks
+
+
+class RepeatedError(ElasticError):
+    """An exception of the program ended two members, one after the other, in the same step.
+
+    The message has the exception. It is raised on all members that are left.
+    """

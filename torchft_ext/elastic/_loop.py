@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from time import monotonic, sleep
 
@@ -17,11 +16,13 @@ from torchft_ext.elastic._errors import (
     LeftOutError,
     NoProgressError,
     NoQuorumError,
+    RepeatedError,
     StateLostError,
 )
 from torchft_ext.elastic._evidence import Check, Comparison, Evidence
 from torchft_ext.elastic._goal import Goal
 from torchft_ext.elastic._rebuild import rebuild
+from torchft_ext.elastic._repeats import Repeats
 from torchft_ext.elastic._replicas import Held, Place, Replicas
 from torchft_ext.elastic._state import NO_LINEAGE, Standing, State
 from torchft_ext.elastic._step import JobLike, Step
@@ -81,6 +82,7 @@ class Loop:
         self._evened = 0  # the view in which results were made one
         self._timed_out = False  # in this view somebody was waited for in vain
         self._failures = _Failures()
+        self._repeats = Repeats()
 
     @property
     def over(self) -> bool:
@@ -110,6 +112,8 @@ class Loop:
         """The view of the next step; None where this member leaves."""
         step.require_ended()
         self._note_holders(step.answer)
+        if not step.committed:
+            self._note_failure(step.failure, step.view)
         if step.answer is not None and step.committed:
             self._over = self._over or step.answer.last
         else:
@@ -128,8 +132,10 @@ class Loop:
         """
         answer: Answer | None = None
         timeout = max(self.job.timeout, self._step_timeout) + self._frozen_timeout
-        with suppress(CommError):
+        try:
             answer = self.job.agree(True, timeout=timeout)
+        except CommError as error:
+            self._note_failure(error, view)
         self._note_holders(answer)
         if answer is not None and answer.diverged:
             raise divergence(self.job, view, Evidence(), {}, self._step_timeout)
@@ -267,6 +273,7 @@ class Loop:
         self.comparison = None
         self._note(view)
         try:
+            self._repeats.compare(Wire(self.job.group))
             if self._replicas is not None:
                 # Any member may be a sole holder until the view's first agreement, when all have
                 # the state.
@@ -282,7 +289,7 @@ class Loop:
             self._failures.add(error, view.members)
             self._timed_out = isinstance(error, CommTimeoutError)
             return False
-        except (StateLostError, DivergenceError):
+        except (StateLostError, DivergenceError, RepeatedError):
             raise  # all find it in the same words of all: nobody waits, and an abort cut them short
         except BaseException as error:
             self.job.abort(f"view {view.number}: {type(error).__name__}: {error}")
@@ -300,6 +307,16 @@ class Loop:
         """An agreement says that all that train have the state of their shard."""
         if self._replicas is not None and answer is not None:
             self.job.await_frozen(self._replicas.alone, self._frozen_timeout)
+
+    def _note_failure(self, error: CommError | None, view: View) -> None:
+        """None: it was voted down, perhaps for want of a member that has ended the groups."""
+        try:
+            if error is None:
+                self.job.check()
+        except CommError as of_groups:
+            error = of_groups
+        if error is not None:
+            self._repeats.note(error, view)
 
     def _whole_shard(self) -> int | None:
         """The part of the state that this member has a copy of; 0 where it is not sharded."""

@@ -22,6 +22,7 @@ from torchft_ext.elastic._errors import (
 from torchft_ext.elastic._evidence import Comparison, Evidence
 from torchft_ext.elastic._goal import Goal
 from torchft_ext.elastic._random import manual_seed
+from torchft_ext.elastic._repeats import Raised
 from torchft_ext.elastic._replicas import Place
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._view import Answer, Digest, View
@@ -281,10 +282,15 @@ class Step:
             clear_frames(traceback)  # they hold what the failed pass has made, and its model
             return True
         if error is not None and not isinstance(error, DivergenceError):  # which all raise
-            self._job.abort(f"step {self.number}: {type(error).__name__}: {error}")
+            self._job.abort(self._told_of(error))
         elif error is None and self.answer is None:
             self._refuse("the block ended without commit(); call it on every way through")
         return False
+
+    def _told_of(self, error: BaseException) -> str:
+        if not isinstance(error, Exception):  # Ctrl-C, sys.exit(): of this process alone
+            return f"step {self.number}: it ended by {type(error).__name__}: {error}"
+        return Raised(self.number, type(error).__name__, str(error)).reason()
 
     def require_ended(self) -> None:
         """Refuse to go on from a step that nobody entered.

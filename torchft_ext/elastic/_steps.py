@@ -75,6 +75,7 @@ def steps(
         CommError: one step failed three times without a change of members; the last failure.
         NoQuorumError, NoProgressError, LeftOutError, StateLostError, DivergenceError: the job
             cannot go on here. DivergenceError names what differs, and is raised on all members.
+        RepeatedError: an exception ended a second member in the same step as the first. On all.
         ElasticError: one step was voted down three times without a change of members.
         RuntimeError: a step was left without commit(), or was not entered.
         ValueError: there is no such `check`, or `step_timeout` is not positive; not one of `total`

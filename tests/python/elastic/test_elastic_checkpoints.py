@@ -166,3 +166,49 @@ def test_shards_go_on_from_a_checkpoint_with_fewer_replicas_and_a_parked_member(
     rest.run(come, ranks.address(), 3)
     results = sorted(rest.run(train_sharded, TOTAL, folder, path))
     assert results == [(TOTAL, False, []), (TOTAL, False, []), (TOTAL, True, [])]
+
+
+# A step that is tried twice
+
+
+def save(path: Path, value: float) -> None:
+    """In two files, as two members would."""
+    tensors = {name: torch.full((1000,), value) for name in ("first", "second")}
+    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(path, thread_count=2), no_dist=True)
+
+
+def tear(path: Path, value: float, scratch: Path) -> None:
+    """Another try, which ends when one of its files is written."""
+    save(scratch, value)
+    path.mkdir(exist_ok=True)
+    file = min(scratch.glob("*.distcp"))
+    (path / file.name).write_bytes(file.read_bytes())
+
+
+def loaded(path: Path) -> set[float]:
+    tensors = {name: torch.zeros(1000) for name in ("first", "second")}
+    dcp.load(tensors, checkpoint_id=path, no_dist=True)
+    return {value for tensor in tensors.values() for value in tensor.tolist()}
+
+
+def newest(folder: Path) -> Path | None:
+    """As in docs/howto/elastic.md."""
+    whole = [path for path in folder.iterdir() if (path / ".metadata").exists()]
+    return max(whole, key=lambda path: path.name.split("-")[1:], default=None)
+
+
+def test_two_tries_in_one_folder_may_leave_a_mixture_that_loads(tmp_path):
+    path = tmp_path / "lineage-00000100"
+    save(path, 1.0)
+    tear(path, 2.0, tmp_path / "scratch")
+    assert loaded(path) == {1.0, 2.0}
+
+
+def test_tries_in_folders_of_their_own_leave_one_that_is_whole(tmp_path):
+    folder = tmp_path / "checkpoints"
+    save(folder / "lineage-00000090-0012", 0.0)
+    save(folder / "lineage-00000100-0009", 1.0)
+    tear(folder / "lineage-00000100-0010", 2.0, tmp_path / "scratch")
+    found = newest(folder)
+    assert found is not None and found.name == "lineage-00000100-0009"
+    assert loaded(found) == {1.0}
