@@ -37,7 +37,8 @@ NAMES: dict[str, list[str]] = {
 }
 _TARGET = "torch.distributed.distributed_c10d"
 _REPLACE = "TORCHFT_EXT_REPLACE_GLOO"
-_HELPER = "_new_process_group_helper"  # torch's function that makes backends
+# torch's functions that make backends, and that see to their recording (2.15).
+_MAKERS = ("_new_process_group_helper", "_maybe_attach_flight_recorder")
 _AS_GLOO = "ft_as_gloo"  # what it finds in place of "gloo"
 
 
@@ -151,9 +152,12 @@ def _places(module: ModuleType) -> list[ModuleType]:
 
 
 def _get_device_backend_map(self: Any) -> dict[str, Any]:
-    """As torch's, but what makes backends finds ours under gloo's name."""
+    """As torch's, but what makes backends finds ours in place of gloo.
+
+    So does what attaches torch's recorder of operations to those that do not record themselves.
+    """
     found: dict[str, Any] = type(self)._torchft_ext_theirs(self)
-    if sys._getframe(1).f_code.co_name != _HELPER:
+    if sys._getframe(1).f_code.co_name not in _MAKERS:
         return found
     return {device: _AS_GLOO if name == "gloo" else name for device, name in found.items()}
 
