@@ -60,9 +60,9 @@ def check_sum(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
 
 
 def measure(
-    groups: dict[str, dist.ProcessGroup], size: int, pairs: int, seed: int
+    groups: dict[str, dist.ProcessGroup], size: int, dtype: str, pairs: int, seed: int
 ) -> dict[str, list[list[float]]]:
-    tensor = torch.zeros(max(1, size // 4), dtype=torch.float32)
+    tensor = torch.zeros(max(1, size // 4), dtype=getattr(torch, dtype))
     for group in groups.values():
         check_sum(group, tensor)
 
@@ -86,7 +86,8 @@ def rank_main() -> None:
             groups = {"ft": dist.group.WORLD, "gloo": dist.new_group(backend="gloo", timeout=limit)}
             ranks.reply("ready")
         else:
-            turns = measure(groups, command["size"], command["pairs"], command["seed"])
+            size, dtype = command["size"], command["dtype"]
+            turns = measure(groups, size, dtype, command["pairs"], command["seed"])
             ranks.reply("measured", turns=turns)
     dist.destroy_process_group()
 
@@ -121,7 +122,8 @@ def measure_size(
         ranks.progress(f"world {world}: {report.format_bytes(size)}, {taken} pairs so far")
         for process in processes:
             seed = arguments.seed + taken
-            process.send("measure", size=size, pairs=arguments.pairs, seed=seed)
+            asked = {"size": size, "dtype": arguments.dtype, "pairs": arguments.pairs}
+            process.send("measure", **asked, seed=seed)
         answers = pool.gather(processes, "measured", TURN_LIMIT_S * 5)
         for name, more in turns.items():
             more.extend(paired.slowest_rank([answer["turns"][name] for answer in answers]))
@@ -164,6 +166,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--worlds", type=report.comma_list(int), default=[2, 4], help="default 2,4")
     parser.add_argument(
         "--sizes", type=sizes, help=f"in bytes, with K, M, G; default {DEFAULT_SIZES}"
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "int32"), default="float32", help="default float32"
     )
     paired.add_arguments(parser, pairs=40, most=5000)
     arguments = parser.parse_args()
