@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -111,6 +112,20 @@ def form(address: str, rank: int, size: int) -> tuple[int, int, float]:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     return dist.get_rank(), dist.get_world_size(), tensor.item()
+
+
+def recorded() -> list[str]:
+    dist.all_reduce(torch.ones(3))
+    trace = torch._C._distributed_c10d._dump_fr_trace_json(backend="gloo")
+    return [entry["profiling_name"] for entry in json.loads(trace).get("entries", [])]
+
+
+@pytest.mark.skipif(
+    not hasattr(c10d, "_maybe_attach_flight_recorder"), reason="torch 2.15 has that recorder"
+)
+def test_torchs_recorder_sees_operations(world):
+    for names in init(world).run(recorded):
+        assert "gloo:all_reduce" in names
 
 
 def groups() -> list[object]:
