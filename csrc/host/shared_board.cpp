@@ -140,20 +140,24 @@ SharedBoard::Waited SharedBoard::wait(int peer, const Patience& patience,
                                       const std::function<bool()>& ready,
                                       const std::function<bool()>& over) {
   for (int spin = 0; spin < patience.spins; ++spin) {
-    if (ready()) return Waited::kReady;
+    if (ready()) {
+      waits_since_.reset();
+      return Waited::kReady;
+    }
     pauseBriefly();
   }
-  const Clock::time_point began = Clock::now();
+  if (!waits_since_) waits_since_ = Clock::now();
   while (!ready()) {
     if (over()) return Waited::kOver;
     const Clock::time_point now = Clock::now();
     if (now >= patience.until) return Waited::kPaused;
-    if (now - began < kYieldFor) {
+    if (now - *waits_since_ < kYieldFor) {
       ::sched_yield();
     } else {
       sleep(peer, ready);
     }
   }
+  waits_since_.reset();
   return Waited::kReady;
 }
 

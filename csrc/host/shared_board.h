@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/deadline.h"
@@ -104,6 +105,8 @@ class SharedBoard {
   // those of spinning.
   Waited wait(int peer, const Patience& patience, const std::function<bool()>& ready,
               const std::function<bool()>& over);
+  // A wait that goes on after a pause does not begin to yield again, unless this was called.
+  void noteProgress() { waits_since_.reset(); }
   // From now on that peer nudges this one when it publishes, or is done with something. Look again
   // after it.
   void arm(int peer);
@@ -132,6 +135,7 @@ class SharedBoard {
   std::vector<uint64_t> done_;    // of peers, as far as it is known
   std::vector<uint32_t> nudged_;  // the last of each peer's waits for which this rank nudged it
   uint32_t waits_ = 0;
+  std::optional<Clock::time_point> waits_since_;
   bool slots_are_there_ = false;
   std::atomic<std::atomic<uint32_t>*> sleeps_on_{nullptr};
 };

@@ -308,6 +308,7 @@ bool SharedLane::completeFront() {
     queue_.pop_front();
     done_.fetch_add(1);
   }
+  board_.noteProgress();
   finished->state->complete(nullptr);
   lookWhetherWatched();
   finished.reset();  // its tensors, without the lock
