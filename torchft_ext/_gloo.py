@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 import torch.distributed as dist
@@ -39,7 +40,7 @@ class Replacement:
             torchft_ext_autoload.restore_gloo(c10d)
 
 
-def replace_gloo() -> Replacement:
+def replace_gloo() -> AbstractContextManager[object]:
     """Make groups of this package where a program asks for "gloo"; does not block.
 
         torchft_ext.replace_gloo()  # before groups are made

@@ -60,6 +60,7 @@ class LaneWorld {
     operation.waited = waited;
     operation.outputs = {
         {reinterpret_cast<uint8_t*>(issued.data->data()), items * sizeof(int32_t)}};
+    operation.keep_alive = issued.data;
     lane(rank).add(issued.state, std::move(operation));
     return issued;
   }
@@ -77,6 +78,7 @@ class LaneWorld {
     operation.inputs = {{bytes, given}};
     for (size_t i = 0; rank == 0 && i < ranks; ++i)
       operation.outputs.push_back({bytes + given + i * expected, expected});
+    operation.keep_alive = issued.data;
     lane(rank).add(issued.state, std::move(operation));
     return issued;
   }
