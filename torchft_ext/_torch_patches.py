@@ -41,7 +41,8 @@ def install(backends_of: BackendsOf) -> None:
     if not hasattr(c10d, "set_timeout"):
         _replace("_set_pg_timeout", functools.partial(_set_pg_timeout, backends_of))
     _replace("monitored_barrier", functools.partial(_monitored_barrier, backends_of))
-    _replace("_maybe_attach_flight_recorder", _attach_flight_recorder)
+    recorder = functools.partial(_attach_flight_recorder, backends_of)
+    _replace("_maybe_attach_flight_recorder", recorder)
     for method in (_configure, _errored):
         _add_method(method.__name__[1:], _OfOurGroups(backends_of, method))
 
@@ -113,19 +114,31 @@ def _errored(backend: _C.Backend) -> Exception | None:
     return backend.errored()
 
 
-def _attach_flight_recorder(attach: Callable[..., None]) -> Any:
+def _attach_flight_recorder(backends_of: BackendsOf, attach: Callable[..., None]) -> Any:
     """Keep torch from recording groups of classes of ours that are written in Python.
 
     Versions: those that have ``_maybe_attach_flight_recorder``, from 2.15 on. Reason: it looks for
     the group's default backend, which such a group has not, and raises. End: when torch leaves out
     groups without a backend, as it does those without a device type.
+
+    A backend that stands in gloo's place says its own name meanwhile: torch takes what is called
+    gloo for a backend that records itself.
     """
 
-    def attach_to_theirs(pg: dist.ProcessGroup, *arguments: Any, **named: Any) -> None:
-        if not any(kind.__module__.startswith("torchft_ext.") for kind in type(pg).__mro__):
+    def attach_to_others(pg: dist.ProcessGroup, *arguments: Any, **named: Any) -> None:
+        modules = {kind.__module__ for kind in type(pg).__mro__} - {_C.__name__}
+        if any(module.startswith("torchft_ext.") for module in modules):
+            return
+        ours = tuple(backends_of(pg))
+        for backend in ours:
+            backend._say_own_name(True)
+        try:
             attach(pg, *arguments, **named)
+        finally:
+            for backend in ours:
+                backend._say_own_name(False)
 
-    return attach_to_theirs
+    return attach_to_others
 
 
 def _set_pg_timeout(backends_of: BackendsOf, set_theirs: Callable[..., None]) -> Any:

@@ -312,6 +312,7 @@ void bind_backend(py::module_& module) {
            docs::Backend::deregister_mem_pool)
       // By rank in the generation. The tables of torch.distributed are written after them.
       .def("_reopen", &FtBackend::reopen, NoGil())
+      .def("_say_own_name", &FtBackend::sayOwnName, py::arg("own"))
       .def("_incarnations", &incarnationsOf, py::kw_only(), py::arg("before") = false)
       .def(
           "_abort_generation",

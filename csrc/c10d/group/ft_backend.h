@@ -89,7 +89,11 @@ class FtBackend : public c10d::Backend {
   void compareLayouts(BucketTag tag);
   const std::string& groupName() const;
 
-  const std::string getBackendName() const override { return backend_name_; }
+  const std::string getBackendName() const override {
+    return own_name_ ? std::string("ft") : backend_name_;
+  }
+  // Whether it says so even where it stands in another backend's place.
+  void sayOwnName(bool own) { own_name_ = own; }
   // A copy: another thread may set the timeout meanwhile.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return optionsNow(); }
   void setTimeout(Milliseconds timeout) override;
@@ -256,7 +260,8 @@ class FtBackend : public c10d::Backend {
   std::atomic<int> last_size_{fixed_size_};
   c10::intrusive_ptr<c10d::Store> creators_store_;  // constant; let go of in a forked child
   const std::string backend_name_;                  // as torch's programs know it
-  const uint64_t serial_;                           // of this object within the process
+  std::atomic<bool> own_name_{false};
+  const uint64_t serial_;  // of this object within the process
   Mutex store_mutex_;
   // Of the last generation: kept, since making a client may take seconds. None after shutdown().
   std::shared_ptr<StoreThread> store_ GUARDED_BY(store_mutex_);

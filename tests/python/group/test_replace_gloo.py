@@ -116,7 +116,7 @@ def form(address: str, rank: int, size: int) -> tuple[int, int, float]:
 
 def recorded() -> list[str]:
     dist.all_reduce(torch.ones(3))
-    trace = torch._C._distributed_c10d._dump_fr_trace_json(backend="gloo")
+    trace = torch._C._distributed_c10d._dump_fr_trace_json(backend="ft")
     return [entry["profiling_name"] for entry in json.loads(trace).get("entries", [])]
 
 
@@ -125,7 +125,7 @@ def recorded() -> list[str]:
 )
 def test_torchs_recorder_sees_operations(world):
     for names in init(world).run(recorded):
-        assert "gloo:all_reduce" in names
+        assert "ft:all_reduce" in names
 
 
 def groups() -> list[object]:
