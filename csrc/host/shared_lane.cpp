@@ -186,7 +186,7 @@ void SharedLane::giveBack(Stop stop, bool issuer_waits) {
         break;
       }
     }
-    completeAll(std::move(items));
+    completeAll(items);
   }
   if (!comes) post();
 }
@@ -317,8 +317,8 @@ bool SharedLane::completeFront() {
   return true;
 }
 
-void SharedLane::completeAll(std::deque<Item> items) {
-  for (Item& item : items) item.state->complete(item.state->inPlace(whyOver()));
+void SharedLane::completeAll(const std::deque<Item>& items) {
+  for (const Item& item : items) item.state->complete(item.state->inPlace(whyOver()));
 }
 
 SharedLane::Stop SharedLane::failAs(SharedExecution::State state) {

@@ -95,7 +95,7 @@ class SharedLane : public Collectives,
   Stop executeUntil(const OpState& state, Deadline deadline);
   Item* front();
   bool completeFront();
-  void completeAll(std::deque<Item> items);
+  void completeAll(const std::deque<Item>& items);
   Stop fail(FailureKind kind, int culprit, std::string how);
   Stop failAs(SharedExecution::State state);
   FailurePtr whyOver() const;
