@@ -251,7 +251,7 @@ void HostGeneration::becomeUp(bool shared) {
   if (lost_while_forming_) setup_.lifecycle->fail(*lost_while_forming_);
 }
 
-// What other threads call: the loop may be gone with its engine.
+// Other threads post through it: the loop may be gone with its engine.
 std::function<bool(EventLoop::Task)> HostGeneration::poster() const {
   return [loop = setup_.loop, engine = setup_.engine,
           may_end = !setup_.engine.expired()](EventLoop::Task task) {
@@ -424,6 +424,7 @@ void HostGeneration::hold(int rank, uint64_t exchanges, Failure failure) {
   held_.hold(rank, exchanges, std::move(failure));
   collectives_->watchFor(exchanges);
   if (held_.isDue(collectives_->done())) return failAsHeld();
+  if (lane_) lane_->post();  // its last nudge may have been dropped with its generation
   if (watch_) watch_->peerLeft(rank);
   break_classifier_->forget(rank);
   if (first) lookWhetherStuck();
@@ -441,7 +442,7 @@ void HostGeneration::lookWhetherStuck() {
   });
 }
 
-// In shared memory: what nobody else sees.
+// The lane has done as many exchanges as a leaver, or a held failure, allows.
 void HostGeneration::onExchanged() {
   if (state_ != State::kUp) return;
   if (held_.isDue(collectives_->done())) return failAsHeld();

@@ -1,5 +1,5 @@
-// What the members of one host tell each other in shared memory while they run a collective: which
-// step each has published, and up to which it reads no more. And how one waits for another.
+// The board on which the members of one host run a collective in shared memory: each writes which
+// step it has published and up to which step it reads no more, and waits for the others.
 //
 // Step s of a generation uses line s mod kLines of each member's control page. A line is written
 // when every peer's `done` is at least s - kLines. Chunk c uses slot c mod kSlots, by a rule of the
@@ -29,8 +29,7 @@ inline constexpr uint64_t kSharedSlots = 4;
 inline constexpr size_t kSharedControlBytes = 4096;
 inline constexpr size_t kSharedPayloadBytes = 80;
 
-// What a publication says of the operation that it belongs to: equal on all ranks, or they do not
-// run the same.
+// The mark of a publication names its operation. Ranks with unequal marks do not run the same one.
 struct SharedOperationMark {
   uint64_t number = 0;     // of the exchange in the generation
   uint64_t history = 0;    // a hash of all exchanges before it
@@ -90,7 +89,7 @@ class SharedBoard {
   // Has it published that step? kBeyond: one that cannot be while this rank waits.
   enum class Published { kNotYet, kYes, kBeyond };
   Published published(int peer, uint64_t step);
-  // What it says of the step's operation; after kYes, or kBeyond.
+  // The peer's mark of that step; after kYes, or kBeyond.
   SharedOperationMark markOf(int peer, uint64_t step) const;
   // Has it read all of the steps up to this one?
   bool hasDone(int peer, uint64_t step);

@@ -187,7 +187,7 @@ void SharedExecution::count(const SharedInstruction& instruction, size_t bytes) 
     read_ += instruction.kind == Kind::kReduce ? bytes * static_cast<size_t>(size_ - 1) : bytes;
 }
 
-// In the order of ranks; the destination may be the own part.
+// Reduces in the order of ranks. The destination may be this rank's own part.
 void SharedExecution::reduceSome(const SharedInstruction& instruction, size_t bytes) {
   alignas(64) std::array<uint8_t, kBlock> block;
   uint8_t* to = writable(instruction.to);

@@ -1,5 +1,5 @@
-// What profilers show of a group's operations: "ft:all_reduce", or under another backend's name
-// what that one shows. A value. Threads: any.
+// The titles under which profilers show a group's operations: "ft:all_reduce", or the same with the
+// name of the backend in whose place the group stands. A value. Threads: any.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ class ProfilerTitles {
  public:
   explicit ProfilerTitles(std::string backend_name) : backend_name_(std::move(backend_name)) {}
 
-  // title: a literal that begins with "ft:". What it returns lives as long as the process.
+  // title: a literal that begins with "ft:". The returned text lives as long as the process.
   const char* of(const char* title) const;
 
  private:
