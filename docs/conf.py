@@ -48,7 +48,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"_?(Backend\.Options|Future|Backend|Work)|_[ST]"),
     ("cpp:identifier", r"(std|c10|c10d|at|torch|u?int\d+_t|size_t)(::.*)?"),
     ("py:.*", r"torchft_ext\._pg_wrappers\.Manager"),
-    ("py:.*", r"torchft_ext\.(_ElasticJob|elastic\._\w+\.(JobLike|Replicated|Loader|Comparison|Goal))"),
+    ("py:.*", r"torchft_ext\.(_ElasticJob|elastic\._\w+\.(JobLike|Replicated|Loader))"),
+    ("py:.*", r"torchft_ext\.elastic\._\w+\.(Comparison|Goal)"),
 ]
 
 html_theme = "furo"
