@@ -77,6 +77,14 @@ def ones(*shape: int, value: float = 1.0) -> torch.Tensor:
     return torch.full(shape, float(value), device=device())
 
 
+def stream_of_its_own() -> torch.Stream:
+    """One that no communicator has: theirs are of normal priority.
+
+    torch's pool hands its streams out in turn, those that communicators have taken among them.
+    """
+    return torch.Stream(device=device(), priority=-1)
+
+
 def stream_waits_for(work: dist.Work) -> None:
     """Let the current stream wait for an operation that is about to fail, without blocking.
 

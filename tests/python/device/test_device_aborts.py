@@ -12,12 +12,12 @@ import torch.distributed as dist
 from device_side import (
     accelerator,
     check_sum,
-    device,
     hold,
     let_go,
     no_violation,
     ones,
     reaped,
+    stream_of_its_own,
     stream_waits_for,
 )
 from device_worlds import BOTH_KINDS
@@ -37,7 +37,7 @@ def queue_behind() -> list[torch.Tensor]:
     tensors = [ones(1000), ones(1000)]
     for _ in range(50):
         tensors[0].add_(1)
-    other = torch.Stream(device=device())
+    other = stream_of_its_own()
     other.wait_stream(torch.accelerator.current_stream())
     with MODULE(accelerator.NAME).stream(other):
         tensors[1].add_(1)
@@ -204,7 +204,7 @@ def beside_a_capture(asynchronous: bool) -> str:
     """What an operation outside of an open capture says that holds one of its group."""
     check_sum()
     inside, outside, graph = ones(10), ones(10), accelerator.Graph()
-    other = torch.Stream(device=device())
+    other = stream_of_its_own()
     torch.accelerator.synchronize()
     with graph.capture():
         work = dist.all_reduce(inside, async_op=asynchronous)

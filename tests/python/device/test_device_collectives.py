@@ -21,6 +21,7 @@ from device_side import (
     no_violation,
     ones,
     stalled,
+    stream_of_its_own,
 )
 from rankside import backend, seconds, wait_until
 from values import check, me, pattern, reduced_patterns
@@ -453,7 +454,7 @@ def test_coalesced_operations_begin_as_one(devices):
 def coalesced_on_two_streams() -> None:
     rank, _ = me()
     check_sum()
-    tensor, other = ones(5, value=rank), torch.Stream(device=device())
+    tensor, other = ones(5, value=rank), stream_of_its_own()
     torch.accelerator.synchronize()
     stream_of = torch.get_device_module(accelerator.NAME).stream
     with dist._coalescing_manager(device=device(), async_ops=True) as manager:
