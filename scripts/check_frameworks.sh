@@ -4,6 +4,8 @@
 #   scripts/check_frameworks.sh                  all of them
 #   scripts/check_frameworks.sh --build          makes the environment alone
 #   scripts/check_frameworks.sh lightning_ddp    one: lightning_ddp, accelerate_ddp, hf_trainer, deepspeed_zero
+#   scripts/check_frameworks.sh --gloo [one]     as programs that know nothing of this package: they say "gloo", or nothing,
+#                                                and TORCHFT_EXT_REPLACE_GLOO=1 is set
 # Works in $TORCHFT_EXT_BUILD_ROOT/frameworks. DeepSpeed compiles an extension when it runs for the first time.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -19,14 +21,26 @@ if [ ! -f "$stamp" ]; then
 fi
 [ "${1:-}" != --build ] || exit 0
 
+backend=ft
+if [ "${1:-}" = --gloo ]; then
+  backend=gloo
+  export TORCHFT_EXT_REPLACE_GLOO=1 TORCH_CPP_LOG_LEVEL=INFO
+  shift
+fi
 programs=("$@")
 [ $# -gt 0 ] || programs=(lightning_ddp accelerate_ddp hf_trainer deepspeed_zero)
 export PATH="$work/venv/bin:$PATH" DS_ACCELERATOR=cpu HF_HUB_OFFLINE=1
 log="$work/run.log"
 for program in "${programs[@]}"; do
   say "$program"
-  timeout 600 python examples/start.py 2 "examples/frameworks/$program.py" >"$log" 2>&1 || { cat "$log"; exit 1; }
+  source="examples/frameworks/$program.py"
+  if [ $backend = gloo ]; then
+    sed -e '/^dist.init_process_group("ft")/d' -e 's/"ft"/"gloo"/' "$source" >"$work/$program.py"
+    source="$work/$program.py"
+  fi
+  timeout 600 python examples/start.py 2 "$source" >"$log" 2>&1 || { cat "$log"; exit 1; }
   for rank in 0 1; do
-    grep -o "rank $rank: backend ft, [0-9]* steps" "$log" || { cat "$log"; die "$program: rank $rank did not train"; }
+    grep -o "rank $rank: backend $backend, [0-9]* steps" "$log" || { cat "$log"; die "$program: rank $rank did not train"; }
   done
+  [ $backend = ft ] || grep -q 'are groups of torchft_ext' "$log" || { cat "$log"; die "$program: it ran on gloo"; }
 done

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 from datetime import timedelta
 
 import pytest
@@ -14,8 +15,10 @@ import torch
 import torch.distributed as dist
 from ranks import World
 from rankside import PATIENCE, connected_store, failure_of, leave_default_group, seconds
+from torch.distributed import checkpoint
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import torchft_ext
 from torchft_ext import _C
@@ -168,6 +171,40 @@ def test_class_makes_our_backends(ranks, world, by_options):
     address = ranks.address()
     calls = [world.start(rank, direct, address, rank, by_options) for rank in range(3)]
     assert [call.value() for call in calls] == [(True, 3.0)] * 3
+
+
+def sharded_and_saved(folder: str) -> list[object]:
+    """FSDP2 on a mesh, and a checkpoint that a thread writes over a group of its own."""
+    mesh = init_device_mesh("cpu", (3,))
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 3))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 6)).square().mean().backward()
+        optimizer.step()
+    beside = dist.new_group(backend="gloo")
+    saved = checkpoint.async_save(model.state_dict(), checkpoint_id=folder, process_group=beside)
+    assert isinstance(saved, Future)
+    saved.result(PATIENCE)
+    wanted = [part.full_tensor() for part in model.state_dict().values()]
+    for part in model.parameters():
+        torch.nn.init.zeros_(part)
+    state = model.state_dict()
+    checkpoint.load(state, checkpoint_id=folder, process_group=beside)
+    loaded = [
+        torch.equal(part.full_tensor(), was)
+        for part, was in zip(state.values(), wanted, strict=True)
+    ]
+    return [*loaded, len(torchft_ext.backends_of(beside)), dist.get_backend(beside)]
+
+
+def test_fsdp_trains_and_saves_in_the_background(world, tmp_path):
+    folder = str(tmp_path)
+    assert init(world).run(sharded_and_saved, folder) == [[True] * 4 + [1, "gloo"]] * 3
 
 
 def own_use() -> tuple[int, float]:
