@@ -3,7 +3,8 @@
 # the development environment's torch and the versions below. After scripts/build.sh.
 #   scripts/check_frameworks.sh                  all of them
 #   scripts/check_frameworks.sh --build          makes the environment alone
-#   scripts/check_frameworks.sh lightning_ddp    one: lightning_ddp, accelerate_ddp, hf_trainer, deepspeed_zero
+#   scripts/check_frameworks.sh lightning_ddp    one: lightning_ddp, accelerate_ddp, hf_trainer, deepspeed_zero; or
+#                                                accelerate_elastic: three workers, one of which is killed
 #   scripts/check_frameworks.sh --gloo [one]     as programs that know nothing of this package: they say "gloo", or nothing,
 #                                                and TORCHFT_EXT_REPLACE_GLOO=1 is set
 # Works in $TORCHFT_EXT_BUILD_ROOT/frameworks. DeepSpeed compiles an extension when it runs for the first time.
@@ -28,11 +29,38 @@ if [ "${1:-}" = --gloo ]; then
   shift
 fi
 programs=("$@")
-[ $# -gt 0 ] || programs=(lightning_ddp accelerate_ddp hf_trainer deepspeed_zero)
+[ $# -gt 0 ] || programs=(lightning_ddp accelerate_ddp hf_trainer deepspeed_zero accelerate_elastic)
 export PATH="$work/venv/bin:$PATH" DS_ACCELERATOR=cpu HF_HUB_OFFLINE=1
 log="$work/run.log"
+
+# The others end with status 0, and train on as two.
+accelerate_elastic() {
+  local port=$((20000 + RANDOM % 10000)) workers=() worker
+  python -m torchft_ext.elastic --port $port >"$log" 2>&1 &
+  local store=$!
+  for worker in 1 2 3; do
+    timeout 300 python examples/frameworks/accelerate_elastic.py --address 127.0.0.1:$port/job >"$log.$worker" 2>&1 &
+    workers+=($!)
+  done
+  for _ in $(seq 600); do
+    ! grep -q 'step 100' "$log".[123] || break
+    sleep 0.2
+  done
+  pkill -KILL -P "${workers[2]}" || true
+  wait "${workers[2]}" || true
+  for worker in 1 2; do
+    wait "${workers[worker - 1]}" || { cat "$log.$worker"; kill $store; die "accelerate_elastic: worker $worker failed"; }
+    grep -o 'over with loss .*, 2 workers' "$log.$worker" || { cat "$log.$worker"; kill $store; die "accelerate_elastic: no end"; }
+  done
+  kill $store
+}
+
 for program in "${programs[@]}"; do
   say "$program"
+  if [ "$program" = accelerate_elastic ]; then
+    accelerate_elastic
+    continue
+  fi
   source="examples/frameworks/$program.py"
   if [ $backend = gloo ]; then
     sed -e '/^dist.init_process_group("ft")/d' -e 's/"ft"/"gloo"/' "$source" >"$work/$program.py"

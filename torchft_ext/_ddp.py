@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.parallel import distributed as ddp_module
 
 from torchft_ext import _C, _hook_states
+from torchft_ext._own_names import own_names
 from torchft_ext.errors import Cause, CommAbortedError
 
 
@@ -262,7 +263,10 @@ def functions() -> list[tuple[Any, str, Callable[..., Any]]]:
 
 
 def _init_helper(theirs: Callable[..., Any], self: DDP, *args: Any, **kwargs: Any) -> None:
-    theirs(self, *args, **kwargs)
+    from torchft_ext._groups import backends_of
+
+    with own_names(backends_of(self.process_group)):  # of "gloo" torch's logger asks more
+        theirs(self, *args, **kwargs)
     _watch_reducer(self, (*args, *(kwargs[name] for name in _ARGUMENTS[len(args) :])))
 
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C
+from torchft_ext._own_names import own_names
 
 BackendsOf = Callable[[dist.ProcessGroup], Iterable[_C.Backend]]
 Around = Callable[[], AbstractContextManager[None]]
@@ -129,14 +130,8 @@ def _attach_flight_recorder(backends_of: BackendsOf, attach: Callable[..., None]
         modules = {kind.__module__ for kind in type(pg).__mro__} - {_C.__name__}
         if any(module.startswith("torchft_ext.") for module in modules):
             return
-        ours = tuple(backends_of(pg))
-        for backend in ours:
-            backend._say_own_name(True)
-        try:
+        with own_names(backends_of(pg)):
             attach(pg, *arguments, **named)
-        finally:
-            for backend in ours:
-                backend._say_own_name(False)
 
     return attach_to_others
 

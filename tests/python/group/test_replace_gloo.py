@@ -19,6 +19,7 @@ from torch.distributed import checkpoint
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torchft_ext
 from torchft_ext import _C
@@ -171,6 +172,18 @@ def test_class_makes_our_backends(ranks, world, by_options):
     address = ranks.address()
     calls = [world.start(rank, direct, address, rank, by_options) for rank in range(3)]
     assert [call.value() for call in calls] == [(True, 3.0)] * 3
+
+
+def averaged() -> tuple[float, str]:
+    torch.manual_seed(1)
+    model = DDP(torch.nn.Linear(4, 1))
+    model(torch.full((2, 4), float(dist.get_rank()))).sum().backward()
+    assert model.module.weight.grad is not None
+    return model.module.weight.grad[0, 0].item(), dist.get_backend()
+
+
+def test_ddp_trains(world):
+    assert init(world).run(averaged) == [(2.0, "gloo")] * 3
 
 
 def sharded_and_saved(folder: str) -> list[object]:
