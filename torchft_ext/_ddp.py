@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.parallel import distributed as ddp_module
 
 from torchft_ext import _C, _hook_states
+from torchft_ext._backends import backends_of
 from torchft_ext._own_names import own_names
 from torchft_ext.errors import Cause, CommAbortedError
 
@@ -89,8 +90,6 @@ def _restore_precision(model: DDP) -> None:
 
 def _watch_reducer(model: DDP, arguments: tuple[Any, ...]) -> None:
     """Have the new reducer of a DDP object watched, if the group is one of this package."""
-    from torchft_ext._groups import backends_of
-
     backend = next(backends_of(model.process_group), None)
     known = _wrapped.get(model)
     if backend is None:
@@ -263,8 +262,6 @@ def functions() -> list[tuple[Any, str, Callable[..., Any]]]:
 
 
 def _init_helper(theirs: Callable[..., Any], self: DDP, *args: Any, **kwargs: Any) -> None:
-    from torchft_ext._groups import backends_of
-
     with own_names(backends_of(self.process_group)):  # of "gloo" torch's logger asks more
         theirs(self, *args, **kwargs)
     _watch_reducer(self, (*args, *(kwargs[name] for name in _ARGUMENTS[len(args) :])))

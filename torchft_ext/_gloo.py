@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import torchft_ext_autoload
-from torchft_ext import _C, _groups
+from torchft_ext import _C, _backends
 
 __all__ = ["backends_of", "replace_gloo"]
 
@@ -73,4 +73,4 @@ def backends_of(group: dist.ProcessGroup | None = None) -> tuple[_C.Backend, ...
     Raises:
         ValueError: there is no default group.
     """
-    return tuple(_groups.backends_of(c10d._get_default_group() if group is None else group))
+    return tuple(_backends.backends_of(c10d._get_default_group() if group is None else group))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _compiled, _ddp
+from torchft_ext._backends import backends_of
 
 # What the generations before the last one knew, of groups and default groups of other libraries:
 # group rank -> process, process -> global rank.
@@ -20,17 +19,6 @@ _foreign_ranks: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDi
 
 # Groups in torch's tables whose global ranks are their own: torchft_ext.process_group's.
 numbered_by_themselves: WeakSet[dist.ProcessGroup] = WeakSet()
-
-
-def backends_of(group: dist.ProcessGroup) -> Iterator[_C.Backend]:
-    """Yield this package's backends in a group, from under torch's debug wrapper too."""
-    seen: list[_C.Backend] = []
-    for device in group._device_types:
-        found = group._get_backend(torch.device(device))
-        found = getattr(found, "wrapped_pg", found)
-        if isinstance(found, _C.Backend) and found not in seen:
-            seen.append(found)
-            yield found
 
 
 def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:

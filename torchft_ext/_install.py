@@ -21,7 +21,7 @@ from torchft_ext import (
     _zero,
     errors,
 )
-from torchft_ext._groups import backends_of
+from torchft_ext._backends import backends_of
 
 _EXIT_WITHIN = timedelta(seconds=1)
 _WAITING = ("ft-guard", "ft-goodbye")  # of torchft_ext.process_group; threads of one call each

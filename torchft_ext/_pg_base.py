@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,47 +14,13 @@ from torch.distributed import distributed_c10d as c10d
 from torch.futures import Future
 
 from torchft_ext import _groups
+from torchft_ext._configure_arguments import Membership
 from torchft_ext._pg_arguments import limit_of, seconds_of
 from torchft_ext._pg_as_backend import GroupAsBackend, told_limit, told_reason
 from torchft_ext._pg_reconfigure import Handles
 from torchft_ext.errors import CommTimeoutError, PeerLeftError, PeerLostError
 
 _LIMITLESS = "finite timeout not implemented"  # of c10d's FutureWrappingWork, torch 2.11 to 2.15
-_SHORT = ("rank", "world_size")
-_LONG = (
-    "replica_id",
-    "rank",
-    "world_size",
-    "quorum_id",
-    "group_rank",
-    "group_world_size",
-    "global_ranks",
-)
-
-
-class Membership(NamedTuple):
-    """What configure() was told, in either of its two forms."""
-
-    rank: int
-    world_size: int
-
-    @classmethod
-    def of(cls, args: tuple[object, ...], kwargs: dict[str, object]) -> Membership:
-        """Tell the forms apart: the longer one begins with a replica's name."""
-        named = "replica_id" in kwargs or (bool(args) and isinstance(args[0], str))
-        names = _LONG if named else _SHORT
-        if len(args) > len(names):
-            raise TypeError(
-                f"configure: expected store_addr and at most {', '.join(names)}; found "
-                f"{len(args) - len(names)} arguments more"
-            )
-        given = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in names or name in given:
-                why = "twice" if name in given else "which it does not know"
-                raise TypeError(f"configure: expected {', '.join(names)}; found {name} {why}")
-            given[name] = value
-        return cls(_number("rank", given), _number("world_size", given))
 
 
 def _place_in(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, int]:
@@ -68,14 +34,6 @@ def _place_in(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int,
             f"{kwargs or ''}"
         )
     return (numbers[0], numbers[1]) if numbers else (0, 1)
-
-
-def _number(name: str, given: dict[str, object]) -> int:
-    value = given.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        found = type(value).__name__ if name in given else "none"
-        raise TypeError(f"configure: {name}: expected an int, found {found}")
-    return value
 
 
 class FinishedWork(_c10d.Work):

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Backend, PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _interrupts
-from torchft_ext._groups import backends_of
+from torchft_ext._backends import backends_of
 from torchft_ext_autoload import ENGINES, gloo, replaces_gloo
 
 _CREATOR = "_new_process_group_helper"

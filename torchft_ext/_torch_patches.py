@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C
+from torchft_ext._configure_arguments import Membership
 from torchft_ext._own_names import own_names
 
 BackendsOf = Callable[[dist.ProcessGroup], Iterable[_C.Backend]]
@@ -104,8 +105,6 @@ class _OfOurGroups:
 
 def _configure(backend: _C.Backend, store_addr: str, *args: object, **kwargs: object) -> None:
     """As configure() of torchft_ext.process_group's groups."""
-    from torchft_ext._pg_base import Membership  # only now: its modules are seldom needed
-
     membership = Membership.of(args, kwargs)
     backend.configure(store_addr, membership.rank, membership.world_size)
 

@@ -14,7 +14,8 @@ from time import monotonic
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchft_ext import _C, _groups, _interrupts
+from torchft_ext import _C, _interrupts
+from torchft_ext._backends import backends_of
 from torchft_ext.elastic import _current, _tables
 from torchft_ext.elastic._errors import ElasticError, ElasticTimeoutError
 from torchft_ext.elastic._view import Answer, Digest, View
@@ -245,7 +246,7 @@ class Job:
             raise ValueError(
                 "manage: rule: expected none for the default group: it has all members"
             )
-        backends = [] if group is None else list(_groups.backends_of(group))
+        backends = [] if group is None else list(backends_of(group))
         if group is not None and not backends:
             raise ValueError(f"manage: group: expected one of the backend 'ft', found {group}")
         if any(one in self._followers for one in backends):
@@ -447,7 +448,7 @@ class Job:
         """Bring the group of a rule into the view, among these members."""
         lasting = self._lasting.get(name)
         if not ranks:
-            for backend in () if lasting is None else _groups.backends_of(lasting):
+            for backend in () if lasting is None else backends_of(lasting):
                 backend.abort(f"this member is in no group {name!r} in view {view.number}")
             return
         unique = f"{name}/{min(ranks)}"

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
 from torchft_ext import _C, _groups, _make_group
+from torchft_ext._backends import backends_of
 
 __all__ = ["ViewGroups"]
 
@@ -104,7 +105,7 @@ class ViewGroups:
             CommError: it could not be formed.
         """
         rank = list(ranks).index(dist.get_rank())
-        for number, backend in enumerate(_groups.backends_of(group)):
+        for number, backend in enumerate(backends_of(group)):
             store = dist.PrefixStore(f"view{self._view}/{name}/{number}", self._store)
             beside = _groups.backend(), list(ranks)  # as above
             backend._configure_over(store, rank, len(ranks), timeout, *beside)
@@ -116,7 +117,7 @@ class ViewGroups:
         with self._lock:
             groups = list(self._groups)
             lasting = [backend for backend, _ in self._lasting]
-        return [backend for group in groups for backend in _groups.backends_of(group)] + lasting
+        return [backend for group in groups for backend in backends_of(group)] + lasting
 
     def abort(self, reason: str) -> None:
         """Fail all groups, also those that are still being made."""
@@ -124,7 +125,7 @@ class ViewGroups:
             self._over = reason
             groups, lasting = list(self._groups), list(self._lasting)
         for group in groups:
-            for backend in _groups.backends_of(group):
+            for backend in backends_of(group):
                 backend.abort(reason)
         for backend, generation in lasting:  # it may have begun another one by now
             backend._abort_generation(generation, reason)
@@ -161,7 +162,7 @@ class ViewGroups:
             groups = list(self._groups)
         with ExitStack() as all_of_them:  # also where one raises
             for group in groups:
-                for backend in _groups.backends_of(group):
+                for backend in backends_of(group):
                     backend.set_timeout(_FLUSH_WITHIN)
                     all_of_them.callback(backend.shutdown)
 

@@ -88,7 +88,7 @@ def test_groups_of_others_have_torchs_own_functions(ranks):
 
 def patched_twice() -> None:
     import torchft_ext._torch_patches as patches
-    from torchft_ext._groups import backends_of
+    from torchft_ext._backends import backends_of
 
     names = ("_set_pg_timeout", "monitored_barrier", "_get_split_source")
     before = [getattr(dist.distributed_c10d, name, None) for name in names]
