@@ -160,6 +160,16 @@ def test_links_to_headings_lead_somewhere(document: Path) -> None:
             assert heading in headings(document.parent / path if path else document), link
 
 
+def test_every_promise_has_a_section_of_tests() -> None:
+    promise = re.compile(r"^## (\d+\. .+)$", re.M)
+    contract, tested = (
+        promise.findall((ROOT / "docs" / name).read_text())
+        for name in ("contract.md", "tested_promises.md")
+    )
+    assert contract == tested
+    assert len(contract) == 14
+
+
 def test_settings_in_the_contract_are_those_that_are_read() -> None:
     folders = (ROOT / "csrc", ROOT / "torchft_ext")
     sources = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
