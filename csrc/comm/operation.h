@@ -82,17 +82,17 @@ constexpr uint64_t kEngineTag = uint64_t{1} << 63;
 
 // Which buffers a kind has (W = world size; all contiguous; inputs are never written unless they
 // are also outputs; an input may be the same memory as an output only where "in place" stands):
-//   allreduce       outputs[0], in place
-//   broadcast       outputs[0], in place; the root's is the source
-//   allgather       inputs[0] -> outputs[W]; outputs[rank] may be the input; sizes may differ
-//   reduce_scatter  inputs[W] -> outputs[0] = reduction of everyone's inputs[rank]; outputs[0] may
-//                   be inputs[rank]; host memory: the inputs' sizes may differ, the same on all
-//   reduce          inputs[0] -> root's outputs[0], which may be its input; others have no output
-//   gather          inputs[0] -> root's outputs[W]
-//   scatter         root's inputs[W] -> outputs[0]
-//   alltoall        inputs[W] -> outputs[W], inputs[i] goes to rank i; sizes may differ
-//   send / recv     inputs[0] to `peer` / outputs[0] from `peer` (recv: -1 any)
-//   barrier         none
+//   allreduce         outputs[0], in place
+//   broadcast         outputs[0], in place; the root's is the source
+//   allgather         inputs[0] -> outputs[W]; outputs[rank] may be the input; sizes may differ
+//   reduce_scatter    inputs[W] -> outputs[0] = reduction of everyone's inputs[rank], which may
+//                     be outputs[0]; host memory: the inputs' sizes may differ, the same on all
+//   reduce            inputs[0] -> root's outputs[0], which may be its input; others have no output
+//   gather            inputs[0] -> root's outputs[W]
+//   scatter           root's inputs[W] -> outputs[0]
+//   alltoall          inputs[W] -> outputs[W], inputs[i] goes to rank i; sizes may differ
+//   send / recv       inputs[0] to `peer` / outputs[0] from `peer` (recv: -1 any)
+//   barrier           none
 //   sparse_allreduce  has `exchanges`; each has the buffers of an allgather
 struct Operation {
   OpKind kind = OpKind::kBarrier;

@@ -1,16 +1,19 @@
-// What a job keeps in the store that its processes share: who founded it, where its members are,
-// and the witness's register. Plain calls, each of which blocks for as long as the store takes.
+// The keys of an elastic job in the store that its processes share: its founding, its members'
+// addresses, and the witness's register. Plain calls; each blocks for as long as the store takes.
 //
 // Keys, below the job's prefix:
-//   seats     how many fresh processes have come
-//   seat/<i>  one of them, in the order in which they came; one that died on its way lacks
-//   founding  the rules, the first view, and what admits to its members' connections: the first
-//             that is written
-//   contacts  the members of a late view: a hint
-//   witness/<lineage>  that lineage's register: the store's identity to it, and the view that it
-//   last
-//             voted for: changed only by who names what stands there, so a store that restarted
-//             empty, or one whose register says that a later number has been decided, has no vote
+// clang-format off
+//   seats              number of fresh processes that have come
+//   seat/<i>           the i-th of them; missing if that process died before it wrote the key
+//   founding           the rules, the first view, and the key that admits to its members'
+//                      connections; the first process to write it founds the job
+//   contacts           addresses of the members of a recent view: a hint
+//   witness/<lineage>  the register of that lineage: the store's identity in it, and the view that
+//                      the store last voted for. A writer has to name the present value. So a store
+//                      that restarted empty has no vote, and neither has one whose register says
+//                      that a later number has been decided.
+// clang-format on
+//
 // Owner: an ElasticMember, on one thread. Every call throws StoreError.
 #pragma once
 

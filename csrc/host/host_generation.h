@@ -1,21 +1,28 @@
 // One generation on the network thread: its connections, what runs over them, and how it ends.
 //
 // States (loop thread):
-//   connecting   channels arrive one by one; a channel's end here breaks the attempt, not yet the
-//             generation
-//   barrier   all channels stand; waits for every peer's kBarrier, or the final frames of one who
-//             was up
-//   up        operations run
-//   over      nothing touches user memory any more; connections say their final frames and close.
-//             Whoever was told of the end by another, or goes on to another generation, does so 5
-//             ms later: the core belongs to waiters first
-// Transitions: connecting -> barrier -> up -> over, and from each to over:
-//   the lifecycle failed   (any thread; posted here) every peer is told why (kFailed), operations
-//                          complete with it
-//   leave()                everything issued has completed and is sent, goodbyes are said
-// A failure for want of a leaver, as another member tells of it, waits until this one has done as
-// many exchanges (HeldFailure); not beside operations of any other kind, or of an engine above.
-//   dissolve()             a forming attempt is given up quietly: peers wait for its successor
+// clang-format off
+//   connecting  Channels arrive one by one. If one ends here, the attempt fails, and not yet the
+//               generation.
+//   barrier     All channels stand. Waits for kBarrier of every peer, or for the final frames of a
+//               peer that was up already.
+//   up          Operations run.
+//   over        Nothing touches user memory any more. Connections send their final frames and
+//               close. A member that was notified of the end by another one, or that goes on to
+//               another generation, does so 5 ms later: the core belongs to waiters first.
+// clang-format on
+//
+// Transitions: connecting -> barrier -> up -> over, and from each state to over:
+// clang-format off
+//   the lifecycle failed  (in any thread; posted here) Every peer is sent the reason (kFailed), and
+//                         operations complete with it.
+//   leave()               Everything issued has completed and is sent; goodbyes are said.
+//   dissolve()            A forming attempt is given up quietly: peers wait for its successor.
+// clang-format on
+//
+// If another member reports a failure caused by a member that left, this member first does as many
+// exchanges as the reporter had done (HeldFailure). It does not wait if operations of any other
+// kind, or of an engine above, are under way.
 //
 // Owner: the communicator (or the attempt that forms it), and tasks under way, the final frames
 // among them; destroyed on the loop. Threads: loop only, but for waitDrained(). It never blocks.

@@ -248,6 +248,13 @@ def test_programs_shown_in_documents_are_run_by_a_test() -> None:
     assert {path for path in programs_shown() if path.stem not in run} == set()
 
 
+def test_glossary_is_short() -> None:
+    rows = re.findall(r"^\* - (.+)$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    terms = [row for row in rows if row != "term"]
+    assert len(set(terms)) == len(terms)
+    assert 15 < len(terms) <= 25
+
+
 def test_layers_in_the_architecture_are_the_folders_of_sources() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     (table,) = re.findall(r"^\* - layer$.*?^```$", text, re.M | re.S)
