@@ -85,8 +85,9 @@ constexpr uint64_t kEngineTag = uint64_t{1} << 63;
 //   allreduce         outputs[0], in place
 //   broadcast         outputs[0], in place; the root's is the source
 //   allgather         inputs[0] -> outputs[W]; outputs[rank] may be the input; sizes may differ
-//   reduce_scatter    inputs[W] -> outputs[0] = reduction of everyone's inputs[rank], which may
-//                     be outputs[0]; host memory: the inputs' sizes may differ, the same on all
+//   reduce_scatter    inputs[W] -> outputs[0], which may be inputs[rank], = the reduction of
+//                     everyone's inputs[rank]; host memory: the inputs' sizes may differ, the same
+//                     on all
 //   reduce            inputs[0] -> root's outputs[0], which may be its input; others have no output
 //   gather            inputs[0] -> root's outputs[W]
 //   scatter           root's inputs[W] -> outputs[0]
