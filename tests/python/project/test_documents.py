@@ -248,6 +248,14 @@ def test_programs_shown_in_documents_are_run_by_a_test() -> None:
     assert {path for path in programs_shown() if path.stem not in run} == set()
 
 
+def test_change_that_contributing_suggests_can_be_made() -> None:
+    suggested = re.compile(r"^    sed -i 's/(.+)/(.+)/' (\S+)$", re.M)
+    ((before, after, file),) = suggested.findall((ROOT / "CONTRIBUTING.md").read_text())
+    source = (ROOT / file).read_text()
+    assert source.count(before) == 1
+    assert after not in source
+
+
 def test_glossary_is_short() -> None:
     rows = re.findall(r"^\* - (.+)$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
     terms = [row for row in rows if row != "term"]
