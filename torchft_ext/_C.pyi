@@ -18,12 +18,12 @@ _T = TypeVar("_T")
 _S = TypeVar("_S")
 
 class Options(_Backend.Options):
-    """What one group may choose: ``init_process_group("ft", pg_options=Options(...))``.
+    """The options of one group: ``init_process_group("ft", pg_options=Options(...))``.
 
-    None leaves it to the environment variable, then to the default. A bad value of a variable is a
-    ValueError where a group is made.
+    If an option is None, its environment variable is used, or else the default. A bad value of a
+    variable raises ValueError when a group is made.
 
-    Threads: any. Nothing of it changes, but for the timeout (Backend.set_timeout()).
+    Threads: any. Options do not change, except the timeout (Backend.set_timeout()).
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Options(_Backend.Options):
         high_priority_stream: bool = False,
         blocking_wait: bool = False,
     ) -> None:
-        """Check the values, all given by keyword; nothing is opened or sent.
+        """Check the values. Nothing is opened or sent.
 
-        Each property of this class says more: values, environment variable and default.
+        The properties of this class give the values, environment variables and defaults in full.
 
         Args:
             timeout: the limit of operations and of configure().
@@ -55,9 +55,9 @@ class Options(_Backend.Options):
             blocking_wait: whether wait() of device operations blocks the host too.
 
         Raises:
-            ValueError: a time that is not positive, a heartbeat out of its bounds, an empty
-                interface, no port range, or one of fewer than three ports.
-            TypeError: a value of another type than the property says.
+            ValueError: If a time is not positive, the heartbeat is out of its bounds, the interface
+                is empty, or the port range is malformed or has fewer than three ports.
+            TypeError: If a value is not of the type that the property says.
         """
 
     def __copy__(self) -> Options: ...
@@ -77,8 +77,8 @@ class Options(_Backend.Options):
         """str or None: the network interface to listen on.
 
         "eth0"; "eth" (prefix); "eth0,ib0" (the first that is there); "=eth0" (exactly);
-        "^docker,lo" (all but these). Where there is none, making the group is a ValueError. Or an
-        address of this host, as a number: "10.0.0.5".
+        "^docker,lo" (all but these); or a numeric address of this host: "10.0.0.5". If there is no
+        such interface, making the group raises ValueError.
 
         Environment: TORCHFT_EXT_SOCKET_IFNAME, then GLOO_SOCKET_IFNAME.
 
@@ -90,7 +90,7 @@ class Options(_Backend.Options):
     def port_range(self) -> str | None:
         """str or None: the TCP ports to listen on, first and last: "7000-7100"; "0": any.
 
-        A process takes three, so fewer are refused. Where all are taken, making the group is a
+        A process takes three, so fewer are refused. If all are taken, making the group raises
         RendezvousError.
 
         Environment: TORCHFT_EXT_PORT_RANGE.
@@ -124,7 +124,7 @@ class Options(_Backend.Options):
     def nan_check(self) -> bool | None:
         """bool or None: a NaN in this rank's input of an operation fails the generation.
 
-        That is a CommAbortedError on all ranks, and names this one.
+        All ranks get a CommAbortedError that names this rank.
 
         Environment: TORCHFT_EXT_NAN_CHECK, 0 or 1.
 
@@ -149,143 +149,161 @@ class Options(_Backend.Options):
 
     @property
     def blocking_wait(self) -> bool:
-        """bool: wait() of device operations blocks the host too, and raises what became of them.
+        """bool: wait() of device operations blocks the host too, and raises their failures.
 
         Default: False.
         """
 
 class Backend(_Backend):
-    """The fault-tolerant backend of one group: torchft_ext.backend(group) finds it."""
+    """The fault-tolerant backend of one group; torchft_ext.backend(group) returns it."""
 
     def configure(
         self, store_addr: str, rank: int, world_size: int, *, timeout: timedelta | None = None
     ) -> None:
         """Begin a new generation of this group with another rank and world size.
 
-        Ends the current generation first. Blocks, without the GIL, until all `world_size` members
-        that name the same address have come and are connected, up to the timeout. After a success
-        rank, size, torch's rank tables and DDP's divisor are those of the new generation. After a
-        failure the group has no generation, and configure() may be called again.
+        First ends the current generation. Then blocks, without the GIL, until `world_size` members
+        have called configure() with the same address and are connected, up to the timeout. On
+        success, the rank, the size, torch's rank tables and DDP's divisor are those of the new
+        generation. On failure the group has no generation, and configure() may be called again.
 
         Args:
-            store_addr: "host:port/prefix" of a TCPStore, "[ipv6]:port/prefix". A prefix serves one
-                generation: take a new one for each.
-            rank: this process's in the new generation, 0 to `world_size` - 1.
-            world_size: of the new generation, 1 or more.
-            timeout: for the whole call; None: the group's timeout.
+            store_addr: the address of a TCPStore with a prefix, "host:port/prefix" or
+                "[ipv6]:port/prefix". Use a new prefix for each generation.
+            rank: the rank of this process in the new generation, from 0 to `world_size` - 1.
+            world_size: the number of members of the new generation, 1 or more.
+            timeout: the limit of the whole call. If None, the group's timeout is used.
 
         Raises:
-            CommError: by kind: a member did not come in time, died or gave up, the store was lost,
-                two took one rank, or abort() was called meanwhile.
-            ValueError, TypeError: bad arguments; nothing has been sent.
-            RuntimeError: after shutdown(), while another thread is in configure(), in a forked
-                child, or for another size where torch keeps the group's (docs/limits.md).
+            CommError: If a member did not come in time, died or gave up, the store was lost, two
+                members have one rank, or abort() was called. The subclass says which.
+            ValueError, TypeError: If an argument is bad. Nothing has been sent.
+            RuntimeError: If shutdown() was called, another thread is in configure(), this is a
+                forked child, or torch does not let this group change its size (docs/limits.md).
 
         Threads: any; one at a time.
         """
 
     def abort(self, why: str = "abort() was called") -> None:
-        """End the generation on every rank, or the configure() that is under way here.
+        """End the generation on every rank, or a configure() of this rank that is under way.
 
-        Releases every waiter at once, then waits until the engine is out of all tensors: 50 ms as a
-        rule. Does nothing where there is nothing to end. The next configure() starts clean.
+        Immediately releases all waiters. Then waits until the engine no longer uses any tensor,
+        which normally takes less than 50 ms. Does nothing if there is nothing to end. Call
+        configure() to begin the next generation.
 
         Args:
-            why: what the errors of all ranks will say.
+            why: the reason, which the errors of all ranks repeat.
 
         Threads: any, at any time; also from callbacks.
         """
 
     def get_error(self) -> ErrorType:
-        """torch's type of the error that the generation failed with, without blocking.
+        """Return torch's type of the failure of the generation. Does not block.
 
-        SUCCESS where there is none, TIMEOUT, REMOTE_ERROR where a member was lost or left, else
-        COMM_ERROR. Source: c10d's getError(), which torch binds for its own NCCL backend alone.
+        Returns:
+            SUCCESS if the generation has not failed; TIMEOUT; REMOTE_ERROR if a member was lost or
+            left; otherwise COMM_ERROR.
+
+        Source: c10d's getError(), which torch binds only for its own NCCL backend.
         """
 
     def errored(self) -> CommError | None:
-        """Return what the generation, or the last configure(), failed with; None: it stands.
+        """Return the failure of the generation, or of the last configure(). Does not block.
 
-        Does not block. Threads: any.
+        Returns:
+            The failure. None if the generation has not failed.
+
+        Threads: any.
         """
 
     def check(self, timeout: timedelta | None = None) -> None:
-        """Wait until everything issued on device tensors is complete, then raise what failed.
+        """Wait until all operations on device tensors are complete, and raise any failure.
 
-        A result on a device counts only after this: wait() does not block the host, and after a
-        failure the stream goes on. Blocks, without the GIL. Host tensors need no check(): their
-        wait() is one.
+        Call it before you use a result on a device: wait() does not block the host there, and after
+        a failure the stream goes on with wrong data. For host tensors wait() is enough. Blocks,
+        without the GIL.
 
         Args:
-            timeout: None: the group's timeout.
+            timeout: the limit. If None, the group's timeout is used.
 
         Raises:
-            CommError: the generation failed, or fails now because the time ran out.
-            ValueError, TypeError: the timeout is not a positive timedelta.
+            CommError: If the generation has failed, or the time runs out, which fails it.
+            ValueError, TypeError: If the timeout is not a positive timedelta.
 
         Threads: any.
         """
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the limit of later operations, and of calls of configure() that name none.
+        """Set the limit of later operations, and of later configure() calls without a timeout.
+
+        Args:
+            timeout: the limit, above zero.
 
         Raises:
-            ValueError, TypeError: not a positive timedelta.
+            ValueError, TypeError: If it is not a positive timedelta.
 
         Threads: any.
         """
 
     def register_mem_pool(self, pool: MemPool, symm: bool = False) -> None:
-        """Register a memory pool's device memory with NCCL, in this generation and in all to come.
+        """Register the device memory of a pool with NCCL, for this and all later generations.
 
-        Operations on tensors in it can then go without NCCL's own buffers. Each new communicator
-        of all ranks gets it before its first operation, those between two ranks never. Called
-        again, it adds the segments that have come since. All ranks of the group must register
-        alike, since NCCL requires that all ranks of an operation pass registered memory or none
-        does. The pool is kept alive until deregister_mem_pool(), shutdown() or the group's end, and
-        beyond that as long as a communicator has it. configure() then waits until the communicators
-        of earlier generations are freed. Blocks, without the GIL, up to the group's timeout.
+        Operations on tensors in that memory then need no buffers of NCCL's own. Every new
+        communicator of all ranks gets the pool before its first operation; communicators between
+        two ranks never get it. Call the method again to add segments that the pool has allocated
+        since. All ranks of the group must register alike: NCCL requires that either all ranks of an
+        operation pass registered memory or none.
+
+        The pool is kept alive until deregister_mem_pool(), shutdown() or the end of the group, and
+        for as long as a communicator uses it. With registered pools, configure() waits until the
+        communicators of earlier generations are freed. Blocks, without the GIL, up to the group's
+        timeout.
 
         Args:
-            pool: a torch.cuda.MemPool, or what has its `id` and `snapshot()`.
+            pool: a torch.cuda.MemPool, or an object with the same `id` and `snapshot()`.
             symm: must be False: live peers could still write into symmetric memory after an abort.
 
         Raises:
-            NotImplementedError: symm, or a group without NCCL.
-            ValueError, TypeError: a pool that is none; nothing was registered.
-            RuntimeError: after shutdown(), or in a forked child.
-            torch.distributed.DistBackendError: NCCL refused a segment, which it names; what this
-                call registered is taken back, and the generation stands.
-            CommTimeoutError: not done in time; as above.
+            NotImplementedError: If `symm` is True, or the group has no NCCL.
+            ValueError, TypeError: If `pool` is not a memory pool. Nothing was registered.
+            RuntimeError: If shutdown() was called, or in a forked child.
+            torch.distributed.DistBackendError: If NCCL refused a segment, which the message names.
+                The registrations of this call are undone, and the generation goes on.
+            CommTimeoutError: If the time ran out. The same applies.
 
-        Threads: any; before the first generation too. Source: ProcessGroupNCCL's, which raises
-        where no communicator exists yet, and takes symm.
+        Threads: any; also before the first generation. Source: ProcessGroupNCCL's, which raises if
+        no communicator exists yet, and accepts symm.
         """
 
     def deregister_mem_pool(self, pool: MemPool) -> None:
-        """Wait until everything issued on device tensors is complete, then take a pool back.
+        """Undo register_mem_pool(), once all operations on device tensors are complete.
 
-        No graph that uses it may be replayed meanwhile. Blocks, without the GIL, up to the group's
-        timeout. The pool is forgotten whatever is raised but for the first three, and a
-        CommTimeoutError which says that another thread's registration took all of the time.
+        No graph that uses the pool may be replayed meanwhile. Blocks, without the GIL, up to the
+        group's timeout. The group forgets the pool even if this raises, with two exceptions: the
+        first three errors below, and a CommTimeoutError which says that another thread's
+        registration took all of the time.
+
+        Args:
+            pool: a pool that is registered.
 
         Raises:
-            ValueError, TypeError: a pool that is none, or is not registered.
-            RuntimeError: after shutdown(), or in a forked child.
-            NotImplementedError: a group without NCCL.
-            torch.distributed.DistBackendError: NCCL refused; the generation stands, and its
-                communicator keeps the pool to its end.
-            CommTimeoutError: operations were not complete, or NCCL did not come back, in time: a
-                member may be frozen. The generation has failed.
+            ValueError, TypeError: If `pool` is not a memory pool, or is not registered.
+            RuntimeError: If shutdown() was called, or in a forked child.
+            NotImplementedError: If the group has no NCCL.
+            torch.distributed.DistBackendError: If NCCL refused. The generation goes on, and its
+                communicator keeps the pool until it ends.
+            CommTimeoutError: If operations were not complete in time, or NCCL did not return in
+                time because a member may be frozen. The generation has failed.
 
         Threads: any. Source: ProcessGroupNCCL's.
         """
 
     def shutdown(self) -> None:
-        """Say goodbye to the other members, once what was issued is done, and end the generation.
+        """Leave the group: finish all operations, say goodbye to the others, end the generation.
 
-        Blocks, without the GIL, for 5 s or the group's timeout at most: a receive that nobody
-        answers takes that long, and fails then. configure() raises after.
+        Blocks, without the GIL, for at most 5 s or the group's timeout. A receive that nobody
+        answers takes that long, and then fails. Afterwards configure() raises RuntimeError.
+
         Threads: any.
         """
 
@@ -308,93 +326,116 @@ class Backend(_Backend):
         shrink_flags: int = 0,
         opts_override: _Backend.Options | None = None,
     ) -> Backend:
-        """Return a group of all members but these; torch.distributed.shrink_group() calls it.
+        """Make a group of all members except some; torch.distributed.shrink_group() calls this.
 
-        Blocks, without the GIL, until the new group's first generation stands, up to the timeout.
+        Blocks, without the GIL, until the first generation of the new group has formed, up to the
+        timeout.
+
+        Args:
+            ranks_to_exclude: the ranks of this group that the new group does not have.
+            shrink_flags: torch's flags.
+            opts_override: the options of the new group. If None, those of this group are used.
+
+        Returns:
+            The backend of the new group.
 
         Raises:
-            CommError: it could not be formed.
-            ValueError: bad ranks or flags.
-            RuntimeError: this group has no generation.
+            CommError: If the group could not be formed.
+            ValueError: If ranks or flags are bad.
+            RuntimeError: If this group has no generation.
 
         Threads: any.
         """
 
     def rank(self) -> int:
-        """Return this process's rank in the generation.
+        """Return the rank of this process in the generation. Does not block.
 
-        Of a failed generation too, until configure() begins another; before the first, the rank
-        that the group was made with. Does not block. Threads: any.
+        After a failure it stays the rank in the failed generation until configure() begins another
+        one. Before the first generation, it is the rank that the group was made with.
+
+        Threads: any.
         """
 
     def size(self) -> int:
-        """Return the number of ranks in the generation, under the same rules as rank().
+        """Return the world size of the generation. Does not block.
 
-        Does not block. Threads: any.
+        The rules of rank() for failed generations apply.
+
+        Threads: any.
         """
 
     def stats(self) -> Stats:
-        """Return what this group and its process have done so far: see Stats.
+        """Return counts of this group and its process; see Stats for the keys.
 
-        Takes milliseconds, without the GIL: it counts open descriptors. Threads: any.
+        Takes milliseconds, without the GIL, because it counts open descriptors.
+
+        Threads: any.
         """
 
     @property
     def options(self) -> Options:
-        """Of this group; its timeout is the one that holds, as ``_timeout``."""
+        """The options of this group. Their timeout is the present one, as ``_timeout``."""
 
     @property
     def generation(self) -> int:
-        """The number of the last generation that was active, which grows; 0 before the first."""
+        """The number of the last generation that formed. It only grows; 0 before the first."""
 
     @property
     def group_name(self) -> str:
-        """The group's name in torch.distributed; errors and the log call it so."""
+        """The name of the group in torch.distributed, which errors and the log use."""
 
 class Future(_Future[_T]):
-    """The future of an operation on host memory, or what a callback of one came to.
+    """The future of an operation on host memory, or of a callback that was added to one.
 
-    Its callbacks run on threads of the library, in the order in which operations end, one at a
-    time; while one waits, in `wait()` here or of a Work, others run. Collectives that a callback
-    issues run beside those of other threads, in any order that the ranks' callbacks run in. That
-    goes for futures of collectives; what a callback of a send's or a receive's future issues is
-    in the order of the other threads' collectives, by chance.
+    Callbacks run on threads of the library, one at a time, in the order in which operations end. If
+    a callback waits for this or another future, or for a Work, others run meanwhile.
+
+    A callback may issue collectives. If its future belongs to a collective, they are independent of
+    the collectives of other threads, and ranks may run their callbacks in any order. If its future
+    belongs to a send or receive, they take a place among the collectives of other threads that
+    depends on chance.
 
     Threads: any.
     """
 
     def then(self, callback: Callable[[Future[_T]], _S]) -> Future[_S]:
-        """As torch's, but that the callback never runs on the caller's thread."""
+        """Add a callback as torch's method does; it never runs on the caller's thread."""
 
     def add_done_callback(self, callback: Callable[[Future[_T]], None]) -> None:
-        """As torch's, but that the callback never runs on the caller's thread."""
+        """Add a callback as torch's method does; it never runs on the caller's thread."""
 
     def wait(self) -> _T:
-        """Block until it is complete; return its value, or raise the failure.
+        """Block until the future is complete.
 
-        It ends by the limit of the operation, or when the callback that it stands for has
+        That takes at most the limit of the operation, or until the callback of this future has
         returned.
+
+        Returns:
+            The value of the future.
+
+        Raises:
+            CommError: If the operation failed. An exception of the callback is raised, too.
         """
 
 class Work(_Work):
     """One operation of an 'ft' group."""
 
     def get_future(self) -> _Future[list[Tensor]]:
-        """Return the operation's future: a list of its output tensors, or its failure.
+        """Return a future with the list of output tensors, or with the failure. Does not block.
 
-        Does not block. On host memory it is a Future of this module; on a device torch's own, which
-        is complete at once, in stream order.
+        For host memory it is a Future of this module. For a device it is torch's own, which is
+        complete immediately, in stream order.
 
         Threads: any.
         """
 
     def check(self) -> None:
-        """Wait until the operation is complete, on its device too, then raise its failure.
+        """Wait until the operation is complete, also on its device, and raise its failure.
 
-        Blocks, without the GIL, until the operation's deadline at most.
+        Blocks, without the GIL, at most until the deadline of the operation.
 
         Raises:
-            CommError: it failed.
+            CommError: If the operation failed.
 
         Threads: any.
         """
@@ -402,11 +443,11 @@ class Work(_Work):
     def synchronize(self) -> None:
         """Wait as ``wait()`` does.
 
-        Blocks, without the GIL (torch's own method holds it), until the operation's deadline at
-        most.
+        Blocks, without the GIL (torch's own method holds it), at most until the deadline of the
+        operation.
 
         Raises:
-            CommError: it failed.
+            CommError: If the operation failed.
 
         Threads: any.
         """

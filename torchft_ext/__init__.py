@@ -1,4 +1,4 @@
-"""Process groups that can be aborted at any moment and formed anew.
+"""Process groups that can be aborted at any time, and continue with other members.
 
     import torch.distributed as dist
     import torchft_ext
@@ -7,12 +7,13 @@
     ...
     try:
         dist.all_reduce(tensor)
-    except torchft_ext.CommError:
-        torchft_ext.backend().configure("10.0.0.1:29500/generation2", rank=new_rank,
-        world_size=new_size)
+    except torchft_ext.CommError:  # a member died
+        torchft_ext.backend().configure(
+            "10.0.0.1:29500/generation2", rank=new_rank, world_size=new_size
+        )
 
-The group object that DDP or other code holds stays the same. ``init_process_group("ft")`` needs no
-import of this package.
+The group object that DDP and other code hold stays the same. ``init_process_group("ft")`` works
+without importing this package.
 """
 
 # isort: off

@@ -15,13 +15,13 @@ __all__ = ["backends_of", "replace_gloo"]
 
 
 class Replacement:
-    """Groups that are asked for with "gloo" are of this package, from now on, or within a block.
+    """Makes "gloo" mean this package's groups, for good or within a `with` block.
 
-    Groups that were made stay what they are. Threads: one at a time.
+    Existing groups do not change. Threads: one at a time.
     """
 
     def __init__(self) -> None:
-        """Begin; see replace_gloo()."""
+        """Begin the replacement; see replace_gloo()."""
         self._was_there = torchft_ext_autoload.replaces_gloo(c10d)
         torchft_ext_autoload.replace_gloo(c10d)
 
@@ -41,23 +41,27 @@ class Replacement:
 
 
 def replace_gloo() -> AbstractContextManager[object]:
-    """Make groups of this package where a program asks for "gloo"; does not block.
+    """Make groups of this package whenever the program asks for "gloo".
 
-        torchft_ext.replace_gloo()  # before groups are made
+    Does not block. Call it before groups are made, or use it as a context manager::
+
+        torchft_ext.replace_gloo()
         dist.init_process_group("gloo")
 
         with torchft_ext.replace_gloo():
             group = dist.new_group(backend="gloo")
 
-    The environment variable TORCHFT_EXT_REPLACE_GLOO=1 does the same at ``import torch``, in
-    processes that the program starts too. It holds for ``init_process_group`` and ``new_group``
-    with "gloo" and with specs such as "cpu:gloo,cuda:nccl", for DeviceMesh, and for calls of
-    ``ProcessGroupGloo(...)``. ``dist.get_backend()`` and ``isinstance(..., ProcessGroupGloo)``
-    still say gloo; backends_of() tells the truth. Names that a program imported from torch before
-    stay torch's, and so do 'ft:gloo' and the classes of torchft_ext.process_group over gloo.
+    The environment variable TORCHFT_EXT_REPLACE_GLOO=1 does the same at ``import torch``, also in
+    the processes that the program starts.
+
+    The replacement applies to ``init_process_group`` and ``new_group`` with "gloo" and with specs
+    such as "cpu:gloo,cuda:nccl", to DeviceMesh, and to calls of ``ProcessGroupGloo(...)``.
+    ``dist.get_backend()`` and ``isinstance(..., ProcessGroupGloo)`` still say gloo; use
+    backends_of() to find out. It does not apply to names that the program imported from torch
+    before, to 'ft:gloo', and to the classes of torchft_ext.process_group over gloo.
 
     Returns:
-        A context manager, for programs that want it for a time.
+        A context manager that ends the replacement when its block ends.
 
     Threads: one at a time. Source: torch's ProcessGroupGloo.
     """
@@ -65,12 +69,15 @@ def replace_gloo() -> AbstractContextManager[object]:
 
 
 def backends_of(group: dist.ProcessGroup | None = None) -> tuple[_C.Backend, ...]:
-    """Return this package's backends in a group; none where it has others only. Does not block.
+    """Return the backends of this package that a group has. Does not block.
 
     Args:
-        group: None: the default group.
+        group: the process group. If None, the default group is used.
+
+    Returns:
+        The backends. Empty if the group has only backends of others.
 
     Raises:
-        ValueError: there is no default group.
+        ValueError: If there is no default group.
     """
     return tuple(_backends.backends_of(c10d._get_default_group() if group is None else group))

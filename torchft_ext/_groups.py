@@ -24,15 +24,20 @@ numbered_by_themselves: WeakSet[dist.ProcessGroup] = WeakSet()
 def backend(group: dist.ProcessGroup | None = None) -> _C.Backend:
     """Return the fault-tolerant backend of a group.
 
-    Of a group of 'ft:gloo', of another declared backend, or in a child process, an object that has
-    Backend's methods but stats(), shrink(), options and those of devices. Does not block.
+    A group of 'ft:gloo', of another declared backend or in a child process has an object with the
+    same methods, except stats(), shrink(), options and those for devices. Does not block.
 
     Args:
-        group: a process group; None: the default group.
+        group: the process group. If None, the default group is used.
+
+    Returns:
+        The backend, on which configure(), abort(), check() and errored() can be called.
 
     Raises:
-        ValueError: the group has no backend of this package, or there is no default group.
-        TypeError: `group` is no process group.
+        ValueError: If the group has no backend of this package, or if there is no default group.
+        TypeError: If `group` is not a process group.
+
+    Threads: any.
     """
     if group is None:
         group = c10d._get_default_group()
@@ -67,22 +72,22 @@ def leave_numbered(group: dist.ProcessGroup) -> None:
 
 
 def adopt(name: str) -> dist.ProcessGroup:
-    """Take a group that C++ has made and published in this process.
+    """Return a group that C++ code of this process has made and published.
 
-    torch's tables then have it, with ranks of its own, 0 to its size - 1: torch.distributed's
-    collectives and functional ones take it. It stays C++'s: its end is there. Call it again after a
-    generation that C++ has begun. Does not block. Threads: any.
+    The group is entered into torch's tables, with global ranks of its own: 0 to its size - 1. Then
+    the collectives of torch.distributed and the functional ones accept it. C++ still owns it, and
+    ends it. Call this function again after each generation that C++ begins. Does not block.
 
     Args:
-        name: that C++ gave to torchft_ext::publish().
+        name: the name that C++ passed to torchft_ext::publish().
 
     Returns:
-        The group; `torchft_ext.backend(group)` is its handle.
+        The group. `torchft_ext.backend(group)` returns its backend.
 
     Raises:
-        ValueError: no group of this package has that name.
+        ValueError: If no group of this package has that name.
 
-    Source: torch's registry of process groups.
+    Threads: any. Source: torch's registry of process groups.
     """
     named: Any = name
     try:

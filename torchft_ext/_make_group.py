@@ -28,37 +28,43 @@ def make_group(
     options: _C.Options | None = None,
     device_id: torch.device | None = None,
 ) -> dist.ProcessGroup:
-    """Make a process group of its own, beside torch's tables or without them.
+    """Make a process group without init_process_group(), independent of the default group.
 
-    Blocks, without the GIL, until all members have come, up to the timeout. The result is torch's
-    ProcessGroup, with all of its methods, and `group=` of torch.distributed's collectives and of
-    DDP. `torchft_ext.backend(group)` is its handle. torch's tables do not know it: ask the group
-    itself for rank() and size(), and name roots and peers by `group_src=` and `group_dst=`. What
-    asks torch's tables refuses such a group: Join, ZeroRedundancyOptimizer, monitored_barrier() of
-    torch.distributed, functional collectives (torchft_ext.process_group has groups for those). Call
-    shutdown() on it when it is done: its end says no goodbye.
+    Blocks, without the GIL, until all members have joined, up to the timeout.
+
+    The result is a ProcessGroup of torch's with all of its methods. It can be passed as `group=` to
+    the collectives of torch.distributed and as the process group of DDP.
+    `torchft_ext.backend(group)` returns its backend. It is not in torch's tables. So call rank()
+    and size() on the group itself, and name roots and peers with `group_src=` and `group_dst=`.
+    Code that looks into torch's tables refuses such a group: Join, ZeroRedundancyOptimizer,
+    torch.distributed.monitored_barrier() and functional collectives (for these,
+    torchft_ext.process_group has groups).
+
+    Call shutdown() when the group is no longer needed: a group that is merely deleted does not say
+    goodbye to the others.
 
     Args:
-        store: where the members meet. Its keys lie under the group's name.
-        rank: this process's, 0 to `world_size` - 1.
-        world_size: 1 or more.
+        store: the store in which the members meet. Their keys are prefixed with the group's name.
+        rank: the rank of this process, from 0 to `world_size` - 1.
+        world_size: the number of members, 1 or more.
         backend: "ft", "ft:host" or "ft:nccl".
-        name: the group's, the same on all members; None: a number counted in this process, which
-            fits where all members make their groups in one order and none is started again. Give
-            one where threads of this process are ranks.
-            Members that configure() meet a process that makes the group in the same moment at
-            "host:port/" + the store's prefix + name.
-        timeout: of operations, and of making the group; None: that of `options`, else 30 minutes.
-        options: of this group.
-        device_id: the device whose communicator is made at once.
+        name: the name of the group, equal on all members. If None, a number is used that this
+            process counts up. Give a name if members make their groups in different orders, if a
+            member may be restarted, or if threads of one process are ranks. A process that makes
+            the group can meet members that call configure() at the same moment, if their address
+            is "host:port/" + the store's prefix + name.
+        timeout: the limit of operations, and of this call. If None, that of `options` is used, or
+            else 30 minutes.
+        options: the options of the group.
+        device_id: the device to bind the group to. Its communicator is made immediately.
 
     Returns:
-        The group, for every type of device that the backend serves.
+        The group. It serves every type of device that the backend serves.
 
     Raises:
-        CommError: the group could not be formed. Nothing is left of it.
-        ValueError, TypeError: a bad argument.
-        NotImplementedError: there is no such engine, or none for this process's devices, or
+        CommError: If the group could not be formed. Nothing is left of it.
+        ValueError, TypeError: If an argument is bad.
+        NotImplementedError: If there is no such engine or none for this process's devices, or with
             TORCHFT_EXT_DISABLE=1.
 
     Threads: any; threads of one process may be ranks, with a group each. Source: the constructors

@@ -145,18 +145,20 @@ def _warm_again(children: _Children) -> None:
 
 
 class ProcessGroupBaby(GuardedGroup):
-    """Base of the groups whose engine runs in a child process, which may be killed at any time.
+    """A group whose engine runs in a child process, which can be killed at any time. Base class.
 
-    Make ProcessGroupBabyHost, ProcessGroupBabyGloo or ProcessGroupBabyNCCL. Adds to those without
-    "Baby": whatever an engine or its libraries do, abort() and configure() are done with them
-    within milliseconds. The process of an operation that was given up is killed; a spare, already
-    started, takes its place.
+    Create ProcessGroupBabyHost, ProcessGroupBabyGloo or ProcessGroupBabyNCCL. Compared with the
+    classes without "Baby", abort() and configure() take milliseconds whatever an engine or its
+    libraries do: the child of an abandoned operation is killed, and a spare that has already
+    started takes its place.
 
-    Costs: two processes and 2 or 3 descriptors and one thread for each; two copies of each tensor,
-    through shared memory; a change of processes for each operation. On failure: as
-    ProcessGroupGloo; the end of a child, for whatever reason, fails the generation on all ranks,
-    with a text that says how it ended. CPU tensors, but for NCCL. Children end with their parent. A
-    group cannot be used in a forked process.
+    It costs two processes, with 2 or 3 descriptors and one thread for each; two copies of each
+    tensor, through shared memory; and a change of processes for each operation. CPU tensors only,
+    except for NCCL.
+
+    On failure: as ProcessGroupGloo. If a child ends for any reason, the generation fails on all
+    ranks, and the message says how it ended. Children end with their parent. A group cannot be used
+    in a forked process.
     """
 
     _name_of_engine = ""
@@ -173,12 +175,12 @@ class ProcessGroupBaby(GuardedGroup):
 
         Args:
             timeout: of operations and of configure(); seconds, or a timedelta.
-            options: of the guard, and of the children: interface; of a native child also ports,
-                heartbeat and local sockets.
+            options: options of the guard. The children use the interface, too; a native child also
+                uses ports, heartbeat and local sockets.
 
         Raises:
-            NotImplementedError: NCCL's, where this process has no NCCL, or no device.
-            OSError: no process can be started.
+            NotImplementedError: For NCCL, if this process has no NCCL or no device.
+            OSError: If no process can be started.
         """
         self._check_process()
         super().__init__(f"baby-{self._name_of_engine}", timeout, options)
@@ -200,7 +202,7 @@ class ProcessGroupBaby(GuardedGroup):
         return dict(os.environ)
 
     def child_pid(self) -> int | None:
-        """Return the id of the generation's child process; None: before the first configure()."""
+        """Return the id of the generation's child process, or None before the first configure()."""
         last = self._children.last()
         return None if last is None else last.pid
 
@@ -289,8 +291,8 @@ class ProcessGroupBaby(GuardedGroup):
 class ProcessGroupBabyHost(ProcessGroupBaby):
     """A group for CPU tensors, over this package's own engine in a native child process.
 
-    As ProcessGroupBaby. The child is a small program without Python or torch, of some megabytes. It
-    speaks to other members' children; what it wants of the store its parent does for it.
+    See ProcessGroupBaby. The child is a small program without Python or torch, and takes a few
+    megabytes. It talks to the children of other members. Its parent accesses the store for it.
     """
 
     _name_of_engine = "host"
@@ -303,22 +305,26 @@ class ProcessGroupBabyHost(ProcessGroupBaby):
 class ProcessGroupBabyNCCL(ProcessGroupBaby):
     """A group for CUDA tensors, over NCCL in a native child process.
 
-    As ProcessGroupBaby. It has run on a simulated device only, never on a GPU. The child is a
-    program without Python, of some megabytes, and a CUDA context of its own on each device that is
-    used. It works on the caller's tensors, whose memory it opens by CUDA IPC: no copies, but of
-    tensors that are not contiguous. Memory of torch's expandable segments is a ValueError, a call
-    within the capture of a CUDA graph a RuntimeError. Do not free memory that it has open, by
-    torch.cuda.empty_cache(), while a generation lives: CUDA leaves that undefined.
+    See ProcessGroupBaby. This class has run on a simulated device only, never on a GPU. The child
+    is a program without Python. It takes a few megabytes, and a CUDA context of its own on each
+    device in use.
 
-    Operations begin behind what the caller's current stream has so far. wait() blocks the calling
-    thread until the result is there, since a stream that waits for a child which is killed would
-    wait for ever; all ranks' results then count, without a check().
+    The child works on the caller's tensors, whose memory it opens by CUDA IPC. Only tensors that
+    are not contiguous are copied. Memory of torch's expandable segments raises ValueError, and a
+    call during the capture of a CUDA graph raises RuntimeError. Do not call
+    torch.cuda.empty_cache() while a generation lives: it may free memory that the child has open,
+    which is undefined in CUDA.
 
-    On failure: abort() and failed operations kill the child, and wait for its end, within which its
-    kernels may write: 40 ms at most in waiters, so that they are released in time, and a driver may
-    well take longer; up to the group's timeout in abort() and configure(), which raise RuntimeError
-    if it has not ended then. An operation's outputs may hold anything after a failure, as after one
-    of ProcessGroupNCCL. Its memory goes back to the allocator once the child is gone.
+    An operation begins after the work that the caller's current stream has so far. wait() blocks
+    the calling thread until the result is there, because a stream that waited for a killed child
+    would wait for ever. The results of all ranks then count, without a check().
+
+    On failure, abort() and failed operations kill the child and wait until it has ended; until then
+    its kernels may write. Waiters wait for at most 40 ms, so that they are released in time, and a
+    driver may take longer than that. abort() and configure() wait up to the group's timeout, and
+    raise RuntimeError if the child has not ended by then. After a failure the outputs of an
+    operation may hold anything, as with ProcessGroupNCCL. Their memory goes back to the allocator
+    when the child is gone.
     """
 
     _name_of_engine = "nccl"
@@ -365,9 +371,9 @@ class ProcessGroupBabyNCCL(ProcessGroupBaby):
 class ProcessGroupBabyGloo(ProcessGroupBaby):
     """A group for CPU tensors, over torch's gloo in a Python child process.
 
-    As ProcessGroupBaby. The child imports torch: it takes seconds to start and some 100 MB of its
-    own, which is why there is a spare. It has a client of its own to the TCPStore at the address
-    that configure() was given.
+    See ProcessGroupBaby. The child imports torch, so it takes seconds to start, and some 100 MB of
+    memory. That is why there is a spare. It connects to the TCPStore at the address that was passed
+    to configure().
     """
 
     _name_of_engine = "gloo"

@@ -21,15 +21,18 @@ from torchft_ext_autoload import gloo
 
 
 class ProcessGroupBackend(GuardedGroup):
-    """A group over a backend of torch's, or of the program's, made anew for each generation.
+    """A group over a backend of torch's or of the program's, which each generation makes again.
 
-    Adds to the backend: waiters return within milliseconds of abort() and of a member's death,
-    configure() begins another generation, and what gloo lacks in some versions (averages,
-    reduce_scatter, futures of receives). Costs: a copy of each input and output, unless the backend
-    is declared quiet_after_abort; a guard, which is a group of ProcessGroupHost's kind without
-    traffic, and a thread. CPU tensors. On failure: wait() and futures raise CommError; the tensors
-    of an operation that failed hold their old values, or its result if that was being copied.
-    Members that freeze are told after Options.heartbeat.
+    It adds to the backend: waiters return within milliseconds of abort() and of a member's death;
+    configure() begins another generation; and there are operations that gloo lacks in some versions
+    (averages, reduce_scatter, futures of receives). It serves CPU tensors.
+
+    It costs a copy of each input and output, unless the backend is declared quiet_after_abort; a
+    thread; and a guard, which is a group like ProcessGroupHost that carries no data.
+
+    On failure, wait() and futures raise CommError. The tensors of a failed operation hold their old
+    values, or the result if it was just being copied. A member that freezes is noticed after
+    Options.heartbeat.
     """
 
     def __init__(
@@ -42,13 +45,13 @@ class ProcessGroupBackend(GuardedGroup):
         """Make a group without members; configure() begins its first generation.
 
         Args:
-            name: of a backend that declare_backend() was told of, or "gloo".
+            name: the name of a backend that was passed to declare_backend(), or "gloo".
             timeout: of operations and of configure(); seconds, or a timedelta.
             options: of the guard: interface, ports, heartbeat.
 
         Raises:
-            ValueError: no such backend was declared.
-            NotImplementedError: the backend cannot be made anew ("mpi").
+            ValueError: If no such backend was declared.
+            NotImplementedError: If the backend can be made only once ("mpi").
         """
         capabilities = capabilities_of(name)
         copies = not capabilities.quiet_after_abort
@@ -66,10 +69,10 @@ class ProcessGroupBackend(GuardedGroup):
 
 
 class ProcessGroupGloo(ProcessGroupBackend):
-    """torch's gloo, that may be aborted and begins any number of generations.
+    """torch's gloo, with abort() and any number of generations.
 
-    As ProcessGroupBackend. For programs that want gloo's own results and algorithms;
-    ProcessGroupHost is faster, without copies.
+    See ProcessGroupBackend. Use it for gloo's own results and algorithms. ProcessGroupHost is
+    faster, because it makes no copies.
     """
 
     def __init__(
@@ -81,8 +84,8 @@ class ProcessGroupGloo(ProcessGroupBackend):
 
         Args:
             timeout: of operations and of configure(); seconds, or a timedelta.
-            pg: a ProcessGroupGloo, for a second object of the same group: what this one is told
-                and asked is that one's. None: a group of its own.
+            pg: a ProcessGroupGloo. If given, this object is a second one for the same group, and
+                passes all calls on to `pg`. If None, it is a group of its own.
 
         Raises:
             TypeError: `pg` is a group of another class.

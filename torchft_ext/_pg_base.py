@@ -114,16 +114,17 @@ def _with(error: Exception, words: str) -> Exception:
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """Base of the groups in torchft_ext.process_group: torch's ProcessGroup that changes its size.
+    """A ProcessGroup of torch's that can change its size: base of torchft_ext.process_group.
 
-    Made of what torch's is: rank and size, or store, rank and size; of nothing: rank 0 of 1.
+    Create one of the subclasses. The constructor takes the arguments of torch's class: rank and
+    size, or store, rank and size. Without arguments the group has rank 0 of 1.
 
-    Adds to torch's group: configure(), abort() that may be followed by configure(), errored(),
-    register() for functional collectives, broadcast_one(). Operations are torch's own methods, for
-    all of torch's collectives. Make one of the subclasses.
+    In addition to torch's methods there are configure(), an abort() after which configure() can be
+    called, errored(), register() for functional collectives, and broadcast_one(). All collectives
+    are torch's own methods.
 
-    Threads: any. On failure: operations raise from wait() and from their futures; the object stays
-    usable, after configure(). Source: torchft's class of this name.
+    Threads: any. On failure, operations raise from wait() and from their futures. The object can be
+    used again after configure(). Source: torchft's class of this name.
     """
 
     _name: str | None = None
@@ -139,19 +140,20 @@ class ProcessGroup(dist.ProcessGroup):
     def configure(self, store_addr: str, *args: object, **kwargs: object) -> None:
         """Begin another generation of this group.
 
-        Blocks, without the GIL, until all members have come, up to the timeout. Two forms:
-        ``configure(store_addr, rank, world_size)`` and torchft 0.2's ``configure(store_addr,
-        replica_id, rank, world_size, quorum_id, group_rank, group_world_size, global_ranks)``, by
-        position or by name. Of the longer one, rank and world_size count.
+        Blocks, without the GIL, until all members have joined, up to the timeout. There are two
+        forms, by position or by name: ``configure(store_addr, rank, world_size)``, and torchft
+        0.2's ``configure(store_addr, replica_id, rank, world_size, quorum_id, group_rank,
+        group_world_size, global_ranks)``, of which only rank and world_size are used.
 
         Args:
-            store_addr: "host:port/prefix" of a TCPStore; the prefix is the generation's own.
-            *args: see above.
-            **kwargs: see above.
+            store_addr: the address of a TCPStore, "host:port/prefix". Use a new prefix for each
+                generation.
+            *args: the other arguments of either form.
+            **kwargs: the same, by name.
 
         Raises:
-            CommError: the generation could not be formed; configure() may be called again.
-            TypeError, ValueError: bad arguments; the group is as it was.
+            CommError: If the generation could not be formed. configure() may be called again.
+            TypeError, ValueError: If an argument is bad. The group does not change.
         """
         membership = Membership.of(args, kwargs)
         self._begin_as_told(store_addr, membership.rank, membership.world_size, told_limit())
@@ -173,28 +175,29 @@ class ProcessGroup(dist.ProcessGroup):
         return True
 
     def get_reconfigure_handle(self) -> str:
-        """Return the handle by which reconfigure() of all members knows this one.
+        """Return the handle that identifies this member in reconfigure() of all members.
 
-        The first call opens a TCPStore on all interfaces, which lives as long as this object; the
-        handle has this host's name, which the others must be able to resolve.
+        The first call opens a TCPStore on all interfaces, which lives as long as this object. The
+        handle contains this host's name, which the other members must be able to resolve.
         """
         return self._handles.handle()
 
     def reconfigure(self, opts: Any) -> dist.Work:
-        """Begin another generation with the members of these handles, in the order of their ranks.
+        """Begin another generation with the members of some handles, which give their ranks.
 
-        Blocks, as configure() does, up to `opts.timeout`; None: the group's. A backend that is
-        being made then has five seconds more.
+        Blocks, as configure() does, up to `opts.timeout` or, if that is None, the group's timeout.
+        If a backend is being made at that time, it has five seconds more.
 
         Args:
-            opts: torch 2.14's ReconfigureOptions; `uuid` must be the generation's own.
+            opts: torch 2.14's ReconfigureOptions. Use a new `uuid` for each generation.
 
         Returns:
             A Work that has succeeded.
 
         Raises:
-            CommError: as configure().
-            ValueError: handles that are no list, of another kind of group, or not this one's too.
+            CommError: As configure() does.
+            ValueError: If the handles are not a list, belong to another kind of group, or do not
+                contain the handle of this member.
         """
         meeting = self._handles.meeting(opts)
         self._begin_as_told(*meeting, opts.timeout)
@@ -227,11 +230,11 @@ class ProcessGroup(dist.ProcessGroup):
         return self.broadcast([tensor], options)
 
     def rank(self) -> int:
-        """Return this process's rank in the generation; 0 before the first."""
+        """Return the rank of this process in the generation; 0 before the first one."""
         return self._fixed[0]
 
     def size(self) -> int:
-        """Return the number of ranks in the generation; 1 before the first."""
+        """Return the world size of the generation; 1 before the first one."""
         return self._fixed[1]
 
     # How torch's C++ asks, for the properties group_name and group_desc too.
@@ -265,15 +268,16 @@ class ProcessGroup(dist.ProcessGroup):
         return self.getBackendName()
 
     def errored(self) -> Exception | None:
-        """Return what the generation failed with; None: it stands. Does not block."""
+        """Return the failure of the generation, or None if it has not failed. Does not block."""
         return None
 
     def abort(self, errored: bool = True) -> None:
-        """End the generation on every rank; releases every waiter. Any thread, any time.
+        """End the generation on every rank, and release all waiters.
 
         Args:
-            errored: as torchft's groups take it, whose log tells of an abort where it is True;
-                no difference here.
+            errored: ignored. torchft's groups log the abort if it is True.
+
+        Threads: any, at any time.
         """
         self._abort(told_reason())
 
@@ -292,16 +296,20 @@ class ProcessGroup(dist.ProcessGroup):
         limit_of("set_timeout", timeout)
 
     def register(self, name: str) -> ProcessGroup:
-        """Make the group known to functional collectives, compiled ones too, under this name.
+        """Register the group under a name, so that functional collectives can use it.
 
-        torch's rank tables then have it with ranks of its own, 0 to size - 1, which follow
-        configure(). Needs no default group. Once; unregister() ends it.
+        That includes compiled ones. torch's rank tables then contain the group, with global ranks
+        of its own: 0 to size - 1, which follow configure(). No default group is needed. A group can
+        be registered once, until unregister().
+
+        Args:
+            name: the name.
 
         Returns:
-            The group.
+            This group.
 
         Raises:
-            ValueError: it is registered already, or another group has the name.
+            ValueError: If the group is registered already, or another group has the name.
         """
         if self._registered is not None:
             raise ValueError(

@@ -22,16 +22,17 @@ Make = Callable[[Store, int, int, timedelta], Any]
 
 @dataclass(frozen=True)
 class BackendCapabilities:
-    """What a program declares of a c10d backend, for ProcessGroupBackend.
+    """The properties of a c10d backend, which a program declares for ProcessGroupBackend.
 
     Attributes:
-        make: makes one of a store, a rank, a world size and a timeout; returns a c10d Backend or
-            ProcessGroup. Blocks until all members have come. None: what was given to
-            torch.distributed.Backend.register_backend().
-        renewable: any number can be made, one after the other, each with its own store, rank and
-            size. Without it there are no generations.
-        quiet_after_abort: once its abort() has returned it touches no tensor. Without it operations
-            run on copies, of inputs and outputs.
+        make: a function that makes the backend from a store, a rank, a world size and a timeout. It
+            blocks until all members have joined, and returns a c10d Backend or ProcessGroup. If
+            None, the function that was passed to torch.distributed.Backend.register_backend() is
+            used.
+        renewable: whether any number of backends can be made, one after the other, each with its
+            own store, rank and size. If not, there are no generations.
+        quiet_after_abort: whether the backend touches no tensor after its abort() has returned. If
+            not, operations run on copies of inputs and outputs.
     """
 
     make: Make | None = None
@@ -50,16 +51,17 @@ _declared: dict[str, BackendCapabilities] = {
 
 
 def declare_backend(name: str, capabilities: BackendCapabilities) -> None:
-    """Say what a backend can do, so that ProcessGroupBackend(name) serves it.
+    """Declare the properties of a backend, so that ProcessGroupBackend(name) can use it.
 
     init_process_group("ft:<name>") then makes such a group, too.
 
     Args:
-        name: as in torch.distributed.Backend.register_backend().
-        capabilities: of it; false ones lead to hangs, or to writes into tensors after an abort.
+        name: the name, as in torch.distributed.Backend.register_backend().
+        capabilities: the properties. If they are wrong, the program may hang, or tensors may be
+            written after an abort.
 
     Raises:
-        ValueError: it was declared otherwise before.
+        ValueError: If the backend was declared with other properties before.
     """
     known = _declared.setdefault(name.lower(), capabilities)
     if known != capabilities:

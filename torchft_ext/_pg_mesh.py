@@ -10,16 +10,17 @@ from torchft_ext._pg_base import ProcessGroup
 def extend_device_mesh(
     mesh: DeviceMesh, pg: ProcessGroup, name: str = "dp", dim: int = 0
 ) -> DeviceMesh:
-    """Return a mesh with one dimension more, along which `pg` is the group.
+    """Return a mesh with one more dimension, whose group is `pg`.
 
-    The mesh says that the dimension has size 1, since a mesh cannot change; the group says how many
-    members it has, and what averages (FSDP2's hybrid sharding does) asks the group. Does not block.
+    The mesh reports size 1 for that dimension, because a mesh cannot change. The group reports how
+    many members it has; code that averages, such as FSDP2's hybrid sharding, asks the group. Does
+    not block.
 
     Args:
-        mesh: a mesh over the default group's ranks, with names.
-        pg: registered: `pg.register(name)`.
-        name: of the new dimension.
-        dim: where it is put, 0 to the mesh's number of dimensions.
+        mesh: a mesh over the ranks of the default group, with names.
+        pg: a registered group: `pg.register(name)`.
+        name: the name of the new dimension.
+        dim: the index of the new dimension, from 0 to the number of dimensions of `mesh`.
 
     Raises:
         ValueError: the group is not registered, the mesh has no names, or `name` is one of them.

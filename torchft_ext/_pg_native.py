@@ -111,10 +111,10 @@ class _OwnGroup(ProcessGroup):
 class ProcessGroupHost(_OwnGroup):
     """A group for CPU tensors, over this package's own engine ("ft:host").
 
-    Costs what init_process_group("ft:host") costs; no process and no copy beside it. Deaths are
-    told within milliseconds, a frozen member after Options.heartbeat. torchft has ProcessGroupGloo
-    in its place. configure() may follow shutdown(). Threads of one process may be ranks, with a
-    group each.
+    It costs as much as init_process_group("ft:host"): no other process, and no copies. Deaths are
+    noticed within milliseconds, a frozen member after Options.heartbeat. In torchft,
+    ProcessGroupGloo has this role. configure() may be called after shutdown(). Threads of one
+    process may be ranks, with a group each.
     """
 
     _engine = "host"
@@ -148,9 +148,9 @@ class ProcessGroupNCCL(_OwnGroup):
         Does not block, and opens nothing.
 
         Args:
-            pg: a ProcessGroupNCCL or ProcessGroupHost, for a second object of the same group:
-                configure() and shutdown() of this one are that one's. None: a group of its own. In
-                torchft 0.2.0 the timeout stands in this place: so it may here.
+            pg: a ProcessGroupNCCL or ProcessGroupHost. If given, this object is a second one for
+                the same group, and configure() and shutdown() are passed on to `pg`. If None, it is
+                a group of its own. The timeout may also be given here, as in torchft 0.2.0.
             timeout: of operations and of configure(); seconds, or a timedelta.
             options: of the backend.
 

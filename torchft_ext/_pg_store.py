@@ -17,14 +17,14 @@ _HOW = "expected 'host:port/prefix' or '[address]:port/prefix', found "
 def create_store_client(
     store_addr: str, timeout: float | timedelta = timedelta(seconds=60)
 ) -> Store:
-    """Connect to the TCPStore at an address; the keys lie under the address's prefix.
+    """Connect to the TCPStore at an address, and return a client that adds the address's prefix.
 
     Blocks, without the GIL, until it is connected, up to `timeout`.
 
     Args:
-        store_addr: "host:port/prefix"; an IPv6 address with brackets or without; without a prefix:
-            none.
-        timeout: of connecting and of the client's calls; seconds, or a timedelta.
+        store_addr: the address, "host:port/prefix", or "host:port" for no prefix. An IPv6 address
+            may be written with or without brackets.
+        timeout: the limit for connecting, and for the client's calls; seconds, or a timedelta.
 
     Raises:
         ValueError: no such address, or a timeout that is not positive.

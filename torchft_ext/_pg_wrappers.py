@@ -80,12 +80,13 @@ def with_operations(cls: _Class) -> _Class:
 class ProcessGroupWrapper(GroupWithoutBackend):
     """A group that passes everything on to another one.
 
-    For subclasses that change something on the way. The object stays the same when its parent is
-    configured anew. Costs a Python call for each operation. On failure: as the parent.
+    Subclasses can change calls on the way. The object stays the same when its parent, the other
+    group, is configured again. It costs a Python call for each operation. On failure: as the
+    parent.
 
-    A subclass may have no group to begin with, or one of torch's, and define
-    ``_create_pg(store, rank, world_size)``: each configure() calls that, over the address's store,
-    for the next parent.
+    A subclass may start without a parent, or with a group of torch's, if it defines
+    ``_create_pg(store, rank, world_size)``. Each configure() then calls that, with a client of the
+    store at the address, to make the next parent.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class ProcessGroupWrapper(GroupWithoutBackend):
         pg: dist.ProcessGroup | float | timedelta | None = None,
         timeout: float | timedelta | dist.ProcessGroup | None = timedelta(seconds=60),
     ) -> None:
-        """Stand in front of a group. Does not block.
+        """Wrap a group. Does not block.
 
         Args:
-            pg: the group; None: there is none before configure().
-            timeout: of connecting to the store, for `_create_pg`; seconds, or a timedelta. May
-                stand before `pg`, as torchft 0.2.0 has it.
+            pg: the parent. If None, there is none before configure().
+            timeout: the limit for connecting to the store, for `_create_pg`; seconds, or a
+                timedelta. It may also come before `pg`, as in torchft 0.2.0.
         """
         super().__init__()
         if isinstance(pg, _TIMES):
@@ -111,7 +112,7 @@ class ProcessGroupWrapper(GroupWithoutBackend):
         """The group behind this one.
 
         Raises:
-            RuntimeError: there is none yet, or none any more.
+            RuntimeError: If there is none yet, or no longer one.
         """
         if self._parent is None:
             raise RuntimeError(

@@ -1,21 +1,22 @@
-"""What a failed generation raises, and what the caller does about it.
+"""The errors of a failed generation, and what to do about each.
 
 =====================  ======================================================================
 class                  what to do
 =====================  ======================================================================
 PeerLostError          a process died or froze: begin a generation without it
-PeerLeftError          a process left cleanly before doing its part: begin a generation without it
+PeerLeftError          a process left in order, before it had done its part: the same
 ConnectionLostError    two living processes cannot reach each other: begin a new generation
 CommTimeoutError       an operation or configure() ran past its deadline: begin a new generation
-CommAbortedError       somebody called abort(), or a signal came: begin a new generation
+CommAbortedError       abort() was called, or a signal came: begin a new generation
 StoreLostError         the store cannot be reached: configure() with another one
 MismatchError          ranks issued different operations: fix the program
-RendezvousError        the generation could not be formed (a duplicate rank, say): see the message
+RendezvousError        no generation could be formed (for instance, a rank twice): see the message
 =====================  ======================================================================
 
-``wait()``, ``Future.wait()``, ``backward()`` of DDP, functional collectives and ``configure()``
-raise them; ``Backend.errored()`` returns them. ``except TimeoutError`` takes CommTimeoutError too.
-After any of them the group is failed and whole: the next ``configure()`` starts clean.
+They are raised by ``wait()``, ``Future.wait()``, ``backward()`` of DDP, functional collectives and
+``configure()``; ``Backend.errored()`` returns them. ``except TimeoutError`` catches
+CommTimeoutError too. After any of them the generation has failed, but the group can still be used:
+call ``configure()`` to begin the next generation.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ def __dir__() -> list[str]:
 
 @dataclass(frozen=True)
 class Cause:
-    """Who caused a failure, as far as is known.
+    """The process that caused a failure, as far as it is known.
 
     Attributes:
-        rank: its rank in the failed generation; None where it is not known.
-        other_rank: of a lost connection, the rank at its other end; else None.
-        host: its host's name; empty where it is not known.
-        pid: its process id on that host; None where it is not known.
-        how: one clause that says what happened.
+        rank: the rank of the process in the failed generation. None if unknown.
+        other_rank: for a lost connection, the rank at its other end. Otherwise None.
+        host: the name of the process's host. Empty if unknown.
+        pid: the process id on that host. None if unknown.
+        how: what happened to the process, in one clause, such as "its process ended".
     """
 
     rank: int | None = None
@@ -65,17 +66,17 @@ class Cause:
 
 
 class CommError(DistBackendError):
-    """The communication of a generation failed. Base of all errors of this package.
+    """A generation failed, or could not be formed. Base class of all errors of this package.
 
     Attributes:
-        generation: number of the failed generation; None where none had begun.
-        rank: this process's rank in it; None where none had begun.
+        generation: the number of the failed generation. None if no generation had begun.
+        rank: the rank of this process in it. None if no generation had begun.
         size: its world size.
-        cause: who caused it.
-        op: the operation that noticed, such as "allreduce"; empty between operations.
-        seq: that operation's number in its generation; None between operations.
-        elapsed: from the issue of the operation to the failure.
-        limit: the limit it had; None where it had none.
+        cause: the process that caused the failure.
+        op: the operation that noticed the failure, such as "allreduce". Empty between operations.
+        seq: the number of that operation in its generation. None between operations.
+        elapsed: the time from the issue of the operation to the failure.
+        limit: the limit that the operation had. None if it had none.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class PeerLostError(CommError):
 
 
 class PeerLeftError(CommError):
-    """A process of the generation left cleanly before doing its part of an operation."""
+    """A process of the generation left in order, before it had done its part of an operation."""
 
 
 class ConnectionLostError(CommError):
@@ -131,7 +132,7 @@ class CommAbortedError(CommError):
 
 
 class StoreLostError(CommError):
-    """The store that the generation was to be formed over cannot be reached."""
+    """The store in which the members were to meet cannot be reached."""
 
 
 class MismatchError(CommError):
