@@ -256,6 +256,18 @@ def test_change_that_contributing_suggests_can_be_made() -> None:
     assert after not in source
 
 
+def test_every_decision_has_its_number_once_and_a_place_in_the_contents() -> None:
+    text = (ROOT / "docs" / "decisions.md").read_text()
+    contents, *parts = re.split(r"^## ", text, flags=re.M)
+    listed = [cell.split(", ") for cell in re.findall(r"^  - ([\d, ]+)$", contents, re.M)]
+    assert listed == [re.findall(r"^### (\d+)\. ", part, re.M) for part in parts]
+    numbers = sorted(int(number) for part in listed for number in part)
+    assert numbers == list(range(1, len(numbers) + 1))
+    others = re.findall(r"^\*.*\b(?:by|decision|also) (\d+)", text, re.M)
+    assert len(others) >= 10
+    assert all(int(number) in numbers for number in others)
+
+
 def test_glossary_is_short() -> None:
     rows = re.findall(r"^\* - (.+)$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
     terms = [row for row in rows if row != "term"]
