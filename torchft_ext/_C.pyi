@@ -34,6 +34,7 @@ class Options(_Backend.Options):
         port_range: str | None = None,
         local_sockets: bool | None = None,
         heartbeat: timedelta | None = None,
+        ask_after: timedelta | None = None,
         nan_check: bool | None = None,
         poison: bool = False,
         high_priority_stream: bool = False,
@@ -49,14 +50,16 @@ class Options(_Backend.Options):
             port_range: the TCP ports to listen on.
             local_sockets: whether processes of one host and user talk through Unix sockets.
             heartbeat: the silence after which a peer counts as frozen.
+            ask_after: the wait after which an operation asks the others what they do.
             nan_check: whether a NaN in this rank's input of an operation is a failure.
             poison: whether outputs of failed device operations become NaN.
             high_priority_stream: whether device operations run on streams of high priority.
             blocking_wait: whether wait() of device operations blocks the host too.
 
         Raises:
-            ValueError: If a time is not positive, the heartbeat is out of its bounds, the interface
-                is empty, or the port range is malformed or has fewer than three ports.
+            ValueError: If a time is not positive, the heartbeat or ask_after is out of its bounds,
+                the interface is empty, or the port range is malformed or has fewer than three
+                ports.
             TypeError: If a value is not of the type that the property says.
         """
 
@@ -118,6 +121,19 @@ class Options(_Backend.Options):
         Environment: TORCHFT_EXT_HEARTBEAT, in seconds.
 
         Default: 5 s.
+        """
+
+    @property
+    def ask_after(self) -> timedelta | None:
+        """timedelta or None: the wait after which an operation asks the others what they do.
+
+        A WARNING in the log, and a CommTimeoutError, then name the ranks that have not issued the
+        operation, what they have issued last, and what their main threads do. It ends nothing.
+        Operations on host memory. Zero: off; else up to 24 hours, rounded up to milliseconds.
+
+        Environment: TORCHFT_EXT_ASK_AFTER, in seconds.
+
+        Default: 1 s.
         """
 
     @property

@@ -14,6 +14,9 @@ class Stats(TypedDict):
         operations: issued.
         bytes_sent, bytes_received: by the engine for this group.
         failures: number by kind: "peer_lost", "timeout" ...
+        waited_for: seconds that operations here have waited for a rank of this generation, by rank;
+            of the operations on host memory that waited for longer than Options.ask_after. Waits
+            for several ranks count for each of them.
         last_error: the last failure's message.
         last_configure_ms: milliseconds of each phase of the last configure(): "end_previous",
             "rendezvous", "connections"; of one that failed, up to the phase in which it did.
@@ -32,6 +35,7 @@ class Stats(TypedDict):
     bytes_sent: int
     bytes_received: int
     failures: dict[str, int]
+    waited_for: dict[int, float]
     last_error: str | None
     last_configure_ms: dict[str, float]
     threads: list[str]

@@ -60,6 +60,9 @@ class Communicator {
 
   virtual uint64_t bytesSent() const = 0;
   virtual uint64_t bytesReceived() const = 0;
+  // By rank: how long operations here have waited for each member alone or with others, of the
+  // waits for which members were asked. Empty: the engine does not know. Any thread.
+  virtual std::vector<Duration> waitedFor() const { return {}; }
 };
 
 // Makes communicators. Owner: the groups that use it; host engines are kept by the process too.

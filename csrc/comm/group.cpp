@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/main_thread_waits.h"
 #include "comm/failure_counts.h"
 
 namespace torchft_ext {
@@ -153,6 +154,7 @@ InJob Group::inJob() const {
 }
 
 bool Group::shutdown(Deadline deadline) {
+  const MainThreadWaits main_thread_waits;
   struct LetGo {  // also when the wait hook throws
     Group& group;
     ~LetGo() { group.letGoOfEngine(); }
@@ -312,6 +314,7 @@ std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation
 }
 
 FailurePtr Group::check(Deadline deadline) {
+  const MainThreadWaits main_thread_waits;
   Generation current;
   {
     MutexLock lock(mutex_);
@@ -391,6 +394,11 @@ void Group::setTimeout(Duration timeout) {
   timeout_ = timeout;
 }
 
+void Group::setAskAfter(Duration ask_after) {
+  MutexLock lock(mutex_);
+  ask_after_ = ask_after;
+}
+
 GroupStats Group::stats() const {
   GroupStats stats;
   std::shared_ptr<Communicator> communicator;
@@ -407,6 +415,7 @@ GroupStats Group::stats() const {
   if (communicator) {
     stats.bytes_sent += communicator->bytesSent();
     stats.bytes_received += communicator->bytesReceived();
+    stats.waited_for = communicator->waitedFor();
   }
   return stats;
 }

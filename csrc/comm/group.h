@@ -37,6 +37,7 @@ struct GroupStats {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   FailurePtr last_failure;
+  std::vector<Duration> waited_for{};  // by rank of the current generation; empty: none, or unknown
   // Phases of the last configure, in order: end_previous, rendezvous, connections; of one that
   // failed up to the one in which it did.
   std::vector<std::pair<std::string, Duration>> last_configure;
@@ -123,6 +124,9 @@ class Group {
   std::vector<Incarnation> incarnationsBefore() const;
   Duration timeout() const;
   void setTimeout(Duration timeout);  // of later operations and configures
+  // From the next generation on: how long an operation waits before its rank asks what the others
+  // do. Zero: never.
+  void setAskAfter(Duration ask_after);
   GroupStats stats() const;
   // Of its last generation, or attempt at one.
   std::shared_ptr<Engine> engine() const;
@@ -232,6 +236,7 @@ class Group {
   std::vector<Incarnation> incarnations_ GUARDED_BY(mutex_);
   std::vector<Incarnation> incarnations_before_ GUARDED_BY(mutex_);
   Duration timeout_ GUARDED_BY(mutex_);
+  Duration ask_after_ GUARDED_BY(mutex_) = kAskAfter;
   GroupStats stats_ GUARDED_BY(mutex_);
 };
 

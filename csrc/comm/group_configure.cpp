@@ -5,6 +5,7 @@
 
 #include "base/host_name.h"
 #include "base/log.h"
+#include "base/main_thread_waits.h"
 #include "comm/failure_counts.h"
 #include "comm/group.h"
 #include "comm/member_claims.h"
@@ -74,6 +75,7 @@ class Stopwatch {
 
 FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::string& prefix, int rank,
                             int size, std::optional<Duration> timeout, std::string purpose) {
+  const MainThreadWaits main_thread_waits;
   Deadline deadline = Deadline::never();
   std::shared_ptr<Lifecycle> lifecycle;
   AttemptMemory memory;
@@ -92,7 +94,7 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     configure_limit_ = timeout.value_or(timeout_);
     deadline = Deadline::after(configure_limit_);
     lifecycle = std::make_shared<Lifecycle>(
-        GenerationIdentity{name_, generation_ + 1, rank, size, in_job_}, successes_);
+        GenerationIdentity{name_, generation_ + 1, rank, size, in_job_}, successes_, ask_after_);
     forming_ = lifecycle;
     memory = std::exchange(memory_, AttemptMemory{});
   }

@@ -76,6 +76,20 @@ bool Lifecycle::end() {
   return true;
 }
 
+void Lifecycle::listenToWaits(OnWaits on_waits) {
+  MutexLock lock(mutex_);
+  on_waits_.swap(on_waits);  // the one before is destroyed without the lock
+}
+
+void Lifecycle::tellWaits(const Operations& operations) const {
+  OnWaits on_waits;
+  {
+    MutexLock lock(mutex_);
+    on_waits = on_waits_;
+  }
+  if (on_waits && !over()) on_waits(operations);
+}
+
 Lifecycle::Subscription Lifecycle::subscribe(OnFailed on_failed) {
   FailurePtr failed;
   {

@@ -1,5 +1,5 @@
-// The state of one generation and its first error. Small and shared: held by communicator, works,
-// watchdog and peer monitor, none of which holds another through it.
+// The state of one generation, its first error, and what was issued in it. Small and shared: held
+// by communicator, works, watchdog and peer monitor, none of which holds another through it.
 //
 // States: forming -> active -> ended; forming or active -> failed. failed and ended are final.
 // Threads: any. Never blocks, never throws, takes no lock while it calls a subscriber.
@@ -12,8 +12,10 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/mutex.h"
+#include "comm/issue_log.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {
@@ -29,6 +31,11 @@ struct GenerationIdentity {
   InJob in_job = InJob::kNo;
 };
 
+class OpState;
+
+// How long an operation waits before its rank asks what the others do, where nothing else is said.
+inline constexpr Duration kAskAfter = std::chrono::seconds(1);
+
 // How many operations have succeeded here, of all groups that share it. Any thread.
 using SuccessCount = std::atomic<uint64_t>;
 
@@ -38,9 +45,13 @@ class Lifecycle {
   using Subscription = uint64_t;
   using OnFailed = std::function<void(const FailurePtr&)>;
 
-  // successes: counted there; null: not counted.
-  explicit Lifecycle(GenerationIdentity identity, std::shared_ptr<SuccessCount> successes = nullptr)
-      : identity_(std::move(identity)), successes_(std::move(successes)) {}
+  using Operations = std::vector<std::shared_ptr<OpState>>;
+  using OnWaits = std::function<void(const Operations&)>;
+
+  // successes: counted there; null: not counted. ask_after: zero: never.
+  explicit Lifecycle(GenerationIdentity identity, std::shared_ptr<SuccessCount> successes = nullptr,
+                     Duration ask_after = kAskAfter)
+      : identity_(std::move(identity)), ask_after_(ask_after), successes_(std::move(successes)) {}
 
   const GenerationIdentity& identity() const { return identity_; }
   State state() const { return state_.load(std::memory_order_acquire); }
@@ -62,6 +73,16 @@ class Lifecycle {
     if (successes_) successes_->fetch_add(1, std::memory_order_relaxed);
   }
 
+  // What this rank has issued: any thread reads, the group writes.
+  IssueLog& issued() { return issued_; }
+  const IssueLog& issued() const { return issued_; }
+
+  Duration askAfter() const { return ask_after_; }
+  // Called about once a second while operations wait for longer than askAfter(), with all of them:
+  // on the watchdog's thread, where it must not block. One listener; empty: none.
+  void listenToWaits(OnWaits on_waits);
+  void tellWaits(const Operations& operations) const;
+
   // Called once, on the failing thread; at once if it has failed already (then returns 0).
   // unsubscribe() does not wait for a call that is under way: capture weak_ptrs.
   Subscription subscribe(OnFailed on_failed);
@@ -69,12 +90,15 @@ class Lifecycle {
 
  private:
   const GenerationIdentity identity_;
+  const Duration ask_after_;
+  IssueLog issued_;
   const std::shared_ptr<SuccessCount> successes_;  // null: nobody asks
   std::atomic<State> state_{State::kForming};      // written under mutex_
   mutable Mutex mutex_;
   FailurePtr failure_ GUARDED_BY(mutex_);
   std::map<Subscription, OnFailed> subscribers_ GUARDED_BY(mutex_);
   Subscription next_ GUARDED_BY(mutex_) = 1;
+  OnWaits on_waits_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchft_ext

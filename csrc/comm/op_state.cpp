@@ -1,7 +1,9 @@
 #include "comm/op_state.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/main_thread_waits.h"
 #include "comm/callback_pool.h"
 #include "comm/callbacks.h"
 #include "comm/stall_clock.h"
@@ -40,6 +42,29 @@ std::string OpState::describe() const {
   return nested ? inCallbackOf(toString(kind_), *path_) : toString(kind_);
 }
 
+Clock::time_point OpState::askAt() const {
+  const Duration after = lifecycle_ ? lifecycle_->askAfter() : Duration::zero();
+  if (after <= Duration::zero() || after > kCentury) return Clock::time_point::max();
+  return issued_at_ + (deadline_.isNever() ? after : std::min(after, timeout_ / 2));
+}
+
+std::optional<std::string> OpState::waitedFor() const {
+  MutexLock lock(mutex_);
+  return waited_for_;
+}
+
+void OpState::setWaitedFor(std::string waited_for) {
+  MutexLock lock(mutex_);
+  waited_for_ = std::move(waited_for);
+}
+
+std::string OpState::whyItWaited() const {
+  const auto waited_for = waitedFor();
+  if (!waited_for) return "";
+  return waited_for->empty() ? ", though all ranks have issued it"
+                             : ": it waited for " + *waited_for;
+}
+
 FailurePtr OpState::failure() const {
   MutexLock lock(mutex_);
   return failure_;
@@ -74,6 +99,7 @@ void OpState::complete(FailurePtr failure) {
 bool OpState::wait(Deadline deadline) {
   if (done()) return true;
   const CallbackWaits waits;
+  const MainThreadWaits main_thread_waits;
   while (!done()) {
     const Deadline slice = deadline.orEarlier(kHookInterval);
     if (!helped(slice)) {

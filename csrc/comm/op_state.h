@@ -58,6 +58,9 @@ class OpState {
   Deadline deadline() const { return deadline_; }
   Clock::time_point issuedAt() const { return issued_at_; }
   Duration timeout() const { return timeout_; }
+  // When its rank begins to ask what the others do: askAfter() of the generation, or half of its
+  // limit where that is less. The end of time: never.
+  Clock::time_point askAt() const;
   const std::shared_ptr<Lifecycle>& lifecycle() const { return lifecycle_; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -70,6 +73,16 @@ class OpState {
   void complete(FailurePtr failure);
   // True: done. Returns false at the deadline.
   bool wait(Deadline deadline);
+  // Of a collective that all ranks issue in one order: its place there, else IssueLog::kNoPlace.
+  // Set once, before others know this state.
+  uint64_t place() const { return place_; }
+  void setPlace(uint64_t place) { place_ = place; }
+  // The ranks that it waits for, and what is known of them: "rank 3 (host b, pid 812): its last
+  // operation is ...". Empty: all have issued it. nullopt: nobody has asked.
+  std::optional<std::string> waitedFor() const;
+  void setWaitedFor(std::string waited_for);
+  // The same as the end of a sentence about its timeout.
+  std::string whyItWaited() const;
   // Waits call it from now on. Once, before others know this state.
   void setHelper(std::weak_ptr<OpHelper> helper) { helper_ = std::move(helper); }
   // Runs on a callback thread once done (also when done already). They begin in the order in which
@@ -97,12 +110,14 @@ class OpState {
   const Deadline deadline_;
   const std::optional<CallbackPath> path_;
   const Whose whose_;
-  std::weak_ptr<OpHelper> helper_;  // set by its issuer alone
-  std::atomic<bool> done_{false};   // written under mutex_
+  std::weak_ptr<OpHelper> helper_;       // set by its issuer alone
+  uint64_t place_ = IssueLog::kNoPlace;  // likewise
+  std::atomic<bool> done_{false};        // written under mutex_
   std::atomic<int> source_rank_{-1};
   mutable Mutex mutex_;
   CondVar changed_;
   FailurePtr failure_ GUARDED_BY(mutex_);
+  std::optional<std::string> waited_for_ GUARDED_BY(mutex_);
   Clock::time_point done_at_ GUARDED_BY(mutex_);
   Callbacks callbacks_ GUARDED_BY(mutex_);
   Callbacks callbacks_at_once_ GUARDED_BY(mutex_);

@@ -6,6 +6,14 @@
 #include "comm/callback_path.h"
 
 namespace torchft_ext {
+namespace {
+
+void noteIssued(const Operation& operation, const OpState& state) {
+  state.lifecycle()->issued().note({operation.kind, operation.root, state.seq(), state.issuedAt()},
+                                   /*ordered=*/state.place() != IssueLog::kNoPlace);
+}
+
+}  // namespace
 
 std::shared_ptr<OpState> OperationNumbering::stateOf(Operation& operation,
                                                      const std::shared_ptr<Lifecycle>& lifecycle) {
@@ -18,15 +26,21 @@ std::shared_ptr<OpState> OperationNumbering::stateOf(Operation& operation,
   if (path) {
     operation.name = path->nameIn(place);
     operation.described = inCallbackOf(toString(operation.kind), *path);
-    return std::make_shared<OpState>(lifecycle, operation.kind, OpState::kNoSeq, operation.timeout,
-                                     path);
+    auto state = std::make_shared<OpState>(lifecycle, operation.kind, OpState::kNoSeq,
+                                           operation.timeout, path);
+    noteIssued(operation, *state);
+    return state;
   }
   operation.in_nameless_callback = scope != nullptr;
   const int64_t seq = next_seq_++;
+  const uint64_t order = can_be_named ? collectives_ : IssueLog::kNoPlace;
   if (can_be_named)
     path = CallbackPath::ofCollective(
         place, collectives_++, std::string(toString(operation.kind)) + " #" + std::to_string(seq));
-  return std::make_shared<OpState>(lifecycle, operation.kind, seq, operation.timeout, path);
+  auto state = std::make_shared<OpState>(lifecycle, operation.kind, seq, operation.timeout, path);
+  state->setPlace(order);
+  noteIssued(operation, *state);
+  return state;
 }
 
 }  // namespace torchft_ext

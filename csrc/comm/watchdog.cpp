@@ -1,6 +1,7 @@
 #include "comm/watchdog.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@ namespace torchft_ext {
 namespace {
 
 constexpr size_t kFewestBeforePruning = 64;
+constexpr Duration kLookAgain = std::chrono::seconds(1);  // at operations that wait
 
 struct Entry {
   Clock::time_point at;
@@ -27,12 +29,18 @@ void failGenerationOf(const OpState& op) {
   const std::string number = op.seq() < 0 ? "" : " #" + std::to_string(op.seq());
   Failure failure = op.lifecycle()->ownFailure(
       FailureKind::kTimeout,
-      name + number + " did not complete within " + formatSeconds(op.timeout()));
+      name + number + " did not complete within " + formatSeconds(op.timeout()) + op.whyItWaited());
   failure.op = name;
   failure.seq = op.seq();
   failure.elapsed = Clock::now() - op.issuedAt();
   failure.limit = op.timeout();
   op.lifecycle()->fail(std::move(failure));
+}
+
+void tellWaits(const std::vector<std::shared_ptr<OpState>>& waiting) {
+  std::map<std::shared_ptr<Lifecycle>, Lifecycle::Operations> by_generation;
+  for (const auto& op : waiting) by_generation[op->lifecycle()].push_back(op);
+  for (const auto& [lifecycle, operations] : by_generation) lifecycle->tellWaits(operations);
 }
 
 }  // namespace
@@ -45,6 +53,8 @@ struct Watchdog::Shared {
   CondVar changed;
   std::vector<Entry> heap GUARDED_BY(mutex);
   size_t prune_at GUARDED_BY(mutex) = kFewestBeforePruning;
+  // When an operation in the heap may have waited for longer than its group asks after.
+  Clock::time_point look_at GUARDED_BY(mutex) = Clock::time_point::max();
   bool stopping GUARDED_BY(mutex) = false;
 
   bool inherited() const {
@@ -64,30 +74,58 @@ struct Watchdog::Shared {
     prune_at = std::max(kFewestBeforePruning, 2 * heap.size());
   }
 
-  // What has expired; waits for it. False: stopping.
-  bool takeExpired(std::vector<Entry>& expired) {
+  // What the thread has to do, without the lock.
+  struct Due {
+    std::vector<Entry> expired;
+    Owners waiting;   // for longer than their groups ask after
+    Owners released;  // maybe their last owner
+    bool empty() const { return expired.empty() && waiting.empty() && released.empty(); }
+  };
+
+  void takeExpiredLocked(Clock::time_point now, Due& due) REQUIRES(mutex) {
+    while (!heap.empty() && heap.front().at <= now) {
+      std::pop_heap(heap.begin(), heap.end(), later);
+      due.expired.push_back(std::move(heap.back()));
+      heap.pop_back();
+    }
+  }
+
+  // Once a second at most: operations that do not wait have ended by then, and cost nothing here.
+  void lookLocked(Clock::time_point now, Due& due) REQUIRES(mutex) {
+    if (now < look_at) return;
+    pruneLocked(due.released);
+    look_at = Clock::time_point::max();
+    for (const auto& op : due.released) {
+      if (op->done()) continue;
+      const Clock::time_point ask_at = op->askAt();
+      if (ask_at <= now) due.waiting.push_back(op);
+      look_at = std::min(look_at, ask_at <= now ? now + kLookAgain : ask_at);
+    }
+  }
+
+  // Waits until there is something to do. False: stopping.
+  bool takeDue(Due& due) {
     MutexLock lock(mutex);
     while (!stopping) {
       const auto now = Clock::now();
-      while (!heap.empty() && heap.front().at <= now) {
-        std::pop_heap(heap.begin(), heap.end(), later);
-        expired.push_back(std::move(heap.back()));
-        heap.pop_back();
-      }
-      if (!expired.empty()) return true;
-      changed.waitUntil(mutex, heap.empty() ? Deadline::never() : Deadline::at(heap.front().at));
+      takeExpiredLocked(now, due);
+      lookLocked(now, due);
+      if (!due.empty()) return true;
+      const Deadline look = Deadline::at(look_at);
+      changed.waitUntil(mutex, heap.empty() ? look : look.orEarlier(Deadline::at(heap.front().at)));
     }
     return false;
   }
 
   void run() {
-    std::vector<Entry> expired;
-    while (takeExpired(expired)) {
-      for (const Entry& entry : expired) {
+    while (true) {
+      Due due;
+      if (!takeDue(due)) return;
+      for (const Entry& entry : due.expired) {
         const auto op = entry.op.lock();
         if (op && !op->done()) failGenerationOf(*op);
       }
-      expired.clear();
+      tellWaits(due.waiting);
     }
   }
 };
@@ -104,12 +142,15 @@ Watchdog::~Watchdog() {
 
 void Watchdog::watch(const std::shared_ptr<OpState>& op) {
   const Deadline deadline = op->deadline();
+  const Clock::time_point ask_at = op->askAt();
   if (op->done() || shared_->inherited()) return;
   Shared::Owners released;
   MutexLock lock(shared_->mutex);
   if (shared_->stopping) return;
   if (shared_->heap.size() >= shared_->prune_at) shared_->pruneLocked(released);
-  const bool earliest = shared_->heap.empty() || deadline.at() < shared_->heap.front().at;
+  const bool earliest = shared_->heap.empty() || deadline.at() < shared_->heap.front().at ||
+                        ask_at < shared_->look_at;
+  shared_->look_at = std::min(shared_->look_at, ask_at);
   shared_->heap.push_back({deadline.at(), op});
   std::push_heap(shared_->heap.begin(), shared_->heap.end(), later);
   if (earliest) shared_->changed.notifyAll();

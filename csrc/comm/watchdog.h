@@ -2,8 +2,9 @@
 // only, never communicators: it can never become the last owner of one.
 //
 // Owner: the process (created at first use). Threads: watch() from any; it never blocks, and wakes
-// the thread only when the new deadline is the earliest. At a deadline: the generation fails with
-// kTimeout in the operation's name.
+// the thread only when what is new is due first. At a deadline: the generation fails with kTimeout
+// in the operation's name. Once a second while operations wait for longer than their generation
+// asks after (Lifecycle::askAfter()): tells the generation which.
 #pragma once
 
 #include <memory>

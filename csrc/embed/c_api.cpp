@@ -250,6 +250,9 @@ tft_status tft_comm_create(const tft_options* options, tft_comm** comm, tft_erro
     if (asked.heartbeat_ms != 0) {
       chosen.heartbeat = Milliseconds(asked.heartbeat_ms == -1 ? 0 : asked.heartbeat_ms);
     }
+    if (asked.ask_after_ms != 0) {
+      chosen.ask_after = Milliseconds(asked.ask_after_ms == -1 ? 0 : asked.ask_after_ms);
+    }
     given(comm, "comm") = new tft_comm(chosen);
   });
 }

@@ -142,6 +142,8 @@ HostEngineOptions engineOptions(const CommOptions& options) {
 std::shared_ptr<Engine> engineFor(const CommOptions& options) {
   require(options.timeout.count() > 0, "Comm",
           "timeout: expected a positive time" + found(options.timeout.count()) + " ms");
+  const std::string problem = askAfterProblem(options.ask_after);
+  require(problem.empty(), "Comm", "ask_after" + problem);
   auto made = hostEngine(engineOptions(options));
   if (const auto* failure = std::get_if<Failure>(&made)) {
     throwFor(std::make_shared<const Failure>(*failure));
@@ -208,6 +210,7 @@ struct Comm::Impl {
             [listener = listener](const std::shared_ptr<Lifecycle>& lifecycle) {
               listener->follow(lifecycle);
             })) {
+    group->setAskAfter(options.ask_after);
     rememberGroup(group);
   }
 

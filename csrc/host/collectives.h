@@ -22,6 +22,12 @@ class Collectives {
   // Exchange number n of the generation has index n on every rank; most collectives are one.
   virtual void add(std::shared_ptr<OpState> state, Operation operation) = 0;
   virtual bool idle() const = 0;
+  // The oldest that is not complete; its state is null: there is none. Those behind it wait for it.
+  struct First {
+    std::shared_ptr<OpState> state;
+    int root = 0;
+  };
+  virtual First first() const = 0;
   virtual uint64_t done() const = 0;  // exchanges; the next one, or the running one, has this index
   // A pending operation cannot be completed without that peer; or the running one.
   virtual bool needs(int peer) const = 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "comm/control_communicator.h"
 #include "host/host_generation.h"
@@ -26,6 +27,7 @@ class HostCommunicator : public ControlCommunicator {
   bool leaveForAnother(Deadline deadline) override;
   uint64_t bytesSent() const override;
   uint64_t bytesReceived() const override;
+  std::vector<Duration> waitedFor() const override { return generation_->waitedFor(); }
 
  private:
   bool depart(HostGeneration::GoodbyeKind goodbye_kind, Deadline deadline);

@@ -62,6 +62,17 @@ void MessageTable::keep(const Announced& announced, uint64_t tag) {
   announcements_[tag][announced.peer].push_back({next_order_++, announced});
 }
 
+const PendingOp* MessageTable::findPosted(const OpState& op) const {
+  for (const auto& [tag, queues] : posts_) {
+    for (const auto& [peer, queue] : queues) {
+      for (const auto& posted : queue) {
+        if (posted.entry.state.get() == &op) return &posted.entry;
+      }
+    }
+  }
+  return nullptr;
+}
+
 size_t MessageTable::announcedBy(int peer) const {
   const auto found = announced_by_.find(peer);
   return found == announced_by_.end() ? 0 : found->second;

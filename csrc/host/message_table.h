@@ -58,6 +58,8 @@ class MessageTable {
   std::optional<PendingOp> takePostedFor(const Announced& announced, uint64_t tag);
   void keep(const Announced& announced, uint64_t tag);
 
+  const PendingOp* findPosted(const OpState& op) const;  // null: it is none of them
+
   size_t announcedBy(int peer) const;
   bool hasPostedFor(int peer) const;  // recvs from this very peer
   bool hasPostedForAny() const { return hasPostedFor(kAny); }

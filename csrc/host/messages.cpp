@@ -340,6 +340,30 @@ bool Messages::needs(int peer) const {
   return impl_->table.hasPostedForAny() && impl_->isLastLeft(peer);
 }
 
+Messages::Unmatched Messages::unmatched(const OpState& op) const {
+  const auto of_engine = [](const PendingOp& pending) {
+    return (pending.operation.tag & kEngineTag) != 0;
+  };
+  const PendingOp* recv = impl_->table.findPosted(op);
+  Unmatched found;
+  for (size_t i = 0; i < impl_->peers.size(); ++i) {
+    const Impl::PeerMessages& peer = impl_->peers[i];
+    if (peer.connection == nullptr) continue;
+    const int rank = static_cast<int>(i);
+    if (recv != nullptr) {
+      found.of_engine = of_engine(*recv);
+      const bool from_any = recv->operation.peer < 0;
+      if (from_any ? !peer.left : recv->operation.peer == rank) found.peers.push_back(rank);
+      continue;
+    }
+    for (const auto& [number, send] : peer.sends) {
+      if (send.state.get() != &op || peer.cleared.count(number) != 0) continue;
+      return {{rank}, of_engine(send)};
+    }
+  }
+  return found;
+}
+
 void Messages::peerLeft(int peer) {
   impl_->peer(peer).left = true;
   impl_->table.forgetAnnouncedBy(peer);

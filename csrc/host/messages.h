@@ -52,6 +52,13 @@ class Messages {
   bool idle() const;
   bool needs(int peer) const;  // a pending send or recv (a recv from any, if it is the last peer
                                // left) waits for this peer
+  // Whom a send or recv waits for, whose peer has not issued the other half: everybody of a recv
+  // from any. Empty: it is not pending, or its bytes are on their way.
+  struct Unmatched {
+    std::vector<int> peers;
+    bool of_engine = false;  // by its tag
+  };
+  Unmatched unmatched(const OpState& op) const;
   void peerLeft(int peer);
   // What was pending; nothing is completed. The owner has let the connections go before
   // (detachBuffers() will do): this class shares them and cannot.

@@ -27,6 +27,12 @@ std::string heartbeatProblem(std::chrono::milliseconds limit) {
   return {};
 }
 
+std::string askAfterProblem(std::chrono::milliseconds time) {
+  if (time.count() >= 0 && time <= kLongestAskAfter) return {};
+  return ": expected 0 (off) to " + std::to_string(kLongestAskAfter.count()) + " hours, found " +
+         std::to_string(time.count()) + " ms";
+}
+
 std::variant<PortRange, std::string> portRangeOf(const std::string& text) {
   const std::optional<PortRange> range = PortRange::parse(text);
   if (range && holdsEnough(*range)) return *range;

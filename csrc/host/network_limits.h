@@ -1,4 +1,4 @@
-// What a user may choose for an engine's network. Pure; any thread.
+// What a user may choose for an engine's network, and for what goes over it. Pure; any thread.
 #pragma once
 
 #include <chrono>
@@ -13,8 +13,11 @@ namespace torchft_ext {
 inline constexpr std::chrono::milliseconds kShortestHeartbeat{100};
 inline constexpr std::chrono::hours kLongestHeartbeat{24};
 
+inline constexpr std::chrono::hours kLongestAskAfter{24};
+
 // What is wrong with it, as a message goes on after the name of what was given; empty: nothing.
 std::string heartbeatProblem(std::chrono::milliseconds limit);
+std::string askAfterProblem(std::chrono::milliseconds time);
 // The range, or what is wrong with it.
 std::variant<PortRange, std::string> portRangeOf(const std::string& text);
 

@@ -429,6 +429,12 @@ bool ScheduleRunner::idle() const {
   return !impl_->running && impl_->queue.empty();
 }
 
+Collectives::First ScheduleRunner::first() const {
+  if (!impl_->running && impl_->queue.empty()) return {};
+  const Impl::Pending& oldest = impl_->running ? impl_->running->pending : impl_->queue.front();
+  return {oldest.state, oldest.operation.root};
+}
+
 uint64_t ScheduleRunner::done() const {
   return impl_->due;
 }

@@ -35,6 +35,7 @@ class ScheduleRunner : public Collectives {
 
   void add(std::shared_ptr<OpState> state, Operation operation) override;
   bool idle() const override;
+  First first() const override;
   uint64_t done() const override;
   bool needs(int peer) const override;
   bool needsNow(int peer) const override;

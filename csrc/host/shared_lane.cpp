@@ -358,6 +358,12 @@ bool SharedLane::idle() const {
   return queue_.empty();
 }
 
+Collectives::First SharedLane::first() const {
+  MutexLock lock(mutex_);
+  if (queue_.empty()) return {};
+  return {queue_.front().state, queue_.front().operation.root};
+}
+
 bool SharedLane::needs(int peer) const {
   const std::optional<uint64_t>& left_at = left_at_[static_cast<size_t>(peer)];
   if (!left_at || done_.load() < *left_at) return false;

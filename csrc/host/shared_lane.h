@@ -60,6 +60,7 @@ class SharedLane : public Collectives,
   void post() noexcept;
 
   bool idle() const override;
+  First first() const override;
   uint64_t done() const override { return done_.load(); }
   bool needs(int peer) const override;
   bool needsNow(int /*peer*/) const override { return false; }  // what it has done is in memory

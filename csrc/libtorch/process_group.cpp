@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "c10d/adapter/arguments.h"
+#include "c10d/group/environment.h"
 #include "c10d/group/group_making.h"
 #include "c10d/store/store_adapter.h"
 #include "c10d/work/comm_error.h"
@@ -26,6 +27,8 @@ c10::intrusive_ptr<FtOptions> optionsOf(const char* caller, const GroupOptions& 
   options->port_range = given.port_range;
   options->local_sockets = given.local_sockets;
   options->heartbeat = given.heartbeat;
+  if (given.ask_after) checkAskAfter(std::string(caller) + ": ask_after", *given.ask_after);
+  options->ask_after = given.ask_after;
   options->nan_check = given.nan_check;
   options->poison = given.poison;
   options->high_priority_stream = given.high_priority_stream;

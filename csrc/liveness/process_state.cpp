@@ -1,6 +1,7 @@
 #include "liveness/process_state.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <array>
 
@@ -9,8 +10,7 @@
 namespace torchft_ext {
 namespace {
 
-std::string readProcFile(int64_t pid, const char* name) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/" + name;
+std::string readProcFile(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return {};
   std::array<char, 4096> bytes;
@@ -29,7 +29,8 @@ char stateLetter(const std::string& stat) {
 
 std::string describeProcessState(int64_t pid) {
   if (pid <= 0) return {};
-  return describeProcessState(readProcFile(pid, "status"), readProcFile(pid, "stat"));
+  const std::string directory = "/proc/" + std::to_string(pid) + "/";
+  return describeProcessState(readProcFile(directory + "status"), readProcFile(directory + "stat"));
 }
 
 std::string describeProcessState(const std::string& status, const std::string& stat) {
@@ -46,6 +47,10 @@ std::string describeProcessState(const std::string& status, const std::string& s
     default:
       return {};
   }
+}
+
+char mainThreadStateLetter() {
+  return stateLetter(readProcFile("/proc/self/task/" + std::to_string(::getpid()) + "/stat"));
 }
 
 }  // namespace torchft_ext

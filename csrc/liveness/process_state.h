@@ -14,4 +14,8 @@ std::string describeProcessState(int64_t pid);
 // The same, of what its "status" and "stat" hold; proc(5).
 std::string describeProcessState(const std::string& status, const std::string& stat);
 
+// The kernel's letter for this process's main thread, as proc(5) has it: 'R', 'S', 'D', ...; '?':
+// it cannot be read.
+char mainThreadStateLetter();
+
 }  // namespace torchft_ext

@@ -37,6 +37,7 @@ class NcclCommunicator : public Communicator {
   bool leaveForAnother(Deadline deadline) override;
   uint64_t bytesSent() const override { return control_->bytesSent(); }
   uint64_t bytesReceived() const override { return control_->bytesReceived(); }
+  std::vector<Duration> waitedFor() const override { return control_->waitedFor(); }
 
  private:
   using Comms = std::vector<std::shared_ptr<DeviceComm>>;

@@ -42,6 +42,8 @@ bool isKnown(uint16_t type) {
     case FrameType::kMessage:
     case FrameType::kBarrier:
     case FrameType::kNudge:
+    case FrameType::kQuestion:
+    case FrameType::kReport:
     case FrameType::kFailed:
     case FrameType::kGoodbye:
     case FrameType::kBeat:
@@ -117,6 +119,7 @@ uint64_t longestPayload(FrameType type) {
     case FrameType::kNotice:
       return 1024;
     case FrameType::kGoodbye:
+    case FrameType::kReport:
     case FrameType::kBeat:
       return 64;
     case FrameType::kMember:
@@ -130,6 +133,7 @@ uint64_t longestPayload(FrameType type) {
     case FrameType::kClear:
     case FrameType::kBarrier:
     case FrameType::kNudge:
+    case FrameType::kQuestion:
       return 0;
   }
   return 0;

@@ -17,7 +17,7 @@
 namespace torchft_ext {
 
 inline constexpr uint32_t kFrameMagic = 0x54465831;  // "1XFT"
-inline constexpr uint16_t kWireVersion = 3;
+inline constexpr uint16_t kWireVersion = 4;
 inline constexpr size_t kFrameHeaderBytes = 40;
 
 enum class FrameType : uint16_t {
@@ -32,6 +32,9 @@ enum class FrameType : uint16_t {
   kBarrier = 14,   // forming a generation: this end's connections are up; aux: 1 if it shares
                    // memory with all others
   kNudge = 15,     // on a collective channel: there is something for it in shared memory
+  kQuestion = 16,  // on a control channel: what has been issued? seq: of which collective; answered
+                   // by a kReport
+  kReport = 17,    // payload: encoded IssueReport
   kFailed = 20,    // the generation failed: payload: encoded Failure, aux: below; seq: with
                    // kFinalFrameOfLeaver the exchanges that the sender has done
   kGoodbye = 21,   // this process leaves; all it had to send has been sent; aux: below; seq: the

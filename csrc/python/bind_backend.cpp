@@ -166,6 +166,17 @@ py::dict failuresOf(const GroupStats& stats) {
   return counts;
 }
 
+// In seconds, of those ranks that were waited for.
+py::dict waitedForOf(const GroupStats& stats) {
+  py::dict seconds;
+  for (size_t rank = 0; rank < stats.waited_for.size(); ++rank) {
+    const Duration waited = stats.waited_for[rank];
+    if (waited > Duration::zero())
+      seconds[py::int_(rank)] = std::chrono::duration<double>(waited).count();
+  }
+  return seconds;
+}
+
 // The engine's counters; those of the monitor apart, without their prefix, or None where it has
 // none.
 void addCounters(const Engine& engine, py::dict& result) {
@@ -204,6 +215,7 @@ py::dict statsOf(FtBackend& backend) {
   result["bytes_sent"] = stats.bytes_sent;
   result["bytes_received"] = stats.bytes_received;
   result["failures"] = failuresOf(stats);
+  result["waited_for"] = waitedForOf(stats);
   result["last_error"] = stats.last_failure ? py::object(py::str(stats.last_failure->describe()))
                                             : py::object(py::none());
   result["last_configure_ms"] = phases;

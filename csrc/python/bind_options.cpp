@@ -17,22 +17,23 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
-                                          const py::object& interface_name, const py::object& ports,
-                                          const py::object& local_sockets,
-                                          const py::object& heartbeat_limit,
-                                          const py::object& nan_check, const py::object& poison,
-                                          const py::object& high_priority_stream,
-                                          const py::object& blocking_wait) {
+c10::intrusive_ptr<FtOptions> makeOptions(
+    const py::object& timeout_limit, const py::object& interface_name, const py::object& ports,
+    const py::object& local_sockets, const py::object& heartbeat_limit,
+    const py::object& ask_after_time, const py::object& nan_check, const py::object& poison,
+    const py::object& high_priority_stream, const py::object& blocking_wait) {
   const std::optional<Milliseconds> timeout = optionalLimitOf("Options: timeout", timeout_limit);
   const std::optional<Milliseconds> heartbeat =
       optionalLimitOf("Options: heartbeat", heartbeat_limit);
+  const std::optional<Milliseconds> ask_after =
+      optionalLimitOf("Options: ask_after", ask_after_time);
   std::optional<std::string> interface = optionalTextOf("Options: interface", interface_name);
   std::optional<std::string> port_range = optionalTextOf("Options: port_range", ports);
   TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
                     "Options: timeout: expected a positive time, found ",
                     timeout.value_or(Milliseconds(0)).count(), " ms");
   if (heartbeat) checkHeartbeat("Options: heartbeat", *heartbeat);
+  if (ask_after) checkAskAfter("Options: ask_after", *ask_after);
   TORCH_CHECK_VALUE(!interface || !interface->empty(),
                     "Options: interface: expected a name, found ''");
   if (port_range) parsePortRange("Options: port_range", *port_range);
@@ -41,6 +42,7 @@ c10::intrusive_ptr<FtOptions> makeOptions(const py::object& timeout_limit,
   options->port_range = std::move(port_range);
   options->local_sockets = optionalSwitchOf("Options: local_sockets", local_sockets);
   options->heartbeat = heartbeat;
+  options->ask_after = ask_after;
   options->nan_check = optionalSwitchOf("Options: nan_check", nan_check);
   options->poison = switchOf("Options: poison", poison);
   options->high_priority_stream = switchOf("Options: high_priority_stream", high_priority_stream);
@@ -69,9 +71,9 @@ void bind_options(py::module_& module) {
       .def(py::init(&makeOptions), py::kw_only(), py::arg("timeout") = py::none(),
            py::arg("interface") = py::none(), py::arg("port_range") = py::none(),
            py::arg("local_sockets") = py::none(), py::arg("heartbeat") = py::none(),
-           py::arg("nan_check") = py::none(), py::arg("poison") = false,
-           py::arg("high_priority_stream") = false, py::arg("blocking_wait") = false,
-           docs::Options::init)
+           py::arg("ask_after") = py::none(), py::arg("nan_check") = py::none(),
+           py::arg("poison") = false, py::arg("high_priority_stream") = false,
+           py::arg("blocking_wait") = false, docs::Options::init)
       // For Backend.options, of which torch makes copies.
       .def("__copy__", &copyOf)
       .def(
@@ -83,6 +85,7 @@ void bind_options(py::module_& module) {
       .def_readonly("port_range", &FtOptions::port_range, docs::Options::port_range)
       .def_readonly("local_sockets", &FtOptions::local_sockets, docs::Options::local_sockets)
       .def_readonly("heartbeat", &FtOptions::heartbeat, docs::Options::heartbeat)
+      .def_readonly("ask_after", &FtOptions::ask_after, docs::Options::ask_after)
       .def_readonly("nan_check", &FtOptions::nan_check, docs::Options::nan_check)
       .def_readonly("poison", &FtOptions::poison, docs::Options::poison)
       .def_readonly("high_priority_stream", &FtOptions::high_priority_stream,

@@ -11,6 +11,7 @@
 #include "elastic/elastic_core.h"
 #include "elastic/member_keys.h"
 #include "elastic/view_store.h"
+#include "host/issue_report.h"
 #include "liveness/notice.h"
 #include "membership/records.h"
 #include "net/failure_frame.h"
@@ -163,6 +164,15 @@ void proof(std::string_view bytes) {
   if (const auto proof = decodeProof(bytes)) require(encodeProof(*proof) == bytes);
 }
 
+// What stands where there is no operation is dropped, so only the second time must give the same.
+void issue_report(std::string_view bytes) {
+  const auto parsed = decodeReport(bytes);
+  if (!parsed) return;
+  const std::string again = encode(*parsed);
+  const auto parsed_again = decodeReport(again);
+  require(parsed_again && encode(*parsed_again) == again);
+}
+
 struct Parser {
   const char* name;
   void (*run)(std::string_view);
@@ -180,6 +190,7 @@ constexpr Parser kParsers[] = {{"header", header},
                                {"elastic_message", elastic_message},
                                {"store_call", store_call},
                                {"proof", proof},
+                               {"issue_report", issue_report},
                                {"inbox", fuzz::inbox},
                                {"liveness_connection", fuzz::livenessConnection},
                                {"connection", fuzz::connection},

@@ -9,6 +9,7 @@
 #include "elastic/member_keys.h"
 #include "elastic/view_check.h"
 #include "elastic/view_store.h"
+#include "host/issue_report.h"
 #include "liveness/notice.h"
 #include "membership/records.h"
 #include "net/failure_frame.h"
@@ -110,6 +111,14 @@ MemberRecord member(uint8_t number) {
   record.liveness_addresses = {*SocketAddress::parse("[fe80::1%1]:7001"),
                                *SocketAddress::parse("[::1]:7002")};
   return record;
+}
+
+void reports() {
+  IssueLog issued;
+  seed("issue_report", "nothing", encode(reportOf(issued, IssueLog::kNoPlace)));
+  issued.note({OpKind::kBroadcast, 3, 1, Clock::now()}, true);
+  issued.note({OpKind::kSend, 0, 2, Clock::now()}, false);
+  seed("issue_report", "both", encode(reportOf(issued, 0)));
 }
 
 void rosters() {
@@ -334,6 +343,7 @@ int main(int argc, char** argv) {
   failures();
   notices();
   handshakes();
+  reports();
   rosters();
   addresses();
   elasticMessages();

@@ -44,6 +44,11 @@ void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit) 
   TORCH_CHECK_VALUE(problem.empty(), source, problem);
 }
 
+void checkAskAfter(const std::string& source, std::chrono::milliseconds time) {
+  const std::string problem = askAfterProblem(time);
+  TORCH_CHECK_VALUE(problem.empty(), source, problem);
+}
+
 PortRange parsePortRange(const std::string& source, const std::string& text) {
   const auto range = portRangeOf(text);
   const auto* problem = std::get_if<std::string>(&range);
@@ -70,6 +75,9 @@ Environment readEnvironment() {
   if (const auto text = read("TORCHFT_EXT_HEARTBEAT")) {
     environment.heartbeat = parseSeconds("TORCHFT_EXT_HEARTBEAT", *text);
     checkHeartbeat("TORCHFT_EXT_HEARTBEAT", *environment.heartbeat);
+  }
+  if (const auto text = read("TORCHFT_EXT_ASK_AFTER")) {
+    environment.ask_after = parseSeconds("TORCHFT_EXT_ASK_AFTER", *text);
   }
   if (const auto text = read("TORCHFT_EXT_NAN_CHECK")) {
     environment.nan_check = parseSwitch("TORCHFT_EXT_NAN_CHECK", *text);

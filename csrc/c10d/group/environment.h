@@ -19,12 +19,15 @@ struct Environment {
   std::optional<bool> local_sockets;                   // TORCHFT_EXT_LOCAL_SOCKETS, 0 or 1
   std::optional<bool> shared_memory;                   // TORCHFT_EXT_SHARED_MEMORY, 0 or 1
   std::optional<std::chrono::milliseconds> heartbeat;  // TORCHFT_EXT_HEARTBEAT, seconds; 0: off
+  std::optional<std::chrono::milliseconds> ask_after;  // TORCHFT_EXT_ASK_AFTER, seconds; 0: off
   std::optional<bool> nan_check;                       // TORCHFT_EXT_NAN_CHECK, 0 or 1
 };
 Environment readEnvironment();
 
 // ValueError naming `source` unless it is zero (off) or long enough for beats to arrive in time.
 void checkHeartbeat(const std::string& source, std::chrono::milliseconds limit);
+// ValueError naming `source` unless it is zero (off) to a day.
+void checkAskAfter(const std::string& source, std::chrono::milliseconds time);
 // ValueError naming `source` where the text is no port range.
 PortRange parsePortRange(const std::string& source, const std::string& text);
 

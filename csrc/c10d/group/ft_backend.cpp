@@ -40,6 +40,12 @@ bool nanCheckOf(const FtOptions& options) {
   return options.nan_check.value_or(readEnvironment().nan_check.value_or(false));
 }
 
+Duration askAfterOf(const FtOptions& options) {
+  if (options.ask_after) return *options.ask_after;
+  const auto of_environment = readEnvironment().ask_after;
+  return of_environment ? Duration(*of_environment) : kAskAfter;
+}
+
 std::shared_ptr<Poison> poisonOf(const FtOptions& options, const Devices& devices) {
   if (!options.poison || devices.platform() == nullptr) return nullptr;
   return std::make_shared<Poison>(devices.platform()->type());
@@ -99,6 +105,7 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
       memory_(group_, issuer_.devices(), std::move(choice.memory)) {
   options_->timeout = spec.chosenTimeout();
   options_->group_name = spec.name;
+  group_->setAskAfter(askAfterOf(*spec.options));
   rememberGroup(group_);
 }
 

@@ -21,6 +21,7 @@ constexpr Duration kForAnswers = std::chrono::seconds(1);  // at least
 // out.
 constexpr Duration kBehindTheWaiter = std::chrono::seconds(2);
 constexpr size_t kMostNames = 1000;
+constexpr size_t kMostExplained = 3;
 
 using State = std::shared_ptr<OpState>;
 using States = std::vector<State>;
@@ -53,6 +54,18 @@ std::string inMilliseconds(Duration limit) {
          " ms";
 }
 
+// What those that were asked have issued last, as the end of the sentence that names them.
+std::string whatTheyDo(const States& states, const std::vector<size_t>& missing) {
+  std::string text;
+  size_t told = 0;
+  for (const size_t rank : missing) {
+    const auto known = states[rank - 1]->waitedFor();
+    if (!known || known->empty() || ++told > kMostExplained) continue;
+    text += "; " + *known;
+  }
+  return text;
+}
+
 // states: of ranks 1, 2, ...
 std::string whoIsMissing(const MonitoredBarrier& barrier, const States& states) {
   std::vector<size_t> missing;
@@ -66,7 +79,8 @@ std::string whoIsMissing(const MonitoredBarrier& barrier, const States& states) 
   if (missing.size() > kMostNames)
     names += " and " + std::to_string(missing.size() - kMostNames) + " more";
   return std::string("[Rank 0]: ") + (barrier.name_all ? "Ranks " : "Rank ") + names +
-         " failed to pass monitoredBarrier in " + inMilliseconds(barrier.limit);
+         " failed to pass monitoredBarrier in " + inMilliseconds(barrier.limit) +
+         whatTheyDo(states, missing);
 }
 
 // What the caller gets: the generation's failure, in this barrier's place. words: empty where the

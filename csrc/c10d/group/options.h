@@ -26,6 +26,7 @@ struct FtOptions : c10d::Backend::Options {
   std::optional<std::string> port_range;  // "7000-7100"; "" or "0": any free port
   std::optional<bool> local_sockets;      // between processes of one host; false: TCP alone
   std::optional<std::chrono::milliseconds> heartbeat;  // 0: off
+  std::optional<std::chrono::milliseconds> ask_after;  // see Group::setAskAfter(); 0: off
   std::optional<bool> nan_check;                       // see nan_check.h
   // Of operations on device tensors:
   bool poison = false;                // failed ones leave NaN in their outputs

@@ -242,7 +242,8 @@ void FtWork::giveUp(OpState& state, std::chrono::milliseconds timeout, Deadline 
   failure.cause.host = hostName();
   failure.cause.pid = ::getpid();
   failure.cause.how =
-      timeout.count() > 0 ? "the timeout given to wait() ran out" : "did not complete in time";
+      (timeout.count() > 0 ? "the timeout given to wait() ran out" : "did not complete in time") +
+      state.whyItWaited();
   const auto own_failure = std::make_shared<const Failure>(failure);
   const bool first = lifecycle && lifecycle->fail(std::move(failure));
   // All of them: the caller may touch every tensor once wait() has raised.

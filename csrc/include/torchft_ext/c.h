@@ -105,6 +105,7 @@ typedef struct tft_options {
   const char* port_range;
   int no_local_sockets;
   int64_t heartbeat_ms; /* -1: off */
+  int64_t ask_after_ms; /* -1: off */
 } tft_options;
 
 /* What one part of a configure() took. */

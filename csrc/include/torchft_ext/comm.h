@@ -111,6 +111,9 @@ struct CommOptions {
   bool local_sockets = true;  // between processes of one host; false: TCP alone
   // A member that does not run for so long is left out; 0: never. At least 100 ms.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(5);
+  // An operation that has waited so long asks the other members what they do: a line in the log,
+  // and a timeout's error, name those that have not issued it. 0: never. At most a day.
+  std::chrono::milliseconds ask_after = std::chrono::seconds(1);
 };
 
 // Counts since the object was made.
@@ -123,6 +126,9 @@ struct CommStats {
   FailurePtr last_failure;  // null: none
   // Of the last configure(), in order: what it did and for how long.
   std::vector<std::pair<std::string, std::chrono::nanoseconds>> last_configure;
+  // By rank of this generation: how long operations here have waited for it, of those that waited
+  // for longer than CommOptions::ask_after. Empty: there is no generation.
+  std::vector<std::chrono::nanoseconds> waited_for{};
 };
 
 class Comm {

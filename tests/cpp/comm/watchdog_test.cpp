@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
+
+#include "cpp/support/wait_for.h"
 
 namespace torchft_ext {
 namespace {
@@ -134,6 +137,74 @@ TEST(Watchdog, StopsWhileDeadlinesAreOutstandingAndIgnoresLaterOnes) {
   watchdog.watch(op);
   EXPECT_EQ(watchdog.watchedForTest(), 1U);
   EXPECT_EQ(lifecycle->failure(), nullptr);
+}
+
+// A generation that asks after so long, and what it is told of.
+struct Told {
+  explicit Told(Duration ask_after)
+      : lifecycle(
+            std::make_shared<Lifecycle>(GenerationIdentity{"dp0", 5, 3, 8}, nullptr, ask_after)) {
+    lifecycle->listenToWaits([this](const Lifecycle::Operations& operations) {
+      MutexLock lock(mutex);
+      for (const auto& op : operations) seqs.push_back(op->seq());
+    });
+  }
+  ~Told() { lifecycle->listenToWaits(nullptr); }
+  size_t count(int64_t seq) {
+    MutexLock lock(mutex);
+    return static_cast<size_t>(std::count(seqs.begin(), seqs.end(), seq));
+  }
+
+  const std::shared_ptr<Lifecycle> lifecycle;
+  Mutex mutex;
+  std::vector<int64_t> seqs GUARDED_BY(mutex);
+};
+
+TEST(Watchdog, TellsAGenerationOfOperationsThatWaitAgainAndAgainUntilTheyEnd) {
+  Told told(milliseconds(20));
+  Watchdog watchdog;
+  const auto waits = makeOp(told.lifecycle, std::chrono::hours(1), 1);
+  const auto ended = makeOp(told.lifecycle, std::chrono::hours(1), 2);
+  const auto later = makeOp(told.lifecycle, Duration(-1), 3);
+  ended->complete(nullptr);
+  for (const auto& op : {waits, ended, later}) watchdog.watch(op);
+  EXPECT_TRUE(waitFor([&] { return told.count(1) >= 2 && told.count(3) >= 2; }));
+  EXPECT_EQ(told.count(2), 0U);
+  EXPECT_EQ(told.lifecycle->failure(), nullptr);
+}
+
+TEST(Watchdog, TellsNothingWhereAGenerationDoesNotAsk) {
+  Told silent(Duration::zero());
+  Told told(milliseconds(20));
+  Watchdog watchdog;
+  const auto one = makeOp(silent.lifecycle, std::chrono::hours(1), 1);
+  const auto other = makeOp(told.lifecycle, std::chrono::hours(1), 2);
+  watchdog.watch(one);
+  watchdog.watch(other);
+  EXPECT_TRUE(waitFor([&] { return told.count(2) >= 2; }));
+  EXPECT_EQ(silent.count(1), 0U);
+}
+
+TEST(Watchdog, AsksInTimeForAnOperationWhoseLimitIsShort) {
+  const auto lifecycle = makeLifecycle();
+  const auto op = makeOp(lifecycle, milliseconds(500));
+  EXPECT_EQ(op->askAt(), op->issuedAt() + milliseconds(250));
+  const auto patient = makeOp(lifecycle, std::chrono::hours(1));
+  EXPECT_EQ(patient->askAt(), patient->issuedAt() + kAskAfter);
+}
+
+TEST(Watchdog, ATimeoutSaysWhoWasWaitedFor) {
+  Watchdog watchdog;
+  const auto lifecycle = makeLifecycle();
+  const auto op = makeOp(lifecycle, milliseconds(20), 7);
+  op->setWaitedFor("rank 2 (host b, pid 8): its last operation is recv #6, 1 s ago");
+  watchdog.watch(op);
+  const FailurePtr failure = awaitFailure(lifecycle);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(
+      failure->cause.how,
+      "broadcast #7 did not complete within 0.02 s: it waited for rank 2 (host b, pid 8): its "
+      "last operation is recv #6, 1 s ago");
 }
 
 }  // namespace

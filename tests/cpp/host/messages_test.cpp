@@ -475,5 +475,22 @@ TEST_F(MessagesTest, CancelReturnsEverythingPendingAndCompletesNothing) {
   EXPECT_EQ(into, Items{0});
 }
 
+TEST_F(MessagesTest, AMessageWaitsForItsPeerUntilThatHasIssuedTheOtherHalf) {
+  connect(3);
+  Items sent{1}, received(1), from_any(1);
+  const auto from_two = recv(0, 2, received, 7);
+  const auto to_one = send(0, 1, sent);
+  const auto any = recv(0, -1, from_any, kEngineTag | 5);
+  EXPECT_EQ(at(0).unmatched(*from_two).peers, std::vector<int>({2}));
+  EXPECT_EQ(at(0).unmatched(*to_one).peers, std::vector<int>({1}));
+  EXPECT_FALSE(at(0).unmatched(*from_two).of_engine || at(0).unmatched(*to_one).of_engine);
+  EXPECT_EQ(at(0).unmatched(*any).peers, std::vector<int>({1, 2}));
+  EXPECT_TRUE(at(0).unmatched(*any).of_engine);
+  const auto other_half = send(2, 0, sent, 7);
+  const auto other_end = recv(1, 0, received);
+  deliverAll();
+  for (const auto& op : {from_two, to_one}) EXPECT_TRUE(at(0).unmatched(*op).peers.empty());
+}
+
 }  // namespace
 }  // namespace torchft_ext

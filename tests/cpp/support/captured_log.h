@@ -28,6 +28,11 @@ class CapturedLog {
     });
   }
 
+  static std::vector<std::string> all() {
+    MutexLock lock(mutex());
+    return lines();
+  }
+
  private:
   static Mutex& mutex() {
     static Mutex instance;

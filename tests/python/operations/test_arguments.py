@@ -151,6 +151,7 @@ def test_backend_of_something_else_than_a_group_is_refused(ranks):
 WRONG_OPTIONS = {
     "timeout": (5, "a datetime.timedelta, found int"),
     "heartbeat": (5, "a datetime.timedelta, found int"),
+    "ask_after": (5, "a datetime.timedelta, found int"),
     "interface": (7, "a str or None, found int 7"),
     "port_range": (7000, "a str or None, found int 7000"),
     "local_sockets": (1, "a bool or None, found int 1"),
@@ -214,6 +215,10 @@ BAD_OPTIONS = (
     (
         {"heartbeat": datetime.timedelta(days=2)},
         "Options: heartbeat: expected at most 24 hours (zero: off), found 48 hours",
+    ),
+    (
+        {"ask_after": seconds(-1)},
+        "Options: ask_after: expected 0 (off) to 24 hours, found -1000 ms",
     ),
     ({"timeout": seconds(-1)}, "Options: timeout: expected a positive time, found -1000 ms"),
 )

@@ -129,6 +129,7 @@ def options_of_python() -> dict[str, object]:
 # Of groups on plain memory: what is for tensors, or for devices, is not there.
 FOR_TENSORS = {"engine", "nan_check", "device", "poison", "high_priority_stream", "blocking_wait"}
 # What is unset in GroupOptions has these values, which docs/contract.md has too.
+TIMES = {"heartbeat": 5000, "ask_after": 1000}
 PLAIN = {"name": "comm", "interface": "", "port_range": "", "local_sockets": True}
 
 
@@ -136,7 +137,12 @@ def test_groups_on_plain_memory_have_the_same_options() -> None:
     cpp = fields_of("torch/process_group.h", "GroupOptions")
     plain_memory = fields_of("comm.h", "CommOptions")
     assert set(plain_memory) == set(cpp) - FOR_TENSORS
-    assert plain_memory == {"timeout": cpp["timeout"], "heartbeat": 5000, **PLAIN}
+    assert plain_memory == {
+        "timeout": cpp["timeout"],
+        "heartbeat": 5000,
+        "ask_after": 1000,
+        **PLAIN,
+    }
 
 
 # Zero and NULL stand for the default, so what is on by default is turned off.
@@ -145,6 +151,7 @@ IN_C = {
     "interface": "interface_name",
     "local_sockets": "no_local_sockets",
     "heartbeat": "heartbeat_ms",
+    "ask_after": "ask_after_ms",
 }
 
 

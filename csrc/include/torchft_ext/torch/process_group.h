@@ -55,7 +55,9 @@ struct GroupOptions {
   std::optional<bool> local_sockets =
       std::nullopt;  // between processes of one host; false: TCP alone
   std::optional<std::chrono::milliseconds> heartbeat = std::nullopt;  // 0: off
-  std::optional<bool> nan_check = std::nullopt;                       // refuse NaN in what is sent
+  // An operation that has waited so long asks the others what they do; 0: never.
+  std::optional<std::chrono::milliseconds> ask_after = std::nullopt;
+  std::optional<bool> nan_check = std::nullopt;  // refuse NaN in what is sent
   // Of operations on device tensors:
   std::optional<c10::Device> device = std::nullopt;  // its communicator is made with a generation
   bool poison = false;                               // failed ones leave NaN in their outputs

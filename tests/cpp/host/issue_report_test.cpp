@@ -1,0 +1,66 @@
+#include "host/issue_report.h"
+
+#include <gtest/gtest.h>
+
+#include "base/main_thread_waits.h"
+#include "net/frame.h"
+
+namespace torchft_ext {
+namespace {
+
+class IssueReportTest : public ::testing::Test {
+ protected:
+  IssueReportTest() {
+    log_.note({OpKind::kBroadcast, 2, 7, Clock::now()}, true);
+    log_.note({OpKind::kRecv, 0, 8, Clock::now() - std::chrono::seconds(31)}, false);
+  }
+
+  IssueLog log_;
+};
+
+TEST_F(IssueReportTest, ArrivesAsItWasMade) {
+  const auto report = decodeReport(encode(reportOf(log_, 0)));
+  ASSERT_TRUE(report && report->asked && report->last);
+  EXPECT_EQ(report->collectives, 1U);
+  EXPECT_EQ(report->place, 0U);
+  EXPECT_EQ(report->asked->kind, OpKind::kBroadcast);
+  EXPECT_EQ(report->asked->root, 2);
+  EXPECT_EQ(report->asked->seq, 7);
+  EXPECT_EQ(report->last->kind, OpKind::kRecv);
+  EXPECT_GE(report->last->age, std::chrono::seconds(31));
+}
+
+TEST_F(IssueReportTest, SaysThatNothingWasIssued) {
+  const auto report = decodeReport(encode(reportOf(IssueLog(), IssueLog::kNoPlace)));
+  ASSERT_TRUE(report);
+  EXPECT_FALSE(report->asked || report->last);
+  EXPECT_EQ(report->collectives, 0U);
+}
+
+TEST_F(IssueReportTest, HasItsPlaceInAFrameOfFixedSize) {
+  const size_t bytes = encode(reportOf(log_, 0)).size();
+  EXPECT_LE(bytes, longestPayload(FrameType::kReport));
+  EXPECT_EQ(encode(reportOf(IssueLog(), 5)).size(), bytes);
+}
+
+TEST_F(IssueReportTest, RefusesBytesThatAreNone) {
+  const std::string good = encode(reportOf(log_, 0));
+  for (size_t length = 0; length < good.size(); ++length)
+    EXPECT_EQ(decodeReport(good.substr(0, length)), std::nullopt) << length;
+  EXPECT_EQ(decodeReport(good + "x"), std::nullopt);
+  std::string other_kind = good;
+  other_kind[2 * sizeof(uint64_t)] = 100;
+  EXPECT_EQ(decodeReport(other_kind), std::nullopt);
+  std::string other_state = good;
+  other_state.back() = 100;
+  EXPECT_EQ(decodeReport(other_state), std::nullopt);
+}
+
+TEST_F(IssueReportTest, TellsTheMainThreadsStateAsTheKernelHasIt) {
+  EXPECT_EQ(mainThreadNow(), MainThread::kRuns);  // this one
+  const MainThreadWaits waits;
+  EXPECT_EQ(mainThreadNow(), MainThread::kWaits);
+}
+
+}  // namespace
+}  // namespace torchft_ext
