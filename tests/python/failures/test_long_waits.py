@@ -65,7 +65,7 @@ def told(world: World) -> str:
     neighbour = world.start_blocked(1, reduce_within, OPERATION_LIMIT)
     error = world.on(0, reduce_within, LIMIT)
     assert error.type == "CommTimeoutError", error
-    found = re.search(WHOM + "(.*?)(, 3[.]|; begin| \\(timed out)", error.text)
+    found = re.search(WHOM + r"(.*?)(, [\d.]+ s into the| \(timed out)", error.text)
     assert found is not None, error.text
     assert int(found.group(1)) == world.workers[2].pid
     assert not re.search(r"rank 1\b", error.text), error.text

@@ -129,7 +129,6 @@ def options_of_python() -> dict[str, object]:
 # Of groups on plain memory: what is for tensors, or for devices, is not there.
 FOR_TENSORS = {"engine", "nan_check", "device", "poison", "high_priority_stream", "blocking_wait"}
 # What is unset in GroupOptions has these values, which docs/contract.md has too.
-TIMES = {"heartbeat": 5000, "ask_after": 1000}
 PLAIN = {"name": "comm", "interface": "", "port_range": "", "local_sockets": True}
 
 
