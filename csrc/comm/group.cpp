@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/main_thread_waits.h"
+#include "comm/dump_files.h"
 #include "comm/failure_counts.h"
 
 namespace torchft_ext {
@@ -26,10 +27,14 @@ Group::Group(std::string name, std::shared_ptr<Engine> engine, std::shared_ptr<W
     : name_(std::move(name)),
       watchdog_(std::move(watchdog)),
       failure_counts_(std::make_shared<FailureCounts>()),
+      recorder_(
+          std::make_shared<OperationRecorder>(name_, OperationRecorder::capacityFromEnvironment())),
       on_failure_(std::move(on_failure)),
       on_forming_(std::move(on_forming)),
       first_engine_(std::move(engine)),
-      timeout_(timeout) {}
+      timeout_(timeout) {
+  rememberRecorder(recorder_);
+}
 
 Group::~Group() {
   std::shared_ptr<Lifecycle> forming;
@@ -246,10 +251,21 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
                                ? std::make_shared<OpState>(lifecycle, operation.kind,
                                                            OpState::kNoSeq, operation.timeout)
                                : current_.numbering.stateOf(operation, lifecycle));
-    if (refusal) entry.states.back()->complete(refusal);
+    if (refusal)
+      entry.states.back()->complete(refusal);
+    else
+      record(operation, *entry.states.back());
   }
   stats_.operations += operations.size();
   return entry;
+}
+
+// A watch for leavers is no operation of the program's.
+void Group::record(const Operation& operation, OpState& state) const {
+  if (!recorder_->on() || operation.watches) return;
+  const int64_t generation = state.lifecycle()->identity().generation;
+  state.recordIn(recorder_,
+                 recorder_->issued(operation, generation, state.seq(), state.issuedAt()));
 }
 
 std::optional<IssueOrders::Turn> Group::awaitTurn(

@@ -22,6 +22,7 @@
 #include "comm/communicator.h"
 #include "comm/issue_order.h"
 #include "comm/operation_numbering.h"
+#include "comm/operation_recorder.h"
 #include "comm/stall_clock.h"
 #include "comm/watchdog.h"
 
@@ -155,6 +156,7 @@ class Group {
     AttemptMemory memory{};
     std::string purpose{};
     std::shared_ptr<Engine> engine{};  // null: not known yet
+    Nonce nonce{};                     // of the generation, once its members have met
     StallClock stall_clock{};
     std::vector<std::pair<std::string, Duration>> phases{};
     std::unique_ptr<Rendezvous> rendezvous{};
@@ -174,6 +176,7 @@ class Group {
   Failure asTold(const Failure& failure) const;
   FailurePtr inHindsight(const Attempt& attempt, FailurePtr failure) const;
   FailurePtr configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator);
+  void beginRecord(const Attempt& attempt);
   // Whose operations may still be under way: the current one, or that which configure() is ending.
   Generation lastLocked() const REQUIRES(mutex_);
   struct Aborted {
@@ -196,6 +199,7 @@ class Group {
     std::shared_ptr<Communicator> communicator;  // null: none takes them
   };
   Entry enterLocked(std::vector<Operation>& operations) REQUIRES(mutex_);
+  void record(const Operation& operation, OpState& state) const;
   // Empty: not by the deadline, or the generation is over.
   std::optional<IssueOrders::Turn> awaitTurn(const std::vector<Operation>& operations,
                                              IssueOrders& orders,
@@ -205,6 +209,7 @@ class Group {
   const std::string name_;
   const std::shared_ptr<Watchdog> watchdog_;
   const std::shared_ptr<FailureCounts> failure_counts_;
+  const std::shared_ptr<OperationRecorder> recorder_;
   const std::function<void()> on_failure_;
   const OnForming on_forming_;
 

@@ -6,6 +6,7 @@
 #include "base/host_name.h"
 #include "base/log.h"
 #include "base/main_thread_waits.h"
+#include "comm/dump_files.h"
 #include "comm/failure_counts.h"
 #include "comm/group.h"
 #include "comm/member_claims.h"
@@ -158,6 +159,7 @@ std::variant<std::shared_ptr<Communicator>, Failure> Group::beginGeneration(Atte
   while (true) {
     if (auto* failure = std::get_if<Failure>(&entered)) return std::move(*failure);
     std::variant<std::monostate, Roster, Failure> refreshed;
+    attempt.nonce = std::get<Roster>(entered).nonce;
     auto formed = attempt.engine->form(std::get<Roster>(entered), lifecycle, attempt.deadline,
                                        [&] { return lookForSuccessor(attempt, refreshed); });
     if (auto* failure = std::get_if<Failure>(&formed)) return std::move(*failure);
@@ -370,6 +372,18 @@ void Group::attemptEnded(Attempt& attempt, const FailurePtr& failure) {
   stats_.last_configure = std::move(attempt.phases);
 }
 
+void Group::beginRecord(const Attempt& attempt) {
+  constexpr size_t kDigits = 8;  // of the nonce: enough to tell generations of one job apart
+  GenerationRecord record;
+  record.number = attempt.lifecycle->identity().generation;
+  record.id = attempt.nonce.hex().substr(0, kDigits);
+  record.rank = attempt.rank;
+  record.size = attempt.size;
+  for (const MemberRecord& member : attempt.memory.members)
+    record.members.push_back({member.host, member.pid});
+  recorder_->begin(std::move(record));
+}
+
 FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communicator> communicator) {
   const std::shared_ptr<Lifecycle>& lifecycle = attempt.lifecycle;
   if (!lifecycle->activate() && !endedByAnother(*lifecycle))
@@ -381,6 +395,7 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
           " of " + std::to_string(attempt.size) + " ranks begins, this is rank " +
           std::to_string(attempt.rank) + " (" + std::to_string(toMilliseconds(total)) + " ms)");
   attempt.memory = attempt.rendezvous->formed();
+  beginRecord(attempt);
   std::vector<Incarnation> incarnations;
   incarnations.reserve(attempt.memory.members.size());
   for (const MemberRecord& member : attempt.memory.members)
@@ -404,12 +419,15 @@ FailurePtr Group::configureSucceeded(Attempt& attempt, std::shared_ptr<Communica
     stats_.last_configure = std::move(attempt.phases);
   }
   if (failed) failed->succeeded();
-  lifecycle->subscribe(
-      [counts = failure_counts_, on_failure = on_failure_, level](const auto& failure) {
-        counts->count(failure);
-        if (on_failure) on_failure();
-        log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : level, failure->describe());
-      });
+  lifecycle->subscribe([counts = failure_counts_, on_failure = on_failure_, recorder = recorder_,
+                        number = lifecycle->identity().generation,
+                        dump_prefix = failureDumpPrefix(), level](const auto& failure) {
+    counts->count(failure);
+    recorder->failed(number, failure);
+    dumpFailedGeneration(recorder, number, dump_prefix);
+    if (on_failure) on_failure();
+    log(failure->kind == FailureKind::kAborted ? LogLevel::kInfo : level, failure->describe());
+  });
   attempt.rendezvous->leaveStore(kLeaveStoreWithin);
   return nullptr;
 }

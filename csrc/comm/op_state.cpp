@@ -6,6 +6,7 @@
 #include "base/main_thread_waits.h"
 #include "comm/callback_pool.h"
 #include "comm/callbacks.h"
+#include "comm/operation_recorder.h"
 #include "comm/stall_clock.h"
 
 namespace torchft_ext {
@@ -87,6 +88,7 @@ void OpState::complete(FailurePtr failure) {
     if (!failure && lifecycle_ && whose_ == Whose::kUsers) lifecycle_->noteSuccess();
     failure_ = std::move(failure);
     done_at_ = Clock::now();
+    if (recorder_) recorder_->ended(recorded_as_, failure_ != nullptr, done_at_);
     done_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
     at_once.swap(callbacks_at_once_);
@@ -94,6 +96,15 @@ void OpState::complete(FailurePtr failure) {
   }
   for (auto& callback : at_once) runGuarded(std::move(callback));
   for (auto& callback : callbacks) runOnCallbackThread(std::move(callback), lifecycle_);
+}
+
+void OpState::recordIn(std::shared_ptr<OperationRecorder> recorder, uint64_t number) {
+  recorder_ = std::move(recorder);
+  recorded_as_ = number;
+}
+
+void OpState::noteStarted() {
+  if (recorder_) recorder_->started(recorded_as_, Clock::now());
 }
 
 bool OpState::wait(Deadline deadline) {

@@ -30,6 +30,7 @@ void runWaitHook();               // if there is one
 inline constexpr Duration kHookInterval = std::chrono::milliseconds(50);
 
 class OpState;
+class OperationRecorder;
 
 // Has an operation executed by the threads that wait for it. Owner: an engine, or several. Threads:
 // any.
@@ -85,6 +86,10 @@ class OpState {
   std::string whyItWaited() const;
   // Waits call it from now on. Once, before others know this state.
   void setHelper(std::weak_ptr<OpHelper> helper) { helper_ = std::move(helper); }
+  // Its start and end are entered there, under this number. Once, before others know this state.
+  void recordIn(std::shared_ptr<OperationRecorder> recorder, uint64_t number);
+  // The engine begins it, or has handed it to its device. Any thread, not twice at a time.
+  void noteStarted();
   // Runs on a callback thread once done (also when done already). They begin in the order in which
   // operations end; one that waits is overtaken.
   void onDone(std::function<void()> callback);
@@ -110,9 +115,11 @@ class OpState {
   const Deadline deadline_;
   const std::optional<CallbackPath> path_;
   const Whose whose_;
-  std::weak_ptr<OpHelper> helper_;       // set by its issuer alone
-  uint64_t place_ = IssueLog::kNoPlace;  // likewise
-  std::atomic<bool> done_{false};        // written under mutex_
+  std::weak_ptr<OpHelper> helper_;               // set by its issuer alone
+  uint64_t place_ = IssueLog::kNoPlace;          // likewise
+  std::shared_ptr<OperationRecorder> recorder_;  // likewise; null: not recorded
+  uint64_t recorded_as_ = 0;                     // likewise
+  std::atomic<bool> done_{false};                // written under mutex_
   std::atomic<int> source_rank_{-1};
   mutable Mutex mutex_;
   CondVar changed_;

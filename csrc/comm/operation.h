@@ -65,6 +65,22 @@ enum class ReduceKind : uint8_t {
 };
 const char* toString(ReduceKind kind);
 
+// The sizes of the tensors on one side of an operation, for the recorder alone. Several tensors of
+// one shape have their number as a first dimension.
+struct Shape {
+  static constexpr size_t kMostDimensions = 6;  // the last one holds the product of all that follow
+  static constexpr uint8_t kUnknown = 255;      // counted from the buffers
+  uint8_t dimensions = kUnknown;
+  std::array<int64_t, kMostDimensions> sizes{};
+
+  void add(int64_t size) {
+    if (dimensions < kMostDimensions)
+      sizes[dimensions++] = size;
+    else
+      sizes.back() *= size;
+  }
+};
+
 struct Buffer {
   uint8_t* data = nullptr;
   size_t bytes = 0;
@@ -126,6 +142,8 @@ struct Operation {
   bool waited = false;
   std::vector<Buffer> inputs;
   std::vector<Buffer> outputs;
+  Shape input_shape;  // of the callers' tensors, which the buffers are cut from
+  Shape output_shape;
   Duration timeout{0};                 // its limit, counted from issue
   std::shared_ptr<DeviceSide> device;  // null: host memory
   std::shared_ptr<void> keep_alive;    // whatever owns the buffers; released after completion

@@ -251,6 +251,7 @@ void ScheduleRunner::Impl::goOnLater() {
 void ScheduleRunner::Impl::start() {
   Pending& pending = queue.front();
   if (pending.operation.exchanges) pending.operation.exchanges->begin();
+  pending.state->noteStarted();
   run(pending);
   queue.pop_front();
   exchange();

@@ -224,6 +224,7 @@ std::optional<SharedLane::Stop> SharedLane::run(Item& item, size_t* budget) {
   if (item.phase == Phase::kLoad) {
     if (!runAll(operation.loads, budget)) return Stop::kTurn;
     if (operation.exchanges) operation.exchanges->begin();
+    item.state->noteStarted();
     item.phase = Phase::kBegin;
   }
   while (item.phase != Phase::kStore) {

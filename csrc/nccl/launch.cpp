@@ -297,6 +297,7 @@ void Launch::noteEnd(StreamSide& side, std::shared_ptr<c10::Event> end) const {
 
 void Launch::handOver(Op& op) {
   recordEnd(op);
+  if (op.issue.state) op.issue.state->noteStarted();
   if (!capturing_) {
     op.side->may_release = true;
     return watch(op, false);

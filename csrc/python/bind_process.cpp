@@ -2,6 +2,7 @@
 
 #include "c10d/group/log_sink.h"
 #include "c10d/work/comm_error.h"
+#include "comm/dump_files.h"
 #include "comm/op_state.h"
 #include "host/process.h"
 #include "python/bindings.h"
@@ -27,6 +28,7 @@ bool exitProcess(std::chrono::milliseconds within) {
 void bind_process(py::module_& module) {
   logThroughTorch();
   module.def("_interrupt_pipe", &interruptPipe);
+  module.def("_dump", &dumpEverything, py::arg("path"), py::call_guard<py::gil_scoped_release>());
   module.def("_process_exit", &exitProcess, py::arg("within"),
              py::call_guard<py::gil_scoped_release>());
 }

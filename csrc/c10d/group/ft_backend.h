@@ -8,6 +8,8 @@
 // follow the generation. It never takes the GIL.
 #pragma once
 
+#include <torch/headeronly/version.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -214,6 +216,12 @@ class FtBackend : public c10d::Backend {
 #endif
 
 #ifdef C10D_BACKEND_HAS_HOOKS
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  // torch's recorder and health check ask before they register.
+  bool supportsAbortHooks() const override {
+    return true;
+  }
+#endif
   // See abort_hooks.h. ValueError for an id that is taken, or of none.
   void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t hook_id) override;

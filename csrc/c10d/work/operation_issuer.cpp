@@ -1,5 +1,6 @@
 #include "c10d/work/operation_issuer.h"
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -47,6 +48,28 @@ void checkInOnePlace(const std::vector<Prepared>& prepared, const c10::Device& d
                       first.str(), ", found a ", toString(one.operation.kind), " on ",
                       placeOf(one).str(), ": issue it outside of the block");
   }
+}
+
+Shape shapeOf(const TensorVector& tensors) {
+  Shape shape;
+  shape.dimensions = 0;
+  if (tensors.empty()) return shape;
+  const bool alike = std::all_of(tensors.begin(), tensors.end(), [&tensors](const auto& tensor) {
+    return tensor.sizes() == tensors.front().sizes();
+  });
+  if (!alike) return Shape{};  // counted from the buffers
+  if (tensors.size() > 1) shape.add(static_cast<int64_t>(tensors.size()));
+  for (const int64_t size : tensors.front().sizes()) shape.add(size);
+  return shape;
+}
+
+// Of a call that is one operation; the others' are counted from their buffers.
+void setShapes(PreparedCall& call) {
+  if (call.operations.size() != 1) return;
+  Operation& operation = call.operations.front().operation;
+  if (call.described.inputs) operation.input_shape = shapeOf(*call.described.inputs);
+  if (call.described.outputs.size() == 1)
+    operation.output_shape = shapeOf(call.described.outputs.front());
 }
 
 // On the caller's own stream whatever comes later is behind the operation.
@@ -117,6 +140,7 @@ std::optional<BucketTag> OperationIssuer::bucketOf(const Prepared& prepared) con
 
 OperationIssuer::WorkPtr OperationIssuer::issue(PreparedCall call, const c10::Device& device) {
   checkInOnePlace(call.operations, device);
+  setShapes(call);
   std::vector<Operation> operations;
   DeviceCompletion::Sides sides;
   std::vector<std::shared_ptr<void>> tensors;
