@@ -43,7 +43,7 @@ class Collective:
         return self.name, self.dtype, self.root, counted
 
     def __str__(self) -> str:
-        return f"{self.name} {self.number}"
+        return f"{self.name} (collective {self.number})"
 
 
 @dataclass(frozen=True)

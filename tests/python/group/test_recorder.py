@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Pool, Worker, World, values_of
-from rankside import PATIENCE, abort, failure_of, wait_until
+from rankside import PATIENCE, abort, configure_next, failure_of, wait_until
 
 import torchft_ext
-from torchft_ext import analyze
 
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
 SHORT_LIMIT = 2.0  # seconds; of an operation that one rank never issues
@@ -58,12 +58,7 @@ class Dumping:
     def sentence(self, count: int) -> str:
         """What the analysis of one generation says, of which so many ranks have written."""
         self.files(count)
-        done = subprocess.run(
-            [sys.executable, "-m", "torchft_ext.analyze", str(self.folder)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        done = analysis(str(self.folder))
         assert done.returncode == 0, done.stderr
         (line,) = done.stdout.splitlines()
         return line
@@ -127,15 +122,17 @@ def test_each_failed_generation_is_written_once_by_each_rank(dumping: Dumping) -
     world.run(sums, 3)
     world.on(0, aborts)
     dumping.files(2)
-    world.next().run(sums, 1)
+    address = world.pool.address()
+    values_of([world.start(rank, configure_next, address, 1 - rank, 2) for rank in (0, 1)])
     world.on(1, aborts)
     names = [path.name for path in dumping.files(4)]
-    for generation in (1, 2):
-        for rank in (0, 1):
-            start = f"rank_{rank}.generation{generation}_"
-            assert len([name for name in names if name.startswith(start)]) == 1, names
-    ids = {name.split("_")[2].split(".")[0] for name in names}
-    assert len(ids) == 2, "a generation has one id on all its ranks, and no other has it"
+    found = [re.fullmatch(r"rank_(\d)\.generation(\d)_(\w+)\.(\d)\.json", name) for name in names]
+    of_ranks = sorted((one[2], one[1], one[4]) for one in found if one)
+    assert of_ranks == [("1", "0", "0"), ("1", "1", "1"), ("2", "0", "1"), ("2", "1", "0")], names
+    ids = {(one[2], one[3]) for one in found if one}
+    assert len(ids) == len({name for _, name in ids}) == 2, (
+        "an id is one generation's, on all ranks"
+    )
 
 
 def test_a_record_has_names_sizes_times_and_states(dumping: Dumping) -> None:
@@ -160,16 +157,61 @@ def test_a_record_has_names_sizes_times_and_states(dumping: Dumping) -> None:
             assert created <= started <= entry["time_discovered_completed_ns"]
 
 
-def test_torch_reads_the_pickles(dumping: Dumping, tmp_path: Path) -> None:
+def torchs_analysis(folder: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
+    done = subprocess.run(
+        [*command, *options, str(folder)], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_torchs_analyser_names_a_rank_that_issued_one_fewer(dumping: Dumping) -> None:
+    world = dumping.world(4)
+    calls = [world.start(rank, sums_that_fail, 3, SHORT_LIMIT) for rank in (0, 1, 3)]
+    world.on(2, sums, 2)
+    values_of(calls)
+    dumping.files(4)
+    text = torchs_analysis(dumping.folder)
+    assert "Not all ranks joining collective, sequence number: 3" in text
+    assert "missing ranks: {2}" in text
+    assert "collective: gloo:all_reduce" in text
+    assert "input sizes: [[2, 3]]" in text
+
+
+def test_torchs_analyser_takes_a_world_in_which_a_rank_died(dumping: Dumping) -> None:
+    world = dumping.world(4)
+    world.run(every_collective)
+    calls = [world.start_blocked(rank, sums_that_fail, 1) for rank in (0, 1, 3)]
+    world.kill(2)
+    values_of(calls)
+    (path, *_) = dumping.files(3)
+    id_of = generation_of(read(path))["id"]
+    text = torchs_analysis(dumping.folder, "-p", f"{id_of}_", "--allow-incomplete-ranks")
+    assert "we missed FR dumps from ranks ({2})" in text
+    assert "Error type" not in text, text
+
+
+def every_collective() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parts = [torch.ones(4) for _ in range(size)]
+    dist.broadcast(torch.ones(4), 0)
+    dist.all_gather(parts, torch.ones(4))
+    dist.all_gather_into_tensor(torch.ones(4 * size), torch.ones(4))
+    dist.reduce(torch.ones(4), 0)
+    dist.reduce_scatter(torch.ones(4), parts)
+    dist.gather(torch.ones(4), parts if rank == 0 else None, 0)
+    dist.scatter(torch.ones(4), parts if rank == 0 else None, 0)
+    dist.all_to_all_single(torch.ones(2 * size), torch.ones(2 * size))
+    dist.barrier()
+
+
+def test_all_collectives_match_for_torchs_analyser(dumping: Dumping) -> None:
     world = dumping.world(2)
-    world.run(sums, 2)
+    world.run(every_collective)
     world.on(0, aborts)
-    for path in dumping.files(2, "_0") + dumping.files(2, "_1"):
-        document = unpickled(path)
-        assert set(document) >= {"version", "pg_config", "entries"}
-        ((name, config),) = document["pg_config"].items()
-        assert config == {"name": name, "desc": "0", "ranks": "[0, 1]"}
-        assert [entry["profiling_name"] for entry in document["entries"]] == ["gloo:all_reduce"] * 2
+    dumping.files(2)
+    assert "rror" not in torchs_analysis(dumping.folder)
 
 
 def test_only_json_has_messages(dumping: Dumping) -> None:
@@ -192,7 +234,7 @@ def test_the_analysis_names_a_rank_that_died(dumping: Dumping) -> None:
     values_of(calls)
     line = dumping.sentence(2)
     assert f"rank 2 (host {os.uname().nodename}, pid {pid}) was lost: its process ended" in line
-    assert line.endswith("while ranks 0 and 1 waited in allreduce 3."), line
+    assert line.endswith("while ranks 0 and 1 waited in allreduce (collective 3)."), line
 
 
 def test_the_analysis_names_a_rank_that_issued_one_fewer(dumping: Dumping) -> None:
@@ -203,8 +245,8 @@ def test_the_analysis_names_a_rank_that_issued_one_fewer(dumping: Dumping) -> No
     line = dumping.sentence(3)
     pid = world.workers[1].pid
     assert f"rank 1 (host {os.uname().nodename}, pid {pid}) had issued no collective after" in line
-    assert "after allreduce 2, " in line
-    assert line.endswith("while ranks 0 and 2 waited in allreduce 3."), line
+    assert "after allreduce (collective 2), " in line
+    assert line.endswith("while ranks 0 and 2 waited in allreduce (collective 3)."), line
 
 
 def test_the_analysis_names_a_rank_that_issued_another_operation(dumping: Dumping) -> None:
@@ -213,8 +255,8 @@ def test_the_analysis_names_a_rank_that_issued_another_operation(dumping: Dumpin
     calls.append(world.start(1, broadcast_that_fails, 1))
     values_of(calls)
     line = dumping.sentence(3)
-    assert f"pid {world.workers[1].pid}) issued broadcast 2 of 5 float32 from root 0" in line
-    assert line.endswith("where ranks 0 and 2 issued allreduce 2 of 6 float32."), line
+    assert f"pid {world.workers[1].pid}) issued broadcast (collective 2) of 5 " in line
+    assert line.endswith("ranks 0 and 2 issued allreduce (collective 2) of 6 float32."), line
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(rank_env: dict[str, str]) -> None:
@@ -311,15 +353,27 @@ def test_dump_to_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> No
     assert str(path) in error.text
 
 
-def test_the_program_says_what_it_reads_and_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        analyze.main(["--help"])
-    assert "--json" in capsys.readouterr().out
-    assert analyze.main([str(tmp_path)]) == 2
-    assert PREFIX in capsys.readouterr().err
-    assert analyze.main([str(tmp_path / "missing")]) == 2
+def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torchft_ext.analyze", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_the_program_says_what_it_reads_and_what_is_missing(tmp_path: Path) -> None:
+    assert "--json" in analysis("--help").stdout
+    nothing = analysis(str(tmp_path))
+    assert nothing.returncode == 2 and PREFIX in nothing.stderr
+    assert analysis(str(tmp_path / "missing")).returncode == 2
+    (tmp_path / "other.json").write_text('{"entries": []}')
     (tmp_path / "bad.json").write_text('{"torchft_ext": {"format": 1, "generations": [{}]}}')
-    assert analyze.main([str(tmp_path)]) == 2
-    assert "bad.json: a damaged record" in capsys.readouterr().err
+    bad = analysis(str(tmp_path))
+    assert bad.returncode == 2 and "bad.json: a damaged record" in bad.stderr
+
+
+def test_json_is_for_programs(dumping: Dumping) -> None:
+    world = dumping.world(2)
+    world.run(sums, 1)
+    world.on(1, aborts)
+    dumping.files(2)
+    (report,) = json.loads(analysis(str(dumping.folder), "--json").stdout)
+    assert (report["kind"], report["ranks"], report["records"]) == ("ended", [1], [0, 1])
+    assert report["collective"] is None and "a test said so" in report["sentence"]
