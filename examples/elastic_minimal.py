@@ -7,6 +7,7 @@ python examples/elastic_minimal.py &                  # is brought up to date, a
 """
 
 import argparse
+import sys
 
 import torch
 from torch import nn
@@ -20,20 +21,24 @@ parser.add_argument("--size", type=int, default=3, help="how many workers found 
 parser.add_argument("--steps", type=int, default=2000)
 arguments = parser.parse_args()
 
-job = elastic.join(arguments.address, size=arguments.size, min_size=1)
-torch.manual_seed(0)
-inputs = torch.randn(4096, 16)
-targets = inputs @ torch.randn(16, 1)
-model = DDP(nn.Linear(16, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-sampler = elastic.BatchSampler(inputs, batch_size=32, seed=1)
-state = elastic.State(model, optimizer, sampler)
 
-for step in elastic.steps(state, total=arguments.steps):
-    with step:
-        batch = sampler.indices()
-        loss = nn.functional.mse_loss(model(inputs[batch]), targets[batch])
-        loss.backward()
-        step.commit(optimizer.step)
-    if step.committed and step.number % 100 == 0 and step.view.rank == 0:
-        print(f"step {step.number}: loss {loss.item():.5f}, {step.view.size} workers", flush=True)
+def train(job: elastic.Job) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(4096, 16)
+    targets = inputs @ torch.randn(16, 1)
+    model = DDP(nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    sampler = elastic.BatchSampler(inputs, batch_size=32, seed=1)
+    state = elastic.State(model, optimizer, sampler)
+
+    for step in elastic.steps(state, total=arguments.steps):
+        with step:
+            batch = sampler.indices()
+            loss = nn.functional.mse_loss(model(inputs[batch]), targets[batch])
+            loss.backward()
+            step.commit(optimizer.step)
+        if step.committed and step.number % 100 == 0 and step.view.rank == 0:
+            print(f"step {step.number}: loss {loss:.5f}, {step.view.size} workers", flush=True)
+
+
+sys.exit(elastic.run(train, arguments.address, size=arguments.size, min_size=1))

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/log.h"
 #include "base/sole_copy.h"
 #include "elastic/member_driver.h"
 
@@ -172,6 +173,27 @@ void ElasticMember::setLeaving() {
   driver_->loop.post([driver = driver_] {
     if (driver->core) driver->core->setLeaving();
   });
+}
+
+bool ElasticMember::recordEnd(Deadline deadline, const Cancelled& cancelled) {
+  requireOwnProcess();
+  if (!driver_->options.store) return false;
+  const auto founding = std::make_shared<Founding>();
+  const auto read = [driver = driver_, founding] { *founding = driver->founding; };
+  if (!driver_->loop.runOnLoop(read, deadline)) return false;
+  const View last = driver_->status.view();
+  const JobEnd end{std::chrono::system_clock::now(), static_cast<uint32_t>(last.members.size())};
+  const auto record = [founding, last, end](JobStore& store) {
+    return store.recordEnd(*founding, last, end);
+  };
+  try {
+    return driver_->store.call(record, deadline, cancelled);
+  } catch (const ElasticError& error) {
+    log(LogLevel::kWarning,
+        "elastic job '" + driver_->options.job +
+            "': its end is not on record for processes that come later: " + error.what());
+    return false;
+  }
 }
 
 bool ElasticMember::leave(Deadline deadline) {

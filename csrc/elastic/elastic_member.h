@@ -82,6 +82,10 @@ class ElasticMember {
   // This member goes: its next vote says so, and awaitView() gives it no view any more. It throws
   // kLeftOut once there is one without it, though others may have put it into one before they knew.
   void setLeaving();
+  // The members have agreed that the job has ended well: records it in the job's store, for
+  // processes that come later. Every member may call it. False: not recorded, since there is no
+  // store, it does not answer by the deadline, or serves another job. Does not throw for that.
+  bool recordEnd(Deadline deadline, const Cancelled& cancelled = {});
   // Says goodbye, and answers the others until they go on without this member or go too: so one
   // that still waits for an answer gets it; then ends this member's threads. False: it was needed
   // still at the deadline. Every other call raises from now on.

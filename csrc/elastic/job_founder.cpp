@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "elastic/job_over.h"
 #include "elastic/view_check.h"
 
 namespace torchft_ext {
@@ -56,6 +57,10 @@ JobFounder::Place JobFounder::findPlace(const Member& self, Deadline deadline,
   place.founding = awaitFounding(self, deadline, cancelled);
   place.contacts = place.founding.view.members;
   if (place.founding.view.has(self.id)) return place;
+  const auto end =
+      store_.call([founding = place.founding](JobStore& store) { return store.end(founding); },
+                  deadline, cancelled);
+  if (end) throw jobOver(job_, *end);
   auto late = store_.call([](JobStore& store) { return store.contacts(); }, deadline, cancelled);
   if (!late.empty()) place.contacts = std::move(late);
   return place;
@@ -84,6 +89,7 @@ Founding JobFounder::awaitFounding(const Member& self, Deadline deadline,
       if (!trouble || !deadline.expired()) trouble = error;
       pause(deadline.orEarlier(kBetweenTries), cancelled);
     }
+    if (cancelled && cancelled()) leave(self, seat);
     if (deadline.expired() && now.taken == 0 && trouble) throw ElasticError(*trouble);
     if (deadline.expired()) throwTooFew(now.taken);
     pause(deadline.orEarlier(kBetweenLooks), cancelled);
@@ -98,6 +104,21 @@ std::optional<Founding> JobFounder::found(Deadline deadline, const Cancelled& ca
     return std::optional(store.found(foundingOf(std::move(seats), rules)));
   };
   return store_.call(found, deadline, cancelled);
+}
+
+void JobFounder::leave(const Member& self, std::optional<size_t> seat) const {
+  constexpr std::chrono::milliseconds kToGiveUpSeat{300};
+  const auto give_up = [self, seat](JobStore& store) {
+    if (seat) store.giveUpSeat(*seat, self);
+    return true;
+  };
+  try {
+    store_.call(give_up, Deadline::after(kToGiveUpSeat), {});
+  } catch (const ElasticError&) {  // the others find a founder that is gone, and go on without it
+  }
+  throw ElasticError(ElasticErrorKind::kLeftOut, "elastic.join: job '" + job_ +
+                                                     "': this process was told to leave before "
+                                                     "the job was founded: let it end");
 }
 
 void JobFounder::throwTooFew(size_t found) const {

@@ -1,8 +1,9 @@
 // How a process comes to a job: it founds it together with others that are as new, or finds what
 // was founded before it came.
 //
-// Owner: a joining call, on whose thread it runs. Each call blocks up to its deadline, ends where
-// `cancelled` says so, and throws ElasticError. It keeps nothing: what stands in the store decides.
+// Owner: a joining call, on whose thread it runs. Each call blocks up to its deadline, and throws
+// ElasticError. Where `cancelled` says so it gives up its seat and throws kLeftOut. It keeps
+// nothing: what stands in the store decides.
 #pragma once
 
 #include <optional>
@@ -25,12 +26,14 @@ class JobFounder {
     Founding founding;
     std::vector<Member> contacts;  // whom to ask for a place, where the first view has none for it
   };
-  // The store may come up later than those who meet there: it is waited for.
+  // The store may come up later than those who meet there: it is waited for. JobOverError: the job
+  // has ended well.
   Place findPlace(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
 
  private:
   Founding awaitFounding(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
   std::optional<Founding> found(Deadline deadline, const Cancelled& cancelled) const;
+  [[noreturn]] void leave(const Member& self, std::optional<size_t> seat) const;
   [[noreturn]] void throwTooFew(size_t found) const;
 
   JobStoreThread& store_;

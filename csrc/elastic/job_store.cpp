@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <ctime>
 #include <utility>
 
 #include "elastic/elastic_codec.h"
@@ -46,6 +47,28 @@ std::string registerOf(const Lineage& lineage) {
   return "witness/" + lineage.hex();
 }
 
+std::string endOf(const Founding& founding) {
+  return "end/" + founding.view.lineage.hex();
+}
+
+std::string encodeEnd(const JobEnd& end) {
+  using std::chrono::seconds;
+  const auto since_epoch = std::chrono::floor<seconds>(end.at.time_since_epoch());
+  ByteWriter writer;
+  writer.u64(static_cast<uint64_t>(since_epoch.count()));
+  writer.u32(end.members);
+  return writer.take();
+}
+
+std::optional<JobEnd> decodeEnd(const std::string& bytes) {
+  constexpr uint64_t kYear3000 = 32'503'680'000;  // in seconds; later ones are no times of ours
+  ByteReader reader(bytes);
+  const uint64_t at = std::min(reader.u64(), kYear3000);
+  const uint32_t members = std::min(reader.u32(), static_cast<uint32_t>(kMostMembers));
+  if (!reader.atEnd()) return std::nullopt;
+  return JobEnd{std::chrono::system_clock::time_point(std::chrono::seconds(at)), members};
+}
+
 std::string encodeRegister(const WitnessId& identity, const std::optional<AcceptedView>& held) {
   ByteWriter writer;
   writer.raw(identity.bytes);
@@ -54,6 +77,16 @@ std::string encodeRegister(const WitnessId& identity, const std::optional<Accept
 }
 
 }  // namespace
+
+std::string JobEnd::describe() const {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(at);
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  char text[32];
+  const size_t length = std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return "ended at " + std::string(text, length) + " by " + std::to_string(members) +
+         (members == 1 ? " member" : " members");
+}
 
 std::string encodeFounding(const Founding& founding) {
   ByteWriter writer;
@@ -145,6 +178,12 @@ bool JobStore::hasSeat(size_t seat, const Member& self) {
   return get("seat/" + std::to_string(seat)) == encodeMembers({self});
 }
 
+// Its number stays taken, as that of one that died on its way.
+void JobStore::giveUpSeat(size_t seat, const Member& self) {
+  if (!hasSeat(seat, self)) return;
+  guarded([&] { store().remove(prefix_ + "seat/" + std::to_string(seat)); });
+}
+
 size_t JobStore::seatsTaken() {
   const auto text = get("seats");
   size_t taken = 0;
@@ -170,6 +209,17 @@ std::vector<Member> JobStore::contacts() {
 
 void JobStore::setContacts(const std::vector<Member>& members) {
   guarded([&] { store().set(prefix_ + "contacts", encodeMembers(members)); });
+}
+
+std::optional<JobEnd> JobStore::end(const Founding& founding) {
+  const auto bytes = get(endOf(founding));
+  return bytes ? decodeEnd(*bytes) : std::nullopt;
+}
+
+bool JobStore::recordEnd(const Founding& founding, const View& last, const JobEnd& end) {
+  const bool is_ours = !restore(founding, last.lineage, last.members).isZero();
+  if (is_ours) first(endOf(founding), encodeEnd(end));
+  return is_ours;
 }
 
 std::optional<JobStore::Register> JobStore::readRegister(const Lineage& lineage) {

@@ -8,6 +8,8 @@
 //   founding           the rules, the first view, and the key that admits to its members'
 //                      connections; the first process to write it founds the job
 //   contacts           addresses of the members of a recent view: a hint
+//   end/<lineage>      when the job of that lineage ended well, and by how many members. The first
+//                      one that is written counts. No decision is made by it.
 //   witness/<lineage>  the register of that lineage: the store's identity in it, and the view that
 //                      the store last voted for. A writer has to name the present value. So a store
 //                      that restarted empty has no vote, and neither has one whose register says
@@ -17,6 +19,7 @@
 // Owner: an ElasticMember, on one thread. Every call throws StoreError.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +38,13 @@ struct Founding {
   View view;
 };
 
+// That a job has ended well.
+struct JobEnd {
+  std::chrono::system_clock::time_point at;  // by the clock of the member that recorded it
+  uint32_t members = 0;                      // of the last view
+  std::string describe() const;              // "ended at 2026-01-31 12:00:00 UTC by 3 members"
+};
+
 std::string encodeFounding(const Founding& founding);
 std::string encodeMembers(const std::vector<Member>& members);
 
@@ -49,6 +59,7 @@ class JobStore {
   Founding found(Founding proposed);
   size_t takeSeat(const Member& self);  // its number
   bool hasSeat(size_t seat, const Member& self);
+  void giveUpSeat(size_t seat, const Member& self);  // it takes one more process then
   size_t seatsTaken();
   std::vector<Member> seats(size_t most);  // the first so many that are there
   std::vector<Member> contacts();
@@ -58,6 +69,12 @@ class JobStore {
   // lineage; zero: it serves another job under this name.
   WitnessId restore(const Founding& founding, const Lineage& lineage,
                     const std::vector<Member>& members);
+  // Of that founding's job, whichever lineage it ended in. A store that has restarted empty since
+  // then has forgotten it.
+  std::optional<JobEnd> end(const Founding& founding);
+  // Of a member, after an agreement on the end that was ok: first restores what newcomers look for.
+  // False: the store serves another job under this name.
+  bool recordEnd(const Founding& founding, const View& last, const JobEnd& end);
   // As the witness, or under the store's rule. Throws, too, where its identity is another one.
   WitnessReply ask(const WitnessRequest& request);
 

@@ -320,24 +320,28 @@ void MemberDriver::restoreStore() {
   });
 }
 
-// The members that this newcomer knows of may have been replaced meanwhile.
+// The members that this newcomer knows of may have been replaced meanwhile, or the job has ended.
 void MemberDriver::lookForContacts() {
-  meeting().post([self = weak_from_this()](JobStore& job) {
+  meeting().post([self = weak_from_this(), founding = founding](JobStore& job) {
     std::vector<Member> members;
+    std::optional<JobEnd> end;
     try {
       members = job.contacts();
+      end = job.end(founding);
     } catch (const StoreError&) {
       return;  // the next look may succeed
     }
     const auto alive = self.lock();
     if (!alive) return;
-    alive->loop.post([raw = alive.get(), members] {
-      if (raw->core) raw->hearContacts(members);
+    alive->loop.post([raw = alive.get(), members, end] {
+      if (raw->core) raw->hearContacts(members, end);
     });
   });
 }
 
-void MemberDriver::hearContacts(const std::vector<Member>& members) {
+void MemberDriver::hearContacts(const std::vector<Member>& members,
+                                const std::optional<JobEnd>& end) {
+  if (end && core->state() == ElasticCore::State::kJoining) return status.setJobOver(*end);
   for (const Member& member : members) network->introduce(member);
   const std::vector<MemberId> ids = idsOf(members);
   const bool alone = !ids.empty() && !core->setContacts(ids) && core->isForsaken();

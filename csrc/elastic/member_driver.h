@@ -52,7 +52,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   void sendAll(const std::vector<ElasticEnvelope>& sends);
   void restoreStore();
   void lookForContacts();
-  void hearContacts(const std::vector<Member>& members);
+  void hearContacts(const std::vector<Member>& members, const std::optional<JobEnd>& end);
   void askWitness(const WitnessRequest& request);
   // trouble: why it has not answered; empty: it has.
   void hearWitness(const WitnessReply& reply, const std::string& trouble,

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "base/log.h"
+#include "elastic/job_over.h"
 #include "elastic/quorum.h"
 #include "membership/records.h"
 #include "torchft_ext/elastic_error.h"
@@ -109,6 +110,12 @@ void MemberStatus::setForsaken(const std::vector<Member>& members) {
   changed_.notifyAll();
 }
 
+void MemberStatus::setJobOver(const JobEnd& end) {
+  const MutexLock lock(mutex_);
+  job_end_ = end;
+  changed_.notifyAll();
+}
+
 void MemberStatus::setHow(const std::map<MemberId, std::string>& lost) {
   const MutexLock lock(mutex_);
   how_ = lost;
@@ -202,7 +209,7 @@ View MemberStatus::awaitView(uint64_t newer_than, Deadline deadline, const Cance
   const MutexLock lock(mutex_);
   const auto over = [&]() NO_THREAD_SAFETY_ANALYSIS {
     return view_.number > newer_than || left_out_ || left_ || (hopeless_ && !without_quorum) ||
-           !forsaken_by_.empty();
+           !forsaken_by_.empty() || job_end_;
   };
   waitUntilDone(mutex_, changed_, over, deadline, cancelled);
   if (view_.number > newer_than && !left_out_ && !left_) return view_;
@@ -298,11 +305,8 @@ void MemberStatus::throwNoView() const {
     throw ElasticError(ElasticErrorKind::kLeftOut,
                        job + "view " + std::to_string(view_.number) + why);
   }
-  if (!forsaken_by_.empty()) {
-    throw ElasticError(ElasticErrorKind::kNoQuorum,
-                       job + "it was founded before, and none of its members runs any more: " +
-                           namesOf(forsaken_by_) + ": choose another name for a new job");
-  }
+  if (job_end_) throw jobOver(job_, *job_end_);
+  if (!forsaken_by_.empty()) throwForsaken();
   if (!missing_.empty()) throwNoQuorum();
   if (lacksWitness()) throwWithoutWitness();
   throw ElasticError(ElasticErrorKind::kTimeout,
@@ -322,9 +326,11 @@ const char* MemberStatus::adviceWithoutQuorum() const {
       return ". If that is true, the job goes on without this process: join again";
     }
   }
-  return hopeless_ ? ". Start the job anew from a checkpoint, under another name"
-                   : ". Wait longer for them, or start the job anew from a checkpoint, under "
-                     "another name";
+  return hopeless_ ? ". Two ways out: start the job anew from a checkpoint, under another name; or "
+                     "go on alone from here by recover(without_quorum=True)"
+                   : ". Wait longer for them; or start the job anew from a checkpoint, under "
+                     "another name; or, once they have ended for certain, go on alone from here by "
+                     "recover(without_quorum=True)";
 }
 
 // Half of the members are there, and the proposal still waits for the witness's answer.
@@ -349,6 +355,18 @@ void MemberStatus::throwWithoutWitness() const {
                          ": half of its members are there; missing " + namesOf(gone) +
                          "; and the job's store, the witness, did not answer" + storeTrouble() +
                          adviceWithoutQuorum());
+}
+
+void MemberStatus::throwForsaken() const {
+  throw ElasticError(
+      ElasticErrorKind::kNoQuorum,
+      "elastic job '" + job_ +
+          "': it was founded before, and none of its members runs any more: missing " +
+          namesOf(forsaken_by_) +
+          ". It is not known to have ended well: too many were lost at once, or its store has "
+          "forgotten the end. Two ways out: start the job under another name, from a checkpoint; "
+          "or, where a member of it still runs and is only cut off, let that one go on by "
+          "recover(without_quorum=True), and start this process again");
 }
 
 void MemberStatus::throwNoQuorum() const {

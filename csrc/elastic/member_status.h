@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "base/mutex.h"
 #include "elastic/cancellable_wait.h"
 #include "elastic/elastic_core.h"
+#include "elastic/job_store.h"
 
 namespace torchft_ext {
 
@@ -38,6 +40,7 @@ class MemberStatus {
   void setOver(uint64_t view);  // this view, and those before
   // Of a newcomer: nobody of the job lives, of which it knew these.
   void setForsaken(const std::vector<Member>& members);
+  void setJobOver(const JobEnd& end);
   void setHow(const std::map<MemberId, std::string>& lost);  // as a generation has told it
   void setStoreTrouble(std::string trouble);
 
@@ -74,6 +77,7 @@ class MemberStatus {
   std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);
   [[noreturn]] void throwNoView() const REQUIRES(mutex_);
   [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
+  [[noreturn]] void throwForsaken() const REQUIRES(mutex_);
   bool lacksWitness() const REQUIRES(mutex_);
   [[noreturn]] void throwWithoutWitness() const REQUIRES(mutex_);
   const char* adviceWithoutQuorum() const REQUIRES(mutex_);
@@ -108,6 +112,7 @@ class MemberStatus {
   bool leaving_ GUARDED_BY(mutex_) = false;  // by its own word
   bool left_ GUARDED_BY(mutex_) = false;
   std::vector<MemberId> forsaken_by_ GUARDED_BY(mutex_);  // empty: somebody of the job may live
+  std::optional<JobEnd> job_end_ GUARDED_BY(mutex_);      // of a newcomer that found it
   std::string store_trouble_ GUARDED_BY(mutex_);
   // Agreements.
   std::map<Key, Answer> answers_ GUARDED_BY(mutex_);

@@ -15,6 +15,10 @@ namespace torchft_ext {
 namespace {
 
 using JobPtr = std::shared_ptr<ElasticJob>;
+// Tells a process that it leaves, also one that is still joining.
+struct LeaveFlag {
+  std::shared_ptr<std::atomic<bool>> told = std::make_shared<std::atomic<bool>>(false);
+};
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 const char* classFor(ElasticErrorKind kind) {
@@ -27,6 +31,8 @@ const char* classFor(ElasticErrorKind kind) {
       return "NoProgressError";
     case ElasticErrorKind::kTimeout:
       return "ElasticTimeoutError";
+    case ElasticErrorKind::kJobOver:
+      return "JobOverError";
     default:
       return "ElasticError";
   }
@@ -51,6 +57,13 @@ void cameToNothing(ElasticJob& job, const std::string& kind, const std::string& 
 void translateElastic(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
+  } catch (const JobOverError& over) {
+    const py::module_ errors = py::module_::import("torchft_ext.elastic._errors");
+    using std::chrono::duration_cast;
+    const auto ended = duration_cast<std::chrono::seconds>(over.endedAt().time_since_epoch());
+    const py::object type = errors.attr(classFor(over.kind()));
+    const py::object made = type(textOf(over.what()), ended.count(), over.members());
+    PyErr_SetObject(type.ptr(), made.ptr());
   } catch (const ElasticError& elastic) {
     const py::module_ errors = py::module_::import("torchft_ext.elastic._errors");
     const py::object type = errors.attr(classFor(elastic.kind()));
@@ -101,7 +114,7 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
             const py::object& limit, const py::object& timeout,
             const std::optional<std::string>& interface,
             const std::optional<std::string>& port_range, const std::vector<std::string>& members,
-            const std::string& key, const std::string& listen) {
+            const std::string& key, const std::string& listen, const LeaveFlag& leaving) {
   ElasticJobOptions options;
   options.address = address;
   options.size = size;
@@ -116,7 +129,7 @@ JobPtr join(const std::string& address, int size, int min_size, int max_size, bo
   options.listen = listen;
   const auto within = limitOf("elastic.join: timeout", timeout);
   const py::gil_scoped_release no_gil;
-  return endingWithoutGil(ElasticJob::join(options, within));
+  return endingWithoutGil(ElasticJob::join(options, within, leaving.told));
 }
 
 py::tuple recover(ElasticJob& job, const py::object& timeout, const py::object& patience,
@@ -182,11 +195,15 @@ void bind_elastic(py::module_& module) {
         return py::bytes(sampledBits(tensors, seed, of_gradients));
       },
       py::arg("tensors"), py::arg("seed"), py::arg("of_gradients"));
+  py::class_<LeaveFlag>(module, "_LeaveFlag")
+      .def(py::init<>())
+      .def("set", [](LeaveFlag& flag) { flag.told->store(true); })
+      .def("is_set", [](LeaveFlag& flag) { return flag.told->load(); });
   py::class_<ElasticJob, JobPtr>(module, "_ElasticJob")
       .def_static("join", &join, py::arg("address"), py::kw_only(), py::arg("size"),
                   py::arg("min_size"), py::arg("max_size"), py::arg("store_rule"), py::arg("limit"),
                   py::arg("timeout"), py::arg("interface"), py::arg("port_range"),
-                  py::arg("members"), py::arg("key"), py::arg("listen"))
+                  py::arg("members"), py::arg("key"), py::arg("listen"), py::arg("leaving"))
       .def("interface_name", &ElasticJob::interfaceName)
       .def("id", [](ElasticJob& job) { return job.member().id().hex(); })
       .def("manage", &ElasticJob::manage, py::arg("name"), py::arg("backends"), NoGil())
@@ -215,6 +232,12 @@ void bind_elastic(py::module_& module) {
             job.setSoleHolders(ranks, limitOf("await_frozen: patience", patience));
           },
           py::arg("ranks"), py::arg("patience"))
+      .def(
+          "record_end",
+          [](ElasticJob& job, std::chrono::milliseconds within) {
+            return job.recordEnd(Deadline::after(within));
+          },
+          py::arg("timeout"), NoGil())
       .def("set_leaving", &ElasticJob::setLeaving, NoGil())
       .def(
           "leave",

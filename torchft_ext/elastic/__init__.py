@@ -12,19 +12,23 @@
 A dead, frozen or cut-off member costs the others a step that is run again; nobody starts anew.
 """
 
+from torchft_ext.elastic._current import leave
 from torchft_ext.elastic._errors import (
     DivergenceError,
     ElasticError,
     ElasticTimeoutError,
+    JobOverError,
     LeftOutError,
     NoProgressError,
     NoQuorumError,
     RepeatedError,
     StateLostError,
 )
-from torchft_ext.elastic._job import Job, join
+from torchft_ext.elastic._exits import Exit
+from torchft_ext.elastic._job import Job, current_job, join
 from torchft_ext.elastic._random import generator, manual_seed
 from torchft_ext.elastic._replicas import Place, Replicas
+from torchft_ext.elastic._run import JoinOptions, run
 from torchft_ext.elastic._sampler import BatchSampler
 from torchft_ext.elastic._state import State
 from torchft_ext.elastic._step import Step
@@ -39,7 +43,10 @@ __all__ = [
     "DivergenceError",
     "ElasticError",
     "ElasticTimeoutError",
+    "Exit",
     "Job",
+    "JobOverError",
+    "JoinOptions",
     "LeftOutError",
     "NoProgressError",
     "NoQuorumError",
@@ -51,9 +58,12 @@ __all__ = [
     "Step",
     "SyncReport",
     "View",
+    "current_job",
     "generator",
     "join",
+    "leave",
     "manual_seed",
+    "run",
     "steps",
     "sync",
 ]

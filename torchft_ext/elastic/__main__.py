@@ -1,9 +1,13 @@
-"""Serves the store at which the processes of elastic jobs meet: python -m torchft_ext.elastic."""
+"""Commands of elastic jobs: python -m torchft_ext.elastic [COMMAND].
+
+Without a command it serves the store at which the processes of elastic jobs meet.
+"""
 
 from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 from datetime import timedelta
 
@@ -11,15 +15,26 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Run the command; without one, serve until SIGINT or SIGTERM."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["run"]:
+        from torchft_ext.elastic import _run_command
+
+        sys.exit(_run_command.main(arguments[1:]))
+    serve(arguments)
+
+
+def serve(given: list[str]) -> None:
+    """Serve a store until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m torchft_ext.elastic",
         description="Serve a store for elastic jobs, until interrupted. Jobs go on without it where"
         " a quorum of their members is left; newcomers need it.",
+        epilog="Commands: run (a training script as a worker of a job); COMMAND --help says more.",
     )
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen on")
     parser.add_argument("--port", type=int, default=29500, help="0: any that is free")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     store = dist.TCPStore(
         arguments.host,
         arguments.port,

@@ -10,6 +10,7 @@ NoProgressError      views of the same members come to nothing, for a cause that
 ElasticTimeoutError  members that live did not come, or did not vote, by the deadline: see what
                      they do; recover(patience=...) goes on without them
 LeftOutError         the others went on without this process: join again, with a new member id
+JobOverError         the job has ended well: nothing is left to do
 StateLostError       no member has a whole copy of the state: found a new job from a checkpoint
 DivergenceError      members hold different state or gradients: find the difference in the
                      program (a model without DDP, an update without all ranks, a seed); where
@@ -24,10 +25,13 @@ None of them is a CommError: beginning another generation does not help.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 __all__ = [
     "DivergenceError",
     "ElasticError",
     "ElasticTimeoutError",
+    "JobOverError",
     "LeftOutError",
     "NoProgressError",
     "NoQuorumError",
@@ -57,6 +61,23 @@ class NoProgressError(ElasticError):
 
 class LeftOutError(ElasticError):
     """The other members went on in a view without this process."""
+
+
+class JobOverError(ElasticError):
+    """The job has ended well, before this process came, or before it was needed.
+
+    Its members agreed on the end, and recorded it in the job's store. Another run is another name.
+
+    Attributes:
+        ended_at: when, in UTC, by the clock of the member that recorded it.
+        members: by how many: those of the last view.
+    """
+
+    def __init__(self, message: str = "", ended_at: float = 0.0, members: int = 0) -> None:
+        """The time in seconds since 1970."""
+        super().__init__(message)
+        self.ended_at = datetime.fromtimestamp(ended_at, UTC)
+        self.members = members
 
 
 class StateLostError(ElasticError):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from time import monotonic
+from typing import cast
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -25,6 +26,7 @@ from torchft_ext.errors import CommError, _kind_of
 _RULES = ("members", "store")
 _KEY = "TORCHFT_EXT_ELASTIC_KEY"
 _LEAVE_WITHIN = timedelta(seconds=2)
+_RECORD_WITHIN = timedelta(seconds=2)
 _LEAST_HEARTBEAT, _MOST_HEARTBEAT = timedelta(milliseconds=100), timedelta(hours=24)
 
 
@@ -80,7 +82,9 @@ def join(
     Raises:
         ElasticError: the store does not answer, or fewer than `size` processes came in time. With
             `wait`: there was no view with this process in time; the message says who did not come,
-            as far as that is known. NoQuorumError, LeftOutError: with `wait`, as recover().
+            as far as that is known. NoQuorumError: with `wait`, as recover().
+        JobOverError: the job has ended well. Another run is another name.
+        LeftOutError: leave() was called meanwhile. With `wait`, as recover() too.
         ValueError, TypeError: a bad argument.
         RuntimeError: there is a default group, or a job, in this process already.
 
@@ -93,37 +97,41 @@ def join(
     if isinstance(members, str):
         raise TypeError("elastic.join: members: expected a list of addresses, found a text")
     until = monotonic() + timeout.total_seconds()
-    native = _C._ElasticJob.join(
-        address or "",
-        size=size,
-        min_size=size if min_size is None else min_size,
-        max_size=65536 if max_size is None else max_size,
-        store_rule=rule == "store",
-        limit=limit,
-        timeout=timeout,
-        interface=interface,
-        port_range=port_range,
-        members=list(members),
-        key=os.environ.get(_KEY, "") if key is None else key,
-        listen="" if listen is None else str(listen),
-    )
-    if interface is None and address is None:
-        interface = native.interface_name() or None
-    options = _C.Options(
-        heartbeat=min(max(limit, _LEAST_HEARTBEAT), _MOST_HEARTBEAT),
-        interface=interface,
-        port_range=port_range,
-    )
-    dist.init_process_group(
-        backend,
-        store=_store_of(address, native.id(), timeout),
-        rank=0,
-        world_size=1,
-        timeout=timeout,
-        pg_options=copy.copy(options),
-    )
-    job = Job(native, timeout, limit, backend, options)
-    _current.remember(job)
+    with _current.leave_flag() as leaving:
+        native = _C._ElasticJob.join(
+            address or "",
+            size=size,
+            min_size=size if min_size is None else min_size,
+            max_size=65536 if max_size is None else max_size,
+            store_rule=rule == "store",
+            limit=limit,
+            timeout=timeout,
+            interface=interface,
+            port_range=port_range,
+            members=list(members),
+            key=os.environ.get(_KEY, "") if key is None else key,
+            listen="" if listen is None else str(listen),
+            leaving=leaving,
+        )
+        if interface is None and address is None:
+            interface = native.interface_name() or None
+        options = _C.Options(
+            heartbeat=min(max(limit, _LEAST_HEARTBEAT), _MOST_HEARTBEAT),
+            interface=interface,
+            port_range=port_range,
+        )
+        dist.init_process_group(
+            backend,
+            store=_store_of(address, native.id(), timeout),
+            rank=0,
+            world_size=1,
+            timeout=timeout,
+            pg_options=copy.copy(options),
+        )
+        job = Job(native, timeout, limit, backend, options)
+        _current.remember(job)
+        if leaving.is_set():
+            job.leave()
     _interrupts.watch()
     if wait:
         _await_first_view(job, timeout, until)
@@ -171,6 +179,15 @@ def _store_of(address: str | None, member: str, timeout: timedelta) -> dist.Stor
     return dist.PrefixStore(f"{name}/alone/{member}", client)
 
 
+def current_job() -> Job:
+    """Return the job that this process takes part in: of its last join(), or of run().
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    return cast(Job, _current.current())
+
+
 class Job:
     """A member of an elastic job. Made by join().
 
@@ -202,6 +219,7 @@ class Job:
         self._ruled: dict[str, dist.ProcessGroup] = {}  # of rules, in the newest view
         self._leaving = False
         self._left = False
+        self._ended = False
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
         self.manage("default", self.group)
@@ -408,6 +426,7 @@ class Job:
                 message has the cause. After the second such view a pause comes before each further
                 one. Where newcomers have been in no agreement that was ok, they alone raise it.
             LeftOutError: the others went on without this process, or it has called leave().
+            JobOverError: the job has ended well, and has not needed this process.
             CommError: members were missing until the timeout.
         """
         before = self._view
@@ -534,9 +553,33 @@ class Job:
         """Say that this member goes: from the next agree() on all know, and the next view is
         without it. recover() returns no view from now on, but by `without_quorum`: it raises
         LeftOutError, or NoQuorumError where no next view comes; steps() ends instead of the first.
+        A process that is in no view yet ends its wait for one at once, by LeftOutError.
+
+        Threads: any, and handlers of signals. Does not block.
         """
         self._leaving = True
         self._native.set_leaving()
+
+    def end(self, *, agreed: bool = True) -> None:
+        """Say that the job has ended well; steps() does. Processes that come later are told so.
+
+        Call it on every member, after an agree() that was ok and in which all meant that. It is
+        recorded in the job's store: from then on join(), and a spare's recover(), raise
+        JobOverError. Blocks up to 2 s where the store does not answer; the end is then not on
+        record, and a line in the log says so. A job without a store has no such record.
+
+        Args:
+            agreed: False: this member alone knows that the run is over. Nothing is recorded.
+        """
+        self._ended = True
+        if agreed:
+            self._native.record_end(_RECORD_WITHIN)
+
+    def has_ended(self) -> bool:
+        """Return whether end() has been called here: the job is over, as far as this member knows.
+        steps() that ended for another reason, such as leave(), has not called it.
+        """
+        return self._ended
 
     def close(self) -> None:
         """Say goodbye and end this member's threads. Idempotent; called at exit too."""

@@ -166,6 +166,7 @@ class Loop:
             self._go_alone(error, holds=holds)
             return None
         if answer is not None and (answer.ok or view.member in answer.leaving):
+            self.job.end(agreed=answer.ok)
             return None
         if answer is not None and answer.diverged:
             return view
@@ -204,6 +205,7 @@ class Loop:
         """An error of the others' is none of a member that holds the result, or leaves."""
         if not holds and not (isinstance(error, LeftOutError) and self.job.is_leaving()):
             raise error
+        self.job.end(agreed=False)
         self.job.log(f"elastic job: the run is over, and this member did not wait: {error}")
 
     def _after(self, view: View, answer: Answer | None, *, failed: bool) -> View | None:

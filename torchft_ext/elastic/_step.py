@@ -62,6 +62,12 @@ class JobLike(Protocol):
     def is_leaving(self) -> bool:
         """Return whether this member has said that it goes."""
 
+    def leave(self) -> None:
+        """Say that this member goes."""
+
+    def end(self, *, agreed: bool = True) -> None:
+        """Say that the job has ended well, and whether all members have agreed on that."""
+
     def recover(
         self, timeout: timedelta | None = None, *, patience: timedelta | None = None
     ) -> View:

@@ -161,8 +161,8 @@ std::string nameOfBackend(const std::string& group, size_t number) {
 
 }  // namespace
 
-std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
-                                             Milliseconds timeout) {
+std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options, Milliseconds timeout,
+                                             std::shared_ptr<std::atomic<bool>> leaving) {
   checkOptions(options);
   TORCH_CHECK_VALUE(timeout.count() > 0, "elastic.join: timeout: expected a positive time, found ",
                     timeout.count(), " ms");
@@ -196,7 +196,11 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options,
                                                               const std::string& why) {
     if (const auto alive = weak.lock()) alive->onStopped(view, why);
   };
-  job->member_ = ElasticMember::join(std::move(chosen), deadline, keepWaiting);
+  const auto told_to_leave = [leaving = std::move(leaving)] {
+    runWaitHook();
+    return leaving && leaving->load();
+  };
+  job->member_ = ElasticMember::join(std::move(chosen), deadline, told_to_leave);
   return job;
 }
 
@@ -344,13 +348,14 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
     }
     result.view = std::exchange(alone, false)
                       ? member_->goOnAlone(deadline, keepWaiting)
-                      : member_->awaitView(newer_than, deadline, keepWaiting, unreachable, absent);
+                      : awaitView(newer_than, deadline, unreachable, absent);
     const auto decided = Clock::now();
     agreeing += decided - began;
     const Deadline limit = patience ? deadline.orEarlier(*patience) : deadline;
     const FailurePtr failure = formAll(result.view, result.view.rankOf(member_->id()), limit);
     connecting += Clock::now() - decided;
     if (!failure) break;
+    if (isEarlyLeaver()) throwLeftEarly();
     judge(result.view, setbackOf(*failure, member_->isOver(result.view.number)), Duration::zero());
     // What an attempt of the last milliseconds would say is no help.
     if (deadline.remaining() < milliseconds(50)) throwFailure(failure);
@@ -441,13 +446,50 @@ void ElasticJob::cameToNothing(FailureKind kind, const std::string& how,
   came_to_nothing_ = torchft_ext::setbackOf(kind, how, description, over);
 }
 
+bool ElasticJob::isEarlyLeaver() const {
+  const MutexLock lock(mutex_);
+  return leaves_ && formed_.number == 0;
+}
+
+void ElasticJob::throwLeftEarly() {
+  throw ElasticError(ElasticErrorKind::kLeftOut,
+                     "recover: this process was told to leave before it had a part in a view: "
+                     "close the job");
+}
+
+View ElasticJob::awaitView(uint64_t newer_than, Deadline deadline,
+                           const std::set<MemberPair>& unreachable,
+                           const std::set<MemberId>& absent) {
+  const auto leaves_early = [this] {
+    runWaitHook();
+    return isEarlyLeaver();
+  };
+  if (leaves_early()) throwLeftEarly();
+  try {
+    return member_->awaitView(newer_than, deadline, leaves_early, unreachable, absent);
+  } catch (const ElasticError&) {
+    if (isEarlyLeaver()) throwLeftEarly();
+    throw;
+  }
+}
+
+// A handler may call it on the very thread that forms a view: so nothing is waited for here.
 void ElasticJob::setLeaving() {
+  std::vector<Managed> forming;
   {
     const MutexLock lock(mutex_);
     leaves_ = true;
     woken_.notifyAll();
+    if (forming_ != 0 && formed_.number == 0) forming = managed_;
   }
   member_->setLeaving();
+  for (const Managed& one : forming) {
+    one.backend->group().beginAbort("this process was told to leave");
+  }
+}
+
+bool ElasticJob::recordEnd(Deadline deadline) {
+  return member_->recordEnd(deadline, keepWaiting);
 }
 
 bool ElasticJob::leave(Deadline deadline) {

@@ -5,6 +5,7 @@
 // generations, wherever the user's code is. Destroyed, it leaves without a word.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -42,7 +43,9 @@ class ElasticJob {
   using BackendPtr = c10::intrusive_ptr<FtBackend>;
 
   // ValueError for bad options; else ElasticError. Blocks up to the timeout; calls the wait hook.
-  static std::shared_ptr<ElasticJob> join(const ElasticJobOptions& options, Milliseconds timeout);
+  // leaving: once it is true the call ends, by ElasticError (kLeftOut). Null: never.
+  static std::shared_ptr<ElasticJob> join(const ElasticJobOptions& options, Milliseconds timeout,
+                                          std::shared_ptr<std::atomic<bool>> leaving = nullptr);
   ~ElasticJob();
   ElasticJob(const ElasticJob&) = delete;
   ElasticJob& operator=(const ElasticJob&) = delete;
@@ -93,8 +96,11 @@ class ElasticJob {
   void setShard(std::optional<uint32_t> shard) { member_->setShard(shard); }
   // Ranks of the view that was formed last. std::invalid_argument: one is none of them.
   void setSoleHolders(const std::vector<int>& ranks, Milliseconds patience);
-  // As those of the member; a recover() that pauses goes on to hear of it.
+  // As those of the member; a recover() that pauses goes on to hear of it, and one that waits for
+  // this process's first view ends by kLeftOut. From a signal's handler too.
   void setLeaving();
+  // The job has ended well: as that of the member. Calls the wait hook.
+  bool recordEnd(Deadline deadline);
   bool leave(Deadline deadline);
 
   uint64_t formedView() const;  // its number; 0: none yet
@@ -123,6 +129,11 @@ class ElasticJob {
   void judge(const View& view, std::optional<Setback> setback, Duration stood);
   void requireProgress(Deadline deadline);
   void pauseBefore(Deadline deadline);
+  // It has been told to leave, and no view that it has formed counts on it.
+  bool isEarlyLeaver() const;
+  View awaitView(uint64_t newer_than, Deadline deadline, const std::set<MemberPair>& unreachable,
+                 const std::set<MemberId>& absent);
+  [[noreturn]] static void throwLeftEarly();
   void requireFree(const std::string& name, size_t backends) const REQUIRES(mutex_);
 
   std::shared_ptr<ElasticMember> member_;

@@ -1,6 +1,7 @@
 // Why a call of an elastic job came to nothing.
 #pragma once
 
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@ enum class ElasticErrorKind {
   // Views of the same members came to nothing again and again, by a cause that another view does
   // not mend. The text names it.
   kNoProgress,
+  kJobOver,  // the job has ended well, before this process came or was needed: a JobOverError
 };
 
 class ElasticError : public std::runtime_error {
@@ -27,6 +29,20 @@ class ElasticError : public std::runtime_error {
 
  private:
   ElasticErrorKind kind_;
+};
+
+// The job has ended well: its members agreed on that. Another run needs another name.
+class JobOverError : public ElasticError {
+ public:
+  JobOverError(const std::string& text, std::chrono::system_clock::time_point ended_at, int members)
+      : ElasticError(ElasticErrorKind::kJobOver, text), ended_at_(ended_at), members_(members) {}
+  // By the clock of the member that recorded it.
+  std::chrono::system_clock::time_point endedAt() const { return ended_at_; }
+  int members() const { return members_; }  // of the last view
+
+ private:
+  std::chrono::system_clock::time_point ended_at_;
+  int members_;
 };
 
 }  // namespace torchft_ext

@@ -46,6 +46,7 @@ class FakeJob:
         self.last: list[bool] = []  # of each vote
         self.failure: torchft_ext.CommError | None = None
         self.leaving = False
+        self.ends: list[bool] = []  # whether each was agreed on
         self._view: View | None = None
 
     def view(self) -> View | None:
@@ -102,6 +103,12 @@ class FakeJob:
         if isinstance(answer, Exception):
             raise answer
         return replace(answer, last=answer.last or last)
+
+    def leave(self) -> None:
+        self.leaving = True
+
+    def end(self, *, agreed: bool = True) -> None:
+        self.ends.append(agreed)
 
     def check(self) -> None:
         if self.failure is not None:

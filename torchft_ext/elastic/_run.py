@@ -1,0 +1,180 @@
+"""A worker's whole part in a job: it joins, trains, joins again when left out, and leaves."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic, sleep
+from types import FrameType
+from typing import TypedDict, Unpack
+
+import torch.distributed as dist
+
+from torchft_ext import _C
+from torchft_ext.elastic import _current
+from torchft_ext.elastic._errors import (
+    ElasticError,
+    ElasticTimeoutError,
+    JobOverError,
+    LeftOutError,
+)
+from torchft_ext.elastic._exits import Exit
+from torchft_ext.elastic._job import Job, join
+
+__all__ = ["JoinOptions", "run"]
+
+_logger = logging.getLogger("torchft_ext")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_LOOK_EVERY_S = 0.05
+_STEADY_S = 60.0  # a member that was in the job for so long begins with the first pause again
+
+
+class JoinOptions(TypedDict, total=False):
+    """What run() passes on to join(), which says what each means."""
+
+    size: int
+    min_size: int | None
+    max_size: int | None
+    rule: str
+    backend: str
+    timeout: timedelta
+    limit: timedelta
+    interface: str | None
+    port_range: str | None
+    members: Sequence[str]
+    listen: str | int | None
+    key: str | None
+    wait: bool
+
+
+def run(
+    train: Callable[[Job], object],
+    address: str | None = None,
+    *,
+    leave_on: signal.Signals | None = signal.SIGTERM,
+    **options: Unpack[JoinOptions],
+) -> Exit:
+    """Join a job and train in it, as often as it takes, until the job is over.
+
+        def train(job):
+            model = DDP(Net())
+            ...
+            for step in elastic.steps(state, total=1000):
+                ...
+
+        sys.exit(elastic.run(train, "host0:29500/job7", size=4, min_size=2))
+
+    A process that was left out joins again, after 1 s at first and 30 s at most, and so does a
+    spare whose wait for a place ran out of time. `train` is called anew each time: it makes model,
+    optimizer and State itself. At the signal the process leaves after the step; a process that has
+    no part in a view yet ends its wait at once. Blocks until then.
+
+    Args:
+        train: called with the job that was joined. It returns when steps() has ended. A loop of
+            its own calls job.end().
+        address: as that of join().
+        leave_on: the signal at which this process leaves; None: it installs no handler, and
+            leave() does the same. The handler of before is back when run() returns.
+        options: those of join().
+
+    Returns:
+        Exit.OVER (0): the job is over, also where this process came too late or was a spare that
+        was not needed. Exit.LEFT (75): it was told to leave before.
+
+    Raises:
+        NoQuorumError, StateLostError, DivergenceError, NoProgressError, RepeatedError: the job
+            cannot go on, or not with this process.
+        ElasticError: the store does not answer, founders did not come in time; or `train` has
+            returned before the job was over.
+        ValueError, TypeError, RuntimeError: as join().
+
+    Whatever `train` raises passes through. In each of these cases the process has left the job.
+
+    Threads: the main one.
+    """
+    with _current.leave_flag() as leaving:
+        with _leaving_on(leave_on):
+            return _Runner(train, address, options, leaving).until_end()
+
+
+@contextmanager
+def _leaving_on(signal_number: signal.Signals | None) -> Iterator[None]:
+    if signal_number is None:
+        yield
+        return
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        _current.leave()
+
+    before = signal.signal(signal_number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal_number, before)
+
+
+class _Runner:
+    """The attempts of one run(), on whose thread it works."""
+
+    def __init__(
+        self,
+        train: Callable[[Job], object],
+        address: str | None,
+        options: JoinOptions,
+        leaving: _C._LeaveFlag,
+    ) -> None:
+        self._train = train
+        self._address = address
+        self._options = options
+        self._leaving = leaving
+        self._pause_s = _FIRST_PAUSE_S
+
+    def until_end(self) -> Exit:
+        while not self._leaving.is_set():
+            began = monotonic()
+            try:
+                self._attempt()
+                return Exit.OVER
+            except JobOverError as error:
+                _logger.warning("%s", error)
+                return Exit.OVER
+            except LeftOutError as error:
+                if not self._leaving.is_set():
+                    self._wait_to_join_again(error, monotonic() - began)
+        return Exit.LEFT
+
+    def _attempt(self) -> None:
+        """Join, train, and close. Raises LeftOutError where it has to join again, or leaves."""
+        job = join(self._address, **self._options)
+        try:
+            self._train(job)
+            if not job.has_ended():
+                self._refuse_early_end(job)
+        except ElasticTimeoutError as error:
+            if job.view() is None and not isinstance(error, LeftOutError):  # of a spare
+                raise LeftOutError(str(error)) from error
+            raise
+        finally:
+            job.close()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _refuse_early_end(self, job: Job) -> None:
+        if self._leaving.is_set() or job.is_leaving():
+            raise LeftOutError("this process has left the job")
+        raise ElasticError(
+            "elastic.run: train() returned, and the job is not known to be over: let the loop of "
+            "steps() end by itself; a loop of your own calls job.end() once all have agreed"
+        )
+
+    def _wait_to_join_again(self, error: LeftOutError, lasted_s: float) -> None:
+        if lasted_s >= _STEADY_S:
+            self._pause_s = _FIRST_PAUSE_S
+        _logger.warning("%s: joining again in %.0f s", error, self._pause_s)
+        until = monotonic() + self._pause_s
+        while monotonic() < until and not self._leaving.is_set():
+            sleep(_LOOK_EVERY_S)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
