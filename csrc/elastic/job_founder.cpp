@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/log.h"
 #include "elastic/job_over.h"
 #include "elastic/view_check.h"
 
@@ -11,6 +12,7 @@ namespace {
 constexpr milliseconds kBetweenLooks{10};
 constexpr milliseconds kBetweenTries{100};  // of a store that fails
 constexpr int kLooksBeforeOthersFound = 50;
+constexpr std::chrono::seconds kTellAfter{5};  // shorter waits are no news
 
 void pause(Deadline until, const Cancelled& cancelled) {
   Mutex mutex;
@@ -75,6 +77,8 @@ Founding JobFounder::awaitFounding(const Member& self, Deadline deadline,
   Look now;
   int patience = 0;
   std::optional<ElasticError> trouble;
+  const Deadline tell = Deadline::after(kTellAfter);
+  bool told = false;
   for (;;) {
     try {
       now = store_.call([self, seat](JobStore& store) { return look(store, self, seat); }, deadline,
@@ -90,6 +94,8 @@ Founding JobFounder::awaitFounding(const Member& self, Deadline deadline,
       pause(deadline.orEarlier(kBetweenTries), cancelled);
     }
     if (cancelled && cancelled()) leave(self, seat);
+    if (!told && tell.expired()) tellWaiting(now.taken, trouble);
+    told = tell.expired();
     if (deadline.expired() && now.taken == 0 && trouble) throw ElasticError(*trouble);
     if (deadline.expired()) throwTooFew(now.taken);
     pause(deadline.orEarlier(kBetweenLooks), cancelled);
@@ -104,6 +110,13 @@ std::optional<Founding> JobFounder::found(Deadline deadline, const Cancelled& ca
     return std::optional(store.found(foundingOf(std::move(seats), rules)));
   };
   return store_.call(found, deadline, cancelled);
+}
+
+void JobFounder::tellWaiting(size_t come, const std::optional<ElasticError>& trouble) const {
+  std::string line = "elastic job '" + job_ + "': waits for its founders: " + std::to_string(come) +
+                     " of " + std::to_string(size_) + " processes have come";
+  if (come == 0 && trouble) line += std::string("; ") + trouble->what();
+  log(LogLevel::kWarning, line);
 }
 
 void JobFounder::leave(const Member& self, std::optional<size_t> seat) const {

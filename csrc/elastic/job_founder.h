@@ -33,6 +33,7 @@ class JobFounder {
  private:
   Founding awaitFounding(const Member& self, Deadline deadline, const Cancelled& cancelled) const;
   std::optional<Founding> found(Deadline deadline, const Cancelled& cancelled) const;
+  void tellWaiting(size_t come, const std::optional<ElasticError>& trouble) const;
   [[noreturn]] void leave(const Member& self, std::optional<size_t> seat) const;
   [[noreturn]] void throwTooFew(size_t found) const;
 

@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "base/log.h"
 #include "c10d/group/elastic_job.h"
 #include "python/bindings.h"
 #include "python/error_objects.h"
@@ -212,9 +211,7 @@ void bind_elastic(py::module_& module) {
       .def("adopt", &ElasticJob::adopt, py::arg("backend"), NoGil())
       .def("came_to_nothing", &cameToNothing, py::arg("kind"), py::arg("how"), py::arg("cause"))
       .def("log_view", &logView, py::arg("phases"))
-      .def(
-          "log", [](ElasticJob&, const std::string& line) { log(LogLevel::kInfo, line); },
-          py::arg("line"))
+      .def("log", &ElasticJob::logLine, py::arg("line"))
       .def("agree", &agree, py::arg("ok"), py::arg("note"), py::arg("timeout"),
            py::arg("common") = py::bytes(), py::arg("of_shard") = py::bytes(), py::arg("shard") = 0,
            py::arg("last") = false)

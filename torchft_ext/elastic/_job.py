@@ -7,7 +7,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from time import monotonic
 from typing import cast
@@ -389,7 +389,7 @@ class Job:
         return self._native.name_of(member)
 
     def log(self, line: str) -> None:
-        """Write a line to the log, at level INFO."""
+        """Write a line to the log, at level INFO. It names the job."""
         self._native.log(line)
 
     def recover(
@@ -582,7 +582,12 @@ class Job:
         return self._ended
 
     def close(self) -> None:
-        """Say goodbye and end this member's threads. Idempotent; called at exit too."""
+        """Say goodbye and end this member's threads. Idempotent; called at exit too.
+
+        The groups that the job manages are shut down first, the default group among them: members
+        that wait for this one in an operation are released at once. Blocks for some seconds at
+        most.
+        """
         with self._lock:
             if self._left:
                 return
@@ -590,8 +595,19 @@ class Job:
         atexit.unregister(self._leave_at_exit)
         if self._of_view is not None:
             self._of_view.close()
+        self._shut_down_groups()
         self._native.leave(_LEAVE_WITHIN)
         _current.forget(self)
+
+    def _shut_down_groups(self) -> None:
+        """Their members learn that this one has left; otherwise it would wait here for members that
+        wait for it there.
+        """
+        if os.getpid() != self._process:
+            return
+        for backend in self._followers:
+            with suppress(RuntimeError):  # CommError too: it has failed before, and tells nothing
+                backend.shutdown()
 
     def _leave_at_exit(self) -> None:
         if os.getpid() == self._process:

@@ -206,7 +206,7 @@ class Loop:
         if not holds and not (isinstance(error, LeftOutError) and self.job.is_leaving()):
             raise error
         self.job.end(agreed=False)
-        self.job.log(f"elastic job: the run is over, and this member did not wait: {error}")
+        self.job.log(f"the run is over, and this member did not wait: {error}")
 
     def _after(self, view: View, answer: Answer | None, *, failed: bool) -> View | None:
         if answer is not None and answer.changes_view:
@@ -432,7 +432,7 @@ class Loop:
             )
         view.phases["sync"] = report.elapsed
         self.job.log(
-            f"elastic job: view {view.number}: step {report.step}, the state of rank "
+            f"view {view.number}: step {report.step}, the state of rank "
             f"{report.source}; sync {report.elapsed.total_seconds():.3f} s: {report.tensors} "
             f"tensors, {report.nbytes} bytes, to ranks {list(report.took)}"
         )

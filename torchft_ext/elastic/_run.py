@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -106,8 +107,14 @@ def _leaving_on(signal_number: signal.Signals | None) -> Iterator[None]:
         yield
         return
 
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        _current.leave()
+    process = os.getpid()
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            _current.leave()
+        else:  # a forked child, such as a worker of a DataLoader: it has no part in the job
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     before = signal.signal(signal_number, handler)
     try:

@@ -192,6 +192,7 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options, M
   }
   if (!options.members.empty()) chosen.listed = listOf(options.members);
   chosen.key = options.key;
+  job->name_ = chosen.job;
   chosen.on_stopped = [weak = std::weak_ptr<ElasticJob>(job)](uint64_t view,
                                                               const std::string& why) {
     if (const auto alive = weak.lock()) alive->onStopped(view, why);
@@ -550,7 +551,7 @@ void ElasticJob::logView(const Phases& phases) const {
     view = formed_;
     left_out = left_out_;
   }
-  std::string line = "elastic job: view " + std::to_string(view.number) + ": " +
+  std::string line = "view " + std::to_string(view.number) + ": " +
                      std::to_string(view.members.size()) + " members (" +
                      std::to_string(view.old_size) + " before), this one is rank " +
                      std::to_string(view.rankOf(member_->id()));
@@ -559,7 +560,11 @@ void ElasticJob::logView(const Phases& phases) const {
   for (const auto& [phase, duration] : phases) {
     line += "; " + phase + " " + formatSeconds(duration);
   }
-  log(LogLevel::kInfo, line);
+  logLine(line);
+}
+
+void ElasticJob::logLine(const std::string& line) const {
+  log(LogLevel::kInfo, "elastic job '" + name_ + "': " + line);
 }
 
 // The members may have gone on while the groups formed.

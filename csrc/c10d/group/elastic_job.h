@@ -83,6 +83,8 @@ class ElasticJob {
   // One line for the view that was formed last: who is in it, who decided, who is not in it any
   // more and why, and how long each part took. Of whoever called recover().
   void logView(const Phases& phases) const;
+  // A line of level INFO, which names the job.
+  void logLine(const std::string& line) const;
   // The view that was formed last came to nothing after all: something of it was formed elsewhere,
   // and that failed. how: the cause in one clause; description: in full.
   void cameToNothing(FailureKind kind, const std::string& how, const std::string& description);
@@ -137,7 +139,8 @@ class ElasticJob {
   void requireFree(const std::string& name, size_t backends) const REQUIRES(mutex_);
 
   std::shared_ptr<ElasticMember> member_;
-  std::string interface_name_;  // constant after join()
+  std::string name_;            // constant after join(); for messages
+  std::string interface_name_;  // likewise
   FtOptions network_;           // likewise: of groups that have not chosen themselves
   // Of all groups that follow the job, and those beside them.
   const std::shared_ptr<SuccessCount> successes_ = std::make_shared<SuccessCount>(0);

@@ -24,6 +24,13 @@ def test_member_that_holds_the_result_stays_for_one_that_lacks_it(job, state):
     commit_all(state, job, 1)
     assert job.events == ["recover", "agree", "agree", "recover", "agree"]
     assert (state.step, state.dirty) == (1, False)
+    assert job.ends == [True]  # once, when all hold it
+
+
+def test_member_that_leaves_before_the_end_does_not_take_the_job_for_over(job, state):
+    job.answers = [Answer(True, leaving=(ME,))]
+    commit_all(state, job, 2)
+    assert state.step == 1 and job.ends == []
 
 
 @pytest.mark.parametrize("error", [NoQuorumError, LeftOutError, ElasticError])
@@ -31,6 +38,7 @@ def test_member_that_holds_the_result_goes_where_nobody_needs_it(job, state, err
     job.answers = [Answer(True), error("nobody answers")]
     commit_all(state, job, 1)
     assert state.step == 1 and "nobody answers" in job.lines[-1]
+    assert job.ends == [False]  # known here, and not agreed on
 
 
 GONE = [NoQuorumError, LeftOutError, torchft_ext.CommTimeoutError]

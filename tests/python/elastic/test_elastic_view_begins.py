@@ -84,7 +84,7 @@ def test_view_says_how_long_the_sync_took(job, state):
     assert next(steps(state, 1, job=job)).view.phases["sync"] > timedelta(0)
     (line,) = job.lines
     assert re.fullmatch(
-        r"elastic job: view 1: step 0, the state of rank 0; sync \d+\.\d{3} s: "
+        r"view 1: step 0, the state of rank 0; sync \d+\.\d{3} s: "
         r"0 tensors, 0 bytes, to ranks \[\]",
         line,
     )
