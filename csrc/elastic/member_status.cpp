@@ -312,7 +312,21 @@ void MemberStatus::throwNoView() const {
   throw ElasticError(ElasticErrorKind::kTimeout,
                      job + "no view newer than " + std::to_string(view_.number) +
                          " by the deadline; see whether its members still run" +
-                         (unheard_.empty() ? "" : ", first " + namesOf(unheard_)) + storeTrouble());
+                         (unheard_.empty() ? "" : ", first " + namesOf(unheard_)) + storeTrouble() +
+                         adviceToNewcomer());
+}
+
+// Of a process without a place: those whom it asks are the members of the last view that it found.
+std::string MemberStatus::adviceToNewcomer() const {
+  if (view_.number != 0 || unheard_.empty()) return "";
+  const auto gone = std::count_if(unheard_.begin(), unheard_.end(), [&](const MemberId& id) {
+    const auto loss = lost_.find(id);
+    return loss != lost_.end() && isFinal(loss->second);
+  });
+  if (2 * static_cast<size_t>(gone) < unheard_.size()) return "";
+  return ". Half of them or more have ended, so the job may have lost its quorum, and takes nobody "
+         "in. Two ways out: let one of those that run go on alone, by "
+         "recover(without_quorum=True); or start the job under another name, from a checkpoint";
 }
 
 std::string MemberStatus::storeTrouble() const {

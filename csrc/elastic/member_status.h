@@ -78,6 +78,7 @@ class MemberStatus {
   [[noreturn]] void throwNoView() const REQUIRES(mutex_);
   [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
   [[noreturn]] void throwForsaken() const REQUIRES(mutex_);
+  std::string adviceToNewcomer() const REQUIRES(mutex_);
   bool lacksWitness() const REQUIRES(mutex_);
   [[noreturn]] void throwWithoutWitness() const REQUIRES(mutex_);
   const char* adviceWithoutQuorum() const REQUIRES(mutex_);

@@ -6,6 +6,7 @@ Without a command it serves the store at which the processes of elastic jobs mee
 from __future__ import annotations
 
 import argparse
+import importlib
 import signal
 import sys
 import threading
@@ -13,14 +14,18 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+_COMMANDS = {
+    "run": "a training script as a worker of a job",
+    "overrule": "an operator's word, after the loss of a quorum",
+}
+
 
 def main() -> None:
     """Run the command; without one, serve until SIGINT or SIGTERM."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["run"]:
-        from torchft_ext.elastic import _run_command
-
-        sys.exit(_run_command.main(arguments[1:]))
+    if arguments and arguments[0] in _COMMANDS:
+        command = importlib.import_module(f"torchft_ext.elastic._{arguments[0]}_command")
+        sys.exit(command.main(arguments[1:]))
     serve(arguments)
 
 
@@ -30,7 +35,8 @@ def serve(given: list[str]) -> None:
         prog="python -m torchft_ext.elastic",
         description="Serve a store for elastic jobs, until interrupted. Jobs go on without it where"
         " a quorum of their members is left; newcomers need it.",
-        epilog="Commands: run (a training script as a worker of a job); COMMAND --help says more.",
+        epilog="Commands, of which COMMAND --help says more: "
+        + "; ".join(f"{name}: {what}" for name, what in _COMMANDS.items()),
     )
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen on")
     parser.add_argument("--port", type=int, default=29500, help="0: any that is free")

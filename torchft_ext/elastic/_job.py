@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from time import monotonic
-from typing import cast
+from typing import Literal, cast
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -18,7 +18,9 @@ from torch.distributed import distributed_c10d as c10d
 from torchft_ext import _C, _interrupts
 from torchft_ext._backends import backends_of
 from torchft_ext.elastic import _current, _tables
-from torchft_ext.elastic._errors import ElasticError, ElasticTimeoutError
+from torchft_ext.elastic._errors import ElasticError, ElasticTimeoutError, NoQuorumError
+from torchft_ext.elastic._native import ViewFields
+from torchft_ext.elastic._overrule import Operator
 from torchft_ext.elastic._view import Answer, Digest, View
 from torchft_ext.elastic._view_groups import ViewGroups
 from torchft_ext.errors import CommError, _kind_of
@@ -26,6 +28,7 @@ from torchft_ext.errors import CommError, _kind_of
 _RULES = ("members", "store")
 _KEY = "TORCHFT_EXT_ELASTIC_KEY"
 _LEAVE_WITHIN = timedelta(seconds=2)
+_TRY_AGAIN = timedelta(seconds=5)  # less than an operator's order stands
 _RECORD_WITHIN = timedelta(seconds=2)
 _LEAST_HEARTBEAT, _MOST_HEARTBEAT = timedelta(milliseconds=100), timedelta(hours=24)
 
@@ -46,6 +49,7 @@ def join(
     listen: str | int | None = None,
     key: str | None = None,
     wait: bool = False,
+    on_no_quorum: Literal["raise", "wait"] = "raise",
 ) -> Job:
     """Come to a job: found it together with others, or ask for a place in it.
 
@@ -78,6 +82,9 @@ def join(
         wait: for programs that ask for rank and world size before the loop; recover() is called
             here, within the same timeout. A newcomer's collectives before steps() are not
             answered: the other members wait for it in steps().
+        on_no_quorum: "wait": a recover() without a timeout of its own raises no NoQuorumError. It
+            keeps the state, and waits for an operator's word, `python -m torchft_ext.elastic
+            overrule`, however long that takes; leave() ends the wait. It needs an address.
 
     Raises:
         ElasticError: the store does not answer, or fewer than `size` processes came in time. With
@@ -94,6 +101,11 @@ def join(
         raise ValueError(f"elastic.join: rule: expected one of {_RULES}, found {rule!r}")
     if dist.is_initialized():
         raise RuntimeError("elastic.join: expected no default group yet: join() makes it")
+    if on_no_quorum not in ("raise", "wait") or (on_no_quorum == "wait" and address is None):
+        raise ValueError(
+            "elastic.join: on_no_quorum: expected 'raise', or 'wait' with an address, found "
+            f"{on_no_quorum!r}"
+        )
     if isinstance(members, str):
         raise TypeError("elastic.join: members: expected a list of addresses, found a text")
     until = monotonic() + timeout.total_seconds()
@@ -129,6 +141,9 @@ def join(
             pg_options=copy.copy(options),
         )
         job = Job(native, timeout, limit, backend, options)
+        if on_no_quorum == "wait" and address is not None:
+            me = f"{job.id} ({job.name_of(job.id)})"
+            job._operator = Operator(address, me, timeout, job.is_leaving)
         _current.remember(job)
         if leaving.is_set():
             job.leave()
@@ -220,6 +235,7 @@ class Job:
         self._leaving = False
         self._left = False
         self._ended = False
+        self._operator: Operator | None = None  # whose word is awaited where there is no quorum
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
         self.manage("default", self.group)
@@ -434,8 +450,11 @@ class Job:
         while True:
             self._end_groups_of_view()
             left = timedelta(seconds=max(until - monotonic(), 0.001))
-            found, phases = self._native.recover(left, patience, without_quorum)
+            operator = None if timeout is not None or before is None else self._operator
+            found, phases = self._next_view(left, patience, without_quorum, operator)
             without_quorum = False  # said once
+            if operator is not None:
+                until = max(until, monotonic() + _TRY_AGAIN.total_seconds())
             continuing = before is not None and found["members_continuing"][found["rank"]]
             view = View(**found, continuing=continuing, phases=phases)
             try:
@@ -450,6 +469,27 @@ class Job:
                 self._native.log_view(phases)
         self._view = view
         return view
+
+    def _next_view(
+        self,
+        timeout: timedelta,
+        patience: timedelta | None,
+        without_quorum: bool,
+        operator: Operator | None,
+    ) -> tuple[ViewFields, dict[str, timedelta]]:
+        """As the native recover(). With an operator the loss of a quorum is no end: the member
+        waits for a word, and tries now and then whether the missing have come back.
+        """
+        lost = False
+        while True:
+            try:
+                return self._native.recover(timeout, patience, without_quorum)
+            except (CommError, ElasticTimeoutError, NoQuorumError) as error:
+                lost = lost or isinstance(error, NoQuorumError)
+                if operator is None or not lost:
+                    raise
+                without_quorum = operator.has_spoken(error, self._native.formed_view())
+                timeout = _TRY_AGAIN
 
     def _follow(self, view: View, until: float) -> timedelta:
         """Bring torch's tables up to date with that view, and make groups by rules, until then.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic, sleep
 from types import FrameType
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 import torch.distributed as dist
 
@@ -49,6 +49,7 @@ class JoinOptions(TypedDict, total=False):
     listen: str | int | None
     key: str | None
     wait: bool
+    on_no_quorum: Literal["raise", "wait"]
 
 
 def run(

@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--interface", help="the network interface to listen on")
     parser.add_argument("--port-range", help="of TCP ports to listen on, as 7000-7100")
     parser.add_argument("--wait", action="store_true", help="for the first view, before the script")
+    parser.add_argument("--on-no-quorum", choices=("raise", "wait"), default="raise")
     return parser
 
 
@@ -100,4 +101,5 @@ def _options(given: argparse.Namespace) -> JoinOptions:
         interface=given.interface,
         port_range=given.port_range,
         wait=given.wait,
+        on_no_quorum=given.on_no_quorum,
     )

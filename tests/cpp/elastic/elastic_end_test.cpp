@@ -97,6 +97,24 @@ TEST(ElasticEnd, AnUnreadableRecordIsNone) {
   EXPECT_FALSE(whyOver(job));
 }
 
+TEST(ElasticEnd, ANewcomerOfAJobWithoutQuorumIsToldWhoIsMissingAndTheWaysOut) {
+  JobOfMembers job;
+  job.found(3);
+  job.awaitViews(0);
+  job.members.resize(1);  // the others end without a word
+  const MemberPtr newcomer = job.join(3);
+  // Until it has noticed that.
+  ElasticError error = whyNoView(newcomer, 0, milliseconds(100));
+  for (const Deadline end = Deadline::after(kLong); !end.expired();) {
+    if (elastic_test::countOf("its process ended", error) == 2) break;
+    error = whyNoView(newcomer, 0, milliseconds(100));
+  }
+  EXPECT_EQ(error.kind(), ElasticErrorKind::kTimeout);
+  EXPECT_EQ(elastic_test::countOf("its process ended", error), 2U);
+  EXPECT_EQ(elastic_test::countOf("may have lost its quorum", error), 1U);
+  EXPECT_EQ(elastic_test::countOf("Two ways out", error), 1U);
+}
+
 Member memberOf(uint8_t number) {
   Member member;
   member.id.bytes[0] = number;

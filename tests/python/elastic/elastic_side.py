@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -64,6 +65,21 @@ def wait_for_newcomer() -> None:
 
 def is_waiting_in(name: str) -> bool:
     return any(thread.name == name for thread in threading.enumerate())
+
+
+def leave_once_in(function: str) -> None:
+    """As a handler does, but on another thread: as soon as the main thread waits in it."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def is_there() -> bool:
+        frame = sys._current_frames()[main]
+        while frame is not None and frame.f_code.co_name != function:
+            frame = frame.f_back
+        return frame is not None
+
+    wait_until(is_there, function)
+    elastic.leave()
 
 
 def wait_for_threads(name: str) -> None:

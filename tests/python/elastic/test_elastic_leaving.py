@@ -4,15 +4,13 @@ comes back.
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from elastic_side import close, come, jobs, members
+from elastic_side import close, come, jobs, leave_once_in, members
 from ranks import World, values_of
 from rankside import PATIENCE, ErrorInfo, failure_of, leave_default_group, seconds, wait_until
 from torch import nn
@@ -41,21 +39,6 @@ def error_and_time(wait) -> tuple[str, float]:
     error = failure_of(wait)
     assert isinstance(error, ErrorInfo)
     return f"{error.type}: {error.text}", time.monotonic() - began
-
-
-def leave_once_in(function: str) -> None:
-    """As a handler does, but on another thread: as soon as the main thread waits in it."""
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def is_there() -> bool:
-        frame = sys._current_frames()[main]
-        while frame is not None and frame.f_code.co_name != function:
-            frame = frame.f_back
-        return frame is not None
-
-    wait_until(is_there, function)
-    elastic.leave()
 
 
 def assert_left_soon(told: tuple[str, float]) -> None:
