@@ -25,6 +25,8 @@ class Exit(IntEnum):
             spare that was not needed.
         FAILED: an exception of the program.
         UNAVAILABLE: the store does not answer, or other members did not come in time.
+        HUNG: its program did not come back after the others had gone on without it; the parent of
+            run(supervise=True) starts it again.
         LEFT: it was told to leave (SIGTERM) before the job was over. sysexits' "try again".
         NO_QUORUM: too many members were lost at once.
         STATE_LOST: no member has a whole copy of the state.
@@ -36,6 +38,7 @@ class Exit(IntEnum):
     OVER = 0
     FAILED = 1
     UNAVAILABLE = 69
+    HUNG = 70
     LEFT = 75
     NO_QUORUM = 80
     STATE_LOST = 81

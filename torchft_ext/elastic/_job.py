@@ -235,6 +235,8 @@ class Job:
         self._leaving = False
         self._left = False
         self._ended = False
+        self._recovering = False
+        self._over_since: float | None = None  # monotonic; of away_for()
         self._operator: Operator | None = None  # whose word is awaited where there is no quorum
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
@@ -392,6 +394,19 @@ class Job:
         """Return whether the members have begun to decide on a view after view()."""
         return self._view is not None and self._native.is_over()
 
+    def away_for(self) -> float:
+        """Return for how many seconds the view has been over, as this method has seen it, without
+        a recover(): the program is busy elsewhere, or hangs. 0: it is not.
+
+        Threads: one at a time.
+        """
+        if self._recovering or self._left or not self.is_over():
+            self._over_since = None
+            return 0.0
+        if self._over_since is None:
+            self._over_since = monotonic()
+        return monotonic() - self._over_since
+
     def is_leaving(self) -> bool:
         """Return whether leave() has been called."""
         return self._leaving
@@ -445,6 +460,15 @@ class Job:
             JobOverError: the job has ended well, and has not needed this process.
             CommError: members were missing until the timeout.
         """
+        self._recovering = True
+        try:
+            return self._recover(timeout, patience, without_quorum)
+        finally:
+            self._recovering = False
+
+    def _recover(
+        self, timeout: timedelta | None, patience: timedelta | None, without_quorum: bool
+    ) -> View:
         before = self._view
         until = monotonic() + (timeout or self.timeout).total_seconds()
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,12 +24,14 @@ from torchft_ext.elastic._errors import (
     LeftOutError,
 )
 from torchft_ext.elastic._exits import Exit
-from torchft_ext.elastic._job import Job, join
+from torchft_ext.elastic._job import Job, current_job, join
+from torchft_ext.elastic._supervise import Supervisor, is_supervised, start_pulse
 
 __all__ = ["JoinOptions", "run"]
 
 _logger = logging.getLogger("torchft_ext")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_TIMEOUT = timedelta(minutes=5)  # join()'s own
 _LOOK_EVERY_S = 0.05
 _STEADY_S = 60.0  # a member that was in the job for so long begins with the first pause again
 
@@ -57,6 +60,7 @@ def run(
     address: str | None = None,
     *,
     leave_on: signal.Signals | None = signal.SIGTERM,
+    supervise: bool = False,
     **options: Unpack[JoinOptions],
 ) -> Exit:
     """Join a job and train in it, as often as it takes, until the job is over.
@@ -80,11 +84,16 @@ def run(
         address: as that of join().
         leave_on: the signal at which this process leaves; None: it installs no handler, and
             leave() does the same. The handler of before is back when run() returns.
+        supervise: True: this process starts the program's command line again, as its child, and
+            only watches over it. A child that hangs while the others go on without it, or stands
+            still, is ended; one that ends for a reason that may pass is started again. Call run()
+            before anything that must not be done twice.
         options: those of join().
 
     Returns:
         Exit.OVER (0): the job is over, also where this process came too late or was a spare that
-        was not needed. Exit.LEFT (75): it was told to leave before.
+        was not needed. Exit.LEFT (75): it was told to leave before. With `supervise` the parent
+        does not return: it ends with the exit code of its last child.
 
     Raises:
         NoQuorumError, StateLostError, DivergenceError, NoProgressError, RepeatedError: the job
@@ -97,13 +106,24 @@ def run(
 
     Threads: the main one.
     """
-    with _current.leave_flag() as leaving:
-        with _leaving_on(leave_on):
-            return _Runner(train, address, options, leaving).until_end()
+    if supervise and not is_supervised():
+        supervisor = Supervisor([sys.executable, *sys.orig_argv[1:]])
+        with _told_by(leave_on, supervisor.tell):
+            sys.exit(supervisor.until_end())
+    start_pulse(_away_for, options.get("timeout", _TIMEOUT), _current.leave)
+    with _current.leave_flag() as leaving, _told_by(leave_on, _current.leave):
+        return _Runner(train, address, options, leaving).until_end()
+
+
+def _away_for() -> float:
+    try:
+        return current_job().away_for()
+    except RuntimeError:  # it is joining, or pauses
+        return 0.0
 
 
 @contextmanager
-def _leaving_on(signal_number: signal.Signals | None) -> Iterator[None]:
+def _told_by(signal_number: signal.Signals | None, leave: Callable[[], None]) -> Iterator[None]:
     if signal_number is None:
         yield
         return
@@ -112,7 +132,7 @@ def _leaving_on(signal_number: signal.Signals | None) -> Iterator[None]:
 
     def handler(number: int, _frame: FrameType | None) -> None:
         if os.getpid() == process:
-            _current.leave()
+            leave()
         else:  # a forked child, such as a worker of a DataLoader: it has no part in the job
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -20,8 +20,9 @@ from torchft_ext.elastic._run import JoinOptions, run
 
 _EPILOG = (
     "exit codes: 0 the job is over; 75 left by SIGTERM before that; 69 no store, or members did not"
-    " come in time; 80 no quorum; 81 state lost; 82 diverged; 83 no progress; 84 repeated; 1 or the"
-    " script's own: any other error. 80 to 84: starting again does not help."
+    " come in time; 70 hung, and supervised; 80 no quorum; 81 state lost; 82 diverged; 83 no"
+    " progress; 84 repeated; 1 or the script's own: any other error. 80 to 84:"
+    " starting again does not help."
 )
 
 
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     sys.argv[:] = [given.script, *given.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(given.script)))
     try:
-        return run(_Script(given.script), given.address, **_options(given))
+        script = _Script(given.script)
+        return run(script, given.address, supervise=given.supervise, **_options(given))
     except SystemExit as error:
         return _code_of_exit(error)
     except Exception as error:
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port-range", help="of TCP ports to listen on, as 7000-7100")
     parser.add_argument("--wait", action="store_true", help="for the first view, before the script")
     parser.add_argument("--on-no-quorum", choices=("raise", "wait"), default="raise")
+    parser.add_argument("--supervise", action="store_true", help="start a hung script again")
     return parser
 
 
