@@ -6,6 +6,7 @@ torchft's own test of functional collectives, over every class of this package's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,19 @@ class OwnWrapper(pgs.ProcessGroupWrapper):
         return pgs.ProcessGroupDummy()
 
 
+def managed() -> pgs.ProcessGroup:
+    """A group of a Manager that has Host."""
+    group = pgs.ProcessGroupHost(timeout=TIMEOUT)
+    manager = SimpleNamespace(
+        _pg=group,
+        allreduce=lambda tensor, reduce_op: group.allreduce([tensor]),
+        num_participants=lambda: 1,
+        errored=lambda: None,
+        report_error=pytest.fail,
+    )
+    return pgs.ManagedProcessGroup(manager)
+
+
 CLASSES: dict[str, Callable[[], pgs.ProcessGroup]] = {
     "Host": lambda: pgs.ProcessGroupHost(timeout=TIMEOUT),
     "Gloo": lambda: pgs.ProcessGroupGloo(timeout=TIMEOUT),
@@ -40,7 +54,10 @@ CLASSES: dict[str, Callable[[], pgs.ProcessGroup]] = {
     "ErrorSwallowing": lambda: pgs.ErrorSwallowingProcessGroupWrapper(
         pgs.ProcessGroupHost(timeout=TIMEOUT)
     ),
+    "Managed": managed,
 }
+# Bases of others; and one for devices, which test_process_group_baby_nccl.py looks at.
+NOT_HERE = {"ProcessGroup", "ProcessGroupBaby", "ProcessGroupBabyNCCL"}
 
 
 @pytest.fixture
@@ -50,6 +67,12 @@ def address() -> Iterator[str]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield f"127.0.0.1:{store.port}"
     leave_default_group()
+
+
+def test_every_class_is_looked_at():
+    made = {type(make()).__name__ for make in CLASSES.values()} - {"OwnWrapper"}
+    classes = {name for name in pgs.__all__ if name.startswith(("Process", "Error", "Managed"))}
+    assert made | NOT_HERE == classes
 
 
 def check(group: pgs.ProcessGroup, name: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,10 +14,20 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
+import torchft_ext
 from torchft_ext import process_group as pgs
 
 LIMIT = timedelta(seconds=20)
-KINDS = ["Host", "Gloo", "BabyHost", "Dummy"]
+MADE: dict[str, Callable[[], pgs.ProcessGroup]] = {
+    "Host": lambda: pgs.ProcessGroupHost(timeout=LIMIT),
+    "Gloo": lambda: pgs.ProcessGroupGloo(timeout=LIMIT),
+    "Backend": lambda: pgs.ProcessGroupBackend("gloo", timeout=LIMIT),
+    "NCCL over Host": lambda: pgs.ProcessGroupNCCL(pgs.ProcessGroupHost(timeout=LIMIT)),
+    "BabyHost": lambda: pgs.ProcessGroupBabyHost(timeout=LIMIT),
+    "BabyGloo": lambda: pgs.ProcessGroupBabyGloo(timeout=LIMIT),
+    "Dummy": pgs.ProcessGroupDummy,
+}
+KINDS = list(MADE)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +39,7 @@ def address() -> Iterator[str]:
 
 def made(kind: str, place: str) -> pgs.ProcessGroup:
     """A group of one rank."""
-    cls = getattr(pgs, f"ProcessGroup{kind}")
-    group: pgs.ProcessGroup = cls() if kind == "Dummy" else cls(timeout=LIMIT)
+    group = MADE[kind]()
     group.configure(place, 0, 1)
     return group
 
@@ -40,6 +50,15 @@ def works_of(group: dist.ProcessGroup) -> Iterator[dist.Work]:
     yield group.allreduce([one], dist.AllreduceOptions())
     yield group.broadcast([one], dist.BroadcastOptions())
     yield group.allgather([[torch.empty(1)]], [one])
+    yield group.allreduce_coalesced([one, one.clone()])
+    yield group.allgather_into_tensor_coalesced([torch.empty(1)], [one])
+    yield group.reduce([one], dist.ReduceOptions())
+    yield group.gather([[torch.empty(1)]], [one], dist.GatherOptions())
+    yield group.scatter([torch.empty(1)], [[one]], dist.ScatterOptions())
+    yield group.reduce_scatter([torch.empty(1)], [[one]])
+    yield group.reduce_scatter_tensor_coalesced([torch.empty(1)], [one])
+    yield group.alltoall([torch.empty(1)], [one], dist.AllToAllOptions())
+    yield group.alltoall_base(torch.empty(1), one, [], [])
     yield group.barrier()
 
 
@@ -68,6 +87,16 @@ def test_works_of_skipped_operations_take_a_limit(address, kind):
     assert swallowing.error() is None
     swallowing.report_error(RuntimeError("a failure"))
     wait_in_every_way(swallowing)
+    group.shutdown()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Dummy"])
+def test_limit_ends_a_wait_long_before_the_groups_own(address, kind):
+    group = made(kind, f"{address}/late{kind}")
+    began = time.monotonic()
+    with pytest.raises(torchft_ext.CommTimeoutError):
+        group.recv_anysource([torch.ones(1)], 6).wait(timedelta(milliseconds=20))
+    assert time.monotonic() - began < LIMIT.total_seconds() / 2
     group.shutdown()
 
 

@@ -1,11 +1,12 @@
 """What a program may choose is the same in Python, C++ and C, and so are its defaults.
 
-Read from the headers and from Python's signatures: an option that one language lacks is named here,
-with the reason.
+Read from the headers and from Python's signatures: an option, a method or a field that one language
+lacks is named here, with the reason.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.nn.parallel import DistributedDataParallel
 
 import torchft_ext
 from torchft_ext import elastic
@@ -101,6 +103,115 @@ def test_recover_has_the_same_options() -> None:
     python = parameters_of(elastic.Job.recover)
     assert cpp == {"timeout": 0, "patience": None, "without_quorum": False}
     assert python == {"timeout": None, "patience": None, "without_quorum": False}
+
+
+# ---- what a job's methods take, and return
+
+# By C++'s method: Python's, and what Python calls the arguments that have another name there.
+JOB: dict[str, tuple[str, dict[str, str]]] = {
+    "abort": ("abort", {"why": "reason"}),
+    "agree": ("agree", {}),
+    "isOver": ("is_over", {}),
+    "leave": ("close", {"timeout": ABSENT}),  # C++: False says that it was not done by then
+    "manage": ("manage", {}),
+    "recover": ("recover", {}),
+    "setLeaving": ("leave", {}),
+    "waiting": ("waiting", {}),
+}
+PYTHON_ALONE = {
+    "rule": "an argument of manage(): it names members by Python's View",
+    "make_group": "the same",
+    "managed_group": "the same",
+    "patience": "an argument of recover(): a field of RecoverOptions",
+    "without_quorum": "the same",
+    "view": "recover() returns it",
+    "id": "View::members",
+    "name_of": "for messages of steps()",
+    "is_leaving": "of steps()",
+    "await_frozen": "of steps()",
+    "check": "of steps()",
+    "hold_groups": "of steps()",
+    "hold_shard": "of steps()",
+    "log": "of steps()",
+    "wait_at_most": "of steps()",
+}
+
+
+def methods_of_job() -> dict[str, list[str]]:
+    """Return the methods of elastic::Job, and the names of their parameters."""
+    body = re.search(r"class Job \{(.*?)\n private:", text_of("torch/elastic.h"), re.DOTALL)
+    assert body is not None
+    found: dict[str, list[str]] = {}
+    for name, parameters in re.findall(
+        r"\b(\w+)\(((?:[^()]|\([^()]*\))*)\)(?: const)?;", body.group(1)
+    ):
+        plain = re.sub(r"\([^()]*\)", "", parameters)
+        names = re.findall(r"(\w+)\s*(?:=[^,]*)?(?:,|$)", plain)
+        if name not in ("Job", "join") and names != ["options"]:
+            found[name] = names
+    return found
+
+
+@pytest.mark.parametrize("name", sorted({*methods_of_job(), *JOB}))
+def test_a_method_of_a_job_takes_the_same(name: str) -> None:
+    method, called = JOB[name]
+    arguments = [called.get(each, each) for each in methods_of_job()[name]]
+    expected = [each for each in arguments if each != ABSENT]
+    found = parameters_of(getattr(elastic.Job, method))
+    assert expected == [each for each in found if each not in PYTHON_ALONE]
+
+
+def test_python_has_no_method_of_a_job_that_is_not_named_here() -> None:
+    methods = {name for name in vars(elastic.Job) if not name.startswith("_")}
+    assert methods - {method for method, _ in JOB.values()} <= set(PYTHON_ALONE)
+
+
+def members_of(name: str) -> set[str]:
+    """Return the names of the fields of a struct of elastic.h."""
+    body = re.search(rf"struct {name} \{{(.*?)\n\}}", text_of("torch/elastic.h"), re.DOTALL)
+    assert body is not None
+    return set(re.findall(r"(\w+)(?: = [^;]*|\{\})?;", body.group(1))) - {"const"}
+
+
+def test_answers_and_views_have_the_same_fields() -> None:
+    answer = {field.name for field in dataclasses.fields(elastic.Answer)}
+    assert members_of("Answer") == answer
+    view = {field.name for field in dataclasses.fields(elastic.View)}
+    # `continuing` is by rank in C++, where Python has this member's alone.
+    assert members_of("View") | {"members_continuing", "founder"} == view
+
+
+# ---- of DistributedDataParallel
+
+# Arguments of torch's that are no options of C++, and what stands for them.
+NO_DDP_OPTION = {
+    "module": "an argument of its own",
+    "process_group": "the same",
+    "bucket_cap_mb": "bucket_bytes",
+    "bucket_cap_mb_list": "bucket_bytes, one size for all",
+    "device_ids": "a module is on one device",
+    "output_device": "the same",
+    "dim": "the same",
+    "check_reduction": "torch ignores it",
+    "device_mesh": "a group is given",
+    "static_graph": "not there yet",
+    "delay_all_reduce_named_params": "not there yet",
+    "param_to_hook_all_reduce": "not there yet",
+    "mixed_precision": "not there yet",
+    "skip_all_reduce_unused_params": "not there yet",
+    "batched_grad_copy": "not there yet",
+    "forward_sync_buffers": "broadcast_buffers",
+}
+
+
+def test_ddp_has_the_options_of_torchs() -> None:
+    cpp = fields_of("torch/ddp.h", "DdpOptions")
+    assert cpp.pop("bucket_bytes") is None
+    python = parameters_of(DistributedDataParallel.__init__)
+    if python["broadcast_buffers"] is None:  # torch 2.13: which means True
+        python["broadcast_buffers"] = True
+    assert {name: python.get(name, ABSENT) for name in cpp} == cpp
+    assert set(python) - set(cpp) <= set(NO_DDP_OPTION)
 
 
 # ---- of a group
