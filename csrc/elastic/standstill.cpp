@@ -10,9 +10,7 @@ namespace torchft_ext {
 std::optional<Setback> setbackOf(FailureKind kind, std::string_view how, std::string description,
                                  bool view_over) {
   switch (kind) {
-    case FailureKind::kPeerLost:
     case FailureKind::kPeerLeft:
-    case FailureKind::kTimeout:
     case FailureKind::kAborted:
       return std::nullopt;
     // The view's store ends with the view, and connections to members that have gone on do.
@@ -24,10 +22,18 @@ std::optional<Setback> setbackOf(FailureKind kind, std::string_view how, std::st
       return Setback{std::move(description), true};
     case FailureKind::kRendezvous:
       return Setback{std::move(description), how.find(kOtherPurpose) != std::string_view::npos};
+    case FailureKind::kPeerLost:
+    case FailureKind::kTimeout:
     case FailureKind::kInternal:
       break;
   }
   return Setback{std::move(description), false};
+}
+
+std::optional<Setback> setbackOfForming(FailureKind kind, std::string_view how,
+                                        std::string description, bool view_over) {
+  if (kind == FailureKind::kTimeout) return std::nullopt;
+  return setbackOf(kind, how, std::move(description), view_over);
 }
 
 void Standstill::add(const View& view, Setback setback, Clock::time_point now) {

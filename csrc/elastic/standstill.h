@@ -19,10 +19,14 @@ struct Setback {
   bool is_disagreement = false;  // between members about what they do: no later view heals it
 };
 
-// nullopt: the next view may well succeed, or this one has only ended: members were lost or late,
-// or somebody aborted. view_over: the members have begun to decide on the next view.
+// Of a view that had formed. nullopt: it has only ended: a member left, or the program aborted.
+// view_over: the members have begun to decide on the next view. A loss counts: where the next view
+// has the same members, the lost one lives.
 std::optional<Setback> setbackOf(FailureKind kind, std::string_view how, std::string description,
                                  bool view_over);
+// Of one that did not form. A timeout is none: recover() waits for late members until its limits.
+std::optional<Setback> setbackOfForming(FailureKind kind, std::string_view how,
+                                        std::string description, bool view_over);
 
 class Standstill {
  public:

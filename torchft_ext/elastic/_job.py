@@ -453,7 +453,7 @@ class Job:
             ElasticTimeoutError: the members decided on no view until the timeout.
             NoProgressError: nothing succeeded in views in a row of the same members: in three
                 where their operations or the names of their groups differ; otherwise for a minute
-                and four times the job's limit, by causes other than losses, delays and aborts. The
+                and four times the job's limit, by causes other than abort() and leave(). The
                 message has the cause. After the second such view a pause comes before each further
                 one. Where newcomers have been in no agreement that was ok, they alone raise it.
             LeftOutError: the others went on without this process, or it has called leave().

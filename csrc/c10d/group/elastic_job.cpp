@@ -38,7 +38,9 @@ void checkOptions(const ElasticJobOptions& options) {
                     "elastic.join: key: expected one with members, found none");
   TORCH_CHECK_VALUE(!options.store_rule || !options.address.empty(),
                     "elastic.join: rule: expected \"members\" for a job without a store");
-  TORCH_CHECK_VALUE(options.limit.count() > 0, "elastic.join: limit: expected a positive time");
+  TORCH_CHECK_VALUE(options.limit.count() > 0,
+                    "elastic.join: limit: expected a positive time, found ", options.limit.count(),
+                    " ms");
 }
 
 StoreAddress storeNamedBy(const ElasticJobOptions& options) {
@@ -139,6 +141,11 @@ FailurePtr overBefore() {
 
 std::optional<Setback> setbackOf(const Failure& failure, bool view_over) {
   return torchft_ext::setbackOf(failure.kind, failure.cause.how, failure.describe(), view_over);
+}
+
+std::optional<Setback> setbackOfForming(const Failure& failure, bool view_over) {
+  return torchft_ext::setbackOfForming(failure.kind, failure.cause.how, failure.describe(),
+                                       view_over);
 }
 
 // "the managed groups 'default', 'other'", or so many as fit into a member's record, and a number
@@ -357,7 +364,8 @@ ElasticJob::Formed ElasticJob::recoverBy(Deadline deadline, std::optional<Durati
     connecting += Clock::now() - decided;
     if (!failure) break;
     if (isEarlyLeaver()) throwLeftEarly();
-    judge(result.view, setbackOf(*failure, member_->isOver(result.view.number)), Duration::zero());
+    judge(result.view, setbackOfForming(*failure, member_->isOver(result.view.number)),
+          Duration::zero());
     // What an attempt of the last milliseconds would say is no help.
     if (deadline.remaining() < milliseconds(50)) throwFailure(failure);
     absent.clear();
@@ -444,7 +452,7 @@ void ElasticJob::cameToNothing(FailureKind kind, const std::string& how,
                                const std::string& description) {
   const bool over = member_->isOver(formedView());
   const MutexLock lock(mutex_);
-  came_to_nothing_ = torchft_ext::setbackOf(kind, how, description, over);
+  came_to_nothing_ = torchft_ext::setbackOfForming(kind, how, description, over);
 }
 
 bool ElasticJob::isEarlyLeaver() const {

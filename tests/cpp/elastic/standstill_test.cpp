@@ -136,9 +136,34 @@ TEST_F(StandstillTest, APauseTakesAQuarterOfTheTimeThatIsLeftAtMost) {
   EXPECT_EQ(standstill_.pause(Duration::zero()), Duration::zero());
 }
 
-TEST(Setback, LossesDelaysAndAbortsAreNone) {
-  for (const auto kind : {FailureKind::kPeerLost, FailureKind::kPeerLeft, FailureKind::kTimeout,
-                          FailureKind::kAborted}) {
+TEST_F(StandstillTest, LossesOfMembersThatComeBackInEveryViewAreAVerdictAfterAMinute) {
+  for (const auto kind : {FailureKind::kPeerLost, FailureKind::kTimeout}) {
+    for (int i = 0; i < 3; ++i)
+      fail(*setbackOf(kind, "", "trouble", /*view_over=*/true), seconds(20));
+    EXPECT_FALSE(verdict()) << toString(kind);
+    fail(*setbackOf(kind, "", "trouble", /*view_over=*/true), seconds(20));
+    EXPECT_TRUE(verdict()) << toString(kind);
+  }
+}
+
+TEST_F(StandstillTest, ALossThatTheNextViewIsWithoutCountsForNothing) {
+  const Setback loss = *setbackOf(FailureKind::kPeerLost, "", "trouble", /*view_over=*/false);
+  for (int i = 0; i < 10; ++i) {
+    fail(loss, seconds(60));
+    members_.push_back({MemberId::random(), number_ + 1, ""});
+    members_.erase(members_.begin());
+    EXPECT_FALSE(verdict(members_.front().id));
+  }
+}
+
+TEST(Setback, LateMembersOfAViewThatDoesNotFormAreNone) {
+  EXPECT_FALSE(setbackOfForming(FailureKind::kTimeout, "", "", /*view_over=*/false));
+  EXPECT_TRUE(setbackOfForming(FailureKind::kPeerLost, "", "", /*view_over=*/false));
+  EXPECT_TRUE(setbackOfForming(FailureKind::kMismatch, "", "", /*view_over=*/true));
+}
+
+TEST(Setback, MembersThatLeaveAndAbortsAreNone) {
+  for (const auto kind : {FailureKind::kPeerLeft, FailureKind::kAborted}) {
     EXPECT_FALSE(setbackOf(kind, "", "", /*view_over=*/false)) << toString(kind);
   }
 }

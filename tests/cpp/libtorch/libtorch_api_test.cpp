@@ -118,7 +118,16 @@ TEST_F(LibtorchApi, BadArgumentsAreRefused) {
   EXPECT_THROW(makeGroup({}, 0, 1), c10::ValueError);
   EXPECT_THROW(makeGroup(store_, 1, 1), c10::ValueError);
   EXPECT_THROW(makeGroup(store_, 0, 1, {.device = c10::Device(c10::kCUDA)}), c10::ValueError);
-  EXPECT_THROW(makeGroup(store_, 0, 1, {.timeout = std::chrono::milliseconds(0)}), c10::ValueError);
+  EXPECT_THROW(makeGroup(store_, 0, 65537), c10::ValueError);
+  for (const auto timeout : {std::chrono::milliseconds(0), std::chrono::milliseconds(-1)}) {
+    EXPECT_THROW(makeGroup(store_, 0, 1, {.timeout = timeout}), c10::ValueError);
+    EXPECT_THROW(makeUnformedGroup(store_, {.timeout = timeout}), c10::ValueError);
+    EXPECT_THROW(elastic::makeLocalGroup({.timeout = timeout}), c10::ValueError);
+    EXPECT_THROW(configure(group_, store_, 0, 1, timeout), c10::ValueError);
+    EXPECT_THROW(check(group_, timeout), c10::ValueError);
+  }
+  EXPECT_THROW(makeGroup(store_, 0, 1, {.heartbeat = std::chrono::milliseconds(-1)}),
+               c10::ValueError);
   EXPECT_THROW(configure(group_, StorePtr(), 0, 1), c10::ValueError);
   EXPECT_THROW(configure(group_, store_, 2, 2), c10::ValueError);
   EXPECT_THROW(configure(group_, "no address", 0, 1), c10::ValueError);
@@ -159,6 +168,11 @@ TEST(LibtorchAdoption, PythonAdoptsAGroupOfCppsAndCppFindsThoseOfPython) {
 TEST(LibtorchElastic, AJobNeedsAPlaceToMeet) {
   EXPECT_THROW(elastic::Job::join({.address = "", .size = 1}), c10::ValueError);
   EXPECT_THROW(elastic::Job::join({.address = "h:1/j", .size = 0}), c10::ValueError);
+  EXPECT_THROW(elastic::Job::join({.address = "h:1/j", .size = 65537}), c10::ValueError);
+  for (const auto time : {std::chrono::milliseconds(0), std::chrono::milliseconds(-1)}) {
+    EXPECT_THROW(elastic::Job::join({.address = "h:1/j", .limit = time}), c10::ValueError);
+    EXPECT_THROW(elastic::Job::join({.address = "h:1/j", .timeout = time}), c10::ValueError);
+  }
 }
 
 TEST(LibtorchElastic, AManagedGroupHasTheJobsNetworkWhereItHasChosenNone) {

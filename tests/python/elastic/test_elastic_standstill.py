@@ -36,7 +36,7 @@ def manage_what_fails(error: str, times: int) -> None:
         kept["views"].append(view.number)
         if len(kept["views"]) <= times:
             raise getattr(torchft_ext, error)("it will pass")
-        return [0, 1]
+        return list(range(view.size))
 
     jobs[0].manage("all", rule=rule)
 
@@ -48,6 +48,20 @@ def test_views_that_fail_by_what_passes_are_followed_by_others(ranks, world, err
     _, founders = two_founders(ranks, world)
     founders.run(manage_what_fails, error, 5)
     assert sorted(founders.run(recover)) == [0, 1]
+
+
+def pauses_before_recovering() -> float:
+    """Return how long recover() takes, in seconds."""
+    began = monotonic()
+    jobs[0].recover()
+    return monotonic() - began
+
+
+def test_losses_of_a_member_that_stays_are_slowed_down_as_other_causes_are(ranks, world):
+    alone = World(ranks, world.workers[:1])
+    alone.run(come, ranks.address(), 1)
+    alone.run(manage_what_fails, "PeerLostError", 3)
+    assert alone.on(0, pauses_before_recovering) > 0.2 + 0.4  # before the third and fourth view
 
 
 # ---- a newcomer that runs another program

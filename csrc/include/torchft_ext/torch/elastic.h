@@ -129,7 +129,7 @@ class Job {
   // Waits for the next view and forms all groups in it. Throws NoQuorum, LeftOut and NoProgress
   // ElasticErrors. NoProgress: nothing succeeded in views in a row of the same members, in three
   // where their operations or names of groups differ, otherwise for a minute, by causes other than
-  // losses, delays and aborts; where newcomers have been in no agreement that was ok, they alone
+  // abort() and leave(); where newcomers have been in no agreement that was ok, they alone
   // throw it. After the second such view a pause comes before each further one.
   View recover(Milliseconds timeout = Milliseconds(0));  // 0: the job's
   View recover(const RecoverOptions& options);

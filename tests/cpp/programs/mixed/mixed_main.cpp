@@ -57,6 +57,7 @@ std::shared_ptr<elastic::Job> join(const std::string& port, int size) {
   elastic::JoinOptions options;
   options.address = "127.0.0.1:" + port + "/mixed";
   options.size = size;
+  options.min_size = 1;
   options.limit = kSilence;
   options.timeout = kLimit;
   return elastic::Job::join(options);
