@@ -12,6 +12,8 @@ using std::chrono::seconds;
 
 constexpr milliseconds kFirstCheck{200};
 constexpr seconds kLongestCheck{5};
+// From the end of a process until its goodbye has been read.
+constexpr milliseconds kGoodbyeMayTake{500};
 constexpr seconds kLongestConnect{2};
 constexpr seconds kWarnAfter{1};
 constexpr milliseconds kShortestTick{10};
@@ -219,6 +221,8 @@ void Detector::connectionUp(Time now, const Incarnation& id, LivenessKind kind) 
   tombstones_.erase(id);
   const bool was_cut = connection->state == ConnectionState::kDoubted;
   connection->state = ConnectionState::kUp;
+  connection->stood = true;
+  connection->ended.reset();
   connection->pause = kFirstCheck;
   connection->looks = 0;
   if (kind == LivenessKind::kMain) heard(now, id);
@@ -289,6 +293,7 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LivenessKind kind,
   }
   switch (answer) {
     case Liveness::kGone:
+      if (mayHaveSaidGoodbye(now, connection)) return;
       return declareDead(now, id, true, kProcessEnded, now - connection.probe_began);
     case Liveness::kUnreachable:
       if (neighbours_.at(id).seen) return declareCut(id, kNothingComes);
@@ -302,6 +307,17 @@ void Detector::judgeProbe(Time now, const Incarnation& id, LivenessKind kind,
     case Liveness::kUnknown:
       return;
   }
+}
+
+// A process that ends before its connection stood has said no goodbye on that. It may have said one
+// on the connections of the generation, which another thread reads; peerLeft() comes then. Where
+// there is none, that thread finds the death too, by their end.
+bool Detector::mayHaveSaidGoodbye(Time now, ConnectionView& connection) {
+  if (connection.stood) return false;
+  if (!connection.ended) connection.ended = now;
+  const Time until = *connection.ended + kGoodbyeMayTake;
+  connection.next_check = std::min(connection.next_check, until);
+  return now < until;
 }
 
 void Detector::judgeAlive(const Incarnation& id, LivenessKind kind, ConnectionView& connection) {

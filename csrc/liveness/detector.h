@@ -12,8 +12,9 @@
 //
 // Per neighbour, and for each of its connections:
 //   absent   looked at now and then (0.2 s, 0.4 s ... 5 s after it was wanted) by a probe:
-//              kGone -> dead; kUnreachable -> dead; kSilent -> frozen (never with heartbeats off);
-//              kAlive -> wait on; main connection only: after kLooksForAConnection looks ->
+//              kGone -> dead; where it has never stood 0.5 s later, unless the peer's goodbye is
+//              read meanwhile; kUnreachable -> dead; kSilent -> frozen (never with heartbeats
+//              off); kAlive -> wait on; main connection only: after kLooksForAConnection looks ->
 //              connection lost; kUnknown -> asked again
 //   up       main connection only: nothing heard for the limit -> frozen
 //   doubted  the connection ended without a word, a probe is under way:
@@ -142,8 +143,10 @@ class Detector {
   struct ConnectionView {
     int wanted = 0;  // by so many watches
     ConnectionState state = ConnectionState::kAbsent;
-    uint64_t probe = 0;  // the number of the one under way; 0: none
-    int looks = 0;       // that found it alive, without a connection
+    bool stood = false;         // at any time
+    std::optional<Time> ended;  // the process, as a probe found before the connection stood
+    uint64_t probe = 0;         // the number of the one under way; 0: none
+    int looks = 0;              // that found it alive, without a connection
     Time probe_began;
     Time doubted;
     Time next_check;
@@ -192,6 +195,7 @@ class Detector {
   void failAllWith(const Incarnation& id, const Describe& describe);
   void judgeProbe(Time now, const Incarnation& id, LivenessKind kind, ConnectionView& connection,
                   Liveness answer);
+  static bool mayHaveSaidGoodbye(Time now, ConnectionView& connection);
   void judgeAlive(const Incarnation& id, LivenessKind kind, ConnectionView& connection);
   void startProbe(Time now, const Incarnation& id, LivenessKind kind, ConnectionView& connection);
   void check(Time now, const Incarnation& id);

@@ -60,6 +60,27 @@ TEST_F(DetectorTest, BrokenConnectionAndClosedPortAreADeath) {
   EXPECT_EQ(detector.counts().deaths, 1U);
 }
 
+TEST_F(DetectorTest, ProcessThatEndedBeforeItsConnectionStoodMayHaveSaidGoodbye) {
+  begin(1, {member(2), member(3)});
+  probeSays(3, Liveness::kGone);
+  detector.probed(now, peerNumber(3), LivenessKind::kMain, Liveness::kGone, 0);
+  EXPECT_TRUE(orders.failures.empty());
+  detector.peerLeft(now, 1, 3);
+  pass(seconds(1));
+  EXPECT_TRUE(orders.failures.empty());
+}
+
+TEST_F(DetectorTest, WithoutAGoodbyeItIsADeathAfterAWhile) {
+  begin(1, {member(3)});
+  detector.probed(now, peerNumber(3), LivenessKind::kMain, Liveness::kGone, 0);
+  pass(milliseconds(499));
+  probeSays(3, Liveness::kGone);
+  EXPECT_TRUE(orders.failures.empty());
+  pass(milliseconds(1));
+  probeSays(3, Liveness::kGone);
+  EXPECT_EQ(orders.failures.at(1).kind, FailureKind::kPeerLost);
+}
+
 TEST_F(DetectorTest, BrokenBackupConnectionSaysTheSame) {
   begin(1, {member(3, true)});
   detector.connectionUp(now, peerNumber(3), LivenessKind::kMain);
@@ -360,6 +381,8 @@ TEST_F(DetectorTest, AbsentPeerIsLookedAtNowAndThen) {
   }
   EXPECT_TRUE(orders.failures.empty()) << "alive and not yet connected is no failure";
   pass(seconds(6));
+  probeSays(3, Liveness::kGone);
+  pass(seconds(1));
   probeSays(3, Liveness::kGone);
   EXPECT_EQ(orders.failures.at(1).cause.how, "its process ended");
 }
