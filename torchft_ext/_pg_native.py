@@ -128,9 +128,9 @@ class ProcessGroupHost(_OwnGroup):
 class ProcessGroupNCCL(_OwnGroup):
     """A group for CUDA tensors, over NCCL ("ft:nccl").
 
-    A result counts after Backend.check(): `torchft_ext.backend(group).check()`. configure() raises
-    NotImplementedError where this process has no NCCL or no device. This class has run nowhere yet:
-    its engine has, on a simulator only.
+    Call `torchft_ext.backend(group).check()` before you use a result. configure() raises
+    NotImplementedError if this process has no NCCL or no device. This class itself has not been run
+    with a device yet. Its engine has, on a simulator and on one GPU.
     """
 
     _engine = "nccl"

@@ -260,9 +260,9 @@ def _tensors_of_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
 class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
     """A group whose operations never raise: after an error they do nothing until configure().
 
-    For training loops that look at error() once a step. The tensors of an operation that failed, or
-    that was skipped, hold no result. Every operation, and every future, is treated so. Bad
-    arguments are reported likewise. As with torchft's class, the last report counts.
+    Use it in training loops that look at error() once a step. This applies to every operation and
+    every future, and to bad arguments too. The tensors of an operation that failed or was skipped
+    hold no result. As with torchft's class, error() is the last error that was reported.
     """
 
     def __init__(self, pg: dist.ProcessGroup) -> None:
@@ -274,15 +274,15 @@ class ErrorSwallowingProcessGroupWrapper(ProcessGroupWrapper):
         self._error = None
 
     def report_error(self, e: Exception) -> None:
-        """Have later operations skipped until configure(); error() is this one from now on."""
+        """Set error(), and skip all operations until configure()."""
         self._error = e
 
     def error(self) -> Exception | None:
-        """Return the last error since configure(); None: there was none."""
+        """Return the last error since configure(), or None if there was none."""
         return self._error
 
     def errored(self) -> Exception | None:
-        """Return error(), else what the generation failed with: torchft's Manager asks for it."""
+        """Return error(), or else the failure of the generation. torchft's Manager calls this."""
         return self._error or super().errored()
 
     def _issue(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.Work:
@@ -309,10 +309,12 @@ class ManagedProcessGroup(ProcessGroupWrapper):
     """A group whose sums go through torchft's Manager, which decides who takes part.
 
     size() is the number of participants, so that averages follow the quorum. Other operations go to
-    the Manager's group. No operation raises: its error is reported to the Manager, which then has
-    no step commit, and operations are skipped until its next quorum. A failed sum gives its caller
-    the input; other tensors of an operation that failed, or that was skipped, hold no result. Bad
-    arguments are reported likewise, but for those of a sum.
+    the Manager's group.
+
+    No operation raises. Its error is reported to the Manager, which then does not commit the step,
+    and operations are skipped until the next quorum. Bad arguments are reported in the same way,
+    except those of a sum. A failed sum returns its input. Other tensors of an operation that failed
+    or was skipped hold no result.
     """
 
     def __init__(self, manager: Manager) -> None:
@@ -346,15 +348,15 @@ class ManagedProcessGroup(ProcessGroupWrapper):
 class ProcessGroupDummy(GroupWithoutBackend):
     """A group of one rank that exchanges nothing: each operation succeeds with its own input.
 
-    For libraries that want a group where there is nobody to talk to. Operations with inputs and
-    outputs copy, as a world of one does; send() and recv() leave the tensor as it is.
+    Use it for libraries that need a group although there is no peer. Operations with inputs and
+    outputs copy, as in a world of one. send() and recv() do not change the tensor.
     """
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
-        """Make it.
+        """Make a group of one rank.
 
         Raises:
-            ValueError: another rank than 0, or a world of another size than 1.
+            ValueError: If the rank is not 0, or the world size is not 1.
         """
         if (rank, world) != (0, 1):
             raise ValueError(
