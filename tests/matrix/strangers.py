@@ -7,9 +7,8 @@ nonce, but not its secret. The ranks run under the common limit of 1,024 open fi
 the connections are held open.
 
 Must hold: no operation fails, every sum is exact, none takes half a second (at any scale), the
-    rounds go on at a good
-part of the rate that they had in peace, another generation forms in the midst of it, and afterwards
-each thread's descriptors and the process's memory are where they stood.
+rounds go on at a good part of the rate that they had in peace, another generation forms in the
+midst of it, and afterwards each thread's descriptors and the process's memory are where they stood.
 """
 
 from __future__ import annotations
