@@ -34,8 +34,9 @@ std::optional<Issued> read(ByteReader& in) {
   operation.root = static_cast<int>(in.u32());
   operation.seq = in.i64();
   operation.age = durationOf(milliseconds(in.i64()));
-  if (kind == kNone) return std::nullopt;
-  if (kind > static_cast<uint8_t>(kLastKind)) in.fail();
+  const bool known = kind <= static_cast<uint8_t>(kLastKind);
+  if (!known && kind != kNone) in.fail();
+  if (!known) return std::nullopt;
   operation.kind = static_cast<OpKind>(kind);
   return operation;
 }

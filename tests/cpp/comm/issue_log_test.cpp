@@ -32,7 +32,9 @@ TEST(IssueLog, ForgetsCollectivesOfLongAgoAndNamesNoOtherInTheirPlace) {
   for (uint64_t place = 0; place < kMany; ++place) {
     const auto found = log.collective(place);
     EXPECT_EQ(found.has_value(), kMany - place < IssueLog::kKept) << place;
-    if (found) EXPECT_EQ(found->seq, static_cast<int64_t>(place));
+    if (found) {
+      EXPECT_EQ(found->seq, static_cast<int64_t>(place));
+    }
   }
 }
 
@@ -52,8 +54,9 @@ TEST(IssueLog, IsReadWhileItIsWritten) {
     EXPECT_EQ(last->root, last->seq % 1000);
     EXPECT_EQ(last->at.time_since_epoch().count(), last->seq);
     const uint64_t place = log.collectives() - 1;
-    if (const auto found = log.collective(place))
+    if (const auto found = log.collective(place)) {
       EXPECT_EQ(found->seq, static_cast<int64_t>(place));
+    }
   }
   issuer.join();
 }
