@@ -39,6 +39,11 @@ class LongWait : public ::testing::TestWithParam<Way> {
     form("wait");
   }
 
+  // Returns once the engine is out of the values.
+  void TearDown() override {
+    for (int i = 0; i < kSize; ++i) group(i).abort("the test is over");
+  }
+
   void form(const std::string& prefix) {
     Cluster::on({0, 1, 2}, [this, &prefix](int i) {
       EXPECT_EQ(members_[static_cast<size_t>(i)]->configure(prefix, i, kSize), nullptr);
