@@ -145,6 +145,7 @@ std::optional<OperationRecorder::Snapshot> OperationRecorder::snapshotOf(int64_t
 std::vector<OperationRecorder::Snapshot> OperationRecorder::snapshots() const {
   MutexLock lock(mutex_);
   std::vector<Snapshot> all;
+  all.reserve(generations_.size());
   for (const GenerationRecord& known : generations_) all.push_back(snapshotLocked(known));
   return all;
 }

@@ -109,7 +109,10 @@ void Messages::Impl::match(PendingOp recv, const Announced& announcement) {
   if (!nothing && recv.signature() != announcement.signature)
     return failSignatures(recv, announcement);
   if (recv.operation.outputs[0].bytes != announcement.bytes) return failSizes(recv, announcement);
-  if (recv.state) recv.state->setSourceRank(announcement.peer);
+  if (recv.state) {
+    recv.state->setSourceRank(announcement.peer);
+    recv.state->noteStarted();
+  }
   if (announcement.peer == rank) return handOver(std::move(recv), announcement);
   PeerMessages& from = peer(announcement.peer);
   from.expected.emplace(announcement.number, Expected{std::move(recv)});
@@ -148,7 +151,9 @@ void Messages::Impl::store() {
 }
 
 void Messages::Impl::startSending(int to, uint64_t number) {
-  const Buffer payload = peer(to).sends.at(number).operation.inputs[0];
+  const PendingOp& send = peer(to).sends.at(number);
+  if (send.state) send.state->noteStarted();
+  const Buffer payload = send.operation.inputs[0];
   FrameHeader header = headerOf(FrameType::kMessage, number);
   uint64_t offset = 0;
   do {

@@ -252,6 +252,7 @@ void NestedCollectives::add(std::shared_ptr<OpState> state, Operation operation)
     return impl_->fail(FailureKind::kMismatch, op.operation,
                        "it issued two collectives in callbacks under one name");
   }
+  op.state->noteStarted();
   impl_->guarded(op.operation, [&] { impl_->prepare(op); });
   impl_->advance(name);
 }

@@ -221,6 +221,10 @@ def test_only_json_has_messages(dumping: Dumping) -> None:
     (first, second) = dumping.files(2)
     assert [entry["operation"] for entry in read(first)["entries"]] == ["send"]
     assert [entry["operation"] for entry in read(second)["entries"]] == ["recv"]
+    for path in (first, second):
+        (entry,) = read(path)["entries"]
+        assert entry["is_p2p"] and entry["state"] == "completed"
+        assert entry["time_discovered_started_ns"] is not None
     for path in dumping.files(1, "_0") + dumping.files(1, "_1"):
         assert unpickled(path)["entries"] == []
 
