@@ -7,7 +7,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from time import monotonic
 from typing import Literal, cast
@@ -649,8 +649,7 @@ class Job:
         """Say goodbye and end this member's threads. Idempotent; called at exit too.
 
         The groups that the job manages are shut down first, the default group among them: members
-        that wait for this one in an operation are released at once. Blocks for some seconds at
-        most.
+        that wait for this one in an operation are released at once. Blocks for 2 s at most.
         """
         with self._lock:
             if self._left:
@@ -659,19 +658,11 @@ class Job:
         atexit.unregister(self._leave_at_exit)
         if self._of_view is not None:
             self._of_view.close()
-        self._shut_down_groups()
-        self._native.leave(_LEAVE_WITHIN)
+        until = monotonic() + _LEAVE_WITHIN.total_seconds()
+        if os.getpid() == self._process:
+            self._native.shut_down_groups(_LEAVE_WITHIN / 4)
+        self._native.leave(timedelta(seconds=max(until - monotonic(), 0.001)))
         _current.forget(self)
-
-    def _shut_down_groups(self) -> None:
-        """Their members learn that this one has left; otherwise it would wait here for members that
-        wait for it there.
-        """
-        if os.getpid() != self._process:
-            return
-        for backend in self._followers:
-            with suppress(RuntimeError):  # CommError too: it has failed before, and tells nothing
-                backend.shutdown()
 
     def _leave_at_exit(self) -> None:
         if os.getpid() == self._process:

@@ -510,6 +510,10 @@ bool ElasticJob::leave(Deadline deadline) {
   return member_->leave(deadline);
 }
 
+void ElasticJob::shutDownGroups(Deadline deadline) {
+  for (const Managed& one : managed()) one.backend->group().shutdown(deadline);
+}
+
 FailurePtr ElasticJob::formAll(const View& view, int rank, Deadline deadline) {
   {
     const MutexLock lock(mutex_);

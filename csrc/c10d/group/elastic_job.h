@@ -104,6 +104,10 @@ class ElasticJob {
   // The job has ended well: as that of the member. Calls the wait hook.
   bool recordEnd(Deadline deadline);
   bool leave(Deadline deadline);
+  // Before leave(): members that wait for this one in an operation of a managed group learn that it
+  // has left. Otherwise it would wait in leave() for members that wait for it there. The groups
+  // cannot be used any more. Calls the wait hook.
+  void shutDownGroups(Deadline deadline);
 
   uint64_t formedView() const;  // its number; 0: none yet
   c10::intrusive_ptr<c10d::Store> storeOf(uint64_t view) const;
