@@ -127,7 +127,8 @@ void JobFounder::leave(const Member& self, std::optional<size_t> seat) const {
   };
   try {
     store_.call(give_up, Deadline::after(kToGiveUpSeat), {});
-  } catch (const ElasticError&) {  // the others find a founder that is gone, and go on without it
+  } catch (const ElasticError& error) {  // the others find a founder that is gone
+    log(LogLevel::kInfo, "elastic job '" + job_ + "': a seat stays taken: " + error.what());
   }
   throw ElasticError(ElasticErrorKind::kLeftOut, "elastic.join: job '" + job_ +
                                                      "': this process was told to leave before "

@@ -319,11 +319,12 @@ void MemberStatus::throwNoView() const {
 // Of a process without a place: those whom it asks are the members of the last view that it found.
 std::string MemberStatus::adviceToNewcomer() const {
   if (view_.number != 0 || unheard_.empty()) return "";
-  const auto gone = std::count_if(unheard_.begin(), unheard_.end(), [&](const MemberId& id) {
+  size_t gone = 0;
+  for (const MemberId& id : unheard_) {
     const auto loss = lost_.find(id);
-    return loss != lost_.end() && isFinal(loss->second);
-  });
-  if (2 * static_cast<size_t>(gone) < unheard_.size()) return "";
+    if (loss != lost_.end() && isFinal(loss->second)) ++gone;
+  }
+  if (2 * gone < unheard_.size()) return "";
   return ". Half of them or more have ended, so the job may have lost its quorum, and takes nobody "
          "in. Two ways out: let one of those that run go on alone, by "
          "recover(without_quorum=True); or start the job under another name, from a checkpoint";

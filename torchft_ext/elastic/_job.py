@@ -396,11 +396,12 @@ class Job:
 
     def away_for(self) -> float:
         """Return for how many seconds the view has been over, as this method has seen it, without
-        a recover(): the program is busy elsewhere, or hangs. 0: it is not.
+        a recover(): the program is busy elsewhere, or hangs. 0: it is not, or nobody misses it.
 
         Threads: one at a time.
         """
-        if self._recovering or self._left or not self.is_over():
+        is_through = self._leaving or self._ended or self._left
+        if self._recovering or is_through or not self.is_over():
             self._over_since = None
             return 0.0
         if self._over_since is None:

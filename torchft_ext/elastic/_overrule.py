@@ -50,8 +50,11 @@ class Orders:
         self._store = store
 
     def give(self, view: int) -> str:
-        """Order one member to go on alone from this view; return what stands there then."""
-        return self._swap(view, "", _ORDERED)
+        """Order one member to go on alone from this view, also where an order was withdrawn. Return
+        what stands there then.
+        """
+        found = self._swap(view, "", _ORDERED)
+        return self._swap(view, _WITHDRAWN, _ORDERED) if found == _WITHDRAWN else found
 
     def taker(self, view: int, within: timedelta) -> str | None:
         """Wait for a member to take the order; None: nobody did, and it is withdrawn."""

@@ -37,6 +37,8 @@ def test_order_that_nobody_takes_is_withdrawn(orders):
     orders.give(7)
     assert orders.taker(7, NOW) is None
     assert not orders.take(7, "a")
+    orders.give(7)  # once more
+    assert orders.take(7, "a")
 
 
 def test_member_waits_until_it_leaves_also_without_a_store():
