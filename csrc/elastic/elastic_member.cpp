@@ -144,6 +144,10 @@ bool ElasticMember::isOver(uint64_t view) const {
   return driver_->status.isOver(view);
 }
 
+void ElasticMember::noteSteps(uint64_t committed) {
+  driver_->status.noteSteps(committed);
+}
+
 static void checkDigest(const VoteDigest& digest) {
   for (const std::string* part : {&digest.common, &digest.of_shard}) {
     if (part->size() > kLongestDigest) {

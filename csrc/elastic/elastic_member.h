@@ -73,6 +73,8 @@ class ElasticMember {
   // is told as the view's end.
   void watchForming(bool forming);
   bool isOver(uint64_t view) const;
+  // So many steps have been committed, by the program's count: for those who ask how the job is.
+  void noteSteps(uint64_t committed);
   // This member's next agreement of that view, which it has formed. std::invalid_argument: the note
   // is longer than 1 MiB divided by the number of members, or a part of the digest than 16 bytes. A
   // call that ran out of time is taken up by the next one: it is the same agreement. One thread at

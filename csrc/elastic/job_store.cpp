@@ -237,6 +237,12 @@ std::optional<JobStore::Register> JobStore::readRegister(const Lineage& lineage)
   return found;
 }
 
+std::optional<JobStore::RegisterState> JobStore::registerState(const Lineage& lineage) {
+  const std::optional<Register> found = readRegister(lineage);
+  if (!found) return std::nullopt;
+  return RegisterState{found->identity, found->held ? found->held->view.number : 0};
+}
+
 // Only where nobody else has written since it was read: so a claim is a vote for this ballot, and a
 // promise to none below it, in one step.
 bool JobStore::writeRegister(const Register& found, const AcceptedView& held) {

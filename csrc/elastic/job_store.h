@@ -75,6 +75,12 @@ class JobStore {
   // Of a member, after an agreement on the end that was ok: first restores what newcomers look for.
   // False: the store serves another job under this name.
   bool recordEnd(const Founding& founding, const View& last, const JobEnd& end);
+  // What the register of that lineage holds. Nothing: there is none, or it makes no sense.
+  struct RegisterState {
+    WitnessId identity;      // of the store, to that lineage
+    uint64_t voted_for = 0;  // the number of the view that it voted for last; 0: none
+  };
+  std::optional<RegisterState> registerState(const Lineage& lineage);
   // As the witness, or under the store's rule. Throws, too, where its identity is another one.
   WitnessReply ask(const WitnessRequest& request);
 

@@ -7,6 +7,8 @@
 //   visitor -> place: kCall, seq 0: a challenge of its own, and its proof
 //   place -> visitor: kAnswer, seq 0: its proof, and its standing in the job
 //   visitor -> place: kCall, seq > 0; each is answered by a kAnswer of that seq
+// At a place that answers inquiries (job_report.h) kInquiry comes instead of calls, and kReport is
+// the answer. There the key follows from the job's founding.
 //
 // What follows the proofs is not encrypted. Pure functions and values.
 #pragma once

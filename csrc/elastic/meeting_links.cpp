@@ -37,13 +37,17 @@ void MeetingLinks::onDialled(uint64_t id, Dial::Result result) {
     const bool proved = links_.at(id).met;
     end(id, proved ? why : kWrongKey);
   };
-  link.socket = std::make_unique<FramedSocket>(loop_, std::move(result.fd),
-                                               std::vector<FrameType>{FrameType::kAnswer},
-                                               std::move(handlers), kMostUnsent);
+  link.socket = std::make_unique<FramedSocket>(
+      loop_, std::move(result.fd), std::vector<FrameType>{FrameType::kAnswer, FrameType::kReport},
+      std::move(handlers), kMostUnsent);
 }
 
 void MeetingLinks::onFrame(uint64_t id, const FrameHeader& header, const std::string& payload) {
   const Link& link = links_.at(id);
+  if (header.type == FrameType::kReport) {
+    const auto told = link.events.on_report;
+    return link.met && told ? told(payload) : end(id, "it answers what nobody has asked");
+  }
   if (!link.challenged) return answerChallenge(id, payload);
   if (!link.met) return checkProof(id, payload);
   const auto answer = decodeStoreAnswer(payload);
@@ -90,6 +94,14 @@ void MeetingLinks::call(uint64_t id, uint64_t number, const StoreCall& call) {
   header.type = FrameType::kCall;
   header.seq = number;
   found->second.socket->send(header, encodeStoreCall(call));
+}
+
+void MeetingLinks::inquire(uint64_t id) {
+  const auto found = links_.find(id);
+  if (found == links_.end() || !found->second.met) return;
+  FrameHeader header;
+  header.type = FrameType::kInquiry;
+  found->second.socket->send(header, {});
 }
 
 void MeetingLinks::finish() {

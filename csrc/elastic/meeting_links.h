@@ -22,7 +22,8 @@ class MeetingLinks {
   struct Events {
     std::function<void(const Standing&)> on_met;  // both have proved that they know the key
     std::function<void(uint64_t number, const StoreAnswer& answer)> on_answer;
-    std::function<void(const std::string& why)> on_end;  // once, as the last call
+    std::function<void(const std::string& report)> on_report;  // encoded; empty: asks for none
+    std::function<void(const std::string& why)> on_end;        // once, as the last call
   };
   static constexpr std::chrono::seconds kAnswerWithin{2};  // of the hello
 
@@ -30,6 +31,7 @@ class MeetingLinks {
 
   void open(uint64_t id, const SocketAddress& address, Events events);
   void call(uint64_t id, uint64_t number, const StoreCall& call);
+  void inquire(uint64_t id);  // once it has met
   void close(uint64_t id) { links_.erase(id); }
   // For good: all end, and so does what is opened later.
   void finish();

@@ -28,19 +28,24 @@ MeetingServer::~MeetingServer() {
   for (auto& [id, visitor] : visitors_) loop_.cancel(visitor.timer);
 }
 
-bool MeetingServer::admit(Arrival& arrival) {
+bool MeetingServer::hasRoom() const {
+  if (report_ && visitors_.size() >= kMostAskers) return false;
   const auto unproven = std::count_if(visitors_.begin(), visitors_.end(),
                                       [](const auto& one) { return !one.second.proven; });
-  if (static_cast<size_t>(unproven) >= kMostUnproven) return false;
+  return static_cast<size_t>(unproven) < kMostUnproven;
+}
+
+bool MeetingServer::admit(Arrival& arrival) {
+  if (!hasRoom()) return false;
   const MemberId id = MemberId::random();
   FramedSocket::Handlers handlers;
   handlers.on_frame = [this, id](const FrameHeader& header, const std::string& payload) {
     onFrame(id, header, payload);
   };
   handlers.on_end = [this, id](const std::string&) { onEnd(id); };
-  auto socket = std::make_unique<FramedSocket>(loop_, std::move(arrival.fd),
-                                               std::vector<FrameType>{FrameType::kCall},
-                                               std::move(handlers), kMostUnsent);
+  auto socket = std::make_unique<FramedSocket>(
+      loop_, std::move(arrival.fd), std::vector<FrameType>{FrameType::kCall, FrameType::kInquiry},
+      std::move(handlers), kMostUnsent);
   Visitor& visitor = visitors_[id];
   visitor.socket = std::move(socket);
   visitor.challenge = Challenge::random();
@@ -54,15 +59,22 @@ bool MeetingServer::admit(Arrival& arrival) {
 void MeetingServer::onFrame(const MemberId& id, const FrameHeader& header,
                             const std::string& payload) {
   Visitor& visitor = visitors_.at(id);
+  const bool asks = header.type == FrameType::kInquiry;
   if (!visitor.proven) {
-    if (!prove(visitor, payload)) onEnd(id);
+    if (asks || !prove(visitor, payload)) onEnd(id);
     return;
   }
+  if (asks != (report_ != nullptr)) return onEnd(id);
+  if (asks) return onInquiry(id);
   auto call = decodeStoreCall(payload);
   if (!call || call->view != 0 || header.seq == 0) return onEnd(id);
   const std::string& key = call->keys.empty() ? std::string() : call->keys.front();
   if (call->what == StoreCall::What::kSet && key.starts_with("seat/")) visitor.seats.insert(key);
   store_.onCall(id, header.seq, *std::move(call));
+}
+
+void MeetingServer::onInquiry(const MemberId& id) {
+  visitors_.at(id).socket->send(headerOf(FrameType::kReport, 0), report_());
 }
 
 bool MeetingServer::prove(Visitor& visitor, const std::string& payload) {
@@ -74,7 +86,7 @@ bool MeetingServer::prove(Visitor& visitor, const std::string& payload) {
   const Digest256 expected = meetingProof(key_, MeetingSide::kVisitor, visitor.challenge, theirs);
   if (!reader.atEnd() || !equalInConstantTime(proof, expected)) return false;
   visitor.proven = true;
-  loop_.cancel(std::exchange(visitor.timer, 0));
+  if (!report_) loop_.cancel(std::exchange(visitor.timer, 0));
   ByteWriter writer;
   writer.raw(meetingProof(key_, MeetingSide::kPlace, theirs, visitor.challenge));
   writer.u8(static_cast<uint8_t>(standing_.part));

@@ -5,6 +5,7 @@
 // connection: it may have gone to another place, or died.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -20,12 +21,17 @@ namespace torchft_ext {
 class MeetingServer {
  public:
   static constexpr size_t kMostUnproven = 64;
+  static constexpr size_t kMostAskers = 64;  // at a place that answers inquiries
   static constexpr std::chrono::seconds kProveWithin{5};
 
   MeetingServer(EventLoop& loop, MeetingKey key);
   ~MeetingServer();
   MeetingServer(const MeetingServer&) = delete;
   MeetingServer& operator=(const MeetingServer&) = delete;
+
+  // From now on visitors may ask how the job is, and make no calls; each has kProveWithin for all
+  // of it. report: encoded.
+  void answerInquiries(std::function<std::string()> report) { report_ = std::move(report); }
 
   bool admit(Arrival& arrival);
   // This process's own word, for all who come.
@@ -42,6 +48,8 @@ class MeetingServer {
     std::set<std::string> seats;
   };
   void onFrame(const MemberId& id, const FrameHeader& header, const std::string& payload);
+  bool hasRoom() const;
+  void onInquiry(const MemberId& id);
   bool prove(Visitor& visitor, const std::string& payload);
   void onEnd(const MemberId& id);
   void reply(const MemberId& to, uint64_t number, const StoreAnswer& answer);
@@ -50,6 +58,7 @@ class MeetingServer {
   const MeetingKey key_;
   Standing standing_;
   ViewStoreServer store_;
+  std::function<std::string()> report_;   // empty: it answers no inquiries
   std::map<MemberId, Visitor> visitors_;  // each under an id of its own
   uint64_t next_put_ = 1;
 };

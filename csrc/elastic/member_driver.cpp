@@ -143,6 +143,7 @@ void MemberDriver::begin(const JobFounder::Place& found) {
   Member me = status.self();
   founding = found.founding;
   network->admitMembers(founding.key);
+  openInquiries();
   std::vector<MemberId> ids;
   for (const Member& contact : found.contacts) {
     network->introduce(contact);
@@ -158,6 +159,48 @@ void MemberDriver::begin(const JobFounder::Place& found) {
   core->setSeed(ViewSecret::random());
   arm();
   tick();
+}
+
+// For processes that know the founding, as newcomers do, and take no place.
+void MemberDriver::openInquiries() {
+  const MeetingKey key = inquiryKey(founding.key);
+  inquiries = std::make_unique<MeetingServer>(loop, key);
+  inquiries->answerInquiries([this] { return encodeReport(report()); });
+  network->admitVisitors(meetingNonce(key.job), [this](Arrival& arrival) {
+    return core && inquiries && inquiries->admit(arrival);
+  });
+}
+
+JobReport MemberDriver::report() const {
+  JobReport report;
+  status.describe(report);
+  const ElasticCore::State state = core->state();
+  if (state == ElasticCore::State::kLeftOut) report.by = ReportedBy::kLeftOut;
+  if (report.view > 0 && state != ElasticCore::State::kLeftOut) report.by = ReportedBy::kMember;
+  report.deciding = state == ElasticCore::State::kStopped || core->wanted();
+  report.store_rule = founding.rules.store_rule;
+  report.min_size = founding.rules.min_size;
+  report.max_size = founding.rules.max_size;
+  report.waiting = reportWaiting();
+  std::set<MemberId> there;
+  std::set<MemberId> needed;
+  for (const Member& member : core->view().members) {
+    if (!core->losses().contains(member.id)) there.insert(member.id);
+    if (sole_holders.has(member.id)) needed.insert(member.id);
+  }
+  judgeLosses(report, core->view(), founding.rules, there, needed);
+  return report;
+}
+
+std::vector<ReportedMember> MemberDriver::reportWaiting() const {
+  std::vector<ReportedMember> waiting;
+  for (const MemberId& id : core->waiting()) {
+    if (waiting.size() >= kMostReported) break;
+    ReportedMember one;
+    one.member = network->memberOf(id);
+    if (!one.member.id.isZero()) waiting.push_back(std::move(one));
+  }
+  return waiting;
 }
 
 // ---- the loop
@@ -533,6 +576,7 @@ void MemberDriver::stop() {
         loop.cancel(timer);
         client.end();
         place.reset();
+        inquiries.reset();
         links->finish();
         network.reset();
         core.reset();

@@ -47,6 +47,9 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   MemberNetwork::Events events();
   std::string differenceFrom(const Founding& known) const;
   void begin(const JobFounder::Place& found);
+  void openInquiries();
+  JobReport report() const;
+  std::vector<ReportedMember> reportWaiting() const;
   void carryOut(const ElasticEffects& effects);
   void tellStopped(uint64_t view_number, const std::string& why);
   void sendAll(const std::vector<ElasticEnvelope>& sends);
@@ -94,6 +97,7 @@ struct MemberDriver : std::enable_shared_from_this<MemberDriver> {
   // Loop.
   std::unique_ptr<MemberNetwork> network;
   std::unique_ptr<MeetingServer> place;  // where others find this process; null: in the store alone
+  std::unique_ptr<MeetingServer> inquiries;  // how the job is
   std::optional<ElasticCore> core;
   ViewStoreServer server;
   ViewStoreClient client;

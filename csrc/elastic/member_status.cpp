@@ -69,12 +69,30 @@ void MemberStatus::begin(const ElasticCore& core) {
   }
   view_before_ = std::exchange(view_, core.view());
   lost_before_ = core.lostBefore();
+  noteChange();
   // At once: who awaits a view must not get one without this member.
   left_out_ = left_out_ || core.state() == ElasticCore::State::kLeftOut;
   missing_.clear();
   hopeless_ = false;
   store_trouble_.clear();
   changed_.notifyAll();
+}
+
+// Of view_, which has taken the place of view_before_.
+void MemberStatus::noteChange() {
+  Change change{{view_.number, static_cast<uint32_t>(view_.members.size()), {}, {}, {}},
+                Clock::now()};
+  for (const Member& member : view_.members) {
+    if (present_since_.emplace(member.id, change.at).second) {
+      change.told.joined.push_back(nameOfLocked(member.id));
+    }
+  }
+  for (const Member& member : view_before_.members) {
+    if (!view_.has(member.id)) change.told.gone.push_back(nameOfLocked(member.id));
+  }
+  std::erase_if(present_since_, [&](const auto& one) { return !view_.has(one.first); });
+  changes_.push_front(std::move(change));
+  if (changes_.size() > kMostChanges) changes_.pop_back();
 }
 
 void MemberStatus::follow(const ElasticCore& core, const ElasticEffects& effects, bool hopeless) {
@@ -119,6 +137,11 @@ void MemberStatus::setJobOver(const JobEnd& end) {
 void MemberStatus::setHow(const std::map<MemberId, std::string>& lost) {
   const MutexLock lock(mutex_);
   how_ = lost;
+}
+
+void MemberStatus::noteSteps(uint64_t committed) {
+  const MutexLock lock(mutex_);
+  progress_.note(committed, Clock::now());
 }
 
 void MemberStatus::setStoreTrouble(std::string trouble) {
@@ -186,14 +209,43 @@ void MemberStatus::checkNote(const std::string& note) const {
 std::string MemberStatus::nameOfLocked(const MemberId& id) const {
   const auto found = names_.find(id);
   const std::string name = found == names_.end() ? "a newcomer" : found->second;
+  const std::string trouble = troubleOf(id);
+  return trouble.empty() ? name : name + " (" + trouble + ")";
+}
+
+// Empty: nothing is known.
+std::string MemberStatus::troubleOf(const MemberId& id) const {
   for (const auto* lost : {&lost_, &lost_before_}) {
     const auto gone = lost->find(id);
     if (gone == lost->end()) continue;
     const auto how = how_.find(id);  // of who is only suspected more is known than of who is dead
     const bool suspected = gone->second == Loss::kFrozen && how != how_.end();
-    return name + " (" + (suspected ? how->second : wordFor(gone->second)) + ")";
+    return suspected ? how->second : wordFor(gone->second);
   }
-  return name;
+  return {};
+}
+
+void MemberStatus::describe(JobReport& report) const {
+  const MutexLock lock(mutex_);
+  const auto now = Clock::now();
+  report.self = self_;
+  report.lineage = view_.lineage;
+  report.view = view_.number;
+  report.witness = view_.witness;
+  report.size = static_cast<uint32_t>(view_.members.size());
+  const std::set<MemberId> voters(view_.voters.begin(), view_.voters.end());
+  for (const Member& member : view_.members) {
+    if (report.members.size() >= kMostReported) break;
+    ReportedMember one{member, {}, voters.contains(member.id), false, troubleOf(member.id)};
+    const auto since = present_since_.find(member.id);
+    if (since != present_since_.end()) one.present = now - since->second;
+    report.members.push_back(std::move(one));
+  }
+  for (const Change& change : changes_) {
+    report.changes.push_back(change.told);
+    report.changes.back().ago = now - change.at;
+  }
+  report.steps = progress_.at(now);
 }
 
 std::string MemberStatus::namesOf(const std::vector<MemberId>& ids) const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -16,7 +17,9 @@
 #include "base/mutex.h"
 #include "elastic/cancellable_wait.h"
 #include "elastic/elastic_core.h"
+#include "elastic/job_report.h"
 #include "elastic/job_store.h"
+#include "elastic/progress.h"
 
 namespace torchft_ext {
 
@@ -43,6 +46,7 @@ class MemberStatus {
   void setJobOver(const JobEnd& end);
   void setHow(const std::map<MemberId, std::string>& lost);  // as a generation has told it
   void setStoreTrouble(std::string trouble);
+  void noteSteps(uint64_t committed);  // any thread: by the program's own count
 
   Member self() const;
   View view() const;
@@ -51,6 +55,8 @@ class MemberStatus {
   std::string nameOf(const MemberId& id) const;  // "host, pid 7 (its process ended)"
   std::vector<MemberId> leftOutSince(const View& view) const;
   bool isOver(uint64_t view) const;
+  // Of the view: who is in it, and what is known here of each; the last changes, and the steps.
+  void describe(JobReport& report) const;
   bool isLeaving() const;
   // std::invalid_argument: too long for an agreement of the newest view.
   void checkNote(const std::string& note) const;
@@ -74,6 +80,8 @@ class MemberStatus {
  private:
   using Key = std::pair<uint64_t, uint64_t>;  // view, index
   std::string nameOfLocked(const MemberId& id) const REQUIRES(mutex_);
+  std::string troubleOf(const MemberId& id) const REQUIRES(mutex_);
+  void noteChange() REQUIRES(mutex_);
   std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);
   [[noreturn]] void throwNoView() const REQUIRES(mutex_);
   [[noreturn]] void throwNoQuorum() const REQUIRES(mutex_);
@@ -115,6 +123,14 @@ class MemberStatus {
   std::vector<MemberId> forsaken_by_ GUARDED_BY(mutex_);  // empty: somebody of the job may live
   std::optional<JobEnd> job_end_ GUARDED_BY(mutex_);      // of a newcomer that found it
   std::string store_trouble_ GUARDED_BY(mutex_);
+  // For who asks how the job is.
+  struct Change {
+    ReportedChange told;
+    Clock::time_point at;
+  };
+  std::deque<Change> changes_ GUARDED_BY(mutex_);                           // the newest first
+  std::map<MemberId, Clock::time_point> present_since_ GUARDED_BY(mutex_);  // members of view_
+  Progress progress_ GUARDED_BY(mutex_);
   // Agreements.
   std::map<Key, Answer> answers_ GUARDED_BY(mutex_);
   Key asked_ GUARDED_BY(mutex_){0, 0};

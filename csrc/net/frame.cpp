@@ -52,6 +52,8 @@ bool isKnown(uint16_t type) {
     case FrameType::kElastic:
     case FrameType::kCall:
     case FrameType::kAnswer:
+    case FrameType::kInquiry:
+    case FrameType::kReport:
       return true;
   }
   return false;
@@ -127,6 +129,7 @@ uint64_t longestPayload(FrameType type) {
     case FrameType::kElastic:
     case FrameType::kCall:
     case FrameType::kAnswer:
+    case FrameType::kReport:
       return uint64_t{16} << 20U;
     case FrameType::kAnnounce:
       return 8;
@@ -134,6 +137,7 @@ uint64_t longestPayload(FrameType type) {
     case FrameType::kBarrier:
     case FrameType::kNudge:
     case FrameType::kQuestion:
+    case FrameType::kInquiry:
       return 0;
   }
   return 0;

@@ -5,6 +5,7 @@
 #include "c10d/group/elastic_job.h"
 #include "python/bindings.h"
 #include "python/error_objects.h"
+#include "python/job_state.h"
 #include "python/limits.h"
 #include "python/sampled_bits.h"
 
@@ -184,6 +185,21 @@ std::string nameOfMember(ElasticJob& job, const std::string& hex) {
   return id ? job.member().nameOf(*id) : "";
 }
 
+py::dict inquire(const std::string& address, const std::vector<std::string>& members,
+                 const std::string& key, const py::object& timeout) {
+  ElasticJobOptions options;
+  options.address = address;
+  options.members = members;
+  options.key = key;
+  const auto within = limitOf("elastic status: timeout", timeout);
+  JobState state;
+  {
+    const py::gil_scoped_release no_gil;
+    state = ElasticJob::inquire(options, within);
+  }
+  return dictOf(state);
+}
+
 }  // namespace
 
 void bind_elastic(py::module_& module) {
@@ -198,6 +214,8 @@ void bind_elastic(py::module_& module) {
       .def(py::init<>())
       .def("set", [](LeaveFlag& flag) { flag.told->store(true); })
       .def("is_set", [](LeaveFlag& flag) { return flag.told->load(); });
+  module.def("_job_state", &inquire, py::kw_only(), py::arg("address"), py::arg("members"),
+             py::arg("key"), py::arg("timeout"));
   py::class_<ElasticJob, JobPtr>(module, "_ElasticJob")
       .def_static("join", &join, py::arg("address"), py::kw_only(), py::arg("size"),
                   py::arg("min_size"), py::arg("max_size"), py::arg("store_rule"), py::arg("limit"),
@@ -235,6 +253,10 @@ void bind_elastic(py::module_& module) {
             return job.recordEnd(Deadline::after(within));
           },
           py::arg("timeout"), NoGil())
+      .def(
+          "note_steps",
+          [](ElasticJob& job, uint64_t committed) { job.member().noteSteps(committed); },
+          py::arg("committed"))
       .def("set_leaving", &ElasticJob::setLeaving, NoGil())
       .def(
           "shut_down_groups",

@@ -24,6 +24,15 @@ bool keepWaiting() {
   return false;
 }
 
+constexpr const char* kWithoutStore = "without a store";  // in the place of a job's name
+
+void checkWhereFound(const ElasticJobOptions& options, const char* operation) {
+  TORCH_CHECK_VALUE(!options.address.empty() || !options.members.empty(), operation,
+                    ": expected an address of a store, or members, found neither");
+  TORCH_CHECK_VALUE(options.members.empty() || !options.key.empty(), operation,
+                    ": key: expected one with members, found none");
+}
+
 void checkOptions(const ElasticJobOptions& options) {
   checkSize({"elastic.join", "size"}, options.size);
   TORCH_CHECK_VALUE(options.min_size >= 1 && options.min_size <= options.size,
@@ -32,10 +41,7 @@ void checkOptions(const ElasticJobOptions& options) {
   TORCH_CHECK_VALUE(options.max_size >= options.size,
                     "elastic.join: max_size: expected at least size (", options.size, "), found ",
                     options.max_size);
-  TORCH_CHECK_VALUE(!options.address.empty() || !options.members.empty(),
-                    "elastic.join: expected an address of a store, or members, found neither");
-  TORCH_CHECK_VALUE(options.members.empty() || !options.key.empty(),
-                    "elastic.join: key: expected one with members, found none");
+  checkWhereFound(options, "elastic.join");
   TORCH_CHECK_VALUE(!options.store_rule || !options.address.empty(),
                     "elastic.join: rule: expected \"members\" for a job without a store");
   TORCH_CHECK_VALUE(options.limit.count() > 0,
@@ -176,7 +182,7 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options, M
   const Deadline deadline = Deadline::after(timeout);
   std::shared_ptr<ElasticJob> job(new ElasticJob());
   ElasticOptions chosen;
-  chosen.job = "without a store";
+  chosen.job = kWithoutStore;
   chosen.size = options.size;
   chosen.rules = {options.store_rule, options.min_size, options.max_size, {}};
   chooseWhereToListen(options, chosen);
@@ -210,6 +216,24 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options, M
   };
   job->member_ = ElasticMember::join(std::move(chosen), deadline, told_to_leave);
   return job;
+}
+
+JobState ElasticJob::inquire(const ElasticJobOptions& options, Milliseconds timeout) {
+  checkWhereFound(options, "elastic status");
+  TORCH_CHECK_VALUE(timeout.count() > 0,
+                    "elastic status: timeout: expected a positive time, found ", timeout.count(),
+                    " ms");
+  InquiryOptions chosen;
+  chosen.job = kWithoutStore;
+  chosen.key = options.key;
+  if (!options.address.empty()) {
+    const StoreAddress address = storeNamedBy(options);
+    chosen.job = address.prefix;
+    chosen.store = clientsOf(address);
+    chosen.prefix = address.prefix + "/";
+  }
+  if (!options.members.empty()) chosen.listed = listOf(options.members);
+  return JobInquiry(std::move(chosen)).ask(Deadline::after(timeout), keepWaiting);
 }
 
 ElasticJob::~ElasticJob() = default;

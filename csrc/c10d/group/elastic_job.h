@@ -18,6 +18,7 @@
 #include "base/mutex.h"
 #include "c10d/group/ft_backend.h"
 #include "elastic/elastic_member.h"
+#include "elastic/job_inquiry.h"
 #include "elastic/standstill.h"
 
 namespace torchft_ext {
@@ -46,6 +47,10 @@ class ElasticJob {
   // leaving: once it is true the call ends, by ElasticError (kLeftOut). Null: never.
   static std::shared_ptr<ElasticJob> join(const ElasticJobOptions& options, Milliseconds timeout,
                                           std::shared_ptr<std::atomic<bool>> leaving = nullptr);
+  // How that job is, of a process that takes no part in it: `address`, or `members` and `key`, of
+  // the options. ValueError for bad ones; nothing else. Blocks up to the timeout; calls the wait
+  // hook.
+  static JobState inquire(const ElasticJobOptions& options, Milliseconds timeout);
   ~ElasticJob();
   ElasticJob(const ElasticJob&) = delete;
   ElasticJob& operator=(const ElasticJob&) = delete;
