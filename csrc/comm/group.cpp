@@ -244,6 +244,7 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
   }
   if (refusal) entry.communicator = nullptr;
   for (Operation& operation : operations) {
+    ++stats_.operations_by_kind[static_cast<size_t>(operation.kind)];
     if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
     // One for another generation takes no place in this one's order, which is the same on all
     // ranks.
@@ -256,7 +257,6 @@ Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
     else
       record(operation, *entry.states.back());
   }
-  stats_.operations += operations.size();
   return entry;
 }
 
@@ -423,6 +423,7 @@ GroupStats Group::stats() const {
     stats = stats_;
     communicator = current_.communicator;
   }
+  for (const uint64_t of_kind : stats.operations_by_kind) stats.operations += of_kind;
   {
     MutexLock lock(failure_counts_->mutex);
     stats.failures = failure_counts_->by_kind;

@@ -28,6 +28,7 @@ enum class OpKind : uint8_t {
   kBarrier,
   kSparseAllreduce,  // host memory only
 };
+inline constexpr size_t kOpKinds = static_cast<size_t>(OpKind::kSparseAllreduce) + 1;
 inline bool isCollective(OpKind kind) {
   return kind != OpKind::kSend && kind != OpKind::kRecv;
 }

@@ -38,13 +38,13 @@ void MeetingLinks::onDialled(uint64_t id, Dial::Result result) {
     end(id, proved ? why : kWrongKey);
   };
   link.socket = std::make_unique<FramedSocket>(
-      loop_, std::move(result.fd), std::vector<FrameType>{FrameType::kAnswer, FrameType::kReport},
+      loop_, std::move(result.fd), std::vector<FrameType>{FrameType::kAnswer, FrameType::kJobReport},
       std::move(handlers), kMostUnsent);
 }
 
 void MeetingLinks::onFrame(uint64_t id, const FrameHeader& header, const std::string& payload) {
   const Link& link = links_.at(id);
-  if (header.type == FrameType::kReport) {
+  if (header.type == FrameType::kJobReport) {
     const auto told = link.events.on_report;
     return link.met && told ? told(payload) : end(id, "it answers what nobody has asked");
   }

@@ -74,7 +74,7 @@ void MeetingServer::onFrame(const MemberId& id, const FrameHeader& header,
 }
 
 void MeetingServer::onInquiry(const MemberId& id) {
-  visitors_.at(id).socket->send(headerOf(FrameType::kReport, 0), report_());
+  visitors_.at(id).socket->send(headerOf(FrameType::kJobReport, 0), report_());
 }
 
 bool MeetingServer::prove(Visitor& visitor, const std::string& payload) {

@@ -36,11 +36,8 @@ Process& process() {
 }
 
 std::vector<std::shared_ptr<Group>> takeGroups() {
-  std::vector<std::shared_ptr<Group>> groups;
+  std::vector<std::shared_ptr<Group>> groups = knownGroups();
   MutexLock lock(process().mutex);
-  for (const auto& weak : process().groups) {
-    if (auto group = weak.lock()) groups.push_back(std::move(group));
-  }
   process().groups.clear();
   return groups;
 }
@@ -119,6 +116,15 @@ void rememberGroup(const std::shared_ptr<Group>& group) {
   MutexLock lock(process().mutex);
   std::erase_if(process().groups, [](const auto& weak) { return weak.expired(); });
   process().groups.push_back(group);
+}
+
+std::vector<std::shared_ptr<Group>> knownGroups() {
+  std::vector<std::shared_ptr<Group>> groups;
+  MutexLock lock(process().mutex);
+  for (const auto& weak : process().groups) {
+    if (auto group = weak.lock()) groups.push_back(std::move(group));
+  }
+  return groups;
 }
 
 void addExitStep(ExitStep step) {

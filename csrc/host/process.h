@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 
@@ -19,8 +20,10 @@ std::shared_ptr<Watchdog> sharedWatchdog();
 // the runtime of a device, which must be there when its groups leave. Again: nothing.
 void leaveAheadAtExit();
 
-// Known groups are shut down by processExit(). Holds no group alive.
+// Known groups are shut down by processExit(), and can be counted. Holds no group alive.
 void rememberGroup(const std::shared_ptr<Group>& group);
+// Those that live, in the order in which they were made; after processExit() none.
+std::vector<std::shared_ptr<Group>> knownGroups();
 
 // Fails every generation that has unfinished operations, so that whoever waits for them is
 // released. how: the cause that the error gives. Does not wait.

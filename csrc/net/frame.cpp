@@ -53,7 +53,7 @@ bool isKnown(uint16_t type) {
     case FrameType::kCall:
     case FrameType::kAnswer:
     case FrameType::kInquiry:
-    case FrameType::kReport:
+    case FrameType::kJobReport:
       return true;
   }
   return false;
@@ -129,7 +129,7 @@ uint64_t longestPayload(FrameType type) {
     case FrameType::kElastic:
     case FrameType::kCall:
     case FrameType::kAnswer:
-    case FrameType::kReport:
+    case FrameType::kJobReport:
       return uint64_t{16} << 20U;
     case FrameType::kAnnounce:
       return 8;

@@ -46,7 +46,7 @@ enum class FrameType : uint16_t {
   kCall = 42,      // of a view's store: seq = its number, payload: encoded StoreCall
   kAnswer = 43,    // to the call with that seq: payload: encoded StoreAnswer
   kInquiry = 44,   // how is the job? of a process that takes no part in it
-  kReport = 45,    // the answer: payload: encoded JobReport
+  kJobReport = 45,  // the answer: payload: encoded JobReport
 };
 
 // Bits of aux in kFailed and kGoodbye.

@@ -17,6 +17,7 @@
 #include "python/callback_future.h"
 #include "python/docstrings.h"
 #include "python/error_objects.h"
+#include "python/group_stats.h"
 #include "python/limits.h"
 #include "python/mem_pools.h"
 #include "python/plain_values.h"
@@ -155,44 +156,6 @@ py::object errored(FtBackend& backend) {
     failure = backend.errored();
   }
   return errorObject(failure);
-}
-
-py::dict failuresOf(const GroupStats& stats) {
-  py::dict counts;
-  for (int kind = static_cast<int>(FailureKind::kPeerLost);
-       kind <= static_cast<int>(FailureKind::kInternal); ++kind) {
-    counts[nameOf(static_cast<FailureKind>(kind))] = stats.failures[kind];
-  }
-  return counts;
-}
-
-// In seconds, of those ranks that were waited for.
-py::dict waitedForOf(const GroupStats& stats) {
-  py::dict seconds;
-  for (size_t rank = 0; rank < stats.waited_for.size(); ++rank) {
-    const Duration waited = stats.waited_for[rank];
-    if (waited > Duration::zero())
-      seconds[py::int_(rank)] = std::chrono::duration<double>(waited).count();
-  }
-  return seconds;
-}
-
-// The engine's counters; those of the monitor apart, without their prefix, or None where it has
-// none.
-void addCounters(const Engine& engine, py::dict& result) {
-  const std::string prefix = "monitor_";
-  py::dict monitor;
-  py::dict counters;
-  for (const auto& [name, value] : engine.counters()) {
-    if (name.starts_with(prefix)) {
-      monitor[py::str(name.substr(prefix.size()))] = value;
-    } else {
-      counters[py::str(name)] = value;
-    }
-  }
-  result["engine"] = engine.name();
-  result["counters"] = counters;
-  result["monitor"] = monitor.empty() ? py::object(py::none()) : py::object(monitor);
 }
 
 py::dict statsOf(FtBackend& backend) {

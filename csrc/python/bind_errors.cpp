@@ -108,9 +108,9 @@ py::object errorObject(const FailurePtr& failure) {
   using namespace py::literals;  // pybind11's keyword syntax
   const Cause& cause = failure->cause;
   return py::reinterpret_borrow<py::object>(error_factory)(
-      nameOf(failure->kind), textOf(failure->describe()), "generation"_a = failure->generation,
-      "rank"_a = failure->rank, "size"_a = failure->size, "op"_a = failure->op,
-      "seq"_a = failure->seq, "elapsed"_a = seconds(failure->elapsed),
+      nameOf(failure->kind), textOf(failure->describe()), "group"_a = textOf(failure->group),
+      "generation"_a = failure->generation, "rank"_a = failure->rank, "size"_a = failure->size,
+      "op"_a = failure->op, "seq"_a = failure->seq, "elapsed"_a = seconds(failure->elapsed),
       "limit"_a = seconds(failure->limit), "cause_rank"_a = cause.rank,
       "other_rank"_a = cause.other_rank, "host"_a = textOf(cause.host), "pid"_a = cause.pid,
       "how"_a = textOf(cause.how));
@@ -128,6 +128,8 @@ void bind_errors(py::module_& module) {
       py::arg("factory"));
   module.def(
       "_warn", [](const std::string& line) { log(LogLevel::kWarning, line); }, py::arg("line"));
+  module.def(
+      "_info", [](const std::string& line) { log(LogLevel::kInfo, line); }, py::arg("line"));
 }
 
 }  // namespace torchft_ext

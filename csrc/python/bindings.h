@@ -9,6 +9,7 @@ void bind_errors(pybind11::module_& module);  // first: the others raise
 void bind_options(pybind11::module_& module);
 void bind_backend(pybind11::module_& module);
 void bind_ddp(pybind11::module_& module);
+void bind_group_stats(pybind11::module_& module);
 void bind_elastic(pybind11::module_& module);
 void bind_ipc(pybind11::module_& module);
 void bind_process(pybind11::module_& module);

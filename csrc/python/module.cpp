@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, module) {
   torchft_ext::bind_options(module);
   torchft_ext::bind_backend(module);
   torchft_ext::bind_ddp(module);
+  torchft_ext::bind_group_stats(module);
   torchft_ext::bind_elastic(module);
   torchft_ext::bind_ipc(module);
   torchft_ext::bind_process(module);
