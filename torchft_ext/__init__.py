@@ -25,6 +25,7 @@ from torchft_ext._C import Backend, Options, Work
 from torchft_ext._gloo import backends_of, replace_gloo
 from torchft_ext._groups import adopt, backend
 from torchft_ext._make_group import make_group
+from torchft_ext._metrics import metrics
 from torchft_ext._recorder import dump
 from torchft_ext._stats import Stats
 from torchft_ext.errors import (
@@ -60,6 +61,7 @@ __all__ = [
     "backends_of",
     "dump",
     "make_group",
+    "metrics",
     "replace_gloo",
 ]
 __version__ = _build_info.VERSION

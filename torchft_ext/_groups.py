@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 from torch.distributed import distributed_c10d as c10d
 
-from torchft_ext import _C, _compiled, _ddp
+from torchft_ext import _C, _compiled, _ddp, _events
 from torchft_ext._backends import backends_of
 
 # What the generations before the last one knew, of groups and default groups of other libraries:
@@ -114,6 +114,7 @@ def follow_generation(changed: _C.Backend) -> None:
             tables[group] = {rank: rank for rank in range(changed.size())}
     _ddp.follow_generation(changed)  # of groups that torch's tables do not know, too
     _compiled.follow_generation()
+    _events.generation(changed.group_name, changed.generation, changed.rank(), changed.size())
 
 
 def _own_groups() -> list[dist.ProcessGroup]:

@@ -16,6 +16,7 @@ from torchft_ext import (
     _compiled,
     _ddp,
     _interrupts,
+    _metrics_server,
     _torch_patches,
     _torchft,
     _zero,
@@ -58,6 +59,7 @@ def _patch_torch() -> None:
 def at_exit() -> None:
     """Say goodbye and end the library's threads; does nothing when called again."""
     _interrupts.release()
+    _metrics_server.stop()
     _C._process_exit(_EXIT_WITHIN)
     _await_those_released()
 

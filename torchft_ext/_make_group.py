@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from torchft_ext import _C, _interrupts
+from torchft_ext import _C
+from torchft_ext._group_made import group_made
 from torchft_ext_autoload import ENGINES, names_of
 
 _BACKENDS = ("ft", *(name for engine in ENGINES for name in names_of(engine)))
@@ -129,7 +130,7 @@ def made_group(
     try:
         if device is not None:
             made.bound_device_id = device
-        _interrupts.watch()
+        group_made()
     except BaseException:  # Ctrl-C; a traceback may keep it
         made.abort()
         raise

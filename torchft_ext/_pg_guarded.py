@@ -47,7 +47,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from torchft_ext import _C, _interrupts
+from torchft_ext import _C
+from torchft_ext._group_made import group_made
 from torchft_ext._pg_arguments import check_place, limit_of
 from torchft_ext._pg_base import GroupWithoutBackend, in_torchfts_words
 from torchft_ext._pg_generation import Generation
@@ -196,7 +197,7 @@ class GuardedGroup(GroupWithoutBackend):
             may_resize=True,
             begin=begin_within is not None,
         )
-        _interrupts.watch()
+        group_made()
         return self._guard
 
     def _form(

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from torchft_ext import _C, _interrupts
+from torchft_ext import _C
+from torchft_ext._group_made import group_made
 from torchft_ext._pg_arguments import limit_of
 from torchft_ext._pg_base import ProcessGroup, in_torchfts_words
 from torchft_ext._pg_store import check_meeting_place, store_for_configure
@@ -71,7 +72,7 @@ class _OwnGroup(ProcessGroup):
             begin=False,
         )
         self._have_serve(made, self._devices)
-        _interrupts.watch()
+        group_made()
         return made
 
     def _have_serve(self, backend: _C.Backend, devices: tuple[str, ...]) -> None:

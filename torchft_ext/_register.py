@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
-from torchft_ext import _C, _interrupts
+from torchft_ext import _C
 from torchft_ext._backends import backends_of
+from torchft_ext._group_made import group_made
 from torchft_ext_autoload import ENGINES, gloo, replaces_gloo
 
 _CREATOR = "_new_process_group_helper"
@@ -81,7 +82,7 @@ def create(
         backend_name=backend_name,
     )
     try:
-        _interrupts.watch()
+        group_made()
         if not single or spec is None:
             _mend_default_backend(frame, spec)
             return made

@@ -1,8 +1,8 @@
-"""What `Backend.stats()` returns."""
+"""What `Backend.stats()` returns, and what metrics() reads."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class Stats(TypedDict):
@@ -44,3 +44,31 @@ class Stats(TypedDict):
     counters: dict[str, int]
     monitor: dict[str, int] | None
     engine: str
+
+
+class GroupFields(TypedDict):
+    """Of one group, for metrics(): as Stats, in seconds. Without an engine it has no counters.
+
+    Keys:
+        name: of the group.
+        generation, rank, size: of its last generation.
+        failed: that one has failed, or the last attempt at one.
+        operations: issued, by kind.
+        last_configure_seconds: of each phase of the last configure().
+    """
+
+    name: str
+    generation: int
+    rank: int
+    size: int
+    failed: bool
+    generations: int
+    failed_configures: int
+    operations: dict[str, int]
+    bytes_sent: int
+    bytes_received: int
+    failures: dict[str, int]
+    last_configure_seconds: dict[str, float]
+    counters: NotRequired[dict[str, int]]
+    monitor: NotRequired[dict[str, int] | None]
+    engine: NotRequired[str]

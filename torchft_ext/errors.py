@@ -27,6 +27,8 @@ from typing import Any
 
 from torch.distributed import DistBackendError
 
+from torchft_ext import _events
+
 __all__ = [
     "Cause",
     "CommAbortedError",
@@ -168,6 +170,7 @@ def _from_native(
     kind: str,
     message: str,
     *,
+    group: str,
     generation: int,
     rank: int,
     size: int,
@@ -182,6 +185,7 @@ def _from_native(
     how: str,
 ) -> CommError:
     """Make the error of a native failure; times are in seconds, -1 means not known."""
+    _events.failure(kind, message, group, generation, rank)
     return _CLASSES.get(kind, CommError)(
         message,
         generation=_known(generation),

@@ -15,8 +15,10 @@ from typing import Literal, cast
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchft_ext import _C, _interrupts
+from torchft_ext import _C, _events
 from torchft_ext._backends import backends_of
+from torchft_ext._group_made import group_made
+from torchft_ext._tally import tally
 from torchft_ext.elastic import _current, _tables
 from torchft_ext.elastic._errors import ElasticError, ElasticTimeoutError, NoQuorumError
 from torchft_ext.elastic._native import ViewFields
@@ -147,7 +149,7 @@ def join(
         _current.remember(job)
         if leaving.is_set():
             job.leave()
-    _interrupts.watch()
+    group_made()
     if wait:
         _await_first_view(job, timeout, until)
     return job
@@ -238,6 +240,7 @@ class Job:
         self._recovering = False
         self._over_since: float | None = None  # monotonic; of away_for()
         self._operator: Operator | None = None  # whose word is awaited where there is no quorum
+        self._steps = 0  # committed, as count_steps() was told
         self.min_size = native.min_size()  # the founding's
         self.group: dist.ProcessGroup = c10d._get_default_group()
         self.manage("default", self.group)
@@ -424,6 +427,13 @@ class Job:
         """Write a line to the log, at level INFO. It names the job."""
         self._native.log(line)
 
+    def count_steps(self, committed: int) -> None:
+        """Say how many steps the run has committed by now: for events, and for those who ask how
+        the job is. Does not block. steps() calls it.
+        """
+        self._steps = committed
+        self._native.note_steps(committed)
+
     def recover(
         self,
         timeout: timedelta | None = None,
@@ -493,6 +503,12 @@ class Job:
             finally:
                 self._native.log_view(phases)
         self._view = view
+        tally.note_view(
+            view.number, view.rank, view.size, view.old_size, sum(view.members_continuing)
+        )
+        tally.note_phases(phases)
+        seconds = {phase: took.total_seconds() for phase, took in phases.items()}
+        _events.quorum(view.member, view.rank, view.number, self._steps, view.size, seconds)
         return view
 
     def _next_view(
@@ -577,9 +593,13 @@ class Job:
         if view is None:
             raise RuntimeError("agree: expected a view: call recover() first")
         part = digest or Digest()
-        found = self._native.agree(
-            ok, note, timeout or self.timeout, part.common, part.of_shard, part.shard, last
-        )
+        began = monotonic()
+        try:
+            found = self._native.agree(
+                ok, note, timeout or self.timeout, part.common, part.of_shard, part.shard, last
+            )
+        finally:
+            tally.note_agreement(monotonic() - began)
         notes = found["notes"]
         return Answer(
             ok=found["ok"],

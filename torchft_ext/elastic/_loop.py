@@ -9,6 +9,8 @@ from time import monotonic, sleep
 
 import torch.distributed as dist
 
+from torchft_ext import _events
+from torchft_ext._tally import tally
 from torchft_ext.elastic._divergence import divergence
 from torchft_ext.elastic._errors import (
     DivergenceError,
@@ -118,12 +120,20 @@ class Loop:
             self._over = self._over or step.answer.last
         else:
             self._undo(step)
+        self._count(step.view, step.number, committed=step.committed)
         if step.committed and not self._state.dirty:
             self._failures.clear()
         self._timed_out = step.timed_out or isinstance(step.failure, CommTimeoutError)
         if self.over:
             return step.view  # nobody is taken in, or leaves alone
         return self._after(step.view, step.answer, failed=step.failure is not None)
+
+    def _count(self, view: View, number: int, *, committed: bool) -> None:
+        """Say how a try at that step ended, to those who watch."""
+        if committed:
+            self.job.count_steps(self._state.step)
+        tally.note_try(committed, self._state.step)
+        _events.commit(view.member, view.rank, view.number, number, committed)
 
     def sit_out(self, view: View) -> View | None:
         """Vote on one step of the others; the view of the next, None where this member leaves.
@@ -143,6 +153,7 @@ class Loop:
             self._state.step += 1
             self._state.dirty = True  # it has not taken part in it
             self._over = self._over or answer.last
+            self.job.count_steps(self._state.step)
         if self.over:
             return view
         return self._after(view, answer, failed=answer is None)
@@ -431,6 +442,7 @@ class Loop:
                 stacklevel=2,
             )
         view.phases["sync"] = report.elapsed
+        tally.note_sync(report.nbytes, report.elapsed)
         self.job.log(
             f"view {view.number}: step {report.step}, the state of rank "
             f"{report.source}; sync {report.elapsed.total_seconds():.3f} s: {report.tensors} "

@@ -110,6 +110,9 @@ class JobLike(Protocol):
     def log(self, line: str) -> None:
         """Write a line to the log."""
 
+    def count_steps(self, committed: int) -> None:
+        """Say how many steps the run has committed by now."""
+
 
 class Step:
     """One try at one step; a context manager that steps() yields.

@@ -129,6 +129,9 @@ class FakeJob:
     def wait_at_most(self, timeout: timedelta) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def count_steps(self, committed: int) -> None:
+        self.committed = committed
+
     def log(self, line: str) -> None:
         self.lines.append(line)
 
