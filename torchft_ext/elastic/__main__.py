@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 _COMMANDS = {
     "run": "a training script as a worker of a job",
+    "status": "how a job is",
     "overrule": "an operator's word, after the loss of a quorum",
 }
 
