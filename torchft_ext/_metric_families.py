@@ -46,6 +46,12 @@ FAMILIES = (
         "How long each phase of the last configure() took.",
         (*_GROUP, "phase"),
     ),
+    Family(
+        "waited_seconds",
+        "gauge",
+        "What the generation's long waits cost, by the rank waited for; the 8 longest.",
+        (*_GROUP, "rank"),
+    ),
     # Connections and liveness: of an engine, which groups may share.
     Family("connections_accepted_total", "counter", "Connections that came in.", _GROUP),
     Family("connections_admitted_total", "counter", "Those of them that belonged here.", _GROUP),

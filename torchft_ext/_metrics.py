@@ -35,6 +35,7 @@ _MONITOR = {
     "liveness_notices_sent_total": "notices_sent",
     "liveness_notices_heard_total": "notices_heard",
 }
+_MOST_RANKS = 8  # with a series of their own: those that were waited for longest
 
 
 def metrics() -> str:
@@ -84,6 +85,9 @@ def _add_group(found: _Series, group: GroupFields) -> None:
         _add(found, "failures_total", (*labels, cause), count)
     for phase, seconds in group["last_configure_seconds"].items():
         _add(found, "configure_seconds", (*labels, phase), seconds)
+    waits = sorted(group["waited_for"].items(), key=lambda wait: -wait[1])
+    for rank, seconds in waits[:_MOST_RANKS]:
+        _add(found, "waited_seconds", (*labels, str(rank)), seconds)
     _add_counters(found, labels, _COUNTERS, group.get("counters", {}))
     _add_counters(found, labels, _MONITOR, group.get("monitor") or {})
 

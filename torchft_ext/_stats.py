@@ -68,6 +68,7 @@ class GroupFields(TypedDict):
     bytes_sent: int
     bytes_received: int
     failures: dict[str, int]
+    waited_for: dict[int, float]
     last_configure_seconds: dict[str, float]
     counters: NotRequired[dict[str, int]]
     monitor: NotRequired[dict[str, int] | None]

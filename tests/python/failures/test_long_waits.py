@@ -24,6 +24,8 @@ from rankside import (
 )
 from values import check_sum
 
+from torchft_ext import metrics
+
 LIMIT = 3.0  # seconds, of the operation whose error is looked at
 ASK_AFTER = 0.3  # seconds
 # By name: TORCHFT_EXT_SHARED_MEMORY and local_sockets. A time of its own makes a group of its own.
@@ -169,6 +171,9 @@ def test_stats_count_the_seconds_that_a_rank_was_waited_for(ranks):
         call.value()
     for rank in (0, 1):
         assert list(world.on(rank, waited_for)) == [2]
+        assert re.search(
+            r'\ntorchft_ext_waited_seconds\{.*rank="2"\} [\d.]+\n', world.on(rank, metrics)
+        )
     assert world.on(2, waited_for) == {}
 
 
