@@ -249,7 +249,7 @@ void JobInquiry::Course::open(size_t number, const SocketAddress& address) {
 }
 
 void JobInquiry::Course::onReport(size_t number, const std::string& payload) {
-  std::optional<JobReport> told = decodeReport(payload);
+  std::optional<JobReport> told = decodeJobReport(payload);
   if (!told) return onEnd(number, "it answers in words that make no sense");
   members->close(number);
   const MutexLock lock(mutex);

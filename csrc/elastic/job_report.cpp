@@ -134,7 +134,7 @@ uint32_t losable(const std::vector<std::vector<MemberId>>& sets, const View& vie
 
 }  // namespace
 
-std::string encodeReport(const JobReport& report) {
+std::string encodeJobReport(const JobReport& report) {
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(report.by));
   write(writer, report.self);
@@ -153,7 +153,7 @@ std::string encodeReport(const JobReport& report) {
   return writer.take();
 }
 
-std::optional<JobReport> decodeReport(std::string_view bytes) {
+std::optional<JobReport> decodeJobReport(std::string_view bytes) {
   ByteReader reader(bytes);
   JobReport report;
   const uint8_t by = reader.u8();

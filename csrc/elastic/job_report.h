@@ -75,8 +75,8 @@ struct JobReport {
 inline constexpr size_t kMostReported = 2048;  // members, and newcomers
 inline constexpr size_t kMostChanges = 16;
 
-std::string encodeReport(const JobReport& report);
-std::optional<JobReport> decodeReport(std::string_view bytes);
+std::string encodeJobReport(const JobReport& report);
+std::optional<JobReport> decodeJobReport(std::string_view bytes);
 
 // What an asking process proves to know, by the job's founding: the nonce is the place's name.
 MeetingKey inquiryKey(const JobKey& key);

@@ -165,7 +165,7 @@ void MemberDriver::begin(const JobFounder::Place& found) {
 void MemberDriver::openInquiries() {
   const MeetingKey key = inquiryKey(founding.key);
   inquiries = std::make_unique<MeetingServer>(loop, key);
-  inquiries->answerInquiries([this] { return encodeReport(report()); });
+  inquiries->answerInquiries([this] { return encodeJobReport(report()); });
   network->admitVisitors(meetingNonce(key.job), [this](Arrival& arrival) {
     return core && inquiries && inquiries->admit(arrival);
   });

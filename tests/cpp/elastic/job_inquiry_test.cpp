@@ -40,24 +40,24 @@ JobReport sample() {
 
 TEST(JobReport, ComesBackAsItWas) {
   const JobReport report = sample();
-  const auto decoded = decodeReport(encodeReport(report));
+  const auto decoded = decodeJobReport(encodeJobReport(report));
   ASSERT_TRUE(decoded);
   EXPECT_EQ(*decoded, report);
 }
 
 TEST(JobReport, IsRefusedWhereItIsCutShortOrLonger) {
-  const std::string bytes = encodeReport(sample());
+  const std::string bytes = encodeJobReport(sample());
   for (size_t length = 0; length < bytes.size(); ++length) {
-    EXPECT_FALSE(decodeReport(bytes.substr(0, length))) << length;
+    EXPECT_FALSE(decodeJobReport(bytes.substr(0, length))) << length;
   }
-  EXPECT_FALSE(decodeReport(bytes + "x"));
+  EXPECT_FALSE(decodeJobReport(bytes + "x"));
 }
 
 TEST(JobReport, NamesAreCutToWhatIsRead) {
   JobReport report = sample();
   report.changes[0].gone = {std::string(5000, 'x')};
   report.changes[0].joined = std::vector<std::string>(1000, "a name");
-  const auto decoded = decodeReport(encodeReport(report));
+  const auto decoded = decodeJobReport(encodeJobReport(report));
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->changes[0].gone[0].size(), 512U);
   EXPECT_EQ(decoded->changes[0].joined.size(), 64U);
