@@ -34,8 +34,9 @@ HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostGenerati
 HostCommunicator::~HostCommunicator() {
   Failure failure = aborted(*lifecycle_, "its group object was destroyed");
   failure.needs_new_group = true;
-  lifecycle_->fail(std::move(failure));
-  loop_.post([generation = std::move(generation_)] { generation->abandon(); });
+  const bool posted =
+      loop_.post([generation = std::move(generation_), failure] { generation->dropped(failure); });
+  if (!posted) lifecycle_->fail(std::move(failure));
   // A subscriber of the lifecycle may have been the last owner, and runs on the loop: the engine
   // must not end there, since its loop would go before what is still to be released on it.
   if (loop_.inLoop()) runOnCallbackThread([engine = std::move(keep_alive_)] {});

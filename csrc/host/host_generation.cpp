@@ -796,6 +796,19 @@ void HostGeneration::abandon() {
   if (const FailurePtr failure = setup_.lifecycle->failure()) onLifecycleFailed(failure);
 }
 
+// It stays alive by the task or the timer that runs this, until everything has been sent.
+void HostGeneration::dropped(const Failure& failure) {
+  abandon();
+  if (state_ == State::kOver) return;
+  if (state_ != State::kUp || !idle()) {
+    setup_.lifecycle->fail(failure);
+    return abandon();
+  }
+  if (connections_.everythingSent()) return sayGoodbye();
+  setup_.loop->runAt(Clock::now() + kLeavePoll,
+                     [self = shared_from_this(), failure] { self->dropped(failure); });
+}
+
 bool HostGeneration::tellOfFailure() {
   abandon();
   if (state_ != State::kOver) return false;

@@ -16,7 +16,8 @@
 // clang-format off
 //   the lifecycle failed  (in any thread; posted here) Every peer is sent the reason (kFailed), and
 //                         operations complete with it.
-//   leave()               Everything issued has completed and is sent; goodbyes are said.
+//   leave()               Everything issued has completed and is sent; goodbyes are said. So by
+//                         dropped() of an idle one.
 //   dissolve()            A forming attempt is given up quietly: peers wait for its successor.
 // clang-format on
 //
@@ -99,8 +100,10 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   bool tellOfFailure();
   // `then` runs once what had come from the members by now has been read.
   void whenRead(std::function<void()> then, int turns = kTurnsToRead);
-  void abandon();  // its owner goes: if the lifecycle has failed, this generation is over now
-  void close();    // over, at once; fails the lifecycle if it is not over yet
+  // Its owner has gone, without leave(). An idle generation says goodbye, as members may still
+  // exchange among themselves; one with operations under way fails with this.
+  void dropped(const Failure& failure);
+  void close();  // over, at once; fails the lifecycle if it is not over yet
   int connectionCount() const { return connections_.count(); }
   const Traffic& traffic() const { return *traffic_; }                    // any thread
   std::vector<Duration> waitedFor() const { return wait_times_->all(); }  // any thread
@@ -185,6 +188,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void becomeOver(Duration rest_after);
   void sendFinalFrame();
   void leaveWhenIdle();
+  void abandon();  // if the lifecycle has failed, this generation is over now
   void sayGoodbye();
   void haveLeft();
   bool everythingSent() const;

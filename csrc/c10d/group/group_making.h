@@ -13,7 +13,8 @@ namespace torchft_ext {
 
 c10::intrusive_ptr<FtBackend> makeBackend(const GroupSpec& spec);
 // A group that torch's tables do not know: it needs no init_process_group(). It serves every device
-// type that its engine does. The caller owns it: shutdown() says goodbye, its end does not.
+// type that its engine does. The caller owns it. Its end says goodbye if it is idle and on host
+// memory; shutdown() always does.
 ProcessGroupPtr makeGroup(const GroupSpec& spec);
 
 }  // namespace torchft_ext

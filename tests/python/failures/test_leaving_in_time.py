@@ -58,14 +58,14 @@ def test_leaving_a_frozen_peer_with_an_operation_under_way_ends_in_time(ranks, l
     assert error is not None and error.type == "CommAbortedError"
 
 
-def make_group_of_ones_own(address: str, rank: int) -> None:
+def make_group_of_ones_own(address: str, rank: int, size: int = 2) -> None:
     """One that torch.distributed has no reference to."""
     from torchft_ext import _C
 
     kept["own"] = _C._create_backend(
         connected_store(address),
         rank,
-        2,
+        size,
         timeout=seconds(OPERATION_LIMIT),
         engine="host",
         name="own",
@@ -99,6 +99,44 @@ def test_last_reference_to_a_group_goes_at_once_though_an_operation_waits_for_a_
     world.thaw(1)
     told = world.on(1, error_of_ones_own)  # it was the last one
     assert told.cause["rank"] == 0 and "its group object was destroyed" in told.text, told.text
+
+
+def sum_and_drop(rank: int) -> float:
+    """As a program does that ends right after its last collective."""
+    tensor = torch.ones(1)
+    kept["own"].allreduce([tensor]).wait()
+    if rank == 0:
+        del kept["own"]
+    return tensor.item()
+
+
+def exchange(with_rank: int) -> float:
+    tensor, given = torch.zeros(1), torch.full((1,), 7.0)
+    works = [kept["own"].recv([tensor], with_rank, 0), kept["own"].send([given], with_rank, 0)]
+    for work in works:
+        work.wait()
+    return tensor.item()
+
+
+def forget() -> None:
+    kept.clear()
+
+
+def receive_from_the_one_that_dropped_it() -> ErrorInfo | None:
+    return failure_of(kept["own"].recv([torch.zeros(1)], 0, 0).wait)
+
+
+def test_others_go_on_after_one_has_dropped_an_idle_group(ranks):
+    world, address = ranks.world(3), ranks.address()
+    for call in [world.start(rank, make_group_of_ones_own, address, rank, 3) for rank in range(3)]:
+        call.value()
+    sums = [world.start(rank, sum_and_drop, rank) for rank in range(3)]
+    assert [call.value() for call in sums] == [3.0] * 3
+    pair = [world.start(rank, exchange, 3 - rank) for rank in (1, 2)]
+    assert [call.value() for call in pair] == [7.0, 7.0]
+    error = world.on(1, receive_from_the_one_that_dropped_it)
+    assert error is not None and error.type == "PeerLeftError" and error.cause["rank"] == 0, error
+    world.run(forget)
 
 
 def test_rank_exits_in_time_though_an_operation_waits_for_a_frozen_peer(ranks):
