@@ -10,7 +10,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -40,6 +40,8 @@ _REPLACE = "TORCHFT_EXT_REPLACE_GLOO"
 # torch's functions that make backends, and that see to their recording (2.15).
 _MAKERS = ("_new_process_group_helper", "_maybe_attach_flight_recorder")
 _AS_GLOO = "ft_as_gloo"  # what it finds in place of "gloo"
+# vLLM's function that makes a group object around gloo's backend, without torch's functions.
+_BUILDER = ("vllm.distributed.utils", "init_gloo_process_group")
 
 
 def register() -> None:
@@ -47,8 +49,8 @@ def register() -> None:
     module = sys.modules.get(_TARGET)
     if module is not None and hasattr(module, "Backend"):
         _enter_names(module)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    else:
+        _when_imported(_TARGET, _enter_names)
 
 
 def _create(opts: Any, pg_options: Any, name: str, backend_name: str = "ft") -> Any:
@@ -131,6 +133,7 @@ def replace_gloo(module: ModuleType) -> None:
     config = module.BackendConfig
     config._torchft_ext_theirs = config.get_device_backend_map
     config.get_device_backend_map = _get_device_backend_map
+    _when_imported(_BUILDER[0], _replace_builder)
 
 
 def restore_gloo(module: ModuleType) -> None:
@@ -143,6 +146,27 @@ def restore_gloo(module: ModuleType) -> None:
             place.ProcessGroupGloo = theirs  # type: ignore[attr-defined]
     module.BackendConfig.get_device_backend_map = module.BackendConfig._torchft_ext_theirs
     del module.BackendConfig._torchft_ext_theirs
+
+
+def _replace_builder(builders: ModuleType) -> None:
+    """Have vLLM's function make groups whose rank and size follow the generation.
+
+    Versions: torch before 2.14; vLLM 0.33. Reason: its group object keeps the rank and size that it
+    was made with. End: with torch 2.13.
+    """
+    theirs = getattr(builders, _BUILDER[1], None)
+    if theirs is None or hasattr(theirs, "_torchft_ext"):
+        return
+
+    def build(prefix_store: Any, group_rank: int, group_size: int, timeout: Any) -> Any:
+        if not replaces_gloo(sys.modules[_TARGET]):
+            return theirs(prefix_store, group_rank, group_size, timeout)
+        from torchft_ext._register import group_in_place_of_gloo
+
+        return group_in_place_of_gloo(prefix_store, group_rank, group_size, timeout)
+
+    build._torchft_ext = True  # type: ignore[attr-defined]
+    setattr(builders, _BUILDER[1], build)
 
 
 def _places(module: ModuleType) -> list[ModuleType]:
@@ -201,8 +225,21 @@ def _enter(backend: Any, entered: str, devices: list[str], **chosen: str) -> Non
         backend._plugins.hide(entered.upper())
 
 
+def _when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Call `then` once that module has been executed; now, where it has been. Idempotent."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        then(module)
+    elif not any(isinstance(each, _Finder) and each.name == name for each in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(name, then))
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-    """Enters the names right after torch.distributed has been executed, then goes."""
+    """Calls a function right after a module has been executed, then goes."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self._then = then
 
     def find_spec(
         self,
@@ -210,27 +247,28 @@ class _Finder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _TARGET:
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self._then)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    """Runs torch's own loader, then enters the names."""
+    """Runs the module's own loader, then the function."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: importlib.abc.Loader, then: Callable[[ModuleType], None]) -> None:
         self._loader = loader
+        self._then = then
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _enter_names(module)
+        self._then(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

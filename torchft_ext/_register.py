@@ -118,15 +118,33 @@ def backend_in_place_of_gloo(
     """
     given = options if options is not None else timeout
     limit = given if isinstance(given, timedelta) else getattr(given, "_timeout", None)
+    return _in_place_of_gloo(store, rank, size, limit, may_resize=False)
+
+
+def group_in_place_of_gloo(
+    store: Store, rank: int, size: int, timeout: timedelta
+) -> dist.ProcessGroup:
+    """Make a group that torch's tables do not know; its rank and size follow the generation.
+
+    Raises:
+        CommError: the generation could not be formed.
+    """
+    made = _in_place_of_gloo(store, rank, size, timeout, may_resize=True)
+    return _C._create_group(store, made, ["cpu"])
+
+
+def _in_place_of_gloo(
+    store: Store, rank: int, size: int, timeout: timedelta | None, *, may_resize: bool
+) -> _C.Backend:
     return _C._create_backend(
         store,
         rank,
         size,
-        timeout=limit,
+        timeout=timeout,
         engine="host",
         name=f"gloo/{next(_made_in_place_of_gloo)}",
         options=None,
-        may_resize=False,
+        may_resize=may_resize,
         begin=True,
         beside=_default_backend(),
         backend_name="gloo",
