@@ -58,7 +58,8 @@ def _exchange_sync_rows(
     """Gather all rows in one operation; SGLang gathers to one rank and broadcasts, for gloo."""
     if local_row.device.type != "cpu" or not any(backends_of(group)):
         return theirs(global_flat, local_row, group)
-    dist.all_gather_into_tensor(global_flat, local_row.reshape(-1), group=group)
+    of_sglang: Any = sys.modules[_STEP]
+    of_sglang.all_gather_single(global_flat, local_row, group=group)
     return None
 
 

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import sglang_step
 import torch
 import torch.distributed as dist
 from sglang.srt.distributed import parallel_state
-from sglang.srt.managers.scheduler_components import dp_attn
 from sglang.srt.plugins import load_plugins
 
 import torchft_ext
@@ -126,6 +126,9 @@ def tell(pipes: dict[int, Connection], victim: BaseProcess, address: str) -> Non
         pipe.send((f"{address}/second", sorted(left)))
     for rank, message in gather(left, "ended").items():
         print(f"rank {rank}: same group: {message['same']}, members: {message['size']}")
+
+
+dp_attn = sglang_step.load()
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from ranks import World
 from rankside import failure_of, leave_default_group, seconds
 
 import torchft_ext
-from torchft_ext import _vllm
+from torchft_ext import _sglang, _vllm
 
 BUILDERS = "vllm.distributed.utils"
 kept: dict[str, Any] = {}
@@ -148,3 +148,61 @@ def test_plugin_does_nothing_where_gloo_is_not_replaced(monkeypatch):
     monkeypatch.setitem(sys.modules, _vllm._ENGINE, SimpleNamespace(EngineCoreSentinel=Sentinel))
     _vllm.register()
     assert dict(vars(Sentinel)) == before
+
+
+def fail_as_sglang(**options: object) -> None:
+    """As its barrier after loading does."""
+    try:
+        raise torchft_ext.PeerLostError("barrier: rank 1 (host a, pid 7): its process ended")
+    except RuntimeError:
+        raise ValueError("there are other ranks that didn't finish loading.") from None
+
+
+def test_error_of_sglang_after_loading_names_rank_and_process():
+    with pytest.raises(ValueError, match=r"finish loading\. barrier: rank 1 \(host a, pid 7\)"):
+        _sglang._dist_barrier_after_load(fail_as_sglang, tp_rank=0)
+
+
+def test_errors_of_others_after_loading_stay_as_they_are():
+    def fail(**options: object) -> None:
+        raise ValueError("another")
+
+    with pytest.raises(ValueError, match=r"^another$"):
+        _sglang._dist_barrier_after_load(fail, tp_rank=0)
+
+
+def rows_of_a_step(rank: int) -> list[int]:
+    """In one operation; SGLang's own way is not taken."""
+    make_double(_sglang._STEP, all_gather_single=dist.all_gather_into_tensor)
+    try:
+        rows = torch.empty(3, dtype=torch.int32)
+        row = torch.tensor([rank], dtype=torch.int32)
+        group = dist.new_group(backend="gloo")
+        _sglang._exchange_sync_rows(pytest.fail, rows, row, group)
+    finally:
+        del sys.modules[_sglang._STEP]
+    return rows.tolist()
+
+
+def begin_default_group(address: str, rank: int) -> None:
+    leave_default_group()
+    kept["replaced"] = torchft_ext.replace_gloo()
+    host, port = address.split("/")[0].rsplit(":", 1)
+    store = dist.PrefixStore(address, dist.TCPStore(host, int(port), is_master=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+
+
+def leave() -> None:
+    leave_default_group()
+    end()
+
+
+def test_step_of_sglang_is_one_operation(ranks):
+    made = World(ranks, ranks.borrow(3))
+    address = ranks.address()
+    calls = [made.start(rank, begin_default_group, address, rank) for rank in range(3)]
+    for call in calls:
+        call.value()
+    steps = [made.start(rank, rows_of_a_step, rank) for rank in range(3)]
+    assert [call.value() for call in steps] == [[0, 1, 2]] * 3
+    made.run_at_the_end(leave)
