@@ -38,8 +38,9 @@ void MeetingLinks::onDialled(uint64_t id, Dial::Result result) {
     end(id, proved ? why : kWrongKey);
   };
   link.socket = std::make_unique<FramedSocket>(
-      loop_, std::move(result.fd), std::vector<FrameType>{FrameType::kAnswer, FrameType::kJobReport},
-      std::move(handlers), kMostUnsent);
+      loop_, std::move(result.fd),
+      std::vector<FrameType>{FrameType::kAnswer, FrameType::kJobReport}, std::move(handlers),
+      kMostUnsent);
 }
 
 void MeetingLinks::onFrame(uint64_t id, const FrameHeader& header, const std::string& payload) {
