@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import torchft_ext_autoload
 from torchft_ext import _torch_patches
-from torchft_ext._groups import backends_of
+from torchft_ext._backends import backends_of
 from torchft_ext.errors import CommError
 
 _STEP = "sglang.srt.managers.scheduler_components.dp_attn"

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import torchft_ext_autoload
 from torchft_ext import _C, _torch_patches
-from torchft_ext._groups import backends_of
+from torchft_ext._backends import backends_of
 from torchft_ext.errors import CommError
 
 _ENGINE = "vllm.v1.fault_tolerance.engine_core_sentinel"
