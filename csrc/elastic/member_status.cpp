@@ -88,9 +88,10 @@ void MemberStatus::noteChange() {
     }
   }
   for (const Member& member : view_before_.members) {
-    if (!view_.has(member.id)) change.told.gone.push_back(nameOfLocked(member.id));
+    if (!view_.has(member.id)) change.told.gone.push_back(nameOfGone(member.id));
   }
-  std::erase_if(present_since_, [&](const auto& one) { return !view_.has(one.first); });
+  const View& now = view_;  // the lambda is analysed apart from the lock
+  std::erase_if(present_since_, [&now](const auto& one) { return !now.has(one.first); });
   changes_.push_front(std::move(change));
   if (changes_.size() > kMostChanges) changes_.pop_back();
 }
@@ -211,6 +212,12 @@ std::string MemberStatus::nameOfLocked(const MemberId& id) const {
   const std::string name = found == names_.end() ? "a newcomer" : found->second;
   const std::string trouble = troubleOf(id);
   return trouble.empty() ? name : name + " (" + trouble + ")";
+}
+
+// A member of whom nothing else is known has not promised to the view's proposer, or has left.
+std::string MemberStatus::nameOfGone(const MemberId& id) const {
+  const std::string name = nameOfLocked(id);
+  return troubleOf(id).empty() ? name + " (it left, or did not come to this view)" : name;
 }
 
 // Empty: nothing is known.

@@ -80,6 +80,7 @@ class MemberStatus {
  private:
   using Key = std::pair<uint64_t, uint64_t>;  // view, index
   std::string nameOfLocked(const MemberId& id) const REQUIRES(mutex_);
+  std::string nameOfGone(const MemberId& id) const REQUIRES(mutex_);
   std::string troubleOf(const MemberId& id) const REQUIRES(mutex_);
   void noteChange() REQUIRES(mutex_);
   std::string namesOf(const std::vector<MemberId>& ids) const REQUIRES(mutex_);

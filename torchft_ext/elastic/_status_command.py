@@ -73,7 +73,7 @@ def _look(options: argparse.Namespace) -> int:
             key=os.environ.get(_KEY, ""),
             timeout=timedelta(seconds=options.timeout),
         )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return _SILENT
     text = json.dumps(state) if options.json else "\n".join(_lines(state))

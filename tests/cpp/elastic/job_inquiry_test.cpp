@@ -140,6 +140,23 @@ TEST(JobInquiry, AMemberTellsOfTheJob) {
   EXPECT_TRUE(job.members[0]->waiting().empty());  // nobody has asked for a place
 }
 
+TEST(JobInquiry, SaysThatAMemberDidNotCome) {
+  JobOfMembers job;
+  job.found(3);
+  job.awaitViews(0);
+  const auto absent = job.members.back();
+  job.members.pop_back();
+  elastic_test::beAbsent(absent, 1);
+  job.awaitViews(1, {absent->id()});
+  JobState state;  // the store may not name the newest members yet
+  ASSERT_TRUE(waitFor([&] { return (state = ask(job)).report->view == 2; }));
+  ASSERT_EQ(state.report->changes.size(), 2U);
+  EXPECT_EQ(state.report->changes[0].size, 2U);
+  ASSERT_EQ(state.report->changes[0].gone.size(), 1U);
+  EXPECT_NE(state.report->changes[0].gone[0].find("did not come to this view"), std::string::npos);
+  EXPECT_TRUE(state.report->changes[0].joined.empty());
+}
+
 TEST(JobInquiry, SaysWhatTheStoreHolds) {
   JobOfMembers job;
   job.found(2);

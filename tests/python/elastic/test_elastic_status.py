@@ -220,6 +220,20 @@ def test_command_runs_as_a_program(ranks, rank_env):
     assert asked.stdout.startswith("not founded yet: 0 processes have come"), asked.stdout
 
 
+def test_watch_looks_again_until_it_is_interrupted(ranks, monkeypatch):
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_status_command.time, "sleep", pause)
+    asked = ask((ranks.address(), []), "--watch", "5")
+    assert asked.returncode == 0 and pauses == [5, 5]
+    assert asked.stdout.count("not founded yet") == 2
+
+
 def test_bad_arguments_are_told():
     asked = ask(("nowhere", []))
     assert asked.returncode == 1 and "expected" in asked.stderr
