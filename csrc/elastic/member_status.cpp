@@ -1,6 +1,7 @@
 #include "elastic/member_status.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <stdexcept>
 
@@ -90,8 +91,9 @@ void MemberStatus::noteChange() {
   for (const Member& member : view_before_.members) {
     if (!view_.has(member.id)) change.told.gone.push_back(nameOfGone(member.id));
   }
-  const View& now = view_;  // the lambda is analysed apart from the lock
-  std::erase_if(present_since_, [&now](const auto& one) { return !now.has(one.first); });
+  for (auto one = present_since_.begin(); one != present_since_.end();) {
+    one = view_.has(one->first) ? std::next(one) : present_since_.erase(one);
+  }
   changes_.push_front(std::move(change));
   if (changes_.size() > kMostChanges) changes_.pop_back();
 }
