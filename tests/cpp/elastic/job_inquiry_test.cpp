@@ -222,7 +222,8 @@ class InquiryPlace : public testing::Test {
     const auto founding = JobStore(job_.store->comparing("look"), "job/").founding();
     ASSERT_TRUE(founding);
     key_ = inquiryKey(founding->key);
-    for (const SocketAddress& one : decodeRecord(founding->view.members[0].record)->addresses) {
+    const auto record = decodeRecord(founding->view.members[0].record);
+    for (const SocketAddress& one : record->addresses) {
       if (!one.isLocal()) address_ = one;
     }
   }
