@@ -21,7 +21,7 @@ __all__ = ["NO_LINEAGE", "State"]
 
 NO_LINEAGE = bytes(16)
 # Some ten times what members on unlike processors were apart after 100,000 steps of AdamW and SGD;
-# docs/howto/elastic.md has the figures.
+# docs/reference/elastic.md has the figures.
 DRIFT = 5e-5
 
 

@@ -192,7 +192,7 @@ def loaded(path: Path) -> set[float]:
 
 
 def newest(folder: Path) -> Path | None:
-    """As in docs/howto/elastic.md."""
+    """As in docs/reference/elastic.md."""
     whole = [path for path in folder.iterdir() if (path / ".metadata").exists()]
     return max(whole, key=lambda path: path.name.split("-")[1:], default=None)
 
