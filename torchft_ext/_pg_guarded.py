@@ -113,6 +113,13 @@ class GuardedGroup(GroupWithoutBackend):
         self._retirement = Retirement()
         self._client = KeptClient()
 
+    def __del__(self) -> None:
+        """Tell the other members. The guard, which is idle, would only say goodbye."""
+        guard: _C.Backend | None = self.__dict__.get("_guard")  # __init__ may have raised
+        if guard is not None:
+            with suppress(RuntimeError):  # in a forked child
+                guard.abort("its group object was destroyed")
+
     # ---- what subclasses say
 
     def _backend(self, store: Store, rank: int, size: int, timeout: timedelta, attempt: int) -> Any:

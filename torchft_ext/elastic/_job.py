@@ -681,6 +681,7 @@ class Job:
             self._of_view.close()
         until = monotonic() + _LEAVE_WITHIN.total_seconds()
         if os.getpid() == self._process:
+            self._native.set_leaving()  # who is released by the next line decides without it
             self._native.shut_down_groups(_LEAVE_WITHIN / 4)
         self._native.leave(timedelta(seconds=max(until - monotonic(), 0.001)))
         _current.forget(self)

@@ -164,7 +164,7 @@ def abandon(group: Group) -> None:
 ENDS: dict[str, tuple[Callable[[Group], object], str]] = {
     "abort": (lambda group: group.abort(), "CommAbortedError"),
     "shutdown": (lambda group: group.shutdown(), "PeerLeftError"),
-    "abandon": (abandon, "CommAbortedError"),
+    "abandon": (abandon, "PeerLeftError"),  # nothing is under way there
 }
 
 

@@ -79,6 +79,7 @@ JOIN_DIFFERS = {
     "members": ("", (), "a list without members"),
     "store_rule": (False, ABSENT, 'Python: rule, "members" or "store"'),
     "rule": (ABSENT, "members", "C++: store_rule"),
+    "on_no_quorum": (ABSENT, "raise", "not there yet"),
     "wait": (ABSENT, False, "C++: recover() before rank and size are asked for"),
     "backend": (ABSENT, "ft", "C++: GroupOptions::engine of the groups that it manages"),
 }
@@ -133,6 +134,10 @@ PYTHON_ALONE = {
     "hold_groups": "of steps()",
     "hold_shard": "of steps()",
     "log": "of steps()",
+    "count_steps": "for status and events, which C++ members do not tell yet",
+    "end": "the record of the end: not there yet",
+    "has_ended": "the same",
+    "away_for": "of run()",
     "wait_at_most": "of steps()",
 }
 
