@@ -107,18 +107,12 @@ class GuardedGroup(GroupWithoutBackend):
         self._turn: Turn | None = None  # whoever is in configure()
         self._lock = threading.RLock()  # of the order of operations, and of what follows
         self._guard: _C.Backend | None = None
+        self._dropped: weakref.finalize[[_C.Backend], GuardedGroup] | None = None
         self.has_met = False  # whether it has begun to look for the other members
         self._formed: Formed | None = None
         self._forming: Formed | None = None
         self._retirement = Retirement()
         self._client = KeptClient()
-
-    def __del__(self) -> None:
-        """Tell the other members. The guard, which is idle, would only say goodbye."""
-        guard: _C.Backend | None = self.__dict__.get("_guard")  # __init__ may have raised
-        if guard is not None:
-            with suppress(RuntimeError):  # in a forked child
-                guard.abort("its group object was destroyed")
 
     # ---- what subclasses say
 
@@ -204,6 +198,8 @@ class GuardedGroup(GroupWithoutBackend):
             may_resize=True,
             begin=begin_within is not None,
         )
+        self._dropped = weakref.finalize(self, _tell_dropped, self._guard)
+        self._dropped.atexit = False  # then all groups say goodbye
         group_made()
         return self._guard
 
@@ -437,6 +433,8 @@ class GuardedGroup(GroupWithoutBackend):
                 self._guard.shutdown()
         finally:
             self._guard = None
+            if self._dropped is not None:
+                self._dropped.detach()
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout = limit_of("set_timeout", timeout)
@@ -444,6 +442,12 @@ class GuardedGroup(GroupWithoutBackend):
         for group in formed.backends if formed is not None else []:
             with suppress(RuntimeError, AttributeError):  # a backend without timeouts
                 group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
+
+
+def _tell_dropped(guard: _C.Backend) -> None:
+    """The group is gone, without shutdown(). Its guard, which is idle, would only say goodbye."""
+    with suppress(RuntimeError):  # in a forked child
+        guard.abort("its group object was destroyed")
 
 
 def backend_place(store_addr: str, attempt: int) -> str:
