@@ -42,7 +42,7 @@ breathe_show_include = False
 suppress_warnings = ["duplicate_declaration.cpp"]
 # Names of Python and torch in signatures and docstrings: their sites are not asked.
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|datetime|typing|collections|contextlib)\..*"),
+    ("py:.*", r"(torch|datetime|typing|collections|contextlib|os|signal)\..*"),
     ("py:.*", r"(timedelta|Callable|Tensor|MemPool|ErrorType|DistBackendError|TypedDict)"),
     ("py:.*", r"(ValueError|TypeError|RuntimeError|NotImplementedError|None)"),
     ("py:.*", r"_?(Backend\.Options|Future|Backend|Work)|_[ST]"),

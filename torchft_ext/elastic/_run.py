@@ -65,6 +65,8 @@ def run(
 ) -> Exit:
     """Join a job and train in it, as often as it takes, until the job is over.
 
+    For example::
+
         def train(job):
             model = DDP(Net())
             ...
@@ -91,9 +93,9 @@ def run(
         options: those of join().
 
     Returns:
-        Exit.OVER (0): the job is over, also where this process came too late or was a spare that
-        was not needed. Exit.LEFT (75): it was told to leave before. With `supervise` the parent
-        does not return: it ends with the exit code of its last child.
+        `Exit.OVER`, which is 0, where the job is over, also where this process came too late or was
+        a spare that was not needed; `Exit.LEFT`, which is 75, where it was told to leave before.
+        With `supervise` the parent does not return. It ends with the exit code of its last child.
 
     Raises:
         NoQuorumError, StateLostError, DivergenceError, NoProgressError, RepeatedError: the job
