@@ -10,6 +10,8 @@
 namespace torchft_ext {
 namespace {
 
+// A member that reads takes them in microseconds.
+constexpr Duration kDroppedSendsWithin = std::chrono::seconds(1);
 constexpr Duration kLookForArrival = std::chrono::microseconds(100);
 
 Failure aborted(const Lifecycle& lifecycle, const char* how) {
@@ -34,8 +36,9 @@ HostCommunicator::HostCommunicator(EventLoop& loop, std::shared_ptr<HostGenerati
 HostCommunicator::~HostCommunicator() {
   Failure failure = aborted(*lifecycle_, "its group object was destroyed");
   failure.needs_new_group = true;
-  const bool posted =
-      loop_.post([generation = std::move(generation_), failure] { generation->dropped(failure); });
+  const bool posted = loop_.post([generation = std::move(generation_), failure] {
+    generation->dropped(failure, Deadline::after(kDroppedSendsWithin));
+  });
   if (!posted) lifecycle_->fail(std::move(failure));
   // A subscriber of the lifecycle may have been the last owner, and runs on the loop: the engine
   // must not end there, since its loop would go before what is still to be released on it.

@@ -797,16 +797,17 @@ void HostGeneration::abandon() {
 }
 
 // It stays alive by the task or the timer that runs this, until everything has been sent.
-void HostGeneration::dropped(const Failure& failure) {
+void HostGeneration::dropped(const Failure& failure, Deadline send_by) {
   abandon();
   if (state_ == State::kOver) return;
-  if (state_ != State::kUp || !idle()) {
+  if (state_ != State::kUp || !idle() || send_by.expired()) {
     setup_.lifecycle->fail(failure);
     return abandon();
   }
   if (connections_.everythingSent()) return sayGoodbye();
-  setup_.loop->runAt(Clock::now() + kLeavePoll,
-                     [self = shared_from_this(), failure] { self->dropped(failure); });
+  setup_.loop->runAt(Clock::now() + kLeavePoll, [self = shared_from_this(), failure, send_by] {
+    self->dropped(failure, send_by);
+  });
 }
 
 bool HostGeneration::tellOfFailure() {

@@ -101,8 +101,9 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   // `then` runs once what had come from the members by now has been read.
   void whenRead(std::function<void()> then, int turns = kTurnsToRead);
   // Its owner has gone, without leave(). An idle generation says goodbye, as members may still
-  // exchange among themselves; one with operations under way fails with this.
-  void dropped(const Failure& failure);
+  // exchange among themselves. One with operations under way fails with this, and so does one whose
+  // last bytes a member has not taken by `send_by`.
+  void dropped(const Failure& failure, Deadline send_by);
   void close();  // over, at once; fails the lifecycle if it is not over yet
   int connectionCount() const { return connections_.count(); }
   const Traffic& traffic() const { return *traffic_; }                    // any thread
