@@ -1,6 +1,6 @@
-// What a group's recorder (comm/operation_recorder.h) costs each operation: its issue, start and
-// end are entered, from one thread or from two at a time. Beside it an operation's state on its
-// own, with the recorder and without. With Google Benchmark:
+// Measures the time that the recorder (comm/operation_recorder.h) adds to each operation: it enters
+// issue, start and end, from one thread or from two at a time. Measures also an operation's state
+// alone, with the recorder and without. With Google Benchmark:
 //   recorder_bench --benchmark_format=json
 #include <benchmark/benchmark.h>
 

@@ -24,8 +24,8 @@ inline constexpr int kMostFailureDumps = 20;
 // dumpEverything() has it from now on. Holds no recorder alive. Any thread.
 void rememberRecorder(const std::shared_ptr<OperationRecorder>& recorder);
 
-// What the variable says; empty: nothing is written. Not beside a thread that changes the
-// environment.
+// The value of the environment variable. Empty: no dumps are written. No other thread may change
+// the environment meanwhile.
 std::string failureDumpPrefix();
 
 // Has a callback thread write the dumps of a generation that has failed, if there is a prefix. Any

@@ -1,5 +1,5 @@
-// What this rank has issued in a generation, for members that wait for it: its last operation, and
-// the last kKept of those collectives that have a place in the order of all ranks.
+// The operations that this rank has issued in a generation, for ranks that wait for it: the last
+// one, and the last kKept collectives that all ranks issue in one order.
 //
 // Owner: the generation's lifecycle. Threads: note() one at a time, in the order of issue; the rest
 // any, at the same time. It never blocks, takes no lock and allocates nothing: each operation that

@@ -163,7 +163,7 @@ class Document {
   }
 
   void course(const OperationRecord& record, const GenerationRecord& generation) {
-    // What a generation leaves undone when it fails has failed, whether that is entered yet or not.
+    // An operation that was not complete when its generation failed has failed with it.
     const bool undone = record.state == State::kScheduled || record.state == State::kStarted;
     field("state", toString(undone && generation.failure ? State::kFailed : record.state));
     field("time_created_ns", clock_.at(record.issued));

@@ -1,5 +1,5 @@
-// What a dump says: the operations of some generations, under the keys that torch's analyser reads
-// (torch.distributed.flight_recorder), and beside them what torchft_ext.analyze reads.
+// The contents of a dump: the operations of some generations under the keys that torch's analyser
+// reads (torch.distributed.flight_recorder), and further keys for torchft_ext.analyze.
 #pragma once
 
 #include <string>

@@ -54,7 +54,7 @@ std::string inMilliseconds(Duration limit) {
          " ms";
 }
 
-// What those that were asked have issued last, as the end of the sentence that names them.
+// The last operations of the missing ranks, as far as they answered: the end of an error.
 std::string whatTheyDo(const States& states, const std::vector<size_t>& missing) {
   std::string text;
   size_t told = 0;
