@@ -122,7 +122,8 @@ def close_during_the_pause() -> float:
     began = monotonic()
     jobs[0].close()
     waiting.join()
-    assert failures[0].type == "ElasticError", failures
+    # It is closed; or it was alone in a view that is decided without it meanwhile.
+    assert failures[0].type in ("ElasticError", "LeftOutError"), failures
     return monotonic() - began
 
 

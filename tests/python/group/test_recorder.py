@@ -255,8 +255,10 @@ def test_the_analysis_names_a_rank_that_issued_one_fewer(dumping: Dumping) -> No
 
 def test_the_analysis_names_a_rank_that_issued_another_operation(dumping: Dumping) -> None:
     world = dumping.world(3)
-    calls = [world.start(rank, sums_that_fail, 2) for rank in (0, 2)]
-    calls.append(world.start(1, broadcast_that_fails, 1))
+    world.run(sums, 1)
+    # Both have issued before the failure comes.
+    calls = [world.start_blocked(rank, sums_that_fail, 1) for rank in (0, 2)]
+    calls.append(world.start(1, broadcast_that_fails, 0))
     values_of(calls)
     line = dumping.sentence(3)
     assert f"pid {world.workers[1].pid}) issued broadcast (collective 2) of 5 " in line
