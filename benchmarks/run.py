@@ -37,6 +37,7 @@ BENCHMARKS = {
     ),
     "agree": Benchmark(("--world=2",)),
     "sync": Benchmark(("--newcomers=1", "--size=8M", "--count=3")),
+    "divergence": Benchmark(("--steps=3",)),
     "import_cost": Benchmark(("--processes=1",)),
     "idle": Benchmark(),
     "backend_call": Benchmark(),
