@@ -166,14 +166,22 @@ class Comparison:
 
     def _encode(self, path: str, value: object) -> bytes:
         known = self._encoded.get(path)
-        if known is not None and known[0] is value and type(value) in _CONSTANTS:
+        if known is not None and known[0] is value:
             return known[1]
         try:
             data = encode(value, path).data
         except (TypeError, ValueError):  # Refusal says so
             data = b""
-        self._encoded[path] = value, data
+        if _is_constant(value):
+            self._encoded[path] = value, data
         return data
+
+
+def _is_constant(value: object) -> bool:
+    """The object encodes to the same bytes for ever."""
+    if type(value) is tuple:
+        return all(type(one) in _CONSTANTS for one in value)
+    return type(value) in _CONSTANTS
 
 
 def _tensors_of(state: State, *, parameters: bool) -> dict[str, torch.Tensor]:
