@@ -25,11 +25,13 @@ uint64_t placeOf(const std::string& group, int64_t generation) {
   return hash;
 }
 
-CallbackPath CallbackPath::ofCollective(uint64_t place, uint64_t index, const std::string& text) {
+CallbackPath CallbackPath::ofCollective(uint64_t place, uint64_t index, const char* what,
+                                        int64_t seq) {
   CallbackPath path;
   path.place_ = place;
   path.across_ = place;
-  path.root_ = std::make_shared<const std::string>(text);
+  path.what_ = what;
+  path.seq_ = seq;
   return path.extended(kCollective, index);
 }
 
@@ -49,6 +51,10 @@ CallbackPath CallbackPath::collective(uint64_t place, uint64_t ordinal) const {
   path.across_ = mixed(path.across_, place);
   path.one_place_ = one_place_ && place == place_;
   return path;
+}
+
+std::string CallbackPath::root() const {
+  return std::string(what_) + " #" + std::to_string(seq_);
 }
 
 uint64_t CallbackPath::nameIn(uint64_t place) const {

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -20,15 +19,15 @@ uint64_t placeOf(const std::string& group, int64_t generation);
 
 class CallbackPath {
  public:
-  // Collective number `index` of the threads' order. text: for errors: "allreduce #3".
-  static CallbackPath ofCollective(uint64_t place, uint64_t index, const std::string& text);
+  // Collective number `index` of the threads' order. what, seq: for errors: "allreduce #3".
+  static CallbackPath ofCollective(uint64_t place, uint64_t index, const char* what, int64_t seq);
   CallbackPath callback(uint64_t index) const;  // number `index` of those that its future was given
   CallbackPath collective(uint64_t place, uint64_t ordinal) const;  // that this callback issues
 
   // The name among the operations of that place. The group's own name is no part of it where all of
   // the path lies in one group.
   uint64_t nameIn(uint64_t place) const;
-  const std::string& root() const { return *root_; }
+  std::string root() const;  // "allreduce #3"
 
  private:
   CallbackPath extended(uint64_t what, uint64_t number) const;
@@ -37,7 +36,8 @@ class CallbackPath {
   uint64_t across_ = 0;    // with the groups' names
   uint64_t place_ = 0;     // of the first operation
   bool one_place_ = true;  // and of all others
-  std::shared_ptr<const std::string> root_;
+  const char* what_ = "";  // of static storage
+  int64_t seq_ = 0;
 };
 
 // "allreduce issued in a callback of broadcast #3"

@@ -220,44 +220,46 @@ FailurePtr Group::whyNoGeneration() const {
 
 // Judged once for all of them: a batch that straddles two generations, or the end of one, is
 // refused as a whole, since the half of it would leave other ranks waiting.
-Group::Entry Group::enterLocked(std::vector<Operation>& operations) {
-  Entry entry;
-  entry.communicator = shut_down_ ? nullptr : current_.communicator;
-  const bool attempt_failed = !entry.communicator && failure_ && !shut_down_ && !configuring_;
-  // Ranks in a failure are those of the generation, or of the attempt, that failed.
-  const GenerationIdentity whose =
-      attempt_failed
-          ? GenerationIdentity{name_, failure_->generation, failure_->rank, failure_->size, in_job_}
-          : GenerationIdentity{name_, generation_, rank_, size_, in_job_};
-  auto lifecycle = entry.communicator ? current_.lifecycle : std::make_shared<Lifecycle>(whose);
+std::shared_ptr<Communicator> Group::enterLocked(std::span<Operation> operations, States states) {
+  auto communicator = shut_down_ ? nullptr : current_.communicator;
+  const bool attempt_failed = !communicator && failure_ && !shut_down_ && !configuring_;
+  const auto lifecycle = communicator ? current_.lifecycle : noLifecycleLocked(attempt_failed);
   const bool laid_out_for_another = std::any_of(
       operations.begin(), operations.end(), [generation = generation_](const Operation& each) {
         return each.generation >= 0 && each.generation != generation;
       });
   FailurePtr refusal;
-  if (!entry.communicator) {
+  if (!communicator) {
     refusal = attempt_failed ? failure_ : whyNoGeneration();
   } else if (laid_out_for_another) {
     refusal = whyNoGeneration();
   } else {
     refusal = lifecycle->failure();
   }
-  if (refusal) entry.communicator = nullptr;
-  for (Operation& operation : operations) {
+  for (size_t i = 0; i < operations.size(); ++i) {
+    Operation& operation = operations[i];
     ++stats_.operations_by_kind[static_cast<size_t>(operation.kind)];
     if (operation.timeout <= Duration::zero()) operation.timeout = timeout_;
     // One for another generation takes no place in this one's order, which is the same on all
     // ranks.
-    entry.states.push_back(laid_out_for_another
-                               ? std::make_shared<OpState>(lifecycle, operation.kind,
-                                                           OpState::kNoSeq, operation.timeout)
-                               : current_.numbering.stateOf(operation, lifecycle));
+    states[i] = laid_out_for_another ? std::make_shared<OpState>(lifecycle, operation.kind,
+                                                                 OpState::kNoSeq, operation.timeout)
+                                     : current_.numbering.stateOf(operation, lifecycle);
     if (refusal)
-      entry.states.back()->complete(refusal);
+      states[i]->complete(refusal);
     else
-      record(operation, *entry.states.back());
+      record(operation, *states[i]);
   }
-  return entry;
+  return refusal ? nullptr : communicator;
+}
+
+// Of operations without a communicator. Ranks in a failure are those of the generation, or of the
+// attempt, that failed.
+std::shared_ptr<Lifecycle> Group::noLifecycleLocked(bool attempt_failed) const {
+  if (attempt_failed)
+    return std::make_shared<Lifecycle>(
+        GenerationIdentity{name_, failure_->generation, failure_->rank, failure_->size, in_job_});
+  return std::make_shared<Lifecycle>(GenerationIdentity{name_, generation_, rank_, size_, in_job_});
 }
 
 // A watch for leavers is no operation of the program's.
@@ -269,16 +271,17 @@ void Group::record(const Operation& operation, OpState& state) const {
 }
 
 std::optional<IssueOrders::Turn> Group::awaitTurn(
-    const std::vector<Operation>& operations, IssueOrders& orders,
+    std::span<const Operation> operations, IssueOrders& orders,
     const std::shared_ptr<Lifecycle>& lifecycle) const {
   const auto on_device = [](const Operation& each) { return each.device != nullptr; };
   const bool host = !std::all_of(operations.begin(), operations.end(), on_device);
   const bool device = std::any_of(operations.begin(), operations.end(), on_device);
+  if (auto turn = orders.tryEnter(host, device)) return turn;
   return orders.enter(host, device, deadlineOf(operations),
                       [&] { return lifecycle && lifecycle->over(); });
 }
 
-Deadline Group::deadlineOf(const std::vector<Operation>& operations) const {
+Deadline Group::deadlineOf(std::span<const Operation> operations) const {
   const Duration usual = timeout();
   Deadline first = Deadline::never();
   for (const Operation& each : operations)
@@ -287,12 +290,18 @@ Deadline Group::deadlineOf(const std::vector<Operation>& operations) const {
 }
 
 std::shared_ptr<OpState> Group::issue(Operation operation) {
-  std::vector<Operation> one;
-  one.push_back(std::move(operation));
-  return issueTogether(std::move(one)).front();
+  std::shared_ptr<OpState> state;
+  issueAll({&operation, 1}, {&state, 1});
+  return state;
 }
 
 std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation> operations) {
+  std::vector<std::shared_ptr<OpState>> states(operations.size());
+  issueAll(operations, states);
+  return states;
+}
+
+void Group::issueAll(std::span<Operation> operations, States states) {
   while (true) {
     std::shared_ptr<IssueOrders> orders;
     std::shared_ptr<Lifecycle> lifecycle;
@@ -307,25 +316,22 @@ std::vector<std::shared_ptr<OpState>> Group::issueTogether(std::vector<Operation
           FailureKind::kTimeout,
           "an operation was not issued within its limit: another thread's of this group, which "
           "waits for other ranks, was before it"));
-    Entry entry;
+    std::shared_ptr<Communicator> communicator;
     {
       MutexLock lock(mutex_);
       if (orders != current_.orders) continue;  // another generation began meanwhile
-      entry = enterLocked(operations);
+      communicator = enterLocked(operations, states);
     }
-    if (!entry.communicator) return std::move(entry.states);
-    for (const auto& state : entry.states) watchdog_->watch(state);
-    if (operations.size() == 1) {
-      entry.communicator->issue(entry.states.front(), std::move(operations.front()));
-      return std::move(entry.states);
-    }
+    if (!communicator) return;
+    for (const auto& state : states) watchdog_->watch(state);
+    if (operations.size() == 1)
+      return communicator->issue(states.front(), std::move(operations.front()));
     std::vector<Communicator::Issue> issues;
     issues.reserve(operations.size());
     for (size_t i = 0; i < operations.size(); ++i) {
-      issues.push_back({entry.states[i], std::move(operations[i])});
+      issues.push_back({states[i], std::move(operations[i])});
     }
-    entry.communicator->issueTogether(std::move(issues));
-    return std::move(entry.states);
+    return communicator->issueTogether(std::move(issues));
   }
 }
 

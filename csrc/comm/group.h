@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -193,19 +194,19 @@ class Group {
   bool drain(Communicator& communicator, Deadline deadline);
   FailurePtr whyNoGeneration() const REQUIRES(mutex_);
   FailurePtr adviseLocked(FailurePtr failure) const REQUIRES(mutex_);
-  // The states of operations about to be issued as one, already complete where no generation takes
-  // them, and the communicator that does take them.
-  struct Entry {
-    std::vector<std::shared_ptr<OpState>> states;
-    std::shared_ptr<Communicator> communicator;  // null: none takes them
-  };
-  Entry enterLocked(std::vector<Operation>& operations) REQUIRES(mutex_);
+  // Operations about to be issued as one, and a state for each: made here.
+  using States = std::span<std::shared_ptr<OpState>>;
+  void issueAll(std::span<Operation> operations, States states);
+  // Returns the communicator that takes them. Null: none does, and the states are complete.
+  std::shared_ptr<Communicator> enterLocked(std::span<Operation> operations, States states)
+      REQUIRES(mutex_);
+  std::shared_ptr<Lifecycle> noLifecycleLocked(bool attempt_failed) const REQUIRES(mutex_);
   void record(const Operation& operation, OpState& state) const;
   // Empty: not by the deadline, or the generation is over.
-  std::optional<IssueOrders::Turn> awaitTurn(const std::vector<Operation>& operations,
+  std::optional<IssueOrders::Turn> awaitTurn(std::span<const Operation> operations,
                                              IssueOrders& orders,
                                              const std::shared_ptr<Lifecycle>& lifecycle) const;
-  Deadline deadlineOf(const std::vector<Operation>& operations) const;
+  Deadline deadlineOf(std::span<const Operation> operations) const;
 
   const std::string name_;
   const std::shared_ptr<Watchdog> watchdog_;

@@ -25,9 +25,12 @@ class IssueOrder {
   // deadline, or given up (asked now and then; may be empty). Throws std::runtime_error where this
   // thread is at it already.
   bool enter(Deadline deadline, const std::function<bool()>& givenUp = nullptr);
+  bool tryEnter();  // does not block, nor look at the clock
   void leave();
 
  private:
+  bool tryEnterLocked() REQUIRES(mutex_);
+
   Mutex mutex_;
   CondVar changed_;
   std::optional<std::thread::id> owner_ GUARDED_BY(mutex_);
@@ -45,7 +48,8 @@ class IssueOrders {
     std::unique_ptr<IssueOrder, Leave> host_, device_;
   };
 
-  // As IssueOrder::enter(). nullopt: where that is false.
+  // As those of IssueOrder. nullopt: where these are false.
+  std::optional<Turn> tryEnter(bool host, bool device);
   std::optional<Turn> enter(bool host, bool device, Deadline deadline,
                             const std::function<bool()>& givenUp);
 

@@ -35,8 +35,7 @@ std::shared_ptr<OpState> OperationNumbering::stateOf(Operation& operation,
   const int64_t seq = next_seq_++;
   const uint64_t order = can_be_named ? collectives_ : IssueLog::kNoPlace;
   if (can_be_named)
-    path = CallbackPath::ofCollective(
-        place, collectives_++, std::string(toString(operation.kind)) + " #" + std::to_string(seq));
+    path = CallbackPath::ofCollective(place, collectives_++, toString(operation.kind), seq);
   auto state = std::make_shared<OpState>(lifecycle, operation.kind, seq, operation.timeout, path);
   state->setPlace(order);
   noteIssued(operation, *state);

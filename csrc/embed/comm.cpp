@@ -31,8 +31,10 @@ constexpr int kAnySource = -1;
   throw std::invalid_argument(std::string(op) + ": " + what);
 }
 
-void require(bool good, const char* op, const std::string& what) {
-  if (!good) refuse(op, what);
+// The text is made only where something is refused: every operation comes by here.
+template <typename Text>
+void require(bool good, const char* op, const Text& text) {
+  if (!good) refuse(op, text());
 }
 
 std::string found(int64_t number) {
@@ -46,7 +48,7 @@ std::string found(int64_t number) {
 DType dtypeOf(const char* op, DataType type) {
   const auto number = static_cast<uint8_t>(type);
   require(number <= static_cast<uint8_t>(DataType::kBool), op,
-          "type: expected a DataType" + found(number));
+          [&] { return "type: expected a DataType" + found(number); });
   return static_cast<DType>(number);
 }
 
@@ -60,18 +62,20 @@ ReduceKind reductionOf(const char* op, DataType type, Reduction reduction) {
   const auto kind = static_cast<ReduceKind>(reduction);
   const auto number = static_cast<int>(reduction);
   require(number <= static_cast<int>(Reduction::kBitXor) && kind != ReduceKind::kPreMulSum, op,
-          "reduction: expected a Reduction" + found(number));
+          [&] { return "reduction: expected a Reduction" + found(number); });
   const bool bitwise = number >= static_cast<int>(Reduction::kBitAnd);
-  require(!bitwise || type >= DataType::kInt8, op,
-          "reduction: expected integers or bool for a bitwise one, found " +
-              std::string(toString(dtypeOf(op, type))));
+  require(!bitwise || type >= DataType::kInt8, op, [&] {
+    return "reduction: expected integers or bool for a bitwise one, found " +
+           std::string(toString(dtypeOf(op, type)));
+  });
   require(reduction != Reduction::kAvg || type != DataType::kBool, op,
-          "reduction: expected another one than kAvg for bool");
+          [&] { return std::string("reduction: expected another one than kAvg for bool"); });
   return kind;
 }
 
 Buffer bufferOf(const char* op, const char* name, const void* data, size_t bytes) {
-  require(data != nullptr || bytes == 0, op, std::string(name) + ": expected memory, found null");
+  require(data != nullptr || bytes == 0, op,
+          [&] { return std::string(name) + ": expected memory, found null"; });
   // Operation has no const; what only is an input is not written.
   return {static_cast<uint8_t*>(const_cast<void*>(data)), bytes};
 }
@@ -90,7 +94,7 @@ std::vector<Buffer> cutInto(Buffer whole, int parts) {
 size_t bytesOf(const char* op, size_t count, DataType type, int times = 1) {
   const size_t item = itemSize(dtypeOf(op, type)) * static_cast<size_t>(times);
   require(count <= SIZE_MAX / 2 / item, op,
-          "count: expected less" + found(static_cast<int64_t>(count)));
+          [&] { return "count: expected less" + found(static_cast<int64_t>(count)); });
   return count * item;
 }
 
@@ -101,8 +105,9 @@ std::vector<Buffer> partsOf(const char* op, const char* name, const void* data, 
 }
 
 void requireRank(const char* op, const char* name, int rank, int size) {
-  require(rank >= 0 && rank < size, op,
-          std::string(name) + ": expected 0 to " + std::to_string(size - 1) + found(rank));
+  require(rank >= 0 && rank < size, op, [&] {
+    return std::string(name) + ": expected 0 to " + std::to_string(size - 1) + found(rank);
+  });
 }
 
 Operation rooted(const char* op, OpKind kind, DataType type, int root, int size) {
@@ -118,10 +123,11 @@ SocketAddress addressOf(const std::string& interface) {
   const std::string wanted = interface.empty() ? "127.0.0.1" : interface;
   if (const auto numeric = SocketAddress::fromNumeric(wanted, 0)) return *numeric;
   const auto named = addressOfInterface(wanted);
-  require(named.has_value(), "Comm",
-          "interface: expected a numeric address, or an interface that is up and has an address, "
-          "found '" +
-              wanted + "'");
+  require(named.has_value(), "Comm", [&] {
+    return "interface: expected a numeric address, or an interface that is up and has an address, "
+           "found '" +
+           wanted + "'";
+  });
   return *named;
 }
 
@@ -133,17 +139,18 @@ HostEngineOptions engineOptions(const CommOptions& options) {
     refuse("Comm", "port_range" + *problem);
   engine.ports = std::get<PortRange>(ports);
   const std::string problem = heartbeatProblem(options.heartbeat);
-  require(problem.empty(), "Comm", "heartbeat" + problem);
+  require(problem.empty(), "Comm", [&] { return "heartbeat" + problem; });
   engine.heartbeat_limit = options.heartbeat;
   engine.local_sockets = options.local_sockets;
   return engine;
 }
 
 std::shared_ptr<Engine> engineFor(const CommOptions& options) {
-  require(options.timeout.count() > 0, "Comm",
-          "timeout: expected a positive time" + found(options.timeout.count()) + " ms");
+  require(options.timeout.count() > 0, "Comm", [&] {
+    return "timeout: expected a positive time" + found(options.timeout.count()) + " ms";
+  });
   const std::string problem = askAfterProblem(options.ask_after);
-  require(problem.empty(), "Comm", "ask_after" + problem);
+  require(problem.empty(), "Comm", [&] { return "ask_after" + problem; });
   auto made = hostEngine(engineOptions(options));
   if (const auto* failure = std::get_if<Failure>(&made)) {
     throwFor(std::make_shared<const Failure>(*failure));
@@ -178,6 +185,7 @@ void Request::wait() const {
 FailurePtr Request::tryWait() const {
   if (!state_) return nullptr;
   OpState& op = *state_->op;
+  if (op.done()) return op.failure();
   // The watchdog fails it at its deadline; what is left is that the engine leaves the memory.
   const Deadline until = op.deadline().isNever()
                              ? Deadline::never()
@@ -237,8 +245,9 @@ struct Comm::Impl {
   }
 
   Request issue(Operation operation, const Place& here, Milliseconds timeout) const {
-    require(timeout.count() >= 0, toString(operation.kind),
-            "timeout: expected zero (the options') or more" + found(timeout.count()) + " ms");
+    require(timeout.count() >= 0, toString(operation.kind), [&] {
+      return "timeout: expected zero (the options') or more" + found(timeout.count()) + " ms";
+    });
     operation.generation = here.generation;
     operation.timeout = timeout;
     auto state = std::make_shared<Request::State>();
@@ -272,14 +281,18 @@ FailurePtr Comm::tryConfigure(const std::shared_ptr<Store>& store, const std::st
                               int rank, int size, Milliseconds timeout) {
   constexpr const char* kOp = "configure";
   impl_->requireOwnProcess();
-  require(store != nullptr, kOp, "store: expected a store, found null");
-  require(!prefix.empty(), kOp, "prefix: expected one of its own for each generation, found none");
+  require(store != nullptr, kOp,
+          [&] { return std::string("store: expected a store, found null"); });
+  require(!prefix.empty(), kOp, [&] {
+    return std::string("prefix: expected one of its own for each generation, found none");
+  });
   require(size >= 1 && size <= kMostRanks, kOp,
-          "size: expected 1 to " + std::to_string(kMostRanks) + found(size));
+          [&] { return "size: expected 1 to " + std::to_string(kMostRanks) + found(size); });
   require(rank >= 0 && rank < size, kOp,
-          "rank: expected 0 to " + std::to_string(size - 1) + found(rank));
-  require(timeout.count() >= 0, kOp,
-          "timeout: expected zero (the options') or more" + found(timeout.count()) + " ms");
+          [&] { return "rank: expected 0 to " + std::to_string(size - 1) + found(rank); });
+  require(timeout.count() >= 0, kOp, [&] {
+    return "timeout: expected zero (the options') or more" + found(timeout.count()) + " ms";
+  });
   std::optional<Duration> limit;
   if (timeout.count() > 0) limit = timeout;
   return impl_->group->configure(storeThreadOf(store), prefix, rank, size, limit);
@@ -293,7 +306,7 @@ void Comm::abort(const std::string& why) {
 bool Comm::shutdown(Milliseconds timeout) {
   impl_->requireOwnProcess();
   require(timeout.count() >= 0, "shutdown",
-          "timeout: expected zero or more" + found(timeout.count()) + " ms");
+          [&] { return "timeout: expected zero or more" + found(timeout.count()) + " ms"; });
   return impl_->group->shutdown(Deadline::after(timeout));
 }
 
@@ -308,8 +321,9 @@ void Comm::check(Milliseconds timeout) {
 
 FailurePtr Comm::tryCheck(Milliseconds timeout) {
   impl_->requireOwnProcess();
-  require(timeout.count() >= 0, "check",
-          "timeout: expected zero (the options') or more" + found(timeout.count()) + " ms");
+  require(timeout.count() >= 0, "check", [&] {
+    return "timeout: expected zero (the options') or more" + found(timeout.count()) + " ms";
+  });
   const Duration limit = timeout.count() > 0 ? Duration(timeout) : impl_->group->timeout();
   return impl_->group->check(Deadline::after(limit));
 }
@@ -328,7 +342,7 @@ int64_t Comm::generation() const {
 
 void Comm::setTimeout(Milliseconds timeout) {
   require(timeout.count() > 0, "setTimeout",
-          "timeout: expected a positive time" + found(timeout.count()) + " ms");
+          [&] { return "timeout: expected a positive time" + found(timeout.count()) + " ms"; });
   impl_->requireOwnProcess();
   impl_->group->setTimeout(timeout);
 }
@@ -440,8 +454,9 @@ Request Comm::send(const void* data, size_t count, DataType type, int destinatio
   constexpr const char* kOp = "send";
   const Impl::Place here = impl_->place();
   requireRank(kOp, "destination", destination, here.size);
-  require(destination != here.rank, kOp, "destination: expected another rank than this one");
-  require(tag >= 0, kOp, "tag: expected 0 or more" + found(tag));
+  require(destination != here.rank, kOp,
+          [&] { return std::string("destination: expected another rank than this one"); });
+  require(tag >= 0, kOp, [&] { return "tag: expected 0 or more" + found(tag); });
   Operation operation;
   operation.kind = OpKind::kSend;
   operation.dtype = dtypeOf(kOp, type);
@@ -456,8 +471,9 @@ Request Comm::recv(void* data, size_t count, DataType type, int source, int tag,
   constexpr const char* kOp = "recv";
   const Impl::Place here = impl_->place();
   if (source != kAnySource) requireRank(kOp, "source", source, here.size);
-  require(source != here.rank, kOp, "source: expected another rank than this one");
-  require(tag >= 0, kOp, "tag: expected 0 or more" + found(tag));
+  require(source != here.rank, kOp,
+          [&] { return std::string("source: expected another rank than this one"); });
+  require(tag >= 0, kOp, [&] { return "tag: expected 0 or more" + found(tag); });
   Operation operation;
   operation.kind = OpKind::kRecv;
   operation.dtype = dtypeOf(kOp, type);

@@ -20,6 +20,7 @@ constexpr auto kTurnMayTake = std::chrono::microseconds(500);
 // How long the loop looks for a peer before it lets itself be called.
 constexpr auto kLookFor = std::chrono::microseconds(50);
 constexpr auto kLookForInCrowd = std::chrono::microseconds(2);
+constexpr size_t kMostSpare = 16;
 constexpr int kSpins = 200;
 constexpr int kSpinsInCrowd = 5;
 constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
@@ -57,7 +58,9 @@ void SharedLane::add(std::shared_ptr<OpState> state, Operation operation) {
     MutexLock lock(mutex_);
     late = over_.load(std::memory_order_relaxed);
     if (!late) {
-      queue_.push_back({state, std::move(operation)});
+      if (spare_.empty()) spare_.emplace_back();
+      spare_.front() = {state, std::move(operation)};
+      queue_.splice(queue_.end(), spare_, spare_.begin());
       taken = !std::exchange(owned_, true);
     }
   }
@@ -173,7 +176,7 @@ void SharedLane::giveBack(Stop stop, bool issuer_waits) {
   const bool armed = stop == Stop::kWaits && !issuer_waits && arm();
   bool comes = armed || stop == Stop::kOver || (issuer_waits && stop != Stop::kEmpty);
   while (true) {
-    std::deque<Item> items;
+    std::list<Item> items;
     {
       MutexLock lock(mutex_);
       if (over_.load(std::memory_order_relaxed)) items.swap(queue_);
@@ -306,7 +309,10 @@ bool SharedLane::completeFront() {
     MutexLock lock(mutex_);
     if (over_.load(std::memory_order_relaxed)) return false;
     finished = std::move(queue_.front());
-    queue_.pop_front();
+    if (spare_.size() < kMostSpare)
+      spare_.splice(spare_.begin(), queue_, queue_.begin());
+    else
+      queue_.pop_front();
     done_.fetch_add(1);
   }
   board_.noteProgress();
@@ -318,7 +324,7 @@ bool SharedLane::completeFront() {
   return true;
 }
 
-void SharedLane::completeAll(const std::deque<Item>& items) {
+void SharedLane::completeAll(const std::list<Item>& items) {
   for (const Item& item : items) item.state->complete(item.state->inPlace(whyOver()));
 }
 

@@ -20,8 +20,8 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -96,7 +96,7 @@ class SharedLane : public Collectives,
   Stop executeUntil(const OpState& state, Deadline deadline);
   Item* front();
   bool completeFront();
-  void completeAll(const std::deque<Item>& items);
+  void completeAll(const std::list<Item>& items);
   Stop fail(FailureKind kind, int culprit, std::string how);
   Stop failAs(SharedExecution::State state);
   FailurePtr whyOver() const;
@@ -124,7 +124,8 @@ class SharedLane : public Collectives,
   bool asked_ GUARDED_BY(mutex_) = false;      // advance() found it owned
   std::atomic<bool> left_to_sleepers_{false};  // written under mutex_: one of them has to come
   int sleepers_ GUARDED_BY(mutex_) = 0;        // in help(), while another thread owns the lane
-  std::deque<Item> queue_ GUARDED_BY(mutex_);  // its front is the owner's
+  std::list<Item> queue_ GUARDED_BY(mutex_);   // its front is the owner's
+  std::list<Item> spare_ GUARDED_BY(mutex_);   // nodes to use again, so that no operation allocates
 };
 
 }  // namespace torchft_ext
