@@ -8,7 +8,7 @@ from types import TracebackType
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-import torchft_ext_autoload
+import torchft_ext_names
 from torchft_ext import _C, _backends
 
 __all__ = ["backends_of", "replace_gloo"]
@@ -22,8 +22,8 @@ class Replacement:
 
     def __init__(self) -> None:
         """Begin the replacement; see replace_gloo()."""
-        self._was_there = torchft_ext_autoload.replaces_gloo(c10d)
-        torchft_ext_autoload.replace_gloo(c10d)
+        self._was_there = torchft_ext_names.replaces_gloo(c10d)
+        torchft_ext_names.replace_gloo(c10d)
 
     def __enter__(self) -> Replacement:
         """Return the same object."""
@@ -37,7 +37,7 @@ class Replacement:
     ) -> None:
         """Let "gloo" mean what it meant before."""
         if not self._was_there:
-            torchft_ext_autoload.restore_gloo(c10d)
+            torchft_ext_names.restore_gloo(c10d)
 
 
 def replace_gloo() -> AbstractContextManager[object]:

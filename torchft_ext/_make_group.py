@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import Store
 
 from torchft_ext import _C
 from torchft_ext._group_made import group_made
-from torchft_ext_autoload import ENGINES, names_of
+from torchft_ext_names import ENGINES, names_of
 
 _BACKENDS = ("ft", *(name for engine in ENGINES for name in names_of(engine)))
 _number = itertools.count()

@@ -17,7 +17,7 @@ from torchft_ext import _C
 from torchft_ext._pg_declared import capabilities_of, registered
 from torchft_ext._pg_generation import Generation
 from torchft_ext._pg_guarded import GuardedGroup
-from torchft_ext_autoload import gloo
+from torchft_ext_names import gloo
 
 
 class ProcessGroupBackend(GuardedGroup):

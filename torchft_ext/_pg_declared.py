@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
-import torchft_ext_autoload
-from torchft_ext_autoload import gloo
+import torchft_ext_names
+from torchft_ext_names import gloo
 
 Make = Callable[[Store, int, int, timedelta], Any]
 
@@ -66,7 +66,7 @@ def declare_backend(name: str, capabilities: BackendCapabilities) -> None:
     known = _declared.setdefault(name.lower(), capabilities)
     if known != capabilities:
         raise ValueError(f"declare_backend: '{name}': expected what was declared before, {known}")
-    torchft_ext_autoload.add(name.lower())
+    torchft_ext_names.add(name.lower())
 
 
 def capabilities_of(name: str) -> BackendCapabilities:

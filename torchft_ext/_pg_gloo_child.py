@@ -32,7 +32,7 @@ from torchft_ext import _pg_frames as frames
 from torchft_ext._pg_child import ARENA, SOCKET
 from torchft_ext._pg_frames import Issue, Item, Kind, Op, Outcome, Reduction
 from torchft_ext._pg_helpers import helpers
-from torchft_ext_autoload import gloo
+from torchft_ext_names import gloo
 
 _DTYPES = {
     Item.F32: torch.float32,

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 from torchft_ext import _C
 from torchft_ext._backends import backends_of
 from torchft_ext._group_made import group_made
-from torchft_ext_autoload import ENGINES, gloo, replaces_gloo
+from torchft_ext_names import ENGINES, gloo, replaces_gloo
 
 _CREATOR = "_new_process_group_helper"
 _ENGINES = ("ft", *ENGINES)

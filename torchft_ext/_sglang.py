@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-import torchft_ext_autoload
+import torchft_ext_names
 from torchft_ext import _torch_patches
 from torchft_ext._backends import backends_of
 from torchft_ext.errors import CommError
@@ -30,7 +30,7 @@ def register() -> None:
     Versions: SGLang 0.5.23. Reason: it works around the time of gloo's all_gather, and leaves out
     what an error came from. End: with hooks of SGLang's own for both.
     """
-    if not torchft_ext_autoload.replaces_gloo(c10d):
+    if not torchft_ext_names.replaces_gloo(c10d):
         return
     _torch_patches.when_imported(_STEP, lambda: _torch_patches.around(_of_step()))
     _torch_patches.when_imported(_LOADING, lambda: _torch_patches.around(_of_loading()))

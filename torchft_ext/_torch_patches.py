@@ -3,7 +3,7 @@
 Each patch replaces a function by one that calls it, and does for groups without a backend of this
 package what torch does. They are made when the package is imported; a name that somebody took out
 of torch's module before then stays torch's own. One patch stands elsewhere: the table of backend
-names, which is needed before this package is imported (``torchft_ext_autoload.py``).
+names, which is needed before this package is imported (``torchft_ext_names.py``).
 """
 
 from __future__ import annotations

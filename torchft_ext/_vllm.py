@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-import torchft_ext_autoload
+import torchft_ext_names
 from torchft_ext import _C, _torch_patches
 from torchft_ext._backends import backends_of
 from torchft_ext.errors import CommError
@@ -33,7 +33,7 @@ def register() -> None:
     Versions: vLLM 0.33. Reason: its fault information names the error's class alone, and its
     recovery makes new groups of the old size. End: with hooks of vLLM's own for both.
     """
-    if not torchft_ext_autoload.replaces_gloo(c10d):
+    if not torchft_ext_names.replaces_gloo(c10d):
         return
     _torch_patches.when_imported(_ENGINE, lambda: _torch_patches.around(_of_engine()))
     _torch_patches.when_imported(_WORKER, lambda: _torch_patches.around(_of_worker()))

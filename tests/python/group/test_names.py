@@ -55,13 +55,13 @@ def name_with_import(name: str) -> str:
 
 
 def test_each_registered_engine_has_its_names_before_the_library_is_loaded() -> None:
-    import torchft_ext_autoload
+    import torchft_ext_names
     from torchft_ext import _C
 
-    assert list(torchft_ext_autoload.ENGINES) == _C._engine_names()
+    assert list(torchft_ext_names.ENGINES) == _C._engine_names()
     for engine in _C._engine_names():
-        assert {f"ft:{engine}", f"ft_{engine}"} <= set(torchft_ext_autoload.NAMES)
-        assert set(torchft_ext_autoload.ENGINES[engine]) <= set(torchft_ext_autoload.NAMES["ft"])
+        assert {f"ft:{engine}", f"ft_{engine}"} <= set(torchft_ext_names.NAMES)
+        assert set(torchft_ext_names.ENGINES[engine]) <= set(torchft_ext_names.NAMES["ft"])
 
 
 def test_names_resolve_without_an_import(rank_env):

@@ -174,7 +174,7 @@ def test_settings_in_the_contract_are_those_that_are_read() -> None:
     folders = (ROOT / "csrc", ROOT / "torchft_ext")
     sources = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     sources = [file for file in sources if file.suffix in {".h", ".cpp", ".py"}]
-    sources.append(ROOT / "torchft_ext_autoload.py")
+    sources.append(ROOT / "torchft_ext_names.py")
     read = {name for file in sources for name in VARIABLE.findall(file.read_text())}
     contract = (ROOT / "docs" / "contract.md").read_text()
     assert set(re.findall(r"\bTORCHFT_EXT_[A-Z_]+", contract)) == read
