@@ -104,7 +104,7 @@ PY
 export TORCHFT_EXT_TEST_DEVICE=privateuseone TORCHFT_EXT_TEST_NCCL_HOST="$library" TORCHFT_EXT_NCCL_LIB="$nccl" \
   TORCHFT_EXT_SIM_LIB="$sim" TORCHFT_EXT_BUILD_ROOT="$BUILD_ROOT"
 [ $# -gt 0 ] || set -- \
-  tests/python/device/test_device_{collectives,aborts,failures,matrix,training,frameworks,wrappers,subgroups,memory_pools,streams,names,nan_check}.py
+  tests/python/device/test_device_{collectives,dtypes,order,works,batches,arguments,aborts,failures,matrix,training,frameworks,wrappers,subgroups,memory_pools,streams,names,nan_check}.py
 status=0
 python -m pytest -q -p no:cacheprovider "$@" || status=$?
 say "NCCL under these tests: $ran, as its wheel has it"

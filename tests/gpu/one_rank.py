@@ -19,6 +19,7 @@ sys.path += folders.of_python_tests()
 import device_side  # noqa: E402
 import test_collectives  # noqa: E402
 import test_device_aborts  # noqa: E402
+import test_device_batches  # noqa: E402
 import test_device_collectives  # noqa: E402
 from rankside import backend  # noqa: E402
 
@@ -33,7 +34,7 @@ def main() -> None:
         test_device_collectives.run_table(name)
         print("passed:", name, flush=True)
     test_device_collectives.many_in_flight()
-    test_device_collectives.coalesced()
+    test_device_batches.coalesced()
     test_device_aborts.capture()
     test_device_aborts.replay(2)
     test_device_aborts.abort_with_an_idle_graph()

@@ -92,6 +92,7 @@ def steps(device: str) -> list[Step]:
     if device != "cuda":
         build = [python, "-c", "import torchft_ext"]  # built before, with the simulator
     careful = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY"}
+    operations = ("collectives", "dtypes", "order", "works", "batches", "arguments")
     kinds = ("names", "subgroups", "nan_check", "memory_pools", "streams")
     # Four ranks that share a GPU take twice as long as three.
     few_ranks = f"{HERE} and not (reference_result and -4])"
@@ -99,7 +100,7 @@ def steps(device: str) -> list[Step]:
         Step("machine", 12, [python, "tests/gpu/machine.py"], phase=0),
         Step("build", 88, build, phase=0),
         Step("control", 25, [python, "tests/gpu/control.py"], phase=0, lane=1),
-        Step("operations", 245, tests("collectives", *kinds, only=few_ranks)),
+        Step("operations", 245, tests(*operations, *kinds, only=few_ranks)),
         Step("training", 190, tests("training", "frameworks", "wrappers", "newcomers")),
         Step(
             "memcheck",
