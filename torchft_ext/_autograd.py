@@ -1,8 +1,8 @@
 """Collectives of torch that autograd runs backward: torch.distributed.nn.functional, and those of
 functional collectives whose names end in "autograd".
 
-Their backward is a collective too, in the group as it is then. In a later generation it would add
-gradients of other members' steps, and say nothing. So it raises.
+Their backward is a collective too, in the group's generation at that time. In a later generation it
+would add gradients of other members' steps, without an error. So it raises.
 """
 
 from __future__ import annotations

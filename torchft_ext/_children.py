@@ -1,7 +1,7 @@
 """Goodbyes of processes that multiprocessing starts by fork or forkserver.
 
-They end by os._exit(), without atexit. What does run there are multiprocessing's own finalizers;
-each child forgets those that it inherited, or got before its target began.
+They end by os._exit(), without atexit. Only multiprocessing's own finalizers run there, and each
+child drops those that it inherited or that were registered before its target began.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Guards for the numbers of a generation that torch.compile makes constants of.
 
-It asks for ``dist.get_rank()``, ``dist.get_world_size()`` and what functional collectives need when
-it compiles a function, and guards none of the answers: after configure() with other numbers the
-function would go on with the old ones. With these guards it is compiled anew.
+When torch.compile compiles a function, it asks for ``dist.get_rank()``, ``dist.get_world_size()``
+and other numbers that functional collectives need, and guards none of the answers. After
+configure() with other numbers the function would continue with the old ones. With these guards it
+is compiled again.
 """
 
 from __future__ import annotations

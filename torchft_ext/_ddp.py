@@ -1,13 +1,15 @@
 """DistributedDataParallel through changes of members: each generation begins with new reducers.
 
-torch's reducer keeps what it has learned: the layout of its buckets (made anew after the first
-backward), the divisor, which parameters were unused. A newcomer's reducer has learned nothing. So
-on every member the first forward() in a generation makes a new reducer, without a collective: a
-newcomer may have no DDP object yet. Then all of them learn together.
+torch's reducer keeps what it has learned: the layout of its buckets (which it makes again after the
+first backward), the divisor, and which parameters were unused. A newcomer's reducer has learned
+nothing. So the first forward() in a generation makes a new reducer on every member. It does so
+without a collective, because a newcomer may have no DDP object yet. Then all reducers learn
+together.
 
-What that cannot mend is noticed: operations on buckets carry a digest of the bucket's layout, which
-members compare, and the generation of their reducer, in whose place no other one takes them
-(csrc/c10d/ddp/bucket_layouts.h). A backward() whose forward() ran in an older generation raises.
+Other differences are detected. An operation on a bucket carries a digest of the bucket's layout,
+which members compare. It also carries the generation of its reducer, and fails in any other
+generation (csrc/c10d/ddp/bucket_layouts.h). A backward() whose forward() ran in an older generation
+raises.
 
 Threads: a DDP object's forward() and backward() are not to run at the same time, as in torch.
 """

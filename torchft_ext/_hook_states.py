@@ -1,9 +1,10 @@
-"""The states of torch's communication hooks for DDP, begun anew with a generation.
+"""The states of torch's communication hooks for DDP, which are reset in each generation.
 
-A hook's state counts steps and keeps tensors and random numbers that must be the same on all
-members, which a newcomer's are not. What this package does not know stays as it is: a hook of one's
-own keeps nothing from step to step that members must have in common, or its state has a method
-`begin_generation()`, which is called on every member before its first step in a generation.
+A hook's state counts steps, and keeps tensors and random numbers that must be the same on all
+members. A newcomer has others. This package resets the states of the hooks that it knows, and
+leaves others unchanged. A user's own hook must either keep nothing from step to step that members
+must have in common, or give its state a method `begin_generation()`. That method is called on every
+member before its first step in a generation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Ctrl-C in waits that are torch's own: Python tells the library of it.
+"""Ctrl-C in torch's own waits: Python notifies the library of it through the wakeup descriptor.
 
-Python's wakeup descriptor is one per process. It is taken only where nobody uses it; an event loop
-that takes it later keeps it, and Ctrl-C then works in this package's own waits alone.
+A process has one such descriptor. This package takes it only if it is free. If an event loop takes
+it later, the loop keeps it, and Ctrl-C then works only in this package's own waits.
 
-Whose it is can only be learned by taking it. A user's is put back at once, whatever a signal's
-handler raises meanwhile, but with Python's default for `warn_on_full_buffer`. A signal that comes
-between the two calls has its handler run, and is not written to the descriptor.
+The only way to learn whether it is free is to take it. A user's descriptor is put back immediately,
+even if a signal's handler raises meanwhile, with Python's default for `warn_on_full_buffer`. If a
+signal comes between the two calls, its handler runs, but its number is not written to the
+descriptor.
 """
 
 from __future__ import annotations

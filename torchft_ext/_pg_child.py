@@ -1,14 +1,15 @@
 """A child process in which one generation's engine runs, as its group sees it.
 
-It is started by posix_spawn: the group's process has threads and much memory, of which fork would
-copy the page tables and run the handlers. The child has three descriptors more than 0 to 2: the
-socket of `_pg_frames.py`, the arena's file (but those for devices, `_pg_lent.py`), and one on its
-parent, whose end it sees even where a fork of the parent has inherited the other socket. It closes
-all others, and is in a process group of its own, out of the way of Ctrl-C.
+It is started by posix_spawn. The group's process has threads and much memory, and a fork would copy
+its page tables and run its fork handlers. Apart from 0 to 2 the child has three descriptors: the
+socket of `_pg_frames.py`; the arena's file (not in a child for devices, `_pg_lent.py`); and one
+that refers to its parent. By the last one it notices the parent's end even if a fork of the parent
+has inherited the other end of the socket. It closes all other descriptors. It is in a process group
+of its own, which Ctrl-C does not reach.
 
-Owner: the group, until retire() or kill(). Threads: `ft-child`, of each child, reads its socket,
-completes operations, and reaps the process: nobody else waits for it. Requests about the store run
-on helpers. Everything else in any thread.
+Owner: the group, until retire() or kill(). Threads: each child has one, `ft-child`, which reads its
+socket, completes operations, and reaps the process. No other thread waits for the process. Requests
+about the store run on helpers. All else in any thread.
 
 | state | ends by | what kill() does |
 |---|---|---|
@@ -18,8 +19,8 @@ on helpers. Everything else in any thread.
 | live | the end of the stream: generation aborted | the same; operations fail |
 | ended | | nothing |
 
-From each state it comes to `ended` by the end of its process, too. Then its operations have failed,
-and the descriptors, the arena and the process are gone.
+The end of its process, too, leads from each state to `ended`. Then its operations have failed, and
+the descriptors, the arena and the process are gone.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """One generation of a group over a backend that cannot be aborted, and the failure that ends it.
 
 Owners: the group (`_pg_guarded.py`) owns its generation; a generation owns its operations
-(`_pg_operations.py`) until they have ended. A native group of this package, the guard, tells what
-became of the members; it is the group's and outlives generations.
+(`_pg_operations.py`) until they have ended. The guard, a native group of this package, reports
+which members died or left. It belongs to the group and outlives generations.
 
 Threads: any. One thread for each generation, `ft-guard`, waits for the guard's failure, and holds
-the generation only while that tells of something. Helpers (`_pg_helpers.py`) wait for what may
-still end well, and fail it otherwise.
+the generation only while it handles a report. Helpers (`_pg_helpers.py`) wait for operations that
+may still succeed, and fail them otherwise.
 
-Where a member leaves or begins another generation, the generation stands until an operation that
-wants it fails: in the backend, or because a second is over. So long have those that are pending, or
-issued later, since the member may have completed its part; messages among others go on. A failed
-generation takes no operations. Completions that come later are dropped: this is what keeps an
+When a member leaves or begins another generation, this generation continues until an operation that
+needs that member fails: in the backend, or after a second. Pending and later operations have that
+time because the member may already have completed its part; messages among other members continue.
+A failed generation accepts no operations. Completions that come later are dropped: this keeps an
 abandoned operation out of the caller's tensors.
 """
 

@@ -1,18 +1,18 @@
 """Groups over something that cannot be aborted, a backend or child processes.
 
-Its members learn late of a death, or never. So each group has a guard beside it, a native group of
-this package with the same members: it forms the generation, has configure() wait until all members
-have their backends, tells of deaths, and carries abort() to all ranks. The backend is made anew for
-each generation, and works on copies (`_pg_staging.py`), which reach the caller's tensors only while
-the generation lives (`_pg_generation.py`).
+Such a backend notices a death late, or never. So each group also has a guard: a native group of
+this package with the same members. The guard forms the generation, makes configure() wait until all
+members have their backends, notices deaths, and carries abort() to all ranks. Each generation makes
+a new backend. The backend works on copies (`_pg_staging.py`), which reach the caller's tensors only
+while the generation lives (`_pg_generation.py`).
 
-Owners: the group owns the guard, until shutdown(), and the generation with its backend. Until that
-is there, the thread that makes it has it (`_pg_making.py`). A generation that is over hands its
-backend to a thread, which ends it (`_pg_retirement.py`): gloo's end waits for what is under way in
-it, up to that one's timeout. `retired()` counts those that still wait.
+Owners: the group owns the guard, until shutdown(), and the generation with its backend. While the
+backend is being made, the thread that makes it owns it (`_pg_making.py`). When a generation is
+over, a thread takes its backend and ends it (`_pg_retirement.py`). The end of a gloo backend waits
+for the operations in it, up to their timeouts. `retired()` counts the backends that still wait.
 
-Threads: configure() in one at a time; everything else in any, at any time. configure() may leave
-the thread behind that makes the backend.
+Threads: configure() in one thread at a time; all other methods in any thread, at any time. When
+configure() returns, the thread that makes the backend may still be running.
 
 | state of a group | what abort() does |
 |---|---|
@@ -22,12 +22,13 @@ the thread behind that makes the backend.
 | forming: others make theirs | the same; the backend is retired |
 | live | fails the generation on all ranks; releases all waiters; waits for copies in progress |
 | failed | nothing |
-| shut down | nothing; configure() begins anew |
+| shut down | nothing; configure() may follow |
 
-Ctrl-C in configure() does what abort() does while the generation forms. Python raises it after any
-call: so what configure() begins is the group's before the call that begins it returns, and neither
-a frame nor a thread is the only one that knows it. It may come again: on the main thread, whatever
-follows a failure runs on a helper that waits for it from the beginning (`_pg_turn.py`).
+Ctrl-C in configure() does what abort() does while the generation forms. Python may raise
+KeyboardInterrupt after any call. So everything that configure() begins belongs to the group before
+the call that begins it returns; no frame and no thread is the only one that knows of it. Ctrl-C may
+come again. So for a configure() on the main thread, the work after a failure is done by a helper
+thread, which waits for it from the beginning (`_pg_turn.py`).
 """
 
 from __future__ import annotations

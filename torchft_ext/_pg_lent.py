@@ -1,19 +1,20 @@
 """Tensors of a device that a group lends to its child process.
 
-A child opens whole allocations, by handles (CUDA IPC): torch's allocator gives tensors parts of
-them, so a handle is that of the allocation around a tensor, and a request says which part. The
-child opens each once. It is told to forget those that are gone, since an allocation at the address
-of an earlier one has another handle, and the oldest beyond MOST_KNOWN.
+A child opens whole allocations by their handles (CUDA IPC). torch's allocator gives tensors parts
+of allocations. So a handle refers to the allocation around a tensor, and a request says which part
+it is. The child opens each allocation once. The parent makes it close those that are gone, because
+a new allocation at the same address has another handle, and the oldest ones beyond MOST_KNOWN.
 
-Stream order, one way: a request waits, on the device, for an event that is recorded on the caller's
-current stream at issue. Nothing on a device waits for a child: it may be killed at any time, and
-that wait would never end. So a result counts once the child has told of it, and wait() blocks the
-calling thread until then.
+Stream order holds in one direction. A request waits, on the device, for an event that is recorded
+on the caller's current stream at issue. But nothing on a device waits for a child: it may be killed
+at any time, and that wait would never end. So a result counts once the child has reported it, and
+wait() blocks the calling thread until then.
 
-Owners: a child owns what it was lent; each operation holds its tensors, contiguous copies included,
-until the child is out of it, or gone. So their memory is nobody else's before. A child that tells
-of a failure may still have kernels in that operation, or in those beside it: from then on it is out
-of none before its end, and the failure of the generation kills it.
+Owners: a child owns the memory that it was lent. Each operation holds its tensors, contiguous
+copies included, until the child no longer uses them, or is gone. So their memory is not used for
+anything else before. A child that reports a failure may still have kernels in that operation, or in
+others that run at the same time. From then on it counts as using all of them until its end, and the
+failure of the generation kills it.
 
 | state of an operation | who may write the caller's tensors | what abort does |
 |---|---|---|

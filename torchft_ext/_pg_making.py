@@ -1,10 +1,11 @@
-"""A generation's backend in its making.
+"""A generation's backend while it is being made.
 
-Owners: the group (`_pg_guarded.py`) owns what is formed, with the generation; `ft-make`, a thread
-for each making, owns a backend until it is there, and ends it if nobody wants it by then. Threads:
-the group's configure() begins one; it, or the helper that calls it off, gives it up. In a forked
-child all backends are the parent's: the child keeps them until its end, since the destructors of
-torch's gloo join threads that the child does not have.
+Owners: the group (`_pg_guarded.py`) owns the backend that was made, with the generation. Until then
+a thread, `ft-make`, owns the backend, one thread for each; it ends the backend if it is no longer
+wanted. Threads: the group's configure() begins the making. It, or the helper that ends a failed
+configure(), may give it up. In a forked child all backends belong to the parent. The child keeps
+them until its end, because the destructors of torch's gloo join threads that the child does not
+have.
 """
 
 from __future__ import annotations

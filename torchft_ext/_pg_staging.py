@@ -1,9 +1,9 @@
-"""Copies of an operation's tensors, and what a backend lacks made of what it has.
+"""Copies of an operation's tensors, and operations that a backend lacks, made of those that it has.
 
-A backend that may still be inside an operation after its group was given up works on copies: of the
-inputs too, since the caller may change those once the wait has ended. Outputs are copied out by the
-operation's owner, if at all. Copies lie in a room: the heap, or memory that a child process shares
-(`_pg_arena.py`). Pure functions; any thread.
+A backend may still be inside an operation after its group was aborted. So it works on copies, also
+of the inputs, because the caller may change those once its wait has ended. The operation's owner
+copies the outputs back, unless the operation failed. Copies lie in a room: the heap, or memory that
+is shared with a child process (`_pg_arena.py`). Pure functions; any thread.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """One configure() of a group, and the end of what it has begun where it fails.
 
-Handlers of signals raise on the main thread, after any call, and again while it deals with that.
-So a helper waits for the end of a configure() of that thread from the beginning, and ends what was
-begun. The main thread does one call for it, over(), of which no signal can keep it.
+Handlers of signals raise on the main thread, after any call, and again while it handles the first
+one. So for a configure() on the main thread, a helper waits from the beginning for its end, and
+ends everything that was begun. The main thread makes a single call for that, over(), which no
+signal can prevent.
 
-Owners: the group, until the turn has ended; the frame of configure(); the helper, which alone is
-left of these two after a second Ctrl-C. Threads: the one that is in configure(), and the helper.
+Owners: the group, until the turn has ended; the frame of configure(); and the helper. After a
+second Ctrl-C the frame is gone and the helper is left. Threads: the one that is in configure(), and
+the helper.
 """
 
 from __future__ import annotations

@@ -9,24 +9,24 @@ class Stats(TypedDict):
     """Counts since the group was made; threads and descriptors are the whole process's.
 
     Keys:
-        generations: that became active.
-        failed_configures: that did not.
-        operations: issued.
+        generations: the number that became active.
+        failed_configures: the number of configure() calls that failed.
+        operations: the number issued.
         bytes_sent, bytes_received: by the engine for this group.
-        failures: number by kind: "peer_lost", "timeout" ...
-        waited_for: seconds that operations here have waited for a rank of this generation, by rank;
-            of the operations on host memory that waited for longer than Options.ask_after. Waits
-            for several ranks count for each of them.
+        failures: the number by kind: "peer_lost", "timeout" ...
+        waited_for: by rank of this generation, the seconds for which operations of this process
+            have waited for that rank. Only operations on host memory count that waited for longer
+            than Options.ask_after. A wait for several ranks counts for each of them.
         last_error: the last failure's message.
         last_configure_ms: milliseconds of each phase of the last configure(): "end_previous",
             "rendezvous", "connections"; of one that failed, up to the phase in which it did.
         threads: names of the library's running threads.
-        stuck_threads: those that were given up because they did not end.
-        descriptors: open in the process, those that single threads of the library have to
-            themselves included.
+        stuck_threads: the number of threads that did not end and were abandoned.
+        descriptors: the number open in the process, including those in private tables of the
+            library's threads.
         counters: the engine's own.
-        monitor: the peer monitor's counters; None where the engine has none.
-        engine: "host" or, where a group has no other, "nccl".
+        monitor: the peer monitor's counters; None if the engine has none.
+        engine: "host", or "nccl" if the group has no other engine.
     """
 
     generations: int

@@ -1,7 +1,7 @@
 """ZeroRedundancyOptimizer, which is partitioned for one rank and one size.
 
-After a change it would update the parameters of its old rank and send those of its new one: some
-are then never updated, on any rank, and nothing says so. So it refuses.
+After a change it would update the parameters of its old rank, and send those of its new rank. Some
+parameters would then never be updated on any rank, without an error. So it refuses.
 """
 
 from __future__ import annotations
