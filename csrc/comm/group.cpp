@@ -135,27 +135,14 @@ void Group::leaveWarningsToOwner() {
   level_of_failures_ = LogLevel::kInfo;
 }
 
-void Group::followJob(std::shared_ptr<SuccessCount> successes) {
+void Group::setJob(JobMembership job) {
   MutexLock lock(mutex_);
-  in_job_ = InJob::kFollows;
-  successes_.swap(successes);
+  std::swap(job_, job);
 }
 
-void Group::setBeside(const Group& other, bool by_rule) {
-  std::shared_ptr<SuccessCount> successes;
-  {
-    MutexLock lock(other.mutex_);
-    if (other.in_job_ == InJob::kNo) return;
-    successes = other.successes_;
-  }
+JobMembership Group::job() const {
   MutexLock lock(mutex_);
-  successes_.swap(successes);
-  in_job_ = by_rule ? InJob::kMadeAnew : InJob::kOfOneView;
-}
-
-InJob Group::inJob() const {
-  MutexLock lock(mutex_);
-  return in_job_;
+  return job_;
 }
 
 bool Group::shutdown(Deadline deadline) {
@@ -208,7 +195,7 @@ FailurePtr Group::whyNoGeneration() const {
   failure->rank = rank_;
   failure->size = size_;
   failure->needs_new_group = shut_down_;
-  failure->in_job = in_job_;
+  failure->in_job = job_.inJob();
   failure->cause.how = shut_down_         ? "the group was shut down"
                        : configuring_     ? "another thread is configuring the group"
                        : generation_ == 0 ? "the group has no generation yet"
@@ -257,9 +244,10 @@ std::shared_ptr<Communicator> Group::enterLocked(std::span<Operation> operations
 // attempt, that failed.
 std::shared_ptr<Lifecycle> Group::noLifecycleLocked(bool attempt_failed) const {
   if (attempt_failed)
-    return std::make_shared<Lifecycle>(
-        GenerationIdentity{name_, failure_->generation, failure_->rank, failure_->size, in_job_});
-  return std::make_shared<Lifecycle>(GenerationIdentity{name_, generation_, rank_, size_, in_job_});
+    return std::make_shared<Lifecycle>(GenerationIdentity{
+        name_, failure_->generation, failure_->rank, failure_->size, job_.inJob()});
+  return std::make_shared<Lifecycle>(
+      GenerationIdentity{name_, generation_, rank_, size_, job_.inJob()});
 }
 
 // A watch for leavers is no operation of the program's.

@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "comm/communicator.h"
 #include "comm/issue_order.h"
+#include "comm/job_membership.h"
 #include "comm/operation_numbering.h"
 #include "comm/operation_recorder.h"
 #include "comm/stall_clock.h"
@@ -95,13 +96,9 @@ class Group {
   // From the next generation on its failures are no warnings in the log: whoever owns the group
   // hears of them by its operations, and knows which of them somebody asked for.
   void leaveWarningsToOwner();
-  // From the next generation on its failures advise the recover() of an elastic job, and the
-  // operations of it, and of groups beside it, that succeed are counted there.
-  void followJob(std::shared_ptr<SuccessCount> successes = nullptr);
-  // The same of one that is made beside another group: if that one belongs to a job, the failures
-  // advise to make this one anew. by_rule: the job does so.
-  void setBeside(const Group& other, bool by_rule = false);
-  InJob inJob() const;
+  // Of generations that begin from now on.
+  void setJob(JobMembership job);
+  JobMembership job() const;
   std::shared_ptr<OpState> issue(Operation operation);
   // Operations that begin as one, in this order. All or none belong to the current generation.
   std::vector<std::shared_ptr<OpState>> issueTogether(std::vector<Operation> operations);
@@ -235,8 +232,7 @@ class Group {
   bool configuring_ GUARDED_BY(mutex_) = false;
   bool shut_down_ GUARDED_BY(mutex_) = false;
   LogLevel level_of_failures_ GUARDED_BY(mutex_) = LogLevel::kWarning;
-  InJob in_job_ GUARDED_BY(mutex_) = InJob::kNo;
-  std::shared_ptr<SuccessCount> successes_ GUARDED_BY(mutex_);  // null: nobody asks
+  JobMembership job_ GUARDED_BY(mutex_);
   int64_t generation_ GUARDED_BY(mutex_) = 0;
   int rank_ GUARDED_BY(mutex_) = 0;
   int size_ GUARDED_BY(mutex_) = 1;

@@ -95,7 +95,8 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     configure_limit_ = timeout.value_or(timeout_);
     deadline = Deadline::after(configure_limit_);
     lifecycle = std::make_shared<Lifecycle>(
-        GenerationIdentity{name_, generation_ + 1, rank, size, in_job_}, successes_, ask_after_);
+        GenerationIdentity{name_, generation_ + 1, rank, size, job_.inJob()}, job_.successes(),
+        ask_after_);
     forming_ = lifecycle;
     memory = std::exchange(memory_, AttemptMemory{});
   }

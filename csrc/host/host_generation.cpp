@@ -12,10 +12,6 @@ namespace {
 
 constexpr Duration kFinalFrameWithin = std::chrono::seconds(1);
 constexpr Duration kLookAtHeld = std::chrono::seconds(1);
-// A member asks once a second.
-constexpr Duration kTellEvery = WaitInquiry::kAskEvery / 4;
-// Each is looked for among all that are pending.
-constexpr size_t kMostMessagesAskedOf = 100;
 constexpr Duration kLeavePoll = std::chrono::milliseconds(1);
 // What nobody waits for: on a host with more processes than cores the end of a generation is over
 // sooner if each process first wakes its waiters, and then all do the rest.
@@ -86,7 +82,8 @@ HostGeneration::HostGeneration(HostGenerationSetup setup)
     : setup_(std::move(setup)),
       shared_processes_(std::make_shared<const SharedProcesses>(setup_.roster)),
       connections_(rank(), size()),
-      wait_times_(std::make_shared<WaitTimes>(size())) {
+      long_waits_(std::make_shared<LongWaits>(*setup_.loop, setup_.lifecycle, setup_.roster,
+                                              connections_)) {
   peers_.resize(static_cast<size_t>(size()));
 }
 
@@ -254,7 +251,9 @@ void HostGeneration::becomeUp(bool shared) {
   // first: the monitor may know at once that the generation has ended
   if (forming_.up) forming_.up();
   forming_ = {};
-  if (size() > 1) listenToWaits();
+  if (size() > 1)
+    long_waits_->begin(
+        {collectives_, messages_.get(), [this](int rank) { return peer(rank).left; }}, poster());
   startMonitor();
   if (lost_while_forming_) setup_.lifecycle->fail(*lost_while_forming_);
 }
@@ -384,88 +383,6 @@ void HostGeneration::issue(std::shared_ptr<OpState> state, Operation operation) 
   }
 }
 
-// ---------------------------------------------------------------- long waits
-
-void HostGeneration::listenToWaits() {
-  inquiry_ = std::make_unique<WaitInquiry>(size(), wait_times_, inquiryCallbacks());
-  setup_.lifecycle->listenToWaits(
-      [weak = weak_from_this(), post = poster()](const Lifecycle::Operations& operations) {
-        post([weak, operations] {
-          if (const auto self = weak.lock()) self->onWaits(operations);
-        });
-      });
-}
-
-WaitInquiry::Callbacks HostGeneration::inquiryCallbacks() {
-  WaitInquiry::Callbacks callbacks;
-  callbacks.ask = [this](int peer, uint64_t place) {
-    FrameHeader question = textFrame(FrameType::kQuestion);
-    question.seq = place;
-    connections_.along(kControl)[static_cast<size_t>(peer)]->sendText(question, {});
-  };
-  callbacks.wake = [this](Clock::time_point when) {
-    setup_.loop->runAt(when, [weak = weak_from_this()] {
-      const auto self = weak.lock();
-      if (self && self->inquiry_) self->inquiry_->settle(Clock::now());
-    });
-  };
-  callbacks.name = [this](int peer) {
-    const MemberRecord& member = setup_.roster.members[static_cast<size_t>(peer)];
-    return "rank " + std::to_string(peer) + " (host " + member.host + ", pid " +
-           std::to_string(member.pid) + ")";
-  };
-  return callbacks;
-}
-
-void HostGeneration::onWaits(const Lifecycle::Operations& operations) {
-  if (!inquiry_) return;
-  std::vector<WaitInquiry::Wait> waits;
-  size_t messages = 0;
-  for (const auto& op : operations) {
-    const bool too_many = !isCollective(op->kind()) && ++messages > kMostMessagesAskedOf;
-    if (op->done() || too_many) continue;
-    if (auto wait = waitOf(op)) waits.push_back(std::move(*wait));
-  }
-  inquiry_->waits(waits, Clock::now());
-}
-
-// nullopt: it does not wait for members, but for an operation before it, or for its bytes.
-std::optional<WaitInquiry::Wait> HostGeneration::waitOf(const std::shared_ptr<OpState>& op) const {
-  WaitInquiry::Wait wait{op};
-  if (isCollective(op->kind())) {
-    const Collectives::First first = collectives_->first();
-    if (first.state != op) return std::nullopt;
-    wait.root = first.root;
-    for (int other = 0; other < size(); ++other) {
-      const Peer& member = peers_[static_cast<size_t>(other)];
-      if (other != rank() && !member.left) wait.peers.push_back(other);
-    }
-  } else {
-    Messages::Unmatched unmatched = messages_->unmatched(*op);
-    wait.peers = std::move(unmatched.peers);
-    wait.in_log = !unmatched.of_engine;
-  }
-  return wait.peers.empty() ? std::nullopt : std::optional(std::move(wait));
-}
-
-// From a member that waits: at once, whatever this process's other threads do.
-void HostGeneration::onQuestion(int rank, uint64_t place) {
-  const auto now = Clock::now();
-  Peer& asker = peer(rank);
-  const bool before = asker.told_at != Clock::time_point::min();
-  if (before && now - asker.told_at < kTellEvery) return;
-  asker.told_at = now;
-  const std::string payload = encode(reportOf(setup_.lifecycle->issued(), place));
-  connections_.along(kControl)[static_cast<size_t>(rank)]->sendText(
-      textFrame(FrameType::kReport, payload), payload);
-}
-
-void HostGeneration::onReport(int rank, const std::string& payload) {
-  const auto report = decodeReport(payload);
-  if (!report) return failPeer(rank, FailureKind::kInternal, "it sent a malformed report");
-  if (inquiry_) inquiry_->reported(rank, *report, Clock::now());
-}
-
 // ---------------------------------------------------------------- what members say
 
 void HostGeneration::onControlText(int rank, const FrameHeader& header,
@@ -484,9 +401,10 @@ void HostGeneration::onControlText(int rank, const FrameHeader& header,
   } else if (header.type == FrameType::kGoodbye) {
     onGoodbye(rank, header);
   } else if (header.type == FrameType::kQuestion) {
-    onQuestion(rank, header.seq);
+    long_waits_->onQuestion(rank, header.seq);
   } else if (header.type == FrameType::kReport) {
-    onReport(rank, payload);
+    if (!long_waits_->onReport(rank, payload))
+      failPeer(rank, FailureKind::kInternal, "it sent a malformed report");
   } else if (messages_) {
     messages_->onText(rank, header, payload);
   }
@@ -698,8 +616,7 @@ void HostGeneration::becomeOver(Duration rest_after) {
   state_ = State::kOver;
   forming_ = {};
   told_of_leavers_ = nullptr;
-  setup_.lifecycle->listenToWaits(nullptr);
-  inquiry_.reset();
+  long_waits_->end();
   greeting_.reset();
   shared_memory_.reset();
   mesh_.reset();

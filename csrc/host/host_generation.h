@@ -41,6 +41,7 @@
 #include "host/break_classifier.h"
 #include "host/generation_connections.h"
 #include "host/held_failure.h"
+#include "host/long_waits.h"
 #include "host/member_watches.h"
 #include "host/mesh.h"
 #include "host/messages.h"
@@ -49,7 +50,6 @@
 #include "host/shared_greeting.h"
 #include "host/shared_lane.h"
 #include "host/shared_processes.h"
-#include "host/wait_inquiry.h"
 #include "liveness/peer_monitor.h"
 
 namespace torchft_ext {
@@ -106,8 +106,8 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void dropped(const Failure& failure, Deadline send_by);
   void close();  // over, at once; fails the lifecycle if it is not over yet
   int connectionCount() const { return connections_.count(); }
-  const Traffic& traffic() const { return *traffic_; }                    // any thread
-  std::vector<Duration> waitedFor() const { return wait_times_->all(); }  // any thread
+  const Traffic& traffic() const { return *traffic_; }                          // any thread
+  std::vector<Duration> waitedFor() const { return long_waits_->waitedFor(); }  // any thread
   // Of a generation that has been up; null: its collectives run over its connections. Any thread.
   const std::shared_ptr<SharedLane>& lane() const { return lane_; }
 
@@ -127,7 +127,6 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
     bool collectives_ended = false;  // that channel has
     bool all_read = true;            // it stands, or has ended in order
     bool begins_another = false;     // its goodbye is not for good
-    Clock::time_point told_at = Clock::time_point::min();  // what has been issued here
   };
 
   // What the others are told on every channel that stands, once, when it is over.
@@ -157,13 +156,6 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   void nudge(int rank);
   void peerDidAll(int rank, const FrameHeader& goodbye);
   void breakAttempt(const Failure& failure, bool superseded);
-
-  void listenToWaits();
-  void onWaits(const Lifecycle::Operations& operations);
-  std::optional<WaitInquiry::Wait> waitOf(const std::shared_ptr<OpState>& op) const;
-  WaitInquiry::Callbacks inquiryCallbacks();
-  void onQuestion(int rank, uint64_t place);
-  void onReport(int rank, const std::string& payload);
 
   void onControlText(int rank, const FrameHeader& header, const std::string& payload);
   void onFailedFrame(int rank, const FrameHeader& header, const std::string& payload);
@@ -203,6 +195,7 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   State state_ = State::kConnecting;
   std::unique_ptr<Mesh> mesh_;
   GenerationConnections connections_;
+  const std::shared_ptr<LongWaits> long_waits_;
   const std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // of the connections
   std::vector<Peer> peers_;
   std::unique_ptr<SharedGreeting> greeting_;     // while it forms, of members of one host
@@ -214,8 +207,6 @@ class HostGeneration : public std::enable_shared_from_this<HostGeneration> {
   std::unique_ptr<NestedCollectives> nested_;  // over messages_
   MemberWatches watches_;
   HeldFailure held_;
-  const std::shared_ptr<WaitTimes> wait_times_;
-  std::unique_ptr<WaitInquiry> inquiry_;  // while it is up
   std::unique_ptr<PeerMonitor::Watch> watch_;
   std::unique_ptr<BreakClassifier> break_classifier_;  // until it is over
   std::optional<Failure> lost_while_forming_;

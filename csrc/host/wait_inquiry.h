@@ -14,9 +14,9 @@
 //
 // Its time is what its owner says, and comes from the steady clock.
 //
-// Owner: HostGeneration, while it is up. Threads: loop only, where members' questions are answered
-// too, so that an answer needs neither their main thread nor an interpreter's lock. It never
-// blocks; callbacks run inside its methods and must not destroy it.
+// Owner: LongWaits, while its generation is up. Threads: loop only, where members' questions are
+// answered too, so that an answer needs neither their main thread nor an interpreter's lock. It
+// never blocks; callbacks run inside its methods and must not destroy it.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // A generation's NCCL communicators: one per device for all ranks, one per device and peer for
 // messages between two, each made when it is first needed.
 //
-// Owner: the communicator. Threads: get() on the issuing thread (one at a time), which blocks;
+// Owner: the communicator. Threads: get() on the thread whose turn it is to issue, which blocks;
 // takeAll() from any, never blocks: from then on there are none, and none is made.
 #pragma once
 

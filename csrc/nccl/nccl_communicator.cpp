@@ -60,7 +60,6 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 bool NcclCommunicator::bindDevice(c10::Device device, Deadline deadline) {
-  const MutexLock order(issue_mutex_);
   return context_.comms->get(device, -1, {OpKind::kBarrier, -1, deadline}) != nullptr;
 }
 
@@ -80,7 +79,6 @@ void NcclCommunicator::issueTogether(std::vector<Issue> issues) {
     }
   }
   if (on_device.empty()) return;
-  const MutexLock order(issue_mutex_);
   Launch(context_, std::move(on_device)).run();
 }
 

@@ -1,7 +1,8 @@
 // The NCCL engine's communicator: a generation's control communicator with NCCL beside it.
 // Operations on host memory go to the former, those on device memory to the latter.
 //
-// Owner: the group's current generation. Threads: any. States follow the lifecycle:
+// Owner: the group's current generation. Threads: any; operations on devices are issued by one
+// thread at a time, whose turn it is (comm/issue_order.h). States follow the lifecycle:
 //   forming, active  operations run; communicators are made as they are needed
 //   failed           whoever fails the lifecycle hands all NCCL communicators to the reaper, on its
 //                    own thread and without waiting; they are cut within milliseconds, and then
@@ -25,8 +26,8 @@ class NcclCommunicator : public Communicator {
   NcclCommunicator(GenerationComms::Setup setup, std::shared_ptr<NcclThreads> threads);
   ~NcclCommunicator() override;
 
-  // Makes the communicator of the bound device, together with all other ranks. False: the
-  // generation is over, or the deadline has passed.
+  // Makes the communicator of the bound device, together with all other ranks. Before anything is
+  // issued. False: the generation is over, or the deadline has passed.
   bool bindDevice(c10::Device device, Deadline deadline);
 
   void issue(std::shared_ptr<OpState> state, Operation operation) override;
@@ -49,9 +50,6 @@ class NcclCommunicator : public Communicator {
   const std::shared_ptr<ControlCommunicator> control_;
   const Launch::Context context_;
   const Lifecycle::Subscription subscription_;
-  // Of NCCL's calls. Issuing threads alone take it, and hold it while they block: nobody who
-  // aborts, polls or reaps ever waits for it.
-  Mutex issue_mutex_;
 };
 
 }  // namespace torchft_ext

@@ -71,7 +71,7 @@ MeetingPlace DerivedGroups::placeFor(const std::string& name, int64_t generation
   TORCH_CHECK(
       generation > 0 && generation_ == generation, operation,
       ": expected a group with a generation, found none: ",
-      parent_.group().inJob() == InJob::kNo ? "configure() it" : "recover() the elastic job",
+      parent_.group().job().inJob() == InJob::kNo ? "configure() it" : "recover() the elastic job",
       " first");
   return {place_.thread, joined(place_.prefix, name)};
 }
@@ -97,7 +97,7 @@ DerivedGroups::BackendPtr DerivedGroups::childAt(const MeetingPlace& where, int6
   auto child = c10::make_intrusive<FtBackend>(
       spec, makeEngine(spec.engine, *spec.options, spec.store, spec.bound_device));
   child->expectMembersOf(parent_, members);
-  child->group().setBeside(parent_.group());
+  child->group().setJob(parent_.group().job().beside(/*by_rule=*/false));
   const MutexLock lock(mutex_);
   TORCH_CHECK(
       generation_ == generation,

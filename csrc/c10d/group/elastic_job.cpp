@@ -264,7 +264,7 @@ void ElasticJob::manage(const std::string& name, const std::vector<BackendPtr>& 
 
 void ElasticJob::adopt(const BackendPtr& backend) const {
   backend->followNetwork(network_);
-  backend->group().followJob(successes_);
+  backend->group().setJob(JobMembership::following(successes_));
 }
 
 // By name: newcomers may have come to manage them in another order.

@@ -66,7 +66,7 @@ c10::intrusive_ptr<FtBackend> makeBackend(const GroupSpec& spec) {
   if (!spec.begin) return backend;
   if (spec.beside) {
     backend->expectMembersOf(*spec.beside, spec.ranks_beside);
-    backend->group().setBeside(spec.beside->group(), spec.by_rule);
+    backend->group().setJob(spec.beside->group().job().beside(spec.by_rule));
   }
   backend->form({place.thread, place.prefix}, spec.rank, spec.size, std::nullopt);
   return backend;

@@ -1,9 +1,9 @@
-/* The interface of torchft_ext/comm.h for C99, and for whatever calls C: Rust, Go, Julia.
+/* The interface of torchft_ext/comm.h for C99, and for languages that can call C: Rust, Go, Julia.
  *
- * Handles are opaque. Every function that can fail returns a tft_status; nothing is thrown. What
- * went wrong is told by tft_error, which a caller may pass (or NULL). Ownership, threads,
- * generations and what holds after a failure: torchft_ext/comm.h. Numbers of the enums are fixed:
- * append only.
+ * Handles are opaque. Every function that can fail returns a tft_status; nothing is thrown. A
+ * caller may pass a tft_error, which then describes the failure, or NULL. torchft_ext/comm.h
+ * describes ownership, threads, generations, and the state after a failure. Numbers of the enums
+ * are fixed: append only.
  */
 #ifndef TORCHFT_EXT_C_H
 #define TORCHFT_EXT_C_H
@@ -76,13 +76,13 @@ typedef struct tft_comm tft_comm;
 typedef struct tft_store tft_store;
 typedef struct tft_request tft_request;
 
-/* A store that the program implements. Each is called on a thread of the library's, one call at a
- * time for each store, and may block. 0: success; else the store cannot be reached. `context` is
- * given to each. */
+/* A store that the program implements. The library calls the functions on a thread of its own, one
+ * call at a time for each store, and passes `context` to each. They may block. They return 0 for
+ * success; any other value means that the store cannot be reached. */
 typedef struct tft_store_calls {
   void* context;
   int (*set)(void* context, const char* key, const void* value, size_t bytes);
-  /* Hands the value to `found` if there is one, within the call; must not wait for one. */
+  /* Calls `found` with the value if there is one, before it returns; must not wait for a value. */
   int (*get)(void* context, const char* key,
              void (*found)(void* to, const void* value, size_t bytes), void* to);
   int (*remove)(void* context, const char* key);
@@ -94,10 +94,11 @@ tft_status tft_store_create(const tft_store_calls* calls, tft_store** store, tft
 tft_status tft_store_create_file(const char* directory, tft_store** store, tft_error* error);
 /* For groups of one, and tests. */
 tft_status tft_store_create_memory(tft_store** store, tft_error* error);
-/* Groups that use it keep what they need. NULL: nothing. */
+/* Groups that use the store keep what they need of it. Does nothing for NULL. */
 void tft_store_destroy(tft_store* store);
 
-/* What is zero or NULL takes the default of torchft_ext/comm.h. Begin with all of it zero. */
+/* A field that is zero or NULL has the default of torchft_ext/comm.h. Begin with all fields zero.
+ */
 typedef struct tft_options {
   const char* name;
   int64_t timeout_ms;
@@ -108,7 +109,7 @@ typedef struct tft_options {
   int64_t ask_after_ms; /* -1: off */
 } tft_options;
 
-/* What one part of a configure() took. */
+/* One phase of a configure(), and how long it took. */
 typedef struct tft_phase {
   char name[32];
   int64_t took_ns;
@@ -128,9 +129,9 @@ typedef struct tft_stats {
 
 /* options: NULL for the defaults. */
 tft_status tft_comm_create(const tft_options* options, tft_comm** comm, tft_error* error);
-/* Fails the generation on the others, unless it was shut down. NULL: nothing. */
+/* The generation fails on the others, unless the group was shut down. Does nothing for NULL. */
 void tft_comm_destroy(tft_comm* comm);
-/* timeout_ms here and below: 0 for the options'. */
+/* timeout_ms here and below: 0 for that of the options. */
 tft_status tft_comm_configure(tft_comm* comm, tft_store* store, const char* prefix, int rank,
                               int size, int64_t timeout_ms, tft_error* error);
 tft_status tft_comm_abort(tft_comm* comm, const char* why, tft_error* error);
@@ -144,13 +145,15 @@ int64_t tft_comm_generation(const tft_comm* comm);
 /* Of later operations and configures. */
 tft_status tft_comm_set_timeout(tft_comm* comm, int64_t timeout_ms, tft_error* error);
 tft_status tft_comm_stats(const tft_comm* comm, tft_stats* stats, tft_error* error);
-/* Called once for each generation that fails, on a thread of the library's. NULL: no more. */
+/* The callback is called once for each generation that fails, on a thread of the library. NULL ends
+ * the calls. */
 tft_status tft_comm_on_failure(tft_comm* comm,
                                void (*callback)(void* context, const tft_error* failure),
                                void* context, tft_error* error);
 
-/* Operations: torchft_ext/comm.h says what memory each has. They return at once. `request`: to be
- * waited for and destroyed; NULL: the call waits itself, and returns the operation's end. */
+/* Operations: torchft_ext/comm.h says which memory each one needs. They return immediately, and the
+ * caller waits for `request` and destroys it. If `request` is NULL, the call itself waits, and
+ * returns the operation's result. */
 tft_status tft_allreduce(tft_comm* comm, void* data, size_t count, tft_type type,
                          tft_reduction reduction, int64_t timeout_ms, tft_request** request,
                          tft_error* error);
@@ -177,13 +180,14 @@ tft_status tft_send(tft_comm* comm, const void* data, size_t count, tft_type typ
 tft_status tft_recv(tft_comm* comm, void* data, size_t count, tft_type type, int source, int tag,
                     int64_t timeout_ms, tft_request** request, tft_error* error);
 
-/* Blocks until it is done: TFT_OK or its failure. May be called again, and from several threads. */
+/* Blocks until the operation is done. Returns TFT_OK or its failure. May be called again, and from
+ * several threads. */
 tft_status tft_request_wait(tft_request* request, tft_error* error);
 int tft_request_done(const tft_request* request);
-/* TFT_OK where it is not done, or has succeeded. Never blocks. */
+/* TFT_OK if the operation is not done, or has succeeded. Never blocks. */
 tft_status tft_request_failure(const tft_request* request, tft_error* error);
 int tft_request_source(const tft_request* request);
-/* The operation goes on. NULL: nothing. */
+/* The operation continues. Does nothing for NULL. */
 void tft_request_destroy(tft_request* request);
 
 /* "0.1.0" */
@@ -199,15 +203,15 @@ typedef enum tft_log_level {
 
 /* Lines below this level are dropped. */
 void tft_set_log_level(tft_log_level least);
-/* Lines go there, and nowhere else. NULL: as at first. The sink must not call the library, but for
- * tft_version(). A call of it may be under way when another one is set: the context may be freed
- * after tft_end_process() has returned 1, or never. */
+/* Lines go to this sink only. NULL restores the default. The sink must not call the library, except
+ * tft_version(). A call of the old sink may still be running when a new one is set. So free the
+ * context only after tft_end_process() has returned 1, or never. */
 tft_status tft_set_log_sink(void (*sink)(void* context, tft_log_level level, const char* line),
                             void* context, tft_error* error);
 
-/* Ends all threads of the library in this process and says goodbye for every group, as exit() does.
- * For programs that unload the library. 0: something did not end by the limit. timeout_ms: 0 for a
- * second. */
+/* Says goodbye for every group and ends all threads of the library in this process, as exit() does.
+ * Call it before you unload the library. 0: something did not end within the timeout. timeout_ms: 0
+ * for a second. */
 int tft_end_process(int64_t timeout_ms);
 
 #ifdef __cplusplus

@@ -1,28 +1,33 @@
-// A group of processes that compute collectives on plain memory, without torch: the CPU engine, its
-// failure detection, and generations, for C++ programs. torchft_ext/c.h has the same for C.
+// A group of processes that run collectives on plain memory, without torch. C++ programs get the
+// CPU engine, its failure detection, and generations. torchft_ext/c.h offers the same to C
+// programs.
 //
 //   auto store = torchft_ext::makeFileStore("/shared/job7");
 //   torchft_ext::Comm comm;
 //   comm.configure(store, "job7/0", rank, size);
 //   comm.allreduce(values.data(), values.size(), DataType::kFloat32, Reduction::kSum).wait();
 //
-// Generations: configure() begins one with a rank and a size, on every member at the same time and
-// with a prefix of its own. It ends by the next configure(), by shutdown(), or by a failure: then
-// every operation of it has failed, on all members, with who failed and how, and configure() begins
-// the next one, without those who are lost. Nothing is restarted, no object is made anew.
+// Generations: configure() begins a generation with a rank and a size. All members call it at the
+// same time, with a prefix that no other generation uses. The generation ends with the next
+// configure(), with shutdown(), or with a failure. After a failure every operation of the
+// generation has failed on all members, with an error that says who failed and how. The next
+// configure() begins a generation without the lost members. No process restarts, and no object is
+// made again.
 //
-// Ranks are processes, as a rule. Threads of one process may be ranks too, with an object each: for
-// tests and small worlds, since each of them costs what a process has.
+// Ranks are normally processes. Threads of one process may be ranks too, each with its own object.
+// That is for tests and small worlds, because each such rank needs as many threads and sockets as a
+// process.
 //
-// Ownership of memory: what an operation is given stays the caller's, and must be there until its
-// Request is done. Done means that the library is out of it, also after a failure, an abort or a
-// timeout; then outputs hold what had come so far. Inputs are never written. An input and an output
-// may be the same memory only where "in place" stands.
+// Ownership of memory: the memory that an operation gets belongs to the caller, and must exist
+// until the operation's Request is done. Done means that the library no longer uses the memory,
+// also after a failure, an abort or a timeout; outputs then hold what had arrived by then. Inputs
+// are never written. An input and an output may be the same memory only if the method says "in
+// place".
 //
 // Threads: every method from any thread. Operations of one generation run in the order of issue,
-// which must be the same on all members, but for send and recv, which hold up nothing. A Comm may
-// be destroyed at any time: its generation fails on the others; shutdown() says goodbye instead. It
-// cannot be used in a forked child: std::runtime_error.
+// which must be the same on all members. Only send and recv may be issued in any order, and delay
+// no other operation. A Comm may be destroyed at any time; then its generation fails on the others.
+// shutdown() says goodbye instead. In a forked child every method throws std::runtime_error.
 //
 // Errors: CommError and its kinds (torchft_ext/error.h) for failures of the generation;
 // std::invalid_argument for bad arguments, before anything is sent; std::logic_error after
@@ -82,15 +87,15 @@ class Request {
   Request& operator=(const Request&);
   Request& operator=(Request&&) noexcept;
 
-  // Blocks until it is done, its limit at most (and a second, in which the library leaves the
-  // memory); throws the failure.
+  // Blocks until the operation is done: at most for its timeout, and one more second in which the
+  // library stops using the memory. Throws the failure.
   void wait() const;
   // The same, and returns the failure. Null: success.
   FailurePtr tryWait() const;
   bool done() const noexcept;
   // Null: not done, or success.
   FailurePtr failure() const noexcept;
-  // Of recv from any rank, done: the rank it came from; else -1.
+  // After a recv from any rank is done: the rank that sent. Otherwise -1.
   int source() const noexcept;
 
  private:
@@ -102,17 +107,18 @@ class Request {
 
 struct CommOptions {
   std::string name = "comm";  // in errors and logs, and the same on all members
-  // Of operations and of configure(), where they are given none.
+  // Of operations and of configure(), unless they are given one.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   // The interface to listen on: "eth0", a prefix "eth", a list "eth0,ib0", "=eth0" exactly,
   // "^docker,lo" all but these; or a numeric address. Empty: loopback, so for one host.
   std::string interface {};
   std::string port_range{};   // "7000-7100"; empty: any free port
   bool local_sockets = true;  // between processes of one host; false: TCP alone
-  // A member that does not run for so long is left out; 0: never. At least 100 ms.
+  // A member that does not run for this long counts as lost; 0: never. At least 100 ms.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(5);
-  // An operation that has waited so long asks the other members what they do: a line in the log,
-  // and a timeout's error, name those that have not issued it. 0: never. At most a day.
+  // After an operation has waited for this long, the other members are asked what they have issued.
+  // A line in the log, and the error of a timeout, name those that have not issued the operation.
+  // 0: never. At most a day.
   std::chrono::milliseconds ask_after = std::chrono::seconds(1);
 };
 
@@ -124,10 +130,10 @@ struct CommStats {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   FailurePtr last_failure;  // null: none
-  // Of the last configure(), in order: what it did and for how long.
+  // The phases of the last configure(), in order, and how long each took.
   std::vector<std::pair<std::string, std::chrono::nanoseconds>> last_configure;
-  // By rank of this generation: how long operations here have waited for it, of those that waited
-  // for longer than CommOptions::ask_after. Empty: there is no generation.
+  // By rank of this generation: how long operations of this process have waited for that rank. Only
+  // operations that waited for longer than CommOptions::ask_after count. Empty: no generation.
   std::vector<std::chrono::nanoseconds> waited_for{};
 };
 
@@ -140,62 +146,64 @@ class Comm {
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
 
-  // Begins a generation, and ends the one before. All members call it with the same store, prefix
-  // and size, within the limit. Blocks until it stands. prefix: one of its own for each generation.
-  // timeout: 0 for the options'.
+  // Ends the current generation and begins a new one. All members call it with the same store,
+  // prefix and size. Blocks until all members are connected. prefix: a different one for each
+  // generation. timeout: 0 for that of the options.
   void configure(const std::shared_ptr<Store>& store, const std::string& prefix, int rank, int size,
                  Milliseconds timeout = Milliseconds(0));
-  // The same, and returns the failure, with which the group is failed then. Null: it stands.
+  // The same, but returns the failure, which is then that of the group. Null: success.
   FailurePtr tryConfigure(const std::shared_ptr<Store>& store, const std::string& prefix, int rank,
                           int size, Milliseconds timeout = Milliseconds(0));
   // Fails the generation, or the configure() that is under way, here and on all members. Releases
-  // every waiter, then waits until the library is out of all memory (microseconds, as a rule).
+  // every waiting thread, then waits until the library no longer uses any of the caller's memory
+  // (normally microseconds).
   void abort(const std::string& why = "abort() was called");
-  // Says goodbye when all that was issued has been sent, and ends the group for good. False: not
-  // all was sent by the limit.
+  // Waits until everything that was issued has been sent, says goodbye, and ends the group for
+  // good. False: not everything was sent within the timeout.
   bool shutdown(Milliseconds timeout = std::chrono::seconds(5));
 
   // The current generation's failure, or the last configure()'s; null: none. Never blocks.
   FailurePtr errored() const;
-  // Waits until all that was issued is done, and throws the generation's failure. A limit that runs
-  // out fails the generation. timeout: 0 for the options'.
+  // Waits until everything that was issued is done. Throws the generation's failure. If the timeout
+  // passes, the generation fails. timeout: 0 for that of the options.
   void check(Milliseconds timeout = Milliseconds(0));
-  // The same, and returns the failure. Null: all was done.
+  // The same, but returns the failure. Null: everything was done.
   FailurePtr tryCheck(Milliseconds timeout = Milliseconds(0));
   int rank() const;                       // in the last generation that stood
   int size() const;                       // 1 before the first
   int64_t generation() const;             // 0 before the first
   void setTimeout(Milliseconds timeout);  // of later operations and configures
   CommStats stats() const;
-  // Called once for each generation that fails from now on, with its failure, on a thread of the
-  // library's own, soon after waiters are released:
-  // it may block for a while, and it may call this object. What it throws is logged. Empty: no
-  // more. A call may be under way while this object is destroyed: what it refers to must outlive
-  // it.
+  // The callback is called once for each generation that fails from now on, with its failure, on a
+  // thread of the library, soon after waiting threads are released. It may block for a while, and
+  // it may call this object. What it throws is logged. An empty callback ends the calls. A call may
+  // still be running while this object is destroyed, so what the callback refers to must live
+  // longer than that.
   void onFailure(std::function<void(const FailurePtr&)> callback);
 
-  // ---- operations. count: items; memory of count * sizeOf(type) bytes, or of size() times that
-  // where "all" stands. timeout: 0 for the options'. They return at once.
+  // ---- operations. They return immediately. count: the number of items; the memory has count *
+  // sizeOf(type) bytes, and a parameter named all, all_inputs or all_outputs has size() times that.
+  // timeout: 0 for that of the options.
 
-  // In place: everybody's data, reduced, on all.
+  // In place: the data of all ranks, reduced, on every rank.
   Request allreduce(void* data, size_t count, DataType type, Reduction reduction,
                     Milliseconds timeout = Milliseconds(0));
-  // In place: root's data, on all.
+  // In place: root's data, on every rank.
   Request broadcast(void* data, size_t count, DataType type, int root,
                     Milliseconds timeout = Milliseconds(0));
-  // all[i * count ...] = rank i's input. input may be where it belongs in all.
+  // all[i * count ...] = rank i's input. input may be its own part of all.
   Request allgather(const void* input, void* all, size_t count, DataType type,
                     Milliseconds timeout = Milliseconds(0));
-  // output = everybody's all[rank * count ...], reduced. output may be that part of all.
+  // output = all[rank * count ...] of all ranks, reduced. output may be that part of all.
   Request reduceScatter(const void* all, void* output, size_t count, DataType type,
                         Reduction reduction, Milliseconds timeout = Milliseconds(0));
-  // root's output = everybody's input, reduced; it may be its input. Others' output: null.
+  // root's output = the inputs of all ranks, reduced; it may be root's input. Others pass null.
   Request reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,
                  int root, Milliseconds timeout = Milliseconds(0));
-  // root's all[i * count ...] = rank i's input. Others' all: null.
+  // root's all[i * count ...] = rank i's input. Others pass null for all.
   Request gather(const void* input, void* all, size_t count, DataType type, int root,
                  Milliseconds timeout = Milliseconds(0));
-  // output = root's all[rank * count ...]. Others' all: null.
+  // output = root's all[rank * count ...]. Others pass null for all.
   Request scatter(const void* all, void* output, size_t count, DataType type, int root,
                   Milliseconds timeout = Milliseconds(0));
   // all_outputs[i * count ...] = rank i's all_inputs[rank * count ...].
@@ -213,8 +221,9 @@ class Comm {
   const std::unique_ptr<Impl> impl_;
 };
 
-// Ends all threads of the library in this process and says goodbye for every Comm, as exit() does
-// by itself, within `timeout`. False: something did not end. For programs that unload it.
+// Says goodbye for every Comm and ends all threads of the library in this process, within
+// `timeout`. exit() does this by itself; call it before you unload the library. False: something
+// did not end.
 bool endProcess(std::chrono::milliseconds timeout = std::chrono::seconds(1));
 
 }  // namespace torchft_ext

@@ -1,4 +1,4 @@
-// Why a call of an elastic job came to nothing.
+// The errors of an elastic job: why a call failed.
 #pragma once
 
 #include <chrono>
@@ -9,14 +9,14 @@
 namespace torchft_ext {
 
 enum class ElasticErrorKind {
-  kNoQuorum,  // too few voters of the last view are there to decide on the next
-  kLeftOut,   // a newer view is without this member: join again
-  kTimeout,   // not by the deadline: others' votes, or a place in a view
+  kNoQuorum,  // too few voters of the last view are present to decide on the next one
+  kLeftOut,   // this member is not in the newest view: join again
+  kTimeout,   // the votes of others, or a view with this member, did not come by the deadline
   kStore,     // the job's store does not answer
-  kState,     // this member has left, or its process is through
+  kState,     // this member has left, or its process is ending
   kNetwork,   // no port, no descriptor
-  // Views of the same members came to nothing again and again, by a cause that another view does
-  // not mend. The text names it.
+  // Several views of the same members failed, with a cause that another view would not remove. The
+  // text names the cause.
   kNoProgress,
   kJobOver,  // the job has ended well, before this process came or was needed: a JobOverError
 };

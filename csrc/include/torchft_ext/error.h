@@ -1,15 +1,15 @@
-// What is thrown where a generation or an operation failed: one class for each kind of failure.
+// The exceptions for failed generations and operations: one class for each kind of failure.
 //
 //   try {
 //     comm.allreduce(data, count, DataType::kFloat32, Reduction::kSum).wait();
 //   } catch (const torchft_ext::PeerLostError& error) {
 //     std::cerr << "lost rank " << error.failure().cause.rank << "\n";
-//     comm.configure(store, "job/2", new_rank, new_size);  // go on without it
+//     comm.configure(store, "job/2", new_rank, new_size);  // continue without it
 //   } catch (const torchft_ext::CommError& error) { ... }  // any other kind
 //
-// Every object that is thrown is a std::exception too; with libtorch a c10::DistBackendError, and
-// in a process with Python a Python exception of the same name. So the classes below are not
-// derived from std::exception themselves. Threads: any.
+// Every thrown object is also a std::exception. With libtorch it is a c10::DistBackendError, and in
+// a process with Python it becomes a Python exception of the same name. For this reason the classes
+// below are not derived from std::exception themselves. Threads: any.
 #pragma once
 
 #include <utility>

@@ -9,8 +9,7 @@
 
 namespace torchft_ext {
 
-// What the caller must do next is decided by the kind; the numbers travel on the wire (append
-// only).
+// The kind decides what the caller must do next. The numbers travel on the wire: append only.
 enum class FailureKind : uint8_t {
   kPeerLost = 1,  // a process died or froze: begin a generation without it
   kPeerLeft = 2,  // a process left cleanly before doing its part: begin a generation without it
@@ -24,7 +23,7 @@ enum class FailureKind : uint8_t {
 };
 const char* toString(FailureKind kind);
 
-// Who caused it, as far as is known.
+// Which process caused it, as far as is known.
 struct Cause {
   int rank = -1;        // rank in the failed generation; -1: not known
   int other_rank = -1;  // kConnectionLost: the far end of the lost connection; else -1
@@ -33,12 +32,12 @@ struct Cause {
   std::string how;  // one clause: "its process ended", "abort() was called: ..."
 };
 
-// Of a group, to an elastic job.
+// How a group belongs to an elastic job.
 enum class InJob {
   kNo,
-  kFollows,    // its generations are those of the job's views, which recover() begins
-  kOfOneView,  // it was made beside such a group, and nothing begins another generation of it
-  kMadeAnew,   // likewise, by a rule of the job's: recover() makes another one in its place
+  kFollows,    // its generations are those of the job's views; recover() begins them
+  kOfOneView,  // it was made beside such a group, and has no further generation
+  kMadeAnew,   // the same, but a rule of the job makes it: recover() makes another one in its place
 };
 
 struct Failure {
@@ -54,12 +53,12 @@ struct Failure {
   int64_t seq = -1;  // the operation's sequence number in its generation
   std::chrono::nanoseconds elapsed{0};
   std::chrono::nanoseconds limit{0};  // zero: there was none
-  // No configure() can follow: the group was shut down, or could not be made. Of this process
-  // alone: others are not told.
+  // configure() cannot follow: the group was shut down, or could not be made. This applies to this
+  // process only, and is not sent to others.
   bool needs_new_group = false;
-  InJob in_job = InJob::kNo;                   // of this process alone, as what follows
+  InJob in_job = InJob::kNo;                   // like the fields below, of this process only
   std::chrono::steady_clock::time_point at{};  // when the generation failed; the epoch: it has not
-  // How long the lost process had given no sign of life by then; zero: not known.
+  // For how long the lost process had sent nothing by then; zero: not known.
   std::chrono::nanoseconds silent_for{0};
 
   // One line: operation, group, rank/size, generation, who, how, elapsed and limit, and the next

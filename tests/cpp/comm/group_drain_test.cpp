@@ -125,7 +125,7 @@ TEST_F(EngineInside, TheFirstHalfOfAnAbortWaitsForNothing) {
 TEST_F(EngineInside, AGroupThatFollowsAJobAdvisesItsRecover) {
   strike();
   releaseBuffers();
-  group().followJob();
+  group().setJob(JobMembership::following(nullptr));
   cluster_.form({0}, "second");
   group().abort("enough");
   const std::string told = group().errored()->describe();

@@ -2,8 +2,11 @@
 // goodbyes and operations, captures and operations. Over the NCCL engine and the simulator.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "cpp/nccl/nccl_cluster.h"
 #include "nccl/bootstrap.h"
@@ -62,7 +65,7 @@ TEST_F(NcclRacesTest, IdsStayOutOfTheUsersOwnCollectives) {
 TEST_F(NcclRacesTest, TransfersOfIdsAreNoSuccessesOfTheUser) {
   NcclCluster cluster(3);
   const auto successes = std::make_shared<SuccessCount>(0);
-  for (const int i : cluster.all()) cluster.group(i).followJob(successes);
+  for (const int i : cluster.all()) cluster.group(i).setJob(JobMembership::following(successes));
   cluster.form(cluster.all(), "a");
   sumOnAll(cluster);
   EXPECT_EQ(successes->load(), 3U);
@@ -107,6 +110,26 @@ TEST_F(NcclRacesTest, AMessageThatWaitsForItsPeerHoldsUpNoOperationOfTheHost) {
     if (i == 1) succeed(cluster.group(1).issue(deviceSend(floats(1, Values(10, 5)), 0)));
   });
   receiving.join();
+}
+
+// The turn to issue alone keeps them apart: no lock is held over NCCL's calls.
+TEST_F(NcclRacesTest, ThreadsThatIssueAtOnceMakeOneCommunicator) {
+  constexpr int kGenerations = 10;
+  NcclCluster cluster(1);
+  for (int generation = 1; generation <= kGenerations; ++generation) {
+    cluster.form(cluster.all(), std::to_string(generation));
+    std::vector<std::thread> issuing;
+    std::atomic<bool> go{false};
+    for (int i = 0; i < 4; ++i) {
+      issuing.emplace_back([&] {
+        while (!go) std::this_thread::yield();
+        sum(cluster, 0);
+      });
+    }
+    go = true;
+    for (std::thread& each : issuing) each.join();
+    EXPECT_EQ(counted("inits"), generation);
+  }
 }
 
 TEST_F(NcclRacesTest, WhoWaitsToIssueHasALimit) {

@@ -1,30 +1,32 @@
-// Data-parallel training of any torch::nn::Module, as torch.nn.parallel.DistributedDataParallel has
-// it in Python, which libtorch lacks: gradients are averaged over the group's ranks in buckets,
-// while backward() goes on.
+// Data-parallel training of any torch::nn::Module, like torch.nn.parallel.DistributedDataParallel
+// in Python, which libtorch lacks. Gradients are averaged over the group's ranks in buckets, while
+// backward() is running.
 //
 //   torchft_ext::DistributedDataParallel ddp(network, group);
 //   auto output = ddp.forward([&] { return network->forward(images); });
 //   loss(output, labels).backward();   // .grad() of every parameter is the mean over all ranks
 //   optimizer.step();
 //
-// Generations: the first forward() in a generation begins with new buckets, on all members alike,
-// so a newcomer's object and one that has trained for long go together; it is the same code that
-// follows generations in Python. A member that is lost fails backward() on all others, with a
-// CommError (torchft_ext/error.h); gradients are then of no use: zero_grad(), and run the step
-// again in the next generation. A backward() whose forward() ran in an older generation throws
-// CommAbortedError. A newcomer's parameters are the program's to bring: by a broadcast, or from a
-// checkpoint.
+// Generations: the first forward() in a generation makes new buckets, on all members. So the object
+// of a newcomer works together with those that have trained for long. (Python's DDP uses the same
+// code to follow generations.) If a member is lost, backward() throws a CommError
+// (torchft_ext/error.h) on all others. The gradients are then invalid: call zero_grad(), and run
+// the step again in the next generation. A backward() whose forward() ran in an older generation
+// throws CommAbortedError. The program itself must bring the parameters to a newcomer: by a
+// broadcast, or from a checkpoint.
 //
-// On a device backward() returns before the sums are there. check(group) waits for them, and throws
-// what came between: call it before the optimizer's step.
+// On a device backward() returns before the sums are complete. check(group) waits for them, and
+// throws if one failed: call it before the optimizer's step.
 //
-// What must be alike on all members: the parameters, their order, the options, and in which
-// forward() calls gradients are synchronised. Where buckets differ, MismatchError.
+// All members must have the same parameters in the same order, the same options, and must
+// synchronise gradients in the same forward() calls. If buckets differ, backward() throws
+// MismatchError.
 //
-// Ownership: keeps the module and the group. Destroyed after every backward() of it has ended.
-// Threads: one at a time; forward() and backward() of one object not at once. Blocks: the
-// constructor and forward() in broadcasts, backward() until the sums are there; the group's timeout
-// limits each. Gradients are bit by bit those of Python's, for the same data and options.
+// Ownership: the object keeps the module and the group. Destroy it only after every backward() has
+// ended. Threads: one at a time; forward() and backward() of one object must not run at the same
+// time. Blocks: the constructor and forward() in broadcasts, backward() until the sums are
+// complete; the group's timeout limits each. With the same data and options, gradients are bit by
+// bit those of Python's DDP.
 //
 // It has no static_graph, no mixed precision, no communication hooks, and no join() for uneven
 // inputs. Modules on one device.
@@ -61,9 +63,9 @@ class NoSyncGuard;
 
 class DistributedDataParallel {
  public:
-  // All members of the generation call it at the same time. In a group of one process it needs
-  // nobody: a newcomer makes its object there, and then joins. Throws std::invalid_argument for a
-  // group of another library, c10::ValueError for a module without parameters to train.
+  // All members of the generation call it at the same time. In a group of one process it waits for
+  // no other: a newcomer makes its object there, and then joins. Throws std::invalid_argument for a
+  // group of another library, and c10::ValueError for a module without parameters to train.
   DistributedDataParallel(std::shared_ptr<torch::nn::Module> module, const ProcessGroupPtr& group,
                           const DdpOptions& options = {});
   template <typename Contained>
@@ -74,9 +76,9 @@ class DistributedDataParallel {
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
-  // Runs the module's forward, which is what the callable does, and returns what that returned: a
-  // tensor, or a vector, map, pair, tuple or optional of what it may return. Other types have no
-  // tensors, as far as this class knows. Where gradients are off it only calls.
+  // Calls `call`, which runs the module's forward, and returns its result: a tensor, or a vector,
+  // map, pair, tuple or optional of such results. This class finds no tensors in other types. If
+  // gradients are off, it only calls.
   template <typename Forward>
   auto forward(Forward&& call) {
     begin();
@@ -87,8 +89,8 @@ class DistributedDataParallel {
     return output;
   }
 
-  // While the guard lives, forward() and the backward() that follows it only add to the gradients
-  // of this process; the next synchronised backward() sends what was added up.
+  // While the guard lives, forward() and the backward() after it only add to the gradients of this
+  // process. The next synchronised backward() sends the accumulated gradients.
   [[nodiscard]] NoSyncGuard noSync();
 
   const std::shared_ptr<torch::nn::Module>& module() const;
