@@ -30,7 +30,7 @@ mkdir -p "${parsers[@]/#/$work/corpus/}" "${parsers[@]/#/$corpus/}"
 # csrc/net/sockets.cpp is not among them: paired_sockets.cpp stands in for it.
 sources=(csrc/base/*.cpp csrc/elastic/{agreements,asked_agreements,elastic_codec,elastic_core,losses,meeting,member_keys,next_view,proposal,quorum,spread,view,view_check,view_decision,view_store}.cpp
   csrc/liveness/{liveness_connection,notice,process_state}.cpp csrc/membership/records.cpp csrc/host/{issue_report,main_thread,send_queue,stream_connection}.cpp
-  csrc/comm/{issue_log,operation}.cpp
+  csrc/comm/{operation,operation_recorder}.cpp
   csrc/net/{connector,dial,event_loop,failure_frame,frame,frame_inbox,handshake,listener,local_address,private_table,socket_address}.cpp
   tests/fuzz/{paired_sockets,streams,frame_streams,handshake_streams,listener_streams}.cpp)
 mkdir -p "$work/objects"

@@ -31,6 +31,18 @@ FAMILIES = (
     Family("build_info", "gauge", "Always 1; the versions are labels.", ("version", "torch")),
     # Groups.
     Family("operations_total", "counter", "Operations issued, by kind.", (*_GROUP, "operation")),
+    Family(
+        "operation_bytes_total",
+        "counter",
+        "Bytes of the operations' tensors, of the larger side of each: inputs or outputs.",
+        (*_GROUP, "operation"),
+    ),
+    Family(
+        "operation_seconds_total",
+        "counter",
+        "Time from the issue of operations to their end.",
+        (*_GROUP, "operation"),
+    ),
     Family("sent_bytes_total", "counter", "Bytes sent for the group.", _GROUP),
     Family("received_bytes_total", "counter", "Bytes received for the group.", _GROUP),
     Family("failures_total", "counter", "Generations that failed, by cause.", (*_GROUP, "cause")),

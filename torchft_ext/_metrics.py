@@ -79,8 +79,13 @@ def _add_group(found: _Series, group: GroupFields) -> None:
     _add(found, "group_size", labels, group["size"])
     _add(found, "group_rank", labels, group["rank"])
     _add(found, "group_failed", labels, group["failed"])
-    for operation, count in group["operations"].items():
-        _add(found, "operations_total", (*labels, operation), count)
+    for name, by_kind in (
+        ("operations_total", group["operations"]),
+        ("operation_bytes_total", group["operation_bytes"]),
+        ("operation_seconds_total", group["operation_seconds"]),
+    ):
+        for operation, value in by_kind.items():
+            _add(found, name, (*labels, operation), value)
     for cause, count in group["failures"].items():
         _add(found, "failures_total", (*labels, cause), count)
     for phase, seconds in group["last_configure_seconds"].items():

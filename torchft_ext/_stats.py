@@ -54,6 +54,8 @@ class GroupFields(TypedDict):
         generation, rank, size: of its last generation.
         failed: that one has failed, or the last attempt at one.
         operations: issued, by kind.
+        operation_bytes: of the larger side of each, inputs or outputs, by kind.
+        operation_seconds: from issue to end, of those that have ended, by kind.
         last_configure_seconds: of each phase of the last configure().
     """
 
@@ -65,6 +67,8 @@ class GroupFields(TypedDict):
     generations: int
     failed_configures: int
     operations: dict[str, int]
+    operation_bytes: dict[str, int]
+    operation_seconds: dict[str, float]
     bytes_sent: int
     bytes_received: int
     failures: dict[str, int]

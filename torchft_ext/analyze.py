@@ -44,7 +44,8 @@ def judge(generation: Generation) -> Verdict:
     """Return who ended a generation, from the records of its ranks.
 
     Ranks that have issued different collectives under one number come first, since what follows
-    from that may look like anything else. Then the cause that the ranks' failures name. Of a
+    from that may look like anything else; where as many have issued the one as the other, all of
+    them are named. Then the cause that the ranks' failures name. Of a
     timeout, the ranks that have issued fewer collectives than the others, or have written nothing.
     """
     return _other_operation(generation) or _named_cause(generation) or _fewer(generation)
@@ -61,8 +62,16 @@ def _other_operation(generation: Generation) -> Verdict | None:
     number = min(numbers)
     by_count = sorted(issued[number].values(), key=len)
     few, many = by_count[:-1], by_count[-1]
-    others = "; ".join(_issued(generation, ranks, number) for ranks in few)
-    sentence = f"{others}, where {_plain(many)} issued {_described(generation, many[0], number)}"
+    if len(few[-1]) == len(many):  # which of them is wrong the records do not show
+        few, many = by_count, []
+    sentence = "; ".join(_issued(generation, ranks, number) for ranks in few)
+    if many:
+        sentence += f", where {_plain(many)} issued {_described(generation, many[0], number)}"
+    else:
+        sentence = f"ranks differ: {sentence}"
+    absent = sorted(set(range(generation.size)).difference(*few, many))
+    if absent and not many:
+        sentence += f"; of {_plain(absent)} there is no collective {number}"
     return Verdict(
         "other operation", sorted(rank for ranks in few for rank in ranks), number, sentence
     )

@@ -33,7 +33,7 @@ void entered(benchmark::State& state) {
   const Operation operation = allreduce();
   const Clock::time_point at = Clock::now();
   for (auto _ : state) {
-    const uint64_t number = recorder.issued(operation, 1, 1, at);
+    const uint64_t number = recorder.issued(operation, 1, 1, at, 1);
     recorder.started(number, Clock::now());
     recorder.ended(number, false, at);
   }
@@ -43,11 +43,12 @@ BENCHMARK(entered)->Threads(1)->Threads(2);
 void operationState(benchmark::State& state, bool recorded) {
   const auto recorder =
       std::make_shared<OperationRecorder>("bench", OperationRecorder::kUsualCapacity);
-  const auto lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{"bench", 1, 0, 1});
+  const auto lifecycle = std::make_shared<Lifecycle>(GenerationIdentity{"bench", 1, 0, 1}, nullptr,
+                                                     kAskAfter, recorder);
   const Operation operation = allreduce();
   for (auto _ : state) {
     OpState op(lifecycle, OpKind::kAllreduce, 1, std::chrono::seconds(1));
-    if (recorded) op.recordIn(recorder, recorder->issued(operation, 1, 1, op.issuedAt()));
+    if (recorded) op.recordAs(recorder->issued(operation, 1, 1, op.issuedAt(), 1));
     op.noteStarted();
     op.complete(nullptr);
   }

@@ -95,7 +95,6 @@ std::vector<std::shared_ptr<OperationRecorder>> liveRecorders() {
 }  // namespace
 
 void rememberRecorder(const std::shared_ptr<OperationRecorder>& recorder) {
-  if (!recorder->on()) return;
   Dumps& own = dumps.get();
   MutexLock lock(own.mutex);
   std::erase_if(own.recorders, [](const auto& weak) { return weak.expired(); });
@@ -109,11 +108,18 @@ std::string failureDumpPrefix() {
 
 void dumpFailedGeneration(const std::shared_ptr<OperationRecorder>& recorder, int64_t generation,
                           const std::string& prefix) {
-  if (!recorder->on() || prefix.empty()) return;
+  if (!recorder->dumps() || prefix.empty()) return;
   if (dumps.get().begun.fetch_add(1) >= kMostFailureDumps) return;
   runOnCallbackThread([recorder, generation, prefix] {
     if (const auto snapshot = recorder->snapshotOf(generation)) writeFailed(prefix, *snapshot);
   });
+}
+
+std::vector<std::string> waitsOfProcess() {
+  std::vector<std::string> all;
+  for (const auto& recorder : liveRecorders())
+    if (std::string waits = recorder->waits(); !waits.empty()) all.push_back(std::move(waits));
+  return all;
 }
 
 int dumpEverything(const std::string& path) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/operation_recorder.h"
 
@@ -21,7 +22,7 @@ namespace torchft_ext {
 // Generations that a process writes at most: one that fails again and again fills no disk.
 inline constexpr int kMostFailureDumps = 20;
 
-// dumpEverything() has it from now on. Holds no recorder alive. Any thread.
+// dumpEverything() and waitsOfProcess() have it from now on. Holds no recorder alive. Any thread.
 void rememberRecorder(const std::shared_ptr<OperationRecorder>& recorder);
 
 // The value of the environment variable. Empty: no dumps are written. No other thread may change
@@ -32,6 +33,10 @@ std::string failureDumpPrefix();
 // thread, never blocks.
 void dumpFailedGeneration(const std::shared_ptr<OperationRecorder>& recorder, int64_t generation,
                           const std::string& prefix);
+
+// Whom the process's groups wait for, each in a clause: OperationRecorder::waits(). Any thread,
+// never blocks.
+std::vector<std::string> waitsOfProcess();
 
 // Writes what all groups of the process have recorded: JSON where the path ends in ".json", else a
 // pickle. Blocks for the disk. 0, or an errno.

@@ -252,10 +252,10 @@ std::shared_ptr<Lifecycle> Group::noLifecycleLocked(bool attempt_failed) const {
 
 // A watch for leavers is no operation of the program's.
 void Group::record(const Operation& operation, OpState& state) const {
-  if (!recorder_->on() || operation.watches) return;
+  if (operation.watches) return;
   const int64_t generation = state.lifecycle()->identity().generation;
-  state.recordIn(recorder_,
-                 recorder_->issued(operation, generation, state.seq(), state.issuedAt()));
+  state.recordAs(
+      recorder_->issued(operation, generation, state.seq(), state.issuedAt(), state.place()));
 }
 
 std::optional<IssueOrders::Turn> Group::awaitTurn(
@@ -418,6 +418,7 @@ GroupStats Group::stats() const {
     communicator = current_.communicator;
   }
   for (const uint64_t of_kind : stats.operations_by_kind) stats.operations += of_kind;
+  stats.totals = recorder_->totals();
   {
     MutexLock lock(failure_counts_->mutex);
     stats.failures = failure_counts_->by_kind;

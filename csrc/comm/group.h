@@ -37,6 +37,7 @@ struct GroupStats {
   uint64_t failed_configures = 0;
   uint64_t operations = 0;  // issued; the sum of those by kind
   std::array<uint64_t, kOpKinds> operations_by_kind{};
+  OperationTotals totals{};
   std::array<uint64_t, 10> failures{};  // by FailureKind
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;

@@ -96,7 +96,7 @@ FailurePtr Group::configure(std::shared_ptr<StoreThread> store, const std::strin
     deadline = Deadline::after(configure_limit_);
     lifecycle = std::make_shared<Lifecycle>(
         GenerationIdentity{name_, generation_ + 1, rank, size, job_.inJob()}, job_.successes(),
-        ask_after_);
+        ask_after_, recorder_);
     forming_ = lifecycle;
     memory = std::exchange(memory_, AttemptMemory{});
   }

@@ -1,5 +1,6 @@
-// The state of one generation, its first error, and what was issued in it. Small and shared: held
-// by communicator, works, watchdog and peer monitor, none of which holds another through it.
+// The state of one generation, its first error, and where its operations are recorded. Small and
+// shared: held by communicator, works, watchdog and peer monitor, none of which holds another
+// through it.
 //
 // States: forming -> active -> ended; forming or active -> failed. failed and ended are final.
 // Threads: any. Never blocks, never throws, takes no lock while it calls a subscriber.
@@ -15,7 +16,6 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "comm/issue_log.h"
 #include "torchft_ext/failure.h"
 
 namespace torchft_ext {
@@ -32,6 +32,7 @@ struct GenerationIdentity {
 };
 
 class OpState;
+class OperationRecorder;
 
 // How long an operation waits before its rank asks what the others do, where nothing else is said.
 inline constexpr Duration kAskAfter = std::chrono::seconds(1);
@@ -48,10 +49,15 @@ class Lifecycle {
   using Operations = std::vector<std::shared_ptr<OpState>>;
   using OnWaits = std::function<void(const Operations&)>;
 
-  // successes: counted there; null: not counted. ask_after: zero: never.
+  // successes: counted there; null: not counted. ask_after: zero: never. recorder: the group's;
+  // null: operations are not recorded.
   explicit Lifecycle(GenerationIdentity identity, std::shared_ptr<SuccessCount> successes = nullptr,
-                     Duration ask_after = kAskAfter)
-      : identity_(std::move(identity)), ask_after_(ask_after), successes_(std::move(successes)) {}
+                     Duration ask_after = kAskAfter,
+                     std::shared_ptr<OperationRecorder> recorder = nullptr)
+      : identity_(std::move(identity)),
+        ask_after_(ask_after),
+        recorder_(std::move(recorder)),
+        successes_(std::move(successes)) {}
 
   const GenerationIdentity& identity() const { return identity_; }
   State state() const { return state_.load(std::memory_order_acquire); }
@@ -73,9 +79,7 @@ class Lifecycle {
     if (successes_) successes_->fetch_add(1, std::memory_order_relaxed);
   }
 
-  // What this rank has issued: any thread reads, the group writes.
-  IssueLog& issued() { return issued_; }
-  const IssueLog& issued() const { return issued_; }
+  const std::shared_ptr<OperationRecorder>& recorder() const { return recorder_; }  // may be null
 
   Duration askAfter() const { return ask_after_; }
   // Called about once a second while operations wait for longer than askAfter(), with all of them:
@@ -91,7 +95,7 @@ class Lifecycle {
  private:
   const GenerationIdentity identity_;
   const Duration ask_after_;
-  IssueLog issued_;
+  const std::shared_ptr<OperationRecorder> recorder_;
   const std::shared_ptr<SuccessCount> successes_;  // null: nobody asks
   std::atomic<State> state_{State::kForming};      // written under mutex_
   mutable Mutex mutex_;

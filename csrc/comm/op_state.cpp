@@ -60,7 +60,9 @@ std::optional<std::string> OpState::waitedFor() const {
   return waited_for_;
 }
 
-void OpState::setWaitedFor(std::string waited_for) {
+void OpState::setWaitedFor(std::string waited_for, const std::vector<int>& ranks) {
+  if (OperationRecorder* const recorder = this->recorder())
+    recorder->waitedFor(recorded_as_, ranks);
   MutexLock lock(mutex_);
   waited_for_ = std::move(waited_for);
 }
@@ -94,7 +96,8 @@ void OpState::complete(FailurePtr failure) {
     if (!failure && lifecycle_ && whose_ == Whose::kUsers) lifecycle_->noteSuccess();
     failure_ = std::move(failure);
     done_at_ = Clock::now();
-    if (recorder_) recorder_->ended(recorded_as_, failure_ != nullptr, done_at_);
+    if (OperationRecorder* const recorder = this->recorder())
+      recorder->ended(recorded_as_, failure_ != nullptr, done_at_);
     done_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
     at_once.swap(callbacks_at_once_);
@@ -104,13 +107,13 @@ void OpState::complete(FailurePtr failure) {
   for (auto& callback : callbacks) runOnCallbackThread(std::move(callback), lifecycle_);
 }
 
-void OpState::recordIn(std::shared_ptr<OperationRecorder> recorder, uint64_t number) {
-  recorder_ = std::move(recorder);
-  recorded_as_ = number;
+OperationRecorder* OpState::recorder() const {
+  return recorded_as_ == 0 ? nullptr : lifecycle_->recorder().get();
 }
 
 void OpState::noteStarted() {
-  if (recorder_) recorder_->started(recorded_as_, Clock::now());
+  if (OperationRecorder* const recorder = this->recorder())
+    recorder->started(recorded_as_, Clock::now());
 }
 
 bool OpState::wait(Deadline deadline) {

@@ -30,7 +30,6 @@ void runWaitHook();               // if there is one
 inline constexpr Duration kHookInterval = std::chrono::milliseconds(50);
 
 class OpState;
-class OperationRecorder;
 
 // Has an operation executed by the threads that wait for it. Owner: an engine, or several. Threads:
 // any.
@@ -74,20 +73,21 @@ class OpState {
   void complete(FailurePtr failure);
   // True: done. Returns false at the deadline.
   bool wait(Deadline deadline);
-  // Of a collective that all ranks issue in one order: its place there, else IssueLog::kNoPlace.
+  // Of a collective that all ranks issue in one order: its place there, else kNoPlace.
   // Set once, before others know this state.
   uint64_t place() const { return place_; }
   void setPlace(uint64_t place) { place_ = place; }
   // The ranks that it waits for, and what is known of them: "rank 3 (host b, pid 812): its last
   // operation is ...". Empty: all have issued it. nullopt: nobody has asked.
   std::optional<std::string> waitedFor() const;
-  void setWaitedFor(std::string waited_for);
+  void setWaitedFor(std::string waited_for, const std::vector<int>& ranks);
   // The same as the end of a sentence about its timeout.
   std::string whyItWaited() const;
   // Waits call it from now on. Once, before others know this state.
   void setHelper(std::weak_ptr<OpHelper> helper) { helper_ = std::move(helper); }
-  // Its start and end are entered there, under this number. Once, before others know this state.
-  void recordIn(std::shared_ptr<OperationRecorder> recorder, uint64_t number);
+  // What becomes of it is entered in the generation's recorder, under this number. Once, before
+  // others know this state.
+  void recordAs(uint64_t number) { recorded_as_ = number; }
   // The engine begins it, or has handed it to its device. Any thread, not twice at a time.
   void noteStarted();
   // Runs on a callback thread once done (also when done already). They begin in the order in which
@@ -103,6 +103,7 @@ class OpState {
  private:
   using Callbacks = std::vector<std::function<void()>>;
 
+  OperationRecorder* recorder() const;  // null: it is not recorded
   bool helped(Deadline slice);
   // False: it is done, and they are not called any more.
   bool keep(std::function<void()>& callback, Callbacks OpState::*callbacks) EXCLUDES(mutex_);
@@ -115,11 +116,10 @@ class OpState {
   const Deadline deadline_;
   const std::optional<CallbackPath> path_;
   const Whose whose_;
-  std::weak_ptr<OpHelper> helper_;               // set by its issuer alone
-  uint64_t place_ = IssueLog::kNoPlace;          // likewise
-  std::shared_ptr<OperationRecorder> recorder_;  // likewise; null: not recorded
-  uint64_t recorded_as_ = 0;                     // likewise
-  std::atomic<bool> done_{false};                // written under mutex_
+  std::weak_ptr<OpHelper> helper_;  // set by its issuer alone
+  uint64_t place_ = kNoPlace;       // likewise
+  uint64_t recorded_as_ = 0;        // likewise; 0: it is not recorded
+  std::atomic<bool> done_{false};   // written under mutex_
   std::atomic<int> source_rank_{-1};
   mutable Mutex mutex_;
   CondVar changed_;

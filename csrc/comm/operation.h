@@ -34,6 +34,9 @@ inline bool isCollective(OpKind kind) {
 }
 const char* toString(OpKind kind);  // torch's names: "allreduce", "reduce_scatter", ...
 
+// In place of a place among the collectives that all ranks issue in one order: it has none.
+inline constexpr uint64_t kNoPlace = ~uint64_t{0};
+
 enum class DType : uint8_t {
   kFloat,
   kDouble,

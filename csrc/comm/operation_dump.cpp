@@ -169,6 +169,10 @@ class Document {
     field("time_created_ns", clock_.at(record.issued));
     time("time_discovered_started_ns", record.started);
     time("time_discovered_completed_ns", record.ended);
+    writer_.key("waited_for");
+    writer_.beginList();
+    for (size_t i = 0; i < record.waiters; ++i) writer_.number(record.waited_for[i]);
+    writer_.endList();
     writer_.key("retired");
     writer_.boolean(!undone);
     writer_.key("frames");

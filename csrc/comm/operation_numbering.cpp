@@ -6,14 +6,6 @@
 #include "comm/callback_path.h"
 
 namespace torchft_ext {
-namespace {
-
-void noteIssued(const Operation& operation, const OpState& state) {
-  state.lifecycle()->issued().note({operation.kind, operation.root, state.seq(), state.issuedAt()},
-                                   /*ordered=*/state.place() != IssueLog::kNoPlace);
-}
-
-}  // namespace
 
 std::shared_ptr<OpState> OperationNumbering::stateOf(Operation& operation,
                                                      const std::shared_ptr<Lifecycle>& lifecycle) {
@@ -26,19 +18,16 @@ std::shared_ptr<OpState> OperationNumbering::stateOf(Operation& operation,
   if (path) {
     operation.name = path->nameIn(place);
     operation.described = inCallbackOf(toString(operation.kind), *path);
-    auto state = std::make_shared<OpState>(lifecycle, operation.kind, OpState::kNoSeq,
-                                           operation.timeout, path);
-    noteIssued(operation, *state);
-    return state;
+    return std::make_shared<OpState>(lifecycle, operation.kind, OpState::kNoSeq, operation.timeout,
+                                     path);
   }
   operation.in_nameless_callback = scope != nullptr;
   const int64_t seq = next_seq_++;
-  const uint64_t order = can_be_named ? collectives_ : IssueLog::kNoPlace;
+  const uint64_t order = can_be_named ? collectives_ : kNoPlace;
   if (can_be_named)
     path = CallbackPath::ofCollective(place, collectives_++, toString(operation.kind), seq);
   auto state = std::make_shared<OpState>(lifecycle, operation.kind, seq, operation.timeout, path);
   state->setPlace(order);
-  noteIssued(operation, *state);
   return state;
 }
 

@@ -148,6 +148,11 @@ void ElasticMember::noteSteps(uint64_t committed) {
   driver_->status.noteSteps(committed);
 }
 
+void ElasticMember::notePhases(uint64_t view,
+                               const std::vector<std::pair<std::string, Duration>>& phases) {
+  driver_->status.notePhases(view, phases);
+}
+
 static void checkDigest(const VoteDigest& digest) {
   for (const std::string* part : {&digest.common, &digest.of_shard}) {
     if (part->size() > kLongestDigest) {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -75,6 +76,8 @@ class ElasticMember {
   bool isOver(uint64_t view) const;
   // So many steps have been committed, by the program's count: for those who ask how the job is.
   void noteSteps(uint64_t committed);
+  // For them, too: the groups stand in that view, after so long in each phase.
+  void notePhases(uint64_t view, const std::vector<std::pair<std::string, Duration>>& phases);
   // This member's next agreement of that view, which it has formed. std::invalid_argument: the note
   // is longer than 1 MiB divided by the number of members, or a part of the digest than 16 bytes. A
   // call that ran out of time is taken up by the next one: it is the same agreement. One thread at

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "elastic/job_store.h"
@@ -30,6 +31,9 @@ struct ElasticOptions {
   std::string key;
   // A view is over: its generations have to fail. On a thread of the member's own; may block.
   std::function<void(uint64_t view, const std::string& why)> on_stopped;
+  // For those who ask how the job is: whom this process's operations wait for, each in a clause. On
+  // the member's loop; must not block. Empty: nothing is told of them.
+  std::function<std::vector<std::string>()> waits;
 };
 
 }  // namespace torchft_ext

@@ -11,7 +11,8 @@ namespace torchft_ext {
 namespace {
 
 constexpr size_t kLongestWords = 512;  // a name with its cause
-constexpr size_t kMostNames = 64;      // of one change
+constexpr size_t kMostNames = 64;      // of one change; clauses of waits
+constexpr size_t kMostPhases = 16;
 
 void writeDuration(ByteWriter& writer, Duration duration) {
   writer.u64(static_cast<uint64_t>(
@@ -75,6 +76,25 @@ std::vector<ReportedMember> readMembers(ByteReader& reader) {
   return members;
 }
 
+void writePhases(ByteWriter& writer, const std::vector<std::pair<std::string, Duration>>& phases) {
+  const size_t count = std::min(phases.size(), kMostPhases);
+  writer.u32(static_cast<uint32_t>(count));
+  for (size_t i = 0; i < count; ++i) {
+    writer.text(phases[i].first.substr(0, kLongestWords));
+    writeDuration(writer, phases[i].second);
+  }
+}
+
+std::vector<std::pair<std::string, Duration>> readPhases(ByteReader& reader) {
+  std::vector<std::pair<std::string, Duration>> phases;
+  const uint32_t count = readCount(reader, kMostPhases);
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
+    std::string phase = reader.text(kLongestWords);
+    phases.emplace_back(std::move(phase), readDuration(reader));
+  }
+  return phases;
+}
+
 void writeChanges(ByteWriter& writer, const std::vector<ReportedChange>& changes) {
   const size_t count = std::min(changes.size(), kMostChanges);
   writer.u32(static_cast<uint32_t>(count));
@@ -84,6 +104,7 @@ void writeChanges(ByteWriter& writer, const std::vector<ReportedChange>& changes
     writeDuration(writer, changes[i].ago);
     writeNames(writer, changes[i].joined);
     writeNames(writer, changes[i].gone);
+    writePhases(writer, changes[i].phases);
   }
 }
 
@@ -97,6 +118,7 @@ std::vector<ReportedChange> readChanges(ByteReader& reader) {
     change.ago = readDuration(reader);
     change.joined = readNames(reader);
     change.gone = readNames(reader);
+    change.phases = readPhases(reader);
     changes.push_back(std::move(change));
   }
   return changes;
@@ -149,6 +171,7 @@ std::string encodeJobReport(const JobReport& report) {
   writeMembers(writer, report.members);
   writeMembers(writer, report.waiting);
   writeChanges(writer, report.changes);
+  writeNames(writer, report.waits);
   writeSteps(writer, report.steps);
   return writer.take();
 }
@@ -173,6 +196,7 @@ std::optional<JobReport> decodeJobReport(std::string_view bytes) {
   report.members = readMembers(reader);
   report.waiting = readMembers(reader);
   report.changes = readChanges(reader);
+  report.waits = readNames(reader);
   report.steps = readSteps(reader);
   return reader.atEnd() ? std::optional(std::move(report)) : std::nullopt;
 }

@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -36,6 +37,8 @@ struct ReportedChange {
   Duration ago{};
   std::vector<std::string> joined;  // "host, pid 7"
   std::vector<std::string> gone;    // the same, with the cause where it is known
+  // What the member that answered did until its groups stood, in order, and for how long.
+  std::vector<std::pair<std::string, Duration>> phases;
   friend bool operator==(const ReportedChange&, const ReportedChange&) = default;
 };
 
@@ -68,6 +71,7 @@ struct JobReport {
   std::vector<ReportedMember> members;  // by rank
   std::vector<ReportedMember> waiting;  // newcomers that this member knows
   std::vector<ReportedChange> changes;  // the newest first
+  std::vector<std::string> waits;       // whom this member's threads wait for, each in a clause
   std::optional<ReportedSteps> steps;   // nothing: the program has told of none
   friend bool operator==(const JobReport&, const JobReport&) = default;
 };

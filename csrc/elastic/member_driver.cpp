@@ -174,6 +174,8 @@ void MemberDriver::openInquiries() {
 JobReport MemberDriver::report() const {
   JobReport report;
   status.describe(report);
+  if (options.waits)
+    for (std::string& wait : options.waits()) report.waits.push_back(std::move(wait));
   const ElasticCore::State state = core->state();
   if (state == ElasticCore::State::kLeftOut) report.by = ReportedBy::kLeftOut;
   if (report.view > 0 && state != ElasticCore::State::kLeftOut) report.by = ReportedBy::kMember;

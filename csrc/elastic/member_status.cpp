@@ -81,7 +81,7 @@ void MemberStatus::begin(const ElasticCore& core) {
 
 // Of view_, which has taken the place of view_before_.
 void MemberStatus::noteChange() {
-  Change change{{view_.number, static_cast<uint32_t>(view_.members.size()), {}, {}, {}},
+  Change change{{view_.number, static_cast<uint32_t>(view_.members.size()), {}, {}, {}, {}},
                 Clock::now()};
   for (const Member& member : view_.members) {
     if (present_since_.emplace(member.id, change.at).second) {
@@ -145,6 +145,13 @@ void MemberStatus::setHow(const std::map<MemberId, std::string>& lost) {
 void MemberStatus::noteSteps(uint64_t committed) {
   const MutexLock lock(mutex_);
   progress_.note(committed, Clock::now());
+}
+
+void MemberStatus::notePhases(uint64_t view,
+                              const std::vector<std::pair<std::string, Duration>>& phases) {
+  const MutexLock lock(mutex_);
+  for (Change& change : changes_)
+    if (change.told.view == view) change.told.phases = phases;
 }
 
 void MemberStatus::setStoreTrouble(std::string trouble) {
@@ -255,6 +262,8 @@ void MemberStatus::describe(JobReport& report) const {
     report.changes.back().ago = now - change.at;
   }
   report.steps = progress_.at(now);
+  if (awaits_answer_ && !unheard_.empty())
+    report.waits.push_back("an agreement waits for the word of " + namesOf(unheard_));
 }
 
 std::string MemberStatus::namesOf(const std::vector<MemberId>& ids) const {

@@ -47,6 +47,8 @@ class MemberStatus {
   void setHow(const std::map<MemberId, std::string>& lost);  // as a generation has told it
   void setStoreTrouble(std::string trouble);
   void noteSteps(uint64_t committed);  // any thread: by the program's own count
+  void notePhases(uint64_t view,       // any thread
+                  const std::vector<std::pair<std::string, Duration>>& phases);
 
   Member self() const;
   View view() const;

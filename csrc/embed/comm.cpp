@@ -7,10 +7,12 @@
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <system_error>
 #include <variant>
 
 #include "base/fork.h"
 #include "base/raise.h"
+#include "comm/dump_files.h"
 #include "comm/failure_listener.h"
 #include "comm/group.h"
 #include "comm/public_stats.h"
@@ -481,6 +483,12 @@ Request Comm::recv(void* data, size_t count, DataType type, int source, int tag,
   operation.tag = static_cast<uint64_t>(tag);
   operation.outputs = {bufferOf(kOp, "data", data, bytesOf(kOp, count, type))};
   return impl_->issue(std::move(operation), here, timeout);
+}
+
+void dump(const std::string& path) {
+  const int error = dumpEverything(path);
+  if (error != 0)
+    throw std::system_error(error, std::generic_category(), "dump: cannot write " + path);
 }
 
 bool endProcess(std::chrono::milliseconds timeout) {

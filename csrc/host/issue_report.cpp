@@ -13,11 +13,11 @@ using Issued = IssueReport::Issued;
 constexpr uint8_t kNone = 0xFF;
 constexpr auto kLastKind = OpKind::kSparseAllreduce;
 
-std::optional<Issued> withAge(const std::optional<IssuedOperation>& operation,
+std::optional<Issued> withAge(const std::optional<OperationRecord>& operation,
                               Clock::time_point now) {
   if (!operation) return std::nullopt;
   return Issued{operation->kind, operation->root, operation->seq,
-                std::max<Duration>(now - operation->at, Duration::zero())};
+                std::max<Duration>(now - operation->issued, Duration::zero())};
 }
 
 void write(const std::optional<Issued>& issued, ByteWriter& out) {
@@ -43,13 +43,14 @@ std::optional<Issued> read(ByteReader& in) {
 
 }  // namespace
 
-IssueReport reportOf(const IssueLog& log, uint64_t place) {
+IssueReport reportOf(const OperationRecorder& recorder, int64_t generation, uint64_t place) {
   const auto now = Clock::now();
+  const OperationRecorder::Issued issued = recorder.issuedIn(generation, place);
   IssueReport report;
   report.place = place;
-  report.collectives = log.collectives();
-  report.asked = withAge(log.collective(place), now);
-  report.last = withAge(log.last(), now);
+  report.collectives = issued.collectives;
+  report.asked = withAge(issued.at_place, now);
+  report.last = withAge(issued.last, now);
   report.main_thread = mainThreadNow();
   return report;
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/issue_log.h"
+#include "comm/operation_recorder.h"
 #include "host/main_thread.h"
 
 namespace torchft_ext {
@@ -22,16 +22,16 @@ struct IssueReport {
   };
 
   uint64_t collectives = 0;  // issued in the order of all ranks
-  // Which of them was asked about; IssueLog::kNoPlace: none.
-  uint64_t place = IssueLog::kNoPlace;
-  std::optional<Issued> asked;  // the collective at `place`; nullopt: see IssueLog::collective()
+  // Which of them was asked about; kNoPlace: none.
+  uint64_t place = kNoPlace;
+  std::optional<Issued> asked;  // the collective at `place`; nullopt: none yet, or it is forgotten
   std::optional<Issued> last;   // of all operations; nullopt: none yet
   MainThread main_thread = MainThread::kUnknown;
   friend bool operator==(const IssueReport&, const IssueReport&) = default;
 };
 
-// Reads a small file of /proc. Any thread.
-IssueReport reportOf(const IssueLog& log, uint64_t place);
+// Of what is recorded of that generation. Reads a small file of /proc. Any thread.
+IssueReport reportOf(const OperationRecorder& recorder, int64_t generation, uint64_t place);
 std::string encode(const IssueReport& report);
 // nullopt: no report. Roots may be out of the generation: they are for texts alone.
 std::optional<IssueReport> decodeReport(std::string_view payload);

@@ -97,7 +97,10 @@ void LongWaits::onQuestion(int rank, uint64_t place) {
   const bool before = told_at != Clock::time_point::min();
   if (before && now - told_at < kTellEvery) return;
   told_at = now;
-  const std::string payload = encode(reportOf(lifecycle_->issued(), place));
+  const auto& recorder = lifecycle_->recorder();
+  if (!recorder) return;
+  const int64_t generation = lifecycle_->identity().generation;
+  const std::string payload = encode(reportOf(*recorder, generation, place));
   FrameHeader report;
   report.type = FrameType::kReport;
   report.length = payload.size();

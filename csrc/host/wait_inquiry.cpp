@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMostNamed = 3;
 
 bool isOrdered(const WaitInquiry::Wait& wait) {
-  return wait.op->place() != IssueLog::kNoPlace;
+  return wait.op->place() != kNoPlace;
 }
 
 std::string nameOf(const IssueReport::Issued& issued) {
@@ -71,7 +71,7 @@ void WaitInquiry::waits(const std::vector<Wait>& waits, Clock::time_point now) {
   dropEnded();
   dropOthers(waits);
   if (waits.empty()) return;
-  uint64_t place = IssueLog::kNoPlace;
+  uint64_t place = kNoPlace;
   for (const Wait& wait : waits) place = std::min(place, wait.op->place());
   for (const Wait& wait : waits) {
     entryOf(wait).wait = wait;
@@ -169,7 +169,7 @@ void WaitInquiry::conclude(Entry& entry, Clock::time_point now) {
   Known known = judge(entry.wait, now);
   entry.named = known.named;
   count(entry, now);
-  op.setWaitedFor(known.text);
+  op.setWaitedFor(known.text, known.named);
   const bool long_enough = now - op.issuedAt() >= op.lifecycle()->askAfter();
   if (known.named.empty() || entry.logged || !entry.wait.in_log || !long_enough) return;
   entry.logged = true;
@@ -197,7 +197,7 @@ void WaitInquiry::dropOthers(const std::vector<Wait>& waits) {
     const bool waits_still = std::any_of(waits.begin(), waits.end(), [&entry](const Wait& wait) {
       return wait.op == entry.wait.op;
     });
-    if (!waits_still) entry.wait.op->setWaitedFor("");
+    if (!waits_still) entry.wait.op->setWaitedFor("", {});
     return !waits_still;
   });
 }

@@ -114,6 +114,10 @@ Answer Job::agree(bool ok, const std::string& note, Milliseconds timeout, const 
   return answer;
 }
 
+void Job::countSteps(uint64_t committed) {
+  job_->member().noteSteps(committed);
+}
+
 bool Job::isOver() const {
   return job_->member().isOver(job_->formedView());
 }

@@ -2,8 +2,11 @@
 
 #include <pybind11/stl.h>
 
+#include <array>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/threads.h"
@@ -16,12 +19,17 @@ namespace py = pybind11;
 namespace torchft_ext {
 namespace {
 
-py::dict operationsOf(const GroupStats& stats) {
-  py::dict counts;
+template <typename Value>
+py::dict byKind(const std::array<Value, kOpKinds>& values) {
+  py::dict result;
   for (size_t kind = 0; kind < kOpKinds; ++kind) {
-    counts[toString(static_cast<OpKind>(kind))] = stats.operations_by_kind[kind];
+    const char* const name = toString(static_cast<OpKind>(kind));
+    if constexpr (std::is_same_v<Value, Duration>)
+      result[name] = std::chrono::duration<double>(values[kind]).count();
+    else
+      result[name] = values[kind];
   }
-  return counts;
+  return result;
 }
 
 // Of every group of the process, also of those that C++ has made. For metrics().
@@ -49,7 +57,9 @@ py::dict groupDict(const GroupNow& one) {
   result["failed"] = one.group->errored() != nullptr;
   result["generations"] = one.stats.generations;
   result["failed_configures"] = one.stats.failed_configures;
-  result["operations"] = operationsOf(one.stats);
+  result["operations"] = byKind(one.stats.operations_by_kind);
+  result["operation_bytes"] = byKind(one.stats.totals.bytes);
+  result["operation_seconds"] = byKind(one.stats.totals.time);
   result["bytes_sent"] = one.stats.bytes_sent;
   result["bytes_received"] = one.stats.bytes_received;
   result["failures"] = failuresOf(one.stats);

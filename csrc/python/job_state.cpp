@@ -65,6 +65,9 @@ py::list changesOf(const JobReport& report) {
     one["seconds_ago"] = secondsOf(change.ago);
     one["joined"] = textsOf(change.joined);
     one["gone"] = textsOf(change.gone);
+    py::dict phases;
+    for (const auto& [phase, took] : change.phases) phases[textOf(phase)] = secondsOf(took);
+    one["phases"] = phases;
     result.append(one);
   }
   return result;
@@ -110,6 +113,7 @@ py::object reportOf(const JobState& state) {
   result["members"] = membersOf(state, report.members);
   result["waiting"] = membersOf(state, report.waiting);
   result["changes"] = changesOf(report);
+  result["waits"] = textsOf(report.waits);
   result["steps"] = stepsOf(report);
   return result;
 }

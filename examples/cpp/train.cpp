@@ -113,7 +113,7 @@ class Worker {
       const elastic::Answer answer = job_->agree(ok);
       if (answer.ok) {
         optimizer_.step();
-        ++step_;
+        job_->countSteps(++step_);  // for `python -m torchft_ext.elastic status`
       }
       if (!answer.ok || job_->isOver() || answer.changes()) recover();
     }

@@ -114,11 +114,13 @@ MemberRecord member(uint8_t number) {
 }
 
 void reports() {
-  IssueLog issued;
-  seed("issue_report", "nothing", encode(reportOf(issued, IssueLog::kNoPlace)));
-  issued.note({OpKind::kBroadcast, 3, 1, Clock::now()}, true);
-  issued.note({OpKind::kSend, 0, 2, Clock::now()}, false);
-  seed("issue_report", "both", encode(reportOf(issued, 0)));
+  IssueReport report;
+  seed("issue_report", "nothing", encode(report));
+  report.collectives = 1;
+  report.place = 0;
+  report.asked = IssueReport::Issued{OpKind::kBroadcast, 3, 1, std::chrono::seconds(2)};
+  report.last = IssueReport::Issued{OpKind::kSend, 0, 2, std::chrono::seconds(1)};
+  seed("issue_report", "both", encode(report));
 }
 
 void rosters() {

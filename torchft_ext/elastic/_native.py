@@ -59,13 +59,17 @@ class MemberState(ProcessFields):
 
 
 class ChangeFields(TypedDict):
-    """A view that began; who joined, and who is not in it any more, with the cause."""
+    """A view that began; who joined, and who is not in it any more, with the cause.
+
+    `phases` has the seconds that the member that answered spent in each, until its groups stood.
+    """
 
     view: int
     size: int
     seconds_ago: float
     joined: list[str]
     gone: list[str]
+    phases: dict[str, float]
 
 
 class StepsFields(TypedDict):
@@ -86,6 +90,7 @@ class ReportFields(TypedDict):
         size: of the view; `members` may list fewer.
         may_lose: so many voters may be lost at once, whichever they are.
         waiting: newcomers.
+        waits: whom the member that answered waits for, each in a clause.
     """
 
     by: ProcessFields
@@ -102,6 +107,7 @@ class ReportFields(TypedDict):
     members: list[MemberState]
     waiting: list[MemberState]
     changes: list[ChangeFields]
+    waits: list[str]
     steps: StepsFields | None
 
 

@@ -130,12 +130,17 @@ def _of_report(report: ReportFields) -> Iterator[str]:
         f"any {report['may_lose']} more may be lost at once"
     )
     yield _of_steps(report)
+    yield from report["waits"]
     yield from _table(report)
     for change in report["changes"]:
         joined = f"; with {'; '.join(change['joined'])}" if change["joined"] else ""
         gone = f"; without {'; '.join(change['gone'])}" if change["gone"] else ""
         ago = _duration(change["seconds_ago"])
-        yield f"  {ago} ago: view {change['view']}, {change['size']} members{joined}{gone}"
+        took = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in change["phases"].items())
+        yield (
+            f"  {ago} ago: view {change['view']}, {change['size']} members{joined}{gone}"
+            + (f"; {took}" if took else "")
+        )
 
 
 def _of_steps(report: ReportFields) -> str:

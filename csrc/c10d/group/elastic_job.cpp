@@ -13,6 +13,7 @@
 #include "c10d/store/member_store.h"
 #include "c10d/store/store_adapter.h"
 #include "c10d/work/comm_error.h"
+#include "comm/dump_files.h"
 #include "comm/op_state.h"
 #include "host/network_limits.h"
 
@@ -210,6 +211,7 @@ std::shared_ptr<ElasticJob> ElasticJob::join(const ElasticJobOptions& options, M
                                                               const std::string& why) {
     if (const auto alive = weak.lock()) alive->onStopped(view, why);
   };
+  chosen.waits = waitsOfProcess;
   const auto told_to_leave = [leaving = std::move(leaving)] {
     runWaitHook();
     return leaving && leaving->load();
@@ -587,6 +589,7 @@ void ElasticJob::logView(const Phases& phases) const {
     view = formed_;
     left_out = left_out_;
   }
+  member_->notePhases(view.number, phases);
   std::string line = "view " + std::to_string(view.number) + ": " +
                      std::to_string(view.members.size()) + " members (" +
                      std::to_string(view.old_size) + " before), this one is rank " +

@@ -86,7 +86,8 @@ class ElasticJob {
   Formed recover(Milliseconds timeout, std::optional<Milliseconds> patience = std::nullopt,
                  bool without_quorum = false);
   // One line for the view that was formed last: who is in it, who decided, who is not in it any
-  // more and why, and how long each part took. Of whoever called recover().
+  // more and why, and how long each part took; processes that ask how the job is hear the latter.
+  // Of whoever called recover().
   void logView(const Phases& phases) const;
   // A line of level INFO, which names the job.
   void logLine(const std::string& line) const;

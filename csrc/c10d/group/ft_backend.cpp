@@ -99,7 +99,7 @@ FtBackend::FtBackend(const GroupSpec& spec, EngineChoice choice)
             if (poison) poison->begin(lifecycle);
             listener->follow(lifecycle);
           })),
-      issuer_(group_, std::move(choice.devices), poison_, spec.bound_device, hook_,
+      issuer_(group_, std::move(choice.devices), poison_, spec.bound_device, hook_, success_hooks_,
               {nanCheckOf(*spec.options), spec.options->blocking_wait,
                ProfilerTitles(spec.backend_name)}),
       memory_(group_, issuer_.devices(), std::move(choice.memory)) {
@@ -373,15 +373,36 @@ c10d::ErrorType FtBackend::getError() {
 void FtBackend::registerAbortHook(int64_t hook_id, c10d::AbortHook hook) {
   guard_.check("this process group");
   TORCH_CHECK_VALUE(hook != nullptr, "register_abort_hook: hook: expected a function, found none");
-  TORCH_CHECK_VALUE(abort_hooks_->add(hook_id, std::move(hook)),
+  TORCH_CHECK_VALUE(abort_hooks_->table().add(hook_id, std::move(hook)),
                     "register_abort_hook: hook_id: expected one that is not taken, found ",
                     hook_id);
 }
 
 void FtBackend::unregisterAbortHook(int64_t hook_id) {
   guard_.check("this process group");
-  TORCH_CHECK_VALUE(abort_hooks_->remove(hook_id),
+  TORCH_CHECK_VALUE(abort_hooks_->table().remove(hook_id),
                     "unregister_abort_hook: hook_id: expected that of a hook, found ", hook_id);
+}
+#endif
+
+#ifdef TORCHFT_EXT_WORK_HAS_KEY
+void FtBackend::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
+  guard_.check("this process group");
+  TORCH_CHECK_VALUE(hook != nullptr,
+                    "register_completion_hook: hook: expected a function, found none");
+  const auto told = [hook = std::move(hook)](uint64_t key, std::optional<float> milliseconds) {
+    hook({key, milliseconds});
+  };
+  TORCH_CHECK_VALUE(success_hooks_->table().add(hook_id, told),
+                    "register_completion_hook: hook_id: expected one that is not taken, found ",
+                    hook_id);
+}
+
+void FtBackend::unregisterCompletionHook(int64_t hook_id) {
+  guard_.check("this process group");
+  TORCH_CHECK_VALUE(success_hooks_->table().remove(hook_id),
+                    "unregister_completion_hook: hook_id: expected that of a hook, found ",
+                    hook_id);
 }
 #endif
 

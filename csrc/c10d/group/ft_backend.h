@@ -215,16 +215,23 @@ class FtBackend : public c10d::Backend {
                         const c10d::GatherOptions& options) override;
 #endif
 
-#ifdef C10D_BACKEND_HAS_HOOKS
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+#ifdef C10D_BACKEND_HAS_HOOKS  // torch 2.14 has it too
+  // See abort_hooks.h. ValueError for an id that is taken, or of none.
+  void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(int64_t hook_id) override;
+#endif
+
+#ifdef TORCHFT_EXT_WORK_HAS_KEY  // torch 2.15
   // torch's recorder and health check ask before they register.
   bool supportsAbortHooks() const override {
     return true;
   }
-#endif
-  // See abort_hooks.h. ValueError for an id that is taken, or of none.
-  void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
-  void unregisterAbortHook(int64_t hook_id) override;
+  bool supportsCompletionHooks() const override {
+    return true;
+  }
+  // See success_hooks.h. ValueError for an id that is taken, or of none.
+  void registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t hook_id) override;
 #endif
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -279,6 +286,7 @@ class FtBackend : public c10d::Backend {
   const std::shared_ptr<FailureListener> listener_ = std::make_shared<FailureListener>();
   std::shared_ptr<Group> group_;  // constant; let go of in a forked child
   const std::shared_ptr<CompletionHook> hook_ = std::make_shared<CompletionHook>();
+  const std::shared_ptr<SuccessHooks> success_hooks_ = std::make_shared<SuccessHooks>();
   OperationIssuer issuer_;
   MemoryPools memory_;
   DerivedGroups derived_{*this};

@@ -17,6 +17,7 @@
 #include "base/mutex.h"
 #include "c10d/adapter/prepared.h"
 #include "c10d/group/fork_guard.h"
+#include "c10d/work/work_key.h"
 
 namespace torchft_ext {
 
@@ -51,6 +52,12 @@ class CoalescedWork : public c10d::Work {
   std::vector<at::Tensor> result() override;
   float getDuration() const override;
   uint64_t getSequencenumber() const override;
+  uint64_t key() const { return key_; }  // its own, beside the block's
+#ifdef TORCHFT_EXT_WORK_HAS_KEY
+  uint64_t getCompletionKey() const override {
+    return key_;
+  }
+#endif
   // Out of torch's registry of works (see ft_work.h): the block's own Work takes its place there.
   void leaveRegistry();
 
@@ -58,6 +65,7 @@ class CoalescedWork : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> issued() const;  // raises what the block's end raised
   c10::intrusive_ptr<c10d::Work> ended(const char* call) const;
 
+  const uint64_t key_ = nextWorkKey();
   const bool may_be_registered_;
   const std::shared_ptr<Block> block_;
 };

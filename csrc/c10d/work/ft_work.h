@@ -29,6 +29,7 @@
 #include "c10d/adapter/prepared.h"
 #include "c10d/group/fork_guard.h"
 #include "c10d/work/device_completion.h"
+#include "c10d/work/work_key.h"
 #include "comm/op_state.h"
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
@@ -78,6 +79,14 @@ class FtWork : public c10d::Work {
   std::chrono::milliseconds getTimeout() const override;  // its limit, from issue
 #endif
   void blockCurrentStream() override;
+  uint64_t key() const {  // see work_key.h
+    return key_;
+  }
+#ifdef TORCHFT_EXT_WORK_HAS_KEY
+  uint64_t getCompletionKey() const override {
+    return key_;
+  }
+#endif
 
   // What callbacks of its future need to know of it.
   struct Source {
@@ -109,6 +118,7 @@ class FtWork : public c10d::Work {
   FuturePtr deviceFuture();
 
   const ForkGuard guard_;
+  const uint64_t key_ = nextWorkKey();
   const bool may_be_registered_;  // torch registers Works just after they are issued
   const States states_;
   const Outputs outputs_;

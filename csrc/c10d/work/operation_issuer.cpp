@@ -91,9 +91,11 @@ void registerBlock(const TensorVector& tensors, const c10::intrusive_ptr<c10d::W
 OperationIssuer::OperationIssuer(std::shared_ptr<Group> group, Devices devices,
                                  std::shared_ptr<Poison> poison,
                                  std::optional<c10::Device> bound_device,
-                                 std::shared_ptr<CompletionHook> hook, Settings settings)
+                                 std::shared_ptr<CompletionHook> hook,
+                                 std::shared_ptr<SuccessHooks> success_hooks, Settings settings)
     : group_(std::move(group)),
       hook_(std::move(hook)),
+      success_hooks_(std::move(success_hooks)),
       settings_(std::move(settings)),
       placement_(std::move(devices), std::move(poison), settings_.nan_check, bound_device) {}
 
@@ -138,7 +140,8 @@ std::optional<BucketTag> OperationIssuer::bucketOf(const Prepared& prepared) con
   return scope->tag();
 }
 
-OperationIssuer::WorkPtr OperationIssuer::issue(PreparedCall call, const c10::Device& device) {
+OperationIssuer::WorkPtr OperationIssuer::issue(PreparedCall call, const c10::Device& device,
+                                                SuccessHooks::Keys keys) {
   checkInOnePlace(call.operations, device);
   setShapes(call);
   std::vector<Operation> operations;
@@ -157,8 +160,10 @@ OperationIssuer::WorkPtr OperationIssuer::issue(PreparedCall call, const c10::De
   extra_time_.issued(states.back());
   hook_->watch(call.described.type, states, completion);
   call.described.title = settings_.titles.of(call.described.title);
-  return c10::make_intrusive<FtWork>(std::move(call.described), std::move(states),
-                                     std::move(completion));
+  auto work = c10::make_intrusive<FtWork>(std::move(call.described), states, completion);
+  keys.push_back(work->key());
+  success_hooks_->watch(keys, states, completion);
+  return work;
 }
 
 Operation OperationIssuer::operationOf(Prepared& prepared, const c10::Device& device) {
@@ -226,7 +231,9 @@ OperationIssuer::WorkPtr OperationIssuer::issueBlock(Coalescing::Collected& coll
       block.described.outputs.push_back(std::move(outputs));
     }
   }
-  WorkPtr work = issue(std::move(block), device);
+  SuccessHooks::Keys keys;
+  for (const auto& one : collected.works) keys.push_back(one->key());
+  WorkPtr work = issue(std::move(block), device, std::move(keys));
   collected.block->set(work);
   registerBlock(registered, work);
   return work;

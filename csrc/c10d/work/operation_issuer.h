@@ -21,6 +21,7 @@
 #include "c10d/work/completion_hook.h"
 #include "c10d/work/ft_work.h"
 #include "c10d/work/profiler_titles.h"
+#include "c10d/work/success_hooks.h"
 #include "comm/group.h"
 
 namespace torchft_ext {
@@ -34,10 +35,10 @@ class OperationIssuer {
     ProfilerTitles titles;
   };
 
-  // hook: the group's, which is told of what is issued.
+  // hook, success_hooks: the group's, which are told of what is issued.
   OperationIssuer(std::shared_ptr<Group> group, Devices devices, std::shared_ptr<Poison> poison,
                   std::optional<c10::Device> bound_device, std::shared_ptr<CompletionHook> hook,
-                  Settings settings);
+                  std::shared_ptr<SuccessHooks> success_hooks, Settings settings);
 
   // Within a block of this thread's: collects it. ValueError where its tensors are not all on one
   // device that is served.
@@ -60,7 +61,8 @@ class OperationIssuer {
   void countAnew() { issued_.store(0, std::memory_order_relaxed); }
 
  private:
-  WorkPtr issue(PreparedCall call, const c10::Device& device);
+  // keys: of Works that end with this one.
+  WorkPtr issue(PreparedCall call, const c10::Device& device, SuccessHooks::Keys keys = {});
   WorkPtr issueBlock(Coalescing::Collected& collected);
   void complete(Prepared& prepared);
   std::optional<BucketTag> bucketOf(const Prepared& prepared) const;
@@ -72,6 +74,7 @@ class OperationIssuer {
 
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<CompletionHook> hook_;
+  const std::shared_ptr<SuccessHooks> success_hooks_;
   const Settings settings_;
   DevicePlacement placement_;
   BucketLayouts bucket_layouts_;

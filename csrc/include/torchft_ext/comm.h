@@ -221,6 +221,13 @@ class Comm {
   const std::unique_ptr<Impl> impl_;
 };
 
+// Writes what all groups of this process have recorded, those of torch too: the last 2,000
+// operations of each (TORCH_FR_BUFFER_SIZE), from at most 8 generations. The file is JSON for
+// torchft_ext.analyze if the path ends in ".json", and a pickle for torch's analyser otherwise.
+// Blocks for the disk only. Threads: any. An earlier file of that name is replaced in one step.
+// Throws std::system_error if the file cannot be written; an earlier one is then left as it was.
+void dump(const std::string& path);
+
 // Says goodbye for every Comm and ends all threads of the library in this process, within
 // `timeout`. exit() does this by itself; call it before you unload the library. False: something
 // did not end.

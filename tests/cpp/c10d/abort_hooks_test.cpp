@@ -17,9 +17,9 @@ TEST(AbortHooks, RunOnceForEachGenerationThatFailsThoughOneThrows) {
   const CapturedLog log;
   const auto hooks = std::make_shared<AbortHooks>();
   std::atomic<int> calls{0};
-  EXPECT_TRUE(hooks->add(1, [] { throw std::runtime_error("of its own"); }));
-  EXPECT_TRUE(hooks->add(2, [&] { ++calls; }));
-  EXPECT_FALSE(hooks->add(2, [] {})) << "that id is taken";
+  EXPECT_TRUE(hooks->table().add(1, [] { throw std::runtime_error("of its own"); }));
+  EXPECT_TRUE(hooks->table().add(2, [&] { ++calls; }));
+  EXPECT_FALSE(hooks->table().add(2, [] {})) << "that id is taken";
   Cluster cluster(1);
   ClusterMember& member = *cluster.members[0];
   member.group = std::make_unique<Group>("test", member.engine, std::make_shared<Watchdog>(),
@@ -31,8 +31,8 @@ TEST(AbortHooks, RunOnceForEachGenerationThatFailsThoughOneThrows) {
     EXPECT_TRUE(waitFor([&] { return calls == generation; })) << calls;
   }
   EXPECT_TRUE(waitFor([] { return CapturedLog::contains("abort hook 1 threw: of its own"); }));
-  EXPECT_TRUE(hooks->remove(2));
-  EXPECT_FALSE(hooks->remove(2));
+  EXPECT_TRUE(hooks->table().remove(2));
+  EXPECT_FALSE(hooks->table().remove(2));
   cluster.form({0}, "last");
   EXPECT_TRUE(cluster.group(0).shutdown(testDeadline()));
   EXPECT_EQ(calls, 3);

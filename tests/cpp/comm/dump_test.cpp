@@ -130,8 +130,12 @@ TEST_F(DumpFiles, OnDemandHaveWhatLivesInTheProcess) {
   const auto recorder = recorderOf(3);
   rememberRecorder(recorder);
   rememberRecorder(recorderOf(4));  // gone at once
+  recorder->waitedFor(1, {0});
   const std::string path = (folder_ / "now.json").string();
   ASSERT_EQ(dumpEverything(path), 0);
+  EXPECT_NE(textOf(path).find("\"waited_for\": [0]"), std::string::npos);
+  ASSERT_EQ(waitsOfProcess().size(), 1u);
+  EXPECT_TRUE(waitsOfProcess()[0].starts_with("barrier #1 on 'dp \"0\"' has waited"));
   EXPECT_NE(textOf(path).find("\"generation\": 3,"), std::string::npos);
   EXPECT_EQ(textOf(path).find("\"generation\": 4,"), std::string::npos);
   EXPECT_EQ(files(), 1u) << "nothing is left beside it";

@@ -119,11 +119,81 @@ TEST(OperationRecorder, KeepsSoManyGenerationsAndNoMore) {
   EXPECT_FALSE(recorder.snapshotOf(1));
 }
 
-TEST(OperationRecorder, ACapacityOfZeroTurnsItOff) {
+TEST(OperationRecorder, WithoutCapacityItDumpsNothingAndAnswersAllTheSame) {
   OperationRecorder recorder("g", 0);
-  EXPECT_FALSE(recorder.on());
+  EXPECT_FALSE(recorder.dumps());
   recorder.begin(generation(1));
+  recorder.issued(sumOf(1), 1, 7, Clock::now(), 0);
   EXPECT_TRUE(recorder.snapshots().empty());
+  EXPECT_FALSE(recorder.snapshotOf(1));
+  EXPECT_EQ(recorder.issuedIn(1, 0).at_place->seq, 7);
+}
+
+TEST(OperationRecorder, TellsTheLastOperationAndTheCollectiveAtAPlace) {
+  OperationRecorder recorder("g", 10);
+  EXPECT_FALSE(recorder.issuedIn(1, 0).last) << "none yet";
+  recorder.issued(sumOf(1), 1, 1, Clock::now(), 0);
+  recorder.issued(messageTo(3), 1, 2, Clock::now());
+  const auto issued = recorder.issuedIn(1, 0);
+  EXPECT_EQ(issued.collectives, 1U);
+  EXPECT_EQ(issued.last->kind, OpKind::kSend);
+  EXPECT_EQ(issued.at_place->seq, 1);
+  EXPECT_FALSE(recorder.issuedIn(1, 1).at_place) << "not issued yet";
+  EXPECT_FALSE(recorder.issuedIn(2, 0).last) << "of another generation";
+  recorder.issued(messageTo(3), 2, 1, Clock::now());
+  EXPECT_EQ(recorder.issuedIn(2, 0).collectives, 0U) << "counted anew";
+  EXPECT_FALSE(recorder.issuedIn(1, 0).last) << "it is over";
+}
+
+TEST(OperationRecorder, ForgetsCollectivesOfLongAgoAndNamesNoOtherInTheirPlace) {
+  constexpr uint64_t kMany = 30;
+  OperationRecorder recorder("g", 10);
+  for (uint64_t place = 0; place < kMany; ++place)
+    recorder.issued(sumOf(1), 1, static_cast<int64_t>(place), Clock::now(), place);
+  for (uint64_t place = 0; place < kMany; ++place) {
+    const auto found = recorder.issuedIn(1, place).at_place;
+    EXPECT_EQ(found.has_value(), kMany - place <= 10) << place;
+    if (found) {
+      EXPECT_EQ(found->seq, static_cast<int64_t>(place));
+    }
+  }
+}
+
+TEST(OperationRecorder, CountsBytesOfTheLargerSideAndTimeByKind) {
+  OperationRecorder recorder("g", 10);
+  Operation scatter = sumOf(2);
+  scatter.kind = OpKind::kReduceScatter;
+  scatter.inputs.resize(3, scatter.outputs.front());
+  const auto at = Clock::now();
+  recorder.ended(recorder.issued(sumOf(5), 1, 1, at), false, at + std::chrono::seconds(1));
+  recorder.ended(recorder.issued(sumOf(5), 1, 2, at), true, at + std::chrono::seconds(2));
+  recorder.issued(scatter, 1, 3, at);
+  const OperationTotals totals = recorder.totals();
+  const auto of = [](OpKind kind) { return static_cast<size_t>(kind); };
+  EXPECT_EQ(totals.bytes[of(OpKind::kAllreduce)], 40U);
+  EXPECT_EQ(totals.bytes[of(OpKind::kReduceScatter)], 24U);
+  EXPECT_EQ(totals.time[of(OpKind::kAllreduce)], std::chrono::seconds(3));
+  EXPECT_EQ(totals.time[of(OpKind::kReduceScatter)], Duration::zero()) << "it has not ended";
+}
+
+TEST(OperationRecorder, SaysWhomTheLongestWaitIsFor) {
+  OperationRecorder recorder("dp0", 10);
+  GenerationRecord two = generation(1);
+  two.members = {{"a", 11}, {"b", 12}};
+  recorder.begin(two);
+  const auto at = Clock::now() - std::chrono::seconds(5);
+  const uint64_t first = recorder.issued(sumOf(1), 1, 811, at);
+  const uint64_t second = recorder.issued(sumOf(1), 1, 812, at);
+  EXPECT_EQ(recorder.waits(), "") << "nobody has asked";
+  recorder.waitedFor(second, {1});
+  EXPECT_TRUE(recorder.waits().starts_with("allreduce #812 on 'dp0' has waited 5"))
+      << recorder.waits();
+  EXPECT_NE(recorder.waits().find(" s for rank 1 (host b, pid 12)"), std::string::npos);
+  recorder.waitedFor(first, {0, 1, 2, 3, 4});
+  EXPECT_EQ(operationsOf(recorder, 1).front().waiters, OperationRecord::kMostWaitedFor);
+  recorder.ended(first, false, Clock::now());
+  recorder.ended(second, true, Clock::now());
+  EXPECT_EQ(recorder.waits(), "");
 }
 
 TEST(OperationRecorder, ShapesBeyondTheBoundKeepTheNumberOfItems) {
@@ -139,9 +209,12 @@ TEST(OperationRecorder, ShapesBeyondTheBoundKeepTheNumberOfItems) {
 TEST(OperationRecorder, AnOperationsStateEntersItsCourse) {
   const auto recorder = std::make_shared<OperationRecorder>("g", 4);
   recorder->begin(generation(1));
-  OpState op(nullptr, OpKind::kAllreduce, 1, std::chrono::seconds(1));
-  op.recordIn(recorder, recorder->issued(sumOf(1), 1, 1, op.issuedAt()));
+  OpState op(std::make_shared<Lifecycle>(GenerationIdentity{}, nullptr, kAskAfter, recorder),
+             OpKind::kAllreduce, 1, std::chrono::seconds(1));
+  op.recordAs(recorder->issued(sumOf(1), 1, 1, op.issuedAt()));
   op.noteStarted();
+  op.setWaitedFor("rank 1", {1});
+  EXPECT_EQ(operationsOf(*recorder, 1).front().waited_for[0], 1);
   op.complete(nullptr);
   op.noteStarted();  // too late
   EXPECT_EQ(operationsOf(*recorder, 1).front().state, State::kCompleted);
@@ -163,7 +236,11 @@ TEST(OperationRecorder, ThreadsMayEnterAndLookAtOnce) {
       }
     });
   }
-  for (int look = 0; look < 100; ++look) EXPECT_LE(operationsOf(recorder, 1).size(), 64u);
+  for (int look = 0; look < 100; ++look) {
+    EXPECT_LE(operationsOf(recorder, 1).size(), 64u);
+    const auto last = recorder.issuedIn(1, kNoPlace).last;
+    EXPECT_TRUE(!last || last->kind == OpKind::kAllreduce);
+  }
   for (auto& thread : threads) thread.join();
   const auto kept = operationsOf(recorder, 1);
   ASSERT_EQ(kept.size(), 64u);

@@ -197,7 +197,7 @@ TEST(Watchdog, ATimeoutSaysWhoWasWaitedFor) {
   Watchdog watchdog;
   const auto lifecycle = makeLifecycle();
   const auto op = makeOp(lifecycle, milliseconds(20), 7);
-  op->setWaitedFor("rank 2 (host b, pid 8): its last operation is recv #6, 1 s ago");
+  op->setWaitedFor("rank 2 (host b, pid 8): its last operation is recv #6, 1 s ago", {2});
   watchdog.watch(op);
   const FailurePtr failure = awaitFailure(lifecycle);
   ASSERT_NE(failure, nullptr);

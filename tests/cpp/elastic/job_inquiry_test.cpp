@@ -32,8 +32,13 @@ JobReport sample() {
   report.may_lose = 1;
   report.members = {{report.self, std::chrono::seconds(3), true, true, "it does not answer"}};
   report.waiting = {{{MemberId::random(), 0, "another"}, {}, false, false, ""}};
-  report.changes = {
-      {7, 1, std::chrono::seconds(2), {"a, pid 1"}, {"b, pid 2 (its process ended)"}}};
+  report.changes = {{7,
+                     1,
+                     std::chrono::seconds(2),
+                     {"a, pid 1"},
+                     {"b, pid 2 (its process ended)"},
+                     {{"agree", milliseconds(12)}, {"connect", milliseconds(3)}}}};
+  report.waits = {"allreduce #7 on 'default' has waited 5 s for rank 1 (host b, pid 2)"};
   report.steps = ReportedSteps{12, std::chrono::seconds(1), 2.5};
   return report;
 }

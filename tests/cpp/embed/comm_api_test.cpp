@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <future>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/log.h"
@@ -34,6 +37,12 @@ struct Alone {
   Comm comm;
 };
 
+std::string textOf(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
 template <typename Call>
 std::string refusalOf(const Call& call) {
   try {
@@ -42,6 +51,26 @@ std::string refusalOf(const Call& call) {
     return error.what();
   }
   return "nothing was refused";
+}
+
+TEST(CommApi, WhatGroupsHaveRecordedIsDumped) {
+  const Directory directory;
+  std::filesystem::create_directory(directory.path);
+  Alone alone;
+  std::vector<float> data{1, 2, 3};
+  alone.comm.allreduce(data.data(), 3, kFloat, Reduction::kSum).wait();
+  const std::string path = directory.path + "/now.json";
+  dump(path);
+  const std::string text = textOf(path);
+  EXPECT_NE(text.find("\"operation\": \"allreduce\""), std::string::npos) << text;
+  EXPECT_NE(text.find("\"output_sizes\": [[3]]"), std::string::npos) << text;
+  try {
+    dump(directory.path + "/missing/now.json");
+    ADD_FAILURE() << "there is no such folder";
+  } catch (const std::system_error& error) {
+    EXPECT_EQ(error.code(), std::errc::no_such_file_or_directory);
+    EXPECT_NE(std::string(error.what()).find("/missing/now.json"), std::string::npos);
+  }
 }
 
 TEST(CommApi, AWorldOfOneComputesAlone) {

@@ -10,16 +10,23 @@ namespace {
 
 class IssueReportTest : public ::testing::Test {
  protected:
+  static constexpr int64_t kGeneration = 3;
+
   IssueReportTest() {
-    log_.note({OpKind::kBroadcast, 2, 7, Clock::now()}, true);
-    log_.note({OpKind::kRecv, 0, 8, Clock::now() - std::chrono::seconds(31)}, false);
+    Operation broadcast;
+    broadcast.kind = OpKind::kBroadcast;
+    broadcast.root = 2;
+    recorder_.issued(broadcast, kGeneration, 7, Clock::now(), 0);
+    Operation recv;
+    recv.kind = OpKind::kRecv;
+    recorder_.issued(recv, kGeneration, 8, Clock::now() - std::chrono::seconds(31));
   }
 
-  IssueLog log_;
+  OperationRecorder recorder_{"g", 10};
 };
 
 TEST_F(IssueReportTest, ArrivesAsItWasMade) {
-  const auto report = decodeReport(encode(reportOf(log_, 0)));
+  const auto report = decodeReport(encode(reportOf(recorder_, kGeneration, 0)));
   ASSERT_TRUE(report && report->asked && report->last);
   EXPECT_EQ(report->collectives, 1U);
   EXPECT_EQ(report->place, 0U);
@@ -31,20 +38,20 @@ TEST_F(IssueReportTest, ArrivesAsItWasMade) {
 }
 
 TEST_F(IssueReportTest, SaysThatNothingWasIssued) {
-  const auto report = decodeReport(encode(reportOf(IssueLog(), IssueLog::kNoPlace)));
+  const auto report = decodeReport(encode(reportOf(recorder_, kGeneration + 1, kNoPlace)));
   ASSERT_TRUE(report);
   EXPECT_FALSE(report->asked || report->last);
   EXPECT_EQ(report->collectives, 0U);
 }
 
 TEST_F(IssueReportTest, HasItsPlaceInAFrameOfFixedSize) {
-  const size_t bytes = encode(reportOf(log_, 0)).size();
+  const size_t bytes = encode(reportOf(recorder_, kGeneration, 0)).size();
   EXPECT_LE(bytes, longestPayload(FrameType::kReport));
-  EXPECT_EQ(encode(reportOf(IssueLog(), 5)).size(), bytes);
+  EXPECT_EQ(encode(reportOf(recorder_, kGeneration + 1, 5)).size(), bytes);
 }
 
 TEST_F(IssueReportTest, RefusesBytesThatAreNone) {
-  const std::string good = encode(reportOf(log_, 0));
+  const std::string good = encode(reportOf(recorder_, kGeneration, 0));
   for (size_t length = 0; length < good.size(); ++length)
     EXPECT_EQ(decodeReport(good.substr(0, length)), std::nullopt) << length;
   EXPECT_EQ(decodeReport(good + "x"), std::nullopt);

@@ -2,13 +2,17 @@
 // several processes: examples/cpp/train.cpp, which scripts/check_package.sh runs.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <future>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
+#include "c10d/group/elastic_job.h"
 #include "c10d/group/options.h"
 #include "cpp/libtorch/store_server.h"
 #include "cpp/support/processes.h"
@@ -154,6 +158,15 @@ TEST_F(LibtorchApi, APublishedGroupIsFoundByItsName) {
   EXPECT_THROW(publish(group_, "published"), std::invalid_argument);
 }
 
+TEST_F(LibtorchApi, WhatGroupsHaveRecordedIsDumped) {
+  const std::string path = ::testing::TempDir() + "dump_" + std::to_string(::getpid()) + ".json";
+  dump(path);
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::filesystem::remove(path);
+  EXPECT_NE(text.str().find("\"group\": \"alone\""), std::string::npos) << text.str();
+}
+
 #ifdef TFT_PYTHON
 TEST(LibtorchAdoption, PythonAdoptsAGroupOfCppsAndCppFindsThoseOfPython) {
   const Meeting meeting;
@@ -188,6 +201,26 @@ TEST(LibtorchElastic, AManagedGroupHasTheJobsNetworkWhereItHasChosenNone) {
   job->recover();
   EXPECT_EQ(backendOf("test", group)->engine()->frozenAfter(), kShort);
   EXPECT_EQ(backendOf("test", choosy)->engine()->frozenAfter(), std::chrono::seconds(7));
+  job->leave();
+}
+
+TEST(LibtorchElastic, WhoAsksHearsOfStepsAndOfHowTheViewCameToBe) {
+  const Meeting meeting;
+  ElasticJobOptions asked;
+  asked.address = "127.0.0.1:" + meeting.port() + "/steps";
+  const auto job = elastic::Job::join({.address = asked.address, .interface = "127.0.0.1"});
+  job->recover();
+  job->countSteps(811);
+  job->countSteps(812);
+  const JobState state = ElasticJob::inquire(asked, std::chrono::seconds(10));
+  ASSERT_TRUE(state.report && state.report->steps);
+  EXPECT_EQ(state.report->steps->committed, 812U);
+  EXPECT_GT(state.report->steps->per_second, 0);
+  ASSERT_EQ(state.report->changes.size(), 1U);
+  const auto& phases = state.report->changes.front().phases;
+  ASSERT_EQ(phases.size(), 2U);
+  EXPECT_EQ(phases[0].first, "agree");
+  EXPECT_EQ(phases[1].first, "connect");
   job->leave();
 }
 

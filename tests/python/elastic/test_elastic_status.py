@@ -145,6 +145,22 @@ def test_table_names_all(job, place):
     assert any(line.startswith(f"step {STEPS},") for line in lines), lines
 
 
+def agrees() -> bool:
+    return jobs[0].agree(True).ok
+
+
+def test_whom_the_member_that_answers_waits_for_is_told(job, place):
+    founders, _ = job
+    by = json.loads(ask(place, "--json").stdout)["report"]["by"]["pid"]
+    late = next(rank for rank in range(3) if founders.workers[rank].pid != by)
+    calls = [founders.start(rank, agrees) for rank in range(3) if rank != late]
+    wait_until(lambda: "an agreement waits" in ask(place).stdout, "the wait")
+    (line,) = json.loads(ask(place, "--json").stdout)["report"]["waits"]
+    assert line.endswith(f"pid {founders.workers[late].pid}"), line
+    assert founders.on(late, agrees) and all(call.value() for call in calls)
+    assert json.loads(ask(place, "--json").stdout)["report"]["waits"] == []
+
+
 def come_alone(listed: list[str]) -> None:
     come(None, 1, members=listed, listen=listed[0], key=KEY)
     jobs[0].recover()
@@ -184,6 +200,7 @@ def test_change_is_told_with_its_cause(ranks, world):
     assert newest["view"] == report["view"] and newest["size"] == 2
     (gone,) = newest["gone"]
     assert f"pid {lost} (its process ended)" in gone
+    assert {"agree", "connect"} <= newest["phases"].keys(), newest
 
 
 def test_job_whose_members_are_dead_does_not_answer(ranks, world):

@@ -50,6 +50,22 @@ def test_operations_are_counted_by_kind(ranks):
         assert (of_kind, of_others) == (SUMS, 0)
 
 
+def gather() -> None:
+    dist.all_gather_into_tensor(torch.ones(200), torch.ones(100))
+
+
+def bytes_and_seconds() -> tuple[float, float, float]:
+    of_sums = grown("operation_bytes_total", sums, operation="allreduce")
+    of_a_gather = grown("operation_bytes_total", gather, operation="allgather")
+    return of_sums, of_a_gather, grown("operation_seconds_total", sums, operation="allreduce")
+
+
+def test_bytes_and_times_of_operations_are_counted_by_kind(ranks):
+    for of_sums, of_a_gather, took in ranks.world(2).run(bytes_and_seconds):
+        assert (of_sums, of_a_gather) == (4 * SUMS, 800), "the larger side counts"
+        assert 0 < took < 60
+
+
 def bytes_of_messages(rank: int) -> tuple[float, float]:
     def exchange() -> None:
         if rank == 0:

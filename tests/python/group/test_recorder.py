@@ -16,7 +16,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Pool, Worker, World, values_of
-from rankside import PATIENCE, abort, configure_next, failure_of, wait_until
+from rankside import (
+    PATIENCE,
+    abort,
+    backend,
+    configure_next,
+    failure_of,
+    seconds,
+    wait_errored,
+    wait_until,
+)
 
 import torchft_ext
 
@@ -40,9 +49,11 @@ class Dumping:
         self.folder = folder
         self.told: list[Worker] = []
 
-    def world(self, size: int) -> World:
+    def world(self, size: int, **options: object) -> World:
         self.told = self.pool.borrow(size)
         World(self.pool, self.told).run(set_prefix, str(self.folder / "rank_"))
+        if options:
+            return self.pool.generation(self.told, **options)
         return self.pool.fresh(size)
 
     def files(self, count: int, ending: str = ".json") -> list[Path]:
@@ -265,6 +276,65 @@ def test_the_analysis_names_a_rank_that_issued_another_operation(dumping: Dumpin
     assert line.endswith("ranks 0 and 2 issued allreduce (collective 2) of 6 float32."), line
 
 
+def test_the_analysis_names_both_of_two_ranks_that_differ(dumping: Dumping) -> None:
+    """The third has not come to it, so neither is the odd one."""
+    world = dumping.world(3)
+    world.run(sums, 1)
+    call = world.start_blocked(0, sums_that_fail, 1)
+    world.on(1, broadcast_that_fails, 0)
+    call.value()
+    world.on(2, wait_errored)
+    line = dumping.sentence(3)
+    first, second, _ = (worker.pid for worker in world.workers)
+    assert "): ranks differ: rank 0 (" in line, line
+    assert f"pid {first}) issued allreduce (collective 2) of 6 float32; rank 1 (" in line, line
+    assert f"pid {second}) issued broadcast (collective 2) of 5 float32 from root 0; " in line, line
+    assert line.endswith("of rank 2 there is no collective 2."), line
+
+
+def test_the_analysis_names_a_rank_that_was_stopped(dumping: Dumping) -> None:
+    world = dumping.world(3, heartbeat=seconds(1))
+    world.run(sums, 2)
+    calls = [world.start_blocked(rank, sums_that_fail, 1) for rank in (0, 2)]
+    pid = world.workers[1].pid
+    world.freeze(1)
+    try:
+        values_of(calls)
+        line = dumping.sentence(2)
+    finally:
+        world.thaw(1)
+    assert f"rank 1 (host {os.uname().nodename}, pid {pid}) was lost: its process has not" in line
+    assert "(state T: stopped by a signal)" in line
+    assert line.endswith("while ranks 0 and 2 waited in allreduce (collective 3)."), line
+
+
+pending: list[dist.Work] = []
+
+
+def waits_for(path: str) -> list[int]:
+    """Issue an operation, and return whom it waits for, once its rank knows."""
+    pending.append(dist.all_reduce(torch.ones(1), async_op=True))
+
+    def found() -> list[list[int]]:
+        torchft_ext.dump(path)
+        waits = [entry["waited_for"] for entry in read(Path(path))["entries"]]
+        return [ranks for ranks in waits if ranks]
+
+    wait_until(lambda: bool(found()), "the answers of the others")
+    return found()[-1]
+
+
+def comes_to_it() -> None:
+    (pending.pop() if pending else dist.all_reduce(torch.ones(1), async_op=True)).wait()
+
+
+def test_a_record_says_who_was_waited_for(ranks: Pool, tmp_path: Path) -> None:
+    world = ranks.fresh(3)
+    calls = [world.start(rank, waits_for, str(tmp_path / f"{rank}.json")) for rank in (0, 2)]
+    assert values_of(calls) == [[1], [1]]
+    world.run(comes_to_it)
+
+
 def test_a_folder_that_cannot_be_written_is_one_warning(rank_env: dict[str, str]) -> None:
     program = """
 import torch, torch.distributed as dist, torchft_ext
@@ -373,6 +443,47 @@ def test_the_program_says_what_it_reads_and_what_is_missing(tmp_path: Path) -> N
     (tmp_path / "bad.json").write_text('{"torchft_ext": {"format": 1, "generations": [{}]}}')
     bad = analysis(str(tmp_path))
     assert bad.returncode == 2 and "bad.json: a damaged record" in bad.stderr
+
+
+torchs_own = pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "FlightRecorderHook"), reason="torch 2.15 has it"
+)
+
+
+def torchs_states() -> list[str]:
+    """Of the operations of this process's default group, as torch's own recorder has them."""
+    text = torch._C._distributed_c10d._dump_fr_trace_json(True, False, backend="ft")
+    return [entry["state"] for entry in json.loads(text)["entries"]]
+
+
+def torchs_states_of_sums() -> list[str]:
+    torch._C._distributed_c10d._reset_fr_trace(backend="ft")
+    works = [dist.all_reduce(torch.ones(2, 3), async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    sums(2)
+    wait_until(lambda: torchs_states() == ["completed"] * 5, "that torch knows")
+    return torchs_states()
+
+
+def fails_before_torchs_eyes() -> list[str]:
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(2, 3), async_op=True)  # nobody joins in
+        abort("for torch")
+        assert failure_of(work.wait) is not None
+    else:
+        wait_until(lambda: backend().errored() is not None, "the abort")
+    return torchs_states()
+
+
+@torchs_own
+def test_torchs_own_recorder_hears_of_successes_and_of_failures(dumping: Dumping) -> None:
+    world = dumping.world(2)
+    assert world.run(torchs_states_of_sums) == [["completed"] * 5] * 2
+    states = values_of([world.start(rank, fails_before_torchs_eyes) for rank in (0, 1)])
+    assert states[0][:5] == ["completed"] * 5 and states[0][5] != "completed", states
+    dumping.files(2, ".json")
+    wait_until(lambda: (dumping.folder / "rank_0").exists(), "torch's own file")
 
 
 def test_json_is_for_programs(dumping: Dumping) -> None:

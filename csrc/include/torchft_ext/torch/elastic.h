@@ -9,7 +9,7 @@
 //   while (step < steps) {
 //     bool ok = computeGradients(group);                    // false: it threw a CommError
 //     const auto answer = job->agree(ok);
-//     if (answer.ok) optimizer.step(), ++step;              // on all members, or on none
+//     if (answer.ok) optimizer.step(), job->countSteps(++step);  // on all members, or on none
 //     if (job->isOver() || answer.changes()) view = job->recover(), bringUpToDate(view, group);
 //   }
 //
@@ -139,6 +139,10 @@ class Job {
   // member says that the run is over if the answer is ok; all learn that one said so.
   Answer agree(bool ok, const std::string& note = {}, Milliseconds timeout = Milliseconds(0),
                const Digest& digest = {}, bool last = false);
+  // So many steps have been committed, by the program's own count: for processes that ask how the
+  // job is (`python -m torchft_ext.elastic status`), which hear the last count and how fast it
+  // grew.
+  void countSteps(uint64_t committed);
   // The members have gone on, or are about to: recover().
   bool isOver() const;
   // Fails the generations of all managed groups, so that no member waits for this one.
